@@ -80,7 +80,6 @@ type Boot struct {
 type builder struct {
 	store    *cache.Store
 	progress *progress.Reporter
-	programs program.Builder
 }
 
 // Build makes a node's software from the checkout at root, for a flavour of the kernel.
@@ -96,11 +95,11 @@ func BuildRoot(ctx context.Context, root string, store *cache.Store, r *progress
 
 func build(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour, archive bool) (*Boot, error) {
 	b := &builder{store: store, progress: r}
-	b.programs = program.Builder{Root: root, Version: boot.Version, Store: store, Progress: r}
+	programs := program.Builder{Root: root, Version: boot.Version, Store: store, Progress: r}
 	r.Expect(stepKernel, guessKernel)
 	r.Expect(stepRootFS, guessRootFS)
 	r.Expect(stepInitramfs, guessInitramfs)
-	steps := []string{program.Init.Name, stepKernel, rootfs.Tools.Name, stepRootFS}
+	steps := []string{program.Name, stepKernel, rootfs.Tools.Name, stepRootFS}
 	if archive {
 		steps = append(steps, stepInitramfs)
 	}
@@ -111,7 +110,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		return nil, err
 	}
 	result := &Boot{Version: boot.Version}
-	if result.Init, err = b.programs.Build(ctx, program.Init); err != nil {
+	if result.Init, err = programs.Build(ctx); err != nil {
 		return nil, err
 	}
 	// The file, not the link: whoever links or copies it under the name sandbox has a program of that name.
@@ -167,7 +166,7 @@ func (b *builder) rootFS(ctx context.Context, src rootfs.Sources) (string, error
 	if err != nil {
 		return "", err
 	}
-	dir, err := b.step(ctx, stepRootFS, inputs, func(ctx context.Context, dir string) error {
+	dir, err := b.progress.Build(ctx, b.store, stepRootFS, inputs, func(ctx context.Context, dir string) error {
 		tree, err := os.MkdirTemp(dir, ".tree-")
 		if err != nil {
 			return err
@@ -189,7 +188,7 @@ func (b *builder) initramfs(ctx context.Context, contents initramfs.Contents) (s
 	}
 	// The name of the root filesystem's folder is its key: it stands for all that is in there, modules included.
 	inputs := append([]string{recipe, filepath.Base(filepath.Dir(contents.RootFS)), program}, initramfs.Modules...)
-	dir, err := b.step(ctx, stepInitramfs, inputs, func(ctx context.Context, dir string) error {
+	dir, err := b.progress.Build(ctx, b.store, stepInitramfs, inputs, func(ctx context.Context, dir string) error {
 		out, err := os.Create(filepath.Join(dir, "initramfs"))
 		if err != nil {
 			return err
@@ -234,15 +233,11 @@ func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, 
 	if differs := kernel.Differs(flavour, packages); differs != "" {
 		b.progress.Note(differs)
 	}
-	var inputs []string
-	for _, p := range packages {
-		inputs = append(inputs, p.Key())
-	}
-	inputs = append(inputs, string(flavour))
+	inputs := append(deb.Keys(packages), string(flavour))
 	for _, row := range kernel.Modules {
 		inputs = append(inputs, row.Names, string(row.Only), fmt.Sprint(row.Optional))
 	}
-	dir, err := b.step(ctx, stepKernel, inputs, func(ctx context.Context, dir string) error {
+	dir, err := b.progress.Build(ctx, b.store, stepKernel, inputs, func(ctx context.Context, dir string) error {
 		_, err := kernel.Fetch(ctx, lists, flavour, packages, dir)
 		return err
 	})
@@ -250,20 +245,4 @@ func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, 
 		return nil, err
 	}
 	return kernel.Open(dir)
-}
-
-// step runs a cached build and shows it to whoever waits.
-func (b *builder) step(ctx context.Context, name string, inputs []string, build func(context.Context, string) error) (string, error) {
-	hit := true
-	dir, err := b.store.Build(ctx, name, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := b.progress.Step(name)
-		err := build(ctx, dir)
-		done(err)
-		return err
-	})
-	if err == nil && hit {
-		b.progress.Cached(name)
-	}
-	return dir, err
 }

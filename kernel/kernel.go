@@ -50,11 +50,7 @@ var Tested = map[Flavour]string{
 
 // Differs tells how the packages differ from the tested ones; "" where they are the same.
 func Differs(flavour Flavour, packages []deb.Package) string {
-	var keys []string
-	for _, p := range packages {
-		keys = append(keys, p.Key())
-	}
-	if got := strings.Join(keys, " "); got != Tested[flavour] {
+	if got := strings.Join(deb.Keys(packages), " "); got != Tested[flavour] {
 		return fmt.Sprintf("the kernel is %s; this checkout was tested with %s", got, Tested[flavour])
 	}
 	return ""
@@ -126,10 +122,7 @@ func Fetch(ctx context.Context, lists deb.Lists, flavour Flavour, packages []deb
 	if err := lists.Fetch(ctx, unpacked, packages...); err != nil {
 		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)
 	}
-	k := &Kernel{Flavour: flavour, dir: dir}
-	for _, p := range packages {
-		k.Packages = append(k.Packages, p.Key())
-	}
+	k := &Kernel{Flavour: flavour, Packages: deb.Keys(packages), dir: dir}
 	if err := k.take(ctx, unpacked); err != nil {
 		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)
 	}
@@ -205,19 +198,19 @@ func pruneIndexes(modules string) error {
 
 // decompressor opens a module for reading as the kernel wants it: Debian compresses
 // modules with xz, other kernels in other ways.
-func decompressor(path string, file io.Reader) (io.Reader, func(), error) {
+func decompressor(path string, file io.Reader) (io.ReadCloser, error) {
 	switch filepath.Ext(path) {
 	case ".xz":
 		r, err := xz.NewReader(file)
-		return r, func() {}, err
+		return io.NopCloser(r), err
 	case ".zst":
 		r, err := zstd.NewReader(file)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		return r, r.Close, nil
+		return r.IOReadCloser(), nil
 	case ".ko":
-		return file, func() {}, nil
+		return io.NopCloser(file), nil
 	}
-	return nil, nil, fmt.Errorf("unknown module compression %q", filepath.Ext(path))
+	return nil, fmt.Errorf("unknown module compression %q", filepath.Ext(path))
 }

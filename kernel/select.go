@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,10 +71,7 @@ func Select(modulesDir string, flavour Flavour, table []Row) (*Selection, error)
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("select modules of %s for %s: %w", filepath.Base(modulesDir), flavour, errors.Join(missing...))
 	}
-	for file := range taken {
-		s.Files = append(s.Files, file)
-	}
-	slices.Sort(s.Files)
+	s.Files = slices.Sorted(maps.Keys(taken))
 	slices.Sort(s.Builtin)
 	s.Builtin = slices.Compact(s.Builtin)
 	return s, nil
@@ -106,13 +104,10 @@ func (s *Selection) copyOrder(dir string) error {
 	if err != nil {
 		return err
 	}
-	selected := make(map[string]bool, len(s.Files))
-	for _, name := range s.Names() {
-		selected[name] = true
-	}
+	selected := s.Names()
 	var kept strings.Builder
 	for line := range strings.Lines(string(data)) {
-		if selected[moduleName(strings.TrimSpace(line))] {
+		if slices.Contains(selected, moduleName(strings.TrimSpace(line))) {
 			kept.WriteString(line)
 		}
 	}
@@ -128,11 +123,11 @@ func copyModule(from, to string) error {
 		return err
 	}
 	defer in.Close()
-	plain, done, err := decompressor(from, in)
+	plain, err := decompressor(from, in)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer plain.Close()
 	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err

@@ -140,17 +140,17 @@ func TestDecompressor(t *testing.T) {
 		"a.ko.xz":  compressed(t, "module", func(w io.Writer) (io.WriteCloser, error) { return xz.NewWriter(w) }),
 		"a.ko.zst": compressed(t, "module", func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w) }),
 	} {
-		r, done, err := decompressor(name, strings.NewReader(file))
+		r, err := decompressor(name, strings.NewReader(file))
 		if err != nil {
 			t.Fatal(err)
 		}
 		got, err := io.ReadAll(r)
-		done()
+		r.Close()
 		if err != nil || string(got) != "module" {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}
-	if _, _, err := decompressor("a.ko.br", strings.NewReader("")); err == nil {
+	if _, err := decompressor("a.ko.br", strings.NewReader("")); err == nil {
 		t.Error("no error for an unknown compression")
 	}
 }

@@ -42,12 +42,12 @@ func openPorts(p Plan, d clusterDir, lan *network.LAN, log *slog.Logger) (_ *por
 	var trust func() *tls.Config
 	if len(servers) > 1 {
 		cluster := &Cluster{Plan: p, dir: d}
-		first, err := cluster.kubeAPI()
+		first, err := cluster.KubeAPI()
 		if err != nil {
 			return nil, err
 		}
 		trust = func() *tls.Config { // the user may replace the cluster's authorities, and the file
-			own, err := cluster.kubeAPI()
+			own, err := cluster.KubeAPI()
 			if err != nil {
 				own = first
 			}

@@ -399,7 +399,7 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 		for !r.Ready && r.Error == "" {
 			r = report{}
 			if decoder.Decode(&r) != nil {
-				r = report{Error: "the host process ended without a report: " + strings.TrimSpace(readLast(d.log(), logTail))}
+				r = report{Error: "the host process ended without a report: " + strings.TrimSpace(ReadLast(d.log(), logTail))}
 			}
 			if r.Step != "" {
 				o.say("%s", r.Step)

@@ -326,7 +326,7 @@ func TestContainerSwitches(t *testing.T) {
 		t.Fatal(err)
 	}
 	state(t, c, "off")
-	if text := readLast(c.Console(name), 100); !strings.HasSuffix(text, "powering off\n") {
+	if text := ReadLast(c.Console(name), 100); !strings.HasSuffix(text, "powering off\n") {
 		t.Errorf("console ends with %q", text)
 	}
 	again, err := Up(ctx, o) // starts what is off
@@ -340,7 +340,7 @@ func TestContainerSwitches(t *testing.T) {
 	first := make(chan error, 1)
 	go func() { first <- c.Off(ctx, name) }()
 	eventually.That(t, 10*time.Second, "the node is pressed", func() error {
-		if text := readLast(c.Console(name), 100); !strings.HasSuffix(text, "pressed once\n") {
+		if text := ReadLast(c.Console(name), 100); !strings.HasSuffix(text, "pressed once\n") {
 			return fmt.Errorf("console ends with %q", text)
 		}
 		return nil
@@ -349,7 +349,7 @@ func TestContainerSwitches(t *testing.T) {
 		t.Fatal(err)
 	}
 	state(t, c, "off")
-	if text := readLast(c.Console(name), 100); !strings.HasSuffix(text, "powering off\n") {
+	if text := ReadLast(c.Console(name), 100); !strings.HasSuffix(text, "powering off\n") {
 		t.Errorf("console ends with %q", text)
 	}
 	if err := c.On(ctx, name); err != nil {

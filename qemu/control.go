@@ -35,41 +35,27 @@ func (h *hostProcess) control() http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(all)
 	})
-	verbs := map[string]func(ctx context.Context, n *node) error{
-		"on":     func(ctx context.Context, n *node) error { return n.turnOn(ctx) },
-		"off":    func(_ context.Context, n *node) error { return n.powerOff(stopBudgetEmulated) },
-		"cut":    func(_ context.Context, n *node) error { return n.cut() },
-		"freeze": func(ctx context.Context, n *node) error { return n.freeze(ctx, true) },
-		"thaw":   func(ctx context.Context, n *node) error { return n.freeze(ctx, false) },
+	verbs := map[string]func(n *node, r *http.Request) error{
+		"on":     func(n *node, r *http.Request) error { return n.turnOn(r.Context()) },
+		"off":    func(n *node, _ *http.Request) error { return n.powerOff(stopBudgetEmulated) },
+		"cut":    func(n *node, _ *http.Request) error { return n.cut() },
+		"freeze": func(n *node, r *http.Request) error { return n.freeze(r.Context(), true) },
+		"thaw":   func(n *node, r *http.Request) error { return n.freeze(r.Context(), false) },
+		"network": func(n *node, r *http.Request) error {
+			to, err := parseConditions(r.URL.Query())
+			if err != nil {
+				return err
+			}
+			return h.setNetwork(n, to)
+		},
+		"clock": func(n *node, r *http.Request) error {
+			offset, err := time.ParseDuration(r.FormValue("offset"))
+			if err != nil {
+				return err
+			}
+			return h.setClock(n, offset)
+		},
 	}
-	mux.HandleFunc("POST /nodes/{name}/network", func(w http.ResponseWriter, r *http.Request) {
-		n, err := h.node(r.PathValue("name"))
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusNotFound)
-			return
-		}
-		to, err := parseConditions(r.URL.Query())
-		if err == nil {
-			err = h.setNetwork(n, to)
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusConflict)
-		}
-	})
-	mux.HandleFunc("POST /nodes/{name}/clock", func(w http.ResponseWriter, r *http.Request) {
-		n, err := h.node(r.PathValue("name"))
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusNotFound)
-			return
-		}
-		offset, err := time.ParseDuration(r.FormValue("offset"))
-		if err == nil {
-			err = h.setClock(n, offset)
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusConflict)
-		}
-	})
 	mux.HandleFunc("POST /nodes/{name}/{verb}", func(w http.ResponseWriter, r *http.Request) {
 		n, err := h.node(r.PathValue("name"))
 		if err != nil {
@@ -81,7 +67,7 @@ func (h *hostProcess) control() http.Handler {
 			http.Error(w, "no such verb: "+r.PathValue("verb"), http.StatusNotFound)
 			return
 		}
-		if err := do(r.Context(), n); errors.Is(err, errStopping) {
+		if err := do(n, r); errors.Is(err, errStopping) {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		} else if err != nil {
 			http.Error(w, err.Error(), http.StatusConflict)

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -149,7 +150,7 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		}
 		if choice.Name == QEMU {
 			n.ClockOffset = o.ClockOffset
-			n.CPUs, n.MemoryMiB, n.DiskGiB = or(o.CPUs, defaultCPUs), or(o.MemoryMiB, defaultMemoryMiB), or(o.DiskGiB, defaultDiskGiB)
+			n.CPUs, n.MemoryMiB, n.DiskGiB = cmp.Or(o.CPUs, defaultCPUs), cmp.Or(o.MemoryMiB, defaultMemoryMiB), cmp.Or(o.DiskGiB, defaultDiskGiB)
 			if i < len(o.Hardware) {
 				n.Hardware = o.Hardware[i]
 			}
@@ -161,7 +162,7 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 
 // check returns errors of the options before anything is made.
 func (o Options) check(choice Choice) error {
-	version := "v" + strings.TrimPrefix(or(o.KubernetesVersion, config.KubernetesVersion), "v")
+	version := "v" + strings.TrimPrefix(cmp.Or(o.KubernetesVersion, config.KubernetesVersion), "v")
 	switch {
 	case version != config.KubernetesVersion && !slices.Contains(o.Kubernetes, version) && len(o.Mirrors) == 0:
 		return fmt.Errorf("version %s of Kubernetes can't be built here: name a registry that has it as a mirror (--registry-mirror '*'=URL), or choose one of %s",
@@ -174,13 +175,13 @@ func (o Options) check(choice Choice) error {
 		return nil
 	case !o.WireGuard.Addr().Is4() || o.WireGuard != o.WireGuard.Masked() || o.WireGuard.Bits() > 30 || 1<<(32-o.WireGuard.Bits())-2 < o.nodes():
 		return fmt.Errorf("WireGuard's network %s: must be an IPv4 network such as 10.1.0.0/24, with room for %s", o.WireGuard, counted(o.controlPlanes(), o.Workers))
-	case o.WireGuard.Overlaps(or(o.Network, defaultNetwork)):
-		return fmt.Errorf("WireGuard's network %s has addresses of the nodes' network %s", o.WireGuard, or(o.Network, defaultNetwork))
+	case o.WireGuard.Overlaps(cmp.Or(o.Network, defaultNetwork)):
+		return fmt.Errorf("WireGuard's network %s has addresses of the nodes' network %s", o.WireGuard, cmp.Or(o.Network, defaultNetwork))
 	}
 	return nil
 }
 
-func (o Options) controlPlanes() int { return or(o.ControlPlanes, 1) }
+func (o Options) controlPlanes() int { return cmp.Or(o.ControlPlanes, 1) }
 
 func (o Options) nodes() int { return o.controlPlanes() + o.Workers }
 
@@ -193,7 +194,7 @@ func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 	if o.Later < 0 || o.Later >= o.controlPlanes() {
 		return nil, netip.Prefix{}, fmt.Errorf("of %d control planes %d can't be turned on later: one must start the cluster", o.controlPlanes(), o.Later)
 	}
-	prefix := or(o.Network, defaultNetwork)
+	prefix := cmp.Or(o.Network, defaultNetwork)
 	if !prefix.Addr().Is4() || prefix != prefix.Masked() {
 		return nil, prefix, fmt.Errorf("network %s: must be an IPv4 network, such as %s", prefix, defaultNetwork)
 	}
@@ -225,12 +226,4 @@ func counted(controlPlanes, workers int) string {
 		return fmt.Sprintf("%d %ss", n, what)
 	}
 	return plural(controlPlanes, "control plane") + " and " + plural(workers, "worker")
-}
-
-func or[T comparable](value, otherwise T) T {
-	var none T
-	if value == none {
-		return otherwise
-	}
-	return value
 }

@@ -70,12 +70,7 @@ func Stop(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	release, err := waitFor(ctx, name, func() {})
-	if err != nil {
-		return err
-	}
-	defer release()
-	return stopHost(ctx, c.dir, c.stopBudget())
+	return alone(ctx, name, func() error { return stopHost(ctx, c.dir, c.stopBudget()) })
 }
 
 // Down removes a cluster and all its files and processes, also one that was killed in any
@@ -85,12 +80,17 @@ func Down(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	return alone(ctx, name, func() error { return remove(ctx, d) })
+}
+
+// alone does something with a cluster while no other command works on it.
+func alone(ctx context.Context, name string, do func() error) error {
 	release, err := waitFor(ctx, name, func() {})
 	if err != nil {
 		return err
 	}
 	defer release()
-	return remove(ctx, d)
+	return do()
 }
 
 // remove is Down without waiting for other commands. The nodes' power is cut, because their

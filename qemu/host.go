@@ -258,8 +258,8 @@ func (h *hostProcess) node(name string) (*node, error) {
 	return nil, fmt.Errorf("cluster %s has no node %q", h.plan.Name, name)
 }
 
-// readLast returns the end of a file, for messages.
-func readLast(path string, size int64) string {
+// ReadLast returns the end of a file, for messages; "" if it can't be read.
+func ReadLast(path string, size int64) string {
 	f, err := os.Open(path)
 	if err != nil {
 		return ""

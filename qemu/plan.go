@@ -67,13 +67,7 @@ type Plan struct {
 }
 
 func (p Plan) controlPlanes() []Node {
-	var all []Node
-	for _, n := range p.Nodes {
-		if n.Type != "worker" {
-			all = append(all, n)
-		}
-	}
-	return all
+	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.Type == "worker" })
 }
 
 // atOnce are the nodes that are turned on together with the cluster.

@@ -15,9 +15,10 @@ import (
 	"strings"
 	"testing"
 
+	"net/netip"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"net/netip"
 )
 
 func TestClusterNames(t *testing.T) {

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"gopkg.in/yaml.v3"
 )
 
@@ -45,7 +47,7 @@ type Milestone struct {
 // runs. It calls reached for each milestone, and waiting after each attempt with what is
 // still missing. Both may be nil. It returns an error when the cluster ends.
 func (c *Cluster) WaitReady(ctx context.Context, reached func(Milestone), waiting func(error)) error {
-	api, err := c.kubeAPI()
+	api, err := c.KubeAPI()
 	if err != nil {
 		return err
 	}
@@ -112,33 +114,21 @@ func (c *Cluster) Chart(node string) string {
 	return c.dir.chart(node)
 }
 
-// kubeAPI is a client of the Kubernetes API with the cluster's own kubeconfig.
-type kubeAPI struct {
+// KubeAPI is a client of the Kubernetes API, as an administrator, with the cluster's own
+// kubeconfig.
+type KubeAPI struct {
 	server string
 	trust  *tls.Config
 	client *http.Client
 }
 
-// kubeAPI reads the kubeconfig that create wrote.
-func (c *Cluster) kubeAPI() (*kubeAPI, error) {
+// KubeAPI reads the kubeconfig that create wrote.
+func (c *Cluster) KubeAPI() (*KubeAPI, error) {
 	data, err := os.ReadFile(c.Kubeconfig())
 	if err != nil {
 		return nil, err
 	}
-	var k struct {
-		Clusters []struct {
-			Cluster struct {
-				Server string `yaml:"server"`
-				CA     string `yaml:"certificate-authority-data"`
-			} `yaml:"cluster"`
-		} `yaml:"clusters"`
-		Users []struct {
-			User struct {
-				Cert string `yaml:"client-certificate-data"`
-				Key  string `yaml:"client-key-data"`
-			} `yaml:"user"`
-		} `yaml:"users"`
-	}
+	var k config.Kubeconfig
 	if err := yaml.Unmarshal(data, &k); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Kubeconfig(), err)
 	}
@@ -146,7 +136,7 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 		return nil, fmt.Errorf("%s: no cluster or no user in it", c.Kubeconfig())
 	}
 	var decoded [3][]byte
-	for i, text := range []string{k.Clusters[0].Cluster.CA, k.Users[0].User.Cert, k.Users[0].User.Key} {
+	for i, text := range []string{k.Clusters[0].Cluster.CA, k.Users[0].User.Crt, k.Users[0].User.Key} {
 		if decoded[i], err = base64.StdEncoding.DecodeString(text); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.Kubeconfig(), err)
 		}
@@ -158,7 +148,7 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(decoded[0])
 	trust := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}
-	return &kubeAPI{
+	return &KubeAPI{
 		server: k.Clusters[0].Cluster.Server,
 		trust:  trust,
 		client: &http.Client{
@@ -170,45 +160,40 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	}, nil
 }
 
-// KubeClient returns a client of the Kubernetes API, as an administrator, and the URL of the
-// server. A request may take as long as the server of a cluster that starts needs.
-func (c *Cluster) KubeClient() (server string, client *http.Client, err error) {
-	api, err := c.kubeAPI()
+// Request sends a request, and returns the answer and its body. It may take as long as the
+// server of a cluster that starts needs.
+func (a *KubeAPI) Request(ctx context.Context, method, path string, header http.Header, body []byte) (*http.Response, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, a.server+path, bytes.NewReader(body))
 	if err != nil {
-		return "", nil, err
+		return nil, nil, err
 	}
-	return api.server, api.client, nil
-}
-
-func (a *kubeAPI) get(ctx context.Context, path string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path, nil)
-	if err != nil {
-		return nil, err
-	}
+	req.Header = header
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	return resp, answer, err
+}
+
+// get reads an answer in JSON into to; nil: only the status counts.
+func (a *KubeAPI) get(ctx context.Context, path string, to any) error {
+	resp, body, err := a.Request(ctx, http.MethodGet, path, http.Header{}, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, firstLine(string(body)))
+		firstLine, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
+		return fmt.Errorf("%s: %s: %s", path, resp.Status, firstLine)
 	}
-	return body, nil
+	if to == nil {
+		return nil
+	}
+	return json.Unmarshal(body, to)
 }
 
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
-	return line
-}
-
-func (a *kubeAPI) answers(ctx context.Context) error {
-	_, err := a.get(ctx, "/readyz")
-	return err
-}
+func (a *KubeAPI) answers(ctx context.Context) error { return a.get(ctx, "/readyz", nil) }
 
 // condition is a condition of a node or a deployment, as in the Kubernetes API.
 type condition struct{ Type, Status, Message string }
@@ -227,18 +212,14 @@ func holds(conditions []condition, want string) error {
 	return fmt.Errorf("not %s", want)
 }
 
-func (a *kubeAPI) nodesReady(ctx context.Context, count int) error {
-	body, err := a.get(ctx, "/api/v1/nodes")
-	if err != nil {
-		return err
-	}
+func (a *KubeAPI) nodesReady(ctx context.Context, count int) error {
 	var list struct {
 		Items []struct {
 			Metadata struct{ Name string }
 			Status   struct{ Conditions []condition }
 		}
 	}
-	if err := json.Unmarshal(body, &list); err != nil {
+	if err := a.get(ctx, "/api/v1/nodes", &list); err != nil {
 		return err
 	}
 	if len(list.Items) < count {
@@ -253,15 +234,11 @@ func (a *kubeAPI) nodesReady(ctx context.Context, count int) error {
 	return errors.Join(unready...)
 }
 
-func (a *kubeAPI) dnsReady(ctx context.Context) error {
-	body, err := a.get(ctx, "/apis/apps/v1/namespaces/kube-system/deployments/coredns")
-	if err != nil {
-		return err
-	}
+func (a *KubeAPI) dnsReady(ctx context.Context) error {
 	var deployment struct {
 		Status struct{ Conditions []condition }
 	}
-	if err := json.Unmarshal(body, &deployment); err != nil {
+	if err := a.get(ctx, "/apis/apps/v1/namespaces/kube-system/deployments/coredns", &deployment); err != nil {
 		return err
 	}
 	if err := holds(deployment.Status.Conditions, "Available"); err != nil {

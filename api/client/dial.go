@@ -217,6 +217,31 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 	return client, nil
 }
 
+// Unary sends a request with a method of a client, and returns the message of the answer.
+func Unary[Q, M any](ctx context.Context, method func(context.Context, *connect.Request[Q]) (*connect.Response[M], error), request *Q) (*M, error) {
+	response, err := method(ctx, connect.NewRequest(request))
+	if err != nil {
+		return nil, err
+	}
+	return response.Msg, nil
+}
+
+// Receive sends a request with a method of a client, and calls each for all messages of the
+// stream that it returns.
+func Receive[Q, M any](ctx context.Context, method func(context.Context, *connect.Request[Q]) (*connect.ServerStreamForClient[M], error), request *Q, each func(*M) error) error {
+	stream, err := method(ctx, connect.NewRequest(request))
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if err := each(stream.Msg()); err != nil {
+			return err
+		}
+	}
+	return stream.Err()
+}
+
 // Address parses a node as the user gives it: a name or an address, with or without a
 // port. host must be in the certificate.
 func Address(node string) (host, address string, err error) {

@@ -26,13 +26,18 @@ func tryLock(path string, how int) (*os.File, error) {
 		return nil, err
 	}
 	// The file may have been removed with a pruned result between our open and our lock; then we hold a lock that nobody else will see.
-	here, errHere := f.Stat()
-	there, errThere := os.Stat(path)
-	if errHere != nil || errThere != nil || !os.SameFile(here, there) {
+	if !isAt(f, path) {
 		f.Close()
 		return nil, nil
 	}
 	return f, nil
+}
+
+// isAt reports whether a path still leads to a file that is open.
+func isAt(f *os.File, path string) bool {
+	here, errHere := f.Stat()
+	there, errThere := os.Stat(path)
+	return errHere == nil && errThere == nil && os.SameFile(here, there)
 }
 
 func flock(f *os.File, how int) (bool, error) {
@@ -65,9 +70,7 @@ func claim(path string) (bool, error) {
 	claims.Lock()
 	defer claims.Unlock()
 	if held := claims.files[path]; held != nil {
-		here, errHere := held.Stat()
-		there, errThere := os.Stat(path)
-		if errHere == nil && errThere == nil && os.SameFile(here, there) {
+		if isAt(held, path) {
 			return true, nil
 		}
 		held.Close() // the whole cache was removed and came back: our lock is on a file that is gone

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -29,22 +30,6 @@ type Builder struct {
 	Root     string // the checkout: the directory with the main go.mod
 	Store    *cache.Store
 	Progress *progress.Reporter // may be nil
-}
-
-// FindRoot is the checkout that dir is in: the directory above it that has this package's table.
-func FindRoot(dir string) (string, error) {
-	abs, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
-	}
-	for at := abs; ; at = filepath.Dir(at) {
-		if _, err := os.Stat(filepath.Join(at, "image", "components", "components.go")); err == nil {
-			return at, nil
-		}
-		if at == filepath.Dir(at) {
-			return "", fmt.Errorf("%s is not inside a checkout of Garboard: no directory above it has image/components", abs)
-		}
-	}
 }
 
 // Build builds one component after the other: the Go compiler uses all cores by itself.
@@ -80,18 +65,7 @@ func (b *Builder) component(ctx context.Context, c Component) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	hit := true
-	dir, err := b.Store.Build(ctx, c.Name, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := b.Progress.Step(c.Name)
-		err := compile(ctx, c, b.Root, module, dir)
-		done(err)
-		return err
-	})
-	if err == nil && hit {
-		b.Progress.Cached(c.Name)
-	}
-	return dir, err
+	return b.Progress.Build(ctx, b.Store, c.Name, inputs, func(ctx context.Context, dir string) error { return compile(ctx, c, b.Root, module, dir) })
 }
 
 // inputs is everything that decides how a component's binaries come out.
@@ -134,12 +108,7 @@ func (b *Builder) inputs(ctx context.Context, c Component, module string) ([]str
 }
 
 func (c Component) usesC() bool {
-	for _, p := range c.Programs {
-		if p.Static {
-			return true
-		}
-	}
-	return c.C != ""
+	return c.C != "" || slices.ContainsFunc(c.Programs, func(p Program) bool { return p.Static })
 }
 
 // cToolchain identifies the C compiler and the libraries that get linked in.
@@ -185,9 +154,6 @@ func compile(ctx context.Context, c Component, root, module, dir string) error {
 	defer os.RemoveAll(work)
 	if len(c.Fold) > 0 {
 		folded := filepath.Join(work, "folded")
-		if err := os.Mkdir(folded, 0o755); err != nil {
-			return err
-		}
 		if err := fold(ctx, module, c.Fold, folded); err != nil {
 			return fmt.Errorf("fold programs into one: %w", err)
 		}
@@ -195,9 +161,6 @@ func compile(ctx context.Context, c Component, root, module, dir string) error {
 	}
 	if len(c.Graft) > 0 {
 		grafted := filepath.Join(work, "grafted")
-		if err := os.Mkdir(grafted, 0o755); err != nil {
-			return err
-		}
 		if err := graft(ctx, root, module, c.Programs[0].Package, c.Graft, grafted); err != nil {
 			return fmt.Errorf("graft programs of ours: %w", err)
 		}

@@ -18,7 +18,7 @@ import (
 // root is the checkout that this test is in.
 func root(t *testing.T) string {
 	t.Helper()
-	dir, err := FindRoot(".")
+	dir, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,13 +146,10 @@ func TestTableIsComplete(t *testing.T) {
 	}
 }
 
-func TestUnknownComponentAndNoCheckout(t *testing.T) {
+func TestUnknownComponent(t *testing.T) {
 	b := &Builder{Root: root(t), Store: &cache.Store{Dir: t.TempDir()}}
 	if _, err := b.Build(t.Context(), "kubernets"); err == nil || !strings.Contains(err.Error(), "kubernetes") {
 		t.Errorf("error doesn't say which names there are: %v", err)
-	}
-	if _, err := FindRoot(t.TempDir()); err == nil {
-		t.Error("found a checkout in an empty directory")
 	}
 }
 

@@ -25,20 +25,26 @@ func fold(ctx context.Context, module string, packages []string, dir string) err
 	if err != nil {
 		return err
 	}
+	return copyPrograms(ctx, module, packages, dir, strings.TrimSpace(self), filepath.Join(dir, "main.go"), foldedMain)
+}
+
+// copyPrograms copies packages main to folders in dir, which are imported from base, and writes a file with a main that calls them by their
+// names.
+func copyPrograms(ctx context.Context, module string, packages []string, dir, base, file, main string) error {
 	var imports, cases strings.Builder
 	for i, pkg := range packages {
 		name := path.Base(pkg)
 		if err := copyProgram(ctx, module, pkg, filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("%s: %w", pkg, err)
 		}
-		fmt.Fprintf(&imports, "\tp%d %q\n", i, strings.TrimSpace(self)+"/"+name)
+		fmt.Fprintf(&imports, "\tp%d %q\n", i, base+"/"+name)
 		fmt.Fprintf(&cases, "\tcase %q:\n\t\tp%d.Main()\n", name, i)
 	}
-	source, err := format.Source(fmt.Appendf(nil, foldedMain, imports.String(), cases.String()))
+	source, err := format.Source(fmt.Appendf(nil, main, imports.String(), cases.String()))
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "main.go"), source, 0o644)
+	return os.WriteFile(file, source, 0o644)
 }
 
 const foldedMain = `package main
@@ -68,6 +74,9 @@ var (
 
 // copyModule copies what pins the versions of a module, with a text at the end of go.mod.
 func copyModule(module, dir, more string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
 	for name, end := range map[string]string{"go.mod": more, "go.sum": ""} {
 		content, err := os.ReadFile(filepath.Join(module, name))
 		if err != nil {
@@ -80,42 +89,36 @@ func copyModule(module, dir, more string) error {
 	return nil
 }
 
-// program is the Go files of a package main that count on this platform.
-type program struct {
-	Dir     string
-	GoFiles []string
-}
-
-func (p program) paths() []string {
-	paths := make([]string, len(p.GoFiles))
-	for i, file := range p.GoFiles {
-		paths[i] = filepath.Join(p.Dir, file)
-	}
-	return paths
-}
-
-func listProgram(ctx context.Context, module, pkg string) (found program, err error) {
+// sources lists the Go files of a package main that count on this platform.
+func sources(ctx context.Context, module, pkg string) ([]string, error) {
 	out, err := output(ctx, module, append([]string{"CGO_ENABLED=0"}, goEnvironment...), "go", "list", "-mod=readonly", "-json=Dir,GoFiles", pkg)
 	if err != nil {
-		return found, err
+		return nil, err
+	}
+	var found struct {
+		Dir     string
+		GoFiles []string
 	}
 	if err := json.Unmarshal([]byte(out), &found); err != nil {
-		return found, fmt.Errorf("read what go list says: %w", err)
+		return nil, fmt.Errorf("read what go list says: %w", err)
 	}
-	return found, nil
+	for i, file := range found.GoFiles {
+		found.GoFiles[i] = filepath.Join(found.Dir, file)
+	}
+	return found.GoFiles, nil
 }
 
 // copyProgram copies a package main, to be imported.
 func copyProgram(ctx context.Context, module, pkg, dir string) error {
-	found, err := listProgram(ctx, module, pkg)
+	files, err := sources(ctx, module, pkg)
 	if err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	mains := 0
-	for _, path := range found.paths() {
+	for _, path := range files {
 		source, err := os.ReadFile(path)
 		if err != nil {
 			return err

@@ -4,11 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"go/format"
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
 
 	"github.com/garboard-os/garboard/image/cache"
 )
@@ -43,24 +41,11 @@ func graft(ctx context.Context, root, module, host string, packages []string, di
 	if err := renameMain(main); err != nil {
 		return fmt.Errorf("%s: %w", host, err)
 	}
-	var imports, cases strings.Builder
+	ours := make([]string, len(packages))
 	for i, pkg := range packages {
-		name := path.Base(pkg)
-		place := filepath.Join(main, graftedDir, name)
-		if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {
-			return err
-		}
-		if err := copyProgram(ctx, root, "./"+pkg, place); err != nil {
-			return fmt.Errorf("%s: %w", pkg, err)
-		}
-		fmt.Fprintf(&imports, "\tp%d %q\n", i, path.Join(host, graftedDir, name))
-		fmt.Fprintf(&cases, "\tcase %q:\n\t\tp%d.Main()\n", name, i)
+		ours[i] = "./" + pkg
 	}
-	source, err := format.Source(fmt.Appendf(nil, graftedMain, imports.String(), cases.String()))
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(main, "main_"+graftedDir+".go"), source, 0o644); err != nil {
+	if err := copyPrograms(ctx, root, ours, filepath.Join(main, graftedDir), path.Join(host, graftedDir), filepath.Join(main, "main_"+graftedDir+".go"), graftedMain); err != nil {
 		return err
 	}
 	return copyModule(module, dir, fmt.Sprintf("\nreplace %s => ./%s\n", found.Module.Path, copied))
@@ -115,11 +100,11 @@ func renameMain(dir string) error {
 func graftInputs(ctx context.Context, root string, packages []string) ([]string, error) {
 	var inputs []string
 	for _, pkg := range packages {
-		program, err := listProgram(ctx, root, "./"+pkg)
+		files, err := sources(ctx, root, "./"+pkg)
 		if err != nil {
 			return nil, err
 		}
-		hash, err := cache.HashTree(program.paths()...)
+		hash, err := cache.HashTree(files...)
 		if err != nil {
 			return nil, err
 		}

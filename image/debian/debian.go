@@ -67,12 +67,7 @@ func Lists(ctx context.Context, store *cache.Store, r *progress.Reporter) (deb.L
 	for _, flavour := range kernel.Flavours {
 		inputs = append(inputs, kernel.Tested[flavour])
 	}
-	dir, err := store.Build(ctx, stepLists, inputs, func(ctx context.Context, dir string) error {
-		done := r.Step(stepLists)
-		_, err := deb.Update(ctx, dir)
-		done(err)
-		return err
-	})
+	dir, err := r.Build(ctx, store, stepLists, inputs, deb.Update)
 	return deb.Lists{Dir: dir}, err
 }
 
@@ -88,25 +83,11 @@ func (s Set) Build(ctx context.Context, store *cache.Store, r *progress.Reporter
 	if err != nil {
 		return "", fmt.Errorf("find the packages of %s: %w", s.Name, err)
 	}
-	inputs := []string{recipe, s.Tree, s.Authorities}
-	for _, p := range packages {
-		inputs = append(inputs, p.Key())
-	}
+	inputs := append([]string{recipe, s.Tree, s.Authorities}, deb.Keys(packages)...)
 	for _, t := range s.Tools {
 		inputs = append(inputs, t.Package, t.Name, strings.Join(t.Links, " "))
 	}
-	hit := true
-	dir, err := store.Build(ctx, s.Name, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := r.Step(s.Name)
-		err := s.fetch(ctx, lists, packages, dir)
-		done(err)
-		return err
-	})
-	if err == nil && hit {
-		r.Cached(s.Name)
-	}
-	return dir, err
+	return r.Build(ctx, store, s.Name, inputs, func(ctx context.Context, dir string) error { return s.fetch(ctx, lists, packages, dir) })
 }
 
 // resolve finds the packages of the tools and of the libraries that they depend on.
@@ -157,12 +138,9 @@ func (s Set) fetch(ctx context.Context, lists deb.Lists, packages []deb.Package,
 const PackagesFolder = "/usr/share/garboard/packages"
 
 func writeKeys(path string, packages []deb.Package) error {
-	var keys strings.Builder
-	for _, p := range packages {
-		fmt.Fprintln(&keys, p.Key())
-	}
+	keys := strings.Join(deb.Keys(packages), "\n") + "\n"
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(path, []byte(keys.String()), 0o644)
+	return os.WriteFile(path, []byte(keys), 0o644)
 }

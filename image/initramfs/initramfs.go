@@ -17,6 +17,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,32 +57,38 @@ const (
 var directories = []string{"dev", "proc", "sys", "run", "root", "usr", "usr/lib", "usr/lib/modules"}
 
 // Write writes the archive for c.
-func Write(ctx context.Context, w io.Writer, c Contents) error {
+func Write(ctx context.Context, w io.Writer, c Contents) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write initramfs: %w", err)
+		}
+	}()
 	small, err := smallFiles(c)
 	if err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+		return err
 	}
-	counted := &counter{w: w}
-	if err := writeCompressed(ctx, counted, small); err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+	first, err := compressed(ctx, small)
+	if err != nil {
+		return err
 	}
-	if err := counted.align(); err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+	// The kernel skips zeros between segments.
+	padding := (alignment - len(first)%alignment) % alignment
+	if _, err := w.Write(append(first, make([]byte, padding)...)); err != nil {
+		return err
 	}
-
 	rootfs, err := os.Open(c.RootFS)
 	if err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+		return err
 	}
 	defer rootfs.Close()
-	record, err := file(RootFSName, rootfs, 0o400)
+	stat, err := rootfs.Stat()
 	if err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+		return err
 	}
-	if err := writeSegment(counted, []cpio.Record{record}); err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
-	}
-	return counted.align()
+	// It is read while it is written.
+	record := cpio.StaticFile(RootFSName, "", 0o400)
+	record.ReaderAt, record.FileSize = rootfs, uint64(stat.Size())
+	return writeSegment(w, []cpio.Record{record})
 }
 
 // smallFiles lists the compressed segment.
@@ -142,12 +149,7 @@ func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
 	folders := map[string]bool{base: true}
 	var files []cpio.Record
 	var dep strings.Builder
-	paths := make([]string, 0, len(taken))
-	for path := range taken {
-		paths = append(paths, path)
-	}
-	slices.Sort(paths)
-	for _, path := range paths {
+	for _, path := range slices.Sorted(maps.Keys(taken)) {
 		dep.WriteString(lines[path])
 		for parent := filepath.Dir(path); parent != "."; parent = filepath.Dir(parent) {
 			folders[filepath.Join(base, parent)] = true
@@ -166,11 +168,9 @@ func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
 	files = append(files, builtin)
 
 	var records []cpio.Record
-	for folder := range folders {
+	for _, folder := range slices.Sorted(maps.Keys(folders)) { // parents sort before their children
 		records = append(records, cpio.Directory(folder, 0o755))
 	}
-	// Parents sort before their children.
-	slices.SortFunc(records, func(a, b cpio.Record) int { return strings.Compare(a.Name, b.Name) })
 	return append(records, files...), nil
 }
 
@@ -183,19 +183,7 @@ func contents(name, path string, perm uint64) (cpio.Record, error) {
 	return cpio.StaticFile(name, string(data), perm), nil
 }
 
-// file is a record that is read while it is written.
-func file(name string, f *os.File, perm uint64) (cpio.Record, error) {
-	stat, err := f.Stat()
-	if err != nil {
-		return cpio.Record{}, err
-	}
-	record := cpio.StaticFile(name, "", perm)
-	record.ReaderAt = f
-	record.FileSize = uint64(stat.Size())
-	return record, nil
-}
-
-// writeSegment writes one complete cpio archive.
+// writeSegment writes one complete cpio archive. Its length is a multiple of alignment.
 func writeSegment(w io.Writer, records []cpio.Record) error {
 	cpio.MakeAllReproducible(records)
 	for i := range records {
@@ -209,35 +197,17 @@ func writeSegment(w io.Writer, records []cpio.Record) error {
 	return cpio.WriteTrailer(archive)
 }
 
-// writeCompressed writes one archive through zstd. One thread: how many there are shows in the output.
-func writeCompressed(ctx context.Context, w io.Writer, records []cpio.Record) error {
+// compressed is one archive, through zstd. One thread: how many there are shows in the output.
+func compressed(ctx context.Context, records []cpio.Record) ([]byte, error) {
 	var archive, complaints bytes.Buffer
 	if err := writeSegment(&archive, records); err != nil {
-		return err
+		return nil, err
 	}
 	compressor := exec.CommandContext(ctx, "zstd", level, "--single-thread", "--quiet", "--stdout")
-	compressor.Stdin, compressor.Stdout, compressor.Stderr = &archive, w, &complaints
-	if err := compressor.Run(); err != nil {
-		return fmt.Errorf("%s: %w: %s", compressor, err, bytes.TrimSpace(complaints.Bytes()))
+	compressor.Stdin, compressor.Stderr = &archive, &complaints
+	out, err := compressor.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", compressor, err, bytes.TrimSpace(complaints.Bytes()))
 	}
-	return nil
-}
-
-// counter counts what passes, so that the next segment can be aligned.
-type counter struct {
-	w io.Writer
-	n int64
-}
-
-func (c *counter) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	return n, err
-}
-
-// align pads with zeros, which the kernel skips between segments.
-func (c *counter) align() error {
-	padding := (alignment - c.n%alignment) % alignment
-	_, err := io.Copy(c, bytes.NewReader(make([]byte, padding)))
-	return err
+	return out, nil
 }

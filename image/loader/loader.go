@@ -103,19 +103,9 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 	for _, m := range modules {
 		inputs = append(inputs, m.name)
 	}
-	hit := true
-	dir, err := store.Build(ctx, step, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := r.Step(step)
-		err := makeAll(ctx, from, dir)
-		done(err)
-		return err
-	})
+	dir, err := r.Build(ctx, store, step, inputs, func(ctx context.Context, dir string) error { return makeAll(ctx, from, dir) })
 	if err != nil {
 		return Loader{}, err
-	}
-	if hit {
-		r.Cached(step)
 	}
 	l := Loader{Disk: filepath.Join(dir, disk)}
 	for _, f := range []struct {
@@ -131,15 +121,11 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 
 // makeAll makes GRUB's programs, and the folder for disks.
 func makeAll(ctx context.Context, from, dir string) (err error) {
-	config, err := os.CreateTemp(dir, ".early-*")
-	if err != nil {
+	config := filepath.Join(dir, ".early.cfg")
+	if err := os.WriteFile(config, []byte(early), 0o600); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.Remove(config.Name())) }()
-	_, err = config.WriteString(early)
-	if err = errors.Join(err, config.Close()); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, os.Remove(config)) }()
 	if err := os.Mkdir(filepath.Join(dir, disk), 0o755); err != nil {
 		return err
 	}
@@ -153,7 +139,7 @@ func makeAll(ctx context.Context, from, dir string) (err error) {
 		}
 	}
 	return errors.Join(
-		mkimage(ctx, from, filepath.Join(dir, bios), "--format=i386-pc-eltorito", "--prefix=/", "--config="+config.Name()),
+		mkimage(ctx, from, filepath.Join(dir, bios), "--format=i386-pc-eltorito", "--prefix=/", "--config="+config),
 		mkimage(ctx, from, filepath.Join(dir, disk, esp.GRUBProgram), "--format=i386-pc", "--prefix="+diskPrefix),
 	)
 }

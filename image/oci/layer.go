@@ -10,11 +10,11 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/image/rootfs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/klauspost/compress/zstd"
@@ -45,20 +45,12 @@ func (t tree) expand() (tree, error) {
 			full[at] = e
 			continue
 		}
-		err := filepath.WalkDir(e.from, func(name string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() {
-				return err
-			}
-			relative, err := filepath.Rel(e.from, name)
-			if err != nil {
-				return err
-			}
-			found, err := entryOf(name, d)
-			full[path.Join(at, filepath.ToSlash(relative))] = found
-			return err
-		})
+		found, err := rootfs.CopyOf(e.from, at)
 		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", e.from, err)
+			return nil, err
+		}
+		for _, f := range found {
+			full[f.Path] = entry{mode: f.Mode, text: f.Text, from: f.From}
 		}
 	}
 	for name := range maps.Clone(full) {
@@ -69,23 +61,6 @@ func (t tree) expand() (tree, error) {
 		}
 	}
 	return full, nil
-}
-
-func entryOf(name string, d fs.DirEntry) (entry, error) {
-	info, err := d.Info()
-	if err != nil {
-		return entry{}, err
-	}
-	switch {
-	case info.Mode()&fs.ModeSymlink != 0:
-		target, err := os.Readlink(name)
-		return link(target), err
-	case !info.Mode().IsRegular():
-		return entry{}, fmt.Errorf("%s is neither file nor link", name)
-	case info.Mode()&0o100 != 0: // whether it is executable is all that a umask leaves alone
-		return copyOf(name, 0o755), nil
-	}
-	return copyOf(name, 0o644), nil
 }
 
 // writeTar writes the tree as an archive that depends on nothing but the files' names, contents and modes: sorted, owned by root, at the epoch.

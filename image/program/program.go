@@ -1,4 +1,4 @@
-// Package program builds the programs of this repository that go into an image: PID 1. (The sandbox is grafted on a component: see image/components.)
+// Package program builds the program of this repository that goes into an image: PID 1. (The sandbox is grafted on a component: see image/components.)
 //
 // A result is cached under what decides its bytes: the files of the packages that it imports from here, the versions of the modules that
 // it imports from elsewhere, the flags and the toolchain. An edit of a test, or of a package that the program doesn't import, builds nothing.
@@ -30,20 +30,16 @@ const (
 	versionVariable = "github.com/garboard-os/garboard/boot.Version"
 )
 
-// Program is one of ours.
-type Program struct {
-	// Name is the name of the file, and of the step that people see.
-	Name string
-	// Package is relative to the root of the repository.
-	Package string
-	// Guess is how long two cores take with nothing cached.
-	Guess time.Duration
-}
+// Name is the name of the file, and of the step that people see.
+const Name = "init"
 
-// Init is PID 1.
-var Init = Program{Name: "init", Package: "./init", Guess: time.Minute}
+const (
+	initPackage = "./init"
+	// guess is how long two cores take with nothing cached.
+	guess = time.Minute
+)
 
-// Builder builds programs out of a checkout.
+// Builder builds PID 1 out of a checkout.
 type Builder struct {
 	// Root is the folder with go.mod.
 	Root string
@@ -54,32 +50,22 @@ type Builder struct {
 }
 
 // Build gives back the path of the built program.
-func (b *Builder) Build(ctx context.Context, p Program) (string, error) {
-	b.Progress.Expect(p.Name, p.Guess)
-	inputs, err := b.inputs(ctx, p)
+func (b *Builder) Build(ctx context.Context) (string, error) {
+	b.Progress.Expect(Name, guess)
+	inputs, err := b.inputs(ctx)
 	if err != nil {
-		return "", fmt.Errorf("build %s: %w", p.Name, err)
+		return "", fmt.Errorf("build %s: %w", Name, err)
 	}
-	hit := true
-	dir, err := b.Store.Build(ctx, p.Name, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := b.Progress.Step(p.Name)
-		_, err := b.golang(ctx, p, append([]string{"build", "-o", filepath.Join(dir, p.Name)}, p.arguments(b.Version)...)...)
-		done(err)
+	dir, err := b.Progress.Build(ctx, b.Store, Name, inputs, func(ctx context.Context, dir string) error {
+		_, err := b.golang(ctx, append([]string{"build", "-o", filepath.Join(dir, Name)}, b.arguments()...)...)
 		return err
 	})
-	if err != nil {
-		return "", err
-	}
-	if hit {
-		b.Progress.Cached(p.Name)
-	}
-	return filepath.Join(dir, p.Name), nil
+	return filepath.Join(dir, Name), err
 }
 
-func (p Program) arguments(version string) []string {
-	linker := "-s -w -buildid= -X " + versionVariable + "=" + version
-	return []string{"-trimpath", "-buildvcs=false", "-mod=readonly", tags, "-ldflags=" + linker, p.Package}
+func (b *Builder) arguments() []string {
+	linker := "-s -w -buildid= -X " + versionVariable + "=" + b.Version
+	return []string{"-trimpath", "-buildvcs=false", "-mod=readonly", tags, "-ldflags=" + linker, initPackage}
 }
 
 // tags leave out the pages that grpc has for looking at its calls, with the templates
@@ -102,17 +88,17 @@ type source struct {
 }
 
 // inputs lists everything that decides the program's bytes.
-func (b *Builder) inputs(ctx context.Context, p Program) ([]string, error) {
+func (b *Builder) inputs(ctx context.Context) ([]string, error) {
 	fields := "-json=Dir,ImportPath,Standard,Module,GoFiles,SFiles,EmbedFiles"
-	listed, err := b.golang(ctx, p, "list", "-deps", tags, fields, p.Package)
+	listed, err := b.golang(ctx, "list", "-deps", tags, fields, initPackage)
 	if err != nil {
 		return nil, err
 	}
-	toolchain, err := b.golang(ctx, p, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOEXPERIMENT")
+	toolchain, err := b.golang(ctx, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOEXPERIMENT")
 	if err != nil {
 		return nil, err
 	}
-	inputs := append(p.arguments(b.Version), string(toolchain))
+	inputs := append(b.arguments(), string(toolchain))
 	var modules []string
 	for decoder := json.NewDecoder(bytes.NewReader(listed)); ; {
 		var s source
@@ -151,7 +137,7 @@ func (s source) identify() (names, hash string, err error) {
 }
 
 // golang runs the go command; ctx ends it with all the compilers that it started.
-func (b *Builder) golang(ctx context.Context, p Program, args ...string) ([]byte, error) {
+func (b *Builder) golang(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = b.Root
 	cmd.Env = append(os.Environ(), environment...)
@@ -165,7 +151,7 @@ func (b *Builder) golang(ctx context.Context, p Program, args ...string) ([]byte
 		return nil, ctx.Err()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("go %s %s: %w: %s", args[0], p.Package, err, bytes.TrimSpace(complaints.Bytes()))
+		return nil, fmt.Errorf("go %s %s: %w: %s", args[0], initPackage, err, bytes.TrimSpace(complaints.Bytes()))
 	}
 	return out, nil
 }

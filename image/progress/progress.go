@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/image/cache"
 	"golang.org/x/term"
 )
 
@@ -70,68 +71,73 @@ func New(w io.Writer, estimates string) *Reporter {
 	return r
 }
 
-// Plan announces steps, so that each knows which of how many it is. Steps that were announced before keep their place: whoever runs a
-// part may announce it once more.
-func (r *Reporter) Plan(steps ...string) {
+// locked does something with the mutex held, unless there is no Reporter.
+func (r *Reporter) locked(do func()) {
 	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, name := range steps {
-		if !slices.Contains(r.planned, name) {
-			r.planned = append(r.planned, name)
+	do()
+}
+
+// Plan announces steps, so that each knows which of how many it is. Steps that were announced before keep their place: whoever runs a
+// part may announce it once more.
+func (r *Reporter) Plan(steps ...string) {
+	r.locked(func() {
+		for _, name := range steps {
+			if !slices.Contains(r.planned, name) {
+				r.planned = append(r.planned, name)
+			}
 		}
-	}
+	})
 }
 
 // Expect gives a first guess for a step that has never run on this machine.
 func (r *Reporter) Expect(name string, guess time.Duration) {
-	if r == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.estimates.guess[name] = guess
+	r.locked(func() { r.estimates.guess[name] = guess })
 }
 
 // Cached says that a step had nothing to do, for Summary to count.
 func (r *Reporter) Cached(name string) {
-	if r == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.cached[name] = true
+	r.locked(func() { r.cached[name] = true })
 }
 
 // Summary prints one line that says how many of the steps came from the cache: "9 of 9 components cached". It prints nothing when none did, or when
 // there is only one step: whoever asked for one thing sees that it is there.
 func (r *Reporter) Summary(what string, steps ...string) {
-	if r == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	hits := 0
-	for _, name := range steps {
-		if r.cached[name] {
-			hits++
+	r.locked(func() {
+		hits := 0
+		for _, name := range steps {
+			if r.cached[name] {
+				hits++
+			}
 		}
-	}
-	if hits > 0 && len(steps) > 1 {
-		r.line("%d of %d %s cached", hits, len(steps), what)
-	}
+		if hits > 0 && len(steps) > 1 {
+			r.line("%d of %d %s cached", hits, len(steps), what)
+		}
+	})
 }
 
 // Note prints a line that isn't about a step.
 func (r *Reporter) Note(text string) {
-	if r == nil {
-		return
+	r.locked(func() { r.line("%s", text) })
+}
+
+// Build is store.Build as a step of this name.
+func (r *Reporter) Build(ctx context.Context, store *cache.Store, name string, inputs []string, build func(ctx context.Context, dir string) error) (string, error) {
+	hit := true
+	dir, err := store.Build(ctx, name, inputs, func(ctx context.Context, dir string) error {
+		hit = false
+		done := r.Step(name)
+		err := build(ctx, dir)
+		done(err)
+		return err
+	})
+	if err == nil && hit {
+		r.Cached(name)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.line("%s", text)
+	return dir, err
 }
 
 // Step starts a step; the returned function ends it and must be called once. An error is reported whatever the step's length.
@@ -139,11 +145,9 @@ func (r *Reporter) Step(name string) func(error) {
 	if r == nil {
 		return func(error) {}
 	}
+	r.Plan(name)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !slices.Contains(r.planned, name) {
-		r.planned = append(r.planned, name)
-	}
 	s := &step{name: name, start: r.now()}
 	r.running = append(r.running, s)
 	if !r.ticking {

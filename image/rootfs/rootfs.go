@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -79,7 +80,7 @@ func Plan(src Sources) ([]Entry, error) {
 		if c.from == "" {
 			continue
 		}
-		copied, err := copyOf(c.from, c.to)
+		copied, err := CopyOf(c.from, c.to)
 		if err != nil {
 			return nil, err
 		}
@@ -88,8 +89,8 @@ func Plan(src Sources) ([]Entry, error) {
 	return arrange(entries)
 }
 
-// copyOf lists from, if it is a file or a link, or the files and links below it, as entries at or below to. Directories come by themselves.
-func copyOf(from, to string) ([]Entry, error) {
+// CopyOf lists from, if it is a file or a link, or the files and links below it, as entries at or below to. Directories come by themselves.
+func CopyOf(from, to string) ([]Entry, error) {
 	var entries []Entry
 	err := filepath.WalkDir(from, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -148,12 +149,7 @@ func arrange(entries []Entry) ([]Entry, error) {
 			}
 		}
 	}
-	arranged := make([]Entry, 0, len(byPath))
-	for _, e := range byPath {
-		arranged = append(arranged, e)
-	}
-	slices.SortFunc(arranged, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
-	return arranged, nil
+	return slices.SortedFunc(maps.Values(byPath), func(a, b Entry) int { return strings.Compare(a.Path, b.Path) }), nil
 }
 
 // Lay writes the entries below root, an empty directory, and checks the result.
@@ -253,10 +249,8 @@ func checkLink(root, inside string) error {
 	if !path.IsAbs(target) {
 		target = path.Join(path.Dir(inside), target)
 	}
-	for _, place := range mountedLater {
-		if strings.HasPrefix(target, place) {
-			return nil
-		}
+	if slices.ContainsFunc(mountedLater, func(place string) bool { return strings.HasPrefix(target, place) }) {
+		return nil
 	}
 	if _, err := os.Lstat(filepath.Join(root, target)); err != nil {
 		return fmt.Errorf("%s: link to %s, which isn't there", inside, target)

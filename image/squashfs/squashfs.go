@@ -11,6 +11,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 )
 
 // AptPackages are what the build machine must have installed for Pack to work.
@@ -32,33 +34,17 @@ func Options() []string {
 	}
 }
 
-// Pack writes the tree below dir to the new file image. A file that is only partly written is never left under that name.
+// Pack writes the tree below dir to the new file image.
 func Pack(ctx context.Context, dir, image string) error {
-	partial := image + ".partial"
-	defer os.Remove(partial)
-	args := append([]string{dir, partial, "-noappend", "-no-progress", "-quiet"}, Options()...)
+	args := append([]string{dir, image, "-noappend", "-no-progress", "-quiet"}, Options()...)
 	cmd := exec.CommandContext(ctx, "mksquashfs", args...)
 	// It takes the times from here if set, and then refuses the options above.
-	cmd.Env = append(cmd.Environ(), "LC_ALL=C", "TZ=UTC")
-	cmd.Env = without(cmd.Env, "SOURCE_DATE_EPOCH")
+	cmd.Env = slices.DeleteFunc(append(cmd.Environ(), "LC_ALL=C", "TZ=UTC"), func(v string) bool { return strings.HasPrefix(v, "SOURCE_DATE_EPOCH=") })
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("pack %s into %s: %w: %s", dir, filepath.Base(image), err, out)
 	}
-	if err := os.Chmod(partial, 0o644); err != nil {
-		return fmt.Errorf("pack %s: %w", image, err)
-	}
-	if err := os.Rename(partial, image); err != nil {
+	if err := os.Chmod(image, 0o644); err != nil {
 		return fmt.Errorf("pack %s: %w", image, err)
 	}
 	return nil
-}
-
-func without(env []string, name string) []string {
-	kept := env[:0]
-	for _, v := range env {
-		if len(v) <= len(name) || v[:len(name)+1] != name+"=" {
-			kept = append(kept, v)
-		}
-	}
-	return kept
 }

@@ -39,26 +39,25 @@ const (
 type Lists struct{ Dir string }
 
 // Update fetches the lists into an empty folder.
-func Update(ctx context.Context, dir string) (Lists, error) {
-	l := Lists{dir}
+func Update(ctx context.Context, dir string) error {
 	main, security, err := mirrors(ctx)
 	if err != nil {
-		return l, fmt.Errorf("fetch the lists of Debian %s: %w", Release, err)
+		return fmt.Errorf("fetch the lists of Debian %s: %w", Release, err)
 	}
 	sources := fmt.Sprintf("deb [signed-by=%[1]s] %[2]s %[4]s main\ndeb [signed-by=%[1]s] %[3]s %[4]s-security main\n", keyring, main, security, Release)
 	if err := os.MkdirAll(filepath.Join(dir, "state/lists/partial"), 0o755); err != nil {
-		return l, err
+		return err
 	}
 	for name, contents := range map[string]string{sourcesFile: sources, statusFile: ""} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(contents), 0o644); err != nil {
-			return l, err
+			return err
 		}
 	}
 	// Without Error-Mode, apt keeps older lists where a mirror doesn't answer, and has none here.
-	if _, err := run(ctx, "", "apt-get", l.options("-q", "-o", "APT::Update::Error-Mode=any", "update")...); err != nil {
-		return l, fmt.Errorf("fetch the lists of Debian %s: %w", Release, err)
+	if _, err := run(ctx, "", "apt-get", (Lists{dir}).options("-q", "-o", "APT::Update::Error-Mode=any", "update")...); err != nil {
+		return fmt.Errorf("fetch the lists of Debian %s: %w", Release, err)
 	}
-	return l, nil
+	return nil
 }
 
 const sourcesFile, statusFile = "sources.list", "status"
@@ -116,6 +115,15 @@ type Package struct {
 
 // Key identifies the contents of the package, for a build cache.
 func (p Package) Key() string { return p.Name + "=" + p.Version + "@sha256:" + p.SHA256 }
+
+// Keys identifies the contents of several packages.
+func Keys(packages []Package) []string {
+	keys := make([]string, len(packages))
+	for i, p := range packages {
+		keys[i] = p.Key()
+	}
+	return keys
+}
 
 // Resolve asks apt for the newest version of each name. It asks once for all: reading apt's lists takes most of a second.
 func (l Lists) Resolve(ctx context.Context, names ...string) ([]Package, error) {

@@ -89,7 +89,7 @@ func TestMirrors(t *testing.T) {
 		t.Errorf("%q, %q, %v", main, security, err)
 	}
 	fakeTools(t, map[string]string{"apt-get": `echo 'Ubuntu|Ubuntu|http://b/ubuntu/'`})
-	if _, err := Update(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), MirrorVar) {
+	if err := Update(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), MirrorVar) {
 		t.Errorf("error %v doesn't name %s", err, MirrorVar)
 	}
 }
@@ -108,7 +108,7 @@ func TestUpdateWantsASignature(t *testing.T) {
 	}))
 	defer mirror.Close()
 	t.Setenv(MirrorVar, mirror.URL+"/debian")
-	_, err := Update(t.Context(), t.TempDir())
+	err := Update(t.Context(), t.TempDir())
 	if err == nil || !strings.Contains(err.Error(), "is not signed") {
 		t.Errorf("error %v doesn't say that the lists aren't signed", err)
 	}

@@ -141,23 +141,17 @@ func (t *Thread) Listen(address string) (net.Listener, error) {
 
 // Dial connects to a numeric TCP address in the namespace. It does not block the thread: it
 // enters the namespace with another thread, which ends afterwards.
-func (t *Thread) Dial(ctx context.Context, address string) (net.Conn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	done := make(chan result, 1)
-	dial := func() {
+func (t *Thread) Dial(ctx context.Context, address string) (conn net.Conn, err error) {
+	done := make(chan struct{})
+	go onOwnThread(func() {
+		defer close(done)
 		if t.ns != nil {
-			if err := t.enter(); err != nil {
-				done <- result{nil, err}
-				return
-			}
+			err = t.enter()
 		}
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp4", address)
-		done <- result{conn, err}
-	}
-	go onOwnThread(dial)
-	r := <-done
-	return r.conn, r.err
+		if err == nil {
+			conn, err = new(net.Dialer).DialContext(ctx, "tcp4", address)
+		}
+	})
+	<-done
+	return conn, err
 }

@@ -1,35 +1,22 @@
 package selfhosted
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 
 	"github.com/garboard-os/garboard/qemu"
 )
 
-const (
-	namespace   = "kube-system"
-	answerLimit = 16 << 20 // bytes
-)
+const namespace = "kube-system"
 
 // object is an object of Kubernetes, or a part of one.
 type object = map[string]any
 
 // kube is a client of the Kubernetes API.
-type kube struct {
-	server string
-	client *http.Client
-}
-
-func newKube(c *qemu.Cluster) (*kube, error) {
-	server, client, err := c.KubeClient()
-	return &kube{server, client}, err
-}
+type kube struct{ *qemu.KubeAPI }
 
 // statusError is an answer of the API server that isn't a success.
 type statusError struct {
@@ -41,8 +28,8 @@ func (e *statusError) Error() string { return e.text }
 
 // refused reports whether the same request would be refused again.
 func refused(err error) bool {
-	var status *statusError
-	return errors.As(err, &status) && (status.code == http.StatusBadRequest || status.code == http.StatusUnprocessableEntity)
+	status, ok := errors.AsType[*statusError](err)
+	return ok && (status.code == http.StatusBadRequest || status.code == http.StatusUnprocessableEntity)
 }
 
 // collections are the paths of the kinds that are made here.
@@ -66,17 +53,8 @@ func (k *kube) do(ctx context.Context, method, path string, body any, to any) er
 			return err
 		}
 	}
-	req, err := http.NewRequestWithContext(ctx, method, k.server+path, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/apply-patch+yaml") // JSON is YAML
-	resp, err := k.client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	header := http.Header{"Content-Type": {"application/apply-patch+yaml"}} // JSON is YAML
+	resp, answer, err := k.Request(ctx, method, path, header, text)
 	if err != nil {
 		return err
 	}
@@ -99,8 +77,7 @@ func (k *kube) apply(ctx context.Context, o object) error {
 // remove deletes an object.
 func (k *kube) remove(ctx context.Context, o object) error {
 	err := k.do(ctx, http.MethodDelete, pathOf(o), nil, nil)
-	var status *statusError
-	if errors.As(err, &status) && status.code == http.StatusNotFound {
+	if status, ok := errors.AsType[*statusError](err); ok && status.code == http.StatusNotFound {
 		return nil
 	}
 	return err

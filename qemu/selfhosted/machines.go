@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,26 +45,14 @@ func (m machines) call(ctx context.Context, n qemu.Node, limit time.Duration, do
 	return do(ctx, c)
 }
 
-// receive reads a stream to its end.
-func receive[T any](stream *connect.ServerStreamForClient[T], err error, each func(*T)) error {
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	for stream.Receive() {
-		each(stream.Msg())
-	}
-	return stream.Err()
-}
-
 // list returns the names of the files in a directory of a node.
 func (m machines) list(ctx context.Context, n qemu.Node, dir string) (names []string, err error) {
 	err = m.call(ctx, n, answerBudget, func(ctx context.Context, c *client.Client) error {
-		stream, err := c.File.List(ctx, connect.NewRequest(&apiv1.ListFilesRequest{Path: dir, Depth: 1}))
-		return receive(stream, err, func(f *apiv1.FileInfo) {
+		return client.Receive(ctx, c.File.List, &apiv1.ListFilesRequest{Path: dir, Depth: 1}, func(f *apiv1.FileInfo) error {
 			if f.Error == "" && strings.HasPrefix(f.Mode, "-") {
 				names = append(names, f.Name)
 			}
+			return nil
 		})
 	})
 	if err != nil {
@@ -75,15 +64,10 @@ func (m machines) list(ctx context.Context, n qemu.Node, dir string) (names []st
 // has returns nil if a directory of a node has a file whose name begins with a prefix.
 func (m machines) has(ctx context.Context, n qemu.Node, dir, prefix string) error {
 	names, err := m.list(ctx, n, dir)
-	if err != nil {
-		return err
+	if err == nil && !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, prefix) }) {
+		err = fmt.Errorf("no file %s… in %s yet", prefix, dir)
 	}
-	for _, name := range names {
-		if strings.HasPrefix(name, prefix) {
-			return nil
-		}
-	}
-	return fmt.Errorf("no file %s… in %s yet", prefix, dir)
+	return err
 }
 
 // only returns nil if all files in a directory of a node begin with a prefix.
@@ -121,8 +105,10 @@ func (m machines) files(ctx context.Context, n qemu.Node, dir string) (map[strin
 // read returns a file of a node.
 func (m machines) read(ctx context.Context, n qemu.Node, name string) (data []byte, err error) {
 	err = m.call(ctx, n, answerBudget, func(ctx context.Context, c *client.Client) error {
-		stream, err := c.File.Read(ctx, connect.NewRequest(&apiv1.ReadFileRequest{Path: name}))
-		return receive(stream, err, func(chunk *apiv1.FileChunk) { data = append(data, chunk.Data...) })
+		return client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: name}, func(chunk *apiv1.FileChunk) error {
+			data = append(data, chunk.Data...)
+			return nil
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: read %s: %w", n.Name, name, err)
@@ -134,14 +120,11 @@ func (m machines) read(ctx context.Context, n qemu.Node, name string) (data []by
 func (m machines) resources(ctx context.Context, n qemu.Node, kind string) (map[string]string, error) {
 	specs := map[string]string{}
 	err := m.call(ctx, n, answerBudget, func(ctx context.Context, c *client.Client) error {
-		answer, err := c.Resource.List(ctx, connect.NewRequest(&apiv1.ListResourcesRequest{Type: kind}))
-		if err != nil {
-			return err
-		}
-		for _, r := range answer.Msg.Items {
+		list, err := client.Unary(ctx, c.Resource.List, &apiv1.ListResourcesRequest{Type: kind})
+		for _, r := range list.GetItems() {
 			specs[r.Id] = r.Spec
 		}
-		return nil
+		return err
 	})
 	return specs, err
 }
@@ -181,11 +164,8 @@ func (m machines) selfHosted(ctx context.Context, n qemu.Node) error {
 }
 
 func (m machines) config(ctx context.Context, n qemu.Node) (current *apiv1.GetConfigResponse, err error) {
-	err = m.call(ctx, n, answerBudget, func(ctx context.Context, c *client.Client) error {
-		answer, err := c.Config.Get(ctx, connect.NewRequest(&apiv1.GetConfigRequest{}))
-		if err == nil {
-			current = answer.Msg
-		}
+	err = m.call(ctx, n, answerBudget, func(ctx context.Context, c *client.Client) (err error) {
+		current, err = client.Unary(ctx, c.Config.Get, &apiv1.GetConfigRequest{})
 		return err
 	})
 	return current, err
@@ -209,10 +189,8 @@ func (m machines) reboot(ctx context.Context, n qemu.Node) error {
 // bootID identifies the current boot of a node.
 func (m machines) bootID(ctx context.Context, n qemu.Node) (id string, err error) {
 	err = m.call(ctx, n, probeBudget, func(ctx context.Context, c *client.Client) error {
-		answer, err := c.Node.Status(ctx, connect.NewRequest(&apiv1.NodeStatusRequest{}))
-		if err == nil {
-			id = answer.Msg.BootId
-		}
+		status, err := client.Unary(ctx, c.Node.Status, &apiv1.NodeStatusRequest{})
+		id = status.GetBootId()
 		return err
 	})
 	return id, err

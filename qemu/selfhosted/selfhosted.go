@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -57,20 +58,13 @@ func Convert(ctx context.Context, c *qemu.Cluster, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	kube, err := newKube(c)
+	api, err := c.KubeAPI()
 	if err != nil {
 		return err
 	}
-	s := &conversion{cluster: c, nodes: nodes, kube: kube, out: out, start: time.Now()}
-	for _, n := range c.Nodes {
-		if n.Later {
-			continue
-		}
-		s.all = append(s.all, n)
-		if n.Type != string(config.Worker) {
-			s.control = append(s.control, n)
-		}
-	}
+	s := &conversion{cluster: c, nodes: nodes, kube: &kube{api}, out: out, start: time.Now()}
+	s.all = slices.DeleteFunc(slices.Clone(c.Nodes), func(n qemu.Node) bool { return n.Later })
+	s.control = slices.DeleteFunc(slices.Clone(s.all), func(n qemu.Node) bool { return n.Type == string(config.Worker) })
 	for _, step := range []struct {
 		what string
 		run  func(context.Context) error
@@ -102,20 +96,28 @@ func (s *conversion) limit() time.Duration {
 	return budget
 }
 
+// waiting returns a function that prints from time to time why a wait goes on.
+func (s *conversion) waiting() func(why error) {
+	last := time.Now()
+	return func(why error) {
+		if time.Since(last) >= progressInterval {
+			last = time.Now()
+			s.say("… " + why.Error())
+		}
+	}
+}
+
 // await repeats a check until it returns nil.
 func (s *conversion) await(ctx context.Context, check func(context.Context) error) error {
 	limit := s.limit()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	for last := time.Now(); ; {
+	for waiting := s.waiting(); ; {
 		err := check(ctx)
 		if err == nil || refused(err) {
 			return err
 		}
-		if time.Since(last) >= progressInterval {
-			last = time.Now()
-			s.say("… " + err.Error())
-		}
+		waiting(err)
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -266,13 +268,7 @@ func (s *conversion) reboot(ctx context.Context) error {
 func (s *conversion) awaitSelfHosted(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, s.limit())
 	defer cancel()
-	last := time.Now()
-	err := s.cluster.WaitReady(limited, func(m qemu.Milestone) { s.say(m.What) }, func(why error) {
-		if time.Since(last) >= progressInterval {
-			last = time.Now()
-			s.say("… " + why.Error())
-		}
-	})
+	err := s.cluster.WaitReady(limited, func(m qemu.Milestone) { s.say(m.What) }, s.waiting())
 	if err != nil {
 		return err
 	}

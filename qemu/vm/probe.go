@@ -71,11 +71,11 @@ func probe(ctx context.Context, budget time.Duration, accelerator, cpu string) e
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // this process handles Ctrl-C
 	out, err := cmd.CombinedOutput()
-	var exit *exec.ExitError
+	exit, _ := errors.AsType[*exec.ExitError](err)
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("a guest of %d bytes didn't end within %s", len(probeCode), budget)
-	case errors.As(err, &exit) && exit.ExitCode() == probePassed:
+	case exit != nil && exit.ExitCode() == probePassed:
 		return nil
 	case err != nil:
 		return fmt.Errorf("%s: %w: %s", Program, err, oneLine(string(out)))

@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -309,22 +308,17 @@ func socketPair() (ours net.Conn, theirs *os.File, err error) {
 type Running struct {
 	cmd       *exec.Cmd
 	monitor   *qmp.Client
-	complaint bytes.Buffer // standard error; complete when done is closed
-
-	mu     sync.Mutex // guards reason
-	reason string     // of the last SHUTDOWN
-
-	done chan struct{} // closed when the two below are set
-	end  exit.Reason
-	err  error
+	complaint bytes.Buffer  // standard error; complete when done is closed
+	reason    string        // of the last SHUTDOWN; complete when the monitor is done
+	done      chan struct{} // closed when the two below are set
+	end       exit.Reason
+	err       error
 }
 
 // note is called for each event of QEMU.
 func (r *Running) note(e qmp.Event) {
 	if e.Name == "SHUTDOWN" {
-		r.mu.Lock()
 		r.reason = e.Reason
-		r.mu.Unlock()
 	}
 }
 
@@ -333,17 +327,14 @@ func (r *Running) collect() {
 	err := r.cmd.Wait()
 	<-r.monitor.Done() // the last event has the reason
 	r.monitor.Close()
-	r.mu.Lock()
-	reason := r.reason
-	r.mu.Unlock()
 	switch {
 	case r.cmd.ProcessState.Sys().(syscall.WaitStatus).Signaled():
 		r.end = exit.Killed
 	case err != nil:
 		r.end, r.err = exit.Failed, fmt.Errorf("%w: %s", err, strings.TrimSpace(r.complaint.String()))
-	case reason == "guest-reset":
+	case r.reason == "guest-reset":
 		r.end = exit.Reboot
-	case reason == "guest-panic":
+	case r.reason == "guest-panic":
 		r.end = exit.Died
 	default:
 		r.end = exit.Off

@@ -33,6 +33,8 @@ var onlyForTests = []string{
 	"qemu/e2e", "tools/testing",
 	// Tests of several packages share these, which import types of their room.
 	"api/client/faultyserver", "config/fuzzdata", "services/operations/rollout/rollouttest",
+	// It takes a testing.TB, and only tests of qemu compare machines.
+	"qemu/container/snapshot",
 }
 
 // within reports whether a folder is another one, or is in it.

@@ -82,11 +82,8 @@ func bench(ctx context.Context, out io.Writer, provisioner string, clusters int)
 	case clusters < 1:
 		return fmt.Errorf("--clusters %d: must be 1 or more", clusters)
 	}
-	root, err := repository()
+	root, err := prepared(ctx, out, false)
 	if err != nil {
-		return err
-	}
-	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
 	made, err := devcluster.Build(ctx, root, out, image.Build, image.Cloud)
@@ -169,17 +166,13 @@ func sizes(made *image.Artifacts) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	kernel, err := size(made.Kernel)
-	if err != nil {
-		return nil, err
-	}
-	initramfs, err := size(made.Initramfs)
+	payload, err := size(made.Kernel, made.Initramfs)
 	if err != nil {
 		return nil, err
 	}
 	return []figure{
 		bytesFigure("PID 1 binary, stripped", pid1, budgetInit),
-		bytesFigure("kernel + initramfs with root filesystem", kernel+initramfs, budgetPayload),
+		bytesFigure("kernel + initramfs with root filesystem", payload, budgetPayload),
 	}, nil
 }
 
@@ -319,29 +312,22 @@ func upTimes(how, console string) ([]figure, error) {
 // idleMemory is what PID 1 and its helpers take, and what the whole node takes.
 func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, error) {
 	fmt.Fprintf(out, "letting the node settle for %s\n", settle)
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-time.After(settle):
+	if err := pause(ctx, settle); err != nil {
+		return nil, err
 	}
-	host, err := c.HostPID()
+	init, err := firstInit(c)
 	if err != nil {
 		return nil, err
 	}
-	init, err := nodeInit(host, "")
+	total, err := pss(init)
 	if err != nil {
 		return nil, err
 	}
-	gate, err := nodeInit(init, "apid")
-	if err != nil {
-		return nil, err
-	}
-	signer, err := nodeInit(init, "trustd")
-	if err != nil {
-		return nil, err
-	}
-	var total int64
-	for _, pid := range []int{init, gate, signer} {
+	for _, helper := range []string{"apid", "trustd"} {
+		pid, err := nodeInit(init, helper)
+		if err != nil {
+			return nil, err
+		}
 		n, err := pss(pid)
 		if err != nil {
 			return nil, err
@@ -350,6 +336,15 @@ func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, 
 	}
 	all, err := weigh(c, c.Nodes[0], "a one-node control plane")
 	return []figure{bytesFigure("PID 1, apid and trustd, idle, proportional set size", total, budgetPSS), all}, err
+}
+
+// firstInit finds the PID 1 of the first node of a cluster that runs.
+func firstInit(c *qemu.Cluster) (int, error) {
+	host, err := c.HostPID()
+	if err != nil {
+		return 0, err
+	}
+	return nodeInit(host, "")
 }
 
 // nodeInit finds the first descendant of a process that is a node's PID 1, or

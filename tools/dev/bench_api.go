@@ -42,11 +42,7 @@ const (
 
 // benchAPI measures the machine API of a node that serves.
 func benchAPI(ctx context.Context, out io.Writer, root string, c *qemu.Cluster) ([]figure, error) {
-	host, err := c.HostPID()
-	if err != nil {
-		return nil, err
-	}
-	init, err := nodeInit(host, "")
+	init, err := firstInit(c)
 	if err != nil {
 		return nil, err
 	}
@@ -102,11 +98,11 @@ func benchPatch(ctx context.Context, who *client.Context, node string, init int)
 		return figure{}, err
 	}
 	defer c.Close()
-	got, err := c.Config.Get(ctx, connect.NewRequest(&garboardv1.GetConfigRequest{}))
+	got, err := client.Unary(ctx, c.Config.Get, &garboardv1.GetConfigRequest{})
 	if err != nil {
 		return figure{}, err
 	}
-	before := got.Msg.GetDocument()
+	before := got.GetDocument()
 	pod := fmt.Sprintf("/proc/%d/root/etc/kubernetes/manifests/garboard-kube-apiserver.yaml", init)
 	var times []time.Duration
 	apply := func(document []byte) error {
@@ -154,10 +150,8 @@ func benchLoad(ctx context.Context, out io.Writer, who *client.Context, node str
 	during = max(during, before)
 	after := during
 	for start := time.Now(); time.Since(start) < calm && float64(after) > idleGate*float64(before); {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(time.Second):
+		if err := pause(ctx, time.Second); err != nil {
+			return nil, err
 		}
 		if after, err = pss(gate); err != nil {
 			return nil, err
@@ -238,10 +232,7 @@ func askAll(ctx context.Context, clients []*client.Client) (times []time.Duratio
 				failed = errors.Join(failed, ask(c))
 				own = append(own, time.Since(start))
 				// A person's or a dashboard's pace: all at once would measure this machine's processors only.
-				select {
-				case <-time.After(250 * time.Millisecond):
-				case <-ctx.Done():
-				}
+				_ = pause(ctx, 250*time.Millisecond)
 			}
 			mu.Lock()
 			defer mu.Unlock()

@@ -89,10 +89,8 @@ func benchOnce(ctx context.Context, out io.Writer, made *image.Artifacts, weigh 
 // nodeWeights are what a control plane of three and a worker take.
 func nodeWeights(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, error) {
 	fmt.Fprintf(out, "letting the nodes settle for %s\n", settle)
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-time.After(settle):
+	if err := pause(ctx, settle); err != nil {
+		return nil, err
 	}
 	var all []figure
 	for _, of := range []struct {

@@ -61,21 +61,15 @@ func benchOperations(ctx context.Context, out io.Writer, root string) (_ []figur
 	c := made.Cluster
 	what := fmt.Sprintf("%d control planes + %d worker: ", benchControlPlanes, benchWorkers)
 	convert, err := operate(ctx, out, c, func(ctx context.Context, node *client.Client) (*garboardv1.Operation, error) {
-		r, err := node.Node.ConvertKubernetes(ctx, connect.NewRequest(&garboardv1.ConvertKubernetesRequest{Yes: true, RemoveCheckpoints: true}))
-		if err != nil {
-			return nil, err
-		}
-		return r.Msg.GetOperation(), nil
+		r, err := client.Unary(ctx, node.Node.ConvertKubernetes, &garboardv1.ConvertKubernetesRequest{Yes: true, RemoveCheckpoints: true})
+		return r.GetOperation(), err
 	})
 	if err != nil {
 		return nil, err
 	}
 	upgrade, err := operate(ctx, out, c, func(ctx context.Context, node *client.Client) (*garboardv1.Operation, error) {
-		r, err := node.Node.UpgradeKubernetes(ctx, connect.NewRequest(&garboardv1.UpgradeKubernetesRequest{To: config.KubernetesVersion, Yes: true}))
-		if err != nil {
-			return nil, err
-		}
-		return r.Msg.GetOperation(), nil
+		r, err := client.Unary(ctx, node.Node.UpgradeKubernetes, &garboardv1.UpgradeKubernetesRequest{To: config.KubernetesVersion, Yes: true})
+		return r.GetOperation(), err
 	})
 	if err != nil {
 		return nil, err
@@ -114,11 +108,7 @@ func (o operated) programs() []time.Duration {
 func operate(ctx context.Context, out io.Writer, c *qemu.Cluster, start func(context.Context, *client.Client) (*garboardv1.Operation, error)) (operated, error) {
 	ctx, cancel := context.WithTimeout(ctx, operationWait)
 	defer cancel()
-	who, err := access(c)
-	if err != nil {
-		return operated{}, err
-	}
-	node, err := client.Dial(who, c.Nodes[0].Address.String())
+	node, err := dial(c, c.Nodes[0])
 	if err != nil {
 		return operated{}, err
 	}
@@ -169,10 +159,7 @@ func follow(ctx context.Context, out io.Writer, node *client.Client, start func(
 			err = stream.Err()
 		}
 		lost = err
-		select {
-		case <-ctx.Done():
-		case <-time.After(askEvery):
-		}
+		_ = pause(ctx, askEvery)
 	}
 	return nil, errors.Join(ctx.Err(), lost)
 }

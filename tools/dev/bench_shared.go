@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/image"
@@ -126,6 +125,16 @@ func killHolder(ctx context.Context, c *qemu.Cluster) (move, silence time.Durati
 	return move, silence, c.On(ctx, holder.Name)
 }
 
+// pause waits. It ends early, with an error, if ctx does.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
 // poll waits until check returns nil.
 func poll(ctx context.Context, check func() error) error {
 	for {
@@ -133,35 +142,25 @@ func poll(ctx context.Context, check func() error) error {
 		if err == nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
-		case <-time.After(askEvery):
+		if ended := pause(ctx, askEvery); ended != nil {
+			return errors.Join(ended, err)
 		}
 	}
 }
 
 // allCandidates is nil once every control plane could have the address.
 func allCandidates(ctx context.Context, c *qemu.Cluster, holder qemu.Node) error {
-	file, err := client.Load(c.ClientConfig())
-	if err != nil {
-		return err
-	}
-	who, err := file.Current("")
-	if err != nil {
-		return err
-	}
-	node, err := client.Dial(who, holder.Address.String())
+	node, err := dial(c, holder)
 	if err != nil {
 		return err
 	}
 	defer node.Close()
-	got, err := node.Resource.List(ctx, connect.NewRequest(&garboardv1.ListResourcesRequest{Type: "vip"}))
+	got, err := client.Unary(ctx, node.Resource.List, &garboardv1.ListResourcesRequest{Type: "vip"})
 	if err != nil {
 		return err
 	}
 	want := fmt.Sprintf("candidates: %d\n", len(c.Nodes))
-	for _, item := range got.Msg.GetItems() {
+	for _, item := range got.GetItems() {
 		if strings.Contains(item.GetSpec(), want) {
 			return nil
 		}

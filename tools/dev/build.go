@@ -15,11 +15,8 @@ func buildCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out := cmd.OutOrStdout()
-			root, err := repository()
+			root, err := prepared(cmd.Context(), out, false)
 			if err != nil {
-				return err
-			}
-			if err := setup(cmd.Context(), out, false); err != nil {
 				return err
 			}
 			made, err := devcluster.Build(cmd.Context(), root, out, image.Build, image.Cloud)

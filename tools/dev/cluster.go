@@ -39,11 +39,8 @@ func upCommand() *cobra.Command {
 }
 
 func up(ctx context.Context, out io.Writer, o qemu.Options) error {
-	root, err := repository()
+	root, err := prepared(ctx, out, false)
 	if err != nil {
-		return err
-	}
-	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
 	c, err := devcluster.Create(ctx, out, devcluster.Options{Checkout: root, Cluster: o})
@@ -94,19 +91,30 @@ func downCommand() *cobra.Command {
 	}, &name)
 }
 
-func kubectlCommand() *cobra.Command {
+// clusterCommand makes a command for a cluster that exists.
+func clusterCommand(use, short string, args cobra.PositionalArgs, do func(cmd *cobra.Command, c *qemu.Cluster, args []string) error) *cobra.Command {
 	var name string
 	return clusterFlag(&cobra.Command{
-		Use:   "kubectl -- ARGS",
-		Short: "kubectl against a cluster",
+		Use:   use,
+		Short: short,
+		Args:  args,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := qemu.Open(name)
-			if err != nil {
-				return hint(err, name)
+			if errors.Is(err, qemu.ErrNoCluster) {
+				err = fmt.Errorf("there is no cluster %s; make one with: make up", name)
 			}
-			return kubectl(cmd.Context(), c, os.Stdin, cmd.OutOrStdout(), args...)
+			if err != nil {
+				return err
+			}
+			return do(cmd, c, args)
 		},
 	}, &name)
+}
+
+func kubectlCommand() *cobra.Command {
+	return clusterCommand("kubectl -- ARGS", "kubectl against a cluster", nil, func(cmd *cobra.Command, c *qemu.Cluster, args []string) error {
+		return kubectl(cmd.Context(), c, os.Stdin, cmd.OutOrStdout(), args...)
+	})
 }
 
 // kubectl runs the one that was built with the cluster.
@@ -122,18 +130,9 @@ func kubectl(ctx context.Context, c *qemu.Cluster, in io.Reader, out io.Writer, 
 	cmd := exec.CommandContext(ctx, filepath.Join(made["kubernetes"], "kubectl"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, os.Stderr
-	var exit *exec.ExitError
-	if err := cmd.Run(); errors.As(err, &exit) {
+	err = cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exitCode(max(exit.ExitCode(), 1))
-	} else if err != nil {
-		return err
-	}
-	return nil
-}
-
-func hint(err error, name string) error {
-	if errors.Is(err, qemu.ErrNoCluster) {
-		return fmt.Errorf("there is no cluster %s; make one with: make up", name)
 	}
 	return err
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/qemu"
@@ -19,24 +18,15 @@ import (
 const followPoll = 200 * time.Millisecond
 
 func consoleCommand() *cobra.Command {
-	var name, node string
-	cmd := clusterFlag(&cobra.Command{
-		Use:   "console",
-		Short: "Show a node's console; on a terminal, follow it until Ctrl-C",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := qemu.Open(name)
-			if err != nil {
-				return hint(err, name)
-			}
-			of, err := c.Find(cmp.Or(node, c.Nodes[0].Name))
-			if err != nil {
-				return err
-			}
-			follow := term.IsTerminal(int(os.Stdout.Fd()))
-			return showConsole(cmd.Context(), cmd.OutOrStdout(), c.Console(of.Name), follow)
-		},
-	}, &name)
+	var node string
+	cmd := clusterCommand("console", "Show a node's console; on a terminal, follow it until Ctrl-C", cobra.NoArgs, func(cmd *cobra.Command, c *qemu.Cluster, _ []string) error {
+		of, err := c.Find(cmp.Or(node, c.Nodes[0].Name))
+		if err != nil {
+			return err
+		}
+		follow := term.IsTerminal(int(os.Stdout.Fd()))
+		return showConsole(cmd.Context(), cmd.OutOrStdout(), c.Console(of.Name), follow)
+	})
 	cmd.Flags().StringVar(&node, "node", "", "name of the node (default the first control plane)")
 	return cmd
 }
@@ -54,47 +44,31 @@ func showConsole(ctx context.Context, out io.Writer, path string, follow bool) e
 		if !follow {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if pause(ctx, followPoll) != nil {
 			return nil // Ctrl-C is how one ends it
-		case <-time.After(followPoll):
 		}
 	}
 }
 
 func chartCommand() *cobra.Command {
-	var name string
-	return clusterFlag(&cobra.Command{
-		Use:   "chart",
-		Short: "Show how the last boot went, as a chart",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := qemu.Open(name)
-			if err != nil {
-				return hint(err, name)
-			}
-			return printChart(cmd.Context(), cmd.OutOrStdout(), c)
-		},
-	}, &name)
+	return clusterCommand("chart", "Show how the last boot went, as a chart", cobra.NoArgs, func(cmd *cobra.Command, c *qemu.Cluster, _ []string) error {
+		return printChart(cmd.Context(), cmd.OutOrStdout(), c)
+	})
 }
 
 // printChart shows the chart of the first node's boot, and where the picture is.
 func printChart(ctx context.Context, out io.Writer, c *qemu.Cluster) error {
 	node := c.Nodes[0]
-	who, err := access(c)
-	if err != nil {
-		return err
-	}
-	api, err := client.Dial(who, node.Address.String())
+	api, err := dial(c, node)
 	if err != nil {
 		return err
 	}
 	defer api.Close()
-	got, err := api.Node.BootChart(ctx, connect.NewRequest(&garboardv1.BootChartRequest{}))
+	got, err := client.Unary(ctx, api.Node.BootChart, &garboardv1.BootChartRequest{})
 	if err != nil {
 		return fmt.Errorf("ask %s for its boot chart: %w", node.Name, err)
 	}
-	if _, err := out.Write(got.Msg.GetChart()); err != nil {
+	if _, err := out.Write(got.GetChart()); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nas a picture, once all services have been up: %s\n", c.Chart(node.Name))
@@ -108,4 +82,12 @@ func access(c *qemu.Cluster) (*client.Context, error) {
 		return nil, err
 	}
 	return file.Current("")
+}
+
+func dial(c *qemu.Cluster, node qemu.Node) (*client.Client, error) {
+	who, err := access(c)
+	if err != nil {
+		return nil, err
+	}
+	return client.Dial(who, node.Address.String())
 }

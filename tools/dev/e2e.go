@@ -51,17 +51,17 @@ var (
 	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
 )
 
-// bootTests finds them all, in the order of their folders.
-func bootTests(root string) ([]bootTest, error) {
-	var all []bootTest
-	folders := map[string]string{} // by tag and test: tests are chosen by their names
-	look := func(path string, d fs.DirEntry, err error) error {
+// testFiles calls look for each test file below a folder, with the name of its own folder.
+func testFiles(root, below string, look func(folder string, text []byte) error) error {
+	return filepath.WalkDir(filepath.Join(root, below), func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		if d.IsDir() {
-			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
-				return filepath.SkipDir // a module of its own, which a test in the folder above runs
+			// A module of its own has tests that a test in the folder above runs.
+			_, err := os.Stat(filepath.Join(path, "go.mod"))
+			if d.Name() == ".git" || d.Name() == "out" || err == nil && path != root {
+				return filepath.SkipDir
 			}
 			return nil
 		}
@@ -72,23 +72,35 @@ func bootTests(root string) ([]bootTest, error) {
 		if err != nil {
 			return err
 		}
+		folder, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		return look("./"+folder, text)
+	})
+}
+
+// bootTests finds them all, in the order of their folders.
+func bootTests(root string) ([]bootTest, error) {
+	var all []bootTest
+	folders := map[string]string{} // by tag and test: tests are chosen by their names
+	look := func(folder string, text []byte) error {
 		tag := buildTag.FindSubmatch(text)
 		if tag == nil {
 			return nil
 		}
-		folder, err := filepath.Rel(root, filepath.Dir(path))
 		for _, m := range testFunction.FindAllSubmatch(text, -1) {
-			test := bootTest{string(m[1]), "./" + folder, string(tag[1]), strings.Contains(string(text), machineWord)}
+			test := bootTest{string(m[1]), folder, string(tag[1]), strings.Contains(string(text), machineWord)}
 			if other := folders[test.tag+" "+test.name]; other != "" {
 				return fmt.Errorf("%s is a test of %s and of %s: give one another name", test.name, other, test.folder)
 			}
 			folders[test.tag+" "+test.name] = test.folder
 			all = append(all, test)
 		}
-		return err
+		return nil
 	}
 	for _, dir := range bootRoots {
-		if err := filepath.WalkDir(filepath.Join(root, dir), look); err != nil {
+		if err := testFiles(root, dir, look); err != nil {
 			return nil, err
 		}
 	}

@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -29,25 +26,11 @@ var fuzzFunction = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
 // fuzzTargets finds all of the repository, in order.
 func fuzzTargets(root string) ([]fuzzTarget, error) {
 	var found []fuzzTarget
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "out") {
-			return filepath.SkipDir
-		}
-		if !strings.HasSuffix(path, "_test.go") {
-			return nil
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		folder, err := filepath.Rel(root, filepath.Dir(path))
+	err := testFiles(root, ".", func(folder string, text []byte) error {
 		for _, m := range fuzzFunction.FindAllSubmatch(text, -1) {
-			found = append(found, fuzzTarget{"./" + folder, string(m[1])})
+			found = append(found, fuzzTarget{folder, string(m[1])})
 		}
-		return err
+		return nil
 	})
 	if err == nil && len(found) == 0 {
 		err = errors.New("no fuzz targets found")

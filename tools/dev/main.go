@@ -35,8 +35,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	var exit exitCode
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[exitCode](err); ok {
 		os.Exit(int(exit))
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {

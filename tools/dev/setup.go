@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -59,11 +60,21 @@ func setup(ctx context.Context, out io.Writer, tests bool) error {
 	return install(ctx, out, missing)
 }
 
+// prepared is the checkout that the program was started in, on a machine with the packages
+// that building needs, and those of the tests where asked.
+func prepared(ctx context.Context, out io.Writer, tests bool) (string, error) {
+	root, err := repository()
+	if err == nil {
+		err = setup(ctx, out, tests)
+	}
+	return root, err
+}
+
 func missingPackages(ctx context.Context, need map[string]string) ([]string, error) {
 	if _, err := exec.LookPath("dpkg-query"); err != nil {
 		return nil, errors.New("this isn't Debian or Ubuntu (no dpkg-query): building the image takes kernel and tools from Debian packages; use Debian 12 or newer, or a container or VM of it")
 	}
-	names := sortedNames(need)
+	names := slices.Sorted(maps.Keys(need))
 	// dpkg-query fails when one is unknown, and still lists the others.
 	out, _ := exec.CommandContext(ctx, "dpkg-query", append([]string{"-W", "-f", "${Package} ${db:Status-Status}\n"}, names...)...).Output()
 	installed := map[string]bool{}
@@ -96,13 +107,4 @@ func install(ctx context.Context, out io.Writer, packages []string) error {
 		}
 	}
 	return nil
-}
-
-func sortedNames(m map[string]string) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }

@@ -65,10 +65,8 @@ func (c *sourceCopy) take(ctx context.Context, out io.Writer) (err error) {
 		if tries == 0 {
 			fmt.Fprintf(out, "another checkout's tests use %s; waiting for their end\n", c.dir)
 		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), c.lock.Close())
-		case <-time.After(lockPoll):
+		if err := pause(ctx, lockPoll); err != nil {
+			return errors.Join(err, c.lock.Close())
 		}
 	}
 }

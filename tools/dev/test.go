@@ -68,11 +68,8 @@ then, the run goes on, and its last lines name the test as FLAKY.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, out := cmd.Context(), cmd.OutOrStdout()
-			root, err := repository()
+			root, err := prepared(ctx, out, true)
 			if err != nil {
-				return err
-			}
-			if err := setup(ctx, out, true); err != nil {
 				return err
 			}
 			sources, err := copySources(ctx, out, root)

@@ -1,12 +1,10 @@
 package devcluster
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 	"strings"
 	"syscall"
@@ -91,23 +89,11 @@ var message = regexp.MustCompile(`\[garboard\] (.*)`)
 
 // lastMessage returns the last message of the node on its console, or "".
 func lastMessage(path string) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	if end, err := f.Seek(0, io.SeekEnd); err == nil {
-		_, _ = f.Seek(max(end-tailBytes, 0), io.SeekStart)
-	}
-	data, err := io.ReadAll(f)
-	if err != nil {
-		return ""
-	}
-	all := message.FindAllSubmatch(data, -1)
+	all := message.FindAllStringSubmatch(qemu.ReadLast(path, tailBytes), -1)
 	if len(all) == 0 {
 		return ""
 	}
-	return string(bytes.TrimSpace(all[len(all)-1][1]))
+	return strings.TrimSpace(all[len(all)-1][1])
 }
 
 func oneLine(s string) string {

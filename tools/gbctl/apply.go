@@ -30,20 +30,22 @@ var modes = map[string]apiv1.ApplyMode{
 	"try":       apiv1.ApplyMode_APPLY_MODE_TRY,
 }
 
+// shortModes are the modes that have a flag of their own.
+var shortModes = []string{"immediate", "on-reboot", "try"}
+
 // applyFlags are the flags of all commands that change the configuration (S-036).
 type applyFlags struct {
-	app                      *app
-	mode                     string
-	immediate, onReboot, try bool
-	timeout, wait            time.Duration
-	dryRun, force            bool
+	app           *app
+	modeName      string
+	timeout, wait time.Duration // of a try, and until a node is healthy
+	dryRun, force bool
 }
 
 func (f *applyFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.mode, "mode", "auto", "auto, immediate, on-reboot, reboot or try")
-	cmd.Flags().BoolVar(&f.immediate, "immediate", false, "same as --mode=immediate")
-	cmd.Flags().BoolVar(&f.onReboot, "on-reboot", false, "same as --mode=on-reboot")
-	cmd.Flags().BoolVar(&f.try, "try", false, "same as --mode=try")
+	cmd.Flags().StringVar(&f.modeName, "mode", "auto", "auto, immediate, on-reboot, reboot or try")
+	for _, mode := range shortModes {
+		cmd.Flags().Bool(mode, false, "same as --mode="+mode)
+	}
 	cmd.Flags().DurationVar(&f.timeout, "timeout", tryTimeout, "with --mode=try: the time after which the change is undone, 10s to 1h (in other modes: the timeout of the request)")
 	cmd.Flags().DurationVar(&f.wait, "wait", settleBudget, "with several nodes: how long a node may take to be healthy after a change without a reboot, before the next one is changed")
 	cmd.Flags().BoolVar(&f.force, "force", false, "reboot the node or restart its etcd also if the cluster loses its quorum")
@@ -56,14 +58,11 @@ func (f *applyFlags) add(cmd *cobra.Command) {
 func (f *applyFlags) selectedMode(cmd *cobra.Command) (apiv1.ApplyMode, error) {
 	var asked []string
 	if cmd.Flags().Changed("mode") {
-		asked = append(asked, f.mode)
+		asked = append(asked, f.modeName)
 	}
-	for _, short := range []struct {
-		given bool
-		mode  string
-	}{{f.immediate, "immediate"}, {f.onReboot, "on-reboot"}, {f.try, "try"}} {
-		if short.given {
-			asked = append(asked, short.mode)
+	for _, mode := range shortModes {
+		if given, _ := cmd.Flags().GetBool(mode); given {
+			asked = append(asked, mode)
 		}
 	}
 	switch len(asked) {
@@ -85,18 +84,14 @@ func (f *applyFlags) selectedMode(cmd *cobra.Command) (apiv1.ApplyMode, error) {
 
 // configChange describes how a command changes the configuration of nodes.
 type configChange struct {
-	app    *app
-	done   string // patched
-	mode   apiv1.ApplyMode
-	try    time.Duration
-	dryRun bool
-	force  bool
-	wait   time.Duration // until a node is healthy
+	*applyFlags
+	done string // patched
+	mode apiv1.ApplyMode
 }
 
 func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, error) {
 	mode, err := f.selectedMode(cmd)
-	return configChange{f.app, done, mode, f.timeout, f.dryRun, f.force, f.wait}, err
+	return configChange{f, done, mode}, err
 }
 
 // apply sends a document to a node. base is the digest of the document that it was made
@@ -104,7 +99,7 @@ func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, erro
 func (c configChange) apply(ctx context.Context, n *client.Client, document []byte, base string) (*apiv1.ApplyConfigResponse, error) {
 	ctx, done := c.app.request(ctx, n.Name)
 	defer done()
-	return unary(ctx, n.Config.Apply, &apiv1.ApplyConfigRequest{
+	return client.Unary(ctx, n.Config.Apply, &apiv1.ApplyConfigRequest{
 		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base, Force: c.force,
 	})
 }
@@ -114,7 +109,7 @@ func (c configChange) tryTimeout() *durationpb.Duration {
 	if c.mode != apiv1.ApplyMode_APPLY_MODE_TRY {
 		return nil
 	}
-	return durationpb.New(c.try)
+	return durationpb.New(c.timeout)
 }
 
 // settleBudget is the default of --wait: a small machine restarts an API server in a minute
@@ -233,8 +228,8 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 // inFile adds the name of the file to the positions in a node's errors, so that editors
 // and terminals can jump to them.
 func inFile(file string, err error) error {
-	var answer *connect.Error
-	if connect.CodeOf(err) != connect.CodeInvalidArgument || !errors.As(err, &answer) {
+	answer, ok := errors.AsType[*connect.Error](err)
+	if !ok || answer.Code() != connect.CodeInvalidArgument {
 		return err
 	}
 	return &exitError{codeRefused, errors.New(place.ReplaceAllStringFunc(answer.Message(), func(at string) string {
@@ -363,9 +358,9 @@ func (c configChange) tryLines(node string, m *apiv1.ApplyConfigResponse) []stri
 	keep := fmt.Sprintf("keep it with 'gbctl -n %s config confirm'", node)
 	switch {
 	case c.dryRun:
-		return []string{fmt.Sprintf("it would be undone after %s, unless confirmed", c.try)}
+		return []string{fmt.Sprintf("it would be undone after %s, unless confirmed", c.timeout)}
 	case m.Reboot || m.TryUntil == nil:
-		return []string{fmt.Sprintf("it is undone %s after the node is up again, unless confirmed", c.try), keep}
+		return []string{fmt.Sprintf("it is undone %s after the node is up again, unless confirmed", c.timeout), keep}
 	}
 	until := m.TryUntil.AsTime()
 	return []string{fmt.Sprintf("it is undone at %s, in %s, unless confirmed", until.Local().Format("15:04:05"), span(time.Until(until))), keep}
@@ -377,7 +372,7 @@ var errRedacted = errors.New("the node returned its configuration without secret
 func (a *app) current(ctx context.Context, n *client.Client) (*apiv1.GetConfigResponse, error) {
 	ctx, done := a.request(ctx, n.Name)
 	defer done()
-	m, err := unary(ctx, n.Config.Get, &apiv1.GetConfigRequest{})
+	m, err := client.Unary(ctx, n.Config.Get, &apiv1.GetConfigRequest{})
 	if err == nil && m.Redacted {
 		err = &exitError{codeDenied, errRedacted}
 	}

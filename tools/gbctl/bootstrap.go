@@ -44,8 +44,8 @@ func (a *app) bootstrapCommand() *cobra.Command {
 				return a.recoverFrom(cmd, snapshot, raw)
 			}
 			a.raiseTimeout(cmd, bootstrapTimeout)
-			return a.printMessage(cmd.Context(), "bootstrapping", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return unary(ctx, c.Etcd.Bootstrap, &apiv1.BootstrapRequest{ControlPlanes: a.otherAddresses(ctx, c.Name)})
+			return printMessage(cmd.Context(), a, "bootstrapping", func(ctx context.Context, c *client.Client) (*apiv1.BootstrapResponse, error) {
+				return client.Unary(ctx, c.Etcd.Bootstrap, &apiv1.BootstrapRequest{ControlPlanes: a.otherAddresses(ctx, c.Name)})
 			})
 		},
 	}
@@ -119,7 +119,7 @@ func (a *app) recoverFrom(cmd *cobra.Command, path string, raw bool) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	a.raiseTimeout(cmd, recoverTimeout)
-	return a.printMessage(cmd.Context(), "recovering", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+	return printMessage(cmd.Context(), a, "recovering", func(ctx context.Context, c *client.Client) (*apiv1.BootstrapResponse, error) {
 		first.ControlPlanes = a.otherAddresses(ctx, c.Name)
 		fmt.Fprintf(a.err, "%s: sending %s (%s), then waiting until it is restored\n", c.Name, path, size(first.Size))
 		return sendSnapshot(ctx, c, file, first)

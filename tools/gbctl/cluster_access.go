@@ -45,18 +45,12 @@ func (a *app) mergeAccess(c *qemu.Cluster) error {
 	if err != nil {
 		return err
 	}
-	old, err := os.ReadFile(kubeconfig)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	stale := func(have kubeFile) bool {
+		return strings.HasPrefix(text(get(have.entry("clusters", c.Name), "cluster"), "server"), "https://"+loopbackPrefix)
+	}
+	merged, current, err := mergeKubeconfigFile(kubeconfig, add, stale)
+	if err != nil {
 		return err
-	}
-	have, err := parseKube(old)
-	if err != nil {
-		return fmt.Errorf("merge into %s: %w; nothing was changed", kubeconfig, err)
-	}
-	stale := strings.HasPrefix(text(get(have.entry("clusters", c.Name), "cluster"), "server"), "https://"+loopbackPrefix)
-	merged, current, err := mergeKubeconfig(old, add, stale)
-	if err != nil {
-		return fmt.Errorf("merge into %s: %w; nothing was changed", kubeconfig, err)
 	}
 	if err := writeKubeconfig(kubeconfig, merged); err != nil {
 		return err

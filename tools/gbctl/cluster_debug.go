@@ -22,25 +22,32 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 		{"freeze", "is frozen", (*qemu.Cluster).Freeze},
 		{"thaw", "runs again", (*qemu.Cluster).Thaw},
 	} {
-		var name string
-		cmd.AddCommand(nameFlag(&cobra.Command{
-			Use:  verb.name + " NODE",
-			Args: cobra.ExactArgs(1),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				c, node, err := openNode(name, args[0])
-				if err != nil {
-					return err
-				}
-				if err := verb.do(c, cmd.Context(), node.Name); err != nil {
-					return err
-				}
-				_, err = fmt.Fprintf(a.out, "%s %s\n", node.Name, verb.done)
+		cmd.AddCommand(nodeCommand(verb.name, func(ctx context.Context, c *qemu.Cluster, node string) error {
+			if err := verb.do(c, ctx, node); err != nil {
 				return err
-			},
-		}, &name))
+			}
+			_, err := fmt.Fprintf(a.out, "%s %s\n", node, verb.done)
+			return err
+		}))
 	}
 	cmd.AddCommand(a.clusterNetworkCommand(), a.clusterClockCommand(), a.clusterEndpointCommand())
 	return cmd
+}
+
+// nodeCommand makes a command for a node of a cluster that runs.
+func nodeCommand(use string, do func(ctx context.Context, c *qemu.Cluster, node string) error) *cobra.Command {
+	var name string
+	return nameFlag(&cobra.Command{
+		Use:  use + " NODE",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, node, err := openNode(name, args[0])
+			if err != nil {
+				return err
+			}
+			return do(cmd.Context(), c, node.Name)
+		},
+	}, &name)
 }
 
 // openRunning opens a cluster that runs.
@@ -66,23 +73,14 @@ func openNode(cluster, node string) (*qemu.Cluster, qemu.Node, error) {
 }
 
 func (a *app) clusterClockCommand() *cobra.Command {
-	var name string
 	var offset time.Duration
-	cmd := nameFlag(&cobra.Command{
-		Use:  "clock NODE",
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, node, err := openNode(name, args[0])
-			if err != nil {
-				return err
-			}
-			if err := c.SetClock(cmd.Context(), node.Name, offset); err != nil {
-				return err
-			}
-			fmt.Fprintf(a.out, "clock of %s: %s off, from its next start\n", node.Name, offset)
-			return nil
-		},
-	}, &name)
+	cmd := nodeCommand("clock", func(ctx context.Context, c *qemu.Cluster, node string) error {
+		if err := c.SetClock(ctx, node, offset); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.out, "clock of %s: %s off, from its next start\n", node, offset)
+		return nil
+	})
 	cmd.Flags().DurationVar(&offset, "offset", 0, "how far the clock is ahead, or behind if negative, such as 90s or -8760h")
 	return cmd
 }
@@ -108,37 +106,28 @@ func (a *app) clusterEndpointCommand() *cobra.Command {
 }
 
 func (a *app) clusterNetworkCommand() *cobra.Command {
-	var name string
 	var to network.Conditions
 	var percent float64
-	cmd := nameFlag(&cobra.Command{
-		Use:  "network NODE",
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, node, err := openNode(name, args[0])
-			if err != nil {
-				return err
-			}
-			if percent < 0 || percent > 100 {
-				return usagef("--loss %g: must be a percentage from 0 to 100", percent)
-			}
-			to.Loss = percent / 100
-			for _, names := range [][]string{to.CutFrom, to.DeafTo} {
-				for i, name := range names {
-					other, err := c.Find(name)
-					if err != nil {
-						return err
-					}
-					names[i] = other.Name
+	cmd := nodeCommand("network", func(ctx context.Context, c *qemu.Cluster, node string) error {
+		if percent < 0 || percent > 100 {
+			return usagef("--loss %g: must be a percentage from 0 to 100", percent)
+		}
+		to.Loss = percent / 100
+		for _, names := range [][]string{to.CutFrom, to.DeafTo} {
+			for i, name := range names {
+				other, err := c.Find(name)
+				if err != nil {
+					return err
 				}
+				names[i] = other.Name
 			}
-			if err := c.SetNetwork(cmd.Context(), node.Name, to); err != nil {
-				return err
-			}
-			fmt.Fprintf(a.out, "network of %s: %s\n", node.Name, to)
-			return nil
-		},
-	}, &name)
+		}
+		if err := c.SetNetwork(ctx, node, to); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.out, "network of %s: %s\n", node, to)
+		return nil
+	})
 	f := cmd.Flags()
 	f.BoolVar(&to.Off, "off", false, "disconnect it from all others")
 	f.StringSliceVar(&to.CutFrom, "cut-from", nil, "disconnect it from these nodes, separated by commas")

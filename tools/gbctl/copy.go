@@ -11,9 +11,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -86,28 +86,23 @@ func (x *extraction) progress() {
 func (x *extraction) from(ctx context.Context, c *client.Client, path, dir string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := c.File.Copy(ctx, connect.NewRequest(&apiv1.CopyFilesRequest{Path: path}))
-	if err != nil {
-		return err
-	}
 	r, w := io.Pipe()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		err := receive(stream, nil, func(m *apiv1.FileChunk) error {
+	var receiving sync.WaitGroup
+	receiving.Go(func() {
+		err := client.Receive(ctx, c.File.Copy, &apiv1.CopyFilesRequest{Path: path}, func(m *apiv1.FileChunk) error {
 			_, err := w.Write(m.Data)
 			return err
 		})
 		w.CloseWithError(err) // nil is the end of the archive
-	}()
-	err = x.extract(r, dir)
+	})
+	err := x.extract(r, dir)
 	if err == nil {
 		// The stream continues after the archive, for example with an error of the node.
 		_, err = io.Copy(io.Discard, r)
 	}
 	r.CloseWithError(errors.New("stopped reading"))
 	cancel()
-	<-done
+	receiving.Wait()
 	return err
 }
 

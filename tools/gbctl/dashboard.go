@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -37,8 +35,7 @@ func (a *app) dashboardCommand() *cobra.Command {
 }
 
 func (a *app) dashboard(ctx context.Context) error {
-	in, ok := a.in.(*os.File)
-	if !ok || !interactive(a.out) || !interactive(in) {
+	if !interactive(a.in) || !interactive(a.out) {
 		return usagef("the dashboard needs a terminal: in scripts and pipes use 'gbctl health', 'gbctl services' and 'gbctl logs -f'")
 	}
 	nodes, err := a.targets(ctx)
@@ -48,7 +45,7 @@ func (a *app) dashboard(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	f := &feeds{app: a, nodes: nodes, changed: make(chan struct{}, 1)}
-	program := tea.NewProgram(newDashboard(nodes, f.follow), tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(a.out), tea.WithoutSignalHandler())
+	program := tea.NewProgram(newDashboard(nodes, f.follow), tea.WithContext(ctx), tea.WithInput(a.in), tea.WithOutput(a.out), tea.WithoutSignalHandler())
 	f.start(ctx, program.Send)
 	_, err = program.Run()
 	cancel()
@@ -138,7 +135,7 @@ func (f *feeds) fetch(ctx context.Context, i int, c *client.Client) snapshot {
 	s := snapshot{node: i}
 	resources := func(kind string, to **apiv1.ListResourcesResponse) func() error {
 		return func() (err error) {
-			*to, err = unary(ctx, c.Resource.List, &apiv1.ListResourcesRequest{Type: kind})
+			*to, err = client.Unary(ctx, c.Resource.List, &apiv1.ListResourcesRequest{Type: kind})
 			return err
 		}
 	}
@@ -172,8 +169,7 @@ func (f *feeds) requestError(ctx context.Context, c *client.Client, err error) e
 func (f *feeds) events(ctx context.Context, i int, c *client.Client) {
 	for ctx.Err() == nil {
 		again := true
-		stream, err := c.Service.Events(ctx, connect.NewRequest(&apiv1.EventsRequest{Tail: pastEvents, Follow: true}))
-		_ = receive(stream, err, func(e *apiv1.ServiceEvent) error {
+		_ = client.Receive(ctx, c.Service.Events, &apiv1.EventsRequest{Tail: pastEvents, Follow: true}, func(e *apiv1.ServiceEvent) error {
 			f.send(eventsMsg{node: i, again: again, events: []*apiv1.ServiceEvent{e}})
 			again = false
 			return ctx.Err()
@@ -223,8 +219,7 @@ func (f *feeds) log(ctx context.Context, t logTarget) {
 	defer c.Close()
 	for ctx.Err() == nil {
 		again := true
-		stream, err := c.Log.Read(ctx, connect.NewRequest(&apiv1.ReadLogRequest{Id: t.service, Tail: pastLines, Follow: true}))
-		err = receive(stream, err, func(m *apiv1.LogChunk) error {
+		err = client.Receive(ctx, c.Log.Read, &apiv1.ReadLogRequest{Id: t.service, Tail: pastLines, Follow: true}, func(m *apiv1.LogChunk) error {
 			f.send(linesMsg{target: t, again: again, lines: m.Lines, lost: m.Lost})
 			again = false
 			return ctx.Err()

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
 )
 
 var severities = map[apiv1.Finding_Severity]string{
@@ -26,15 +24,13 @@ func (a *app) doctorCommand() *cobra.Command {
 
 func (a *app) doctor(ctx context.Context) error {
 	answers, failed := gather(ctx, a, diagnose)
-	var documents []*yaml.Node
 	unhealthy := false
 	for _, n := range answers {
-		documents = append(documents, document(n.node, n.value))
 		for _, f := range n.value.Findings {
 			unhealthy = unhealthy || f.Severity == apiv1.Finding_SEVERITY_ERROR
 		}
 	}
-	err := a.show(documents, true, func() error {
+	err := a.show(documents(answers), true, func() error {
 		for i, n := range answers {
 			if i > 0 {
 				fmt.Fprintln(a.out)
@@ -49,9 +45,7 @@ func (a *app) doctor(ctx context.Context) error {
 	return err
 }
 
-func diagnose(ctx context.Context, c *client.Client) (*apiv1.DiagnoseResponse, error) {
-	return unary(ctx, c.Node.Diagnose, &apiv1.DiagnoseRequest{})
-}
+var diagnose = asking(ofNode, nodeAPI.Diagnose, &apiv1.DiagnoseRequest{})
 
 func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
 	if len(m.Findings) == 0 {

@@ -19,7 +19,6 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 )
 
 func (a *app) editCommand() *cobra.Command {
@@ -130,7 +129,7 @@ func (d *draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
 		return nil, err
 	}
 	editor := cmp.Or(os.Getenv("GARBOARD_EDITOR"), os.Getenv("EDITOR"), defaultEditor)
-	if f, ok := a.in.(*os.File); editor == defaultEditor && !(ok && term.IsTerminal(int(f.Fd()))) {
+	if editor == defaultEditor && !interactive(a.in) {
 		return nil, fmt.Errorf("%s needs a terminal; in scripts use 'gbctl patch mc'", editor)
 	}
 	// The variable may contain arguments, so the shell parses it. The editor isn't killed
@@ -138,8 +137,7 @@ func (d *draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
 	cmd := exec.Command("sh", "-c", editor+` "$@"`, editor, d.path)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.in, a.out, a.err
 	err := cmd.Run()
-	var ended *exec.ExitError
-	if errors.As(err, &ended) && (ended.ExitCode() == codeInterrupted || !ended.Exited() && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGINT) {
+	if ended, ok := errors.AsType[*exec.ExitError](err); ok && (ended.ExitCode() == codeInterrupted || !ended.Exited() && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGINT) {
 		// Ctrl-C goes to all processes of a terminal. The editor may exit first.
 		return nil, context.Canceled
 	}
@@ -162,8 +160,7 @@ var place = regexp.MustCompile(`(?m)^([^\s:]*):(\d+):(\d+): `)
 // positions by the number of these lines, so that they are right in the shown file.
 func asComments(node string, err error) string {
 	reasons := err.Error()
-	var answer *connect.Error
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[*connect.Error](err); ok {
 		reasons = answer.Message()
 	}
 	lines := strings.Split(strings.TrimSpace(reasons), "\n")
@@ -190,3 +187,14 @@ func stripProblems(text []byte) []byte {
 	}
 	return text
 }
+
+// draftError is the error of an edit that couldn't be applied. The text of the user stays
+// in a file, so that it isn't lost.
+type draftError struct {
+	err  error
+	path string
+}
+
+func (e *draftError) Error() string { return e.err.Error() + "\n" + e.note() }
+func (e *draftError) Unwrap() error { return e.err }
+func (e *draftError) note() string  { return fmt.Sprintf("your edited text is in %s", e.path) }

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -35,18 +34,6 @@ func (a *app) raiseTimeout(cmd *cobra.Command, d time.Duration) {
 	}
 }
 
-// printMessage calls one node and prints the message in its answer.
-func (a *app) printMessage(ctx context.Context, what string, ask func(context.Context, *client.Client) (interface{ GetMessage() string }, error)) error {
-	return a.one(ctx, what, func(ctx context.Context, c *client.Client) error {
-		m, err := ask(ctx, c)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(a.out, "%s: %s\n", c.Name, visible(m.GetMessage()))
-		return nil
-	})
-}
-
 func (a *app) etcdCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "etcd"}
 	cmd.AddCommand(a.etcdMembersCommand(), a.etcdStatusCommand(), a.etcdSnapshotCommand(), a.etcdDefragmentCommand(), a.etcdAlarmCommand(),
@@ -55,9 +42,7 @@ func (a *app) etcdCommand() *cobra.Command {
 }
 
 func (a *app) etcdMembersCommand() *cobra.Command {
-	return listCommand(a, "members", []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, func(ctx context.Context, c *client.Client) (*apiv1.EtcdMembersResponse, error) {
-		return unary(ctx, c.Etcd.Members, &apiv1.EtcdMembersRequest{})
-	}, func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
+	return listCommand(a, "members", []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, asking(ofEtcd, etcdAPI.Members, &apiv1.EtcdMembersRequest{}), func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
 		for _, e := range m.Members {
 			rows = append(rows, []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ","), m.ClusterId})
 		}
@@ -73,9 +58,7 @@ func votes(m *apiv1.EtcdMember) string {
 }
 
 func (a *app) etcdStatusCommand() *cobra.Command {
-	return listCommand(a, "status", []string{"ID", "NAME", "ROLE", "VERSION", "SIZE", "IN USE", "TERM", "INDEX", "PROBLEMS"}, func(ctx context.Context, c *client.Client) (*apiv1.EtcdStatusResponse, error) {
-		return unary(ctx, c.Etcd.Status, &apiv1.EtcdStatusRequest{})
-	}, rowsOf((*apiv1.EtcdStatusResponse).GetMembers, etcdRow))
+	return listCommand(a, "status", []string{"ID", "NAME", "ROLE", "VERSION", "SIZE", "IN USE", "TERM", "INDEX", "PROBLEMS"}, asking(ofEtcd, etcdAPI.Status, &apiv1.EtcdStatusRequest{}), rowsOf((*apiv1.EtcdStatusResponse).GetMembers, etcdRow))
 }
 
 func etcdRow(s *apiv1.EtcdMemberStatus) []string {
@@ -128,8 +111,7 @@ func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64,
 		}
 	}()
 	to := &checksumWriter{to: f, hash: sha256.New()}
-	stream, err := c.Etcd.Snapshot(ctx, connect.NewRequest(&apiv1.EtcdSnapshotRequest{}))
-	if err := receive(stream, err, func(m *apiv1.FileChunk) error {
+	if err := client.Receive(ctx, c.Etcd.Snapshot, &apiv1.EtcdSnapshotRequest{}, func(m *apiv1.FileChunk) error {
 		_, err := to.Write(m.Data)
 		return err
 	}); err != nil {
@@ -175,7 +157,7 @@ func (a *app) etcdDefragmentCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, defragmentTimeout)
 			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				m, err := unary(ctx, c.Etcd.Defragment, &apiv1.EtcdDefragmentRequest{})
+				m, err := client.Unary(ctx, c.Etcd.Defragment, &apiv1.EtcdDefragmentRequest{})
 				if err != nil {
 					return err
 				}
@@ -191,12 +173,8 @@ func (a *app) etcdAlarmCommand() *cobra.Command {
 	rows := rowsOf((*apiv1.EtcdAlarmsResponse).GetAlarms, func(e *apiv1.EtcdAlarm) []string { return []string{e.Member, e.Alarm} })
 	head := []string{"MEMBER", "ALARM"}
 	cmd.AddCommand(
-		listCommand(a, "list", head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
-			return unary(ctx, c.Etcd.Alarms, &apiv1.EtcdAlarmsRequest{})
-		}, rows),
-		listCommand(a, "disarm", head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
-			return unary(ctx, c.Etcd.DisarmAlarms, &apiv1.EtcdDisarmAlarmsRequest{})
-		}, rows),
+		listCommand(a, "list", head, asking(ofEtcd, etcdAPI.Alarms, &apiv1.EtcdAlarmsRequest{}), rows),
+		listCommand(a, "disarm", head, asking(ofEtcd, etcdAPI.DisarmAlarms, &apiv1.EtcdDisarmAlarmsRequest{}), rows),
 	)
 	return cmd
 }
@@ -205,9 +183,7 @@ func (a *app) etcdForfeitCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "forfeit-leadership",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.printMessage(cmd.Context(), "etcd forfeit-leadership", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return unary(ctx, c.Etcd.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{})
-			})
+			return printMessage(cmd.Context(), a, "etcd forfeit-leadership", asking(ofEtcd, etcdAPI.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{}))
 		},
 	}
 }
@@ -217,9 +193,7 @@ func (a *app) etcdRemoveCommand() *cobra.Command {
 		Use:  "remove-member ID",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.printMessage(cmd.Context(), "etcd remove-member", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return unary(ctx, c.Etcd.RemoveMember, &apiv1.EtcdRemoveMemberRequest{Id: args[0]})
-			})
+			return printMessage(cmd.Context(), a, "etcd remove-member", asking(ofEtcd, etcdAPI.RemoveMember, &apiv1.EtcdRemoveMemberRequest{Id: args[0]}))
 		},
 	}
 }
@@ -229,9 +203,7 @@ func (a *app) etcdLeaveCommand() *cobra.Command {
 		Use: "leave",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, leaveTimeout)
-			return a.printMessage(cmd.Context(), "etcd leave", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return unary(ctx, c.Etcd.Leave, &apiv1.EtcdLeaveRequest{})
-			})
+			return printMessage(cmd.Context(), a, "etcd leave", asking(ofEtcd, etcdAPI.Leave, &apiv1.EtcdLeaveRequest{}))
 		},
 	}
 }

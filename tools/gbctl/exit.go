@@ -82,16 +82,13 @@ func exitCode(err error) int {
 	if err == nil {
 		return codeOK
 	}
-	var exit *exitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exitError](err); ok {
 		return exit.code
 	}
-	var nodes *nodeErrors
-	if errors.As(err, &nodes) {
+	if nodes, ok := errors.AsType[*nodeErrors](err); ok {
 		return nodes.code()
 	}
-	var answer *connect.Error
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[*connect.Error](err); ok {
 		if code, ok := byConnectCode[answer.Code()]; ok {
 			return code
 		}
@@ -114,13 +111,11 @@ func (e *nodeErrors) code() int {
 
 // draftsIn returns the draft errors in an error.
 func draftsIn(err error) (all []*draftError) {
-	var nodes *nodeErrors
-	var kept *draftError
-	if errors.As(err, &nodes) {
+	if nodes, ok := errors.AsType[*nodeErrors](err); ok {
 		for _, f := range nodes.failed {
 			all = append(all, draftsIn(f.err)...)
 		}
-	} else if errors.As(err, &kept) {
+	} else if kept, ok := errors.AsType[*draftError](err); ok {
 		all = append(all, kept)
 	}
 	return all

@@ -22,8 +22,7 @@ func (a *app) explain(node string, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err
 	}
-	var exit *exitError
-	if errors.As(err, &exit) {
+	if _, ok := errors.AsType[*exitError](err); ok {
 		return err
 	}
 	for _, explain := range []func(string, error) error{a.explainTrust, a.explainAlert, a.explainNetwork, a.explainAnswer} {
@@ -188,24 +187,17 @@ func (a *app) explainNetwork(node string, err error) error {
 
 // innermost returns the error at the end of the chain.
 func innermost(err error) error {
-	for {
-		inner := errors.Unwrap(err)
-		if inner == nil {
-			return err
-		}
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
 		err = inner
 	}
+	return err
 }
 
 // explainAnswer explains an error in the answer of a node.
 func (a *app) explainAnswer(_ string, err error) error {
-	var answer *connect.Error
-	if !errors.As(err, &answer) {
+	answer, ok := errors.AsType[*connect.Error](err)
+	if !ok {
 		return nil
-	}
-	code, known := byConnectCode[answer.Code()]
-	if !known {
-		code = codeFailed
 	}
 	message := answer.Message()
 	switch answer.Code() {
@@ -216,7 +208,7 @@ func (a *app) explainAnswer(_ string, err error) error {
 	case connect.CodeUnimplemented:
 		message = "doesn't support this request: it runs another release ('gbctl version' shows it)"
 	}
-	return &exitError{code, &answerError{message, err}}
+	return &exitError{exitCode(answer), &answerError{message, err}}
 }
 
 // answerError is the error in the answer of a node, without the text that connect adds.

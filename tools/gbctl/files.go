@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -45,8 +44,7 @@ func (a *app) lsCommand() *cobra.Command {
 
 func (a *app) ls(ctx context.Context, r *apiv1.ListFilesRequest, long bool) error {
 	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (files []*apiv1.FileInfo, err error) {
-		stream, err := c.File.List(ctx, connect.NewRequest(r))
-		err = receive(stream, err, func(f *apiv1.FileInfo) error {
+		err = client.Receive(ctx, c.File.List, r, func(f *apiv1.FileInfo) error {
 			files = append(files, f)
 			return nil
 		})
@@ -95,8 +93,7 @@ func (a *app) readCommand() *cobra.Command {
 				return err
 			}
 			return a.untimed(cmd.Context(), "read", func(ctx context.Context, c *client.Client) error {
-				stream, err := c.File.Read(ctx, connect.NewRequest(&apiv1.ReadFileRequest{Path: name}))
-				return receive(stream, err, func(m *apiv1.FileChunk) error {
+				return client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: name}, func(m *apiv1.FileChunk) error {
 					_, err := a.out.Write(m.Data)
 					return err
 				})

@@ -16,20 +16,16 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 )
 
-// follow prints an operation of a node from its start to its end, and asks the user its
+func (a *app) follower(node, id string, stop func(*apiv1.Operation) bool) *follower {
+	return &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
+}
+
+// run prints an operation of a node from its start to its end, and asks the user its
 // questions. It reconnects for as long as a machine may take to restart: the node
 // continues meanwhile, or restarts as a part of the operation. The error is the one with
 // which the operation ended.
 //
 // It stops earlier if stop returns true.
-func (a *app) follow(ctx context.Context, node, id string, stop func(*apiv1.Operation) bool) error {
-	return a.follower(node, id, stop).run(ctx)
-}
-
-func (a *app) follower(node, id string, stop func(*apiv1.Operation) bool) *follower {
-	return &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
-}
-
 func (f *follower) run(ctx context.Context) error {
 	a, node, id := f.app, f.node, f.id
 	var retries retryLog
@@ -88,8 +84,7 @@ var errStopped = errors.New("stopped")
 func (f *follower) watch(ctx context.Context, c *client.Client) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := c.Operation.Watch(ctx, connect.NewRequest(&apiv1.WatchOperationRequest{Id: f.id, After: f.cursor}))
-	f.streamErr = receive(stream, err, func(u *apiv1.OperationUpdate) error {
+	f.streamErr = client.Receive(ctx, c.Operation.Watch, &apiv1.WatchOperationRequest{Id: f.id, After: f.cursor}, func(u *apiv1.OperationUpdate) error {
 		f.lastUpdate, f.last = time.Now(), u.Operation
 		if f.outputErr = f.show(u); f.outputErr != nil {
 			return f.outputErr

@@ -52,7 +52,7 @@ var getHead = []string{"NODE", "NAMESPACE", "TYPE", "ID", "VERSION"}
 
 func (a *app) get(ctx context.Context, q query) error {
 	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.ListResourcesResponse, error) {
-		list, err := unary(ctx, c.Resource.List, q.request())
+		list, err := client.Unary(ctx, c.Resource.List, q.request())
 		if err == nil && q.id != "" && len(list.Items) == 0 {
 			err = fmt.Errorf("no %s %q%s", list.GetDefinition().GetKind(), q.id, q.where())
 		}
@@ -127,9 +127,7 @@ func envelope(node string, r *apiv1.Resource) (*yaml.Node, error) {
 
 // definitions prints the types as if they were resources.
 func (a *app) definitions(ctx context.Context, q query) error {
-	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.ListDefinitionsResponse, error) {
-		return unary(ctx, c.Resource.Definitions, &apiv1.ListDefinitionsRequest{})
-	})
+	answers, failed := gather(ctx, a, asking(ofResource, resourceAPI.Definitions, &apiv1.ListDefinitionsRequest{}))
 	var rows [][]string
 	var documents []*yaml.Node
 	for _, n := range answers {

@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
-	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
 )
 
 // pollInterval is how often gbctl asks a node while it waits for it: short enough for the
@@ -26,9 +25,7 @@ func (a *app) healthCommand() *cobra.Command {
 	return a.insecureFlags(a.outputFlag(cmd))
 }
 
-func status(ctx context.Context, c *client.Client) (*apiv1.NodeStatusResponse, error) {
-	return unary(ctx, c.Node.Status, &apiv1.NodeStatusRequest{})
-}
+var status = asking(ofNode, nodeAPI.Status, &apiv1.NodeStatusRequest{})
 
 // unhealthyReason returns why a node isn't healthy, or an empty text.
 func unhealthyReason(s *apiv1.NodeStatusResponse) string {
@@ -65,19 +62,13 @@ func (a *app) health(ctx context.Context, wait time.Duration) error {
 }
 
 func (a *app) showHealth(answers []answer[*apiv1.NodeStatusResponse], failed error) error {
-	head := []string{"NODE", "HOSTNAME", "TYPE", "STAGE", "SERVICES UP", "LOAD", "MEMORY FREE", "UPTIME", "WAITS FOR"}
-	var rows [][]string
-	var documents []*yaml.Node
-	healthy := true
-	for _, n := range answers {
-		s := n.value
-		healthy = healthy && unhealthyReason(s) == ""
-		rows = append(rows, []string{n.node, s.Hostname, s.MachineType, s.Stage, fmt.Sprintf("%d/%d", s.ServicesUp, s.Services),
-			fmt.Sprintf("%.2f", s.Load1), size(s.MemoryAvailable), span(s.Uptime.AsDuration()), unhealthyReason(s)})
-		documents = append(documents, document(n.node, s))
-	}
-	err := a.showTable(documents, true, head, rows, len(rows) > 0)
-	if err = errors.Join(err, failed); err == nil && !healthy {
+	head := []string{"HOSTNAME", "TYPE", "STAGE", "SERVICES UP", "LOAD", "MEMORY FREE", "UPTIME", "WAITS FOR"}
+	err := showRows(a, answers, head, func(s *apiv1.NodeStatusResponse) [][]string {
+		return [][]string{{s.Hostname, s.MachineType, s.Stage, fmt.Sprintf("%d/%d", s.ServicesUp, s.Services),
+			fmt.Sprintf("%.2f", s.Load1), size(s.MemoryAvailable), span(s.Uptime.AsDuration()), unhealthyReason(s)}}
+	})
+	unhealthy := slices.ContainsFunc(answers, func(n answer[*apiv1.NodeStatusResponse]) bool { return unhealthyReason(n.value) != "" })
+	if err = errors.Join(err, failed); err == nil && unhealthy {
 		return &exitError{codeUnhealthy, nil}
 	}
 	return err

@@ -16,15 +16,13 @@ func (a *app) confirmCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "confirm",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.sequential(cmd.Context(), func(ctx context.Context, n *client.Client) error {
-				ctx, done := a.request(ctx, n.Name)
-				defer done()
+			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, n *client.Client) error {
 				_, err := n.Config.Confirm(ctx, connect.NewRequest(&apiv1.ConfirmConfigRequest{}))
 				if err == nil {
 					fmt.Fprintf(a.out, "confirmed mc at the node %s\n", n.Name)
 				}
 				return err
-			})
+			}))
 		},
 	}
 }
@@ -36,9 +34,7 @@ func (a *app) historyCommand() *cobra.Command {
 	}))
 }
 
-func history(ctx context.Context, c *client.Client) (*apiv1.ConfigHistoryResponse, error) {
-	return unary(ctx, c.Config.History, &apiv1.ConfigHistoryRequest{})
-}
+var history = asking(ofConfig, configAPI.History, &apiv1.ConfigHistoryRequest{})
 
 // modeName is the name of a mode as in --mode.
 func modeName(m apiv1.ApplyMode) string {
@@ -68,7 +64,7 @@ func (a *app) showCommand() *cobra.Command {
 				return err
 			}
 			return a.one(cmd.Context(), "config show", func(ctx context.Context, n *client.Client) error {
-				m, err := unary(ctx, n.Config.Get, r)
+				m, err := client.Unary(ctx, n.Config.Get, r)
 				if err != nil {
 					return err
 				}
@@ -104,7 +100,7 @@ func (a *app) rollbackCommand() *cobra.Command {
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 				ctx, done := a.request(ctx, n.Name)
 				defer done()
-				return unary(ctx, n.Config.Rollback, &apiv1.RollbackConfigRequest{
+				return client.Unary(ctx, n.Config.Rollback, &apiv1.RollbackConfigRequest{
 					Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
 				})
 			})

@@ -38,10 +38,8 @@ func (a *app) removeImagesCommand() *cobra.Command {
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Images = args
-			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				ctx, done := a.request(ctx, c.Name)
-				defer done()
-				m, err := unary(ctx, c.Node.RemoveImages, r)
+			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, c *client.Client) error {
+				m, err := client.Unary(ctx, c.Node.RemoveImages, r)
 				if err != nil {
 					return err
 				}
@@ -49,7 +47,7 @@ func (a *app) removeImagesCommand() *cobra.Command {
 					fmt.Fprintf(a.out, "%s: removed %s\n", c.Name, oneLine(name))
 				}
 				return nil
-			})
+			}))
 		},
 	}
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "images of Kubernetes instead of the system")
@@ -58,17 +56,11 @@ func (a *app) removeImagesCommand() *cobra.Command {
 
 func (a *app) images(ctx context.Context, r *apiv1.ImagesRequest) error {
 	head := []string{"NAMESPACE", "NAME", "DIGEST", "SIZE", "CREATED"}
-	return list(ctx, a, head, images(r), rowsOf((*apiv1.ImagesResponse).GetImages, func(i *apiv1.ContainerImage) []string {
+	return list(ctx, a, head, asking(ofNode, nodeAPI.Images, r), rowsOf((*apiv1.ImagesResponse).GetImages, func(i *apiv1.ContainerImage) []string {
 		created := ""
 		if i.Created != nil {
 			created = i.Created.AsTime().UTC().Format("2006-01-02 15:04")
 		}
 		return []string{i.Namespace, i.Name, shortDigest(i.Digest), size(i.Size), created}
 	}))
-}
-
-func images(r *apiv1.ImagesRequest) func(context.Context, *client.Client) (*apiv1.ImagesResponse, error) {
-	return func(ctx context.Context, c *client.Client) (*apiv1.ImagesResponse, error) {
-		return unary(ctx, c.Node.Images, r)
-	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -14,13 +13,7 @@ func (a *app) inspectCommand() *cobra.Command {
 	graph := &cobra.Command{
 		Use: "graph",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.one(cmd.Context(), "inspect graph", func(ctx context.Context, c *client.Client) error {
-				m, err := unary(ctx, c.Resource.Graph, r)
-				if err == nil {
-					fmt.Fprint(a.out, m.Dot)
-				}
-				return err
-			})
+			return printText(cmd.Context(), a, "inspect graph", asking(ofResource, resourceAPI.Graph, r), (*apiv1.GraphResponse).GetDot)
 		},
 	}
 	graph.Flags().BoolVar(&r.Services, "services", false, "draw services instead of controllers")
@@ -29,11 +22,7 @@ func (a *app) inspectCommand() *cobra.Command {
 
 // one sends a request to one node, for output that can't be combined for several nodes.
 func (a *app) one(ctx context.Context, what string, call func(context.Context, *client.Client) error) error {
-	return a.untimed(ctx, what, func(ctx context.Context, c *client.Client) error {
-		ctx, done := a.request(ctx, c.Name)
-		defer done()
-		return call(ctx, c)
-	})
+	return a.untimed(ctx, what, a.limited(call))
 }
 
 // untimed is one without --timeout, for streams.
@@ -50,16 +39,18 @@ func (a *app) bootChartCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "boot-chart",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.one(cmd.Context(), "boot-chart", func(ctx context.Context, c *client.Client) error {
-				m, err := unary(ctx, c.Node.BootChart, r)
-				if err != nil {
-					return err
-				}
-				_, err = a.out.Write(m.Chart)
-				return err
-			})
+			return printText(cmd.Context(), a, "boot-chart", asking(ofNode, nodeAPI.BootChart, r), (*apiv1.BootChartResponse).GetChart)
 		},
 	}
 	cmd.Flags().BoolVar(&r.Svg, "svg", false, "print an SVG image")
 	return cmd
+}
+
+func (a *app) metricsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "metrics",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return printText(cmd.Context(), a, "metrics", asking(ofNode, nodeAPI.Metrics, &apiv1.MetricsRequest{}), (*apiv1.MetricsResponse).GetText)
+		},
+	}
 }

@@ -50,7 +50,7 @@ func (a *app) kubeconfig(ctx context.Context, to string, force bool) error {
 			return err
 		}
 	}
-	merged, current, err := mergeKubeconfigFile(to, text, force)
+	merged, current, err := mergeKubeconfigFile(to, text, func(kubeFile) bool { return force })
 	if err != nil {
 		return err
 	}
@@ -71,15 +71,13 @@ func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
 	var text []byte
 	errs := make([]error, len(nodes))
 	for i, node := range nodes {
-		errs[i] = a.withClient(ctx, node, func(ctx context.Context, n *client.Client) error {
-			ctx, done := a.request(ctx, n.Name)
-			defer done()
-			m, err := unary(ctx, n.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
+		errs[i] = a.withClient(ctx, node, a.limited(func(ctx context.Context, n *client.Client) error {
+			m, err := client.Unary(ctx, n.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
 			if err == nil {
 				text = m.Kubeconfig
 			}
 			return err
-		})
+		}))
 		if errs[i] == nil || ctx.Err() != nil {
 			return text, errs[i]
 		}
@@ -98,13 +96,17 @@ func defaultKubeconfig() (string, error) {
 	return filepath.Join(home, ".kube", "config"), nil
 }
 
-// mergeKubeconfigFile merges text into the content of a file, if the file exists.
-func mergeKubeconfigFile(path string, text []byte, force bool) (merged []byte, current string, err error) {
+// mergeKubeconfigFile merges text into the content of a file, if the file exists. force is
+// called with that content.
+func mergeKubeconfigFile(path string, text []byte, force func(have kubeFile) bool) (merged []byte, current string, err error) {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, "", err
 	}
-	merged, current, err = mergeKubeconfig(old, text, force)
+	have, err := parseKube(old)
+	if err == nil {
+		merged, current, err = mergeKubeconfig(old, text, force(have))
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("merge into %s: %w; nothing was changed", path, err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -18,16 +17,27 @@ import (
 // a document for each answer.
 func list[M proto.Message](ctx context.Context, a *app, head []string, ask func(context.Context, *client.Client) (M, error), rows func(M) [][]string) error {
 	answers, failed := gather(ctx, a, ask)
-	var documents []*yaml.Node
+	return errors.Join(showRows(a, answers, head, rows), failed)
+}
+
+// showRows prints answers as list does.
+func showRows[M proto.Message](a *app, answers []answer[M], head []string, rows func(M) [][]string) error {
 	var all [][]string
 	for _, n := range answers {
-		documents = append(documents, document(n.node, n.value))
 		for _, row := range rows(n.value) {
 			all = append(all, append([]string{n.node}, row...))
 		}
 	}
-	err := a.showTable(documents, true, append([]string{"NODE"}, head...), all, len(answers) > 0)
-	return errors.Join(err, failed)
+	return a.showTable(documents(answers), true, append([]string{"NODE"}, head...), all, len(answers) > 0)
+}
+
+// documents returns a document for each answer.
+func documents[M proto.Message](answers []answer[M]) []*yaml.Node {
+	all := make([]*yaml.Node, len(answers))
+	for i, n := range answers {
+		all[i] = document(n.node, n.value)
+	}
+	return all
 }
 
 // listCommand makes a command that calls all nodes and prints a table of the answers.
@@ -43,15 +53,6 @@ func rowsOf[M, T any](items func(M) []T, row func(T) []string) func(M) [][]strin
 		}
 		return rows
 	}
-}
-
-// unary sends a request with a method of a client, and returns the message of the answer.
-func unary[Q, M any](ctx context.Context, method func(context.Context, *connect.Request[Q]) (*connect.Response[M], error), request *Q) (*M, error) {
-	response, err := method(ctx, connect.NewRequest(request))
-	if err != nil {
-		return nil, err
-	}
-	return response.Msg, nil
 }
 
 // size formats a number of bytes.

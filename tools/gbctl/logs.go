@@ -69,29 +69,17 @@ func (a *app) stream(ctx context.Context, follow bool, read func(context.Context
 	})
 }
 
-// receive calls each for all messages of a stream.
-func receive[T any](stream *connect.ServerStreamForClient[T], err error, each func(*T) error) error {
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	for stream.Receive() {
-		if err := each(stream.Msg()); err != nil {
-			return err
-		}
-	}
-	return stream.Err()
-}
-
 // streamLines prints a stream of each node: a line for each message, or a JSON object.
-func streamLines[T any, M interface {
+func streamLines[S, Q, T any, M interface {
 	*T
 	proto.Message
-}](ctx context.Context, a *app, follow bool, line func(M) string, open func(context.Context, *client.Client) (*connect.ServerStreamForClient[T], error)) error {
+}](ctx context.Context, a *app, follow bool, line func(M) string, service func(*client.Client) S, method func(S, context.Context, *connect.Request[Q]) (*connect.ServerStreamForClient[T], error), request *Q) error {
 	p := a.printer()
 	return a.stream(ctx, follow, func(ctx context.Context, c *client.Client) error {
-		stream, err := open(ctx, c)
-		return receive(stream, err, func(m *T) error {
+		open := func(ctx context.Context, r *connect.Request[Q]) (*connect.ServerStreamForClient[T], error) {
+			return method(service(c), ctx, r)
+		}
+		return client.Receive(ctx, open, request, func(m *T) error {
 			if a.output == "json" {
 				return writeLine(a, document(c.Name, M(m)))
 			}
@@ -134,8 +122,7 @@ func (a *app) logsCommand() *cobra.Command {
 			r.Id, r.Tail = args[0], tail(last)
 			p := a.printer()
 			return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
-				stream, err := c.Log.Read(ctx, connect.NewRequest(r))
-				return receive(stream, err, func(m *apiv1.LogChunk) error {
+				return client.Receive(ctx, c.Log.Read, r, func(m *apiv1.LogChunk) error {
 					if m.Lost > 0 {
 						fmt.Fprintf(a.err, "%s: %d lines were lost: the log was written faster than it could be sent\n", c.Name, m.Lost)
 					}
@@ -152,9 +139,7 @@ func (a *app) logsCommand() *cobra.Command {
 }
 
 func (a *app) logNames(ctx context.Context, kubernetes bool) error {
-	return list(ctx, a, []string{"ID"}, func(ctx context.Context, c *client.Client) (*apiv1.ListLogsResponse, error) {
-		return unary(ctx, c.Log.List, &apiv1.ListLogsRequest{Kubernetes: kubernetes})
-	}, rowsOf((*apiv1.ListLogsResponse).GetIds, func(id string) []string { return []string{id} }))
+	return list(ctx, a, []string{"ID"}, asking(ofLog, logAPI.List, &apiv1.ListLogsRequest{Kubernetes: kubernetes}), rowsOf((*apiv1.ListLogsResponse).GetIds, func(id string) []string { return []string{id} }))
 }
 
 func (a *app) dmesgCommand() *cobra.Command {
@@ -164,9 +149,7 @@ func (a *app) dmesgCommand() *cobra.Command {
 		Use: "dmesg",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r.Tail = tail(last)
-			return streamLines(cmd.Context(), a, r.Follow, kernelLine, func(ctx context.Context, c *client.Client) (*connect.ServerStreamForClient[apiv1.KernelMessage], error) {
-				return c.Log.Dmesg(ctx, connect.NewRequest(r))
-			})
+			return streamLines(cmd.Context(), a, r.Follow, kernelLine, ofLog, logAPI.Dmesg, r)
 		},
 	}
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new messages, until Ctrl-C")
@@ -184,9 +167,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "events",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return streamLines(cmd.Context(), a, r.Follow, serviceLine, func(ctx context.Context, c *client.Client) (*connect.ServerStreamForClient[apiv1.ServiceEvent], error) {
-				return c.Service.Events(ctx, connect.NewRequest(r))
-			})
+			return streamLines(cmd.Context(), a, r.Follow, serviceLine, ofService, serviceAPI.Events, r)
 		},
 	}
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new events, until Ctrl-C")

@@ -2,14 +2,12 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
 )
@@ -76,7 +74,7 @@ func (a *app) disksCommand() *cobra.Command {
 
 func (a *app) netstatCommand() *cobra.Command {
 	r := &apiv1.NetstatRequest{}
-	cmd := listCommand(a, "netstat", []string{"PROTOCOL", "LOCAL", "REMOTE", "STATE", "RECEIVE QUEUE", "SEND QUEUE", "PROCESS"}, netstat(r), rowsOf((*apiv1.NetstatResponse).GetSockets, func(s *apiv1.Socket) []string {
+	cmd := listCommand(a, "netstat", []string{"PROTOCOL", "LOCAL", "REMOTE", "STATE", "RECEIVE QUEUE", "SEND QUEUE", "PROCESS"}, asking(ofNode, nodeAPI.Netstat, r), rowsOf((*apiv1.NetstatResponse).GetSockets, func(s *apiv1.Socket) []string {
 		process := ""
 		if s.Pid > 0 {
 			process = fmt.Sprintf("%d/%s", s.Pid, s.Command)
@@ -95,7 +93,7 @@ func (a *app) timeCommand() *cobra.Command {
 
 func (a *app) containersCommand() *cobra.Command {
 	r := &apiv1.ContainersRequest{}
-	cmd := listCommand(a, "containers", []string{"NAMESPACE", "ID", "IMAGE", "PID", "STATUS"}, containers(r), rowsOf((*apiv1.ContainersResponse).GetContainers, func(c *apiv1.Container) []string {
+	cmd := listCommand(a, "containers", []string{"NAMESPACE", "ID", "IMAGE", "PID", "STATUS"}, asking(ofNode, nodeAPI.Containers, r), rowsOf((*apiv1.ContainersResponse).GetContainers, func(c *apiv1.Container) []string {
 		id := c.Id
 		if c.InPod {
 			id = "└─ " + id
@@ -107,39 +105,14 @@ func (a *app) containersCommand() *cobra.Command {
 	return cmd
 }
 
-// Requests that commands and support bundles share.
-
-func processes(ctx context.Context, c *client.Client) (*apiv1.ProcessesResponse, error) {
-	return unary(ctx, c.Node.Processes, &apiv1.ProcessesRequest{})
-}
-
-func memory(ctx context.Context, c *client.Client) (*apiv1.MemoryResponse, error) {
-	return unary(ctx, c.Node.Memory, &apiv1.MemoryRequest{})
-}
-
-func mounts(ctx context.Context, c *client.Client) (*apiv1.MountsResponse, error) {
-	return unary(ctx, c.Node.Mounts, &apiv1.MountsRequest{})
-}
-
-func disks(ctx context.Context, c *client.Client) (*apiv1.DisksResponse, error) {
-	return unary(ctx, c.Node.Disks, &apiv1.DisksRequest{})
-}
-
-func netstat(r *apiv1.NetstatRequest) func(context.Context, *client.Client) (*apiv1.NetstatResponse, error) {
-	return func(ctx context.Context, c *client.Client) (*apiv1.NetstatResponse, error) {
-		return unary(ctx, c.Node.Netstat, r)
-	}
-}
-
-func clock(ctx context.Context, c *client.Client) (*apiv1.TimeResponse, error) {
-	return unary(ctx, c.Node.Time, &apiv1.TimeRequest{})
-}
-
-func containers(r *apiv1.ContainersRequest) func(context.Context, *client.Client) (*apiv1.ContainersResponse, error) {
-	return func(ctx context.Context, c *client.Client) (*apiv1.ContainersResponse, error) {
-		return unary(ctx, c.Node.Containers, r)
-	}
-}
+// Questions that commands and support bundles share.
+var (
+	processes = asking(ofNode, nodeAPI.Processes, &apiv1.ProcessesRequest{})
+	memory    = asking(ofNode, nodeAPI.Memory, &apiv1.MemoryRequest{})
+	mounts    = asking(ofNode, nodeAPI.Mounts, &apiv1.MountsRequest{})
+	disks     = asking(ofNode, nodeAPI.Disks, &apiv1.DisksRequest{})
+	clock     = asking(ofNode, nodeAPI.Time, &apiv1.TimeRequest{})
+)
 
 // shortDigest shortens a digest for tables.
 func shortDigest(digest string) string {

@@ -75,17 +75,15 @@ var outputs = map[string][]string{
 }
 
 func (a *app) checkFlags(cmd *cobra.Command) error {
-	if a.timeout <= 0 {
-		return fmt.Errorf("--timeout must be more than zero")
-	}
-	if a.fingerprint != "" && !a.insecure {
-		return fmt.Errorf("--fingerprint needs --insecure: other nodes prove their identity with a certificate")
-	}
-	if f := cmd.Flags().Lookup("fingerprint"); f != nil && f.Changed && a.fingerprint == "" {
-		return fmt.Errorf("--fingerprint is empty: leave it out to see the certificate of the machine")
-	}
-	if a.insecure && len(a.nodes) == 0 {
-		return fmt.Errorf("--insecure needs -n: a node in maintenance mode isn't in any client configuration")
+	switch {
+	case a.timeout <= 0:
+		return errors.New("--timeout must be more than zero")
+	case a.fingerprint != "" && !a.insecure:
+		return errors.New("--fingerprint needs --insecure: other nodes prove their identity with a certificate")
+	case cmd.Flags().Changed("fingerprint") && a.fingerprint == "":
+		return errors.New("--fingerprint is empty: leave it out to see the certificate of the machine")
+	case a.insecure && len(a.nodes) == 0:
+		return errors.New("--insecure needs -n: a node in maintenance mode isn't in any client configuration")
 	}
 	if output := cmd.Flags().Lookup("output"); output != nil {
 		// In commands that write a file, -o is the name of the file.
@@ -269,22 +267,22 @@ func gather[T any](ctx context.Context, a *app, ask func(context.Context, *clien
 	waiting := a.waitFor(nodes)
 	defer waiting.end()
 	values := make([]T, len(nodes))
-	err = a.each(ctx, nodes, func(ctx context.Context, i int, c *client.Client) (err error) {
-		defer waiting.done(nodes[i])
-		ctx, cancel := context.WithTimeout(ctx, a.timeout)
-		defer cancel()
-		values[i], err = ask(ctx, c)
-		return err
+	errs := parallel(len(nodes), func(i int) error {
+		return a.withClient(ctx, nodes[i], func(ctx context.Context, c *client.Client) (err error) {
+			defer waiting.done(nodes[i])
+			ctx, cancel := context.WithTimeout(ctx, a.timeout)
+			defer cancel()
+			values[i], err = ask(ctx, c)
+			return err
+		})
 	})
-	var failed *nodeErrors
-	errors.As(err, &failed)
 	var answers []answer[T]
 	for i, node := range nodes {
-		if failed == nil || !slices.ContainsFunc(failed.failed, func(f nodeError) bool { return f.node == node }) {
+		if errs[i] == nil {
 			answers = append(answers, answer[T]{node, values[i]})
 		}
 	}
-	return answers, err
+	return answers, collect(nodes, errs)
 }
 
 // each calls all nodes at the same time. The error is nil or *nodeErrors.
@@ -318,6 +316,15 @@ func (a *app) request(ctx context.Context, node string) (context.Context, func()
 	return ctx, func() {
 		waiting.end()
 		cancel()
+	}
+}
+
+// limited limits a call as request does.
+func (a *app) limited(call func(context.Context, *client.Client) error) func(context.Context, *client.Client) error {
+	return func(ctx context.Context, c *client.Client) error {
+		ctx, done := a.request(ctx, c.Name)
+		defer done()
+		return call(ctx, c)
 	}
 }
 

@@ -33,9 +33,7 @@ func (a *app) operationsOrWarning(ctx context.Context, c *client.Client) (*apiv1
 	return all, err
 }
 
-func operations(ctx context.Context, c *client.Client) (*apiv1.ListOperationsResponse, error) {
-	return unary(ctx, c.Operation.List, &apiv1.ListOperationsRequest{})
-}
+var operations = asking(ofOperation, operationAPI.List, &apiv1.ListOperationsRequest{})
 
 func operationRow(o *apiv1.Operation) []string {
 	took, step, said := "", "", o.Error
@@ -86,7 +84,7 @@ func (a *app) followOne(ctx context.Context, what, id string) error {
 	if err != nil {
 		return err
 	}
-	return collect([]string{node}, []error{a.follow(ctx, node, id, func(*apiv1.Operation) bool { return false })})
+	return collect([]string{node}, []error{a.follower(node, id, func(*apiv1.Operation) bool { return false }).run(ctx)})
 }
 
 func (a *app) operationAnswerCommand() *cobra.Command {
@@ -124,9 +122,7 @@ func (a *app) operationAbortCommand() *cobra.Command {
 		Use:  "abort ID",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.printMessage(cmd.Context(), "operation abort", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return unary(ctx, c.Operation.Abort, &apiv1.AbortOperationRequest{Id: args[0]})
-			})
+			return printMessage(cmd.Context(), a, "operation abort", asking(ofOperation, operationAPI.Abort, &apiv1.AbortOperationRequest{Id: args[0]}))
 		},
 	}
 }
@@ -137,7 +133,7 @@ func (a *app) operationTakeOverCommand() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := a.one(cmd.Context(), "operation take-over", func(ctx context.Context, c *client.Client) error {
-				_, err := unary(ctx, c.Operation.TakeOver, &apiv1.TakeOverOperationRequest{Id: args[0]})
+				_, err := client.Unary(ctx, c.Operation.TakeOver, &apiv1.TakeOverOperationRequest{Id: args[0]})
 				return err
 			})
 			if err != nil {

@@ -90,11 +90,9 @@ func writeYAML(w io.Writer, documents []*yaml.Node) error {
 
 func writeJSON(w io.Writer, documents []*yaml.Node, one bool) error {
 	var b bytes.Buffer
-	var root *yaml.Node
+	root := sequence(documents)
 	if one {
 		root = documents[0]
-	} else {
-		root = &yaml.Node{Kind: yaml.SequenceNode, Content: documents}
 	}
 	if err := appendJSON(&b, root); err != nil {
 		return fmt.Errorf("write JSON: %w", err)

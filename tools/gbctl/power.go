@@ -53,47 +53,37 @@ type restart struct {
 	use, now, back string
 	wait           bool // by default
 	image          bool // it takes the system of an image
-	ask            func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error)
+	start          func(f powerFlags) question[*apiv1.Operation]
 }
 
-func (a *app) rebootCommand() *cobra.Command {
-	return a.restartCommand(restart{use: "reboot", now: "reboots now", back: "is back and healthy",
-		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
-			m, err := unary(ctx, n.Node.Reboot, &apiv1.RebootRequest{
-				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
-			})
-			return m.GetOperation(), err
-		}})
+var restarts = []restart{
+	{use: "reboot", now: "reboots now", back: "is back and healthy", start: func(f powerFlags) question[*apiv1.Operation] {
+		return starting(nodeAPI.Reboot, &apiv1.RebootRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+		})
+	}},
+	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true, start: func(f powerFlags) question[*apiv1.Operation] {
+		return starting(nodeAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
+		})
+	}},
+	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true, start: func(f powerFlags) question[*apiv1.Operation] {
+		return starting(nodeAPI.RollbackSystem, &apiv1.RollbackSystemRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+		})
+	}},
+	{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", wait: true, image: true, start: func(f powerFlags) question[*apiv1.Operation] {
+		return starting(nodeAPI.InstallSystem, &apiv1.InstallSystemRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
+		})
+	}},
 }
 
-func (a *app) upgradeCommand() *cobra.Command {
-	return a.restartCommand(restart{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true,
-		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
-			m, err := unary(ctx, n.Node.UpgradeSystem, &apiv1.UpgradeSystemRequest{
-				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
-			})
-			return m.GetOperation(), err
-		}})
-}
-
-func (a *app) systemRollbackCommand() *cobra.Command {
-	return a.restartCommand(restart{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true,
-		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
-			m, err := unary(ctx, n.Node.RollbackSystem, &apiv1.RollbackSystemRequest{
-				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
-			})
-			return m.GetOperation(), err
-		}})
-}
-
-func (a *app) installCommand() *cobra.Command {
-	return a.restartCommand(restart{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", wait: true, image: true,
-		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
-			m, err := unary(ctx, n.Node.InstallSystem, &apiv1.InstallSystemRequest{
-				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
-			})
-			return m.GetOperation(), err
-		}})
+func (a *app) restartCommands() (all []*cobra.Command) {
+	for _, r := range restarts {
+		all = append(all, a.restartCommand(r))
+	}
+	return all
 }
 
 func (a *app) restartCommand(r restart) *cobra.Command {
@@ -129,7 +119,7 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 		before = s.BootId
 	}
 	start := time.Now()
-	id, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) { return r.ask(ctx, n, f) })
+	id, err := a.begin(ctx, n, f.dryRun, r.start(f))
 	if err != nil || f.dryRun {
 		return err
 	}
@@ -201,12 +191,9 @@ func (a *app) shutdownCommand() *cobra.Command {
 }
 
 func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) error {
-	_, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) {
-		m, err := unary(ctx, n.Node.Shutdown, &apiv1.ShutdownRequest{
-			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
-		})
-		return m.GetOperation(), err
-	})
+	_, err := a.begin(ctx, n, f.dryRun, starting(nodeAPI.Shutdown, &apiv1.ShutdownRequest{
+		Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+	}))
 	if err != nil || f.dryRun {
 		return err
 	}
@@ -246,9 +233,9 @@ func atLastStep(o *apiv1.Operation) bool {
 
 // begin starts an operation on a node, and follows it to its end, or to the step that stops
 // the node. In a dry run it only prints the plan.
-func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, ask func(context.Context) (*apiv1.Operation, error)) (id string, err error) {
+func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, start question[*apiv1.Operation]) (id string, err error) {
 	rctx, done := a.request(ctx, n.Name)
-	o, err := ask(rctx)
+	o, err := start(rctx, n)
 	done()
 	if err != nil {
 		return "", err
@@ -257,7 +244,7 @@ func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, ask func
 		fmt.Fprint(a.out, plan(n.Name, o))
 		return "", nil
 	}
-	return o.GetId(), a.follow(ctx, n.Name, o.GetId(), atLastStep)
+	return o.GetId(), a.follower(n.Name, o.GetId(), atLastStep).run(ctx)
 }
 
 // plan formats the steps of a dry run.

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/term"
 )
 
-// interactive reports whether an output is a terminal.
-func interactive(w io.Writer) bool {
-	f, ok := w.(*os.File)
+// interactive reports whether an input or an output is a terminal.
+func interactive(stream any) bool {
+	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 

@@ -64,10 +64,7 @@ func (a *app) resetCommand() *cobra.Command {
 }
 
 func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest) error {
-	_, err := a.begin(ctx, n, r.DryRun, func(ctx context.Context) (*apiv1.Operation, error) {
-		m, err := unary(ctx, n.Node.Reset, r)
-		return m.GetOperation(), err
-	})
+	_, err := a.begin(ctx, n, r.DryRun, starting(nodeAPI.Reset, r))
 	if err != nil || r.DryRun {
 		return err
 	}
@@ -81,7 +78,7 @@ func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest
 
 // confirmReset asks for confirmation. Data that is lost for good isn't lost unasked.
 func (a *app) confirmReset(ctx context.Context, r *apiv1.ResetRequest) error {
-	if !a.terminal() || !interactive(a.err) {
+	if !interactive(a.in) || !interactive(a.err) {
 		return usagef("nothing was done: reset asks for confirmation, and standard input or standard error isn't a terminal; use --yes to reset without a question")
 	}
 	nodes, err := a.targets(ctx)

@@ -59,10 +59,7 @@ func (a *app) rotateCACommand() *cobra.Command {
 // rotate starts the operation, or follows one that runs, and keeps the credentials of this
 // user valid.
 func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCARequest, yes bool) error {
-	start := func(ctx context.Context) (*apiv1.Operation, error) {
-		m, err := unary(ctx, c.Node.RotateCA, r)
-		return m.GetOperation(), err
-	}
+	start := starting(nodeAPI.RotateCA, r)
 	if r.DryRun {
 		_, err := a.begin(ctx, c, true, start)
 		return err
@@ -70,7 +67,7 @@ func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCAReq
 	rctx, done := a.request(ctx, c.Name)
 	o, err := unfinished(rctx, c)
 	if err == nil && o == nil {
-		o, err = start(rctx)
+		o, err = start(rctx, c)
 	}
 	done()
 	if err != nil {
@@ -156,7 +153,7 @@ func (a *app) renew(ctx context.Context, c *client.Client) error {
 	if err != nil {
 		return err
 	}
-	m, err := unary(ctx, c.Node.ClientCertificate, &apiv1.ClientCertificateRequest{Request: request})
+	m, err := client.Unary(ctx, c.Node.ClientCertificate, &apiv1.ClientCertificateRequest{Request: request})
 	if err != nil {
 		return err
 	}
@@ -187,7 +184,7 @@ func works(ctx context.Context, c *client.Context, node string) error {
 		return err
 	}
 	defer n.Close()
-	_, err = unary(ctx, n.Node.Version, &apiv1.VersionRequest{})
+	_, err = client.Unary(ctx, n.Node.Version, &apiv1.VersionRequest{})
 	return err
 }
 
@@ -210,7 +207,7 @@ func (a *app) restoreFormer() error {
 // renewKubeconfig replaces the entries of the cluster in the user's kubeconfig, if there are
 // any. The current context stays.
 func (a *app) renewKubeconfig(ctx context.Context, c *client.Client) error {
-	m, err := unary(ctx, c.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
+	m, err := client.Unary(ctx, c.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
 )
 
 // shownEvents is the number of events of a service that fit on a screen.
@@ -26,10 +25,8 @@ func (a *app) servicesCommand() *cobra.Command {
 	})
 }
 
-func services(r *apiv1.ListServicesRequest) func(context.Context, *client.Client) (*apiv1.ListServicesResponse, error) {
-	return func(ctx context.Context, c *client.Client) (*apiv1.ListServicesResponse, error) {
-		return unary(ctx, c.Service.List, r)
-	}
+func services(r *apiv1.ListServicesRequest) question[*apiv1.ListServicesResponse] {
+	return asking(ofService, serviceAPI.List, r)
 }
 
 var actions = map[string]apiv1.ControlServiceRequest_Action{
@@ -68,18 +65,12 @@ func completeActions(_ *cobra.Command, args []string, _ string) ([]string, cobra
 
 func (a *app) service(ctx context.Context, id string) error {
 	answers, failed := gather(ctx, a, services(&apiv1.ListServicesRequest{Id: id, Events: shownEvents}))
-	var documents []*yaml.Node
-	for _, n := range answers {
-		documents = append(documents, document(n.node, n.value))
-	}
-	err := a.show(documents, true, func() error {
-		first := true
+	err := a.show(documents(answers), true, func() error {
+		between := ""
 		for _, n := range answers {
 			for _, s := range n.value.Services {
-				if !first {
-					fmt.Fprintln(a.out)
-				}
-				first = false
+				fmt.Fprint(a.out, between)
+				between = "\n"
 				if err := a.serviceBlock(n.node, s, n.value); err != nil {
 					return err
 				}
@@ -114,13 +105,11 @@ func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesR
 // control acts on one node after another, so that Ctrl-C can limit a wrong restart to the
 // first node.
 func (a *app) control(ctx context.Context, r *apiv1.ControlServiceRequest) error {
-	return a.sequential(ctx, func(ctx context.Context, c *client.Client) error {
-		ctx, done := a.request(ctx, c.Name)
-		defer done()
-		m, err := unary(ctx, c.Service.Control, r)
+	return a.sequential(ctx, a.limited(func(ctx context.Context, c *client.Client) error {
+		m, err := client.Unary(ctx, c.Service.Control, r)
 		if err == nil {
 			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(m.Message)))
 		}
 		return err
-	})
+	}))
 }

@@ -94,8 +94,7 @@ func (s *bundle) make(ctx context.Context) (err error) {
 	if s.err != nil {
 		return fmt.Errorf("write %s: %w", s.path, s.err)
 	}
-	var all *nodeErrors
-	if errors.As(failed, &all) && len(all.failed) == len(nodes) {
+	if all, ok := errors.AsType[*nodeErrors](failed); ok && len(all.failed) == len(nodes) {
 		return failed // the bundle would be empty
 	}
 	if err := errors.Join(f.Chmod(bundleMode), f.Sync(), f.Close()); err != nil {
@@ -234,23 +233,26 @@ func summary(reports []*nodeReport, now time.Time) []byte {
 
 // supportProgress prints the progress, starting after progressDelay.
 type supportProgress struct {
-	stop chan struct{}
-	done chan struct{}
-
 	ready, asks atomic.Int64
+	end         func() // ends the output
 }
 
 func (a *app) supportProgress() *supportProgress {
-	p := &supportProgress{stop: make(chan struct{}), done: make(chan struct{})}
+	p := &supportProgress{}
 	again := interactive(a.err)
-	go func() {
-		defer close(p.done)
+	stop := make(chan struct{})
+	var output sync.WaitGroup
+	p.end = func() {
+		close(stop)
+		output.Wait()
+	}
+	output.Go(func() {
 		tick := time.NewTicker(progressDelay)
 		defer tick.Stop()
 		shown := false
 		for {
 			select {
-			case <-p.stop:
+			case <-stop:
 				if shown && again {
 					fmt.Fprint(a.err, "\r\x1b[K")
 				}
@@ -266,11 +268,6 @@ func (a *app) supportProgress() *supportProgress {
 			}
 			shown = true
 		}
-	}()
+	})
 	return p
-}
-
-func (p *supportProgress) end() {
-	close(p.stop)
-	<-p.done
 }

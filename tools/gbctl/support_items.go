@@ -12,7 +12,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"google.golang.org/protobuf/proto"
@@ -48,26 +47,26 @@ var supportItems = []item{
 	{"logs/", func(ctx context.Context, n *supportNode, _ io.Writer) error { return n.logs(ctx, false) }},
 	{"logs/kubernetes/", func(ctx context.Context, n *supportNode, _ io.Writer) error { return n.logs(ctx, true) }},
 	{"resources/", supportResources},
-	{"config/config.yaml", supportConfig},
+	{"config/config.yaml", textOf(asking(ofConfig, configAPI.Get, &apiv1.GetConfigRequest{Redact: true}), (*apiv1.GetConfigResponse).GetDocument)},
 	{"config/history.yaml", answerOf(history)},
-	{"containers-system.yaml", answerOf(containers(&apiv1.ContainersRequest{}))},
-	{"containers-kubernetes.yaml", answerOf(containers(&apiv1.ContainersRequest{Kubernetes: true}))},
-	{"images-system.yaml", answerOf(images(&apiv1.ImagesRequest{}))},
-	{"images-kubernetes.yaml", answerOf(images(&apiv1.ImagesRequest{Kubernetes: true}))},
+	{"containers-system.yaml", answerOf(asking(ofNode, nodeAPI.Containers, &apiv1.ContainersRequest{}))},
+	{"containers-kubernetes.yaml", answerOf(asking(ofNode, nodeAPI.Containers, &apiv1.ContainersRequest{Kubernetes: true}))},
+	{"images-system.yaml", answerOf(asking(ofNode, nodeAPI.Images, &apiv1.ImagesRequest{}))},
+	{"images-kubernetes.yaml", answerOf(asking(ofNode, nodeAPI.Images, &apiv1.ImagesRequest{Kubernetes: true}))},
 	{"processes.yaml", answerOf(processes)},
 	{"memory.yaml", answerOf(memory)},
 	{"mounts.yaml", answerOf(mounts)},
 	{"disks.yaml", answerOf(disks)},
-	{"netstat.yaml", answerOf(netstat(&apiv1.NetstatRequest{}))},
+	{"netstat.yaml", answerOf(asking(ofNode, nodeAPI.Netstat, &apiv1.NetstatRequest{}))},
 	{"time.yaml", answerOf(clock)},
-	{"boot-chart.txt", bootChartOf(false)},
-	{"boot-chart.svg", bootChartOf(true)},
-	{"graph-controllers.dot", graphOf(false)},
-	{"graph-services.dot", graphOf(true)},
+	{"boot-chart.txt", textOf(asking(ofNode, nodeAPI.BootChart, &apiv1.BootChartRequest{}), (*apiv1.BootChartResponse).GetChart)},
+	{"boot-chart.svg", textOf(asking(ofNode, nodeAPI.BootChart, &apiv1.BootChartRequest{Svg: true}), (*apiv1.BootChartResponse).GetChart)},
+	{"graph-controllers.dot", textOf(asking(ofResource, resourceAPI.Graph, &apiv1.GraphRequest{}), (*apiv1.GraphResponse).GetDot)},
+	{"graph-services.dot", textOf(asking(ofResource, resourceAPI.Graph, &apiv1.GraphRequest{Services: true}), (*apiv1.GraphResponse).GetDot)},
 }
 
 // answerOf makes an item from one answer, in the format of -o yaml.
-func answerOf[M proto.Message](ask func(context.Context, *client.Client) (M, error)) func(context.Context, *supportNode, io.Writer) error {
+func answerOf[M proto.Message](ask question[M]) func(context.Context, *supportNode, io.Writer) error {
 	return func(ctx context.Context, n *supportNode, w io.Writer) error {
 		m, err := ask(ctx, n.client)
 		if err != nil {
@@ -77,45 +76,22 @@ func answerOf[M proto.Message](ask func(context.Context, *client.Client) (M, err
 	}
 }
 
-func bootChartOf(svg bool) func(context.Context, *supportNode, io.Writer) error {
+// textOf makes an item from a text in one answer.
+func textOf[A any, T string | []byte](ask question[A], text func(A) T) func(context.Context, *supportNode, io.Writer) error {
 	return func(ctx context.Context, n *supportNode, w io.Writer) error {
-		m, err := unary(ctx, n.client.Node.BootChart, &apiv1.BootChartRequest{Svg: svg})
-		if err == nil {
-			_, err = w.Write(m.Chart)
-		}
-		return err
+		return writeText(ctx, n.client, w, ask, text)
 	}
-}
-
-func graphOf(services bool) func(context.Context, *supportNode, io.Writer) error {
-	return func(ctx context.Context, n *supportNode, w io.Writer) error {
-		m, err := unary(ctx, n.client.Resource.Graph, &apiv1.GraphRequest{Services: services})
-		if err == nil {
-			_, err = io.WriteString(w, m.Dot)
-		}
-		return err
-	}
-}
-
-func supportConfig(ctx context.Context, n *supportNode, w io.Writer) error {
-	m, err := unary(ctx, n.client.Config.Get, &apiv1.GetConfigRequest{Redact: true})
-	if err == nil {
-		_, err = w.Write(m.Document)
-	}
-	return err
 }
 
 func supportEventsLog(ctx context.Context, n *supportNode, w io.Writer) error {
-	stream, err := n.client.Service.Events(ctx, connect.NewRequest(&apiv1.EventsRequest{Tail: supportEvents}))
-	return receive(stream, err, func(e *apiv1.ServiceEvent) error {
+	return client.Receive(ctx, n.client.Service.Events, &apiv1.EventsRequest{Tail: supportEvents}, func(e *apiv1.ServiceEvent) error {
 		_, err := fmt.Fprintln(w, serviceLine(e))
 		return err
 	})
 }
 
 func supportDmesg(ctx context.Context, n *supportNode, w io.Writer) error {
-	stream, err := n.client.Log.Dmesg(ctx, connect.NewRequest(&apiv1.DmesgRequest{Tail: int32(n.bundle.lines)}))
-	return receive(stream, err, func(m *apiv1.KernelMessage) error {
+	return client.Receive(ctx, n.client.Log.Dmesg, &apiv1.DmesgRequest{Tail: int32(n.bundle.lines)}, func(m *apiv1.KernelMessage) error {
 		_, err := fmt.Fprintln(w, kernelLine(m))
 		return err
 	})
@@ -123,7 +99,7 @@ func supportDmesg(ctx context.Context, n *supportNode, w io.Writer) error {
 
 // logs lists the logs and adds an item for each.
 func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
-	m, err := unary(ctx, n.client.Log.List, &apiv1.ListLogsRequest{Kubernetes: kubernetes})
+	m, err := client.Unary(ctx, n.client.Log.List, &apiv1.ListLogsRequest{Kubernetes: kubernetes})
 	if err != nil {
 		return err
 	}
@@ -134,8 +110,7 @@ func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
 			name = "logs/kubernetes/" + fileName(namespace) + "/" + fileName(container) + ".log"
 		}
 		n.enqueue(item{name, func(ctx context.Context, n *supportNode, w io.Writer) error {
-			stream, err := n.client.Log.Read(ctx, connect.NewRequest(&apiv1.ReadLogRequest{Id: id, Kubernetes: kubernetes, Tail: int32(n.bundle.lines)}))
-			return receive(stream, err, func(m *apiv1.LogChunk) error {
+			return client.Receive(ctx, n.client.Log.Read, &apiv1.ReadLogRequest{Id: id, Kubernetes: kubernetes, Tail: int32(n.bundle.lines)}, func(m *apiv1.LogChunk) error {
 				if m.Lost > 0 {
 					fmt.Fprintf(w, "(%d lines were lost here)\n", m.Lost)
 				}
@@ -152,13 +127,13 @@ func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
 }
 
 func supportResources(ctx context.Context, n *supportNode, _ io.Writer) error {
-	m, err := unary(ctx, n.client.Resource.Definitions, &apiv1.ListDefinitionsRequest{})
+	m, err := client.Unary(ctx, n.client.Resource.Definitions, &apiv1.ListDefinitionsRequest{})
 	if err != nil {
 		return err
 	}
 	for _, d := range m.Definitions {
 		n.enqueue(item{"resources/" + fileName(d.Type) + ".yaml", func(ctx context.Context, n *supportNode, w io.Writer) error {
-			list, err := unary(ctx, n.client.Resource.List, &apiv1.ListResourcesRequest{Type: d.Type})
+			list, err := client.Unary(ctx, n.client.Resource.List, &apiv1.ListResourcesRequest{Type: d.Type})
 			if err != nil {
 				return err
 			}
@@ -264,7 +239,7 @@ func unanswered(err error) bool {
 // explained.
 func supportVersion(ctx context.Context, n *supportNode, w io.Writer) error {
 	return n.bundle.app.withClient(ctx, n.report.node, func(ctx context.Context, c *client.Client) error {
-		m, err := unary(ctx, c.Node.Version, &apiv1.VersionRequest{})
+		m, err := client.Unary(ctx, c.Node.Version, &apiv1.VersionRequest{})
 		if err != nil {
 			return err
 		}

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/api/garboardv1"
-	"golang.org/x/term"
 )
 
 // trusted returns a client for a node to which secrets are about to be sent. Without
@@ -25,7 +23,7 @@ func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, er
 	}
 	shown := c.Shown()
 	a.warn(c.Name, shown)
-	if a.terminal() { // scripts aren't asked
+	if interactive(a.in) { // scripts aren't asked
 		if err := a.ask(ctx, "send the configuration, with the keys of the cluster, to this machine?"); err != nil {
 			return nil, err
 		}
@@ -46,12 +44,6 @@ func (a *app) warn(node, shown string) {
 }
 
 var errDeclined = errors.New("nothing was done: the answer isn't yes")
-
-// terminal reports whether standard input is one: somebody can answer a question.
-func (a *app) terminal() bool {
-	in, ok := a.in.(*os.File)
-	return ok && term.IsTerminal(int(in.Fd()))
-}
 
 // ask asks a question on the terminal. Any answer but yes aborts (S-012).
 func (a *app) ask(ctx context.Context, what string) error {

@@ -57,8 +57,7 @@ func (a *app) readConfig(file string, load loader) (*config.Config, []byte, erro
 	for _, w := range warnings {
 		fmt.Fprintf(a.err, "warning: %s\n", w)
 	}
-	var problems config.Problems
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[config.Problems](err); ok {
 		fmt.Fprintln(a.err, problems)
 		return nil, nil, &exitError{codeRefused, nil}
 	}

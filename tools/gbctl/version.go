@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"runtime"
 
-	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/spf13/cobra"
@@ -33,9 +32,7 @@ func (a *app) version(ctx context.Context, own bool) error {
 	documents := []*yaml.Node{mapping("client", mapping("version", boot.Version, "platform", platform, "goVersion", runtime.Version()))}
 	var failed error
 	if !own {
-		answers, err := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.VersionResponse, error) {
-			return unary(ctx, c.Node.Version, &apiv1.VersionRequest{})
-		})
+		answers, err := gather(ctx, a, asking(ofNode, nodeAPI.Version, &apiv1.VersionRequest{}))
 		if errors.Is(err, fs.ErrNotExist) && len(a.nodes) == 0 {
 			// After the installation of gbctl there is no client configuration yet.
 			fmt.Fprintln(a.err, "no node was asked:", err)

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"unicode/utf8"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"gopkg.in/yaml.v3"
@@ -28,20 +27,14 @@ func (a *app) watch(ctx context.Context, q query) error {
 	return a.each(ctx, nodes, func(ctx context.Context, i int, c *client.Client) error {
 		first := sync.OnceFunc(w.synced)
 		defer first() // a node that fails doesn't delay the others
-		stream, err := c.Resource.Watch(ctx, connect.NewRequest(q.request()))
-		if err != nil {
-			return err
-		}
-		defer stream.Close()
-		for stream.Receive() {
-			e := stream.Msg()
+		err := client.Receive(ctx, c.Resource.Watch, q.request(), func(e *apiv1.ResourceEvent) error {
 			if e.Kind == apiv1.ResourceEvent_KIND_SYNCED {
 				first()
-			} else if err := w.event(nodes[i], e); err != nil {
-				return err
+				return nil
 			}
-		}
-		if err := stream.Err(); err != nil || ctx.Err() != nil {
+			return w.event(nodes[i], e)
+		})
+		if err != nil || ctx.Err() != nil {
 			return err
 		}
 		return fmt.Errorf("the node has ended the watch: it shuts down or restarts its API")

@@ -99,8 +99,7 @@ func text(name string, groups ...*ast.CommentGroup) string {
 		}
 		s := strings.Join(strings.Fields(group.Text()), " ")
 		if rest, ok := strings.CutPrefix(s, name+" "); ok && name != "" {
-			rest = strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(rest, "is "), "are "), "has ")
-			s = rest
+			s = strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(rest, "is "), "are "), "has ")
 		}
 		if s == "" {
 			continue

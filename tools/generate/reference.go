@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
@@ -132,26 +133,13 @@ func rows(b *bytes.Buffer, words comments, fields []config.Field, prefix string,
 
 // small reports whether a struct is no list and has few fields, all of them plain.
 func small(f config.Field) bool {
-	if f.Type.Kind() != reflect.Struct && f.Type.Kind() != reflect.Pointer || len(f.Fields) > maxInlineFields {
-		return false
-	}
-	for _, inner := range f.Fields {
-		if len(inner.Fields) > 0 {
-			return false
-		}
-	}
-	return true
+	isList := f.Type.Kind() != reflect.Struct && f.Type.Kind() != reflect.Pointer
+	return !isList && len(f.Fields) <= maxInlineFields && !slices.ContainsFunc(f.Fields, func(inner config.Field) bool { return len(inner.Fields) > 0 })
 }
 
 // anchor is how GitHub and others link to a heading.
 func anchor(path string) string {
-	keep := func(r rune) rune {
-		if r == '.' || r == '[' || r == ']' || r == '<' || r == '>' {
-			return -1
-		}
-		return r
-	}
-	return strings.Map(keep, strings.ToLower(path))
+	return strings.NewReplacer(".", "", "[", "", "]", "", "<", "", ">", "").Replace(strings.ToLower(path))
 }
 
 func typeCell(f config.Field) string {

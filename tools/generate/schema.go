@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -257,34 +256,4 @@ var limits = map[string][2]int{
 	"machine.systemDiskEncryption.state.keys[].slot":       {0, 31},
 	"machine.systemDiskEncryption.ephemeral.keys[].slot":   {0, 31},
 	"cluster.controlPlane.localAPIServerPort":              {1, 65535},
-}
-
-// unusedRows lists rows of the tables above that no field has.
-func unusedRows() []string {
-	var paths []string
-	var visit func([]config.Field)
-	visit = func(fields []config.Field) {
-		for _, f := range fields {
-			paths = append(paths, f.Path)
-			visit(f.Fields)
-		}
-	}
-	visit(config.Fields())
-	var unused []string
-	for path := range valueNodes {
-		if !slices.Contains(paths, path) {
-			unused = append(unused, path)
-		}
-	}
-	for path := range limits {
-		if !slices.Contains(paths, path) {
-			unused = append(unused, path)
-		}
-	}
-	for path := range singles {
-		if !slices.Contains(paths, path) {
-			unused = append(unused, path)
-		}
-	}
-	return unused
 }

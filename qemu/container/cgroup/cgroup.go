@@ -83,9 +83,7 @@ func Remove(path string) error {
 	end := time.Now().Add(busyBudget)
 	var errs []error
 	for _, h := range hierarchies {
-		if err := removeTree(filepath.Join(h.Mount, path), end); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, removeTree(filepath.Join(h.Mount, path), end))
 	}
 	return errors.Join(errs...)
 }
@@ -180,17 +178,14 @@ func Limit(path string, l Limits) error {
 
 // in is where a cgroup is for a controller.
 func in(hierarchies []Hierarchy, controller, path string) (dir string, unified bool, err error) {
-	for _, h := range hierarchies {
-		if slices.Contains(h.Controllers, controller) {
-			return filepath.Join(h.Mount, path), false, nil
-		}
+	i := slices.IndexFunc(hierarchies, func(h Hierarchy) bool { return slices.Contains(h.Controllers, controller) })
+	if i < 0 {
+		i = slices.IndexFunc(hierarchies, func(h Hierarchy) bool { return h.Unified })
 	}
-	for _, h := range hierarchies {
-		if h.Unified {
-			return filepath.Join(h.Mount, path), true, nil
-		}
+	if i < 0 {
+		return "", false, fmt.Errorf("no cgroup hierarchy with the controller %s", controller)
 	}
-	return "", false, fmt.Errorf("no cgroup hierarchy with the controller %s", controller)
+	return filepath.Join(hierarchies[i].Mount, path), hierarchies[i].Unified, nil
 }
 
 // Processes returns the PIDs of all processes in a cgroup and below it.

@@ -9,6 +9,7 @@ package registry
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -136,11 +137,7 @@ func (r *Registry) list(w http.ResponseWriter, repository string) {
 		refuse(w, http.StatusNotFound, "NAME_UNKNOWN", "no repository "+repository)
 		return
 	}
-	names := []string{}
-	for tag := range tags[repository] {
-		names = append(names, tag)
-	}
-	slices.Sort(names)
+	names := slices.Sorted(maps.Keys(tags[repository]))
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]any{"name": repository, "tags": names})
 }

@@ -18,8 +18,6 @@ type report struct {
 	now func() time.Time
 }
 
-func newReport(out io.Writer) *report { return &report{out: out, now: time.Now} }
-
 func (r *report) line(who, format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

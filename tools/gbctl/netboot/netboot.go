@@ -25,6 +25,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 )
@@ -65,7 +66,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 }
 
 func open(ctx context.Context, o Options, p ports) (_ *Server, err error) {
-	s := &Server{o: o, report: newReport(o.Out), machines: newMachines(), transfers: make(chan struct{}, maxTransfers)}
+	s := &Server{o: o, report: &report{out: o.Out, now: time.Now}, machines: newMachines(), transfers: make(chan struct{}, maxTransfers)}
 	defer func() {
 		if err != nil {
 			s.Close()

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+)
+
+// clusterOperation makes a command that starts an operation for the cluster on one node, and follows it.
+func (a *app) clusterOperation(use string, dryRun *bool, start question[*apiv1.Operation]) *cobra.Command {
+	return &cobra.Command{
+		Use: use,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.raiseTimeout(cmd, planTimeout)
+			return a.untimed(cmd.Context(), use, func(ctx context.Context, c *client.Client) error {
+				_, err := a.begin(ctx, c, *dryRun, start)
+				return err
+			})
+		},
+	}
+}
+
+func (a *app) upgradeK8sCommand() *cobra.Command {
+	r := &apiv1.UpgradeKubernetesRequest{}
+	cmd := a.clusterOperation("upgrade-k8s", &r.DryRun, starting(nodeAPI.UpgradeKubernetes, r))
+	f := cmd.Flags()
+	f.StringVar(&r.From, "from", "", "the present version, such as 1.35.4 (default: the version of the cluster)")
+	f.StringVar(&r.To, "to", "", "the new version, such as 1.36.3; required")
+	f.BoolVar(&r.NoKubelet, "no-kubelet", false, "don't change the kubelets")
+	f.BoolVarP(&r.Yes, "yes", "y", false, "apply changed bootstrap manifests without a question")
+	f.BoolVar(&r.DryRun, "dry-run", false, "only check the cluster, and show the steps")
+	_ = cmd.MarkFlagRequired("to")
+	return cmd
+}
+
+func (a *app) convertK8sCommand() *cobra.Command {
+	r := &apiv1.ConvertKubernetesRequest{}
+	cmd := a.clusterOperation("convert-k8s", &r.DryRun, starting(nodeAPI.ConvertKubernetes, r))
+	f := cmd.Flags()
+	f.BoolVarP(&r.Yes, "yes", "y", false, "answer all questions with yes")
+	f.BoolVar(&r.RemoveCheckpoints, "remove-checkpoints", false, "don't wait 5 minutes for pod-checkpointer to remove its checkpoints: the nodes remove them")
+	f.BoolVar(&r.RemoveInitializedKey, "remove-initialized-key", false, "only remove the key of a self-hosted control plane from etcd, after the other steps by hand")
+	f.BoolVar(&r.DryRun, "dry-run", false, "only check the cluster, and show the steps and the differences")
+	return cmd
+}

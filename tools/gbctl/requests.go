@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+)
+
+// The services of the machine API. Their methods are arguments of asking and streamLines, together with the function below that returns the
+// service of a client.
+type (
+	configAPI    = garboardv1connect.ConfigServiceClient
+	etcdAPI      = garboardv1connect.EtcdServiceClient
+	logAPI       = garboardv1connect.LogServiceClient
+	nodeAPI      = garboardv1connect.NodeServiceClient
+	operationAPI = garboardv1connect.OperationServiceClient
+	resourceAPI  = garboardv1connect.ResourceServiceClient
+	serviceAPI   = garboardv1connect.ServiceServiceClient
+)
+
+func ofConfig(c *client.Client) configAPI       { return c.Config }
+func ofEtcd(c *client.Client) etcdAPI           { return c.Etcd }
+func ofLog(c *client.Client) logAPI             { return c.Log }
+func ofNode(c *client.Client) nodeAPI           { return c.Node }
+func ofOperation(c *client.Client) operationAPI { return c.Operation }
+func ofResource(c *client.Client) resourceAPI   { return c.Resource }
+func ofService(c *client.Client) serviceAPI     { return c.Service }
+
+// question asks a node, for an answer of type A.
+type question[A any] = func(context.Context, *client.Client) (A, error)
+
+// asking makes the question of a request to a service.
+func asking[S, Q, A any](service func(*client.Client) S, method func(S, context.Context, *connect.Request[Q]) (*connect.Response[A], error), request *Q) question[*A] {
+	return func(ctx context.Context, c *client.Client) (*A, error) {
+		response, err := method(service(c), ctx, connect.NewRequest(request))
+		if err != nil {
+			return nil, err
+		}
+		return response.Msg, nil
+	}
+}
+
+// starting makes the question of a request that starts an operation.
+func starting[Q, A any, P interface {
+	*A
+	GetOperation() *apiv1.Operation
+}](method func(nodeAPI, context.Context, *connect.Request[Q]) (*connect.Response[A], error), request *Q) question[*apiv1.Operation] {
+	return func(ctx context.Context, c *client.Client) (*apiv1.Operation, error) {
+		answer, err := asking(ofNode, method, request)(ctx, c)
+		return P(answer).GetOperation(), err
+	}
+}
+
+// printMessage asks one node, and prints the message in its answer.
+func printMessage[A interface{ GetMessage() string }](ctx context.Context, a *app, what string, ask question[A]) error {
+	return a.one(ctx, what, func(ctx context.Context, c *client.Client) error {
+		m, err := ask(ctx, c)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(a.out, "%s: %s\n", c.Name, visible(m.GetMessage()))
+		return nil
+	})
+}
+
+// printText asks one node, and prints a text in its answer.
+func printText[A any, T string | []byte](ctx context.Context, a *app, what string, ask question[A], text func(A) T) error {
+	return a.one(ctx, what, func(ctx context.Context, c *client.Client) error { return writeText(ctx, c, a.out, ask, text) })
+}
+
+// writeText asks a node, and writes a text in its answer.
+func writeText[A any, T string | []byte](ctx context.Context, c *client.Client, w io.Writer, ask question[A], text func(A) T) error {
+	m, err := ask(ctx, c)
+	if err == nil {
+		_, err = w.Write([]byte(text(m)))
+	}
+	return err
+}

@@ -140,11 +140,10 @@ func TestConfigurationsOfSeveral(t *testing.T) {
 	if _, err := configurations(p, o, time.Now()); err == nil || !strings.Contains(err.Error(), "nosuch") {
 		t.Errorf("a patch that a node wouldn't take: %v", err)
 	}
-	// S-131: a machine refuses an installer image, which has no effect in a container.
-	for _, provisioner := range []string{Container, QEMU} {
-		_, err := configurations(testPlan(provisioner), Options{InstallImage: "registry.example/installer:v1"}, time.Now())
-		if refused := err != nil && strings.Contains(err.Error(), "machine.install.image: this release doesn't install"); refused != (provisioner == QEMU) {
-			t.Errorf("--install-image with %s: %v", provisioner, err)
-		}
+	// S-131: machines that are installed from an image have its name.
+	p = testPlan(QEMU)
+	f, err = configurations(p, Options{InstallImage: "registry.example/installer:v1"}, time.Now())
+	if err != nil || !strings.Contains(string(f.nodes[p.Nodes[0].Name]), "image: registry.example/installer:v1\n") {
+		t.Errorf("--install-image: %v", err)
 	}
 }

@@ -76,7 +76,7 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a WireGuard VPN between the nodes, such as 10.1.0.0/24 (default none)")
 	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes use URL, through this machine, instead of the registry HOST, and then the images that were built; '*' is every registry without a mirror of its own; repeatable")
 	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "version of Kubernetes: "+strings.Join(components.KubernetesVersions(), " or ")+", which can be built, or another one from a registry mirror (default "+config.KubernetesVersion+"); nodes of an existing cluster keep theirs, and can pull this one too")
-	f.StringVar(&q.InstallImage, "install-image", "", "installer image, for machine.install.image (default none); machines refuse it in this release, and containers ignore it")
+	f.StringVar(&q.InstallImage, "install-image", "", "installer image, for machine.install.image: nodes that boot with --boot iso install themselves from it (default: from the ISO)")
 	f.BoolVar(&q.SelfHosted, "self-hosted", false, "run the control plane of a new cluster as pods of the cluster itself, as releases before static pods did, to test its conversion")
 	f.IntVar(&q.CPUs, "cpus", 0, "processors of each node (default 2 in QEMU, all in a container)")
 	f.IntVar(&q.MemoryMiB, "memory", 0, "memory of each node, in MiB; a control plane needs 2048, a worker 1024 (default 4096 in QEMU, all in a container)")

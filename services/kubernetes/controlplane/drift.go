@@ -164,8 +164,7 @@ func forgetDrift(v resource.View, manifests []resource.Object[[]kubeclient.Objec
 // either side has changed since the last time.
 func (c *ManifestDriftController) compare(ctx context.Context, wanted kubeclient.Object, compared map[string]comparison) (ObjectDrift, error) {
 	d := ObjectDrift{Object: wanted.String()}
-	ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: wanted.Kind(), Namespace: wanted.Namespace(), Name: wanted.Name()}
-	there, err := c.client.Get(ctx, ref)
+	there, err := c.client.Get(ctx, wanted.Ref())
 	if kubeclient.IsNotFound(err) {
 		d.Missing = true
 		return d, nil
@@ -212,8 +211,7 @@ func preview(ctx context.Context, client *kubeclient.Client, there, wanted kubec
 // Differences are what a bootstrap manifest would change in an object of the cluster, a
 // line for each field; none where the object is missing, as it is made anyway.
 func Differences(ctx context.Context, client *kubeclient.Client, wanted kubeclient.Object) (lines []string, err error) {
-	ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: wanted.Kind(), Namespace: wanted.Namespace(), Name: wanted.Name()}
-	there, err := client.Get(ctx, ref)
+	there, err := client.Get(ctx, wanted.Ref())
 	if err != nil {
 		if kubeclient.IsNotFound(err) {
 			return nil, nil

@@ -52,7 +52,7 @@ func (o Options) workloadsStep(id string) operation.Step {
 }
 
 func restart(ctx context.Context, p *operation.Progress, client *kubeclient.Client, w kubeclient.Object, id string) error {
-	ref := kubeclient.Ref{APIVersion: w.APIVersion(), Kind: w.Kind(), Namespace: w.Namespace(), Name: w.Name()}
+	ref := w.Ref()
 	there := true
 	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
 		_, err := client.Merge(ctx, ref, kubeclient.Object{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]any{restartedBy: id}}}}})

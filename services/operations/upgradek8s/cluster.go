@@ -154,8 +154,7 @@ func (o Options) manifests(ctx context.Context, p *operation.Progress, client *k
 		}
 		p.Report("applied %s", wanted)
 		if kind := wanted.Kind(); kind == "DaemonSet" || kind == "Deployment" {
-			ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: kind, Namespace: wanted.Namespace(), Name: wanted.Name()}
-			if err := o.awaitRollout(ctx, p, ref); err != nil {
+			if err := o.awaitRollout(ctx, p, wanted.Ref()); err != nil {
 				return err
 			}
 		}

@@ -157,11 +157,11 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 	}
 	s.Before, s.Images = map[string]before{}, map[string]string{}
 	err = o.Kubernetes.With(func(client *kubeclient.Client) error {
-		list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+		nodes, err := rollout.Nodes(ctx, client)
 		if err != nil {
 			return err
 		}
-		for _, item := range list.Items() {
+		for _, item := range nodes {
 			s.Nodes = append(s.Nodes, rollout.NodeOf(item))
 		}
 		return o.daemonSets(ctx, client, &s)

@@ -23,11 +23,7 @@ const (
 func (o Options) renderStep() operation.Step {
 	return operation.Step{
 		ID: "render", What: "waiting for static pod definitions to be generated", Deadline: nodeTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			s, err := seen.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error {
 			generated := func(typ string, least int) error {
 				return rollout.Poll(ctx, p, func(ctx context.Context) error {
 					for _, n := range rollout.ControlPlanes(s.Nodes) {
@@ -47,7 +43,7 @@ func (o Options) renderStep() operation.Step {
 			}
 			p.Report("waiting for manifests to be generated")
 			return generated(controlplane.BootstrapManifests.Type(), 1)
-		},
+		}),
 	}
 }
 

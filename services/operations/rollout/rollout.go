@@ -117,3 +117,23 @@ func Poll(ctx context.Context, p *operation.Progress, do func(context.Context) e
 		}
 	}
 }
+
+// Nodes lists the Nodes of Kubernetes, in the order of their names.
+func Nodes(ctx context.Context, client *kubeclient.Client) ([]kubeclient.Object, error) {
+	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+	if err != nil {
+		return nil, err
+	}
+	nodes := list.Items()
+	slices.SortFunc(nodes, func(a, b kubeclient.Object) int { return strings.Compare(a.Name(), b.Name()) })
+	return nodes, nil
+}
+
+// Confirm asks a question. Another answer than yes ends the operation, which is undone.
+func Confirm(ctx context.Context, p *operation.Progress, id, text string, timeout time.Duration) error {
+	answer, err := p.Ask(ctx, operation.Question{ID: id, Text: text, Options: []string{"yes", "no"}, Timeout: timeout})
+	if err == nil && answer != "yes" {
+		err = errors.New("it wasn't confirmed")
+	}
+	return err
+}

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"gopkg.in/yaml.v3"
-
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -142,11 +140,8 @@ func (o Options) make(ctx context.Context, p *operation.Progress, chosen []strin
 		r.New[name] = public
 	}
 	me := r.nodes(o, accepted)[0]
-	text, err := patchOf(&next, me, chosen, true)
-	if err != nil {
-		return r, err
-	}
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, me, text) }); err != nil {
+	patch := patchOf(&next, me, chosen, true)
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, me, patch) }); err != nil {
 		return r, err
 	}
 	return r, rotating.Put(p, r)
@@ -251,7 +246,7 @@ func serviceAccount(c *config.Config, r rotation, to phase) error {
 
 // patchOf is the strategic merge patch that gives a node the authorities of c that are
 // accepted and, if issues is set, those that issue.
-func patchOf(c *config.Config, n node, chosen []string, issues bool) ([]byte, error) {
+func patchOf(c *config.Config, n node, chosen []string, issues bool) map[string]any {
 	tree := map[string]any{}
 	put := func(path []string, value any) {
 		at := tree
@@ -301,5 +296,5 @@ func patchOf(c *config.Config, n node, chosen []string, issues bool) ([]byte, er
 			put(a.Issuing, pair(*issuing))
 		}
 	}
-	return yaml.Marshal(tree)
+	return tree
 }

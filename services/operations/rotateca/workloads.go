@@ -28,11 +28,7 @@ var authentication = kubeclient.Ref{APIVersion: "v1", Kind: "ConfigMap", Namespa
 func (o Options) workloadsStep(id string) operation.Step {
 	return operation.Step{
 		ID: "workloads", What: "restart kube-proxy, the pod network and the cluster DNS", Deadline: allTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			r, err := rotating.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
 			return o.Kubernetes.With(func(client *kubeclient.Client) error {
 				if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return published(ctx, client, r) }); err != nil {
 					return err
@@ -47,7 +43,7 @@ func (o Options) workloadsStep(id string) operation.Step {
 				}
 				return nil
 			})
-		},
+		}),
 	}
 }
 

@@ -177,11 +177,11 @@ func (r *rig) at(a netip.Addr) (*member, error) {
 }
 
 func (r *rig) images(m *member) map[string]string {
-	images, err := imagesOf(m.document)
+	config, err := rollout.ParseConfig(m.document)
 	if err != nil {
 		panic(err)
 	}
-	return images
+	return imagesOf(config)
 }
 
 func (r *rig) Check() error { return nil }

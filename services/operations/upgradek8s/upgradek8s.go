@@ -150,34 +150,27 @@ func finish(p *operation.Progress, component string) error {
 }
 
 // component is a step that runs parts for nodes, and whose parts are undone together.
-func (o Options) component(name, what string, timeout time.Duration, a Arguments, parts func(*operation.Progress) ([]operation.Part, error), then func(context.Context, *operation.Progress) error) operation.Step {
+func (o Options) component(name, what string, timeout time.Duration, a Arguments, parts func([]rollout.Node) []operation.Part, then func(context.Context, []rollout.Node) error) operation.Step {
 	return operation.Step{
 		ID: name, What: what, Deadline: timeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			all, err := parts(p)
-			if err == nil {
-				err = p.Each(ctx, 1, all...)
-			}
+		Run: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+			err := p.Each(ctx, 1, parts(nodes)...)
 			if err == nil && then != nil {
-				err = then(ctx, p)
+				err = then(ctx, nodes)
 			}
 			if err == nil {
 				err = finish(p, name)
 			}
 			return err
-		},
-		Undo: func(ctx context.Context, p *operation.Progress) error {
+		}),
+		Undo: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
 			if stays, err := isFinished(p, name); err != nil || stays {
 				if stays {
 					p.Report("%s stays at version %s: the same command goes on from here", name, a.To)
 				}
 				return err
 			}
-			all, err := parts(p)
-			if err != nil {
-				return err
-			}
-			return p.UndoEach(ctx, all...)
-		},
+			return p.UndoEach(ctx, parts(nodes)...)
+		}),
 	}
 }

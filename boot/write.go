@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
 	"os"
@@ -15,9 +16,7 @@ import (
 // The directory must exist. perm is exact: the umask doesn't apply.
 func WriteFile(path string, data []byte, perm fs.FileMode) (err error) {
 	dir, base := filepath.Split(path)
-	if dir == "" {
-		dir = "."
-	}
+	dir = cmp.Or(dir, ".")
 	f, err := os.CreateTemp(dir, "."+base+".*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)

@@ -1,6 +1,7 @@
 package dag
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -94,12 +95,8 @@ func (s *session) hurry() {
 }
 
 func newRunner(g *Graph, svc Service) *runner {
-	if svc.StopBudget == 0 {
-		svc.StopBudget = DefaultStopBudget
-	}
-	if svc.Kind == "" {
-		svc.Kind = Goroutine
-	}
+	svc.StopBudget = cmp.Or(svc.StopBudget, DefaultStopBudget)
+	svc.Kind = cmp.Or(svc.Kind, Goroutine)
 	dependsOn := slices.Clone(svc.DependsOn)
 	slices.Sort(dependsOn)
 	return &runner{

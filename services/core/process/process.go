@@ -17,6 +17,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,9 +88,7 @@ func (t *Table) Start(cmd *exec.Cmd) (*Child, error) {
 		attr.Setpgid = true
 	}
 	cmd.SysProcAttr = &attr
-	if cmd.WaitDelay == 0 {
-		cmd.WaitDelay = outputGrace
-	}
+	cmd.WaitDelay = cmp.Or(cmd.WaitDelay, outputGrace)
 
 	t.mu.Lock()
 	defer t.mu.Unlock()

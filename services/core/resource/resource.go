@@ -10,6 +10,7 @@
 package resource
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"reflect"
@@ -100,11 +101,7 @@ func (k *Kind[S]) In(namespace string) *Kind[S] {
 }
 
 func (k *Kind[S]) at(id string) target {
-	namespace := k.namespace
-	if namespace == "" {
-		namespace = k.definition.Namespace
-	}
-	return target{typ: k.definition.Type, namespace: namespace, id: id}
+	return target{typ: k.definition.Type, namespace: cmp.Or(k.namespace, k.definition.Namespace), id: id}
 }
 
 // Get returns one object; the error wraps ErrNotFound if it isn't there. The

@@ -12,6 +12,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,15 +92,9 @@ func New(o Options) (*Server, error) {
 	if o.Store == nil || o.Graph == nil || o.Runtime == nil || o.Logs == nil || o.Config == nil || o.Since == nil {
 		return nil, errors.New("machine API: options are missing")
 	}
-	if o.Socket == "" {
-		o.Socket = boot.MachineSocket
-	}
-	if o.PodLogs == "" {
-		o.PodLogs = defaultPodLogs
-	}
-	if o.Kmsg == "" {
-		o.Kmsg = defaultKmsg
-	}
+	o.Socket = cmp.Or(o.Socket, boot.MachineSocket)
+	o.PodLogs = cmp.Or(o.PodLogs, defaultPodLogs)
+	o.Kmsg = cmp.Or(o.Kmsg, defaultKmsg)
 	s := &Server{
 		opts:    o,
 		log:     o.Logs.Logger(LogID),

@@ -1,6 +1,7 @@
 package apid
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,18 +79,10 @@ type supervisor struct {
 }
 
 func newSupervisor(o Options) *supervisor {
-	if o.dir == "" {
-		o.dir = boot.APIDir
-	}
-	if o.socket == "" {
-		o.socket = boot.MachineSocket
-	}
-	if o.uid == 0 {
-		o.uid = UID
-	}
-	if o.address == "" {
-		o.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(api.Port))
-	}
+	o.dir = cmp.Or(o.dir, boot.APIDir)
+	o.socket = cmp.Or(o.socket, boot.MachineSocket)
+	o.uid = cmp.Or(o.uid, UID)
+	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.Port)))
 	if o.process == nil {
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,

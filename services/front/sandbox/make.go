@@ -3,6 +3,7 @@ package sandbox
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -64,9 +65,7 @@ func (r Runner) spec() spec {
 		OOMScoreAdj: oomScoreAdj,
 	}
 	for _, b := range r.Binds {
-		if b.Target == "" {
-			b.Target = b.Source
-		}
+		b.Target = cmp.Or(b.Target, b.Source)
 		s.Binds = append(s.Binds, specBind{Source: b.Source, Target: b.Target, ReadOnly: !b.Writable})
 	}
 	return s

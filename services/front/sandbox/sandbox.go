@@ -14,6 +14,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,21 +133,11 @@ func (r Runner) Run(ctx context.Context, h *dag.Handle) error {
 }
 
 func (r *Runner) setDefaults() {
-	if r.MemoryMax == 0 {
-		r.MemoryMax = DefaultMemoryMax
-	}
-	if r.StopBudget == 0 {
-		r.StopBudget = defaultStopBudget
-	}
-	if r.sandbox == "" {
-		r.sandbox = sandboxProgram
-	}
-	if r.work == "" {
-		r.work = filepath.Join(workDir, r.ID)
-	}
-	if r.parent == "" {
-		r.parent = cgroupParent
-	}
+	r.MemoryMax = cmp.Or(r.MemoryMax, DefaultMemoryMax)
+	r.StopBudget = cmp.Or(r.StopBudget, defaultStopBudget)
+	r.sandbox = cmp.Or(r.sandbox, sandboxProgram)
+	r.work = cmp.Or(r.work, filepath.Join(workDir, r.ID))
+	r.parent = cmp.Or(r.parent, cgroupParent)
 }
 
 // why puts the end of a service that should have gone on into words.

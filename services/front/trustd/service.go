@@ -1,6 +1,7 @@
 package trustd
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -45,15 +46,9 @@ type Options struct {
 
 // Service is trustd in the graph. It waits for the clock: what it signs has dates.
 func Service(o Options) dag.Service {
-	if o.dir == "" {
-		o.dir = boot.TrustDir
-	}
-	if o.uid == 0 {
-		o.uid = UID
-	}
-	if o.address == "" {
-		o.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(api.TrustPort))
-	}
+	o.dir = cmp.Or(o.dir, boot.TrustDir)
+	o.uid = cmp.Or(o.uid, UID)
+	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.TrustPort)))
 	if o.process == nil {
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,

@@ -21,6 +21,7 @@
 package balancer
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -117,15 +118,9 @@ type Options struct {
 
 // Service is the balancer in the graph. STATE is there once disks is up.
 func Service(o Options) dag.Service {
-	if o.address == "" {
-		o.address = Address
-	}
-	if o.file == "" {
-		o.file = filepath.Join(boot.StateDir, listFile)
-	}
-	if o.kubeletClient == "" {
-		o.kubeletClient = boot.KubeletClient
-	}
+	o.address = cmp.Or(o.address, Address)
+	o.file = cmp.Or(o.file, filepath.Join(boot.StateDir, listFile))
+	o.kubeletClient = cmp.Or(o.kubeletClient, boot.KubeletClient)
 	if o.dial == nil {
 		o.dial = func(ctx context.Context, address string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: balance.DialBudget}).DialContext(ctx, "tcp", address)
@@ -268,11 +263,7 @@ func (o Options) upstreams(known []netip.AddrPort) ([]balance.Upstream, error) {
 // endpoint is the host and the port of the cluster's endpoint.
 func endpoint(c *config.Config) string {
 	u := c.Cluster.ControlPlane.Endpoint
-	port := u.Port()
-	if port == "" {
-		port = "443"
-	}
-	return net.JoinHostPort(u.Hostname(), port)
+	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))
 }
 
 // publish writes the status of the API servers as resources.

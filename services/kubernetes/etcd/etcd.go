@@ -20,6 +20,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -121,15 +122,9 @@ type Etcd struct {
 
 // New makes this node's member and doesn't start it.
 func New(o Options) *Etcd {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	if o.DataDir == "" {
-		o.DataDir = boot.EtcdDataDir
-	}
-	if o.Journal == "" {
-		o.Journal = journalFile
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
+	o.DataDir = cmp.Or(o.DataDir, boot.EtcdDataDir)
+	o.Journal = cmp.Or(o.Journal, journalFile)
 	e := &Etcd{o: o, turn: make(chan struct{}, 1), begin: make(chan struct{}, 1), id: newToken()}
 	e.runner = &containerd.Runner{
 		Containerd:  o.Containerd,
@@ -205,8 +200,8 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 // killed reports whether etcd was killed. A member that its cluster has removed ends by
 // itself, so after a kill no other member needs to be asked, which can take examineTimeout.
 func killed(err error) bool {
-	var exit *containerd.ExitError
-	return errors.As(err, &exit) && exit.Status == 128+uint32(syscall.SIGKILL)
+	exit, ok := errors.AsType[*containerd.ExitError](err)
+	return ok && exit.Status == 128+uint32(syscall.SIGKILL)
 }
 
 // runUtility runs etcdutl from etcd's own image.

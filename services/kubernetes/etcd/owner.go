@@ -18,6 +18,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
@@ -155,18 +156,12 @@ func (e *Etcd) examine(ctx context.Context, r record) error {
 // watch checks a running member until ctx ends: while it is healthy, watch records the
 // other members; when it isn't, watch asks them about it. An error ends the run.
 func (e *Etcd) watch(ctx context.Context) error {
-	ticker := time.NewTicker(watchPeriod)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	for sleep.For(ctx, watchPeriod) {
 		if err := e.watchOnce(ctx); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 func (e *Etcd) watchOnce(ctx context.Context) error {

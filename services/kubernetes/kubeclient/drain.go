@@ -238,8 +238,7 @@ func (d Drain) evict(ctx context.Context, pod Object, e *eviction) (why string) 
 	e.next = time.Now().Add(e.pause)
 	e.pause = min(2*e.pause, evictMost)
 	e.why = err.Error()
-	var status *StatusError
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[*StatusError](err); ok {
 		e.why = strings.Join(slices.Concat([]string{status.Message}, status.Causes), " ")
 	}
 	return e.why

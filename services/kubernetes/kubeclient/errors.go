@@ -58,8 +58,8 @@ func statusError(code int, body []byte) *StatusError {
 }
 
 func hasCode(err error, code int) bool {
-	var status *StatusError
-	return errors.As(err, &status) && status.Code == code
+	status, ok := errors.AsType[*StatusError](err)
+	return ok && status.Code == code
 }
 
 // IsNotFound: the object, or its resource, isn't there.
@@ -71,8 +71,8 @@ func IsConflict(err error) bool { return hasCode(err, http.StatusConflict) }
 
 // IsAlreadyExists: a create came too late.
 func IsAlreadyExists(err error) bool {
-	var status *StatusError
-	return errors.As(err, &status) && status.Code == http.StatusConflict && status.Reason == "AlreadyExists"
+	status, ok := errors.AsType[*StatusError](err)
+	return ok && status.Code == http.StatusConflict && status.Reason == "AlreadyExists"
 }
 
 // IsForbidden: the user isn't allowed to.

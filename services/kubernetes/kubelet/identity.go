@@ -13,6 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -151,13 +152,9 @@ func againOnceJoined(ctx context.Context, client string, run func(context.Contex
 	first, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		ticker := time.NewTicker(joinedPoll)
-		defer ticker.Stop()
 		for !joined() {
-			select {
-			case <-first.Done():
+			if !sleep.For(first, joinedPoll) {
 				return
-			case <-ticker.C:
 			}
 		}
 		cancel()

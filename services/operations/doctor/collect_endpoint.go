@@ -181,8 +181,7 @@ func ask(ctx context.Context, target string, addr netip.Addr, config *tls.Config
 	a.took = time.Since(began)
 	if err != nil {
 		a.err = err
-		var refused *tls.CertificateVerificationError
-		if errors.As(err, &refused) && len(refused.UnverifiedCertificates) > 0 {
+		if refused, ok := errors.AsType[*tls.CertificateVerificationError](err); ok && len(refused.UnverifiedCertificates) > 0 {
 			a.rejected = refused.UnverifiedCertificates[0]
 		}
 		return a

@@ -1,6 +1,7 @@
 package clock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -321,9 +322,7 @@ func (s *syncer) failed(err error) {
 	}
 	status := s.status
 	status.Synced, status.Message, status.Reason = false, oneLine(err), reason.Of(err)
-	if status.Source == "" {
-		status.Source = SourceNone
-	}
+	status.Source = cmp.Or(status.Source, SourceNone)
 	s.setStatus(status)
 }
 

@@ -1,6 +1,7 @@
 package disks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -151,10 +152,7 @@ func newTable(dev device) *gpt.Table {
 	t := &gpt.Table{LogicalSectorSize: dev.Sector, PhysicalSectorSize: dev.Sector, ProtectiveMBR: true}
 	at := int64(mib)
 	for i, v := range boot.Volumes {
-		size := v.SizeOn(dev.Size)
-		if size == 0 {
-			size = (dev.Size-mib)&^(mib-1) - at // the last MiB has the backup table
-		}
+		size := cmp.Or(v.SizeOn(dev.Size), (dev.Size-mib)&^(mib-1)-at) // the last MiB has the backup table
 		t.Partitions = append(t.Partitions, &gpt.Partition{
 			Index:      i + 1,
 			Name:       v.Label,

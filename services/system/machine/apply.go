@@ -2,6 +2,7 @@ package machine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -127,9 +128,7 @@ type Applier struct {
 
 // NewApplier makes an Applier for a node that has no configuration yet.
 func NewApplier(o ApplierOptions) *Applier {
-	if o.StateDir == "" {
-		o.StateDir = boot.StateDir
-	}
+	o.StateDir = cmp.Or(o.StateDir, boot.StateDir)
 	if o.Now == nil {
 		o.Now = time.Now
 	}

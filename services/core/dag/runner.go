@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // Messages of events; acceptance S-235 to S-238 fix most of them.
@@ -87,12 +88,7 @@ func (s *session) stopping() bool {
 	}
 }
 
-func (s *session) hurry() {
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
-}
+func (s *session) hurry() { sleep.Wake(s.kick) }
 
 func newRunner(g *Graph, svc Service) *runner {
 	svc.StopBudget = cmp.Or(svc.StopBudget, DefaultStopBudget)

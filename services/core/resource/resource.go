@@ -25,6 +25,15 @@ var (
 	ErrUndeclared  = errors.New("not declared by the controller")
 )
 
+// IgnoreNotFound is for objects that another controller will publish: that change starts a
+// controller again.
+func IgnoreNotFound(err error) error {
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
 // Phase of an object's life. A torn-down object stays until its finalizers are
 // gone.
 type Phase string

@@ -199,15 +199,7 @@ var modes = map[apiv1.ApplyMode]machine.Mode{
 }
 
 func modeNumber(mode machine.Mode) apiv1.ApplyMode {
-	if mode == machine.Undone {
-		return apiv1.ApplyMode_APPLY_MODE_UNDONE
-	}
-	for number, m := range modes {
-		if m == mode {
-			return number
-		}
-	}
-	return apiv1.ApplyMode_APPLY_MODE_AUTO
+	return enum[apiv1.ApplyMode](apiv1.ApplyMode_value, "APPLY_MODE_", mode)
 }
 
 // applyRequest is what Apply and Rollback have in common.

@@ -16,7 +16,6 @@ package sandbox
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -144,20 +143,11 @@ func (r *Runner) setDefaults() {
 func (r Runner) why(group cgroup, end error) error {
 	switch killed, err := group.outOfMemory(); {
 	case err != nil:
-		return fmt.Errorf("%s ended by itself: %w (and whether for want of memory is unknown: %w)", r.ID, orClean(end), err)
+		return fmt.Errorf("%s ended by itself: %w (and whether for want of memory is unknown: %w)", r.ID, process.OrClean(end), err)
 	case killed && end != nil:
 		return fmt.Errorf("%s hit its memory ceiling of %d MiB, and the kernel killed it: %w", r.ID, r.MemoryMax>>20, end)
 	}
-	return fmt.Errorf("%s ended by itself: %w", r.ID, orClean(end))
-}
-
-// orClean makes an exit with status 0, which no daemon should do by itself,
-// readable.
-func orClean(err error) error {
-	if err == nil {
-		return errors.New("exit status 0")
-	}
-	return err
+	return fmt.Errorf("%s ended by itself: %w", r.ID, process.OrClean(end))
 }
 
 // output is the pipe from the service, which writes to it without PID 1's help, to

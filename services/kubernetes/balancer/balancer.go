@@ -41,6 +41,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -136,12 +137,7 @@ func Service(o Options) dag.Service {
 
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	changed := make(chan struct{}, 1)
-	mark := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
+	mark := func() { sleep.Wake(changed) }
 	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Hold: o.hold, Max: maxConnections, Changed: mark, Log: h.Log})
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() { _ = o.publish(nil) }() // the servers aren't checked any more

@@ -46,14 +46,14 @@ type ManifestApplyController struct{}
 func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	status, err := BootstrapStatuses.Get(v, "control-plane")
 	if err != nil || status.Spec.SelfHosted {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	if _, err := secrets.Etcd.Get(v, secrets.EtcdID); err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	member, ready := etcd.Ready(v)
 	if !ready {

@@ -15,7 +15,6 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -251,12 +250,3 @@ func Controllers(o Options) []resource.Controller {
 // soon is the pause before another look at something that will happen within
 // seconds: short enough not to delay the start of a cluster.
 const soon = 250 * time.Millisecond
-
-// ignoreNotFound is for objects that another controller will publish: that
-// change starts this one again.
-func ignoreNotFound(err error) error {
-	if errors.Is(err, resource.ErrNotFound) {
-		return nil
-	}
-	return err
-}

@@ -91,11 +91,11 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	}
 	status, err := BootstrapStatuses.Get(v, "control-plane")
 	if err != nil || status.Spec.SelfHosted {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	if _, ready := etcd.Ready(v); !ready {
 		return 0, nil

@@ -47,16 +47,16 @@ type NodeLabelController struct {
 func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	o, err := machine.Configs.Get(v, machine.ConfigID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	cfg, later := o.Spec, soon
 	hostname, err := network.Hostnames.Get(v, network.HostnameID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	client, err := c.client(v, cfg)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	if !cfg.Machine.Type.ControlPlane() {
 		later = labelLater

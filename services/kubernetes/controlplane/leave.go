@@ -36,7 +36,7 @@ type NodeLeaveController struct{ refused map[string]string }
 func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	client, err := adminClient(keys.Spec)
 	if err != nil {

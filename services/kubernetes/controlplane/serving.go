@@ -52,7 +52,7 @@ type ServingApprovalController struct{ refused map[string]string }
 func (c *ServingApprovalController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	client, err := adminClient(keys.Spec)
 	if err != nil {

@@ -35,7 +35,6 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -143,7 +142,7 @@ func (e *Etcd) Service() dag.Service {
 	return dag.Service{
 		ID:    ID,
 		Kind:  dag.Container,
-		Needs: []dag.Condition{certificates{e.o}},
+		Needs: []dag.Condition{machine.IfControlPlane{Condition: secrets.Statuses.When(e.o.Store, secrets.EtcdID, "etcd certificates to be made", nil), Store: e.o.Store}},
 		Skip:  e.o.skip,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := secrets.Await(ctx, e.o.Store, secrets.EtcdID); err != nil {
@@ -220,29 +219,8 @@ func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
 	return runner.Once(ctx, ID)
 }
 
-// certificates waits for those of etcd. A worker never gets them: there it
-// holds as soon as the configuration is known, and the service is skipped.
-type certificates struct{ o Options }
-
-func (certificates) String() string { return "etcd certificates to be made" }
-
-func (c certificates) Wait(ctx context.Context) error {
-	known := machine.Configs.When(c.o.Store, machine.ConfigID, "a configuration", func(*config.Config) bool { return true })
-	if err := known.Wait(ctx); err != nil {
-		return err
-	}
-	if c.o.skip() != "" {
-		return nil
-	}
-	return secrets.Statuses.When(c.o.Store, secrets.EtcdID, c.String(), func(secrets.StatusSpec) bool { return true }).Wait(ctx)
-}
-
 func (o Options) skip() string {
-	cfg, err := machine.Config(o.Store)
-	if err != nil || cfg.Machine.Type.ControlPlane() {
-		return ""
-	}
-	return "etcd runs on control planes only"
+	return machine.OnControlPlanes(o.Store, "etcd runs on control planes only")
 }
 
 func (o Options) image() (string, error) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -86,8 +85,7 @@ func (e *Etcd) authorities() (all []string, err error) {
 		return nil, err
 	}
 	for block, rest := pem.Decode(bytes.TrimSpace(keys.Spec.CA)); block != nil; block, rest = pem.Decode(rest) {
-		sum := sha256.Sum256(block.Bytes)
-		all = append(all, hex.EncodeToString(sum[:]))
+		all = append(all, fmt.Sprintf("%x", sha256.Sum256(block.Bytes)))
 	}
 	if len(all) == 0 {
 		return nil, errors.New("etcd's authority: no certificate")
@@ -185,15 +183,11 @@ func (e *Etcd) watchOnce(ctx context.Context) error {
 
 // notePeers records the addresses of the other members in the journal, if they have changed.
 func (e *Etcd) notePeers(ctx context.Context) error {
-	c, err := e.local(ctx)
+	c, found, err := e.askLocal(ctx, known)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	found, err := known(ctx, c)
-	if err != nil {
-		return err
-	}
 	var peers []string
 	for _, m := range found.Members {
 		if m.ID != found.Header.MemberId {

@@ -172,8 +172,12 @@ func newKey(old config.KeyPEM) (config.KeyPEM, error) {
 }
 
 // target is the configuration of a node in a phase, as far as its authorities go. The keys
-// are those that this node has. has are the certificates with which the node issues now.
-func (o Options) target(r rotation, n node, chosen []string, to phase, has *config.Config) (*config.Config, error) {
+// are those that this node has.
+func (o Options) target(ctx context.Context, r rotation, n node, chosen []string, to phase) (*config.Config, error) {
+	has, err := o.read(ctx, n)
+	if err != nil {
+		return nil, err
+	}
 	own, err := machine.Config(o.Store)
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -199,11 +200,7 @@ func (o Options) move(ctx context.Context, p *operation.Progress, r rotation, n 
 		return err
 	}
 	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
-		has, err := o.read(ctx, n)
-		if err != nil {
-			return err
-		}
-		c, err := o.target(r, n, chosen, to, has)
+		c, err := o.target(ctx, r, n, chosen, to)
 		if err != nil {
 			return err
 		}
@@ -234,11 +231,7 @@ func (o Options) patch(ctx context.Context, n node, patch map[string]any) error 
 
 // settled says why a node isn't in a phase yet, or not healthy.
 func (o Options) settled(ctx context.Context, r rotation, n node, chosen []string, to phase) error {
-	has, err := o.read(ctx, n)
-	if err != nil {
-		return err
-	}
-	c, err := o.target(r, n, chosen, to, has)
+	c, err := o.target(ctx, r, n, chosen, to)
 	if err != nil {
 		return err
 	}
@@ -358,21 +351,12 @@ func IssuedBy(ctx context.Context, server netip.AddrPort, authority config.PEM) 
 	if err != nil {
 		return err
 	}
-	dialer := tls.Dialer{Config: &tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		InsecureSkipVerify: true, // VerifyConnection does it
-		VerifyConnection: func(c tls.ConnectionState) error {
-			if c.PeerCertificates[0].CheckSignatureFrom(ca) != nil {
-				return errors.New("its certificate isn't of the new authority yet")
-			}
-			return nil
-		},
-	}}
-	conn, err := dialer.DialContext(ctx, "tcp", server.String())
-	if err == nil {
-		_ = conn.Close() // nothing was sent
-	}
-	return err
+	return pki.Probe(ctx, server.String(), tls.VersionTLS12, func(served *x509.Certificate) error {
+		if served.CheckSignatureFrom(ca) != nil {
+			return errors.New("its certificate isn't of the new authority yet")
+		}
+		return nil
+	})
 }
 
 // noneIssues fails if a node still issues with a new authority: the others must accept it.

@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // Mode is when a configuration takes effect. The words are those of gbctl.
@@ -384,12 +385,7 @@ func (a *Applier) restart(ids []string) {
 	a.poke()
 }
 
-func (a *Applier) poke() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
-}
+func (a *Applier) poke() { sleep.Wake(a.wake) }
 
 // remember adds to the history. The document is applied already, so a failed write of
 // the history is only logged.

@@ -2,7 +2,6 @@ package machine
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -81,8 +80,7 @@ func (k store) sweep() error {
 
 // Digest names a document in the API: hexadecimal SHA-256.
 func Digest(text []byte) string {
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%x", sha256.Sum256(text))
 }
 
 // historyEntry is an entry of the history as a file.

@@ -2,6 +2,7 @@ package boot
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -64,4 +65,12 @@ func IsMountPoint(dir string) bool {
 		return false
 	}
 	return here.Dev != parent.Dev
+}
+
+// IgnoreMissing is for a file that needn't exist.
+func IgnoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }

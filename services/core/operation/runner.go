@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -446,10 +447,7 @@ func oldest(all []*execution) {
 func (r *Runner) all() []*execution {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make([]*execution, 0, len(r.operations))
-	for _, x := range r.operations {
-		all = append(all, x)
-	}
+	all := slices.Collect(maps.Values(r.operations))
 	oldest(all)
 	return all
 }

@@ -36,8 +36,6 @@ type fileService struct {
 	root string // what paths are below; tests have their own
 }
 
-func newFileService(Options) *fileService { return &fileService{root: "/"} }
-
 // at is where a path of a request is.
 func (s *fileService) at(path string) (string, error) {
 	if !filepath.IsAbs(path) {

@@ -19,14 +19,11 @@ import (
 // operationService is the operations of this node, whatever they are.
 type operationService struct{ runner *operation.Runner }
 
-func newOperationService(o Options) *operationService { return &operationService{o.Operations} }
-
 // operationError tells apart what the caller can do something about.
 func operationError(err error) error {
-	var refusal operation.Refusal
 	text := errors.New(readable(err.Error()))
 	switch {
-	case errors.As(err, &refusal):
+	case errors.As(err, new(operation.Refusal)):
 		return connect.NewError(connect.CodeFailedPrecondition, text)
 	case errors.Is(err, operation.ErrNotFound):
 		return connect.NewError(connect.CodeNotFound, text)

@@ -119,18 +119,18 @@ func (s *Server) routes() http.Handler {
 	}
 	s.errors = connect.NewErrorWriter(options...)
 	mux := http.NewServeMux()
-	logs := newLogService(s.opts)
+	logs := &logService{opts: s.opts}
 	s.services = newServiceService(s.opts, s.stopping)
-	mux.Handle(garboardv1connect.NewConfigServiceHandler(newConfigService(s.opts), options...))
-	mux.Handle(garboardv1connect.NewResourceServiceHandler(newResourceService(s.opts), options...))
+	mux.Handle(garboardv1connect.NewConfigServiceHandler(&configService{opts: s.opts}, options...))
+	mux.Handle(garboardv1connect.NewResourceServiceHandler(&resourceService{opts: s.opts}, options...))
 	mux.Handle(garboardv1connect.NewServiceServiceHandler(s.services, options...))
 	mux.Handle(garboardv1connect.NewLogServiceHandler(logs, options...))
 	node := newNodeService(s.opts)
 	mux.Handle(garboardv1connect.NewNodeServiceHandler(node, options...))
 	mux.HandleFunc("GET "+contract.MetricsPath, node.serveMetrics)
-	mux.Handle(garboardv1connect.NewFileServiceHandler(newFileService(s.opts), options...))
-	mux.Handle(garboardv1connect.NewEtcdServiceHandler(newEtcdService(s.opts), options...))
-	mux.Handle(garboardv1connect.NewOperationServiceHandler(newOperationService(s.opts), options...))
+	mux.Handle(garboardv1connect.NewFileServiceHandler(&fileService{root: "/"}, options...))
+	mux.Handle(garboardv1connect.NewEtcdServiceHandler(&etcdService{s.opts.Etcd, s.opts.Operations}, options...))
+	mux.Handle(garboardv1connect.NewOperationServiceHandler(&operationService{s.opts.Operations}, options...))
 	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))
 	return mux
 }

@@ -105,9 +105,6 @@ func missingObjects(ctx context.Context, client *kubeclient.Client, objects []ku
 	var missing []kubeclient.Object
 	for _, o := range objects {
 		yes, err := client.Missing(ctx, o)
-		if kubeclient.IsNotFound(err) {
-			yes, err = true, nil
-		}
 		if err != nil {
 			return nil, err
 		}
@@ -127,9 +124,7 @@ func create(ctx context.Context, v resource.View, client *kubeclient.Client, mis
 		if created {
 			v.Log().Info("created " + o.String()) // S-281
 		}
-		if err != nil {
-			problems = append(problems, err)
-		}
+		problems = append(problems, err)
 		if ctx.Err() != nil {
 			break
 		}

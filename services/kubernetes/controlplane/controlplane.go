@@ -132,12 +132,7 @@ type BootstrapStatus struct {
 // BootstrapStatuses has the one object "control-plane" (S-260).
 var BootstrapStatuses = resource.Define[BootstrapStatus](resource.Definition{
 	Type: "BootstrapStatuses.v1alpha1.garboard.dev", Kind: "BootstrapStatus", Aliases: []string{"bs"}, Namespace: "runtime",
-	Columns: []resource.Column{{Name: "SELF HOSTED", Value: func(spec any) string {
-		if spec.(BootstrapStatus).SelfHosted {
-			return "true"
-		}
-		return "false"
-	}}},
+	Columns: []resource.Column{{Name: "SELF HOSTED", Value: func(spec any) string { return strconv.FormatBool(spec.(BootstrapStatus).SelfHosted) }}},
 })
 
 // Options are the inputs of the controllers. Paths are for tests: "" is a node's.

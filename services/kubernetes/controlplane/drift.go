@@ -120,9 +120,7 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 		if err == nil {
 			err = ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift)
 		}
-		if err != nil {
-			problems = append(problems, err)
-		}
+		problems = append(problems, err)
 		if ctx.Err() != nil {
 			break
 		}
@@ -213,10 +211,7 @@ func preview(ctx context.Context, client *kubeclient.Client, there, wanted kubec
 func Differences(ctx context.Context, client *kubeclient.Client, wanted kubeclient.Object) (lines []string, err error) {
 	there, err := client.Get(ctx, wanted.Ref())
 	if err != nil {
-		if kubeclient.IsNotFound(err) {
-			return nil, nil
-		}
-		return nil, err
+		return nil, kubeclient.IgnoreNotFound(err)
 	}
 	fields, err := preview(ctx, client, there, wanted)
 	for _, f := range fields {

@@ -163,8 +163,7 @@ func (e *Etcd) Service() dag.Service {
 // run runs the container. In parallel it promotes a learner to a voting member,
 // and examines a member that isn't healthy.
 func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
-	now := time.Now()
-	e.well.Store(&now)
+	e.well.Store(new(time.Now()))
 	e.dataID.Store(nil)
 	if files, err := secrets.Statuses.Get(e.o.Store, secrets.EtcdID); err == nil {
 		e.files.Store(&files.Spec.Version)
@@ -338,8 +337,7 @@ func (e *Etcd) healthy(ctx context.Context) error {
 		}
 	}
 	if err == nil {
-		now := time.Now()
-		e.well.Store(&now)
+		e.well.Store(new(time.Now()))
 		// Nothing depends on it now; the next check tries it again.
 		_ = e.recognise()
 	}

@@ -8,7 +8,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -49,11 +48,8 @@ func (e *Etcd) ownerFile() string { return e.o.DataDir + ".owner" }
 func (e *Etcd) readOwner() (owner, error) {
 	var o owner
 	data, err := os.ReadFile(e.ownerFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		return o, nil
-	}
 	if err != nil {
-		return o, err
+		return o, boot.IgnoreMissing(err)
 	}
 	if json.Unmarshal(data, &o) != nil {
 		return owner{}, nil // unknown, as without the file

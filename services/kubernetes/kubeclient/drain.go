@@ -85,10 +85,7 @@ func (c *Client) AskToLeave(ctx context.Context, node, by string) error {
 		}
 		_, err = c.Get(ctx, NodeRef(node))
 	}
-	if IsNotFound(err) {
-		return nil
-	}
-	return err
+	return IgnoreNotFound(err)
 }
 
 // Stay takes back what AskToLeave has asked for by.
@@ -99,10 +96,7 @@ func (c *Client) Stay(ctx context.Context, node, by string) error {
 		}
 		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: nil}}}
 	})
-	if IsNotFound(err) {
-		return nil
-	}
-	return err
+	return IgnoreNotFound(err)
 }
 
 // changeNode patches a node as it is read; a nil patch changes nothing.

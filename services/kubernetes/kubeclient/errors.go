@@ -65,6 +65,14 @@ func hasCode(err error, code int) bool {
 // IsNotFound: the object, or its resource, isn't there.
 func IsNotFound(err error) bool { return hasCode(err, http.StatusNotFound) }
 
+// IgnoreNotFound is for an object that needn't exist.
+func IgnoreNotFound(err error) error {
+	if IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
 // IsConflict: somebody else changed the object meanwhile, owns the field, or an
 // object of that name exists; see IsAlreadyExists for the last.
 func IsConflict(err error) bool { return hasCode(err, http.StatusConflict) }

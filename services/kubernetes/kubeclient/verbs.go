@@ -105,20 +105,15 @@ func (c *Client) CreateIfMissing(ctx context.Context, o Object) (created bool, e
 	return err == nil, err
 }
 
-// Missing says whether there is no object of o's name.
+// Missing says whether there is no object of o's name, or no kind of it.
 func (c *Client) Missing(ctx context.Context, o Object) (bool, error) {
 	m, err := c.mappingOf(ctx, o)
-	if err != nil {
-		return false, err
+	if err == nil {
+		if err = c.do(ctx, request{method: http.MethodGet, path: m.path(o.Namespace(), o.Name())}, nil); err != nil {
+			err = fmt.Errorf("get %s: %w", o, err)
+		}
 	}
-	err = c.do(ctx, request{method: http.MethodGet, path: m.path(o.Namespace(), o.Name())}, nil)
-	if IsNotFound(err) {
-		return true, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("get %s: %w", o, err)
-	}
-	return false, nil
+	return IsNotFound(err), IgnoreNotFound(err)
 }
 
 // Apply makes the fields of o so (server-side apply), creating the object if it

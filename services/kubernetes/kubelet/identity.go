@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -61,11 +62,8 @@ func nameIn(crt []byte) string {
 // for new ones with the token.
 func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig string) error {
 	have, err := os.ReadFile(client)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return boot.IgnoreMissing(err)
 	}
 	if nameIn(have) == user(hostname) && !former(have, s) {
 		return nil

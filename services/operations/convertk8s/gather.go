@@ -33,7 +33,7 @@ const serviceAccountKey = "service-account.key"
 
 // ask completes the survey by what a control plane itself says.
 func (o Options) ask(ctx context.Context, n rollout.Node, s *survey) error {
-	if err := rollout.SameRelease(ctx, n, o.Peers.Version); err != nil {
+	if err := rollout.SameRelease(ctx, o.Peers, n); err != nil {
 		return err
 	}
 	selfHosted, err := o.selfHosted(ctx, n)

@@ -103,7 +103,6 @@ func disable(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 // deleted deletes pod-checkpointer, and returns nil if nothing is left of it. answered: the
 // API server did.
 func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) (answered bool, err error) {
-	var status *kubeclient.StatusError
 	set, err := client.Get(ctx, daemonSet(checkpointer))
 	if err == nil {
 		meta := map[string]any{"name": set.Name(), "namespace": set.Namespace(), "labels": set.At("metadata", "labels"), "annotations": set.At("metadata", "annotations")}
@@ -114,7 +113,7 @@ func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 		err = client.Delete(ctx, daemonSet(checkpointer))
 	}
 	if err != nil && !kubeclient.IsNotFound(err) {
-		return errors.As(err, &status), err
+		return errors.As(err, new(*kubeclient.StatusError)), err
 	}
 	if a.RemoveCheckpoints {
 		p.Report("the nodes will remove the active pod checkpoints themselves")
@@ -122,7 +121,7 @@ func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 	}
 	names, err := checkpoints(ctx, client)
 	if err != nil {
-		return errors.As(err, &status), err
+		return errors.As(err, new(*kubeclient.StatusError)), err
 	}
 	if len(names) > 0 {
 		return true, fmt.Errorf("found %d active pod checkpoints: %v", len(names), names)

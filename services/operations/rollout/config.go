@@ -4,24 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"connectrpc.com/connect"
 	"gopkg.in/yaml.v3"
 
-	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
 // SameRelease says why a node can't take part in an operation that needs the same release on
 // all nodes.
-func SameRelease(ctx context.Context, n Node, version func(context.Context, netip.Addr) (*apiv1.VersionResponse, error)) error {
+func SameRelease(ctx context.Context, peers Peers, n Node) error {
 	if !n.Address.IsValid() {
 		return errors.New("it has no InternalIP in Kubernetes")
 	}
-	has, err := version(ctx, n.Address)
+	has, err := peers.Version(ctx, n.Address)
 	if err != nil {
 		return err
 	}

@@ -64,6 +64,9 @@ type Peers interface {
 	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
 	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
 	Resources(ctx context.Context, node netip.Addr, typ, id string) ([]*apiv1.Resource, error)
+	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
+	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
+	Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error)
 }
 
 // Kubernetes makes a client of the cluster's API as its administrator.

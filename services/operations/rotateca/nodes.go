@@ -131,7 +131,7 @@ func (r *rotation) complete(own *config.Config, chosen []string) error {
 
 // ask completes the rotation by what a node itself says.
 func (o Options) ask(ctx context.Context, n node, own *config.Config, chosen []string, r *rotation) error {
-	if err := rollout.SameRelease(ctx, n.Node, o.Peers.Version); err != nil {
+	if err := rollout.SameRelease(ctx, o.Peers, n.Node); err != nil {
 		return err
 	}
 	has, err := o.read(ctx, n)

@@ -21,7 +21,6 @@ import (
 	"slices"
 	"time"
 
-	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -61,17 +60,10 @@ type Arguments struct {
 // Encode makes them the arguments of an operation.
 func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
-// Peers calls the nodes of the cluster, this one too: peers.Client.
-type Peers interface {
-	rollout.Peers
-	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
-	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
-}
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader
-	Peers      Peers
+	Peers      rollout.Peers
 	Kubernetes rollout.Kubernetes
 	// AcceptedBy asks the server of an authority on a node with a client certificate of that
 	// authority, by its name. An error means that it isn't accepted.

@@ -68,10 +68,7 @@ func (o Options) proxyStep(a Arguments) operation.Step {
 func setProxy(ctx context.Context, client *kubeclient.Client, version string) error {
 	set, err := client.Get(ctx, proxyRef)
 	if err != nil {
-		if kubeclient.IsNotFound(err) {
-			return nil
-		}
-		return err
+		return kubeclient.IgnoreNotFound(err)
 	}
 	containers := set.List("spec", "template", "spec", "containers")
 	changed := false

@@ -34,6 +34,8 @@ import (
 // rig is a cluster of three control planes and a worker, as the operation sees it: what
 // peers and Kubernetes answer. What the programs do is in the tests on real parts.
 type rig struct {
+	rollout.Peers // what isn't there below isn't called
+
 	t      *testing.T
 	dir    string
 	shared *rollouttest.Memory

@@ -23,7 +23,6 @@ import (
 	"slices"
 	"time"
 
-	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/operations/rollout"
@@ -69,17 +68,10 @@ type Arguments struct {
 // Encode makes them the arguments of an operation.
 func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
-// Peers calls the nodes of the cluster, this one too: peers.Client.
-type Peers interface {
-	rollout.Peers
-	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
-	Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error)
-}
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader
-	Peers      Peers
+	Peers      rollout.Peers
 	Kubernetes rollout.Kubernetes
 	// Metrics are those of the API server of one node, in the text format of Prometheus.
 	Metrics func(ctx context.Context, node netip.Addr) (string, error)
@@ -132,20 +124,17 @@ var finished = operation.Data[[]string]{Key: "finished"}
 
 func isFinished(p *operation.Progress, component string) (bool, error) {
 	all, err := finished.Get(p)
-	if err != nil && !noData(err) {
-		return false, err
+	if noData(err) {
+		err = nil
 	}
-	return slices.Contains(all, component), nil
+	return slices.Contains(all, component), err
 }
 
 func finish(p *operation.Progress, component string) error {
-	all, err := finished.Get(p)
-	if err != nil && !noData(err) {
+	if already, err := isFinished(p, component); err != nil || already {
 		return err
 	}
-	if slices.Contains(all, component) {
-		return nil
-	}
+	all, _ := finished.Get(p) // isFinished has read it
 	return finished.Put(p, append(all, component))
 }
 

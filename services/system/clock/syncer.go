@@ -210,9 +210,7 @@ func (s *syncer) round(ctx context.Context, servers []string, refused map[string
 			mu.Lock()
 			defer mu.Unlock()
 			a.samples = append(a.samples, samples...)
-			if err != nil {
-				errs = append(errs, err)
-			}
+			errs = append(errs, err)
 		})
 	}
 	wg.Wait()

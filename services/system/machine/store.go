@@ -53,11 +53,8 @@ func (k store) read(name string) ([]byte, error) {
 // remove is durable: what is removed stays so after a power cut.
 func (k store) remove(name string) error {
 	err := os.Remove(k.path(name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return boot.IgnoreMissing(err)
 	}
 	return boot.SyncDir(k.dir)
 }

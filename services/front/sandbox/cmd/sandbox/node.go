@@ -134,8 +134,7 @@ func startAndWait(container *libcontainer.Container, spec nodeSpec, console *os.
 	go relay(signals, process, done)
 	ps, err := process.Wait()
 	close(done)
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
+	if err != nil && !errors.As(err, new(*exec.ExitError)) {
 		return nil, fmt.Errorf("wait for node %s: %w", spec.ID, err)
 	}
 	return howEnded(ps.Sys().(syscall.WaitStatus)), nil

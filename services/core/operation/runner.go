@@ -1,6 +1,7 @@
 package operation
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base32"
@@ -437,10 +438,7 @@ func (r *Runner) drop(x *execution) {
 func oldest(all []*execution) {
 	slices.SortFunc(all, func(a, b *execution) int {
 		x, y := a.record(), b.record()
-		if c := x.Began.Compare(y.Began); c != 0 {
-			return c
-		}
-		return strings.Compare(a.id, b.id)
+		return cmp.Or(x.Began.Compare(y.Began), strings.Compare(a.id, b.id))
 	})
 }
 

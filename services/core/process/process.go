@@ -216,8 +216,5 @@ func describe(cmd *exec.Cmd) string {
 
 // OrClean makes an exit with status 0, which no daemon should do by itself, readable.
 func OrClean(err error) error {
-	if err == nil {
-		return errors.New("exit status 0")
-	}
-	return err
+	return cmp.Or(err, errors.New("exit status 0"))
 }

@@ -135,14 +135,21 @@ func create(ctx context.Context, v resource.View, client *kubeclient.Client, mis
 // AdminClient is a client of the cluster's API as its administrator, which a control plane
 // is.
 func AdminClient(r resource.Reader) (*kubeclient.Client, error) {
-	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	_, client, err := ownAdmin(r)
 	if errors.Is(err, resource.ErrNotFound) {
 		return selfHostedClient(r)
 	}
+	return client, err
+}
+
+// ownAdmin is the administrator's client by the secrets for static pods, and these secrets.
+func ownAdmin(r resource.Reader) (keys secrets.KubernetesSpec, client *kubeclient.Client, err error) {
+	found, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
 	if err != nil {
-		return nil, err
+		return keys, nil, err
 	}
-	return adminClient(keys.Spec)
+	client, err = adminClient(found.Spec)
+	return found.Spec, client, err
 }
 
 // selfHostedClient is that of a node whose configuration lacks the secrets for static pods.

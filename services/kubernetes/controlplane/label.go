@@ -12,7 +12,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -106,11 +105,8 @@ func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kube
 		}
 		return kubeclient.New(kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: c.kubeletClient})
 	}
-	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
-	if err != nil {
-		return nil, err
-	}
-	return adminClient(keys.Spec)
+	_, client, err := ownAdmin(v)
+	return client, err
 }
 
 // nodePatch is the change of the node; nil if there is none.

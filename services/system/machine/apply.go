@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -263,7 +262,7 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 	case a.config == nil:
 		return a.first(next, r, entry, res)
 	case res.Mode == OnReboot:
-		return a.stage(entry, r.Text)
+		return a.stored.write(stagedFile, historyEntry{Entry: entry, Text: r.Text})
 	}
 	if err := a.dropStaged(res); err != nil {
 		return err
@@ -278,7 +277,7 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 	if res.Mode == Try {
 		timeout, _ := tryTimeout(r.TryTimeout) // decide has checked it
 		t := trial{Previous: a.text, Tried: Digest(r.Text), Timeout: timeout, Reboot: res.Rebooting, By: r.By}
-		if err := a.stored.writeTrial(t); err != nil {
+		if err := a.stored.write(tryFile, t); err != nil {
 			return err
 		}
 		a.trial, a.deadline = &t, res.Deadline
@@ -402,15 +401,6 @@ func (a *Applier) remember(e Entry, text []byte) (version uint64) {
 func (a *Applier) reboot(why string) {
 	a.leaving = true
 	a.o.Reboot(why)
-}
-
-// stage keeps a document for the next boot (S-034).
-func (a *Applier) stage(e Entry, text []byte) error {
-	data, err := json.Marshal(historyEntry{Entry: e, Text: text})
-	if err != nil {
-		return err
-	}
-	return boot.WriteFile(a.stored.path(stagedFile), data, storeMode)
 }
 
 // dropStaged: the newest document is the one that counts, so what was staged

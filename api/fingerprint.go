@@ -9,8 +9,7 @@ import (
 
 // Fingerprint is the SHA-256 of a certificate's DER, in hexadecimal.
 func Fingerprint(der []byte) string {
-	sum := sha256.Sum256(der)
-	return hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%x", sha256.Sum256(der))
 }
 
 // ShownFingerprint is a Fingerprint in the way in which tools print one, for people

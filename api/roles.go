@@ -6,6 +6,7 @@ package api
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -105,12 +106,7 @@ func method(d protoreflect.MethodDescriptor) Method {
 
 // Methods are all of the API, sorted.
 func Methods() []Method {
-	var all []Method
-	for _, m := range methods() {
-		all = append(all, m)
-	}
-	slices.SortFunc(all, func(a, b Method) int { return cmp.Compare(a.Procedure, b.Procedure) })
-	return all
+	return slices.SortedFunc(maps.Values(methods()), func(a, b Method) int { return cmp.Compare(a.Procedure, b.Procedure) })
 }
 
 // Lookup finds a method by its procedure. What isn't there is for nobody. The

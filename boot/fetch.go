@@ -84,8 +84,7 @@ func fetchOnce(ctx context.Context, client *http.Client, u *url.URL, r request) 
 	maps.Copy(req.Header, r.header)
 	resp, err := client.Do(req)
 	if err != nil {
-		var inner *url.Error
-		if errors.As(err, &inner) {
+		if inner, ok := errors.AsType[*url.Error](err); ok {
 			err = inner.Err // the outer error repeats method and URL
 		}
 		return nil, err

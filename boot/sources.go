@@ -2,6 +2,7 @@ package boot
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -87,9 +88,7 @@ func Sources(o SourceOptions) []Source {
 	if o.Mount == nil {
 		o.Mount = func(context.Context, string, func(fs.FS) error) error { return none("no volumes here") }
 	}
-	if o.Metadata == "" {
-		o.Metadata = linkLocal
-	}
+	o.Metadata = cmp.Or(o.Metadata, linkLocal)
 	state := Source{StateSource, func(context.Context) ([]byte, error) { return readFile(o.Root, ConfigFile) }}
 	if o.Mode == Container {
 		return []Source{

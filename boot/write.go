@@ -1,6 +1,8 @@
 package boot
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -15,9 +17,7 @@ import (
 // The directory must exist. perm is exact: the umask doesn't apply.
 func WriteFile(path string, data []byte, perm fs.FileMode) (err error) {
 	dir, base := filepath.Split(path)
-	if dir == "" {
-		dir = "."
-	}
+	dir = cmp.Or(dir, ".")
 	f, err := os.CreateTemp(dir, "."+base+".*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
@@ -65,4 +65,12 @@ func IsMountPoint(dir string) bool {
 		return false
 	}
 	return here.Dev != parent.Dev
+}
+
+// IgnoreMissing is for a file that needn't exist.
+func IgnoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }

@@ -34,8 +34,7 @@ var defaults = []struct {
 }{
 	{"persist", func(c *Config) {
 		if c.Persist == nil {
-			yes := true
-			c.Persist = &yes
+			c.Persist = new(true)
 		}
 	}},
 	{"machine.network.interfaces", func(c *Config) {

@@ -180,7 +180,7 @@ func same(a, b reflect.Value) bool {
 
 func (d *differ) add(path string, where place, c Change) {
 	c.Path = where.String()
-	row := applyRows[path]
+	row := rowOf(path)
 	if c.Effect, c.Note = row.effect, row.note; row.refine != nil {
 		c.Effect, c.Note = row.refine(row, where, c, d.from, d.to)
 	}

@@ -105,7 +105,8 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 			}
 			field.Fields = fieldsOf(inner, at+suffix, within, idle)
 		} else {
-			field.Effect, field.Note = applyRows[at].effect, applyRows[at].note
+			row := rowOf(at)
+			field.Effect, field.Note = row.effect, row.note
 			field.Default = defaultText(inner)
 			field.Choices = choices[f.Type]
 			if few, ok := choicesAt[at]; ok {

@@ -61,8 +61,7 @@ func Generate(o Options) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("generate configuration: endpoint %q: %w", o.Endpoint, err)
 	}
-	persist := true
-	c := &Config{Version: Version, Persist: &persist}
+	c := &Config{Version: Version, Persist: new(true)}
 	c.Machine.Type = o.Type
 	c.Machine.Network.Hostname = o.Hostname
 	c.Machine.Install.Disk = o.InstallDisk

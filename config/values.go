@@ -88,8 +88,7 @@ func ParseURL(text string) (URL, error) {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
-		var inner *url.Error
-		if errors.As(err, &inner) {
+		if inner, ok := errors.AsType[*url.Error](err); ok {
 			err = inner.Err // the outer error repeats the text
 		}
 		return URL{}, fmt.Errorf("not a URL: %w", err)

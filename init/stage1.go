@@ -11,6 +11,7 @@ import (
 	"github.com/u-root/u-root/pkg/mount/loop"
 	"golang.org/x/sys/unix"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/system/udev"
 )
@@ -118,11 +119,8 @@ func loadRootModules() error {
 		return err
 	}
 	modules, err := udev.OpenModules(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return boot.IgnoreMissing(err)
 	}
 	for _, name := range rootModules {
 		if err := modules.Load(name); err != nil && !errors.Is(err, udev.ErrNoModule) {

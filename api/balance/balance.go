@@ -109,9 +109,7 @@ type backend struct {
 
 // New makes a balancer without upstreams.
 func New(o Options) *Balancer {
-	if o.Period == 0 {
-		o.Period = defaultPeriod
-	}
+	o.Period = cmp.Or(o.Period, defaultPeriod)
 	// The turn begins anywhere, or the clients of all nodes would begin with the same.
 	b := &Balancer{
 		o: o, listeners: map[net.Listener]struct{}{}, backends: map[string]*backend{}, clients: map[net.Conn]net.Listener{}, turn: rand.IntN(1 << 16),

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"sync"
 )
@@ -153,9 +154,7 @@ func (s *Store) Update(change func(c Change) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := Change{make(map[string]json.RawMessage, len(s.values))}
-	for k, v := range s.values {
-		c.values[k] = v
-	}
+	maps.Copy(c.values, s.values)
 	if err := change(c); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
@@ -139,9 +140,7 @@ func window(now time.Time, validity time.Duration, parent *x509.Certificate) (no
 	if now.IsZero() {
 		return now, now, errors.New("no time given")
 	}
-	if validity == 0 {
-		validity = LeafValidity
-	}
+	validity = cmp.Or(validity, LeafValidity)
 	if now.Before(parent.NotBefore) {
 		now = parent.NotBefore
 	}

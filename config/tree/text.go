@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -123,18 +124,13 @@ func plain(n *yaml.Node) *yaml.Node {
 
 // Equal reports whether two trees have the same content, whatever their style.
 func Equal(a, b *yaml.Node) bool {
-	if a.Kind != b.Kind || len(a.Content) != len(b.Content) || a.Anchor != b.Anchor {
+	if a.Kind != b.Kind || a.Anchor != b.Anchor {
 		return false
 	}
 	if a.Kind == yaml.ScalarNode && (a.Value != b.Value || a.ShortTag() != b.ShortTag()) || a.Kind == yaml.AliasNode && a.Value != b.Value {
 		return false
 	}
-	for i := range a.Content {
-		if !Equal(a.Content[i], b.Content[i]) {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(a.Content, b.Content, Equal)
 }
 
 // Quoted makes the node of a text. The encoder quotes it if it would read back

@@ -2,6 +2,7 @@ package dag
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -149,12 +150,8 @@ func criticalPath(rows map[string]*Row) []string {
 		}
 		return found
 	}
-	all := make([]string, 0, len(rows))
-	for id := range rows {
-		all = append(all, id)
-	}
 	var path []string
-	for row := last(all); row != nil; row = last(row.after) {
+	for row := last(slices.Collect(maps.Keys(rows))); row != nil; row = last(row.after) {
 		row.Critical = true
 		path = append(path, row.ID)
 	}

@@ -1,6 +1,7 @@
 package dag
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -31,12 +32,8 @@ const (
 // in time counts as failed, and no other one is started before it has returned.
 func (a *attempt) watchHealth() {
 	h := *a.r.svc.Health
-	if h.Period == 0 {
-		h.Period = DefaultHealthPeriod
-	}
-	if h.Timeout == 0 {
-		h.Timeout = DefaultHealthTimeout
-	}
+	h.Period = cmp.Or(h.Period, DefaultHealthPeriod)
+	h.Timeout = cmp.Or(h.Timeout, DefaultHealthTimeout)
 	var pending chan error
 	wasOK := false
 	for pause := healthFirst; ; pause *= 2 {

@@ -1,6 +1,7 @@
 package dag
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // Messages of events; acceptance S-235 to S-238 fix most of them.
@@ -86,20 +88,11 @@ func (s *session) stopping() bool {
 	}
 }
 
-func (s *session) hurry() {
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
-}
+func (s *session) hurry() { sleep.Wake(s.kick) }
 
 func newRunner(g *Graph, svc Service) *runner {
-	if svc.StopBudget == 0 {
-		svc.StopBudget = DefaultStopBudget
-	}
-	if svc.Kind == "" {
-		svc.Kind = Goroutine
-	}
+	svc.StopBudget = cmp.Or(svc.StopBudget, DefaultStopBudget)
+	svc.Kind = cmp.Or(svc.Kind, Goroutine)
 	dependsOn := slices.Clone(svc.DependsOn)
 	slices.Sort(dependsOn)
 	return &runner{

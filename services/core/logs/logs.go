@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -117,12 +118,7 @@ func (l *Logs) Tail(id string, lines int) []string {
 func (l *Logs) IDs() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ids := make([]string, 0, len(l.byID))
-	for id := range l.byID {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
+	return slices.Sorted(maps.Keys(l.byID))
 }
 
 // Feed is the lines of all logs, for those who send them elsewhere.

@@ -2,6 +2,7 @@ package operation
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,4 +75,15 @@ func (d Data[T]) Get(p *Progress) (value T, err error) {
 		return value, fmt.Errorf("data %s: %w", d.Key, err)
 	}
 	return value, nil
+}
+
+// Then is what a step runs that needs the value.
+func (d Data[T]) Then(run func(context.Context, *Progress, T) error) func(context.Context, *Progress) error {
+	return func(ctx context.Context, p *Progress) error {
+		value, err := d.Get(p)
+		if err != nil {
+			return err
+		}
+		return run(ctx, p, value)
+	}
 }

@@ -56,8 +56,7 @@ func (x *execution) status() Operation {
 	o := x.rec.clone().Operation
 	o.Role = x.role
 	if x.asked != nil {
-		q := x.asked.Asked
-		o.Question = &q
+		o.Question = new(x.asked.Asked)
 	}
 	return o
 }

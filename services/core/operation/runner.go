@@ -1,12 +1,14 @@
 package operation
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base32"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -436,20 +438,14 @@ func (r *Runner) drop(x *execution) {
 func oldest(all []*execution) {
 	slices.SortFunc(all, func(a, b *execution) int {
 		x, y := a.record(), b.record()
-		if c := x.Began.Compare(y.Began); c != 0 {
-			return c
-		}
-		return strings.Compare(a.id, b.id)
+		return cmp.Or(x.Began.Compare(y.Began), strings.Compare(a.id, b.id))
 	})
 }
 
 func (r *Runner) all() []*execution {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make([]*execution, 0, len(r.operations))
-	for _, x := range r.operations {
-		all = append(all, x)
-	}
+	all := slices.Collect(maps.Values(r.operations))
 	oldest(all)
 	return all
 }

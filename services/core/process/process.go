@@ -17,6 +17,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,9 +88,7 @@ func (t *Table) Start(cmd *exec.Cmd) (*Child, error) {
 		attr.Setpgid = true
 	}
 	cmd.SysProcAttr = &attr
-	if cmd.WaitDelay == 0 {
-		cmd.WaitDelay = outputGrace
-	}
+	cmd.WaitDelay = cmp.Or(cmd.WaitDelay, outputGrace)
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -213,4 +212,9 @@ func describe(cmd *exec.Cmd) string {
 		line = strings.ToValidUTF8(line[:maxCommand], "") + "…"
 	}
 	return line
+}
+
+// OrClean makes an exit with status 0, which no daemon should do by itself, readable.
+func OrClean(err error) error {
+	return cmp.Or(err, errors.New("exit status 0"))
 }

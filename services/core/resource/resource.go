@@ -10,6 +10,7 @@
 package resource
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"reflect"
@@ -23,6 +24,15 @@ var (
 	ErrOwned       = errors.New("belongs to another owner")
 	ErrUndeclared  = errors.New("not declared by the controller")
 )
+
+// IgnoreNotFound is for objects that another controller will publish: that change starts a
+// controller again.
+func IgnoreNotFound(err error) error {
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
 
 // Phase of an object's life. A torn-down object stays until its finalizers are
 // gone.
@@ -100,11 +110,7 @@ func (k *Kind[S]) In(namespace string) *Kind[S] {
 }
 
 func (k *Kind[S]) at(id string) target {
-	namespace := k.namespace
-	if namespace == "" {
-		namespace = k.definition.Namespace
-	}
-	return target{typ: k.definition.Type, namespace: namespace, id: id}
+	return target{typ: k.definition.Type, namespace: cmp.Or(k.namespace, k.definition.Namespace), id: id}
 }
 
 // Get returns one object; the error wraps ErrNotFound if it isn't there. The

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // Store holds the objects of a node, in memory. It is a Reader; As makes a
@@ -179,12 +181,7 @@ type waker struct {
 	mark chan<- struct{}
 }
 
-func (w *waker) wake() {
-	select {
-	case w.mark <- struct{}{}:
-	default: // it is marked already
-	}
-}
+func (w *waker) wake() { sleep.Wake(w.mark) }
 
 // notify marks mark, which must have room for one, on each change of the inputs
 // until the returned function is called.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // EventKind is what happened to an object.
@@ -119,10 +121,7 @@ func (w *watcher) add(k key, e Event) {
 		e.Kind = Updated // created again
 	}
 	w.pending[k] = e
-	select {
-	case w.mark <- struct{}{}:
-	default:
-	}
+	sleep.Wake(w.mark)
 }
 
 // drop forgets a pending event. The caller holds mu.
@@ -131,10 +130,7 @@ func (w *watcher) drop(k key) {
 	delete(w.initial, k)
 	if w.initial != nil && len(w.initial) == 0 {
 		// Its deletion may be what completes the beginning.
-		select {
-		case w.mark <- struct{}{}:
-		default:
-		}
+		sleep.Wake(w.mark)
 	}
 	for i := range w.order {
 		if w.order[i] == k {

@@ -18,3 +18,11 @@ func Until(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
 	}
 	return ctx.Err() == nil
 }
+
+// Wake sends a message that ends Until, unless there is one already.
+func Wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -26,8 +26,6 @@ const maxDocument = 1 << 20
 // configService is the node's configuration, as machine.Applier keeps it.
 type configService struct{ opts Options }
 
-func newConfigService(o Options) *configService { return &configService{opts: o} }
-
 func (s *configService) Get(ctx context.Context, req *connect.Request[apiv1.GetConfigRequest]) (*connect.Response[apiv1.GetConfigResponse], error) {
 	situation := s.opts.Config.Situation()
 	version := req.Msg.GetVersion()
@@ -199,15 +197,7 @@ var modes = map[apiv1.ApplyMode]machine.Mode{
 }
 
 func modeNumber(mode machine.Mode) apiv1.ApplyMode {
-	if mode == machine.Undone {
-		return apiv1.ApplyMode_APPLY_MODE_UNDONE
-	}
-	for number, m := range modes {
-		if m == mode {
-			return number
-		}
-	}
-	return apiv1.ApplyMode_APPLY_MODE_AUTO
+	return enum[apiv1.ApplyMode](apiv1.ApplyMode_value, "APPLY_MODE_", mode)
 }
 
 // applyRequest is what Apply and Rollback have in common.
@@ -251,15 +241,11 @@ func applied(r machine.Result) *connect.Response[apiv1.ApplyConfigResponse] {
 // applyError is what the caller is told, by what a client decides on. The texts
 // say what to do next already.
 func applyError(err error) error {
-	var problems config.Problems
-	var reboot *machine.NeedsReboot
-	var path *fs.PathError
-	var number syscall.Errno
 	code := connect.CodeFailedPrecondition
 	switch {
-	case errors.As(err, &problems):
+	case errors.As(err, new(config.Problems)):
 		code = connect.CodeInvalidArgument
-	case errors.As(err, &reboot), errors.Is(err, machine.ErrNothingToConfirm):
+	case errors.As(err, new(*machine.NeedsReboot)), errors.Is(err, machine.ErrNothingToConfirm):
 	case errors.Is(err, machine.ErrNoConfig):
 		return failed(code, "%w: give it one with gbctl apply-config", err)
 	case errors.Is(err, machine.ErrConfigured):
@@ -268,7 +254,7 @@ func applyError(err error) error {
 		code = connect.CodeAborted
 	case errors.Is(err, machine.ErrBusy):
 		code = connect.CodeUnavailable
-	case errors.As(err, &path), errors.As(err, &number):
+	case errors.As(err, new(*fs.PathError)), errors.As(err, new(syscall.Errno)):
 		code = connect.CodeInternal
 	}
 	return connect.NewError(code, err)

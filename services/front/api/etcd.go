@@ -22,15 +22,12 @@ type etcdService struct {
 	operations *operation.Runner
 }
 
-func newEtcdService(o Options) *etcdService { return &etcdService{o.Etcd, o.Operations} }
-
 // etcdError tells apart what the caller can do something about. A deadline is
 // etcd's mostly: it has no quorum.
 func etcdError(err error) error {
-	var refusal etcd.Refusal
 	text := errors.New(readable(err.Error()))
 	switch {
-	case errors.As(err, &refusal):
+	case errors.As(err, new(etcd.Refusal)):
 		return connect.NewError(connect.CodeFailedPrecondition, text)
 	case errors.Is(err, etcd.ErrNoMember):
 		return connect.NewError(connect.CodeNotFound, text)

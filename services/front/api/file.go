@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,8 +35,6 @@ const (
 type fileService struct {
 	root string // what paths are below; tests have their own
 }
-
-func newFileService(Options) *fileService { return &fileService{root: "/"} }
 
 // at is where a path of a request is.
 func (s *fileService) at(path string) (string, error) {
@@ -91,10 +90,7 @@ func (s *fileService) List(ctx context.Context, req *connect.Request[apiv1.ListF
 func list(ctx context.Context, dir, name string, depth int, send func(*apiv1.FileInfo) error) error {
 	entries, err := readDir(dir)
 	if err != nil {
-		if name == "" {
-			name = "."
-		}
-		if err := send(&apiv1.FileInfo{Name: readable(name), Error: readable(err.Error())}); err != nil {
+		if err := send(&apiv1.FileInfo{Name: readable(cmp.Or(name, ".")), Error: readable(err.Error())}); err != nil {
 			return err
 		}
 	}

@@ -190,8 +190,7 @@ func (c *copier) file(path, name string) error {
 	if err == nil {
 		return nil
 	}
-	var broken *fs.PathError
-	if !errors.Is(err, io.EOF) && !errors.As(err, &broken) {
+	if !errors.Is(err, io.EOF) && !errors.As(err, new(*fs.PathError)) {
 		return err // the caller is gone
 	}
 	c.problem(fmt.Errorf("%s: %d of %d bytes, zeros follow: %w", path, n, header.Size, err))

@@ -25,8 +25,6 @@ const (
 // kernel.
 type logService struct{ opts Options }
 
-func newLogService(o Options) *logService { return &logService{opts: o} }
-
 func (s *logService) List(_ context.Context, req *connect.Request[apiv1.ListLogsRequest]) (*connect.Response[apiv1.ListLogsResponse], error) {
 	ids := s.ids()
 	if !req.Msg.GetKubernetes() {

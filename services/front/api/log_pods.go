@@ -16,6 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"golang.org/x/sys/unix"
 )
 
@@ -318,14 +319,7 @@ func (f *follower) flush() error {
 // await returns when there may be more to read: in this file, or in the one
 // that has taken its place, which is then open.
 func (f *follower) await(ctx context.Context) error {
-	tick := time.NewTicker(podPoll)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
+	for sleep.For(ctx, podPoll) {
 		at, err := f.file.Seek(0, io.SeekCurrent)
 		if err != nil {
 			return connect.NewError(connect.CodeInternal, err)
@@ -351,6 +345,7 @@ func (f *follower) await(ctx context.Context) error {
 			return f.change(ctx, path)
 		}
 	}
+	return ctx.Err()
 }
 
 // later tells whether path goes on where the open file has ended: the same run

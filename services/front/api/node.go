@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -169,9 +170,7 @@ func (s *nodeService) Time(context.Context, *connect.Request[apiv1.TimeRequest])
 	}
 	res.Synced, res.Server, res.Message = o.Spec.Synced, o.Spec.Server, readable(o.Spec.Message)
 	res.Offset, res.Error = durationpb.New(o.Spec.Offset), durationpb.New(o.Spec.MaxError)
-	if res.Server == "" {
-		res.Server = string(o.Spec.Source)
-	}
+	res.Server = cmp.Or(res.Server, string(o.Spec.Source))
 	return connect.NewResponse(res), nil
 }
 

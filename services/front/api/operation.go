@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -18,14 +19,11 @@ import (
 // operationService is the operations of this node, whatever they are.
 type operationService struct{ runner *operation.Runner }
 
-func newOperationService(o Options) *operationService { return &operationService{o.Operations} }
-
 // operationError tells apart what the caller can do something about.
 func operationError(err error) error {
-	var refusal operation.Refusal
 	text := errors.New(readable(err.Error()))
 	switch {
-	case errors.As(err, &refusal):
+	case errors.As(err, new(operation.Refusal)):
 		return connect.NewError(connect.CodeFailedPrecondition, text)
 	case errors.Is(err, operation.ErrNotFound):
 		return connect.NewError(connect.CodeNotFound, text)
@@ -62,7 +60,7 @@ func (s *operationService) Watch(ctx context.Context, req *connect.Request[apiv1
 		m := &apiv1.OperationUpdate{Operation: operationMessage(u.Operation), Lost: u.Lost}
 		for _, e := range u.Events {
 			m.Events = append(m.Events, &apiv1.OperationEvent{
-				Cursor: e.Cursor, Time: timestamppb.New(e.Time), Kind: operationEventKinds[e.Kind],
+				Cursor: e.Cursor, Time: timestamppb.New(e.Time), Kind: enum[apiv1.OperationEvent_Kind](apiv1.OperationEvent_Kind_value, "KIND_", e.Kind),
 				Step: e.Step, Part: e.Part, State: string(e.State), Text: readable(e.Text),
 			})
 		}
@@ -124,36 +122,14 @@ func permit(ctx context.Context, verb string, o operation.Operation) error {
 	return nil
 }
 
-var operationEventKinds = map[operation.EventKind]apiv1.OperationEvent_Kind{
-	operation.Said:     apiv1.OperationEvent_KIND_SAID,
-	operation.Changed:  apiv1.OperationEvent_KIND_CHANGED,
-	operation.Asks:     apiv1.OperationEvent_KIND_ASKS,
-	operation.Answered: apiv1.OperationEvent_KIND_ANSWERED,
-}
-
-var operationStates = map[operation.State]apiv1.Operation_State{
-	operation.Pending: apiv1.Operation_STATE_PENDING,
-	operation.Running: apiv1.Operation_STATE_RUNNING,
-	operation.Undoing: apiv1.Operation_STATE_UNDOING,
-	operation.Done:    apiv1.Operation_STATE_DONE,
-	operation.Failed:  apiv1.Operation_STATE_FAILED,
-	operation.Aborted: apiv1.Operation_STATE_ABORTED,
-	operation.Moved:   apiv1.Operation_STATE_MOVED,
-}
-
-var stepStates = map[operation.State]apiv1.OperationStep_State{
-	operation.Pending: apiv1.OperationStep_STATE_PENDING,
-	operation.Running: apiv1.OperationStep_STATE_RUNNING,
-	operation.Undoing: apiv1.OperationStep_STATE_UNDOING,
-	operation.Done:    apiv1.OperationStep_STATE_DONE,
-	operation.Skipped: apiv1.OperationStep_STATE_SKIPPED,
-	operation.Failed:  apiv1.OperationStep_STATE_FAILED,
-	operation.Undone:  apiv1.OperationStep_STATE_UNDONE,
+// enum is the value of an enumeration that a word of the node has there.
+func enum[E ~int32, W ~string](values map[string]int32, prefix string, word W) E {
+	return E(values[prefix+strings.ToUpper(strings.ReplaceAll(string(word), "-", "_"))])
 }
 
 func operationMessage(o operation.Operation) *apiv1.Operation {
 	m := &apiv1.Operation{
-		Id: o.ID, Name: o.Name, State: operationStates[o.State], By: readable(o.By), Began: timestamp(o.Began), Ended: timestamp(o.Ended),
+		Id: o.ID, Name: o.Name, State: enum[apiv1.Operation_State](apiv1.Operation_State_value, "STATE_", o.State), By: readable(o.By), Began: timestamp(o.Began), Ended: timestamp(o.Ended),
 		Error: readable(o.Error), Role: cmp.Or(o.Role, string(contract.Admin)),
 		Coordinator: readable(o.Coordinator), Elsewhere: o.Elsewhere, Orphaned: o.Orphaned,
 	}
@@ -162,7 +138,7 @@ func operationMessage(o operation.Operation) *apiv1.Operation {
 	}
 	for _, s := range o.Steps {
 		m.Steps = append(m.Steps, &apiv1.OperationStep{
-			Id: s.ID, What: readable(s.What), State: stepStates[s.State], Reason: readable(s.Reason), Deadline: durationpb.New(s.Deadline),
+			Id: s.ID, What: readable(s.What), State: enum[apiv1.OperationStep_State](apiv1.OperationStep_State_value, "STATE_", s.State), Reason: readable(s.Reason), Deadline: durationpb.New(s.Deadline),
 			Optional: s.Optional, PointOfNoReturn: s.PointOfNoReturn, Began: timestamp(s.Began), Ended: timestamp(s.Ended),
 			Parts: partMessages(s.Parts),
 		})
@@ -179,7 +155,7 @@ func operationMessage(o operation.Operation) *apiv1.Operation {
 func partMessages(parts []operation.PartStatus) (all []*apiv1.OperationPart) {
 	for _, p := range parts {
 		all = append(all, &apiv1.OperationPart{
-			Id: p.ID, What: readable(p.What), State: stepStates[p.State], Reason: readable(p.Reason), Text: readable(p.Text),
+			Id: p.ID, What: readable(p.What), State: enum[apiv1.OperationStep_State](apiv1.OperationStep_State_value, "STATE_", p.State), Reason: readable(p.Reason), Text: readable(p.Text),
 			Began: timestamp(p.Began), Ended: timestamp(p.Ended),
 		})
 	}

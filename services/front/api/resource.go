@@ -16,8 +16,6 @@ type resourceService struct {
 	shown shown
 }
 
-func newResourceService(o Options) *resourceService { return &resourceService{opts: o} }
-
 // find resolves the name of a type, and checks what is asked about it.
 func find(req *apiv1.ListResourcesRequest) (resource.Definition, error) {
 	if req.GetType() == "" {

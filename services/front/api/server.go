@@ -12,6 +12,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,15 +92,9 @@ func New(o Options) (*Server, error) {
 	if o.Store == nil || o.Graph == nil || o.Runtime == nil || o.Logs == nil || o.Config == nil || o.Since == nil {
 		return nil, errors.New("machine API: options are missing")
 	}
-	if o.Socket == "" {
-		o.Socket = boot.MachineSocket
-	}
-	if o.PodLogs == "" {
-		o.PodLogs = defaultPodLogs
-	}
-	if o.Kmsg == "" {
-		o.Kmsg = defaultKmsg
-	}
+	o.Socket = cmp.Or(o.Socket, boot.MachineSocket)
+	o.PodLogs = cmp.Or(o.PodLogs, defaultPodLogs)
+	o.Kmsg = cmp.Or(o.Kmsg, defaultKmsg)
 	s := &Server{
 		opts:    o,
 		log:     o.Logs.Logger(LogID),
@@ -124,18 +119,18 @@ func (s *Server) routes() http.Handler {
 	}
 	s.errors = connect.NewErrorWriter(options...)
 	mux := http.NewServeMux()
-	logs := newLogService(s.opts)
+	logs := &logService{opts: s.opts}
 	s.services = newServiceService(s.opts, s.stopping)
-	mux.Handle(garboardv1connect.NewConfigServiceHandler(newConfigService(s.opts), options...))
-	mux.Handle(garboardv1connect.NewResourceServiceHandler(newResourceService(s.opts), options...))
+	mux.Handle(garboardv1connect.NewConfigServiceHandler(&configService{opts: s.opts}, options...))
+	mux.Handle(garboardv1connect.NewResourceServiceHandler(&resourceService{opts: s.opts}, options...))
 	mux.Handle(garboardv1connect.NewServiceServiceHandler(s.services, options...))
 	mux.Handle(garboardv1connect.NewLogServiceHandler(logs, options...))
 	node := newNodeService(s.opts)
 	mux.Handle(garboardv1connect.NewNodeServiceHandler(node, options...))
 	mux.HandleFunc("GET "+contract.MetricsPath, node.serveMetrics)
-	mux.Handle(garboardv1connect.NewFileServiceHandler(newFileService(s.opts), options...))
-	mux.Handle(garboardv1connect.NewEtcdServiceHandler(newEtcdService(s.opts), options...))
-	mux.Handle(garboardv1connect.NewOperationServiceHandler(newOperationService(s.opts), options...))
+	mux.Handle(garboardv1connect.NewFileServiceHandler(&fileService{root: "/"}, options...))
+	mux.Handle(garboardv1connect.NewEtcdServiceHandler(&etcdService{s.opts.Etcd, s.opts.Operations}, options...))
+	mux.Handle(garboardv1connect.NewOperationServiceHandler(&operationService{s.opts.Operations}, options...))
 	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))
 	return mux
 }

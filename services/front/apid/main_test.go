@@ -19,8 +19,24 @@ import (
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/front/statefile"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
+
+// settings are what a test writes for the gate.
+type settings struct {
+	mode      string
+	pinnedCA  string
+	metrics   string
+	bundle    []byte
+	cert      []byte
+	key       []byte
+	metricsCA []byte
+}
+
+func (s settings) toState() statefile.State[facts] {
+	return stateOf(facts{Mode: s.mode, PinnedCA: s.pinnedCA, Metrics: s.metrics}, s.bundle, s.cert, s.key, s.metricsCA)
+}
 
 // gateVariable, in the environment, makes the test program the gate itself: its
 // value is the directory, the socket and the address.

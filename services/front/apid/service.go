@@ -1,6 +1,7 @@
 package apid
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
@@ -78,18 +80,10 @@ type supervisor struct {
 }
 
 func newSupervisor(o Options) *supervisor {
-	if o.dir == "" {
-		o.dir = boot.APIDir
-	}
-	if o.socket == "" {
-		o.socket = boot.MachineSocket
-	}
-	if o.uid == 0 {
-		o.uid = UID
-	}
-	if o.address == "" {
-		o.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(api.Port))
-	}
+	o.dir = cmp.Or(o.dir, boot.APIDir)
+	o.socket = cmp.Or(o.socket, boot.MachineSocket)
+	o.uid = cmp.Or(o.uid, UID)
+	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.Port)))
 	if o.process == nil {
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
@@ -101,10 +95,7 @@ func newSupervisor(o Options) *supervisor {
 	s := &supervisor{Options: o}
 	s.publisher = statefile.Publisher[facts]{
 		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type(), machine.Configs.Type()},
-		Current: func() (statefile.State[facts], error) {
-			c, err := s.current()
-			return c.toState(), err
-		},
+		Current: s.current,
 	}
 	return s
 }
@@ -151,10 +142,10 @@ func (l listening) Wait(ctx context.Context) error {
 }
 
 // current returns the settings that the gate is to use now.
-func (s *supervisor) current() (settings, error) {
+func (s *supervisor) current() (b statefile.State[facts], err error) {
 	stage, err := machine.Stages.Get(s.Store, machine.StageID)
 	if err != nil {
-		return settings{}, err
+		return b, err
 	}
 	if stage.Spec == machine.Maintenance {
 		return s.maintenance()
@@ -164,23 +155,22 @@ func (s *supervisor) current() (settings, error) {
 	case errors.Is(err, resource.ErrNotFound):
 		// Maintenance mode is over either way: a configured node must not take a
 		// configuration from anybody who comes along.
-		return settings{mode: modeClosed}, nil
+		return stateOf(facts{Mode: modeClosed}, nil, nil, nil, nil), nil
 	case err != nil:
-		return settings{}, err
+		return b, err
 	}
-	in := settings{mode: api.ModeNormal, bundle: o.Spec.CA, cert: o.Spec.Serving.Crt, key: o.Spec.Serving.Key}
+	var metrics config.Metrics
 	if c, err := machine.Config(s.Store); err == nil {
-		in.metrics, in.metricsCA = c.Machine.Metrics.Address, c.Machine.Metrics.ClientCA
+		metrics = c.Machine.Metrics
 	}
-	return in, nil
+	return stateOf(facts{Mode: api.ModeNormal, Metrics: metrics.Address}, o.Spec.CA, o.Spec.Serving.Crt, o.Spec.Serving.Key, metrics.ClientCA), nil
 }
 
-func (s *supervisor) maintenance() (settings, error) {
+func (s *supervisor) maintenance() (b statefile.State[facts], err error) {
 	pinned := ""
 	if text, given := s.Cmdline.Get(paramPinned); given {
-		var err error
 		if pinned, err = parsePinned(text); err != nil {
-			return settings{}, err
+			return b, err
 		}
 	}
 	s.mu.Lock()
@@ -188,24 +178,24 @@ func (s *supervisor) maintenance() (settings, error) {
 	if s.self.cert == nil {
 		made, err := newSelf(time.Now())
 		if err != nil {
-			return settings{}, err
+			return b, err
 		}
 		s.self = made
 	}
-	return settings{mode: api.ModeMaintenance, pinnedCA: pinned, cert: s.self.cert, key: s.self.key}, nil
+	return stateOf(facts{Mode: api.ModeMaintenance, PinnedCA: pinned}, nil, s.self.cert, s.self.key, nil), nil
 }
 
 // healthy makes a TLS handshake: the gate listens, and serves the certificate that was
 // last written for it.
 func (s *supervisor) healthy(ctx context.Context) error {
-	wanted := fromState(s.publisher.Written())
-	if wanted.mode == modeClosed {
+	wanted := s.publisher.Written()
+	if wanted.Facts.Mode == modeClosed {
 		return errClosed
 	}
-	if err := s.publisher.ServesCertificate(ctx, s.address, wanted.cert); err != nil {
+	if err := s.publisher.ServesCertificate(ctx, s.address, wanted.Files[certName]); err != nil {
 		return err
 	}
-	s.announce(wanted.mode)
+	s.announce(wanted.Facts.Mode)
 	return nil
 }
 

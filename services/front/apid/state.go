@@ -34,37 +34,18 @@ type facts struct {
 	Metrics string `json:"metrics,omitempty"`
 }
 
-// settings are what PID 1 writes for the gate.
-type settings struct {
-	mode      string
-	pinnedCA  string
-	metrics   string
-	bundle    []byte
-	cert      []byte
-	key       []byte
-	metricsCA []byte
-}
-
-func (s settings) toState() statefile.State[facts] {
+// stateOf is what PID 1 writes for the gate.
+func stateOf(f facts, bundle, cert, key, metricsCA []byte) statefile.State[facts] {
 	return statefile.State[facts]{
-		Facts: facts{Mode: s.mode, PinnedCA: s.pinnedCA, Metrics: s.metrics},
-		Files: map[string][]byte{bundleName: s.bundle, certName: s.cert, keyName: s.key, metricsName: s.metricsCA},
+		Facts: f, Files: map[string][]byte{bundleName: bundle, certName: cert, keyName: key, metricsName: metricsCA},
 	}
 }
 
-func fromState(b statefile.State[facts]) settings {
-	return settings{
-		mode: b.Facts.Mode, pinnedCA: b.Facts.PinnedCA, metrics: b.Facts.Metrics,
-		bundle: b.Files[bundleName], cert: b.Files[certName], key: b.Files[keyName], metricsCA: b.Files[metricsName],
-	}
+func read(dir string) (statefile.State[facts], error) {
+	return statefile.Read[facts](dir, bundleName, certName, keyName, metricsName)
 }
 
-func read(dir string) (settings, error) {
-	b, err := statefile.Read[facts](dir, bundleName, certName, keyName, metricsName)
-	return fromState(b), err
-}
-
-// state is made of settings. It never changes: a new one replaces it.
+// state is made of what PID 1 has written. It never changes: a new one replaces it.
 type state struct {
 	mode    string
 	pinned  string         // SHA-256 in lower-case hexadecimal; "": none
@@ -77,32 +58,32 @@ type state struct {
 }
 
 // newState parses and checks in.
-func newState(in settings) (*state, error) {
-	s := &state{mode: in.mode, pinned: in.pinnedCA}
-	switch in.mode {
+func newState(in statefile.State[facts]) (*state, error) {
+	s := &state{mode: in.Facts.Mode, pinned: in.Facts.PinnedCA}
+	switch s.mode {
 	case modeClosed:
 		return s, nil
 	case api.ModeNormal:
-		pool, err := authorities(in.bundle)
+		pool, err := authorities(in.Files[bundleName])
 		if err != nil {
 			return nil, err
 		}
 		s.trusted = pool
 	case api.ModeMaintenance:
 	default:
-		return nil, fmt.Errorf("mode %q: there is no such mode", in.mode)
+		return nil, fmt.Errorf("mode %q: there is no such mode", s.mode)
 	}
-	cert, err := tls.X509KeyPair(in.cert, in.key)
+	cert, err := tls.X509KeyPair(in.Files[certName], in.Files[keyName])
 	if err != nil {
 		return nil, fmt.Errorf("certificate of the API: %w", err)
 	}
 	s.tls = s.config(cert, s.admit)
-	if in.metrics == "" || in.mode != api.ModeNormal {
+	if in.Facts.Metrics == "" || s.mode != api.ModeNormal {
 		return s, nil
 	}
-	s.metrics = in.metrics
-	if len(in.metricsCA) > 0 {
-		if s.scrapers, err = authorities(in.metricsCA); err != nil {
+	s.metrics = in.Facts.Metrics
+	if ca := in.Files[metricsName]; len(ca) > 0 {
+		if s.scrapers, err = authorities(ca); err != nil {
 			return nil, err
 		}
 	}

@@ -58,7 +58,7 @@ func TestHalfAChange(t *testing.T) {
 	if err := second.toState().Write(dir, os.Getuid()); err != nil {
 		t.Fatal(err)
 	}
-	if k, err := read(dir); err != nil || !k.toState().Equal(second.toState()) {
+	if k, err := read(dir); err != nil || !k.Equal(second.toState()) {
 		t.Errorf("%+v, %v", k, err)
 	}
 }

@@ -23,6 +23,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -183,16 +185,9 @@ func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // tickEverySecond calls Tick, and gives memory back to the kernel when there are no
 // calls.
 func (s *Server) tickEverySecond(ctx context.Context, calls *counter) {
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
 	var before uint64
 	idleTicks := 0
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	for sleep.For(ctx, tick) {
 		s.Tick()
 		if served := calls.served.Load(); served != before || calls.running.Load() > 0 {
 			before, idleTicks = served, 0

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -64,9 +65,7 @@ func (r Runner) spec() spec {
 		OOMScoreAdj: oomScoreAdj,
 	}
 	for _, b := range r.Binds {
-		if b.Target == "" {
-			b.Target = b.Source
-		}
+		b.Target = cmp.Or(b.Target, b.Source)
 		s.Binds = append(s.Binds, specBind{Source: b.Source, Target: b.Target, ReadOnly: !b.Writable})
 	}
 	return s
@@ -166,19 +165,20 @@ func (m *maker) service(ctx context.Context, r Runner) (*process.Child, []string
 	if err != nil {
 		return nil, nil, err
 	}
+	// If ctx has ended, the error of a pipe follows from that.
 	if _, err := m.orders.Write(append(line, '\n')); err != nil {
-		return nil, nil, orCause(ctx, err)
+		return nil, nil, cmp.Or(ctx.Err(), err)
 	}
 	answer, err := m.answer()
 	if err != nil {
-		return nil, nil, orCause(ctx, err)
+		return nil, nil, cmp.Or(ctx.Err(), err)
 	}
 	child, err := r.Processes.Adopt(m.child, answer.PID, r.Args...)
 	if err != nil {
 		return nil, nil, err
 	}
 	if _, err := m.orders.WriteString(goLine); err != nil {
-		return nil, nil, orCause(ctx, err)
+		return nil, nil, cmp.Or(ctx.Err(), err)
 	}
 	select {
 	case <-m.child.Done():
@@ -206,12 +206,4 @@ func (m *maker) answer() (reply, error) {
 		return reply{}, fmt.Errorf("the sandbox program answers with process %d", a.PID)
 	}
 	return a, nil
-}
-
-// orCause is why ctx ended, if it did: the error of the pipe follows from it.
-func orCause(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
 }

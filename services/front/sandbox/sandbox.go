@@ -14,8 +14,8 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -132,41 +132,22 @@ func (r Runner) Run(ctx context.Context, h *dag.Handle) error {
 }
 
 func (r *Runner) setDefaults() {
-	if r.MemoryMax == 0 {
-		r.MemoryMax = DefaultMemoryMax
-	}
-	if r.StopBudget == 0 {
-		r.StopBudget = defaultStopBudget
-	}
-	if r.sandbox == "" {
-		r.sandbox = sandboxProgram
-	}
-	if r.work == "" {
-		r.work = filepath.Join(workDir, r.ID)
-	}
-	if r.parent == "" {
-		r.parent = cgroupParent
-	}
+	r.MemoryMax = cmp.Or(r.MemoryMax, DefaultMemoryMax)
+	r.StopBudget = cmp.Or(r.StopBudget, defaultStopBudget)
+	r.sandbox = cmp.Or(r.sandbox, sandboxProgram)
+	r.work = cmp.Or(r.work, filepath.Join(workDir, r.ID))
+	r.parent = cmp.Or(r.parent, cgroupParent)
 }
 
 // why puts the end of a service that should have gone on into words.
 func (r Runner) why(group cgroup, end error) error {
 	switch killed, err := group.outOfMemory(); {
 	case err != nil:
-		return fmt.Errorf("%s ended by itself: %w (and whether for want of memory is unknown: %w)", r.ID, orClean(end), err)
+		return fmt.Errorf("%s ended by itself: %w (and whether for want of memory is unknown: %w)", r.ID, process.OrClean(end), err)
 	case killed && end != nil:
 		return fmt.Errorf("%s hit its memory ceiling of %d MiB, and the kernel killed it: %w", r.ID, r.MemoryMax>>20, end)
 	}
-	return fmt.Errorf("%s ended by itself: %w", r.ID, orClean(end))
-}
-
-// orClean makes an exit with status 0, which no daemon should do by itself,
-// readable.
-func orClean(err error) error {
-	if err == nil {
-		return errors.New("exit status 0")
-	}
-	return err
+	return fmt.Errorf("%s ended by itself: %w", r.ID, process.OrClean(end))
 }
 
 // output is the pipe from the service, which writes to it without PID 1's help, to

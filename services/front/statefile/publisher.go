@@ -1,9 +1,9 @@
 package statefile
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"sync"
@@ -12,6 +12,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // rewriteRetry is the time after which a failed write is tried again.
@@ -69,10 +70,7 @@ func (p *Publisher[F]) Run(ctx context.Context, h *dag.Handle, program func(cont
 		events := p.Store.Watch(wctx, typ)
 		followers.Go(func() {
 			for range events {
-				select {
-				case changes <- struct{}{}:
-				default:
-				}
+				sleep.Wake(changes)
 			}
 		})
 	}
@@ -108,20 +106,10 @@ func (p *Publisher[F]) ServesCertificate(ctx context.Context, address string, ce
 	if err != nil {
 		return err
 	}
-	dialer := tls.Dialer{Config: &tls.Config{
-		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // VerifyConnection compares all bytes
-		VerifyConnection: func(c tls.ConnectionState) error {
-			if !bytes.Equal(c.PeerCertificates[0].Raw, cert.Raw) {
-				return errors.New(p.Name + " still serves a former certificate")
-			}
-			return nil
-		},
-	}}
-	conn, err := dialer.DialContext(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	_ = conn.Close() // there is nothing to lose
-	return nil
+	return pki.Probe(ctx, address, tls.VersionTLS13, func(served *x509.Certificate) error {
+		if !served.Equal(cert) {
+			return errors.New(p.Name + " still serves a former certificate")
+		}
+		return nil
+	})
 }

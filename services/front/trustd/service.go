@@ -1,9 +1,10 @@
 package trustd
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
+	"fmt"
 	"net"
 	"slices"
 	"strconv"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -45,15 +45,9 @@ type Options struct {
 
 // Service is trustd in the graph. It waits for the clock: what it signs has dates.
 func Service(o Options) dag.Service {
-	if o.dir == "" {
-		o.dir = boot.TrustDir
-	}
-	if o.uid == 0 {
-		o.uid = UID
-	}
-	if o.address == "" {
-		o.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(api.TrustPort))
-	}
+	o.dir = cmp.Or(o.dir, boot.TrustDir)
+	o.uid = cmp.Or(o.uid, UID)
+	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.TrustPort)))
 	if o.process == nil {
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
@@ -69,7 +63,7 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:      ID,
 		Kind:    dag.Process,
-		Needs:   []dag.Condition{certificate{o}},
+		Needs:   []dag.Condition{machine.IfControlPlane{Condition: secrets.API.When(o.Store, secrets.APIID, "certificate of trustd to be made", nil), Store: o.Store}},
 		Skip:    o.skip,
 		Prepare: publisher.Prepare,
 		Run:     func(ctx context.Context, h *dag.Handle) error { return publisher.Run(ctx, h, o.process) },
@@ -82,29 +76,7 @@ func Service(o Options) dag.Service {
 }
 
 func (o Options) skip() string {
-	cfg, err := machine.Config(o.Store)
-	if err != nil || cfg.Machine.Type.ControlPlane() {
-		return ""
-	}
-	return "trustd runs on control planes only"
-}
-
-// certificate waits for the one that trustd serves with. A worker's is not for that:
-// there it holds as soon as the configuration says so, and the service is skipped.
-type certificate struct{ o Options }
-
-func (certificate) String() string { return "certificate of trustd to be made" }
-
-// Wait implements dag.Condition.
-func (c certificate) Wait(ctx context.Context) error {
-	known := machine.Configs.When(c.o.Store, machine.ConfigID, "a configuration", func(*config.Config) bool { return true })
-	if err := known.Wait(ctx); err != nil {
-		return err
-	}
-	if c.o.skip() != "" {
-		return nil
-	}
-	return secrets.API.When(c.o.Store, secrets.APIID, c.String(), nil).Wait(ctx)
+	return machine.OnControlPlanes(o.Store, "trustd runs on control planes only")
 }
 
 // current returns the state that trustd is to use now. It serves with the certificate
@@ -127,10 +99,9 @@ func (o Options) current() (b statefile.State[facts], err error) {
 	for _, ip := range cert.IPAddresses {
 		taken = append(taken, ip.String())
 	}
-	token := sha256.Sum256([]byte(cfg.Machine.Token))
 	network := cfg.Cluster.Network
 	return statefile.State[facts]{
-		Facts: facts{Token: hex.EncodeToString(token[:]), Taken: taken, Subnets: slices.Concat(network.PodSubnets, network.ServiceSubnets)},
+		Facts: facts{Token: fmt.Sprintf("%x", sha256.Sum256([]byte(cfg.Machine.Token))), Taken: taken, Subnets: slices.Concat(network.PodSubnets, network.ServiceSubnets)},
 		Files: map[string][]byte{
 			caName: cfg.Machine.CA.Crt, caKeyName: cfg.Machine.CA.Key,
 			certName: own.Spec.Serving.Crt, certKeyName: own.Spec.Serving.Key,

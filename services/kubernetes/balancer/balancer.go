@@ -21,6 +21,7 @@
 package balancer
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -40,6 +41,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -117,15 +119,9 @@ type Options struct {
 
 // Service is the balancer in the graph. STATE is there once disks is up.
 func Service(o Options) dag.Service {
-	if o.address == "" {
-		o.address = Address
-	}
-	if o.file == "" {
-		o.file = filepath.Join(boot.StateDir, listFile)
-	}
-	if o.kubeletClient == "" {
-		o.kubeletClient = boot.KubeletClient
-	}
+	o.address = cmp.Or(o.address, Address)
+	o.file = cmp.Or(o.file, filepath.Join(boot.StateDir, listFile))
+	o.kubeletClient = cmp.Or(o.kubeletClient, boot.KubeletClient)
 	if o.dial == nil {
 		o.dial = func(ctx context.Context, address string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: balance.DialBudget}).DialContext(ctx, "tcp", address)
@@ -141,12 +137,7 @@ func Service(o Options) dag.Service {
 
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	changed := make(chan struct{}, 1)
-	mark := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
+	mark := func() { sleep.Wake(changed) }
 	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Hold: o.hold, Max: maxConnections, Changed: mark, Log: h.Log})
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() { _ = o.publish(nil) }() // the servers aren't checked any more
@@ -268,11 +259,7 @@ func (o Options) upstreams(known []netip.AddrPort) ([]balance.Upstream, error) {
 // endpoint is the host and the port of the cluster's endpoint.
 func endpoint(c *config.Config) string {
 	u := c.Cluster.ControlPlane.Endpoint
-	port := u.Port()
-	if port == "" {
-		port = "443"
-	}
-	return net.JoinHostPort(u.Hostname(), port)
+	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))
 }
 
 // publish writes the status of the API servers as resources.

@@ -9,7 +9,6 @@ package containerd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -136,7 +135,7 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 	h.Started(fmt.Sprintf("Started process containerd (PID %d)", child.Pid()))
 	select {
 	case <-child.Done():
-		return fmt.Errorf("containerd ended by itself: %w", orClean(child.Wait()))
+		return fmt.Errorf("containerd ended by itself: %w", process.OrClean(child.Wait()))
 	case <-ctx.Done():
 	}
 	_ = child.Stop(stopBudget) // it was asked to end: its status is no news
@@ -153,7 +152,7 @@ func (c *Containerd) awaitSocket(ctx context.Context, child *process.Child) erro
 		}
 		select {
 		case <-child.Done():
-			return fmt.Errorf("containerd ended before it served %s: %w", Socket, orClean(child.Wait()))
+			return fmt.Errorf("containerd ended before it served %s: %w", Socket, process.OrClean(child.Wait()))
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(poll):
@@ -194,13 +193,4 @@ func (c *Containerd) Client() (*client.Client, error) {
 		c.client = cl
 	}
 	return c.client, nil
-}
-
-// orClean makes an exit with status 0, which no daemon should do by itself,
-// readable.
-func orClean(err error) error {
-	if err == nil {
-		return errors.New("exit status 0")
-	}
-	return err
 }

@@ -290,11 +290,7 @@ func (r *Runner) remove(ctx context.Context, cl *client.Client) error {
 	container, err := cl.LoadContainer(ctx, r.ID)
 	if errdefs.IsNotFound(err) {
 		// A run that was cut off between snapshot and container leaves the former.
-		err := cl.SnapshotService(snapshotter).Remove(ctx, r.ID)
-		if err != nil && !errdefs.IsNotFound(err) {
-			return err
-		}
-		return nil
+		return ignoreGone(cl.SnapshotService(snapshotter).Remove(ctx, r.ID))
 	} else if err != nil {
 		return err
 	}
@@ -310,14 +306,10 @@ func (r *Runner) remove(ctx context.Context, cl *client.Client) error {
 		_, err = cl.TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: r.ID})
 		err = errgrpc.ToNative(err)
 	}
-	if err != nil && !errdefs.IsNotFound(err) {
+	if err := ignoreGone(err); err != nil {
 		return err
 	}
-	err = container.Delete(ctx, client.WithSnapshotCleanup)
-	if err != nil && !errdefs.IsNotFound(err) {
-		return err
-	}
-	return nil
+	return ignoreGone(container.Delete(ctx, client.WithSnapshotCleanup))
 }
 
 // CommandLine is the one of a program with these flags. Extra flags have priority.

@@ -46,14 +46,14 @@ type ManifestApplyController struct{}
 func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	status, err := BootstrapStatuses.Get(v, "control-plane")
 	if err != nil || status.Spec.SelfHosted {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	if _, err := secrets.Etcd.Get(v, secrets.EtcdID); err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	member, ready := etcd.Ready(v)
 	if !ready {
@@ -105,9 +105,6 @@ func missingObjects(ctx context.Context, client *kubeclient.Client, objects []ku
 	var missing []kubeclient.Object
 	for _, o := range objects {
 		yes, err := client.Missing(ctx, o)
-		if kubeclient.IsNotFound(err) {
-			yes, err = true, nil
-		}
 		if err != nil {
 			return nil, err
 		}
@@ -127,9 +124,7 @@ func create(ctx context.Context, v resource.View, client *kubeclient.Client, mis
 		if created {
 			v.Log().Info("created " + o.String()) // S-281
 		}
-		if err != nil {
-			problems = append(problems, err)
-		}
+		problems = append(problems, err)
 		if ctx.Err() != nil {
 			break
 		}
@@ -140,14 +135,21 @@ func create(ctx context.Context, v resource.View, client *kubeclient.Client, mis
 // AdminClient is a client of the cluster's API as its administrator, which a control plane
 // is.
 func AdminClient(r resource.Reader) (*kubeclient.Client, error) {
-	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	_, client, err := ownAdmin(r)
 	if errors.Is(err, resource.ErrNotFound) {
 		return selfHostedClient(r)
 	}
+	return client, err
+}
+
+// ownAdmin is the administrator's client by the secrets for static pods, and these secrets.
+func ownAdmin(r resource.Reader) (keys secrets.KubernetesSpec, client *kubeclient.Client, err error) {
+	found, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
 	if err != nil {
-		return nil, err
+		return keys, nil, err
 	}
-	return adminClient(keys.Spec)
+	client, err = adminClient(found.Spec)
+	return found.Spec, client, err
 }
 
 // selfHostedClient is that of a node whose configuration lacks the secrets for static pods.

@@ -69,7 +69,7 @@ func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time
 		return 0, err
 	}
 	resolvers, err := network.Resolvers.Get(v, network.ResolversID)
-	if err != nil && ignoreNotFound(err) != nil {
+	if err != nil && resource.IgnoreNotFound(err) != nil {
 		return 0, err
 	}
 	manifests, err := renderBootstrapManifests(&c.Cluster, len(resolvers.Spec) > 0)

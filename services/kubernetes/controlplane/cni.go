@@ -37,7 +37,7 @@ type CNIConfigController struct{ confDir, subnetFile string }
 func (c *CNIConfigController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	o, err := machine.Configs.Get(v, machine.ConfigID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	if o.Spec.Cluster.Network.CNI.Name != config.CNIFlannel {
 		return 0, nil

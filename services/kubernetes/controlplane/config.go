@@ -135,7 +135,7 @@ func joinPrefixes(prefixes []netip.Prefix) string {
 func controlPlaneConfig(r resource.Reader) (*config.Config, error) {
 	o, err := machine.Configs.Get(r, machine.ConfigID)
 	if err != nil {
-		return nil, ignoreNotFound(err)
+		return nil, resource.IgnoreNotFound(err)
 	}
 	if !o.Spec.Machine.Type.ControlPlane() {
 		return nil, nil

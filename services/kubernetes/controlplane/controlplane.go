@@ -15,7 +15,6 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -133,12 +132,7 @@ type BootstrapStatus struct {
 // BootstrapStatuses has the one object "control-plane" (S-260).
 var BootstrapStatuses = resource.Define[BootstrapStatus](resource.Definition{
 	Type: "BootstrapStatuses.v1alpha1.garboard.dev", Kind: "BootstrapStatus", Aliases: []string{"bs"}, Namespace: "runtime",
-	Columns: []resource.Column{{Name: "SELF HOSTED", Value: func(spec any) string {
-		if spec.(BootstrapStatus).SelfHosted {
-			return "true"
-		}
-		return "false"
-	}}},
+	Columns: []resource.Column{{Name: "SELF HOSTED", Value: func(spec any) string { return strconv.FormatBool(spec.(BootstrapStatus).SelfHosted) }}},
 })
 
 // Options are the inputs of the controllers. Paths are for tests: "" is a node's.
@@ -251,12 +245,3 @@ func Controllers(o Options) []resource.Controller {
 // soon is the pause before another look at something that will happen within
 // seconds: short enough not to delay the start of a cluster.
 const soon = 250 * time.Millisecond
-
-// ignoreNotFound is for objects that another controller will publish: that
-// change starts this one again.
-func ignoreNotFound(err error) error {
-	if errors.Is(err, resource.ErrNotFound) {
-		return nil
-	}
-	return err
-}

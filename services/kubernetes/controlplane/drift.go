@@ -91,11 +91,11 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	}
 	status, err := BootstrapStatuses.Get(v, "control-plane")
 	if err != nil || status.Spec.SelfHosted {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	if _, ready := etcd.Ready(v); !ready {
 		return 0, nil
@@ -120,9 +120,7 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 		if err == nil {
 			err = ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift)
 		}
-		if err != nil {
-			problems = append(problems, err)
-		}
+		problems = append(problems, err)
 		if ctx.Err() != nil {
 			break
 		}
@@ -164,8 +162,7 @@ func forgetDrift(v resource.View, manifests []resource.Object[[]kubeclient.Objec
 // either side has changed since the last time.
 func (c *ManifestDriftController) compare(ctx context.Context, wanted kubeclient.Object, compared map[string]comparison) (ObjectDrift, error) {
 	d := ObjectDrift{Object: wanted.String()}
-	ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: wanted.Kind(), Namespace: wanted.Namespace(), Name: wanted.Name()}
-	there, err := c.client.Get(ctx, ref)
+	there, err := c.client.Get(ctx, wanted.Ref())
 	if kubeclient.IsNotFound(err) {
 		d.Missing = true
 		return d, nil
@@ -212,13 +209,9 @@ func preview(ctx context.Context, client *kubeclient.Client, there, wanted kubec
 // Differences are what a bootstrap manifest would change in an object of the cluster, a
 // line for each field; none where the object is missing, as it is made anyway.
 func Differences(ctx context.Context, client *kubeclient.Client, wanted kubeclient.Object) (lines []string, err error) {
-	ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: wanted.Kind(), Namespace: wanted.Namespace(), Name: wanted.Name()}
-	there, err := client.Get(ctx, ref)
+	there, err := client.Get(ctx, wanted.Ref())
 	if err != nil {
-		if kubeclient.IsNotFound(err) {
-			return nil, nil
-		}
-		return nil, err
+		return nil, kubeclient.IgnoreNotFound(err)
 	}
 	fields, err := preview(ctx, client, there, wanted)
 	for _, f := range fields {

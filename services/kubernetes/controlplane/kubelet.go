@@ -66,7 +66,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	}
 	status, err := BootstrapStatuses.Get(v, "control-plane")
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	if status.Spec.SelfHosted {
 		c.replaces, c.cleaned, c.since = true, false, time.Time{}
@@ -138,7 +138,7 @@ func finalizer(pod string) string { return fmt.Sprintf("k8s.StaticPodStatus(%q)"
 func (c *KubeletStaticPodController) writeFiles(v resource.View) error {
 	o, err := Configs.Get(v, apiServer)
 	if err != nil {
-		return ignoreNotFound(err)
+		return resource.IgnoreNotFound(err)
 	}
 	files, err := apiServerFiles(o.Spec.(APIServerConfig))
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -47,16 +46,16 @@ type NodeLabelController struct {
 func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	o, err := machine.Configs.Get(v, machine.ConfigID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	cfg, later := o.Spec, soon
 	hostname, err := network.Hostnames.Get(v, network.HostnameID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	client, err := c.client(v, cfg)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	if !cfg.Machine.Type.ControlPlane() {
 		later = labelLater
@@ -106,11 +105,8 @@ func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kube
 		}
 		return kubeclient.New(kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: c.kubeletClient})
 	}
-	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
-	if err != nil {
-		return nil, err
-	}
-	return adminClient(keys.Spec)
+	_, client, err := ownAdmin(v)
+	return client, err
 }
 
 // nodePatch is the change of the node; nil if there is none.

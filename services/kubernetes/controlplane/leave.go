@@ -2,14 +2,12 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
 const (
@@ -34,13 +32,9 @@ type NodeLeaveController struct{ refused map[string]string }
 
 // Reconcile stays in the watch, as ServingApprovalController does.
 func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
+	_, client, err := ownAdmin(v)
 	if err != nil {
-		return 0, ignoreNotFound(err)
-	}
-	client, err := adminClient(keys.Spec)
-	if err != nil {
-		return 0, err
+		return 0, resource.IgnoreNotFound(err)
 	}
 	defer client.Close()
 	if client.Ready(ctx) != nil {
@@ -67,19 +61,13 @@ func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (t
 		v.Log().Info(fmt.Sprintf("node %s is being reset: deleted", node.Name()))
 	}
 	c.refused = seen
-	err = client.Watch(ctx, allNodes, kubeclient.Selection{}, list.ResourceVersion(), leaveWatch, func(e kubeclient.Event) error {
+	return watchUntil(ctx, client, allNodes, kubeclient.Selection{}, list, leaveWatch, leaveRetry, func(e kubeclient.Event) bool {
 		if e.Type == kubeclient.Deleted || !leaving(e.Object) {
-			return nil
+			return false
 		}
-		if why := mayLeave(e.Object); why == "" || why != seen[e.Object.Name()] {
-			return errAsked
-		}
-		return nil
-	})
-	if err == nil || errors.Is(err, errAsked) {
-		return soon, nil
-	}
-	return leaveRetry, nil // the watch ended; the list above fails if the server is down
+		why := mayLeave(e.Object)
+		return why == "" || why != seen[e.Object.Name()]
+	}), nil
 }
 
 // leaving: the node asks to be deleted.

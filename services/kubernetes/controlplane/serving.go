@@ -15,7 +15,6 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
 const (
@@ -50,19 +49,15 @@ type ServingApprovalController struct{ refused map[string]string }
 // Reconcile stays in the watch: an idle cluster has no cost, and a request is
 // answered at once.
 func (c *ServingApprovalController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
+	keys, client, err := ownAdmin(v)
 	if err != nil {
-		return 0, ignoreNotFound(err)
-	}
-	client, err := adminClient(keys.Spec)
-	if err != nil {
-		return 0, err
+		return 0, resource.IgnoreNotFound(err)
 	}
 	defer client.Close()
 	if client.Ready(ctx) != nil {
 		return servingRetry, nil // other controllers report that the apiserver is down
 	}
-	server, err := pki.ParseCert(keys.Spec.APIServer.Crt)
+	server, err := pki.ParseCert(keys.APIServer.Crt)
 	if err != nil {
 		return 0, err
 	}
@@ -88,20 +83,28 @@ func (c *ServingApprovalController) Reconcile(ctx context.Context, v resource.Vi
 	if left {
 		limit = servingAgain
 	}
-	err = client.Watch(ctx, servingRequests, servingSelection, list.ResourceVersion(), limit, func(e kubeclient.Event) error {
-		if e.Type == kubeclient.Added && !answered(e.Object) {
+	return watchUntil(ctx, client, servingRequests, servingSelection, list, limit, servingRetry, func(e kubeclient.Event) bool {
+		return e.Type == kubeclient.Added && !answered(e.Object)
+	}), nil
+}
+
+// errAsked ends a watch: there is a request to answer.
+var errAsked = errors.New("a new request")
+
+// watchUntil watches what follows on a list until an object asks for something, or the
+// limit is over. It returns the pause before the next list.
+func watchUntil(ctx context.Context, client *kubeclient.Client, of kubeclient.Ref, sel kubeclient.Selection, list kubeclient.Object, limit, retry time.Duration, asks func(kubeclient.Event) bool) time.Duration {
+	err := client.Watch(ctx, of, sel, list.ResourceVersion(), limit, func(e kubeclient.Event) error {
+		if asks(e) {
 			return errAsked
 		}
 		return nil
 	})
 	if err == nil || errors.Is(err, errAsked) {
-		return soon, nil
+		return soon
 	}
-	return servingRetry, nil // the watch ended; the list above fails if the server is down
+	return retry // the watch ended; the next list fails if the server is down
 }
-
-// errAsked ends a watch: there is a request to answer.
-var errAsked = errors.New("a new request")
 
 func answered(request kubeclient.Object) bool {
 	return request.Condition("Approved") || request.Condition("Denied") || request.Condition("Failed")

@@ -23,11 +23,11 @@ type StaticPodController struct{ filesDir, auditDir, secretsDir string }
 func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	status, err := secrets.Statuses.Get(v, secrets.KubernetesID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	address, err := network.Addresses.Get(v, network.AddressID)
 	if err != nil {
-		return 0, ignoreNotFound(err)
+		return 0, resource.IgnoreNotFound(err)
 	}
 	// Only at first: a restart of etcd is no reason to remove the pods.
 	if _, ready := etcd.Ready(v); !ready && len(StaticPods.List(v)) == 0 {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // Refusal is the reason for not doing something: it would do harm, or has no use here.
@@ -90,12 +92,7 @@ func (e *Etcd) Begun() (*Begun, error) {
 const resetHint = "this node is a member of a cluster, or has data of an earlier one; if that is not needed, remove it with `gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot`"
 
 // wake ends the wait of the service, if it waits.
-func (e *Etcd) wake() {
-	select {
-	case e.begin <- struct{}{}:
-	default: // it is awake already
-	}
-}
+func (e *Etcd) wake() { sleep.Wake(e.begin) }
 
 // alone refuses if it finds a cluster that prevents a beginning. Two nodes that
 // look at the same time find each other, because each reports its beginning

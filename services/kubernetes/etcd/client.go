@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -207,9 +208,5 @@ func HexID(id uint64) string { return strconv.FormatUint(id, 16) }
 
 // called is the name of a member for users. A member that never ran has no name yet.
 func called(m *pb.Member) string {
-	name := m.Name
-	if name == "" {
-		name = "without a name"
-	}
-	return fmt.Sprintf("%s (%s)", name, HexID(m.ID))
+	return fmt.Sprintf("%s (%s)", cmp.Or(m.Name, "without a name"), HexID(m.ID))
 }

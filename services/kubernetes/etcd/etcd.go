@@ -20,6 +20,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,7 +35,6 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -121,15 +121,9 @@ type Etcd struct {
 
 // New makes this node's member and doesn't start it.
 func New(o Options) *Etcd {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	if o.DataDir == "" {
-		o.DataDir = boot.EtcdDataDir
-	}
-	if o.Journal == "" {
-		o.Journal = journalFile
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
+	o.DataDir = cmp.Or(o.DataDir, boot.EtcdDataDir)
+	o.Journal = cmp.Or(o.Journal, journalFile)
 	e := &Etcd{o: o, turn: make(chan struct{}, 1), begin: make(chan struct{}, 1), id: newToken()}
 	e.runner = &containerd.Runner{
 		Containerd:  o.Containerd,
@@ -148,7 +142,7 @@ func (e *Etcd) Service() dag.Service {
 	return dag.Service{
 		ID:    ID,
 		Kind:  dag.Container,
-		Needs: []dag.Condition{certificates{e.o}},
+		Needs: []dag.Condition{machine.IfControlPlane{Condition: secrets.Statuses.When(e.o.Store, secrets.EtcdID, "etcd certificates to be made", nil), Store: e.o.Store}},
 		Skip:  e.o.skip,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := secrets.Await(ctx, e.o.Store, secrets.EtcdID); err != nil {
@@ -169,8 +163,7 @@ func (e *Etcd) Service() dag.Service {
 // run runs the container. In parallel it promotes a learner to a voting member,
 // and examines a member that isn't healthy.
 func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
-	now := time.Now()
-	e.well.Store(&now)
+	e.well.Store(new(time.Now()))
 	e.dataID.Store(nil)
 	if files, err := secrets.Statuses.Get(e.o.Store, secrets.EtcdID); err == nil {
 		e.files.Store(&files.Spec.Version)
@@ -205,8 +198,8 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 // killed reports whether etcd was killed. A member that its cluster has removed ends by
 // itself, so after a kill no other member needs to be asked, which can take examineTimeout.
 func killed(err error) bool {
-	var exit *containerd.ExitError
-	return errors.As(err, &exit) && exit.Status == 128+uint32(syscall.SIGKILL)
+	exit, ok := errors.AsType[*containerd.ExitError](err)
+	return ok && exit.Status == 128+uint32(syscall.SIGKILL)
 }
 
 // runUtility runs etcdutl from etcd's own image.
@@ -225,29 +218,8 @@ func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
 	return runner.Once(ctx, ID)
 }
 
-// certificates waits for those of etcd. A worker never gets them: there it
-// holds as soon as the configuration is known, and the service is skipped.
-type certificates struct{ o Options }
-
-func (certificates) String() string { return "etcd certificates to be made" }
-
-func (c certificates) Wait(ctx context.Context) error {
-	known := machine.Configs.When(c.o.Store, machine.ConfigID, "a configuration", func(*config.Config) bool { return true })
-	if err := known.Wait(ctx); err != nil {
-		return err
-	}
-	if c.o.skip() != "" {
-		return nil
-	}
-	return secrets.Statuses.When(c.o.Store, secrets.EtcdID, c.String(), func(secrets.StatusSpec) bool { return true }).Wait(ctx)
-}
-
 func (o Options) skip() string {
-	cfg, err := machine.Config(o.Store)
-	if err != nil || cfg.Machine.Type.ControlPlane() {
-		return ""
-	}
-	return "etcd runs on control planes only"
+	return machine.OnControlPlanes(o.Store, "etcd runs on control planes only")
 }
 
 func (o Options) image() (string, error) {
@@ -365,8 +337,7 @@ func (e *Etcd) healthy(ctx context.Context) error {
 		}
 	}
 	if err == nil {
-		now := time.Now()
-		e.well.Store(&now)
+		e.well.Store(new(time.Now()))
 		// Nothing depends on it now; the next check tries it again.
 		_ = e.recognise()
 	}

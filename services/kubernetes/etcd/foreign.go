@@ -42,8 +42,7 @@ func (e *Etcd) foreign(seen error) error {
 }
 
 func unknownAuthority(err error) bool {
-	var unknown x509.UnknownAuthorityError
-	return errors.As(err, &unknown)
+	return errors.As(err, new(x509.UnknownAuthorityError))
 }
 
 // foreignEtcd finds the reason why members don't answer: etcd's client only

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/garboard-os/garboard/boot"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -40,11 +40,8 @@ func (e *Etcd) identity() (id identity, ok bool, err error) {
 	}
 	slices.Sort(names) // they have numbers
 	file, err := os.Open(names[0])
-	if errors.Is(err, fs.ErrNotExist) {
-		return identity{}, false, nil // purged just now
-	}
 	if err != nil {
-		return identity{}, false, err
+		return identity{}, false, boot.IgnoreMissing(err) // purged just now
 	}
 	defer file.Close()
 	head := make([]byte, walHead)

@@ -188,8 +188,7 @@ func (e *Etcd) beginByItself(ctx context.Context, r record) error {
 	err := e.alone(ctx, r, nil, initTimeout, seen.begun)
 	if errors.As(err, new(Refusal)) {
 		joined := e.join(ctx, r)
-		var w *wait
-		if errors.As(joined, &w) {
+		if w, ok := errors.AsType[*wait](joined); ok {
 			return &wait{what: fmt.Sprintf("%s (of type init, this node begins no second cluster: %v)", w.what, err), code: w.code, cause: w.cause, seen: w.seen}
 		}
 		return joined
@@ -341,9 +340,7 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 		} else {
 			r.Peers = append(r.Peers, m.ClientURLs...)
 		}
-		if name == "" {
-			name = HexID(m.ID) // etcd compares URLs only
-		}
+		name = cmp.Or(name, HexID(m.ID)) // etcd compares URLs only
 		for _, u := range m.PeerURLs {
 			initial = append(initial, name+"="+u)
 		}

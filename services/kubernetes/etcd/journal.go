@@ -58,11 +58,8 @@ var errUnreadable = errors.New("isn't one that this release knows")
 func (e *Etcd) read() (record, error) {
 	var r record
 	data, err := os.ReadFile(e.o.Journal)
-	if errors.Is(err, fs.ErrNotExist) {
-		return r, nil
-	}
 	if err != nil {
-		return r, err
+		return r, boot.IgnoreMissing(err)
 	}
 	if err := json.NewDecoder(bytes.NewReader(data)).Decode(&r); err != nil {
 		return r, fmt.Errorf("etcd's journal %s %w: %w", e.o.Journal, errUnreadable, err)
@@ -168,11 +165,8 @@ func (e *Etcd) hasLog() bool {
 // clean empties a data directory whose node is no member.
 func (e *Etcd) clean() error {
 	entries, err := os.ReadDir(e.o.DataDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return boot.IgnoreMissing(err)
 	}
 	for _, entry := range entries {
 		if err := os.RemoveAll(filepath.Join(e.o.DataDir, entry.Name())); err != nil {

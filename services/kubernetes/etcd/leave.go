@@ -255,13 +255,8 @@ func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
 
 // ownMemberLocal asks this node's own member.
 func (e *Etcd) ownMemberLocal(ctx context.Context, ask asking) (*removal, error) {
-	c, err := e.local(ctx)
+	c, found, err := e.askLocal(ctx, ask)
 	if err != nil {
-		return nil, err
-	}
-	found, err := ask(ctx, c)
-	if err != nil {
-		c.Close()
 		return nil, err
 	}
 	p := &removal{client: c, found: found, local: true}

@@ -32,17 +32,27 @@ func (e *Etcd) local(ctx context.Context) (*clientv3.Client, error) {
 	return Dial(ctx, e.o.Store, clientURL(me.addr))
 }
 
+// askLocal asks this node's own member for the members: known or list. The caller closes
+// the client.
+func (e *Etcd) askLocal(ctx context.Context, ask asking) (*clientv3.Client, *clientv3.MemberListResponse, error) {
+	c, err := e.local(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	found, err := ask(ctx, c)
+	if err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	return c, found, nil
+}
+
 // Members are those that this node's member knows: it needs no quorum for that.
 func (e *Etcd) Members(ctx context.Context) (clusterID string, members []*pb.Member, err error) {
-	c, err := e.local(ctx)
+	c, found, err := e.askLocal(ctx, known)
 	if err != nil {
 		return "", nil, err
 	}
 	defer c.Close()
-	found, err := known(ctx, c)
-	if err != nil {
-		return "", nil, err
-	}
 	return HexID(found.Header.ClusterId), found.Members, nil
 }
 
@@ -58,15 +68,11 @@ func known(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListRespons
 
 // Status asks each member for its status.
 func (e *Etcd) Status(ctx context.Context) ([]MemberStatus, error) {
-	c, err := e.local(ctx)
+	c, found, err := e.askLocal(ctx, known)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	found, err := known(ctx, c)
-	if err != nil {
-		return nil, err
-	}
 	return statuses(ctx, c, found.Members), nil
 }
 
@@ -137,15 +143,11 @@ func (e *Etcd) Alarms(ctx context.Context, disarm bool) ([]*pb.AlarmMember, erro
 // ForfeitLeadership makes another member the leader, and returns its name; was
 // is false if this node's member wasn't the leader.
 func (e *Etcd) ForfeitLeadership(ctx context.Context) (leader string, was bool, err error) {
-	c, err := e.local(ctx)
+	c, found, err := e.askLocal(ctx, list)
 	if err != nil {
 		return "", false, err
 	}
 	defer c.Close()
-	found, err := list(ctx, c)
-	if err != nil {
-		return "", false, err
-	}
 	return forfeit(ctx, c, found)
 }
 
@@ -185,15 +187,11 @@ func (e *Etcd) RemoveMember(ctx context.Context, text string) (name string, err 
 	if err != nil {
 		return "", err
 	}
-	c, err := e.local(ctx)
+	c, found, err := e.askLocal(ctx, list)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	found, err := list(ctx, c)
-	if err != nil {
-		return "", err
-	}
 	at := slices.IndexFunc(found.Members, func(m *pb.Member) bool { return m.ID == id })
 	switch {
 	case at < 0:

@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -18,6 +16,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
@@ -49,11 +48,8 @@ func (e *Etcd) ownerFile() string { return e.o.DataDir + ".owner" }
 func (e *Etcd) readOwner() (owner, error) {
 	var o owner
 	data, err := os.ReadFile(e.ownerFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		return o, nil
-	}
 	if err != nil {
-		return o, err
+		return o, boot.IgnoreMissing(err)
 	}
 	if json.Unmarshal(data, &o) != nil {
 		return owner{}, nil // unknown, as without the file
@@ -85,8 +81,7 @@ func (e *Etcd) authorities() (all []string, err error) {
 		return nil, err
 	}
 	for block, rest := pem.Decode(bytes.TrimSpace(keys.Spec.CA)); block != nil; block, rest = pem.Decode(rest) {
-		sum := sha256.Sum256(block.Bytes)
-		all = append(all, hex.EncodeToString(sum[:]))
+		all = append(all, fmt.Sprintf("%x", sha256.Sum256(block.Bytes)))
 	}
 	if len(all) == 0 {
 		return nil, errors.New("etcd's authority: no certificate")
@@ -155,18 +150,12 @@ func (e *Etcd) examine(ctx context.Context, r record) error {
 // watch checks a running member until ctx ends: while it is healthy, watch records the
 // other members; when it isn't, watch asks them about it. An error ends the run.
 func (e *Etcd) watch(ctx context.Context) error {
-	ticker := time.NewTicker(watchPeriod)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	for sleep.For(ctx, watchPeriod) {
 		if err := e.watchOnce(ctx); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 func (e *Etcd) watchOnce(ctx context.Context) error {
@@ -190,15 +179,11 @@ func (e *Etcd) watchOnce(ctx context.Context) error {
 
 // notePeers records the addresses of the other members in the journal, if they have changed.
 func (e *Etcd) notePeers(ctx context.Context) error {
-	c, err := e.local(ctx)
+	c, found, err := e.askLocal(ctx, known)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	found, err := known(ctx, c)
-	if err != nil {
-		return err
-	}
 	var peers []string
 	for _, m := range found.Members {
 		if m.ID != found.Header.MemberId {

@@ -9,6 +9,7 @@ package kubeclient
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -142,10 +143,10 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	req.Header.Set("Accept", orElse(r.accept, "application/json"))
+	req.Header.Set("Accept", cmp.Or(r.accept, "application/json"))
 	req.Header.Set("User-Agent", FieldManager)
 	if body != nil {
-		req.Header.Set("Content-Type", orElse(r.content, "application/json"))
+		req.Header.Set("Content-Type", cmp.Or(r.content, "application/json"))
 	}
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
@@ -229,11 +230,4 @@ func (c *Client) Raw(ctx context.Context, path string) (Object, error) {
 // Ready is nil once the API server serves: /readyz.
 func (c *Client) Ready(ctx context.Context) error {
 	return c.do(ctx, request{method: http.MethodGet, path: "/readyz", accept: "*/*"}, nil)
-}
-
-func orElse(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }

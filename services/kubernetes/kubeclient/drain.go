@@ -85,10 +85,7 @@ func (c *Client) AskToLeave(ctx context.Context, node, by string) error {
 		}
 		_, err = c.Get(ctx, NodeRef(node))
 	}
-	if IsNotFound(err) {
-		return nil
-	}
-	return err
+	return IgnoreNotFound(err)
 }
 
 // Stay takes back what AskToLeave has asked for by.
@@ -99,10 +96,7 @@ func (c *Client) Stay(ctx context.Context, node, by string) error {
 		}
 		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: nil}}}
 	})
-	if IsNotFound(err) {
-		return nil
-	}
-	return err
+	return IgnoreNotFound(err)
 }
 
 // changeNode patches a node as it is read; a nil patch changes nothing.
@@ -238,8 +232,7 @@ func (d Drain) evict(ctx context.Context, pod Object, e *eviction) (why string) 
 	e.next = time.Now().Add(e.pause)
 	e.pause = min(2*e.pause, evictMost)
 	e.why = err.Error()
-	var status *StatusError
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[*StatusError](err); ok {
 		e.why = strings.Join(slices.Concat([]string{status.Message}, status.Causes), " ")
 	}
 	return e.why

@@ -58,12 +58,20 @@ func statusError(code int, body []byte) *StatusError {
 }
 
 func hasCode(err error, code int) bool {
-	var status *StatusError
-	return errors.As(err, &status) && status.Code == code
+	status, ok := errors.AsType[*StatusError](err)
+	return ok && status.Code == code
 }
 
 // IsNotFound: the object, or its resource, isn't there.
 func IsNotFound(err error) bool { return hasCode(err, http.StatusNotFound) }
+
+// IgnoreNotFound is for an object that needn't exist.
+func IgnoreNotFound(err error) error {
+	if IsNotFound(err) {
+		return nil
+	}
+	return err
+}
 
 // IsConflict: somebody else changed the object meanwhile, owns the field, or an
 // object of that name exists; see IsAlreadyExists for the last.
@@ -71,8 +79,8 @@ func IsConflict(err error) bool { return hasCode(err, http.StatusConflict) }
 
 // IsAlreadyExists: a create came too late.
 func IsAlreadyExists(err error) bool {
-	var status *StatusError
-	return errors.As(err, &status) && status.Code == http.StatusConflict && status.Reason == "AlreadyExists"
+	status, ok := errors.AsType[*StatusError](err)
+	return ok && status.Code == http.StatusConflict && status.Reason == "AlreadyExists"
 }
 
 // IsForbidden: the user isn't allowed to.

@@ -69,6 +69,11 @@ func (o Object) Condition(typ string) bool {
 	return false
 }
 
+// Ref names the object.
+func (o Object) Ref() Ref {
+	return Ref{APIVersion: o.APIVersion(), Kind: o.Kind(), Namespace: o.Namespace(), Name: o.Name()}
+}
+
 // String names the object as logs do: group/version/Kind/name, where the core
 // group is empty: "/v1/Secret/bootstrap-token-abcdef".
 func (o Object) String() string {

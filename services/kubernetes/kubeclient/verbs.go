@@ -33,17 +33,36 @@ func (c *Client) pathOf(ctx context.Context, r Ref) (string, error) {
 	return m.path(r.Namespace, r.Name), nil
 }
 
-// Get reads one object.
-func (c *Client) Get(ctx context.Context, r Ref) (Object, error) {
-	path, err := c.pathOf(ctx, r)
+// about sends a request about an object that r names, or the objects of a kind.
+func (c *Client) about(ctx context.Context, verb string, r Ref, req request) (out Object, err error) {
+	if req.path, err = c.pathOf(ctx, r); err != nil {
+		return nil, err
+	}
+	if err := c.do(ctx, req, &out); err != nil {
+		return nil, fmt.Errorf("%s %s: %w", verb, r, err)
+	}
+	return out, nil
+}
+
+// send sends an object, which doesn't exist yet if the method is POST.
+func (c *Client) send(ctx context.Context, verb string, o Object, req request) (out Object, err error) {
+	m, err := c.mappingOf(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	var o Object
-	if err := c.do(ctx, request{method: http.MethodGet, path: path}, &o); err != nil {
-		return nil, fmt.Errorf("get %s: %w", r, err)
+	req.path, req.body = m.path(o.Namespace(), o.Name()), o
+	if req.method == http.MethodPost {
+		req.path = m.path(o.Namespace(), "")
 	}
-	return o, nil
+	if err := c.do(ctx, req, &out); err != nil {
+		return nil, fmt.Errorf("%s %s: %w", verb, o, err)
+	}
+	return out, nil
+}
+
+// Get reads one object.
+func (c *Client) Get(ctx context.Context, r Ref) (Object, error) {
+	return c.about(ctx, "get", r, request{method: http.MethodGet})
 }
 
 // Selection narrows a list or a watch; the zero value takes everything.
@@ -65,29 +84,12 @@ func (s Selection) query() url.Values {
 
 // List reads the objects of a kind: a list object, see Object.Items.
 func (c *Client) List(ctx context.Context, r Ref, s Selection) (Object, error) {
-	path, err := c.pathOf(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	var o Object
-	if err := c.do(ctx, request{method: http.MethodGet, path: path, query: s.query()}, &o); err != nil {
-		return nil, fmt.Errorf("list %s: %w", r, err)
-	}
-	return o, nil
+	return c.about(ctx, "list", r, request{method: http.MethodGet, query: s.query()})
 }
 
 // Create makes a new object; IsAlreadyExists(err) where there is one.
 func (c *Client) Create(ctx context.Context, o Object) (Object, error) {
-	m, err := c.mappingOf(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	var out Object
-	r := request{method: http.MethodPost, path: m.path(o.Namespace(), ""), query: url.Values{"fieldManager": {FieldManager}}, body: o}
-	if err := c.do(ctx, r, &out); err != nil {
-		return nil, fmt.Errorf("create %s: %w", o, err)
-	}
-	return out, nil
+	return c.send(ctx, "create", o, request{method: http.MethodPost, query: url.Values{"fieldManager": {FieldManager}}})
 }
 
 // CreateIfMissing leaves an object that exists as it is, and says whether it had
@@ -103,68 +105,36 @@ func (c *Client) CreateIfMissing(ctx context.Context, o Object) (created bool, e
 	return err == nil, err
 }
 
-// Missing says whether there is no object of o's name.
+// Missing says whether there is no object of o's name, or no kind of it.
 func (c *Client) Missing(ctx context.Context, o Object) (bool, error) {
 	m, err := c.mappingOf(ctx, o)
-	if err != nil {
-		return false, err
+	if err == nil {
+		if err = c.do(ctx, request{method: http.MethodGet, path: m.path(o.Namespace(), o.Name())}, nil); err != nil {
+			err = fmt.Errorf("get %s: %w", o, err)
+		}
 	}
-	err = c.do(ctx, request{method: http.MethodGet, path: m.path(o.Namespace(), o.Name())}, nil)
-	if IsNotFound(err) {
-		return true, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("get %s: %w", o, err)
-	}
-	return false, nil
+	return IsNotFound(err), IgnoreNotFound(err)
 }
 
 // Apply makes the fields of o so (server-side apply), creating the object if it
 // is missing. A field that somebody else owns is an error unless force is set.
 func (c *Client) Apply(ctx context.Context, o Object, force bool) (Object, error) {
-	m, err := c.mappingOf(ctx, o)
-	if err != nil {
-		return nil, err
-	}
 	query := url.Values{"fieldManager": {FieldManager}}
 	if force {
 		query.Set("force", "true")
 	}
-	var out Object
-	r := request{method: http.MethodPatch, path: m.path(o.Namespace(), o.Name()), query: query, content: typeApply, body: o}
-	if err := c.do(ctx, r, &out); err != nil {
-		return nil, fmt.Errorf("apply %s: %w", o, err)
-	}
-	return out, nil
+	return c.send(ctx, "apply", o, request{method: http.MethodPatch, query: query, content: typeApply})
 }
 
 // Preview is what Apply with force would make of o. It changes nothing.
 func (c *Client) Preview(ctx context.Context, o Object) (Object, error) {
-	m, err := c.mappingOf(ctx, o)
-	if err != nil {
-		return nil, err
-	}
 	query := url.Values{"fieldManager": {FieldManager}, "force": {"true"}, "dryRun": {"All"}}
-	var out Object
-	r := request{method: http.MethodPatch, path: m.path(o.Namespace(), o.Name()), query: query, content: typeApply, body: o}
-	if err := c.do(ctx, r, &out); err != nil {
-		return nil, fmt.Errorf("preview %s: %w", o, err)
-	}
-	return out, nil
+	return c.send(ctx, "preview", o, request{method: http.MethodPatch, query: query, content: typeApply})
 }
 
 // Merge changes an object that exists by a JSON merge patch (RFC 7396).
 func (c *Client) Merge(ctx context.Context, r Ref, patch Object) (Object, error) {
-	path, err := c.pathOf(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	var out Object
-	req := request{method: http.MethodPatch, path: path, query: url.Values{"fieldManager": {FieldManager}}, content: typeMerge, body: patch}
-	if err := c.do(ctx, req, &out); err != nil {
-		return nil, fmt.Errorf("patch %s: %w", r, err)
-	}
-	return out, nil
+	return c.about(ctx, "patch", r, request{method: http.MethodPatch, query: url.Values{"fieldManager": {FieldManager}}, content: typeMerge, body: patch})
 }
 
 // Delete removes an object and lets what it owns be collected. One that is

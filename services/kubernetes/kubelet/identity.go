@@ -11,8 +11,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -60,11 +62,8 @@ func nameIn(crt []byte) string {
 // for new ones with the token.
 func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig string) error {
 	have, err := os.ReadFile(client)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return boot.IgnoreMissing(err)
 	}
 	if nameIn(have) == user(hostname) && !former(have, s) {
 		return nil
@@ -151,13 +150,9 @@ func againOnceJoined(ctx context.Context, client string, run func(context.Contex
 	first, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		ticker := time.NewTicker(joinedPoll)
-		defer ticker.Stop()
 		for !joined() {
-			select {
-			case <-first.Done():
+			if !sleep.For(first, joinedPoll) {
 				return
-			case <-ticker.C:
 			}
 		}
 		cancel()

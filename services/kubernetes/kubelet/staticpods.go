@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 )
 
@@ -51,15 +53,8 @@ func restartForStaticPods(ctx context.Context, dir string, ready func() bool, ev
 // changedBefore is the file that has changed, or is gone, before the kubelet reached
 // Kubernetes, once the files are still again; or "".
 func changedBefore(ctx context.Context, dir string, began map[string][]byte, ready func() bool) string {
-	ticker := time.NewTicker(staticPodPoll)
-	defer ticker.Stop()
 	last, reached := began, time.Duration(0)
-	for {
-		select {
-		case <-ctx.Done():
-			return ""
-		case <-ticker.C:
-		}
+	for sleep.For(ctx, staticPodPoll) {
 		if reached += staticPodPoll; !ready() {
 			reached = 0
 		}
@@ -75,6 +70,7 @@ func changedBefore(ctx context.Context, dir string, began map[string][]byte, rea
 			return path
 		}
 	}
+	return ""
 }
 
 // other is a file of the first that is another, or gone, in the second.
@@ -101,12 +97,7 @@ func staticPodFiles(dir string) map[string][]byte {
 
 // apiServerReady reports whether an API server is ready.
 func apiServerReady(r resource.Reader) bool {
-	for _, s := range balancer.APIServers.List(r) {
-		if s.Spec.Ready {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(balancer.APIServers.List(r), func(s resource.Object[balancer.APIServer]) bool { return s.Spec.Ready })
 }
 
 // restoreCheckpoints writes the checkpoints that were active in the last boot to the static

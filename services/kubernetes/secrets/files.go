@@ -62,7 +62,7 @@ func (c *FilesController) Reconcile(_ context.Context, v resource.View) (time.Du
 		if err == nil {
 			err = Statuses.Put(v, s.id, StatusSpec{Version: version(files), Programs: programVersions(files), Authorities: authorities})
 		}
-		errs = append(errs, ignoreNotFound(err))
+		errs = append(errs, resource.IgnoreNotFound(err))
 	}
 	return 0, errors.Join(errs...)
 }

@@ -1,7 +1,6 @@
 package secrets
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -39,15 +38,15 @@ func nodeInputs() []resource.Input {
 func readNode(r resource.Reader) (n node, ok bool, err error) {
 	cfg, err := machine.Configs.Get(r, machine.ConfigID)
 	if err != nil {
-		return n, false, ignoreNotFound(err)
+		return n, false, resource.IgnoreNotFound(err)
 	}
 	hostname, err := network.Hostnames.Get(r, network.HostnameID)
 	if err != nil {
-		return n, false, ignoreNotFound(err)
+		return n, false, resource.IgnoreNotFound(err)
 	}
 	addresses, err := network.Addresses.Get(r, network.AddressID)
 	if err != nil {
-		return n, false, ignoreNotFound(err)
+		return n, false, resource.IgnoreNotFound(err)
 	}
 	n = node{config: cfg.Spec, hostname: hostname.Spec, primary: addresses.Spec.Primary.Unmap(), addrs: nodeAddrs(cfg.Spec, addresses.Spec)}
 	return n, len(n.addrs) > 0, nil
@@ -114,13 +113,4 @@ func missing(field string) error {
 
 func missingMachine(field string) error {
 	return reason.With(Missing, fmt.Errorf("missing machine.%s secret", field))
-}
-
-// ignoreNotFound is for objects that another controller will publish: that
-// change starts this one again.
-func ignoreNotFound(err error) error {
-	if errors.Is(err, resource.ErrNotFound) {
-		return nil
-	}
-	return err
 }

@@ -19,6 +19,7 @@
 package secrets
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -173,9 +174,7 @@ type Options struct {
 
 // Controllers are the controllers of this package.
 func Controllers(o Options) []resource.Controller {
-	if o.Dir == "" {
-		o.Dir = boot.SecretsDir
-	}
+	o.Dir = cmp.Or(o.Dir, boot.SecretsDir)
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -183,9 +182,7 @@ func Controllers(o Options) []resource.Controller {
 	if o.APIFile == "" {
 		stored = certFile{path: filepath.Join(boot.StateDir, apiFile), ready: func() bool { return boot.IsMountPoint(boot.StateDir) }}
 	}
-	if o.Balancer == "" {
-		o.Balancer = balancer.URL
-	}
+	o.Balancer = cmp.Or(o.Balancer, balancer.URL)
 	if o.Dial == nil {
 		o.Dial = dial
 	}

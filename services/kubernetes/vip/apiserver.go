@@ -2,14 +2,10 @@ package vip
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"fmt"
-	"io"
-	"net/http"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
@@ -23,14 +19,12 @@ const (
 	// readyAlone leaves out the checks that need etcd's quorum. A holder keeps the address
 	// without a quorum: no other node would be better.
 	readyAlone = ready + "?exclude=etcd&exclude=etcd-readiness"
-
-	maxAnswer = 4 << 10 // bytes; so that the connection can be used again
 )
 
 // checker checks this node's API server over one connection.
 type checker struct {
 	store  *resource.Store
-	client *http.Client
+	client *kubeclient.Client
 	made   uint64 // version of the secrets that client was made of
 }
 
@@ -42,35 +36,20 @@ func (c *checker) check(ctx context.Context, path string) error {
 	}
 	if c.client == nil || c.made != keys.Version {
 		c.close()
-		pair, err := tls.X509KeyPair(keys.Spec.Admin.Crt, keys.Spec.Admin.Key)
-		if err != nil {
-			return fmt.Errorf("certificate for the API server: %w", err)
+		k := keys.Spec
+		if c.client, err = kubeclient.New(kubeclient.Options{Server: k.LocalEndpoint, CA: k.Trusted, Cert: k.Admin.Crt, Key: k.Admin.Key}); err != nil {
+			return err
 		}
-		roots := x509.NewCertPool()
-		roots.AppendCertsFromPEM(keys.Spec.Trusted)
-		c.client = &http.Client{Timeout: checkTimeout, Transport: &http.Transport{
-			TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
-		}}
 		c.made = keys.Version
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, keys.Spec.LocalEndpoint+path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := c.client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxAnswer)) // for the next request
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("get %s: %s", path, resp.Status)
-	}
-	return nil
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	_, err = c.client.Text(ctx, path)
+	return err
 }
 
 func (c *checker) close() {
 	if c.client != nil {
-		c.client.CloseIdleConnections()
+		c.client.Close()
 	}
 }

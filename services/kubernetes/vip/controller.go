@@ -65,8 +65,7 @@ func (c *controller) viewReceived(w view) { offer(c.views, w) }
 func (c *controller) electionFailed(err error) {
 	var why *string
 	if err != nil {
-		text := err.Error()
-		why = &text
+		why = new(err.Error())
 	}
 	c.etcdError.Store(why)
 }

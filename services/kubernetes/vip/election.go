@@ -98,10 +98,7 @@ func (e *election) setCandidate(self *node) {
 	if old == self || old != nil && self != nil && *old == *self {
 		return
 	}
-	select {
-	case e.change <- struct{}{}:
-	default:
-	}
+	sleep.Wake(e.change)
 }
 
 // run takes part in the election until ctx ends. Then this node isn't a candidate.

@@ -96,11 +96,7 @@ func Service(o Options) dag.Service {
 }
 
 func (o Options) skip() string {
-	cfg, err := machine.Config(o.Store)
-	if err != nil || cfg.Machine.Type.ControlPlane() {
-		return ""
-	}
-	return "only control planes share an address"
+	return machine.OnControlPlanes(o.Store, "only control planes share an address")
 }
 
 // run runs a controller for each address of the configuration.

@@ -17,11 +17,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
-	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -71,16 +69,10 @@ type Arguments struct {
 // Encode makes them the arguments of an operation.
 func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
-// Peers calls the nodes of the cluster, this one too: peers.Client.
-type Peers interface {
-	rollout.Peers
-	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
-}
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader
-	Peers      Peers
+	Peers      rollout.Peers
 	Kubernetes rollout.Kubernetes
 	// RemoveInitialized removes the key of a self-hosted control plane from etcd. A key that
 	// isn't there is no error.
@@ -157,11 +149,11 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 	}
 	s.Before, s.Images = map[string]before{}, map[string]string{}
 	err = o.Kubernetes.With(func(client *kubeclient.Client) error {
-		list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+		nodes, err := rollout.Nodes(ctx, client)
 		if err != nil {
 			return err
 		}
-		for _, item := range list.Items() {
+		for _, item := range nodes {
 			s.Nodes = append(s.Nodes, rollout.NodeOf(item))
 		}
 		return o.daemonSets(ctx, client, &s)

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/operations/rollout"
 )
 
 var yes = map[string]string{"differences": "yes", "checkpointer": "yes", "apply": "yes"}
@@ -124,7 +125,8 @@ func TestS303EverythingIsTakenBack(t *testing.T) {
 				if did := r.did[len(r.did)-len(undone):]; !slices.Equal(did, undone) {
 					t.Errorf("undone: %q, want %q", did, undone)
 				}
-				b, err := read(r.nodes[1].document)
+				config, err := rollout.ParseConfig(r.nodes[1].document)
+				b := read(config)
 				if err != nil || b.Complete || b.Images["scheduler"] != "own:1" || b.Images["apiServer"] != "" {
 					t.Errorf("the configuration was\n%s\nand is\n%s", before, r.nodes[1].document)
 				}

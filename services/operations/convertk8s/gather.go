@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,7 +13,6 @@ import (
 	"connectrpc.com/connect"
 	"gopkg.in/yaml.v3"
 
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -35,27 +33,20 @@ const serviceAccountKey = "service-account.key"
 
 // ask completes the survey by what a control plane itself says.
 func (o Options) ask(ctx context.Context, n rollout.Node, s *survey) error {
-	if !n.Address.IsValid() {
-		return errors.New("it has no InternalIP in Kubernetes")
-	}
-	version, err := o.Peers.Version(ctx, n.Address)
-	if err != nil {
+	if err := rollout.SameRelease(ctx, o.Peers, n); err != nil {
 		return err
-	}
-	if version.GetVersion() != boot.Version {
-		return fmt.Errorf("it runs release %s, and this node %s: all nodes must run the same release", version.GetVersion(), boot.Version)
 	}
 	selfHosted, err := o.selfHosted(ctx, n)
 	if err != nil {
 		return err
 	}
 	s.SelfHosted = s.SelfHosted || selfHosted
-	document, err := o.Peers.Config(ctx, n.Address)
+	config, _, err := rollout.Config(ctx, o.Peers, n)
 	if err != nil {
 		return err
 	}
-	s.Before[n.Name], err = read(document.GetDocument())
-	return err
+	s.Before[n.Name] = read(config)
+	return nil
 }
 
 // selfHosted is the status of a control plane.
@@ -72,18 +63,13 @@ func (o Options) selfHosted(ctx context.Context, n rollout.Node) (bool, error) {
 	return status.SelfHosted, err
 }
 
-// read reads the document of a node, whose secrets are redacted.
-func read(document []byte) (before, error) {
-	var tree map[string]any
-	if err := yaml.Unmarshal(document, &tree); err != nil {
-		return before{}, fmt.Errorf("its configuration: %w", err)
-	}
-	o := kubeclient.Object(tree)
+// read reads the configuration of a node.
+func read(o kubeclient.Object) before {
 	b := before{Images: map[string]string{}, Complete: o.Text("cluster", "aggregatorCA", "key") != "" && o.Text("cluster", "serviceAccount", "key") != ""}
 	for _, c := range programs {
 		b.Images[c.field] = o.Text("cluster", c.field, "image")
 	}
-	return b, nil
+	return b
 }
 
 // differences are what the definition of a self-hosted program has otherwise than the static
@@ -155,11 +141,7 @@ func hostPaths(pod kubeclient.Object) (paths []string) {
 func (o Options) gatherStep(a Arguments) operation.Step {
 	return operation.Step{
 		ID: "gather", What: "gathering control plane configuration", Deadline: nodeTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			s, err := seen.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error {
 			for _, line := range s.Differences {
 				p.Report("%s", line)
 			}
@@ -178,7 +160,7 @@ func (o Options) gatherStep(a Arguments) operation.Step {
 			}
 			p.Report("aggregator CA key can't be recovered from bootkube-boostrapped control plane, generating new CA") // S-293
 			return o.Kubernetes.Poll(ctx, p, createAuthority)
-		},
+		}),
 		Undo: func(ctx context.Context, p *operation.Progress) error {
 			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return client.Delete(ctx, newSecret) })
 		},
@@ -198,17 +180,13 @@ func createAuthority(ctx context.Context, client *kubeclient.Client) error {
 	return err
 }
 
-// confirm asks a question. Another answer than yes ends the operation, which is undone.
+// confirm asks a question, unless all are answered.
 func confirm(ctx context.Context, p *operation.Progress, a Arguments, id, text string) error {
 	if a.Yes {
 		p.Report("%s: yes", text)
 		return nil
 	}
-	answer, err := p.Ask(ctx, operation.Question{ID: id, Text: text, Options: []string{"yes", "no"}, Timeout: questionTimeout})
-	if err == nil && answer != "yes" {
-		err = errors.New("it wasn't confirmed")
-	}
-	return err
+	return rollout.Confirm(ctx, p, id, text, questionTimeout)
 }
 
 // secrets are what the configuration of a self-hosted control plane lacks. The values have
@@ -241,12 +219,7 @@ func (o Options) secrets(ctx context.Context, client *kubeclient.Client) (map[st
 }
 
 func (o Options) patchStep() operation.Step {
-	parts := func(p *operation.Progress) ([]operation.Part, error) {
-		s, err := seen.Get(p)
-		if err != nil {
-			return nil, err
-		}
-		var parts []operation.Part
+	parts := func(s survey) (parts []operation.Part) {
 		for _, n := range rollout.ControlPlanes(s.Nodes) {
 			parts = append(parts, operation.Part{
 				ID: n.Name, What: fmt.Sprintf("patching control plane node %q configuration", n.Address), Deadline: nodeTimeout,
@@ -258,24 +231,12 @@ func (o Options) patchStep() operation.Step {
 				},
 			})
 		}
-		return parts, nil
+		return parts
 	}
 	return operation.Step{
 		ID: "patch", What: "complete the configurations of the control planes", Deadline: allTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			all, err := parts(p)
-			if err != nil {
-				return err
-			}
-			return p.Each(ctx, 1, all...)
-		},
-		Undo: func(ctx context.Context, p *operation.Progress) error {
-			all, err := parts(p)
-			if err != nil {
-				return err
-			}
-			return p.UndoEach(ctx, all...)
-		},
+		Run:  seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error { return p.Each(ctx, 1, parts(s)...) }),
+		Undo: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error { return p.UndoEach(ctx, parts(s)...) }),
 	}
 }
 
@@ -313,17 +274,9 @@ func (o Options) unpatch(ctx context.Context, n rollout.Node, b before) error {
 }
 
 func (o Options) change(ctx context.Context, n rollout.Node, cluster map[string]any) error {
-	document, err := o.Peers.Config(ctx, n.Address)
+	_, digest, err := rollout.Config(ctx, o.Peers, n)
 	if err != nil {
 		return err
 	}
-	text, err := yaml.Marshal(map[string]any{"cluster": cluster})
-	if err != nil {
-		return err
-	}
-	_, err = o.Peers.Patch(ctx, n.Address, document.GetDigest(), text)
-	if slices.Contains([]connect.Code{connect.CodeInvalidArgument, connect.CodePermissionDenied, connect.CodeFailedPrecondition}, connect.CodeOf(err)) {
-		err = rollout.Lasting{Err: err}
-	}
-	return err
+	return rollout.Patch(ctx, o.Peers, n, digest, map[string]any{"cluster": cluster}, connect.CodeFailedPrecondition)
 }

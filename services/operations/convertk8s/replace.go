@@ -23,11 +23,7 @@ const (
 func (o Options) renderStep() operation.Step {
 	return operation.Step{
 		ID: "render", What: "waiting for static pod definitions to be generated", Deadline: nodeTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			s, err := seen.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error {
 			generated := func(typ string, least int) error {
 				return rollout.Poll(ctx, p, func(ctx context.Context) error {
 					for _, n := range rollout.ControlPlanes(s.Nodes) {
@@ -47,7 +43,7 @@ func (o Options) renderStep() operation.Step {
 			}
 			p.Report("waiting for manifests to be generated")
 			return generated(controlplane.BootstrapManifests.Type(), 1)
-		},
+		}),
 	}
 }
 
@@ -107,7 +103,6 @@ func disable(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 // deleted deletes pod-checkpointer, and returns nil if nothing is left of it. answered: the
 // API server did.
 func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) (answered bool, err error) {
-	var status *kubeclient.StatusError
 	set, err := client.Get(ctx, daemonSet(checkpointer))
 	if err == nil {
 		meta := map[string]any{"name": set.Name(), "namespace": set.Namespace(), "labels": set.At("metadata", "labels"), "annotations": set.At("metadata", "annotations")}
@@ -118,7 +113,7 @@ func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 		err = client.Delete(ctx, daemonSet(checkpointer))
 	}
 	if err != nil && !kubeclient.IsNotFound(err) {
-		return errors.As(err, &status), err
+		return errors.As(err, new(*kubeclient.StatusError)), err
 	}
 	if a.RemoveCheckpoints {
 		p.Report("the nodes will remove the active pod checkpoints themselves")
@@ -126,7 +121,7 @@ func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 	}
 	names, err := checkpoints(ctx, client)
 	if err != nil {
-		return errors.As(err, &status), err
+		return errors.As(err, new(*kubeclient.StatusError)), err
 	}
 	if len(names) > 0 {
 		return true, fmt.Errorf("found %d active pod checkpoints: %v", len(names), names)

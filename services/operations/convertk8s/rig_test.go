@@ -29,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -39,6 +40,8 @@ type object = map[string]any
 // rig is a self-hosted cluster of three control planes and a worker, as the operation sees
 // it: what peers and Kubernetes answer. What the programs do is in the tests on real parts.
 type rig struct {
+	rollout.Peers // what isn't there below isn't called
+
 	t      *testing.T
 	dir    string
 	shared *rollouttest.Memory
@@ -215,7 +218,8 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 	if string(document) != string(m.document) {
 		m.document = document
 		m.version++
-		b, _ := read(document)
+		config, _ := rollout.ParseConfig(document)
+		b := read(config)
 		r.note(m.name + map[bool]string{true: " complete", false: " old"}[b.Complete])
 	}
 	return &apiv1.ApplyConfigResponse{}, nil
@@ -225,10 +229,11 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.at(a)
-	b, err := read(m.document)
+	config, err := rollout.ParseConfig(m.document)
 	if err != nil {
 		return nil, err
 	}
+	b := read(config)
 	switch typ {
 	case controlplane.BootstrapStatuses.Type():
 		return []*apiv1.Resource{{Spec: fmt.Sprintf("selfHosted: %v", r.mark)}}, nil

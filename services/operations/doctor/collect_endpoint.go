@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -167,7 +168,7 @@ func ask(ctx context.Context, target string, addr netip.Addr, config *tls.Config
 	if addr.IsValid() && addr.String() != u.Hostname() {
 		a.from = target + " at " + addr.String()
 		transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, network, net.JoinHostPort(addr.String(), portOf(u)))
+			return dialer.DialContext(ctx, network, net.JoinHostPort(addr.String(), cmp.Or(u.Port(), "443")))
 		}
 	}
 	client := &http.Client{Transport: transport, Timeout: askTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -181,8 +182,7 @@ func ask(ctx context.Context, target string, addr netip.Addr, config *tls.Config
 	a.took = time.Since(began)
 	if err != nil {
 		a.err = err
-		var refused *tls.CertificateVerificationError
-		if errors.As(err, &refused) && len(refused.UnverifiedCertificates) > 0 {
+		if refused, ok := errors.AsType[*tls.CertificateVerificationError](err); ok && len(refused.UnverifiedCertificates) > 0 {
 			a.rejected = refused.UnverifiedCertificates[0]
 		}
 		return a
@@ -194,11 +194,4 @@ func ask(ctx context.Context, target string, addr netip.Addr, config *tls.Config
 		a.date = date
 	}
 	return a
-}
-
-func portOf(u *url.URL) string {
-	if port := u.Port(); port != "" {
-		return port
-	}
-	return "443"
 }

@@ -2,9 +2,9 @@ package doctor
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
-	"io"
-	"net/http"
+	"net/netip"
 	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -35,31 +35,10 @@ func describeMember(m *pb.Member) string {
 func (d *Doctor) collectEtcd(ctx context.Context, _ *snapshot) func(*snapshot) {
 	m := &member{}
 	var wg sync.WaitGroup
-	wg.Go(func() { m.ready = d.askEtcd(ctx) })
+	wg.Go(func() { m.ready = ask(ctx, d.o.health+readyPath, netip.Addr{}, &tls.Config{}) })
 	wg.Go(func() { d.listEtcd(ctx, m) }) // without a leader the first one hangs, and this doesn't
 	wg.Wait()
 	return func(s *snapshot) { s.etcd = m }
-}
-
-func (d *Doctor) askEtcd(ctx context.Context) answer {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	a := answer{from: d.o.health + readyPath}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.from, nil)
-	if err != nil {
-		a.err = err
-		return a
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		a.err = err
-		return a
-	}
-	defer resp.Body.Close()
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // the code is enough
-	a.code, a.body = resp.StatusCode, string(body)
-	return a
 }
 
 // listEtcd asks this node's member for all members and alarms. The first answer needs no

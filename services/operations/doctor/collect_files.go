@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/prometheus/procfs"
 )
 
 const (
@@ -74,7 +75,7 @@ func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 			f.spaces = append(f.spaces, s)
 		}
 	}
-	f.memory, f.available = meminfo(d.path("/proc/meminfo"))
+	f.memory, f.available = meminfo(d.path("/proc"))
 	for _, program := range controlPlanePrograms {
 		f.pods[program] = lastLines(d.path(boot.LogDir, "pods"), program)
 	}
@@ -136,28 +137,16 @@ func statfs(path string) (space, bool) {
 }
 
 // meminfo reads two of the lines of proc_meminfo(5).
-func meminfo(path string) (total, available uint64) {
-	data, err := readSmall(path)
+func meminfo(proc string) (total, available uint64) {
+	fs, err := procfs.NewFS(proc)
 	if err != nil {
 		return 0, 0
 	}
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 {
-			continue
-		}
-		kib, err := strconv.ParseUint(fields[1], 10, 54)
-		if err != nil {
-			continue
-		}
-		switch fields[0] {
-		case "MemTotal:":
-			total = kib << 10
-		case "MemAvailable:":
-			available = kib << 10
-		}
+	m, err := fs.Meminfo()
+	if err != nil || m.MemTotalBytes == nil || m.MemAvailableBytes == nil {
+		return 0, 0
 	}
-	return total, available
+	return *m.MemTotalBytes, *m.MemAvailableBytes
 }
 
 // lastLines are those of the newest log of a static pod's container, as the kubelet

@@ -104,9 +104,6 @@ func (d *Doctor) missing(ctx context.Context, client *kubeclient.Client) ([]stri
 	for _, m := range controlplane.BootstrapManifests.List(d.o.Store) {
 		for _, o := range m.Spec {
 			gone, err := client.Missing(ctx, o)
-			if kubeclient.IsNotFound(err) {
-				gone, err = true, nil // its kind isn't there
-			}
 			if err != nil {
 				return names, err
 			}

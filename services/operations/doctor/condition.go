@@ -83,9 +83,7 @@ func evaluate(s *snapshot) []*garboardv1.Finding {
 					f.why, f.next = cmp.Or(f.why, cause.why), cmp.Or(f.next, cause.next)
 				}
 			}
-			if f.severity == 0 {
-				f.severity = c.severity
-			}
+			f.severity = cmp.Or(f.severity, c.severity)
 			if f.passing {
 				f.severity = info
 			}

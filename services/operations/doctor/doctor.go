@@ -16,6 +16,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -90,12 +91,8 @@ func New(o Options) *Doctor {
 	if o.Tail == nil {
 		o.Tail = func(string, int) []string { return nil }
 	}
-	if o.health == "" {
-		o.health = etcdHealth
-	}
-	if o.balancer == "" {
-		o.balancer = balancer.URL
-	}
+	o.health = cmp.Or(o.health, etcdHealth)
+	o.balancer = cmp.Or(o.balancer, balancer.URL)
 	if o.programs == nil {
 		o.programs = map[string]string{controllerManager: controllerManagerHealth, scheduler: schedulerHealth}
 	}

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -41,12 +40,8 @@ var endpointConditions = []condition{
 		why:  "cluster.controlPlane.endpoint points to another cluster, or to a server that terminates TLS: its certificate is not signed by this cluster's CA.",
 		next: "Correct cluster.controlPlane.endpoint, or its target: DNS, load balancer, shared address. If you make a new configuration for an existing cluster, make it from the secrets of that cluster.",
 		holds: func(s *snapshot) []finding {
-			return s.eachAnswer(func(a answer) string {
-				var unknown x509.UnknownAuthorityError
-				if !errors.As(a.err, &unknown) {
-					return ""
-				}
-				return "shows a certificate of another cluster"
+			return s.eachAnswer("shows a certificate of another cluster", func(a answer) bool {
+				return errors.As(a.err, new(x509.UnknownAuthorityError))
 			})
 		},
 	},
@@ -56,12 +51,8 @@ var endpointConditions = []condition{
 		why:  "The API server at the endpoint has no certificate for the name or address in cluster.controlPlane.endpoint.",
 		next: "Configure the same cluster.controlPlane.endpoint on all control planes, or add the name to cluster.apiServer.certSANs.",
 		holds: func(s *snapshot) []finding {
-			return s.eachAnswer(func(a answer) string {
-				var name x509.HostnameError
-				if !errors.As(a.err, &name) {
-					return ""
-				}
-				return "shows a certificate for other names"
+			return s.eachAnswer("shows a certificate for other names", func(a answer) bool {
+				return errors.As(a.err, new(x509.HostnameError))
 			})
 		},
 	},
@@ -71,12 +62,9 @@ var endpointConditions = []condition{
 		why:  "The server at the endpoint is no Kubernetes API server.",
 		next: "Correct cluster.controlPlane.endpoint (host and port), or its target.",
 		holds: func(s *snapshot) []finding {
-			return s.eachAnswer(func(a answer) string {
-				if errors.Is(a.err, http.ErrSchemeMismatch) || errors.As(a.err, new(tls.RecordHeaderError)) ||
-					a.err == nil && (a.code == http.StatusNotFound || a.code >= 300 && a.code < 400 || a.code == http.StatusOK && strings.TrimSpace(a.body) != "ok") {
-					return "is no Kubernetes API server"
-				}
-				return ""
+			return s.eachAnswer("is no Kubernetes API server", func(a answer) bool {
+				return errors.Is(a.err, http.ErrSchemeMismatch) || errors.As(a.err, new(tls.RecordHeaderError)) ||
+					a.err == nil && (a.code == http.StatusNotFound || a.code >= 300 && a.code < 400 || a.code == http.StatusOK && strings.TrimSpace(a.body) != "ok")
 			})
 		},
 	},
@@ -117,23 +105,20 @@ var endpointConditions = []condition{
 	},
 }
 
-// eachAnswer is a finding for each address of the endpoint of which about has
-// something to say.
-func (s *snapshot) eachAnswer(about func(answer) string) []finding {
+// eachAnswer is a finding for each address of the endpoint whose answer holds is true of.
+func (s *snapshot) eachAnswer(what string, holds func(answer) bool) []finding {
 	if s.endpoint == nil {
 		return nil
 	}
 	var out []finding
 	for _, a := range s.endpoint.answers {
-		what := about(a)
-		if what == "" {
+		if !holds(a) {
 			continue
 		}
 		f := finding{what: fmt.Sprintf("The cluster's endpoint %s %s.", s.endpoint.url, what), evidence: []string{a.text()}}
 		if a.rejected != nil {
-			sum := sha256.Sum256(a.rejected.Raw)
-			f.evidence = append(f.evidence, fmt.Sprintf("it shows a certificate of %q for %v %v, issued by %q, SHA-256 %s",
-				a.rejected.Subject, a.rejected.DNSNames, a.rejected.IPAddresses, a.rejected.Issuer, hex.EncodeToString(sum[:])))
+			f.evidence = append(f.evidence, fmt.Sprintf("it shows a certificate of %q for %v %v, issued by %q, SHA-256 %x",
+				a.rejected.Subject, a.rejected.DNSNames, a.rejected.IPAddresses, a.rejected.Issuer, sha256.Sum256(a.rejected.Raw)))
 		}
 		out = append(out, f)
 	}

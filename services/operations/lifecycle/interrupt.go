@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -47,10 +48,7 @@ func (o Options) Interrupt(ctx context.Context, what string, force bool, do func
 		hold = 0
 		return "", err
 	}
-	if warning == "" {
-		warning = unknown
-	}
-	return warning, do()
+	return cmp.Or(warning, unknown), do()
 }
 
 // takeTurn takes the lock of the cluster. warning is why there is none.

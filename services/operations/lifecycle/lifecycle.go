@@ -277,10 +277,7 @@ func (o Options) uncordon(ctx context.Context, p *operation.Progress, id string)
 	return retry(ctx, p, func(ctx context.Context) error {
 		return o.node(func(c *kubeclient.Client, name string) error {
 			_, err := c.Uncordon(ctx, name, id)
-			if kubeclient.IsNotFound(err) {
-				return nil
-			}
-			return err
+			return kubeclient.IgnoreNotFound(err)
 		})
 	})
 }

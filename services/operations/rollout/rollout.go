@@ -64,6 +64,9 @@ type Peers interface {
 	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
 	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
 	Resources(ctx context.Context, node netip.Addr, typ, id string) ([]*apiv1.Resource, error)
+	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
+	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
+	Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error)
 }
 
 // Kubernetes makes a client of the cluster's API as its administrator.
@@ -116,4 +119,24 @@ func Poll(ctx context.Context, p *operation.Progress, do func(context.Context) e
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
+}
+
+// Nodes lists the Nodes of Kubernetes, in the order of their names.
+func Nodes(ctx context.Context, client *kubeclient.Client) ([]kubeclient.Object, error) {
+	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+	if err != nil {
+		return nil, err
+	}
+	nodes := list.Items()
+	slices.SortFunc(nodes, func(a, b kubeclient.Object) int { return strings.Compare(a.Name(), b.Name()) })
+	return nodes, nil
+}
+
+// Confirm asks a question. Another answer than yes ends the operation, which is undone.
+func Confirm(ctx context.Context, p *operation.Progress, id, text string, timeout time.Duration) error {
+	answer, err := p.Ask(ctx, operation.Question{ID: id, Text: text, Options: []string{"yes", "no"}, Timeout: timeout})
+	if err == nil && answer != "yes" {
+		err = errors.New("it wasn't confirmed")
+	}
+	return err
 }

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"gopkg.in/yaml.v3"
-
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -142,11 +140,8 @@ func (o Options) make(ctx context.Context, p *operation.Progress, chosen []strin
 		r.New[name] = public
 	}
 	me := r.nodes(o, accepted)[0]
-	text, err := patchOf(&next, me, chosen, true)
-	if err != nil {
-		return r, err
-	}
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, me, text) }); err != nil {
+	patch := patchOf(&next, me, chosen, true)
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, me, patch) }); err != nil {
 		return r, err
 	}
 	return r, rotating.Put(p, r)
@@ -177,8 +172,12 @@ func newKey(old config.KeyPEM) (config.KeyPEM, error) {
 }
 
 // target is the configuration of a node in a phase, as far as its authorities go. The keys
-// are those that this node has. has are the certificates with which the node issues now.
-func (o Options) target(r rotation, n node, chosen []string, to phase, has *config.Config) (*config.Config, error) {
+// are those that this node has.
+func (o Options) target(ctx context.Context, r rotation, n node, chosen []string, to phase) (*config.Config, error) {
+	has, err := o.read(ctx, n)
+	if err != nil {
+		return nil, err
+	}
 	own, err := machine.Config(o.Store)
 	if err != nil {
 		return nil, err
@@ -251,7 +250,7 @@ func serviceAccount(c *config.Config, r rotation, to phase) error {
 
 // patchOf is the strategic merge patch that gives a node the authorities of c that are
 // accepted and, if issues is set, those that issue.
-func patchOf(c *config.Config, n node, chosen []string, issues bool) ([]byte, error) {
+func patchOf(c *config.Config, n node, chosen []string, issues bool) map[string]any {
 	tree := map[string]any{}
 	put := func(path []string, value any) {
 		at := tree
@@ -301,5 +300,5 @@ func patchOf(c *config.Config, n node, chosen []string, issues bool) ([]byte, er
 			put(a.Issuing, pair(*issuing))
 		}
 	}
-	return yaml.Marshal(tree)
+	return tree
 }

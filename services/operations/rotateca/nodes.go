@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -12,12 +13,10 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -71,11 +70,11 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 	r = rotation{Fresh: true, Issued: true, Former: map[string][]config.PEM{}}
 	var problems []error
 	err = o.Kubernetes.With(func(client *kubeclient.Client) error {
-		list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+		nodes, err := rollout.Nodes(ctx, client)
 		if err != nil {
 			return err
 		}
-		for _, item := range list.Items() {
+		for _, item := range nodes {
 			r.Nodes = append(r.Nodes, rollout.NodeOf(item))
 			if !item.Condition("Ready") {
 				problems = append(problems, fmt.Errorf("node %s isn't Ready: kubectl describe node %s", item.Name(), item.Name()))
@@ -86,7 +85,6 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 	if err != nil {
 		return r, nil, err
 	}
-	slices.SortFunc(r.Nodes, func(a, b rollout.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for _, n := range r.Nodes {
 		if err := o.ask(ctx, node{n}, own, chosen, &r); err != nil {
 			problems = append(problems, fmt.Errorf("node %s: %w", n.Name, err))
@@ -133,15 +131,8 @@ func (r *rotation) complete(own *config.Config, chosen []string) error {
 
 // ask completes the rotation by what a node itself says.
 func (o Options) ask(ctx context.Context, n node, own *config.Config, chosen []string, r *rotation) error {
-	if !n.Address.IsValid() {
-		return errors.New("it has no InternalIP in Kubernetes")
-	}
-	version, err := o.Peers.Version(ctx, n.Address)
-	if err != nil {
+	if err := rollout.SameRelease(ctx, o.Peers, n.Node); err != nil {
 		return err
-	}
-	if version.GetVersion() != boot.Version {
-		return fmt.Errorf("it runs release %s, and this node %s: all nodes must run the same release", version.GetVersion(), boot.Version)
 	}
 	has, err := o.read(ctx, n)
 	if err != nil {
@@ -176,27 +167,19 @@ func (o Options) ask(ctx context.Context, n node, own *config.Config, chosen []s
 
 // read returns the certificates of the authorities in the configuration of a node.
 func (o Options) read(ctx context.Context, n node) (*config.Config, error) {
-	document, err := o.Peers.Config(ctx, n.Address)
+	has, _, err := rollout.Config(ctx, o.Peers, n.Node)
 	if err != nil {
 		return nil, err
 	}
-	return certificates(document.GetDocument())
-}
-
-func certificates(document []byte) (*config.Config, error) {
-	var tree map[string]any
-	if err := yaml.Unmarshal(document, &tree); err != nil {
-		return nil, fmt.Errorf("its configuration: %w", err)
-	}
-	c, o := &config.Config{}, kubeclient.Object(tree)
+	c := &config.Config{}
 	for _, a := range config.Authorities {
 		issues, accepts := a.Of(c)
-		if text := o.Text(append(slices.Clone(a.Issuing), "crt")...); text != "" {
+		if text := has.Text(append(slices.Clone(a.Issuing), "crt")...); text != "" {
 			if err := issues.Crt.UnmarshalText([]byte(text)); err != nil {
 				return nil, fmt.Errorf("its %s: %w", strings.Join(a.Issuing, "."), err)
 			}
 		}
-		for _, entry := range o.List(a.Accepted...) {
+		for _, entry := range has.List(a.Accepted...) {
 			var k config.CertKey
 			if err := k.Crt.UnmarshalText([]byte(entry.Text("crt"))); err != nil {
 				return nil, fmt.Errorf("its %s: %w", strings.Join(a.Accepted, "."), err)
@@ -217,19 +200,11 @@ func (o Options) move(ctx context.Context, p *operation.Progress, r rotation, n 
 		return err
 	}
 	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
-		has, err := o.read(ctx, n)
+		c, err := o.target(ctx, r, n, chosen, to)
 		if err != nil {
 			return err
 		}
-		c, err := o.target(r, n, chosen, to, has)
-		if err != nil {
-			return err
-		}
-		text, err := patchOf(c, n, chosen, to != accepted || r.Fresh)
-		if err != nil {
-			return err
-		}
-		return o.patch(ctx, n, text)
+		return o.patch(ctx, n, patchOf(c, n, chosen, to != accepted || r.Fresh))
 	}); err != nil {
 		return err
 	}
@@ -246,25 +221,17 @@ func (o Options) move(ctx context.Context, p *operation.Progress, r rotation, n 
 }
 
 // patch retries what other nodes can end, such as a missing quorum.
-func (o Options) patch(ctx context.Context, n node, text []byte) error {
-	document, err := o.Peers.Config(ctx, n.Address)
+func (o Options) patch(ctx context.Context, n node, patch map[string]any) error {
+	_, digest, err := rollout.Config(ctx, o.Peers, n.Node)
 	if err != nil {
 		return err
 	}
-	_, err = o.Peers.Patch(ctx, n.Address, document.GetDigest(), text)
-	if slices.Contains([]connect.Code{connect.CodeInvalidArgument, connect.CodePermissionDenied}, connect.CodeOf(err)) {
-		err = rollout.Lasting{Err: err}
-	}
-	return err
+	return rollout.Patch(ctx, o.Peers, n.Node, digest, patch)
 }
 
 // settled says why a node isn't in a phase yet, or not healthy.
 func (o Options) settled(ctx context.Context, r rotation, n node, chosen []string, to phase) error {
-	has, err := o.read(ctx, n)
-	if err != nil {
-		return err
-	}
-	c, err := o.target(r, n, chosen, to, has)
+	c, err := o.target(ctx, r, n, chosen, to)
 	if err != nil {
 		return err
 	}
@@ -384,21 +351,12 @@ func IssuedBy(ctx context.Context, server netip.AddrPort, authority config.PEM) 
 	if err != nil {
 		return err
 	}
-	dialer := tls.Dialer{Config: &tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		InsecureSkipVerify: true, // VerifyConnection does it
-		VerifyConnection: func(c tls.ConnectionState) error {
-			if c.PeerCertificates[0].CheckSignatureFrom(ca) != nil {
-				return errors.New("its certificate isn't of the new authority yet")
-			}
-			return nil
-		},
-	}}
-	conn, err := dialer.DialContext(ctx, "tcp", server.String())
-	if err == nil {
-		_ = conn.Close() // nothing was sent
-	}
-	return err
+	return pki.Probe(ctx, server.String(), tls.VersionTLS12, func(served *x509.Certificate) error {
+		if served.CheckSignatureFrom(ca) != nil {
+			return errors.New("its certificate isn't of the new authority yet")
+		}
+		return nil
+	})
 }
 
 // noneIssues fails if a node still issues with a new authority: the others must accept it.

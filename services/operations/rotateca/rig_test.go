@@ -47,6 +47,8 @@ type object = map[string]any
 // rig is a cluster of three control planes and a worker, as the operation sees it. Their
 // configurations are real, and so are the handshakes of their servers.
 type rig struct {
+	rollout.Peers // what isn't there below isn't called
+
 	t      *testing.T
 	dir    string
 	shared *rollouttest.Memory

@@ -21,7 +21,6 @@ import (
 	"slices"
 	"time"
 
-	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -61,17 +60,10 @@ type Arguments struct {
 // Encode makes them the arguments of an operation.
 func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
-// Peers calls the nodes of the cluster, this one too: peers.Client.
-type Peers interface {
-	rollout.Peers
-	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
-	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
-}
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader
-	Peers      Peers
+	Peers      rollout.Peers
 	Kubernetes rollout.Kubernetes
 	// AcceptedBy asks the server of an authority on a node with a client certificate of that
 	// authority, by its name. An error means that it isn't accepted.
@@ -171,26 +163,21 @@ func (o Options) acceptStep(chosen []string) operation.Step {
 func (o Options) issueStep(id, what string, chosen []string) operation.Step {
 	return operation.Step{
 		ID: id, What: what, Deadline: allTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			r, err := rotating.Get(p)
-			if err == nil {
-				err = issued.Put(p, time.Now())
+		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
+			if err := issued.Put(p, time.Now()); err != nil {
+				return err
 			}
-			if err == nil {
-				err = p.Each(ctx, 1, o.parts(r, chosen, issuing, accepted)...)
-			}
-			if err != nil {
+			if err := p.Each(ctx, 1, o.parts(r, chosen, issuing, accepted)...); err != nil {
 				return err
 			}
 			return issued.Put(p, time.Now())
-		},
-		Undo: func(ctx context.Context, p *operation.Progress) error {
-			r, err := rotating.Get(p)
-			if err != nil || !r.Fresh {
-				return err
+		}),
+		Undo: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
+			if !r.Fresh {
+				return nil
 			}
 			return p.UndoEach(ctx, o.parts(r, chosen, issuing, accepted)...)
-		},
+		}),
 	}
 }
 
@@ -221,16 +208,12 @@ func tokensStep(kubelets bool) operation.Step {
 	}
 	return operation.Step{
 		ID: "tokens", What: fmt.Sprintf("wait %s until all pods have tokens of the new key", wait), Deadline: 2 * tokenLife,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			since, err := issued.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: issued.Then(func(ctx context.Context, p *operation.Progress, since time.Time) error {
 			if !sleep.For(ctx, time.Until(since.Add(wait))) {
 				return context.Cause(ctx)
 			}
 			return nil
-		},
+		}),
 	}
 }
 
@@ -243,13 +226,7 @@ func confirmStep() operation.Step {
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			p.Report("all users need new credentials now: gbctl config renew, gbctl kubeconfig")
 			p.Report("pods that use the Kubernetes API and read its authority only at their start need a restart now")
-			answer, err := p.Ask(ctx, operation.Question{
-				ID: Question, Text: "old credentials end now: go on", Options: []string{"yes", "no"}, Timeout: questionTimeout,
-			})
-			if err == nil && answer != "yes" {
-				err = errors.New("it wasn't confirmed")
-			}
-			return err
+			return rollout.Confirm(ctx, p, Question, "old credentials end now: go on", questionTimeout)
 		},
 	}
 }
@@ -257,24 +234,16 @@ func confirmStep() operation.Step {
 func (o Options) dropStep(chosen []string) operation.Step {
 	return operation.Step{
 		ID: "drop", What: "end the old authorities on one node after another", Deadline: allTimeout, PointOfNoReturn: true,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			r, err := rotating.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
 			return p.Each(ctx, 1, o.parts(r, chosen, dropped, dropped)...)
-		},
+		}),
 	}
 }
 
 func (o Options) verifyStep(chosen []string) operation.Step {
 	return operation.Step{
 		ID: "verify", What: "check that no node accepts the old authorities", Deadline: nodeTimeout, PointOfNoReturn: true,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			r, err := rotating.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
 			for _, n := range r.Nodes {
 				n := node{n}
 				if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.settled(ctx, r, n, n.chosen(chosen), dropped) }); err != nil {
@@ -282,6 +251,6 @@ func (o Options) verifyStep(chosen []string) operation.Step {
 				}
 			}
 			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return o.forget(ctx, client, r) })
-		},
+		}),
 	}
 }

@@ -28,11 +28,7 @@ var authentication = kubeclient.Ref{APIVersion: "v1", Kind: "ConfigMap", Namespa
 func (o Options) workloadsStep(id string) operation.Step {
 	return operation.Step{
 		ID: "workloads", What: "restart kube-proxy, the pod network and the cluster DNS", Deadline: allTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			r, err := rotating.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
 			return o.Kubernetes.With(func(client *kubeclient.Client) error {
 				if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return published(ctx, client, r) }); err != nil {
 					return err
@@ -47,12 +43,12 @@ func (o Options) workloadsStep(id string) operation.Step {
 				}
 				return nil
 			})
-		},
+		}),
 	}
 }
 
 func restart(ctx context.Context, p *operation.Progress, client *kubeclient.Client, w kubeclient.Object, id string) error {
-	ref := kubeclient.Ref{APIVersion: w.APIVersion(), Kind: w.Kind(), Namespace: w.Namespace(), Name: w.Name()}
+	ref := w.Ref()
 	there := true
 	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
 		_, err := client.Merge(ctx, ref, kubeclient.Object{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]any{restartedBy: id}}}}})

@@ -68,10 +68,7 @@ func (o Options) proxyStep(a Arguments) operation.Step {
 func setProxy(ctx context.Context, client *kubeclient.Client, version string) error {
 	set, err := client.Get(ctx, proxyRef)
 	if err != nil {
-		if kubeclient.IsNotFound(err) {
-			return nil
-		}
-		return err
+		return kubeclient.IgnoreNotFound(err)
 	}
 	containers := set.List("spec", "template", "spec", "containers")
 	changed := false
@@ -154,8 +151,7 @@ func (o Options) manifests(ctx context.Context, p *operation.Progress, client *k
 		}
 		p.Report("applied %s", wanted)
 		if kind := wanted.Kind(); kind == "DaemonSet" || kind == "Deployment" {
-			ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: kind, Namespace: wanted.Namespace(), Name: wanted.Name()}
-			if err := o.awaitRollout(ctx, p, ref); err != nil {
+			if err := o.awaitRollout(ctx, p, wanted.Ref()); err != nil {
 				return err
 			}
 		}

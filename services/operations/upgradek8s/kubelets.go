@@ -28,12 +28,7 @@ func versionValid(version string) bool { return semver.IsValid(version) }
 
 // kubeletsStep changes one kubelet after another. by is the operation, for the cordon.
 func (o Options) kubeletsStep(a Arguments, by string) operation.Step {
-	parts := func(p *operation.Progress) ([]operation.Part, error) {
-		nodes, err := inventory.Get(p)
-		if err != nil {
-			return nil, err
-		}
-		var parts []operation.Part
+	parts := func(nodes []rollout.Node) (parts []operation.Part) {
 		for _, n := range nodes {
 			parts = append(parts, operation.Part{
 				ID: n.Name, What: fmt.Sprintf("updating node %q", n.Address), Deadline: kubeletTimeout,
@@ -41,7 +36,7 @@ func (o Options) kubeletsStep(a Arguments, by string) operation.Step {
 				Undo: func(ctx context.Context, p *operation.Progress) error { return o.setKubelet(ctx, p, n, a.From, by) },
 			})
 		}
-		return parts, nil
+		return parts
 	}
 	what := fmt.Sprintf("updating the kubelets to version %q, one node after another", strings.TrimPrefix(a.To, "v"))
 	return o.component("kubelets", what, kubeletsTimeout, a, parts, nil)
@@ -83,11 +78,11 @@ func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n rollou
 
 // kubeletNow is the version of a node's kubelet, and whether another node takes pods.
 func kubeletNow(ctx context.Context, client *kubeclient.Client, name string) (version string, others bool, err error) {
-	nodes, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+	nodes, err := rollout.Nodes(ctx, client)
 	if err != nil {
 		return "", false, err
 	}
-	for _, n := range nodes.Items() {
+	for _, n := range nodes {
 		if n.Name() == name {
 			version = n.Text("status", "nodeInfo", "kubeletVersion")
 			continue

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	"gopkg.in/yaml.v3"
-
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -91,15 +89,14 @@ func (o Options) survey(ctx context.Context) (s survey, err error) {
 		return s, err
 	}
 	defer client.Close()
-	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+	nodes, err := rollout.Nodes(ctx, client)
 	if err != nil {
 		return s, err
 	}
-	for _, n := range list.Items() {
+	for _, n := range nodes {
 		st := state{Node: rollout.NodeOf(n), ready: n.Condition("Ready"), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")}
 		s.states = append(s.states, st)
 	}
-	slices.SortFunc(s.states, func(a, b state) int { return cmp.Compare(a.Name, b.Name) })
 	var asking sync.WaitGroup
 	places := make(chan struct{}, atOnce)
 	for i := range s.states {
@@ -126,17 +123,12 @@ func (o Options) ask(ctx context.Context, st *state) {
 	if !st.ready {
 		bad("it isn't Ready: kubectl describe node %s", st.Name)
 	}
-	document, err := o.Peers.Config(ctx, st.Address)
-	if err == nil {
-		st.images, err = imagesOf(document.GetDocument())
-	}
-	if err == nil {
-		st.args, err = argsOf(document.GetDocument())
-	}
+	config, _, err := rollout.Config(ctx, o.Peers, st.Node)
 	if err != nil {
 		bad("%v", err)
 		return
 	}
+	st.images, st.args = imagesOf(config), argsOf(config)
 	services, err := o.Peers.Services(ctx, st.Address)
 	if err != nil {
 		bad("%v", err)
@@ -190,17 +182,13 @@ func (s state) mismatches(a Arguments) (all []string) {
 // (https://kubernetes.io/releases/version-skew-policy/#kubelet).
 const maxKubeletSkew = 3
 
-// imagesOf reads the images from the document of a node, whose secrets are redacted.
-func imagesOf(document []byte) (map[string]string, error) {
-	var tree map[string]any
-	if err := yaml.Unmarshal(document, &tree); err != nil {
-		return nil, fmt.Errorf("its configuration: %w", err)
-	}
+// imagesOf reads the images from the configuration of a node.
+func imagesOf(config kubeclient.Object) map[string]string {
 	images := map[string]string{}
 	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
-		images[c.name] = cmp.Or(kubeclient.Object(tree).Text(c.path...), c.fallback)
+		images[c.name] = cmp.Or(config.Text(c.path...), c.fallback)
 	}
-	return images, nil
+	return images
 }
 
 // From is the version that the cluster's components have, for a change to another one. An
@@ -299,11 +287,7 @@ func (s state) needed(a Arguments) (images []string, systems []string, err error
 func (o Options) imagesStep(a Arguments) operation.Step {
 	return operation.Step{
 		ID: "images", What: "pull all images to the nodes that need them", Deadline: imagesTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			nodes, err := inventory.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
 			var parts []operation.Part
 			for _, n := range nodes {
 				parts = append(parts, operation.Part{
@@ -312,19 +296,16 @@ func (o Options) imagesStep(a Arguments) operation.Step {
 				})
 			}
 			return p.Each(ctx, atOnce, parts...)
-		},
+		}),
 	}
 }
 
 func (o Options) pull(ctx context.Context, p *operation.Progress, n rollout.Node, a Arguments) error {
-	document, err := o.Peers.Config(ctx, n.Address)
+	config, _, err := rollout.Config(ctx, o.Peers, n)
 	if err != nil {
 		return err
 	}
-	st := state{Node: n}
-	if st.images, err = imagesOf(document.GetDocument()); err != nil {
-		return err
-	}
+	st := state{Node: n, images: imagesOf(config)}
 	pods, systems, err := st.needed(a)
 	if err != nil {
 		return err

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -43,12 +42,7 @@ var (
 )
 
 func (o Options) programStep(c component, a Arguments) operation.Step {
-	parts := func(p *operation.Progress) ([]operation.Part, error) {
-		nodes, err := inventory.Get(p)
-		if err != nil {
-			return nil, err
-		}
-		var parts []operation.Part
+	parts := func(nodes []rollout.Node) (parts []operation.Part) {
 		for i, n := range rollout.ControlPlanes(nodes) {
 			watch := time.Duration(0)
 			if i == 0 {
@@ -60,13 +54,9 @@ func (o Options) programStep(c component, a Arguments) operation.Step {
 				Undo: func(ctx context.Context, p *operation.Progress) error { return o.setProgram(ctx, p, n, c, a.From, 0) },
 			})
 		}
-		return parts, nil
+		return parts
 	}
-	then := func(ctx context.Context, p *operation.Progress) error {
-		nodes, err := inventory.Get(p)
-		if err != nil {
-			return err
-		}
+	then := func(ctx context.Context, nodes []rollout.Node) error {
 		return rollout.Watch(ctx, o.Peers, rollout.ControlPlanes(nodes), c.name, watchAll)
 	}
 	return o.component(c.name, fmt.Sprintf("updating %q to version %q", c.name, strings.TrimPrefix(a.To, "v")), componentTimeout, a, parts, then)
@@ -97,14 +87,11 @@ func (o Options) setProgram(ctx context.Context, p *operation.Progress, n rollou
 // setImage changes the image of a component in the configuration of a node.
 func (o Options) setImage(ctx context.Context, p *operation.Progress, n rollout.Node, c component, version string) (image string, changed bool, err error) {
 	err = rollout.Poll(ctx, p, func(ctx context.Context) error {
-		document, err := o.Peers.Config(ctx, n.Address)
+		config, digest, err := rollout.Config(ctx, o.Peers, n)
 		if err != nil {
 			return err
 		}
-		images, err := imagesOf(document.GetDocument())
-		if err != nil {
-			return err
-		}
+		images := imagesOf(config)
 		image, err = withVersion(images[c.name], version)
 		if err != nil {
 			return rollout.Lasting{Err: err}
@@ -116,16 +103,8 @@ func (o Options) setImage(ctx context.Context, p *operation.Progress, n rollout.
 		for _, key := range slices.Backward(c.path) {
 			patch = map[string]any{key: patch}
 		}
-		text, err := yaml.Marshal(patch)
-		if err != nil {
-			return err
-		}
-		_, err = o.Peers.Patch(ctx, n.Address, document.GetDigest(), text)
-		if err == nil {
-			changed = true
-		} else if slices.Contains([]connect.Code{connect.CodeInvalidArgument, connect.CodePermissionDenied, connect.CodeFailedPrecondition}, connect.CodeOf(err)) {
-			err = rollout.Lasting{Err: err}
-		}
+		err = rollout.Patch(ctx, o.Peers, n, digest, patch, connect.CodeFailedPrecondition)
+		changed = changed || err == nil
 		return err
 	})
 	return image, changed, err

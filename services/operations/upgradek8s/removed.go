@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"gopkg.in/yaml.v3"
-
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -44,21 +42,17 @@ var lockedGates = map[int]string{
 // featureGates is the flag with the gates: A=true,B=false.
 const featureGates = "feature-gates"
 
-// argsOf reads the extraArgs of each component from the document of a node.
-func argsOf(document []byte) (map[string]map[string]string, error) {
-	var tree map[string]any
-	if err := yaml.Unmarshal(document, &tree); err != nil {
-		return nil, fmt.Errorf("its configuration: %w", err)
-	}
+// argsOf reads the extraArgs of each component from the configuration of a node.
+func argsOf(config kubeclient.Object) map[string]map[string]string {
 	all := map[string]map[string]string{}
 	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
-		args, _ := kubeclient.Object(tree).At(argsPath(c)...).(map[string]any)
+		args, _ := config.At(argsPath(c)...).(map[string]any)
 		all[c.name] = map[string]string{}
 		for flag, value := range args {
 			all[c.name][strings.ReplaceAll(flag, "_", "-")] = fmt.Sprint(value)
 		}
 	}
-	return all, nil
+	return all
 }
 
 func argsPath(c component) []string { return append(slices.Clone(c.path[:len(c.path)-1]), "extraArgs") }

@@ -19,13 +19,14 @@ func merged(t *testing.T, document []byte, patch string) []byte {
 }
 
 func TestRemovedSettings(t *testing.T) {
-	args, err := argsOf([]byte(`
+	config, err := rollout.ParseConfig([]byte(`
 machine: {kubelet: {extraArgs: {pod_infra_container_image: x, v: 2, feature-gates: "ImageVolume=true, SystemdWatchdog=false"}}}
 cluster: {apiServer: {extraArgs: {feature-gates: "kube:ImageVolume=False,GitRepoVolumeDriver=false,PodIndexLabel=true"}}}
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
+	args := argsOf(config)
 	const (
 		flag     = "kubelet doesn't start with the flag pod-infra-container-image of machine.kubelet.extraArgs: Kubernetes has removed it in v1.35; remove it from the configuration first, by `gbctl patch mc`"
 		watchdog = "kubelet doesn't start with the feature gate SystemdWatchdog=false of machine.kubelet.extraArgs: it is always true in v1.35; remove it from the configuration first, by `gbctl patch mc`"

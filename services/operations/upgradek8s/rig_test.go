@@ -34,6 +34,8 @@ import (
 // rig is a cluster of three control planes and a worker, as the operation sees it: what
 // peers and Kubernetes answer. What the programs do is in the tests on real parts.
 type rig struct {
+	rollout.Peers // what isn't there below isn't called
+
 	t      *testing.T
 	dir    string
 	shared *rollouttest.Memory
@@ -177,11 +179,11 @@ func (r *rig) at(a netip.Addr) (*member, error) {
 }
 
 func (r *rig) images(m *member) map[string]string {
-	images, err := imagesOf(m.document)
+	config, err := rollout.ParseConfig(m.document)
 	if err != nil {
 		panic(err)
 	}
-	return images
+	return imagesOf(config)
 }
 
 func (r *rig) Check() error { return nil }

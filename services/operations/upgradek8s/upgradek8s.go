@@ -23,7 +23,6 @@ import (
 	"slices"
 	"time"
 
-	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/operations/rollout"
@@ -69,17 +68,10 @@ type Arguments struct {
 // Encode makes them the arguments of an operation.
 func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
-// Peers calls the nodes of the cluster, this one too: peers.Client.
-type Peers interface {
-	rollout.Peers
-	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
-	Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error)
-}
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader
-	Peers      Peers
+	Peers      rollout.Peers
 	Kubernetes rollout.Kubernetes
 	// Metrics are those of the API server of one node, in the text format of Prometheus.
 	Metrics func(ctx context.Context, node netip.Addr) (string, error)
@@ -132,52 +124,42 @@ var finished = operation.Data[[]string]{Key: "finished"}
 
 func isFinished(p *operation.Progress, component string) (bool, error) {
 	all, err := finished.Get(p)
-	if err != nil && !noData(err) {
-		return false, err
+	if noData(err) {
+		err = nil
 	}
-	return slices.Contains(all, component), nil
+	return slices.Contains(all, component), err
 }
 
 func finish(p *operation.Progress, component string) error {
-	all, err := finished.Get(p)
-	if err != nil && !noData(err) {
+	if already, err := isFinished(p, component); err != nil || already {
 		return err
 	}
-	if slices.Contains(all, component) {
-		return nil
-	}
+	all, _ := finished.Get(p) // isFinished has read it
 	return finished.Put(p, append(all, component))
 }
 
 // component is a step that runs parts for nodes, and whose parts are undone together.
-func (o Options) component(name, what string, timeout time.Duration, a Arguments, parts func(*operation.Progress) ([]operation.Part, error), then func(context.Context, *operation.Progress) error) operation.Step {
+func (o Options) component(name, what string, timeout time.Duration, a Arguments, parts func([]rollout.Node) []operation.Part, then func(context.Context, []rollout.Node) error) operation.Step {
 	return operation.Step{
 		ID: name, What: what, Deadline: timeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			all, err := parts(p)
-			if err == nil {
-				err = p.Each(ctx, 1, all...)
-			}
+		Run: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+			err := p.Each(ctx, 1, parts(nodes)...)
 			if err == nil && then != nil {
-				err = then(ctx, p)
+				err = then(ctx, nodes)
 			}
 			if err == nil {
 				err = finish(p, name)
 			}
 			return err
-		},
-		Undo: func(ctx context.Context, p *operation.Progress) error {
+		}),
+		Undo: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
 			if stays, err := isFinished(p, name); err != nil || stays {
 				if stays {
 					p.Report("%s stays at version %s: the same command goes on from here", name, a.To)
 				}
 				return err
 			}
-			all, err := parts(p)
-			if err != nil {
-				return err
-			}
-			return p.UndoEach(ctx, all...)
-		},
+			return p.UndoEach(ctx, parts(nodes)...)
+		}),
 	}
 }

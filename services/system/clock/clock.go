@@ -12,6 +12,7 @@
 package clock
 
 import (
+	"cmp"
 	"strconv"
 	"time"
 
@@ -97,9 +98,7 @@ func New(o Options) *Daemon {
 		o.kernel = machineClock{}
 		o.ask = network{log: o.Logs.Logger(ID)}.ask
 	}
-	if o.file == "" {
-		o.file = boot.ClockFile
-	}
+	o.file = cmp.Or(o.file, boot.ClockFile)
 	if o.built.IsZero() {
 		o.built = boot.Built()
 	}

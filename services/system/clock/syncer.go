@@ -1,6 +1,7 @@
 package clock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -209,9 +210,7 @@ func (s *syncer) round(ctx context.Context, servers []string, refused map[string
 			mu.Lock()
 			defer mu.Unlock()
 			a.samples = append(a.samples, samples...)
-			if err != nil {
-				errs = append(errs, err)
-			}
+			errs = append(errs, err)
 		})
 	}
 	wg.Wait()
@@ -321,9 +320,7 @@ func (s *syncer) failed(err error) {
 	}
 	status := s.status
 	status.Synced, status.Message, status.Reason = false, oneLine(err), reason.Of(err)
-	if status.Source == "" {
-		status.Source = SourceNone
-	}
+	status.Source = cmp.Or(status.Source, SourceNone)
 	s.setStatus(status)
 }
 

@@ -64,19 +64,19 @@ func changePartition(file *os.File, op, n int, start, size int64) error {
 		Datalen: int32(unsafe.Sizeof(part)),
 		Data:    (*byte)(unsafe.Pointer(&part)),
 	}
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.BLKPG, uintptr(unsafe.Pointer(&arg)))
-	runtime.KeepAlive(&part)
-	if errno != 0 {
-		return errno
-	}
-	return nil
+	defer runtime.KeepAlive(&part)
+	return ioctl(file, unix.BLKPG, unsafe.Pointer(&arg))
 }
 
 // discard is ioctl BLKDISCARD (linux/fs.h): the disk may drop the content of a range.
 func discard(file *os.File, start, size int64) error {
 	bounds := [2]uint64{uint64(start), uint64(size)}
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(&bounds)))
-	runtime.KeepAlive(&bounds)
+	return ioctl(file, unix.BLKDISCARD, unsafe.Pointer(&bounds))
+}
+
+func ioctl(file *os.File, request uintptr, arg unsafe.Pointer) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), request, uintptr(arg))
+	runtime.KeepAlive(arg)
 	if errno != 0 {
 		return errno
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"golang.org/x/sys/unix"
 )
 
@@ -47,15 +48,8 @@ func (d *Disks) space() []*fileSystem {
 
 // watchSpace logs when a file system becomes full while the node runs.
 func (d *Disks) watchSpace(ctx context.Context, all []*fileSystem) {
-	tick := time.NewTicker(spaceEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			d.checkSpace(all)
-		}
+	for sleep.For(ctx, spaceEvery) {
+		d.checkSpace(all)
 	}
 }
 

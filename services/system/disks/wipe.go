@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -194,11 +193,8 @@ func zero(ctx context.Context, file *os.File, start, size int64) error {
 func (d *Disks) wipeDirectories() error {
 	mark := filepath.Join(d.o.stateDir, wipeMark)
 	text, err := os.ReadFile(mark)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return boot.IgnoreMissing(err)
 	}
 	labels := strings.Fields(string(text))
 	d.log.Warn(fmt.Sprintf("wiping %s, as requested by a reset", strings.Join(labels, " and ")))

@@ -10,6 +10,7 @@
 package files
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,9 +123,7 @@ type Daemon struct {
 
 // New makes the service; nothing runs yet.
 func New(o Options) *Daemon {
-	if o.root == "" {
-		o.root = "/"
-	}
+	o.root = cmp.Or(o.root, "/")
 	if o.image == nil {
 		o.image = openImage
 	}

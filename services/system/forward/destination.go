@@ -175,8 +175,5 @@ func (d *destination) works(sending bool, why string) {
 	} else {
 		d.log.Warn("can't send logs", slog.String("to", d.name), slog.String("err", why))
 	}
-	select {
-	case d.changed <- struct{}{}:
-	default:
-	}
+	sleep.Wake(d.changed)
 }

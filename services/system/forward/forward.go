@@ -14,6 +14,7 @@
 package forward
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -106,15 +107,9 @@ type running struct {
 
 // New returns a forwarder; Run runs it.
 func New(o Options) *Forwarder {
-	if o.kmsg == "" {
-		o.kmsg = logs.KmsgDevice
-	}
-	if o.first == 0 {
-		o.first = firstPause
-	}
-	if o.flush == 0 {
-		o.flush = flushBudget
-	}
+	o.kmsg = cmp.Or(o.kmsg, logs.KmsgDevice)
+	o.first = cmp.Or(o.first, firstPause)
+	o.flush = cmp.Or(o.flush, flushBudget)
 	return &Forwarder{o: o, log: o.Logs.Logger(LogID), changed: make(chan struct{}, 1), running: map[string]*running{}}
 }
 

@@ -2,8 +2,8 @@ package machine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // Mode is when a configuration takes effect. The words are those of gbctl.
@@ -127,9 +128,7 @@ type Applier struct {
 
 // NewApplier makes an Applier for a node that has no configuration yet.
 func NewApplier(o ApplierOptions) *Applier {
-	if o.StateDir == "" {
-		o.StateDir = boot.StateDir
-	}
+	o.StateDir = cmp.Or(o.StateDir, boot.StateDir)
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -263,7 +262,7 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 	case a.config == nil:
 		return a.first(next, r, entry, res)
 	case res.Mode == OnReboot:
-		return a.stage(entry, r.Text)
+		return a.stored.write(stagedFile, historyEntry{Entry: entry, Text: r.Text})
 	}
 	if err := a.dropStaged(res); err != nil {
 		return err
@@ -278,7 +277,7 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 	if res.Mode == Try {
 		timeout, _ := tryTimeout(r.TryTimeout) // decide has checked it
 		t := trial{Previous: a.text, Tried: Digest(r.Text), Timeout: timeout, Reboot: res.Rebooting, By: r.By}
-		if err := a.stored.writeTrial(t); err != nil {
+		if err := a.stored.write(tryFile, t); err != nil {
 			return err
 		}
 		a.trial, a.deadline = &t, res.Deadline
@@ -385,12 +384,7 @@ func (a *Applier) restart(ids []string) {
 	a.poke()
 }
 
-func (a *Applier) poke() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
-}
+func (a *Applier) poke() { sleep.Wake(a.wake) }
 
 // remember adds to the history. The document is applied already, so a failed write of
 // the history is only logged.
@@ -407,15 +401,6 @@ func (a *Applier) remember(e Entry, text []byte) (version uint64) {
 func (a *Applier) reboot(why string) {
 	a.leaving = true
 	a.o.Reboot(why)
-}
-
-// stage keeps a document for the next boot (S-034).
-func (a *Applier) stage(e Entry, text []byte) error {
-	data, err := json.Marshal(historyEntry{Entry: e, Text: text})
-	if err != nil {
-		return err
-	}
-	return boot.WriteFile(a.stored.path(stagedFile), data, storeMode)
 }
 
 // dropStaged: the newest document is the one that counts, so what was staged

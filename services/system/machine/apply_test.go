@@ -371,7 +371,7 @@ func TestBootAfterInterruptedWrites(t *testing.T) {
 		if err := os.WriteFile(left, []byte("machine:"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.stored.writeTrial(trial{Previous: with(base, "zero"), Tried: Digest(with(base, "two")), Timeout: time.Minute}); err != nil {
+		if err := p.stored.write(tryFile, trial{Previous: with(base, "zero"), Tried: Digest(with(base, "two")), Timeout: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		p.on(nil)

@@ -149,3 +149,30 @@ func (o Options) find(ctx context.Context) (source string, err error) {
 	}
 	return found.Source, o.Applier.begin(found.Source, found.Data)
 }
+
+// OnControlPlanes skips a service on workers, and says why.
+func OnControlPlanes(r resource.Reader, why string) string {
+	cfg, err := Config(r)
+	if err != nil || cfg.Machine.Type.ControlPlane() {
+		return ""
+	}
+	return why
+}
+
+// IfControlPlane is a condition of a service that OnControlPlanes skips on workers: there it
+// holds as soon as the configuration is known.
+type IfControlPlane struct {
+	dag.Condition
+	Store *resource.Store
+}
+
+// Wait implements dag.Condition.
+func (c IfControlPlane) Wait(ctx context.Context) error {
+	if err := Configs.When(c.Store, ConfigID, "a configuration", nil).Wait(ctx); err != nil {
+		return err
+	}
+	if OnControlPlanes(c.Store, "a worker") != "" {
+		return nil
+	}
+	return c.Condition.Wait(ctx)
+}

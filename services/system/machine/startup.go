@@ -53,7 +53,7 @@ func (a *Applier) settle() error {
 		}
 	case t.Reboot: // this boot is the trial, and the next one its end
 		t.Reboot = false
-		if err := a.stored.writeTrial(*t); err != nil {
+		if err := a.stored.write(tryFile, *t); err != nil {
 			return err
 		}
 		a.trial = t

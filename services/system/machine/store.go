@@ -2,7 +2,6 @@ package machine
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,14 +50,20 @@ func (k store) read(name string) ([]byte, error) {
 	return data, err
 }
 
+// write replaces a file by value as JSON.
+func (k store) write(name string, value any) error {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return boot.WriteFile(k.path(name), data, storeMode)
+}
+
 // remove is durable: what is removed stays so after a power cut.
 func (k store) remove(name string) error {
 	err := os.Remove(k.path(name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return boot.IgnoreMissing(err)
 	}
 	return boot.SyncDir(k.dir)
 }
@@ -81,8 +86,7 @@ func (k store) sweep() error {
 
 // Digest names a document in the API: hexadecimal SHA-256.
 func Digest(text []byte) string {
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%x", sha256.Sum256(text))
 }
 
 // historyEntry is an entry of the history as a file.
@@ -127,18 +131,14 @@ func (k store) remember(e Entry, text []byte) (version uint64, err error) {
 	if len(all) > 0 {
 		e.Version = all[len(all)-1].Version + 1
 	}
-	data, err := json.Marshal(historyEntry{Entry: e, Text: text})
-	if err != nil {
-		return 0, err
-	}
 	if err := os.MkdirAll(k.path(historyDir), 0o700); err != nil {
 		return 0, err
 	}
-	if err := boot.WriteFile(k.path(k.entryPath(e.Version)), data, storeMode); err != nil {
+	if err := k.write(k.entryPath(e.Version), historyEntry{Entry: e, Text: text}); err != nil {
 		return 0, err
 	}
 	for len(all) >= historySize {
-		if err := os.Remove(k.path(k.entryPath(all[0].Version))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := boot.IgnoreMissing(os.Remove(k.path(k.entryPath(all[0].Version)))); err != nil {
 			return 0, err
 		}
 		all = all[1:]
@@ -163,14 +163,6 @@ type trial struct {
 	// Reboot: the change is tried by the next boot, which isn't its undoing.
 	Reboot bool   `json:"reboot"`
 	By     string `json:"by"`
-}
-
-func (k store) writeTrial(t trial) error {
-	data, err := json.Marshal(t)
-	if err != nil {
-		return err
-	}
-	return boot.WriteFile(k.path(tryFile), data, storeMode)
 }
 
 // readTrial returns nil if nothing is being tried.

@@ -99,7 +99,7 @@ func TestUnreadableTrialIsUndone(t *testing.T) {
 						t.Fatal(err)
 					}
 					j.Tried = Digest(broken)
-					if err := p.stored.writeTrial(*j); err != nil {
+					if err := p.stored.write(tryFile, *j); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -121,7 +121,7 @@ func TestUnreadableTrialIsUndone(t *testing.T) {
 func TestApplyForgetsAnOldJournal(t *testing.T) {
 	start(t, func(p *power, base []byte) {
 		two := with(base, "two")
-		if err := p.stored.writeTrial(trial{Previous: with(base, "one"), Tried: Digest(two), Timeout: time.Minute}); err != nil {
+		if err := p.stored.write(tryFile, trial{Previous: with(base, "one"), Tried: Digest(two), Timeout: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		p.must(Request{Text: two})

@@ -10,6 +10,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // restartTimeout bounds one restart of a service: longer than any stop budget.
@@ -141,10 +142,7 @@ func (a *Applier) run(ctx context.Context) {
 	both.Go(func() { a.restartAll(ctx, restart) })
 	defer both.Wait()
 	for {
-		select {
-		case restart <- struct{}{}:
-		default:
-		}
+		sleep.Wake(restart)
 		select {
 		case <-ctx.Done():
 			return

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -109,11 +110,8 @@ func (r route) kernel(index int, addresses []netip.Prefix) *netlink.Route {
 		return k
 	}
 	k.Gw = r.gateway.AsSlice()
-	near := r.gateway.IsLinkLocalUnicast()
-	for _, p := range addresses {
-		near = near || p.Masked().Contains(r.gateway)
-	}
-	if !near {
+	near := slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Masked().Contains(r.gateway) })
+	if !near && !r.gateway.IsLinkLocalUnicast() {
 		k.Flags = int(netlink.FLAG_ONLINK)
 	}
 	return k

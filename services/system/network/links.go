@@ -156,8 +156,7 @@ func (o *owner) unmake(name string) error {
 		return nil
 	}
 	err := netlink.LinkDel(l)
-	var missing netlink.LinkNotFoundError
-	if err != nil && !errors.Is(err, unix.ENODEV) && !errors.As(err, &missing) {
+	if err != nil && !errors.Is(err, unix.ENODEV) && !errors.As(err, new(netlink.LinkNotFoundError)) {
 		return fmt.Errorf("remove %s: %w", name, err)
 	}
 	o.drop(l)

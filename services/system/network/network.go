@@ -19,6 +19,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"path/filepath"
@@ -163,12 +164,8 @@ type Daemon struct {
 
 // New makes the service and doesn't start it.
 func New(o Options) *Daemon {
-	if o.etcDir == "" {
-		o.etcDir = "/etc"
-	}
-	if o.pinFile == "" {
-		o.pinFile = filepath.Join(boot.StateDir, "node-address")
-	}
+	o.etcDir = cmp.Or(o.etcDir, "/etc")
+	o.pinFile = cmp.Or(o.pinFile, filepath.Join(boot.StateDir, "node-address"))
 	if o.pinReady == nil {
 		o.pinReady = func() bool { return boot.IsMountPoint(filepath.Dir(o.pinFile)) }
 	}

@@ -2,9 +2,7 @@ package network
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -82,11 +80,8 @@ func why(sorted []candidate) string {
 // readPin is the address that was chosen at an earlier boot, if any.
 func readPin(file string) (netip.Addr, error) {
 	data, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return netip.Addr{}, nil
-	}
 	if err != nil {
-		return netip.Addr{}, err
+		return netip.Addr{}, boot.IgnoreMissing(err)
 	}
 	a, err := netip.ParseAddr(strings.TrimSpace(string(data)))
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -196,10 +197,7 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 	for key, c := range o.clients {
 		// A cable that was unplugged for a short time may be visible only as an event without a change.
 		if key.link == a.Name && carrier(u.Link) && (!carrier(old) || !changed && c.lease == nil) {
-			select {
-			case c.kick <- struct{}{}:
-			default:
-			}
+			sleep.Wake(c.kick)
 		}
 	}
 	return changed

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -62,9 +63,7 @@ func want(p config.Link, leases []*lease, order uint32, t taken, now time.Time) 
 		s.routes = append(s.routes, t.place(route{network: r.Network.Masked(), gateway: r.Gateway, metric: r.Metric}))
 	}
 	for _, l := range leases {
-		if s.mtu == 0 {
-			s.mtu = l.mtu
-		}
+		s.mtu = cmp.Or(s.mtu, l.mtu)
 		for _, a := range l.addresses {
 			if a.lasts(now) && !slices.Contains(s.addresses, a.Prefix) {
 				s.addresses = append(s.addresses, a.Prefix)

@@ -9,6 +9,7 @@
 package sysctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,9 +88,7 @@ type parameter struct {
 
 // Controller makes the parameters what the configuration says.
 func Controller(o Options) resource.Controller {
-	if o.root == "" {
-		o.root = "/proc/sys"
-	}
+	o.root = cmp.Or(o.root, "/proc/sys")
 	return resource.Controller{
 		Name: "runtime.SysctlController", Reconcile: (&parameters{o: o, set: map[string]*parameter{}}).makeSo,
 		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
@@ -262,8 +261,7 @@ func why(err error) string {
 	case errors.Is(err, unix.EROFS):
 		return "it can't be written here"
 	}
-	var path *fs.PathError
-	if errors.As(err, &path) {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err.Error()
 	}
 	return err.Error()

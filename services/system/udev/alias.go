@@ -1,6 +1,7 @@
 package udev
 
 import (
+	"cmp"
 	"slices"
 	"sort"
 	"strings"
@@ -60,10 +61,7 @@ func parseAliases(text string) *aliases {
 		ordinal++
 	}
 	slices.SortFunc(a.entries, func(x, y alias) int {
-		if c := strings.Compare(x.prefix, y.prefix); c != 0 {
-			return c
-		}
-		return int(x.ordinal - y.ordinal)
+		return cmp.Or(strings.Compare(x.prefix, y.prefix), cmp.Compare(x.ordinal, y.ordinal))
 	})
 	for n := range seen {
 		a.lengths = append(a.lengths, n)

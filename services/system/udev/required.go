@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/garboard-os/garboard/boot"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,11 +77,8 @@ var openNodes = []string{"fuse", "net/tun"}
 // others. dev is /dev.
 func makeStaticNodes(modulesDir, dev string) error {
 	data, err := os.ReadFile(filepath.Join(modulesDir, "modules.devname"))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return boot.IgnoreMissing(err)
 	}
 	var errs []error
 	for line := range strings.Lines(string(data)) {

@@ -47,8 +47,7 @@ var commands = []command{
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
-		var end nodeEnd
-		if errors.As(err, &end) {
+		if end, ok := errors.AsType[nodeEnd](err); ok {
 			os.Exit(int(end))
 		}
 		fmt.Fprintf(os.Stderr, "sandbox: %v\n", err)

@@ -49,13 +49,19 @@ func runNode(args []string) error {
 	if os.Getpid() != 1 {
 		return errors.New("node: must be started as the first process of its own PID namespace (unshare --pid --fork)")
 	}
+	return inMountNamespace(insideCommand, args[0])
+}
+
+// inMountNamespace starts this program again in a new mount namespace, as the command that
+// does the rest.
+func inMountNamespace(command, spec string) error {
 	// Only this thread enters the new namespace; a program that is started from
 	// it, in the same process, has all its threads there.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	err := unix.Exec("/proc/self/exe", append([]string{os.Args[0], insideCommand}, args...), os.Environ())
+	err := unix.Exec("/proc/self/exe", []string{os.Args[0], command, spec}, os.Environ())
 	return fmt.Errorf("start again in the mount namespace: %w", err)
 }
 
@@ -128,8 +134,7 @@ func startAndWait(container *libcontainer.Container, spec nodeSpec, console *os.
 	go relay(signals, process, done)
 	ps, err := process.Wait()
 	close(done)
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
+	if err != nil && !errors.As(err, new(*exec.ExitError)) {
 		return nil, fmt.Errorf("wait for node %s: %w", spec.ID, err)
 	}
 	return howEnded(ps.Sys().(syscall.WaitStatus)), nil

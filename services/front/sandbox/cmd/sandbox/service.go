@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
@@ -57,14 +56,7 @@ func runService(args []string) error {
 	if len(args) != 1 || args[0] != "-" {
 		return errors.New("service: needs one spec, on standard input (-)")
 	}
-	// Only this thread enters the new namespace; a program that is started from
-	// it, in the same process, has all its threads there.
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("make a mount namespace: %w", err)
-	}
-	err := unix.Exec("/proc/self/exe", []string{os.Args[0], insideServiceCommand, args[0]}, os.Environ())
-	return fmt.Errorf("start again in the mount namespace: %w", err)
+	return inMountNamespace(insideServiceCommand, args[0])
 }
 
 // runServiceInside is runService in its mount namespace.

@@ -72,7 +72,7 @@ func serviceConfig(s serviceSpec, root string, userNamespace bool) *configs.Conf
 		Rlimits: []configs.Rlimit{{Type: unix.RLIMIT_CORE}},
 		Cgroups: &cgroups.Cgroup{Path: s.Cgroup, Resources: serviceResources(s)},
 	}
-	program, _ := s.program() // check has seen it
+	program := s.program() // check has seen it
 	for i, b := range s.Binds {
 		m := &configs.Mount{Device: "bind", Source: b.Source, Destination: b.Target, Flags: unix.MS_BIND | quiet}
 		if i == program {

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -57,32 +57,27 @@ func decodeServiceSpec(line []byte) (serviceSpec, error) {
 func (s serviceSpec) check() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	absolute := func(what, path string) {
-		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-			wrong("%s: %q isn't a clean absolute path", what, path)
-		}
-	}
 	if s.ID == "" {
 		wrong("id: empty")
 	}
 	if s.UID < minServiceUID || s.UID > maxServiceUID {
 		wrong("uid: %d isn't in %d to %d", s.UID, minServiceUID, maxServiceUID)
 	}
-	absolute("work", s.Work)
-	absolute("cgroup", s.Cgroup)
+	errs = append(errs, absolute("work", s.Work))
+	errs = append(errs, absolute("cgroup", s.Cgroup))
 	if s.Cgroup == "/" {
 		wrong("cgroup: the root cgroup is the node's")
 	}
 	for i, b := range s.Binds {
-		absolute(fmt.Sprintf("binds[%d].source", i), b.Source)
-		absolute(fmt.Sprintf("binds[%d].target", i), b.Target)
+		errs = append(errs, absolute(fmt.Sprintf("binds[%d].source", i), b.Source))
+		errs = append(errs, absolute(fmt.Sprintf("binds[%d].target", i), b.Target))
 		if slash := b.Target == "/"; slash || within(b.Target, "/proc") || within(b.Target, "/dev") {
 			wrong("binds[%d].target: %s is the sandbox's own", i, b.Target)
 		}
 	}
 	if len(s.Args) == 0 {
 		wrong("args: empty")
-	} else if _, ok := s.program(); !ok {
+	} else if s.program() < 0 {
 		wrong("args: no bind shows %s", s.Args[0])
 	}
 	if s.MemoryMax <= 0 {
@@ -94,14 +89,9 @@ func (s serviceSpec) check() error {
 	return errors.Join(errs...)
 }
 
-// program is the index of the bind that shows the service's program.
-func (s serviceSpec) program() (index int, ok bool) {
-	for i, b := range s.Binds {
-		if b.Target == s.Args[0] {
-			return i, true
-		}
-	}
-	return 0, false
+// program is the index of the bind that shows the service's program, or -1.
+func (s serviceSpec) program() int {
+	return slices.IndexFunc(s.Binds, func(b bind) bool { return b.Target == s.Args[0] })
 }
 
 // within says whether a clean path is dir or lies in it.

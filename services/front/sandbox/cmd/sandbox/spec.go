@@ -69,11 +69,6 @@ func decodeSpec(r io.Reader) (nodeSpec, error) {
 // check reports everything that is wrong at once.
 func (s nodeSpec) check() error {
 	var errs []error
-	absolute := func(what, path string) {
-		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-			errs = append(errs, fmt.Errorf("%s: %q isn't a clean absolute path", what, path))
-		}
-	}
 	if s.ID == "" {
 		errs = append(errs, errors.New("id: empty"))
 	}
@@ -83,17 +78,25 @@ func (s nodeSpec) check() error {
 	if len(s.Args) == 0 {
 		errs = append(errs, errors.New("args: empty"))
 	}
-	absolute("rootfs", s.Rootfs)
-	absolute("work", s.Work)
-	absolute("cgroup", s.Cgroup)
-	absolute("console", s.Console)
+	errs = append(errs, absolute("rootfs", s.Rootfs))
+	errs = append(errs, absolute("work", s.Work))
+	errs = append(errs, absolute("cgroup", s.Cgroup))
+	errs = append(errs, absolute("console", s.Console))
 	if s.Cgroup == "/" {
 		// The whole host would be frozen or killed with the node.
 		errs = append(errs, errors.New("cgroup: the root cgroup is the host's"))
 	}
 	for i, b := range s.Binds {
-		absolute(fmt.Sprintf("binds[%d].source", i), b.Source)
-		absolute(fmt.Sprintf("binds[%d].target", i), b.Target)
+		errs = append(errs, absolute(fmt.Sprintf("binds[%d].source", i), b.Source))
+		errs = append(errs, absolute(fmt.Sprintf("binds[%d].target", i), b.Target))
 	}
 	return errors.Join(errs...)
+}
+
+// absolute is what is wrong with a path; nil for nothing.
+func absolute(what, path string) error {
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+		return fmt.Errorf("%s: %q isn't a clean absolute path", what, path)
+	}
+	return nil
 }

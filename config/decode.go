@@ -342,6 +342,7 @@ var choices = map[reflect.Type][]string{
 	reflect.TypeFor[MachineType](): {string(Init), string(ControlPlane), string(Worker), joinAlias},
 	reflect.TypeFor[FileOp]():      {string(FileCreate), string(FileAppend), string(FileOverwrite)},
 	reflect.TypeFor[LogFormat]():   {string(LogJSONLines), string(LogRFC5424)},
+	reflect.TypeFor[DiskType]():    {string(DiskNVMe), string(DiskSSD), string(DiskHDD)},
 	reflect.TypeFor[CNIName]():     {string(CNIFlannel), string(CNINone), string(CNICustom)},
 	reflect.TypeFor[ProxyMode]():   {string(ProxyNFTables), string(ProxyIPTables), string(ProxyIPVS)},
 	// audit.k8s.io/v1

@@ -144,6 +144,7 @@ var forms = map[reflect.Type]string{
 	secretType:                      "text, secret",
 	reflect.TypeFor[FileMode]():     "octal number",
 	reflect.TypeFor[Taint]():        "taint",
+	reflect.TypeFor[DiskSize]():     "comparison with a size",
 	objectType:                      "mapping",
 }
 

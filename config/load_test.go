@@ -160,6 +160,13 @@ time:
   bootTimeout: 1m30s
 install:
   disk: /dev/vda
+  diskSelector:
+    size: '>= 100GB'
+    model: Samsung*
+    serial: S4EWNX0
+    wwid: naa.5002538d40000000
+    busPath: /pci0000:00/*
+    type: ssd
   image: ghcr.io/garboard-os/installer:v0.1.0
   extraKernelArgs: [console=ttyS1]
   wipe: true

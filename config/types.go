@@ -167,13 +167,26 @@ type Time struct {
 
 // Install has the settings of the installation.
 type Install struct {
-	Disk string `yaml:"disk"` // device, such as /dev/vda; required on machines, unused in containers
+	Disk string `yaml:"disk"` // device, such as /dev/vda; machines need it or diskSelector, and containers don't use it
+	// DiskSelector chooses a disk that has all of these properties, the first one by name if there are several. If disk is set, this disk
+	// must have them. Names such as /dev/sda can change with each boot. `gbctl disks -o yaml` shows the properties.
+	DiskSelector DiskSelector `yaml:"diskSelector"`
 	// Image is the installer image that a machine without a system on its disk is installed from, once it has its configuration and
 	// containerd runs. Default: the medium that the machine was booted from; one that was booted over the network isn't installed.
 	Image string `yaml:"image"`
 	Wipe  bool   `yaml:"wipe"` // use the disk even if it contains other data
 	// ExtraKernelArgs are added to the kernel's command line of an installed system. They change at the next installation or upgrade.
 	ExtraKernelArgs []string `yaml:"extraKernelArgs"`
+}
+
+// DiskSelector has properties of a disk. In all but size and type, an asterisk stands for any characters.
+type DiskSelector struct {
+	Size    DiskSize `yaml:"size"`    // a comparison (>=, <=, >, < or ==) and a size, such as ">= 100GB" or "<= 2TiB"
+	Model   string   `yaml:"model"`   // such as "Samsung*"
+	Serial  string   `yaml:"serial"`  // serial number
+	WWID    string   `yaml:"wwid"`    // world wide identifier, such as naa.5002538d40000000
+	BusPath string   `yaml:"busPath"` // below /sys/devices, such as "/pci0000:00/0000:00:1f.2/*"
+	Type    DiskType `yaml:"type"`    // ssd is a disk without rotating parts that isn't nvme
 }
 
 // Kubelet has the settings of the kubelet.

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/dustin/go-humanize"
+
 	"github.com/garboard-os/garboard/config/pki"
 )
 
@@ -148,6 +150,63 @@ func (t *Taint) UnmarshalText(text []byte) error {
 		return errors.New("the value before the colon must be of letters, digits, dashes, dots and underscores, 63 at most")
 	}
 	*t = Taint{value, effect}
+	return nil
+}
+
+// DiskType is what a disk is made of.
+type DiskType string
+
+// The types of disks.
+const (
+	DiskNVMe DiskType = "nvme"
+	DiskSSD  DiskType = "ssd" // other disks without rotating parts
+	DiskHDD  DiskType = "hdd"
+)
+
+// DiskSize compares the size of a disk; the zero value fits all.
+type DiskSize struct {
+	Comparison string // one of comparisons
+	Bytes      uint64
+}
+
+// comparisons are the longer ones first.
+var comparisons = []string{">=", "<=", "==", ">", "<"}
+
+// Fits compares a size in bytes.
+func (s DiskSize) Fits(size uint64) bool {
+	switch s.Comparison {
+	case ">=":
+		return size >= s.Bytes
+	case "<=":
+		return size <= s.Bytes
+	case ">":
+		return size > s.Bytes
+	case "<":
+		return size < s.Bytes
+	case "==":
+		return size == s.Bytes
+	}
+	return true
+}
+
+func (s DiskSize) String() string {
+	if s.Comparison == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s %d", s.Comparison, s.Bytes)
+}
+func (s DiskSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+func (s *DiskSize) UnmarshalText(text []byte) (err error) {
+	at := slices.IndexFunc(comparisons, func(c string) bool { return strings.HasPrefix(string(text), c) })
+	if at < 0 {
+		return fmt.Errorf("must begin with a comparison: %s", strings.Join(comparisons, ", "))
+	}
+	s.Comparison = comparisons[at]
+	s.Bytes, err = humanize.ParseBytes(strings.TrimSpace(strings.TrimPrefix(string(text), s.Comparison)))
+	if err != nil || s.Bytes == 0 {
+		return errors.New("must have a size after the comparison, such as 100GB or 2TiB")
+	}
 	return nil
 }
 

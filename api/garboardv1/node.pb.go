@@ -992,7 +992,11 @@ type Disk struct {
 	// The disk contains STATE.
 	System bool `protobuf:"varint,7,opt,name=system,proto3" json:"system,omitempty"`
 	// The content of the disk, in words.
-	Content       string `protobuf:"bytes,8,opt,name=content,proto3" json:"content,omitempty"`
+	Content string `protobuf:"bytes,8,opt,name=content,proto3" json:"content,omitempty"`
+	// What machine.install.diskSelector compares.
+	Wwid          string `protobuf:"bytes,9,opt,name=wwid,proto3" json:"wwid,omitempty"`
+	BusPath       string `protobuf:"bytes,10,opt,name=bus_path,json=busPath,proto3" json:"bus_path,omitempty"`
+	Type          string `protobuf:"bytes,11,opt,name=type,proto3" json:"type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1079,6 +1083,27 @@ func (x *Disk) GetSystem() bool {
 func (x *Disk) GetContent() string {
 	if x != nil {
 		return x.Content
+	}
+	return ""
+}
+
+func (x *Disk) GetWwid() string {
+	if x != nil {
+		return x.Wwid
+	}
+	return ""
+}
+
+func (x *Disk) GetBusPath() string {
+	if x != nil {
+		return x.BusPath
+	}
+	return ""
+}
+
+func (x *Disk) GetType() string {
+	if x != nil {
+		return x.Type
 	}
 	return ""
 }
@@ -3631,7 +3656,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\tavailable\x18\x06 \x01(\x04R\tavailable\"\x0e\n" +
 	"\fDisksRequest\"8\n" +
 	"\rDisksResponse\x12'\n" +
-	"\x05disks\x18\x01 \x03(\v2\x11.garboard.v1.DiskR\x05disks\"\xc1\x01\n" +
+	"\x05disks\x18\x01 \x03(\v2\x11.garboard.v1.DiskR\x05disks\"\x84\x02\n" +
 	"\x04Disk\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x14\n" +
@@ -3640,7 +3665,11 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x03bus\x18\x05 \x01(\tR\x03bus\x12\x1b\n" +
 	"\tread_only\x18\x06 \x01(\bR\breadOnly\x12\x16\n" +
 	"\x06system\x18\a \x01(\bR\x06system\x12\x18\n" +
-	"\acontent\x18\b \x01(\tR\acontent\"7\n" +
+	"\acontent\x18\b \x01(\tR\acontent\x12\x12\n" +
+	"\x04wwid\x18\t \x01(\tR\x04wwid\x12\x19\n" +
+	"\bbus_path\x18\n" +
+	" \x01(\tR\abusPath\x12\x12\n" +
+	"\x04type\x18\v \x01(\tR\x04type\"7\n" +
 	"\x0eNetstatRequest\x12%\n" +
 	"\x0elistening_only\x18\x01 \x01(\bR\rlisteningOnly\"@\n" +
 	"\x0fNetstatResponse\x12-\n" +

@@ -184,6 +184,7 @@ func (s *nodeService) Disks(context.Context, *connect.Request[apiv1.DisksRequest
 		res.Disks = append(res.Disks, &apiv1.Disk{
 			Device: disk.Path, Size: uint64(disk.Size), Model: disk.Model, Serial: disk.Serial, Bus: disk.Bus,
 			ReadOnly: disk.ReadOnly, System: disk.System, Content: disk.Holds,
+			Wwid: disk.WWID, BusPath: disk.BusPath, Type: string(disk.Type),
 		})
 	}
 	return connect.NewResponse(res), nil

@@ -134,12 +134,13 @@ func TestS252Containers(t *testing.T) {
 func TestDisksHaveAllThatIsKnown(t *testing.T) {
 	t.Parallel()
 	s := newNodeService(Options{Disks: func() ([]disks.Disk, error) {
-		return []disks.Disk{{Path: "/dev/sda", Size: 1 << 40, Model: "BIG", Serial: "s1", Bus: "sata", ReadOnly: true, System: true, Holds: "Garboard"}}, nil
+		return []disks.Disk{{Path: "/dev/sda", Size: 1 << 40, Model: "BIG", Serial: "s1", Bus: "sata", ReadOnly: true, System: true, Holds: "Garboard", WWID: "naa.1", BusPath: "/pci0", Type: config.DiskHDD}}, nil
 	}})
 	res, err := s.Disks(t.Context(), nil)
 	must(t, err)
 	want := &apiv1.DisksResponse{Disks: []*apiv1.Disk{{
 		Device: "/dev/sda", Size: 1 << 40, Model: "BIG", Serial: "s1", Bus: "sata", ReadOnly: true, System: true, Content: "Garboard",
+		Wwid: "naa.1", BusPath: "/pci0", Type: "hdd",
 	}}}
 	if !proto.Equal(res.Msg, want) {
 		t.Errorf("got %v\nwant %v", res.Msg, want)

@@ -41,7 +41,8 @@ func (e *Etcd) askLocal(ctx context.Context, ask asking) (*clientv3.Client, *cli
 	}
 	found, err := ask(ctx, c)
 	if err != nil {
-		return nil, nil, errors.Join(err, c.Close())
+		c.Close()
+		return nil, nil, err
 	}
 	return c, found, nil
 }

@@ -13,6 +13,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/garboard-os/garboard/config"
 )
 
 // sysSector is the unit of every size in sysfs, whatever the disk's own sector.
@@ -26,6 +28,9 @@ type device struct {
 	Sector    int    // bytes: the unit of its partition table
 	Model     string
 	Serial    string
+	WWID      string
+	BusPath   string // below /sys/devices
+	Type      config.DiskType
 	ReadOnly  bool
 	Removable bool
 }
@@ -76,6 +81,14 @@ func readDevice(name string) (device, error) {
 	if err != nil {
 		return device{}, err
 	}
+	kind := config.DiskSSD
+	switch {
+	case strings.HasPrefix(name, "nvme"):
+		kind = config.DiskNVMe
+	case firstText(dir, "queue/rotational") == "1":
+		kind = config.DiskHDD
+	}
+	bus, _, _ := strings.Cut(linkTarget(dir), "/block/")
 	return device{
 		Name:      name,
 		Path:      "/dev/" + strings.ReplaceAll(name, "!", "/"),
@@ -83,9 +96,18 @@ func readDevice(name string) (device, error) {
 		Sector:    int(sector),
 		Model:     firstText(dir, "device/model"),
 		Serial:    firstText(dir, "serial", "device/serial", "device/vpd_pg80"),
+		WWID:      firstText(dir, "wwid", "device/wwid"),
+		BusPath:   strings.TrimPrefix(bus, "/sys/devices"),
+		Type:      kind,
 		ReadOnly:  firstText(dir, "ro") == "1",
 		Removable: firstText(dir, "removable") == "1",
 	}, nil
+}
+
+// linkTarget is where a link of sysfs leads to; "" if that isn't known.
+func linkTarget(path string) string {
+	target, _ := filepath.EvalSymlinks(path)
+	return target
 }
 
 func readNumber(file string) (int64, error) {
@@ -156,7 +178,10 @@ func (dev device) inUse(given string) (string, error) {
 }
 
 // table shows the disks to a user who has to choose one.
-func (d *Disks) table() string {
+func (d *Disks) table() string { return d.selection(config.DiskSelector{}) }
+
+// selection is table, and says why each disk isn't the selected one.
+func (d *Disks) selection(selector config.DiskSelector) string {
 	disks, err := d.List()
 	if err != nil {
 		return err.Error()
@@ -168,7 +193,11 @@ func (d *Disks) table() string {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "DEVICE\tSIZE\tMODEL\tSERIAL\tHOLDS")
 	for _, disk := range disks {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", disk.Path, bytesText(disk.Size), cmp.Or(disk.Model, "-"), cmp.Or(disk.Serial, "-"), disk.Holds)
+		holds := disk.Holds
+		if why := misfit(disk, selector); why != "" {
+			holds += "; not selected: " + why
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", disk.Path, bytesText(disk.Size), cmp.Or(disk.Model, "-"), cmp.Or(disk.Serial, "-"), holds)
 	}
 	w.Flush()
 	return strings.TrimRight(b.String(), "\n")

@@ -209,7 +209,7 @@ func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
 
 // provision prepares the system disk and mounts it.
 func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Install) (string, error) {
-	dev, err := d.choose(ctx, h, install.Disk)
+	dev, err := d.choose(ctx, h, install)
 	if err != nil {
 		return "", err
 	}
@@ -228,39 +228,35 @@ func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Ins
 }
 
 // choose is the disk on which STATE was found, else the one that the
-// configuration names, after it has appeared. Kernel names move between boots,
-// so the content of a disk is more reliable than its name.
-func (d *Disks) choose(ctx context.Context, h *dag.Handle, name string) (device, error) {
+// configuration names or selects, after it has appeared. Kernel names move between
+// boots, so the content of a disk is more reliable than its name.
+func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Install) (device, error) {
 	d.mu.Lock()
 	system := d.system
 	d.mu.Unlock()
 	if system != nil { // mounted before the configuration was known
-		if name != "" && name != system.Path {
-			d.log.Warn(fmt.Sprintf("the system is on %s, while machine.install.disk is %s: going on with %s", system.Path, name, system.Path))
+		if install.Disk != "" && install.Disk != system.Path {
+			d.log.Warn(fmt.Sprintf("the system is on %s, while machine.install.disk is %s: going on with %s", system.Path, install.Disk, system.Path))
 		}
 		return *system, nil
 	}
-	if name == "" {
+	if install.Disk == "" && install.DiskSelector == (config.DiskSelector{}) {
 		return device{}, errors.New("machine.install.disk isn't set, and no disk holds a Garboard system; the disks here:\n" + d.table())
 	}
+	name := cmp.Or(install.Disk, "of machine.install.diskSelector")
 	since, warned := time.Now(), false
 	for waiting := false; ; waiting = true {
-		devices, err := d.devices()
-		if err != nil {
-			return device{}, err
-		}
-		for _, dev := range devices {
-			if dev.Path == name {
-				return dev, nil
-			}
+		dev, found, err := d.chosen(install)
+		if err != nil || found {
+			return dev, err
 		}
 		if !waiting {
 			h.Event(fmt.Sprintf("Waiting for disk %q to appear", name))
 		}
 		if !warned && time.Since(since) >= d.o.patience {
 			warned = true
-			d.log.Warn(fmt.Sprintf("no disk %s since %s; still looking. Plug it in, or correct machine.install.disk; the disks here:\n%s",
-				name, time.Since(since).Round(time.Second), d.table()))
+			d.log.Warn(fmt.Sprintf("no disk %s since %s; still looking. Plug it in, or correct machine.install.disk or diskSelector; the disks here:\n%s",
+				name, time.Since(since).Round(time.Second), d.selection(install.DiskSelector)))
 		}
 		if !sleep.For(ctx, pollEvery) {
 			return device{}, ctx.Err()

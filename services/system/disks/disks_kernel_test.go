@@ -289,6 +289,20 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	}
 }
 
+// The selected disk is taken, however the disks are named.
+func TestDiskIsSelected(t *testing.T) {
+	small, large := newLoop(t, 4*gib), newLoop(t, 6*gib)
+	m := bootMachine(t, small, large)
+	m.mustUp(config.Install{DiskSelector: config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: 5 * gib}}})
+	if m.disks.system.Path != large.path {
+		t.Errorf("the system is on %s, and not on %s", m.disks.system.Path, large.path)
+	}
+	table := m.disks.selection(config.DiskSelector{Serial: "none"})
+	if n := strings.Count(table, `; not selected: its serial is ""`); n != 2 {
+		t.Errorf("the disks:\n%s", table)
+	}
+}
+
 // After a power cut before any step, the next boot finishes the disk.
 func TestPowerCutAtEachStep(t *testing.T) {
 	for _, step := range []string{"journal", "erase", "table", "partitions", "format STATE", "format EPHEMERAL", "done"} {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 )
 
 // Disk is a disk in the list for a user who has to choose one.
@@ -15,6 +16,9 @@ type Disk struct {
 	Model    string
 	Serial   string
 	Bus      string // virtio, nvme, scsi, …
+	WWID     string
+	BusPath  string
+	Type     config.DiskType
 	ReadOnly bool
 	System   bool   // STATE is on it
 	Holds    string // in words
@@ -44,12 +48,18 @@ func (d *Disks) List() ([]Disk, error) {
 		if f, err := d.inspect(dev); err == nil {
 			holds = f.String()
 		}
-		disks = append(disks, Disk{
-			Path: dev.Path, Size: dev.Size, Model: dev.Model, Serial: dev.Serial, Bus: bus(dev.Name),
-			ReadOnly: dev.ReadOnly, System: dev.Path == system, Holds: holds,
-		})
+		disk := dev.disk()
+		disk.System, disk.Holds = dev.Path == system, holds
+		disks = append(disks, disk)
 	}
 	return disks, nil
+}
+
+func (dev device) disk() Disk {
+	return Disk{
+		Path: dev.Path, Size: dev.Size, Model: dev.Model, Serial: dev.Serial, Bus: bus(dev.Name),
+		WWID: dev.WWID, BusPath: dev.BusPath, Type: dev.Type, ReadOnly: dev.ReadOnly,
+	}
 }
 
 // bus is the subsystem of the disk's device (sysfs(5)).

@@ -1,0 +1,38 @@
+package disks
+
+import (
+	"testing"
+
+	"github.com/garboard-os/garboard/config"
+)
+
+// All properties that are given must fit, and the first one that doesn't is named.
+func TestSelectedDisk(t *testing.T) {
+	t.Parallel()
+	disk := Disk{Size: 500_000_000_000, Model: "Samsung SSD 980", Serial: "S64D", WWID: "eui.0025", BusPath: "/pci0000:00/0000:00:1d.0/nvme/nvme0", Type: config.DiskNVMe}
+	size := func(text string) config.DiskSize {
+		var s config.DiskSize
+		if err := s.UnmarshalText([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	for _, tt := range []struct {
+		selector config.DiskSelector
+		want     string
+	}{
+		{config.DiskSelector{}, ""},
+		{config.DiskSelector{Size: size(">= 500GB"), Model: "Samsung*", Serial: "S64D", WWID: "eui.*", BusPath: "*/nvme/nvme?", Type: config.DiskNVMe}, `its busPath is "/pci0000:00/0000:00:1d.0/nvme/nvme0"`},
+		{config.DiskSelector{Size: size("==500GB"), Model: "*SSD*", BusPath: "/pci0000:00/0000:00:1d.0/*"}, ""},
+		{config.DiskSelector{Size: size("> 500GB")}, "its size isn't > 500000000000 bytes"},
+		{config.DiskSelector{Size: size("< 400 GiB")}, "its size isn't < 429496729600 bytes"},
+		{config.DiskSelector{Size: size("<= 1TB"), Type: config.DiskHDD}, "its type is nvme"},
+		{config.DiskSelector{Model: "Samsung"}, `its model is "Samsung SSD 980"`},
+		{config.DiskSelector{Serial: "s64d"}, `its serial is "S64D"`},
+		{config.DiskSelector{WWID: "naa.*"}, `its wwid is "eui.0025"`},
+	} {
+		if got := misfit(disk, tt.selector); got != tt.want {
+			t.Errorf("%+v: %q, want %q", tt.selector, got, tt.want)
+		}
+	}
+}

@@ -29,6 +29,8 @@ type decoder struct {
 	*report
 	budget int
 	where  place // of the current node
+	// unknown, if it isn't nil, gets the places of keys that no field has, by the node of the key. They aren't problems then.
+	unknown map[*yaml.Node]string
 }
 
 // document decodes the whole document of the report.
@@ -160,6 +162,10 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 				d.warn(d.where, "is deprecated; use %s", canonical)
 				name = canonical
 			}
+		}
+		if !ok && d.unknown != nil {
+			d.unknown[key] = d.where.String()
+			return
 		}
 		if !ok {
 			d.bad(key, "unknown key%s", suggestKey(v.Type(), d.where))

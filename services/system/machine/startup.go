@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -139,7 +140,17 @@ func (a *Applier) begin(source string, text []byte) error {
 	if source == boot.StateSource {
 		load = config.Load // the node ran with it, maybe with another release: it must run again
 	}
+	by := "found at boot: " + source
 	next, warnings, err := load(source, text)
+	if err != nil && source == boot.StateSource {
+		// A newer release wrote it. The history has the whole document, for that release.
+		known, unknown, _ := config.Known(source, text)
+		if n, w, e := load(source, known); len(unknown) > 0 && e == nil {
+			by = "without what this release doesn't know: " + strings.Join(unknown, ", ")
+			a.o.Log.Error("fields of the configuration are put aside, because this release doesn't know them", "fields", unknown)
+			next, warnings, err, text = n, w, nil, known
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -157,7 +168,7 @@ func (a *Applier) begin(source string, text []byte) error {
 		a.o.Log.Warn("this configuration is being tried: it is undone unless it is confirmed", "within", a.trial.Timeout, "tried by", a.trial.By)
 	}
 	if a.state {
-		if err := a.storeBootConfig("found at boot: " + source); err != nil {
+		if err := a.storeBootConfig(by); err != nil {
 			a.o.Log.Error("the configuration isn't kept on STATE: the next boot may begin with another", "err", err)
 		}
 	}

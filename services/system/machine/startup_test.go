@@ -1,12 +1,15 @@
 package machine
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
@@ -53,4 +56,45 @@ func TestS037ChangesBeforeState(t *testing.T) {
 	if err != nil || !strings.Contains(string(kept), "hostname: two") {
 		t.Errorf("STATE has %q, %v", kept, err)
 	}
+}
+
+// After a rollback, the older release does without fields that it doesn't know. The newer one finds them in the history.
+func TestFieldsOfANewerRelease(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		newer := append(bytes.Replace(with(base, "newer"), []byte("machine:\n"), []byte("machine:\n  # It must be cold.\n  cooling: {fans: 2}\n"), 1), "later: yes\n"...)
+		entry, err := json.Marshal(historyEntry{Entry: Entry{Version: 9}, Text: newer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.off()
+		for path, text := range map[string][]byte{p.stored.config(): newer, p.stored.path(p.stored.entryPath(9)): entry} {
+			if err := boot.WriteFile(path, text, storeMode); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.on(nil)
+		if p.hostname() != "newer" {
+			t.Fatalf("hostname %q", p.hostname())
+		}
+		if disk := p.onDisk(); strings.Contains(disk, "cooling") || strings.Contains(disk, "later") || !strings.Contains(disk, "newer") {
+			t.Errorf("on STATE:\n%s", disk)
+		}
+		all, err := p.stored.history()
+		if err != nil || len(all) < 2 {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		if last := all[len(all)-1]; last.By != "without what this release doesn't know: later, machine.cooling" {
+			t.Errorf("%+v", last)
+		}
+		if before := all[len(all)-2]; before.Version != 9 || !bytes.Equal(before.Text, newer) {
+			t.Errorf("%+v", before)
+		}
+
+		// What can't be left out isn't guessed.
+		a := NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+		err = a.begin(boot.StateSource, bytes.Replace(newer, []byte("version: v1alpha1"), []byte("version: v9"), 1))
+		if err == nil || !strings.Contains(err.Error(), `"v9" is not known`) {
+			t.Errorf("a document of another version: %v", err)
+		}
+	})
 }

@@ -2784,7 +2784,9 @@ type UpgradeSystemRequest struct {
 	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
 	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// An installer image. Empty: the system of the medium in the machine.
-	Image         string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
+	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
+	// Don't reboot the node: the new system starts at its next restart.
+	Stage         bool `protobuf:"varint,6,opt,name=stage,proto3" json:"stage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2852,6 +2854,13 @@ func (x *UpgradeSystemRequest) GetImage() string {
 		return x.Image
 	}
 	return ""
+}
+
+func (x *UpgradeSystemRequest) GetStage() bool {
+	if x != nil {
+		return x.Stage
+	}
+	return false
 }
 
 type UpgradeSystemResponse struct {
@@ -3787,13 +3796,14 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
 	"\x05image\x18\x05 \x01(\tR\x05image\"M\n" +
 	"\x15InstallSystemResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xb8\x01\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xce\x01\n" +
 	"\x14UpgradeSystemRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
 	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
-	"\x05image\x18\x05 \x01(\tR\x05image\"M\n" +
+	"\x05image\x18\x05 \x01(\tR\x05image\x12\x14\n" +
+	"\x05stage\x18\x06 \x01(\bR\x05stage\"M\n" +
 	"\x15UpgradeSystemResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xa3\x01\n" +
 	"\x15RollbackSystemRequest\x12\x14\n" +

@@ -34,9 +34,9 @@ const (
 
 // powerFlags are the flags of reboot and shutdown.
 type powerFlags struct {
-	wait, force, drain, dryRun bool
-	drainTimeout               time.Duration
-	image                      string
+	wait, force, drain, dryRun, stage bool
+	drainTimeout                      time.Duration
+	image                             string
 }
 
 func (f *powerFlags) add(cmd *cobra.Command, wait string) {
@@ -53,6 +53,7 @@ type restart struct {
 	use, now, back string
 	wait           bool // by default
 	image          bool // it takes the system of an image
+	stage          bool // it can leave the restart to others
 	start          func(f powerFlags) question[*apiv1.Operation]
 }
 
@@ -62,9 +63,9 @@ var restarts = []restart{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})
 	}},
-	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true, start: func(f powerFlags) question[*apiv1.Operation] {
+	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true, stage: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
-			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, Stage: f.stage,
 		})
 	}},
 	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true, start: func(f powerFlags) question[*apiv1.Operation] {
@@ -104,6 +105,9 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 	if r.image {
 		cmd.Flags().StringVar(&f.image, "image", "", "installer image with the system, such as registry.example/garboard:v1.2.0 (default: the medium in the machine)")
 	}
+	if r.stage {
+		cmd.Flags().BoolVar(&f.stage, "stage", false, "don't restart the nodes: the new system starts at their next restart, whatever its reason")
+	}
 	return cmd
 }
 
@@ -122,6 +126,10 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 	id, err := a.begin(ctx, n, f.dryRun, r.start(f))
 	if err != nil || f.dryRun {
 		return err
+	}
+	if f.stage {
+		fmt.Fprintf(a.out, "%s: the new system starts at the next restart\n", n.Name)
+		return nil
 	}
 	fmt.Fprintf(a.out, "%s: %s\n", n.Name, r.now)
 	if !f.wait {

@@ -71,6 +71,10 @@ func TestInstalledMachine(t *testing.T) {
 	}
 	c.Gbctl("-n", c.Node(), "reboot", "--wait")
 	m.Reached("another medium is in the machine")
+	c.Gbctl("-n", c.Node(), "upgrade", "--stage")
+	slots("A trying v3.0.0 no yes")
+	slots("B good v2.0.0 yes no")
+	m.Reached("its system is written, and doesn't run")
 	out, err := c.TryGbctl("-n", c.Node(), "upgrade")
 	if err == nil || !strings.Contains(out+err.Error(), "slot A is bad") {
 		t.Errorf("%s, %v", out, err)

@@ -26,12 +26,12 @@ func (s *nodeService) Shutdown(ctx context.Context, req *connect.Request[apiv1.S
 }
 
 func (s *nodeService) InstallSystem(ctx context.Context, req *connect.Request[apiv1.InstallSystemRequest]) (*connect.Response[apiv1.InstallSystemResponse], error) {
-	o, err := s.system(ctx, lifecycle.Install, req.Msg)
+	o, err := s.system(ctx, lifecycle.Install, req.Msg, false)
 	return connect.NewResponse(&apiv1.InstallSystemResponse{Operation: o}), err
 }
 
 func (s *nodeService) UpgradeSystem(ctx context.Context, req *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
-	o, err := s.system(ctx, lifecycle.Upgrade, req.Msg)
+	o, err := s.system(ctx, lifecycle.Upgrade, req.Msg, req.Msg.GetStage())
 	return connect.NewResponse(&apiv1.UpgradeSystemResponse{Operation: o}), err
 }
 
@@ -45,8 +45,9 @@ func (s *nodeService) system(ctx context.Context, name string, m interface {
 	power
 	GetImage() string
 	GetDryRun() bool
-}) (*apiv1.Operation, error) {
+}, stage bool) (*apiv1.Operation, error) {
 	arguments := powerArguments(m)
+	arguments.Stage = stage
 	if arguments.Image = m.GetImage(); arguments.Image != "" {
 		if err := config.CheckImage(arguments.Image); err != nil {
 			return nil, connect.NewError(connect.CodeInvalidArgument, err)

@@ -23,6 +23,7 @@ type PowerArguments struct {
 	Button       bool          `json:"button,omitempty"`
 	DrainTimeout time.Duration `json:"drainTimeout,omitempty"` // 0: DrainTimeout
 	Image        string        `json:"image,omitempty"`        // of install and upgrade; "": the medium in the machine
+	Stage        bool          `json:"stage,omitempty"`        // upgrade doesn't restart the node
 }
 
 // Encode makes them the arguments of an operation.

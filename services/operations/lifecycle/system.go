@@ -207,6 +207,9 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 	// Pods may come again to either system, so that is before it is known which one stays.
 	around := func(r operation.Request, all []operation.Step) ([]operation.Step, error) {
 		args, err := operation.Decode[PowerArguments](r)
+		if args.Stage {
+			return o.write(args.Image), err
+		}
 		return slices.Concat(o.write(args.Image), all, []operation.Step{o.prove()}), err
 	}
 	d.Plan = func(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
@@ -219,6 +222,9 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 		}
 		if err != nil {
 			return p, err
+		}
+		if args.Stage {
+			return operation.Plan{Steps: o.write(args.Image), Unlocked: "the node isn't restarted"}, nil
 		}
 		if p, err = plan(ctx, r); err == nil {
 			p.Steps, err = around(r, p.Steps)

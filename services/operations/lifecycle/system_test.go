@@ -178,6 +178,20 @@ func TestInstallFromAnImage(t *testing.T) {
 	})
 }
 
+// A staged system waits for the next restart, whatever that is for.
+func TestStagedUpgrade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		r.on()
+		o := r.run(Upgrade, PowerArguments{Stage: true}.Encode())
+		check(t, r, r.end(o.ID), operation.Done, "verify", "write v2 to B timed")
+		if s.all.Next() != "B" {
+			t.Errorf("%+v", s.all)
+		}
+		r.off()
+	})
+}
+
 // The former system says why it runs again, and takes pods again.
 func TestUpgradeThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

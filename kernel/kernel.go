@@ -44,8 +44,8 @@ var metaPackages = map[Flavour]string{Cloud: "linux-image-cloud-amd64", Generic:
 // Tested is, per flavour, the package that this checkout was tested with. Debian's archive keeps only the newest version: a build gets
 // that, and reports that it is another one (Differs).
 var Tested = map[Flavour]string{
-	Cloud:   "linux-image-6.12.117+deb13-cloud-amd64=6.12.117-1@sha256:e9893e5295d0549b8852611f12a4b8b5f6cc4b8128dcc2086b9847793b904ab7",
-	Generic: "linux-image-6.12.117+deb13-amd64=6.12.117-1@sha256:ca712d36790184f6ac125ce2b20ea4e2202ae6bb7817b7de268f1f0115ccda73",
+	Cloud:   "linux-image-6.12.118+deb13-cloud-amd64=6.12.118-1@sha256:07f23ba1de88377d700e1e2f5b2ee495ff89b0d0bb73fdbd3eac8f6b27609b9a",
+	Generic: "linux-image-6.12.118+deb13-amd64=6.12.118-1@sha256:57dee9124ac6c57b75a8aed09052245942027dd46649d3d02285c35c11cfda98",
 }
 
 // Differs tells how the packages differ from the tested ones; "" where they are the same.

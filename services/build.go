@@ -85,6 +85,9 @@ func NewNode(o Options) (*Node, error) {
 		if err := applier.StateReady(); err != nil {
 			return err
 		}
+		if err := applier.RecordBoot(n.slots.Running()); err != nil {
+			o.Logs.Logger(machine.ID).Error("this boot isn't recorded", "err", err)
+		}
 		n.ops.Open()
 		return nil
 	}})

@@ -116,6 +116,7 @@ type Applier struct {
 	// that changes have one order.
 	mu       sync.Mutex
 	state    bool // STATE is there
+	recorded bool // this boot is in the history
 	text     []byte
 	config   *config.Config // of text; nil while there is none
 	trial    *trial         // nil: nothing is being tried

@@ -1,0 +1,85 @@
+package machine
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+const (
+	bootsFile = "boots.json"
+	// maxBoots are kept: enough to see what a machine does that restarts again and again.
+	maxBoots = 32
+	// exitFile has the end of the last boot that ended in order; PID 1 writes it.
+	exitFile = "last-exit"
+	// noReason is the end of a boot for which PID 1 has written none.
+	noReason = "without a shutdown: the power failed, the kernel panicked, or the machine was reset"
+)
+
+// Boot is a start of this node.
+type Boot struct {
+	Number  uint64    `json:"number" yaml:"-"`
+	Began   time.Time `json:"began" yaml:"began"` // by the clock then, which may have been wrong
+	Release string    `json:"release" yaml:"release"`
+	Slot    string    `json:"slot,omitempty" yaml:"slot,omitempty"`
+	Exit    string    `json:"exit,omitempty" yaml:"exit,omitempty"` // how and why it ended; "": it runs
+	// Before is what exitFile had at its beginning.
+	Before string `json:"before,omitempty" yaml:"-"`
+}
+
+// Boots are the last ones, by number.
+var Boots = resource.Define[Boot](resource.Definition{
+	Type: "Boots.runtime.garboard.dev", Kind: "Boot", Aliases: []string{"boot", "reboots"}, Namespace: "runtime",
+	Columns: []resource.Column{
+		{Name: "BEGAN", Value: func(s any) string { return s.(Boot).Began.UTC().Format(time.RFC3339) }},
+		{Name: "RELEASE", Value: func(s any) string { return s.(Boot).Release }},
+		{Name: "SLOT", Value: func(s any) string { return s.(Boot).Slot }},
+		{Name: "EXIT", Value: func(s any) string { return s.(Boot).Exit }},
+	},
+})
+
+// RecordBoot adds this boot to the history on STATE, once, and publishes it.
+func (a *Applier) RecordBoot(slot string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.recorded {
+		return nil
+	}
+	exit, err := a.stored.read(exitFile)
+	if err != nil {
+		return err
+	}
+	data, err := a.stored.read(bootsFile)
+	if err != nil {
+		return err
+	}
+	var all []Boot
+	if json.Unmarshal(data, &all) != nil { // there is none, or it is damaged: the history isn't worth more than a boot
+		all = nil
+	}
+	this := Boot{Number: 1, Began: a.o.Now(), Release: boot.Version, Slot: slot, Before: strings.TrimSpace(string(exit))}
+	if n := len(all); n > 0 {
+		last := &all[n-1]
+		if last.Exit = noReason; this.Before != last.Before {
+			last.Exit = this.Before
+		}
+		this.Number = last.Number + 1
+	}
+	all = append(all, this)
+	all = slices.Clone(all[max(0, len(all)-maxBoots):])
+	if err := a.stored.write(bootsFile, all); err != nil {
+		return err
+	}
+	a.recorded = true
+	for _, b := range all {
+		if err := Boots.Put(a.o.Store.As(ID), fmt.Sprintf("%06d", b.Number), b); err != nil {
+			return err
+		}
+	}
+	return nil
+}

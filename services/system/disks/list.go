@@ -15,7 +15,7 @@ type Disk struct {
 	Size     int64  // bytes
 	Model    string
 	Serial   string
-	Bus      string // virtio, nvme, scsi, …
+	Bus      string // virtio, nvme, ata, usb, scsi, …
 	WWID     string
 	BusPath  string
 	Type     config.DiskType
@@ -57,16 +57,21 @@ func (d *Disks) List() ([]Disk, error) {
 
 func (dev device) disk() Disk {
 	return Disk{
-		Path: dev.Path, Size: dev.Size, Model: dev.Model, Serial: dev.Serial, Bus: bus(dev.Name),
+		Path: dev.Path, Size: dev.Size, Model: dev.Model, Serial: dev.Serial, Bus: dev.bus(),
 		WWID: dev.WWID, BusPath: dev.BusPath, Type: dev.Type, ReadOnly: dev.ReadOnly,
 	}
 }
 
-// bus is the subsystem of the disk's device (sysfs(5)).
-func bus(name string) string {
-	target, err := os.Readlink(filepath.Join("/sys/block", name, "device/subsystem"))
+// bus is what connects the disk. SATA and USB are within the kernel's subsystem for SCSI (sysfs(5)).
+func (dev device) bus() string {
+	for _, name := range []string{"usb", "ata"} {
+		if strings.Contains(dev.BusPath, "/"+name) {
+			return name
+		}
+	}
+	target, err := os.Readlink(filepath.Join("/sys/block", dev.Name, "device/subsystem"))
 	if err != nil {
-		return strings.TrimRight(name, "0123456789")
+		return strings.TrimRight(dev.Name, "0123456789")
 	}
 	return filepath.Base(target)
 }

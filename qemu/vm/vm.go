@@ -65,10 +65,10 @@ const (
 	// NVMe is a disk with a controller of its own.
 	NVMe = "nvme"
 	// SATA is a disk at the AHCI controller that the chipset q35 has.
-	SATA = "ide-hd"
+	SATA = "ide-hd,bus=ide.0"
 
 	// CD is a drive at the AHCI controller, and Stick is a disk at USB.
-	CD    = "ide-cd"
+	CD    = "ide-cd,bus=ide.1"
 	Stick = "usb-storage"
 	// Network is not a device of its own.
 	Network = "network"

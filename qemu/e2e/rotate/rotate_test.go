@@ -162,6 +162,7 @@ func (r *rotation) finish(t *testing.T, m *e2etest.Mark) {
 // authorities, also after a reboot.
 func TestRotateOneNode(t *testing.T) {
 	c, m := e2etest.Ready(t, "rotate1", qemu.Container)
+	c.Healthy()
 	r := begin(t, c, m)
 	r.finish(t, m)
 	c.Gbctl("-n", r.node, "reboot", "--wait")

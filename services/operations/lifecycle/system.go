@@ -16,8 +16,8 @@ import (
 
 // Names of the operations that change the system in a slot. Each ends with a boot of that slot:
 //
-//	install, upgrade   pull ─▶ verify ─▶ write ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back ─▶ prove
-//	rollback                            choose ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back
+//	install, upgrade   pull or find ─▶ verify ─▶ write ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back ─▶ prove
+//	rollback                                    choose ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back
 //
 // If the new system doesn't become healthy, the machine boots the former one, which fails the operation with the reason.
 const (
@@ -83,7 +83,10 @@ func (o Options) write(image string) []operation.Step {
 		ID: "find", What: "find the system on the medium", Deadline: verifyTimeout,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			src, err := o.Systems.Medium(ctx)
-			return errors.Join(err, source.Put(p, src))
+			if err != nil {
+				return err
+			}
+			return source.Put(p, src)
 		},
 	}
 	if image != "" {
@@ -91,7 +94,10 @@ func (o Options) write(image string) []operation.Step {
 			ID: "pull", What: "pull the image " + image, Deadline: pullTimeout,
 			Run: func(ctx context.Context, p *operation.Progress) error {
 				src, err := o.Systems.Pull(ctx, image, percent(p, "pulled"))
-				return errors.Join(err, source.Put(p, src))
+				if err != nil {
+					return err
+				}
+				return source.Put(p, src)
 			},
 		}
 	}

@@ -51,10 +51,15 @@ func TestRemovedSettingsOfThePrograms(t *testing.T) {
 			}
 		}
 	}
-	for _, gate := range strings.Fields(removedGates[36] + " " + lockedGates[36]) {
-		name, _, _ := strings.Cut(gate, "=")
-		if text := output(program("kubernetes-1.35", "kube-scheduler"), "--feature-gates="+name+"="+map[bool]string{true: "false", false: "true"}[strings.HasSuffix(gate, "=true")]); strings.Contains(text, "feature gate") {
-			t.Errorf("v1.35 refuses %s already: %s", name, text)
+	before := program("kubernetes-1.35", "kube-scheduler")
+	for _, gate := range strings.Fields(removedGates[36]) {
+		if text := output(before, "--feature-gates="+gate+"=true"); strings.Contains(text, "unrecognized feature gate") {
+			t.Errorf("v1.35 doesn't know %s already: %s", gate, text)
+		}
+	}
+	for _, gate := range strings.Fields(lockedGates[36]) {
+		if text := output(before, "--feature-gates="+opposite.Replace(gate)); strings.Contains(text, "is locked to") {
+			t.Errorf("v1.35 has locked %s already: %s", gate, text)
 		}
 	}
 }

@@ -22,6 +22,8 @@ var testPackages = map[string]string{
 	"dnsmasq-base":    "a real DHCP server for the tests of networkd",
 	"e2fsprogs":       "disks with somebody's file system on them, for the tests of disks",
 	"iproute2":        "links and namespaces in network tests",
+	"nfs-ganesha":     "an NFS 4 server for the tests of volumes",
+	"nfs-ganesha-vfs": "the same server's access to files",
 	"user-mode-linux": "kernels of their own for tests of disks and links",
 	"xfsprogs":        "file systems for the tests of disks",
 }

@@ -20,7 +20,10 @@ import (
 
 const (
 	// nfsServer is this machine's address in the nodes' network.
-	nfsServer, nfsPort = "10.5.0.1", "2049"
+	nfsServer = "10.5.0.1"
+	// The servers have neither portmapper nor lock manager, so the options disable them.
+	nfs3 = "vers=3, proto=tcp, mountproto=tcp, port=2049, mountport=2049, nolock"
+	nfs4 = "vers=4.2, proto=tcp, port=2050"
 	// nfsExport is the path under which the server exports the folder.
 	nfsExport = "/srv/shared"
 	// mountBudget is for a volume to be bound and mounted, and for a pod to start.
@@ -28,7 +31,6 @@ const (
 )
 
 // volume is a volume of the server, a claim on it, and a pod that serves its files.
-// The server has neither portmapper nor lock manager, so the options disable them.
 const volume = `
 apiVersion: v1
 kind: PersistentVolume
@@ -37,7 +39,7 @@ spec:
   capacity: {storage: 1Mi}
   accessModes: [ReadWriteMany]
   claimRef: {namespace: default, name: NAME}
-  mountOptions: [vers=3, proto=tcp, mountproto=tcp, port=` + nfsPort + `, mountport=` + nfsPort + `, nolock]
+  mountOptions: [OPTIONS]
   nfs: {server: ` + nfsServer + `, path: PATH}
 ---
 apiVersion: v1
@@ -65,12 +67,12 @@ spec:
     persistentVolumeClaim: {claimName: NAME}
 `
 
-func apply(c *e2etest.Cluster, name, path string) {
-	c.Apply(strings.NewReplacer("NAME", name, "PATH", path, "IMAGE", config.DefaultAPIServerImage).Replace(volume))
+func apply(c *e2etest.Cluster, name, path, options string) {
+	c.Apply(strings.NewReplacer("NAME", name, "PATH", path, "OPTIONS", options, "IMAGE", config.DefaultAPIServerImage).Replace(volume))
 }
 
-// serveNFS serves folder in the nodes' network. The returned function kills the server.
-func serveNFS(t *testing.T, c *e2etest.Cluster, folder string) (kill func()) {
+// serveNFS3 serves folder in the nodes' network. The returned function kills the server.
+func serveNFS3(t *testing.T, c *e2etest.Cluster, folder string) (kill func()) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "nfsserver")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".")
@@ -78,7 +80,35 @@ func serveNFS(t *testing.T, c *e2etest.Cluster, folder string) (kill func()) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the NFS server: %v\n%s", err, out)
 	}
-	cmd := exec.Command(program, "-listen="+nfsServer+":"+nfsPort, "-folder="+folder, "-export="+nfsExport)
+	return serve(t, c, program, "-listen="+nfsServer+":2049", "-folder="+folder, "-export="+nfsExport)
+}
+
+// ganesha is the configuration of NFS-Ganesha, which serves NFS 4 without the kernel's help (man ganesha-config).
+const ganesha = `
+NFS_Core_Param { Protocols = 4; Bind_addr = ADDRESS; NFS_Port = 2050; Enable_NLM = false; Enable_RQUOTA = false; }
+NFSv4 { Graceless = true; RecoveryBackend = fs; RecoveryRoot = "STATE"; }
+EXPORT {
+  Export_Id = 1; Path = "FOLDER"; Pseudo = EXPORT_PATH; Protocols = 4; Transports = TCP; SecType = sys;
+  Access_Type = RW; Squash = No_Root_Squash;
+  FSAL { Name = VFS; }
+}
+`
+
+// serveNFS4 serves folder in the nodes' network.
+func serveNFS4(t *testing.T, c *e2etest.Cluster, folder string) {
+	t.Helper()
+	state := t.TempDir()
+	conf := filepath.Join(state, "ganesha.conf")
+	text := strings.NewReplacer("ADDRESS", nfsServer, "STATE", state, "FOLDER", folder, "EXPORT_PATH", nfsExport).Replace(ganesha)
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	serve(t, c, "/usr/bin/ganesha.nfsd", "-F", "-L", "STDERR", "-N", "NIV_MAJ", "-p", filepath.Join(state, "pid"), "-f", conf)
+}
+
+func serve(t *testing.T, c *e2etest.Cluster, args ...string) (kill func()) {
+	t.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := c.Network().Do(cmd.Start); err != nil {
@@ -94,35 +124,35 @@ func serveNFS(t *testing.T, c *e2etest.Cluster, folder string) (kill func()) {
 
 // shares: a pod uses a volume of an NFS server (S-360). It reads files of this machine
 // there, and the other way round. A volume that the server doesn't have is reported.
-func shares(t *testing.T, c *e2etest.Cluster, folder string) {
+func shares(t *testing.T, c *e2etest.Cluster, folder, pod, options string) {
 	t.Helper()
 	const greeting = "hello from this machine"
 	if err := os.WriteFile(filepath.Join(folder, "greeting"), []byte(greeting), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	apply(c, "shared", nfsExport)
-	apply(c, "missing", "/srv/missing")
+	apply(c, pod, nfsExport, options)
+	apply(c, pod+"-missing", "/srv/missing", options)
 	c.Eventually(mountBudget, "a pod serves a volume of the NFS server", func() error {
-		out, err := c.Try("get", "pod", "shared", "-o", `jsonpath={.status.podIP} {.status.conditions[?(@.type=="Ready")].status}`)
+		out, err := c.Try("get", "pod", pod, "-o", `jsonpath={.status.podIP} {.status.conditions[?(@.type=="Ready")].status}`)
 		if err != nil {
 			return err
 		}
 		ip, ready, _ := strings.Cut(out, " ")
 		if ready != "True" {
-			return fmt.Errorf("it isn't ready:\n%s", events(c, "shared"))
+			return fmt.Errorf("it isn't ready:\n%s", events(c, pod))
 		}
 		if out, err = get(c, "http://"+ip+":8080", "/share/greeting"); err == nil && out != greeting {
 			err = fmt.Errorf("it says %q", out)
 		}
 		return err
 	})
-	c.Kubectl("exec", "shared", "--", "/usr/local/bin/kubectl", "--kubeconfig=/share/written", "config", "set-cluster", "from-the-pod")
+	c.Kubectl("exec", pod, "--", "/usr/local/bin/kubectl", "--kubeconfig=/share/written", "config", "set-cluster", "from-the-pod")
 	if written, err := os.ReadFile(filepath.Join(folder, "written")); err != nil || !strings.Contains(string(written), "from-the-pod") {
 		t.Errorf("what the pod wrote reads %q, %v", written, err)
 	}
-	c.Eventually(mountBudget, "the volume that the server doesn't have is told of", func() error {
-		if told := events(c, "missing"); !strings.Contains(told, "FailedMount") || !strings.Contains(told, nfsServer+":/srv/missing failed, reason given by server") {
-			return errors.New(told)
+	c.Eventually(mountBudget, "an event has the volume that the server doesn't have", func() error {
+		if text := events(c, pod+"-missing"); !strings.Contains(text, "FailedMount") || !strings.Contains(text, nfsServer+":/srv/missing failed, reason given by server") {
+			return errors.New(text)
 		}
 		return nil
 	})

@@ -18,6 +18,7 @@ const (
 	// watchPeriod is that of a program that is watched: it has a count of its restarts, so
 	// none is missed.
 	watchPeriod = 2 * time.Second
+	unreadyFor  = 10 * time.Second
 	// maxRestarts: a program may fail once while others change places with it.
 	maxRestarts = 2
 )
@@ -144,9 +145,11 @@ func Await(ctx context.Context, p *operation.Progress, peers Peers, n Node, name
 }
 
 // Watch fails where a program of one of the nodes is restarted, or isn't ready any more, for
-// as long as it is watched. A node that doesn't answer for a moment isn't a failure.
+// as long as it is watched. A node that doesn't answer for a moment isn't a failure, and a
+// program that isn't ready for less than unreadyFor isn't either: a kubelet that was
+// restarted reports each pod as not ready until it has probed it.
 func Watch(ctx context.Context, peers Peers, nodes []Node, name string, most time.Duration) error {
-	first := map[string]Program{}
+	first, unready := map[string]Program{}, map[string]time.Time{}
 	end := time.Now().Add(most)
 	for {
 		for _, n := range nodes {
@@ -168,11 +171,16 @@ func Watch(ctx context.Context, peers Peers, nodes []Node, name string, most tim
 			if run.started != "" && run.started != before.started || run.restarts != before.restarts {
 				return fmt.Errorf("node %s: %s ended after it was ready: gbctl -n %s logs -k kube-system/%s; %s", n.Name, name, n.Address, name, run.waiting)
 			}
-			if err := run.Unhealthy(); err != nil {
-				return fmt.Errorf("node %s: after it was ready: %w", n.Name, err)
+			err = run.Unhealthy()
+			if err == nil {
+				delete(unready, n.Name)
+			} else if since, ok := unready[n.Name]; !ok {
+				unready[n.Name] = time.Now()
+			} else if time.Since(since) > unreadyFor {
+				return fmt.Errorf("node %s: after it was ready, for %s: %w", n.Name, unreadyFor, err)
 			}
 		}
-		if time.Now().After(end) {
+		if len(unready) == 0 && time.Now().After(end) {
 			return nil
 		}
 		if !sleep.For(ctx, watchPeriod) {

@@ -135,6 +135,8 @@ func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client
 			return fmt.Errorf("its kubelet has version %s", now.Text("status", "nodeInfo", "kubeletVersion"))
 		case !now.Condition("Ready"):
 			return fmt.Errorf("node %s isn't Ready", n.Name)
+		case n.ControlPlane: // the kubelet probes its pods again
+			return errors.Join(o.unhealthy(ctx, n)...)
 		}
 		return nil
 	})

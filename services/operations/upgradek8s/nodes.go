@@ -141,11 +141,19 @@ func (o Options) ask(ctx context.Context, st *state) {
 	if !st.ControlPlane {
 		return
 	}
+	for _, err := range o.unhealthy(ctx, st.Node) {
+		bad("%v", err)
+	}
+}
+
+// unhealthy reports the programs of a control plane that aren't healthy.
+func (o Options) unhealthy(ctx context.Context, n rollout.Node) (all []error) {
 	for _, c := range programs {
-		if err := rollout.Healthy(ctx, o.Peers, st.Node, c.name); err != nil {
-			bad("%v", err)
+		if err := rollout.Healthy(ctx, o.Peers, n, c.name); err != nil {
+			all = append(all, err)
 		}
 	}
+	return all
 }
 
 // mismatches are the images that have neither of both versions.

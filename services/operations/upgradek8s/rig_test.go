@@ -51,6 +51,7 @@ type rig struct {
 	lacking string        // an image that no registry has
 	dies    string        // an image whose program ends after
 	after   time.Duration // it was ready
+	unready time.Duration // how long each program isn't ready, some seconds after it was
 	metrics string
 }
 
@@ -260,6 +261,9 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*api
 			case since > startTime+r.after:
 				restarts = 1
 			}
+		}
+		if begin := 2 * startTime; since > begin && since < begin+r.unready {
+			ready = false
 		}
 		status := object{
 			controlplane.ConfigVersion: fmt.Sprint(version),

@@ -122,6 +122,22 @@ func TestS324LateFailureIsRolledBack(t *testing.T) {
 	})
 }
 
+// A kubelet that was restarted reports its pods as not ready until it has probed them.
+func TestS324UnreadyForLongIsRolledBack(t *testing.T) {
+	for unready, want := range map[time.Duration]operation.State{5 * time.Second: operation.Done, time.Minute: operation.Failed} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			r.unready = unready
+			r.boot()
+			defer func() { r.off() }()
+			o := r.run(Arguments{From: older, To: newer})
+			if o.State != want || want == operation.Failed && !strings.Contains(o.Error, "after it was ready, for 10s: kube-apiserver isn't ready") {
+				t.Errorf("unready for %s: %s: %s", unready, o.State, o.Error)
+			}
+		})
+	}
+}
+
 func TestCrashLoopIsRolledBackAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)

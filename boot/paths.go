@@ -14,6 +14,7 @@ const (
 	ClockFile    = "/system/state/clock"       // last saved time, the clock's floor
 	SecretsDir   = "/system/secrets"           // tmpfs, 0700
 	EphemeralDir = "/var"                      // EPHEMERAL partition
+	PstoreDir    = "/sys/fs/pstore"            // what the kernel stored when it died
 	LogDir       = "/var/log"                  // logs of services, rotated
 	RunDir       = "/run/garboard"             // sockets
 	// MachineSocket is the machine API, behind apid. It has a directory of its

@@ -59,7 +59,7 @@ var mounts = append(slices.Clone(earlyMounts), []mountPoint{
 	{target: "/sys/kernel/security", fstype: "securityfs", flags: noSuidDevExec, machine: true, without: "the kernel may be built without security modules"},
 	{target: "/sys/kernel/tracing", fstype: "tracefs", flags: noSuidDevExec, machine: true, without: "only tracing tools miss it"},
 	{target: "/sys/firmware/efi/efivars", fstype: "efivarfs", flags: noSuidDevExec, machine: true, without: "the firmware may be a BIOS"},
-	{target: "/sys/fs/pstore", fstype: "pstore", flags: noSuidDevExec, machine: true, without: "only the last words of a kernel that died are lost"},
+	{target: boot.PstoreDir, fstype: "pstore", flags: noSuidDevExec, machine: true, without: "only the last words of a kernel that died are lost"},
 }...)
 
 // mountAll mounts the rows of a table in order. skipped is called for those

@@ -213,6 +213,9 @@ func (c *Cluster) Freeze(ctx context.Context, node string) error { return c.verb
 // Thaw lets a frozen node run again.
 func (c *Cluster) Thaw(ctx context.Context, node string) error { return c.verb(ctx, node, "thaw") }
 
+// Interrupt sends a nonmaskable interrupt to a node.
+func (c *Cluster) Interrupt(ctx context.Context, node string) error { return c.verb(ctx, node, "nmi") }
+
 // SetEndpoint turns the cluster's endpoint on or off, where it is a load balancer. The port
 // on this machine's loopback stays open in any case.
 func (c *Cluster) SetEndpoint(ctx context.Context, on bool) error {

@@ -18,7 +18,7 @@ import (
 // owner may enter:
 //
 //	GET  /status                      all nodes
-//	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw
+//	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw, nmi
 //	POST /nodes/NAME/network?…        the conditions of its network; see network.Conditions
 //	POST /endpoint/VERB               on, off: the load balancer, for the nodes
 //	POST /nodes/NAME/clock?offset=D   how wrong its clock is from its next start on
@@ -41,6 +41,7 @@ func (h *hostProcess) control() http.Handler {
 		"cut":    func(n *node, _ *http.Request) error { return n.cut() },
 		"freeze": func(n *node, r *http.Request) error { return n.freeze(r.Context(), true) },
 		"thaw":   func(n *node, r *http.Request) error { return n.freeze(r.Context(), false) },
+		"nmi":    func(n *node, r *http.Request) error { return n.interrupt(r.Context()) },
 		"network": func(n *node, r *http.Request) error {
 			to, err := parseConditions(r.URL.Query())
 			if err != nil {

@@ -226,6 +226,17 @@ func (n *node) freeze(ctx context.Context, frozen bool) error {
 	return nil
 }
 
+func (n *node) interrupt(ctx context.Context) error {
+	r, _, err := n.current()
+	if err != nil {
+		return err
+	}
+	if err := r.Interrupt(ctx); err != nil {
+		return fmt.Errorf("node %s: %w", n.Name, err)
+	}
+	return nil
+}
+
 // shutdown ends the node. It does not start again.
 func (n *node) shutdown(budget time.Duration) {
 	n.starting.Lock() // a node that is starting runs afterwards, and can be stopped

@@ -55,6 +55,7 @@ func (r *switchedRun) finish(end exit.Reason)             { r.once.Do(func() { r
 func (r *switchedRun) Wait() (exit.Reason, error)         { <-r.ended; return r.end, nil }
 func (r *switchedRun) PowerOff(context.Context) error     { r.finish(exit.Off); return nil }
 func (r *switchedRun) Cut()                               { r.finish(exit.Killed) }
+func (r *switchedRun) Interrupt(context.Context) error    { return nil }
 func (r *switchedRun) Freeze(context.Context, bool) error { return nil }
 
 // slowLog is a log on a busy disk: the end of a node is written late.

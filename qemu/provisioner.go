@@ -107,6 +107,8 @@ type running interface {
 	Cut()
 	// Freeze stops the node, or lets it run again.
 	Freeze(ctx context.Context, frozen bool) error
+	// Interrupt sends a nonmaskable interrupt, as the NMI button of a server does.
+	Interrupt(ctx context.Context) error
 }
 
 // A provisioner runs the nodes of one cluster, on its network.

@@ -85,7 +85,7 @@ func NewNode(o Options) (*Node, error) {
 		if err := applier.StateReady(); err != nil {
 			return err
 		}
-		if err := applier.RecordBoot(n.slots.Running()); err != nil {
+		if err := applier.RecordBoot(n.slots.Running(), panicked(o.Mode)); err != nil {
 			o.Logs.Logger(machine.ID).Error("this boot isn't recorded", "err", err)
 		}
 		n.ops.Open()
@@ -199,8 +199,8 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.forward = forward.New(forward.Options{Mode: o.Mode, Store: store, Logs: o.Logs, Since: since, AuditLog: controlplane.AuditLog})
+	n.forward = forward.New(forward.Options{Store: store, Logs: o.Logs, AuditLog: controlplane.AuditLog})
 	chartTo, _ := o.Cmdline.Get(paramChart)
-	n.report = reporter{graph: n.graph, store: store, logs: o.Logs, chartTo: chartTo, since: since}
+	n.report = reporter{mode: o.Mode, graph: n.graph, store: store, logs: o.Logs, chartTo: chartTo, since: since}
 	return n, nil
 }

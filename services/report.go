@@ -2,6 +2,7 @@ package services
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 const (
@@ -28,6 +30,7 @@ const (
 // reporter tells the console the story of the services: every transition, what
 // the machine waits for and since when, and, once all are up, the boot chart.
 type reporter struct {
+	mode    boot.Mode
 	graph   *dag.Graph
 	store   *resource.Store
 	logs    *logs.Logs
@@ -72,13 +75,38 @@ func (r *reporter) event(e dag.Event) {
 	r.logs.Printf("%s: %s%s: %s", e.Service, e.State, up, besides(e.State, e.Message))
 	if e.Service == disks.ID && e.Up && !r.persisted {
 		r.persisted = true
-		if err := r.logs.Persist(boot.LogDir); err != nil {
+		if err := r.logs.Persist(boot.LogDir, machine.BootNumber(r.store)); err != nil {
 			r.logs.Printf("logs stay in memory only: %v", err)
+		} else if r.mode == boot.Machine {
+			r.crash()
 		}
 	}
 	if e.Up && !r.charted && waitingFor(r.graph.Statuses(), 0) == "" {
 		r.charted = true
 		r.chart()
+	}
+}
+
+// panicked is why the kernel of the last boot died, "" if nothing is known.
+func panicked(mode boot.Mode) string {
+	if mode != boot.Machine { // a container's kernel is its host's
+		return ""
+	}
+	_, why, _ := logs.Crash(boot.PstoreDir)
+	return why
+}
+
+// crash moves what the kernel of an earlier boot stored to the log of it.
+func (r *reporter) crash() {
+	lines, why, forget := logs.Crash(boot.PstoreDir)
+	if len(lines) == 0 {
+		return
+	}
+	w := r.logs.Writer(logs.CrashID)
+	fmt.Fprintln(w, strings.Join(lines, "\n"))
+	r.logs.Printf("the kernel died in an earlier boot: %s; gbctl logs %s", cmp.Or(why, "it stored no reason"), logs.CrashID)
+	if err := forget(); err != nil {
+		r.logs.Printf("remove what the kernel stored: %v", err)
 	}
 }
 

@@ -6,9 +6,11 @@ import (
 	"sync"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/front/api"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // Run runs the node until ctx is cancelled and everything has stopped, services
@@ -35,6 +37,13 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 	})
 	wg.Go(func() { n.forward.Run(rctx) })
+	if n.report.mode == boot.Machine { // a container's kernel is its host's
+		wg.Go(func() {
+			if err := n.logs.FollowKernel(rctx, logs.KmsgDevice, n.report.since); err != nil && rctx.Err() == nil {
+				n.logs.Logger(machine.ID).Warn("the kernel's messages aren't logged any more", "err", err.Error())
+			}
+		})
+	}
 	events := n.graph.Subscribe(rctx)
 	wg.Go(func() { n.report.run(rctx, events) })
 	wg.Go(func() { n.prove(ctx) })

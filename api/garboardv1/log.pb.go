@@ -123,7 +123,11 @@ type ReadLogRequest struct {
 	// Instead of the current log, send the earlier lines of a service that are in its
 	// rotated files, /var/log/ID.log.3 to .1: those before the current file, also of
 	// earlier boots. It excludes follow.
-	Previous      bool `protobuf:"varint,5,opt,name=previous,proto3" json:"previous,omitempty"`
+	Previous bool `protobuf:"varint,5,opt,name=previous,proto3" json:"previous,omitempty"`
+	// Instead of the current log, send all lines of a boot that the files of a service
+	// have: 1 and up is the number of a boot as the resource Boots has it, -1 the boot
+	// before this one, and so on. It excludes follow and previous.
+	Boot          int64 `protobuf:"varint,6,opt,name=boot,proto3" json:"boot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -191,6 +195,13 @@ func (x *ReadLogRequest) GetPrevious() bool {
 		return x.Previous
 	}
 	return false
+}
+
+func (x *ReadLogRequest) GetBoot() int64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
 }
 
 type LogChunk struct {
@@ -381,7 +392,7 @@ const file_garboard_v1_log_proto_rawDesc = "" +
 	"kubernetes\x18\x01 \x01(\bR\n" +
 	"kubernetes\"$\n" +
 	"\x10ListLogsResponse\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\tR\x03ids\"\x88\x01\n" +
+	"\x03ids\x18\x01 \x03(\tR\x03ids\"\x9c\x01\n" +
 	"\x0eReadLogRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1e\n" +
 	"\n" +
@@ -389,7 +400,8 @@ const file_garboard_v1_log_proto_rawDesc = "" +
 	"kubernetes\x12\x12\n" +
 	"\x04tail\x18\x03 \x01(\x05R\x04tail\x12\x16\n" +
 	"\x06follow\x18\x04 \x01(\bR\x06follow\x12\x1a\n" +
-	"\bprevious\x18\x05 \x01(\bR\bprevious\"4\n" +
+	"\bprevious\x18\x05 \x01(\bR\bprevious\x12\x12\n" +
+	"\x04boot\x18\x06 \x01(\x03R\x04boot\"4\n" +
 	"\bLogChunk\x12\x14\n" +
 	"\x05lines\x18\x01 \x03(\tR\x05lines\x12\x12\n" +
 	"\x04lost\x18\x02 \x01(\x04R\x04lost\":\n" +

@@ -205,6 +205,11 @@ func (r *Running) Cut() {
 	_ = cgroup.Freeze(r.cgroup, false)
 }
 
+// Interrupt can't be done to a container.
+func (r *Running) Interrupt(context.Context) error {
+	return errors.New("a container has no processor of its own: only a machine in QEMU has an NMI")
+}
+
 // Freeze stops the node's processes, or lets them run again.
 func (r *Running) Freeze(_ context.Context, frozen bool) error {
 	return cgroup.Freeze(r.cgroup, frozen)

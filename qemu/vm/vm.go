@@ -356,6 +356,9 @@ func (r *Running) PowerOff(ctx context.Context) error {
 // Cut ends the machine at once, as a power failure does.
 func (r *Running) Cut() { _ = r.cmd.Process.Kill() }
 
+// Interrupt sends a nonmaskable interrupt to all processors.
+func (r *Running) Interrupt(ctx context.Context) error { return r.monitor.Do(ctx, "inject-nmi") }
+
 // Freeze stops the machine's processors, or lets them run again.
 func (r *Running) Freeze(ctx context.Context, frozen bool) error {
 	if frozen {

@@ -21,6 +21,7 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 		{"cut", "has no power", (*qemu.Cluster).Cut},
 		{"freeze", "is frozen", (*qemu.Cluster).Freeze},
 		{"thaw", "runs again", (*qemu.Cluster).Thaw},
+		{"nmi", "got a nonmaskable interrupt", (*qemu.Cluster).Interrupt},
 	} {
 		cmd.AddCommand(nodeCommand(verb.name, func(ctx context.Context, c *qemu.Cluster, node string) error {
 			if err := verb.do(c, ctx, node); err != nil {

@@ -116,8 +116,8 @@ func (a *app) logsCommand() *cobra.Command {
 			if len(args) == 0 {
 				return a.logNames(cmd.Context(), r.Kubernetes)
 			}
-			if r.Previous && (r.Follow || r.Kubernetes) {
-				return usagef("--previous is for services, and excludes --follow and --kubernetes")
+			if earlier := r.Previous || r.Boot != 0; earlier && (r.Follow || r.Kubernetes) || r.Previous && r.Boot != 0 {
+				return usagef("--previous and --boot are for services, and exclude --follow, --kubernetes and each other")
 			}
 			r.Id, r.Tail = args[0], tail(last)
 			p := a.printer()
@@ -134,6 +134,7 @@ func (a *app) logsCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "containers of Kubernetes instead of services")
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new lines, until Ctrl-C")
 	cmd.Flags().BoolVar(&r.Previous, "previous", false, "show the lines in the rotated files of a service, also of earlier boots, oldest first")
+	cmd.Flags().Int64Var(&r.Boot, "boot", 0, "show the lines of an earlier boot: -1 is the one before this one, 1 and up its number in `gbctl get boots`")
 	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
 	return cmd
 }

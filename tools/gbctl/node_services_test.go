@@ -70,6 +70,9 @@ func (s logService) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRe
 	if r.Msg.Previous {
 		lines = []string{"earliest line", "earlier line"}
 	}
+	if r.Msg.Boot != 0 {
+		lines = []string{"the first", fmt.Sprintf("the last of boot %d", r.Msg.Boot)}
+	}
 	if r.Msg.Tail != 0 {
 		lines = lines[len(lines)-int(max(r.Msg.Tail, 0)):]
 	}

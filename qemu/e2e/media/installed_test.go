@@ -37,6 +37,8 @@ func TestInstalledMachine(t *testing.T) {
 	m.Reached("the node is Ready, from its disk")
 	c.Kubectl("create", "configmap", "mine", "--from-literal=kept=yes")
 	c = c.Patient(systemBudget)
+	panics(t, c)
+	m.Reached("the kernel has panicked, and the next boot has its last words")
 
 	slots := func(want string) {
 		t.Helper()
@@ -83,4 +85,33 @@ func TestInstalledMachine(t *testing.T) {
 	slots("A bad v3.0.0 no no it was started, and didn't become healthy before the machine restarted")
 	slots("B good v2.0.0 yes yes")
 	c.Ready(m)
+}
+
+// panics lets the kernel die. Firmware keeps its last messages, and the node has them after its next boot, with the
+// logs of the boot before (duty 13).
+func panics(t *testing.T, c *e2etest.Cluster) {
+	t.Helper()
+	const setting = "/proc/sys/kernel/unknown_nmi_panic"
+	c.Gbctl("-n", c.Node(), "patch", "mc", "-p", `machine: {sysctls: {kernel.unknown_nmi_panic: "1"}}`)
+	c.Eventually(bootBudget, "the kernel takes the setting", func() error {
+		out, err := c.TryGbctl("-n", c.Node(), "read", setting)
+		if err == nil && strings.TrimSpace(out) != "1" {
+			err = fmt.Errorf("%s has %q", setting, out)
+		}
+		return err
+	})
+	if err := c.Interrupt(t.Context(), c.Nodes[0].Name); err != nil {
+		t.Fatal(err)
+	}
+	c.Says(2*bootBudget, 0, "the kernel died in an earlier boot: NMI: Not continuing; gbctl logs crash")
+	for want, args := range map[string][]string{
+		"the kernel panicked: NMI: Not continuing":        {"get", "boots"},
+		"Kernel panic - not syncing: NMI: Not continuing": {"logs", "crash"},
+		"Linux version": {"logs", "kernel", "--boot", "-1"},
+		"configuration applied version=2 mode=immediate": {"logs", "machined", "--boot", "-1"},
+	} {
+		if out := c.Gbctl(append([]string{"-n", c.Node()}, args...)...); !strings.Contains(out, want) {
+			t.Errorf("gbctl %s doesn't have %q:\n%s", strings.Join(args, " "), want, out)
+		}
+	}
 }

@@ -31,6 +31,7 @@ type disk struct {
 
 	mu      sync.Mutex      // guards all below; the innermost of the locks
 	dir     string          // of the files
+	boot    uint64          // the number of this boot
 	begun   map[string]bool // logs whose current file is of this boot
 	queue   chan record     // nil: nothing is persisted
 	done    chan struct{}
@@ -51,8 +52,9 @@ type record struct{ id, line string }
 
 // Persist writes all logs, from their first line in memory on, also to
 // dir/<id>.log from now on. Files of the last boots are kept as <id>.log.1 and
-// up. The directory is made; its parent must exist.
-func (l *Logs) Persist(dir string) error {
+// up; the first line of each has the number of its boot. The directory is made; its
+// parent must exist.
+func (l *Logs) Persist(dir string, boot uint64) error {
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("persist logs: %w", err)
 	}
@@ -80,12 +82,12 @@ func (l *Logs) Persist(dir string) error {
 		}
 	}
 	done := make(chan struct{})
-	w := &diskWriter{disk: d, dir: dir, files: map[string]*logFile{}}
+	w := &diskWriter{disk: d, dir: dir, head: bootLine(boot), files: map[string]*logFile{}}
 	go func() {
 		defer close(done)
 		w.run(queue)
 	}()
-	d.dir, d.begun, d.queue, d.done = dir, map[string]bool{}, queue, done
+	d.dir, d.boot, d.begun, d.queue, d.done = dir, boot, map[string]bool{}, queue, done
 	return nil
 }
 
@@ -130,6 +132,7 @@ func (d *disk) takeDropped() int {
 type diskWriter struct {
 	disk     *disk
 	dir      string
+	head     string // the first line of a file
 	files    map[string]*logFile
 	lost     int  // lines since writing last worked
 	reported bool // on the console, since then
@@ -172,6 +175,7 @@ func (w *diskWriter) write(rec record) {
 // logFile is one open <id>.log.
 type logFile struct {
 	path string
+	head string
 	file file // nil: to be opened with the next line
 	size int64
 }
@@ -180,7 +184,7 @@ func (w *diskWriter) file(id string) (*logFile, error) {
 	if f := w.files[id]; f != nil {
 		return f, nil
 	}
-	f := &logFile{path: logPath(w.dir, id)}
+	f := &logFile{path: logPath(w.dir, id), head: w.head}
 	// What is there is of an earlier boot.
 	if err := shift(f.path); err != nil {
 		return nil, err
@@ -197,6 +201,11 @@ func (w *diskWriter) file(id string) (*logFile, error) {
 func logPath(dir, id string) string {
 	return filepath.Join(dir, strings.ReplaceAll(id, "/", "_")+".log")
 }
+
+// bootLine is the first line of each file.
+func bootLine(boot uint64) string { return fmt.Sprintf("%s%d --", bootHead, boot) }
+
+const bootHead = "-- boot "
 
 // rotated is the path of the file that was current i files ago.
 func rotated(path string, i int) string {
@@ -220,6 +229,7 @@ func (f *logFile) append(open func(string) (file, error), line string) (err erro
 			return err
 		}
 		f.size = 0
+		line = f.head + "\n" + line
 	}
 	n, err := f.file.Write(append([]byte(line), '\n'))
 	if err != nil {

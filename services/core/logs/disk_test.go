@@ -28,7 +28,7 @@ func TestPersistKeepsEarlierLinesAndEarlierBoots(t *testing.T) {
 		l := New(nil)
 		w := l.Writer("etcd")
 		fmt.Fprintf(w, "boot %d early\n", boot)
-		if err := l.Persist(dir); err != nil {
+		if err := l.Persist(dir, uint64(boot)); err != nil {
 			t.Fatal(err)
 		}
 		fmt.Fprintf(w, "boot %d late\n", boot)
@@ -37,7 +37,7 @@ func TestPersistKeepsEarlierLinesAndEarlierBoots(t *testing.T) {
 		l.Release() // twice is harmless
 	}
 	for i, name := range []string{"etcd.log", "etcd.log.1", "etcd.log.2", "etcd.log.3"} {
-		want := fmt.Sprintf("boot %d early\nboot %d late\n", 5-i, 5-i)
+		want := fmt.Sprintf("-- boot %d --\nboot %d early\nboot %d late\n", 5-i, 5-i, 5-i)
 		if got := read(t, filepath.Join(dir, name)); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
@@ -64,7 +64,7 @@ func TestPreviousLines(t *testing.T) {
 	var last *Logs
 	for boot := range 6 {
 		last = New(nil)
-		if err := last.Persist(dir); err != nil {
+		if err := last.Persist(dir, uint64(boot)); err != nil {
 			t.Fatal(err)
 		}
 		fmt.Fprintf(last.Writer("etcd"), "boot %d one\nboot %d two\n", boot, boot)
@@ -80,7 +80,7 @@ func TestPreviousLines(t *testing.T) {
 	}
 	defer last.Release()
 	eventually.That(t, 10*time.Second, "the line of this boot is on the disk", func() error {
-		if text := read(t, filepath.Join(dir, "etcd.log")); text != "boot 5 one\nboot 5 two\n" {
+		if text := read(t, filepath.Join(dir, "etcd.log")); text != "-- boot 5 --\nboot 5 one\nboot 5 two\n" {
 			return fmt.Errorf("it has %q", text)
 		}
 		return nil
@@ -97,6 +97,23 @@ func TestPreviousLines(t *testing.T) {
 	if got := previous(last, "never", 0); got != nil {
 		t.Errorf("of a log without files: %q", got)
 	}
+	for boot, want := range map[int64][]string{-1: all[4:], -3: all[:2], 2: all[:2], 5: {"boot 5 one", "boot 5 two"}} {
+		var got []string
+		for line, err := range last.OfBoot("etcd", boot, 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, line)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("of boot %d: %q, want %q", boot, got, want)
+		}
+	}
+	for _, err := range last.OfBoot("etcd", -4, 0) {
+		if !errors.Is(err, ErrNoBoot) || !strings.Contains(err.Error(), "of boot 1; the files have those of: boot 2, boot 3, boot 4, boot 5") {
+			t.Errorf("of a boot without files: %v", err)
+		}
+	}
 	for line := range last.Previous("etcd", 0) { // a reader may leave
 		if line != all[0] {
 			t.Errorf("the first is %q", line)
@@ -108,7 +125,7 @@ func TestPreviousLines(t *testing.T) {
 func TestRotationBoundsSize(t *testing.T) {
 	dir := t.TempDir()
 	l := New(nil)
-	if err := l.Persist(dir); err != nil {
+	if err := l.Persist(dir, 1); err != nil {
 		t.Fatal(err)
 	}
 	w := l.Writer("big/one")
@@ -139,11 +156,11 @@ func TestRotationBoundsSize(t *testing.T) {
 func TestPersistTwiceFails(t *testing.T) {
 	l := New(nil)
 	dir := t.TempDir()
-	if err := l.Persist(dir); err != nil {
+	if err := l.Persist(dir, 1); err != nil {
 		t.Fatal(err)
 	}
 	defer l.Release()
-	if err := l.Persist(dir); err == nil {
+	if err := l.Persist(dir, 1); err == nil {
 		t.Error("no error")
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -18,7 +20,8 @@ const maxKernelRecord = 8 << 10
 
 // KernelRecord is a message of the kernel's log.
 type KernelRecord struct {
-	Level     int // as syslog(3) counts
+	Level     int  // as syslog(3) counts
+	Program   bool // it is a message of a program, and not of the kernel
 	Sequence  uint64
 	SinceBoot time.Duration
 	Message   string
@@ -100,6 +103,43 @@ func (k *KernelReader) read(wait bool) ([]byte, error) {
 	return k.buf[:n], nil
 }
 
+// KernelID is the log with the kernel's messages of this boot.
+const KernelID = "kernel"
+
+// FollowKernel adds the kernel's messages, from the first one on, to the log KernelID, until
+// ctx ends; since is the time since boot. Messages that programs write there aren't added: ours are in their own logs.
+func (l *Logs) FollowKernel(ctx context.Context, path string, since func() time.Duration) error {
+	k, err := ReadKernel(path)
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	var next uint64
+	for {
+		m, err := k.Next(ctx, true)
+		if err != nil {
+			return err
+		}
+		at := l.now().Add(m.SinceBoot - since()) // by the clock of now: it may have been set
+		if next != 0 && m.Sequence > next {
+			l.addKernel(at, priority(slog.LevelWarn), fmt.Sprintf("%d messages of the kernel are missing here: they were too many at once", m.Sequence-next))
+		}
+		if next = m.Sequence + 1; !m.Program {
+			l.addKernel(at, m.Level, m.Message)
+		}
+	}
+}
+
+func (l *Logs) addKernel(at time.Time, level int, text string) {
+	shown := slog.LevelInfo
+	for _, other := range []slog.Level{slog.LevelWarn, slog.LevelError} {
+		if level <= priority(other) {
+			shown = other
+		}
+	}
+	l.put(at.UTC().Format(timeLayout)+"  "+levelPrefix(shown)+text, Record{Time: at, Facility: FacilityKernel, Service: KernelID, Level: level, Message: text})
+}
+
 // parseKernel reads a record: "priority,sequence,microseconds,flags;text", and
 // then lines that begin with a blank and aren't for people. nil for what is none.
 func parseKernel(record []byte) *KernelRecord {
@@ -119,7 +159,7 @@ func parseKernel(record []byte) *KernelRecord {
 	text, _, _ = strings.Cut(text, "\n")
 	const levels = 8 // below are the levels of syslog(3), above the facilities
 	return &KernelRecord{
-		Level: int(numbers[0] % levels), Sequence: numbers[1], SinceBoot: time.Duration(numbers[2]) * time.Microsecond,
+		Level: int(numbers[0] % levels), Program: numbers[0] >= levels, Sequence: numbers[1], SinceBoot: time.Duration(numbers[2]) * time.Microsecond,
 		Message: unescape(text),
 	}
 }

@@ -129,15 +129,20 @@ func (l *Logs) add(id, line string) {
 	if len(line) > maxLine {
 		line = line[:maxLine]
 	}
-	r := l.ring(id)
+	level, _, text := Parse(line)
+	l.put(line, Record{Time: l.now(), Facility: FacilityService, Service: id, Level: level, Message: text})
+}
+
+// put adds a line, and the same as a record of the feed.
+func (l *Logs) put(line string, rec Record) {
+	r := l.ring(rec.Service)
 	// The ring's lock is held over both, so that ring and file have one order,
 	// and so that Persist sees each line either in the ring or in the queue.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.add(line)
-	l.disk.enqueue(id, line)
-	level, _, text := Parse(line)
-	l.feed.Add(Record{Time: l.now(), Facility: FacilityService, Service: id, Level: level, Message: text})
+	l.disk.enqueue(rec.Service, line)
+	l.feed.Add(rec)
 }
 
 func (l *Logs) ring(id string) *ring {

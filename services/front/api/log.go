@@ -67,11 +67,12 @@ func (s *logService) Read(ctx context.Context, req *connect.Request[apiv1.ReadLo
 // that the log was found.
 func (s *logService) read(ctx context.Context, req *apiv1.ReadLogRequest, send func(lines []string, lost uint64) error) error {
 	kubernetes := req.GetKubernetes() || strings.Contains(req.GetId(), "/")
+	earlier := req.GetPrevious() || req.GetBoot() != 0
 	switch {
-	case req.GetPrevious() && req.GetFollow():
-		return failed(connect.CodeInvalidArgument, "previous and follow exclude each other: earlier lines don't change")
-	case req.GetPrevious() && kubernetes:
-		return failed(connect.CodeInvalidArgument, "previous is for the logs of services; files of containers are in %s: see gbctl ls and gbctl read", defaultPodLogs)
+	case earlier && req.GetFollow() || req.GetPrevious() && req.GetBoot() != 0:
+		return failed(connect.CodeInvalidArgument, "previous, boot and follow exclude each other: earlier lines don't change")
+	case earlier && kubernetes:
+		return failed(connect.CodeInvalidArgument, "previous and boot: each is for the logs of services; files of containers are in %s: see gbctl ls and gbctl read", defaultPodLogs)
 	case kubernetes:
 		return s.readContainer(ctx, req, send)
 	}
@@ -79,8 +80,8 @@ func (s *logService) read(ctx context.Context, req *apiv1.ReadLogRequest, send f
 	if ids := s.ids(); !slices.Contains(ids, id) {
 		return failed(connect.CodeNotFound, "there is no log %q; there are %s; logs of containers are namespace/pod:container", shortened(readable(id)), strings.Join(ids, ", "))
 	}
-	if req.GetPrevious() {
-		return s.readPrevious(id, req, send)
+	if earlier {
+		return s.readEarlier(id, req, send)
 	}
 	reader := s.opts.Logs.Read(id, int(req.GetTail()))
 	for first := true; ; first = false {
@@ -99,13 +100,20 @@ func (s *logService) read(ctx context.Context, req *apiv1.ReadLogRequest, send f
 	}
 }
 
-// readPrevious hands the rotated files of a log to send.
-func (s *logService) readPrevious(id string, req *apiv1.ReadLogRequest, send func(lines []string, lost uint64) error) error {
+// readEarlier hands lines of the files of a log to send.
+func (s *logService) readEarlier(id string, req *apiv1.ReadLogRequest, send func(lines []string, lost uint64) error) error {
 	var lines []string
 	size := 0
-	for line, err := range s.opts.Logs.Previous(id, int(req.GetTail())) {
+	all := s.opts.Logs.Previous(id, int(req.GetTail()))
+	if boot := req.GetBoot(); boot != 0 {
+		all = s.opts.Logs.OfBoot(id, boot, int(req.GetTail()))
+	}
+	for line, err := range all {
 		if errors.Is(err, logs.ErrNotPersisted) {
 			return connect.NewError(connect.CodeUnavailable, err)
+		}
+		if errors.Is(err, logs.ErrNoBoot) {
+			return connect.NewError(connect.CodeNotFound, err)
 		}
 		if err != nil {
 			return connect.NewError(connect.CodeInternal, err)

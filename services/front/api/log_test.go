@@ -111,12 +111,12 @@ func TestPreviousLogsOfServices(t *testing.T) {
 	r := newRig(t).serve()
 	dir := filepath.Join(t.TempDir(), "log")
 	before := logs.New(nil)
-	must(t, before.Persist(dir))
+	must(t, before.Persist(dir, 1))
 	fmt.Fprint(before.Writer("kubelet"), "one\ntwo\n")
 	before.Release()
 	_, err := r.readLog(&apiv1.ReadLogRequest{Id: "kubelet", Previous: true})
 	wantCode(t, err, connect.CodeUnavailable, "EPHEMERAL isn't mounted")
-	must(t, r.opts.Logs.Persist(dir))
+	must(t, r.opts.Logs.Persist(dir, 2))
 	t.Cleanup(r.opts.Logs.Release)
 	for tail, want := range map[int32][]string{0: {"one", "two"}, 1: {"two"}, -1: nil} {
 		lines, err := r.readLog(&apiv1.ReadLogRequest{Id: "kubelet", Previous: true, Tail: tail})
@@ -125,6 +125,14 @@ func TestPreviousLogsOfServices(t *testing.T) {
 			t.Errorf("tail %d: %q, want %q", tail, lines, want)
 		}
 	}
+	lines, err := r.readLog(&apiv1.ReadLogRequest{Id: "kubelet", Boot: -1, Tail: 1})
+	if err != nil || !slices.Equal(lines, []string{"two"}) {
+		t.Errorf("of the boot before: %q, %v", lines, err)
+	}
+	_, err = r.readLog(&apiv1.ReadLogRequest{Id: "kubelet", Boot: 7})
+	wantCode(t, err, connect.CodeNotFound, "there are no lines of boot 7; the files have those of: boot 1")
+	_, err = r.readLog(&apiv1.ReadLogRequest{Id: "kubelet", Boot: -1, Previous: true})
+	wantCode(t, err, connect.CodeInvalidArgument, "exclude each other")
 	_, err = r.readLog(&apiv1.ReadLogRequest{Id: "kubelet", Previous: true, Follow: true})
 	wantCode(t, err, connect.CodeInvalidArgument, "exclude each other")
 	_, err = r.readLog(&apiv1.ReadLogRequest{Id: "default/web:web", Previous: true})

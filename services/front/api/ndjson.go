@@ -50,17 +50,21 @@ func (s *Server) ndjson(logs *logService) http.HandlerFunc {
 	}
 }
 
-// logRequest reads the URL: /v1/logs/ID?tail=N&follow=true&previous=true.
+// logRequest reads the URL: /v1/logs/ID?tail=N&follow=true&previous=true&boot=N.
 func logRequest(r *http.Request) (*apiv1.ReadLogRequest, error) {
 	req := &apiv1.ReadLogRequest{Id: r.PathValue("id")}
 	req.Kubernetes = strings.Contains(req.GetId(), "/")
 	query := r.URL.Query()
-	if text := query.Get("tail"); text != "" {
-		tail, err := strconv.ParseInt(text, 10, 32)
-		if err != nil {
-			return nil, failed(connect.CodeInvalidArgument, "tail=%q isn't a number of lines", shortened(readable(text)))
+	for name, set := range map[string]func(int64){"tail": func(n int64) { req.Tail = int32(n) }, "boot": func(n int64) { req.Boot = n }} {
+		text := query.Get(name)
+		if text == "" {
+			continue
 		}
-		req.Tail = int32(tail)
+		n, err := strconv.ParseInt(text, 10, 32)
+		if err != nil {
+			return nil, failed(connect.CodeInvalidArgument, "%s=%q isn't a number", name, shortened(readable(text)))
+		}
+		set(n)
 	}
 	for name, set := range map[string]*bool{"follow": &req.Follow, "previous": &req.Previous} {
 		if !query.Has(name) {

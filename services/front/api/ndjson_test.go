@@ -35,6 +35,7 @@ func TestLogsAreNDJSON(t *testing.T) {
 	for path, want := range map[string]int{
 		"/v1/logs/vim":               http.StatusNotFound,
 		"/v1/logs/etcd?tail=some":    http.StatusBadRequest,
+		"/v1/logs/etcd?boot=last":    http.StatusBadRequest,
 		"/v1/logs/etcd?follow=maybe": http.StatusBadRequest,
 		"/v1/logs/a/b":               http.StatusBadRequest,
 		"/v1/logs/":                  http.StatusNotFound,

@@ -25,7 +25,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -74,16 +73,12 @@ var Destinations = resource.Define[Destination](resource.Definition{
 
 // Options are what the forwarder stands on.
 type Options struct {
-	Mode  boot.Mode
 	Store *resource.Store
 	Logs  *logs.Logs
-	// Since is the time since boot.
-	Since func() time.Duration
 	// AuditLog is the API server's audit log.
 	AuditLog string
 
 	// What tests have in another way.
-	kmsg  string // "": logs.KmsgDevice
 	first time.Duration
 	flush time.Duration
 }
@@ -95,7 +90,6 @@ type Forwarder struct {
 	log     *slog.Logger
 	changed chan struct{} // a destination fails, or works again
 	sources func()        // stops the sources and waits for them; nil: they don't run
-	late    bool          // forwarding was off once: sources begin at their end
 	running map[string]*running
 }
 
@@ -107,7 +101,6 @@ type running struct {
 
 // New returns a forwarder; Run runs it.
 func New(o Options) *Forwarder {
-	o.kmsg = cmp.Or(o.kmsg, logs.KmsgDevice)
 	o.first = cmp.Or(o.first, firstPause)
 	o.flush = cmp.Or(o.flush, flushBudget)
 	return &Forwarder{o: o, log: o.Logs.Logger(LogID), changed: make(chan struct{}, 1), running: map[string]*running{}}
@@ -171,7 +164,6 @@ func (f *Forwarder) set(cfg *config.Config) {
 			f.sources = nil
 		}
 		f.o.Logs.Feed().Keep(false)
-		f.late = true
 	}
 }
 

@@ -3,6 +3,7 @@ package forward
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,7 +23,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -44,7 +44,6 @@ type rig struct {
 	store *resource.Store
 	logs  *logs.Logs
 	o     Options
-	kmsg  *os.File
 }
 
 func newRig(t *testing.T) *rig {
@@ -53,16 +52,10 @@ func newRig(t *testing.T) *rig {
 	r := &rig{t: t, store: resource.NewStore(), logs: logs.New(nil)}
 	must(t, network.Hostnames.Put(r.store.As("test"), network.HostnameID, "node-1"))
 	r.o = Options{
-		Mode: boot.Machine, Store: r.store, Logs: r.logs, Since: func() time.Duration { return time.Minute },
-		AuditLog: filepath.Join(dir, "audit", "kube-apiserver.log"), kmsg: filepath.Join(dir, "kmsg"),
+		Store: r.store, Logs: r.logs, AuditLog: filepath.Join(dir, "audit", "kube-apiserver.log"),
 		first: 10 * time.Millisecond, flush: 100 * time.Millisecond,
 	}
 	must(t, os.Mkdir(filepath.Dir(r.o.AuditLog), 0o700))
-	must(t, unix.Mkfifo(r.o.kmsg, 0o600))
-	var err error
-	r.kmsg, err = os.OpenFile(r.o.kmsg, os.O_RDWR, 0)
-	must(t, err)
-	t.Cleanup(func() { r.kmsg.Close() })
 	return r
 }
 
@@ -268,8 +261,16 @@ func TestAllSourcesInBothFormats(t *testing.T) {
 			}
 			s := newServer(t, read)
 			r.logs.Logger("etcd").Warn("before the configuration", "n", 1)
-			_, err := r.kmsg.WriteString("2,7,30000000,-;Out of memory\n")
+			kernel := filepath.Join(t.TempDir(), "kmsg")
+			must(t, unix.Mkfifo(kernel, 0o600))
+			kmsg, err := os.OpenFile(kernel, os.O_RDWR, 0)
 			must(t, err)
+			t.Cleanup(func() { kmsg.Close() })
+			_, err = kmsg.WriteString("2,7,30000000,-;Out of memory\n")
+			must(t, err)
+			t.Cleanup(owned(func(ctx context.Context) {
+				_ = r.logs.FollowKernel(ctx, kernel, func() time.Duration { return time.Minute })
+			}))
 			r.configure(target(t, "tcp://"+s.address, format))
 			r.run()
 			eventually.That(t, 20*time.Second, "a line of the kernel", func() error {

@@ -4,16 +4,13 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -27,58 +24,15 @@ const (
 	info         = 6 // of syslog(3)
 )
 
-// startSources starts what isn't in the feed anyway: the kernel's log and the audit log.
+// startSources starts what isn't in the feed anyway: the audit log.
 func (f *Forwarder) startSources() (stop func()) {
-	late := f.late
 	return owned(func(ctx context.Context) {
-		var wg sync.WaitGroup
-		defer wg.Wait()
 		audit := &auditLog{path: f.o.AuditLog, feed: f.o.Logs.Feed()}
-		audit.poll(ctx)               // to see what is there before
-		if f.o.Mode == boot.Machine { // a container's kernel is its host's
-			wg.Go(func() {
-				if err := f.followKernel(ctx, late); err != nil && ctx.Err() == nil {
-					f.log.Warn("the kernel's log isn't sent any more", "err", err.Error())
-				}
-			})
+		audit.poll(ctx) // to see what is there before
+		for sleep.For(ctx, auditEvery) {
+			audit.poll(ctx)
 		}
-		wg.Go(func() {
-			for sleep.For(ctx, auditEvery) {
-				audit.poll(ctx)
-			}
-		})
 	})
-}
-
-// followKernel adds the kernel's messages to the feed: those since boot, or, if late, new
-// ones.
-func (f *Forwarder) followKernel(ctx context.Context, late bool) error {
-	k, err := logs.ReadKernel(f.o.kmsg)
-	if err != nil {
-		return err
-	}
-	defer k.Close()
-	if late {
-		if err := k.End(); err != nil {
-			return err
-		}
-	}
-	booted := time.Now().Add(-f.o.Since())
-	var next uint64
-	for {
-		m, err := k.Next(ctx, true)
-		if err != nil {
-			return err
-		}
-		r := logs.Record{Time: booted.Add(m.SinceBoot), Facility: logs.FacilityKernel, Service: "kernel", Level: m.Level, Message: m.Message}
-		if next != 0 && m.Sequence > next {
-			lost := r
-			lost.Level, lost.Message = warning, fmt.Sprintf("%d messages of the kernel are missing here: they were too many at once", m.Sequence-next)
-			f.o.Logs.Feed().Add(lost)
-		}
-		next = m.Sequence + 1
-		f.o.Logs.Feed().Add(r)
-	}
 }
 
 // auditLog reads the API server's audit log as it grows. It keeps no file open, because

@@ -43,8 +43,17 @@ var Boots = resource.Define[Boot](resource.Definition{
 	},
 })
 
-// RecordBoot adds this boot to the history on STATE, once, and publishes it.
-func (a *Applier) RecordBoot(slot string) error {
+// BootNumber is the number of this boot; 0 until it is recorded.
+func BootNumber(r resource.Reader) (number uint64) {
+	for _, b := range Boots.List(r) {
+		number = max(number, b.Spec.Number)
+	}
+	return number
+}
+
+// RecordBoot adds this boot to the history on STATE, once, and publishes it. panicked is why
+// the kernel of the last boot died, as far as it could store that.
+func (a *Applier) RecordBoot(slot, panicked string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.recorded {
@@ -65,8 +74,13 @@ func (a *Applier) RecordBoot(slot string) error {
 	this := Boot{Number: 1, Began: a.o.Now(), Release: boot.Version, Slot: slot, Before: strings.TrimSpace(string(exit))}
 	if n := len(all); n > 0 {
 		last := &all[n-1]
-		if last.Exit = noReason; this.Before != last.Before {
+		switch {
+		case this.Before != last.Before:
 			last.Exit = this.Before
+		case panicked != "":
+			last.Exit = "the kernel panicked: " + panicked
+		default:
+			last.Exit = noReason
 		}
 		this.Number = last.Number + 1
 	}

@@ -14,12 +14,12 @@ import (
 func TestBoots(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	boot := func(slot string) (exits []string) {
+	boot := func(slot string, panicked ...string) (exits []string) {
 		t.Helper()
 		store := resource.NewStore()
 		a := NewApplier(ApplierOptions{Store: store, StateDir: dir, Log: slog.New(slog.DiscardHandler)})
 		for range 2 { // STATE can be mounted again
-			if err := a.RecordBoot(slot); err != nil {
+			if err := a.RecordBoot(slot, strings.Join(panicked, "")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -38,15 +38,16 @@ func TestBoots(t *testing.T) {
 	end("2026-01-01T00:00:00Z reboot: by admin")
 	boot("A")
 	boot("B") // the power was cut
+	boot("B", "NMI")
 	end("2026-01-02T00:00:00Z poweroff: by admin")
-	want := "000001 A 2026-01-01T00:00:00Z reboot: by admin|000002 A " + noReason + "|000003 B 2026-01-02T00:00:00Z poweroff: by admin|000004 A "
+	want := "000001 A 2026-01-01T00:00:00Z reboot: by admin|000002 A " + noReason + "|000003 B the kernel panicked: NMI|000004 B 2026-01-02T00:00:00Z poweroff: by admin|000005 A "
 	if got := strings.Join(boot("A"), "|"); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	for range maxBoots {
 		boot("A")
 	}
-	if all := boot("A"); len(all) != maxBoots || !strings.HasPrefix(all[maxBoots-1], "000037 ") {
+	if all := boot("A"); len(all) != maxBoots || !strings.HasPrefix(all[maxBoots-1], "000038 ") {
 		t.Errorf("%d boots, the last is %s", len(all), all[len(all)-1])
 	}
 	if err := os.WriteFile(filepath.Join(dir, bootsFile), []byte("{"), 0o600); err != nil {

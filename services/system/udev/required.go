@@ -33,6 +33,7 @@ var required = []struct{ name, why string }{
 	{"nft_reject_inet", "kube-proxy's rules"},
 	{"ip_tables", "iptables-legacy in containers looks whether it is there; the kernel never requests it"},
 	{"ip6_tables", "iptables-legacy in containers looks whether it is there; the kernel never requests it"},
+	{"efi_pstore", "what the kernel stores when it dies; it asks for nothing, and a machine without UEFI refuses it"},
 }
 
 // substitutes are loaded if the node /dev/<unless> doesn't exist after the

@@ -15,9 +15,9 @@ import (
 // installerNamespace has the image that a system is installed from, while it is needed. No other image is in it.
 const installerNamespace = "installer"
 
-// Fetch pulls an image, also if one of the same name is there already: a tag can name another image by now.
+// Fetch pulls an image, in place of any earlier one: a tag can name another image by now.
 func (c *Containerd) Fetch(ctx context.Context, ref string, report func(done, of int64)) error {
-	if err := c.Remove(ctx, ref); err != nil {
+	if err := c.Forget(ctx); err != nil {
 		return err
 	}
 	_, err := c.PullWithProgress(ctx, installerNamespace, ref, func(done, total int64) error {
@@ -27,13 +27,18 @@ func (c *Containerd) Fetch(ctx context.Context, ref string, report func(done, of
 	return err
 }
 
-// Remove removes an image that Fetch has pulled.
-func (c *Containerd) Remove(ctx context.Context, ref string) error {
+// Forget removes what Fetch has pulled.
+func (c *Containerd) Forget(ctx context.Context) error {
 	cl, err := c.Client()
 	if err != nil {
 		return err
 	}
-	return ignoreGone(cl.ImageService().Delete(namespaces.WithNamespace(ctx, installerNamespace), ref))
+	ctx = namespaces.WithNamespace(ctx, installerNamespace)
+	all, err := cl.ImageService().List(ctx)
+	for _, image := range all {
+		err = errors.Join(err, ignoreGone(cl.ImageService().Delete(ctx, image.Name)))
+	}
+	return err
 }
 
 // Files calls use with the files of an image that Fetch has pulled. Their paths lead to no file outside of it.

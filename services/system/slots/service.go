@@ -8,7 +8,6 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -21,8 +20,11 @@ type ServiceOptions struct {
 	Install func(ctx context.Context, image string) error
 }
 
-// again is the pause before a machine tries again to install itself from an image.
-const again = 5 * time.Minute
+// A machine that couldn't install itself from an image tries again after a pause. Each pause is twice as long as the last.
+const (
+	firstPause = 5 * time.Minute
+	maxPause   = 2 * time.Hour
+)
 
 // Service is slots in the graph. It is up when it is known which system this boot runs. A machine that was booted from a medium, and has
 // no system on its disk, is installed first, and never gets further. If its configuration has an image, it is installed from that, once
@@ -36,15 +38,37 @@ func Service(o ServiceOptions) dag.Service {
 		if ctx.Err() == nil {
 			h.Started(message)
 		}
-		for image != "" && ctx.Err() == nil {
+		for pause := firstPause; image != "" && ctx.Err() == nil; pause = min(2*pause, maxPause) {
 			if err := o.Install(ctx, image); ctx.Err() == nil {
-				h.Log.Error("this machine isn't installed", "image", image, "err", err, "next try in", again)
+				h.Log.Error("this machine isn't installed", "image", image, "err", err, "next try in", pause)
 			}
-			sleep.For(ctx, again)
+			image = o.Slots.configured(ctx, image, pause)
 		}
 		<-ctx.Done()
 		return nil
 	}}
+}
+
+// image is the one of the configuration.
+func (s *Slots) image() string {
+	if cfg, err := machine.Config(s.o.Store); err == nil {
+		return cfg.Machine.Install.Image
+	}
+	return ""
+}
+
+// configured is the image once the pause is over, or once the configuration has another one than before.
+func (s *Slots) configured(ctx context.Context, before string, pause time.Duration) string {
+	ctx, cancel := context.WithTimeout(ctx, pause)
+	defer cancel()
+	changes := s.o.Store.Watch(ctx, machine.Configs.Type())
+	for ctx.Err() == nil && s.image() == before {
+		select {
+		case <-changes:
+		case <-ctx.Done():
+		}
+	}
+	return s.image()
 }
 
 // begin returns what the users of this machine should know, and the image that it is to be installed from. Nothing that is wrong with the
@@ -64,8 +88,8 @@ func (o ServiceOptions) begin(ctx context.Context, h *dag.Handle) (message, imag
 	if next := slots.Next(); next != "" {
 		return fmt.Sprintf("the machine was booted from a medium or over the network; slot %s of its disk has a system, which doesn't run", next), ""
 	}
-	if cfg, err := machine.Config(o.Slots.o.Store); err == nil && cfg.Machine.Install.Image != "" {
-		return "the machine will be installed from " + cfg.Machine.Install.Image, cfg.Machine.Install.Image
+	if image := o.Slots.image(); image != "" {
+		return "the machine will be installed from " + image, image
 	}
 	src, err := o.Slots.Medium(ctx)
 	if errors.Is(err, ErrNoMedium) {

@@ -67,7 +67,7 @@ type Disks interface {
 type Images interface {
 	Fetch(ctx context.Context, ref string, report func(done, of int64)) error
 	Files(ctx context.Context, ref string, use func(fs.FS) error) error
-	Remove(ctx context.Context, ref string) error
+	Forget(ctx context.Context) error
 }
 
 // Options are what the slots stand on.

@@ -179,8 +179,8 @@ func (m *rig) Files(_ context.Context, ref string, use func(fs.FS) error) error 
 	return use(files)
 }
 
-func (m *rig) Remove(_ context.Context, ref string) error {
-	return os.Remove(filepath.Join(m.dir, ref))
+func (m *rig) Forget(context.Context) error {
+	return os.Remove(filepath.Join(m.dir, "installer"))
 }
 
 func must(t *testing.T, err error) {

@@ -187,7 +187,7 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 		return err
 	}
 	if src.Image != "" { // its space is needed no longer
-		if err := s.o.Images.Remove(ctx, src.Image); err != nil {
+		if err := s.o.Images.Forget(ctx); err != nil {
 			s.o.Log.Warn("remove the installer image", "image", src.Image, "err", err)
 		}
 	}

@@ -93,7 +93,10 @@ func bench(ctx context.Context, out io.Writer, provisioner string, clusters int)
 	node := func(provisioner string) measure {
 		return measure{provisioner, func() ([]figure, error) { return benchNode(ctx, out, root, provisioner, made) }}
 	}
-	all := []measure{{"sizes", func() ([]figure, error) { return sizes(made) }}}
+	all := []measure{
+		{"sizes", func() ([]figure, error) { return sizes(made) }},
+		{"media", func() ([]figure, error) { return benchMedia(ctx, out, root) }},
+	}
 	switch {
 	case provisioner == qemu.QEMU:
 	case os.Geteuid() != 0:

@@ -11,7 +11,6 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
-	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -54,11 +53,8 @@ func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
 	if err := o.Peers.Check(); err != nil {
 		return survey{}, err
 	}
-	status, err := controlplane.BootstrapStatuses.Get(o.Store, "control-plane")
-	if err == nil && status.Spec.SelfHosted {
+	if controlplane.SelfHosted(o.Store) {
 		return survey{}, errors.New("the control plane is self-hosted: convert it first, by `gbctl convert-k8s`")
-	} else if err != nil && !errors.Is(err, resource.ErrNotFound) {
-		return survey{}, err
 	}
 	s, err := o.survey(ctx)
 	if err != nil {

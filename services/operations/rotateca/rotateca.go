@@ -33,7 +33,7 @@ import (
 const Name = "rotate-ca"
 
 const (
-	// lookTimeout bounds a look at all nodes, in the plan and again as a step.
+	// lookTimeout bounds a look at all nodes in the plan.
 	lookTimeout = 2 * time.Minute
 	// nodeTimeout bounds what is done on one node, and allTimeout on all.
 	nodeTimeout = 15 * time.Minute

@@ -228,10 +228,10 @@ func (o Options) From(ctx context.Context, to string) (string, error) {
 
 func (o Options) preflightStep(a Arguments) operation.Step {
 	return operation.Step{
-		ID: "preflight", What: "check that the cluster can be upgraded", Deadline: preflightTimeout,
+		ID: "preflight", What: "check that the cluster can be upgraded", Deadline: programTimeout, // a restart may have come between
 		Run: func(ctx context.Context, p *operation.Progress) error {
-			s, err := o.look(ctx, a)
-			if err != nil {
+			var s survey
+			if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = o.look(ctx, a); return err }); err != nil {
 				return err
 			}
 			p.Report("%s", rollout.Discovered(s.nodes()))
@@ -297,8 +297,8 @@ func (o Options) imagesStep(a Arguments) operation.Step {
 }
 
 func (o Options) pull(ctx context.Context, p *operation.Progress, n rollout.Node, a Arguments) error {
-	config, _, err := rollout.Config(ctx, o.Peers, n)
-	if err != nil {
+	var config kubeclient.Object
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { config, _, err = rollout.Config(ctx, o.Peers, n); return err }); err != nil {
 		return err
 	}
 	st := state{Node: n, images: imagesOf(config)}

@@ -118,7 +118,7 @@ func (d *Decider) gone(l Look) (gone map[string]bool, end bool) {
 		return nil, false
 	}
 	gone = map[string]bool{}
-	own, ownGone := 0, 0
+	own, ownGone, replaced := 0, 0, false
 	for id, c := range l.Checkpoints {
 		if l.Parents[id] {
 			delete(d.missing, id)
@@ -131,9 +131,13 @@ func (d *Decider) gone(l Look) (gone map[string]bool, end bool) {
 			own, ownGone = own+1, ownGone+1
 		case c.Own:
 			own++
+			replaced = replaced || l.Parents[id]
 		}
 	}
 	if ownGone == 0 || ownGone < own {
+		// Without a new pod, each of its own waits for the last one: the instance that runs
+		// may end with any of them, and the next one would wait for the whole time again.
+		maps.DeleteFunc(gone, func(id string, _ bool) bool { return l.Checkpoints[id].Own && !replaced })
 		return gone, false
 	}
 	for id := range l.Checkpoints {

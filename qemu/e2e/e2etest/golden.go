@@ -59,7 +59,8 @@ func (c *Cluster) constant(text string) string {
 		text = v.part.ReplaceAllString(text, v.by)
 	}
 	for i, n := range c.Nodes {
+		text = strings.ReplaceAll(text, n.Name, strings.TrimPrefix(n.Name, c.Name+"-"))
 		text = regexp.MustCompile(`\b`+regexp.QuoteMeta(n.Address.String())+`\b`).ReplaceAllString(text, fmt.Sprintf("10.5.0.%d", i+2))
 	}
-	return strings.ReplaceAll(text, c.Name+"-", "")
+	return text
 }

@@ -49,6 +49,7 @@ var varying = []struct {
 	{regexp.MustCompile(`\d+\.\d s\b`), "N s"},
 	{regexp.MustCompile(`from \d+\.\d+\.\d+\.\d+:\d+`), "from 10.5.0.1:PORT"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?Z?( UTC)?`), "TIME"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d`), "DATE"},
 	{regexp.MustCompile(`\b[0-9a-f]{64}\b`), "DIGEST"},
 }
 

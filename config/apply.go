@@ -182,10 +182,11 @@ func ownTaints(row *applyRow, _ place, _ Change, _, to *Config) (Effect, string)
 	return row.effect, row.note
 }
 
-// firstAuthority: a cluster without such an authority gets one without a
-// reboot. This happens when the control plane of another system is adopted.
+// firstAuthority: a cluster without such an authority gets one without a reboot, and loses
+// it in the same way. This happens when the control plane of another system is adopted, or a
+// self-hosted one is converted, and when this is undone.
 func firstAuthority(row *applyRow, where place, c Change, from, to *Config) (Effect, string) {
-	if c.Op == Added {
+	if c.Op != Changed {
 		return Live, noteRolling
 	}
 	return issuing(row, where, c, from, to)

@@ -62,7 +62,7 @@ func (n *Node) unhealthy() (names []string) {
 			names = append(names, s.ID)
 		}
 	}
-	if cfg, err := machine.Config(n.Store); err == nil && cfg.Machine.Type.ControlPlane() && len(controlplane.StaticPods.List(n.Store)) == 0 {
+	if cfg, err := machine.Config(n.Store); err == nil && cfg.Machine.Type.ControlPlane() && len(controlplane.StaticPods.List(n.Store)) == 0 && !controlplane.SelfHosted(n.Store) {
 		names = append(names, "static pods") // they aren't made yet, or there is no cluster
 	}
 	for _, reason := range controlplane.Unready(n.Store) {

@@ -38,6 +38,11 @@ func TestUnhealthyStaticPods(t *testing.T) {
 	if got := pods(); got != "static pods" {
 		t.Errorf("before they are made: %q", got)
 	}
+	put(controlplane.BootstrapStatuses.Put(own, "control-plane", controlplane.BootstrapStatus{SelfHosted: true}))
+	if got := pods(); got != "" {
+		t.Errorf("self-hosted: %q", got)
+	}
+	put(controlplane.BootstrapStatuses.Put(own, "control-plane", controlplane.BootstrapStatus{}))
 	for _, name := range []string{"kube-apiserver", "kube-scheduler"} {
 		put(controlplane.StaticPods.Put(own, name, kubeclient.Object{}))
 	}

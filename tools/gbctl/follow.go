@@ -118,8 +118,14 @@ func (f *follower) show(u *apiv1.OperationUpdate) error {
 	if u.Lost {
 		lines = append(lines, "  … (earlier events are not available any more)")
 	}
-	for _, e := range u.Events {
+	for i, e := range u.Events {
+		if e.Kind == apiv1.OperationEvent_KIND_ASKS && i == len(u.Events)-1 && u.Operation.Question != nil {
+			continue // the prompt, which comes next, has the same text
+		}
 		lines = append(lines, eventLine(f.id, e))
+	}
+	if len(lines) == 0 {
+		return nil
 	}
 	return f.out.lines(f.node, lines)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -15,10 +16,31 @@ func (a *app) clusterOperation(use string, dryRun *bool, start question[*apiv1.O
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, planTimeout)
 			return a.untimed(cmd.Context(), use, func(ctx context.Context, c *client.Client) error {
+				if !*dryRun {
+					start = a.unlessRunning(use, start)
+				}
 				_, err := a.begin(ctx, c, *dryRun, start)
 				return err
 			})
 		},
+	}
+}
+
+// unlessRunning starts an operation, or returns the one of this name that runs on the node, so
+// that a user who was interrupted only repeats the command.
+func (a *app) unlessRunning(name string, start question[*apiv1.Operation]) question[*apiv1.Operation] {
+	return func(ctx context.Context, c *client.Client) (*apiv1.Operation, error) {
+		all, err := operations(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range all.Operations {
+			if o.Name == name && o.Ended == nil && !o.Elsewhere {
+				fmt.Fprintf(a.err, "%s: %s already runs, as %s started it: this command follows it\n", c.Name, o.Id, visible(o.By))
+				return o, nil
+			}
+		}
+		return start(ctx, c)
 	}
 }
 

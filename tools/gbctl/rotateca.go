@@ -65,10 +65,7 @@ func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCAReq
 		return err
 	}
 	rctx, done := a.request(ctx, c.Name)
-	o, err := unfinished(rctx, c)
-	if err == nil && o == nil {
-		o, err = start(rctx, c)
-	}
+	o, err := a.unlessRunning(rotateCA, start)(rctx, c)
 	done()
 	if err != nil {
 		return err
@@ -100,17 +97,6 @@ func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCAReq
 		}
 	}
 	return err
-}
-
-// unfinished is a rotation that runs on the node, or nil.
-func unfinished(ctx context.Context, c *client.Client) (*apiv1.Operation, error) {
-	all, err := operations(ctx, c)
-	for _, o := range all.GetOperations() {
-		if o.Name == rotateCA && o.Ended == nil && !o.Elsewhere {
-			return o, nil
-		}
-	}
-	return nil, err
 }
 
 // renewAll renews the context, and the entries of the cluster in the kubeconfig.

@@ -67,9 +67,10 @@ func main() {
 	}
 	p.runtime = cri.NewRuntimeServiceClient(connection)
 	p.awaitLock()
-	for ticker := time.NewTicker(period); ; <-ticker.C {
-		p.look(context.Background())
+	for ticker := time.NewTicker(period); !p.look(context.Background()); <-ticker.C {
 	}
+	say("pod-checkpointer was deleted: this waits for the kubelet to end it")
+	select {} // until a signal
 }
 
 // awaitLock waits until no other instance works on this node: the pod of the DaemonSet and
@@ -118,8 +119,9 @@ func say(format string, args ...any) {
 	fmt.Printf(time.Now().UTC().Format(time.RFC3339)+" "+format+"\n", args...)
 }
 
-// look does what one look at the node needs.
-func (p *program) look(ctx context.Context) {
+// look does what one look at the node needs. It returns true when this program was deleted,
+// and has removed all checkpoints.
+func (p *program) look(ctx context.Context) (end bool) {
 	l := checkpoint.Look{Now: time.Now()}
 	parents, err := p.parents(ctx)
 	p.report("API server", err, "the checkpoints stay as they are")
@@ -136,7 +138,7 @@ func (p *program) look(ctx context.Context) {
 	l.Checkpoints, err = p.store.load()
 	p.report("checkpoints in "+p.store.dir, err, "nothing is activated, deactivated or removed")
 	if err != nil {
-		return
+		return false
 	}
 	actions := p.decider.Decide(l)
 	for _, id := range actions.Activate {
@@ -152,8 +154,13 @@ func (p *program) look(ctx context.Context) {
 	}
 	for _, id := range actions.Remove {
 		say("%s: was deleted, its checkpoint is removed", id)
-		p.report("removal of "+id, p.store.remove(id), "it is tried again")
+		err := p.store.remove(id)
+		p.report("removal of "+id, err, "it is tried again")
+		if err != nil {
+			return false
+		}
 	}
+	return actions.End
 }
 
 func (p *program) parents(ctx context.Context) (_ []checkpoint.Object, err error) {

@@ -28,6 +28,32 @@ const (
 
 var programs = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
+// selfHosted checks what the node reports.
+func selfHosted(c *e2etest.Cluster, want bool) {
+	c.T().Helper()
+	out := c.Gbctl("-n", c.Nodes[0].Address.String(), "get", "bs")
+	if got := strings.Contains(out, "true"); got != want {
+		c.T().Errorf("self-hosted is %v, want %v:\n%s", got, want, out)
+	}
+}
+
+// converted checks that the programs of the first node are static pods, and nothing else.
+func converted(c *e2etest.Cluster) {
+	t := c.T()
+	t.Helper()
+	selfHosted(c, false)
+	sets := c.Kubectl("-n", "kube-system", "get", "daemonsets", "-o", "name")
+	pods := c.Kubectl("-n", "kube-system", "get", "pods", "-o", "name")
+	for _, program := range programs {
+		if strings.Contains(sets, "/"+program) || !strings.Contains(pods, "pod/"+program+"-"+c.Node()) {
+			t.Errorf("%s isn't a static pod only:\n%s\n%s", program, sets, pods)
+		}
+	}
+	if strings.Contains(sets+pods, "pod-checkpointer") {
+		t.Errorf("pod-checkpointer is still there:\n%s\n%s", sets, pods)
+	}
+}
+
 // S-260, S-290 to S-303: a control plane is self-hosted over a reboot, goes back to it at the
 // answer no, and becomes static pods while pods run on.
 func TestS301Convert(t *testing.T) {
@@ -35,14 +61,7 @@ func TestS301Convert(t *testing.T) {
 	c.SelfHost()
 	m.Reached("self-hosted, after a reboot")
 	node := c.Nodes[0].Address.String()
-	selfHosted := func(want bool) {
-		t.Helper()
-		out := c.Gbctl("-n", node, "get", "bs")
-		if got := strings.Contains(out, "true"); got != want {
-			t.Errorf("self-hosted is %v, want %v:\n%s", got, want, out)
-		}
-	}
-	selfHosted(true)
+	selfHosted(c, true)
 	before := c.RunWeb(podBudget, config.DefaultAPIServerImage)
 
 	dry := c.Gbctl("-n", node, "convert-k8s", "--dry-run")
@@ -54,13 +73,16 @@ func TestS301Convert(t *testing.T) {
 		t.Errorf("the dry run has changed the configuration:\n%s", text)
 	}
 
-	out, err := c.Patient(convertBudget).TryGbctl("-n", node, "convert-k8s", "--remove-checkpoints", "--yes")
-	t.Log(out)
-	if err != nil {
-		t.Fatal(err)
+	s := c.Session("-n", node, "convert-k8s", "--remove-checkpoints")
+	for _, question := range []string{first, second} {
+		s.Asks(askBudget, question)
+		s.Type("yes")
 	}
+	if err := s.End(convertBudget); err != nil {
+		t.Fatalf("%v\n%s", err, s.Text())
+	}
+	c.Golden("convert-k8s", s.Text())
 	m.Reached("converted")
-	selfHosted(false)
 	c.Eventually(podBudget, "the pod is as it was", func() error {
 		after, err := c.ContainerID(e2etest.Web)
 		if err == nil && after != before {
@@ -68,16 +90,7 @@ func TestS301Convert(t *testing.T) {
 		}
 		return err
 	})
-	sets := c.Kubectl("-n", "kube-system", "get", "daemonsets", "-o", "name")
-	pods := c.Kubectl("-n", "kube-system", "get", "pods", "-o", "name")
-	for _, program := range programs {
-		if strings.Contains(sets, "/"+program) || !strings.Contains(pods, "pod/"+program+"-"+c.Node()) {
-			t.Errorf("%s isn't a static pod only:\n%s\n%s", program, sets, pods)
-		}
-	}
-	if strings.Contains(pods, "pod-checkpointer") {
-		t.Errorf("pod-checkpointer is still there:\n%s", pods)
-	}
+	converted(c)
 
 	c.Gbctl("-n", node, "reboot", "--wait")
 	m.Reached("rebooted")
@@ -88,7 +101,7 @@ func TestS301Convert(t *testing.T) {
 		}
 		return err
 	})
-	selfHosted(false)
+	selfHosted(c, false)
 }
 
 // Three control planes are converted while clients write and read: nothing that was

@@ -21,12 +21,19 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
+// refName is the annotation with the name of an image in a layout
+// (https://github.com/opencontainers/image-spec/blob/main/annotations.md).
+const refName = "org.opencontainers.image.ref.name"
+
 // WithImage adds an image to those that nodes can pull. It contains only the
 // program of a folder beside the test, as /FOLDER.
-func WithImage(t *testing.T, name, folder string) Option {
+func WithImage(t *testing.T, name, folder string) Option { return WithProgram(t, name, folder, folder) }
+
+// WithProgram is WithImage with another path of the program.
+func WithProgram(t *testing.T, name, folder, path string) Option {
 	t.Helper()
 	return func(o *qemu.Options) {
-		dir, err := addImage(t.TempDir(), o.Images, name, folder)
+		dir, err := addImage(t.TempDir(), o.Images, name, folder, path)
 		if err != nil {
 			t.Fatalf("image of %s: %v", folder, err)
 		}
@@ -34,7 +41,40 @@ func WithImage(t *testing.T, name, folder string) Option {
 	}
 }
 
-func addImage(dir, images, name, folder string) (string, error) {
+// WithName gives an image that nodes can pull another name, too.
+func WithName(t *testing.T, name, of string) Option {
+	t.Helper()
+	return func(o *qemu.Options) {
+		all, err := linked(o.Images, filepath.Join(t.TempDir(), "images"))
+		if err == nil {
+			err = addName(all, name, of)
+		}
+		if err != nil {
+			t.Fatalf("image %s: %v", of, err)
+		}
+		o.Images = string(all)
+	}
+}
+
+func addName(all layout.Path, name, of string) error {
+	index, err := all.ImageIndex()
+	if err != nil {
+		return err
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return err
+	}
+	for _, d := range manifest.Manifests {
+		if d.Annotations[refName] == of {
+			d.Annotations = map[string]string{refName: name}
+			return all.AppendDescriptor(d)
+		}
+	}
+	return errors.New("there is none")
+}
+
+func addImage(dir, images, name, folder, path string) (string, error) {
 	program := filepath.Join(dir, folder)
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "./"+folder)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -47,7 +87,7 @@ func addImage(dir, images, name, folder string) (string, error) {
 	}
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	header := &tar.Header{Name: folder, Mode: 0o755, Size: int64(len(content))}
+	header := &tar.Header{Name: path, Mode: 0o755, Size: int64(len(content))}
 	if err := w.WriteHeader(header); err != nil {
 		return "", err
 	}
@@ -72,7 +112,7 @@ func addImage(dir, images, name, folder string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return string(all), all.AppendImage(image, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": name}))
+	return string(all), all.AppendImage(image, layout.WithAnnotations(map[string]string{refName: name}))
 }
 
 // linked is a layout with the images of another, whose files it links to.

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -31,24 +30,20 @@ const (
 	promise = 2 * time.Second
 )
 
-// waiting is an operation with a question in a list.
-var waiting = regexp.MustCompile(`(rotate-ca-\S+)\s.*asks:`)
-
 // rotation is a rotation that asks its question, and the credentials of before.
 type rotation struct {
 	*e2etest.Cluster
 	node          string
 	kubeconfig    string // of before
 	clientConfig  string // the path of a copy of before
-	id            string
-	result        chan error
+	user          *e2etest.Session
 	renewedConfig string
 }
 
 // begin runs gbctl rotate-ca until it asks.
 func begin(t *testing.T, c *e2etest.Cluster, m *e2etest.Mark) *rotation {
 	t.Helper()
-	r := &rotation{Cluster: c, node: c.Nodes[0].Address.String(), clientConfig: filepath.Join(t.TempDir(), "config"), result: make(chan error, 1)}
+	r := &rotation{Cluster: c, node: c.Nodes[0].Address.String(), clientConfig: filepath.Join(t.TempDir(), "config")}
 	r.kubeconfig = c.Gbctl("-n", r.node, "kubeconfig", "-")
 	text, err := os.ReadFile(c.ClientConfig())
 	if err == nil {
@@ -61,34 +56,12 @@ func begin(t *testing.T, c *e2etest.Cluster, m *e2etest.Mark) *rotation {
 	if after := c.Gbctl("-n", r.node, "kubeconfig", "-"); authority(t, after) != authority(t, r.kubeconfig) {
 		t.Error("the dry run has replaced an authority")
 	}
-	go func() {
-		out, err := c.Patient(rotateBudget).TryGbctl("-n", r.node, "rotate-ca")
-		if err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
-		r.result <- err
-	}()
-	c.Eventually(askBudget, "the operation asks", func() error {
-		select {
-		case err := <-r.result:
-			t.Fatalf("it ended: %v", err)
-		default:
-		}
-		out, err := c.TryGbctl("-n", r.node, "operation", "list")
-		if found := waiting.FindStringSubmatch(out); found != nil {
-			r.id = found[1]
-			return nil
-		}
-		return errors.Join(errors.New("it doesn't ask yet"), err)
-	})
+	r.user = c.Session("-n", r.node, "rotate-ca")
+	r.user.Asks(askBudget, "")
 	m.Reached("asked")
-	c.Eventually(writeBudget, "gbctl has new credentials", func() error {
-		now, err := os.ReadFile(c.ClientConfig())
-		if err == nil && string(now) == string(text) {
-			err = errors.New("the file is as it was")
-		}
-		return err
-	})
+	if now, err := os.ReadFile(c.ClientConfig()); err != nil || string(now) == string(text) {
+		t.Errorf("gbctl has no new credentials: %v", err)
+	}
 	r.renewedConfig = c.Gbctl("-n", r.node, "kubeconfig", "-")
 	r.renewFile(t, r.renewedConfig)
 	return r
@@ -121,9 +94,9 @@ func (r *rotation) renewFile(t *testing.T, now string) {
 // finish answers with yes, and checks that everything old is refused.
 func (r *rotation) finish(t *testing.T, m *e2etest.Mark) {
 	t.Helper()
-	r.Gbctl("-n", r.node, "operation", "answer", r.id, "yes")
-	if err := <-r.result; err != nil {
-		t.Fatal(err)
+	r.user.Type("yes")
+	if err := r.user.End(rotateBudget); err != nil {
+		t.Fatalf("%v\n%s", err, r.user.Text())
 	}
 	m.Reached("rotated")
 	old := r.EndpointAs(r.kubeconfig)
@@ -165,6 +138,7 @@ func TestRotateOneNode(t *testing.T) {
 	c.Healthy()
 	r := begin(t, c, m)
 	r.finish(t, m)
+	c.Golden("rotate-ca", r.user.Text())
 	c.Gbctl("-n", r.node, "reboot", "--wait")
 	m.Reached("rebooted")
 	c.Eventually(writeBudget, "the node is healthy", func() error {

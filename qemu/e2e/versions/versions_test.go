@@ -38,7 +38,9 @@ const (
 
 // the older version accepts all that a node renders.
 func TestQ16OtherKubernetes(t *testing.T) {
-	c, m := e2etest.Ready(t, "versions", qemu.Container, e2etest.OtherKubernetes(t))
+	c, m := e2etest.Ready(t, "versions", qemu.Container, e2etest.OtherKubernetes(t),
+		e2etest.WithName(t, withVersion(ownManager, components.OtherKubernetesVersion), withVersion(config.DefaultControllerManagerImage, components.OtherKubernetesVersion)),
+		e2etest.WithProgram(t, ownManager, "dying", "usr/local/bin/kube-controller-manager"))
 	before := c.RunWeb(podBudget, withVersion(config.DefaultAPIServerImage, components.OtherKubernetesVersion))
 	c.Eventually(versionBudget, "all is "+components.OtherKubernetesVersion, func() error {
 		return runs(c, components.OtherKubernetesVersion, append(staticPods, config.DefaultProxyImage)...)
@@ -58,7 +60,11 @@ func TestQ16OtherKubernetes(t *testing.T) {
 
 	t.Log(c.Gbctl("-n", node, "upgrade-k8s", "--to", plain(config.KubernetesVersion), "--dry-run"))
 	for _, to := range []string{config.KubernetesVersion, components.OtherKubernetesVersion} { // S-316, S-317, S-323
-		t.Log(c.Patient(upgradeBudget).Gbctl("-n", node, "upgrade-k8s", "--to", plain(to), "--yes"))
+		s := c.Session("-n", node, "upgrade-k8s", "--to", plain(to))
+		if err := s.End(upgradeBudget); err != nil {
+			t.Fatalf("%v\n%s", err, s.Text())
+		}
+		c.Golden("upgrade-k8s-to-"+to, s.Text())
 		if err := runs(c, to, append(staticPods, config.DefaultProxyImage)...); err != nil {
 			t.Errorf("after the operation: %v", err)
 		}
@@ -70,6 +76,42 @@ func TestQ16OtherKubernetes(t *testing.T) {
 			return err
 		})
 		m.Reached("the same pod runs on " + to)
+	}
+	diesLate(c)
+	m.Reached("a controller manager that fails late has its former image")
+}
+
+// ownManager is an image of a registry of the user's own. In the new version it has a program
+// that fails when it has been healthy for a while.
+const ownManager = "registry.example/own/manager:" + config.KubernetesVersion
+
+// diesLate: the upgrade stops at the first node, and its controller manager has the former
+// image again.
+func diesLate(c *e2etest.Cluster) {
+	t, node := c.T(), c.Nodes[0].Address.String()
+	t.Helper()
+	former := withVersion(ownManager, components.OtherKubernetesVersion)
+	c.Gbctl("-n", node, "patch", "mc", "-p", "cluster: {controllerManager: {image: \""+former+"\"}}")
+	has := func(image string) {
+		t.Helper()
+		c.Eventually(versionBudget, image+" runs", func() error {
+			pods, err := c.TryGbctl("containers", "-k")
+			if err == nil && !e2etest.Row(pods, image, "CONTAINER_RUNNING") {
+				err = fmt.Errorf("containers are\n%s", pods)
+			}
+			return err
+		})
+		c.Healthy()
+	}
+	has(former)
+	s := c.Session("-n", node, "upgrade-k8s", "--to", plain(config.KubernetesVersion))
+	if err := s.End(upgradeBudget); err == nil {
+		t.Errorf("the upgrade succeeds")
+	}
+	c.Golden("upgrade-k8s-fails", s.Text())
+	has(former)
+	if text := c.Gbctl("-n", node, "get", "mc", "-o", "yaml"); strings.Contains(text, ownManager) {
+		t.Errorf("the configuration has the image that fails:\n%s", text)
 	}
 }
 

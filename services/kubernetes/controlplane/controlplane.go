@@ -85,8 +85,12 @@ func (s PodStatus) Ready() bool {
 }
 
 // Unready says of each program of the control plane that isn't ready with its present
-// configuration what it is; none on a worker, and before there is a cluster.
+// configuration what it is; none on a worker, before there is a cluster, and while it is
+// self-hosted: the static pods only show what the node would run.
 func Unready(r resource.Reader) (reasons []string) {
+	if SelfHosted(r) {
+		return nil
+	}
 	wanted := map[string]ProgramConfig{}
 	if c, err := controlPlaneConfig(r); err == nil && c != nil {
 		for _, spec := range programConfigs(&c.Cluster) {
@@ -134,6 +138,12 @@ var BootstrapStatuses = resource.Define[BootstrapStatus](resource.Definition{
 	Type: "BootstrapStatuses.v1alpha1.garboard.dev", Kind: "BootstrapStatus", Aliases: []string{"bs"}, Namespace: "runtime",
 	Columns: []resource.Column{{Name: "SELF HOSTED", Value: func(spec any) string { return strconv.FormatBool(spec.(BootstrapStatus).SelfHosted) }}},
 })
+
+// SelfHosted reports whether the node knows that its control plane is self-hosted.
+func SelfHosted(r resource.Reader) bool {
+	status, err := BootstrapStatuses.Get(r, "control-plane")
+	return err == nil && status.Spec.SelfHosted
+}
 
 // Options are the inputs of the controllers. Paths are for tests: "" is a node's.
 type Options struct {

@@ -44,3 +44,17 @@ func TestNotReadyBeforeTheConfigurationIsTakenOver(t *testing.T) {
 		t.Errorf("not ready: %q", reasons)
 	}
 }
+
+// The static pods of a self-hosted control plane only show what the node would run.
+func TestSelfHostedIsReadyWithoutStaticPods(t *testing.T) {
+	t.Parallel()
+	store := testStore(t, testConfig(t))
+	w := store.As("test")
+	put(t, StaticPods.Put(w, scheduler, kubeclient.Object{}))
+	for self, want := range map[bool]int{false: 1, true: 0} {
+		put(t, BootstrapStatuses.Put(w, "control-plane", BootstrapStatus{SelfHosted: self}))
+		if reasons := Unready(store); len(reasons) != want {
+			t.Errorf("self-hosted is %v: not ready: %q", self, reasons)
+		}
+	}
+}

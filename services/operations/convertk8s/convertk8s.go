@@ -31,7 +31,7 @@ import (
 const Name = "convert-k8s"
 
 const (
-	// lookTimeout bounds a look at all nodes, in the plan and again as a step.
+	// lookTimeout bounds a look at all nodes in the plan.
 	lookTimeout = 2 * time.Minute
 	// nodeTimeout bounds what is done on one node, and allTimeout on all.
 	nodeTimeout = 10 * time.Minute
@@ -210,13 +210,13 @@ func daemonSet(name string) kubeclient.Ref {
 
 func (o Options) discoverStep() operation.Step {
 	return operation.Step{
-		ID: "discover", What: "look for the control planes", Deadline: lookTimeout,
+		ID: "discover", What: "look for the control planes", Deadline: nodeTimeout, // a restart may have come between
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			if _, err := seen.Get(p); err == nil {
 				return nil // what was there before the first change counts
 			}
-			s, err := o.look(ctx)
-			if err != nil {
+			var s survey
+			if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = o.look(ctx); return err }); err != nil {
 				return err
 			}
 			slices.SortFunc(s.Nodes, func(a, b rollout.Node) int { return a.Address.Compare(b.Address) })

@@ -199,3 +199,17 @@ func TestDifferences(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// The node restarts before the first step: the step waits until the cluster answers.
+func TestRestartBeforeTheFirstStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.restart.On = true
+		r.boot()
+		defer func() { r.off() }()
+		if o := r.run(Arguments{Yes: true}, nil); o.State != operation.Done {
+			t.Errorf("it ended as %s: %s", o.State, o.Error)
+		}
+	})
+}

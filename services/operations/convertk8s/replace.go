@@ -150,7 +150,7 @@ func annotations(pod kubeclient.Object) map[string]any {
 
 func confirmStep(a Arguments) operation.Step {
 	return operation.Step{
-		ID: "confirm", What: "ask for the point of no return", Deadline: time.Minute,
+		ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Deadline: time.Minute,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			return confirm(ctx, p, a, "apply", "confirm applying static pod definitions and manifests")
 		},

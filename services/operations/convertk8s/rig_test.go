@@ -48,6 +48,8 @@ type rig struct {
 	runner *operation.Runner
 	off    func()
 
+	restart rollouttest.Restart
+
 	mu      sync.Mutex // guards all below
 	nodes   []*member
 	sets    map[string]object
@@ -191,7 +193,7 @@ func (r *rig) at(a netip.Addr) *member {
 	return r.nodes[slices.IndexFunc(r.nodes, func(m *member) bool { return m.address == a })]
 }
 
-func (r *rig) Check() error { return nil }
+func (r *rig) Check() error { return r.restart.Check() }
 
 func (r *rig) Version(context.Context, netip.Addr) (*apiv1.VersionResponse, error) {
 	return &apiv1.VersionResponse{Version: boot.Version}, nil

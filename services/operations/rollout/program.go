@@ -28,6 +28,7 @@ type Program struct {
 	name    string
 	version uint64 // of its configuration: what should run
 	image   string // of its configuration
+	logs    string // the command that shows its log
 
 	pod      controlplane.PodStatus // empty where the kubelet has none
 	running  string                 // the version of the configuration that the pod was made of
@@ -39,7 +40,7 @@ type Program struct {
 
 // Running asks a node for a program.
 func Running(ctx context.Context, peers Peers, n Node, name string) (Program, error) {
-	run := Program{name: name}
+	run := Program{name: name, logs: fmt.Sprintf("gbctl -n %s logs -k kube-system/%s-%s:%s", n.Address, name, n.Name, name)}
 	configs, err := peers.Resources(ctx, n.Address, controlplane.Configs.Type(), name)
 	if err != nil {
 		return run, err
@@ -110,13 +111,16 @@ func Healthy(ctx context.Context, peers Peers, n Node, name string) error {
 // Secrets is the version of the secrets that the pod was made of.
 func (r Program) Secrets() string { return r.secrets }
 
+// why is the reason why a program has ended, as far as the kubelet knows it, and where its log is.
+func (r Program) why() string { return strings.TrimPrefix(r.waiting+"; "+r.logs, "; ") }
+
 // failing says why waiting won't help.
 func (r Program) failing() error {
 	if r.running != fmt.Sprint(r.version) {
 		return nil
 	}
 	if r.restarts >= maxRestarts {
-		return fmt.Errorf("%s was restarted %d times: gbctl logs -k kube-system/%s; %s", r.name, r.restarts, r.name, r.waiting)
+		return fmt.Errorf("%s was restarted %d times: %s", r.name, r.restarts, r.why())
 	}
 	for _, reason := range []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerError", "RunContainerError"} {
 		if strings.HasPrefix(r.waiting, reason) {
@@ -169,7 +173,7 @@ func Watch(ctx context.Context, peers Peers, nodes []Node, name string, most tim
 			}
 			first[n.Name] = before
 			if run.started != "" && run.started != before.started || run.restarts != before.restarts {
-				return fmt.Errorf("node %s: %s ended after it was ready: gbctl -n %s logs -k kube-system/%s; %s", n.Name, name, n.Address, name, run.waiting)
+				return fmt.Errorf("node %s: %s ended after it was ready: %s", n.Name, name, run.why())
 			}
 			err = run.Unhealthy()
 			if err == nil {

@@ -38,13 +38,14 @@ var (
 
 func (o Options) preflightStep(chosen []string) operation.Step {
 	return operation.Step{
-		ID: "preflight", What: "check that all nodes are healthy and have the same authorities", Deadline: lookTimeout,
+		ID: "preflight", What: "check that all nodes are healthy and have the same authorities", Deadline: nodeTimeout, // a restart may have come between
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			if _, err := rotating.Get(p); err == nil {
 				return nil // what was there before the first change counts
 			}
-			r, warnings, err := o.look(ctx, chosen)
-			if err != nil {
+			var r rotation
+			var warnings []string
+			if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { r, warnings, err = o.look(ctx, chosen); return err }); err != nil {
 				return err
 			}
 			for _, text := range warnings {

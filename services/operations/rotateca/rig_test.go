@@ -57,6 +57,8 @@ type rig struct {
 	me     int // the node of the operation
 	off    func()
 
+	restart rollouttest.Restart
+
 	mu    sync.Mutex // guards all below
 	nodes []*member
 	did   []string
@@ -296,7 +298,7 @@ func (r *rig) issuedBy(_ context.Context, server netip.AddrPort, ca config.PEM) 
 	return nil
 }
 
-func (r *rig) Check() error { return nil }
+func (r *rig) Check() error { return r.restart.Check() }
 
 func (r *rig) Version(_ context.Context, a netip.Addr) (*apiv1.VersionResponse, error) {
 	r.mu.Lock()

@@ -33,7 +33,7 @@ import (
 const Name = "rotate-ca"
 
 const (
-	// lookTimeout bounds a look at all nodes, in the plan and again as a step.
+	// lookTimeout bounds a look at all nodes in the plan.
 	lookTimeout = 2 * time.Minute
 	// nodeTimeout bounds what is done on one node, and allTimeout on all.
 	nodeTimeout = 15 * time.Minute
@@ -222,7 +222,7 @@ const Question = "drop"
 
 func confirmStep() operation.Step {
 	return operation.Step{
-		ID: "confirm", What: "ask for the point of no return", Deadline: time.Minute,
+		ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Deadline: time.Minute,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			p.Report("all users need new credentials now: gbctl config renew, gbctl kubeconfig")
 			p.Report("pods that use the Kubernetes API and read its authority only at their start need a restart now")

@@ -383,3 +383,17 @@ func TestChosen(t *testing.T) {
 		}
 	})
 }
+
+// The node restarts before the first step: the step waits until the cluster answers.
+func TestRestartBeforeTheFirstStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.restart.On = true
+		r.boot()
+		defer func() { r.off() }()
+		if o := r.run("yes"); o.State != operation.Done {
+			t.Errorf("it ended as %s: %s", o.State, o.Error)
+		}
+	})
+}

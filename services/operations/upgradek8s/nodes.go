@@ -11,7 +11,6 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
-	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -54,11 +53,8 @@ func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
 	if err := o.Peers.Check(); err != nil {
 		return survey{}, err
 	}
-	status, err := controlplane.BootstrapStatuses.Get(o.Store, "control-plane")
-	if err == nil && status.Spec.SelfHosted {
+	if controlplane.SelfHosted(o.Store) {
 		return survey{}, errors.New("the control plane is self-hosted: convert it first, by `gbctl convert-k8s`")
-	} else if err != nil && !errors.Is(err, resource.ErrNotFound) {
-		return survey{}, err
 	}
 	s, err := o.survey(ctx)
 	if err != nil {
@@ -240,10 +236,10 @@ func (o Options) From(ctx context.Context, to string) (string, error) {
 
 func (o Options) preflightStep(a Arguments) operation.Step {
 	return operation.Step{
-		ID: "preflight", What: "check that the cluster can be upgraded", Deadline: preflightTimeout,
+		ID: "preflight", What: "check that the cluster can be upgraded", Deadline: programTimeout, // a restart may have come between
 		Run: func(ctx context.Context, p *operation.Progress) error {
-			s, err := o.look(ctx, a)
-			if err != nil {
+			var s survey
+			if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = o.look(ctx, a); return err }); err != nil {
 				return err
 			}
 			p.Report("%s", rollout.Discovered(s.nodes()))
@@ -309,8 +305,8 @@ func (o Options) imagesStep(a Arguments) operation.Step {
 }
 
 func (o Options) pull(ctx context.Context, p *operation.Progress, n rollout.Node, a Arguments) error {
-	config, _, err := rollout.Config(ctx, o.Peers, n)
-	if err != nil {
+	var config kubeclient.Object
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { config, _, err = rollout.Config(ctx, o.Peers, n); return err }); err != nil {
 		return err
 	}
 	st := state{Node: n, images: imagesOf(config)}

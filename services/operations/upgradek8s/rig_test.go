@@ -42,6 +42,8 @@ type rig struct {
 	runner *operation.Runner
 	off    func()
 
+	restart rollouttest.Restart
+
 	mu      sync.Mutex // guards all below
 	nodes   []*member
 	did     []string
@@ -187,7 +189,7 @@ func (r *rig) images(m *member) map[string]string {
 	return imagesOf(config)
 }
 
-func (r *rig) Check() error { return nil }
+func (r *rig) Check() error { return r.restart.Check() }
 
 func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse, error) {
 	r.mu.Lock()

@@ -32,7 +32,7 @@ import (
 const Name = "upgrade-k8s"
 
 const (
-	// preflightTimeout bounds the look at all nodes, in the plan and again as the first step.
+	// preflightTimeout bounds the look at all nodes in the plan.
 	preflightTimeout = 2 * time.Minute
 	// pullTimeout bounds the images of one node, and imagesTimeout those of all: a node
 	// tries for 15 minutes to get one image.

@@ -258,3 +258,17 @@ apiserver_requested_deprecated_apis{group="",removed_release="",resource="endpoi
 		r.expect(nil)
 	})
 }
+
+// The node restarts before the first step: the step waits until the cluster answers.
+func TestRestartBeforeTheFirstStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.restart.On = true
+		r.boot()
+		defer func() { r.off() }()
+		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+			t.Errorf("it ended as %s: %s", o.State, o.Error)
+		}
+	})
+}

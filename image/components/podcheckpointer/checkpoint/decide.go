@@ -43,7 +43,10 @@ type Look struct {
 type Actions struct {
 	Activate   []string // also those that are active: their manifest may have changed
 	Deactivate []string
-	Remove     []string
+	Remove     []string // its own ones are the last
+	// End: the pod-checkpointer itself was deleted. Nothing is left to do after the removals,
+	// and new checkpoints must not be written.
+	End bool
 }
 
 // A Decider compares looks that follow each other.
@@ -62,9 +65,12 @@ func (d *Decider) Decide(l Look) (a Actions) {
 		d.absent, d.missing, d.stopped = map[string]int{}, map[string]time.Time{}, map[string]time.Time{}
 	}
 	d.forget(l)
-	gone := d.gone(l)
+	gone, end := d.gone(l)
+	var own []string
 	for _, id := range slices.Sorted(maps.Keys(l.Checkpoints)) {
 		switch c := l.Checkpoints[id]; {
+		case gone[id] && c.Own:
+			own = append(own, id)
 		case gone[id]:
 			a.Remove = append(a.Remove, id)
 		case c.Own:
@@ -84,6 +90,7 @@ func (d *Decider) Decide(l Look) (a Actions) {
 			}
 		}
 	}
+	a.Remove, a.End = append(a.Remove, own...), end
 	return a
 }
 
@@ -103,14 +110,15 @@ func (d *Decider) forget(l Look) {
 	maps.DeleteFunc(d.stopped, func(id string, _ time.Time) bool { return none(id) })
 }
 
-// gone returns the checkpoints to remove. If the pod-checkpointer itself was deleted, these
-// are all checkpoints, because nothing would keep them up to date. Its own one is the last.
-func (d *Decider) gone(l Look) map[string]bool {
+// gone returns the checkpoints to remove. If the pod-checkpointer itself was deleted (end),
+// these are all checkpoints at once, because nothing would keep them up to date: the next look
+// would write those of pods that still run again.
+func (d *Decider) gone(l Look) (gone map[string]bool, end bool) {
 	if l.Parents == nil {
-		return nil
+		return nil, false
 	}
-	gone := map[string]bool{}
-	own, ownGone, others := 0, 0, 0
+	gone = map[string]bool{}
+	own, ownGone, replaced := 0, 0, false
 	for id, c := range l.Checkpoints {
 		if l.Parents[id] {
 			delete(d.missing, id)
@@ -119,19 +127,21 @@ func (d *Decider) gone(l Look) map[string]bool {
 		}
 		gone[id] = !l.Parents[id] && l.Now.Sub(d.missing[id]) >= d.Grace
 		switch {
-		case !c.Own:
-			others++
-		case gone[id]:
+		case c.Own && gone[id]:
 			own, ownGone = own+1, ownGone+1
-		default:
+		case c.Own:
 			own++
+			replaced = replaced || l.Parents[id]
 		}
 	}
 	if ownGone == 0 || ownGone < own {
-		return gone
+		// Without a new pod, each of its own waits for the last one: the instance that runs
+		// may end with any of them, and the next one would wait for the whole time again.
+		maps.DeleteFunc(gone, func(id string, _ bool) bool { return l.Checkpoints[id].Own && !replaced })
+		return gone, false
 	}
-	for id, c := range l.Checkpoints {
-		gone[id] = !c.Own || others == 0
+	for id := range l.Checkpoints {
+		gone[id] = true
 	}
-	return gone
+	return gone, true
 }

@@ -88,8 +88,17 @@ var decisions = map[string][]step{
 	},
 	"without the pod-checkpointer all are removed, its own last": {
 		{parents: ids(app), running: ids(app), checkpoints: both, want: Actions{Activate: []string{self}}},
-		{after: 300, parents: ids(app), running: ids(app), checkpoints: both, want: Actions{Remove: []string{app}, Activate: []string{self}}},
-		{after: 3, parents: ids(app), running: ids(app), checkpoints: one(self, Checkpoint{Own: true, Active: true}), want: Actions{Remove: []string{self}}},
+		{after: 300, parents: ids(app), running: ids(app), checkpoints: both, want: Actions{Remove: []string{app, self}, End: true}},
+	},
+	"its own checkpoints are removed together": {
+		{parents: ids("n/new"), checkpoints: map[string]Checkpoint{"n/new": {Own: true}, self: {Own: true}}, want: Actions{Activate: []string{self, "n/new"}}},
+		{after: 10, parents: ids(), checkpoints: map[string]Checkpoint{"n/new": {Own: true}, self: {Own: true}}, want: Actions{Activate: []string{self, "n/new"}}},
+		{after: 290, parents: ids(), checkpoints: map[string]Checkpoint{"n/new": {Own: true}, self: {Own: true}}, want: Actions{Activate: []string{self, "n/new"}}},
+		{after: 10, parents: ids(), checkpoints: map[string]Checkpoint{"n/new": {Own: true}, self: {Own: true}}, want: Actions{Remove: []string{self, "n/new"}, End: true}},
+	},
+	"its own checkpoint is removed last, whatever its name is": {
+		{parents: ids("z"), running: ids("z"), checkpoints: map[string]Checkpoint{"z": {}, self: {Own: true}}, want: Actions{Activate: []string{self}}},
+		{after: 300, parents: ids("z"), running: ids("z"), checkpoints: map[string]Checkpoint{"z": {}, self: {Own: true}}, want: Actions{Remove: []string{"z", self}, End: true}},
 	},
 	"only the older of its own pods is gone": {
 		{parents: ids("n/new", app), running: ids(app), checkpoints: map[string]Checkpoint{app: {}, "n/new": {Own: true}, self: {Own: true}},

@@ -3,6 +3,7 @@
 package media
 
 import (
+	"errors"
 	"fmt"
 	"net/http/httptest"
 	"os"
@@ -110,8 +111,12 @@ func panics(t *testing.T, c *e2etest.Cluster) {
 		"Linux version": {"logs", "kernel", "--boot", "-1"},
 		"configuration applied version=2 mode=immediate": {"logs", "machined", "--boot", "-1"},
 	} {
-		if out := c.Gbctl(append([]string{"-n", c.Node()}, args...)...); !strings.Contains(out, want) {
-			t.Errorf("gbctl %s doesn't have %q:\n%s", strings.Join(args, " "), want, out)
-		}
+		c.Eventually(bootBudget, "the node says "+want, func() error {
+			out, err := c.TryGbctl(append([]string{"-n", c.Node()}, args...)...)
+			if err == nil && !strings.Contains(out, want) {
+				err = errors.New(out)
+			}
+			return err
+		})
 	}
 }

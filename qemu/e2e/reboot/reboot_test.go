@@ -119,6 +119,11 @@ func TestAllNodesAtOnce(t *testing.T) {
 func held(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	m := e2etest.Marks(t)
 	c.Kubectl("create", "poddisruptionbudget", "hold", "--selector=app=work", "--min-available=3")
+	list := func() (string, error) { return c.TryGbctl("-n", worker.Address.String(), "operation", "list") }
+	before, err := list() // has the shutdown of the test before
+	if err != nil {
+		t.Fatal(err)
+	}
 	start := time.Now()
 	if err := c.Off(t.Context(), worker.Name); err != nil {
 		t.Fatal(err)
@@ -138,10 +143,15 @@ func held(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	if err := c.On(t.Context(), worker.Name); err != nil {
 		t.Fatal(err)
 	}
-	list := func() (string, error) { return c.TryGbctl("-n", worker.Address.String(), "operation", "list") }
+	id := ""
 	c.Eventually(backBudget, "the operation is done", func() error {
 		out, err := list()
-		if err == nil && !shutdownDone.MatchString(out) {
+		for _, done := range shutdownDone.FindAllStringSubmatch(out, -1) {
+			if !strings.Contains(before, done[1]) {
+				id = done[1]
+			}
+		}
+		if err == nil && id == "" {
 			err = errors.New(out)
 		}
 		return err
@@ -150,12 +160,7 @@ func held(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	if out := c.Kubectl("get", "node", worker.Name, "-o", "jsonpath={.spec.unschedulable}"); out != "" {
 		t.Errorf("it is cordoned: %q", out)
 	}
-	out, err := list()
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := shutdownDone.FindStringSubmatch(out)[1]
-	out, err = c.TryGbctl("-n", worker.Address.String(), "operation", "attach", id)
+	out, err := c.TryGbctl("-n", worker.Address.String(), "operation", "attach", id)
 	if err != nil || !strings.Contains(out, "disruption budget hold") {
 		t.Errorf("%s: %v: %s", id, err, out)
 	}

@@ -1,7 +1,10 @@
 package services
 
 import (
+	"bytes"
+	"context"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,6 +12,10 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/udev"
 )
 
 // The tables of node.go make a graph without cycles or unknown names, and no two
@@ -43,5 +50,37 @@ func TestS239WhatIsNotUpIsNamedWithItsReason(t *testing.T) {
 	}
 	if got := waitingFor(statuses[:1], 12*time.Second); got != "" {
 		t.Errorf("all are up, but it says %s", got)
+	}
+}
+
+// The console repeats what a machine waits for, less and less often, and says nothing of
+// the services behind a configuration that isn't there.
+func TestWaitsAreRepeatedLessOften(t *testing.T) {
+	t.Parallel()
+	var console bytes.Buffer
+	now := time.Duration(0)
+	since := func() time.Duration { return now }
+	waiting := func(id string) dag.Service {
+		return dag.Service{ID: id, Run: func(ctx context.Context, _ *dag.Handle) error { <-ctx.Done(); return nil }}
+	}
+	graph, err := dag.New(dag.Options{SinceBoot: since}, waiting(udev.ID), waiting(etcd.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := reporter{graph: graph, store: resource.NewStore(), logs: logs.New(&console), since: since}
+	lines := func() int { return strings.Count(console.String(), "not up yet: ") }
+	for now = waitReport; now <= time.Hour; now += waitReport {
+		r.waits()
+	}
+	if n := lines(); n < 12 || n > 20 || !strings.Contains(console.String(), etcd.ID) {
+		t.Errorf("%d lines in an hour:\n%s", n, console.String())
+	}
+	console.Reset()
+	if err := machine.Stages.Put(r.store.As(machine.ID), machine.StageID, machine.Maintenance); err != nil {
+		t.Fatal(err)
+	}
+	r.waits()
+	if text := console.String(); lines() != 1 || !strings.Contains(text, udev.ID) || strings.Contains(text, etcd.ID) {
+		t.Errorf("without a configuration: %s", text)
 	}
 }

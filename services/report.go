@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,15 +15,20 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/front/apid"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/udev"
 )
 
 const (
 	// waitReport is how often the console says what the machine still waits for: a
-	// person who looks at it gets an answer before they get impatient.
-	waitReport = 10 * time.Second
+	// person who looks at it gets an answer before they get impatient. Each time after
+	// which nothing has changed, the pause is twice as long, until it is maxWaitReport.
+	waitReport    = 10 * time.Second
+	maxWaitReport = 5 * time.Minute
 
 	chartFile = "boot-chart.svg" // in boot.LogDir
 )
@@ -37,6 +43,9 @@ type reporter struct {
 	chartTo string // device that also gets the chart as SVG, "" for none
 
 	since     func() time.Duration // since boot
+	waited    string               // what waits says, since
+	next      time.Duration        // when it says it again
+	pause     time.Duration        // after that
 	charted   bool
 	persisted bool
 }
@@ -60,10 +69,27 @@ func (r *reporter) run(ctx context.Context, events <-chan dag.Event) {
 		case <-pods:
 			r.pods(ready)
 		case <-tick.C:
-			if waiting := waitingFor(r.graph.Statuses(), r.since()); waiting != "" {
-				r.logs.Printf("not up yet: %s", waiting)
-			}
+			r.waits()
 		}
+	}
+}
+
+// waits says what the machine waits for. Without a configuration, that is the
+// configuration, which machined and apid have said: only what keeps a person from sending
+// one is worth more lines.
+func (r *reporter) waits() {
+	statuses := r.graph.Statuses()
+	if stage, err := machine.Stages.Get(r.store, machine.StageID); err == nil && stage.Spec == machine.Maintenance {
+		statuses = slices.DeleteFunc(statuses, func(s dag.Status) bool { return !slices.Contains([]string{udev.ID, network.ID, apid.ID}, s.ID) })
+	}
+	same := waitingFor(statuses, 0) // without the time that passes
+	if same != r.waited {
+		r.waited, r.pause, r.next = same, waitReport, 0
+	}
+	if now := r.since(); same != "" && now >= r.next {
+		r.logs.Printf("not up yet: %s", waitingFor(statuses, now))
+		r.next = now + r.pause
+		r.pause = min(2*r.pause, maxWaitReport)
 	}
 }
 

@@ -75,8 +75,9 @@ type supervisor struct {
 	publisher statefile.Publisher[facts]
 	// mu guards all following fields.
 	mu        sync.Mutex
-	self      self   // set when maintenance mode was entered
-	announced string // on the console
+	self      self      // set when maintenance mode was entered
+	announced string    // on the console
+	last      time.Time // it was announced
 }
 
 func newSupervisor(o Options) *supervisor {
@@ -200,7 +201,7 @@ func (s *supervisor) healthy(ctx context.Context) error {
 }
 
 // announce prints to the console how a node without a configuration is reached, as
-// soon as it has an address.
+// soon as it has an address, and again for a person who looks at the console later.
 func (s *supervisor) announce(mode string) {
 	if mode != api.ModeMaintenance {
 		return
@@ -211,13 +212,18 @@ func (s *supervisor) announce(mode string) {
 	}
 	s.mu.Lock()
 	text := announcement(o.Spec.Primary, s.self.fingerprint)
-	changed := text != s.announced
-	s.announced = text
+	due := text != s.announced || time.Since(s.last) > announceEvery
+	if due {
+		s.announced, s.last = text, time.Now()
+	}
 	s.mu.Unlock()
-	if changed {
+	if due {
 		s.Logs.Logger(ID).Info(text, logs.Console)
 	}
 }
+
+// announceEvery is how often the console has the announcement.
+const announceEvery = 2 * time.Minute
 
 func announcement(addr netip.Addr, fingerprint string) string {
 	at := netip.AddrPortFrom(addr, api.Port)

@@ -85,7 +85,8 @@ func NewNode(o Options) (*Node, error) {
 		if err := applier.StateReady(); err != nil {
 			return err
 		}
-		if err := applier.RecordBoot(n.slots.Running(), panicked(o.Mode)); err != nil {
+		_, panicked, _ := logs.Crash(boot.PstoreDir)
+		if err := applier.RecordBoot(n.slots.Running(), panicked); err != nil {
 			o.Logs.Logger(machine.ID).Error("this boot isn't recorded", "err", err)
 		}
 		n.ops.Open()

@@ -103,7 +103,7 @@ func (r *reporter) event(e dag.Event) {
 		r.persisted = true
 		if err := r.logs.Persist(boot.LogDir, machine.BootNumber(r.store)); err != nil {
 			r.logs.Printf("logs stay in memory only: %v", err)
-		} else if r.mode == boot.Machine {
+		} else {
 			r.crash()
 		}
 	}
@@ -113,16 +113,8 @@ func (r *reporter) event(e dag.Event) {
 	}
 }
 
-// panicked is why the kernel of the last boot died, "" if nothing is known.
-func panicked(mode boot.Mode) string {
-	if mode != boot.Machine { // a container's kernel is its host's
-		return ""
-	}
-	_, why, _ := logs.Crash(boot.PstoreDir)
-	return why
-}
-
-// crash moves what the kernel of an earlier boot stored to the log of it.
+// crash moves what the kernel of an earlier boot stored to the log of it. In a container
+// nothing is mounted there.
 func (r *reporter) crash() {
 	lines, why, forget := logs.Crash(boot.PstoreDir)
 	if len(lines) == 0 {

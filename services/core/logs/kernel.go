@@ -52,12 +52,6 @@ func ReadKernel(path string) (*KernelReader, error) {
 	return &KernelReader{file: file, raw: raw, buf: make([]byte, maxKernelRecord)}, nil
 }
 
-// End skips what is there.
-func (k *KernelReader) End() error {
-	_, err := k.file.Seek(0, io.SeekEnd)
-	return err
-}
-
 // Close ends the reading.
 func (k *KernelReader) Close() { k.file.Close() }
 

@@ -239,8 +239,7 @@ func (x *execution) fail(i int, err error) {
 // conclude turns an operation to its end: over undoing where there is something to
 // undo, and where that is possible. A step that runs and isn't undone has failed:
 // nobody says later how it went.
-func (x *execution) conclude(next *record, verdict State) []Event {
-	var events []Event
+func (x *execution) conclude(next *record, verdict State) (events []Event) {
 	for i := range next.Steps {
 		if s := &next.Steps[i]; s.State == Running && !(next.returnable() && x.undoable(*s)) {
 			s.State, s.Reason, s.Ended = Failed, next.Error, time.Now()

@@ -79,8 +79,7 @@ func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View
 }
 
 // WantedObjects are the objects of all bootstrap manifests, in order.
-func WantedObjects(r resource.Reader) []kubeclient.Object {
-	var objects []kubeclient.Object
+func WantedObjects(r resource.Reader) (objects []kubeclient.Object) {
 	for _, o := range inOrder(BootstrapManifests.List(r)) {
 		objects = append(objects, o.Spec...)
 	}

@@ -262,8 +262,7 @@ type difference struct {
 }
 
 // differences of two objects, in the order of their paths, at most maxDriftFields of them.
-func differences(a, b any) []difference {
-	var paths []difference
+func differences(a, b any) (paths []difference) {
 	var walk func(path string, a, b any)
 	walk = func(path string, a, b any) {
 		if len(paths) >= maxDriftFields {

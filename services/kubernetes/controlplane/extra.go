@@ -60,8 +60,7 @@ func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 	return nil
 }
 
-func extraURLs(c *config.Cluster) []config.URL {
-	var urls []config.URL
+func extraURLs(c *config.Cluster) (urls []config.URL) {
 	if c.Network.CNI.Name == config.CNICustom {
 		urls = append(urls, c.Network.CNI.URLs...)
 	}

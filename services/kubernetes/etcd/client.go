@@ -175,8 +175,7 @@ func (e *Etcd) find(ctx context.Context, me self, patience time.Duration) ([]str
 
 // remembered are the URLs of the API servers that this node's balancer knows, perhaps from
 // an earlier boot. A node that has lost its data needs them while the endpoint is gone.
-func (e *Etcd) remembered(me self) []string {
-	var urls []string
+func (e *Etcd) remembered(me self) (urls []string) {
 	for _, s := range balancer.APIServers.List(e.o.Store) {
 		if at, err := netip.ParseAddrPort(s.ID); err == nil && s.Spec.From == balancer.FromKubernetes && at.Addr() != me.addr {
 			urls = append(urls, clientURL(at.Addr()))
@@ -186,8 +185,7 @@ func (e *Etcd) remembered(me self) []string {
 }
 
 // others are the URLs of a list of EndpointSlices, except this node's own.
-func others(found kubeclient.Object, me self) []string {
-	var urls []string
+func others(found kubeclient.Object, me self) (urls []string) {
 	for _, slice := range found.Items() {
 		for _, endpoint := range slice.List("endpoints") {
 			addresses, _ := endpoint.At("addresses").([]any)

@@ -271,8 +271,7 @@ func protectsKernel(mode boot.Mode, c *config.Config) bool {
 }
 
 // registerWithTaints is what keeps pods away from the node from its first moment on.
-func registerWithTaints(c *config.Config) []object {
-	var taints []object
+func registerWithTaints(c *config.Config) (taints []object) {
 	all := c.Taints()
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		taint := object{"key": key, "effect": all[key].Effect}

@@ -141,8 +141,7 @@ var mounts = []specs.Mount{
 
 // extraMounts are those of the configuration. What is mounted below them later,
 // on the node or by the kubelet, is seen on both sides, as storage drivers want it.
-func extraMounts(c *config.Config) []specs.Mount {
-	var out []specs.Mount
+func extraMounts(c *config.Config) (out []specs.Mount) {
 	for _, v := range c.Machine.Kubelet.ExtraMounts {
 		access := "rw"
 		if v.ReadOnly {

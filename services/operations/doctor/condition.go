@@ -153,8 +153,7 @@ func (f *finding) message() *garboardv1.Finding {
 }
 
 // bounded keeps the evidence readable.
-func bounded(lines []string) []string {
-	var out []string
+func bounded(lines []string) (out []string) {
 	for _, line := range lines {
 		line = fit(line)
 		if line != "" && !slices.Contains(out, line) && len(out) < maxEvidence {

@@ -67,8 +67,7 @@ var controlPlaneConditions = []condition{
 		causes: []cause{{[]reason.Code{controlplane.ManifestUnavailable}, "A manifest of the configuration can't be downloaded or read.",
 			"Correct cluster.extraManifests or cluster.network.cni.urls, or repair the server."}},
 		follows: append(slices.Clone(etcdProblem), "disk-full", "secrets-missing", "kubelet-not-running", "apiserver-not-running"),
-		holds: func(s *snapshot) []finding {
-			var out []finding
+		holds: func(s *snapshot) (out []finding) {
 			for _, c := range s.controllers {
 				if c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 ||
 					c.ID == apiSecrets && len(s.down("apid", "")) > 0 {
@@ -200,8 +199,7 @@ type namedPod struct {
 
 // allPods are those that Kubernetes knows, and the static ones that only the kubelet
 // does.
-func (s *snapshot) allPods() []namedPod {
-	var out []namedPod
+func (s *snapshot) allPods() (out []namedPod) {
 	seen := map[string]bool{}
 	if s.cluster != nil {
 		for _, p := range s.cluster.pods {

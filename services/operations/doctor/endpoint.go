@@ -167,8 +167,7 @@ func endpointSilent(s *snapshot) []finding {
 }
 
 // expiring are certificates by what is left of their time.
-func (s *snapshot) expiring(bad func(time.Duration, certificate) bool) []finding {
-	var out []finding
+func (s *snapshot) expiring(bad func(time.Duration, certificate) bool) (out []finding) {
 	for _, c := range s.certificates {
 		left := c.cert.NotAfter.Sub(s.now)
 		if !bad(left, c) {

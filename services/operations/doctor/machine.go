@@ -58,8 +58,7 @@ var machineConditions = []condition{
 		sees: "gbctl get controllerfailures shows missing cluster.aggregatorCA secret (or another one).",
 		why:  "The configuration lacks a secret that a control plane needs: it was made for an older release, or by hand.",
 		next: "Make a configuration with gbctl gen config from the cluster's secrets, and apply it.",
-		holds: func(s *snapshot) []finding {
-			var out []finding
+		holds: func(s *snapshot) (out []finding) {
 			for _, c := range s.controllers {
 				if c.Spec.Reason == secrets.Missing {
 					out = append(out, finding{what: "The configuration is incomplete: " + c.Spec.Error + ".", since: c.Spec.Since, evidence: []string{asFailure(c)}})
@@ -118,8 +117,7 @@ const (
 )
 
 // filled are file systems with at least and less than that much room, in percent.
-func (s *snapshot) filled(least, less uint64) []finding {
-	var out []finding
+func (s *snapshot) filled(least, less uint64) (out []finding) {
 	for _, sp := range s.files.spaces {
 		bytes, nodes := sp.free*100/sp.size, uint64(100)
 		if sp.nodes > 0 {

@@ -89,8 +89,7 @@ func (s *snapshot) outside() []string {
 
 // names are what is configured by name and can't work without a name server. A name
 // that resolves from /etc/hosts needs none.
-func (s *snapshot) names() []string {
-	var out []string
+func (s *snapshot) names() (out []string) {
 	if s.endpoint != nil && s.endpoint.resolve != nil {
 		out = append(out, fmt.Sprintf("cluster.controlPlane.endpoint %s: %v", s.endpoint.url, s.endpoint.resolve))
 	}

@@ -65,8 +65,7 @@ var nodeConditions = []condition{
 		why:     "The node has too little memory, disk space or process IDs for its pods.",
 		next:    "Run less on this node, or give the machine more of it.",
 		follows: []string{"disk-full", "disk-nearly-full", "memory-low"},
-		holds: func(s *snapshot) []finding {
-			var out []finding
+		holds: func(s *snapshot) (out []finding) {
 			for _, c := range s.nodeConditions() {
 				if typ := c.Text("type"); strings.HasSuffix(typ, "Pressure") && c.Text("status") == "True" {
 					out = append(out, finding{what: "The node has " + typ + ".", since: since(c), evidence: []string{asCondition(s.hostname, c)}})

@@ -30,8 +30,7 @@ var serviceConditions = []condition{
 		why:     "It ends with an error each time, or doesn't answer.",
 		next:    "Its last log lines show what is missing; gbctl logs SERVICE shows the rest.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "memory-low"},
-		holds: func(s *snapshot) []finding {
-			var out []finding
+		holds: func(s *snapshot) (out []finding) {
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
 				if !slices.Contains(own, id) && (id != machine.ID || s.stage != machine.Maintenance) {
 					out = append(out, s.down(id, "Service "+id+" is not up.")...)
@@ -46,8 +45,7 @@ var serviceConditions = []condition{
 		why:     "It starts each time, and then ends again.",
 		next:    "Its last log lines show why; gbctl logs SERVICE shows the rest.",
 		follows: []string{"disk-full", "memory-low", "service-failing"},
-		holds: func(s *snapshot) []finding {
-			var out []finding
+		holds: func(s *snapshot) (out []finding) {
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
 				svc := s.services[id]
 				ends := s.failures(svc, flapping)
@@ -66,8 +64,7 @@ var serviceConditions = []condition{
 		sees: "A service is Finished, message Stopped.",
 		why:  "A user stopped it (gbctl service SERVICE stop). It stays stopped until a user starts it, or until the next boot.",
 		next: "Start it: gbctl service SERVICE start.",
-		holds: func(s *snapshot) []finding {
-			var out []finding
+		holds: func(s *snapshot) (out []finding) {
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
 				if svc := s.services[id]; stopped(svc) {
 					out = append(out, finding{what: "Service " + id + " was stopped.", next: "Start it: gbctl service " + id + " start.",
@@ -82,8 +79,7 @@ var serviceConditions = []condition{
 		sees: "A service stays in Preparing, and its last event is Pulling image.",
 		why:  "An image is pulled from its registry. Over a slow network this takes some time.",
 		next: "Wait until the image is pulled. A registry or mirror in the same network (machine.registries.mirrors) is faster.",
-		holds: func(s *snapshot) []finding {
-			var out []finding
+		holds: func(s *snapshot) (out []finding) {
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
 				svc := s.services[id]
 				if svc.Reason == containerd.Pulling {
@@ -147,8 +143,7 @@ func (s *snapshot) down(id, what string) []finding {
 	return one(f)
 }
 
-func (s *snapshot) servicePulls() []finding {
-	var out []finding
+func (s *snapshot) servicePulls() (out []finding) {
 	for _, id := range slices.Sorted(maps.Keys(s.services)) {
 		svc := s.services[id]
 		ends := s.failures(svc, flapping)
@@ -166,8 +161,7 @@ func pullFails(of string) string { return "The image for " + of + " can't be pul
 
 // podPulls are those of the pods of kube-system on this node, as Kubernetes or the
 // kubelet tells them, or else its log: it doesn't answer while no API server does.
-func (s *snapshot) podPulls() []finding {
-	var out []finding
+func (s *snapshot) podPulls() (out []finding) {
 	seen := map[string]bool{}
 	add := func(name, words, evidence string) {
 		if !seen[name] {

@@ -85,8 +85,7 @@ var sharedConditions = []condition{
 
 // eachShared is a finding for each shared address of which about has something to
 // say.
-func (s *snapshot) eachShared(about func(vip.Status) (what string, holds bool)) []finding {
-	var out []finding
+func (s *snapshot) eachShared(about func(vip.Status) (what string, holds bool)) (out []finding) {
 	for _, a := range s.shared {
 		what, holds := about(a)
 		if !holds {

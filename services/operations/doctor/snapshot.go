@@ -246,8 +246,7 @@ func (d *Doctor) rememberServices(s *snapshot) {
 
 // rememberCertificates are those in the configuration and those that the node has
 // made. Keys stay where they are.
-func (d *Doctor) rememberCertificates(c *config.Config) []certificate {
-	var all []certificate
+func (d *Doctor) rememberCertificates(c *config.Config) (all []certificate) {
 	add := func(of string, renewed bool, pem config.PEM) {
 		if cert, err := pki.ParseCert(pem); err == nil {
 			all = append(all, certificate{of, cert, renewed})

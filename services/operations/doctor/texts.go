@@ -129,8 +129,7 @@ func (svc service) asStatus() string {
 }
 
 // failures are a service's ends within the last d, oldest first.
-func (s *snapshot) failures(svc service, d time.Duration) []dag.Event {
-	var out []dag.Event
+func (s *snapshot) failures(svc service, d time.Duration) (out []dag.Event) {
 	for _, e := range svc.events {
 		if e.State == dag.Finished { // it was stopped, and begins anew
 			out = nil

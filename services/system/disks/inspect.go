@@ -206,6 +206,7 @@ type partition struct {
 	n     int   // its number
 	start int64 // bytes
 	size  int64
+	guid  string
 	path  string // of its device node, if the kernel was asked
 }
 
@@ -215,7 +216,7 @@ func (f found) partition(dev device, label string) (partition, error) {
 	}
 	for _, p := range f.table.Partitions {
 		if p.Type != gpt.Unused && p.Name == label {
-			return partition{n: p.Index, start: int64(p.Start) * int64(dev.Sector), size: int64(p.Size)}, nil
+			return partition{n: p.Index, start: int64(p.Start) * int64(dev.Sector), size: int64(p.Size), guid: p.GUID}, nil
 		}
 	}
 	return partition{}, fmt.Errorf("no partition %s on %s", label, dev.Path)

@@ -23,12 +23,15 @@ type SystemPartition struct {
 	Label       string
 	Path        string
 	Start, Size int64 // bytes
+	Number      int
+	GUID        string
 }
 
 // SystemDisk is the disk with the system's partitions, for programs that make it boot.
 type SystemDisk struct {
 	Path            string
 	EFI, BIOS, Meta SystemPartition
+	Sector          int64 // its logical sector, in bytes
 }
 
 // ErrNoSystem is the error before STATE is mounted, and in containers.
@@ -46,7 +49,7 @@ func (d *Disks) SystemDisk() (SystemDisk, error) {
 	if err != nil {
 		return SystemDisk{}, err
 	}
-	s := SystemDisk{Path: dev.Path}
+	s := SystemDisk{Path: dev.Path, Sector: int64(dev.Sector)}
 	for label, to := range map[string]*SystemPartition{boot.LabelEFI: &s.EFI, boot.BIOSLabel(layoutOf(f.table)): &s.BIOS, boot.LabelMeta: &s.Meta} {
 		p, err := f.partition(dev, label)
 		if err != nil {
@@ -56,7 +59,7 @@ func (d *Disks) SystemDisk() (SystemDisk, error) {
 		if !there {
 			return SystemDisk{}, fmt.Errorf("partition %s of %s has no device", label, dev.Path)
 		}
-		*to = SystemPartition{Label: label, Path: path, Start: p.start, Size: p.size}
+		*to = SystemPartition{Label: label, Path: path, Start: p.start, Size: p.size, Number: p.n, GUID: p.guid}
 	}
 	return s, nil
 }

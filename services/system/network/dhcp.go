@@ -233,8 +233,7 @@ func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
 
 // leaseRoutes are the classless routes (option 121), or else the routers: with
 // the first, the second must be ignored (RFC 3442).
-func leaseRoutes(ack *dhcpv4.DHCPv4) []route {
-	var out []route
+func leaseRoutes(ack *dhcpv4.DHCPv4) (out []route) {
 	for _, r := range ack.ClasslessStaticRoute() {
 		ones, _ := r.Dest.Mask.Size()
 		gw := address(r.Router)

@@ -25,8 +25,7 @@ func lack(code reason.Code, format string, args ...any) error {
 }
 
 // lacking is everything that the node waits for, sorted; empty after it has its addresses.
-func (o *owner) lacking() []error {
-	var out []error
+func (o *owner) lacking() (out []error) {
 	listed := false
 	for _, p := range o.plans {
 		if p.Ignore || p.Name == "lo" || o.members[p.Name] != "" {
@@ -72,8 +71,7 @@ func (s source) answerOn(link string) error {
 
 // lackingUnlisted: without listed links one address is enough. The other links have a
 // grace period, and one that may get the address of an earlier boot has a longer one.
-func (o *owner) lackingUnlisted() []error {
-	var without []error
+func (o *owner) lackingUnlisted() (without []error) {
 	var names []string
 	var bare []string // links that may still get the address of an earlier boot
 	have, pinned := false, false

@@ -78,7 +78,7 @@ type Options struct {
 	Images  Images
 	Log     *slog.Logger
 
-	loaders string // tests have their own
+	loaders, firmware string // tests have their own
 }
 
 // Slots are those of one machine.
@@ -90,7 +90,7 @@ type Slots struct {
 
 // New returns the slots; nothing is read yet.
 func New(o Options) *Slots {
-	o.loaders = cmp.Or(o.loaders, esp.LoaderDir)
+	o.loaders, o.firmware = cmp.Or(o.loaders, esp.LoaderDir), cmp.Or(o.firmware, esp.FirmwareDir)
 	return &Slots{o: o}
 }
 
@@ -165,16 +165,25 @@ func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error
 	return s.follow(ctx, slots)
 }
 
-// follow makes the boot loaders start what the slots say. The loaders themselves are written by an installation only: what starts a good
+// follow makes the firmware start this disk, and the boot loaders start what the slots say. The loaders themselves are written by an installation only: what starts a good
 // system isn't replaced by one on trial, nor is it half replaced when the power goes.
 func (s *Slots) follow(ctx context.Context, slots boot.Slots) error {
-	if slots.A.State != boot.SlotGood && slots.B.State != boot.SlotGood {
+	first := slots.A.State != boot.SlotGood && slots.B.State != boot.SlotGood
+	if first {
 		if err := s.writeLoaders(ctx); err != nil {
 			return fmt.Errorf("boot loader: %w", err)
 		}
 	}
 	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Start(slots) }); err != nil {
 		return fmt.Errorf("boot entries: %w", err)
+	}
+	system, err := s.o.Disks.SystemDisk()
+	if err != nil {
+		return err
+	}
+	place := esp.Place{Number: uint32(system.EFI.Number), Start: uint64(system.EFI.Start / system.Sector), Sectors: uint64(system.EFI.Size / system.Sector), GUID: system.EFI.GUID}
+	if err := esp.Register(s.o.firmware, place, first); err != nil { // firmware finds the loader without an entry, too
+		s.o.Log.Warn("the firmware's boot entry", "err", err)
 	}
 	return nil
 }

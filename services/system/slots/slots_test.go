@@ -72,7 +72,7 @@ func (m *rig) SystemDisk() (disks.SystemDisk, error) {
 	return disks.SystemDisk{
 		Path: filepath.Join(m.dir, "disk"),
 		Meta: disks.SystemPartition{Path: filepath.Join(m.dir, "meta"), Size: 1 << 20},
-		BIOS: disks.SystemPartition{Start: 1 << 20, Size: 1 << 20},
+		BIOS: disks.SystemPartition{Start: 1 << 20, Size: 1 << 20}, Sector: 512,
 	}, nil
 }
 
@@ -100,7 +100,7 @@ func (m *rig) boot(slot string) *Slots {
 	if slot != "" {
 		line += " garboard.slot=" + slot
 	}
-	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: resource.NewStore(), Disks: m, Images: m, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders")})
+	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: resource.NewStore(), Disks: m, Images: m, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware")})
 	if err := s.Begin(m.t.Context()); err != nil {
 		m.t.Fatal(err)
 	}

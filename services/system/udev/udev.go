@@ -328,8 +328,7 @@ func (d *daemon) coldplug() {
 	}
 }
 
-func modaliases(sysfs string) []string {
-	var kinds []string
+func modaliases(sysfs string) (kinds []string) {
 	seen := map[string]bool{}
 	for _, place := range modaliasPlaces {
 		paths, _ := filepath.Glob(filepath.Join(sysfs, place)) // the pattern is valid

@@ -47,8 +47,7 @@ func charDevice(path string, major, minor int64, mode os.FileMode) *devices.Devi
 	}
 }
 
-func nodeDevices() []*devices.Device {
-	var all []*devices.Device
+func nodeDevices() (all []*devices.Device) {
 	for _, d := range append(specconv.AllowedDevices[:len(specconv.AllowedDevices):len(specconv.AllowedDevices)], extraDevices...) {
 		// Some of the common ones are wildcards for device rules, without a node.
 		if d.Path == "" || d.Minor < 0 {

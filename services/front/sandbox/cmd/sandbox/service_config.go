@@ -31,8 +31,7 @@ var serviceMasked = inProc(`
 	vmallocinfo vmstat zoneinfo
 `)
 
-func inProc(names string) []string {
-	var paths []string
+func inProc(names string) (paths []string) {
 	for _, name := range strings.Fields(names) {
 		paths = append(paths, "/proc/"+name)
 	}

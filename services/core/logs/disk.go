@@ -229,6 +229,8 @@ func (f *logFile) append(open func(string) (file, error), line string) (err erro
 			return err
 		}
 		f.size = 0
+	}
+	if f.size == 0 {
 		line = f.head + "\n" + line
 	}
 	n, err := f.file.Write(append([]byte(line), '\n'))

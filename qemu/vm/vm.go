@@ -129,7 +129,7 @@ func (c Config) arguments(now time.Time) []string {
 	if c.DiskGiB >= 0 {
 		args = append(args,
 			"-drive", "if=none,id=disk,format=raw,discard=unmap,file="+option(c.Disk),
-			"-device", cmp.Or(c.Hardware.Disk, virtioDisk)+",drive=disk,bootindex=1,serial="+machineUUID(c.Name)[:diskSerial])
+			"-device", cmp.Or(c.Hardware.Disk, virtioDisk)+",drive=disk"+c.order(1)+",serial="+machineUUID(c.Name)[:diskSerial])
 	}
 	args = append(args,
 		"-netdev", c.network(),
@@ -159,7 +159,16 @@ func (c Config) system() (args []string) {
 	}
 	return append(args,
 		"-drive", "if=none,id=medium,format=raw,readonly=on,file="+option(c.Medium),
-		"-device", fmt.Sprintf("%s,drive=medium,bootindex=%d", device, map[bool]int{true: 2, false: 0}[bootable(c.Disk)]))
+		"-device", device+",drive=medium"+c.order(map[bool]int{true: 2, false: 0}[bootable(c.Disk)]))
+}
+
+// order is the place of a disk or medium in the order in which it is booted. A UEFI has its own order, in its variables, and the node
+// adds its disk to that. From a network card it would boot last.
+func (c Config) order(index int) string {
+	if c.Variables != "" && c.Hardware.Medium != Network {
+		return ""
+	}
+	return fmt.Sprintf(",bootindex=%d", index)
 }
 
 // bootable reports whether a disk has a boot record. After an installation, a person takes the medium out, or lets the firmware start the

@@ -146,6 +146,9 @@ func eventLine(id string, e *apiv1.OperationEvent) string {
 		if e.State != "running" || e.Step == "" {
 			line += " " + e.State
 		}
+		if e.Step == "" && e.State == "failed" {
+			return line // the error of the command has the reason
+		}
 		if e.Step != "" {
 			line = "  " + cmp.Or(marks[e.State], "?") + " " + line
 		}

@@ -38,9 +38,7 @@ const (
 
 // the older version accepts all that a node renders.
 func TestQ16OtherKubernetes(t *testing.T) {
-	c, m := e2etest.Ready(t, "versions", qemu.Container, e2etest.OtherKubernetes(t),
-		e2etest.WithName(t, withVersion(ownManager, components.OtherKubernetesVersion), withVersion(config.DefaultControllerManagerImage, components.OtherKubernetesVersion)),
-		e2etest.WithProgram(t, ownManager, "dying", "usr/local/bin/kube-controller-manager"))
+	c, m := e2etest.Ready(t, "versions", qemu.Container, ownManagers(t)...)
 	before := c.RunWeb(podBudget, withVersion(config.DefaultAPIServerImage, components.OtherKubernetesVersion))
 	c.Eventually(versionBudget, "all is "+components.OtherKubernetesVersion, func() error {
 		return runs(c, components.OtherKubernetesVersion, append(staticPods, config.DefaultProxyImage)...)
@@ -77,7 +75,7 @@ func TestQ16OtherKubernetes(t *testing.T) {
 		})
 		m.Reached("the same pod runs on " + to)
 	}
-	diesLate(c)
+	c.Golden("upgrade-k8s-fails", diesLate(c))
 	m.Reached("a controller manager that fails late has its former image")
 }
 
@@ -85,44 +83,77 @@ func TestQ16OtherKubernetes(t *testing.T) {
 // that fails when it has been healthy for a while.
 const ownManager = "registry.example/own/manager:" + config.KubernetesVersion
 
-// diesLate: the upgrade stops at the first node, and its controller manager has the former
-// image again.
-func diesLate(c *e2etest.Cluster) {
-	t, node := c.T(), c.Nodes[0].Address.String()
+// ownManagers are the options for nodes that can pull it.
+func ownManagers(t *testing.T) []e2etest.Option {
+	return []e2etest.Option{
+		e2etest.OtherKubernetes(t),
+		e2etest.WithName(t, withVersion(ownManager, components.OtherKubernetesVersion), withVersion(config.DefaultControllerManagerImage, components.OtherKubernetesVersion)),
+		e2etest.WithProgram(t, ownManager, "dying", "usr/local/bin/kube-controller-manager"),
+	}
+}
+
+// diesLate: the upgrade stops at the first control plane, and its controller manager has the
+// former image again. The others have it all the time.
+func diesLate(c *e2etest.Cluster) (transcript string) {
+	t := c.T()
 	t.Helper()
 	former := withVersion(ownManager, components.OtherKubernetesVersion)
-	c.Gbctl("-n", node, "patch", "mc", "-p", "cluster: {controllerManager: {image: \""+former+"\"}}")
-	has := func(image string) {
-		t.Helper()
-		c.Eventually(versionBudget, image+" runs", func() error {
-			pods, err := c.TryGbctl("containers", "-k")
+	useManager(c, former)
+	s := c.Session("-n", c.Nodes[0].Address.String(), "upgrade-k8s", "--to", plain(config.KubernetesVersion))
+	if err := s.End(upgradeBudget); err == nil {
+		t.Errorf("the upgrade succeeds")
+	}
+	if n := strings.Count(s.Text(), "… kube-controller-manager "); n != 1 {
+		t.Errorf("the upgrade has changed the controller manager of %d nodes:\n%s", n, s.Text())
+	}
+	hasManager(c, former)
+	for _, n := range c.ControlPlanes() {
+		if text := c.Gbctl("-n", n.Address.String(), "get", "mc", "-o", "yaml"); strings.Contains(text, ownManager) {
+			t.Errorf("the configuration of %s has the image that fails:\n%s", n.Name, text)
+		}
+	}
+	return s.Text()
+}
+
+// useManager gives all control planes an image for the controller manager.
+func useManager(c *e2etest.Cluster, image string) {
+	c.T().Helper()
+	var nodes []string
+	for _, n := range c.ControlPlanes() {
+		nodes = append(nodes, n.Address.String())
+	}
+	c.Patient(upgradeBudget).Gbctl("-n", strings.Join(nodes, ","), "patch", "mc", "-p", "cluster: {controllerManager: {image: \""+image+"\"}}")
+	hasManager(c, image)
+}
+
+// hasManager waits until all control planes run an image as the controller manager.
+func hasManager(c *e2etest.Cluster, image string) {
+	c.T().Helper()
+	for _, n := range c.ControlPlanes() {
+		c.Eventually(versionBudget, image+" runs on "+n.Name, func() error {
+			pods, err := c.TryGbctl("-n", n.Address.String(), "containers", "-k")
 			if err == nil && !e2etest.Row(pods, image, "CONTAINER_RUNNING") {
 				err = fmt.Errorf("containers are\n%s", pods)
 			}
 			return err
 		})
-		c.Healthy()
 	}
-	has(former)
-	s := c.Session("-n", node, "upgrade-k8s", "--to", plain(config.KubernetesVersion))
-	if err := s.End(upgradeBudget); err == nil {
-		t.Errorf("the upgrade succeeds")
-	}
-	c.Golden("upgrade-k8s-fails", s.Text())
-	has(former)
-	if text := c.Gbctl("-n", node, "get", "mc", "-o", "yaml"); strings.Contains(text, ownManager) {
-		t.Errorf("the configuration has the image that fails:\n%s", text)
-	}
+	c.Healthy()
 }
 
 // One command moves three control planes and a worker to another version while clients write:
-// nothing that was acknowledged is lost.
+// nothing that was acknowledged is lost. An upgrade that failed before that has changed one
+// node, and has changed it back.
 func TestUpgradeUnderLoad(t *testing.T) {
-	c, m := e2etest.Ready(t, "upgrade3", qemu.Container, e2etest.Nodes(3, 1), e2etest.OtherKubernetes(t))
+	c, m := e2etest.Ready(t, "upgrade3", qemu.Container, append(ownManagers(t), e2etest.Nodes(3, 1))...)
 	c.Healthy()
 	m.Reached("all control planes serve")
 	load := c.Write(e2etest.KubernetesStore(c.Endpoint()))
 	load.Goes(writeBudget, "before the upgrade")
+	t.Log(diesLate(c))
+	m.Reached("an upgrade has failed at the first node")
+	useManager(c, withVersion(config.DefaultControllerManagerImage, components.OtherKubernetesVersion))
+	load.Goes(writeBudget, "after the upgrade that failed")
 	out, err := c.Patient(wideBudget).TryGbctl("-n", c.Nodes[1].Address.String(), "upgrade-k8s", "--to", plain(config.KubernetesVersion), "--yes")
 	t.Log(out)
 	if err != nil {

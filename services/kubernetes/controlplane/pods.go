@@ -163,6 +163,8 @@ func (in podInput) pod(c container) kubeclient.Object {
 				"livenessProbe":  probe(c.port, c.live, liveness),
 				"readinessProbe": probe(c.port, c.ready, readiness),
 				"volumeMounts":   mounts,
+				// The reason of a failure outlives the container, whose log the kubelet removes.
+				"terminationMessagePolicy": "FallbackToLogsOnError",
 				"securityContext": object{
 					"allowPrivilegeEscalation": false,
 					"capabilities":             object{"drop": list{"ALL"}},

@@ -136,6 +136,9 @@ type survey struct {
 	Before      map[string]before `json:"before"`     // by node
 	Images      map[string]string `json:"images"`     // of the DaemonSets, by program
 	Differences []string          `json:"differences,omitempty"`
+
+	// key signs the tokens of service accounts today. A secret isn't in the journal.
+	key string
 }
 
 // seen is the survey at the beginning.
@@ -156,6 +159,11 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 		for _, item := range nodes {
 			s.Nodes = append(s.Nodes, rollout.NodeOf(item))
 		}
+		secret, err := client.Get(ctx, serviceAccountSecret)
+		if err != nil && !kubeclient.IsNotFound(err) {
+			return err
+		}
+		s.key = secret.Text("data", serviceAccountKey)
 		return o.daemonSets(ctx, client, &s)
 	})
 	if err != nil {

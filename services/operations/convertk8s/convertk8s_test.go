@@ -166,11 +166,16 @@ func TestDryRunShowsDifferences(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
+		r.nodes[0].document = []byte("cluster: {serviceAccount: {key: eA==}}\n")
+		r.nodes[1].document = []byte("cluster: {serviceAccount: {key: a2V5}}\n")
 		r.boot()
 		defer r.off()
 		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}.Encode(), DryRun: true})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if keys := slices.DeleteFunc(slices.Clone(o.Warnings), func(w string) bool { return !strings.Contains(w, "cluster.serviceAccount.key isn't the key") }); len(keys) != 1 {
+			t.Errorf("only node 0 has another key for service accounts: %q", keys)
 		}
 		if !slices.ContainsFunc(o.Warnings, func(w string) bool {
 			return strings.HasPrefix(w, "kube-apiserver: the DaemonSet has --own-flag=x") && strings.HasSuffix(w, "cluster.apiServer.extraArgs")

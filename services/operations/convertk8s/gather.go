@@ -46,6 +46,9 @@ func (o Options) ask(ctx context.Context, n rollout.Node, s *survey) error {
 		return err
 	}
 	s.Before[n.Name] = read(config)
+	if key := config.Text("cluster", "serviceAccount", "key"); key != "" && s.key != "" && key != s.key {
+		s.Differences = append(s.Differences, fmt.Sprintf("node %s: cluster.serviceAccount.key isn't the key in %s: no token of today will be valid", n.Name, serviceAccountSecret))
+	}
 	return nil
 }
 

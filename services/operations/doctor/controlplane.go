@@ -154,8 +154,8 @@ func (s *snapshot) addPod(f *finding, program string) {
 					f.since = ended
 				}
 			}
-			if m := o.Text("message"); m != "" {
-				line += ": " + m
+			if m := strings.TrimSpace(o.Text("message")); m != "" {
+				line += ": " + m[strings.LastIndex(m, "\n")+1:] // it may be the end of the log
 			}
 			f.evidence = append(f.evidence, line)
 			if r := o.Text("reason"); r == "CrashLoopBackOff" {

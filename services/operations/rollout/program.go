@@ -76,8 +76,8 @@ func Running(ctx context.Context, peers Peers, n Node, name string) (Program, er
 			restarts, _ := container["restartCount"].(int)
 			run.restarts = restarts
 			run.waiting = strings.Trim(container.Text("state", "waiting", "reason")+": "+container.Text("state", "waiting", "message"), ": ")
-			if last := container.Text("lastState", "terminated", "message"); last != "" {
-				run.waiting = strings.Trim(run.waiting+"; it ended with: "+last, "; ")
+			if log := strings.TrimSpace(container.Text("lastState", "terminated", "message")); log != "" {
+				run.waiting = strings.Trim(run.waiting+"; it logged: "+log[strings.LastIndex(log, "\n")+1:], "; ")
 			}
 		}
 	}

@@ -109,7 +109,8 @@ func panics(t *testing.T, c *e2etest.Cluster) {
 		"the kernel panicked: NMI: Not continuing":        {"get", "boots"},
 		"Kernel panic - not syncing: NMI: Not continuing": {"logs", "crash"},
 		"Linux version": {"logs", "kernel", "--boot", "-1"},
-		"configuration applied version=2 mode=immediate": {"logs", "machined", "--boot", "-1"},
+		// What was logged a second before the panic isn't on the disk.
+		"configuration from state": {"logs", "machined", "--boot", "-1"},
 	} {
 		c.Eventually(bootBudget, "the node says "+want, func() error {
 			out, err := c.TryGbctl(append([]string{"-n", c.Node()}, args...)...)

@@ -57,12 +57,19 @@ func (p Partition) path(parts ...string) string {
 // System is the file of the system in a slot.
 func (p Partition) System(slot string) string { return p.path(systemsDir, slot+".efi") }
 
-// Loaders writes the boot loaders, unless they are there.
-func (p Partition) Loaders(systemdBoot []byte) error {
+func (p Partition) directories() error {
 	for _, dir := range []string{filepath.Dir(removable), systemsDir, entriesDir, grubDir} {
 		if err := os.MkdirAll(p.path(dir), 0o755); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// Loaders writes the boot loaders, unless they are there.
+func (p Partition) Loaders(systemdBoot []byte) error {
+	if err := p.directories(); err != nil {
+		return err
 	}
 	for _, f := range []struct {
 		name    string
@@ -108,6 +115,9 @@ func (p Partition) Clear(slot string) error {
 
 // Start makes the boot loaders start what boot.Slots says.
 func (p Partition) Start(slots boot.Slots) error {
+	if err := p.directories(); err != nil {
+		return err
+	}
 	trying, choice := "", slots.Choice
 	for _, name := range boot.SlotNames {
 		slot, _ := slots.Of(name)

@@ -34,9 +34,9 @@ for slot in A B; do
     source $prefix/$slot.cfg
   fi
 done
-echo "No system on this disk can be started. The machine restarts in 30 seconds."
-sleep 30
-reboot
+echo "No system on this disk can be started. The BIOS tries the next device in 10 seconds."
+sleep 10
+exit
 `
 
 // environmentBlock is the content of the file.

@@ -73,6 +73,7 @@ var modules = []struct{ name, why string }{
 	{"terminal", "messages on the screen and the serial line"},
 	{"sleep", "time to read an error"},
 	{"reboot", "another try after an error"},
+	{"minicmd", "the BIOS's next device after an error"},
 	{"configfile", "the scripts of an installed machine's slots"},
 	{"loadenv", "the environment block of an installed machine"},
 	{"linux", "the kernel"},

@@ -165,17 +165,21 @@ func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error
 	return s.follow(ctx, slots)
 }
 
-// follow makes the firmware start this disk, and the boot loaders start what the slots say. The loaders themselves are written by an installation only: what starts a good
-// system isn't replaced by one on trial, nor is it half replaced when the power goes.
+// follow makes the boot loaders start what the slots say, and the firmware start this disk. The loaders themselves are written by an
+// installation only: what starts a good system isn't replaced by one on trial, nor is it half replaced when the power goes. They come
+// last: if the power goes before, the firmware starts the medium again.
 func (s *Slots) follow(ctx context.Context, slots boot.Slots) error {
+	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Start(slots) }); err != nil {
+		return fmt.Errorf("boot entries: %w", err)
+	}
 	first := slots.A.State != boot.SlotGood && slots.B.State != boot.SlotGood
+	if first && slots.Next() == "" {
+		return nil
+	}
 	if first {
 		if err := s.writeLoaders(ctx); err != nil {
 			return fmt.Errorf("boot loader: %w", err)
 		}
-	}
-	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Start(slots) }); err != nil {
-		return fmt.Errorf("boot entries: %w", err)
 	}
 	system, err := s.o.Disks.SystemDisk()
 	if err != nil {

@@ -349,3 +349,36 @@ func TestUpgradeThatIsCutOff(t *testing.T) {
 		m.want(s, "A good v1, B trying v2 next")
 	}
 }
+
+// Wherever an installation is cut off, the firmware starts the medium again, or a complete system.
+func TestInstallationThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	cut := errors.New("the power is gone")
+	for at := range 8 {
+		m := newMachine(t)
+		m.insert("v1")
+		n := 0
+		m.before = func(string) error {
+			if n++; n > at {
+				return cut
+			}
+			return nil
+		}
+		err := m.write(m.boot(""))
+		m.before = func(string) error { return nil }
+		if err != nil && !errors.Is(err, cut) {
+			t.Fatal(err)
+		}
+		record, readErr := os.ReadFile(filepath.Join(m.dir, "disk"))
+		must(t, readErr)
+		_, noLoader := os.Stat(filepath.Join(m.dir, "efi/EFI/BOOT/BOOTX64.EFI"))
+		if noLoader == nil || !bytes.Equal(record[:512], make([]byte, 512)) {
+			if _, err := readImage(filepath.Join(m.dir, "efi/EFI/garboard/A.efi")); err != nil || m.entries() != "garboard-a+1.conf" {
+				t.Errorf("cut at %d: a loader is there, and no system: %v, %q", at, err, m.entries())
+			}
+		}
+		s := m.boot("")
+		must(t, m.write(s))
+		m.want(s, "A trying v1 next, B empty")
+	}
+}

@@ -31,8 +31,10 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/vm"
@@ -178,6 +180,27 @@ func Medium(t *testing.T, o media.Options) Option {
 	return func(o *qemu.Options) { o.Boot.Medium = path }
 }
 
+// System is the system that Medium and Installer put into theirs with the same options.
+func System(t *testing.T, o media.Options) []byte {
+	t.Helper()
+	content, err := os.ReadFile(buildMedium(t, media.UKI, o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// SystemdBoot is the boot loader that a system installs for UEFI.
+func SystemdBoot(t *testing.T) []byte {
+	t.Helper()
+	_, boots := parts(t)
+	content, err := os.ReadFile(filepath.Join(boots.Disk, esp.SystemdBoot))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
 // InstallerHost is the registry in the names of installer images.
 const InstallerHost = "images.example"
 
@@ -227,6 +250,19 @@ func DiskImage(t *testing.T, o media.Options) Option {
 
 func buildMedium(t *testing.T, kind string, o media.Options) string {
 	t.Helper()
+	made, boots := parts(t)
+	o.Loader, o.Release, o.Kernel, o.Initramfs = boots, made.Release, made.Kernel, made.Initramfs
+	o.Version = cmp.Or(o.Version, made.Version)
+	path := filepath.Join(t.TempDir(), "garboard."+kind)
+	if err := o.Build(t.Context(), kind, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// parts are what media are made of.
+func parts(t *testing.T) (*image.Boot, loader.Loader) {
+	t.Helper()
 	root, err := repository()
 	if err != nil {
 		t.Fatal(err)
@@ -235,13 +271,7 @@ func buildMedium(t *testing.T, kind string, o media.Options) string {
 	if err != nil {
 		t.Fatalf("build what the test boots: %v", err)
 	}
-	o.Loader, o.Release, o.Kernel, o.Initramfs = boots, made.Release, made.Kernel, made.Initramfs
-	o.Version = cmp.Or(o.Version, made.Version)
-	path := filepath.Join(t.TempDir(), "garboard."+kind)
-	if err := o.Build(t.Context(), kind, path); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return made, boots
 }
 
 // paces are of type func() eventually.Pace, by test.

@@ -3,6 +3,7 @@
 package media
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http/httptest"
@@ -20,14 +21,25 @@ import (
 // systemBudget is for an operation that restarts a machine, until its node is Ready again.
 const systemBudget = 3 * time.Minute
 
+// diskGiB is the size of a disk whose writes are recorded, in GiB.
+const diskGiB = 10
+
 // A machine with UEFI installs itself from a CD, and is a Ready node from its disk. It is upgraded from an image of a registry, with its
-// data kept. The system of another CD, whose kernel panics, doesn't stay: the machine boots the former one, which says why.
+// data kept. The system of another CD, whose kernel panics, doesn't stay: the machine boots the former one, which says why. All writes to its disk
+// are recorded: wherever the power had been cut, a whole system would have started.
 func TestInstalledMachine(t *testing.T) {
-	layout, upgrade := e2etest.Installer(t, media.Options{Args: args, Version: "v2.0.0"})
+	first, second := media.Options{Args: args, Version: "v1.0.0"}, media.Options{Args: args, Version: "v2.0.0"}
+	third := media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"}
+	systems := map[string]string{}
+	for _, o := range []media.Options{first, second, third} {
+		systems[fmt.Sprintf("%x", sha256.Sum256(e2etest.System(t, o)))] = o.Version
+	}
+	disk := record(t)
+	layout, upgrade := e2etest.Installer(t, second)
 	images := httptest.NewServer(registry.New(layout))
 	t.Cleanup(images.Close)
-	c, m := e2etest.Start(t, "installed", qemu.QEMU, e2etest.Medium(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
-		o.Boot.UEFI, o.Mirrors = true, map[string][]string{e2etest.InstallerHost: {images.URL}}
+	c, m := e2etest.Start(t, "installed", qemu.QEMU, e2etest.Medium(t, first), func(o *qemu.Options) {
+		o.Boot.UEFI, o.DiskGiB, o.Mirrors = true, diskGiB, map[string][]string{e2etest.InstallerHost: {images.URL}}
 	})
 	c.Says(bootBudget, 0, "installing Garboard v1.0.0 on the medium GARBOARD")
 	m.Reached("the machine installs itself")
@@ -68,7 +80,7 @@ func TestInstalledMachine(t *testing.T) {
 
 	// The machine sees another medium after its next start.
 	var made qemu.Options
-	e2etest.Medium(t, media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"})(&made)
+	e2etest.Medium(t, third)(&made)
 	if err := os.Rename(made.Boot.Medium, c.Boot.Medium); err != nil {
 		t.Fatal(err)
 	}
@@ -86,6 +98,8 @@ func TestInstalledMachine(t *testing.T) {
 	slots("A bad v3.0.0 no no it was started, and didn't become healthy before the machine restarted")
 	slots("B good v2.0.0 yes yes")
 	c.Ready(m)
+	powerIsCut(t, disk.writes(t), systems, e2etest.SystemdBoot(t), diskGiB<<30)
+	m.Reached("wherever the power had been cut, a whole system would have started")
 }
 
 // panics lets the kernel die. Firmware keeps its last messages, and the node has them after its next boot, with the

@@ -1,0 +1,333 @@
+//go:build e2e && long
+
+package media
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/qemu/vm"
+)
+
+// powerCuts is at how many points of the machine's life the power is cut.
+const powerCuts = 200
+
+// A recording has all writes to the disk of a machine, in the order in which the machine made them. QEMU writes it, one file for each time
+// that the machine is started (the format is that of the kernel's dm-log-writes, Documentation/admin-guide/device-mapper/log-writes.rst).
+type recording struct{ pattern string }
+
+// record makes QEMU record the writes to the disk of each machine that the test starts.
+func record(t *testing.T) recording {
+	t.Helper()
+	program, err := exec.LookPath(vm.Program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	script := fmt.Sprintf(`#!/bin/sh
+n=$(ls %[1]s/writes.* 2>/dev/null | wc -l)
+log=%[1]s/writes.$(printf %%03d "$n")
+for a; do
+  shift
+  case $a in
+  if=none,id=disk,*) : >"$log"; a="if=none,id=disk,driver=blklogwrites,discard=unmap,file.driver=file,file.filename=${a##*file=},log.driver=file,log.filename=$log" ;;
+  esac
+  set -- "$@" "$a"
+done
+exec %[2]s "$@"
+`, dir, program)
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, vm.Program), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	return recording{filepath.Join(dir, "writes.*")}
+}
+
+// A write to the disk, or what else the log has.
+type write struct {
+	at, size int64
+	flush    bool // what was written before is on the disk
+	discard  bool
+	log      *os.File
+	from     int64 // of the data in the log
+}
+
+const (
+	logSector = 512 // of the log, and the unit of its fields
+	logMagic  = 0x6a736677736872
+
+	flagFlush   = 1
+	flagDiscard = 4
+)
+
+// writes are all of the recording.
+func (r recording) writes(t *testing.T) (all []write) {
+	t.Helper()
+	files, err := filepath.Glob(r.pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no recording: %v", err)
+	}
+	for _, path := range files {
+		log, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { log.Close() })
+		var super struct{ Magic, Version, Entries uint64 }
+		if err := binary.Read(log, binary.LittleEndian, &super); err != nil || super.Magic != logMagic {
+			continue // it was killed before its first write
+		}
+		end, err := log.Seek(0, io.SeekEnd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The number of entries in the file is older than its end.
+		for at := int64(logSector); at+logSector <= end; {
+			var e struct{ Sector, Sectors, Flags, Length uint64 }
+			if err := binary.Read(io.NewSectionReader(log, at, logSector), binary.LittleEndian, &e); err != nil {
+				t.Fatal(err)
+			}
+			at += logSector
+			w := write{at: int64(e.Sector) * logSector, size: int64(e.Sectors) * logSector, flush: e.Flags&flagFlush != 0, discard: e.Flags&flagDiscard != 0, log: log, from: at}
+			if !w.discard {
+				at += w.size
+			}
+			if w == (write{log: log, from: at}) || at > end {
+				break // the log goes no further
+			}
+			all = append(all, w)
+		}
+		all = append(all, write{flush: true}) // a restart isn't a power cut
+	}
+	return all
+}
+
+// apply makes a write, or its first bytes only, and returns what undoes it.
+func (w write) apply(t *testing.T, disk *os.File, most int64) (undo func()) {
+	t.Helper()
+	before, data := make([]byte, most), make([]byte, most)
+	if _, err := disk.ReadAt(before, w.at); err != nil {
+		t.Fatal(err)
+	}
+	if !w.discard {
+		if _, err := w.log.ReadAt(data, w.from); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put := func(data []byte) {
+		if _, err := disk.WriteAt(data, w.at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(data)
+	return func() { put(before) }
+}
+
+// bootDisk is the part of a machine's disk that it boots from.
+type bootDisk struct {
+	*os.File
+	efi     boot.Place
+	systems map[string]string // version by SHA-256
+	loader  []byte            // systemd-boot
+	mount   string
+}
+
+// start is what a boot loader would start: the version of a whole system, or "" if nothing starts from this disk.
+func (d bootDisk) start(t *testing.T) (uefi, bios string, err error) {
+	t.Helper()
+	record := make([]byte, 512)
+	if _, err := d.ReadAt(record, 0); err != nil {
+		t.Fatal(err)
+	}
+	options := fmt.Sprintf("ro,loop,offset=%d,sizelimit=%d", d.efi.Start, d.efi.Size)
+	if out, err := exec.Command("mount", "-t", "vfat", "-o", options, d.Name(), d.mount).CombinedOutput(); err != nil {
+		return "", "", fmt.Errorf("%w: %s", err, out)
+	}
+	defer func() {
+		if err := unix.Unmount(d.mount, 0); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	var errs []error
+	if loader, e := os.ReadFile(filepath.Join(d.mount, "EFI/BOOT/BOOTX64.EFI")); e == nil {
+		if !bytes.Equal(loader, d.loader) {
+			errs = append(errs, fmt.Errorf("the boot loader, of %d bytes, isn't whole", len(loader)))
+		}
+		uefi, e = d.systemdBoot()
+		errs = append(errs, e)
+	}
+	if !bytes.Equal(record[:440], make([]byte, 440)) { // the rest is the partition table's
+		var e error
+		bios, e = d.grub()
+		errs = append(errs, e)
+	}
+	return uefi, bios, errors.Join(errs...)
+}
+
+var (
+	entryName = regexp.MustCompile(`^garboard-([ab])(?:\+(\d+)(?:-\d+)?)?\.conf$`)
+	entryLine = regexp.MustCompile(`(?m)^(version|efi) (.+)$`)
+)
+
+// systemdBoot starts the entry with the highest version among those that have a try left or don't count, and else among the others
+// (systemd-boot(7), Automatic Boot Assessment).
+func (d bootDisk) systemdBoot() (version string, err error) {
+	entries, err := os.ReadDir(filepath.Join(d.mount, "loader/entries"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	best, file := -1, ""
+	for _, e := range entries {
+		name := entryName.FindStringSubmatch(strings.ToLower(e.Name()))
+		if name == nil {
+			continue // the file that becomes one
+		}
+		text, err := os.ReadFile(filepath.Join(d.mount, "loader/entries", e.Name()))
+		if err != nil {
+			return "", err
+		}
+		values := map[string]string{}
+		for _, m := range entryLine.FindAllStringSubmatch(string(text), -1) {
+			values[m[1]] = m[2]
+		}
+		rank, err := strconv.Atoi(values["version"])
+		if err != nil {
+			return "", fmt.Errorf("%s has no version: %q", e.Name(), text)
+		}
+		if name[2] != "0" {
+			rank += 10
+		}
+		if rank > best {
+			best, file = rank, values["efi"]
+		}
+	}
+	if file == "" {
+		return "", nil
+	}
+	return d.system(file)
+}
+
+// grub follows the script of package esp: the system on trial, the chosen one, and any that is there.
+func (d bootDisk) grub() (version string, err error) {
+	dir := filepath.Join(d.mount, "garboard")
+	if _, err := os.ReadFile(filepath.Join(dir, "grub.cfg")); err != nil {
+		return "", err
+	}
+	block, _ := os.ReadFile(filepath.Join(dir, "grubenv")) // GRUB goes on without it
+	var slots []string
+	for _, name := range []string{"trying", "choice"} {
+		_, rest, _ := strings.Cut(string(block), "\n"+name+"=")
+		slot, _, _ := strings.Cut(rest, "\n")
+		slots = append(slots, slot)
+	}
+	for _, slot := range append(slots, boot.SlotNames[:]...) {
+		if _, err := os.Stat(filepath.Join(dir, slot+".cfg")); slot == "" || err != nil {
+			continue
+		}
+		return d.system("EFI/garboard/" + slot + ".efi")
+	}
+	return "", nil
+}
+
+// system is the version of a system, if the file is whole.
+func (d bootDisk) system(file string) (string, error) {
+	content, err := os.ReadFile(filepath.Join(d.mount, file))
+	if err != nil {
+		return "", err
+	}
+	version, known := d.systems[fmt.Sprintf("%x", sha256.Sum256(content))]
+	if !known {
+		return "", fmt.Errorf("%s, of %d bytes, isn't whole", file, len(content))
+	}
+	return version, nil
+}
+
+// powerIsCut cuts the power of a machine at many points of its life. What the machine hadn't flushed is lost, or is there, or is there in
+// part. From the disk, each firmware starts a whole system. While the machine is installed, it may start none.
+func powerIsCut(t *testing.T, all []write, systems map[string]string, loader []byte, capacity int64) {
+	t.Helper()
+	places := boot.Places(capacity)
+	i := slices.IndexFunc(places, func(p boot.Place) bool { return p.Label == boot.LabelState })
+	image, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	if err := image.Truncate(capacity); err != nil {
+		t.Fatal(err)
+	}
+	// The data of STATE and EPHEMERAL is of no use to a boot loader.
+	all = slices.DeleteFunc(slices.Clone(all), func(w write) bool { return !w.flush && w.at >= places[i].Start })
+	for j := range all {
+		all[j].size = min(all[j].size, max(0, places[i].Start-all[j].at))
+	}
+	d := bootDisk{File: image, efi: places[0], systems: systems, loader: loader, mount: t.TempDir()}
+	seed := uint64(time.Now().UnixNano())
+	random := rand.New(rand.NewPCG(seed, 0))
+	points := make([]int, powerCuts)
+	var real []int
+	for j, w := range all {
+		if w.size > 0 {
+			real = append(real, j)
+		}
+	}
+	for j := range points {
+		points[j] = real[random.IntN(len(real))] + 1
+	}
+	slices.Sort(points)
+	t.Logf("%d writes before STATE, seed %d", len(real), seed)
+	kept, seen, counts := 0, "", map[string]int{}
+	for _, point := range points {
+		last := kept // the last flush
+		for j := kept; j < point; j++ {
+			if all[j].flush {
+				last = j + 1
+			}
+		}
+		for _, w := range all[kept:last] {
+			w.apply(t, image, w.size)
+		}
+		kept = last
+		var undo []func()
+		for _, w := range all[kept:point] {
+			if some := random.Int64N(3*w.size/logSector+1) * logSector; w.size > 0 && some > 0 {
+				undo = append(undo, w.apply(t, image, min(some, w.size)))
+			}
+		}
+		uefi, bios, err := d.start(t)
+		slices.Reverse(undo)
+		for _, f := range undo {
+			f()
+		}
+		counts[fmt.Sprintf("UEFI %s, BIOS %s", uefi, bios)]++
+		if seen == "" && uefi == "" && bios == "" { // it isn't installed yet
+			continue
+		}
+		if err != nil || (uefi == "" || bios == "") && seen != "" {
+			t.Errorf("write %d of %d, seed %d: UEFI starts %q, and BIOS %q: %v", point, len(all), seed, uefi, bios, err)
+		}
+		if uefi != "" && bios != "" {
+			seen = uefi
+		}
+	}
+	t.Logf("the power was cut %d times; what started then: %v", len(points), counts)
+}

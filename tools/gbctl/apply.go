@@ -334,10 +334,11 @@ func (c configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []strin
 		}
 		lines = append(lines, c.tryLines(node, m)...)
 	default:
+		if c.app.insecure && !c.dryRun {
+			return []string{"the machine has its configuration; one that was booted from a medium installs itself now, and restarts",
+				fmt.Sprintf("wait until the node is up: 'gbctl -n %s health --wait 10m'", node)}
+		}
 		lines = append(lines, c.ifDryRun("it is in effect, without a reboot", "it would take effect without a reboot"))
-	}
-	if c.app.insecure && !c.dryRun {
-		lines = append(lines, fmt.Sprintf("wait until the node is up: 'gbctl -n %s health --wait 10m'", node))
 	}
 	if len(m.Restarts) > 0 && !m.Reboot {
 		restarts := strings.Join(m.Restarts, ", ")

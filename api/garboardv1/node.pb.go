@@ -2786,7 +2786,10 @@ type UpgradeSystemRequest struct {
 	// An installer image. Empty: the system of the medium in the machine.
 	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	// Don't reboot the node: the new system starts at its next restart.
-	Stage         bool `protobuf:"varint,6,opt,name=stage,proto3" json:"stage,omitempty"`
+	Stage bool `protobuf:"varint,6,opt,name=stage,proto3" json:"stage,omitempty"`
+	// Leave etcd, and wipe EPHEMERAL: images, the data of pods and of etcd. The node joins the
+	// cluster again. Not with force or stage.
+	Wipe          bool `protobuf:"varint,7,opt,name=wipe,proto3" json:"wipe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2859,6 +2862,13 @@ func (x *UpgradeSystemRequest) GetImage() string {
 func (x *UpgradeSystemRequest) GetStage() bool {
 	if x != nil {
 		return x.Stage
+	}
+	return false
+}
+
+func (x *UpgradeSystemRequest) GetWipe() bool {
+	if x != nil {
+		return x.Wipe
 	}
 	return false
 }
@@ -3796,14 +3806,15 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
 	"\x05image\x18\x05 \x01(\tR\x05image\"M\n" +
 	"\x15InstallSystemResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xce\x01\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xe2\x01\n" +
 	"\x14UpgradeSystemRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
 	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
 	"\x05image\x18\x05 \x01(\tR\x05image\x12\x14\n" +
-	"\x05stage\x18\x06 \x01(\bR\x05stage\"M\n" +
+	"\x05stage\x18\x06 \x01(\bR\x05stage\x12\x12\n" +
+	"\x04wipe\x18\a \x01(\bR\x04wipe\"M\n" +
 	"\x15UpgradeSystemResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xa3\x01\n" +
 	"\x15RollbackSystemRequest\x12\x14\n" +

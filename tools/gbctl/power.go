@@ -34,9 +34,9 @@ const (
 
 // powerFlags are the flags of reboot and shutdown.
 type powerFlags struct {
-	wait, force, drain, dryRun, stage bool
-	drainTimeout                      time.Duration
-	image                             string
+	wait, force, drain, dryRun, stage, preserve bool
+	drainTimeout                                time.Duration
+	image                                       string
 }
 
 func (f *powerFlags) add(cmd *cobra.Command, wait string) {
@@ -65,7 +65,7 @@ var restarts = []restart{
 	}},
 	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true, stage: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
-			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, Stage: f.stage,
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, Stage: f.stage, Wipe: !f.preserve,
 		})
 	}},
 	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true, start: func(f powerFlags) question[*apiv1.Operation] {
@@ -106,6 +106,7 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 		cmd.Flags().StringVar(&f.image, "image", "", "installer image with the system, such as registry.example/garboard:v1.2.0 (default: the medium in the machine)")
 	}
 	if r.stage {
+		cmd.Flags().BoolVar(&f.preserve, "preserve", true, "keep images, pods' data and etcd's; with --preserve=false, the node leaves etcd, wipes them, and joins the cluster again")
 		cmd.Flags().BoolVar(&f.stage, "stage", false, "don't restart the nodes: the new system starts at their next restart, whatever its reason")
 	}
 	return cmd

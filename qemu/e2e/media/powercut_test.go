@@ -34,7 +34,7 @@ const powerCuts = 200
 // that the machine is started (the format is that of the kernel's dm-log-writes, Documentation/admin-guide/device-mapper/log-writes.rst).
 type recording struct{ pattern string }
 
-// record makes QEMU record the writes to the disk of each machine that the test starts.
+// record makes QEMU record the writes to the disk of each machine that the test starts. Merged requests have too many parts for that.
 func record(t *testing.T) recording {
 	t.Helper()
 	program, err := exec.LookPath(vm.Program)
@@ -49,6 +49,7 @@ for a; do
   shift
   case $a in
   if=none,id=disk,*) : >"$log"; a="if=none,id=disk,driver=blklogwrites,discard=unmap,file.driver=file,file.filename=${a##*file=},log.driver=file,log.filename=$log" ;;
+  *,drive=disk*) a="$a,request-merging=off" ;;
   esac
   set -- "$@" "$a"
 done

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -26,12 +27,16 @@ func (s *nodeService) Shutdown(ctx context.Context, req *connect.Request[apiv1.S
 }
 
 func (s *nodeService) InstallSystem(ctx context.Context, req *connect.Request[apiv1.InstallSystemRequest]) (*connect.Response[apiv1.InstallSystemResponse], error) {
-	o, err := s.system(ctx, lifecycle.Install, req.Msg, false)
+	o, err := s.system(ctx, lifecycle.Install, req.Msg, lifecycle.PowerArguments{})
 	return connect.NewResponse(&apiv1.InstallSystemResponse{Operation: o}), err
 }
 
 func (s *nodeService) UpgradeSystem(ctx context.Context, req *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
-	o, err := s.system(ctx, lifecycle.Upgrade, req.Msg, req.Msg.GetStage())
+	m := req.Msg
+	if m.GetWipe() && (m.GetForce() || m.GetStage()) {
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("--preserve=false leaves the cluster in order, and restarts the node: not with --force or --stage"))
+	}
+	o, err := s.system(ctx, lifecycle.Upgrade, m, lifecycle.PowerArguments{Stage: m.GetStage(), Wipe: m.GetWipe()})
 	return connect.NewResponse(&apiv1.UpgradeSystemResponse{Operation: o}), err
 }
 
@@ -45,9 +50,9 @@ func (s *nodeService) system(ctx context.Context, name string, m interface {
 	power
 	GetImage() string
 	GetDryRun() bool
-}, stage bool) (*apiv1.Operation, error) {
+}, own lifecycle.PowerArguments) (*apiv1.Operation, error) {
 	arguments := powerArguments(m)
-	arguments.Stage = stage
+	arguments.Stage, arguments.Wipe = own.Stage, own.Wipe
 	if arguments.Image = m.GetImage(); arguments.Image != "" {
 		if err := config.CheckImage(arguments.Image); err != nil {
 			return nil, connect.NewError(connect.CodeInvalidArgument, err)

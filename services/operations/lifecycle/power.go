@@ -24,6 +24,7 @@ type PowerArguments struct {
 	DrainTimeout time.Duration `json:"drainTimeout,omitempty"` // 0: DrainTimeout
 	Image        string        `json:"image,omitempty"`        // of install and upgrade; "": the medium in the machine
 	Stage        bool          `json:"stage,omitempty"`        // upgrade doesn't restart the node
+	Wipe         bool          `json:"wipe,omitempty"`         // upgrade wipes EPHEMERAL, and the node joins the cluster again
 }
 
 // Encode makes them the arguments of an operation.

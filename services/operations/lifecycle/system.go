@@ -212,9 +212,12 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 	plan, steps := d.Plan, d.Steps
 	// Pods may come again to either system, so that is before it is known which one stays.
 	around := func(r operation.Request, all []operation.Step) ([]operation.Step, error) {
-		args, err := operation.Decode[PowerArguments](r)
+		args, timeout, err := powerArguments(r)
 		if args.Stage {
 			return o.write(args.Image), err
+		}
+		if args.Wipe {
+			all = o.wiping(r, timeout, all)
 		}
 		return slices.Concat(o.write(args.Image), all, []operation.Step{o.prove()}), err
 	}
@@ -225,6 +228,9 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 		}
 		if err == nil && args.Image == "" {
 			_, err = o.Systems.Medium(ctx)
+		}
+		if err == nil && args.Wipe && o.controlPlane() {
+			err = o.Etcd.MayLeave(ctx, 0)
 		}
 		if err != nil {
 			return p, err
@@ -245,6 +251,18 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 		return around(r, all)
 	}
 	return d
+}
+
+// wiping adds to the steps of a restart that the node leaves the cluster before, and that EPHEMERAL is wiped. The node joins the cluster
+// again after the restart.
+func (o Options) wiping(r operation.Request, timeout time.Duration, all []operation.Step) []operation.Step {
+	control := o.controlPlane()
+	leave := slices.DeleteFunc(o.leaveCluster(r, timeout), func(s operation.Step) bool {
+		return s.ID == "cordon" || s.ID == "drain" || s.ID == "etcd" && !control
+	})
+	leave = append(leave, o.wipe(r, ResetArguments{}, []string{boot.LabelEphemeral}))
+	all = slices.DeleteFunc(all, func(s operation.Step) bool { return s.ID == "quorum" })
+	return slices.Insert(all, slices.IndexFunc(all, func(s operation.Step) bool { return s.EndsNode }), leave...)
 }
 
 func (o Options) mayUpgrade() error {

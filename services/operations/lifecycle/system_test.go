@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -172,6 +173,24 @@ func TestInstallFromAnImage(t *testing.T) {
 		check(t, r, r.end(o.ID), operation.Done, "uncordon")
 		o = r.run(Upgrade, PowerArguments{Force: true, Image: "registry.example/installer:v2"}.Encode())
 		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify", "write v2 to B timed", "reboot")
+		s.reboot(t, "B", prove("B"))
+		check(t, r, r.end(o.ID), operation.Done)
+		r.off()
+	})
+}
+
+// S-192, Q-07: without its data, a node leaves the cluster before the restart. One that can't leave isn't upgraded.
+func TestUpgradeThatWipes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		r.may = errors.New("it is the last member")
+		r.on()
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{Wipe: true}.Encode()}); err == nil || !strings.Contains(err.Error(), "it is the last member") {
+			t.Errorf("%v", err)
+		}
+		r.may = nil
+		o := r.run(Upgrade, PowerArguments{Wipe: true}.Encode())
+		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "stop kubelet", "delete node", "stop pods", "leave etcd", "mark EPHEMERAL", "reboot")
 		s.reboot(t, "B", prove("B"))
 		check(t, r, r.end(o.ID), operation.Done)
 		r.off()

@@ -110,6 +110,7 @@ var applyTable = []applyRow{
 	{path: "machine.systemDiskEncryption", effect: Reboot},
 	{path: "machine.logging", effect: Live},
 	{path: "machine.metrics", effect: Live},
+	{path: "machine.console", effect: Live},
 
 	{path: "cluster.clusterName", effect: Reboot},
 	{path: "cluster.id", effect: Live},

@@ -345,12 +345,13 @@ func (d *decoder) choice(n *yaml.Node, v reflect.Value) {
 
 // choices are the values of the types that have only a few. Aliases are last.
 var choices = map[reflect.Type][]string{
-	reflect.TypeFor[MachineType](): {string(Init), string(ControlPlane), string(Worker), joinAlias},
-	reflect.TypeFor[FileOp]():      {string(FileCreate), string(FileAppend), string(FileOverwrite)},
-	reflect.TypeFor[LogFormat]():   {string(LogJSONLines), string(LogRFC5424)},
-	reflect.TypeFor[DiskType]():    {string(DiskNVMe), string(DiskSSD), string(DiskHDD)},
-	reflect.TypeFor[CNIName]():     {string(CNIFlannel), string(CNINone), string(CNICustom)},
-	reflect.TypeFor[ProxyMode]():   {string(ProxyNFTables), string(ProxyIPTables), string(ProxyIPVS)},
+	reflect.TypeFor[MachineType]():    {string(Init), string(ControlPlane), string(Worker), joinAlias},
+	reflect.TypeFor[FileOp]():         {string(FileCreate), string(FileAppend), string(FileOverwrite)},
+	reflect.TypeFor[LogFormat]():      {string(LogJSONLines), string(LogRFC5424)},
+	reflect.TypeFor[DiskType]():       {string(DiskNVMe), string(DiskSSD), string(DiskHDD)},
+	reflect.TypeFor[CNIName]():        {string(CNIFlannel), string(CNINone), string(CNICustom)},
+	reflect.TypeFor[ProxyMode]():      {string(ProxyNFTables), string(ProxyIPTables), string(ProxyIPVS)},
+	reflect.TypeFor[ConsoleCommand](): {"status", "log", "network", "reboot", "shutdown"},
 	// audit.k8s.io/v1
 	reflect.TypeFor[auditLevel](): {"None", "Metadata", "Request", "RequestResponse"},
 	reflect.TypeFor[auditStage](): {"RequestReceived", "ResponseStarted", "ResponseComplete", "Panic"},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -105,17 +104,6 @@ func generateControlPlane(c *Config, o Options, kubernetes func(string) string) 
 	c.Cluster.Network.CNI.Flannel.Image = DefaultFlannelImage
 }
 
-// kubernetesVersion matches the versions that a node can run (Q-16).
-var kubernetesVersion = regexp.MustCompile(`^v1\.(34|35|36)\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
-
-// CheckKubernetesVersion refuses a version, such as v1.36.3, that this release doesn't run.
-func CheckKubernetesVersion(version string) error {
-	if !kubernetesVersion.MatchString(version) {
-		return fmt.Errorf("version %s of Kubernetes isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
-	}
-	return nil
-}
-
 // kubernetesImages puts a version into the default images of Kubernetes.
 func kubernetesImages(version string) (func(image string) string, error) {
 	version = cmp.Or(version, KubernetesVersion)
@@ -172,4 +160,20 @@ func (c *Config) loads() error {
 	}
 	_, _, err = Load("generated configuration", data)
 	return err
+}
+
+// DefaultImages lists every image that a node with a default configuration
+// pulls, in the order in which it needs them.
+func DefaultImages() []string {
+	return []string{
+		DefaultEtcdImage,
+		DefaultKubeletImage,
+		DefaultPauseImage,
+		DefaultAPIServerImage,
+		DefaultControllerManagerImage,
+		DefaultSchedulerImage,
+		DefaultProxyImage,
+		DefaultFlannelImage,
+		DefaultCoreDNSImage,
+	}
 }

@@ -1,5 +1,10 @@
 package config
 
+import (
+	"fmt"
+	"regexp"
+)
+
 // Versions of what the default images hold. The image build pins the same
 // versions in its components; a test there compares the two.
 const (
@@ -23,18 +28,13 @@ const (
 	DefaultFlannelImage           = "ghcr.io/flannel-io/flannel:" + FlannelVersion
 )
 
-// DefaultImages lists every image that a node with a default configuration
-// pulls, in the order in which it needs them.
-func DefaultImages() []string {
-	return []string{
-		DefaultEtcdImage,
-		DefaultKubeletImage,
-		DefaultPauseImage,
-		DefaultAPIServerImage,
-		DefaultControllerManagerImage,
-		DefaultSchedulerImage,
-		DefaultProxyImage,
-		DefaultFlannelImage,
-		DefaultCoreDNSImage,
+// kubernetesVersion matches the versions that a node can run (Q-16).
+var kubernetesVersion = regexp.MustCompile(`^v1\.(34|35|36)\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
+
+// CheckKubernetesVersion refuses a version, such as v1.36.3, that this release doesn't run.
+func CheckKubernetesVersion(version string) error {
+	if !kubernetesVersion.MatchString(version) {
+		return fmt.Errorf("version %s of Kubernetes isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
 	}
+	return nil
 }

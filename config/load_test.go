@@ -212,6 +212,7 @@ systemDiskEncryption:
 logging:
   destinations: [{endpoint: "tls://logs.example.org:6514", format: rfc5424, extraTags: {rack: "12"}}]
 metrics: {address: "10.0.0.201:9100", clientCA: CRT}
+console: {disabled: [network, reboot, shutdown]}
 `
 
 const fullCluster = `controlPlane:

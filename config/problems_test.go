@@ -134,6 +134,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "logging: {destinations: [{endpoint: 'tcp://logs:514', extraTags: {host: a}}]}", `machine.logging.destinations[0].extraTags.host: is a field that each line has; choose another name`},
 	{"machine", "logging: {destinations: [{endpoint: 'tcp://logs:514', extraTags: {'a b': a}}]}", `machine.logging.destinations[0].extraTags["a b"]: must be of letters, digits, dashes, dots and underscores, 32 at most`},
 	{"machine", `logging: {destinations: [{endpoint: 'tcp://logs:514', extraTags: {a: "x\ny"}}]}`, `machine.logging.destinations[0].extraTags.a: the value must be of printable characters, 256 bytes at most`},
+	{"machine", "console: {disabled: [log, ssh]}", `machine.console.disabled[1]: "ssh" is not one of status, log, network, reboot, shutdown`},
 	{"machine", "metrics: {address: 9100}", `machine.metrics.address: "9100" is not host:port or :port`},
 	{"machine", "metrics: {address: ':443'}", `machine.metrics.address: port 443 is for programs with privileges; choose a port from 1024 on`},
 	{"machine", "metrics: {address: ':10250'}", `machine.metrics.address: another program of the node listens on port 10250; choose another port`},
@@ -281,7 +282,7 @@ test.yaml:6:15: machine.network.hostname: must be text, not a list
 test.yaml:9:15: machine.network.interfaces[0].cidr: lacks the prefix length; did you mean 10.0.0.1/24
 test.yaml:10:9: machine.network.interfaces[1].interface: is missing
 test.yaml:10:9: machine.network.interfaces[1].mtu: 1 is out of range (68 to 65535 bytes)
-test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, kubelet, registries, files, env, sysctls, systemDiskEncryption, logging, metrics
+test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, kubelet, registries, files, env, sysctls, systemDiskEncryption, logging, metrics, console
 test.yaml:12:1: cluster.token: is missing
 test.yaml:12:1: cluster.ca.crt: is missing
 test.yaml:14:15: cluster.controlPlane.endpoint: not an absolute URL such as https://host:port/path

@@ -81,7 +81,16 @@ type Machine struct {
 	SystemDiskEncryption SystemDiskEncryption `yaml:"systemDiskEncryption"`
 	Logging              Logging              `yaml:"logging"`
 	Metrics              Metrics              `yaml:"metrics"`
+	Console              Console              `yaml:"console"`
 }
+
+// Console is the machine's own screen with its keyboard, and its serial lines: they take commands without credentials.
+type Console struct {
+	Disabled []ConsoleCommand `yaml:"disabled"` // commands that it doesn't take
+}
+
+// ConsoleCommand is one of the commands of package console.
+type ConsoleCommand string
 
 // Network has the network settings of the node.
 type Network struct {

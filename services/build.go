@@ -64,6 +64,7 @@ type Node struct {
 	ops     *operation.Runner
 	api     *api.Server
 	disks   *disks.Disks
+	network *network.Daemon
 	slots   *slots.Slots
 	forward *forward.Forwarder
 	report  reporter
@@ -75,7 +76,7 @@ type Node struct {
 // of the tables in node.go, and a test finds it first.
 func NewNode(o Options) (*Node, error) {
 	store := resource.NewStore()
-	n := &Node{Store: store, logs: o.Logs, power: o.Power}
+	n := &Node{Store: store, logs: o.Logs, power: o.Power, network: network.New(network.Options{Store: store})}
 	applier := machine.NewApplier(machine.ApplierOptions{
 		Mode: o.Mode, Store: store, Log: o.Logs.Logger(machine.ID),
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
@@ -154,7 +155,7 @@ func NewNode(o Options) (*Node, error) {
 	services := []dag.Service{
 		udev.Service(udev.Options{Mode: o.Mode}),
 		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline}),
-		network.New(network.Options{Store: store}).Service(),
+		n.network.Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState,
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),

@@ -3,12 +3,15 @@ package services
 import (
 	"context"
 	"log/slog"
+	"os"
 	"sync"
+	"syscall"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/front/api"
+	"github.com/garboard-os/garboard/services/front/console"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -38,6 +41,13 @@ func (n *Node) Run(ctx context.Context) error {
 	})
 	wg.Go(func() { n.forward.Run(rctx) })
 	if n.report.mode == boot.Machine { // a container's kernel is its host's
+		wg.Go(func() {
+			console.Run(rctx, console.Options{
+				Store: n.Store, Log: n.logs.Logger(console.ID), Network: n.network.Use,
+				Waiting: func() string { return waitingFor(n.graph.Statuses(), n.report.since()) },
+				Signal:  func(s syscall.Signal) error { return syscall.Kill(os.Getpid(), s) },
+			})
+		})
 		wg.Go(func() {
 			if err := n.logs.FollowKernel(rctx, logs.KmsgDevice, n.report.since); err != nil && rctx.Err() == nil {
 				n.logs.Logger(machine.ID).Warn("the kernel's messages aren't logged any more", "err", err.Error())

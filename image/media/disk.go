@@ -81,7 +81,7 @@ func (o Options) slots() (slots boot.Slots, err error) {
 
 // efi are the files of the EFI system partition. It makes them in a directory.
 func (o Options) efi(dir string, uki []byte, slots boot.Slots) (files []fatFile, err error) {
-	systemdBoot, err := os.ReadFile(filepath.Join(o.Loader.Disk, esp.SystemdBoot))
+	systemdBoot, err := o.Loader.SystemdBoot()
 	if err != nil {
 		return nil, err
 	}

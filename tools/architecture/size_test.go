@@ -25,7 +25,7 @@ var budgets = []budget{
 	{"a node", []string{"config", "boot", "init", "services", "api"}, 50_000},
 	// What others use of the node's rooms, and PID 1 doesn't, is counted there.
 	{"gbctl", []string{"tools/gbctl", "config/patch"}, 9_200},
-	{"what builds and boots it", []string{"image", "kernel", "qemu", "tools", "api/client"}, 15_000},
+	{"what builds and boots it", []string{"image", "kernel", "qemu", "tools", "api/client", "config/fields.go", "config/generate.go"}, 15_000},
 }
 
 // onlyForTests are folders with code that only tests use. Like tests, they are in no budget.
@@ -61,7 +61,7 @@ func codeLines(source []byte) int {
 	}
 }
 
-// sizes are the lines of code by folder.
+// sizes are the lines of code by file.
 func sizes(t *testing.T) map[string]int {
 	t.Helper()
 	all := map[string]int{}
@@ -80,8 +80,8 @@ func sizes(t *testing.T) map[string]int {
 		if err != nil || bytes.Contains(source, []byte("\n// Code generated ")) || bytes.HasPrefix(source, []byte("// Code generated ")) {
 			return err
 		}
-		folder, err := filepath.Rel("../..", filepath.Dir(path))
-		all[filepath.ToSlash(folder)] += codeLines(source)
+		file, err := filepath.Rel("../..", path)
+		all[filepath.ToSlash(file)] = codeLines(source)
 		return err
 	})
 	if err != nil {

@@ -31,7 +31,6 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/loader"
@@ -194,7 +193,7 @@ func System(t *testing.T, o media.Options) []byte {
 func SystemdBoot(t *testing.T) []byte {
 	t.Helper()
 	_, boots := parts(t)
-	content, err := os.ReadFile(filepath.Join(boots.Disk, esp.SystemdBoot))
+	content, err := boots.SystemdBoot()
 	if err != nil {
 		t.Fatal(err)
 	}

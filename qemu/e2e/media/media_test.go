@@ -4,9 +4,13 @@
 package media
 
 import (
+	"bufio"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,15 +26,60 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 // is on the network.
 const bootBudget = 40 * time.Second
 
-// A UEFI boots the ISO from a CD drive: the machine has no configuration, and waits for one.
+// A UEFI boots the ISO from a CD drive: the machine has no configuration, and waits for one. At its console, it gets another address, and
+// is restarted.
 func TestMediumInUEFI(t *testing.T) {
-	medium := e2etest.Medium(t, media.Options{Args: args})
+	medium, keyboard := e2etest.Medium(t, media.Options{Args: args}), typing(t)
 	c, m := e2etest.Start(t, "medium-uefi", qemu.QEMU, medium, func(o *qemu.Options) {
 		o.Unconfigured, o.Boot.UEFI = true, true
 		o.Hardware = []vm.Hardware{{NIC: "e1000", Disk: vm.SATA}}
 	})
 	c.Says(bootBudget, 0, "maintenance mode", "SHA-256")
 	m.Reached("maintenance mode")
+
+	keyboard.types(t, "network eth0 10.5.0.77/24 10.5.0.1")
+	c.Says(bootBudget, 0, "maintenance mode: API at https://10.5.0.77")
+	t.Log(c.Inside(c.Network()).Gbctl("-n", "10.5.0.77", "disks", "--insecure"))
+	m.Reached("another address, by the console")
+	before := len(c.Text())
+	keyboard.types(t, "reboot")
+	c.Says(bootBudget, before, "maintenance mode: API at https://"+c.Nodes[0].Address.String())
+	m.Reached("a restart, by the console")
+}
+
+// keyboard is a path to a serial line.
+type keyboard string
+
+// typing connects the serial line of the machine that the test starts to a socket, too.
+func typing(t *testing.T) keyboard {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "line")
+	wrapQEMU(t, "", `
+  file,id=console,*) a="socket,id=console,path=`+path+`,server=on,wait=off,logappend=on,logfile=${a##*path=}" ;;`)
+	return keyboard(path)
+}
+
+func (k keyboard) types(t *testing.T, line string) {
+	t.Helper()
+	conn, err := net.Dial("unix", string(k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, line+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	// QEMU reads no more once the connection is closed: the machine has to have it.
+	_ = conn.SetReadDeadline(time.Now().Add(bootBudget))
+	for echo := bufio.NewReader(conn); ; {
+		text, err := echo.ReadString('\n')
+		if err != nil {
+			t.Fatalf("the machine hasn't read what was typed: %v", err)
+		}
+		if strings.Contains(text, line) {
+			return
+		}
+	}
 }
 
 // A BIOS boots the same ISO from a USB stick. It has a configuration: the machine installs

@@ -37,30 +37,27 @@ type recording struct{ pattern string }
 // record makes QEMU record the writes to the disk of each machine that the test starts. Merged requests have too many parts for that.
 func record(t *testing.T) recording {
 	t.Helper()
+	dir := t.TempDir()
+	wrapQEMU(t, fmt.Sprintf(`n=$(ls %[1]s/writes.* 2>/dev/null | wc -l)
+log=%[1]s/writes.$(printf %%03d "$n")`, dir), `
+  if=none,id=disk,*) : >"$log"; a="if=none,id=disk,driver=blklogwrites,discard=unmap,file.driver=file,file.filename=${a##*file=},log.driver=file,log.filename=$log" ;;
+  *,drive=disk*) a="$a,request-merging=off" ;;`)
+	return recording{filepath.Join(dir, "writes.*")}
+}
+
+// wrapQEMU changes arguments of QEMU, for each machine that the test starts: cases are those of a shell's case statement, which change $a.
+func wrapQEMU(t *testing.T, before, cases string) {
+	t.Helper()
 	program, err := exec.LookPath(vm.Program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	script := fmt.Sprintf(`#!/bin/sh
-n=$(ls %[1]s/writes.* 2>/dev/null | wc -l)
-log=%[1]s/writes.$(printf %%03d "$n")
-for a; do
-  shift
-  case $a in
-  if=none,id=disk,*) : >"$log"; a="if=none,id=disk,driver=blklogwrites,discard=unmap,file.driver=file,file.filename=${a##*file=},log.driver=file,log.filename=$log" ;;
-  *,drive=disk*) a="$a,request-merging=off" ;;
-  esac
-  set -- "$@" "$a"
-done
-exec %[2]s "$@"
-`, dir, program)
+	script := "#!/bin/sh\n" + before + "\nfor a; do\n  shift\n  case $a in" + cases + "\n  esac\n  set -- \"$@\" \"$a\"\ndone\nexec " + program + " \"$@\"\n"
 	bin := t.TempDir()
 	if err := os.WriteFile(filepath.Join(bin, vm.Program), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	return recording{filepath.Join(dir, "writes.*")}
 }
 
 // A write to the disk, or what else the log has.

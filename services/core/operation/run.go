@@ -215,14 +215,13 @@ func (x *execution) beginStep(next *record, i int, step Step) ([]Event, error) {
 func (x *execution) endNode(ctx context.Context, i int, step Step) error {
 	x.drainWatchers(ctx)
 	x.release(step.Hold)
-	err := x.attempt(ctx, step, step.Run)
-	if err == nil {
-		if !sleep.For(ctx, step.Deadline) {
-			return errStopped
-		}
-		err = fmt.Errorf("the node hasn't ended within %s", step.Deadline)
+	if err := x.attempt(ctx, step, step.Run); err != nil {
+		return err
 	}
-	return err
+	if !sleep.For(ctx, step.Deadline) {
+		return errStopped
+	}
+	return fmt.Errorf("the node hasn't ended within %s", step.Deadline)
 }
 
 // fail ends an operation because of a step: what was done is undone if it can be.

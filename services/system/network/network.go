@@ -31,6 +31,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -160,6 +161,18 @@ type Daemon struct {
 	made    map[string]virtual // the virtual links
 	slaves  map[string][2]int  // by member of a bond: the indexes of bond and member
 	keyed   map[string]keyed   // the last settings of WireGuard links
+
+	typed   chan config.Network // new ones
+	without config.Network      // settings while there is no configuration
+}
+
+// Use changes the settings of a machine without a configuration.
+func (d *Daemon) Use(n config.Network) {
+	select {
+	case <-d.typed: // it isn't taken over yet
+	default:
+	}
+	d.typed <- n
 }
 
 // New makes the service and doesn't start it.
@@ -187,7 +200,7 @@ func New(o Options) *Daemon {
 	if o.wireguardDevice == nil {
 		o.wireguardDevice = wireguardDevice
 	}
-	return &Daemon{o: o, applied: map[string]linkState{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}}
+	return &Daemon{o: o, applied: map[string]linkState{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}, typed: make(chan config.Network, 1)}
 }
 
 // Service is networkd in the graph. It is up after the links of the

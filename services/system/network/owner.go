@@ -124,7 +124,8 @@ func subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 func (o *owner) configure() error {
 	cfg, err := machine.Configs.Get(o.o.Store, machine.ConfigID)
 	if errors.Is(err, resource.ErrNotFound) {
-		o.cfg, o.plans, o.virtuals, o.members = &config.Config{}, nil, nil, nil
+		o.cfg = &config.Config{Machine: config.Machine{Network: o.without}}
+		o.plans, o.virtuals, o.members = expand(o.without.Links())
 		o.announced.Store(new(string))
 		return nil
 	}
@@ -316,6 +317,11 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 			}
 			changed = before != o.configured || !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
 				!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP)
+		case o.without = <-o.typed:
+			if err := o.configure(); err != nil {
+				return err
+			}
+			o.settled, changed = false, true
 		case u, open := <-links:
 			if !open { // the kernel's buffer overflowed: list all anew
 				if ctx.Err() != nil {

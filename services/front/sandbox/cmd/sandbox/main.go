@@ -38,8 +38,8 @@ type command struct {
 }
 
 var commands = []command{
-	{"node", "node SPEC         run the node that the JSON file SPEC (- is standard input) describes", runNode},
-	{insideCommand, insideCommand + " SPEC  the same, in the mount namespace (called by node)", runInside},
+	{"node", "node -            run the node that standard input describes as JSON", runNode},
+	{insideCommand, insideCommand + " -     the same, in the mount namespace (called by node)", runInside},
 	{"service", "service -         make the sandbox of a service, which standard input describes, and leave it to the caller", runService},
 	{insideServiceCommand, insideServiceCommand + " -  the same, in the mount namespace (called by service)", runServiceInside},
 	{shieldCommand, shieldCommand + " ROOT       cover the host's own settings below ROOT/proc (called by node)", runShield},

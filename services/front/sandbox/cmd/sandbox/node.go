@@ -72,7 +72,7 @@ func runInside(args []string) error {
 	}
 	// Children are started from this thread, and their fate hangs on it.
 	runtime.LockOSThread()
-	spec, err := readSpec(args[0])
+	spec, err := readSpec(os.Stdin)
 	if err != nil {
 		return err
 	}

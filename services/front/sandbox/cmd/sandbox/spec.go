@@ -2,10 +2,8 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 )
 
@@ -39,58 +37,14 @@ type bind struct {
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-func readSpec(path string) (nodeSpec, error) {
-	in := os.Stdin
-	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nodeSpec{}, err
-		}
-		defer f.Close()
-		in = f
-	}
-	s, err := decodeSpec(in)
-	if err != nil {
-		return nodeSpec{}, fmt.Errorf("spec %s: %w", path, err)
-	}
-	return s, nil
-}
-
-func decodeSpec(r io.Reader) (nodeSpec, error) {
-	var s nodeSpec
+// readSpec reads the spec that the provisioner of clusters sends.
+func readSpec(r io.Reader) (s nodeSpec, err error) {
 	d := json.NewDecoder(r)
 	d.DisallowUnknownFields()
 	if err := d.Decode(&s); err != nil {
-		return nodeSpec{}, err
+		return s, fmt.Errorf("spec of a node: %w", err)
 	}
-	return s, s.check()
-}
-
-// check reports everything that is wrong at once.
-func (s nodeSpec) check() error {
-	var errs []error
-	if s.ID == "" {
-		errs = append(errs, errors.New("id: empty"))
-	}
-	if s.Hostname == "" {
-		errs = append(errs, errors.New("hostname: empty"))
-	}
-	if len(s.Args) == 0 {
-		errs = append(errs, errors.New("args: empty"))
-	}
-	errs = append(errs, absolute("rootfs", s.Rootfs))
-	errs = append(errs, absolute("work", s.Work))
-	errs = append(errs, absolute("cgroup", s.Cgroup))
-	errs = append(errs, absolute("console", s.Console))
-	if s.Cgroup == "/" {
-		// The whole host would be frozen or killed with the node.
-		errs = append(errs, errors.New("cgroup: the root cgroup is the host's"))
-	}
-	for i, b := range s.Binds {
-		errs = append(errs, absolute(fmt.Sprintf("binds[%d].source", i), b.Source))
-		errs = append(errs, absolute(fmt.Sprintf("binds[%d].target", i), b.Target))
-	}
-	return errors.Join(errs...)
+	return s, nil
 }
 
 // absolute is what is wrong with a path; nil for nothing.

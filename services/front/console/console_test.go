@@ -1,0 +1,144 @@
+package console
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/slots"
+)
+
+// tty is what a person types, and what they see.
+type tty struct {
+	io.Reader
+	bytes.Buffer
+}
+
+func (t *tty) Read(b []byte) (int, error) { return t.Reader.Read(b) }
+
+// rig is a machine with a console.
+type rig struct {
+	o       Options
+	signals []syscall.Signal
+	network []config.Network
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{}
+	r.o = Options{
+		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler),
+		Waiting: func() string { return "apid Starting for 3s" },
+		Network: func(n config.Network) { r.network = append(r.network, n) },
+		Signal:  func(s syscall.Signal) error { r.signals = append(r.signals, s); return nil },
+		kernelLog: func() string {
+			return "<6>[    0.1] Linux version 6\n<29>[    2.0] [garboard] maintenance mode: API at https://10.0.0.5\n" +
+				"<28>[    3.0] [garboard] networkd: no answer\n<27>[    4.0] [garboard] disks: it is full\n<30>[    5.0] [garboard] udevd: up\n"
+		},
+	}
+	return r
+}
+
+func (r *rig) typed(t *testing.T, lines ...string) string {
+	t.Helper()
+	screen := &tty{Reader: strings.NewReader(strings.Join(lines, "\n") + "\n")}
+	if err := r.o.serve(screen); err != nil {
+		t.Fatal(err)
+	}
+	return screen.String()
+}
+
+func put(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	r := newRig(t)
+	put(t, network.Hostnames.Put(r.o.Store.As(network.ID), network.HostnameID, "n1"))
+	put(t, network.Addresses.Put(r.o.Store.As(network.ID), network.AddressID, network.NodeAddress{All: []netip.Prefix{netip.MustParsePrefix("10.0.0.5/24")}}))
+	put(t, machine.Stages.Put(r.o.Store.As(machine.ID), machine.StageID, machine.Maintenance))
+	put(t, slots.Statuses.Put(r.o.Store.As(slots.ID), "A", slots.Status{State: boot.SlotGood, Running: true}))
+	want := "Garboard " + boot.Version + ` in slot A, which is good
+name        n1
+address     10.0.0.5/24
+stage       maintenance
+not up yet  apid Starting for 3s
+maintenance mode: API at https://10.0.0.5
+networkd: no answer
+disks: it is full
+`
+	if diff := cmp.Diff(want, r.typed(t, "status")); diff != "" {
+		t.Error(diff)
+	}
+	if got := r.typed(t, "log"); !strings.HasPrefix(got, "maintenance mode: ") || !strings.HasSuffix(got, "disks: it is full\nudevd: up\n") {
+		t.Error(got)
+	}
+}
+
+func TestPower(t *testing.T) {
+	r := newRig(t)
+	if got := r.typed(t, "reboot", "shutdown", "", "nothing"); strings.Count(got, "Commands, each ended with Enter:") != 2 {
+		t.Error(got)
+	}
+	if diff := cmp.Diff([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM}, r.signals); diff != "" {
+		t.Error(diff)
+	}
+	c := &config.Config{}
+	c.Machine.Console.Disabled = []config.ConsoleCommand{"reboot"}
+	put(t, machine.Configs.Put(r.o.Store.As(machine.ID), machine.ConfigID, c))
+	if got := r.typed(t, "reboot"); got != "reboot is disabled by machine.console.disabled.\n" || len(r.signals) != 2 {
+		t.Error(got, r.signals)
+	}
+	if got := r.typed(t, "network lo dhcp"); !strings.Contains(got, "the machine has a configuration") || len(r.network) > 0 {
+		t.Error(got)
+	}
+}
+
+func TestNetwork(t *testing.T) {
+	address, all := netip.MustParsePrefix("192.168.1.5/24"), netip.MustParsePrefix("0.0.0.0/0")
+	routes := []config.Route{{Network: all, Gateway: netip.MustParseAddr("192.168.1.1")}}
+	for line, want := range map[string]config.Network{
+		"network":                   {},
+		"network lo dhcp":           {Interfaces: []config.Interface{{Name: "lo", DHCP: true}}},
+		"network lo 192.168.1.5/24": {Interfaces: []config.Interface{{Name: "lo", CIDR: address}}},
+		"network lo.30 dhcp":        {Interfaces: []config.Interface{{Name: "lo", VLANs: []config.VLAN{{ID: 30, DHCP: true}}}}},
+		"network lo 192.168.1.5/24 192.168.1.1 9.9.9.9": {
+			Interfaces: []config.Interface{{Name: "lo", CIDR: address, Routes: routes}}, Nameservers: []netip.Addr{netip.MustParseAddr("9.9.9.9")},
+		},
+	} {
+		r := newRig(t)
+		if got := r.typed(t, line); !strings.HasPrefix(got, "These settings count") {
+			t.Errorf("%s: %s", line, got)
+		}
+		if diff := cmp.Diff([]config.Network{want}, r.network, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s: %s", line, diff)
+		}
+	}
+	for line, want := range map[string]string{
+		"network lo":                    "network: the address is missing, such as 192.168.1.5/24, or dhcp",
+		"network nosuch dhcp":           "network: interface nosuch: there are ",
+		"network lo.5000 dhcp":          "network: VLAN 5000: must be 1 to 4094",
+		"network lo 192.168.1.5":        "network: address 192.168.1.5: must be an address with its prefix length",
+		"network lo 10.0.0.1/8 gateway": `network: ParseAddr("gateway")`,
+	} {
+		r := newRig(t)
+		if got := r.typed(t, line); !strings.HasPrefix(got, want) || len(r.network) > 0 {
+			t.Errorf("%s: %s", line, got)
+		}
+	}
+}

@@ -99,6 +99,7 @@ func diesLate(c *e2etest.Cluster) (transcript string) {
 	t.Helper()
 	former := withVersion(ownManager, components.OtherKubernetesVersion)
 	useManager(c, former)
+	hasManager(c, former)
 	s := c.Session("-n", c.Nodes[0].Address.String(), "upgrade-k8s", "--to", plain(config.KubernetesVersion))
 	if err := s.End(upgradeBudget); err == nil {
 		t.Errorf("the upgrade succeeds")
@@ -115,7 +116,8 @@ func diesLate(c *e2etest.Cluster) (transcript string) {
 	return s.Text()
 }
 
-// useManager gives all control planes an image for the controller manager.
+// useManager gives all control planes an image for the controller manager. One node after another is healthy with it. Where two images have
+// the same content, containerd has one name for both.
 func useManager(c *e2etest.Cluster, image string) {
 	c.T().Helper()
 	var nodes []string
@@ -123,7 +125,7 @@ func useManager(c *e2etest.Cluster, image string) {
 		nodes = append(nodes, n.Address.String())
 	}
 	c.Patient(upgradeBudget).Gbctl("-n", strings.Join(nodes, ","), "patch", "mc", "-p", "cluster: {controllerManager: {image: \""+image+"\"}}")
-	hasManager(c, image)
+	c.Healthy()
 }
 
 // hasManager waits until all control planes run an image as the controller manager.

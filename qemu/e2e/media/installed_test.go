@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -134,4 +135,45 @@ func panics(t *testing.T, c *e2etest.Cluster) {
 			return err
 		})
 	}
+}
+
+// proveBudget is what a system has to become healthy in. It isn't scaled: the node measures it.
+const proveBudget = 10 * time.Minute
+
+// The next system of a machine with a BIOS doesn't drive its network card. Nobody can reach the machine, and it goes back to the former
+// system by itself.
+func TestSystemWithoutNetwork(t *testing.T) {
+	layout, upgrade := e2etest.Installer(t, media.Options{Args: append([]string{"module_blacklist=virtio_net"}, args...), Version: "v2.0.0"})
+	images := httptest.NewServer(registry.New(layout))
+	t.Cleanup(images.Close)
+	none := filepath.Join(t.TempDir(), "none") // no medium is in the drive
+	if err := os.WriteFile(none, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, m := e2etest.Start(t, "unreachable", qemu.QEMU, e2etest.Nodes(1, 0), e2etest.DiskImage(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
+		o.Boot.Medium, o.MemoryMiB, o.Mirrors = none, 1536, map[string][]string{e2etest.InstallerHost: {images.URL}}
+		o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
+	})
+	c.Says(2*bootBudget, 0, "slot A is good")
+	m.Reached("the first system is good")
+	c = c.Patient(systemBudget)
+	c.Gbctl("-n", c.Node(), "upgrade", "--image", upgrade, "--wait=false")
+	c.Says(2*bootBudget, 0, "Garboard v2.0.0 runs from slot B, which is trying")
+	m.Reached("the next system runs")
+	start := time.Now()
+	before := len(c.Text())
+	c.Eventually(proveBudget, "the former system runs again", func() error {
+		if !strings.Contains(c.Text()[before:], "Garboard v1.0.0 runs from slot A, which is good") {
+			return fmt.Errorf("for %s not yet", time.Since(start))
+		}
+		return nil
+	})
+	m.Reached("the former system runs again")
+	c.Eventually(bootBudget, "the node says why", func() error {
+		out, err := c.TryGbctl("-n", c.Node(), "get", "slots")
+		if err == nil && (!strings.Contains(out, "not healthy within 10m0s") || !strings.Contains(out, "networkd")) {
+			err = errors.New(out)
+		}
+		return err
+	})
 }

@@ -2,6 +2,7 @@ package udev
 
 import (
 	"cmp"
+	"path"
 	"slices"
 	"sort"
 	"strings"
@@ -85,7 +86,7 @@ func (a *aliases) match(modalias string) []string {
 			if e.prefix != prefix {
 				break
 			}
-			if glob(e.rest, rest) {
+			if ok, err := path.Match(e.rest, rest); ok && err == nil {
 				found = append(found, e)
 			}
 		}
@@ -101,9 +102,10 @@ func (a *aliases) match(modalias string) []string {
 }
 
 // canonicalPattern replaces dashes by underscores, which mean the same in names
-// of modules and in aliases, except between brackets, where a dash is a range.
+// of modules and in aliases, except between brackets, where a dash is a range. It replaces
+// slashes, too: a star of path.Match matches none, and one of fnmatch(3) does.
 func canonicalPattern(s string) string {
-	if !strings.Contains(s, "-") {
+	if !strings.ContainsAny(s, "-/") {
 		return s
 	}
 	b := []byte(s)
@@ -114,81 +116,9 @@ func canonicalPattern(s string) string {
 			inside = true
 		case c == ']' || c == '\n':
 			inside = false
-		case c == '-' && !inside:
+		case c == '/' || c == '-' && !inside:
 			b[i] = '_'
 		}
 	}
 	return string(b)
-}
-
-// glob reports whether the whole of s matches pattern, by the rules of fnmatch(3)
-// without flags: * ? [a-z] [!a-z] and \ before a literal character. It backtracks
-// only to the last star, so its time is limited by the product of the lengths.
-func glob(pattern, s string) bool {
-	p, i := 0, 0
-	star, mark := -1, 0 // the last star, and the end of its match in s
-	for i < len(s) {
-		if p < len(pattern) {
-			if pattern[p] == '*' {
-				star, mark = p, i
-				p++
-				continue
-			}
-			if width, ok := one(pattern[p:], s[i]); ok {
-				p += width
-				i++
-				continue
-			}
-		}
-		if star < 0 {
-			return false
-		}
-		mark++
-		p, i = star+1, mark
-	}
-	for p < len(pattern) && pattern[p] == '*' {
-		p++
-	}
-	return p == len(pattern)
-}
-
-// one matches a single character with the element at the start of pattern, and
-// returns the length of that element.
-func one(pattern string, c byte) (width int, ok bool) {
-	switch pattern[0] {
-	case '?':
-		return 1, true
-	case '\\':
-		if len(pattern) > 1 {
-			return 2, pattern[1] == c
-		}
-	case '[':
-		if width, ok, closed := bracket(pattern, c); closed {
-			return width, ok
-		}
-		// A bracket without its end is a literal character.
-	}
-	return 1, pattern[0] == c
-}
-
-func bracket(pattern string, c byte) (width int, ok, closed bool) {
-	i := 1
-	negated := i < len(pattern) && (pattern[i] == '!' || pattern[i] == '^')
-	if negated {
-		i++
-	}
-	for start := i; i < len(pattern); i++ {
-		if pattern[i] == ']' && i > start {
-			return i + 1, ok != negated, true
-		}
-		low, high := pattern[i], pattern[i]
-		if i+2 < len(pattern) && pattern[i+1] == '-' && pattern[i+2] != ']' {
-			high = pattern[i+2]
-			i += 2
-		}
-		if low <= c && c <= high {
-			ok = true
-		}
-	}
-	return 0, false, false
 }

@@ -71,13 +71,17 @@ func TestInstalledMachine(t *testing.T) {
 		})
 	}
 
-	c.Gbctl("-n", c.Node(), "upgrade", "--image", upgrade)
-	m.Reached("the machine is upgraded")
-	slots("A good v1.0.0 no no")
-	slots("B good v2.0.0 yes yes")
-	if got := c.Kubectl("get", "configmap", "mine", "-o", "jsonpath={.data.kept}"); got != "yes" {
-		t.Errorf("the data is %q", got)
+	upgraded := func() {
+		t.Helper()
+		c.Gbctl("-n", c.Node(), "upgrade", "--image", upgrade)
+		slots("A good v1.0.0 no no")
+		slots("B good v2.0.0 yes yes")
+		if got := c.Kubectl("get", "configmap", "mine", "-o", "jsonpath={.data.kept}"); got != "yes" {
+			t.Errorf("the data is %q", got)
+		}
 	}
+	upgraded()
+	m.Reached("the machine is upgraded")
 
 	// The machine sees another medium after its next start.
 	var made qemu.Options
@@ -85,8 +89,12 @@ func TestInstalledMachine(t *testing.T) {
 	if err := os.Rename(made.Boot.Medium, c.Boot.Medium); err != nil {
 		t.Fatal(err)
 	}
-	c.Gbctl("-n", c.Node(), "reboot", "--wait")
-	m.Reached("another medium is in the machine")
+	c.Gbctl("-n", c.Node(), "rollback")
+	slots("A good v1.0.0 yes yes")
+	slots("B good v2.0.0 no no")
+	m.Reached("the former system runs, and another medium is in the machine")
+	upgraded()
+	m.Reached("the machine is upgraded again")
 	c.Gbctl("-n", c.Node(), "upgrade", "--stage")
 	slots("A trying v3.0.0 no yes")
 	slots("B good v2.0.0 yes no")

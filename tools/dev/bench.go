@@ -108,7 +108,7 @@ func bench(ctx context.Context, out io.Writer, provisioner string, clusters int)
 			measure{"operations", func() ([]figure, error) { return benchOperations(ctx, out, root) }})
 	}
 	if provisioner != qemu.Container {
-		all = append(all, node(qemu.QEMU))
+		all = append(all, node(qemu.QEMU), measure{"install", func() ([]figure, error) { return benchInstall(ctx, out, root) }})
 	}
 	return measureAll(out, all)
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// execution is an operation that this program knows: it runs, or has ended.
+// execution is an operation of this process: it runs, or it has ended.
 type execution struct {
 	r    *Runner
 	id   string
@@ -23,11 +23,11 @@ type execution struct {
 	// ended is closed when nothing of it runs any more.
 	ended chan struct{}
 
-	// turn is held by whoever changes the record: what is in the journal, and what is
-	// in memory, have one order.
+	// turn is held during a change of the record. So the journal and the memory have
+	// the same order of changes.
 	turn sync.Mutex
-	// unwritten: it was told that the journal can't be written. turn guards it; nobody
-	// else has it before the operation runs.
+	// unwritten: the failure to write the journal was reported. turn guards it; no other
+	// goroutine has the execution before the operation runs.
 	unwritten bool
 	// claim is that this node is the coordinator of a shared operation; nil: it isn't.
 	// turn guards it.
@@ -35,7 +35,7 @@ type execution struct {
 
 	// mu guards all following fields. Nothing blocks while it is held.
 	mu sync.Mutex
-	// rec is what the journal says. It is replaced, never changed.
+	// rec is the content of the journal. It is replaced, never changed.
 	rec     *record
 	history history
 	asked   *asked
@@ -98,13 +98,13 @@ func (x *execution) report(step, part, text string) {
 	x.tell(stamped([]Event{{Kind: Said, Step: step, Part: part, Text: text}})...)
 }
 
-// change makes the next record of the current one, and says what is to be told of
-// it. An error leaves all as it is.
+// change makes the next record out of the current one, and returns the events of the
+// change. After an error nothing has changed.
 type change func(next *record) ([]Event, error)
 
-// commit changes the operation: first in the journal, then for everybody. If all
-// went well, then runs with mu held. Past the point of no return the only way is on,
-// also where that can't be written down.
+// commit changes the operation: first in the journal, then in memory. After a success,
+// then runs with mu held. Past the point of no return the operation continues, also if
+// the journal can't be written.
 func (x *execution) commit(c change, then func()) error {
 	x.turn.Lock()
 	defer x.turn.Unlock()

@@ -25,8 +25,7 @@ const (
 	format = 2
 	// keptFinished is how many operations are remembered after their end.
 	keptFinished = 20
-	// keptBroken is how many journals that can't be read are kept for whoever looks
-	// into that.
+	// keptBroken is how many unreadable journals are kept, for an investigation.
 	keptBroken = 3
 	// maxJournal in bytes is more than a journal within all other bounds has.
 	maxJournal = 4 << 20
@@ -92,7 +91,7 @@ type Status struct {
 	Parts           []PartStatus  `json:"parts,omitempty"`
 }
 
-// Finished tells whether it has come to its end.
+// Finished reports whether the operation has ended.
 func (o *Operation) Finished() bool { return o.State != Running && o.State != Undoing }
 
 // Current is the step that runs or is undone; nil: none.
@@ -160,7 +159,7 @@ var (
 // errNewer is a journal of a newer release.
 var errNewer = errors.New("it is of a newer release")
 
-// decode reads a journal and believes nothing.
+// decode reads a journal, and checks everything in it.
 func decode(data []byte) (*record, error) {
 	var version struct {
 		Format int `json:"format"`
@@ -246,8 +245,8 @@ func (j journals) write(r *record) error {
 	return j.file(j.path(r.ID), data, journalMode)
 }
 
-// read returns all journals, oldest first. What can't be read keeps nobody from
-// anything: it is put aside, and said.
+// read returns all journals, oldest first. It puts unreadable ones aside, and logs
+// that.
 func (j journals) read() []*record {
 	err := os.MkdirAll(j.dir, 0o700)
 	if err == nil {
@@ -291,7 +290,7 @@ func (j journals) read() []*record {
 	return all
 }
 
-// load reads a journal that somebody else may have written.
+// load reads a journal. Another release, or a defect of the disk, may have changed it.
 func (j journals) load(name string) (*record, error) {
 	path := filepath.Join(j.dir, name)
 	if info, err := os.Lstat(path); err != nil {
@@ -326,7 +325,7 @@ func (j journals) putAside(name string) string {
 	return aside
 }
 
-// remove is for what nobody misses if it comes back after a power cut.
+// remove is for files that may come back after a power cut.
 func (j journals) remove(name string) {
 	if err := os.RemoveAll(filepath.Join(j.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		j.log.Warn("a journal that isn't needed any more stays", "err", err)

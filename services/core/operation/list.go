@@ -38,8 +38,8 @@ func (r *Runner) Running(names ...string) (id string, err error) {
 	return "", nil
 }
 
-// List returns all operations that the node knows, oldest first. Beside an error they
-// are those of this boot.
+// List returns all operations of which the node has a record, oldest first. If there is
+// an error, too, they are those of this boot.
 func (r *Runner) List() ([]Operation, error) {
 	r.mu.Lock()
 	read := r.read

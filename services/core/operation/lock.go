@@ -32,7 +32,7 @@ type Lock interface {
 	// error is *HeldError where another has it; any other means that it can't be
 	// known. Without an error, nil is for nodes that need no lock.
 	Take(ctx context.Context, h Holder) (Taken, error)
-	// Look tells who has it; nil: nobody.
+	// Look returns the holder of the lock, or nil.
 	Look(ctx context.Context) (*Holder, error)
 }
 
@@ -43,7 +43,7 @@ type Taken interface {
 	Release(ctx context.Context, after time.Duration) error
 }
 
-// Holder is who has a lock.
+// Holder is the node and the operation that have a lock.
 type Holder struct {
 	Node  string    `json:"node"`
 	Name  string    `json:"name"` // of the operation

@@ -1,12 +1,12 @@
 // Package operation runs what changes a node for good, in steps: reboot, shutdown,
 // reset.
 //
-// An operation runs on the node that was asked, whether the one who asked stays or
-// not. Its plan is a list of steps, which can be shown before it runs. Each step is
+// An operation runs on the node that got the request, also after its client has gone. Its
+// plan is a list of steps, which can be shown before it runs. Each step is
 // idempotent and has a deadline. A journal on STATE is written before and after
-// each step, so that the node goes on after a restart where it was; what was undone
-// halfway is undone to the end. Steps tell what they do, and may ask questions. The
-// package knows no operation by name.
+// each step, so that the operation continues after a restart of the node; a step that was
+// half undone is undone again. Steps report events, and may ask questions. The
+// package doesn't depend on any operation.
 //
 //	         ┌───── Step.Run, one after another ─────┐
 //	Start ─▶ running ──────────────────────────────▶ done
@@ -44,13 +44,13 @@ const (
 type Definition struct {
 	// Name in lower case: reset.
 	Name string
-	// Exclusive operations disrupt the node. They run one at a time on it, and where
-	// Options.Lock says so, one at a time in the cluster.
+	// Exclusive operations disrupt the node. One of them runs at a time on a node, and with
+	// Options.Lock one in the cluster.
 	Exclusive bool
 	// Role is the least one that may answer and abort; "" is os:admin.
 	Role string
-	// WithoutJournal: it goes on where the journal can't be written, for what is the
-	// way out of a broken STATE. After a restart nobody knows of it then.
+	// WithoutJournal: it continues if the journal can't be written. It is for operations
+	// that repair a broken STATE. After a restart there is no record of it.
 	WithoutJournal bool
 	// Shared: the record is also in Options.Shared, where the other control planes read
 	// it, so that one of them can take the operation over.
@@ -63,12 +63,12 @@ type Definition struct {
 	Steps func(r Request) ([]Step, error)
 }
 
-// Request is what an operation was asked for.
+// Request is a request for an operation.
 type Request struct {
 	// Arguments are for the definition alone to understand. They are kept in the
 	// journal, and hold no secrets.
 	Arguments []byte
-	// By is who asked.
+	// By is the user who requests it.
 	By string
 	// ID of the operation; "" for a dry run.
 	ID string
@@ -79,7 +79,7 @@ type Request struct {
 // Plan is what an operation does.
 type Plan struct {
 	Steps []Step
-	// Warnings are for the one who asked, before and after it begins.
+	// Warnings are for the user, before and after the operation begins.
 	Warnings []string
 	// Unlocked is why it doesn't wait for others in the cluster; "" takes
 	// Options.Lock.
@@ -115,20 +115,21 @@ type Step struct {
 // Refusal is why something isn't done: it isn't possible, or not now.
 type Refusal struct{ error }
 
-// Unwrap lets a caller tell the reasons apart.
+// Unwrap gives access to the reason, for errors.Is.
 func (r Refusal) Unwrap() error { return r.error }
 
 func refuse(format string, args ...any) error { return Refusal{fmt.Errorf(format, args...)} }
 
-// ErrNotFound is what a caller asks for that isn't there.
+// ErrNotFound: there is no operation with the ID.
 var ErrNotFound = errors.New("no such operation")
 
-// skipped is a step's word that there is nothing for it to do.
+// skipped is the error of a step that has nothing to do.
 type skipped struct{ why string }
 
 func (s skipped) Error() string { return s.why }
 
-// Skip as the error of Run says that the step isn't needed. The operation goes on.
+// Skip returns the error with which Run reports that the step isn't needed. The
+// operation continues.
 func Skip(format string, args ...any) error { return skipped{fmt.Sprintf(format, args...)} }
 
 // Options are what the operations of a node stand on.

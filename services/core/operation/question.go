@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// maxAnswers bounds a journal; kubeadm's conversion, which asks most, asks a few.
+	// maxAnswers bounds a journal; an operation has a few questions.
 	maxAnswers  = 64
 	maxWarnings = 32
 	maxOptions  = 16
 )
 
-// Question is for a person, or for who stands in for one.
+// Question is for a person, or for a program that answers for a person.
 type Question struct {
 	ID   string // unique in its step
 	Text string
@@ -23,7 +23,7 @@ type Question struct {
 	Options []string
 	// Timeout is how long an answer is waited for. Never 0.
 	Timeout time.Duration
-	// Default is the answer when nobody gave one in time; "": the step fails.
+	// Default is the answer if there is none in time; "": the step fails.
 	Default string
 }
 
@@ -34,13 +34,13 @@ type Asked struct {
 	Since time.Time
 }
 
-// asked is one with the way back to the step.
+// asked is a question, and the channel for its answer.
 type asked struct {
 	Asked
 	answer chan string
 }
 
-// Progress is how a step talks to those who watch.
+// Progress is what a step uses to report, and to ask questions.
 type Progress struct {
 	x        *execution
 	step     string
@@ -53,8 +53,8 @@ func (p *Progress) Report(format string, args ...any) {
 	p.x.report(p.step, p.part, fmt.Sprintf(format, args...))
 }
 
-// Ask asks a question, and waits for its answer. One that was given before, also
-// before the node restarted, is given again. One at a time.
+// Ask asks a question, and waits for its answer. An answer that the journal has, also
+// from before a restart of the node, is returned again. One question at a time.
 func (p *Progress) Ask(ctx context.Context, q Question) (string, error) {
 	if !nameForm.MatchString(q.ID) || q.Text == "" || q.Timeout <= 0 || len(q.Options) > maxOptions {
 		return "", fmt.Errorf("question %q needs an ID, a text and a timeout, and has at most %d options", q.ID, maxOptions)
@@ -119,8 +119,8 @@ func (x *execution) close(q *asked) {
 	}
 }
 
-// Answer answers the question that an operation asks. The answer is in the journal
-// before the step has it.
+// Answer answers the question of an operation. The journal has the answer before the
+// step gets it.
 func (r *Runner) Answer(id, question, text, by string) error {
 	x, err := r.find(id)
 	if err != nil {

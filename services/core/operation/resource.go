@@ -36,8 +36,7 @@ var Operations = resource.Define[Spec](resource.Definition{
 	},
 })
 
-// publish puts how the operation stands where everybody can see it; the caller
-// holds mu.
+// publish publishes the state of the operation as a resource; the caller holds mu.
 func (x *execution) publish() {
 	o := x.status()
 	spec := Spec{Name: o.Name, State: o.State, By: o.By, Began: o.Began, Ended: o.Ended, Error: o.Error}

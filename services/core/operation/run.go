@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// stepGrace is what a step gets to end once it is told to. One that doesn't is
-	// left to itself.
+	// stepGrace is how long a step may take to end after its context has ended. After that,
+	// the operation continues without it.
 	stepGrace = 3 * time.Second
 	// releaseTimeout bounds giving the lock back; it ends by itself else. With
 	// stepGrace it is less than stopBudget.
@@ -25,7 +25,7 @@ const (
 	restartHold = 15 * time.Minute
 )
 
-// Why a step is told to end.
+// Reasons why the context of a step ends.
 var (
 	errAborted  = errors.New("aborted")
 	errDeadline = errors.New("not done in time")
@@ -87,7 +87,7 @@ func (x *execution) run(ctx context.Context) {
 	x.release(0)
 }
 
-// over tells whether nothing of it runs any more.
+// over reports whether no part of it runs any more.
 func (x *execution) over() bool {
 	select {
 	case <-x.ended:
@@ -235,9 +235,9 @@ func (x *execution) fail(i int, err error) {
 	})
 }
 
-// conclude turns an operation to its end: over undoing where there is something to
-// undo, and where that is possible. A step that runs and isn't undone has failed:
-// nobody says later how it went.
+// conclude ends an operation: by undoing, if there are steps to undo and this is
+// possible. A step that runs and isn't undone has failed, because no later event has its
+// result.
 func (x *execution) conclude(next *record, verdict State) (events []Event) {
 	for i := range next.Steps {
 		if s := &next.Steps[i]; s.State == Running && !(next.returnable() && x.undoable(*s)) {
@@ -253,8 +253,8 @@ func (x *execution) conclude(next *record, verdict State) (events []Event) {
 	return append(events, Event{Kind: Changed, State: next.State, Text: next.Error})
 }
 
-// undoable tells whether something of a step is to be undone. What couldn't be undone isn't
-// tried again after a restart: a later step may be half undone.
+// undoable reports whether a step has something to undo. A step whose undoing failed isn't
+// undone again after a restart: a later step may be half undone.
 func (x *execution) undoable(s Status) bool {
 	tried := s.State == Undone || s.State == Failed && s.UndoAttempts > 0
 	return s.Attempts > 0 && !tried && x.steps[s.ID].Undo != nil
@@ -277,8 +277,8 @@ func (x *execution) abort(by string) error {
 	}, func() { x.cancel(errAborted) })
 }
 
-// back tells whether the node was ended, has started again, and nothing of what is left
-// must be done: whoever wants something else of the node needn't wait for it.
+// back reports whether the node was ended and has started again, and no remaining step is
+// required: other operations needn't wait for this one.
 func (x *execution) back(r *record) bool {
 	if x.ending.Load() {
 		return false
@@ -298,8 +298,8 @@ func (x *execution) end(state State, why string) {
 	})
 }
 
-// backward undoes what was done, the last first. What can't be undone is said, and
-// keeps nothing else from being undone.
+// backward undoes the steps in reverse order. It reports a failure, and continues with
+// the other steps.
 func (x *execution) backward(ctx context.Context) {
 	steps := x.record().Steps
 	for i, s := range slices.Backward(steps) {
@@ -340,8 +340,8 @@ func (x *execution) backward(ctx context.Context) {
 	x.end(x.record().Verdict, "")
 }
 
-// attempt calls a function of a step within its deadline. The error wraps the reason
-// where it was told to end: errAborted, errDeadline, errStopped.
+// attempt calls a function of a step within its deadline. The error wraps the reason why
+// the context ended: errAborted, errDeadline, errStopped.
 func (x *execution) attempt(ctx context.Context, step Step, run func(context.Context, *Progress) error) error {
 	p := newPausable(ctx, step.Deadline)
 	defer p.end()
@@ -379,7 +379,7 @@ func (x *execution) attempt(ctx context.Context, step Step, run func(context.Con
 	}
 }
 
-// pausable is a context whose deadline stands still while a person is asked.
+// pausable is a context whose deadline doesn't advance during a question.
 type pausable struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -422,7 +422,7 @@ func (p *pausable) end() {
 	p.cancel(nil)
 }
 
-// why adds to the error of a step why it was told to end.
+// why adds the reason why the context ended to the error of a step.
 func (p *pausable) why(err error) error {
 	if err == nil {
 		return nil

@@ -26,7 +26,7 @@ const (
 	planTimeout = 80 * time.Second
 	// stopBudget is what steps get to end when the node stops.
 	stopBudget = 6 * time.Second
-	// idSize in bytes tells the operations of one name apart.
+	// idSize is the number of random bytes in an ID, which make it unique.
 	idSize = 5
 )
 
@@ -99,8 +99,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	return fmt.Errorf("stop operations: not within %s: %s", stopBudget, strings.Join(left, ", "))
 }
 
-// Open is told that STATE is mounted, each time that it is. What the journals say is
-// gone on with. It returns at once: no journal keeps the node from anything.
+// Open is called each time that STATE is mounted. Operations in the journals continue. It
+// returns at once: a journal never blocks the node.
 func (r *Runner) Open() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +139,7 @@ func (r *Runner) journalled() bool {
 	return r.opened
 }
 
-// Ask is what is asked of Start.
+// Ask is the argument of Start.
 type Ask struct {
 	Name      string
 	Arguments []byte
@@ -147,9 +147,8 @@ type Ask struct {
 	DryRun    bool
 }
 
-// Start plans an operation and begins it. With DryRun it is planned only: what is
-// returned then has no ID, and is pending. The error is a Refusal where something
-// speaks against it.
+// Start plans an operation and begins it. With DryRun it only plans: the result has no ID,
+// and is pending. The error is a Refusal if there is a reason against the operation.
 func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 	def, known := r.definitions[a.Name]
 	switch {
@@ -227,7 +226,7 @@ func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p P
 	return p, nil
 }
 
-// steps is the code of an operation whose plan is in its record.
+// steps returns the code for an operation whose plan is in its record.
 func (r *Runner) steps(def Definition, rec *record) (steps []Step, err error) {
 	err = dag.Guard(r.o.Log, func() (err error) {
 		steps, err = def.Steps(Request{Arguments: rec.Arguments, By: rec.By, ID: rec.ID, Resuming: true})
@@ -239,13 +238,13 @@ func (r *Runner) steps(def Definition, rec *record) (steps []Step, err error) {
 	return steps, err
 }
 
-// calledOff is the error of who had no time to look around: what it couldn't ask, others
-// and the lock, would count as not there.
+// calledOff is the error if the context ended during the checks: other nodes and the lock
+// that weren't reached must not count as absent.
 func calledOff(name string, err error) error {
 	return fmt.Errorf("%s: it hasn't begun, and nothing is done: it couldn't look around to the end: %w", name, err)
 }
 
-// look is what the lock would say now, for a dry run.
+// look returns what the lock would report now, for a dry run.
 func (r *Runner) look(ctx context.Context, def Definition, p Plan) []string {
 	if r.o.Lock == nil || !def.Exclusive {
 		return nil
@@ -360,7 +359,7 @@ func (r *Runner) launch(x *execution, steps []Step) error {
 	return nil
 }
 
-// resume goes on with what a journal says.
+// resume continues the operation of a journal.
 func (r *Runner) resume(rec *record) {
 	rec.Boots++
 	x := newExecution(r, rec)

@@ -202,13 +202,13 @@ func (x *execution) dropClaim() {
 	}
 }
 
-// after tells whether r is newer than the other record of the same operation.
+// after reports whether r is newer than another record of the same operation.
 func (r *record) after(other *record) bool {
 	return cmp.Or(cmp.Compare(r.Term, other.Term), cmp.Compare(r.Seq, other.Seq)) > 0
 }
 
-// TakeOver goes on with a shared operation whose coordinator is gone. permit refuses a caller
-// who may not start such an operation.
+// TakeOver continues a shared operation whose coordinator is gone. permit refuses a caller
+// without the role for such an operation.
 func (r *Runner) TakeOver(ctx context.Context, id, by string, permit func(Operation) error) (Operation, error) {
 	if r.o.Shared == nil {
 		return Operation{}, refuse("take over %s: this node has no etcd, where its record would be", bounded(id))

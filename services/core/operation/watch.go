@@ -9,21 +9,21 @@ import (
 )
 
 const (
-	// maxEvents bounds what is kept of an operation's history. A drain that tells of
-	// each pod of a full node needs half of it.
+	// maxEvents bounds the history of an operation. A drain of a full node needs half of it:
+	// one event for each pod.
 	maxEvents = 500
-	// watcherBudget is what those who watch get to hear that the node ends, and
-	// transportBudget what the gate needs to pass that on.
+	// watcherBudget is how long watchers may take to receive the last event before the node
+	// ends, and transportBudget how long apid needs to pass it on.
 	watcherBudget   = 2 * time.Second
 	transportBudget = 250 * time.Millisecond
 
-	// A cursor is the boot, and below it the event: what was said after the last
-	// write of the journal is lost in a crash, and its cursor must not come again.
+	// A cursor has the boot in its upper bits, and the event in its lower ones: events after
+	// the last write of the journal are lost in a crash, and their cursors must not be used again.
 	bootShift = 32
 	maxBoots  = 1 << 30
 )
 
-// EventKind says what an event is about.
+// EventKind is the kind of an event.
 type EventKind string
 
 const (
@@ -54,7 +54,7 @@ type Update struct {
 	Lost bool
 }
 
-// history is what an operation has told, and who listens.
+// history has the events of an operation, and its watchers.
 type history struct {
 	events  []Event
 	cursor  uint64 // of the last event
@@ -115,7 +115,7 @@ func (s *history) since(after uint64) []Event {
 	return nil
 }
 
-// behind tells whether a watcher hasn't got the last event yet.
+// behind reports whether a watcher hasn't received the last event yet.
 func (s *history) behind() bool {
 	for at := range s.watchers {
 		if *at < s.cursor {
@@ -172,7 +172,7 @@ func (r *Runner) Watch(ctx context.Context, id string, after uint64, send func(U
 	}
 }
 
-// drainWatchers gives those who watch the time to hear the last word before the node
+// drainWatchers waits until the watchers have received the last event, before the node
 // ends.
 func (x *execution) drainWatchers(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, watcherBudget)

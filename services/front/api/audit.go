@@ -20,9 +20,9 @@ const AuditID = "audit"
 // maxOutcome bounds what an error adds to a line of the log.
 const maxOutcome = 200
 
-// audit logs the calls of methods with the option changes: who, what, from
-// where, how it ended, how long it took. It is an interceptor; calls that don't
-// get so far, because they are refused or can't be read, the guard records.
+// audit logs the calls of methods with the option changes: user, method, address,
+// result and duration. It is an interceptor; the guard logs calls that don't reach it,
+// because they are refused or can't be read.
 type audit struct{ log *slog.Logger }
 
 func (a *audit) record(caller caller, procedure, what string, err error, took time.Duration) {
@@ -89,7 +89,7 @@ func (a *audit) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 	}
 }
 
-// summary says what was asked for, without secrets.
+// summary describes a request, without secrets.
 func summary(message any) string {
 	switch m := message.(type) {
 	case *apiv1.ApplyConfigRequest:

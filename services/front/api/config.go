@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// maxDocument is what the contract says that a document may have.
+// maxDocument is the limit of a document in the API's definition, in bytes.
 const maxDocument = 1 << 20
 
 // configService is the node's configuration, as machine.Applier keeps it.
@@ -74,7 +74,7 @@ func (s *configService) Apply(ctx context.Context, req *connect.Request[apiv1.Ap
 	return s.change(ctx, r, req.Msg.GetForce(), interrupt, s.opts.Config.Apply)
 }
 
-// checkDocument looks at what can be said before the document or patch is parsed.
+// checkDocument checks what needs no parsing of the document or patch.
 func checkDocument(c caller, m *apiv1.ApplyConfigRequest) error {
 	size := len(m.GetDocument()) + len(m.GetPatch())
 	switch {
@@ -106,8 +106,8 @@ func (s *configService) patched(patch []byte, base string) (text []byte, from st
 	return text, from, nil
 }
 
-// change applies what a request says. If the node reboots or restarts etcd for it, the
-// cluster must be able to do without the node.
+// change applies a request. If the node reboots or restarts etcd for it, the
+// cluster must be able to work without the node.
 func (s *configService) change(ctx context.Context, r machine.Request, force bool, interrupt func(context.Context, string, bool, func() error) (string, error), apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
 	interrupts := false
 	if !r.DryRun && !r.First {
@@ -238,8 +238,8 @@ func applied(r machine.Result) *connect.Response[apiv1.ApplyConfigResponse] {
 	return connect.NewResponse(res)
 }
 
-// applyError is what the caller is told, by what a client decides on. The texts
-// say what to do next already.
+// applyError has the code on which a client decides. The texts have the next step
+// already.
 func applyError(err error) error {
 	code := connect.CodeFailedPrecondition
 	switch {

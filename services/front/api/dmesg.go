@@ -20,7 +20,7 @@ const (
 )
 
 // Dmesg streams the kernel's log. A node in a container shares its host's
-// kernel, which is none of its callers' business: it has what it said itself.
+// kernel, and callers must not see the host's log: there it is the node's own console.
 func (s *logService) Dmesg(ctx context.Context, req *connect.Request[apiv1.DmesgRequest], stream *connect.ServerStream[apiv1.KernelMessage]) error {
 	if s.opts.Mode == boot.Container {
 		return s.console(ctx, req.Msg, stream)
@@ -108,7 +108,7 @@ func (t *tail) push(m *apiv1.KernelMessage) *apiv1.KernelMessage {
 	return nil
 }
 
-// console is what the node has said on the console, for nodes in containers.
+// console is the text of the node's console, for nodes in containers.
 func (s *logService) console(ctx context.Context, req *apiv1.DmesgRequest, stream *connect.ServerStream[apiv1.KernelMessage]) error {
 	booted := time.Now().Add(-s.opts.Since())
 	return s.read(ctx, &apiv1.ReadLogRequest{Id: logs.ConsoleID, Tail: req.GetTail(), Follow: req.GetFollow()}, func(lines []string, _ uint64) error {

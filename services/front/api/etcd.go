@@ -22,8 +22,8 @@ type etcdService struct {
 	operations *operation.Runner
 }
 
-// etcdError tells apart what the caller can do something about. A deadline is
-// etcd's mostly: it has no quorum.
+// etcdError has the code on which a client decides. A deadline is mostly that of etcd
+// without a quorum.
 func etcdError(err error) error {
 	text := errors.New(readable(err.Error()))
 	switch {
@@ -52,7 +52,7 @@ func (s *etcdService) Bootstrap(ctx context.Context, req *connect.Request[apiv1.
 	return connect.NewResponse(bootstrapped(begun, "the cluster begins on this node", "the cluster has begun on this node already: nothing is to be done")), nil
 }
 
-// bootstrapped tells the cluster's ID as well: who asks again sees that it is the same
+// bootstrapped has the cluster's ID, too: a second request shows that it is the same
 // cluster.
 func bootstrapped(begun *etcd.Begun, now, already string) *apiv1.BootstrapResponse {
 	message := now
@@ -266,7 +266,7 @@ func (s *etcdService) RemoveMember(ctx context.Context, req *connect.Request[api
 }
 
 func (s *etcdService) Leave(ctx context.Context, _ *connect.Request[apiv1.EtcdLeaveRequest]) (*connect.Response[apiv1.EtcdLeaveResponse], error) {
-	// Where the cluster can't be asked, the caller may come back.
+	// Without an answer of the cluster, the caller may try again.
 	if err := s.member.MayLeave(ctx, 0); err != nil {
 		return nil, etcdError(err)
 	}

@@ -44,7 +44,7 @@ func (s *fileService) at(path string) (string, error) {
 	return filepath.Join(s.root, filepath.Clean(path)), nil
 }
 
-// fileError tells apart what the caller can do something about.
+// fileError has the code on which a client decides.
 func fileError(err error) error {
 	text := errors.New(readable(err.Error()))
 	switch {

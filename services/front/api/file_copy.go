@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// maxPseudoCopy bounds a file of /proc or /sys in an archive, which says how
-	// large it is before it comes: it is in memory meanwhile.
+	// maxPseudoCopy bounds a file of /proc or /sys in an archive. An archive has the size of
+	// a file before its content, so that such a file is in memory first.
 	maxPseudoCopy = 1 << 20
-	// maxProblems bounds what an archive tells of files that aren't in it.
+	// maxProblems bounds the list of files that aren't in an archive.
 	maxProblems = 1000
-	// problemsName is what it tells that in.
+	// problemsName is the name of that list in the archive.
 	problemsName = "COPY-PROBLEMS"
 )
 
@@ -139,8 +139,8 @@ func (c *copier) visit(path string, entry fs.DirEntry, err error) error {
 	return nil
 }
 
-// name of a file in the archive: the last part of what was asked for, and what is
-// below.
+// name is the name of a file in the archive: the last part of the requested path, and the
+// path below.
 func (c *copier) name(path string) string {
 	base := filepath.Base(c.top)
 	if base == "/" {

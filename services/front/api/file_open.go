@@ -18,7 +18,7 @@ var pseudoFilesystems = []int64{
 	unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.BPF_FS_MAGIC, unix.EFIVARFS_MAGIC, unix.DEVPTS_SUPER_MAGIC,
 }
 
-// isPseudo tells whether the kernel makes up what is in f.
+// isPseudo reports whether the kernel makes the content of f.
 func isPseudo(f *os.File) bool {
 	var st unix.Statfs_t
 	return unix.Fstatfs(int(f.Fd()), &st) == nil && slices.Contains(pseudoFilesystems, int64(st.Type))

@@ -44,7 +44,7 @@ func (s *logService) List(_ context.Context, req *connect.Request[apiv1.ListLogs
 	return connect.NewResponse(&apiv1.ListLogsResponse{Ids: ids}), nil
 }
 
-// ids are the logs that are, and those of services that haven't said anything.
+// ids are the existing logs, and those of services without any line.
 func (s *logService) ids() []string {
 	ids := s.opts.Logs.IDs()
 	for _, status := range s.opts.Graph.Statuses() {
@@ -63,8 +63,8 @@ func (s *logService) Read(ctx context.Context, req *connect.Request[apiv1.ReadLo
 	})
 }
 
-// read hands a log to send in chunks; the first call may be empty, and says
-// that the log was found.
+// read passes a log to send in chunks. The first chunk may be empty: it shows that the
+// log exists.
 func (s *logService) read(ctx context.Context, req *apiv1.ReadLogRequest, send func(lines []string, lost uint64) error) error {
 	kubernetes := req.GetKubernetes() || strings.Contains(req.GetId(), "/")
 	earlier := req.GetPrevious() || req.GetBoot() != 0

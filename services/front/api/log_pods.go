@@ -214,8 +214,8 @@ func (f *follower) close() {
 	}
 }
 
-// open begins with the last tail lines of a file, 0 is all, negative none, and
-// says how many bytes those have.
+// open begins with the last tail lines of a file (0: all, negative: none), and
+// returns the size of these lines.
 func (f *follower) open(path string, tail int) (size int64, err error) {
 	file, err := f.pods.root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // should it be none, opening doesn't block
 	if err != nil {
@@ -348,8 +348,8 @@ func (f *follower) await(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// later tells whether path goes on where the open file has ended: the same run
-// after a rotation, a later run, or a pod that was made anew. While a file is
+// later reports whether path continues the open file: the same run
+// after a rotation, a later run, or a new pod. While a file is
 // rotated, the latest may for a moment be an earlier run.
 func (f *follower) later(path string, now fs.FileInfo) bool {
 	latest, err := f.pods.root.Stat(path)

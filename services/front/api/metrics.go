@@ -32,7 +32,7 @@ func (s *nodeService) Metrics(context.Context, *connect.Request[apiv1.MetricsReq
 	return connect.NewResponse(&apiv1.MetricsResponse{Text: s.metrics()}), nil
 }
 
-// serveMetrics is for Prometheus, which speaks plain HTTP.
+// serveMetrics is for Prometheus, which uses plain HTTP.
 func (s *nodeService) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", metricsType)
 	_, _ = w.Write(s.metrics()) // a client that is gone needs nothing

@@ -10,7 +10,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 )
 
-// ndjson is LogService.Read for programs that speak plain HTTP: one JSON object
+// ndjson is LogService.Read for programs that use plain HTTP: one JSON object
 // per line, {"line": …} or, where lines were lost, {"lost": n}.
 func (s *Server) ndjson(logs *logService) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {

@@ -86,7 +86,7 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// hostname is the kernel's until the node knows its own.
+// hostname is the kernel's until the node has chosen its own.
 func (s *nodeService) hostname() string {
 	if o, err := network.Hostnames.Get(s.opts.Store, network.HostnameID); err == nil {
 		return o.Spec
@@ -248,7 +248,7 @@ func (s *nodeService) Diagnose(ctx context.Context, _ *connect.Request[apiv1.Dia
 	return connect.NewResponse(&apiv1.DiagnoseResponse{Findings: findings, Checked: checked}), nil
 }
 
-// asked is why the node ends, for its console and its next boot.
+// asked is the reason why the node ends, for its console and its next boot.
 func asked(ctx context.Context) string {
 	caller := callOf(ctx)
 	return fmt.Sprintf("%s over the machine API, from %s", caller, caller.remote)

@@ -21,7 +21,7 @@ import (
 const (
 	// maxArgs bounds a command line in an answer: some are a hundred kilobytes.
 	maxArgs = 4 << 10
-	// statfsPatience is for a mount whose server is away: statfs(2) hangs then.
+	// statfsPatience is for a mount whose server doesn't answer: statfs(2) blocks then.
 	statfsPatience = 500 * time.Millisecond
 )
 
@@ -112,8 +112,8 @@ func (s *nodeService) Mounts(ctx context.Context, _ *connect.Request[apiv1.Mount
 	return connect.NewResponse(res), nil
 }
 
-// space asks a file system how full it is, but not for long, and not again while
-// the last question hangs.
+// space gets the free space of a file system within statfsPatience. While a request
+// blocks, there is no second one.
 func (s *nodeService) space(ctx context.Context, path string) (st unix.Statfs_t, ok bool) {
 	if _, hangs := s.hanging.LoadOrStore(path, true); hangs {
 		return st, false

@@ -19,7 +19,7 @@ import (
 // operationService is the operations of this node, whatever they are.
 type operationService struct{ runner *operation.Runner }
 
-// operationError tells apart what the caller can do something about.
+// operationError has the code on which a client decides.
 func operationError(err error) error {
 	text := errors.New(readable(err.Error()))
 	switch {
@@ -104,7 +104,7 @@ func (s *operationService) TakeOver(ctx context.Context, req *connect.Request[ap
 	return connect.NewResponse(&apiv1.TakeOverOperationResponse{Operation: operationMessage(o)}), nil
 }
 
-// permitHere refuses a caller who may not start this operation of the node.
+// permitHere refuses a caller without the role for this operation of the node.
 func (s *operationService) permitHere(ctx context.Context, verb, id string) error {
 	o, err := s.runner.Get(id)
 	if err != nil {
@@ -113,7 +113,7 @@ func (s *operationService) permitHere(ctx context.Context, verb, id string) erro
 	return permit(ctx, verb, o)
 }
 
-// permit refuses a caller who may not start the operation.
+// permit refuses a caller without the role for the operation.
 func permit(ctx context.Context, verb string, o operation.Operation) error {
 	role := contract.Role(cmp.Or(o.Role, string(contract.Admin)))
 	if caller := callOf(ctx); !contract.Allowed(contract.Method{Role: role}, caller.roles) {
@@ -122,7 +122,7 @@ func permit(ctx context.Context, verb string, o operation.Operation) error {
 	return nil
 }
 
-// enum is the value of an enumeration that a word of the node has there.
+// enum is the value of an enumeration for a name that the node uses.
 func enum[E ~int32, W ~string](values map[string]int32, prefix string, word W) E {
 	return E(values[prefix+strings.ToUpper(strings.ReplaceAll(string(word), "-", "_"))])
 }

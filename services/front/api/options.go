@@ -27,7 +27,7 @@ type Options struct {
 	Containerd *containerd.Containerd
 	Etcd       *etcd.Etcd
 	Operations *operation.Runner
-	// MayReboot says why the node must stay; nil if it needn't.
+	// MayReboot returns the reason why the node must not reboot, or nil.
 	MayReboot func(ctx context.Context) error
 	// Interrupt calls do, which stops or restarts this node's etcd, if the cluster can do
 	// without its member. force: also if not; the warning is why not.
@@ -37,7 +37,7 @@ type Options struct {
 	// KubernetesVersion is the version of the cluster's components that don't have version
 	// to.
 	KubernetesVersion func(ctx context.Context, to string) (string, error)
-	// Diagnose says what is wrong with the node, and what was looked at.
+	// Diagnose returns the problems of the node, and the checks that were made.
 	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
 	// Since is the time since boot.
 	Since func() time.Duration

@@ -16,7 +16,7 @@ type resourceService struct {
 	shown shown
 }
 
-// find resolves the name of a type, and checks what is asked about it.
+// find resolves the name of a type, and checks the request for it.
 func find(req *apiv1.ListResourcesRequest) (resource.Definition, error) {
 	if req.GetType() == "" {
 		return resource.Definition{}, failed(connect.CodeInvalidArgument, "which type of resource? gbctl get rd lists them")
@@ -59,7 +59,7 @@ func in(namespace string) string {
 	return " in namespace " + shortened(readable(namespace))
 }
 
-// there lists what is, for who asked for what isn't.
+// there lists the existing IDs, for a request with an unknown one.
 func there(ids []string) string {
 	const most = 20 // more than that isn't read
 	switch n := len(ids); {

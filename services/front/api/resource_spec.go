@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// specIndent is what S-007 asks for.
+	// specIndent is the indentation of S-007.
 	specIndent = 4
 	// hidden stands for what isn't shown, as the types of package config have it.
 	hidden = "(secret)"
@@ -124,7 +124,7 @@ func specNode(spec any) (*yaml.Node, error) {
 	return node, node.Encode(spec)
 }
 
-// uncomment: what stands in a document for whoever edits it.
+// uncomment removes comments: they are for people who edit the document.
 func uncomment(n *yaml.Node) {
 	n.HeadComment, n.LineComment, n.FootComment = "", "", ""
 	for _, inner := range n.Content {
@@ -159,7 +159,7 @@ func value(n *yaml.Node, key string) string {
 	return ""
 }
 
-// hideScalars hides the values of a mapping; its keys say what there is.
+// hideScalars hides the values of a mapping, and keeps its keys.
 func hideScalars(n *yaml.Node) {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -182,7 +182,7 @@ const (
 	base64Begin = "LS0tLS1CRUdJTi"
 )
 
-// privateKey tells whether there is one in a text, as PEM or as base64 of it.
+// privateKey reports whether a text has a private key, as PEM or as base64 of it.
 func privateKey(text string) bool {
 	if strings.Contains(text, pemBegin) && strings.Contains(text, pemKey) {
 		return true

@@ -1,12 +1,12 @@
-// Package api serves the machine API inside PID 1, on a socket that only the
-// gate (apid) reaches.
+// Package api serves the machine API inside PID 1, on a socket for
+// the gate (apid) only.
 //
-// The gate ends TLS, checks the role, and tells in headers who calls. This side
-// checks again, audits what changes something, and bounds the size of a message,
+// The gate terminates TLS, checks the role, and passes the caller in headers. This side
+// checks again, audits changes, and bounds the size of a message,
 // the number of calls, and their time. The gate bounds how long a caller may take to
 // send or to read: when it ends a call, the call ends here too.
 //
-//	gate ──▶ guard (who, may they, is there room, deadline, panics)
+//	gate ──▶ guard (caller, role, limits, deadline, panics)
 //	           ├─▶ Connect ─▶ audit ─▶ configService, resourceService, …
 //	           └─▶ GET /v1/logs/…     (NDJSON)
 package api
@@ -38,12 +38,12 @@ const (
 
 	// maxMessage bounds a request: four times the largest configuration.
 	maxMessage = 4 << 20
-	// maxHeader bounds the headers of a request, which say no more than who calls.
+	// maxHeader bounds the headers of a request, which have the caller only.
 	maxHeader = 32 << 10
 
-	// maxCalls and maxStreams bound what is served at once, so that the memory of
-	// PID 1 stays bounded: 200 clients that read at once have room, and followers
-	// can't take the room of those who ask.
+	// maxCalls and maxStreams bound the calls at one time, so that the memory of
+	// PID 1 stays bounded: there is room for 200 clients that read at once, and streams
+	// can't use the room of other calls.
 	maxCalls   = 256
 	maxStreams = 256
 	// maxConnections is for a gate that opens one for each call.
@@ -56,8 +56,8 @@ const (
 	// callTimeout ends a call that isn't a stream. The longest one stops a service
 	// within its budget.
 	callTimeout = 5 * time.Minute
-	// idleTimeout ends connections that nobody uses. The gate ends its own earlier,
-	// so that none is cut just when it is used again.
+	// idleTimeout closes unused connections. The gate closes its own earlier,
+	// so that none is closed just when it is used again.
 	idleTimeout = 2 * time.Minute
 	// stopBudget is what calls under way get when the node stops. Streams end at
 	// once.

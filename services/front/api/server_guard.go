@@ -56,8 +56,8 @@ func (s *Server) guard(next http.Handler) http.Handler {
 	})
 }
 
-// enter takes the room for a call. A caller that gets none is told so at once:
-// waiting would only hide that there is too much.
+// enter takes the room for a call. If there is none, the caller gets an error at once:
+// waiting would only hide the load.
 func (s *Server) enter(m contract.Method) (leave func(), err error) {
 	room, what := s.calls, "calls"
 	if m.Streaming {
@@ -81,7 +81,7 @@ func (s *Server) bound(ctx context.Context, m contract.Method) (context.Context,
 	return ctx, func() { stop(); cancel() }
 }
 
-// farewell tells streams that end with the node why they do. It is an
+// farewell ends streams with the reason why the node ends. It is an
 // interceptor.
 type farewell struct{ stopping context.Context }
 

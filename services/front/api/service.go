@@ -35,7 +35,7 @@ func serviceID(name string) string {
 type serviceService struct {
 	opts     Options
 	stopping context.Context
-	// background are restarts that outlive the call that asked for them.
+	// background are restarts that continue after their call has ended.
 	background sync.WaitGroup
 }
 
@@ -170,8 +170,8 @@ func (s *serviceService) restartLater(answered context.Context, id string) {
 	})
 }
 
-// Events has subscribed before it looks at what was, so that nothing is lost in
-// between, and tells each event once.
+// Events subscribes before it reads the former events, so that none is lost
+// in between, and sends each event once.
 func (s *serviceService) Events(ctx context.Context, req *connect.Request[apiv1.EventsRequest], stream *connect.ServerStream[apiv1.ServiceEvent]) error {
 	only := serviceID(req.Msg.GetService())
 	if _, ok := s.opts.Graph.Status(only); only != "" && !ok {

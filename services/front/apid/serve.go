@@ -25,7 +25,7 @@ const (
 	// per call, so that none waits for another: times maxCalls it is 12 MiB.
 	streamWindow = 32 << 10
 
-	// backendIdle lets go of the connection to PID 1, which costs both memory.
+	// backendIdle closes the idle connection to PID 1, which needs memory on both sides.
 	backendIdle = 30 * time.Second
 	dialTimeout = 5 * time.Second
 )

@@ -53,8 +53,8 @@ type Options struct {
 	process func(ctx context.Context, h *dag.Handle) error // nil: the sandbox
 }
 
-// Service is apid in the graph. It depends on little, so that a node can be asked
-// what is wrong, and be given another configuration, whatever else fails.
+// Service is apid in the graph. It depends on little, so that the API can show
+// problems, and take another configuration, whatever else fails.
 func Service(o Options) dag.Service {
 	s := newSupervisor(o)
 	return dag.Service{
@@ -155,7 +155,7 @@ func (s *supervisor) current() (b statefile.State[facts], err error) {
 	switch {
 	case errors.Is(err, resource.ErrNotFound):
 		// Maintenance mode is over either way: a configured node must not take a
-		// configuration from anybody who comes along.
+		// configuration without credentials.
 		return stateOf(facts{Mode: modeClosed}, nil, nil, nil, nil), nil
 	case err != nil:
 		return b, err
@@ -201,7 +201,7 @@ func (s *supervisor) healthy(ctx context.Context) error {
 }
 
 // announce prints to the console how a node without a configuration is reached, as
-// soon as it has an address, and again for a person who looks at the console later.
+// soon as it has an address, and again later.
 func (s *supervisor) announce(mode string) {
 	if mode != api.ModeMaintenance {
 		return

@@ -99,7 +99,7 @@ func (s *state) config(cert tls.Certificate, admit func(tls.ConnectionState) err
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{cert},
 		NextProtos:   []string{"h2", "http/1.1"},
-		// A ticket would bring back a client whose authority is gone.
+		// A ticket would resume a session of a client whose authority was removed.
 		SessionTicketsDisabled: true,
 	}
 	if s.requiresCertificate() {

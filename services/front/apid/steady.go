@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// stallTimeout is how long a reader may take nothing at all. A person reads a log
-// through a pager, and goes for a coffee; who is away for longer has lost interest.
+// stallTimeout is how long a reader may take nothing at all. A person who reads a log
+// through a pager may pause for some minutes.
 const stallTimeout = 5 * time.Minute
 
 // steady ends an answer that its reader doesn't take. Servers have a timeout for a

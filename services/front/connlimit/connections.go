@@ -201,7 +201,7 @@ func (l *Conns) changed(c net.Conn, state http.ConnState) {
 	}
 }
 
-// Sweep closes the connections whose clients aren't allowed any longer: idle ones after
+// Sweep closes the connections of clients that aren't allowed any longer: idle ones after
 // idleGrace, others after callGrace.
 func (l *Conns) Sweep(allowed func(c *Conn, chain []*x509.Certificate) bool) {
 	l.mu.Lock()

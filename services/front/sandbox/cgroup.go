@@ -111,7 +111,8 @@ func killAll(dir string) error {
 // for want of memory: of cgroup v2 and of v1. Both have a line "oom_kill N".
 var memoryEvents = []string{"memory.events", "memory.oom_control"}
 
-// outOfMemory says whether the kernel has killed in this cgroup for want of memory.
+// outOfMemory reports whether the kernel has killed a process of this cgroup because of
+// its memory limit.
 func (c cgroup) outOfMemory() (bool, error) {
 	dirs, err := c.dirs()
 	if err != nil {

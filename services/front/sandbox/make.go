@@ -23,8 +23,8 @@ const (
 	// maxReply bounds what the sandbox program may answer: a number, and why there
 	// is no user namespace.
 	maxReply = 16 << 10
-	// goRuntimeShare of the ceiling, in percent, is what Go's runtime is told to
-	// keep to (GOMEMLIMIT): the rest is for its program's pages, stacks of threads
+	// goRuntimeShare is the part of the ceiling, in percent, that becomes the limit of Go's
+	// runtime (GOMEMLIMIT). The rest is for the program's pages, stacks of threads
 	// and the kernel's buffers of sockets.
 	goRuntimeShare = 75
 )

@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	// Program is PID 1's own, which is also the sandboxed services': it is told by
-	// its first argument which of them it is.
+	// Program is the program of PID 1 and of the sandboxed services. Its first argument
+	// selects the service.
 	Program = "/sbin/init"
 
 	sandboxProgram = "/usr/bin/sandbox"
@@ -73,17 +73,17 @@ type Runner struct {
 	Logs      *logs.Logs
 	// ID is the service's, and the name of its log and of its cgroup.
 	ID string
-	// Args is the command line. The program, its first word, is shown inside under
-	// the same path, and what it needs (it is static) it has in itself.
+	// Args is the command line. The program (the first argument) is visible inside under
+	// the same path. It is static, so that it needs no other files.
 	Args []string
 	Env  []string
-	// UID is the user and the group that it runs as (image/rootfs knows them by
-	// name): what it is to read must be readable by them.
+	// UID is the user and the group that it runs as (image/rootfs has their names).
+	// They must be able to read its files.
 	UID   int
 	Binds []Bind
 	// MemoryMax is the ceiling in bytes, beyond which the kernel kills the service;
-	// 0: DefaultMemoryMax. The Go runtime is told of it, and collects more often as
-	// it comes near.
+	// 0: DefaultMemoryMax. The Go runtime gets a limit below it, and collects garbage more
+	// often near it.
 	MemoryMax int64
 	// StopBudget is the time between SIGTERM and SIGKILL; 0: five seconds. The
 	// dag.Service needs a second more.
@@ -113,7 +113,7 @@ func (r Runner) Run(ctx context.Context, h *dag.Handle) error {
 	// The service's end of the pipe is its own now.
 	output.write.Close()
 	defer func() {
-		// Not ctx: it has ended when the service was asked to stop.
+		// Not ctx: that has ended when the service had to stop.
 		if err := group.remove(context.WithoutCancel(ctx)); err != nil {
 			h.Log.Warn("remove cgroup", "err", err)
 		}

@@ -14,12 +14,12 @@ type rate struct {
 }
 
 var (
-	// perAddress: a node needs one certificate at its start, and asks again every five
-	// seconds while it gets none (askAgain in services/kubernetes/secrets): that is never too often.
+	// perAddress: a node needs one certificate at its start. Without one it asks again every
+	// five seconds (askAgain in services/kubernetes/secrets), which is within the rate.
 	perAddress = rate{10, 5 * time.Second}
-	// perSite is for all IPv6 addresses of a site: a LAN of nodes that come at once,
-	// or one host that asks from each of its addresses in turn. Those of its calls that
-	// come slowly, for callTimeout at most, have a quarter of maxConns: there are others.
+	// perSite is for all IPv6 addresses of a site: a LAN of nodes that start at once,
+	// or one host with many addresses. Slow calls of a site (callTimeout at most) use
+	// a quarter of maxConns at most, so that other sites get connections.
 	perSite = rate{32, 500 * time.Millisecond}
 )
 
@@ -45,8 +45,8 @@ type bucket struct {
 	used   time.Time
 }
 
-// take reports whether addr may ask now, and if not, after which time it may. An address
-// that asks too often takes nothing from its site.
+// take reports whether addr may send a request now, or else after which time. A refused
+// request of an address doesn't count for its site.
 func (l *limits) take(addr netip.Addr, now time.Time) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

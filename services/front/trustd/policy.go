@@ -62,8 +62,8 @@ var loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Lo
 const localhost = "localhost"
 
 // check reads the request of a node at peer, and returns the key and the contents of its
-// certificate. A request for anything else is refused, not changed, so that the error
-// reaches whoever made the request.
+// certificate. A request for anything else is refused, not changed, so that the node gets
+// an error.
 func (p policy) check(text []byte, peer netip.Addr) (crypto.PublicKey, pki.Leaf, error) {
 	if len(text) > maxRequest {
 		return nil, pki.Leaf{}, fmt.Errorf("the request has %d bytes, of at most %d", len(text), maxRequest)
@@ -132,7 +132,7 @@ func hostName(name string) error {
 	return nil
 }
 
-// addresses takes those of the node that asks, which TCP has proved.
+// addresses accepts the address of the connection only, which TCP proves.
 func addresses(request *x509.CertificateRequest, peer netip.Addr) error {
 	asked := false
 	for _, ip := range request.IPAddresses {

@@ -34,7 +34,7 @@ const (
 	maxCalls = 64
 	// maxBody is the largest message: a token, and a request.
 	maxBody = 8 << 10
-	// maxHeader is ample for what a client library says of itself.
+	// maxHeader is more than the headers of client libraries need.
 	maxHeader = 8 << 10
 	// maxStreams is for each connection.
 	maxStreams = 4

@@ -1,8 +1,8 @@
-// Command sandbox runs processes in namespaces of their own, with libcontainer.
+// Command sandbox runs processes in their own namespaces, with libcontainer.
 //
-// It is a binary apart because libcontainer needs cgo: its first steps in a new
-// namespace are C, run before Go's runtime has threads. PID 1 stays free of that
-// and starts this one, small and static, where it needs a sandbox.
+// It is a separate binary because libcontainer needs cgo: its first steps in a new
+// namespace are C, before Go's runtime has threads. PID 1 has no cgo. It starts this
+// small static program where it needs a sandbox.
 //
 // The subcommands are a table. `service` makes the sandbox of one of a node's own
 // services. `node` runs a whole node from its root filesystem, for clusters whose
@@ -20,7 +20,7 @@ import (
 	_ "github.com/opencontainers/runc/libcontainer/nsenter"
 )
 
-// initArg is the word with which libcontainer calls us back inside the new
+// initArg is the argument with which libcontainer starts this program inside the new
 // namespaces (libcontainer's README, "Container init").
 const initArg = "init"
 

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How this program ends tells whoever started it how the node ended.
+// The exit code of this program shows how the node ended.
 const (
 	exitFailed = 1  // the sandbox itself, with a line on standard error
 	exitReboot = 10 // the node asks to be started again
@@ -154,7 +154,7 @@ func relay(signals <-chan os.Signal, process *libcontainer.Process, done <-chan 
 }
 
 // howEnded reads the end of PID 1. In a PID namespace, reboot(2) ends the
-// namespace, and its init with a signal that says which command it was.
+// namespace, and kills its init with a signal for the command (reboot(2)).
 func howEnded(status syscall.WaitStatus) error {
 	switch {
 	case status.Exited() && status.ExitStatus() == 0:

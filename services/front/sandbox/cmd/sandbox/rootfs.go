@@ -10,7 +10,7 @@ import (
 )
 
 // loopTries bounds the race for a free loop device: another process may take the
-// one that we were told is free.
+// one that the kernel has returned as free.
 const loopTries = 32
 
 // mountRootfs puts the node's root filesystem, read-only, on dir: an image
@@ -58,7 +58,7 @@ func attachLoop(path string) (*os.File, error) {
 		Fd:   uint32(image.Fd()),
 		Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR},
 	}
-	// Shown by losetup, so that a person sees whose it is.
+	// losetup shows the path to a person.
 	copy(config.Info.File_name[:len(config.Info.File_name)-1], path)
 	for range loopTries {
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)

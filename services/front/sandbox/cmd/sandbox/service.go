@@ -26,12 +26,12 @@ const (
 	maxSpec = 64 << 10
 )
 
-// serviceReply is what PID 1 is told of a sandbox that stands. Package sandboxed
-// of this module reads it; the two agree by this text, strictly.
+// serviceReply is the answer to PID 1 about a complete sandbox. Package sandbox
+// reads it. Both sides refuse unknown fields.
 type serviceReply struct {
 	// PID is the service's process, as PID 1 sees it.
 	PID int `json:"pid"`
-	// Without lists what the sandbox lacks here, and why. PID 1 says so aloud.
+	// Without lists what the sandbox lacks here, and why. PID 1 logs it.
 	Without []string `json:"without,omitempty"`
 }
 
@@ -99,9 +99,9 @@ type sandboxed struct {
 	process   *libcontainer.Process
 }
 
-// buildSandbox makes the sandbox with a user namespace and, where that isn't
-// possible, without. (A kernel may have none to give; and inside a container whose
-// /proc is partly covered it lets no other user namespace mount one.)
+// buildSandbox makes the sandbox with a user namespace or, if that isn't
+// possible, without one. A kernel may have no user namespaces. In a container whose
+// /proc is partly covered, the kernel refuses to mount /proc in one.
 func buildSandbox(spec serviceSpec, root, state string, output *os.File) (*sandboxed, serviceReply, error) {
 	var reply serviceReply
 	s, err := startSandbox(spec, root, state, output, true)
@@ -144,8 +144,8 @@ func startSandbox(spec serviceSpec, root, state string, output *os.File, userNam
 	return &sandboxed{container, process}, nil
 }
 
-// handOver tells PID 1 of the process, waits until it is known there, and lets it
-// run.
+// handOver sends the process to PID 1, waits until PID 1 has registered it, and starts
+// it.
 func (s *sandboxed) handOver(in *bufio.Reader, reply serviceReply) error {
 	line, err := json.Marshal(reply)
 	if err != nil {

@@ -22,8 +22,8 @@ var serviceMountTable = []*configs.Mount{
 	{Device: "tmpfs", Source: "tmpfs", Destination: "/tmp", Flags: quiet, Data: "mode=1777,size=8m,nr_inodes=1k"},
 }
 
-// serviceMasked are the parts of /proc that tell of the machine, or change it; a
-// service finds them empty. (What isn't there is left out.)
+// serviceMasked are the parts of /proc with facts about the machine, or that change it.
+// They are empty in the sandbox. Those that the kernel lacks are left out.
 var serviceMasked = inProc(`
 	acpi asound bus driver dynamic_debug fs irq scsi sysvipc tty
 	buddyinfo cmdline config.gz diskstats interrupts iomem ioports kallsyms kcore key-users keys kmsg kpagecgroup kpagecount kpageflags
@@ -67,7 +67,7 @@ func serviceConfig(s serviceSpec, root string, userNamespace bool) *configs.Conf
 		NoNewPrivileges: true,
 		Seccomp:         serviceFilter,
 		OomScoreAdj:     oomScore(s.OOMScoreAdj),
-		// Its memory holds keys, and there is nobody to read a core file.
+		// Its memory has keys, and a core file has no reader.
 		Rlimits: []configs.Rlimit{{Type: unix.RLIMIT_CORE}},
 		Cgroups: &cgroups.Cgroup{Path: s.Cgroup, Resources: serviceResources(s)},
 	}

@@ -21,8 +21,8 @@ type serviceSpec struct {
 	// UID is the user and the group that the service runs as. It is the same one
 	// inside and outside.
 	UID int `json:"uid"`
-	// Work is an empty directory that everybody may search (the root of a user
-	// namespace is nobody outside), to mount things on.
+	// Work is an empty directory for mounts. All users may search it: the root of a user
+	// namespace is user nobody outside.
 	Work string `json:"work"`
 	// Cgroup is the service's cgroup, as a path from the top of each hierarchy.
 	Cgroup string `json:"cgroup"`
@@ -94,5 +94,5 @@ func (s serviceSpec) program() int {
 	return slices.IndexFunc(s.Binds, func(b bind) bool { return b.Target == s.Args[0] })
 }
 
-// within says whether a clean path is dir or lies in it.
+// within reports whether a clean path is dir or below it.
 func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }

@@ -61,7 +61,7 @@ func runShield(args []string) error {
 		return errors.New("shield: needs the node's root")
 	}
 	sys := filepath.Join(args[0], "proc/sys")
-	// The files lie on the node's /run: gone with it, and in nobody's way.
+	// The files are in the node's /run, which ends with the node.
 	files := filepath.Join(args[0], "run", "garboard-shield")
 	if err := os.Mkdir(files, 0o755); err != nil {
 		return err

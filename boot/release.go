@@ -5,6 +5,10 @@ import "time"
 // Version is the release of Garboard; the image build stamps it.
 var Version = "v0.1.0-dev"
 
+// UpgradesFrom is the oldest release that can be upgraded to this one: its data and its
+// configuration are still understood. The -0 is before all that is built on the way to it.
+const UpgradesFrom = "v0.1.0-0"
+
 // released is the day of that release, or of the first commit after the last
 // one: both are changed together. The clock's floor needs a time that is
 // certainly past, and recent enough for certificates to be valid. With the time

@@ -14,4 +14,6 @@ type Medium struct {
 	Offset  int64  `json:"offset"` // bytes
 	Size    int64  `json:"size"`
 	SHA256  string `json:"sha256"` // in hexadecimal digits
+	// From is the oldest release that can be upgraded to this one.
+	From string `json:"from,omitempty"`
 }

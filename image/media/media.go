@@ -187,7 +187,7 @@ func (o Options) describe(file string, uki []byte) ([]byte, error) {
 
 func (o Options) description(uki []byte, file string, at int) ([]byte, error) {
 	sum := sha256.Sum256(uki)
-	return json.Marshal(esp.Medium{Version: o.Version, File: file, Offset: int64(at), Size: int64(len(uki)), SHA256: hex.EncodeToString(sum[:])})
+	return json.Marshal(esp.Medium{Version: o.Version, File: file, Offset: int64(at), Size: int64(len(uki)), SHA256: hex.EncodeToString(sum[:]), From: boot.UpgradesFrom})
 }
 
 // installer makes an image for a registry, from which machines install and upgrade themselves.

@@ -210,6 +210,10 @@ func TestLifeOfAMachine(t *testing.T) {
 	must(t, s.Prove(t.Context(), "healthy"))
 	m.want(s, "A good v1 next, B empty")
 
+	m.put("medium/"+esp.MediumFile, []byte(`{"version": "v9.1.0", "size": 1, "file": "efi.img", "from": "v9.0.0"}`))
+	if _, err := s.Medium(t.Context()); err == nil || !strings.Contains(err.Error(), "upgrades machines from release v9.0.0 on") {
+		t.Errorf("a system that can't take over this one's data: %v", err)
+	}
 	m.insert("v2")
 	m.put("loaders/"+esp.SystemdBoot, []byte("of another release"))
 	must(t, m.write(s))
@@ -305,6 +309,10 @@ func TestDamagedMedium(t *testing.T) {
 	m.want(s, "A empty, B empty")
 	if files, err := os.ReadDir(filepath.Join(m.dir, "efi")); err != nil || len(files) > 0 {
 		t.Errorf("%v was written, %v", files, err)
+	}
+	m.put("medium/"+esp.MediumFile, []byte(`{"version": "v9.1.0", "size": 1, "file": "efi.img", "from": "v9.0.0"}`))
+	if _, err := s.Medium(t.Context()); err != nil {
+		t.Errorf("a new machine takes it: %v", err)
 	}
 	m.put("medium/"+esp.MediumFile, []byte(`{"size": -1}`))
 	if _, err := s.Medium(t.Context()); err == nil || !strings.Contains(err.Error(), "describes no system") {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,6 +77,9 @@ func (s *Slots) describe(ctx context.Context, src Source) (Source, error) {
 		}
 		if err != nil {
 			return src.damaged(err)
+		}
+		if s.Running() != "" && semver.Compare(boot.Version, src.From) < 0 {
+			return fmt.Errorf("Garboard %s upgrades machines from release %s on, and this one runs %s: upgrade to that release first", src.Version, src.From, boot.Version)
 		}
 		return nil
 	})

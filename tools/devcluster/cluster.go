@@ -144,7 +144,8 @@ func Build(ctx context.Context, checkout string, out io.Writer, node image.Build
 // buildMedium makes an ISO, in a file of its own. Its main console is the serial line, which
 // is the console of nodes in QEMU.
 func buildMedium(ctx context.Context, checkout string, out io.Writer) (path string, err error) {
-	made, boots, err := image.BuildMedia(ctx, checkout, out, image.Cloud)
+	// The smaller kernel has no driver for the CD drive, from which the machines install themselves.
+	made, boots, err := image.BuildMedia(ctx, checkout, out, image.Generic)
 	if err != nil {
 		return "", err
 	}

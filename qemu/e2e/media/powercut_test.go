@@ -21,8 +21,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/diskfs/go-diskfs/backend/file"
+	"github.com/diskfs/go-diskfs/filesystem/fat32"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/qemu/vm"
 )
@@ -146,36 +146,30 @@ type bootDisk struct {
 	efi     boot.Place
 	systems map[string]string // version by SHA-256
 	loader  []byte            // systemd-boot
-	mount   string
 }
 
 // start is what a boot loader would start: the version of a whole system, or "" if nothing starts from this disk.
 func (d bootDisk) start(t *testing.T) (uefi, bios string, err error) {
 	t.Helper()
-	record := make([]byte, 512)
+	record := make([]byte, logSector)
 	if _, err := d.ReadAt(record, 0); err != nil {
 		t.Fatal(err)
 	}
-	options := fmt.Sprintf("ro,loop,offset=%d,sizelimit=%d", d.efi.Start, d.efi.Size)
-	if out, err := exec.Command("mount", "-t", "vfat", "-o", options, d.Name(), d.mount).CombinedOutput(); err != nil {
-		return "", "", fmt.Errorf("%w: %s", err, out)
+	files, err := fat32.Read(file.New(d.File, true), d.efi.Size, d.efi.Start, logSector)
+	if err != nil {
+		return "", "", err
 	}
-	defer func() {
-		if err := unix.Unmount(d.mount, 0); err != nil {
-			t.Fatal(err)
-		}
-	}()
 	var errs []error
-	if loader, e := os.ReadFile(filepath.Join(d.mount, "EFI/BOOT/BOOTX64.EFI")); e == nil {
+	if loader, e := fs.ReadFile(files, "EFI/BOOT/BOOTX64.EFI"); e == nil {
 		if !bytes.Equal(loader, d.loader) {
 			errs = append(errs, fmt.Errorf("the boot loader, of %d bytes, isn't whole", len(loader)))
 		}
-		uefi, e = d.systemdBoot()
+		uefi, e = d.systemdBoot(files)
 		errs = append(errs, e)
 	}
 	if !bytes.Equal(record[:440], make([]byte, 440)) { // the rest is the partition table's
 		var e error
-		bios, e = d.grub()
+		bios, e = d.grub(files)
 		errs = append(errs, e)
 	}
 	return uefi, bios, errors.Join(errs...)
@@ -188,18 +182,19 @@ var (
 
 // systemdBoot starts the entry with the highest version among those that have a try left or don't count, and else among the others
 // (systemd-boot(7), Automatic Boot Assessment).
-func (d bootDisk) systemdBoot() (version string, err error) {
-	entries, err := os.ReadDir(filepath.Join(d.mount, "loader/entries"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
+func (d bootDisk) systemdBoot(files fs.FS) (version string, err error) {
+	const dir = "loader/entries"
+	entries, err := fs.ReadDir(files, dir)
+	if err != nil {
+		return "", err
 	}
-	best, file := -1, ""
+	best, system := -1, ""
 	for _, e := range entries {
 		name := entryName.FindStringSubmatch(strings.ToLower(e.Name()))
 		if name == nil {
 			continue // the file that becomes one
 		}
-		text, err := os.ReadFile(filepath.Join(d.mount, "loader/entries", e.Name()))
+		text, err := fs.ReadFile(files, dir+"/"+e.Name())
 		if err != nil {
 			return "", err
 		}
@@ -215,22 +210,21 @@ func (d bootDisk) systemdBoot() (version string, err error) {
 			rank += 10
 		}
 		if rank > best {
-			best, file = rank, values["efi"]
+			best, system = rank, strings.TrimPrefix(values["efi"], "/")
 		}
 	}
-	if file == "" {
+	if system == "" {
 		return "", nil
 	}
-	return d.system(file)
+	return d.system(files, system)
 }
 
 // grub follows the script of package esp: the system on trial, the chosen one, and any that is there.
-func (d bootDisk) grub() (version string, err error) {
-	dir := filepath.Join(d.mount, "garboard")
-	if _, err := os.ReadFile(filepath.Join(dir, "grub.cfg")); err != nil {
+func (d bootDisk) grub(files fs.FS) (version string, err error) {
+	if _, err := fs.ReadFile(files, "garboard/grub.cfg"); err != nil {
 		return "", err
 	}
-	block, _ := os.ReadFile(filepath.Join(dir, "grubenv")) // GRUB goes on without it
+	block, _ := fs.ReadFile(files, "garboard/grubenv") // GRUB goes on without it
 	var slots []string
 	for _, name := range []string{"trying", "choice"} {
 		_, rest, _ := strings.Cut(string(block), "\n"+name+"=")
@@ -238,23 +232,25 @@ func (d bootDisk) grub() (version string, err error) {
 		slots = append(slots, slot)
 	}
 	for _, slot := range append(slots, boot.SlotNames[:]...) {
-		if _, err := os.Stat(filepath.Join(dir, slot+".cfg")); slot == "" || err != nil {
+		if slot == "" {
 			continue
 		}
-		return d.system("EFI/garboard/" + slot + ".efi")
+		if _, err := fs.ReadFile(files, "garboard/"+slot+".cfg"); err == nil {
+			return d.system(files, "EFI/garboard/"+slot+".efi")
+		}
 	}
 	return "", nil
 }
 
 // system is the version of a system, if the file is whole.
-func (d bootDisk) system(file string) (string, error) {
-	content, err := os.ReadFile(filepath.Join(d.mount, file))
+func (d bootDisk) system(files fs.FS, name string) (string, error) {
+	content, err := fs.ReadFile(files, name)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("%s: %w", name, err)
 	}
 	version, known := d.systems[fmt.Sprintf("%x", sha256.Sum256(content))]
 	if !known {
-		return "", fmt.Errorf("%s, of %d bytes, isn't whole", file, len(content))
+		return "", fmt.Errorf("%s, of %d bytes, isn't whole", name, len(content))
 	}
 	return version, nil
 }
@@ -278,7 +274,7 @@ func powerIsCut(t *testing.T, all []write, systems map[string]string, loader []b
 	for j := range all {
 		all[j].size = min(all[j].size, max(0, places[i].Start-all[j].at))
 	}
-	d := bootDisk{File: image, efi: places[0], systems: systems, loader: loader, mount: t.TempDir()}
+	d := bootDisk{File: image, efi: places[0], systems: systems, loader: loader}
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
 	points := make([]int, powerCuts)

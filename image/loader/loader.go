@@ -32,7 +32,9 @@ type Loader struct {
 }
 
 // SystemdBoot is the boot loader for UEFI that is installed on a disk.
-func (l Loader) SystemdBoot() ([]byte, error) { return os.ReadFile(filepath.Join(l.Disk, esp.SystemdBoot)) }
+func (l Loader) SystemdBoot() ([]byte, error) {
+	return os.ReadFile(filepath.Join(l.Disk, esp.SystemdBoot))
+}
 
 // ConfigFile is what GRUB runs, from the medium that has it.
 const ConfigFile = "/garboard.cfg"

@@ -79,7 +79,7 @@ func (s *Slots) describe(ctx context.Context, src Source) (Source, error) {
 			return src.damaged(err)
 		}
 		if s.Running() != "" && semver.Compare(boot.Version, src.From) < 0 {
-			return fmt.Errorf("Garboard %s upgrades machines from release %s on, and this one runs %s: upgrade to that release first", src.Version, src.From, boot.Version)
+			return fmt.Errorf("release %s upgrades machines from release %s on, and this one runs %s: upgrade to that release first", src.Version, src.From, boot.Version)
 		}
 		return nil
 	})

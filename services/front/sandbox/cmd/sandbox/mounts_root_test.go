@@ -22,7 +22,7 @@ func TestNodeMountsNothingWhereItIsStarted(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "work"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	script := `cat /proc/self/mountinfo >before; unshare --pid --fork "$1" node spec; echo "ended: $?"; cat /proc/self/mountinfo >after`
+	script := `cat /proc/self/mountinfo >before; unshare --pid --fork "$1" node - <spec; echo "ended: $?"; cat /proc/self/mountinfo >after`
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", script, "sh", os.Args[0])
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()

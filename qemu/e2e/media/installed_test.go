@@ -107,7 +107,9 @@ func TestInstalledMachine(t *testing.T) {
 	slots("A bad v3.0.0 no no it was started, and didn't become healthy before the machine restarted")
 	slots("B good v2.0.0 yes yes")
 	c.Ready(m)
-	powerIsCut(t, disk.writes(t), systems, e2etest.SystemdBoot(t), diskGiB<<30)
+	for _, lossy := range []bool{false, true} {
+		powerIsCut(t, lossy, disk.writes(t), systems, e2etest.SystemdBoot(t), diskGiB<<30)
+	}
 	m.Reached("wherever the power had been cut, a whole system would have started")
 }
 

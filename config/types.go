@@ -86,7 +86,7 @@ type Machine struct {
 
 // Console is the machine's own screen with its keyboard, and its serial lines: they take commands without credentials.
 type Console struct {
-	Disabled []ConsoleCommand `yaml:"disabled"` // commands that it doesn't take
+	Disabled []ConsoleCommand `yaml:"disabled"` // commands that it doesn't take: status, log, network, reboot, shutdown
 }
 
 // ConsoleCommand is one of the commands of package console.

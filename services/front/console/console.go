@@ -23,6 +23,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -71,7 +72,8 @@ func Run(ctx context.Context, o Options) {
 	for _, name := range strings.Fields(string(active)) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				_ = o.open(ctx, filepath.Join("/dev", name)) // it may come later, such as a serial line by USB
+				// A device may come later, such as a serial line by USB. A defect here must not end PID 1.
+				_ = dag.Guard(o.Log, func() error { return o.open(ctx, filepath.Join("/dev", name)) })
 				sleep.For(ctx, reopenPause)
 			}
 		})
@@ -89,13 +91,17 @@ func (o Options) open(ctx context.Context, path string) error {
 	return o.serve(tty)
 }
 
-// serve answers each line.
+// serve answers each line that begins with a word of small letters. A device at the other end may send back what it gets: none of the
+// answers is a command, and the answers to them come to an end.
 func (o Options) serve(tty io.ReadWriter) error {
 	lines := bufio.NewScanner(tty)
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
 		answer := help()
 		if len(words) > 0 {
+			if strings.Trim(words[0], "abcdefghijklmnopqrstuvwxyz") != "" {
+				continue
+			}
 			answer = o.answer(words[0], words[1:])
 		}
 		if _, err := io.WriteString(tty, answer+"\n"); err != nil {
@@ -105,7 +111,7 @@ func (o Options) serve(tty io.ReadWriter) error {
 	return lines.Err()
 }
 
-// A command is typed with its name, or the beginning of it.
+// A command is a line: its name, and its arguments.
 type command struct {
 	name, arguments, help string
 	run                   func(o Options, args []string) (string, error)
@@ -123,7 +129,7 @@ func help() string {
 	var b strings.Builder
 	b.WriteString("Commands, each ended with Enter:\n")
 	for _, c := range commands {
-		fmt.Fprintf(&b, "  %s\n      %s\n", strings.TrimSpace(c.name+" "+c.arguments), c.help)
+		fmt.Fprintf(&b, "> %s: %s\n", strings.TrimSpace(c.name+" "+c.arguments), c.help)
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }
@@ -131,7 +137,7 @@ func help() string {
 func (o Options) answer(name string, args []string) string {
 	i := slices.IndexFunc(commands, func(c command) bool { return c.name == name })
 	if i < 0 {
-		return fmt.Sprintf("%q is no command.\n%s", name, help())
+		return fmt.Sprintf("%q is no command: Enter lists them.", name)
 	}
 	if cfg, err := machine.Config(o.Store); err == nil && slices.Contains(cfg.Machine.Console.Disabled, config.ConsoleCommand(name)) {
 		return name + " is disabled by machine.console.disabled."
@@ -166,7 +172,7 @@ func (o Options) status([]string) (string, error) {
 	}
 	if s, err := network.Statuses.Get(o.Store, network.ID); err == nil {
 		for _, p := range s.Spec.Problems {
-			fmt.Fprintf(&b, "network     %s\n", p)
+			fmt.Fprintf(&b, "problem     %s\n", p)
 		}
 	}
 	if waits := o.Waiting(); waits != "" {

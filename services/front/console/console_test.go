@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
@@ -92,7 +93,7 @@ disks: it is full
 
 func TestPower(t *testing.T) {
 	r := newRig(t)
-	if got := r.typed(t, "reboot", "shutdown", "", "nothing"); strings.Count(got, "Commands, each ended with Enter:") != 2 {
+	if got := r.typed(t, "reboot", "shutdown", "", "nothing"); strings.Count(got, "Commands, each ended with Enter:") != 1 || !strings.HasSuffix(got, `"nothing" is no command: Enter lists them.`+"\n") {
 		t.Error(got)
 	}
 	if diff := cmp.Diff([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM}, r.signals); diff != "" {
@@ -140,5 +141,35 @@ func TestNetwork(t *testing.T) {
 		if got := r.typed(t, line); !strings.HasPrefix(got, want) || len(r.network) > 0 {
 			t.Errorf("%s: %s", line, got)
 		}
+	}
+}
+
+// A device that sends back what it gets, such as another machine's console, doesn't restart this one, and isn't answered for ever.
+func TestEcho(t *testing.T) {
+	r := newRig(t)
+	put(t, network.Statuses.Put(r.o.Store.As(network.ID), network.ID, network.Status{Problems: []string{"eth0 dhcp"}}))
+	text := r.typed(t, "", "status", "log", "unknown", "network", "network lo", "reboot")
+	r.signals, r.network = nil, nil
+	for range 3 {
+		text = r.typed(t, strings.Split(text, "\n")...)
+	}
+	if len(r.signals) > 0 || len(r.network) > 0 || strings.TrimSpace(strings.ReplaceAll(text, help(), "")) != "" {
+		t.Errorf("signals %v, network %v, and the last answer\n%s", r.signals, r.network, text)
+	}
+}
+
+// The configuration has the same commands as the console.
+func TestCommandsOfTheConfiguration(t *testing.T) {
+	problems := func(name string) string {
+		_, _, err := config.Load("test", []byte("version: v1alpha1\nmachine: {console: {disabled: ["+name+"]}}\n"))
+		return fmt.Sprint(err)
+	}
+	for _, c := range commands {
+		if text := problems(c.name); strings.Contains(text, "console") {
+			t.Errorf("%s: %s", c.name, text)
+		}
+	}
+	if text, want := problems("ssh"), "is not one of status, log, network, reboot, shutdown"; !strings.Contains(text, want) || len(commands) != strings.Count(want, ",")+1 {
+		t.Error(text)
 	}
 }

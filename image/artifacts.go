@@ -8,6 +8,7 @@ import (
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/loader"
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/image/oci"
 	"github.com/garboard-os/garboard/image/progress"
 )
@@ -63,6 +64,38 @@ func BuildMedia(ctx context.Context, root string, out io.Writer, flavour Flavour
 	}
 	boots, err := loader.Build(ctx, store, r)
 	return made, boots, err
+}
+
+// BuildMedium makes what machines boot from with these kernel arguments: a medium or, of the kind media.Installer, the directory with the
+// OCI layout of the installer image. The result is in the cache.
+func BuildMedium(ctx context.Context, root string, out io.Writer, flavour Flavour, kind string, args ...string) (string, error) {
+	made, loaders, err := BuildMedia(ctx, root, out, flavour)
+	if err != nil {
+		return "", err
+	}
+	store, r, err := userCache(out)
+	if err != nil {
+		return "", err
+	}
+	inputs := append([]string{recipe, kind, made.Version, made.Release, loaders.Disk}, args...)
+	for _, file := range []string{made.Kernel, made.Initramfs} {
+		hash, err := cache.HashTree(file)
+		if err != nil {
+			return "", err
+		}
+		inputs = append(inputs, hash)
+	}
+	dir, err := r.Build(ctx, store, stepMedium, inputs, func(ctx context.Context, dir string) error {
+		o := media.Options{Loader: loaders, Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs, Args: args}
+		if kind == media.Installer {
+			return o.InstallerLayout(ctx, dir)
+		}
+		return o.Build(ctx, kind, filepath.Join(dir, kind))
+	})
+	if kind == media.Installer {
+		return dir, err
+	}
+	return filepath.Join(dir, kind), err
 }
 
 // BuildComponents makes some components only: name → directory with its programs.

@@ -32,7 +32,7 @@ var AptPackages = func() []string {
 	return slices.Compact(all)
 }()
 
-// recipe is part of the keys of root filesystem and initramfs: raise it when a change in how they are put together makes other bytes out
+// recipe is part of the keys of root filesystem, initramfs and media: raise it when a change in how they are put together makes other bytes out
 // of the same parts.
 const recipe = "2"
 
@@ -48,6 +48,7 @@ const (
 	stepKernel    = "kernel"
 	stepRootFS    = "rootfs"
 	stepInitramfs = "initramfs"
+	stepMedium    = "medium"
 )
 
 // Flavour is one of the builds of the kernel, under the names that package kernel gives them.

@@ -18,12 +18,14 @@
 package main
 
 import (
+	"context"
 	"os"
 	"slices"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/front/apid"
 	"github.com/garboard-os/garboard/services/front/trustd"
+	"github.com/garboard-os/garboard/services/system/install"
 )
 
 // containerFlag is the only way to tell PID 1 that it runs in a container. (The
@@ -38,6 +40,8 @@ func main() {
 		os.Exit(apid.Main())
 	case slices.Equal(os.Args[1:], []string{trustd.Command}):
 		os.Exit(trustd.Main())
+	case len(os.Args) > 1 && os.Args[1] == install.Command:
+		os.Exit(install.Main(context.Background(), os.Args[2:], os.Stdin, os.Stdout))
 	}
 	if os.Getpid() != 1 {
 		os.Exit(help(os.Args[1:]))

@@ -68,8 +68,13 @@ type pid1 struct {
 	phases   func(request, context.CancelFunc, <-chan error) []phase // the phases of the exit
 }
 
+// gcPercent is how much the heap grows before garbage is collected, in percent of what is used. PID 1 is idle most of the time, and its
+// memory is the pods' otherwise.
+const gcPercent = 50
+
 // stage2 doesn't return.
 func stage2(mode boot.Mode) {
+	debug.SetGCPercent(gcPercent)
 	p := &pid1{
 		mode:      mode,
 		processes: process.New(),

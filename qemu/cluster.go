@@ -41,6 +41,7 @@ const (
 	defaultCPUs      = 2
 	defaultMemoryMiB = 4096
 	defaultDiskGiB   = 20
+	maxDisks         = 8
 )
 
 // Options describe the cluster that Up brings up. Name, Boot and Images are required.
@@ -91,6 +92,7 @@ type Options struct {
 	CPUs      int
 	MemoryMiB int
 	DiskGiB   int // of QEMU nodes; negative: no disk
+	Disks     int // of that size, in QEMU nodes; 0: one
 	// Hardware has the devices of QEMU nodes, in the nodes' order. A node without an entry
 	// has virtio devices.
 	Hardware []vm.Hardware

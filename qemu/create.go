@@ -151,9 +151,11 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		if choice.Name == QEMU {
 			n.ClockOffset = o.ClockOffset
 			n.CPUs, n.MemoryMiB, n.DiskGiB = cmp.Or(o.CPUs, defaultCPUs), cmp.Or(o.MemoryMiB, defaultMemoryMiB), cmp.Or(o.DiskGiB, defaultDiskGiB)
+			n.Disks = o.Disks
 			if i < len(o.Hardware) {
 				n.Hardware = o.Hardware[i]
 			}
+			n.Hardware.Medium = cmp.Or(n.Hardware.Medium, o.Boot.medium())
 		}
 		p.Nodes = append(p.Nodes, n)
 	}
@@ -171,6 +173,8 @@ func (o Options) check(choice Choice) error {
 		return errSharedClock
 	case o.CPUs < 0 || o.MemoryMiB < 0:
 		return errors.New("a node's processors and memory can't be negative")
+	case o.Disks < 0 || o.Disks > maxDisks:
+		return fmt.Errorf("a node can have 1 to %d disks, not %d", maxDisks, o.Disks)
 	case !o.WireGuard.IsValid():
 		return nil
 	case !o.WireGuard.Addr().Is4() || o.WireGuard != o.WireGuard.Masked() || o.WireGuard.Bits() > 30 || 1<<(32-o.WireGuard.Bits())-2 < o.nodes():

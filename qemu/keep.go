@@ -26,7 +26,7 @@ const keptPrefix = "boot-"
 // paths contain the hash of the content.
 func (o Options) source() string {
 	b := o.Boot
-	sum := sha256.Sum256([]byte(strings.Join([]string{b.Kernel, b.Initramfs, b.Medium, b.Rootfs, b.Init, b.Sandbox, o.Images}, "\n")))
+	sum := sha256.Sum256([]byte(strings.Join([]string{b.Kernel, b.Initramfs, b.Medium, b.Disk, b.Network, b.Installer, b.Rootfs, b.Init, b.Sandbox, o.Images}, "\n")))
 	return hex.EncodeToString(sum[:8])
 }
 
@@ -44,6 +44,9 @@ func (d clusterDir) keep(ctx context.Context, p *Plan, o Options) error {
 		{o.Boot.Kernel, &p.Boot.Kernel, "vmlinuz"},
 		{o.Boot.Initramfs, &p.Boot.Initramfs, "initramfs"},
 		{o.Boot.Medium, &p.Boot.Medium, "medium"},
+		{o.Boot.Disk, &p.Boot.Disk, "disk"},
+		{o.Boot.Network, &p.Boot.Network, "network"},
+		{o.Boot.Installer, &p.Boot.Installer, "installer"},
 		{o.Boot.Rootfs, &p.Boot.Rootfs, "rootfs"},
 		{o.Boot.Init, &p.Boot.Init, "init"},
 		{o.Boot.Sandbox, &p.Boot.Sandbox, "sandbox"},

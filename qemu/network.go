@@ -15,7 +15,10 @@ import (
 
 // lan is the network of the cluster's nodes.
 func (p Plan) lan() network.Config {
-	c := network.Config{Cluster: p.Name, Prefix: p.Network, Images: p.Images, Mirrors: p.Mirrors}
+	c := network.Config{Cluster: p.Name, Prefix: p.Network, Images: []string{p.Images}, Boot: p.Boot.Network, Mirrors: p.Mirrors}
+	if p.Boot.Installer != "" {
+		c.Images = append(c.Images, p.Boot.Installer)
+	}
 	for _, n := range p.Nodes {
 		c.Nodes = append(c.Nodes, n.onLAN())
 	}

@@ -96,6 +96,12 @@ type Boot struct {
 	Initramfs string `json:"initramfs,omitempty"` // QEMU
 	// Medium is what machines boot instead: an image of a CD or of a USB stick.
 	Medium string `json:"medium,omitempty"`
+	// Disk is the compressed image of a disk, with which the disks of machines begin.
+	Disk string `json:"disk,omitempty"`
+	// Network is a directory with files for a boot over the network.
+	Network string `json:"network,omitempty"`
+	// Installer is the OCI layout of the installer image, for the registry.
+	Installer string `json:"installer,omitempty"`
 	// UEFI gives machines this firmware instead of a BIOS.
 	UEFI bool `json:"uefi,omitempty"`
 	// Cmdline is added to the kernel's command line.
@@ -103,6 +109,17 @@ type Boot struct {
 	Rootfs  string `json:"rootfs,omitempty"`  // containers: squashfs image or directory
 	Init    string `json:"init,omitempty"`    // containers: PID 1, if Rootfs has only an empty file in its place
 	Sandbox string `json:"sandbox,omitempty"` // containers: the sandbox program
+}
+
+// medium is what firmware boots from in a machine, where it isn't a device of the machine's hardware.
+func (b Boot) medium() string {
+	switch {
+	case b.Disk != "":
+		return vm.OwnDisk
+	case b.Network != "":
+		return vm.Network
+	}
+	return ""
 }
 
 // Node is one machine.
@@ -114,6 +131,8 @@ type Node struct {
 	CPUs      int        `json:"cpus"`      // of a container: its limit, 0 for none
 	MemoryMiB int        `json:"memoryMiB"` // likewise
 	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse; negative: none
+	// Disks is how many disks a node in QEMU has; 0: one.
+	Disks int `json:"disks,omitempty"`
 	// Hardware has the devices of a node in QEMU.
 	Hardware vm.Hardware `json:"hardware,omitzero"`
 	// Later is a node that isn't turned on with the others.

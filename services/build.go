@@ -103,7 +103,7 @@ func NewNode(o Options) (*Node, error) {
 		Running: func(names ...string) (string, error) { return n.ops.Running(names...) }, LeaveWith: []string{lifecycle.Reset},
 	})
 
-	n.slots = slots.New(slots.Options{Cmdline: o.Cmdline, Store: store, Disks: d, Images: ctrd, Log: o.Logs.Logger(slots.ID)})
+	n.slots = slots.New(slots.Options{Cmdline: o.Cmdline, Store: store, Disks: d, Images: ctrd, Processes: o.Processes, Log: o.Logs.Logger(slots.ID)})
 	var systems lifecycle.Systems // nil in a container
 	if o.Mode == boot.Machine {
 		systems = n.slots

@@ -183,7 +183,23 @@ func TestBootRecord(t *testing.T) {
 	if !bytes.Equal(got[recordCode:64<<10], bytes.Repeat([]byte{0xee}, 64<<10-recordCode)) {
 		t.Error("what is beside the boot record was written to")
 	}
-	if err := BootRecord(disk, make([]byte, 512), make([]byte, 2<<10), 64<<10, 1<<10); err == nil {
-		t.Error("a program that is larger than its partition was written")
+	if err := BootRecord(disk, make([]byte, 512), make([]byte, 2<<10), 64<<10, 3<<10); err == nil {
+		t.Error("a program that is larger than half of its partition was written")
+	}
+	// The next release's program goes to the other half: until the boot record changes, the former one is whole.
+	for i, want := range []uint64{128 + 64, 128 + 64, 128} {
+		if err := BootRecord(disk, make([]byte, 512), bytes.Repeat([]byte{byte(2 + i/2)}, 2000), 64<<10, 64<<10); err != nil {
+			t.Fatal(err)
+		}
+		next, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at := binary.LittleEndian.Uint64(next[recordAddress:]); at != want {
+			t.Errorf("program %d: the boot record starts sector %d, not %d", i, at, want)
+		}
+		if i == 0 && !bytes.Equal(got[recordCode:96<<10], next[recordCode:96<<10]) {
+			t.Error("the program that the boot record started was written to")
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package esp
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -99,38 +100,57 @@ const (
 type Device interface {
 	io.ReaderAt
 	io.WriterAt
+	Sync() error
 }
 
-// BootRecord makes a BIOS start GRUB from a disk: its program goes to a partition of its own, and the boot record starts it.
-// The partition table is left alone.
+// BootRecord makes a BIOS start GRUB from a disk: its program goes to a partition of its own, and the boot record, which is one sector,
+// starts it. Each half of the partition has room for a program: the one that the boot record starts isn't touched. The partition table
+// is left alone.
 func BootRecord(disk Device, record, program []byte, start, size int64) error {
+	half := size / 2 &^ (block - 1)
 	switch {
 	case len(record) < recordCode || len(program) < 2*block:
 		return errors.New("GRUB's images are too short")
-	case int64(len(program)) > size:
-		return fmt.Errorf("GRUB has %d bytes, and its partition %d", len(program), size)
+	case int64(len(program)) > half:
+		return fmt.Errorf("GRUB has %d bytes, and half of its partition %d", len(program), half)
 	}
-	first := uint64(start / block)
-	program = append([]byte(nil), program...)
-	binary.LittleEndian.PutUint64(program[listAddress:], first+1)
-	if err := replace(disk, program, start); err != nil {
+	now := make([]byte, recordCode)
+	if _, err := disk.ReadAt(now, 0); err != nil {
 		return err
 	}
-	code := append([]byte(nil), record[:recordCode]...)
-	binary.LittleEndian.PutUint64(code[recordAddress:], first)
-	code[driveCheck], code[driveCheck+1] = 0x90, 0x90 // no operation
-	return replace(disk, code, 0)
+	for _, at := range []int64{start, start + half} {
+		code, want := started(record, program, at)
+		have := make([]byte, len(want))
+		if _, err := disk.ReadAt(have, at); err != nil {
+			return err
+		}
+		if string(have) == string(want) && string(now) == string(code) {
+			return nil
+		}
+	}
+	at := start
+	if binary.LittleEndian.Uint64(now[recordAddress:]) == uint64(start/block) {
+		at += half
+	}
+	code, program := started(record, program, at)
+	if _, err := disk.WriteAt(program, at); err != nil {
+		return err
+	}
+	if err := disk.Sync(); err != nil {
+		return err
+	}
+	if _, err := disk.WriteAt(code, 0); err != nil {
+		return err
+	}
+	return disk.Sync()
 }
 
-// replace writes what differs only: a boot record that is as it should be isn't touched again.
-func replace(disk Device, data []byte, at int64) error {
-	have := make([]byte, len(data))
-	if _, err := disk.ReadAt(have, at); err != nil {
-		return err
-	}
-	if string(have) == string(data) {
-		return nil
-	}
-	_, err := disk.WriteAt(data, at)
-	return err
+// started are the boot record and the program for a place of the program on the disk.
+func started(record, program []byte, at int64) (code, placed []byte) {
+	first := uint64(at / block)
+	code, placed = bytes.Clone(record[:recordCode]), bytes.Clone(program)
+	binary.LittleEndian.PutUint64(placed[listAddress:], first+1)
+	binary.LittleEndian.PutUint64(code[recordAddress:], first)
+	code[driveCheck], code[driveCheck+1] = 0x90, 0x90 // no operation
+	return code, placed
 }

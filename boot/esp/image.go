@@ -27,6 +27,9 @@ type Image struct {
 	Kernel, Initramfs string
 }
 
+// InitName is where PID 1's program is in the initramfs.
+const InitName = "init"
+
 const (
 	block = 512
 	// maxText bounds the sections with text.

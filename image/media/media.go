@@ -190,13 +190,34 @@ func (o Options) description(uki []byte, file string, at int) ([]byte, error) {
 	return json.Marshal(esp.Medium{Version: o.Version, File: file, Offset: int64(at), Size: int64(len(uki)), SHA256: hex.EncodeToString(sum[:]), From: boot.UpgradesFrom})
 }
 
+// InstallerImage is the name of the installer image of a release.
+func InstallerImage(version string) string {
+	return "ghcr.io/garboard-os/installer:" + strings.ReplaceAll(version, "+", "-")
+}
+
 // installer makes an image for a registry, from which machines install and upgrade themselves.
 func (o Options) installer(ctx context.Context, uki []byte, to string) error {
-	described, err := o.description(uki, UKIFile, 0)
+	files, err := o.installerFiles(uki)
 	if err != nil {
 		return err
 	}
-	return oci.WriteArchive(ctx, to, "garboard/installer:"+strings.ReplaceAll(o.Version, "+", "-"), map[string][]byte{
-		path.Join(esp.InstallDir, UKIFile): uki, path.Join(esp.InstallDir, esp.MediumFile): described,
-	})
+	return oci.WriteArchive(ctx, to, InstallerImage(o.Version), files)
+}
+
+// InstallerLayout writes the same image to a directory, in the OCI image layout.
+func (o Options) InstallerLayout(ctx context.Context, dir string) error {
+	uki, err := o.uki()
+	if err != nil {
+		return err
+	}
+	files, err := o.installerFiles(uki)
+	if err != nil {
+		return err
+	}
+	return oci.WriteLayout(ctx, dir, InstallerImage(o.Version), files)
+}
+
+func (o Options) installerFiles(uki []byte) (map[string][]byte, error) {
+	described, err := o.description(uki, UKIFile, 0)
+	return map[string][]byte{path.Join(esp.InstallDir, UKIFile): uki, path.Join(esp.InstallDir, esp.MediumFile): described}, err
 }

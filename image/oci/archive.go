@@ -7,22 +7,27 @@ import (
 	"path/filepath"
 )
 
-// WriteArchive writes an image with these files as one file: an archive of the OCI image layout, as tools for registries take it.
+// WriteLayout writes an image with these files to a directory, which exists, in the OCI image layout.
+func WriteLayout(ctx context.Context, dir, ref string, files map[string][]byte) error {
+	content := tree{}
+	for name, data := range files {
+		content[name] = text(string(data))
+	}
+	return writeLayout(ctx, dir, []Image{{Ref: ref, Layers: []string{"system"}}}, func(string) tree { return content })
+}
+
+// WriteArchive writes the same as one file: an archive of the OCI image layout, as tools for registries take it.
 func WriteArchive(ctx context.Context, to, ref string, files map[string][]byte) (err error) {
 	work, err := os.MkdirTemp(filepath.Dir(to), ".archive-*")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	content := tree{}
-	for name, data := range files {
-		content[name] = text(string(data))
-	}
 	dir := filepath.Join(work, "layout")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	if err := writeLayout(ctx, dir, []Image{{Ref: ref, Layers: []string{"system"}}}, func(string) tree { return content }); err != nil {
+	if err := WriteLayout(ctx, dir, ref, files); err != nil {
 		return err
 	}
 	made, err := os.Create(filepath.Join(work, "archive"))

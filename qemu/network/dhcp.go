@@ -6,8 +6,11 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/dhcpv4/server4"
 )
@@ -20,12 +23,13 @@ const leaseTime = time.Hour
 // Requests of other hardware addresses are not answered.
 type leases struct {
 	prefix netip.Prefix
+	boot   bool // there are files for a boot over the network
 	log    *slog.Logger
 	nodes  map[string]Node // by hardware address
 }
 
 func newLeases(c Config, log *slog.Logger) leases {
-	l := leases{prefix: c.Prefix, log: log, nodes: map[string]Node{}}
+	l := leases{prefix: c.Prefix, boot: c.Boot != "", log: log, nodes: map[string]Node{}}
 	for _, n := range c.Nodes {
 		l.nodes[HardwareAddress(c.Cluster, n.Name).String()] = n
 	}
@@ -81,7 +85,7 @@ func (l leases) answer(question *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
 	default:
 		return nil, nil // a released address stays reserved for its node
 	}
-	return dhcpv4.NewReplyFromRequest(question,
+	return dhcpv4.NewReplyFromRequest(question, append(l.bootFile(question),
 		dhcpv4.WithMessageType(kind),
 		dhcpv4.WithYourIP(n.Address.AsSlice()),
 		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server.AsSlice())),
@@ -89,5 +93,29 @@ func (l leases) answer(question *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
 		// It is connected to nothing, but Kubernetes gets its address from the default route.
 		dhcpv4.WithOption(dhcpv4.OptRouter(server.AsSlice())),
 		dhcpv4.WithOption(dhcpv4.OptHostName(n.Name)),
-		dhcpv4.WithLeaseTime(uint32(leaseTime/time.Second)))
+		dhcpv4.WithLeaseTime(uint32(leaseTime/time.Second)))...)
+}
+
+// httpClass is the class of a UEFI that boots over HTTP (UEFI 2.10, 24.7.2.2). QEMU's network cards for a BIOS have iPXE, whose user class
+// is ipxeClass.
+const (
+	httpClass = "HTTPClient"
+	ipxeClass = "iPXE"
+)
+
+// bootFile names the URL of what a machine boots over the network.
+func (l leases) bootFile(question *dhcpv4.DHCPv4) (with []dhcpv4.Modifier) {
+	file := ""
+	switch {
+	case !l.boot:
+	case slices.Contains(question.UserClass(), ipxeClass):
+		file = media.ScriptFile
+	case strings.HasPrefix(question.ClassIdentifier(), httpClass):
+		file, with = media.UKIFile, append(with, dhcpv4.WithOption(dhcpv4.OptClassIdentifier(httpClass)))
+	}
+	if file != "" {
+		url := fmt.Sprintf("http://%s/%s", netip.AddrPortFrom(Gateway(l.prefix), bootPort), file)
+		with = append(with, dhcpv4.WithOption(dhcpv4.OptBootFileName(url)))
+	}
+	return with
 }

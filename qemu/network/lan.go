@@ -22,6 +22,7 @@ import (
 const (
 	bridgeName   = "nodes"
 	registryPort = 5000
+	bootPort     = 8080 // of the files for a boot over the network
 )
 
 // Config describes a network.
@@ -29,8 +30,9 @@ type Config struct {
 	Cluster string       // the cluster's name; hardware addresses are made from it
 	Prefix  netip.Prefix // the first address is the host process's
 	Nodes   []Node
-	Images  string   // OCI layout of the registry
+	Images  []string // OCI layouts of the registry
 	Mirrors []Mirror // registries outside of the network that nodes may use
+	Boot    string   // directory with the files for a boot over the network (image/media); "": none
 }
 
 // Node is a node of the network.
@@ -54,6 +56,7 @@ type LAN struct {
 	thread *osthread.Thread
 	links  *netlink.Handle // into the thread's namespace
 	images net.Listener
+	boot   net.Listener // nil: none
 
 	mu         sync.Mutex // guards all below
 	conditions map[string]Conditions
@@ -81,7 +84,14 @@ func New(c Config, log *slog.Logger) (_ *LAN, err error) {
 	if l.images, err = l.Listen(RegistryAddress(c.Prefix)); err != nil {
 		return nil, fmt.Errorf("registry: %w", err)
 	}
-	go serve(l.images, registry.New(c.Images), log)
+	go serve(l.images, registry.New(c.Images...), log)
+	if c.Boot == "" {
+		return l, nil
+	}
+	if l.boot, err = l.Listen(netip.AddrPortFrom(Gateway(c.Prefix), bootPort)); err != nil {
+		return nil, fmt.Errorf("files for a boot over the network: %w", err)
+	}
+	go serve(l.boot, http.FileServer(http.Dir(c.Boot)), log)
 	return l, nil
 }
 
@@ -150,6 +160,9 @@ func (l *LAN) Listen(address netip.AddrPort) (net.Listener, error) {
 // Close removes the network. All nodes must have ended.
 func (l *LAN) Close() error {
 	var errs []error
+	if l.boot != nil {
+		errs = append(errs, l.boot.Close())
+	}
 	if l.images != nil {
 		errs = append(errs, l.images.Close())
 	}

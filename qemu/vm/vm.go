@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -19,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/qemu/exit"
 	"github.com/garboard-os/garboard/qemu/osthread"
 	"github.com/garboard-os/garboard/qemu/vm/qmp"
+	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,7 +44,9 @@ type Config struct {
 	Chart         string // file for the boot chart
 	Configuration string // file with the node's configuration; "": none
 	Disk          string // file
+	DiskImage     string // compressed image with which a new disk begins; "": it is empty
 	DiskGiB       int    // negative: no disk
+	Disks         int    // further ones are empty, and have the name of the first one with a number; 0: one
 	Hardware      Hardware
 	HardwareAddr  net.HardwareAddr
 	Unplugged     bool          // the network card is connected to nothing
@@ -53,8 +57,8 @@ type Config struct {
 type Hardware struct {
 	NIC  string `json:"nic,omitempty"`
 	Disk string `json:"disk,omitempty"` // a key of diskPaths
-	// Medium is the device with the medium that a machine boots from: CD or Stick. Network: it
-	// has no medium, and its firmware boots from its network card.
+	// Medium is the device with the medium that a machine boots from: CD or Stick. Network and
+	// OwnDisk: it has no medium, and its firmware boots from its network card or its disk.
 	Medium string `json:"medium,omitempty"`
 }
 
@@ -70,8 +74,9 @@ const (
 	// CD is a drive at the AHCI controller, and Stick is a disk at USB.
 	CD    = "ide-cd,bus=ide.1"
 	Stick = "usb-storage"
-	// Network is not a device of its own.
+	// Network and OwnDisk are not devices of their own.
 	Network = "network"
+	OwnDisk = "disk"
 )
 
 // The UEFI of Debian's package ovmf, and its variables in a new machine.
@@ -131,6 +136,11 @@ func (c Config) arguments(now time.Time) []string {
 			"-drive", "if=none,id=disk,format=raw,discard=unmap,file="+option(c.Disk),
 			"-device", cmp.Or(c.Hardware.Disk, virtioDisk)+",drive=disk"+c.order(1)+",serial="+machineUUID(c.Name)[:diskSerial])
 	}
+	for i := 2; i <= c.Disks; i++ {
+		args = append(args,
+			"-drive", fmt.Sprintf("if=none,id=disk%d,format=raw,discard=unmap,file=%s", i, option(c.disk(i))),
+			"-device", fmt.Sprintf("%s,drive=disk%d,serial=%s", virtioDisk, i, machineUUID(fmt.Sprintf("%s/%d", c.Name, i))[:diskSerial]))
+	}
 	args = append(args,
 		"-netdev", c.network(),
 		"-device", c.networkCard(),
@@ -139,6 +149,9 @@ func (c Config) arguments(now time.Time) []string {
 	return append(args, monitorArguments()...)
 }
 
+// disk is the file of a further disk.
+func (c Config) disk(i int) string { return fmt.Sprintf("%s-%d", c.Disk, i) }
+
 // system returns what the machine boots.
 func (c Config) system() (args []string) {
 	if c.Variables != "" {
@@ -146,7 +159,7 @@ func (c Config) system() (args []string) {
 			"-drive", "if=pflash,format=raw,readonly=on,file="+firmwareCode,
 			"-drive", "if=pflash,format=raw,file="+option(c.Variables))
 	}
-	if c.Hardware.Medium == Network {
+	if c.Hardware.Medium == Network || c.Hardware.Medium == OwnDisk {
 		return args
 	}
 	if c.Medium == "" {
@@ -228,8 +241,13 @@ func machineUUID(name string) string {
 // has a descriptor of its own.
 func Start(ctx context.Context, thread *osthread.Thread, c Config, cable *os.File) (*Running, error) {
 	if c.DiskGiB >= 0 {
-		if err := makeDisk(c.Disk, int64(c.DiskGiB)<<30); err != nil {
-			return nil, err
+		if err := makeDisk(c.Disk, c.DiskImage, int64(c.DiskGiB)<<30); err != nil {
+			return nil, fmt.Errorf("disk: %w", err)
+		}
+	}
+	for i := 2; i <= c.Disks; i++ {
+		if err := makeDisk(c.disk(i), "", int64(c.DiskGiB)<<30); err != nil {
+			return nil, fmt.Errorf("disk: %w", err)
 		}
 	}
 	if c.Variables != "" {
@@ -285,16 +303,57 @@ func makeVariables(path string) error {
 }
 
 // makeDisk makes a sparse file if there is none. An existing disk stays as it is.
-func makeDisk(path string, size int64) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, os.ErrExist) {
+func makeDisk(path, image string, size int64) (err error) {
+	if _, err := os.Stat(path); err == nil {
 		return nil
 	}
+	partial := path + ".partial"
+	f, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	return f.Truncate(size)
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if image != "" {
+		if err := unpack(f, image, size); err != nil {
+			return err
+		}
+	}
+	if err := f.Truncate(size); err != nil {
+		return err
+	}
+	return os.Rename(partial, path)
+}
+
+// unpack writes the content of a compressed image, without its zeros.
+func unpack(disk *os.File, image string, size int64) error {
+	in, err := os.Open(image)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	from, err := zstd.NewReader(in)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	block, zeros := make([]byte, 1<<20), make([]byte, 1<<20)
+	for at := int64(0); ; {
+		n, err := io.ReadFull(from, block)
+		if !bytes.Equal(block[:n], zeros[:n]) {
+			if _, err := disk.WriteAt(block[:n], at); err != nil {
+				return err
+			}
+		}
+		if at += int64(n); at > size {
+			return fmt.Errorf("it has %d GiB, and the image %s needs more", size>>30, image)
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", image, err)
+		}
+	}
 }
 
 // socketPair returns both ends of a connection. A child process inherits one of them.

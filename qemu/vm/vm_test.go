@@ -1,16 +1,19 @@
 package vm
 
 import (
+	"bytes"
 	"flag"
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -69,16 +72,60 @@ func TestUUIDIsStable(t *testing.T) {
 	}
 }
 
+// A disk begins with the image, and has its own size.
+func TestDiskBeginsWithTheImage(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	content := make([]byte, 5<<20+3)
+	content[0], content[3<<20], content[len(content)-1] = 1, 2, 3
+	encoder, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, path := filepath.Join(dir, "image"), filepath.Join(dir, "disk")
+	if err := os.WriteFile(image, encoder.EncodeAll(content, nil), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := makeDisk(path, image, 4<<20); err == nil {
+		t.Error("a disk that is smaller than its image")
+	}
+	if err := makeDisk(path, image, 8<<20); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(got, append(content, make([]byte, 8<<20-len(content))...)) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+}
+
+// Further disks are devices of their own, with a serial number of their own.
+func TestDisks(t *testing.T) {
+	t.Parallel()
+	args := strings.Join(Config{Name: "c/n", Disk: "/d/disk.img", Disks: 3}.arguments(time.Time{}), "\n")
+	for _, want := range []string{"file=/d/disk.img\n", "file=/d/disk.img-2\n", "file=/d/disk.img-3\n"} {
+		if strings.Count(args, want) != 1 {
+			t.Errorf("not once %q:\n%s", want, args)
+		}
+	}
+	serials := map[string]bool{}
+	for _, found := range regexp.MustCompile(`drive=disk.*serial=(\S+)`).FindAllStringSubmatch(args, -1) {
+		serials[found[1]] = true
+	}
+	if len(serials) != 3 {
+		t.Errorf("serial numbers %v", serials)
+	}
+}
+
 func TestDiskIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "disk.img")
-	if err := makeDisk(path, 1<<20); err != nil {
+	if err := makeDisk(path, "", 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := makeDisk(path, 1<<20); err != nil {
+	if err := makeDisk(path, "", 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	if data, _ := os.ReadFile(path); string(data) != "data" {

@@ -22,10 +22,10 @@ type budget struct {
 }
 
 var budgets = []budget{
-	{"a node", []string{"config", "boot", "init", "services", "api"}, 50_000},
+	{"a node", []string{"config", "boot", "init", "services", "api"}, 51_000},
 	// What others use of the node's rooms, and PID 1 doesn't, is counted there.
 	{"gbctl", []string{"tools/gbctl", "config/patch"}, 9_200},
-	{"what builds and boots it", []string{"image", "kernel", "qemu", "tools", "api/client", "config/fields.go", "config/generate.go"}, 15_000},
+	{"what builds and boots it", []string{"image", "kernel", "qemu", "tools", "api/client", "config/fields.go", "config/generate.go"}, 16_500},
 }
 
 // onlyForTests are folders with code that only tests use. Like tests, they are in no budget.

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/tools/devcluster"
 )
@@ -24,7 +25,7 @@ func benchInstall(ctx context.Context, out io.Writer, root string) (figures []fi
 	}
 	defer func() { err = errors.Join(err, qemu.Down(context.WithoutCancel(ctx), name)) }()
 	c, err := devcluster.Create(ctx, out, devcluster.Options{
-		Checkout: root, Medium: true, Cluster: qemu.Options{Name: name, Provisioner: qemu.QEMU, MemoryMiB: controlPlaneMiB},
+		Checkout: root, Boot: media.ISO, Cluster: qemu.Options{Name: name, Provisioner: qemu.QEMU, MemoryMiB: controlPlaneMiB},
 	})
 	if err != nil {
 		return nil, err

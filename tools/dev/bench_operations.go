@@ -80,7 +80,7 @@ func benchOperations(ctx context.Context, out io.Writer, root string) (_ []figur
 		{what: what + "convert-k8s: no API server for, in total", value: seconds(convert.away), budget: "≤ " + seconds(budgetConvert), over: convert.away > budgetConvert},
 		{what: what + "upgrade-k8s", value: seconds(upgrade.took)},
 		{what: what + "upgrade-k8s: no API server for, at most", value: seconds(upgrade.longest), budget: "≤ " + seconds(budgetUpgrade), over: upgrade.longest > budgetUpgrade},
-		{what: what + "upgrade-k8s: one program on one node, median", value: seconds(program), budget: "≤ " + seconds(budgetProgram), over: program > budgetProgram},
+		{what: what + "upgrade-k8s: one program on one node after the first, median", value: seconds(program), budget: "≤ " + seconds(budgetProgram), over: program > budgetProgram},
 	}, nil
 }
 
@@ -90,14 +90,14 @@ type operated struct {
 	took, away, longest time.Duration
 }
 
-// programs is the time for each program on each node.
+// programs is the time for each program on each node but the first one, where it is watched for a while after it is healthy.
 func (o operated) programs() []time.Duration {
 	var all []time.Duration
 	for _, step := range o.GetSteps() {
 		if !slices.Contains(programs, step.GetId()) {
 			continue
 		}
-		for _, part := range step.GetParts() {
+		for _, part := range step.GetParts()[min(1, len(step.GetParts())):] {
 			all = append(all, part.GetEnded().AsTime().Sub(part.GetBegan().AsTime()))
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/media"
@@ -30,9 +31,11 @@ type Options struct {
 	Checkout string
 	// Cluster has the options of the cluster. Create sets Boot, Images, Kubernetes and Out.
 	Cluster qemu.Options
-	// Medium makes nodes in QEMU boot from an ISO, with its boot loader, instead of a kernel
-	// that QEMU loads; UEFI makes them do so with this firmware instead of a BIOS.
-	Medium, UEFI bool
+	// Boot is a kind of media: nodes in QEMU boot from it, with firmware and boot loader. "": QEMU loads their kernel. An existing cluster
+	// keeps its own.
+	Boot string
+	// UEFI gives nodes in QEMU this firmware instead of a BIOS.
+	UEFI bool
 	// Wait limits the time until the cluster is ready; 0: see ReadyBudgets.
 	Wait time.Duration
 }
@@ -61,6 +64,12 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if q.SelfHosted && err == nil {
 		return nil, existsError(q.Name)
 	}
+	if err == nil {
+		o.Boot, o.UEFI = bootOf(old.Boot), old.Boot.UEFI
+	}
+	if o.Boot == media.PXE && q.InstallImage == "" {
+		q.InstallImage = media.InstallerImage(boot.Version)
+	}
 	optional := q.Kubernetes
 	if q.SelfHosted || err == nil && old.SelfHosted {
 		optional = append(slices.Clone(optional), components.PodCheckpointer)
@@ -71,7 +80,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	node := image.Build
 	if q.Choice.Name == qemu.Container {
 		node = image.BuildRoot
-		if o.Medium || o.UEFI {
+		if o.Boot != "" || o.UEFI {
 			return nil, errors.New("containers have no firmware: use --provisioner qemu")
 		}
 	}
@@ -79,16 +88,10 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if err != nil {
 		return nil, err
 	}
-	start := time.Now()
-	q.Boot.UEFI = o.UEFI
-	if o.Medium {
-		medium, err := buildMedium(ctx, o.Checkout, out)
-		if err != nil {
-			return nil, err
-		}
-		defer os.Remove(medium) // the cluster has its own copy
-		q.Boot.Medium = medium
+	if q.Boot, err = o.bootFrom(ctx, out); err != nil {
+		return nil, err
 	}
+	start := time.Now()
 	c, err := Start(ctx, out, q, made)
 	if err != nil {
 		return nil, err
@@ -141,29 +144,37 @@ func Build(ctx context.Context, checkout string, out io.Writer, node image.Build
 	return made, err
 }
 
-// buildMedium makes an ISO, in a file of its own. Its main console is the serial line, which
-// is the console of nodes in QEMU.
-func buildMedium(ctx context.Context, checkout string, out io.Writer) (path string, err error) {
-	// The smaller kernel has no driver for the CD drive, from which the machines install themselves.
-	made, boots, err := image.BuildMedia(ctx, checkout, out, image.Generic)
-	if err != nil {
-		return "", err
+// mediumArgs are the kernel arguments of nodes in QEMU that boot from a medium. The serial line is their console.
+var mediumArgs = []string{"console=ttyS0", "panic=-1", "garboard.chart=/dev/ttyS1"}
+
+// bootFrom builds what nodes boot from, and the installer image.
+func (o Options) bootFrom(ctx context.Context, out io.Writer) (b qemu.Boot, err error) {
+	b.UEFI = o.UEFI
+	if o.Boot == "" {
+		return b, nil
 	}
-	file, err := os.CreateTemp("", "garboard-*.iso")
-	if err != nil {
-		return "", err
+	flavour := image.Cloud
+	if o.Boot == media.ISO {
+		flavour = image.Generic // the smaller kernel has no driver for the CD drive
 	}
-	if err := file.Close(); err != nil {
-		return "", err
+	to := map[string]*string{media.ISO: &b.Medium, media.Disk: &b.Disk, media.PXE: &b.Network}[o.Boot]
+	if *to, err = image.BuildMedium(ctx, o.Checkout, out, flavour, o.Boot, mediumArgs...); err == nil {
+		b.Installer, err = image.BuildMedium(ctx, o.Checkout, out, flavour, media.Installer, mediumArgs...)
 	}
-	err = media.Options{
-		Loader: boots, Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs,
-		Args: []string{"console=ttyS0", "panic=-1", "garboard.chart=/dev/ttyS1"},
-	}.Build(ctx, media.ISO, file.Name())
-	if err != nil {
-		err = errors.Join(err, os.Remove(file.Name()))
+	return b, err
+}
+
+// bootOf is the option with which a cluster was made.
+func bootOf(b qemu.Boot) string {
+	switch {
+	case b.Medium != "":
+		return media.ISO
+	case b.Disk != "":
+		return media.Disk
+	case b.Network != "":
+		return media.PXE
 	}
-	return file.Name(), err
+	return ""
 }
 
 // Start starts a cluster with what was built.

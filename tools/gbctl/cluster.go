@@ -7,12 +7,14 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
@@ -38,15 +40,18 @@ type createFlags struct {
 
 	wireguard string
 	boot      string
+	badRTC    bool
 
 	patches, controlPlanePatches, workerPatches []string
 }
 
-// The values of --boot.
-const (
-	bootDirect = "direct"
-	bootISO    = "iso"
-)
+// bootDirect is the value of --boot that is no kind of media; bootMedia are the others.
+const bootDirect = "direct"
+
+var bootMedia = []string{media.ISO, media.Disk, media.PXE}
+
+// badClock is the error of hardware clocks with --bad-rtc: some years behind.
+const badClock = -10 * 365 * 24 * time.Hour
 
 // S-330, S-331, S-332
 func (a *app) clusterCreateCommand() *cobra.Command {
@@ -76,15 +81,17 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a WireGuard VPN between the nodes, such as 10.1.0.0/24 (default none)")
 	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes use URL, through this machine, instead of the registry HOST, and then the images that were built; '*' is every registry without a mirror of its own; repeatable")
 	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "version of Kubernetes: "+strings.Join(components.KubernetesVersions(), " or ")+", which can be built, or another one from a registry mirror (default "+config.KubernetesVersion+"); nodes of an existing cluster keep theirs, and can pull this one too")
-	f.StringVar(&q.InstallImage, "install-image", "", "installer image, for machine.install.image: nodes that boot with --boot iso install themselves from it (default: from the ISO)")
+	f.StringVar(&q.InstallImage, "install-image", "", "installer image, for machine.install.image: nodes that boot with --boot iso or pxe install themselves from it (default: from the ISO, and with pxe the one that was built)")
 	f.BoolVar(&q.SelfHosted, "self-hosted", false, "run the control plane of a new cluster as pods of the cluster itself, as releases before static pods did, to test its conversion")
 	f.IntVar(&q.CPUs, "cpus", 0, "processors of each node (default 2 in QEMU, all in a container)")
 	f.IntVar(&q.MemoryMiB, "memory", 0, "memory of each node, in MiB; a control plane needs 2048, a worker 1024 (default 4096 in QEMU, all in a container)")
 	f.IntVar(&q.DiskGiB, "disk", 0, "disk size of each node in QEMU, in GiB; the file grows with its content (default 20)")
+	f.IntVar(&q.Disks, "disks", 0, "number of disks of each node in QEMU, of that size; further ones are empty (default 1)")
+	f.BoolVar(&o.badRTC, "bad-rtc", false, "start nodes in QEMU with hardware clocks that are ten years behind")
 	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable")
 	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
 	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
-	f.StringVar(&o.boot, "boot", bootDirect, "how nodes in QEMU boot: direct (QEMU loads the kernel, which is fast), or iso (from an ISO, with firmware and boot loader)")
+	f.StringVar(&o.boot, "boot", bootDirect, "how nodes in QEMU boot: direct (QEMU loads the kernel, which is fast), or with firmware and boot loader: iso (they install themselves from a CD), pxe (over the network, from an installer image), or disk (the system is on their disk)")
 	f.BoolVar(&o.cluster.UEFI, "uefi", false, "give nodes in QEMU a UEFI instead of a BIOS")
 	f.DurationVar(&o.cluster.Wait, "wait-timeout", 0, "how long the cluster may take until it is ready, from power-on, such as 90s or 10m (default "+devcluster.ReadyBudgets+")")
 	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a directory in it")
@@ -99,7 +106,7 @@ func (o *createFlags) notNegative() error {
 		number int64
 	}{
 		{"controlplanes", int64(q.ControlPlanes)}, {"workers", int64(q.Workers)}, {"cpus", int64(q.CPUs)},
-		{"memory", int64(q.MemoryMiB)}, {"disk", int64(q.DiskGiB)}, {"wait-timeout", int64(o.cluster.Wait)},
+		{"memory", int64(q.MemoryMiB)}, {"disk", int64(q.DiskGiB)}, {"disks", int64(q.Disks)}, {"wait-timeout", int64(o.cluster.Wait)},
 	} {
 		if f.number < 0 {
 			return usagef("--%s: must not be negative", f.name)
@@ -117,10 +124,14 @@ func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
 	if o.cluster.Checkout, err = devcluster.Checkout(o.source); err != nil {
 		return o.cluster, fmt.Errorf("%w; use --source", err)
 	}
-	if o.boot != bootDirect && o.boot != bootISO {
-		return o.cluster, usagef("--boot %s: must be %s or %s", o.boot, bootDirect, bootISO)
+	if o.boot != bootDirect {
+		if o.cluster.Boot = o.boot; !slices.Contains(bootMedia, o.boot) {
+			return o.cluster, usagef("--boot %s: must be %s or one of %s", o.boot, bootDirect, strings.Join(bootMedia, ", "))
+		}
 	}
-	o.cluster.Medium = o.boot == bootISO
+	if o.badRTC {
+		o.cluster.Cluster.ClockOffset = badClock
+	}
 	q := &o.cluster.Cluster
 	if workers {
 		q.ControlPlanes = max(q.ControlPlanes, 1)

@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -29,7 +28,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/klauspost/compress/zstd"
 
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
@@ -211,40 +209,17 @@ func Installer(t *testing.T, o media.Options) (layout, ref string) {
 	if out, err := exec.Command("tar", "-xf", archive, "-C", layout).CombinedOutput(); err != nil {
 		t.Fatalf("tar: %v: %s", err, out)
 	}
-	return layout, InstallerHost + "/garboard/installer:" + o.Version
+	return layout, InstallerHost + "/garboard-os/installer:" + o.Version
 }
 
 // largerDisk is the size of a disk that an image is written to.
 const largerDisk = 6 // GiB
 
-// DiskImage builds the image of a disk, as Medium does an ISO. The option writes it to the larger disk of each machine.
+// DiskImage builds the image of a disk, as Medium does an ISO. The option makes larger disks of machines begin with it.
 func DiskImage(t *testing.T, o media.Options) Option {
 	t.Helper()
 	path := buildMedium(t, media.Disk, o)
-	return func(o *qemu.Options) {
-		o.DiskGiB = largerDisk
-		o.Prepare = func(dir string) error {
-			in, err := os.Open(path)
-			if err != nil {
-				return err
-			}
-			defer in.Close()
-			image, err := zstd.NewReader(in)
-			if err != nil {
-				return err
-			}
-			defer image.Close()
-			disk, err := os.Create(filepath.Join(dir, "disk.img"))
-			if err != nil {
-				return err
-			}
-			defer disk.Close()
-			if _, err := io.Copy(disk, image); err != nil {
-				return err
-			}
-			return disk.Truncate(largerDisk << 30)
-		}
-	}
+	return func(o *qemu.Options) { o.DiskGiB, o.Boot.Disk = largerDisk, path }
 }
 
 func buildMedium(t *testing.T, kind string, o media.Options) string {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -156,12 +155,8 @@ func TestSystemWithoutNetwork(t *testing.T) {
 	layout, upgrade := e2etest.Installer(t, media.Options{Args: append([]string{"module_blacklist=virtio_net"}, args...), Version: "v2.0.0"})
 	images := httptest.NewServer(registry.New(layout))
 	t.Cleanup(images.Close)
-	none := filepath.Join(t.TempDir(), "none") // no medium is in the drive
-	if err := os.WriteFile(none, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	c, m := e2etest.Start(t, "unreachable", qemu.QEMU, e2etest.Nodes(1, 0), e2etest.DiskImage(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
-		o.Boot.Medium, o.MemoryMiB, o.Mirrors = none, 1536, map[string][]string{e2etest.InstallerHost: {images.URL}}
+		o.MemoryMiB, o.Mirrors = 1536, map[string][]string{e2etest.InstallerHost: {images.URL}}
 		o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
 	})
 	c.Says(2*bootBudget, 0, "slot A is good")

@@ -114,12 +114,8 @@ func TestDiskImage(t *testing.T) {
 	image := e2etest.DiskImage(t, media.Options{Args: args, Version: "v1.0.0"})
 	for firmware, uefi := range map[string]bool{"bios": false, "uefi": true} {
 		t.Run(firmware, func(t *testing.T) {
-			none := filepath.Join(t.TempDir(), "none") // no medium is in the drive
-			if err := os.WriteFile(none, make([]byte, 1<<20), 0o600); err != nil {
-				t.Fatal(err)
-			}
 			c, m := e2etest.Start(t, "disk-"+firmware, qemu.QEMU, e2etest.Nodes(1, 0), image, func(o *qemu.Options) {
-				o.Boot.Medium, o.Boot.UEFI, o.MemoryMiB = none, uefi, 1536
+				o.Boot.UEFI, o.MemoryMiB = uefi, 1536
 				o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
 			})
 			c.Says(2*bootBudget, 0, "Garboard v1.0.0 runs from slot A, which is trying")

@@ -125,7 +125,7 @@ func newRack(t *testing.T, layout string, machine vm.Config) *rack {
 	computer := network.Node{Name: "computer", Address: netip.MustParseAddr("10.5.0.3")}
 	var err error
 	r.lan, err = network.New(network.Config{Cluster: "netboot", Prefix: netip.MustParsePrefix("10.5.0.0/24"),
-		Nodes: []network.Node{r.node, computer}, Images: layout}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+		Nodes: []network.Node{r.node, computer}, Images: []string{layout}}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

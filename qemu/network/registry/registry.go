@@ -1,4 +1,4 @@
-// Package registry serves the images of an OCI layout to nodes, read-only, by the pull half
+// Package registry serves the images of OCI layouts to nodes, read-only, by the pull half
 // of the OCI distribution specification.
 //
 // Nodes use it as a mirror of every registry: they request the path of a reference, without
@@ -23,7 +23,10 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-const refAnnotation = "org.opencontainers.image.ref.name"
+const (
+	refAnnotation = "org.opencontainers.image.ref.name"
+	indexFile     = "index.json"
+)
 
 // manifestLimit is the largest size of a manifest. The distribution specification advises
 // registries to accept this size.
@@ -34,18 +37,18 @@ var (
 	hash     = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 )
 
-// Registry is the HTTP handler. It follows changes of the layout.
+// Registry is the HTTP handler. It follows changes of the layouts.
 type Registry struct {
-	dir string
+	dirs []string
 
-	mu     sync.Mutex // guards all below
-	stamp  time.Time  // of the index.json that tags came from
+	mu     sync.Mutex  // guards all below
+	stamps []time.Time // of each index.json that tags came from
 	tags   map[string]map[string]v1.Descriptor
 	failed error
 }
 
-// New serves the layout in dir.
-func New(dir string) *Registry { return &Registry{dir: dir} }
+// New serves the layouts in these directories. The first one that has an image counts.
+func New(dirs ...string) *Registry { return &Registry{dirs: dirs} }
 
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
@@ -142,8 +145,15 @@ func (r *Registry) list(w http.ResponseWriter, repository string) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"name": repository, "tags": names})
 }
 
-func (r *Registry) file(digest string) string {
-	return filepath.Join(r.dir, "blobs", "sha256", strings.TrimPrefix(digest, "sha256:"))
+// file is where the first layout that has a blob has it.
+func (r *Registry) file(digest string) (path string) {
+	for _, dir := range r.dirs {
+		path = filepath.Join(dir, "blobs", "sha256", strings.TrimPrefix(digest, "sha256:"))
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return path
 }
 
 func (r *Registry) find(repository, tag string) (v1.Descriptor, error) {
@@ -153,38 +163,45 @@ func (r *Registry) find(repository, tag string) (v1.Descriptor, error) {
 	}
 	d, ok := tags[repository][tag]
 	if !ok {
-		return v1.Descriptor{}, fmt.Errorf("no image %s:%s in %s", repository, tag, r.dir)
+		return v1.Descriptor{}, fmt.Errorf("no image %s:%s in %s", repository, tag, strings.Join(r.dirs, ", "))
 	}
 	return d, nil
 }
 
-// load reads the layout's index, again when it has changed.
+// load reads the layouts' indexes, again when one has changed.
 func (r *Registry) load() (map[string]map[string]v1.Descriptor, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	path := filepath.Join(r.dir, "index.json")
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
+	var stamps []time.Time
+	for _, dir := range r.dirs {
+		info, err := os.Stat(filepath.Join(dir, indexFile))
+		if err != nil {
+			return nil, err
+		}
+		stamps = append(stamps, info.ModTime())
 	}
-	if r.tags != nil && info.ModTime().Equal(r.stamp) {
+	if r.tags != nil && slices.EqualFunc(stamps, r.stamps, time.Time.Equal) {
 		return r.tags, r.failed
 	}
-	r.stamp = info.ModTime()
-	r.tags, r.failed = readIndex(path)
+	r.stamps, r.tags, r.failed = stamps, map[string]map[string]v1.Descriptor{}, nil
+	for _, dir := range slices.Backward(r.dirs) {
+		if err := readIndex(filepath.Join(dir, indexFile), r.tags); err != nil {
+			r.failed = err
+		}
+	}
 	return r.tags, r.failed
 }
 
-func readIndex(path string) (map[string]map[string]v1.Descriptor, error) {
-	tags := map[string]map[string]v1.Descriptor{}
+// readIndex adds the images of a layout to tags.
+func readIndex(path string, tags map[string]map[string]v1.Descriptor) error {
 	f, err := os.Open(path)
 	if err != nil {
-		return tags, err
+		return err
 	}
 	defer f.Close()
 	index, err := v1.ParseIndexManifest(f)
 	if err != nil {
-		return tags, fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	for _, d := range index.Manifests {
 		text := d.Annotations[refAnnotation]
@@ -193,7 +210,7 @@ func readIndex(path string) (map[string]map[string]v1.Descriptor, error) {
 		}
 		ref, err := name.NewTag(text)
 		if err != nil {
-			return tags, fmt.Errorf("%s: %w", path, err)
+			return fmt.Errorf("%s: %w", path, err)
 		}
 		repository := ref.RepositoryStr()
 		if tags[repository] == nil {
@@ -201,7 +218,7 @@ func readIndex(path string) (map[string]map[string]v1.Descriptor, error) {
 		}
 		tags[repository][ref.TagStr()] = d
 	}
-	return tags, nil
+	return nil
 }
 
 // refuse answers with an error in the form of the specification.

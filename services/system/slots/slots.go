@@ -1,6 +1,6 @@
 // Package slots owns the two systems on a machine's disk: what META says about them, and what the boot loaders start.
 //
-//	medium ─▶ Write ─▶ file in the EFI system partition ─▶ Written: trying ═▶ the next boot ─▶ healthy: good
+//	medium ─▶ Write: the new system's own program (package install) ─▶ file in the EFI system partition ─▶ Written: trying ═▶ the next boot ─▶ healthy: good
 //	                                                                                        ╰▶ else: bad, and the other one boots
 //
 // META has the truth (boot.Slots). The files for the boot loaders (boot/esp) follow from it, and are made again whenever they may differ.
@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -22,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/meta"
+	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/disks"
 )
@@ -76,9 +78,13 @@ type Options struct {
 	Store   *resource.Store
 	Disks   Disks
 	Images  Images
-	Log     *slog.Logger
+	// Processes starts the program of a new system.
+	Processes *process.Table
+	Log       *slog.Logger
 
-	loaders, firmware string // tests have their own
+	// Tests have their own.
+	loaders, firmware string
+	run               func(ctx context.Context, program io.Reader, args []string, in io.Reader, out io.Writer) error
 }
 
 // Slots are those of one machine.
@@ -91,6 +97,9 @@ type Slots struct {
 // New returns the slots; nothing is read yet.
 func New(o Options) *Slots {
 	o.loaders, o.firmware = cmp.Or(o.loaders, esp.LoaderDir), cmp.Or(o.firmware, esp.FirmwareDir)
+	if o.run == nil {
+		o.run = o.runProgram
+	}
 	return &Slots{o: o}
 }
 
@@ -166,8 +175,8 @@ func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error
 }
 
 // follow makes the boot loaders start what the slots say, and the firmware start this disk. The loaders themselves are written by an
-// installation only: what starts a good system isn't replaced by one on trial, nor is it half replaced when the power goes. They come
-// last: if the power goes before, the firmware starts the medium again.
+// installation, and by a system that has become good: what starts a good system isn't replaced by one on trial. They come last: if the
+// power goes before, the firmware starts the medium again.
 func (s *Slots) follow(ctx context.Context, slots boot.Slots) error {
 	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Start(slots) }); err != nil {
 		return fmt.Errorf("boot entries: %w", err)
@@ -213,7 +222,7 @@ func (s *Slots) writeLoaders(ctx context.Context) error {
 		return err
 	}
 	defer disk.Close()
-	return errors.Join(esp.BootRecord(disk, content[esp.GRUBRecord], content[esp.GRUBProgram], system.BIOS.Start, system.BIOS.Size), disk.Sync())
+	return esp.BootRecord(disk, content[esp.GRUBRecord], content[esp.GRUBProgram], system.BIOS.Start, system.BIOS.Size)
 }
 
 func (s *Slots) publish(slots boot.Slots) {
@@ -297,7 +306,13 @@ func (s *Slots) started(ctx context.Context, slots boot.Slots, running string) (
 func (s *Slots) Prove(ctx context.Context, reason string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.change(ctx, func(slots *boot.Slots) error { return slots.Prove(s.Running(), reason, time.Now()) })
+	if err := s.change(ctx, func(slots *boot.Slots) error { return slots.Prove(s.Running(), reason, time.Now()) }); err != nil {
+		return err
+	}
+	if err := s.writeLoaders(ctx); err != nil {
+		s.o.Log.Error("the boot loaders stay those of the former system", "err", err)
+	}
+	return nil
 }
 
 // Fail makes the running system bad. The error is that there is no other.

@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -21,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/install"
 	"github.com/garboard-os/garboard/tools/testing/uki"
 )
 
@@ -93,6 +96,21 @@ func (m *rig) Volume(_ context.Context, label string, use func(fs.FS) error) err
 	return use(os.DirFS(filepath.Join(m.dir, "medium")))
 }
 
+// run is the program of a system.
+func (m *rig) run(ctx context.Context, program io.Reader, args []string, in io.Reader, out io.Writer) error {
+	content, err := io.ReadAll(program)
+	if err != nil {
+		return err
+	}
+	if !strings.HasPrefix(string(content), uki.Program("")) || args[0] != install.Command {
+		m.t.Errorf("%q is run with %q", content, args)
+	}
+	if status := install.Main(ctx, args[1:], in, out); status != 0 {
+		return fmt.Errorf("exit status %d", status)
+	}
+	return nil
+}
+
 // boot starts the machine from a slot; "": from its medium.
 func (m *rig) boot(slot string) *Slots {
 	m.t.Helper()
@@ -100,7 +118,7 @@ func (m *rig) boot(slot string) *Slots {
 	if slot != "" {
 		line += " garboard.slot=" + slot
 	}
-	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: resource.NewStore(), Disks: m, Images: m, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware")})
+	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: resource.NewStore(), Disks: m, Images: m, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), run: m.run})
 	if err := s.Begin(m.t.Context()); err != nil {
 		m.t.Fatal(err)
 	}
@@ -381,7 +399,7 @@ func TestInstallationThatIsCutOff(t *testing.T) {
 		must(t, readErr)
 		_, noLoader := os.Stat(filepath.Join(m.dir, "efi/EFI/BOOT/BOOTX64.EFI"))
 		if noLoader == nil || !bytes.Equal(record[:512], make([]byte, 512)) {
-			if _, err := readImage(filepath.Join(m.dir, "efi/EFI/garboard/A.efi")); err != nil || m.entries() != "garboard-a+1.conf" {
+			if system, err := os.ReadFile(filepath.Join(m.dir, "efi/EFI/garboard/A.efi")); err != nil || !bytes.Equal(system, uki.Image(t, "v1", "quiet "+boot.ISOArgument)) || m.entries() != "garboard-a+1.conf" {
 				t.Errorf("cut at %d: a loader is there, and no system: %v, %q", at, err, m.entries())
 			}
 		}

@@ -2,20 +2,19 @@ package slots
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"slices"
-	"strings"
+	"os/exec"
+	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/services/system/install"
 	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 )
@@ -127,7 +126,12 @@ func (s *Slots) read(ctx context.Context, src Source, use func(system *io.Sectio
 // Verify reads the whole system, and refuses one that isn't as it was made.
 func (s *Slots) Verify(ctx context.Context, src Source, report func(done, of int64)) error {
 	return s.read(ctx, src, func(system *io.SectionReader) error {
-		if err := src.check(ctx, system, io.Discard, report); err != nil {
+		err := install.Check(ctx, src.SHA256, system, io.Discard, func(done int64) {
+			if report != nil {
+				report(done, src.Size)
+			}
+		})
+		if err != nil {
 			return src.damaged(err)
 		}
 		if _, err := esp.ReadImage(system, src.Size); err != nil {
@@ -137,37 +141,8 @@ func (s *Slots) Verify(ctx context.Context, src Source, report func(done, of int
 	})
 }
 
-// check copies the system, and compares its hash.
-func (src Source) check(ctx context.Context, from io.Reader, to io.Writer, report func(done, of int64)) error {
-	sum := sha256.New()
-	buffer := make([]byte, 1<<20)
-	for done := int64(0); ; {
-		if err := ctx.Err(); err != nil {
-			return context.Cause(ctx)
-		}
-		n, err := io.ReadFull(from, buffer)
-		sum.Write(buffer[:n]) // never fails (hash.Hash)
-		if _, err := to.Write(buffer[:n]); err != nil {
-			return err
-		}
-		if done += int64(n); report != nil {
-			report(done, src.Size)
-		}
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if got := hex.EncodeToString(sum.Sum(nil)); got != src.SHA256 {
-		return fmt.Errorf("its system has the SHA-256 %.16s…, and should have %.16s…", got, src.SHA256)
-	}
-	return nil
-}
-
-// Write writes a system to a slot, and makes it the one that boots next. Until all of it is on the disk, the slot is empty. Of system,
-// Excused and Args are used; the arguments come after those of the image.
+// Write has a system written to a slot, by its own program, and makes it the one that boots next. Until all of it is on the disk, the slot
+// is empty. Of system, Excused and Args are used; the arguments come after those of the image.
 func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.Slot, report func(done, of int64)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,14 +150,23 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 		return err
 	}
 	err := s.o.Disks.UseEFI(ctx, func(dir string) error {
-		path := esp.Partition(dir).System(name)
-		err := s.read(ctx, src, func(from *io.SectionReader) error { return src.writeTo(ctx, path, from, report) })
-		if err != nil {
-			return errors.Join(err, remove(path))
+		r := install.Request{File: esp.Partition(dir).System(name), Size: src.Size, SHA256: src.SHA256, Args: system.Args}
+		for _, p := range s.o.Cmdline.Params {
+			r.Running = append(r.Running, p.String())
 		}
-		image, err := readImage(path)
-		system.Version, system.Args = image.Version, s.argsFor(image, system.Args)
-		return err
+		err := s.read(ctx, src, func(from *io.SectionReader) error {
+			written, err := s.install(ctx, r, from, func(done int64) {
+				if report != nil {
+					report(done, src.Size)
+				}
+			})
+			system.Version, system.Args = written.Version, written.Args
+			return err
+		})
+		if err != nil {
+			return errors.Join(err, remove(r.File))
+		}
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("write slot %s: %w", name, err)
@@ -205,75 +189,60 @@ func remove(path string) error {
 	return nil
 }
 
-// writeTo writes a file, and reads it back from the disk.
-func (src Source) writeTo(ctx context.Context, path string, from io.Reader, report func(done, of int64)) (err error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+// install runs the program of a system with a request, and returns its last report.
+func (s *Slots) install(ctx context.Context, r install.Request, system *io.SectionReader, report func(done int64)) (last install.Report, err error) {
+	request, err := json.Marshal(r)
 	if err != nil {
-		return err
+		return last, err
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	var room unix.Statfs_t
-	if err := unix.Fstatfs(int(file.Fd()), &room); err != nil {
-		return err
+	program, err := esp.Program(system, r.Size)
+	if err != nil {
+		return last, fmt.Errorf("its program: %w", err)
 	}
-	if free := int64(room.Bavail) * room.Bsize; free < src.Size {
-		return fmt.Errorf("the system has %d bytes, and the EFI system partition has %d left", src.Size, free)
+	defer program.Close()
+	reports, out := io.Pipe()
+	var read sync.WaitGroup
+	read.Go(func() {
+		lines := json.NewDecoder(reports)
+		for {
+			var line install.Report
+			if err := lines.Decode(&line); err != nil {
+				_, _ = io.Copy(io.Discard, reports) // the program must not wait
+				return
+			}
+			if last = line; line.Done > 0 {
+				report(line.Done)
+			}
+		}
+	})
+	if _, err = system.Seek(0, io.SeekStart); err == nil {
+		err = s.o.run(ctx, program, []string{install.Command, string(request)}, system, out)
 	}
-	if err := src.check(ctx, from, file, report); err != nil {
-		return src.damaged(err)
+	out.Close()
+	read.Wait()
+	switch {
+	case last.Error != "":
+		return last, errors.New(last.Error)
+	case err == nil && last.Version == "":
+		err = errors.New("its program has ended without a result")
 	}
-	if err := file.Sync(); err != nil {
-		return err
-	}
-	// What is in memory is forgotten, so that what the disk has is read.
-	if err := unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-		return err
-	}
-	if _, err := file.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	if err := src.check(ctx, file, io.Discard, nil); err != nil {
-		return fmt.Errorf("the disk doesn't keep what is written to it: %w", err)
-	}
-	return nil
+	return last, err
 }
 
-func readImage(path string) (esp.Image, error) {
-	file, err := os.Open(path)
+// run runs a program that is no file.
+func (o Options) runProgram(ctx context.Context, program io.Reader, args []string, in io.Reader, out io.Writer) error {
+	fd, err := unix.MemfdCreate("system", unix.MFD_CLOEXEC)
 	if err != nil {
-		return esp.Image{}, err
+		return fmt.Errorf("memory for the program: %w", err)
 	}
+	file := os.NewFile(uintptr(fd), "system")
 	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return esp.Image{}, err
+	if _, err := io.Copy(file, program); err != nil {
+		return err
 	}
-	return esp.ReadImage(file, info.Size())
-}
-
-// own are the parameters of this machine's command line that describe the machine, and not its medium.
-func own(p boot.Param) bool {
-	return strings.HasPrefix(p.Key, "garboard.") && p.Key != boot.ParamSlot && p.Key != boot.ParamTrial && p.String() != boot.ISOArgument
-}
-
-// argsFor are the kernel arguments for an image: its own, those that describe this machine, and more.
-func (s *Slots) argsFor(image esp.Image, more []string) (args []string) {
-	for _, p := range boot.ParseCmdline(image.Cmdline).Params {
-		if p.String() != boot.ISOArgument {
-			args = append(args, p.String())
-		}
-	}
-	for _, p := range s.o.Cmdline.Params {
-		if arg := p.String(); own(p) && !slices.Contains(args, arg) {
-			args = append(args, arg)
-		}
-	}
-	for _, arg := range more {
-		if !slices.Contains(args, arg) {
-			args = append(args, arg)
-		}
-	}
-	return args
+	cmd := exec.Command(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), args...)
+	cmd.Stdin, cmd.Stdout = in, out
+	return o.Processes.Run(ctx, cmd)
 }
 
 // args are those that this boot has.

@@ -5,8 +5,11 @@ import (
 	"bytes"
 	"debug/pe"
 	"encoding/binary"
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 // Places in the header of a kernel (Documentation/arch/x86/boot.rst).
@@ -23,6 +26,25 @@ const (
 	Kernel    = "5+3"
 )
 
+// Program is the content of PID 1's program in an image.
+func Program(version string) string { return "the program of " + version }
+
+// initramfs has an archive that isn't compressed, and one that is, as that of a machine with microcode.
+func initramfs(t *testing.T, version string) string {
+	t.Helper()
+	file := func(name, content string) string {
+		header := fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", 0, 0o100755, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name)+1, 0)
+		pad := func(s string) string { return s + strings.Repeat("\x00", (4-len(s)%4)%4) }
+		return pad(header+name+"\x00") + pad(content)
+	}
+	end := file("TRAILER!!!", "")
+	encoder, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file("early", "abc") + end + "\x00\x00\x00\x00" + string(encoder.EncodeAll([]byte(file("dev/null", "")+file("init", Program(version))+end), nil))
+}
+
 // Image returns one with its sections (UAPI.5).
 func Image(t *testing.T, version, cmdline string) []byte {
 	t.Helper()
@@ -35,7 +57,7 @@ func Image(t *testing.T, version, cmdline string) []byte {
 	}{
 		{".osrel", "ID=garboard\nVERSION_ID=\"" + version + "\"\n"},
 		{".cmdline", cmdline},
-		{".initrd", "the initramfs"},
+		{".initrd", initramfs(t, version)},
 		{".linux", string(kernel)},
 	}
 	var b bytes.Buffer

@@ -3,6 +3,7 @@ package boot
 import (
 	"context"
 	"encoding/base64"
+	"encoding/xml"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -43,6 +44,7 @@ var metadataServices = map[string]metadata{
 const (
 	platformMetal   = "metal"
 	platformNoCloud = "nocloud"
+	platformVMware  = "vmware"
 )
 
 const (
@@ -57,9 +59,11 @@ func (o SourceOptions) readPlatform(ctx context.Context, platform string) ([]byt
 	switch {
 	case platform == platformNoCloud:
 		return o.readNoCloud(ctx)
+	case platform == platformVMware:
+		return o.readOVF(ctx)
 	case !known:
 		return nil, fmt.Errorf("%s=%s: must be one of %s", paramPlatform, platform,
-			strings.Join(append([]string{platformMetal, platformNoCloud}, slices.Sorted(maps.Keys(metadataServices))...), ", "))
+			strings.Join(append([]string{platformMetal, platformNoCloud, platformVMware}, slices.Sorted(maps.Keys(metadataServices))...), ", "))
 	}
 	header := maps.Clone(service.header)
 	if service.token != "" {
@@ -109,4 +113,42 @@ func (o SourceOptions) readNoCloud(ctx context.Context) (data []byte, err error)
 		return nil, none(fmt.Sprintf("no volume %s with %s, and no serial number %sURL", noCloudLabels[0], noCloudFile, noCloudSerial))
 	}
 	return fetch(ctx, o.HTTP, o.Wait, request{url: strings.TrimSuffix(url, "/") + "/" + noCloudFile})
+}
+
+// A hypervisor attaches the properties of a virtual machine as a CD with one XML document (DSP0243, "Open Virtualization Format
+// Specification", 11.2 and 11.3).
+const (
+	ovfLabel    = "OVF ENV"
+	ovfFile     = "ovf-env.xml"
+	ovfProperty = "user-data"
+)
+
+// readOVF reads the property user-data, in base64.
+func (o SourceOptions) readOVF(ctx context.Context) (data []byte, err error) {
+	err = o.Mount(ctx, ovfLabel, func(files fs.FS) error {
+		text, err := readFile(files, ovfFile)
+		if err != nil {
+			return err
+		}
+		var environment struct {
+			Properties []struct {
+				Key   string `xml:"key,attr"`
+				Value string `xml:"value,attr"`
+			} `xml:"PropertySection>Property"`
+		}
+		if err := xml.Unmarshal(text, &environment); err != nil {
+			return fmt.Errorf("%s: %w", ovfFile, err)
+		}
+		for _, p := range environment.Properties {
+			if p.Key != ovfProperty || p.Value == "" {
+				continue
+			}
+			if data, err = base64.StdEncoding.DecodeString(p.Value); err != nil {
+				return fmt.Errorf("%s: the property %s isn't base64", ovfFile, ovfProperty)
+			}
+			return nil
+		}
+		return none("no property " + ovfProperty + " in " + ovfFile)
+	})
+	return data, err
 }

@@ -59,7 +59,12 @@ func TestPlatforms(t *testing.T) {
 		{platform: "gcp", metadata: empty.URL, err: "the machine has no user data"},
 		{platform: "nocloud", err: "no volume cidata with user-data, and no serial number ds=nocloud;s=URL"},
 		{platform: "metal", err: "SMBIOS: no OEM string garboard.config= in /sys/firmware/dmi/entries"},
-		{platform: "mars", err: "read configuration from platform mars: garboard.platform=mars: must be one of metal, nocloud, aws, azure, gcp, hcloud"},
+		{platform: "vmware", mount: volume("OVF ENV", files("/ovf-env.xml", ovfEnvironment("user-data", "Zm9yIHZtd2FyZQ=="))), data: "for vmware"},
+		{platform: "vmware", mount: volume("OVF ENV", files("/ovf-env.xml", ovfEnvironment("hostname", "Zm9yIHZtd2FyZQ=="))), err: "no property user-data in ovf-env.xml"},
+		{platform: "vmware", mount: volume("OVF ENV", files("/ovf-env.xml", ovfEnvironment("user-data", "%"))), err: "the property user-data isn't base64"},
+		{platform: "vmware", mount: volume("OVF ENV", files("/ovf-env.xml", "<Environment>")), err: "ovf-env.xml: XML syntax error on line 1: unexpected EOF"},
+		{platform: "vmware", err: "no volumes here"},
+		{platform: "mars", err: "read configuration from platform mars: garboard.platform=mars: must be one of metal, nocloud, vmware, aws, azure, gcp, hcloud"},
 	} {
 		o := SourceOptions{Root: tt.root, Cmdline: ParseCmdline("garboard.platform=" + tt.platform), Metadata: tt.metadata, Mount: tt.mount, Wait: noWait}
 		if tt.root == nil {
@@ -103,4 +108,18 @@ func TestVariablesInTheURL(t *testing.T) {
 			t.Errorf("%s: %v", query, err)
 		}
 	}
+}
+
+// ovfEnvironment is a document as a hypervisor writes it (DSP0243, 11.2), with one more property.
+func ovfEnvironment(key, value string) string {
+	return `<?xml version="1.0" encoding="UTF-8"?>
+<Environment xmlns="http://schemas.dmtf.org/ovf/environment/1" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"
+ xmlns:oe="http://schemas.dmtf.org/ovf/environment/1" xmlns:ve="http://www.vmware.com/schema/ovfenv" oe:id="" ve:vCenterId="vm-17">
+ <PlatformSection><Kind>VMware ESXi</Kind><Version>8.0.2</Version><Vendor>VMware, Inc.</Vendor><Locale>en</Locale></PlatformSection>
+ <PropertySection>
+  <Property oe:key="instance-id" oe:value="id-ovf"/>
+  <Property oe:key="` + key + `" oe:value="` + value + `"/>
+ </PropertySection>
+</Environment>
+`
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/image/initramfs"
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/oci"
 )
@@ -50,6 +51,8 @@ type Options struct {
 	Release string // of the kernel
 	// Kernel and Initramfs are files.
 	Kernel, Initramfs string
+	// Microcode is a directory with the microcode of processors, as in /lib/firmware; "": none.
+	Microcode string
 	// Args are added to the kernel's command line.
 	Args []string
 	// Config is a machine configuration; nil: none. Only an ISO can have one.
@@ -94,7 +97,7 @@ func (o Options) uki() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	initramfs, err := os.ReadFile(o.Initramfs)
+	archive, err := o.initramfs()
 	if err != nil {
 		return nil, err
 	}
@@ -102,9 +105,19 @@ func (o Options) uki() ([]byte, error) {
 		{esp.SectionRelease, osRelease(o.Version)},
 		{esp.SectionUname, []byte(o.Release)},
 		{esp.SectionCmdline, []byte(o.cmdline())},
-		{esp.SectionInitramfs, initramfs},
+		{esp.SectionInitramfs, archive},
 		{esp.SectionKernel, kernel},
 	})
+}
+
+// initramfs begins with the microcode.
+func (o Options) initramfs() ([]byte, error) {
+	content, err := os.ReadFile(o.Initramfs)
+	if err != nil || o.Microcode == "" {
+		return content, err
+	}
+	microcode, err := initramfs.Microcode(o.Microcode)
+	return append(microcode, content...), err
 }
 
 // iso makes the ISO beside its final name, and renames it.

@@ -35,12 +35,10 @@ func (o Options) NetworkFiles() (NetworkFiles, error) {
 		return nil, err
 	}
 	files := NetworkFiles{UKIFile: uki, ScriptFile: script(o.cmdline()), IPXEFile: o.Loader.IPXE}
-	for name, from := range map[string]string{KernelFile: o.Kernel, InitramfsFile: o.Initramfs} {
-		if files[name], err = os.ReadFile(from); err != nil {
-			return nil, err
-		}
+	if files[InitramfsFile], err = o.initramfs(); err == nil {
+		files[KernelFile], err = os.ReadFile(o.Kernel)
 	}
-	return files, nil
+	return files, err
 }
 
 // ReadNetworkFiles reads the files that Build has written.

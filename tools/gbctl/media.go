@@ -18,7 +18,7 @@ func (a *app) mediaCommand() *cobra.Command {
 }
 
 func (a *app) mediaBuildCommand() *cobra.Command {
-	var output, source, flavour, configFile string
+	var output, source, flavour, configFile, microcode string
 	var args []string
 	cmd := &cobra.Command{
 		Use:       "build [" + strings.Join(media.Kinds, "|") + "]",
@@ -35,7 +35,7 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 			if err := checkFlavour(flavour); err != nil {
 				return err
 			}
-			o := media.Options{Args: args}
+			o := media.Options{Args: args, Microcode: microcode}
 			if configFile != "" {
 				if kind != media.ISO {
 					return usagef("--config: only an iso can have a configuration; for %s, use --extra-kernel-arg garboard.config=URL", kind)
@@ -60,6 +60,7 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 	f.StringVarP(&output, "output", "o", "", "file to write, or the directory for pxe (default garboard.iso, garboard.raw.zst, garboard.efi, pxe or garboard-installer.tar)")
 	f.StringVar(&flavour, "flavour", string(kernel.Generic), "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines")
 	f.StringVar(&configFile, "config", "", "machine configuration to put into the iso: the machine uses it at its first boot")
+	f.StringVar(&microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware: its intel-ucode and amd-ucode")
 	f.StringArrayVar(&args, "extra-kernel-arg", nil, "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
 	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	return cmd

@@ -28,7 +28,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/loader"

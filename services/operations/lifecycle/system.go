@@ -42,6 +42,7 @@ const (
 // Systems are the slots of this machine.
 type Systems interface {
 	Running() string
+	Where() (string, error)
 	Get() (boot.Slots, error)
 	Medium(ctx context.Context) (slots.Source, error)
 	Pull(ctx context.Context, image string, report func(done, of int64)) (slots.Source, error)
@@ -153,6 +154,14 @@ func (o Options) write(image string) []operation.Step {
 	}
 }
 
+// sayWhere puts the place of the system into the plan that users see.
+func (o Options) sayWhere(steps []operation.Step) error {
+	where, err := o.Systems.Where()
+	at := slices.IndexFunc(steps, func(s operation.Step) bool { return s.ID == "write" })
+	steps[at].What = "write the system to " + where
+	return err
+}
+
 // percent reports each fifth of the way.
 func percent(p *operation.Progress, word string) func(done, of int64) {
 	told := int64(0)
@@ -236,10 +245,14 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 			return p, err
 		}
 		if args.Stage {
-			return operation.Plan{Steps: o.write(args.Image), Unlocked: "the node isn't restarted"}, nil
+			p = operation.Plan{Steps: o.write(args.Image), Unlocked: "the node isn't restarted"}
+			return p, o.sayWhere(p.Steps)
 		}
 		if p, err = plan(ctx, r); err == nil {
 			p.Steps, err = around(r, p.Steps)
+		}
+		if err == nil {
+			err = o.sayWhere(p.Steps)
 		}
 		return p, err
 	}

@@ -27,6 +27,8 @@ type systems struct {
 
 func (s *systems) Running() string { return s.running }
 
+func (s *systems) Where() (string, error) { return "slot B of /dev/sda (EFI 512 MiB)", nil }
+
 func (s *systems) Get() (boot.Slots, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

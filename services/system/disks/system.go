@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 
+	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
 	"golang.org/x/sys/unix"
 )
@@ -32,6 +34,8 @@ type SystemDisk struct {
 	Path            string
 	EFI, BIOS, Meta SystemPartition
 	Sector          int64 // its logical sector, in bytes
+	// Layout are its partitions with their sizes, for users.
+	Layout string
 }
 
 // ErrNoSystem is the error before STATE is mounted, and in containers.
@@ -61,6 +65,13 @@ func (d *Disks) SystemDisk() (SystemDisk, error) {
 		}
 		*to = SystemPartition{Label: label, Path: path, Start: p.start, Size: p.size, Number: p.n, GUID: p.guid}
 	}
+	var layout []string
+	for _, p := range f.table.Partitions {
+		if p.Type != gpt.Unused {
+			layout = append(layout, p.Name+" "+bytesText(int64(p.Size)))
+		}
+	}
+	s.Layout = strings.Join(layout, ", ")
 	return s, nil
 }
 

@@ -115,6 +115,16 @@ func (s *Slots) Trial() bool {
 	return given
 }
 
+// Where is the slot that a new system is written to, with its disk and the partitions of that.
+func (s *Slots) Where() (string, error) {
+	all, err := s.Get()
+	if err != nil {
+		return "", err
+	}
+	disk, err := s.o.Disks.SystemDisk()
+	return fmt.Sprintf("slot %s of %s (%s)", all.Target(s.Running()), disk.Path, disk.Layout), err
+}
+
 // Get is what META says.
 func (s *Slots) Get() (slots boot.Slots, err error) {
 	err = s.meta(func(c meta.Change) error {

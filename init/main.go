@@ -40,8 +40,8 @@ func main() {
 		os.Exit(apid.Main())
 	case slices.Equal(os.Args[1:], []string{trustd.Command}):
 		os.Exit(trustd.Main())
-	case len(os.Args) > 1 && os.Args[1] == install.Command:
-		os.Exit(install.Main(context.Background(), os.Args[2:], os.Stdin, os.Stdout))
+	case slices.Equal(os.Args[1:], []string{install.Command}):
+		os.Exit(install.Main(context.Background(), os.Stdin, os.Stdout))
 	}
 	if os.Getpid() != 1 {
 		os.Exit(help(os.Args[1:]))

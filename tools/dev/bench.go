@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -47,7 +48,7 @@ type figure struct {
 func benchCommand() *cobra.Command {
 	var provisioner string
 	var clusters int
-	var shared, operations bool
+	var only string
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure, and print each figure beside its budget",
@@ -59,23 +60,16 @@ and removes them again. Times on a machine that does other things wobble:
 compare figures of one run.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			switch {
-			case shared:
-				return benchSharedOnly(cmd.Context(), cmd.OutOrStdout())
-			case operations:
-				return benchOperationsOnly(cmd.Context(), cmd.OutOrStdout())
-			}
-			return bench(cmd.Context(), cmd.OutOrStdout(), provisioner, clusters)
+			return bench(cmd.Context(), cmd.OutOrStdout(), provisioner, only, clusters)
 		},
 	}
-	cmd.Flags().BoolVar(&shared, "shared-address", false, "measure only how a shared address moves")
-	cmd.Flags().BoolVar(&operations, "operations", false, "measure only operations on a control plane of several nodes")
+	cmd.Flags().StringVar(&only, "only", "", "make only these figures, such as install or operations (default all)")
 	cmd.Flags().StringVar(&provisioner, "provisioner", qemu.Auto, "what to boot: qemu, container, or auto for both")
 	cmd.Flags().IntVar(&clusters, "clusters", 1, "how many clusters of several containers are made, one after the other; 1 or more")
 	return cmd
 }
 
-func bench(ctx context.Context, out io.Writer, provisioner string, clusters int) error {
+func bench(ctx context.Context, out io.Writer, provisioner, only string, clusters int) error {
 	switch {
 	case provisioner != qemu.Auto && provisioner != qemu.Container && provisioner != qemu.QEMU:
 		return fmt.Errorf("--provisioner %q: must be %s, %s or %s", provisioner, qemu.QEMU, qemu.Container, qemu.Auto)
@@ -109,6 +103,16 @@ func bench(ctx context.Context, out io.Writer, provisioner string, clusters int)
 	}
 	if provisioner != qemu.Container {
 		all = append(all, node(qemu.QEMU), measure{"install", func() ([]figure, error) { return benchInstall(ctx, out, root) }})
+	}
+	if only != "" {
+		var names []string
+		for _, m := range all {
+			names = append(names, m.name)
+		}
+		all = slices.DeleteFunc(all, func(m measure) bool { return m.name != only })
+		if len(all) == 0 {
+			return fmt.Errorf("--only %q: must be one of %s", only, strings.Join(names, ", "))
+		}
 	}
 	return measureAll(out, all)
 }

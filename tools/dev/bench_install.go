@@ -9,6 +9,9 @@ import (
 	"regexp"
 	"strconv"
 
+	"github.com/garboard-os/garboard/api/client"
+	"github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/tools/devcluster"
@@ -45,5 +48,27 @@ func benchInstall(ctx context.Context, out io.Writer, root string) (figures []fi
 		}
 		began = at
 	}
-	return append(figures, figure{what: "install: power-on → node Ready, from its disk", value: seconds(c.After)}), nil
+	figures = append(figures, figure{what: "install: power-on → node Ready, from its disk", value: seconds(c.After)})
+	restarts, err := benchRestarts(ctx, out, c.Cluster)
+	return append(figures, restarts...), err
+}
+
+// benchRestarts restarts an installed machine with its system, and then with another one.
+func benchRestarts(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, error) {
+	reboot, err := operate(ctx, out, c, func(ctx context.Context, node *client.Client) (*garboardv1.Operation, error) {
+		r, err := client.Unary(ctx, node.Node.Reboot, &garboardv1.RebootRequest{})
+		return r.GetOperation(), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	upgrade, err := operate(ctx, out, c, func(ctx context.Context, node *client.Client) (*garboardv1.Operation, error) {
+		r, err := client.Unary(ctx, node.Node.UpgradeSystem, &garboardv1.UpgradeSystemRequest{Image: media.InstallerImage(boot.Version)})
+		return r.GetOperation(), err
+	})
+	return []figure{
+		{what: "reboot of this machine: no API server for", value: seconds(reboot.longest)},
+		{what: "upgrade of this machine: no API server for", value: fmt.Sprintf("%s, %.2f of a reboot", seconds(upgrade.longest), float64(upgrade.longest)/float64(reboot.longest))},
+		{what: "upgrade of this machine, until it is known to be healthy", value: seconds(upgrade.took)},
+	}, err
 }

@@ -33,16 +33,6 @@ const (
 // programs are the steps of upgrade-k8s whose parts are measured.
 var programs = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
-// benchOperationsOnly is the bench for who works on that.
-func benchOperationsOnly(ctx context.Context, out io.Writer) error {
-	root, err := repository()
-	if err != nil {
-		return err
-	}
-	figures, err := benchOperations(ctx, out, root)
-	return errors.Join(err, printFigures(out, figures))
-}
-
 // benchOperations converts a self-hosted control plane, and upgrades it, and asks all the time
 // whether an API server is ready.
 func benchOperations(ctx context.Context, out io.Writer, root string) (_ []figure, err error) {

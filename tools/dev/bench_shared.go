@@ -32,23 +32,6 @@ const (
 	askWait  = 500 * time.Millisecond
 )
 
-// benchSharedOnly is the bench for who works on that.
-func benchSharedOnly(ctx context.Context, out io.Writer) error {
-	root, err := repository()
-	if err != nil {
-		return err
-	}
-	made, err := devcluster.Build(ctx, root, out, image.BuildRoot, image.Cloud)
-	if err != nil {
-		return err
-	}
-	figures, err := benchShared(ctx, out, made)
-	if err != nil {
-		return err
-	}
-	return printFigures(out, figures)
-}
-
 // benchShared kills the holder of a shared address, again and again.
 func benchShared(ctx context.Context, out io.Writer, made *image.Artifacts) (_ []figure, err error) {
 	const name = "bench-shared"

@@ -105,7 +105,7 @@ func TestBenchIsToldNonsense(t *testing.T) {
 		"--clusters 0: must be 1 or more": {qemu.Auto, 0},
 		`--provisioner "docker": must be`: {"docker", 1},
 	} {
-		if err := bench(t.Context(), io.Discard, args.provisioner, args.clusters); err == nil || !strings.Contains(err.Error(), want) {
+		if err := bench(t.Context(), io.Discard, args.provisioner, "", args.clusters); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", args, err, want)
 		}
 	}

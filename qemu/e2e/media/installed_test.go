@@ -156,7 +156,7 @@ func TestSystemWithoutNetwork(t *testing.T) {
 	images := httptest.NewServer(registry.New(layout))
 	t.Cleanup(images.Close)
 	c, m := e2etest.Start(t, "unreachable", qemu.QEMU, e2etest.Nodes(1, 0), e2etest.DiskImage(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
-		o.MemoryMiB, o.Mirrors = 1536, map[string][]string{e2etest.InstallerHost: {images.URL}}
+		o.MemoryMiB, o.Mirrors = 1024, map[string][]string{e2etest.InstallerHost: {images.URL}}
 		o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
 	})
 	c.Says(2*bootBudget, 0, "slot A is good")

@@ -83,7 +83,7 @@ func (k keyboard) types(t *testing.T, line string) {
 }
 
 // A BIOS boots the same ISO from a USB stick. It has a configuration: the machine installs
-// itself with it.
+// itself with it, in the memory that the design promises. Its disk boots in another machine, too, with a UEFI and with other devices.
 func TestMediumInBIOS(t *testing.T) {
 	dir := t.TempDir()
 	e2etest.Gbctl(t, "gen", "config", "medium", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/nvme0n1")
@@ -94,6 +94,7 @@ func TestMediumInBIOS(t *testing.T) {
 	medium := e2etest.Medium(t, media.Options{Args: args, Config: config})
 	c, m := e2etest.Start(t, "medium-bios", qemu.QEMU, medium, func(o *qemu.Options) {
 		o.Unconfigured = true
+		o.MemoryMiB = 1024
 		o.Hardware = []vm.Hardware{{NIC: "e1000e", Disk: vm.NVMe, Medium: vm.Stick}}
 	})
 	c.Says(bootBudget, 0, "machined", "configuration from kernel argument")
@@ -104,6 +105,20 @@ func TestMediumInBIOS(t *testing.T) {
 	m.Reached("the disk boots")
 	c.Says(bootBudget, 0, "slot A is good")
 	m.Reached("the system is good")
+
+	if err := c.Cut(t.Context(), c.Nodes[0].Name); err != nil {
+		t.Fatal(err)
+	}
+	disk := filepath.Join(c.Dir(), c.Nodes[0].Name, "disk.img")
+	c, m = e2etest.Start(t, "medium-moved", qemu.QEMU, func(o *qemu.Options) {
+		o.Unconfigured, o.Boot.UEFI, o.MemoryMiB = true, true, 1024
+		o.Hardware = []vm.Hardware{{NIC: "e1000", Disk: vm.SATA, Medium: vm.OwnDisk}}
+		o.Prepare = func(dir string) error { return os.Rename(disk, filepath.Join(dir, "disk.img")) }
+	})
+	c.Says(2*bootBudget, 0, "configuration from state", "runs from slot A, which is good")
+	m.Reached("the disk boots in another machine")
+	c.Says(bootBudget, 0, "has address 10.5.0.2")
+	m.Reached("it has its network")
 }
 
 // args make the serial line the main console, as in the other tests.

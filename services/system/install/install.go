@@ -6,6 +6,7 @@
 package install
 
 import (
+	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -22,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is the argument of PID 1's program with which it is this one. The next argument is a request, standard input is the system, and
+// Command is the argument of PID 1's program with which it is this one. Standard input is a line with the request, and then the system;
 // standard output gets reports.
 const Command = "write-system"
 
@@ -45,16 +46,21 @@ type Report struct {
 	Error   string   `json:"error,omitempty"`
 }
 
-// Main is the program, with the arguments after Command.
-func Main(ctx context.Context, args []string, in io.Reader, out io.Writer) (status int) {
+// Main is the program.
+func Main(ctx context.Context, in io.Reader, out io.Writer) (status int) {
 	lines := json.NewEncoder(out)
 	report := func(r Report) { _ = lines.Encode(r) } // without a reader, there is nobody to wait for
+	system := bufio.NewReader(in)
+	line, err := system.ReadBytes('\n')
 	var request Request
-	if len(args) != 1 || json.Unmarshal([]byte(args[0]), &request) != nil {
-		report(Report{Error: "the request can't be read"})
+	if err == nil {
+		err = json.Unmarshal(line, &request)
+	}
+	if err != nil {
+		report(Report{Error: "the request can't be read: " + err.Error()})
 		return 1
 	}
-	result, err := Write(ctx, request, in, func(done int64) { report(Report{Done: done}) })
+	result, err := Write(ctx, request, system, func(done int64) { report(Report{Done: done}) })
 	if err != nil {
 		report(Report{Error: err.Error()})
 		return 1

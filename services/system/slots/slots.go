@@ -84,7 +84,7 @@ type Options struct {
 
 	// Tests have their own.
 	loaders, firmware string
-	run               func(ctx context.Context, program io.Reader, args []string, in io.Reader, out io.Writer) error
+	run               func(ctx context.Context, program, in io.Reader, out io.Writer) error
 }
 
 // Slots are those of one machine.

@@ -1,6 +1,7 @@
 package slots
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -216,7 +217,7 @@ func (s *Slots) install(ctx context.Context, r install.Request, system *io.Secti
 		}
 	})
 	if _, err = system.Seek(0, io.SeekStart); err == nil {
-		err = s.o.run(ctx, program, []string{install.Command, string(request)}, system, out)
+		err = s.o.run(ctx, program, io.MultiReader(bytes.NewReader(append(request, '\n')), system), out)
 	}
 	out.Close()
 	read.Wait()
@@ -229,8 +230,8 @@ func (s *Slots) install(ctx context.Context, r install.Request, system *io.Secti
 	return last, err
 }
 
-// run runs a program that is no file.
-func (o Options) runProgram(ctx context.Context, program io.Reader, args []string, in io.Reader, out io.Writer) error {
+// runProgram runs the program of another system, from memory.
+func (o Options) runProgram(ctx context.Context, program, in io.Reader, out io.Writer) error {
 	fd, err := unix.MemfdCreate("system", unix.MFD_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("memory for the program: %w", err)
@@ -240,7 +241,7 @@ func (o Options) runProgram(ctx context.Context, program io.Reader, args []strin
 	if _, err := io.Copy(file, program); err != nil {
 		return err
 	}
-	cmd := exec.Command(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), args...)
+	cmd := exec.Command(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), install.Command)
 	cmd.Stdin, cmd.Stdout = in, out
 	return o.Processes.Run(ctx, cmd)
 }

@@ -164,16 +164,38 @@ func (c *Config) loads() error {
 
 // DefaultImages lists every image that a node with a default configuration
 // pulls, in the order in which it needs them.
-func DefaultImages() []string {
-	return []string{
-		DefaultEtcdImage,
-		DefaultKubeletImage,
-		DefaultPauseImage,
-		DefaultAPIServerImage,
-		DefaultControllerManagerImage,
-		DefaultSchedulerImage,
-		DefaultProxyImage,
-		DefaultFlannelImage,
-		DefaultCoreDNSImage,
+func DefaultImages() []string { return (&Config{}).Images() }
+
+// Images lists every image that nodes with this configuration pull, in the order in which they need them. Those of the pods that run
+// on workers are in the configuration of control planes.
+func (c *Config) Images() []string {
+	all := []string{cmp.Or(c.Machine.Kubelet.Image, DefaultKubeletImage), DefaultPauseImage}
+	if c.Machine.Type != Worker {
+		all = append([]string{cmp.Or(c.Cluster.Etcd.Image, DefaultEtcdImage)}, all...)
+		all = append(all,
+			cmp.Or(c.Cluster.APIServer.Image, DefaultAPIServerImage),
+			cmp.Or(c.Cluster.ControllerManager.Image, DefaultControllerManagerImage),
+			cmp.Or(c.Cluster.Scheduler.Image, DefaultSchedulerImage),
+			cmp.Or(c.Cluster.Proxy.Image, DefaultProxyImage),
+			cmp.Or(c.Cluster.Network.CNI.Flannel.Image, DefaultFlannelImage),
+			cmp.Or(c.Cluster.CoreDNS.Image, DefaultCoreDNSImage),
+		)
 	}
+	if c.Machine.Install.Image != "" {
+		all = append(all, c.Machine.Install.Image)
+	}
+	return all
+}
+
+// KubernetesImages lists the images that a change to a version of Kubernetes pulls.
+func KubernetesImages(version string) ([]string, error) {
+	kubernetes, err := kubernetesImages(version)
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, image := range []string{DefaultAPIServerImage, DefaultControllerManagerImage, DefaultSchedulerImage, DefaultProxyImage, DefaultKubeletImage} {
+		all = append(all, kubernetes(image))
+	}
+	return all, nil
 }

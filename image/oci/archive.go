@@ -30,15 +30,25 @@ func WriteArchive(ctx context.Context, to, ref string, files map[string][]byte) 
 	if err := WriteLayout(ctx, dir, ref, files); err != nil {
 		return err
 	}
-	made, err := os.Create(filepath.Join(work, "archive"))
+	return Pack(dir, to)
+}
+
+// Pack writes a directory with an OCI image layout as one file. The content decides its bytes.
+func Pack(dir, to string) (err error) {
+	made, err := os.CreateTemp(filepath.Dir(to), ".archive-*")
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(made.Name()))
+		}
+	}()
 	defer made.Close()
 	if err := (tree{"": below(dir)}).writeTar(made); err != nil {
 		return err
 	}
-	if err := made.Sync(); err != nil {
+	if err := errors.Join(made.Chmod(0o644), made.Sync()); err != nil {
 		return err
 	}
 	return os.Rename(made.Name(), to)

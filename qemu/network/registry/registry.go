@@ -9,10 +9,11 @@ package registry
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -39,7 +40,7 @@ var (
 
 // Registry is the HTTP handler. It follows changes of the layouts.
 type Registry struct {
-	dirs []string
+	layouts []fs.FS
 
 	mu     sync.Mutex  // guards all below
 	stamps []time.Time // of each index.json that tags came from
@@ -48,7 +49,16 @@ type Registry struct {
 }
 
 // New serves the layouts in these directories. The first one that has an image counts.
-func New(dirs ...string) *Registry { return &Registry{dirs: dirs} }
+func New(dirs ...string) *Registry {
+	var layouts []fs.FS
+	for _, dir := range dirs {
+		layouts = append(layouts, os.DirFS(dir))
+	}
+	return Serve(layouts...)
+}
+
+// Serve serves layouts. Their files must be io.ReadSeekers.
+func Serve(layouts ...fs.FS) *Registry { return &Registry{layouts: layouts} }
 
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
@@ -86,13 +96,13 @@ func (r *Registry) manifest(w http.ResponseWriter, req *http.Request, repository
 		}
 		reference, media = d.Digest.String(), string(d.MediaType)
 	}
-	path := r.file(reference)
-	info, err := os.Stat(path)
-	if err != nil || info.Size() > manifestLimit {
+	file, size, err := r.file(reference)
+	if err != nil || size > manifestLimit {
 		refuse(w, http.StatusNotFound, "MANIFEST_UNKNOWN", "no manifest "+reference)
 		return
 	}
-	data, err := os.ReadFile(path)
+	defer file.Close()
+	data, err := io.ReadAll(file)
 	if err != nil {
 		refuse(w, http.StatusInternalServerError, "UNKNOWN", err.Error())
 		return
@@ -120,18 +130,23 @@ func (r *Registry) blob(w http.ResponseWriter, req *http.Request, reference stri
 		refuse(w, http.StatusBadRequest, "DIGEST_INVALID", "not a sha256 digest: "+reference)
 		return
 	}
-	f, err := os.Open(r.file(reference))
+	f, _, err := r.file(reference)
 	if err != nil {
 		refuse(w, http.StatusNotFound, "BLOB_UNKNOWN", "no blob "+reference)
 		return
 	}
 	defer f.Close()
+	content, ok := f.(io.ReadSeeker)
+	if !ok {
+		refuse(w, http.StatusInternalServerError, "UNKNOWN", reference+" can't be read from the middle")
+		return
+	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Docker-Content-Digest", reference)
 	// The content of a digest never changes. No time is set, so that clients do not compare
 	// it. ServeContent handles ranges.
 	w.Header().Set("ETag", `"`+reference+`"`)
-	http.ServeContent(w, req, "", time.Time{}, f)
+	http.ServeContent(w, req, "", time.Time{}, content)
 }
 
 func (r *Registry) list(w http.ResponseWriter, repository string) {
@@ -145,15 +160,21 @@ func (r *Registry) list(w http.ResponseWriter, repository string) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"name": repository, "tags": names})
 }
 
-// file is where the first layout that has a blob has it.
-func (r *Registry) file(digest string) (path string) {
-	for _, dir := range r.dirs {
-		path = filepath.Join(dir, "blobs", "sha256", strings.TrimPrefix(digest, "sha256:"))
-		if _, err := os.Stat(path); err == nil {
-			return path
+// file opens a blob in the first layout that has it.
+func (r *Registry) file(digest string) (fs.File, int64, error) {
+	for _, layout := range r.layouts {
+		f, err := layout.Open("blobs/sha256/" + strings.TrimPrefix(digest, "sha256:"))
+		if err != nil {
+			continue
 		}
+		info, err := f.Stat()
+		if err != nil {
+			f.Close()
+			return nil, 0, err
+		}
+		return f, info.Size(), nil
 	}
-	return path
+	return nil, 0, fs.ErrNotExist
 }
 
 func (r *Registry) find(repository, tag string) (v1.Descriptor, error) {
@@ -163,7 +184,7 @@ func (r *Registry) find(repository, tag string) (v1.Descriptor, error) {
 	}
 	d, ok := tags[repository][tag]
 	if !ok {
-		return v1.Descriptor{}, fmt.Errorf("no image %s:%s in %s", repository, tag, strings.Join(r.dirs, ", "))
+		return v1.Descriptor{}, fmt.Errorf("no image %s:%s here", repository, tag)
 	}
 	return d, nil
 }
@@ -173,8 +194,8 @@ func (r *Registry) load() (map[string]map[string]v1.Descriptor, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var stamps []time.Time
-	for _, dir := range r.dirs {
-		info, err := os.Stat(filepath.Join(dir, indexFile))
+	for _, layout := range r.layouts {
+		info, err := fs.Stat(layout, indexFile)
 		if err != nil {
 			return nil, err
 		}
@@ -184,8 +205,8 @@ func (r *Registry) load() (map[string]map[string]v1.Descriptor, error) {
 		return r.tags, r.failed
 	}
 	r.stamps, r.tags, r.failed = stamps, map[string]map[string]v1.Descriptor{}, nil
-	for _, dir := range slices.Backward(r.dirs) {
-		if err := readIndex(filepath.Join(dir, indexFile), r.tags); err != nil {
+	for _, layout := range slices.Backward(r.layouts) {
+		if err := readIndex(layout, r.tags); err != nil {
 			r.failed = err
 		}
 	}
@@ -193,15 +214,15 @@ func (r *Registry) load() (map[string]map[string]v1.Descriptor, error) {
 }
 
 // readIndex adds the images of a layout to tags.
-func readIndex(path string, tags map[string]map[string]v1.Descriptor) error {
-	f, err := os.Open(path)
+func readIndex(layout fs.FS, tags map[string]map[string]v1.Descriptor) error {
+	f, err := layout.Open(indexFile)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	index, err := v1.ParseIndexManifest(f)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", indexFile, err)
 	}
 	for _, d := range index.Manifests {
 		text := d.Annotations[refAnnotation]
@@ -210,7 +231,7 @@ func readIndex(path string, tags map[string]map[string]v1.Descriptor) error {
 		}
 		ref, err := name.NewTag(text)
 		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
+			return fmt.Errorf("%s: %w", indexFile, err)
 		}
 		repository := ref.RepositoryStr()
 		if tags[repository] == nil {

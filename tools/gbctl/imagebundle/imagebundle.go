@@ -1,0 +1,219 @@
+// Package imagebundle keeps container images in one file, an archive of the OCI image layout, for places without a registry of their own
+// or without the internet.
+//
+//	registries ─▶ Bundle.Write ─▶ file ─┬▶ Serve ─▶ nodes
+//	                                    └▶ Push ─▶ registry
+package imagebundle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/image/oci"
+	"github.com/garboard-os/garboard/qemu/network/registry"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/match"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+)
+
+const (
+	refAnnotation = "org.opencontainers.image.ref.name"
+	// headerWait is for the few lines of a request.
+	headerWait = 30 * time.Second
+)
+
+// Bundle says how images are pulled.
+type Bundle struct {
+	// Say gets the progress.
+	Say func(line string)
+	// Mirrors are the URLs of mirrors, by registry or "*".
+	Mirrors map[string][]string
+}
+
+// Write pulls images into one file. It collects the images in a directory beside the file. After an interruption, what is there isn't pulled again.
+func (b Bundle) Write(ctx context.Context, images []string, output string) error {
+	dir := output + ".partial"
+	to, err := layout.FromPath(dir)
+	if err != nil {
+		if to, err = layout.Write(dir, empty.Index); err != nil {
+			return err
+		}
+	}
+	for i, ref := range images {
+		if err := b.add(ctx, to, ref, fmt.Sprintf("%d of %d", i+1, len(images))); err != nil {
+			return fmt.Errorf("%w; what was pulled is in %s, and the same command continues", err, dir)
+		}
+	}
+	b.Say("writing " + output)
+	if err := oci.Pack(dir, output); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) error {
+	image, err := b.find(ctx, ref)
+	if err != nil {
+		return err
+	}
+	manifest, err := image.Manifest()
+	if err != nil {
+		return fmt.Errorf("%s: %w", ref, err)
+	}
+	size := manifest.Config.Size
+	for _, l := range manifest.Layers {
+		size += l.Size
+	}
+	b.Say(fmt.Sprintf("%s: %s, %d MB", count, ref, size/1e6))
+	if there, err := has(to, image, ref); err != nil || there {
+		return err
+	}
+	err = to.ReplaceImage(image, match.Name(ref), layout.WithAnnotations(map[string]string{refAnnotation: ref}))
+	if err != nil {
+		return fmt.Errorf("pull %s: %w", ref, err)
+	}
+	return nil
+}
+
+// has reports whether a layout has an image. The index names an image after its layers are there.
+func has(in layout.Path, image v1.Image, ref string) (bool, error) {
+	digest, err := image.Digest()
+	if err != nil {
+		return false, err
+	}
+	index, err := in.ImageIndex()
+	if err != nil {
+		return false, err
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(manifest.Manifests, func(d v1.Descriptor) bool {
+		return d.Digest == digest && d.Annotations[refAnnotation] == ref
+	}), nil
+}
+
+// find asks the mirrors of an image's registry, and then the registry. Credentials are those of docker login and podman login.
+func (b Bundle) find(ctx context.Context, text string) (v1.Image, error) {
+	ref, err := name.ParseReference(text)
+	if err != nil {
+		return nil, err
+	}
+	host := ref.Context().RegistryStr()
+	urls := b.Mirrors[host]
+	if len(urls) == 0 {
+		urls = b.Mirrors["*"]
+	}
+	places := []name.Reference{}
+	for _, text := range urls {
+		at, err := mirrored(ref, text)
+		if err != nil {
+			return nil, err
+		}
+		places = append(places, at)
+	}
+	var errs []error
+	for _, at := range append(places, ref) {
+		image, err := remote.Image(at, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
+		if err == nil {
+			return image, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		errs = append(errs, err)
+	}
+	return nil, fmt.Errorf("pull %s: %w", text, errors.Join(errs...))
+}
+
+// mirrored is an image at a mirror: the host of the registry is replaced, and the path stays, as nodes do it.
+func mirrored(ref name.Reference, mirror string) (name.Reference, error) {
+	u, err := url.Parse(mirror)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("registry %q: must be a URL such as http://10.5.0.1:5000", mirror)
+	}
+	var options []name.Option
+	if u.Scheme == "http" {
+		options = append(options, name.Insecure)
+	}
+	repository := strings.TrimPrefix(path.Join(u.Path, ref.Context().RepositoryStr()), "/")
+	separator := ":"
+	if _, digest := ref.(name.Digest); digest {
+		separator = "@"
+	}
+	return name.ParseReference(u.Host+"/"+repository+separator+ref.Identifier(), options...)
+}
+
+// Serve answers until ctx ends.
+func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	server := &http.Server{Handler: h, ReadHeaderTimeout: headerWait}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Push copies all images of an archive to a registry: the host of their names is replaced, and the path stays.
+func Push(ctx context.Context, archive *registry.Archive, host string, insecure bool, say func(string)) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	serving, stop := context.WithCancel(ctx)
+	var served sync.WaitGroup
+	defer served.Wait()
+	defer stop()
+	served.Go(func() { _ = Serve(serving, l, registry.Serve(archive)) }) // a failure is that of the requests below
+	file, err := archive.Open("index.json")
+	if err != nil {
+		return err
+	}
+	index, err := v1.ParseIndexManifest(file)
+	if err != nil {
+		return err
+	}
+	scheme := "https://"
+	if insecure {
+		scheme = "http://"
+	}
+	for i, d := range index.Manifests {
+		ref, err := name.ParseReference(d.Annotations[refAnnotation])
+		if err != nil {
+			continue // an image without a name can't be pulled from a registry, either
+		}
+		from, err := mirrored(ref, "http://"+l.Addr().String())
+		if err != nil {
+			return err
+		}
+		to, err := mirrored(ref, scheme+host)
+		if err != nil {
+			return fmt.Errorf("registry %q: must be a host, such as registry.example:5000", host)
+		}
+		say(fmt.Sprintf("%d of %d: %s", i+1, len(index.Manifests), to))
+		image, err := remote.Image(from, remote.WithContext(ctx))
+		if err == nil {
+			err = remote.Write(to, image, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+		}
+		if err != nil {
+			return fmt.Errorf("push %s: %w", to, err)
+		}
+	}
+	return nil
+}

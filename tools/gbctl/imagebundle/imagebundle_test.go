@@ -1,0 +1,194 @@
+package imagebundle
+
+import (
+	"context"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/garboard-os/garboard/qemu/network/registry"
+	"github.com/google/go-containerregistry/pkg/name"
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+)
+
+func newRegistry() http.Handler { return ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0))) }
+
+func at(t *testing.T, text, url string) name.Reference {
+	t.Helper()
+	ref, err := name.ParseReference(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, err = mirrored(ref, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ref
+}
+
+// compare compares an image of a registry, with its layers, with the one that it should be.
+func compare(t *testing.T, url, text string, want v1.Image) {
+	t.Helper()
+	got, err := remote.Image(at(t, text, url))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted, err := want.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if digest, err := got.Digest(); err != nil || digest != wanted {
+		t.Errorf("%s: %s, %v, want %s", text, digest, err, wanted)
+	}
+	layers, err := got.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range layers {
+		content, err := l.Compressed()
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if _, err := io.Copy(io.Discard, content); err != nil { // it compares the digest
+			t.Errorf("%s: %v", text, err)
+		}
+		content.Close()
+	}
+}
+
+// Images go from a registry into a file, and from the file to nodes and to another registry. An interrupted command continues.
+func TestBundle(t *testing.T) {
+	t.Parallel()
+	names := []string{"registry.k8s.io/pause:3.10.1", "registry.k8s.io/coredns/coredns:v1.14.7"}
+	images := map[string]v1.Image{}
+	var broken atomic.Pointer[string] // part of the paths that fail
+	store := newRegistry()
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if part := broken.Load(); part != nil && strings.Contains(r.URL.Path, *part) {
+			http.Error(w, "not now", http.StatusTeapot)
+			return
+		}
+		store.ServeHTTP(w, r)
+	}))
+	defer upstream.Close()
+	for _, text := range names {
+		image, err := random.Image(100_000, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := remote.Write(at(t, text, upstream.URL), image); err != nil {
+			t.Fatal(err)
+		}
+		images[text] = image
+	}
+	file := filepath.Join(t.TempDir(), "images.tar")
+	b := Bundle{Say: func(string) {}, Mirrors: map[string][]string{"*": {upstream.URL}}}
+
+	config, err := images[names[1]].ConfigName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := config.String()
+	broken.Store(&bad)
+	if err := b.Write(t.Context(), names, file); err == nil || !strings.Contains(err.Error(), "coredns") || !strings.Contains(err.Error(), "the same command continues") {
+		t.Fatalf("%v", err)
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("a file with half of the images")
+	}
+	layers, err := images[names[0]].Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pulled, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad = pulled.String()
+	if err := b.Write(t.Context(), names, file); err != nil {
+		t.Fatalf("what was pulled is pulled again: %v", err)
+	}
+	broken.Store(nil)
+	if _, err := os.Stat(file + ".partial"); err == nil {
+		t.Error("the directory stays")
+	}
+	first, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Write(t.Context(), names, file); err != nil {
+		t.Fatal(err)
+	}
+	if second, err := os.ReadFile(file); err != nil || string(first) != string(second) {
+		t.Error("the same images give another file")
+	}
+
+	archive, err := registry.OpenArchive(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- Serve(ctx, l, registry.Serve(archive)) }()
+	for _, text := range names {
+		compare(t, "http://"+l.Addr().String(), text, images[text])
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+
+	target := httptest.NewServer(newRegistry())
+	defer target.Close()
+	if err := Push(t.Context(), archive, strings.TrimPrefix(target.URL, "http://"), true, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range names {
+		compare(t, target.URL, text, images[text])
+	}
+}
+
+func TestWhatIsNoBundle(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "images.tar")
+	for _, content := range []string{"", "no archive"} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := registry.OpenArchive(file); err == nil || !strings.Contains(err.Error(), file) {
+			t.Errorf("%q: %v", content, err)
+		}
+	}
+}
+
+// The host of a registry is replaced, and the path stays, as nodes do it (S-126).
+func TestMirrored(t *testing.T) {
+	t.Parallel()
+	for _, tc := range [][3]string{
+		{"registry.k8s.io/coredns/coredns:v1", "http://10.5.0.1:5000", "10.5.0.1:5000/coredns/coredns:v1"},
+		{"nginx", "https://cache.example/hub/", "cache.example/hub/library/nginx:latest"},
+		{"a.example/b@sha256:" + strings.Repeat("0", 64), "http://10.5.0.1:5000/", "10.5.0.1:5000/b@sha256:" + strings.Repeat("0", 64)},
+	} {
+		if got := at(t, tc[0], tc[1]).Name(); got != tc[2] {
+			t.Errorf("%s at %s: %s, want %s", tc[0], tc[1], got, tc[2])
+		}
+	}
+	if _, err := mirrored(at(t, "a.example/b:1", "http://c.example"), "c.example"); err == nil {
+		t.Error("a mirror that is no URL")
+	}
+}

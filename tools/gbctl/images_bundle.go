@@ -1,0 +1,162 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/qemu/network/registry"
+	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) bundleImagesCommand() *cobra.Command {
+	var which imageList
+	var output string
+	var mirrors []string
+	cmd := &cobra.Command{
+		Use:  "bundle [IMAGE...]",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			images, err := which.images(a, args)
+			if err != nil {
+				return err
+			}
+			from, err := parseMirrors(mirrors)
+			if err != nil {
+				return err
+			}
+			say := func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }
+			return imagebundle.Bundle{Say: say, Mirrors: from}.Write(cmd.Context(), images, output)
+		},
+	}
+	which.flags(cmd)
+	cmd.Flags().StringVarP(&output, "output", "o", "images.tar", "file to write")
+	cmd.Flags().StringArrayVar(&mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry without a mirror of its own; repeatable")
+	return cmd
+}
+
+// imageList are the flags that choose images.
+type imageList struct {
+	purpose, to string
+	configs     []string
+}
+
+// What images are for.
+const (
+	forCluster = "cluster"
+	forInstall = "install"
+	forUpgrade = "upgrade"
+)
+
+func (l *imageList) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&l.purpose, "for", forCluster, "what the images are for: cluster, install (the installer image of this release) or upgrade (of Kubernetes, to the version --to)")
+	f.StringVar(&l.to, "to", "", "version of Kubernetes after the upgrade (default "+config.KubernetesVersion+")")
+	f.StringArrayVarP(&l.configs, "config", "f", nil, "machine configuration whose images are meant, instead of the default ones; repeatable")
+}
+
+// images are those that were named, or that the flags choose, each once.
+func (l *imageList) images(a *app, named []string) (all []string, err error) {
+	switch {
+	case len(named) > 0:
+		all = named
+	case l.purpose == forInstall:
+		all = []string{media.InstallerImage(boot.Version)}
+	case l.purpose == forUpgrade:
+		all, err = config.KubernetesImages(l.to)
+	case l.purpose != forCluster:
+		err = usagef("--for %s: must be %s, %s or %s", l.purpose, forCluster, forInstall, forUpgrade)
+	case len(l.configs) == 0:
+		all = config.DefaultImages()
+	}
+	for _, path := range l.configs {
+		c, _, err := a.readConfig(path, config.Load)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c.Images()...)
+	}
+	var once []string
+	for _, image := range all {
+		if !slices.Contains(once, image) {
+			once = append(once, image)
+		}
+	}
+	return once, err
+}
+
+func (a *app) listImagesCommand() *cobra.Command {
+	var which imageList
+	cmd := &cobra.Command{
+		Use:  "list",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			images, err := which.images(a, nil)
+			for _, image := range images {
+				fmt.Fprintln(a.out, image)
+			}
+			return err
+		},
+	}
+	which.flags(cmd)
+	return cmd
+}
+
+func (a *app) serveImagesCommand() *cobra.Command {
+	var listen string
+	cmd := &cobra.Command{
+		Use:  "serve FILE",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			archive, err := registry.OpenArchive(args[0])
+			if err != nil {
+				return err
+			}
+			defer archive.Close()
+			l, err := net.Listen("tcp", listen)
+			if err != nil {
+				return fmt.Errorf("%w: choose another port with --listen", err)
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "serving the images of %s on port %d. Ctrl-C ends it. For nodes:\n  machine: {registries: {mirrors: {'*': {endpoints: [\"http://ADDRESS:%[2]d\"]}}}}\n", args[0], l.Addr().(*net.TCPAddr).Port)
+			return imagebundle.Serve(cmd.Context(), l, logged(registry.Serve(archive), func(line string) { fmt.Fprintln(a.out, line) }))
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", ":5000", "address and port to listen on")
+	return cmd
+}
+
+// logged writes a line for each manifest that a node asks for.
+func logged(h http.Handler, say func(string)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/manifests/") {
+			host, _, _ := net.SplitHostPort(r.RemoteAddr)
+			say(fmt.Sprintf("%s %s asks for %s", time.Now().Format(time.TimeOnly), host, oneLine(strings.TrimPrefix(r.URL.Path, "/v2/"))))
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+func (a *app) pushImagesCommand() *cobra.Command {
+	var insecure bool
+	cmd := &cobra.Command{
+		Use:  "push FILE REGISTRY",
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			archive, err := registry.OpenArchive(args[0])
+			if err != nil {
+				return err
+			}
+			defer archive.Close()
+			return imagebundle.Push(cmd.Context(), archive, args[1], insecure, func(line string) { fmt.Fprintln(a.out, line) })
+		},
+	}
+	cmd.Flags().BoolVar(&insecure, "insecure", false, "the registry has no TLS")
+	return cmd
+}

@@ -117,7 +117,7 @@ func (b Boot) medium() string {
 	case b.Disk != "":
 		return vm.OwnDisk
 	case b.Network != "":
-		return vm.Network
+		return vm.HTTP
 	}
 	return ""
 }

@@ -57,8 +57,8 @@ type Config struct {
 type Hardware struct {
 	NIC  string `json:"nic,omitempty"`
 	Disk string `json:"disk,omitempty"` // a key of diskPaths
-	// Medium is the device with the medium that a machine boots from: CD or Stick. Network and
-	// OwnDisk: it has no medium, and its firmware boots from its network card or its disk.
+	// Medium is the device with the medium that a machine boots from: CD or Stick. Network,
+	// HTTP and OwnDisk: it has no medium, and its firmware boots from its network card or its disk.
 	Medium string `json:"medium,omitempty"`
 }
 
@@ -74,8 +74,10 @@ const (
 	// CD is a drive at the AHCI controller, and Stick is a disk at USB.
 	CD    = "ide-cd,bus=ide.1"
 	Stick = "usb-storage"
-	// Network and OwnDisk are not devices of their own.
+	// Network, HTTP and OwnDisk are not devices of their own. With HTTP, a UEFI doesn't look for
+	// a TFTP server first, which takes it minutes; a BIOS has iPXE in any case.
 	Network = "network"
+	HTTP    = "http"
 	OwnDisk = "disk"
 )
 
@@ -159,7 +161,10 @@ func (c Config) system() (args []string) {
 			"-drive", "if=pflash,format=raw,readonly=on,file="+firmwareCode,
 			"-drive", "if=pflash,format=raw,file="+option(c.Variables))
 	}
-	if c.Hardware.Medium == Network || c.Hardware.Medium == OwnDisk {
+	if c.Hardware.Medium == HTTP && c.Variables != "" {
+		args = append(args, "-fw_cfg", "name=opt/org.tianocore/IPv4PXESupport,string=n", "-fw_cfg", "name=opt/org.tianocore/IPv6PXESupport,string=n")
+	}
+	if c.fromNetwork() || c.Hardware.Medium == OwnDisk {
 		return args
 	}
 	if c.Medium == "" {
@@ -172,16 +177,26 @@ func (c Config) system() (args []string) {
 	}
 	return append(args,
 		"-drive", "if=none,id=medium,format=raw,readonly=on,file="+option(c.Medium),
-		"-device", device+",drive=medium"+c.order(map[bool]int{true: 2, false: 0}[bootable(c.Disk)]))
+		"-device", device+",drive=medium"+c.order(c.mediumOrder()))
 }
 
 // order is the place of a disk or medium in the order in which it is booted. A UEFI has its own order, in its variables, and the node
 // adds its disk to that. From a network card it would boot last.
 func (c Config) order(index int) string {
-	if c.Variables != "" && c.Hardware.Medium != Network {
+	if c.Variables != "" && !c.fromNetwork() {
 		return ""
 	}
 	return fmt.Sprintf(",bootindex=%d", index)
+}
+
+func (c Config) fromNetwork() bool { return c.Hardware.Medium == Network || c.Hardware.Medium == HTTP }
+
+// mediumOrder is the place of what a machine is installed from: before an empty disk, and after one that boots.
+func (c Config) mediumOrder() int {
+	if bootable(c.Disk) {
+		return 2
+	}
+	return 0
 }
 
 // bootable reports whether a disk has a boot record. After an installation, a person takes the medium out, or lets the firmware start the
@@ -207,10 +222,10 @@ func monitorArguments() []string {
 
 func (c Config) networkCard() string {
 	card := cmp.Or(c.Hardware.NIC, virtioNIC) + ",netdev=net,mac=" + c.HardwareAddr.String()
-	if c.Hardware.Medium != Network {
+	if !c.fromNetwork() {
 		return card
 	}
-	card += ",bootindex=0"
+	card += c.order(c.mediumOrder())
 	if c.Variables != "" {
 		card += ",romfile=" // otherwise QEMU's iPXE replaces what the UEFI itself has
 	}

@@ -211,6 +211,17 @@ func Installer(t *testing.T, o media.Options) (layout, ref string) {
 	return layout, InstallerHost + "/garboard-os/installer:" + o.Version
 }
 
+// NetworkBoot builds the files for a boot over the network, and the installer image, as Medium does an ISO. Machines boot over HTTP, and are
+// installed from the image, which the cluster's registry has.
+func NetworkBoot(t *testing.T, o media.Options) Option {
+	t.Helper()
+	dir := buildMedium(t, media.PXE, o)
+	layout, _ := Installer(t, o)
+	return func(q *qemu.Options) {
+		q.Boot.Network, q.Boot.Installer, q.InstallImage = dir, layout, media.InstallerImage(o.Version)
+	}
+}
+
 // largerDisk is the size of a disk that an image is written to.
 const largerDisk = 6 // GiB
 

@@ -115,10 +115,28 @@ func TestMediumInBIOS(t *testing.T) {
 		o.Hardware = []vm.Hardware{{NIC: "e1000", Disk: vm.SATA, Medium: vm.OwnDisk}}
 		o.Prepare = func(dir string) error { return os.Rename(disk, filepath.Join(dir, "disk.img")) }
 	})
-	c.Says(2*bootBudget, 0, "configuration from state", "runs from slot A, which is good")
+	c.Says(2*bootBudget, 0, "machined", "configuration from state")
+	c.Says(bootBudget, 0, "runs from slot A, which is good")
 	m.Reached("the disk boots in another machine")
 	c.Says(bootBudget, 0, "has address 10.5.0.2")
 	m.Reached("it has its network")
+}
+
+// S-333: a machine of a development cluster boots over HTTP, with a UEFI, and is installed from the registry of the cluster. It has a
+// second disk, which stays as it is, and a clock that is ten years behind.
+func TestClusterFromTheNetwork(t *testing.T) {
+	c, m := e2etest.Start(t, "http-boot", qemu.QEMU, e2etest.NetworkBoot(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
+		o.Boot.UEFI, o.MemoryMiB, o.Disks, o.ClockOffset = true, 1536, 2, -10*365*24*time.Hour
+		o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
+	})
+	c.Says(2*bootBudget, 0, "installed from "+media.InstallerImage("v1.0.0"))
+	m.Reached("the system is on the disk")
+	c.Says(2*bootBudget, 0, "Garboard v1.0.0 runs from slot A, which is trying")
+	c.Says(bootBudget, 0, "slot A is good")
+	m.Reached("the system of the disk is good")
+	if out := c.Gbctl("-n", c.Node(), "disks"); !regexp.MustCompile(`/dev/vda .* Garboard\n(?s:.*)/dev/vdb .* nothing\n`).MatchString(out) {
+		t.Errorf("disks:\n%s", out)
+	}
 }
 
 // args make the serial line the main console, as in the other tests.

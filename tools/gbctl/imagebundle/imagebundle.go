@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -58,11 +59,55 @@ func (b Bundle) Write(ctx context.Context, images []string, output string) error
 			return fmt.Errorf("%w; what was pulled is in %s, and the same command continues", err, dir)
 		}
 	}
+	if err := only(to, images); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
 	b.Say("writing " + output)
 	if err := oci.Pack(dir, output); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
+}
+
+// only removes what an earlier command with other images has left.
+func only(in layout.Path, images []string) error {
+	err := in.RemoveDescriptors(func(d v1.Descriptor) bool { return !slices.Contains(images, d.Annotations[refAnnotation]) })
+	if err != nil {
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	index, err := in.ImageIndex()
+	if err != nil {
+		return err
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return err
+	}
+	used := map[string]bool{}
+	for _, d := range manifest.Manifests {
+		image, err := index.Image(d.Digest)
+		if err != nil {
+			return err
+		}
+		m, err := image.Manifest()
+		if err != nil {
+			return err
+		}
+		used[d.Digest.Hex], used[m.Config.Digest.Hex] = true, true
+		for _, l := range m.Layers {
+			used[l.Digest.Hex] = true
+		}
+	}
+	blobs, err := os.ReadDir(filepath.Join(string(in), "blobs/sha256"))
+	for _, b := range blobs {
+		if !used[b.Name()] {
+			err = errors.Join(err, os.Remove(filepath.Join(string(in), "blobs/sha256", b.Name())))
+		}
+	}
+	return err
 }
 
 func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) error {

@@ -94,13 +94,21 @@ func TestBundle(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "images.tar")
 	b := Bundle{Say: func(string) {}, Mirrors: map[string][]string{"*": {upstream.URL}}}
 
+	other := "registry.k8s.io/other:1"
+	image, err := random.Image(100_000, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(at(t, other, upstream.URL), image); err != nil {
+		t.Fatal(err)
+	}
 	config, err := images[names[1]].ConfigName()
 	if err != nil {
 		t.Fatal(err)
 	}
 	bad := config.String()
 	broken.Store(&bad)
-	if err := b.Write(t.Context(), names, file); err == nil || !strings.Contains(err.Error(), "coredns") || !strings.Contains(err.Error(), "the same command continues") {
+	if err := b.Write(t.Context(), append([]string{other}, names...), file); err == nil || !strings.Contains(err.Error(), "coredns") || !strings.Contains(err.Error(), "the same command continues") {
 		t.Fatalf("%v", err)
 	}
 	if _, err := os.Stat(file); err == nil {
@@ -138,6 +146,13 @@ func TestBundle(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer archive.Close()
+	digest, err := image.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := archive.Open("blobs/sha256/" + digest.Hex); err == nil {
+		t.Error("an image of an earlier command is in the file")
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

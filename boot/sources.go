@@ -23,8 +23,10 @@ const (
 	MediumLabel = "GARBOARD"
 	// ISOLabel as the value of garboard.config= means the volume of that label that has
 	// ISOFile. ISOArgument is the whole kernel parameter.
-	ISOLabel    = "metal-iso"
-	ISOFile     = "config.yaml"
+	ISOLabel = "metal-iso"
+	ISOFile  = "config.yaml"
+	// BundleFile on either volume is an archive with container images.
+	BundleFile  = "images.tar"
 	ISOArgument = paramConfig + "=" + ISOLabel
 	dataPrefix  = "data:"
 

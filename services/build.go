@@ -94,7 +94,11 @@ func NewNode(o Options) (*Node, error) {
 		return nil
 	}})
 	n.disks = d
-	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
+	var media boot.Mounter // nil in a container: the host's media aren't the node's
+	if o.Mode == boot.Machine {
+		media = d.Volume
+	}
+	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, Volume: media})
 
 	others := peers.New(store)
 	member := etcd.New(etcd.Options{

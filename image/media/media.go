@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -55,8 +56,9 @@ type Options struct {
 	Microcode string
 	// Args are added to the kernel's command line.
 	Args []string
-	// Config is a machine configuration; nil: none. Only an ISO can have one.
+	// Config is a machine configuration, and Images a file with container images; nil and "": none. Only an ISO can have them.
 	Config []byte
+	Images string
 }
 
 func (o Options) cmdline() string {
@@ -69,6 +71,9 @@ func (o Options) cmdline() string {
 
 // Build makes a medium. It is one file; the files for a boot over the network are in a directory.
 func (o Options) Build(ctx context.Context, kind, to string) error {
+	if o.Images != "" && kind != ISO {
+		return fmt.Errorf("a medium of kind %s can't have container images", kind)
+	}
 	if o.Config != nil && kind != ISO {
 		return fmt.Errorf("a medium of kind %s can't have a configuration: name its URL instead, with the kernel argument garboard.config=URL", kind)
 	}
@@ -152,6 +157,11 @@ func (o Options) iso(uki []byte, to string) (err error) {
 			return err
 		}
 	}
+	if o.Images != "" {
+		if err := copyFile(o.Images, filepath.Join(dir, boot.BundleFile)); err != nil {
+			return err
+		}
+	}
 	made := filepath.Join(work, "iso")
 	if err := writeISO(made, dir, label, o.Loader); err != nil {
 		return err
@@ -162,6 +172,21 @@ func (o Options) iso(uki []byte, to string) (err error) {
 		}
 	}
 	return os.Rename(made, to)
+}
+
+func copyFile(from, to string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	_, err = io.Copy(out, in)
+	return err
 }
 
 // grub is the script for a BIOS. It takes kernel and initramfs out of the unified kernel image.

@@ -9,6 +9,7 @@ import (
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/kernel"
+	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
@@ -18,7 +19,7 @@ func (a *app) mediaCommand() *cobra.Command {
 }
 
 func (a *app) mediaBuildCommand() *cobra.Command {
-	var output, source, flavour, configFile, microcode string
+	var output, source, flavour, configFile, microcode, images string
 	var args []string
 	cmd := &cobra.Command{
 		Use:       "build [" + strings.Join(media.Kinds, "|") + "]",
@@ -35,7 +36,7 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 			if err := checkFlavour(flavour); err != nil {
 				return err
 			}
-			o := media.Options{Args: args, Microcode: microcode}
+			o := media.Options{Args: args, Microcode: microcode, Images: images}
 			if configFile != "" {
 				if kind != media.ISO {
 					return usagef("--config: only an iso can have a configuration; for %s, use --extra-kernel-arg garboard.config=URL", kind)
@@ -44,6 +45,16 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 				if _, o.Config, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
 					return err
 				}
+			}
+			if images != "" {
+				if kind != media.ISO {
+					return usagef("--images: only an iso can have images")
+				}
+				archive, err := registry.OpenArchive(images)
+				if err != nil {
+					return err
+				}
+				archive.Close()
 			}
 			if err := buildParts(cmd, source, flavour, &o); err != nil {
 				return err
@@ -60,6 +71,7 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 	f.StringVarP(&output, "output", "o", "", "file to write, or the directory for pxe (default garboard.iso, garboard.raw.zst, garboard.efi, pxe or garboard-installer.tar)")
 	f.StringVar(&flavour, "flavour", string(kernel.Generic), "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines")
 	f.StringVar(&configFile, "config", "", "machine configuration to put into the iso: the machine uses it at its first boot")
+	f.StringVar(&images, "images", "", "file of 'gbctl images bundle' to put into the iso: the machine takes its images from it, and needs no registry for them")
 	f.StringVar(&microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware: its intel-ucode and amd-ucode")
 	f.StringArrayVar(&args, "extra-kernel-arg", nil, "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
 	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")

@@ -7,6 +7,7 @@ import (
 	"bufio"
 	"io"
 	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,7 +18,10 @@ import (
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/garboard-os/garboard/qemu/vm"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 )
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
@@ -120,6 +124,26 @@ func TestMediumInBIOS(t *testing.T) {
 	m.Reached("the disk boots in another machine")
 	c.Says(bootBudget, 0, "has address 10.5.0.2")
 	m.Reached("it has its network")
+}
+
+// A machine installs itself from a CD, and is a Ready node, with the images of the CD: there is no other image in its network.
+func TestImagesOnTheMedium(t *testing.T) {
+	source := httptest.NewServer(registry.New(e2etest.Built(t, qemu.QEMU).Layout))
+	defer source.Close()
+	bundle, nothing := filepath.Join(t.TempDir(), "images.tar"), t.TempDir()
+	e2etest.Gbctl(t, "images", "bundle", "-o", bundle, "--registry-mirror", "*="+source.URL)
+	if _, err := layout.Write(nothing, empty.Index); err != nil {
+		t.Fatal(err)
+	}
+	c, m := e2etest.Start(t, "cd-images", qemu.QEMU, e2etest.Medium(t, media.Options{Args: args, Images: bundle}), func(o *qemu.Options) {
+		o.Images = nothing
+	})
+	c.Says(2*bootBudget, 0, "runs from slot A, which is trying")
+	m.Reached("the disk boots")
+	c.Says(bootBudget, 0, "importing 2 images of the medium for system")
+	c.Says(bootBudget, 0, "images of the medium for k8s.io")
+	m.Reached("the images are imported")
+	c.Ready(m)
 }
 
 // S-333: a machine of a development cluster boots over HTTP, with a UEFI, and is installed from the registry of the cluster. It has a

@@ -52,6 +52,7 @@ type Options struct {
 	Store     *resource.Store
 	Processes *process.Table
 	Logs      *logs.Logs
+	Volume    boot.Mounter // for the images on a medium; nil: there are no media
 }
 
 // Containerd is the service and the way to its client.
@@ -132,6 +133,7 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 		_ = child.Stop(stopBudget) // why it didn't serve says more than how it ended
 		return err
 	}
+	c.importBundle(ctx, h)
 	h.Started(fmt.Sprintf("Started process containerd (PID %d)", child.Pid()))
 	select {
 	case <-child.Done():

@@ -1,0 +1,43 @@
+package containerd
+
+import (
+	"archive/tar"
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestBundled(t *testing.T) {
+	t.Parallel()
+	archive := func(name, content string) *bytes.Reader {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for _, f := range [][2]string{{"blobs/sha256/00", "blob"}, {name, content}} {
+			if err := w.WriteHeader(&tar.Header{Name: f[0], Size: int64(len(f[1])), Mode: 0o644}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Write([]byte(f[1])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return bytes.NewReader(b.Bytes())
+	}
+	const index = `{"manifests": [{"annotations": {"org.opencontainers.image.ref.name": "registry.k8s.io/pause:3.10.1"}}, {"digest": "sha256:00"}]}`
+	if names, err := bundled(archive("index.json", index)); err != nil || !slices.Equal(names, []string{"registry.k8s.io/pause:3.10.1"}) {
+		t.Errorf("%q, %v", names, err)
+	}
+	for content, in := range map[string]*bytes.Reader{
+		"no index":   archive("other.json", index),
+		"no JSON":    archive("index.json", "{"),
+		"no archive": bytes.NewReader([]byte("text")),
+		"nothing":    bytes.NewReader(nil),
+	} {
+		if names, err := bundled(in); err == nil || !strings.HasPrefix(err.Error(), "images.tar: ") {
+			t.Errorf("%s: %q, %v", content, names, err)
+		}
+	}
+}

@@ -17,7 +17,8 @@ type lock struct {
 	broken error
 	tries  int
 	given  []time.Duration
-	during func() // a try
+	during func()        // a try
+	slow   time.Duration // of a release
 }
 
 func (k *lock) Take(_ context.Context, h Holder) (Taken, error) {
@@ -44,6 +45,7 @@ func (k *lock) Look(context.Context) (*Holder, error) {
 }
 
 func (k *lock) Release(_ context.Context, after time.Duration) error {
+	time.Sleep(k.slow)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.given = append(k.given, after)
@@ -63,6 +65,24 @@ func (k *lock) set(holder *Holder, broken error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.holder, k.broken = holder, broken
+}
+
+// Who sees that an operation is done can begin the next one, also while the lock is given back.
+func TestNextOperationWhileTheLockIsGivenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.lock = &lock{slow: time.Second}
+		n.definitions = []Definition{planned("reset", n.noting("work"))}
+		n.boot()
+		defer n.halt()
+		id := n.start("reset")
+		synctest.Wait()
+		n.want(id, Done, Done)
+		n.start("reset")
+		time.Sleep(time.Minute)
+		n.expect("work", "work")
+	})
 }
 
 // One of those that need it at a time; who has the lock is named.

@@ -163,6 +163,7 @@ func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 	case <-ctx.Done():
 		return Operation{}, fmt.Errorf("%s: wait for another operation to begin: %w", a.Name, ctx.Err())
 	}
+	r.settle(ctx)
 	if err := r.room(def); err != nil {
 		return Operation{}, err
 	}
@@ -179,6 +180,22 @@ func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 		return newRecord(request, def, p).Operation, nil
 	}
 	return r.begin(ctx, def, request, p)
+}
+
+// settle waits for operations that are known to be done, and that still give the lock of the cluster back: who has seen their end can begin the next one.
+func (r *Runner) settle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*releaseTimeout)
+	defer cancel()
+	for _, x := range r.all() {
+		if !x.record().Finished() {
+			continue
+		}
+		select {
+		case <-x.ended:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func newID(name string) string {

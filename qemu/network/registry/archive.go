@@ -39,7 +39,7 @@ func OpenArchive(name string) (*Archive, error) {
 		}
 		if err != nil {
 			file.Close()
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, fmt.Errorf("%s is no archive of container images: %w", name, err)
 		}
 		if header.Typeflag == tar.TypeReg {
 			a.files[path.Clean(header.Name)] = entry{header.FileInfo(), at}

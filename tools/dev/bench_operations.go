@@ -103,22 +103,42 @@ func operate(ctx context.Context, out io.Writer, c *qemu.Cluster, start func(con
 		return operated{}, err
 	}
 	defer node.Close()
+	if err := awaitAPI(ctx, c); err != nil { // it may still be away after the operation before
+		return operated{}, err
+	}
 	stop := make(chan struct{})
 	silences := make(chan []time.Duration)
 	go func() { silences <- unready(ctx, c, stop) }()
 	began := time.Now()
 	done, err := follow(ctx, out, node, start)
+	took := time.Since(began)
+	if err == nil {
+		err = awaitAPI(ctx, c)
+	}
 	close(stop)
 	all := <-silences
 	if err != nil {
 		return operated{}, err
 	}
-	o := operated{Operation: done, took: time.Since(began)}
+	o := operated{Operation: done, took: took}
 	for _, s := range all {
 		o.away += s
 		o.longest = max(o.longest, s)
 	}
 	return o, nil
+}
+
+// awaitAPI waits until an API server is ready at the endpoint.
+func awaitAPI(ctx context.Context, c *qemu.Cluster) error {
+	for {
+		err := askReady(ctx, c)
+		if err == nil {
+			return nil
+		}
+		if pause(ctx, askEvery) != nil {
+			return fmt.Errorf("no API server is ready: %w", err)
+		}
+	}
 }
 
 // follow starts an operation, and prints its events until it is done.

@@ -65,6 +65,10 @@ func (l *imageList) flags(cmd *cobra.Command) {
 // images are those that were named, or that the flags choose, each once.
 func (l *imageList) images(a *app, named []string) (all []string, err error) {
 	switch {
+	case l.to != "" && l.purpose != forUpgrade:
+		err = usagef("--to is only for --for %s", forUpgrade)
+	case len(l.configs) > 0 && l.purpose != forCluster:
+		err = usagef("--config is only for --for %s", forCluster)
 	case len(named) > 0:
 		all = named
 	case l.purpose == forInstall:
@@ -75,6 +79,9 @@ func (l *imageList) images(a *app, named []string) (all []string, err error) {
 		err = usagef("--for %s: must be %s, %s or %s", l.purpose, forCluster, forInstall, forUpgrade)
 	case len(l.configs) == 0:
 		all = config.DefaultImages()
+	}
+	if err != nil {
+		return nil, err
 	}
 	for _, path := range l.configs {
 		c, _, err := a.readConfig(path, config.Load)

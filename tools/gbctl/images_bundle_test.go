@@ -24,12 +24,12 @@ func TestImagesList(t *testing.T) {
 			t.Errorf("%+v: %q, %v", tc.which, got, err)
 		}
 	}
-	for _, bad := range []imageList{{purpose: "fun"}, {purpose: forUpgrade, to: "1.2.3"}} {
+	for _, bad := range []imageList{{purpose: "fun"}, {purpose: forUpgrade, to: "1.2.3"}, {purpose: forCluster, to: "1.35.4"}, {purpose: forInstall, configs: []string{"/nowhere"}}} {
 		if _, err := bad.images(&app{}, nil); err == nil {
 			t.Errorf("%+v: no error", bad)
 		}
 	}
-	if got, err := (&imageList{}).images(&app{}, []string{"a:1", "b:1", "a:1"}); err != nil || len(got) != 2 {
+	if got, err := (&imageList{purpose: forCluster}).images(&app{}, []string{"a:1", "b:1", "a:1"}); err != nil || len(got) != 2 {
 		t.Errorf("%q, %v", got, err)
 	}
 }

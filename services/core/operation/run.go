@@ -110,6 +110,23 @@ func (x *execution) release(after time.Duration) {
 	x.lock = nil
 }
 
+// settle waits for operations that are known to be done, and that still give the lock of the
+// cluster back: who has seen their end can begin the next one.
+func (r *Runner) settle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*releaseTimeout)
+	defer cancel()
+	for _, x := range r.all() {
+		if !x.record().Finished() {
+			continue
+		}
+		select {
+		case <-x.ended:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // forward runs the steps, from the first one that isn't done. It returns errLost where this
 // node may not be the coordinator of the operation any more.
 func (x *execution) forward(ctx context.Context) error {

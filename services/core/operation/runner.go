@@ -182,22 +182,6 @@ func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 	return r.begin(ctx, def, request, p)
 }
 
-// settle waits for operations that are known to be done, and that still give the lock of the cluster back: who has seen their end can begin the next one.
-func (r *Runner) settle(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 2*releaseTimeout)
-	defer cancel()
-	for _, x := range r.all() {
-		if !x.record().Finished() {
-			continue
-		}
-		select {
-		case <-x.ended:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
 func newID(name string) string {
 	var b [idSize]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the program instead

@@ -10,6 +10,7 @@ import (
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/image/oci"
+	"github.com/garboard-os/garboard/image/program"
 	"github.com/garboard-os/garboard/image/progress"
 )
 
@@ -53,23 +54,28 @@ func BuildAll(ctx context.Context, root string, out io.Writer, node Builder, fla
 }
 
 // BuildMedia makes what media are put together from.
-func BuildMedia(ctx context.Context, root string, out io.Writer, flavour Flavour) (*Boot, loader.Loader, error) {
+func BuildMedia(ctx context.Context, root string, out io.Writer, flavour Flavour) (o media.Options, err error) {
 	store, r, err := userCache(out)
 	if err != nil {
-		return nil, loader.Loader{}, err
+		return o, err
 	}
 	made, err := Build(ctx, root, store, r, flavour)
 	if err != nil {
-		return nil, loader.Loader{}, err
+		return o, err
 	}
-	boots, err := loader.Build(ctx, store, r)
-	return made, boots, err
+	o = media.Options{Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs}
+	if o.Loader, err = loader.Build(ctx, store, r); err != nil {
+		return o, err
+	}
+	programs := program.Builder{Root: root, Version: made.Version, Store: store, Progress: r}
+	o.Program, err = programs.Build(ctx, program.Installer)
+	return o, err
 }
 
-// BuildMedium makes what machines boot from with these kernel arguments: a medium or, of the kind media.Installer, the directory with the
+// BuildMedium makes what machines boot from with these kernel arguments: a medium or, of the kind media.InstallerKind, the directory with the
 // OCI layout of the installer image. The result is in the cache.
 func BuildMedium(ctx context.Context, root string, out io.Writer, flavour Flavour, kind string, args ...string) (string, error) {
-	made, loaders, err := BuildMedia(ctx, root, out, flavour)
+	o, err := BuildMedia(ctx, root, out, flavour)
 	if err != nil {
 		return "", err
 	}
@@ -77,22 +83,22 @@ func BuildMedium(ctx context.Context, root string, out io.Writer, flavour Flavou
 	if err != nil {
 		return "", err
 	}
-	inputs := append([]string{recipe, kind, made.Version, made.Release, loaders.Disk}, args...)
-	for _, file := range []string{made.Kernel, made.Initramfs} {
+	inputs := append([]string{recipe, kind, o.Version, o.Release, o.Loader.Disk, filepath.Base(filepath.Dir(o.Program))}, args...)
+	for _, file := range []string{o.Kernel, o.Initramfs} {
 		hash, err := cache.HashTree(file)
 		if err != nil {
 			return "", err
 		}
 		inputs = append(inputs, hash)
 	}
+	o.Args = args
 	dir, err := r.Build(ctx, store, stepMedium, inputs, func(ctx context.Context, dir string) error {
-		o := media.Options{Loader: loaders, Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs, Args: args}
-		if kind == media.Installer {
+		if kind == media.InstallerKind {
 			return o.InstallerLayout(ctx, dir)
 		}
 		return o.Build(ctx, kind, filepath.Join(dir, kind))
 	})
-	if kind == media.Installer {
+	if kind == media.InstallerKind {
 		return dir, err
 	}
 	return filepath.Join(dir, kind), err

@@ -4,6 +4,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -34,7 +35,7 @@ var AptPackages = func() []string {
 
 // recipe is part of the keys of root filesystem, initramfs and media: raise it when a change in how they are put together makes other bytes out
 // of the same parts.
-const recipe = "2"
+const recipe = "3"
 
 // First guesses, for two cores and nothing cached.
 const (
@@ -96,11 +97,11 @@ func BuildRoot(ctx context.Context, root string, store *cache.Store, r *progress
 
 func build(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour, archive bool) (*Boot, error) {
 	b := &builder{store: store, progress: r}
-	programs := program.Builder{Root: root, Version: boot.Version, Store: store, Progress: r}
+	builder := program.Builder{Root: root, Version: boot.Version, Store: store, Progress: r}
 	r.Expect(stepKernel, guessKernel)
 	r.Expect(stepRootFS, guessRootFS)
 	r.Expect(stepInitramfs, guessInitramfs)
-	steps := []string{program.Name, stepKernel, rootfs.Tools.Name, stepRootFS}
+	steps := []string{program.Init, stepKernel, rootfs.Tools.Name, stepRootFS}
 	if archive {
 		steps = append(steps, stepInitramfs)
 	}
@@ -111,7 +112,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		return nil, err
 	}
 	result := &Boot{Version: boot.Version}
-	if result.Init, err = programs.Build(ctx); err != nil {
+	if result.Init, err = builder.Build(ctx, program.Init); err != nil {
 		return nil, err
 	}
 	// The file, not the link: whoever links or copies it under the name sandbox has a program of that name.
@@ -131,14 +132,13 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	if err != nil {
 		return nil, err
 	}
+	component := map[string]string{"sandbox": "runc", "containerd-shim-runc-v2": "containerd"}
+	programs := map[string]string{}
+	for _, name := range rootfs.Programs {
+		programs[name] = filepath.Join(made[cmp.Or(component[name], name)], name)
+	}
 	result.RootFS, err = b.rootFS(ctx, rootfs.Sources{
-		Version: boot.Version,
-		Programs: map[string]string{
-			"containerd":              filepath.Join(made["containerd"], "containerd"),
-			"containerd-shim-runc-v2": filepath.Join(made["containerd"], "containerd-shim-runc-v2"),
-			"runc":                    filepath.Join(made["runc"], "runc"),
-			"sandbox":                 filepath.Join(made["runc"], "sandbox"),
-		},
+		Version: boot.Version, Programs: programs,
 		CNI:            made["cni"],
 		Tools:          tools,
 		Loaders:        loaders.Disk,

@@ -7,6 +7,7 @@
 package kernel
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -209,6 +210,8 @@ func decompressor(path string, file io.Reader) (io.ReadCloser, error) {
 			return nil, err
 		}
 		return r.IOReadCloser(), nil
+	case ".gz":
+		return gzip.NewReader(file)
 	case ".ko":
 		return io.NopCloser(file), nil
 	}

@@ -3,6 +3,8 @@ package esp
 const (
 	// MediumFile is the file of a medium that describes the system on it, as JSON.
 	MediumFile = "garboard.json"
+	// KernelFile is the file of the kernel in an installer image.
+	KernelFile = "vmlinuz"
 	// InstallDir has this file, and the system, in an installer image.
 	InstallDir = "usr/install"
 )
@@ -14,6 +16,10 @@ type Medium struct {
 	Offset  int64  `json:"offset"` // bytes
 	Size    int64  `json:"size"`
 	SHA256  string `json:"sha256"` // in hexadecimal digits
+	// Kernel is the SHA-256 of the kernel in it. In an installer image, the file KernelFile is the same, or a kernel that is to replace it.
+	Kernel string `json:"kernel,omitempty"`
+	// Modules is the release of the kernel that its modules are for.
+	Modules string `json:"modules,omitempty"`
 	// From is the oldest release that can be upgraded to this one.
 	From string `json:"from,omitempty"`
 }

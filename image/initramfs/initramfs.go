@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/u-root/u-root/pkg/cpio"
 )
 
@@ -63,7 +64,15 @@ func Write(ctx context.Context, w io.Writer, c Contents) (err error) {
 			err = fmt.Errorf("write initramfs: %w", err)
 		}
 	}()
-	small, err := smallFiles(c)
+	program, err := os.ReadFile(c.Init)
+	if err != nil {
+		return err
+	}
+	var modules read
+	if c.ModulesDir != "" {
+		modules = func(name string) ([]byte, error) { return os.ReadFile(filepath.Join(c.ModulesDir, name)) }
+	}
+	small, err := smallFiles(program, filepath.Base(c.ModulesDir), modules)
 	if err != nil {
 		return err
 	}
@@ -71,16 +80,21 @@ func Write(ctx context.Context, w io.Writer, c Contents) (err error) {
 	if err != nil {
 		return err
 	}
-	// The kernel skips zeros between segments.
-	padding := (alignment - len(first)%alignment) % alignment
-	if _, err := w.Write(append(first, make([]byte, padding)...)); err != nil {
-		return err
-	}
 	rootfs, err := os.Open(c.RootFS)
 	if err != nil {
 		return err
 	}
 	defer rootfs.Close()
+	return writeArchive(w, first, rootfs)
+}
+
+// writeArchive writes both segments, of which the first one is compressed.
+func writeArchive(w io.Writer, first []byte, rootfs *os.File) error {
+	// The kernel skips zeros between segments.
+	padding := (alignment - len(first)%alignment) % alignment
+	if _, err := w.Write(append(bytes.Clone(first), make([]byte, padding)...)); err != nil {
+		return err
+	}
 	stat, err := rootfs.Stat()
 	if err != nil {
 		return err
@@ -91,8 +105,11 @@ func Write(ctx context.Context, w io.Writer, c Contents) (err error) {
 	return writeSegment(w, []cpio.Record{record})
 }
 
-// smallFiles lists the compressed segment.
-func smallFiles(c Contents) ([]cpio.Record, error) {
+// read reads a file of a module folder.
+type read = func(name string) ([]byte, error)
+
+// smallFiles lists the compressed segment. Modules are those of a release of the kernel, or nil.
+func smallFiles(program []byte, release string, modules read) ([]cpio.Record, error) {
 	var records []cpio.Record
 	for _, dir := range directories {
 		records = append(records, cpio.Directory(dir, 0o755))
@@ -104,25 +121,18 @@ func smallFiles(c Contents) ([]cpio.Record, error) {
 		cpio.CharDev("dev/console", 0o600, 5, 1),
 		cpio.CharDev("dev/null", 0o666, 1, 3),
 	)
-	init, err := contents("init", c.Init, 0o755)
-	if err != nil {
-		return nil, err
-	}
-	records = append(records, init)
-	if c.ModulesDir == "" {
+	records = append(records, cpio.StaticFile(esp.InitName, string(program), 0o755))
+	if modules == nil {
 		return records, nil
 	}
-	modules, err := moduleRecords(c.ModulesDir, Modules)
-	if err != nil {
-		return nil, err
-	}
-	return append(records, modules...), nil
+	added, err := moduleRecords(modules, release, Modules)
+	return append(records, added...), err
 }
 
 // moduleRecords picks the named modules and what they need from a module folder, and the lines of modules.dep that say so. Names
 // without a file are built into the kernel: package kernel has made sure that each is one or the other.
-func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
-	index, err := os.ReadFile(filepath.Join(dir, "modules.dep"))
+func moduleRecords(dir read, release string, names []string) ([]cpio.Record, error) {
+	index, err := dir("modules.dep")
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +155,7 @@ func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
 		}
 	}
 
-	base := filepath.Join("usr/lib/modules", filepath.Base(dir))
+	base := filepath.Join("usr/lib/modules", release)
 	folders := map[string]bool{base: true}
 	var files []cpio.Record
 	var dep strings.Builder
@@ -154,14 +164,14 @@ func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
 		for parent := filepath.Dir(path); parent != "."; parent = filepath.Dir(parent) {
 			folders[filepath.Join(base, parent)] = true
 		}
-		record, err := contents(filepath.Join(base, path), filepath.Join(dir, path), 0o644)
+		record, err := contents(dir, base, path)
 		if err != nil {
 			return nil, err
 		}
 		files = append(files, record)
 	}
 	files = append(files, cpio.StaticFile(filepath.Join(base, "modules.dep"), dep.String(), 0o644))
-	builtin, err := contents(filepath.Join(base, "modules.builtin"), filepath.Join(dir, "modules.builtin"), 0o644)
+	builtin, err := contents(dir, base, "modules.builtin")
 	if err != nil {
 		return nil, err
 	}
@@ -175,12 +185,9 @@ func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
 }
 
 // contents is a record with a small file's bytes.
-func contents(name, path string, perm uint64) (cpio.Record, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return cpio.Record{}, err
-	}
-	return cpio.StaticFile(name, string(data), perm), nil
+func contents(dir read, base, name string) (cpio.Record, error) {
+	data, err := dir(name)
+	return cpio.StaticFile(filepath.Join(base, name), string(data), 0o644), err
 }
 
 // writeSegment writes one complete cpio archive. Its length is a multiple of alignment.

@@ -8,15 +8,12 @@ package media
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"path/filepath"
 	"strings"
 
@@ -29,15 +26,15 @@ import (
 
 // The kinds of media.
 const (
-	ISO       = "iso"
-	UKI       = "uki"
-	PXE       = "pxe"
-	Installer = "installer"
-	Disk      = "disk"
+	ISO           = "iso"
+	UKI           = "uki"
+	PXE           = "pxe"
+	InstallerKind = "installer"
+	Disk          = "disk"
 )
 
 // Kinds are all of them.
-var Kinds = []string{ISO, Disk, UKI, PXE, Installer}
+var Kinds = []string{ISO, Disk, UKI, PXE, InstallerKind}
 
 // BootFile is where UEFI looks on a medium that isn't in its boot entries (UEFI 2.10, 3.5.1.1).
 const BootFile = "/EFI/BOOT/BOOTX64.EFI"
@@ -54,15 +51,27 @@ type Options struct {
 	Kernel, Initramfs string
 	// Microcode is a directory with the microcode of processors, as in /lib/firmware; "": none.
 	Microcode string
-	// Args are added to the kernel's command line.
-	Args []string
+	// Cmdline is the kernel's command line; "": the usual one. Args are added to it.
+	Cmdline string
+	Args    []string
+	// Modules is the release of the kernel that the modules are for; "": Release.
+	Modules string
+	// Program is the file of the program in the installer image, and Name the name of that image; "": the usual one.
+	Program, Name string
 	// Config is a machine configuration, and Images a file with container images; nil and "": none. Only an ISO can have them.
 	Config []byte
 	Images string
 }
 
+// With are the options of a medium that is made of the same parts, with what other options add. Their version, if they have one, is the medium's.
+func (o Options) With(other Options) Options {
+	o.Version = cmp.Or(other.Version, o.Version)
+	o.Args, o.Microcode, o.Config, o.Images, o.Name = other.Args, other.Microcode, other.Config, other.Images, other.Name
+	return o
+}
+
 func (o Options) cmdline() string {
-	args := append([]string{defaultArgs}, o.Args...)
+	args := append([]string{cmp.Or(o.Cmdline, defaultArgs)}, o.Args...)
 	if o.Config != nil {
 		args = append(args, boot.ISOArgument)
 	}
@@ -77,8 +86,14 @@ func (o Options) Build(ctx context.Context, kind, to string) error {
 	if o.Config != nil && kind != ISO {
 		return fmt.Errorf("a medium of kind %s can't have a configuration: name its URL instead, with the kernel argument garboard.config=URL", kind)
 	}
-	if kind == PXE {
+	switch kind {
+	case PXE:
 		return o.pxe(to)
+	case InstallerKind:
+		return o.withDirectory(to, func(dir string) error {
+			image, layers := o.installerImage(dir)
+			return oci.WriteArchive(ctx, to, image, layers)
+		})
 	}
 	uki, err := o.uki()
 	if err != nil {
@@ -91,8 +106,6 @@ func (o Options) Build(ctx context.Context, kind, to string) error {
 		return o.iso(uki, to)
 	case Disk:
 		return o.disk(uki, to)
-	case Installer:
-		return o.installer(ctx, uki, to)
 	}
 	return fmt.Errorf("kind %q: must be one of %s", kind, strings.Join(Kinds, ", "))
 }
@@ -221,41 +234,4 @@ func (o Options) describe(file string, uki []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%s isn't in one piece in %s", BootFile, efiFile)
 	}
 	return o.description(uki, efiFile, at)
-}
-
-func (o Options) description(uki []byte, file string, at int) ([]byte, error) {
-	sum := sha256.Sum256(uki)
-	return json.Marshal(esp.Medium{Version: o.Version, File: file, Offset: int64(at), Size: int64(len(uki)), SHA256: hex.EncodeToString(sum[:]), From: boot.UpgradesFrom})
-}
-
-// InstallerImage is the name of the installer image of a release.
-func InstallerImage(version string) string {
-	return "ghcr.io/garboard-os/installer:" + strings.ReplaceAll(version, "+", "-")
-}
-
-// installer makes an image for a registry, from which machines install and upgrade themselves.
-func (o Options) installer(ctx context.Context, uki []byte, to string) error {
-	files, err := o.installerFiles(uki)
-	if err != nil {
-		return err
-	}
-	return oci.WriteArchive(ctx, to, InstallerImage(o.Version), files)
-}
-
-// InstallerLayout writes the same image to a directory, in the OCI image layout.
-func (o Options) InstallerLayout(ctx context.Context, dir string) error {
-	uki, err := o.uki()
-	if err != nil {
-		return err
-	}
-	files, err := o.installerFiles(uki)
-	if err != nil {
-		return err
-	}
-	return oci.WriteLayout(ctx, dir, InstallerImage(o.Version), files)
-}
-
-func (o Options) installerFiles(uki []byte) (map[string][]byte, error) {
-	described, err := o.description(uki, UKIFile, 0)
-	return map[string][]byte{path.Join(esp.InstallDir, UKIFile): uki, path.Join(esp.InstallDir, esp.MediumFile): described}, err
 }

@@ -5,13 +5,13 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"debug/pe"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,6 +22,7 @@ import (
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"github.com/klauspost/compress/zstd"
 
@@ -29,50 +30,20 @@ import (
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/image/loader"
+	"github.com/garboard-os/garboard/tools/testing/uki"
 )
-
-// stub is a program with one section, and headers of a size.
-func stub(t *testing.T, headers uint32) []byte {
-	t.Helper()
-	var b bytes.Buffer
-	dos := make([]byte, 0x40)
-	copy(dos, "MZ")
-	dos[0x3c] = 0x40
-	b.Write(dos)
-	b.WriteString("PE\x00\x00")
-	put := func(v any) {
-		if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put(pe.FileHeader{Machine: pe.IMAGE_FILE_MACHINE_AMD64, NumberOfSections: 1, SizeOfOptionalHeader: 240})
-	put(pe.OptionalHeader64{Magic: 0x20b, SectionAlignment: 4096, FileAlignment: 512, SizeOfHeaders: headers, NumberOfRvaAndSizes: 16})
-	text := pe.SectionHeader32{VirtualSize: 100, VirtualAddress: 4096, SizeOfRawData: 512, PointerToRawData: headers}
-	copy(text.Name[:], ".text")
-	put(text)
-	b.Write(make([]byte, int(headers)+512-b.Len()))
-	return b.Bytes()
-}
-
-// kernel has a header as one for x86 (Documentation/arch/x86/boot.rst): one setup sector, and 32 bytes after it.
-func kernel() string {
-	k := make([]byte, 1024+32)
-	k[0x1f1], k[0x1f4] = 1, 2
-	copy(k[0x202:], "HdrS")
-	return string(k)
-}
 
 func options(t *testing.T) Options {
 	t.Helper()
 	dir := t.TempDir()
 	o := Options{
-		Loader:  loader.Loader{Stub: stub(t, 1024), BIOS: bytes.Repeat([]byte("grub"), 4000), BootHybrid: bytes.Repeat([]byte{0x90}, 512)},
+		Loader:  loader.Loader{Stub: uki.Stub(t, 1024), BIOS: bytes.Repeat([]byte("grub"), 4000), BootHybrid: bytes.Repeat([]byte{0x90}, 512)},
 		Version: "v1.2.3", Release: "6.12.0-amd64", Args: []string{"console=ttyS1"},
-		Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(dir, "initramfs"),
+		Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(dir, "initramfs"), Program: filepath.Join(dir, "program"),
 	}
 	o.Loader.Disk = dir
 	for path, content := range map[string]string{
-		o.Kernel: kernel(), o.Initramfs: strings.Repeat("the initramfs ", 100000), filepath.Join(dir, esp.SystemdBoot): "systemd-boot",
+		o.Kernel: string(uki.Linux("6.12.0-amd64")), o.Initramfs: strings.Repeat("the initramfs ", 100000), filepath.Join(dir, esp.SystemdBoot): "systemd-boot", o.Program: "program",
 		filepath.Join(dir, esp.GRUBRecord): strings.Repeat("r", 512), filepath.Join(dir, esp.GRUBProgram): strings.Repeat("p", 2048),
 	} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -102,13 +73,13 @@ func read(t *testing.T, path string) []byte {
 
 func TestUnifiedKernelImage(t *testing.T) {
 	o := options(t)
-	uki := read(t, build(t, o, UKI))
-	file, err := pe.NewFile(bytes.NewReader(uki))
+	made := read(t, build(t, o, UKI))
+	file, err := pe.NewFile(bytes.NewReader(made))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		".linux": kernel(), ".initrd": string(read(t, o.Initramfs)), ".uname": o.Release,
+		".linux": string(uki.Linux("6.12.0-amd64")), ".initrd": string(read(t, o.Initramfs)), ".uname": o.Release,
 		".cmdline": "console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1",
 		".osrel":   "ID=\"garboard\"\nNAME=\"Garboard\"\nPRETTY_NAME=\"Garboard v1.2.3\"\nVERSION_ID=\"v1.2.3\"\n",
 	} {
@@ -125,13 +96,13 @@ func TestUnifiedKernelImage(t *testing.T) {
 			t.Errorf("%s is at %x in memory, and at %x in the file", name, s.VirtualAddress, s.Offset)
 		}
 	}
-	image, err := esp.ReadImage(bytes.NewReader(uki), int64(len(uki)))
+	image, err := esp.ReadImage(bytes.NewReader(made), int64(len(made)))
 	if err != nil || image.Version != o.Version || !strings.HasSuffix(image.Cmdline, "console=ttyS1") {
 		t.Errorf("%+v, %v", image, err)
 	}
-	for list, want := range map[string]string{image.Kernel: kernel(), image.Initramfs: string(read(t, o.Initramfs))} {
+	for list, want := range map[string]string{image.Kernel: string(uki.Linux("6.12.0-amd64")), image.Initramfs: string(read(t, o.Initramfs))} {
 		var first, count int
-		if _, err := fmt.Sscanf(list, "%d+%d", &first, &count); err != nil || !strings.HasPrefix(string(uki[first*512:(first+count)*512]), want) {
+		if _, err := fmt.Sscanf(list, "%d+%d", &first, &count); err != nil || !strings.HasPrefix(string(made[first*512:(first+count)*512]), want) {
 			t.Errorf("%.10q isn't in the blocks %s: %v", want, list, err)
 		}
 	}
@@ -139,7 +110,7 @@ func TestUnifiedKernelImage(t *testing.T) {
 	if size := file.OptionalHeader.(*pe.OptionalHeader64).SizeOfImage; size < end.VirtualAddress+end.VirtualSize {
 		t.Errorf("the image ends at %x, and its last section at %x", size, end.VirtualAddress+end.VirtualSize)
 	}
-	if _, err := unified(stub(t, 512), make([]section, 8)); err == nil {
+	if _, err := unified(uki.Stub(t, 512), make([]section, 8)); err == nil {
 		t.Error("headers without room have got 8 sections")
 	}
 	if _, err := unified([]byte("no program"), nil); err == nil {
@@ -150,7 +121,7 @@ func TestUnifiedKernelImage(t *testing.T) {
 // The same parts give the same bytes, and other ones give others.
 func TestMediaAreReproducible(t *testing.T) {
 	o := options(t)
-	for _, kind := range []string{ISO, UKI, Disk, Installer} {
+	for _, kind := range []string{ISO, UKI, Disk, InstallerKind} {
 		first, second := sha256.Sum256(read(t, build(t, o, kind))), sha256.Sum256(read(t, build(t, o, kind)))
 		if first != second {
 			t.Errorf("two builds of %s differ", kind)
@@ -371,19 +342,16 @@ func addArgs(t *testing.T, dir string) {
 // The image has the system, and says where it is.
 func TestInstallerImage(t *testing.T) {
 	o := options(t)
-	archive := read(t, build(t, o, Installer))
+	archive := read(t, build(t, o, InstallerKind))
 	image, err := tarball(t, archive)
 	if err != nil {
 		t.Fatal(err)
 	}
-	layers, err := image.Layers()
-	if err != nil || len(layers) != 1 {
-		t.Fatalf("%d layers, %v", len(layers), err)
+	config, err := image.ConfigFile()
+	if err != nil || !slices.Equal(config.Config.OnBuild, onBuild) {
+		t.Errorf("%+v, %v", config, err)
 	}
-	content, err := layers[0].Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := mutate.Extract(image)
 	defer content.Close()
 	files := untar(t, content)
 	var m esp.Medium
@@ -393,6 +361,47 @@ func TestInstallerImage(t *testing.T) {
 	uki := files["usr/install/"+m.File]
 	if m.Version != o.Version || m.Offset != 0 || m.Size != int64(len(uki)) || m.SHA256 != fmt.Sprintf("%x", sha256.Sum256(uki)) || !bytes.Equal(uki, read(t, build(t, o, UKI))) {
 		t.Errorf("%+v, of %d bytes", m, len(uki))
+	}
+	if string(files["usr/install/installer"]) != "program" {
+		t.Error("the image doesn't have the program that customizes it")
+	}
+}
+
+// The directory has all that media are made of.
+func TestInstallerDirectory(t *testing.T) {
+	o, dir, work := options(t), t.TempDir(), t.TempDir()
+	if err := o.Directory(dir); err != nil {
+		t.Fatal(err)
+	}
+	i, err := ReadInstaller(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := i.Options(dir, work)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{ISO, UKI, Disk} {
+		if !bytes.Equal(read(t, build(t, again, kind)), read(t, build(t, o, kind))) {
+			t.Errorf("another %s is made of the directory", kind)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, KernelFile), uki.Linux("6.13.0-other"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if i, err = ReadInstaller(dir); err != nil || i.Replacement == nil {
+		t.Errorf("another kernel isn't seen: %v", err)
+	}
+	if _, err := i.Options(dir, work); err == nil {
+		t.Error("a medium would have the former kernel")
+	}
+	image := read(t, filepath.Join(dir, UKIFile))
+	image[len(image)/2] ^= 1
+	if err := os.WriteFile(filepath.Join(dir, UKIFile), image, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadInstaller(dir); err == nil || !strings.Contains(err.Error(), "garboard.efi has the SHA-256") {
+		t.Errorf("a damaged system: %v", err)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 
 // Names of the files for a boot over the network.
 const (
-	KernelFile    = "vmlinuz"
+	KernelFile    = esp.KernelFile
 	InitramfsFile = "initramfs"
 	UKIFile       = "garboard.efi"
 	ScriptFile    = "boot.ipxe"

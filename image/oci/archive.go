@@ -7,17 +7,20 @@ import (
 	"path/filepath"
 )
 
-// WriteLayout writes an image with these files to a directory, which exists, in the OCI image layout.
-func WriteLayout(ctx context.Context, dir, ref string, files map[string][]byte) error {
-	content := tree{}
-	for name, data := range files {
-		content[name] = text(string(data))
-	}
-	return writeLayout(ctx, dir, []Image{{Ref: ref, Layers: []string{"system"}}}, func(string) tree { return content })
+// WriteLayout writes an image to a directory, which exists, in the OCI image layout. A layer's files, or all files below a directory, are given by
+// their path in the image: the file on this machine.
+func WriteLayout(ctx context.Context, dir string, image Image, layers map[string]map[string]string) error {
+	return writeLayout(ctx, dir, []Image{image}, func(name string) tree {
+		content := tree{}
+		for at, from := range layers[name] {
+			content[at] = below(from)
+		}
+		return content
+	})
 }
 
 // WriteArchive writes the same as one file: an archive of the OCI image layout, as tools for registries take it.
-func WriteArchive(ctx context.Context, to, ref string, files map[string][]byte) (err error) {
+func WriteArchive(ctx context.Context, to string, image Image, layers map[string]map[string]string) (err error) {
 	work, err := os.MkdirTemp(filepath.Dir(to), ".archive-*")
 	if err != nil {
 		return err
@@ -27,7 +30,7 @@ func WriteArchive(ctx context.Context, to, ref string, files map[string][]byte) 
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	if err := WriteLayout(ctx, dir, ref, files); err != nil {
+	if err := WriteLayout(ctx, dir, image, layers); err != nil {
 		return err
 	}
 	return Pack(dir, to)

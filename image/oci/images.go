@@ -17,6 +17,10 @@ type Image struct {
 	Entrypoint []string
 	Cmd        []string
 	WorkingDir string
+	// OnBuild are instructions for those who build an image from this one.
+	OnBuild []string
+	// Gzip is for layers that builders of images can read, too: not all of them know zstd.
+	Gzip bool
 }
 
 // Numeric users, as the publishers have them: a number lets a pod ask for runAsNonRoot without the kubelet looking into /etc/passwd.

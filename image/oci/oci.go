@@ -107,7 +107,7 @@ func writeLayout(ctx context.Context, dir string, images []Image, contents func(
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			l, err := makeLayer(contents(name), filepath.Join(work, name))
+			l, err := makeLayer(contents(name), filepath.Join(work, name), image.Gzip)
 			if err != nil {
 				return fmt.Errorf("layer %s: %w", name, err)
 			}
@@ -142,15 +142,20 @@ func (i Image) assemble(finished map[string]v1.Layer) (v1.Image, error) {
 			Entrypoint: i.Entrypoint,
 			Cmd:        i.Cmd,
 			WorkingDir: i.WorkingDir,
+			OnBuild:    i.OnBuild,
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range i.Layers {
+		kind, err := finished[name].MediaType()
+		if err != nil {
+			return nil, err
+		}
 		image, err = mutate.Append(image, mutate.Addendum{
 			Layer:     finished[name],
-			MediaType: types.OCILayerZStd,
+			MediaType: kind,
 			History:   v1.History{CreatedBy: "garboard " + strings.Join(i.Layers, "+") + ": " + name, Created: v1.Time{Time: time.Unix(0, 0).UTC()}},
 		})
 		if err != nil {

@@ -1,4 +1,4 @@
-// Package program builds the program of this repository that goes into an image: PID 1. (The sandbox is grafted on a component: see image/components.)
+// Package program builds the programs of this repository that go into an image: PID 1, and the one of the installer image. (The sandbox is grafted on a component: see image/components.)
 //
 // A result is cached under what decides its bytes: the files of the packages that it imports from here, the versions of the modules that
 // it imports from elsewhere, the flags and the toolchain. An edit of a test, or of a package that the program doesn't import, builds nothing.
@@ -30,16 +30,18 @@ const (
 	versionVariable = "github.com/garboard-os/garboard/boot.Version"
 )
 
-// Name is the name of the file, and of the step that people see.
-const Name = "init"
-
+// The programs: the names of the files, and of the steps that people see.
 const (
-	initPackage = "./init"
-	// guess is how long two cores take with nothing cached.
-	guess = time.Minute
+	Init      = "init"
+	Installer = "installer"
 )
 
-// Builder builds PID 1 out of a checkout.
+var packages = map[string]string{Init: "./init", Installer: "./image/installer"}
+
+// guess is how long two cores take with nothing cached.
+const guess = time.Minute
+
+// Builder builds programs out of a checkout.
 type Builder struct {
 	// Root is the folder with go.mod.
 	Root string
@@ -49,23 +51,23 @@ type Builder struct {
 	Progress *progress.Reporter // may be nil
 }
 
-// Build gives back the path of the built program.
-func (b *Builder) Build(ctx context.Context) (string, error) {
-	b.Progress.Expect(Name, guess)
-	inputs, err := b.inputs(ctx)
+// Build gives back the path of a built program.
+func (b *Builder) Build(ctx context.Context, name string) (string, error) {
+	b.Progress.Expect(name, guess)
+	inputs, err := b.inputs(ctx, packages[name])
 	if err != nil {
-		return "", fmt.Errorf("build %s: %w", Name, err)
+		return "", fmt.Errorf("build %s: %w", name, err)
 	}
-	dir, err := b.Progress.Build(ctx, b.Store, Name, inputs, func(ctx context.Context, dir string) error {
-		_, err := b.golang(ctx, append([]string{"build", "-o", filepath.Join(dir, Name)}, b.arguments()...)...)
+	dir, err := b.Progress.Build(ctx, b.Store, name, inputs, func(ctx context.Context, dir string) error {
+		_, err := b.golang(ctx, append([]string{"build", "-o", filepath.Join(dir, name)}, b.arguments(packages[name])...)...)
 		return err
 	})
-	return filepath.Join(dir, Name), err
+	return filepath.Join(dir, name), err
 }
 
-func (b *Builder) arguments() []string {
+func (b *Builder) arguments(of string) []string {
 	linker := "-s -w -buildid= -X " + versionVariable + "=" + b.Version
-	return []string{"-trimpath", "-buildvcs=false", "-mod=readonly", tags, "-ldflags=" + linker, initPackage}
+	return []string{"-trimpath", "-buildvcs=false", "-mod=readonly", tags, "-ldflags=" + linker, of}
 }
 
 // tags leave out the pages that grpc has for looking at its calls, with the templates
@@ -88,9 +90,9 @@ type source struct {
 }
 
 // inputs lists everything that decides the program's bytes.
-func (b *Builder) inputs(ctx context.Context) ([]string, error) {
+func (b *Builder) inputs(ctx context.Context, of string) ([]string, error) {
 	fields := "-json=Dir,ImportPath,Standard,Module,GoFiles,SFiles,EmbedFiles"
-	listed, err := b.golang(ctx, "list", "-deps", tags, fields, initPackage)
+	listed, err := b.golang(ctx, "list", "-deps", tags, fields, of)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +100,7 @@ func (b *Builder) inputs(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	inputs := append(b.arguments(), string(toolchain))
+	inputs := append(b.arguments(of), string(toolchain))
 	var modules []string
 	for decoder := json.NewDecoder(bytes.NewReader(listed)); ; {
 		var s source
@@ -151,7 +153,7 @@ func (b *Builder) golang(ctx context.Context, args ...string) ([]byte, error) {
 		return nil, ctx.Err()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("go %s %s: %w: %s", args[0], initPackage, err, bytes.TrimSpace(complaints.Bytes()))
+		return nil, fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(complaints.Bytes()))
 	}
 	return out, nil
 }

@@ -44,7 +44,7 @@ func TestBuild(t *testing.T) {
 	b := &Builder{Root: root, Version: "v1.2.3", Store: &cache.Store{Dir: t.TempDir()}}
 	build := func() string {
 		t.Helper()
-		path, err := b.Build(context.Background())
+		path, err := b.Build(context.Background(), Init)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +69,7 @@ func TestBuildSaysWhatTheCompilerSays(t *testing.T) {
 	root := checkout(t)
 	edit(t, root, "boot/boot.go", "package boot\n\nvar Version = nosuch\n")
 	b := &Builder{Root: root, Version: "v1.2.3", Store: &cache.Store{Dir: t.TempDir()}}
-	if _, err := b.Build(context.Background()); err == nil || !strings.Contains(err.Error(), "undefined: nosuch") {
+	if _, err := b.Build(context.Background(), Init); err == nil || !strings.Contains(err.Error(), "undefined: nosuch") {
 		t.Errorf("error %v lacks the compiler's complaint", err)
 	}
 }

@@ -89,6 +89,24 @@ func Plan(src Sources) ([]Entry, error) {
 	return arrange(entries)
 }
 
+// Required are the paths, without a leading slash, that a node doesn't start without.
+func Required() []string {
+	paths := []string{initPlace.Path[1:]}
+	for _, d := range directories {
+		paths = append(paths, d.Path[1:])
+	}
+	for _, name := range Programs {
+		paths = append(paths, "usr/bin/"+name)
+	}
+	return paths
+}
+
+// Programs are those that are built, besides PID 1's: Sources has a file for each.
+var Programs = []string{"containerd", "containerd-shim-runc-v2", "runc", "sandbox"}
+
+// Covered are the directories, without a leading slash, that a node mounts something over: it never sees files in them.
+var Covered = []string{"dev", "proc", "run", "sys", "system", "tmp", "var"}
+
 // CopyOf lists from, if it is a file or a link, or the files and links below it, as entries at or below to. Directories come by themselves.
 func CopyOf(from, to string) ([]Entry, error) {
 	var entries []Entry

@@ -38,6 +38,7 @@ var forTests = []string{
 	module + "/tools/testing/eventually",
 	module + "/tools/testing/freeport",
 	module + "/tools/testing/isolate",
+	module + "/tools/testing/module",
 	module + "/tools/testing/uki",
 	module + "/tools/testing/uml",
 }

@@ -16,7 +16,7 @@ import (
 
 // benchMedia makes a medium of each kind, with the kernel for all machines.
 func benchMedia(ctx context.Context, out io.Writer, root string) (figures []figure, err error) {
-	made, loader, err := image.BuildMedia(ctx, root, out, kernel.Generic)
+	o, err := image.BuildMedia(ctx, root, out, kernel.Generic)
 	if err != nil {
 		return nil, err
 	}
@@ -25,7 +25,6 @@ func benchMedia(ctx context.Context, out io.Writer, root string) (figures []figu
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	o := media.Options{Loader: loader, Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs}
 	for _, kind := range media.Kinds {
 		path, start := filepath.Join(dir, kind), time.Now()
 		if err := o.Build(ctx, kind, path); err != nil {

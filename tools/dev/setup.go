@@ -22,6 +22,7 @@ var testPackages = map[string]string{
 	"dnsmasq-base":    "a real DHCP server for the tests of networkd",
 	"e2fsprogs":       "disks with somebody's file system on them, for the tests of disks",
 	"iproute2":        "links and namespaces in network tests",
+	"docker.io":       "customizes the system as users do",
 	"nfs-ganesha":     "an NFS 4 server for the tests of volumes",
 	"nfs-ganesha-vfs": "the same server's access to files",
 	"user-mode-linux": "kernels of their own for tests of disks and links",
@@ -49,6 +50,10 @@ func setup(ctx context.Context, out io.Writer, tests bool) error {
 	if tests {
 		for name, why := range testPackages {
 			need[name] = why
+		}
+		// Docker's own packages conflict with Debian's.
+		if _, err := exec.LookPath("dockerd"); err == nil {
+			delete(need, "docker.io")
 		}
 	}
 	missing, err := missingPackages(ctx, need)

@@ -159,7 +159,7 @@ func (o Options) bootFrom(ctx context.Context, out io.Writer) (b qemu.Boot, err 
 	}
 	to := map[string]*string{media.ISO: &b.Medium, media.Disk: &b.Disk, media.PXE: &b.Network}[o.Boot]
 	if *to, err = image.BuildMedium(ctx, o.Checkout, out, flavour, o.Boot, mediumArgs...); err == nil {
-		b.Installer, err = image.BuildMedium(ctx, o.Checkout, out, flavour, media.Installer, mediumArgs...)
+		b.Installer, err = image.BuildMedium(ctx, o.Checkout, out, flavour, media.InstallerKind, mediumArgs...)
 	}
 	return b, err
 }

@@ -31,30 +31,15 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 				kind = given[0]
 			}
 			if output == "" {
-				output = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe", media.Installer: "garboard-installer.tar", media.Disk: "garboard.raw.zst"}[kind]
+				output = defaultFiles[kind]
 			}
 			if err := checkFlavour(flavour); err != nil {
 				return err
 			}
 			o := media.Options{Args: args, Microcode: microcode, Images: images}
-			if configFile != "" {
-				if kind != media.ISO {
-					return usagef("--config: only an iso can have a configuration; for %s, use --extra-kernel-arg garboard.config=URL", kind)
-				}
-				var err error
-				if _, o.Config, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
-					return err
-				}
-			}
-			if images != "" {
-				if kind != media.ISO {
-					return usagef("--images: only an iso can have images")
-				}
-				archive, err := registry.OpenArchive(images)
-				if err != nil {
-					return err
-				}
-				archive.Close()
+			var err error
+			if o.Config, err = a.isoParts(configFile, images, kind == media.ISO); err != nil {
+				return err
 			}
 			if err := buildParts(cmd, source, flavour, &o); err != nil {
 				return err
@@ -78,6 +63,32 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 	return cmd
 }
 
+// defaultFiles are where media are written, by kind.
+var defaultFiles = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe", media.InstallerKind: "garboard-installer.tar", media.Disk: "garboard.raw.zst"}
+
+// isoParts checks what only an ISO can have, and reads the configuration.
+func (a *app) isoParts(configFile, images string, iso bool) (text []byte, err error) {
+	if configFile != "" {
+		if !iso {
+			return nil, usagef("--config: only an iso can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL")
+		}
+		if _, text, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
+			return nil, err
+		}
+	}
+	if images == "" {
+		return text, nil
+	}
+	if !iso {
+		return nil, usagef("--images: only an iso can have images")
+	}
+	archive, err := registry.OpenArchive(images)
+	if err != nil {
+		return nil, err
+	}
+	return text, archive.Close()
+}
+
 func checkFlavour(flavour string) error {
 	if !slices.Contains(kernel.Flavours, kernel.Flavour(flavour)) {
 		return usagef("--flavour %s: must be %s or %s", flavour, kernel.Generic, kernel.Cloud)
@@ -91,10 +102,10 @@ func buildParts(cmd *cobra.Command, source, flavour string, o *media.Options) er
 	if err != nil {
 		return fmt.Errorf("%w; use --source", err)
 	}
-	made, loader, err := image.BuildMedia(cmd.Context(), checkout, cmd.ErrOrStderr(), image.Flavour(flavour))
+	made, err := image.BuildMedia(cmd.Context(), checkout, cmd.ErrOrStderr(), image.Flavour(flavour))
 	if err != nil {
 		return err
 	}
-	o.Loader, o.Version, o.Release, o.Kernel, o.Initramfs = loader, made.Version, made.Release, made.Kernel, made.Initramfs
+	*o = made.With(*o)
 	return nil
 }

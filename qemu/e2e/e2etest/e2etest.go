@@ -10,7 +10,6 @@
 package e2etest
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +29,6 @@ import (
 
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
-	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/vm"
@@ -189,7 +187,7 @@ func System(t *testing.T, o media.Options) []byte {
 // SystemdBoot is the boot loader that a system installs for UEFI.
 func SystemdBoot(t *testing.T) []byte {
 	t.Helper()
-	_, boots := parts(t)
+	boots := parts(t).Loader
 	content, err := boots.SystemdBoot()
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +202,7 @@ const InstallerHost = "images.example"
 // the OCI layout that has it, and its name.
 func Installer(t *testing.T, o media.Options) (layout, ref string) {
 	t.Helper()
-	archive, layout := buildMedium(t, media.Installer, o), t.TempDir()
+	archive, layout := buildMedium(t, media.InstallerKind, o), t.TempDir()
 	if out, err := exec.Command("tar", "-xf", archive, "-C", layout).CombinedOutput(); err != nil {
 		t.Fatalf("tar: %v: %s", err, out)
 	}
@@ -234,9 +232,7 @@ func DiskImage(t *testing.T, o media.Options) Option {
 
 func buildMedium(t *testing.T, kind string, o media.Options) string {
 	t.Helper()
-	made, boots := parts(t)
-	o.Loader, o.Release, o.Kernel, o.Initramfs = boots, made.Release, made.Kernel, made.Initramfs
-	o.Version = cmp.Or(o.Version, made.Version)
+	o = parts(t).With(o)
 	path := filepath.Join(t.TempDir(), "garboard."+kind)
 	if err := o.Build(t.Context(), kind, path); err != nil {
 		t.Fatal(err)
@@ -245,17 +241,17 @@ func buildMedium(t *testing.T, kind string, o media.Options) string {
 }
 
 // parts are what media are made of.
-func parts(t *testing.T) (*image.Boot, loader.Loader) {
+func parts(t *testing.T) media.Options {
 	t.Helper()
 	root, err := repository()
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, boots, err := image.BuildMedia(t.Context(), root, t.Output(), image.Generic)
+	made, err := image.BuildMedia(t.Context(), root, t.Output(), image.Generic)
 	if err != nil {
 		t.Fatalf("build what the test boots: %v", err)
 	}
-	return made, boots
+	return made
 }
 
 // paces are of type func() eventually.Pace, by test.

@@ -3,6 +3,8 @@ package slots
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,6 +27,8 @@ type Source struct {
 	esp.Medium
 	Label string `json:"label,omitempty"` // of the medium
 	Image string `json:"image,omitempty"` // where it is instead
+	// Replaced is true if the image has a kernel that isn't in its system, and that the machine is to have.
+	Replaced bool `json:"replaced,omitempty"`
 }
 
 func (src Source) String() string { return fmt.Sprintf("Garboard %s %s", src.Version, src.where()) }
@@ -81,9 +85,48 @@ func (s *Slots) describe(ctx context.Context, src Source) (Source, error) {
 		if s.Running() != "" && semver.Compare(boot.Version, src.From) < 0 {
 			return fmt.Errorf("release %s upgrades machines from release %s on, and this one runs %s: upgrade to that release first", src.Version, src.From, boot.Version)
 		}
-		return nil
+		if src.Image == "" {
+			return nil
+		}
+		return src.replace(ctx, files)
 	})
 	return src, err
+}
+
+// replace finds out whether an installer image has a kernel that is to replace that of its system. The system is then another one.
+func (src *Source) replace(ctx context.Context, files fs.FS) error {
+	kernel, err := fs.ReadFile(files, esp.KernelFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // earlier releases have none
+	}
+	if err != nil {
+		return err
+	}
+	release, err := esp.Release(kernel)
+	if err != nil {
+		return fmt.Errorf("%s in the image %s: %w", esp.KernelFile, src.Image, err)
+	}
+	if src.Modules != "" && src.Modules != release {
+		return fmt.Errorf("the image %s has Linux %s, and modules for Linux %s: build it with the modules of its kernel", src.Image, release, src.Modules)
+	}
+	sum := sha256.Sum256(kernel)
+	if src.Kernel == "" || hex.EncodeToString(sum[:]) == src.Kernel {
+		return nil
+	}
+	return src.open(files, func(system *io.SectionReader) error {
+		if err := install.Check(ctx, src.SHA256, system, io.Discard, nil); err != nil {
+			return src.damaged(err)
+		}
+		changed, err := esp.ReplaceKernel(system, system.Size(), kernel)
+		if err != nil {
+			return err
+		}
+		sum := sha256.New()
+		if src.Size, err = io.Copy(sum, changed); err == nil {
+			src.SHA256, src.Replaced = hex.EncodeToString(sum.Sum(nil)), true
+		}
+		return err
+	})
 }
 
 // files calls use with the directory that has the system.
@@ -104,19 +147,44 @@ func (src Source) damaged(err error) error {
 	return fmt.Errorf("the system %s is damaged: make it again (gbctl media build): %w", src.where(), err)
 }
 
-// read calls use with the bytes of the system.
-func (s *Slots) read(ctx context.Context, src Source, use func(system *io.SectionReader) error) error {
-	err := s.files(ctx, src, func(files fs.FS) error {
-		f, err := files.Open(src.File)
+// open calls use with the system as it lies there.
+func (src Source) open(files fs.FS, use func(system *io.SectionReader) error) error {
+	f, err := files.Open(src.File)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	at, ok := f.(io.ReaderAt)
+	if !ok {
+		return fmt.Errorf("%s can't be read from the middle", src.File)
+	}
+	size := src.Size
+	if src.Replaced { // in an installer image, the system is a file of its own
+		info, err := f.Stat()
 		if err != nil {
 			return err
 		}
-		defer f.Close()
-		at, ok := f.(io.ReaderAt)
-		if !ok {
-			return fmt.Errorf("%s can't be read from the middle", src.File)
-		}
-		return use(io.NewSectionReader(at, src.Offset, src.Size))
+		size = info.Size()
+	}
+	return use(io.NewSectionReader(at, src.Offset, size))
+}
+
+// read calls use with the bytes of the system.
+func (s *Slots) read(ctx context.Context, src Source, use func(system *io.SectionReader) error) error {
+	err := s.files(ctx, src, func(files fs.FS) error {
+		return src.open(files, func(system *io.SectionReader) error {
+			if !src.Replaced {
+				return use(system)
+			}
+			kernel, err := fs.ReadFile(files, esp.KernelFile)
+			if err != nil {
+				return err
+			}
+			if system, err = esp.ReplaceKernel(system, system.Size(), kernel); err != nil {
+				return err
+			}
+			return use(system)
+		})
 	})
 	if errors.Is(err, boot.ErrNone) {
 		return fmt.Errorf("the medium %s isn't in the machine any more", src.Label)

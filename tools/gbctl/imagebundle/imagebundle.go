@@ -217,6 +217,25 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 
 // Push copies all images of an archive to a registry: the host of their names is replaced, and the path stays.
 func Push(ctx context.Context, archive *registry.Archive, host string, insecure bool, say func(string)) error {
+	scheme := "https://"
+	if insecure {
+		scheme = "http://"
+	}
+	return each(ctx, archive, func(ref name.Reference, count string, image v1.Image) error {
+		to, err := mirrored(ref, scheme+host)
+		if err != nil {
+			return fmt.Errorf("registry %q: must be a host, such as registry.example:5000", host)
+		}
+		say(count + ": " + to.String())
+		if err := remote.Write(to, image, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)); err != nil {
+			return fmt.Errorf("push %s: %w", to, err)
+		}
+		return nil
+	})
+}
+
+// each calls use with the images of an archive that have names.
+func each(ctx context.Context, archive *registry.Archive, use func(ref name.Reference, count string, image v1.Image) error) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -234,10 +253,6 @@ func Push(ctx context.Context, archive *registry.Archive, host string, insecure 
 	if err != nil {
 		return err
 	}
-	scheme := "https://"
-	if insecure {
-		scheme = "http://"
-	}
 	for i, d := range index.Manifests {
 		ref, err := name.ParseReference(d.Annotations[refAnnotation])
 		if err != nil {
@@ -247,17 +262,12 @@ func Push(ctx context.Context, archive *registry.Archive, host string, insecure 
 		if err != nil {
 			return err
 		}
-		to, err := mirrored(ref, scheme+host)
-		if err != nil {
-			return fmt.Errorf("registry %q: must be a host, such as registry.example:5000", host)
-		}
-		say(fmt.Sprintf("%d of %d: %s", i+1, len(index.Manifests), to))
 		image, err := remote.Image(from, remote.WithContext(ctx))
-		if err == nil {
-			err = remote.Write(to, image, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
-		}
 		if err != nil {
-			return fmt.Errorf("push %s: %w", to, err)
+			return fmt.Errorf("%s: %w", ref, err)
+		}
+		if err := use(ref, fmt.Sprintf("%d of %d", i+1, len(index.Manifests)), image); err != nil {
+			return err
 		}
 	}
 	return nil

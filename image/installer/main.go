@@ -1,0 +1,62 @@
+// Command installer is the program in the installer image. When another image is built from that image, it customizes the system in it: the
+// instructions that start it are part of the installer image (package media). It is all that runs there: the image has no shell.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/image/customize"
+	"golang.org/x/sys/unix"
+)
+
+const usage = `This is the installer image of Garboard: it is for machines, which install and upgrade themselves from it, and for building another one:
+
+  FROM scratch AS customization
+  COPY --from=IMAGE /lib/modules /lib/modules
+  FROM THIS-IMAGE
+
+  docker build --build-arg RM="/lib/modules /usr/sbin/lvm" .
+
+All files of the stage "customization" are added to the root file system of a node, after the paths in RM are removed from it. A kernel that is
+copied to /usr/install/vmlinuz replaces that of the system.
+`
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	err := run(ctx, os.Args[1])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+// run customizes the system in this image with the files of a directory, and removes the directory.
+func run(ctx context.Context, dir string) error {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	if len(files) == 0 {
+		return errors.New("the stage customization has no files. BuildKit before 0.17 doesn't build the stage: use a later one, or the classic builder (DOCKER_BUILDKIT=0)")
+	}
+	c := customize.Change{
+		Remove:      strings.Fields(os.Getenv("RM")),
+		Overlays:    []customize.Overlay{{Name: "stage customization", Dir: dir}},
+		KernelLater: true,
+	}
+	if err := c.Apply(ctx, "/"+esp.InstallDir, func(line string) { fmt.Println(line) }); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}

@@ -1,0 +1,22 @@
+package kernel
+
+import (
+	"io"
+	"path"
+	"strings"
+)
+
+// PlainModule reads a module as the kernel wants it: Debian compresses modules with xz, other kernels in other ways. The name of the result
+// ends with .ko.
+func PlainModule(name string, content io.Reader) (plainName string, plain []byte, err error) {
+	in, err := decompressor(name, content)
+	if err != nil {
+		return "", nil, err
+	}
+	defer in.Close()
+	plain, err = io.ReadAll(in)
+	if path.Ext(name) != ".ko" {
+		name = strings.TrimSuffix(name, path.Ext(name))
+	}
+	return name, plain, err
+}

@@ -1,0 +1,72 @@
+//go:build e2e
+
+package e2etest
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+)
+
+// dockerBudget is for the start of dockerd, and then for its end.
+const dockerBudget = 30 * time.Second
+
+// Docker starts Docker's daemon, without a network, until the test ends. The function runs the client.
+func Docker(t *testing.T) func(args ...string) (string, error) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "garboard-docker-") // short: it has a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	host := "unix://" + filepath.Join(dir, "socket")
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	daemon := exec.Command("dockerd", "--host", host, "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
+		"--pidfile", filepath.Join(dir, "pid"), "--bridge=none", "--iptables=false", "--ip6tables=false")
+	daemon.Stdout, daemon.Stderr = log, log
+	if err := daemon.Start(); err != nil {
+		t.Fatalf("dockerd: %v: install the package docker.io, which 'make setup' does", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- daemon.Wait() }()
+	t.Cleanup(func() {
+		_ = daemon.Process.Signal(syscall.SIGTERM) // it may have ended
+		select {
+		case <-ended:
+		case <-time.After(dockerBudget):
+			_ = daemon.Process.Kill()
+			<-ended
+		}
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("dockerd:\n%s", text)
+		}
+	})
+	client := func(args ...string) (string, error) {
+		cmd := exec.Command("docker", append([]string{"--host", host}, args...)...)
+		// BuildKit before 0.17 doesn't build stages that only an ONBUILD instruction names.
+		cmd.Env = append(os.Environ(), "DOCKER_BUILDKIT=0", "DOCKER_CONFIG="+dir)
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Run(); err != nil {
+			return out.String(), fmt.Errorf("docker %v: %w: %s", args, err, out.String())
+		}
+		return out.String(), nil
+	}
+	eventually.That(t, dockerBudget, "dockerd answers", func() error {
+		_, err := client("version")
+		return err
+	})
+	return client
+}

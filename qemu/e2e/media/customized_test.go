@@ -1,0 +1,151 @@
+//go:build e2e && long
+
+package media
+
+import (
+	"bytes"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+)
+
+// customizeBudget is for the customization of a system, and for one medium of it.
+const customizeBudget = 30 * time.Second
+
+// The Dockerfiles of the manual, built by a real Docker: a machine boots the disk image that is made of the first one's result, and upgrades
+// itself to the second one's, which has another kernel. (S-200 to S-207)
+func TestS200CustomizedByDocker(t *testing.T) {
+	docker, work := e2etest.Docker(t), t.TempDir()
+	store := httptest.NewServer(registry.New())
+	t.Cleanup(store.Close)
+	host := strings.TrimPrefix(store.URL, "http://")
+	base, _ := e2etest.Installer(t, media.Options{Args: args, Version: "v1.0.0"})
+	own := host + "/garboard-os/installer"
+	push(t, base, own+":v1.0.0")
+	linux, usb := e2etest.OtherKernel(t, filepath.Join(work, "kernel")), "/lib/modules/"+e2etest.Linux(t)+"/kernel/drivers/usb/serial"
+	e2etest.WriteFile(t, filepath.Join(work, "files/usr/share/site/hello.txt"), []byte("hello"))
+
+	build := func(tag, dockerfile string, args ...string) (string, error) {
+		file := filepath.Join(work, tag+".dockerfile")
+		if err := os.WriteFile(file, []byte(dockerfile), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := docker(append([]string{"build", "--file", file, "--tag", own + ":" + tag}, append(args, work)...)...)
+		if err == nil {
+			_, err = docker("push", own+":"+tag)
+		}
+		return out, err
+	}
+	from := "FROM " + own + ":v1.0.0\n"
+	files := "FROM scratch AS customization\nCOPY files /\n" + from
+	if out, err := build("files", files, "--build-arg", "RM="+usb); err != nil {
+		t.Fatal(err)
+	} else if !strings.Contains(out, "added stage customization: 1 file") {
+		t.Errorf("docker build says:\n%s", out)
+	}
+	if _, err := build("linux", "FROM scratch\nCOPY kernel /\n"); err != nil {
+		t.Fatal(err)
+	}
+	modules := "FROM scratch AS customization\nCOPY --from=" + own + ":linux /lib/modules /lib/modules\n" + from
+	kernel := modules + "COPY --from=" + own + ":linux /boot/vmlinuz /usr/install/vmlinuz\n"
+	if _, err := build("kernel", kernel, "--build-arg", "RM=/lib/modules"); err != nil {
+		t.Fatal(err)
+	}
+	// What would not boot isn't built.
+	for _, c := range []struct{ dockerfile, rm, want string }{
+		{files, "/nothing", "the root file system has no such path"},
+		{files, "/usr/sbin/init", "/usr/sbin/init isn't there any more"},
+		{modules, "", "the modules of several kernels"},
+		{"FROM scratch AS customization\n" + from, "", "the stage customization has no files"},
+	} {
+		if _, err := build("broken", c.dockerfile, "--build-arg", "RM="+c.rm); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s with RM=%s: %v, want %q", c.dockerfile, c.rm, err, c.want)
+		}
+	}
+	twice(t, own+":v1.0.0", "--overlay", filepath.Join(work, "files"))
+	twice(t, own+":v1.0.0", "--rm", usb)
+	twice(t, own+":v1.0.0", "--kernel", filepath.Join(work, "kernel/boot/vmlinuz"), "--modules", filepath.Join(work, "kernel/lib/modules"))
+
+	disk := filepath.Join(work, "disk")
+	if _, err := e2etest.UserGbctl(t, customizeBudget, "image", "build", "--from", own+":files", "-o", "disk="+disk); err != nil {
+		t.Fatal(err)
+	}
+	c, m := e2etest.Start(t, "customized", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
+		o.DiskGiB, o.Boot.Disk, o.Mirrors = diskGiB, disk, map[string][]string{e2etest.InstallerHost: {store.URL}}
+	})
+	c.Ready(m)
+	c = c.Patient(systemBudget)
+	if got := c.Gbctl("-n", c.Node(), "read", "/usr/share/site/hello.txt"); got != "hello" {
+		t.Errorf("the file has %q", got)
+	}
+	if out, err := c.TryGbctl("-n", c.Node(), "ls", usb); err == nil {
+		t.Errorf("what was removed is there:\n%s", out)
+	}
+	if got := c.Gbctl("-n", c.Node(), "image", "provenance"); !strings.Contains(got, `"path": "/usr/share/site/hello.txt"`) || !strings.Contains(got, usb) {
+		t.Errorf("provenance:\n%s", got)
+	}
+	m.Reached("the customized system runs")
+
+	c.Gbctl("-n", c.Node(), "upgrade", "--image", e2etest.InstallerHost+"/garboard-os/installer:kernel")
+	if got := c.Gbctl("-n", c.Node(), "read", "/proc/version"); !strings.Contains(got, "Linux version "+linux+" ") {
+		t.Errorf("the node runs %s, want Linux %s", got, linux)
+	}
+	if out := c.Gbctl("-n", c.Node(), "ls", "/lib/modules"); !strings.Contains(out, linux+"\n") || strings.Contains(out, e2etest.Linux(t)+"\n") {
+		t.Errorf("the modules are\n%s", out)
+	}
+	m.Reached("the other kernel runs")
+}
+
+// twice builds an installer image without Docker, and wants the same bytes again. (S-206)
+func twice(t *testing.T, from string, flags ...string) {
+	t.Helper()
+	var made [2][]byte
+	for i := range made {
+		to := filepath.Join(t.TempDir(), "installer")
+		_, err := e2etest.UserGbctl(t, customizeBudget, append([]string{"image", "build", "--from", from, "-o", "installer=" + to}, flags...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if made[i], err = os.ReadFile(to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(made[0], made[1]) {
+		t.Errorf("%v: two builds differ", flags)
+	}
+}
+
+// push copies the image of a layout to a registry.
+func push(t *testing.T, dir, ref string) {
+	t.Helper()
+	to, err := name.ParseReference(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := index.Image(manifest.Manifests[0].Digest)
+	if err == nil {
+		err = remote.Write(to, image)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/image/customize"
+	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) imageCommand() *cobra.Command {
+	return group(&cobra.Command{Use: "image"}, a.imageBuildCommand(), a.imageProvenanceCommand())
+}
+
+// imageBuild are the flags of image build.
+type imageBuild struct {
+	from, modules, firmware, configFile string
+	overlays, outputs, mirrors          []string
+	change                              customize.Change
+	media                               media.Options
+}
+
+func (a *app) imageBuildCommand() *cobra.Command {
+	var b imageBuild
+	cmd := &cobra.Command{
+		Use:  "build",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			outputs, err := parseOutputs(b.outputs)
+			if err != nil {
+				return err
+			}
+			if b.from == "" {
+				return usagef("--from: name the installer image to build from, or a file of 'gbctl media build installer'")
+			}
+			if b.media.Config, err = a.isoParts(b.configFile, b.media.Images, slices.Contains(kindsOf(outputs), media.ISO)); err != nil {
+				return err
+			}
+			return b.run(cmd.Context(), outputs, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }, func(path string) { fmt.Fprintln(a.out, path) })
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&b.from, "from", "", "installer image to build from: its name in a registry, or a file of 'gbctl media build installer'")
+	f.StringArrayVarP(&b.outputs, "output", "o", []string{media.InstallerKind}, "KIND or KIND=FILE: what to write, of the kinds of 'gbctl media build'; repeatable")
+	f.StringArrayVar(&b.overlays, "overlay", nil, "directory whose files are added to the root file system; repeatable")
+	f.StringArrayVar(&b.change.Remove, "rm", nil, "path in the root file system that is removed first; repeatable")
+	f.StringVar(&b.change.Kernel, "kernel", "", "another kernel (vmlinuz); its modules come with --modules")
+	f.StringVar(&b.modules, "modules", "", "directory with the modules of the kernel, such as lib/modules, instead of those that are there")
+	f.StringVar(&b.firmware, "firmware", "", "directory with firmware for devices, such as lib/firmware")
+	f.StringArrayVar(&b.change.Args, "extra-kernel-arg", nil, "argument to add to the kernel's command line; repeatable")
+	f.StringVar(&b.media.Name, "tag", "", "name of the installer image (default the usual one of its release)")
+	f.StringArrayVar(&b.mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry; repeatable")
+	f.StringVar(&b.configFile, "config", "", "machine configuration to put into an iso")
+	f.StringVar(&b.media.Images, "images", "", "file of 'gbctl images bundle' to put into an iso")
+	f.StringVar(&b.media.Microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware")
+	return cmd
+}
+
+// medium is a file to write.
+type medium struct{ kind, path string }
+
+func kindsOf(outputs []medium) (kinds []string) {
+	for _, o := range outputs {
+		kinds = append(kinds, o.kind)
+	}
+	return kinds
+}
+
+func parseOutputs(flags []string) (outputs []medium, err error) {
+	for _, flag := range flags {
+		kind, path, named := strings.Cut(flag, "=")
+		if !slices.Contains(media.Kinds, kind) || named && path == "" {
+			return nil, usagef("--output %q: must be KIND or KIND=FILE, and KIND one of %s", flag, strings.Join(media.Kinds, ", "))
+		}
+		if !named {
+			path = defaultFiles[kind]
+		}
+		outputs = append(outputs, medium{kind, path})
+	}
+	return outputs, nil
+}
+
+// run makes the system, and then each output of it.
+func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(line string)) (err error) {
+	mirrors, err := parseMirrors(b.mirrors)
+	if err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp("", "garboard-image-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	dir := filepath.Join(work, "installer")
+	bundle := imagebundle.Bundle{Say: say, Mirrors: mirrors}
+	if err := bundle.Files(ctx, b.from, esp.InstallDir, dir); err != nil {
+		return err
+	}
+	if err := b.changes().Apply(ctx, dir, say); err != nil {
+		return err
+	}
+	installer, err := media.ReadInstaller(dir)
+	if err != nil {
+		return err
+	}
+	options, err := installer.Options(dir, work)
+	if err != nil {
+		return err
+	}
+	options = options.With(b.media)
+	for _, o := range outputs {
+		say("writing " + o.path)
+		if err := options.Build(ctx, o.kind, o.path); err != nil {
+			return fmt.Errorf("%s: %w", o.path, err)
+		}
+		made(o.path)
+	}
+	return nil
+}
+
+// changes are what the flags say. Other modules replace all that are there.
+func (b *imageBuild) changes() customize.Change {
+	c := b.change
+	add := func(dir, at string) {
+		c.Overlays = append(c.Overlays, customize.Overlay{Name: filepath.Base(dir), Dir: dir, At: at})
+	}
+	if b.modules != "" {
+		c.Remove = append(c.Remove, "lib/modules")
+		add(b.modules, "lib/modules")
+	}
+	if b.firmware != "" {
+		add(b.firmware, "lib/firmware")
+	}
+	for _, dir := range b.overlays {
+		add(dir, "")
+	}
+	return c
+}
+
+func (a *app) imageProvenanceCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:  "provenance",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, c *client.Client) error {
+				return client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: "/" + customize.ProvenanceFile}, func(m *apiv1.FileChunk) error {
+					_, err := a.out.Write(m.Data)
+					return err
+				})
+			}))
+		},
+	}
+}

@@ -1,0 +1,106 @@
+package imagebundle
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/garboard-os/garboard/qemu/network/registry"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// maxFiles bounds the files that are taken out of an image.
+const maxFiles = 2 << 30
+
+// Files writes the files that an image has in a folder to a new directory. The image is one of a registry or, if there is a file with that name,
+// the only one in it: an archive of the OCI image layout, or one of 'docker save'.
+func (b Bundle) Files(ctx context.Context, from, folder, dir string) error {
+	write := func(image v1.Image) error {
+		found, err := writeFiles(image, folder, dir)
+		if err == nil && !found {
+			err = fmt.Errorf("it has no /%s: it is no installer image of Garboard", folder)
+		}
+		if err != nil {
+			return fmt.Errorf("image %s: %w", from, err)
+		}
+		return nil
+	}
+	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
+		b.Say("pulling " + from)
+		image, err := b.find(ctx, from)
+		if err != nil {
+			return err
+		}
+		return write(image)
+	}
+	b.Say("reading " + from)
+	if image, err := tarball.ImageFromPath(from, nil); err == nil {
+		return write(image)
+	}
+	archive, err := registry.OpenArchive(from)
+	if err != nil {
+		return err
+	}
+	defer archive.Close()
+	found := 0
+	err = each(ctx, archive, func(_ name.Reference, _ string, image v1.Image) error {
+		if found++; found > 1 {
+			return fmt.Errorf("%s has several images: serve it ('gbctl images serve'), and name one", from)
+		}
+		return write(image)
+	})
+	if err == nil && found == 0 {
+		err = fmt.Errorf("%s has no image with a name", from)
+	}
+	return err
+}
+
+func writeFiles(image v1.Image, folder, dir string) (found bool, err error) {
+	layers := mutate.Extract(image)
+	defer layers.Close()
+	left := int64(maxFiles)
+	for in := tar.NewReader(layers); ; {
+		header, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return found, nil
+		}
+		if err != nil {
+			return found, err
+		}
+		inside, ok := strings.CutPrefix(path.Clean("/"+header.Name), "/"+folder+"/")
+		if !ok || header.Typeflag != tar.TypeReg {
+			continue
+		}
+		if left -= header.Size; left < 0 || !filepath.IsLocal(inside) {
+			return found, fmt.Errorf("/%s has more than %d bytes, or a file outside of it", folder, maxFiles)
+		}
+		to := filepath.Join(dir, inside)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return found, err
+		}
+		if err := writeFile(to, in, header.FileInfo().Mode().Perm()); err != nil {
+			return found, err
+		}
+		found = true
+	}
+}
+
+func writeFile(to string, content io.Reader, mode fs.FileMode) (err error) {
+	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	_, err = io.Copy(f, content)
+	return err
+}

@@ -138,7 +138,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		programs[name] = filepath.Join(made[cmp.Or(component[name], name)], name)
 	}
 	result.RootFS, err = b.rootFS(ctx, rootfs.Sources{
-		Version: boot.Version, Programs: programs,
+		Version: boot.Version, Programs: programs, Init: result.Init,
 		CNI:            made["cni"],
 		Tools:          tools,
 		Loaders:        loaders.Disk,

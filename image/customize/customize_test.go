@@ -14,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/image/rootfs"
+	"github.com/garboard-os/garboard/image/sbom"
 	"github.com/garboard-os/garboard/image/squashfs"
 	"github.com/garboard-os/garboard/tools/testing/module"
 	"github.com/garboard-os/garboard/tools/testing/uki"
@@ -54,6 +55,11 @@ func system(t *testing.T) squashfs.Tree {
 			tree[name] = squashfs.Content(nil, 0o755)
 		}
 	}
+	list, err := sbom.New("v1.0.0").Text()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree[sbom.File] = squashfs.Content(list, 0o644)
 	for name, content := range modules(release) {
 		tree[name] = squashfs.Content([]byte(content), 0o644)
 	}
@@ -175,6 +181,10 @@ func TestS202Files(t *testing.T) {
 	}
 	if f := p.Steps[0].Added[0].Files[0]; f.Path != "/etc/motd" || !f.Replaced || f.Size != 7 || len(f.SHA256) != 64 {
 		t.Errorf("%+v", f)
+	}
+
+	if text, err = tree.ReadFile(sbom.File); err != nil || !strings.Contains(string(text), `"name": "mine"`) {
+		t.Errorf("%s, %v", text, err)
 	}
 
 	// A customized system can be customized.

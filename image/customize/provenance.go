@@ -1,6 +1,7 @@
 package customize
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/garboard-os/garboard/image/sbom"
 	"github.com/garboard-os/garboard/image/squashfs"
 )
 
@@ -62,6 +64,37 @@ func (w *work) note() error {
 	p.Steps = append(p.Steps, w.step)
 	if data, err = json.MarshalIndent(p, "", "  "); err == nil {
 		w.tree[ProvenanceFile] = squashfs.Content(append(data, '\n'), 0o644)
+		err = w.list()
+	}
+	return err
+}
+
+// list adds what was added to the list of all software.
+func (w *work) list() error {
+	text, err := w.tree.ReadFile(sbom.File)
+	if err != nil {
+		return err
+	}
+	list, err := sbom.Read(text)
+	if err != nil {
+		return err
+	}
+	if w.step.Kernel != "" {
+		list.Other("linux", w.step.Kernel, "the kernel, replaced")
+	}
+	for _, a := range w.step.Added {
+		list.Other(a.Name, "", fmt.Sprintf("added to the system: %s", count(len(a.Files), "file")))
+		for _, f := range a.Files {
+			content, err := w.tree.ReadFile(f.Path[1:])
+			if err == nil {
+				list.Program(bytes.NewReader(content))
+			} else if f.Target == "" {
+				return err
+			}
+		}
+	}
+	if text, err = list.Text(); err == nil {
+		w.tree[sbom.File] = squashfs.Content(text, 0o644)
 	}
 	return err
 }

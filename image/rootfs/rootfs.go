@@ -26,6 +26,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/debian"
+	"github.com/garboard-os/garboard/image/sbom"
 )
 
 // Entry is one path in the tree: a directory, a symbolic link, or a file with a text or with a copy of another file's bytes.
@@ -58,6 +59,8 @@ type Sources struct {
 	Loaders string
 	// KernelPackages are the keys of the packages that the kernel was taken from.
 	KernelPackages []string
+	// Init is PID 1's program. It isn't in the tree, but what it is made of is in the list of all software.
+	Init string
 	// ModulesDir is the kernel's module folder, named after its release; empty for none.
 	ModulesDir string
 }
@@ -86,7 +89,38 @@ func Plan(src Sources) ([]Entry, error) {
 		}
 		entries = append(entries, copied...)
 	}
-	return arrange(entries)
+	list, err := software(src, entries)
+	if err != nil {
+		return nil, err
+	}
+	return arrange(append(entries, list))
+}
+
+// software lists which software the tree has.
+func software(src Sources, entries []Entry) (Entry, error) {
+	list := sbom.New(src.Version)
+	list.Debian(strings.Join(src.KernelPackages, "\n"))
+	for _, e := range append(entries, Entry{From: src.Init}) {
+		if e.From == "" {
+			continue
+		}
+		f, err := os.Open(e.From)
+		if err != nil {
+			return Entry{}, err
+		}
+		if path.Dir(e.Path) == debian.PackagesFolder {
+			var keys []byte
+			keys, err = io.ReadAll(f)
+			list.Debian(string(keys))
+		} else {
+			list.Program(f)
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return Entry{}, err
+		}
+	}
+	data, err := list.Text()
+	return text("/"+sbom.File, string(data)), err
 }
 
 // Required are the paths, without a leading slash, that a node doesn't start without.

@@ -9,11 +9,13 @@ import (
 	"slices"
 	"strings"
 
+	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/customize"
 	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/image/sbom"
 	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
 	"github.com/spf13/cobra"
 )
@@ -148,16 +150,27 @@ func (b *imageBuild) changes() customize.Change {
 }
 
 func (a *app) imageProvenanceCommand() *cobra.Command {
-	return &cobra.Command{
+	var list bool
+	cmd := &cobra.Command{
 		Use:  "provenance",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			file := customize.ProvenanceFile
+			if list {
+				file = sbom.File
+			}
 			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, c *client.Client) error {
-				return client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: "/" + customize.ProvenanceFile}, func(m *apiv1.FileChunk) error {
+				err := client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: "/" + file}, func(m *apiv1.FileChunk) error {
 					_, err := a.out.Write(m.Data)
 					return err
 				})
+				if connect.CodeOf(err) == connect.CodeNotFound && !list {
+					return fmt.Errorf("nothing was customized: the system is that of its release: %w", err)
+				}
+				return err
 			}))
 		},
 	}
+	cmd.Flags().BoolVar(&list, "sbom", false, "show which software the system has instead, as SPDX")
+	return cmd
 }

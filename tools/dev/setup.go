@@ -20,9 +20,10 @@ import (
 var testPackages = map[string]string{
 	"chrony":          "a real time server for the tests of timed (takes the place of systemd-timesyncd)",
 	"dnsmasq-base":    "a real DHCP server for the tests of networkd",
+	"docker.io":       "customizes the system as users do",
 	"e2fsprogs":       "disks with somebody's file system on them, for the tests of disks",
 	"iproute2":        "links and namespaces in network tests",
-	"docker.io":       "customizes the system as users do",
+	"mitmproxy":       "a proxy that opens TLS, as some sites have one",
 	"nfs-ganesha":     "an NFS 4 server for the tests of volumes",
 	"nfs-ganesha-vfs": "the same server's access to files",
 	"user-mode-linux": "kernels of their own for tests of disks and links",

@@ -1,0 +1,355 @@
+//go:build e2e && long
+
+// Package registries tests pulls from a real registry, with TLS and a login, through caches and through a proxy that opens TLS.
+package registries
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/network/registry"
+	"github.com/garboard-os/garboard/qemu/osthread"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"golang.org/x/crypto/bcrypt"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+const (
+	// startBudget is for the start of a registry, and pullBudget for a small image and its container.
+	startBudget = 20 * time.Second
+	pullBudget  = time.Minute
+	// gateway is this machine in the nodes' network.
+	gateway = "10.5.0.1"
+)
+
+// distribution builds the registry, once for all tests.
+var distribution = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "garboard-registry-")
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(dir, "registry")
+	build := exec.Command("go", "build", "-mod=readonly", "-o", program, "github.com/distribution/distribution/v3/cmd/registry")
+	build.Dir = "distribution"
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the registry: %w: %s", err, out)
+	}
+	return program, nil
+})
+
+// run starts a program on a thread, or here, and ends it with the test.
+func run(t *testing.T, inside *osthread.Thread, program string, args ...string) (log string) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), filepath.Base(program)+".log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	cmd := exec.Command(program, args...)
+	cmd.Stdout, cmd.Stderr = f, f
+	start := cmd.Start
+	if inside != nil {
+		start = func() error { return inside.Do(cmd.Start) }
+	}
+	if err := start(); err != nil {
+		t.Fatalf("%s: %v", program, err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		timer := time.AfterFunc(startBudget, func() { _ = cmd.Process.Kill() })
+		defer timer.Stop()
+		_ = cmd.Wait() // it was told to end
+		if t.Failed() {
+			text, _ := os.ReadFile(f.Name())
+			t.Logf("%s:\n%s", program, text)
+		}
+	})
+	return f.Name()
+}
+
+// serve runs the registry with settings, which are JSON, a form of YAML.
+func serve(t *testing.T, inside *osthread.Thread, storage, address string, settings map[string]any) {
+	t.Helper()
+	program, err := distribution()
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := map[string]any{"version": "0.1", "storage": map[string]any{"filesystem": map[string]any{"rootdirectory": storage}}, "http": map[string]any{"addr": address}}
+	for key, value := range settings {
+		full[key] = value
+	}
+	text, err := json.Marshal(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "registry.yml")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, inside, program, "serve", file)
+	eventually.That(t, startBudget, "the registry listens on "+address, func() error {
+		var conn net.Conn
+		var err error
+		if inside != nil {
+			conn, err = inside.Dial(t.Context(), address)
+		} else {
+			conn, err = net.Dial("tcp", address)
+		}
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+}
+
+func localhost(t *testing.T) string {
+	t.Helper()
+	return freeport.Find(t).String()
+}
+
+// Each of the five registries has a cache of its own, a real one. The nodes pull through them. The next cluster gets all from the caches: it works
+// without the registries. (S-133, S-135)
+func TestS133Caches(t *testing.T) {
+	made := e2etest.Built(t, qemu.Container)
+	var mu sync.Mutex // guards blobs
+	blobs := 0
+	images := registry.New(made.Layout)
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			mu.Lock()
+			blobs++
+			mu.Unlock()
+		}
+		images.ServeHTTP(w, r)
+	}))
+	t.Cleanup(upstream.Close)
+	mirrors, storage := map[string][]string{}, t.TempDir()
+	for _, host := range []string{"docker.io", "registry.k8s.io", "quay.io", "gcr.io", "ghcr.io"} {
+		address := localhost(t)
+		serve(t, nil, filepath.Join(storage, host), address, map[string]any{"proxy": map[string]any{"remoteurl": upstream.URL}})
+		mirrors[host] = []string{"http://" + address}
+	}
+	nothing := t.TempDir()
+	if _, err := layout.Write(nothing, empty.Index); err != nil {
+		t.Fatal(err)
+	}
+	options := func(o *qemu.Options) { o.Images, o.Mirrors = nothing, mirrors }
+	first, m := e2etest.Ready(t, "caches", qemu.Container, options)
+	m.Reached("the caches have all images")
+	first.Down()
+	mu.Lock()
+	cold := blobs
+	mu.Unlock()
+	if cold == 0 {
+		t.Error("nothing was pulled through the caches")
+	}
+	for _, image := range config.DefaultImages() {
+		host, rest, _ := strings.Cut(image, "/")
+		repository, _, _ := strings.Cut(rest, ":")
+		if _, err := os.Stat(filepath.Join(storage, host, "docker/registry/v2/repositories", repository)); err != nil {
+			t.Errorf("the cache of %s doesn't have %s: %v", host, repository, err)
+		}
+	}
+	_, m = e2etest.Ready(t, "caches-again", qemu.Container, options)
+	m.Reached("the node is Ready from the caches")
+	mu.Lock()
+	defer mu.Unlock()
+	if blobs != cold {
+		t.Errorf("the second cluster has pulled %d more blobs from the registries", blobs-cold)
+	}
+}
+
+// site is a registry with TLS from an authority of its own, and a login.
+type site struct {
+	authority pki.CA
+	password  string
+}
+
+// store fills the storage of a registry with images, by their names in it.
+func store(t *testing.T, storage, from string, images map[string]string) {
+	t.Helper()
+	address := localhost(t)
+	t.Run("fill", func(t *testing.T) { // the registry ends with it
+		serve(t, nil, storage, address, nil)
+		index, err := layout.ImageIndexFromPath(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := index.IndexManifest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range manifest.Manifests {
+			to, wanted := images[d.Annotations["org.opencontainers.image.ref.name"]]
+			if !wanted {
+				continue
+			}
+			ref, err := name.ParseReference(address + "/" + to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			image, err := index.Image(d.Digest)
+			if err == nil {
+				err = remote.Write(ref, image)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// start runs the registry of the site in the nodes' network.
+func (s *site) start(t *testing.T, inside *osthread.Thread, storage, address string) {
+	t.Helper()
+	now := time.Now()
+	var err error
+	if s.authority, err = pki.NewKubernetesCA(now); err != nil {
+		t.Fatal(err)
+	}
+	crt, key, err := s.authority.Issue(pki.Leaf{CN: "registry", IPs: []netip.Addr{netip.MustParseAddr(gateway)}, Server: true, Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash, err := bcrypt.GenerateFromPassword([]byte(s.password), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	serve(t, inside, storage, address, map[string]any{
+		"http": map[string]any{"addr": address, "tls": map[string]any{"certificate": file("crt", crt), "key": file("key", key)}},
+		"auth": map[string]any{"htpasswd": map[string]any{"realm": "site", "path": file("htpasswd", []byte("node:"+string(hash)+"\n"))}},
+	})
+}
+
+// patch is the configuration with which a node pulls from a host.
+func (s *site) patch(host, password string) string {
+	return fmt.Sprintf("machine: {registries: {config: {%q: {auth: {username: node, password: %q}, tls: {ca: %s}}}}}", host, password, base64.StdEncoding.EncodeToString(s.authority.Cert))
+}
+
+// A registry with TLS from its own authority and a login serves Kubernetes' pulls and the system's own, and a wrong password is named. All is changed on
+// the running node. Then all goes through a proxy that opens TLS with an authority of its own. (S-136, S-145, S-146)
+func TestS136RegistryOfASite(t *testing.T) {
+	const kubelet, pause = "site/kubelet:1", "site/pause:1"
+	storage := t.TempDir()
+	store(t, storage, e2etest.Built(t, qemu.Container).Layout, map[string]string{config.DefaultKubeletImage: kubelet, config.DefaultPauseImage: pause})
+	c, m := e2etest.Ready(t, "registry", qemu.Container)
+	inside := c.Network()
+	s := &site{password: "correct horse"}
+	host := gateway + ":5443"
+	s.start(t, inside, storage, host)
+
+	patch := func(text string) {
+		t.Helper()
+		c.Gbctl("-n", c.Node(), "patch", "mc", "-p", text)
+	}
+	starts := func(pod, image string) {
+		t.Helper()
+		c.Kubectl("run", pod, "--image="+image, "--restart=Never")
+		c.Eventually(pullBudget, "the pod "+pod+" runs", func() error {
+			out, err := c.Try("get", "pod", pod, "-o", "jsonpath={.status.phase} {.status.containerStatuses[*].state.waiting.message}")
+			if err == nil && !strings.HasPrefix(out, "Running") {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	runsKubelet := func(image string) {
+		t.Helper()
+		patch("machine: {kubelet: {image: " + image + "}}")
+		c.Eventually(pullBudget, "the kubelet runs from "+image, func() error {
+			out, err := c.TryGbctl("-n", c.Node(), "containers")
+			lines := strings.Split(out, "\n")
+			if err == nil && !slices.ContainsFunc(lines, func(l string) bool {
+				return strings.Contains(l, image) && strings.Contains(l, "kubelet") && strings.Contains(l, "RUNNING")
+			}) {
+				err = errors.New(out)
+			}
+			return err
+		})
+		c.Eventually(pullBudget, "the node is Ready", func() error { return c.NodesReady(c.Nodes[0]) })
+	}
+
+	patch(s.patch(host, "wrong"))
+	c.Kubectl("run", "refused", "--image="+host+"/"+pause, "--restart=Never")
+	c.Eventually(pullBudget, "the registry refuses the password", func() error {
+		out, err := c.Try("get", "events", "--field-selector", "involvedObject.name=refused", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "401 Unauthorized") {
+			err = errors.New(out)
+		}
+		return err
+	})
+	m.Reached("the wrong password is refused")
+	patch(s.patch(host, s.password))
+	starts("direct", host+"/"+pause)
+	runsKubelet(host + "/" + kubelet)
+
+	m.Reached("pod and kubelet come from the registry")
+	dir := t.TempDir()
+	ca := filepath.Join(dir, "upstream.pem")
+	if err := os.WriteFile(ca, s.authority.Cert, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log := run(t, inside, "mitmdump", "--listen-host", gateway, "--listen-port", "3128", "--set", "confdir="+dir,
+		"--set", "connection_strategy=lazy", "--set", "ssl_verify_upstream_trusted_ca="+ca, "--map-remote", "|https://registry.test/|https://"+host+"/")
+	var authority []byte
+	eventually.That(t, startBudget, "the proxy has its authority", func() (err error) {
+		authority, err = os.ReadFile(filepath.Join(dir, "mitmproxy-ca-cert.pem"))
+		if errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		conn, err := inside.Dial(t.Context(), gateway+":3128")
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	patch(fmt.Sprintf("machine: {env: {https_proxy: http://%s:3128, no_proxy: 10.5.0.0/24}, files: [{path: /etc/ssl/certs/ca-certificates, op: append, permissions: 0644, content: %q}], registries: {config: {registry.test: {auth: {username: node, password: %q}}}}}",
+		gateway, authority, s.password))
+	starts("proxied", "registry.test/"+pause)
+	runsKubelet("registry.test/" + kubelet)
+	m.Reached("pod and kubelet come through the proxy")
+	text, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, repository := range []string{"site/pause", "site/kubelet"} {
+		if !strings.Contains(string(text), "/v2/"+repository+"/manifests/1") {
+			t.Errorf("%s wasn't pulled through the proxy:\n%s", repository, text)
+		}
+	}
+}

@@ -9,10 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/netip"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,9 +35,13 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/crypto/bcrypt"
 )
 
@@ -192,8 +199,8 @@ type site struct {
 	password  string
 }
 
-// store fills the storage of a registry with images, by their names in it.
-func store(t *testing.T, storage, from string, images map[string]string) {
+// store fills the storage of a registry with images, by their names in it, and with more layers.
+func store(t *testing.T, storage, from string, images map[string]string, more ...v1.Layer) {
 	t.Helper()
 	address := localhost(t)
 	t.Run("fill", func(t *testing.T) { // the registry ends with it
@@ -216,6 +223,9 @@ func store(t *testing.T, storage, from string, images map[string]string) {
 				t.Fatal(err)
 			}
 			image, err := index.Image(d.Digest)
+			if err == nil {
+				image, err = mutate.AppendLayers(image, more...)
+			}
 			if err == nil {
 				err = remote.Write(ref, image)
 			}
@@ -351,5 +361,126 @@ func TestS136RegistryOfASite(t *testing.T) {
 		if !strings.Contains(string(text), "/v2/"+repository+"/manifests/1") {
 			t.Errorf("%s wasn't pulled through the proxy:\n%s", repository, text)
 		}
+	}
+}
+
+// broken are registries that don't do what they should, by the first part of the image's name, with what the node says about each.
+var broken = map[string]string{
+	"denied":    "401 Unauthorized",
+	"limited":   "429 Too Many Requests",
+	"failing":   "500 Internal Server Error",
+	"missing":   "not found",
+	"wrong":     "unexpected",
+	"truncated": "EOF",
+	"corrupted": "unexpected commit digest",
+	"silent":    "timeout awaiting response headers",
+	"stops":     "has sent nothing for 1m0s",
+}
+
+// ownLayer is the size of the layer that has to be pulled, in bytes.
+const ownLayer = 4 << 20
+
+// breakRegistry makes a registry break as the image's name says: NAME/kubelet is the image of the kubelet.
+func breakRegistry(images http.Handler, over <-chan struct{}) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		how, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v2/"), "/")
+		r.URL.Path = "/v2/" + rest
+		status := map[string]int{"denied": http.StatusUnauthorized, "limited": http.StatusTooManyRequests, "failing": http.StatusInternalServerError, "missing": http.StatusNotFound}[how]
+		large := strings.Contains(rest, "/blobs/")
+		switch {
+		case status != 0:
+			http.Error(w, http.StatusText(status), status)
+		case how == "silent":
+			select {
+			case <-over:
+			case <-r.Context().Done():
+			}
+		case how == "wrong":
+			w.Header().Set("Content-Type", "text/html")
+			fmt.Fprint(w, "<html>Please log in</html>")
+		case large && r.Method == http.MethodGet && (how == "truncated" || how == "corrupted" || how == "stops"):
+			whole := httptest.NewRecorder()
+			r.Header.Del("Range")
+			images.ServeHTTP(whole, r)
+			body := whole.Body.Bytes()
+			w.Header().Set("Content-Length", fmt.Sprint(len(body)))
+			if how == "corrupted" {
+				body[len(body)/2] ^= 1
+				w.Write(body)
+				return
+			}
+			w.Write(body[:len(body)/2])
+			if how == "stops" {
+				w.(http.Flusher).Flush()
+				select {
+				case <-over:
+				case <-r.Context().Done():
+				}
+			}
+			panic(http.ErrAbortHandler)
+		default:
+			images.ServeHTTP(w, r)
+		}
+	})
+}
+
+// Registries break in all ways. Each time the node says what is wrong, within a bounded time, tries again, and leaves nothing of the image behind: once
+// the registry is well, the kubelet runs.
+func TestBrokenRegistries(t *testing.T) {
+	const kubelet = "site/kubelet:1"
+	dir := t.TempDir()
+	own, err := random.Layer(ownLayer, types.OCILayer) // one that the node doesn't have
+	if err != nil {
+		t.Fatal(err)
+	}
+	store(t, dir, e2etest.Built(t, qemu.Container).Layout, map[string]string{config.DefaultKubeletImage: kubelet}, own)
+	well := freeport.Find(t).String()
+	serve(t, nil, dir, well, nil)
+	to, err := url.Parse("http://" + well)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, m := e2etest.Ready(t, "broken", qemu.Container)
+	inside, host := c.Network(), gateway+":5081"
+	l, err := inside.Listen(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	server := &http.Server{Handler: breakRegistry(httputil.NewSingleHostReverseProxy(to), over)}
+	var served sync.WaitGroup
+	served.Go(func() { _ = server.Serve(l) }) // until it is closed
+	t.Cleanup(func() {
+		close(over)
+		server.Close()
+		served.Wait()
+	})
+	c.Gbctl("-n", c.Node(), "patch", "mc", "-p", fmt.Sprintf("machine: {registries: {mirrors: {broken.test: {endpoints: [\"http://%s\"]}}}}", host))
+	for _, how := range slices.Sorted(maps.Keys(broken)) {
+		c.Gbctl("-n", c.Node(), "patch", "mc", "-p", "machine: {kubelet: {image: broken.test/"+how+"/"+kubelet+"}}")
+		budget := pullBudget
+		if strings.Contains(broken[how], "time") || strings.Contains(broken[how], "1m0s") {
+			budget *= 3
+		}
+		c.Eventually(budget, "the node says what is wrong with the registry: "+how, func() error {
+			out, err := c.TryGbctl("-n", c.Node(), "service", "kubelet")
+			if err == nil && (!strings.Contains(out, broken[how]) || !strings.Contains(out, how+"/"+kubelet)) {
+				err = errors.New(out)
+			}
+			return err
+		})
+		m.Reached(how + " is named")
+	}
+	c.Gbctl("-n", c.Node(), "patch", "mc", "-p", "machine: {kubelet: {image: broken.test/well/"+kubelet+"}}")
+	c.Eventually(pullBudget, "the kubelet is healthy", func() error {
+		out, err := c.TryGbctl("-n", c.Node(), "service", "kubelet")
+		if err == nil && (!strings.Contains(out, "well/"+kubelet) || !strings.Contains(out, "Health check successful")) {
+			err = errors.New(out)
+		}
+		return err
+	})
+	c.Ready(m)
+	if out := c.Gbctl("-n", c.Node(), "images", "--node"); strings.Contains(out, "truncated") || strings.Contains(out, "corrupted") {
+		t.Errorf("a part of an image is there:\n%s", out)
 	}
 }

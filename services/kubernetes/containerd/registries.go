@@ -210,6 +210,7 @@ func (o origin) update(c *http.Client) error {
 	t := old.Clone()
 	t.TLSClientConfig.RootCAs = pool
 	t.Proxy = network.Proxy(o.machine.Env)
-	c.Transport = t
+	t.ResponseHeaderTimeout = answerWait
+	c.Transport = bounded{t, silenceWait}
 	return nil
 }

@@ -103,6 +103,7 @@ var applyTable = []applyRow{
 	{path: "machine.kubelet.nodeIP.validSubnets", effect: kubelet},
 	{path: "machine.kubelet.extraMounts[]", effect: kubelet},
 	{path: "machine.registries", effect: containerd},
+	{path: "machine.images.verify[]", effect: Live, note: "used at the next pull"},
 	{path: "machine.files[].content", effect: Live, note: noteFile, refine: dropIn},
 	{path: "machine.files[]", effect: Live, refine: dropIn},
 	{path: "machine.env", effect: containerd},

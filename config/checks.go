@@ -42,6 +42,7 @@ var checks = []check{
 	{"node labels may be set by a kubelet", checkNodeLabels},
 	{"node taints have names", checkNodeTaints},
 	{"registries are reachable", checkRegistries},
+	{"signatures can be verified", checkImageRules},
 	{"files are distinct", checkFiles},
 	{"environment and sysctls are well-formed", checkEnv},
 	{"encryption keys are usable", checkEncryption},

@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/garboard-os/garboard/config/pki"
 )
 
 var (
@@ -90,6 +92,30 @@ func checkRegistries(c *Config, r *report) {
 		}
 		if t := reg.TLS; t != nil && (len(t.ClientIdentity.Crt) == 0) != (len(t.ClientIdentity.Key) == 0) {
 			r.bad(hosts.with(host, "tls", "clientIdentity"), "crt and key belong together")
+		}
+	}
+}
+
+func checkImageRules(c *Config, r *report) {
+	for i, rule := range c.Machine.Images.Verify {
+		where := at("machine", "images", "verify", i)
+		if rule.Prefix == "" {
+			r.lacks(where.with("prefix"), "a rule needs the images that it is for")
+		}
+		for n, key := range rule.Keys {
+			if _, err := pki.ParsePublicKey(key); err != nil {
+				r.bad(where.with("keys", n), "%v", err)
+			}
+		}
+		switch {
+		case len(rule.Keys) == 0 && len(rule.Authority) == 0:
+			r.bad(where, "needs keys, or an authority with an identity")
+		case (len(rule.Authority) == 0) != (rule.Identity == ""):
+			r.bad(where, "authority and identity belong together")
+		case len(rule.Authority) > 0:
+			if _, err := pki.ParseCert(rule.Authority); err != nil {
+				r.bad(where.with("authority"), "%v", err)
+			}
 		}
 	}
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"regexp"
+	"strings"
 )
 
 // Versions of what the default images hold. The image build pins the same
@@ -37,4 +38,14 @@ func CheckKubernetesVersion(version string) error {
 		return fmt.Errorf("version %s of Kubernetes isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
 	}
 	return nil
+}
+
+// Rule is the rule for an image; nil: none.
+func (i Images) Rule(image string) (rule *ImageRule) {
+	for n, r := range i.Verify {
+		if strings.HasPrefix(image, r.Prefix) && (rule == nil || len(r.Prefix) > len(rule.Prefix)) {
+			rule = &i.Verify[n]
+		}
+	}
+	return rule
 }

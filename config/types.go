@@ -69,6 +69,7 @@ type Machine struct {
 	Install    Install    `yaml:"install"`
 	Kubelet    Kubelet    `yaml:"kubelet"`
 	Registries Registries `yaml:"registries"`
+	Images     Images     `yaml:"images"`
 	Files      []File     `yaml:"files" key:"path"`
 	// Env is the environment of all programs that download over the network, such as
 	// http_proxy, https_proxy, no_proxy.
@@ -255,6 +256,27 @@ type RegistryTLS struct {
 	CA                 PEM     `yaml:"ca"`                 // authority of the certificate of the host
 	ClientIdentity     CertKey `yaml:"clientIdentity"`     // client certificate of the node
 	InsecureSkipVerify bool    `yaml:"insecureSkipVerify"` // don't verify the certificate of the host; for tests
+}
+
+// Images says which images the node accepts.
+type Images struct {
+	// Verify has rules for the images that the node itself pulls: the installer image, those of etcd and
+	// the kubelet, and those that gbctl upgrade-k8s fetches; also for images on a medium. Pods' own images aren't verified.
+	// An image is accepted if no rule is for it, or if it is signed as the rule with the longest prefix says.
+	// Images that the node has already aren't verified again.
+	Verify []ImageRule `yaml:"verify" key:"prefix"`
+}
+
+// ImageRule says how images are signed. Signatures are those of cosign, in the same repository.
+type ImageRule struct {
+	// Prefix is the beginning of the images' names, with their registry, such as ghcr.io/garboard-os/.
+	Prefix string `yaml:"prefix"`
+	Keys   []PEM  `yaml:"keys"` // public keys: a signature of one of them is enough
+	// Authority signs the certificates of those who sign images. A certificate must be valid when an image
+	// is verified.
+	Authority PEM `yaml:"authority"`
+	// Identity is the e-mail address, or the URI, in such a certificate. Required with authority.
+	Identity string `yaml:"identity"`
 }
 
 // File is a file that is written to the node, at boot and when it changes. Files below

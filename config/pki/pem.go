@@ -72,6 +72,21 @@ func ParseCert(text []byte) (*x509.Certificate, error) {
 	return nil, errors.New("parse certificate: no CERTIFICATE block")
 }
 
+// ParsePublicKey reads the first public key of PEM text (RFC 7468, section 13): RSA, ECDSA or Ed25519.
+func ParsePublicKey(text []byte) (crypto.PublicKey, error) {
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "PUBLIC KEY" {
+			continue
+		}
+		key, err := x509.ParsePKIXPublicKey(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("parse public key: %w", err)
+		}
+		return key, nil
+	}
+	return nil, errors.New("parse public key: no PUBLIC KEY block")
+}
+
 // ParseKey reads the first private key of PEM text: RSA, ECDSA or Ed25519, in
 // any of the three usual encodings. Errors never hold parts of the key.
 func ParseKey(text []byte) (crypto.Signer, error) {

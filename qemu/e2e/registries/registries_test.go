@@ -377,8 +377,17 @@ var broken = map[string]string{
 	"stops":     "has sent nothing for 1m0s",
 }
 
-// ownLayer is the size of the layer that has to be pulled, in bytes.
+// ownLayer is the size of a layer that no node has, in bytes.
 const ownLayer = 4 << 20
+
+func ownLayerOf(t *testing.T) v1.Layer {
+	t.Helper()
+	layer, err := random.Layer(ownLayer, types.OCILayer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return layer
+}
 
 // breakRegistry makes a registry break as the image's name says: NAME/kubelet is the image of the kubelet.
 func breakRegistry(images http.Handler, over <-chan struct{}) http.Handler {
@@ -429,12 +438,8 @@ func breakRegistry(images http.Handler, over <-chan struct{}) http.Handler {
 func TestBrokenRegistries(t *testing.T) {
 	const kubelet = "site/kubelet:1"
 	dir := t.TempDir()
-	own, err := random.Layer(ownLayer, types.OCILayer) // one that the node doesn't have
-	if err != nil {
-		t.Fatal(err)
-	}
-	store(t, dir, e2etest.Built(t, qemu.Container).Layout, map[string]string{config.DefaultKubeletImage: kubelet}, own)
-	well := freeport.Find(t).String()
+	store(t, dir, e2etest.Built(t, qemu.Container).Layout, map[string]string{config.DefaultKubeletImage: kubelet}, ownLayerOf(t))
+	well := localhost(t)
 	serve(t, nil, dir, well, nil)
 	to, err := url.Parse("http://" + well)
 	if err != nil {

@@ -8,11 +8,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"path"
+	"strings"
 	"time"
 
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/system/machine"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -52,7 +56,7 @@ func (c *Containerd) importBundle(ctx context.Context, h *dag.Handle) {
 }
 
 func (c *Containerd) importFrom(ctx context.Context, h *dag.Handle, archive io.ReadSeeker) error {
-	names, err := bundled(archive)
+	images, err := bundled(archive)
 	if err != nil {
 		return err
 	}
@@ -68,13 +72,18 @@ func (c *Containerd) importFrom(ctx context.Context, h *dag.Handle, archive io.R
 	for _, namespace := range []string{Namespace, PodNamespace} {
 		ctx := namespaces.WithNamespace(ctx, namespace)
 		missing := map[string]bool{}
-		for _, name := range names {
-			if own[name] != (namespace == Namespace) {
+		for name := range images {
+			if own[name] != (namespace == Namespace) || strings.HasSuffix(name, signatureSuffix) {
 				continue
 			}
-			if _, err := cl.ImageService().Get(ctx, name); err != nil {
-				missing[name] = true
+			if _, err := cl.ImageService().Get(ctx, name); err == nil {
+				continue
 			}
+			if err := acceptBundled(ctx, archive, images, name, cfg.Machine.Images); err != nil {
+				h.Log.Error("an image of the medium isn't used", "image", name, "err", err)
+				continue
+			}
+			missing[name] = true
 		}
 		if len(missing) == 0 {
 			continue
@@ -96,25 +105,64 @@ func (c *Containerd) importFrom(ctx context.Context, h *dag.Handle, archive io.R
 	return nil
 }
 
-// bundled are the names of the images in an archive of the OCI image layout.
-func bundled(archive io.Reader) (names []string, err error) {
+// acceptBundled verifies an image of an archive, if there is a rule for it. Its signatures are in the archive, too.
+func acceptBundled(ctx context.Context, archive io.ReadSeeker, images map[string]ocispec.Descriptor, image string, rules config.Images) error {
+	rule := rules.Rule(image)
+	if rule == nil {
+		return nil
+	}
+	of := images[image].Digest
+	return verify(ctx, image, of, rule, func(context.Context) (list ocispec.Descriptor, content read, err error) {
+		signatures, err := signatureName(image, of)
+		if err != nil {
+			return list, nil, err
+		}
+		list, ok := images[signatures]
+		if !ok {
+			return list, nil, errdefs.ErrNotFound
+		}
+		return list, func(_ context.Context, part ocispec.Descriptor) ([]byte, error) {
+			file := path.Join(ocispec.ImageBlobsDir, part.Digest.Algorithm().String(), part.Digest.Encoded())
+			in, err := bundledFile(archive, file)
+			if err != nil {
+				return nil, err
+			}
+			return readPart(in, part)
+		}, nil
+	})
+}
+
+// bundledFile finds a file in an archive.
+func bundledFile(archive io.ReadSeeker, name string) (io.Reader, error) {
+	if _, err := archive.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
 	for files := tar.NewReader(archive); ; {
 		header, err := files.Next()
 		if err != nil {
-			return nil, fmt.Errorf("%s: no index: %w", boot.BundleFile, err)
+			return nil, fmt.Errorf("%s: no %s: %w", boot.BundleFile, name, err)
 		}
-		if header.Name != ocispec.ImageIndexFile {
-			continue
+		if header.Name == name {
+			return files, nil
 		}
-		var index ocispec.Index
-		if err := json.NewDecoder(files).Decode(&index); err != nil {
-			return nil, fmt.Errorf("%s: %w", boot.BundleFile, err)
-		}
-		for _, m := range index.Manifests {
-			if name := m.Annotations[ocispec.AnnotationRefName]; name != "" {
-				names = append(names, name)
-			}
-		}
-		return names, nil
 	}
+}
+
+// bundled are the images in an archive of the OCI image layout, by name.
+func bundled(archive io.ReadSeeker) (map[string]ocispec.Descriptor, error) {
+	file, err := bundledFile(archive, ocispec.ImageIndexFile)
+	if err != nil {
+		return nil, err
+	}
+	var index ocispec.Index
+	if err := json.NewDecoder(file).Decode(&index); err != nil {
+		return nil, fmt.Errorf("%s: %w", boot.BundleFile, err)
+	}
+	images := map[string]ocispec.Descriptor{}
+	for _, m := range index.Manifests {
+		if name := m.Annotations[ocispec.AnnotationRefName]; name != "" {
+			images[name] = m
+		}
+	}
+	return images, nil
 }

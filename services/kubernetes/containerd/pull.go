@@ -25,6 +25,7 @@ const (
 	RegistryPlainHTTP  reason.Code = "RegistryPlainHTTP"
 	RegistryLimits     reason.Code = "RegistryLimits"
 	ImageNotFound      reason.Code = "ImageNotFound"
+	ImageUnsigned      reason.Code = "ImageUnsigned"
 	ImageNameInvalid   reason.Code = "ImageNameInvalid"
 	ImagePullFailed    reason.Code = "ImagePullFailed" // for another reason
 )
@@ -33,6 +34,7 @@ const (
 // does itself comes over gRPC, and what it pulls for pods through the kubelet, so that
 // there is nothing but its text.
 var pullWords = []pullWord{
+	{ImageUnsigned, []string{"isn't signed as machine.images.verify demands"}},
 	{ImageNoSpace, []string{syscall.ENOSPC.Error()}},
 	{RegistryDenied, []string{"401 Unauthorized", "403 Forbidden", "authorization failed", "authentication required", "pull access denied", "insufficient_scope"}},
 	{RegistryUntrusted, []string{"x509:", "certificate"}},

@@ -84,8 +84,12 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 		event(Pulling, "Pulling image "+ref)
 		from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
 		defer done()
+		accepted, err := accept(ctx, from, ref, cfg.Machine.Images)
+		if err != nil {
+			return nil, pullError(ref, err)
+		}
 		img, err = cl.Pull(ctx, ref, append(options, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
-			client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(from))...)
+			client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(accepted))...)
 		if err != nil {
 			return nil, pullError(ref, err)
 		}

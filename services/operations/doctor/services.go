@@ -98,6 +98,7 @@ var serviceConditions = []condition{
 		holds:   func(s *snapshot) []finding { return append(s.servicePulls(), s.podPulls()...) },
 		causes: []cause{
 			{[]reason.Code{containerd.ImageNoSpace}, "The disk has no space for it.", "See disk-full."},
+			{[]reason.Code{containerd.ImageUnsigned}, "The image isn't signed as machine.images.verify demands.", "Use an image that is signed by one of the keys, or correct the rule."},
 			{[]reason.Code{containerd.RegistryDenied}, "The registry requires authentication, and doesn't accept the credentials of the node.", "Add or correct the credentials in machine.registries.config."},
 			{[]reason.Code{containerd.RegistryUntrusted}, "The registry's certificate isn't accepted.", "Add its CA to machine.registries.config.HOST.tls.ca, and check that the node's clock is right."},
 			{[]reason.Code{containerd.RegistryUnresolved}, "The registry's name can't be resolved.", "Correct machine.network.nameservers or the name, or configure a mirror in machine.registries.mirrors."},

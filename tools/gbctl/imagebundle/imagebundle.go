@@ -54,12 +54,15 @@ func (b Bundle) Write(ctx context.Context, images []string, output string) error
 			return err
 		}
 	}
+	all := slices.Clone(images)
 	for i, ref := range images {
-		if err := b.add(ctx, to, ref, fmt.Sprintf("%d of %d", i+1, len(images))); err != nil {
+		signatures, err := b.add(ctx, to, ref, fmt.Sprintf("%d of %d", i+1, len(images)))
+		if err != nil {
 			return fmt.Errorf("%w; what was pulled is in %s, and the same command continues", err, dir)
 		}
+		all = append(all, signatures...)
 	}
-	if err := only(to, images); err != nil {
+	if err := only(to, all); err != nil {
 		return fmt.Errorf("%s: %w", dir, err)
 	}
 	b.Say("writing " + output)
@@ -110,11 +113,33 @@ func only(in layout.Path, images []string) error {
 	return err
 }
 
-func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) error {
+// add adds an image, and the list of its signatures, if there is one. It returns the name of the list.
+func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (signatures []string, err error) {
 	image, err := b.find(ctx, ref)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	if err := b.store(to, image, ref, count); err != nil {
+		return nil, err
+	}
+	digest, err := image.Digest()
+	if err != nil {
+		return nil, err
+	}
+	parsed, err := name.ParseReference(ref)
+	if err != nil {
+		return nil, err
+	}
+	// As cosign names it (its SIGNATURE_SPEC.md). Most images have none, and registries have many ways to say so.
+	list := parsed.Context().Name() + ":" + digest.Algorithm + "-" + digest.Hex + ".sig"
+	signed, err := b.find(ctx, list)
+	if err != nil {
+		return nil, ctx.Err()
+	}
+	return []string{list}, b.store(to, signed, list, count+", its signatures")
+}
+
+func (b Bundle) store(to layout.Path, image v1.Image, ref, count string) error {
 	manifest, err := image.Manifest()
 	if err != nil {
 		return fmt.Errorf("%s: %w", ref, err)

@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,7 +16,8 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
-	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
 // cosign builds cosign, and returns what runs it in a directory with the keys.
@@ -42,20 +42,17 @@ func cosign(t *testing.T) (keys string, run func(args ...string)) {
 }
 
 // digestOf is what a registry has under a name.
-func digestOf(t *testing.T, host, repository, tag string) (digest string) {
+func digestOf(t *testing.T, ref string) string {
 	t.Helper()
-	eventually.That(t, startBudget, "the registry has "+repository, func() error {
-		answer, err := http.Head("http://" + host + "/v2/" + repository + "/manifests/" + tag)
-		if err != nil {
-			return err
-		}
-		answer.Body.Close()
-		if digest = answer.Header.Get("Docker-Content-Digest"); digest == "" {
-			return errors.New(answer.Status)
-		}
-		return nil
-	})
-	return digest
+	parsed, err := name.ParseReference(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, err := remote.Head(parsed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return head.Digest.String()
 }
 
 // A rule accepts an image that a real cosign has signed with the key, and refuses an image without a signature, and one that somebody else has signed.
@@ -72,7 +69,7 @@ func TestSignedImages(t *testing.T) {
 	keys, run := cosign(t)
 	for key, repository := range map[string]string{"site": signed, "other": foreign} {
 		run("generate-key-pair", "--output-key-prefix", key)
-		run("sign", "--key", key+".key", "--tlog-upload=false", "--allow-http-registry", "--yes", well+"/"+repository+"@"+digestOf(t, well, repository, "1"))
+		run("sign", "--key", key+".key", "--tlog-upload=false", "--allow-http-registry", "--yes", well+"/"+repository+"@"+digestOf(t, well+"/"+repository+":1"))
 	}
 	public, err := os.ReadFile(filepath.Join(keys, "site.pub"))
 	if err != nil {

@@ -75,7 +75,7 @@ func (x Finding_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Finding_Severity.Descriptor instead.
 func (Finding_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38, 0}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40, 0}
 }
 
 type VersionRequest struct {
@@ -1982,6 +1982,121 @@ func (x *PullImageProgress) GetDigest() string {
 	return ""
 }
 
+type CheckImagesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 256; none: those that the node's configuration names.
+	Images        []string `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckImagesRequest) Reset() {
+	*x = CheckImagesRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckImagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckImagesRequest) ProtoMessage() {}
+
+func (x *CheckImagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckImagesRequest.ProtoReflect.Descriptor instead.
+func (*CheckImagesRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *CheckImagesRequest) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+type ImageCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Image string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	// The node has it, and doesn't pull it.
+	Here   bool   `protobuf:"varint,2,opt,name=here,proto3" json:"here,omitempty"`
+	Digest string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Why it can't be had.
+	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageCheck) Reset() {
+	*x = ImageCheck{}
+	mi := &file_garboard_v1_node_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageCheck) ProtoMessage() {}
+
+func (x *ImageCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageCheck.ProtoReflect.Descriptor instead.
+func (*ImageCheck) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ImageCheck) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *ImageCheck) GetHere() bool {
+	if x != nil {
+		return x.Here
+	}
+	return false
+}
+
+func (x *ImageCheck) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ImageCheck) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type BootChartRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Return SVG instead of text.
@@ -1992,7 +2107,7 @@ type BootChartRequest struct {
 
 func (x *BootChartRequest) Reset() {
 	*x = BootChartRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[30]
+	mi := &file_garboard_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2119,7 @@ func (x *BootChartRequest) String() string {
 func (*BootChartRequest) ProtoMessage() {}
 
 func (x *BootChartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[30]
+	mi := &file_garboard_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2132,7 @@ func (x *BootChartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootChartRequest.ProtoReflect.Descriptor instead.
 func (*BootChartRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *BootChartRequest) GetSvg() bool {
@@ -2036,7 +2151,7 @@ type BootChartResponse struct {
 
 func (x *BootChartResponse) Reset() {
 	*x = BootChartResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[31]
+	mi := &file_garboard_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +2163,7 @@ func (x *BootChartResponse) String() string {
 func (*BootChartResponse) ProtoMessage() {}
 
 func (x *BootChartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[31]
+	mi := &file_garboard_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +2176,7 @@ func (x *BootChartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootChartResponse.ProtoReflect.Descriptor instead.
 func (*BootChartResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *BootChartResponse) GetChart() []byte {
@@ -2079,7 +2194,7 @@ type KubeconfigRequest struct {
 
 func (x *KubeconfigRequest) Reset() {
 	*x = KubeconfigRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[32]
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2091,7 +2206,7 @@ func (x *KubeconfigRequest) String() string {
 func (*KubeconfigRequest) ProtoMessage() {}
 
 func (x *KubeconfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[32]
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2104,7 +2219,7 @@ func (x *KubeconfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KubeconfigRequest.ProtoReflect.Descriptor instead.
 func (*KubeconfigRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 type KubeconfigResponse struct {
@@ -2117,7 +2232,7 @@ type KubeconfigResponse struct {
 
 func (x *KubeconfigResponse) Reset() {
 	*x = KubeconfigResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[33]
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2129,7 +2244,7 @@ func (x *KubeconfigResponse) String() string {
 func (*KubeconfigResponse) ProtoMessage() {}
 
 func (x *KubeconfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[33]
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2142,7 +2257,7 @@ func (x *KubeconfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KubeconfigResponse.ProtoReflect.Descriptor instead.
 func (*KubeconfigResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *KubeconfigResponse) GetKubeconfig() []byte {
@@ -2167,7 +2282,7 @@ type MetricsRequest struct {
 
 func (x *MetricsRequest) Reset() {
 	*x = MetricsRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2294,7 @@ func (x *MetricsRequest) String() string {
 func (*MetricsRequest) ProtoMessage() {}
 
 func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2307,7 @@ func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
 func (*MetricsRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 type MetricsResponse struct {
@@ -2205,7 +2320,7 @@ type MetricsResponse struct {
 
 func (x *MetricsResponse) Reset() {
 	*x = MetricsResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2217,7 +2332,7 @@ func (x *MetricsResponse) String() string {
 func (*MetricsResponse) ProtoMessage() {}
 
 func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2230,7 +2345,7 @@ func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
 func (*MetricsResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MetricsResponse) GetText() []byte {
@@ -2248,7 +2363,7 @@ type DiagnoseRequest struct {
 
 func (x *DiagnoseRequest) Reset() {
 	*x = DiagnoseRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2375,7 @@ func (x *DiagnoseRequest) String() string {
 func (*DiagnoseRequest) ProtoMessage() {}
 
 func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2388,7 @@ func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
 func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 type DiagnoseResponse struct {
@@ -2288,7 +2403,7 @@ type DiagnoseResponse struct {
 
 func (x *DiagnoseResponse) Reset() {
 	*x = DiagnoseResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2415,7 @@ func (x *DiagnoseResponse) String() string {
 func (*DiagnoseResponse) ProtoMessage() {}
 
 func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2428,7 @@ func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
 func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DiagnoseResponse) GetFindings() []*Finding {
@@ -2350,7 +2465,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2477,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2490,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Finding) GetSeverity() Finding_Severity {
@@ -2443,7 +2558,7 @@ type RebootRequest struct {
 
 func (x *RebootRequest) Reset() {
 	*x = RebootRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2570,7 @@ func (x *RebootRequest) String() string {
 func (*RebootRequest) ProtoMessage() {}
 
 func (x *RebootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2583,7 @@ func (x *RebootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
 func (*RebootRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RebootRequest) GetForce() bool {
@@ -2509,7 +2624,7 @@ type RebootResponse struct {
 
 func (x *RebootResponse) Reset() {
 	*x = RebootResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2636,7 @@ func (x *RebootResponse) String() string {
 func (*RebootResponse) ProtoMessage() {}
 
 func (x *RebootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2649,7 @@ func (x *RebootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
 func (*RebootResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RebootResponse) GetOperation() *Operation {
@@ -2556,7 +2671,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2683,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2696,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ShutdownRequest) GetForce() bool {
@@ -2621,7 +2736,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2748,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2761,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ShutdownResponse) GetOperation() *Operation {
@@ -2670,7 +2785,7 @@ type InstallSystemRequest struct {
 
 func (x *InstallSystemRequest) Reset() {
 	*x = InstallSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2682,7 +2797,7 @@ func (x *InstallSystemRequest) String() string {
 func (*InstallSystemRequest) ProtoMessage() {}
 
 func (x *InstallSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2695,7 +2810,7 @@ func (x *InstallSystemRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallSystemRequest.ProtoReflect.Descriptor instead.
 func (*InstallSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *InstallSystemRequest) GetForce() bool {
@@ -2742,7 +2857,7 @@ type InstallSystemResponse struct {
 
 func (x *InstallSystemResponse) Reset() {
 	*x = InstallSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2869,7 @@ func (x *InstallSystemResponse) String() string {
 func (*InstallSystemResponse) ProtoMessage() {}
 
 func (x *InstallSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2882,7 @@ func (x *InstallSystemResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallSystemResponse.ProtoReflect.Descriptor instead.
 func (*InstallSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *InstallSystemResponse) GetOperation() *Operation {
@@ -2796,7 +2911,7 @@ type UpgradeSystemRequest struct {
 
 func (x *UpgradeSystemRequest) Reset() {
 	*x = UpgradeSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2808,7 +2923,7 @@ func (x *UpgradeSystemRequest) String() string {
 func (*UpgradeSystemRequest) ProtoMessage() {}
 
 func (x *UpgradeSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2821,7 +2936,7 @@ func (x *UpgradeSystemRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeSystemRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UpgradeSystemRequest) GetForce() bool {
@@ -2882,7 +2997,7 @@ type UpgradeSystemResponse struct {
 
 func (x *UpgradeSystemResponse) Reset() {
 	*x = UpgradeSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +3009,7 @@ func (x *UpgradeSystemResponse) String() string {
 func (*UpgradeSystemResponse) ProtoMessage() {}
 
 func (x *UpgradeSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +3022,7 @@ func (x *UpgradeSystemResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeSystemResponse.ProtoReflect.Descriptor instead.
 func (*UpgradeSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *UpgradeSystemResponse) GetOperation() *Operation {
@@ -2929,7 +3044,7 @@ type RollbackSystemRequest struct {
 
 func (x *RollbackSystemRequest) Reset() {
 	*x = RollbackSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3056,7 @@ func (x *RollbackSystemRequest) String() string {
 func (*RollbackSystemRequest) ProtoMessage() {}
 
 func (x *RollbackSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3069,7 @@ func (x *RollbackSystemRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackSystemRequest.ProtoReflect.Descriptor instead.
 func (*RollbackSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RollbackSystemRequest) GetForce() bool {
@@ -2994,7 +3109,7 @@ type RollbackSystemResponse struct {
 
 func (x *RollbackSystemResponse) Reset() {
 	*x = RollbackSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3121,7 @@ func (x *RollbackSystemResponse) String() string {
 func (*RollbackSystemResponse) ProtoMessage() {}
 
 func (x *RollbackSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3134,7 @@ func (x *RollbackSystemResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackSystemResponse.ProtoReflect.Descriptor instead.
 func (*RollbackSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RollbackSystemResponse) GetOperation() *Operation {
@@ -3048,7 +3163,7 @@ type UpgradeKubernetesRequest struct {
 
 func (x *UpgradeKubernetesRequest) Reset() {
 	*x = UpgradeKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3175,7 @@ func (x *UpgradeKubernetesRequest) String() string {
 func (*UpgradeKubernetesRequest) ProtoMessage() {}
 
 func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3188,7 @@ func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *UpgradeKubernetesRequest) GetFrom() string {
@@ -3120,7 +3235,7 @@ type UpgradeKubernetesResponse struct {
 
 func (x *UpgradeKubernetesResponse) Reset() {
 	*x = UpgradeKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3132,7 +3247,7 @@ func (x *UpgradeKubernetesResponse) String() string {
 func (*UpgradeKubernetesResponse) ProtoMessage() {}
 
 func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3145,7 +3260,7 @@ func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesResponse.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *UpgradeKubernetesResponse) GetOperation() *Operation {
@@ -3171,7 +3286,7 @@ type ConvertKubernetesRequest struct {
 
 func (x *ConvertKubernetesRequest) Reset() {
 	*x = ConvertKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
+	mi := &file_garboard_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3298,7 @@ func (x *ConvertKubernetesRequest) String() string {
 func (*ConvertKubernetesRequest) ProtoMessage() {}
 
 func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
+	mi := &file_garboard_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3311,7 @@ func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConvertKubernetesRequest.ProtoReflect.Descriptor instead.
 func (*ConvertKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ConvertKubernetesRequest) GetYes() bool {
@@ -3236,7 +3351,7 @@ type ConvertKubernetesResponse struct {
 
 func (x *ConvertKubernetesResponse) Reset() {
 	*x = ConvertKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
+	mi := &file_garboard_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3248,7 +3363,7 @@ func (x *ConvertKubernetesResponse) String() string {
 func (*ConvertKubernetesResponse) ProtoMessage() {}
 
 func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
+	mi := &file_garboard_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3261,7 +3376,7 @@ func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConvertKubernetesResponse.ProtoReflect.Descriptor instead.
 func (*ConvertKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ConvertKubernetesResponse) GetOperation() *Operation {
@@ -3283,7 +3398,7 @@ type RotateCARequest struct {
 
 func (x *RotateCARequest) Reset() {
 	*x = RotateCARequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[53]
+	mi := &file_garboard_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3295,7 +3410,7 @@ func (x *RotateCARequest) String() string {
 func (*RotateCARequest) ProtoMessage() {}
 
 func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[53]
+	mi := &file_garboard_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3308,7 +3423,7 @@ func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateCARequest.ProtoReflect.Descriptor instead.
 func (*RotateCARequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RotateCARequest) GetAuthorities() []string {
@@ -3334,7 +3449,7 @@ type RotateCAResponse struct {
 
 func (x *RotateCAResponse) Reset() {
 	*x = RotateCAResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[54]
+	mi := &file_garboard_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3461,7 @@ func (x *RotateCAResponse) String() string {
 func (*RotateCAResponse) ProtoMessage() {}
 
 func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[54]
+	mi := &file_garboard_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3474,7 @@ func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateCAResponse.ProtoReflect.Descriptor instead.
 func (*RotateCAResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RotateCAResponse) GetOperation() *Operation {
@@ -3379,7 +3494,7 @@ type ClientCertificateRequest struct {
 
 func (x *ClientCertificateRequest) Reset() {
 	*x = ClientCertificateRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[55]
+	mi := &file_garboard_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3506,7 @@ func (x *ClientCertificateRequest) String() string {
 func (*ClientCertificateRequest) ProtoMessage() {}
 
 func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[55]
+	mi := &file_garboard_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3519,7 @@ func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateRequest.ProtoReflect.Descriptor instead.
 func (*ClientCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ClientCertificateRequest) GetRequest() []byte {
@@ -3425,7 +3540,7 @@ type ClientCertificateResponse struct {
 
 func (x *ClientCertificateResponse) Reset() {
 	*x = ClientCertificateResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[56]
+	mi := &file_garboard_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3552,7 @@ func (x *ClientCertificateResponse) String() string {
 func (*ClientCertificateResponse) ProtoMessage() {}
 
 func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[56]
+	mi := &file_garboard_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3565,7 @@ func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateResponse.ProtoReflect.Descriptor instead.
 func (*ClientCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ClientCertificateResponse) GetCertificate() []byte {
@@ -3485,7 +3600,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[57]
+	mi := &file_garboard_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3497,7 +3612,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[57]
+	mi := &file_garboard_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3510,7 +3625,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -3564,7 +3679,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[58]
+	mi := &file_garboard_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3576,7 +3691,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[58]
+	mi := &file_garboard_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3589,7 +3704,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -3754,7 +3869,15 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x11PullImageProgress\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\x04R\x04done\x12\x14\n" +
 	"\x05total\x18\x02 \x01(\x04R\x05total\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\tR\x06digest\"$\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\",\n" +
+	"\x12CheckImagesRequest\x12\x16\n" +
+	"\x06images\x18\x01 \x03(\tR\x06images\"d\n" +
+	"\n" +
+	"ImageCheck\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
+	"\x04here\x18\x02 \x01(\bR\x04here\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"$\n" +
 	"\x10BootChartRequest\x12\x10\n" +
 	"\x03svg\x18\x01 \x01(\bR\x03svg\")\n" +
 	"\x11BootChartResponse\x12\x14\n" +
@@ -3858,7 +3981,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xd3\x13\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb2\x14\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -3872,7 +3995,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"Containers\x12\x1e.garboard.v1.ContainersRequest\x1a\x1f.garboard.v1.ContainersResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12S\n" +
 	"\x06Images\x12\x1a.garboard.v1.ImagesRequest\x1a\x1b.garboard.v1.ImagesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12h\n" +
 	"\fRemoveImages\x12 .garboard.v1.RemoveImagesRequest\x1a!.garboard.v1.RemoveImagesResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12]\n" +
-	"\tPullImage\x12\x1d.garboard.v1.PullImageRequest\x1a\x1e.garboard.v1.PullImageProgress\"\x0f\x8a\xb5\x18\aos:peer\x90\xb5\x18\x010\x01\x12\\\n" +
+	"\tPullImage\x12\x1d.garboard.v1.PullImageRequest\x1a\x1e.garboard.v1.PullImageProgress\"\x0f\x8a\xb5\x18\aos:peer\x90\xb5\x18\x010\x01\x12]\n" +
+	"\vCheckImages\x12\x1f.garboard.v1.CheckImagesRequest\x1a\x17.garboard.v1.ImageCheck\"\x12\x8a\xb5\x18\vos:operator\x90\x02\x010\x01\x12\\\n" +
 	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
 	"\n" +
 	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
@@ -3902,7 +4026,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -3935,73 +4059,75 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*RemoveImagesResponse)(nil),      // 28: garboard.v1.RemoveImagesResponse
 	(*PullImageRequest)(nil),          // 29: garboard.v1.PullImageRequest
 	(*PullImageProgress)(nil),         // 30: garboard.v1.PullImageProgress
-	(*BootChartRequest)(nil),          // 31: garboard.v1.BootChartRequest
-	(*BootChartResponse)(nil),         // 32: garboard.v1.BootChartResponse
-	(*KubeconfigRequest)(nil),         // 33: garboard.v1.KubeconfigRequest
-	(*KubeconfigResponse)(nil),        // 34: garboard.v1.KubeconfigResponse
-	(*MetricsRequest)(nil),            // 35: garboard.v1.MetricsRequest
-	(*MetricsResponse)(nil),           // 36: garboard.v1.MetricsResponse
-	(*DiagnoseRequest)(nil),           // 37: garboard.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),          // 38: garboard.v1.DiagnoseResponse
-	(*Finding)(nil),                   // 39: garboard.v1.Finding
-	(*RebootRequest)(nil),             // 40: garboard.v1.RebootRequest
-	(*RebootResponse)(nil),            // 41: garboard.v1.RebootResponse
-	(*ShutdownRequest)(nil),           // 42: garboard.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),          // 43: garboard.v1.ShutdownResponse
-	(*InstallSystemRequest)(nil),      // 44: garboard.v1.InstallSystemRequest
-	(*InstallSystemResponse)(nil),     // 45: garboard.v1.InstallSystemResponse
-	(*UpgradeSystemRequest)(nil),      // 46: garboard.v1.UpgradeSystemRequest
-	(*UpgradeSystemResponse)(nil),     // 47: garboard.v1.UpgradeSystemResponse
-	(*RollbackSystemRequest)(nil),     // 48: garboard.v1.RollbackSystemRequest
-	(*RollbackSystemResponse)(nil),    // 49: garboard.v1.RollbackSystemResponse
-	(*UpgradeKubernetesRequest)(nil),  // 50: garboard.v1.UpgradeKubernetesRequest
-	(*UpgradeKubernetesResponse)(nil), // 51: garboard.v1.UpgradeKubernetesResponse
-	(*ConvertKubernetesRequest)(nil),  // 52: garboard.v1.ConvertKubernetesRequest
-	(*ConvertKubernetesResponse)(nil), // 53: garboard.v1.ConvertKubernetesResponse
-	(*RotateCARequest)(nil),           // 54: garboard.v1.RotateCARequest
-	(*RotateCAResponse)(nil),          // 55: garboard.v1.RotateCAResponse
-	(*ClientCertificateRequest)(nil),  // 56: garboard.v1.ClientCertificateRequest
-	(*ClientCertificateResponse)(nil), // 57: garboard.v1.ClientCertificateResponse
-	(*ResetRequest)(nil),              // 58: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 59: garboard.v1.ResetResponse
-	nil,                               // 60: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 61: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 62: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 63: garboard.v1.Operation
+	(*CheckImagesRequest)(nil),        // 31: garboard.v1.CheckImagesRequest
+	(*ImageCheck)(nil),                // 32: garboard.v1.ImageCheck
+	(*BootChartRequest)(nil),          // 33: garboard.v1.BootChartRequest
+	(*BootChartResponse)(nil),         // 34: garboard.v1.BootChartResponse
+	(*KubeconfigRequest)(nil),         // 35: garboard.v1.KubeconfigRequest
+	(*KubeconfigResponse)(nil),        // 36: garboard.v1.KubeconfigResponse
+	(*MetricsRequest)(nil),            // 37: garboard.v1.MetricsRequest
+	(*MetricsResponse)(nil),           // 38: garboard.v1.MetricsResponse
+	(*DiagnoseRequest)(nil),           // 39: garboard.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),          // 40: garboard.v1.DiagnoseResponse
+	(*Finding)(nil),                   // 41: garboard.v1.Finding
+	(*RebootRequest)(nil),             // 42: garboard.v1.RebootRequest
+	(*RebootResponse)(nil),            // 43: garboard.v1.RebootResponse
+	(*ShutdownRequest)(nil),           // 44: garboard.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),          // 45: garboard.v1.ShutdownResponse
+	(*InstallSystemRequest)(nil),      // 46: garboard.v1.InstallSystemRequest
+	(*InstallSystemResponse)(nil),     // 47: garboard.v1.InstallSystemResponse
+	(*UpgradeSystemRequest)(nil),      // 48: garboard.v1.UpgradeSystemRequest
+	(*UpgradeSystemResponse)(nil),     // 49: garboard.v1.UpgradeSystemResponse
+	(*RollbackSystemRequest)(nil),     // 50: garboard.v1.RollbackSystemRequest
+	(*RollbackSystemResponse)(nil),    // 51: garboard.v1.RollbackSystemResponse
+	(*UpgradeKubernetesRequest)(nil),  // 52: garboard.v1.UpgradeKubernetesRequest
+	(*UpgradeKubernetesResponse)(nil), // 53: garboard.v1.UpgradeKubernetesResponse
+	(*ConvertKubernetesRequest)(nil),  // 54: garboard.v1.ConvertKubernetesRequest
+	(*ConvertKubernetesResponse)(nil), // 55: garboard.v1.ConvertKubernetesResponse
+	(*RotateCARequest)(nil),           // 56: garboard.v1.RotateCARequest
+	(*RotateCAResponse)(nil),          // 57: garboard.v1.RotateCAResponse
+	(*ClientCertificateRequest)(nil),  // 58: garboard.v1.ClientCertificateRequest
+	(*ClientCertificateResponse)(nil), // 59: garboard.v1.ClientCertificateResponse
+	(*ResetRequest)(nil),              // 60: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 61: garboard.v1.ResetResponse
+	nil,                               // 62: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 63: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 64: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 65: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	61, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	63, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	61, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	60, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	63, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	62, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	62, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	61, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	61, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	64, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	63, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	63, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	62, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	62, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	39, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
+	64, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	64, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	41, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 15: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	62, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	61, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	63, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	61, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	63, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	61, // 21: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	63, // 22: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	61, // 23: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	63, // 24: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	61, // 25: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	63, // 26: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	63, // 27: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	63, // 28: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	63, // 29: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	61, // 30: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	63, // 31: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	64, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	63, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	63, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	63, // 21: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 22: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	63, // 23: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 24: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	63, // 25: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 26: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	65, // 27: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	65, // 28: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	65, // 29: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	63, // 30: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 31: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
 	1,  // 32: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
 	3,  // 33: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
 	5,  // 34: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
@@ -4014,48 +4140,50 @@ var file_garboard_v1_node_proto_depIdxs = []int32{
 	24, // 41: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
 	27, // 42: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
 	29, // 43: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	31, // 44: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	33, // 45: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	37, // 46: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	35, // 47: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	40, // 48: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	42, // 49: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	44, // 50: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	46, // 51: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	48, // 52: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	58, // 53: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	50, // 54: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	52, // 55: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	54, // 56: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	56, // 57: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 58: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 59: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 60: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 61: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 62: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 63: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 64: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 65: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 66: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 67: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 68: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 69: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 70: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	34, // 71: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	38, // 72: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	36, // 73: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	41, // 74: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	43, // 75: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	45, // 76: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	47, // 77: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	49, // 78: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	59, // 79: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	51, // 80: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	53, // 81: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	55, // 82: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	57, // 83: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	58, // [58:84] is the sub-list for method output_type
-	32, // [32:58] is the sub-list for method input_type
+	31, // 44: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
+	33, // 45: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	35, // 46: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	39, // 47: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	37, // 48: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	42, // 49: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	44, // 50: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	46, // 51: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	48, // 52: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	50, // 53: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	60, // 54: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	52, // 55: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	54, // 56: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	56, // 57: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	58, // 58: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 59: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 60: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 61: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 62: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 63: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 64: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 65: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 66: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 67: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 68: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 69: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 70: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 71: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
+	34, // 72: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	36, // 73: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	40, // 74: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	38, // 75: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	43, // 76: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	45, // 77: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	47, // 78: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	49, // 79: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	51, // 80: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	61, // 81: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	53, // 82: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	55, // 83: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	57, // 84: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	59, // 85: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	59, // [59:86] is the sub-list for method output_type
+	32, // [32:59] is the sub-list for method input_type
 	32, // [32:32] is the sub-list for extension type_name
 	32, // [32:32] is the sub-list for extension extendee
 	0,  // [0:32] is the sub-list for field type_name
@@ -4074,7 +4202,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   60,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

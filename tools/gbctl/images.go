@@ -27,7 +27,7 @@ func (a *app) imagesCommand() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&node, "node", false, "list the images on nodes (-n implies it)")
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "list the images of Kubernetes on nodes")
-	cmd.AddCommand(a.removeImagesCommand(), a.listImagesCommand(), a.bundleImagesCommand(), a.serveImagesCommand(), a.pushImagesCommand())
+	cmd.AddCommand(a.removeImagesCommand(), a.listImagesCommand(), a.bundleImagesCommand(), a.serveImagesCommand(), a.pushImagesCommand(), a.verifyImagesCommand())
 	return a.outputFlag(cmd)
 }
 

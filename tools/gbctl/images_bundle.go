@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -8,12 +10,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
 	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
 )
 
 func (a *app) bundleImagesCommand() *cobra.Command {
@@ -114,6 +119,58 @@ func (a *app) listImagesCommand() *cobra.Command {
 	}
 	which.flags(cmd)
 	return cmd
+}
+
+func (a *app) verifyImagesCommand() *cobra.Command {
+	var which imageList
+	cmd := &cobra.Command{
+		Use:  "verify [IMAGE...]",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			r := &apiv1.CheckImagesRequest{}
+			if len(args) > 0 || which.purpose != forCluster || which.to != "" || len(which.configs) > 0 {
+				if r.Images, err = which.images(a, args); err != nil {
+					return err
+				}
+			}
+			return a.verifyImages(cmd.Context(), r)
+		},
+	}
+	which.flags(cmd)
+	return a.outputFlag(cmd)
+}
+
+func (a *app) verifyImages(ctx context.Context, r *apiv1.CheckImagesRequest) error {
+	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (images []*apiv1.ImageCheck, err error) {
+		err = client.Receive(ctx, c.Node.CheckImages, r, func(i *apiv1.ImageCheck) error {
+			images = append(images, i)
+			return nil
+		})
+		return images, err
+	})
+	var rows [][]string
+	var documents []*yaml.Node
+	all, missing := 0, 0
+	for _, n := range answers {
+		for _, i := range n.value {
+			all++
+			state, detail := "can be pulled", shortDigest(i.Digest)
+			switch {
+			case i.Error != "":
+				missing++
+				state, detail = "can't be had", i.Error
+			case i.Here:
+				state = "is there"
+			}
+			rows = append(rows, []string{n.node, i.Image, state, detail})
+			documents = append(documents, document(n.node, i))
+		}
+	}
+	err := errors.Join(a.showTable(documents, false, []string{"NODE", "IMAGE", "STATE", "DIGEST"}, rows, len(rows) > 0), failed)
+	if missing > 0 {
+		err = errors.Join(err, fmt.Errorf("%d of %d images can't be had", missing, all))
+	}
+	return err
 }
 
 func (a *app) serveImagesCommand() *cobra.Command {

@@ -153,6 +153,19 @@ func (nodeService) RemoveImages(_ context.Context, r *connect.Request[apiv1.Remo
 	return answerWith(&apiv1.RemoveImagesResponse{Removed: r.Msg.Images})
 }
 
+func (nodeService) CheckImages(_ context.Context, r *connect.Request[apiv1.CheckImagesRequest], stream *connect.ServerStream[apiv1.ImageCheck]) error {
+	for _, image := range append([]string{"registry.k8s.io/etcd:3.6.8-0"}, r.Msg.Images...) {
+		check := &apiv1.ImageCheck{Image: image, Digest: "sha256:0123456789abcdef0123456789abcdef", Here: image == "registry.k8s.io/etcd:3.6.8-0"}
+		if image == "missing:1" {
+			check.Digest, check.Error = "", "pull image missing:1: not found"
+		}
+		if err := stream.Send(check); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (nodeService) BootChart(_ context.Context, r *connect.Request[apiv1.BootChartRequest]) (*connect.Response[apiv1.BootChartResponse], error) {
 	if r.Msg.Svg {
 		return answerWith(&apiv1.BootChartResponse{Chart: []byte("<svg/>\n")})

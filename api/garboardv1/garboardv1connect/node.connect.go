@@ -58,6 +58,8 @@ const (
 	NodeServiceRemoveImagesProcedure = "/garboard.v1.NodeService/RemoveImages"
 	// NodeServicePullImageProcedure is the fully-qualified name of the NodeService's PullImage RPC.
 	NodeServicePullImageProcedure = "/garboard.v1.NodeService/PullImage"
+	// NodeServiceCheckImagesProcedure is the fully-qualified name of the NodeService's CheckImages RPC.
+	NodeServiceCheckImagesProcedure = "/garboard.v1.NodeService/CheckImages"
 	// NodeServiceBootChartProcedure is the fully-qualified name of the NodeService's BootChart RPC.
 	NodeServiceBootChartProcedure = "/garboard.v1.NodeService/BootChart"
 	// NodeServiceKubeconfigProcedure is the fully-qualified name of the NodeService's Kubeconfig RPC.
@@ -116,6 +118,9 @@ type NodeServiceClient interface {
 	// PullImage pulls an image into containerd, unless it is there already, and streams
 	// the progress. The pull ends with the call, and after 15 minutes at the latest.
 	PullImage(context.Context, *connect.Request[garboardv1.PullImageRequest]) (*connect.ServerStreamForClient[garboardv1.PullImageProgress], error)
+	// CheckImages asks registries for images as a pull does, by mirrors, credentials and rules for
+	// signatures, and pulls nothing.
+	CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest]) (*connect.ServerStreamForClient[garboardv1.ImageCheck], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
@@ -252,6 +257,13 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("PullImage")),
 			connect.WithClientOptions(opts...),
 		),
+		checkImages: connect.NewClient[garboardv1.CheckImagesRequest, garboardv1.ImageCheck](
+			httpClient,
+			baseURL+NodeServiceCheckImagesProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("CheckImages")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
 		bootChart: connect.NewClient[garboardv1.BootChartRequest, garboardv1.BootChartResponse](
 			httpClient,
 			baseURL+NodeServiceBootChartProcedure,
@@ -356,6 +368,7 @@ type nodeServiceClient struct {
 	images            *connect.Client[garboardv1.ImagesRequest, garboardv1.ImagesResponse]
 	removeImages      *connect.Client[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse]
 	pullImage         *connect.Client[garboardv1.PullImageRequest, garboardv1.PullImageProgress]
+	checkImages       *connect.Client[garboardv1.CheckImagesRequest, garboardv1.ImageCheck]
 	bootChart         *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
 	kubeconfig        *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
 	diagnose          *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
@@ -430,6 +443,11 @@ func (c *nodeServiceClient) RemoveImages(ctx context.Context, req *connect.Reque
 // PullImage calls garboard.v1.NodeService.PullImage.
 func (c *nodeServiceClient) PullImage(ctx context.Context, req *connect.Request[garboardv1.PullImageRequest]) (*connect.ServerStreamForClient[garboardv1.PullImageProgress], error) {
 	return c.pullImage.CallServerStream(ctx, req)
+}
+
+// CheckImages calls garboard.v1.NodeService.CheckImages.
+func (c *nodeServiceClient) CheckImages(ctx context.Context, req *connect.Request[garboardv1.CheckImagesRequest]) (*connect.ServerStreamForClient[garboardv1.ImageCheck], error) {
+	return c.checkImages.CallServerStream(ctx, req)
 }
 
 // BootChart calls garboard.v1.NodeService.BootChart.
@@ -524,6 +542,9 @@ type NodeServiceHandler interface {
 	// PullImage pulls an image into containerd, unless it is there already, and streams
 	// the progress. The pull ends with the call, and after 15 minutes at the latest.
 	PullImage(context.Context, *connect.Request[garboardv1.PullImageRequest], *connect.ServerStream[garboardv1.PullImageProgress]) error
+	// CheckImages asks registries for images as a pull does, by mirrors, credentials and rules for
+	// signatures, and pulls nothing.
+	CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest], *connect.ServerStream[garboardv1.ImageCheck]) error
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
@@ -656,6 +677,13 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("PullImage")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceCheckImagesHandler := connect.NewServerStreamHandler(
+		NodeServiceCheckImagesProcedure,
+		svc.CheckImages,
+		connect.WithSchema(nodeServiceMethods.ByName("CheckImages")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceBootChartHandler := connect.NewUnaryHandler(
 		NodeServiceBootChartProcedure,
 		svc.BootChart,
@@ -769,6 +797,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceRemoveImagesHandler.ServeHTTP(w, r)
 		case NodeServicePullImageProcedure:
 			nodeServicePullImageHandler.ServeHTTP(w, r)
+		case NodeServiceCheckImagesProcedure:
+			nodeServiceCheckImagesHandler.ServeHTTP(w, r)
 		case NodeServiceBootChartProcedure:
 			nodeServiceBootChartHandler.ServeHTTP(w, r)
 		case NodeServiceKubeconfigProcedure:
@@ -852,6 +882,10 @@ func (UnimplementedNodeServiceHandler) RemoveImages(context.Context, *connect.Re
 
 func (UnimplementedNodeServiceHandler) PullImage(context.Context, *connect.Request[garboardv1.PullImageRequest], *connect.ServerStream[garboardv1.PullImageProgress]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.PullImage is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest], *connect.ServerStream[garboardv1.ImageCheck]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.CheckImages is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error) {

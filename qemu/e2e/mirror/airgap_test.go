@@ -125,8 +125,12 @@ func TestAirGap(t *testing.T) {
 	if text := c.Gbctl("-n", node, "get", "mc", "-o", "yaml"); strings.Contains(text, config.KubernetesVersion) {
 		t.Errorf("the upgrade that lacks an image has begun:\n%s", text)
 	}
+	if out, err := c.TryGbctl("-n", node, "images", "verify", "--for", "upgrade", "--to", current); err == nil || !strings.Contains(err.Error(), "1 of 6 images can't be had") {
+		t.Errorf("before the upgrade: %v\n%s", err, out)
+	}
 	m.Reached("an upgrade that lacks an image is refused")
 	serves.Store(registry.Serve(first, next))
+	c.Gbctl("-n", node, "images", "verify", "--for", "upgrade", "--to", current)
 	c.Patient(upgradeBudget).Gbctl("-n", node, "upgrade-k8s", "--to", current, "--yes")
 	m.Reached("the cluster is upgraded")
 	worker := c.Nodes[1]

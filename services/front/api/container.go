@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -184,4 +185,38 @@ func (s *nodeService) PullImage(ctx context.Context, req *connect.Request[apiv1.
 		return connect.NewError(code, err)
 	}
 	return stream.Send(&apiv1.PullImageProgress{Digest: digest})
+}
+
+// maxChecked bounds the images of one call.
+const maxChecked = 256
+
+// CheckImages finds out which images can be had.
+func (s *nodeService) CheckImages(ctx context.Context, req *connect.Request[apiv1.CheckImagesRequest], stream *connect.ServerStream[apiv1.ImageCheck]) error {
+	images := req.Msg.GetImages()
+	switch {
+	case len(images) > maxChecked:
+		return failed(connect.CodeInvalidArgument, "the request names %d images, of at most %d", len(images), maxChecked)
+	case s.opts.Containerd == nil:
+		return noContainerd()
+	case len(images) == 0:
+		cfg, err := machine.Config(s.opts.Store)
+		if err != nil {
+			return failed(connect.CodeFailedPrecondition, "the node has no configuration: name the images")
+		}
+		images = cfg.Images()
+	}
+	for _, image := range images {
+		digest, here, err := s.opts.Containerd.Check(ctx, image)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		check := &apiv1.ImageCheck{Image: image, Here: here, Digest: digest}
+		if err != nil {
+			check.Error = err.Error()
+		}
+		if err := stream.Send(check); err != nil {
+			return err
+		}
+	}
+	return nil
 }

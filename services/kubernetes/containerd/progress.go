@@ -12,7 +12,9 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/system/machine"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -23,6 +25,38 @@ const (
 	// learns that the pull still runs.
 	progressEvery = time.Second
 )
+
+// checkTimeout of one image: a registry gets it to answer.
+const checkTimeout = 2 * answerWait
+
+// Check finds out whether the node has an image or, if not, can pull it. It asks as Pull does.
+func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here bool, err error) {
+	cl, err := c.Client()
+	if err != nil {
+		return "", false, err
+	}
+	for _, namespace := range []string{Namespace, PodNamespace} {
+		if image, err := cl.ImageService().Get(namespaces.WithNamespace(ctx, namespace), ref); err == nil {
+			return image.Target.Digest.String(), true, nil
+		}
+	}
+	cfg, err := machine.Config(c.Store)
+	if err != nil {
+		return "", false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
+	defer done()
+	if from, err = accept(ctx, from, ref, cfg.Machine.Images); err != nil {
+		return "", false, pullError(ref, err)
+	}
+	_, found, err := from.Resolve(ctx, ref)
+	if err != nil {
+		return "", false, pullError(ref, err)
+	}
+	return found.Digest.String(), false, nil
+}
 
 // PullWithProgress is Pull, and reports how many bytes were fetched of how many. It returns
 // the digest of the image. The pull ends when report returns an error.

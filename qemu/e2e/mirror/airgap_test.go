@@ -125,7 +125,7 @@ func TestAirGap(t *testing.T) {
 	if text := c.Gbctl("-n", node, "get", "mc", "-o", "yaml"); strings.Contains(text, config.KubernetesVersion) {
 		t.Errorf("the upgrade that lacks an image has begun:\n%s", text)
 	}
-	if out, err := c.TryGbctl("-n", node, "images", "verify", "--for", "upgrade", "--to", current); err == nil || !strings.Contains(err.Error(), "1 of 6 images can't be had") {
+	if out, err := c.TryGbctl("-n", node, "images", "verify", "--for", "upgrade", "--to", current); err == nil || !strings.Contains(err.Error(), "1 of 5 images can't be had") {
 		t.Errorf("before the upgrade: %v\n%s", err, out)
 	}
 	m.Reached("an upgrade that lacks an image is refused")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/image/customize"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/kernel"
 )
@@ -47,5 +48,28 @@ func benchMedia(ctx context.Context, out io.Writer, root string) (figures []figu
 		}
 		figures = append(figures, figure{what: "medium: " + kind, value: fmt.Sprintf("%.1f MB, made in %s", float64(size)/1e6, seconds(took))})
 	}
-	return figures, nil
+	customized, err := benchCustomization(ctx, o, dir)
+	return append(figures, customized), err
+}
+
+// benchCustomization adds a file to the system, and removes some modules of it.
+func benchCustomization(ctx context.Context, o media.Options, work string) (f figure, err error) {
+	dir, overlay := filepath.Join(work, "installer-directory"), filepath.Join(work, "overlay")
+	for _, d := range []string{dir, overlay} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			return f, err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(overlay, "file"), []byte("file\n"), 0o644); err != nil {
+		return f, err
+	}
+	if err := o.Directory(dir); err != nil {
+		return f, err
+	}
+	start := time.Now()
+	err = customize.Change{
+		Remove:   []string{"/usr/lib/modules/" + o.Release + "/kernel/drivers/usb/serial"},
+		Overlays: []customize.Overlay{{Name: "overlay", Dir: overlay}},
+	}.Apply(ctx, dir, func(string) {})
+	return figure{what: "customization: a file added, modules removed", value: seconds(time.Since(start))}, err
 }

@@ -211,7 +211,10 @@ func load(ctx context.Context, who *client.Context, node string, gate int) (time
 	}
 }
 
-// askAll has all clients ask at the same time, once all are connected.
+// pace is how often a client asks: as a dashboard does. All at once would measure this machine's processors only.
+const pace = 250 * time.Millisecond
+
+// askAll has all clients ask, each at its pace, once all are connected.
 func askAll(ctx context.Context, clients []*client.Client) (times []time.Duration, err error) {
 	var connected, all sync.WaitGroup
 	var mu sync.Mutex // guards times and err
@@ -221,18 +224,18 @@ func askAll(ctx context.Context, clients []*client.Client) (times []time.Duratio
 		return err
 	}
 	connected.Add(len(clients))
-	for _, c := range clients {
+	for i, c := range clients {
 		all.Go(func() {
 			failed := ask(c) // connects
 			connected.Done()
 			<-begin
+			_ = pause(ctx, pace*time.Duration(i)/time.Duration(len(clients))) // or all would go on asking at the same moments
 			var own []time.Duration
 			for range askedByEach {
 				start := time.Now()
 				failed = errors.Join(failed, ask(c))
 				own = append(own, time.Since(start))
-				// A person's or a dashboard's pace: all at once would measure this machine's processors only.
-				_ = pause(ctx, 250*time.Millisecond)
+				_ = pause(ctx, pace)
 			}
 			mu.Lock()
 			defer mu.Unlock()

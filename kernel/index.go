@@ -42,7 +42,7 @@ func Index(files []string, read func(name string) ([]byte, error)) (map[string][
 	for _, m := range all {
 		byName[m.name] = m
 	}
-	var dep, alias, soft strings.Builder
+	var dep, alias, soft, nodes strings.Builder
 	var depKeys, aliasKeys, builtinKeys, builtinAliases keys
 	alias.WriteString("# Names of modules, from the modules themselves.\n")
 	for _, m := range all {
@@ -60,6 +60,9 @@ func Index(files []string, read func(name string) ([]byte, error)) (map[string][
 			fmt.Fprintf(&alias, "alias %s %s\n", a, m.name)
 			aliasKeys.add(normal(a), m.name, m.order)
 		}
+		if node, ok := m.node(); ok {
+			nodes.WriteString(node + "\n")
+		}
 		for _, s := range m.soft {
 			fmt.Fprintf(&soft, "softdep %s %s\n", m.name, s)
 		}
@@ -69,6 +72,7 @@ func Index(files []string, read func(name string) ([]byte, error)) (map[string][
 	}
 	result := map[string][]byte{
 		"modules.dep": []byte(dep.String()), "modules.alias": []byte(alias.String()), "modules.softdep": []byte(soft.String()),
+		"modules.devname": []byte(nodes.String()),
 		"modules.dep.bin": depKeys.index(), "modules.alias.bin": aliasKeys.index(), "modules.builtin.bin": builtinKeys.index(),
 	}
 	// Without this list, the index of the kernel's own names stays as it is.
@@ -176,6 +180,23 @@ func describeModule(file string, content []byte) (*described, error) {
 		}
 	}
 	return m, nil
+}
+
+// node is the device node at whose first use the kernel loads a module: the module, its name and numbers. The module has both among its aliases.
+func (m *described) node() (line string, ok bool) {
+	name, numbers := "", ""
+	for _, a := range m.aliases {
+		if n, found := strings.CutPrefix(a, "devname:"); found {
+			name = n
+		}
+		for prefix, kind := range map[string]string{"char-major-": "c", "block-major-": "b"} {
+			major, minor, both := strings.Cut(strings.TrimPrefix(a, prefix), "-")
+			if strings.HasPrefix(a, prefix) && both && !strings.ContainsAny(major+minor, "*-") {
+				numbers = kind + major + ":" + minor
+			}
+		}
+	}
+	return m.name + " " + name + " " + numbers, name != "" && numbers != ""
 }
 
 // Magic is the kernel that a module is for: its release, the first word of the field vermagic.

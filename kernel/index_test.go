@@ -22,7 +22,7 @@ func folder() map[string]string {
 		"kernel/drivers/b.ko":     m("depends="),
 		"kernel/drivers/c-d.ko":   m("depends=b", "alias=pci:v00008086d*sv*"),
 		"kernel/drivers/c.ko":     m("depends=b,built_in"),
-		"kernel/drivers/d.ko":     m(),
+		"kernel/drivers/d.ko":     m("alias=devname:net/d", "alias=char-major-10-200", "alias=block-major-7-*"),
 		"modules.builtin":         "kernel/lib/built-in.ko\n",
 		"modules.builtin.modinfo": "built_in.alias=crypto-fast\x00built_in.license=GPL\x00",
 		"modules.order":           "kernel/drivers/c-d.ko\nkernel/a.ko\n",
@@ -87,6 +87,7 @@ func TestIndex(t *testing.T) {
 		"modules.dep":     {"kernel/a.ko: kernel/drivers/c.ko kernel/drivers/b.ko", "kernel/drivers/b.ko:", "kernel/drivers/c-d.ko: kernel/drivers/b.ko"},
 		"modules.alias":   {"alias net-pf-[0-9]-proto a"},
 		"modules.softdep": {"softdep a pre: d"},
+		"modules.devname": {"d net/d c10:200"},
 	} {
 		for _, line := range lines {
 			if !slices.Contains(strings.Split(string(made[name]), "\n"), line) {

@@ -45,6 +45,7 @@ var checks = []check{
 	{"signatures can be verified", checkImageRules},
 	{"files are distinct", checkFiles},
 	{"environment and sysctls are well-formed", checkEnv},
+	{"kernel modules have names", checkKernelModules},
 	{"encryption keys are usable", checkEncryption},
 	{"logs have destinations", checkLogging},
 	{"metrics have an address", checkMetrics},

@@ -12,7 +12,10 @@ import (
 var (
 	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 	sysctlName = regexp.MustCompile(`^[a-z0-9_-]+([./][A-Za-z0-9_:-]+)+$`)
-	envName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	moduleName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
+	// moduleParameter is one as finit_module(2) takes it.
+	moduleParameter = regexp.MustCompile(`^[A-Za-z0-9_-]+(=[^\s"]*)?$`)
+	envName         = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	// registryHost is the name of a registry as image references spell it.
 	registryHost = regexp.MustCompile(`^(\*|[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|\[[0-9a-fA-F:]+\](:[0-9]+)?)$`)
 
@@ -92,6 +95,23 @@ func checkRegistries(c *Config, r *report) {
 		}
 		if t := reg.TLS; t != nil && (len(t.ClientIdentity.Crt) == 0) != (len(t.ClientIdentity.Key) == 0) {
 			r.bad(hosts.with(host, "tls", "clientIdentity"), "crt and key belong together")
+		}
+	}
+}
+
+func checkKernelModules(c *Config, r *report) {
+	for i, m := range c.Machine.Kernel.Modules {
+		where := at("machine", "kernel", "modules", i)
+		switch {
+		case m.Name == "":
+			r.lacks(where.with("name"), "such as nvme_tcp")
+		case !moduleName.MatchString(m.Name):
+			r.bad(where.with("name"), "is not the name of a kernel module, such as nvme_tcp")
+		}
+		for n, p := range m.Parameters {
+			if !moduleParameter.MatchString(p) {
+				r.bad(where.with("parameters", n), "must be NAME=VALUE, or NAME alone, without blanks")
+			}
 		}
 	}
 }

@@ -193,6 +193,8 @@ registries:
       tls: {insecureSkipVerify: true, ca: CRT, clientIdentity: {crt: CRT, key: KEY}}
     three:5000:
       auth: {identityToken: abc}
+kernel:
+  modules: [{name: nvme_tcp}, {name: brd, parameters: [rd_nr=2, rd_size=1024]}]
 images:
   verify:
     - {prefix: ghcr.io/garboard-os/, keys: [LS0tLS1CRUdJTiBQVUJMSUMgS0VZLS0tLS0KTUZrd0V3WUhLb1pJemowQ0FRWUlLb1pJemowREFRY0RRZ0FFb1J4cEs4TFd2WldkK3M4VFR3d2ViT1BvNHkxMwpWaXptclN5ZzhQR2lUKzB4aEZaa0dFSk5MakVqWVFrUjh1R0NBM3ZMcWRrdFF5MXFyUnpzaUFXcVl3PT0KLS0tLS1FTkQgUFVCTElDIEtFWS0tLS0tCg==]}

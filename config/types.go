@@ -79,10 +79,26 @@ type Machine struct {
 	// parameter differs from what the kubelet demands, such as kernel.panic, the kubelet
 	// doesn't check those parameters any more.
 	Sysctls              map[string]string    `yaml:"sysctls"`
+	Kernel               Kernel               `yaml:"kernel"`
 	SystemDiskEncryption SystemDiskEncryption `yaml:"systemDiskEncryption"`
 	Logging              Logging              `yaml:"logging"`
 	Metrics              Metrics              `yaml:"metrics"`
 	Console              Console              `yaml:"console"`
+}
+
+// Kernel has settings of the kernel.
+type Kernel struct {
+	// Modules are loaded besides those of the machine's devices, in their order.
+	Modules []KernelModule `yaml:"modules" key:"name"`
+}
+
+// KernelModule is a module of the kernel that no device asks for. It must be in the system: docs/customization.md
+// explains how to add one.
+type KernelModule struct {
+	Name string `yaml:"name"` // required, such as nvme_tcp
+	// Parameters are those of the module, such as nr_disks=4. A module that is loaded already keeps its own: parameters of
+	// modules for devices are kernel arguments, MODULE.PARAMETER=VALUE, in machine.install.extraKernelArgs.
+	Parameters []string `yaml:"parameters"`
 }
 
 // Console is the machine's own screen with its keyboard, and its serial lines: they take commands without credentials.

@@ -47,6 +47,7 @@ var purposes = map[string]string{
 	"config.KubernetesControlPlaneController": "the control plane's configuration, out of the machine's",
 	"v1alpha1.TimeStatusController":           "a line in the log when the time becomes synchronised, or stops being so",
 	"v1alpha1.BootstrapStatusController":      "whether the control plane is self-hosted",
+	"runtime.KernelModuleController":          "modules of the kernel",
 	"runtime.SysctlController":                "kernel parameters",
 	"secrets.APIController":                   "the machine API's certificate",
 	"secrets.EtcdController":                  "etcd's certificates",

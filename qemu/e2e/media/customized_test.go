@@ -4,6 +4,7 @@ package media
 
 import (
 	"bytes"
+	"errors"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -95,6 +96,14 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	if got := c.Gbctl("-n", c.Node(), "image", "provenance"); !strings.Contains(got, `"path": "/usr/share/site/hello.txt"`) || !strings.Contains(got, usb) {
 		t.Errorf("provenance:\n%s", got)
 	}
+	c.Gbctl("-n", c.Node(), "patch", "mc", "-p", "machine: {kernel: {modules: [{name: nbd, parameters: [nbds_max=3]}]}}")
+	c.Eventually(bootBudget, "the module is loaded with its parameter", func() error {
+		out, err := c.TryGbctl("-n", c.Node(), "read", "/sys/module/nbd/parameters/nbds_max")
+		if err == nil && strings.TrimSpace(out) != "3" {
+			err = errors.New(out)
+		}
+		return err
+	})
 	m.Reached("the customized system runs")
 
 	c.Gbctl("-n", c.Node(), "upgrade", "--image", e2etest.InstallerHost+"/garboard-os/installer:kernel")

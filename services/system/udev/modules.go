@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/garboard-os/garboard/boot"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,7 +29,10 @@ type Modules struct {
 	builtin map[string]bool
 	aliases *aliases
 
-	insert func(path string) error // finit_module(2), or a test's
+	// parameters are those of the kernel's command line, by module.
+	parameters map[string]string
+
+	insert func(path, parameters string) error // finit_module(2), or a test's
 
 	mu    sync.Mutex           // guards loads
 	loads map[string]*loadOnce // modules that are loaded, or being loaded
@@ -71,7 +75,27 @@ func OpenModules(dir string) (*Modules, error) {
 		parse(string(text))
 	}
 	m.aliases = parseAliases(alias)
+	line, err := os.ReadFile(procCmdline)
+	if err != nil {
+		return nil, fmt.Errorf("open modules: %w", err)
+	}
+	m.Parameters(boot.ParseCmdline(string(line)))
 	return m, nil
+}
+
+// procCmdline is the kernel's command line.
+const procCmdline = "/proc/cmdline"
+
+// Parameters adds the parameters of modules that are on the kernel's command line, as MODULE.NAME=VALUE. The kernel itself takes only those of
+// modules that are built in (Documentation/admin-guide/kernel-parameters.rst).
+func (m *Modules) Parameters(line boot.Cmdline) {
+	for _, p := range line.Params {
+		module, name, ok := strings.Cut(p.Key, ".")
+		if !ok || module == "" || name == "" {
+			continue
+		}
+		m.parameters[canonical(module)] += boot.Param{Key: name, Value: p.Value}.String() + " "
+	}
 }
 
 func newModules(dir string) *Modules {
@@ -84,7 +108,9 @@ func newModules(dir string) *Modules {
 		builtin: map[string]bool{},
 		aliases: &aliases{},
 		insert:  insertModule,
-		loads:   map[string]*loadOnce{},
+
+		parameters: map[string]string{},
+		loads:      map[string]*loadOnce{},
 	}
 }
 
@@ -213,7 +239,7 @@ func (m *Modules) insertOnce(name string, l *loadOnce) {
 		}
 		close(l.done)
 	}()
-	l.err = m.insert(filepath.Join(m.dir, m.files[name]))
+	l.err = m.insert(filepath.Join(m.dir, m.files[name]), strings.TrimSpace(m.parameters[name]))
 	if l.err != nil {
 		l.err = fmt.Errorf("load module %s: %w", name, l.err)
 	}
@@ -232,13 +258,13 @@ func (m *Modules) loadSoft(name string, chain []string) {
 }
 
 // insertModule is finit_module(2). The image holds modules uncompressed.
-func insertModule(path string) error {
+func insertModule(path, parameters string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	err = unix.FinitModule(int(f.Fd()), "", 0)
+	err = unix.FinitModule(int(f.Fd()), parameters, 0)
 	if errors.Is(err, unix.EEXIST) {
 		return nil
 	}

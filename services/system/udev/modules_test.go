@@ -21,6 +21,7 @@ type fakeKernel struct {
 	mu     sync.Mutex
 	order  []string
 	refuse map[string]error
+	given  map[string]string // parameters, by module
 }
 
 const sampleDep = `kernel/lib/libcrc32c.ko:
@@ -58,11 +59,12 @@ func newFakeKernel(t *testing.T) *fakeKernel {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &fakeKernel{Modules: m, refuse: map[string]error{}}
-	m.insert = func(path string) error {
+	k := &fakeKernel{Modules: m, refuse: map[string]error{}, given: map[string]string{}}
+	m.insert = func(path, parameters string) error {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		name := nameOf(path)
+		k.given[name] = parameters
 		if err := k.refuse[name]; err != nil {
 			return err
 		}

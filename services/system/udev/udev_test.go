@@ -112,7 +112,7 @@ func TestSettlesAfterFollowUpDevices(t *testing.T) {
 	events := make(chan Uevent)
 	sysfs := fakeSysfs(t, "1", map[string]string{"bus/pci/devices/0": "pci:bc01"})
 	insert := k.insert
-	k.insert = func(path string) error {
+	k.insert = func(path, parameters string) error {
 		if nameOf(path) == "a" {
 			// The kernel has sent an event that isn't read yet.
 			if err := os.WriteFile(filepath.Join(sysfs, "kernel/uevent_seqnum"), []byte("2\n"), 0o644); err != nil {
@@ -120,7 +120,7 @@ func TestSettlesAfterFollowUpDevices(t *testing.T) {
 			}
 			go func() { events <- Uevent{Action: "add", DevPath: "/v", Modalias: "virtio:d00000001v1", Seq: 2} }()
 		}
-		return insert(path)
+		return insert(path, parameters)
 	}
 	d := newTestDaemon(t, k, sysfs, events)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -139,7 +139,7 @@ func TestSettlesAfterFollowUpDevices(t *testing.T) {
 // A panic while a module is loaded is a failed load, not the end of PID 1.
 func TestPanicInAWorkerIsAFailedLoad(t *testing.T) {
 	k := newFakeKernel(t)
-	k.insert = func(string) error { panic("oh") }
+	k.insert = func(string, string) error { panic("oh") }
 	d := newTestDaemon(t, k, fakeSysfs(t, "1", map[string]string{"bus/pci/devices/0": "pci:bc01"}), make(chan Uevent))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -1,0 +1,102 @@
+package udev
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+// ModuleStatus is one module of machine.kernel.modules; its ID is the name there.
+type ModuleStatus struct {
+	Loaded  bool   `yaml:"loaded"` // or built in
+	Problem string `yaml:"problem,omitempty"`
+}
+
+// ModuleStatuses has an object for each module of machine.kernel.modules.
+var ModuleStatuses = resource.Define[ModuleStatus](resource.Definition{
+	Type:      "KernelModuleStatuses.runtime.garboard.dev",
+	Kind:      "KernelModuleStatus",
+	Aliases:   []string{"kernelmodules", "modules"},
+	Namespace: "runtime",
+	Columns: []resource.Column{
+		{Name: "LOADED", Value: func(s any) string { return strconv.FormatBool(s.(ModuleStatus).Loaded) }},
+		{Name: "PROBLEM", Value: func(s any) string { return s.(ModuleStatus).Problem }},
+	},
+})
+
+// retryModules is how often a module that couldn't be loaded is tried again: its device may be added.
+const retryModules = time.Minute
+
+// ModuleController loads the modules of the configuration.
+func ModuleController(o Options) resource.Controller {
+	c := &configured{mode: o.Mode, open: func() (*Modules, error) {
+		dir, err := ModulesDir()
+		if err != nil {
+			return nil, err
+		}
+		return OpenModules(dir)
+	}}
+	return c.controller()
+}
+
+func (c *configured) controller() resource.Controller {
+	return resource.Controller{
+		Name: "runtime.KernelModuleController", Reconcile: c.makeSo,
+		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+		Outputs: []string{ModuleStatuses.Type()},
+	}
+}
+
+type configured struct {
+	mode boot.Mode
+	open func() (*Modules, error)
+}
+
+func (c *configured) makeSo(_ context.Context, v resource.View) (time.Duration, error) {
+	var wanted []config.KernelModule
+	cfg, err := machine.Config(v)
+	switch {
+	case err == nil:
+		wanted = cfg.Machine.Kernel.Modules
+	case !errors.Is(err, resource.ErrNotFound):
+		return 0, err
+	}
+	var modules *Modules
+	if len(wanted) > 0 && c.mode == boot.Machine {
+		if modules, err = c.open(); err != nil {
+			return 0, err
+		}
+	}
+	var again time.Duration
+	var errs []error
+	for _, m := range wanted {
+		status := ModuleStatus{Loaded: true}
+		if modules == nil {
+			status = ModuleStatus{Problem: "a container has the modules of its host"}
+		} else {
+			name := canonical(m.Name)
+			modules.parameters[name] = strings.Join(append(m.Parameters, modules.parameters[name]), " ")
+			if err := modules.Load(name); err != nil {
+				status, again = ModuleStatus{Problem: err.Error()}, retryModules
+			}
+		}
+		if old, err := ModuleStatuses.Get(v, m.Name); (err != nil || old.Spec != status) && status.Problem != "" {
+			v.Log().Warn("machine.kernel.modules", "module", m.Name, "problem", status.Problem)
+		}
+		errs = append(errs, ModuleStatuses.Put(v, m.Name, status))
+	}
+	for _, old := range ModuleStatuses.List(v) {
+		if !slices.ContainsFunc(wanted, func(m config.KernelModule) bool { return m.Name == old.ID }) {
+			errs = append(errs, ModuleStatuses.Delete(v, old.ID))
+		}
+	}
+	return again, errors.Join(errs...)
+}

@@ -205,7 +205,7 @@ func TestS200Kernel(t *testing.T) {
 	if err := os.WriteFile(linux, uki.Linux(other), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := Change{Remove: []string{"lib/modules"}, Overlays: []Overlay{{Name: "modules", Dir: overlay}}, Kernel: linux}
+	c := Change{Remove: []string{"lib/modules"}, Overlays: []Overlay{{Name: "modules", Dir: filepath.Join(overlay, modulesDir), At: "lib/modules"}}, Kernel: linux}
 	dir, second := base(t), base(t)
 	if err := c.Apply(t.Context(), dir, silent); err != nil {
 		t.Fatal(err)

@@ -22,6 +22,14 @@ import (
 func (w *work) overlay() error {
 	for _, o := range w.Overlays {
 		noted := Added{Name: o.Name}
+		for at := w.tree.Resolve(o.At + "/.x"); ; { // the directory, and those above it
+			if at = path.Dir(at); at == "." {
+				break
+			}
+			if _, there := w.tree[at]; !there {
+				w.tree[at] = squashfs.Directory(0o755)
+			}
+		}
 		err := filepath.WalkDir(o.Dir, func(name string, d fs.DirEntry, err error) error {
 			if err != nil || name == o.Dir {
 				return err

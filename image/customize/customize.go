@@ -57,11 +57,14 @@ type work struct {
 	release string // of the kernel that the modules are for
 }
 
-// Apply changes the system in an installer directory.
+// Apply changes the system in an installer directory. Without a change, the system stays what it is.
 func (c Change) Apply(ctx context.Context, dir string, say func(line string)) error {
 	w := &work{Change: c, ctx: ctx, say: say}
 	if err := w.open(dir); err != nil {
 		return err
+	}
+	if len(c.Remove)+len(c.Overlays)+len(c.Args) == 0 && w.step.Kernel == "" {
+		return nil
 	}
 	for _, step := range []func() error{w.remove, w.overlay, w.indexModules, w.check, w.note} {
 		if err := step(); err != nil {

@@ -138,6 +138,12 @@ func TestS202Files(t *testing.T) {
 	c := Change{Remove: []string{"/lib/modules/" + release + "/kernel/usb.ko"}, Overlays: []Overlay{{Name: "mine", Dir: overlay}}, Args: []string{"nomodeset"}}
 	dir, second := base(t), base(t)
 	before, _, _ := opened(t, dir)
+	if err := (Change{}).Apply(t.Context(), dir, silent); err != nil {
+		t.Fatal(err)
+	}
+	if after, _, _ := opened(t, dir); after.SHA256 != before.SHA256 {
+		t.Error("without a change, the system is another one")
+	}
 	for _, d := range []string{dir, second} {
 		if err := c.Apply(t.Context(), d, silent); err != nil {
 			t.Fatal(err)

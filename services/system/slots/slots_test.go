@@ -188,7 +188,7 @@ func (m *rig) Files(_ context.Context, ref string, use func(fs.FS) error) error 
 		return err
 	}
 	files := fstest.MapFS{}
-	for _, name := range []string{esp.MediumFile, "efi.img"} {
+	for _, name := range []string{esp.MediumFile, "efi.img", esp.KernelFile} {
 		data, err := os.ReadFile(filepath.Join(m.dir, "medium", name))
 		if err == nil {
 			files[esp.InstallDir+"/"+name] = &fstest.MapFile{Data: data}
@@ -300,6 +300,57 @@ func TestSystemOfAnImage(t *testing.T) {
 	must(t, err)
 	if err := s.Verify(t.Context(), src, nil); err == nil || !strings.Contains(err.Error(), "the system in the image installer is damaged") {
 		t.Error(err)
+	}
+}
+
+// A kernel that lies beside the system of an image replaces that of the system, if the modules are for it.
+func TestKernelOfAnImage(t *testing.T) {
+	t.Parallel()
+	const other = "6.13.0-other"
+	m := newMachine(t)
+	s := m.boot("")
+	image := uki.Image(t, "v1", "quiet")
+	describe := func(modules string) {
+		sum, kernel := sha256.Sum256(image), sha256.Sum256(uki.Linux(uki.Release))
+		described, err := json.Marshal(esp.Medium{
+			Version: "v1", File: "efi.img", Size: int64(len(image)), SHA256: hex.EncodeToString(sum[:]), Kernel: hex.EncodeToString(kernel[:]), Modules: modules,
+		})
+		must(t, err)
+		m.put("medium/"+esp.MediumFile, described)
+	}
+	pull := func() (Source, error) {
+		must(t, boot.IgnoreMissing(os.Remove(filepath.Join(m.dir, "installer"))))
+		return s.Pull(t.Context(), "installer", func(int64, int64) {})
+	}
+	m.put("medium/efi.img", image)
+	describe(uki.Release)
+	m.put("medium/"+esp.KernelFile, uki.Linux(uki.Release))
+	if src, err := pull(); err != nil || src.Replaced {
+		t.Errorf("its own kernel: %+v, %v", src, err)
+	}
+	m.put("medium/"+esp.KernelFile, uki.Linux(other))
+	if _, err := pull(); err == nil || !strings.Contains(err.Error(), "has Linux "+other+", and modules for Linux "+uki.Release) {
+		t.Errorf("modules of another kernel: %v", err)
+	}
+	describe(other)
+	src, err := pull()
+	must(t, err)
+	must(t, s.Verify(t.Context(), src, nil))
+	must(t, s.Write(t.Context(), "A", src, boot.Slot{}, nil))
+	m.want(s, "A trying v1 next, B empty")
+	written, err := os.ReadFile(filepath.Join(m.dir, "efi/EFI/garboard/A.efi"))
+	must(t, err)
+	if !src.Replaced || !bytes.Contains(written, uki.Linux(other)) || bytes.Contains(written, uki.Linux(uki.Release)) {
+		t.Errorf("the slot hasn't the other kernel: %+v", src)
+	}
+	image[len(image)-1] ^= 1
+	m.put("medium/efi.img", image)
+	if _, err := pull(); err == nil || !strings.Contains(err.Error(), "is damaged") {
+		t.Errorf("a damaged system: %v", err)
+	}
+	m.put("medium/"+esp.KernelFile, []byte("no kernel"))
+	if _, err := pull(); err == nil || !strings.Contains(err.Error(), "vmlinuz in the image installer: it is no Linux kernel") {
+		t.Errorf("no kernel: %v", err)
 	}
 }
 

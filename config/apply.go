@@ -108,6 +108,7 @@ var applyTable = []applyRow{
 	{path: "machine.files[]", effect: Live, refine: dropIn},
 	{path: "machine.env", effect: containerd},
 	{path: "machine.sysctls", effect: Live},
+	{path: "machine.sysfs", effect: Live},
 	{path: "machine.kernel.modules[]", effect: Live, note: "a module that is loaded stays, with its parameters, until the next boot"},
 	{path: "machine.systemDiskEncryption", effect: Reboot},
 	{path: "machine.logging", effect: Live},

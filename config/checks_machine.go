@@ -1,6 +1,7 @@
 package config
 
 import (
+	"io/fs"
 	"maps"
 	"regexp"
 	"slices"
@@ -164,6 +165,11 @@ func checkEnv(c *Config, r *report) {
 			r.bad(where, "is the same parameter as %s", other)
 		}
 		spelled[SysctlPath(name)] = name
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Machine.Sysfs)) {
+		if !fs.ValidPath(name) || !strings.Contains(name, "/") {
+			r.bad(at("machine", "sysfs", name), "is not a path below /sys, such as block/sda/queue/scheduler")
+		}
 	}
 }
 

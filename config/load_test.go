@@ -193,6 +193,7 @@ registries:
       tls: {insecureSkipVerify: true, ca: CRT, clientIdentity: {crt: CRT, key: KEY}}
     three:5000:
       auth: {identityToken: abc}
+sysfs: {block/sda/queue/scheduler: none}
 kernel:
   modules: [{name: nvme_tcp}, {name: brd, parameters: [rd_nr=2, rd_size=1024]}]
 images:

@@ -116,6 +116,8 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "registries: {mirrors: {docker.io: {endpoints: [ftp://a]}}}", `machine.registries.mirrors["docker.io"].endpoints[0]: must be http or https, not "ftp"`},
 	{"machine", "registries: {config: {a: {auth: {}}}}", `machine.registries.config.a.auth: needs exactly one of username with password, auth, and identityToken`},
 	{"machine", "registries: {config: {a: {auth: {username: x}}}}", `machine.registries.config.a.auth: username and password belong together`},
+	{"machine", "sysfs: {../etc/a: b}", `machine.sysfs["../etc/a"]: is not a path below /sys, such as block/sda/queue/scheduler`},
+	{"machine", "sysfs: {/sys/a/b: b}", `machine.sysfs["/sys/a/b"]: is not a path below /sys, such as block/sda/queue/scheduler`},
 	{"machine", "kernel: {modules: [{}]}", `machine.kernel.modules[0].name: is missing: such as nvme_tcp`},
 	{"machine", "kernel: {modules: [{name: a/b}]}", `machine.kernel.modules[0].name: is not the name of a kernel module, such as nvme_tcp`},
 	{"machine", "kernel: {modules: [{name: brd, parameters: ['rd_nr 2']}]}", `machine.kernel.modules[0].parameters[0]: must be NAME=VALUE, or NAME alone, without blanks`},
@@ -290,7 +292,7 @@ test.yaml:6:15: machine.network.hostname: must be text, not a list
 test.yaml:9:15: machine.network.interfaces[0].cidr: lacks the prefix length; did you mean 10.0.0.1/24
 test.yaml:10:9: machine.network.interfaces[1].interface: is missing
 test.yaml:10:9: machine.network.interfaces[1].mtu: 1 is out of range (68 to 65535 bytes)
-test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, kubelet, registries, images, files, env, sysctls, kernel, systemDiskEncryption, logging, metrics, console
+test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, kubelet, registries, images, files, env, sysctls, sysfs, kernel, systemDiskEncryption, logging, metrics, console
 test.yaml:12:1: cluster.token: is missing
 test.yaml:12:1: cluster.ca.crt: is missing
 test.yaml:14:15: cluster.controlPlane.endpoint: not an absolute URL such as https://host:port/path

@@ -78,7 +78,10 @@ type Machine struct {
 	// of the node's own servers are always added to net.ipv4.ip_local_reserved_ports. If a
 	// parameter differs from what the kubelet demands, such as kernel.panic, the kubelet
 	// doesn't check those parameters any more.
-	Sysctls              map[string]string    `yaml:"sysctls"`
+	Sysctls map[string]string `yaml:"sysctls"`
+	// Sysfs are settings of devices and of the kernel by their path below /sys, such as
+	// block/sda/queue/scheduler. One that isn't there yet is set as soon as a device brings it.
+	Sysfs                map[string]string    `yaml:"sysfs"`
 	Kernel               Kernel               `yaml:"kernel"`
 	SystemDiskEncryption SystemDiskEncryption `yaml:"systemDiskEncryption"`
 	Logging              Logging              `yaml:"logging"`

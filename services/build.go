@@ -183,7 +183,7 @@ func NewNode(o Options) (*Node, error) {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
 	controllers := slices.Concat(
-		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), udev.ModuleController(udev.Options{Mode: o.Mode})},
+		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), udev.ModuleController(udev.Options{Mode: o.Mode})},
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{Logs: o.Logs}),
 	)

@@ -48,6 +48,7 @@ var purposes = map[string]string{
 	"v1alpha1.TimeStatusController":           "a line in the log when the time becomes synchronised, or stops being so",
 	"v1alpha1.BootstrapStatusController":      "whether the control plane is self-hosted",
 	"runtime.KernelModuleController":          "modules of the kernel",
+	"runtime.SysfsController":                 "settings below /sys",
 	"runtime.SysctlController":                "kernel parameters",
 	"secrets.APIController":                   "the machine API's certificate",
 	"secrets.EtcdController":                  "etcd's certificates",

@@ -1,6 +1,6 @@
-// Package sysctl sets the kernel parameters of machine.sysctls.
+// Package sysctl sets the kernel parameters of machine.sysctls, and the settings of machine.sysfs, which are files in the same way.
 //
-// It is one controller. Before it sets a parameter for the first time it notes
+// There is a controller for each. Before it sets a parameter for the first time it notes
 // the value that is there, be it the kernel's or our own from boot; a parameter
 // that leaves the configuration goes back to it. A kernel may lack a parameter,
 // or get it only with a module or a link, and it may refuse a value: that is said
@@ -18,6 +18,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -48,29 +49,48 @@ type Status struct {
 	Problem string `yaml:"problem,omitempty"`
 }
 
+var columns = []resource.Column{
+	{Name: "VALUE", Value: func(s any) string { return s.(Status).Value }},
+	{Name: "DEFAULT", Value: func(s any) string { return s.(Status).Default }},
+	{Name: "PROBLEM", Value: func(s any) string { return s.(Status).Problem }},
+}
+
 // Statuses has an object for each parameter of machine.sysctls.
 var Statuses = resource.Define[Status](resource.Definition{
-	Type:      "SysctlStatuses.runtime.garboard.dev",
-	Kind:      "SysctlStatus",
-	Aliases:   []string{"sysctls", "sysctl"},
-	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "VALUE", Value: func(s any) string { return s.(Status).Value }},
-		{Name: "DEFAULT", Value: func(s any) string { return s.(Status).Default }},
-		{Name: "PROBLEM", Value: func(s any) string { return s.(Status).Problem }},
-	},
+	Type: "SysctlStatuses.runtime.garboard.dev", Kind: "SysctlStatus", Aliases: []string{"sysctls", "sysctl"}, Namespace: "runtime", Columns: columns,
+})
+
+// SysfsStatuses has an object for each setting of machine.sysfs.
+var SysfsStatuses = resource.Define[Status](resource.Definition{
+	Type: "SysfsStatuses.runtime.garboard.dev", Kind: "SysfsStatus", Aliases: []string{"sysfs"}, Namespace: "runtime", Columns: columns,
 })
 
 // Options are what the controller stands on.
 type Options struct {
 	Mode boot.Mode
 
-	root string // /proc/sys; tests have their own
+	root string // /proc/sys or /sys; tests have their own
 }
+
+// files are the parameters of one field of the configuration.
+type files struct {
+	field    string
+	wanted   func(*config.Config) map[string]string
+	path     func(name string) string
+	statuses *resource.Kind[Status]
+	// own says which ones a container has for itself.
+	own func(path string) bool
+}
+
+var (
+	procSys = files{"machine.sysctls", func(c *config.Config) map[string]string { return c.Machine.Sysctls }, config.SysctlPath, Statuses, own}
+	sysfs   = files{"machine.sysfs", func(c *config.Config) map[string]string { return c.Machine.Sysfs }, func(name string) string { return name }, SysfsStatuses, func(string) bool { return false }}
+)
 
 // parameters are what the controller looks after.
 type parameters struct {
 	o Options
+	files
 	// set is what this boot's configurations have set, by path below root. Only
 	// makeSo uses it.
 	set map[string]*parameter
@@ -89,10 +109,20 @@ type parameter struct {
 // Controller makes the parameters what the configuration says.
 func Controller(o Options) resource.Controller {
 	o.root = cmp.Or(o.root, "/proc/sys")
+	return o.controller("runtime.SysctlController", procSys)
+}
+
+// SysfsController does the same for the settings below /sys.
+func SysfsController(o Options) resource.Controller {
+	o.root = cmp.Or(o.root, "/sys")
+	return o.controller("runtime.SysfsController", sysfs)
+}
+
+func (o Options) controller(name string, f files) resource.Controller {
 	return resource.Controller{
-		Name: "runtime.SysctlController", Reconcile: (&parameters{o: o, set: map[string]*parameter{}}).makeSo,
+		Name: name, Reconcile: (&parameters{o: o, files: f, set: map[string]*parameter{}}).makeSo,
 		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
-		Outputs: []string{Statuses.Type()},
+		Outputs: []string{f.statuses.Type()},
 	}
 }
 
@@ -101,27 +131,27 @@ func (c *parameters) makeSo(_ context.Context, v resource.View) (time.Duration, 
 	cfg, err := machine.Config(v)
 	switch {
 	case err == nil:
-		wanted = cfg.Machine.Sysctls
+		wanted = c.wanted(cfg)
 	case !errors.Is(err, resource.ErrNotFound):
 		return 0, err
 	}
 	names := map[string]string{} // by path: the last of those that mean one parameter
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		names[config.SysctlPath(name)] = name
+		names[c.path(name)] = name
 	}
 	c.restore(names, v.Log())
 
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		if other := names[config.SysctlPath(name)]; other != name {
-			errs = append(errs, Statuses.Put(v, name, Status{Problem: "is the same parameter as " + other}))
+		if other := names[c.path(name)]; other != name {
+			errs = append(errs, c.statuses.Put(v, name, Status{Problem: "is the same parameter as " + other}))
 			continue
 		}
-		errs = append(errs, Statuses.Put(v, name, c.apply(name, wanted[name], v.Log())))
+		errs = append(errs, c.statuses.Put(v, name, c.apply(name, wanted[name], v.Log())))
 	}
-	for _, old := range Statuses.List(v) {
+	for _, old := range c.statuses.List(v) {
 		if _, still := wanted[old.ID]; !still {
-			errs = append(errs, Statuses.Delete(v, old.ID))
+			errs = append(errs, c.statuses.Delete(v, old.ID))
 		}
 	}
 	if err := errors.Join(errs...); err != nil || len(c.set) == 0 {
@@ -149,7 +179,7 @@ func (c *parameters) restore(names map[string]string, log *slog.Logger) {
 		}
 		_, err := c.write(path, p.before)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			p.warnOnce(log, fmt.Sprintf("give %s back its value %q: %s", p.name, p.before, why(err)))
+			c.warnOnce(p, log, fmt.Sprintf("give %s back its value %q: %s", p.name, p.before, why(err)))
 			continue
 		}
 		if err == nil {
@@ -161,7 +191,7 @@ func (c *parameters) restore(names map[string]string, log *slog.Logger) {
 
 // apply sets one parameter unless it has its value already.
 func (c *parameters) apply(name, value string, log *slog.Logger) Status {
-	path := config.SysctlPath(name)
+	path := c.path(name)
 	p := c.set[path]
 	if p == nil {
 		p = &parameter{}
@@ -170,7 +200,7 @@ func (c *parameters) apply(name, value string, log *slog.Logger) Status {
 	p.name = name
 	problem := c.reconcile(path, p, value, log)
 	if problem != "" {
-		p.warnOnce(log, name+": "+problem)
+		c.warnOnce(p, log, name+": "+problem)
 	} else {
 		p.logged = ""
 	}
@@ -182,7 +212,7 @@ func (c *parameters) reconcile(path string, p *parameter, value string, log *slo
 	switch {
 	case !filepath.IsLocal(path):
 		return "is not the name of a kernel parameter"
-	case c.o.Mode == boot.Container && !own(path):
+	case c.o.Mode == boot.Container && !c.own(path):
 		return "belongs to the host of this container, and is set there"
 	case len(value) > maxValue:
 		return fmt.Sprintf("the value has %d bytes, and the kernel takes %d", len(value), maxValue)
@@ -223,8 +253,15 @@ func (c *parameters) reconcile(path string, p *parameter, value string, log *slo
 
 func (c *parameters) read(path string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(c.o.root, path))
-	return strings.TrimRight(string(data), "\n"), err
+	text := strings.TrimRight(string(data), "\n")
+	if m := choice.FindStringSubmatch(text); m != nil {
+		text = m[1]
+	}
+	return text, err
 }
+
+// choice is what a file in /sys says that has a choice: all values, and the chosen one in brackets.
+var choice = regexp.MustCompile(`^(?:[^\[\]]* )?\[([^\[\] ]+)\](?: [^\[\]]*)?$`)
 
 // write returns what the kernel made of the value: it may round it, or separate
 // its parts by tabs.
@@ -246,9 +283,9 @@ func (c *parameters) write(path, value string) (after string, err error) {
 }
 
 // warnOnce logs each problem once.
-func (p *parameter) warnOnce(log *slog.Logger, problem string) {
+func (c *parameters) warnOnce(p *parameter, log *slog.Logger, problem string) {
 	if p.logged != problem {
-		log.Warn("machine.sysctls: " + problem)
+		log.Warn(c.field + ": " + problem)
 	}
 	p.logged = problem
 }
@@ -257,7 +294,7 @@ func (p *parameter) warnOnce(log *slog.Logger, problem string) {
 func why(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "this kernel has no such parameter; it is set as soon as a module or a link brings it"
+		return "there is no such parameter; it is set as soon as a module, a device or a link brings it"
 	case errors.Is(err, unix.EROFS):
 		return "it can't be written here"
 	}

@@ -54,7 +54,7 @@ func TestKernel(t *testing.T) {
 			"net.ipv4.ip_local_port_range":     {Value: "20000\t30000", Default: ports},
 			"net.ipv4.tcp_syncookies":          {Value: syncookies, Default: syncookies, Problem: `the kernel refuses the value "many": invalid argument`},
 			"net.ipv4.ip_local_reserved_ports": {Value: "8080,50000-50003", Default: ours},
-			"net.ipv4.no_such_thing":           {Problem: "this kernel has no such parameter; it is set as soon as a module or a link brings it"},
+			"net.ipv4.no_such_thing":           {Problem: "there is no such parameter; it is set as soon as a module, a device or a link brings it"},
 		})
 		b.configure(map[string]string{"net.ipv4.ip_local_reserved_ports": ""})
 		if got := value("ip_local_reserved_ports"); got != ours {

@@ -44,6 +44,39 @@ type bench struct {
 	logged logBuffer
 }
 
+// A setting below /sys that is one of several values is given back as the one that was chosen. In a container, all are the host's.
+func TestSysfs(t *testing.T) {
+	const scheduler = "block/sda/queue/scheduler"
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{t: t, store: resource.NewStore(), dir: t.TempDir()}
+		b.kernel(scheduler, "none [mq-deadline] kyber")
+		b.start(SysfsController(Options{Mode: boot.Machine, root: b.dir}))
+		configure := func(settings map[string]string) {
+			c := &config.Config{Machine: config.Machine{Sysfs: settings}}
+			if err := machine.Configs.Put(b.store.As("test"), machine.ConfigID, c); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		configure(map[string]string{scheduler: "none"})
+		b.is(scheduler, "none")
+		if got, err := SysfsStatuses.Get(b.store, scheduler); err != nil || got.Spec != (Status{Value: "none", Default: "mq-deadline"}) {
+			t.Errorf("%+v, %v", got.Spec, err)
+		}
+		configure(nil)
+		b.is(scheduler, "mq-deadline")
+	})
+	for text, want := range map[string]string{"[a] b": "a", "a [b]": "b", "a [b] c": "b", "a b": "", "[a b]": "", "[1] x [2]": ""} {
+		got := ""
+		if m := choice.FindStringSubmatch(text); m != nil {
+			got = m[1]
+		}
+		if got != want {
+			t.Errorf("%s: the choice is %q, want %q", text, got, want)
+		}
+	}
+}
+
 func newBench(t *testing.T, mode boot.Mode, parameters map[string]string) *bench {
 	t.Helper()
 	b := &bench{t: t, store: resource.NewStore(), dir: t.TempDir()}
@@ -54,11 +87,16 @@ func newBench(t *testing.T, mode boot.Mode, parameters map[string]string) *bench
 	return b
 }
 
-// run runs the controller until the test ends.
+// run runs the controller of kernel parameters until the test ends.
 func (b *bench) run(mode boot.Mode) {
+	b.t.Helper()
+	b.start(Controller(Options{Mode: mode, root: b.dir}))
+}
+
+func (b *bench) start(c resource.Controller) {
 	t := b.t
 	t.Helper()
-	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(&b.logged, nil)), Controller(Options{Mode: mode, root: b.dir}))
+	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(&b.logged, nil)), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +178,7 @@ func TestMissingParameterComesLater(t *testing.T) {
 		b.configure(wanted)
 		time.Sleep(10 * time.Minute) // virtual
 		synctest.Wait()
-		if n := b.logged.count("level=WARN"); n != 1 || b.logged.count("net.netfilter.nf_conntrack_max: this kernel has no such parameter") != 1 {
+		if n := b.logged.count("level=WARN"); n != 1 || b.logged.count("net.netfilter.nf_conntrack_max: there is no such parameter") != 1 {
 			t.Errorf("%d warnings: %s", n, &b.logged.b)
 		}
 		b.kernel("net/netfilter/nf_conntrack_max", "65536")

@@ -38,6 +38,9 @@ const (
 	sectionHeader    = 40
 	virtualSizeField = 8
 	rawSizeField     = 16
+
+	// maxHeaders bounds what is read of an image that may be anything, in bytes.
+	maxHeaders = 1 << 20
 )
 
 // ReplaceKernel is a unified kernel image with another kernel. Its other parts are read from the image.
@@ -51,6 +54,10 @@ func ReplaceKernel(image io.ReaderAt, size int64, kernel []byte) (*io.SectionRea
 	if !ok || uname == nil || linux == nil || linux != file.Sections[len(file.Sections)-1] || int64(linux.Offset)+int64(linux.Size) != size {
 		return nil, errors.New("unified kernel image: its last section isn't the kernel")
 	}
+	if optional.FileAlignment == 0 || optional.SectionAlignment == 0 || optional.SizeOfHeaders > maxHeaders || uname.Offset < optional.SizeOfHeaders ||
+		uint64(uname.Offset)+uint64(uname.Size) > uint64(linux.Offset) || uname.Size > maxText {
+		return nil, errors.New("unified kernel image: its sections aren't in order")
+	}
 	release, err := Release(kernel)
 	if err != nil {
 		return nil, err
@@ -63,6 +70,9 @@ func ReplaceKernel(image io.ReaderAt, size int64, kernel []byte) (*io.SectionRea
 		return nil, err
 	}
 	start := int(binary.LittleEndian.Uint32(headers[peOffset:])) + signatureSize + binary.Size(pe.FileHeader{})
+	if table := start + int(file.SizeOfOptionalHeader); start+optionalImage > len(headers) || table+len(file.Sections)*sectionHeader > len(headers) {
+		return nil, errors.New("unified kernel image: its headers are cut off")
+	}
 	set := func(at int, value uint32) { binary.LittleEndian.PutUint32(headers[at:], value) }
 	raw := aligned(uint32(len(kernel)), optional.FileAlignment)
 	set(start+optionalImage, aligned(linux.VirtualAddress+uint32(len(kernel)), optional.SectionAlignment))

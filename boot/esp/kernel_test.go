@@ -3,6 +3,7 @@ package esp
 import (
 	"bytes"
 	"debug/pe"
+	"encoding/binary"
 	"io"
 	"strings"
 	"testing"
@@ -66,13 +67,22 @@ func TestReplaceKernel(t *testing.T) {
 			t.Errorf("%d bytes at %d, %v", n, at, err)
 		}
 	}
+	// Offsets in the optional header, which begins at 0x58, and in the section table.
+	with := func(at int, value uint32) []byte {
+		other := bytes.Clone(image)
+		binary.LittleEndian.PutUint32(other[at:], value)
+		return other
+	}
 	for name, c := range map[string]struct {
 		image, linux []byte
 		want         string
 	}{
-		"no image":  {[]byte("no image"), linux, ""},
-		"no kernel": {image, []byte("no kernel"), "no Linux kernel"},
-		"cut off":   {image[:len(image)-512], linux, "its last section isn't the kernel"},
+		"no alignment":  {with(0x58+36, 0), linux, "aren't in order"},
+		"large headers": {with(0x58+60, 1<<31), linux, "aren't in order"},
+		"small headers": {with(0x58+60, 0x60), linux, "its headers are cut off"},
+		"no image":      {[]byte("no image"), linux, ""},
+		"no kernel":     {image, []byte("no kernel"), "no Linux kernel"},
+		"cut off":       {image[:len(image)-512], linux, "its last section isn't the kernel"},
 	} {
 		if _, err := ReplaceKernel(bytes.NewReader(c.image), int64(len(c.image)), c.linux); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)

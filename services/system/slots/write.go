@@ -95,7 +95,7 @@ func (s *Slots) describe(ctx context.Context, src Source) (Source, error) {
 
 // replace finds out whether an installer image has a kernel that is to replace that of its system. The system is then another one.
 func (src *Source) replace(ctx context.Context, files fs.FS) error {
-	kernel, err := fs.ReadFile(files, esp.KernelFile)
+	kernel, err := readKernel(files)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // earlier releases have none
 	}
@@ -147,6 +147,21 @@ func (src Source) damaged(err error) error {
 	return fmt.Errorf("the system %s is damaged: make it again (gbctl media build): %w", src.where(), err)
 }
 
+// maxKernel is several times the size of Debian's, in bytes. It is read into memory.
+const maxKernel = 64 << 20
+
+// readKernel reads the kernel beside the system of an installer image.
+func readKernel(files fs.FS) ([]byte, error) {
+	info, err := fs.Stat(files, esp.KernelFile)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > maxKernel {
+		return nil, fmt.Errorf("%s has %d bytes, of at most %d", esp.KernelFile, info.Size(), maxKernel)
+	}
+	return fs.ReadFile(files, esp.KernelFile)
+}
+
 // open calls use with the system as it lies there.
 func (src Source) open(files fs.FS, use func(system *io.SectionReader) error) error {
 	f, err := files.Open(src.File)
@@ -176,7 +191,7 @@ func (s *Slots) read(ctx context.Context, src Source, use func(system *io.Sectio
 			if !src.Replaced {
 				return use(system)
 			}
-			kernel, err := fs.ReadFile(files, esp.KernelFile)
+			kernel, err := readKernel(files)
 			if err != nil {
 				return err
 			}

@@ -13,6 +13,9 @@ import (
 // versionPointer is where the kernel's version is, 512 bytes further (Documentation/arch/x86/boot.rst).
 const versionPointer = 0x20e
 
+// maxRelease is the size of the name in uname(2), in bytes.
+const maxRelease = 64
+
 // Release is what uname -r prints when a kernel runs.
 func Release(kernel []byte) (string, error) {
 	if len(kernel) < versionPointer+2 || string(kernel[headerMagic:headerMagic+4]) != "HdrS" {
@@ -24,7 +27,7 @@ func Release(kernel []byte) (string, error) {
 	}
 	text, _, _ := bytes.Cut(kernel[at:], []byte{0})
 	release, _, ok := strings.Cut(string(text), " ")
-	if !ok {
+	if !ok || release == "" || len(release) > maxRelease {
 		return "", errors.New("the kernel doesn't say its version")
 	}
 	return release, nil
@@ -41,6 +44,7 @@ const (
 
 	// maxHeaders bounds what is read of an image that may be anything, in bytes.
 	maxHeaders = 1 << 20
+	minHeaders = peOffset + 4
 )
 
 // ReplaceKernel is a unified kernel image with another kernel. Its other parts are read from the image.
@@ -54,7 +58,7 @@ func ReplaceKernel(image io.ReaderAt, size int64, kernel []byte) (*io.SectionRea
 	if !ok || uname == nil || linux == nil || linux != file.Sections[len(file.Sections)-1] || int64(linux.Offset)+int64(linux.Size) != size {
 		return nil, errors.New("unified kernel image: its last section isn't the kernel")
 	}
-	if optional.FileAlignment == 0 || optional.SectionAlignment == 0 || optional.SizeOfHeaders > maxHeaders || uname.Offset < optional.SizeOfHeaders ||
+	if optional.FileAlignment == 0 || optional.SectionAlignment == 0 || optional.SizeOfHeaders > maxHeaders || optional.SizeOfHeaders < minHeaders || uname.Offset < optional.SizeOfHeaders ||
 		uint64(uname.Offset)+uint64(uname.Size) > uint64(linux.Offset) || uname.Size > maxText {
 		return nil, errors.New("unified kernel image: its sections aren't in order")
 	}

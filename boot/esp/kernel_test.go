@@ -79,6 +79,7 @@ func TestReplaceKernel(t *testing.T) {
 	}{
 		"no alignment":  {with(0x58+36, 0), linux, "aren't in order"},
 		"large headers": {with(0x58+60, 1<<31), linux, "aren't in order"},
+		"no headers":    {with(0x58+60, 0x10), linux, "aren't in order"},
 		"small headers": {with(0x58+60, 0x60), linux, "its headers are cut off"},
 		"no image":      {[]byte("no image"), linux, ""},
 		"no kernel":     {image, []byte("no kernel"), "no Linux kernel"},
@@ -97,5 +98,10 @@ func TestRelease(t *testing.T) {
 	}
 	if got, err := Release(uki.Linux("6.12.1-amd64")[:0x300]); err == nil {
 		t.Errorf("a kernel that is cut off is %q", got)
+	}
+	long := append(uki.Linux(""), bytes.Repeat([]byte("6"), 1000)...)
+	copy(long[512+0x1e0:], bytes.Repeat([]byte("6"), 1000))
+	if got, err := Release(append(long, " x"...)); err == nil {
+		t.Errorf("a release has %d bytes", len(got))
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -187,8 +188,13 @@ func (s *nodeService) PullImage(ctx context.Context, req *connect.Request[apiv1.
 	return stream.Send(&apiv1.PullImageProgress{Digest: digest})
 }
 
-// maxChecked bounds the images of one call.
-const maxChecked = 256
+const (
+	// maxChecked bounds the images of one call, and checksAtOnce the questions to registries at a time.
+	maxChecked   = 256
+	checksAtOnce = 16
+	// checkTimeout is for all images of a call: less than what gbctl waits, so that it learns which ones had no answer.
+	checkTimeout = 20 * time.Second
+)
 
 // CheckImages finds out which images can be had.
 func (s *nodeService) CheckImages(ctx context.Context, req *connect.Request[apiv1.CheckImagesRequest], stream *connect.ServerStream[apiv1.ImageCheck]) error {
@@ -205,15 +211,23 @@ func (s *nodeService) CheckImages(ctx context.Context, req *connect.Request[apiv
 		}
 		images = cfg.Images()
 	}
-	for _, image := range images {
-		digest, here, err := s.opts.Containerd.Check(ctx, image)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		check := &apiv1.ImageCheck{Image: image, Here: here, Digest: digest}
-		if err != nil {
-			check.Error = err.Error()
-		}
+	checks := make([]*apiv1.ImageCheck, len(images))
+	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	var all sync.WaitGroup
+	turns := make(chan struct{}, checksAtOnce)
+	for i, image := range images {
+		turns <- struct{}{}
+		all.Go(func() {
+			defer func() { <-turns }()
+			digest, here, err := s.opts.Containerd.Check(bounded, image)
+			if checks[i] = (&apiv1.ImageCheck{Image: image, Here: here, Digest: digest}); err != nil {
+				checks[i].Error = err.Error()
+			}
+		})
+	}
+	all.Wait()
+	for _, check := range checks {
 		if err := stream.Send(check); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	client "github.com/containerd/containerd/v2/client"
+	imagestore "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/garboard-os/garboard/boot"
@@ -92,17 +93,31 @@ func (c *Containerd) importFrom(ctx context.Context, h *dag.Handle, archive io.R
 		if _, err := archive.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
-		_, err := cl.Import(ctx, archive, client.WithImageRefTranslator(func(name string) string {
+		imported, err := cl.Import(ctx, archive, client.WithImageRefTranslator(func(name string) string {
 			if missing[name] {
 				return name
 			}
 			return "" // it isn't made an image, and its content is collected
 		}))
+		// An archive may say one thing to us and another one to containerd, such as with a second index.
+		for _, name := range others(imported, images) {
+			err = errors.Join(err, fmt.Errorf("%s: %s isn't the image that its index names", boot.BundleFile, name), ignoreGone(cl.ImageService().Delete(ctx, name)))
+		}
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// others are the names of images that aren't those that were looked at.
+func others(imported []imagestore.Image, images map[string]ocispec.Descriptor) (names []string) {
+	for _, i := range imported {
+		if images[i.Name].Digest != i.Target.Digest {
+			names = append(names, i.Name)
+		}
+	}
+	return names
 }
 
 // acceptBundled verifies an image of an archive, if there is a rule for it. Its signatures are in the archive, too.

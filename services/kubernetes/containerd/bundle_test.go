@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	imagestore "github.com/containerd/containerd/v2/core/images"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 func TestBundled(t *testing.T) {
@@ -40,5 +43,19 @@ func TestBundled(t *testing.T) {
 		if names, err := bundled(in); err == nil || !strings.HasPrefix(err.Error(), "images.tar: ") {
 			t.Errorf("%s: %v, %v", content, names, err)
 		}
+	}
+}
+
+// What containerd has imported must be what was looked at.
+func TestOtherImagesOfABundle(t *testing.T) {
+	t.Parallel()
+	index := map[string]ocispec.Descriptor{"a:1": {Digest: "sha256:aa"}, "b:1": {Digest: "sha256:bb"}}
+	imported := []imagestore.Image{
+		{Name: "a:1", Target: ocispec.Descriptor{Digest: "sha256:aa"}},
+		{Name: "b:1", Target: ocispec.Descriptor{Digest: "sha256:cc"}},
+		{Name: "c:1", Target: ocispec.Descriptor{Digest: "sha256:aa"}},
+	}
+	if got := others(imported, index); !slices.Equal(got, []string{"b:1", "c:1"}) {
+		t.Errorf("%q", got)
 	}
 }

@@ -26,9 +26,6 @@ const (
 	progressEvery = time.Second
 )
 
-// checkTimeout of one image: a registry gets it to answer.
-const checkTimeout = 2 * answerWait
-
 // Check finds out whether the node has an image or, if not, can pull it. It asks as Pull does.
 func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here bool, err error) {
 	cl, err := c.Client()
@@ -44,8 +41,6 @@ func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here
 	if err != nil {
 		return "", false, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
 	from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
 	defer done()
 	if from, err = accept(ctx, from, ref, cfg.Machine.Images); err != nil {

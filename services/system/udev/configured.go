@@ -83,7 +83,7 @@ func (c *configured) makeSo(_ context.Context, v resource.View) (time.Duration, 
 			status = ModuleStatus{Problem: "a container has the modules of its host"}
 		} else {
 			name := canonical(m.Name)
-			modules.parameters[name] = strings.Join(append(m.Parameters, modules.parameters[name]), " ")
+			modules.parameters[name] = strings.Join(slices.Concat(m.Parameters, []string{modules.parameters[name]}), " ")
 			if err := modules.Load(name); err != nil {
 				status, again = ModuleStatus{Problem: err.Error()}, retryModules
 			}

@@ -11,7 +11,7 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build media test test-long unit kernel e2e fuzz lint bench setup clean
+.PHONY: help up down gbctl console kubectl chart build media extensions test test-long unit kernel e2e fuzz lint bench setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
@@ -50,6 +50,9 @@ build: $(DEV) ## build kernel, image and components into the cache
 media: $(GBCTL) ## build an ISO and the files for a boot over the network: out/garboard.iso, out/pxe
 	@$(GBCTL) media build iso -o out/garboard.iso
 	@$(GBCTL) media build pxe -o out/pxe
+
+extensions: $(DEV) ## make the examples of extensions: out/extensions
+	@$(DEV) extensions
 
 test: $(DEV) ## for every change: linters, unit tests with -race, nodes and clusters
 	@$(DEV) test

@@ -7,6 +7,7 @@ import (
 
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/extensions"
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/image/oci"
@@ -111,6 +112,15 @@ func BuildComponents(ctx context.Context, root string, out io.Writer, names ...s
 		return nil, err
 	}
 	return (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, names...)
+}
+
+// BuildExtensions makes the examples of extensions, and returns their directories by name.
+func BuildExtensions(ctx context.Context, out io.Writer) (map[string]string, error) {
+	store, r, err := userCache(out)
+	if err != nil {
+		return nil, err
+	}
+	return extensions.Build(ctx, store, r)
 }
 
 func userCache(out io.Writer) (*cache.Store, *progress.Reporter, error) {

@@ -21,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/extension"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
@@ -178,6 +179,7 @@ func NewNode(o Options) (*Node, error) {
 	for i, s := range services {
 		services[i].DependsOn = dependencies[s.ID]
 	}
+	services = append(services, extension.Services(extension.Options{Store: store, Containerd: ctrd, Log: o.Logs.Logger(extension.ID)})...)
 	n.graph, err = dag.New(dag.Options{Log: o.Logs.Logger, EventLog: o.Logs.Quiet, SinceBoot: since}, services...)
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)

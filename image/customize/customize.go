@@ -28,6 +28,8 @@ type Change struct {
 	Remove []string
 	// Overlays are added in order.
 	Overlays []Overlay
+	// Extensions are directories (boot/extension), and added after the overlays.
+	Extensions []string
 	// Kernel is the file of another kernel; "": the one in the installer directory.
 	Kernel string
 	// KernelLater is true if the kernel for other modules may be put into the installer directory after this change.
@@ -41,6 +43,8 @@ type Overlay struct {
 	Name string // for people
 	Dir  string
 	At   string // where in the root filesystem; "": its top
+	// Without are directories in Dir that aren't added.
+	Without []string
 }
 
 // work is a change under way.
@@ -63,10 +67,10 @@ func (c Change) Apply(ctx context.Context, dir string, say func(line string)) er
 	if err := w.open(dir); err != nil {
 		return err
 	}
-	if len(c.Remove)+len(c.Overlays)+len(c.Args) == 0 && w.step.Kernel == "" {
+	if len(c.Remove)+len(c.Overlays)+len(c.Extensions)+len(c.Args) == 0 && w.step.Kernel == "" {
 		return nil
 	}
-	for _, step := range []func() error{w.remove, w.overlay, w.indexModules, w.check, w.note} {
+	for _, step := range []func() error{w.remove, w.overlay, w.extend, w.indexModules, w.check, w.note} {
 		if err := step(); err != nil {
 			return err
 		}

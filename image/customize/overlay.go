@@ -22,38 +22,41 @@ import (
 func (w *work) overlay() error {
 	for _, o := range w.Overlays {
 		noted := Added{Name: o.Name}
-		for at := w.tree.Resolve(o.At + "/.x"); ; { // the directory, and those above it
-			if at = path.Dir(at); at == "." {
-				break
-			}
-			if _, there := w.tree[at]; !there {
-				w.tree[at] = squashfs.Directory(0o755)
-			}
-		}
-		err := filepath.WalkDir(o.Dir, func(name string, d fs.DirEntry, err error) error {
-			if err != nil || name == o.Dir {
-				return err
-			}
-			if w.ctx.Err() != nil {
-				return w.ctx.Err()
-			}
-			relative, err := filepath.Rel(o.Dir, name)
-			if err != nil {
-				return err
-			}
-			at := path.Join(o.At, filepath.ToSlash(relative))
-			if err := w.add(&noted, name, at, d); err != nil {
-				return fmt.Errorf("add /%s: %w", at, err)
-			}
-			return nil
-		})
-		if err != nil {
+		if err := w.walk(&noted, o.Dir, o.At, o.Without...); err != nil {
 			return err
+		}
+		if len(noted.Files) == 0 && len(o.Without) > 0 {
+			continue
 		}
 		w.step.Added = append(w.step.Added, noted)
 		w.say(fmt.Sprintf("added %s: %s", o.Name, count(len(noted.Files), "file")))
 	}
 	return nil
+}
+
+// walk adds what is in a directory, without what is named.
+func (w *work) walk(noted *Added, dir, to string, without ...string) error {
+	w.makeDirectory(path.Dir(w.tree.Resolve(to + "/.x")))
+	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || name == dir {
+			return err
+		}
+		if w.ctx.Err() != nil {
+			return w.ctx.Err()
+		}
+		relative, err := filepath.Rel(dir, name)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(without, relative) {
+			return filepath.SkipDir
+		}
+		at := path.Join(to, filepath.ToSlash(relative))
+		if err := w.add(noted, name, at, d); err != nil {
+			return fmt.Errorf("add /%s: %w", at, err)
+		}
+		return nil
+	})
 }
 
 // add adds one file, link or directory. A directory stays as it is if it is there.

@@ -32,10 +32,11 @@ type Step struct {
 	Added   []Added  `json:"added,omitempty"`
 }
 
-// Added are the files of an overlay.
+// Added are the files of an overlay or of an extension.
 type Added struct {
-	Name  string `json:"name"`
-	Files []File `json:"files"`
+	Name    string `json:"name"`
+	Version string `json:"version,omitempty"`
+	Files   []File `json:"files"`
 }
 
 // File is one that was added.
@@ -83,7 +84,7 @@ func (w *work) list() error {
 		list.Other("linux", w.step.Kernel, "the kernel, replaced")
 	}
 	for _, a := range w.step.Added {
-		list.Other(a.Name, "", fmt.Sprintf("added to the system: %s", count(len(a.Files), "file")))
+		list.Other(a.Name, a.Version, fmt.Sprintf("added to the system: %s", count(len(a.Files), "file")))
 		for _, f := range a.Files {
 			content, err := w.tree.ReadFile(f.Path[1:])
 			if err == nil {

@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 
 	"github.com/garboard-os/garboard/boot/esp"
@@ -23,8 +25,8 @@ const usage = `This is the installer image of Garboard: it is for machines, whic
 
   docker build --build-arg RM="/lib/modules /usr/sbin/lvm" .
 
-All files of the stage "customization" are added to the root file system of a node, after the paths in RM are removed from it. A kernel that is
-copied to /usr/install/vmlinuz replaces that of the system.
+All files of the stage "customization" are added to the root file system of a node, after the paths in RM are removed from it. Extensions are
+directories in /extensions of the stage. A kernel that is copied to /usr/install/vmlinuz replaces that of the system.
 `
 
 func main() {
@@ -52,8 +54,15 @@ func run(ctx context.Context, dir string) error {
 	}
 	c := customize.Change{
 		Remove:      strings.Fields(os.Getenv("RM")),
-		Overlays:    []customize.Overlay{{Name: "stage customization", Dir: dir}},
+		Overlays:    []customize.Overlay{{Name: "stage customization", Dir: dir, Without: []string{customize.StageExtensions}}},
 		KernelLater: true,
+	}
+	extensions, err := os.ReadDir(filepath.Join(dir, customize.StageExtensions))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range extensions {
+		c.Extensions = append(c.Extensions, filepath.Join(dir, customize.StageExtensions, e.Name()))
 	}
 	if err := c.Apply(ctx, "/"+esp.InstallDir, func(line string) { fmt.Println(line) }); err != nil {
 		return err

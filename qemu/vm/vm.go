@@ -60,6 +60,8 @@ type Hardware struct {
 	// Medium is the device with the medium that a machine boots from: CD or Stick. Network,
 	// HTTP and OwnDisk: it has no medium, and its firmware boots from its network card or its disk.
 	Medium string `json:"medium,omitempty"`
+	// Agent is the socket of the channel for a guest agent; "": there is none.
+	Agent string `json:"agent,omitempty"`
 }
 
 const (
@@ -142,6 +144,11 @@ func (c Config) arguments(now time.Time) []string {
 		args = append(args,
 			"-drive", fmt.Sprintf("if=none,id=disk%d,format=raw,discard=unmap,file=%s", i, option(c.disk(i))),
 			"-device", fmt.Sprintf("%s,drive=disk%d,serial=%s", virtioDisk, i, machineUUID(fmt.Sprintf("%s/%d", c.Name, i))[:diskSerial]))
+	}
+	if c.Hardware.Agent != "" {
+		args = append(args, "-device", "virtio-serial-pci",
+			"-chardev", "socket,id=agent,server=on,wait=off,path="+option(c.Hardware.Agent),
+			"-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0")
 	}
 	args = append(args,
 		"-netdev", c.network(),

@@ -27,6 +27,7 @@ var testPackages = map[string]string{
 	"nfs-ganesha":     "an NFS 4 server for the tests of volumes",
 	"nfs-ganesha-vfs": "the same server's access to files",
 	"nftables":        "counts packets in the test of an air gap",
+	"tgt":             "an iSCSI target for the test of extensions",
 	"user-mode-linux": "kernels of their own for tests of disks and links",
 	"xfsprogs":        "file systems for the tests of disks",
 }

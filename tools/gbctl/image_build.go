@@ -55,6 +55,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	f.StringVar(&b.from, "from", "", "installer image to build from: its name in a registry, or a file of 'gbctl media build installer'")
 	f.StringArrayVarP(&b.outputs, "output", "o", []string{media.InstallerKind}, "KIND or KIND=FILE: what to write, of the kinds of 'gbctl media build'; repeatable")
 	f.StringArrayVar(&b.overlays, "overlay", nil, "directory whose files are added to the root file system; repeatable")
+	f.StringArrayVar(&b.change.Extensions, "extension", nil, "directory with an extension: extension.yaml, files/ and rootfs/; repeatable")
 	f.StringArrayVar(&b.change.Remove, "rm", nil, "path in the root file system that is removed first; repeatable")
 	f.StringVar(&b.change.Kernel, "kernel", "", "another kernel (vmlinuz); its modules come with --modules")
 	f.StringVar(&b.modules, "modules", "", "directory with the modules of the kernel, such as lib/modules, instead of those that are there")

@@ -22,7 +22,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -71,36 +70,6 @@ var distribution = sync.OnceValues(func() (string, error) {
 	return program, nil
 })
 
-// run starts a program on a thread, or here, and ends it with the test.
-func run(t *testing.T, inside *osthread.Thread, program string, args ...string) (log string) {
-	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), filepath.Base(program)+".log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	cmd := exec.Command(program, args...)
-	cmd.Stdout, cmd.Stderr = f, f
-	start := cmd.Start
-	if inside != nil {
-		start = func() error { return inside.Do(cmd.Start) }
-	}
-	if err := start(); err != nil {
-		t.Fatalf("%s: %v", program, err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-		timer := time.AfterFunc(startBudget, func() { _ = cmd.Process.Kill() })
-		defer timer.Stop()
-		_ = cmd.Wait() // it was told to end
-		if t.Failed() {
-			text, _ := os.ReadFile(f.Name())
-			t.Logf("%s:\n%s", program, text)
-		}
-	})
-	return f.Name()
-}
-
 // serve runs the registry with settings, which are JSON, a form of YAML.
 func serve(t *testing.T, inside *osthread.Thread, storage, address string, settings map[string]any) {
 	t.Helper()
@@ -120,7 +89,7 @@ func serve(t *testing.T, inside *osthread.Thread, storage, address string, setti
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	run(t, inside, program, "serve", file)
+	e2etest.Run(t, inside, program, "serve", file)
 	eventually.That(t, startBudget, "the registry listens on "+address, func() error {
 		var conn net.Conn
 		var err error
@@ -334,7 +303,7 @@ func TestS136RegistryOfASite(t *testing.T) {
 	if err := os.WriteFile(ca, s.authority.Cert, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	log := run(t, inside, "mitmdump", "--listen-host", gateway, "--listen-port", "3128", "--set", "confdir="+dir,
+	log := e2etest.Run(t, inside, "mitmdump", "--listen-host", gateway, "--listen-port", "3128", "--set", "confdir="+dir,
 		"--set", "connection_strategy=lazy", "--set", "ssl_verify_upstream_trusted_ca="+ca, "--map-remote", "|https://registry.test/|https://"+host+"/")
 	var authority []byte
 	eventually.That(t, startBudget, "the proxy has its authority", func() (err error) {

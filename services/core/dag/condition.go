@@ -3,8 +3,12 @@ package dag
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // Up is the condition that service id is up. It must be one of the graph's.
@@ -42,6 +46,26 @@ func (c upCondition) holds() bool {
 	c.r.g.mu.Lock()
 	defer c.r.g.mu.Unlock()
 	return c.r.up()
+}
+
+// filePoll is how often a file is looked for.
+const filePoll = 100 * time.Millisecond
+
+// File is the condition that a file exists.
+type File string
+
+func (f File) String() string { return fmt.Sprintf("file %q to exist", string(f)) }
+
+// Wait implements Condition.
+func (f File) Wait(ctx context.Context) error {
+	for {
+		if _, err := os.Stat(string(f)); err == nil {
+			return nil
+		}
+		if !sleep.For(ctx, filePoll) {
+			return ctx.Err()
+		}
+	}
 }
 
 // describe joins the texts of conditions, sorted.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -20,7 +19,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/front/statefile"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -33,9 +31,6 @@ const (
 	// removing the sandbox take.
 	processStop = 5 * time.Second
 	serviceStop = processStop + 2*time.Second
-	// socketPoll is how often it is looked whether PID 1 listens yet: it does within
-	// a second of its start.
-	socketPoll = 50 * time.Millisecond
 )
 
 // Options are what PID 1's side stands on.
@@ -60,7 +55,7 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
 		Kind:       dag.Process,
-		Needs:      []dag.Condition{stageKnown(s.Store), certificate{s.Store}, listening(s.socket)},
+		Needs:      []dag.Condition{stageKnown(s.Store), certificate{s.Store}, dag.File(s.socket)},
 		Prepare:    s.publisher.Prepare,
 		Run:        func(ctx context.Context, h *dag.Handle) error { return s.publisher.Run(ctx, h, s.process) },
 		Health:     &dag.Health{Check: s.healthy},
@@ -122,24 +117,6 @@ func (c certificate) Wait(ctx context.Context) error {
 		return err
 	}
 	return secrets.API.When(c.store, secrets.APIID, c.String(), nil).Wait(ctx)
-}
-
-// listening is the condition that PID 1 has its end of the API open: the socket is
-// shown in the sandbox, which takes that it is there.
-type listening string
-
-func (l listening) String() string { return fmt.Sprintf("file %q to exist", string(l)) }
-
-// Wait implements dag.Condition.
-func (l listening) Wait(ctx context.Context) error {
-	for {
-		if _, err := os.Stat(string(l)); err == nil {
-			return nil
-		}
-		if !sleep.For(ctx, socketPoll) {
-			return ctx.Err()
-		}
-	}
 }
 
 // current returns the settings that the gate is to use now.

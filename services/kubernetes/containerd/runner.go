@@ -47,6 +47,8 @@ type Runner struct {
 	ID         string
 	// Image is the reference to run, read at each start.
 	Image func() (string, error)
+	// RootFS is a directory that is the root file system of the container instead of an image's.
+	RootFS string
 	// Spec is the container's OCI runtime specification, on top of the image's
 	// own configuration, made at each start.
 	Spec func(ctx context.Context) ([]oci.SpecOpts, error)
@@ -177,28 +179,35 @@ func (r *Runner) with(ctx context.Context, out io.Writer, event pullEvent, do fu
 }
 
 func (r *Runner) create(ctx context.Context, cl *client.Client, event pullEvent) (client.Container, error) {
-	ref, err := r.Image()
+	root, options, err := r.from(ctx, event)
 	if err != nil {
 		return nil, err
 	}
-	img, err := r.image(ctx, ref, event)
-	if err != nil {
-		return nil, err
-	}
-	opts, err := r.Spec(ctx)
+	spec, err := r.Spec(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("specification of container %s: %w", r.ID, err)
 	}
-	container, err := cl.NewContainer(ctx, r.ID,
-		client.WithImage(img),
-		client.WithSnapshotter(snapshotter),
-		client.WithNewSnapshot(r.ID, img),
-		client.WithNewSpec(append([]oci.SpecOpts{oci.WithImageConfig(img)}, opts...)...),
-	)
+	container, err := cl.NewContainer(ctx, r.ID, append(options, client.WithNewSpec(append([]oci.SpecOpts{root}, spec...)...))...)
 	if err != nil {
 		return nil, fmt.Errorf("create container %s: %w", r.ID, err)
 	}
 	return container, nil
+}
+
+// from is where the container has its root file system from.
+func (r *Runner) from(ctx context.Context, event pullEvent) (oci.SpecOpts, []client.NewContainerOpts, error) {
+	if r.RootFS != "" {
+		return oci.WithRootFSPath(r.RootFS), nil, nil
+	}
+	ref, err := r.Image()
+	if err != nil {
+		return nil, nil, err
+	}
+	img, err := r.image(ctx, ref, event)
+	if err != nil {
+		return nil, nil, err
+	}
+	return oci.WithImageConfig(img), []client.NewContainerOpts{client.WithImage(img), client.WithSnapshotter(snapshotter), client.WithNewSnapshot(r.ID, img)}, nil
 }
 
 // setOOMScoreAdj is for a task that hasn't started yet: its children inherit it. Where the

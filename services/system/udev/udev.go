@@ -5,8 +5,8 @@
 // that. It listens, loads the modules of all devices that exist already
 // (coldplug), and is up when there is nothing left to do. It also loads a few
 // modules that no device asks for, and Modprobe answers the kernel's own
-// requests for modules. There are no rules and no names: services that need a
-// disk or a link look for it themselves.
+// requests for modules, and it makes the links by which devices are named. There are no
+// rules: services that need a disk or a network link look for it themselves.
 package udev
 
 import (
@@ -126,6 +126,7 @@ func (d *daemon) run(ctx context.Context, started func(string)) error {
 	}
 	d.require()
 	d.coldplug()
+	d.linkAll()
 
 	work, done := make(chan job), make(chan outcome)
 	for range min(maxWorkers, max(2, runtime.NumCPU())) {
@@ -236,12 +237,16 @@ func (d *daemon) take(e Uevent) {
 	if e.Lost {
 		d.log.Info("uevents were lost; looking at all devices again")
 		d.coldplug()
+		d.linkAll()
 		if seq, err := d.seqnum(); err == nil {
 			d.seq = seq
 		}
 		return
 	}
 	d.seq = max(d.seq, e.Seq)
+	if e.DevName != "" && slices.Contains(linked, e.Subsystem) {
+		d.link(e.Subsystem, filepath.Join(d.sysfs, e.DevPath), e.DevName, e.Action == "remove")
+	}
 	if e.Action == "add" && e.Modalias != "" {
 		d.devices++
 		d.plug(e.Modalias)

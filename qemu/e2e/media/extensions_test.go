@@ -1,0 +1,172 @@
+//go:build e2e && long
+
+package media
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/extension"
+	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/osthread"
+	"github.com/garboard-os/garboard/qemu/vm"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/google/go-containerregistry/pkg/registry"
+)
+
+const (
+	// storage is this machine in the nodes' network, with a target of iSCSI.
+	storage = "10.5.0.1:3260"
+	target  = "iqn.2026-01.test:disk"
+)
+
+// The examples of extensions on a machine: the guest agent answers the hypervisor, and another extension's service, which waits for that of
+// iscsi-tools, makes a disk of a real target. An extension whose device isn't there waits, says for what, and holds up nothing.
+func TestExtensions(t *testing.T) {
+	store, work := httptest.NewServer(registry.New()), t.TempDir()
+	t.Cleanup(store.Close)
+	base, _ := e2etest.Installer(t, media.Options{Args: args, Version: "v1.0.0"})
+	from := strings.TrimPrefix(store.URL, "http://") + "/garboard-os/installer:v1.0.0"
+	push(t, base, from)
+
+	made := e2etest.Extensions(t)
+	flags := []string{"image", "build", "--from", from, "--extension", made["iscsi-tools"], "--extension", made["guest-agent"]}
+	for name, service := range map[string]string{
+		"login": `command: [/usr/sbin/iscsiadm, --mode, discoverydb, --type, sendtargets, --portal, "` + storage + `", --discover, --login]
+  dependsOn: [ext-iscsi-tools]
+  restart: onFailure
+  privileged: true
+  mounts: [{source: /run/lock}, {source: /var/lib/iscsi}, {source: /var/lib/iscsi, destination: /etc/iscsi}]`,
+		"waiting": "command: [/usr/sbin/iscsiadm]\n  waitFor: [/dev/nothing]",
+	} {
+		dir := filepath.Join(work, name)
+		if err := os.CopyFS(dir, os.DirFS(made["iscsi-tools"])); err != nil {
+			t.Fatal(err)
+		}
+		manifest := fmt.Sprintf("name: %s\nversion: \"1\"\ndescription: a test\nservice:\n  %s\n", name, service)
+		e2etest.WriteFile(t, filepath.Join(dir, extension.ManifestFile), []byte(manifest))
+		flags = append(flags, "--extension", dir)
+	}
+	disk := filepath.Join(work, "disk")
+	if out, err := e2etest.UserGbctl(t, customizeBudget, append(flags, "-o", "disk="+disk)...); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+
+	short, err := os.MkdirTemp("", "garboard-agent-") // the path of a socket has 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(short) })
+	agent := filepath.Join(short, "socket")
+	c, m := e2etest.Start(t, "extensions", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
+		o.DiskGiB, o.Boot.Disk, o.Hardware = diskGiB, disk, []vm.Hardware{{Agent: agent}}
+	})
+	serveDisk(t, c.Network(), work)
+	c.Ready(m)
+	m.Reached("the node is Ready")
+
+	if got := c.Gbctl("-n", c.Node(), "get", "extensions"); strings.Count(got, "\n") != 5 || !strings.Contains(got, "ext-iscsi-tools") {
+		t.Errorf("extensions:\n%s", got)
+	}
+	c.Eventually(bootBudget, "the target is a disk", func() error {
+		out, err := c.TryGbctl("-n", c.Node(), "get", "disks")
+		if err == nil && !strings.Contains(out, "VIRTUAL-DISK") {
+			err = errors.New(out)
+		}
+		return err
+	})
+	m.Reached("the disk of the target is there")
+	if got := c.Gbctl("-n", c.Node(), "ls", "/dev/disk/by-id"); !strings.Contains(got, "virtio-") || !strings.Contains(got, "wwn-0x") {
+		t.Errorf("links to disks:\n%s", got)
+	}
+	id := strings.TrimSpace(c.Gbctl("-n", c.Node(), "read", "/etc/machine-id"))
+	if got := c.Gbctl("-n", c.Node(), "read", "/var/lib/iscsi/initiatorname.iscsi"); got != "InitiatorName=iqn.2026-01.dev.garboard:"+id+"\n" {
+		t.Errorf("the name of the initiator is %q", got)
+	}
+	services := c.Gbctl("-n", c.Node(), "services")
+	for name, want := range map[string]string{"ext-iscsi-tools": "Running", "ext-guest-agent": "Running", "ext-login": "Finished", "ext-waiting": "Waiting"} {
+		if !strings.Contains(lineOf(services, name), want) {
+			t.Errorf("%s isn't %s:\n%s", name, want, services)
+		}
+	}
+	if got := c.Gbctl("-n", c.Node(), "service", "ext-waiting"); !strings.Contains(got, `file "/dev/nothing" to exist`) {
+		t.Errorf("what waits doesn't say for what:\n%s", got)
+	}
+
+	if got := ask(t, agent, "guest-network-get-interfaces"); !strings.Contains(got, c.Node()) {
+		t.Errorf("the agent has other addresses: %s", got)
+	}
+	if got := ask(t, agent, "guest-get-osinfo"); !strings.Contains(got, "Garboard") {
+		t.Errorf("the agent has another system: %s", got)
+	}
+	m.Reached("the guest agent answers")
+}
+
+func lineOf(table, word string) string {
+	for line := range strings.Lines(table) {
+		if strings.Contains(line, " "+word+" ") {
+			return line
+		}
+	}
+	return ""
+}
+
+// serveDisk runs a target of iSCSI with one disk.
+func serveDisk(t *testing.T, inside *osthread.Thread, work string) {
+	t.Helper()
+	image := filepath.Join(work, "target")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 64<<20)); err != nil {
+		t.Fatal(err)
+	}
+	e2etest.Run(t, inside, "tgtd", "--foreground", "--control-port", "7", "--iscsi", "portal="+storage)
+	for _, command := range [][]string{
+		{"--op", "new", "--mode", "target", "--tid", "1", "--targetname", target},
+		{"--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "--backing-store", image},
+		{"--op", "bind", "--mode", "target", "--tid", "1", "--initiator-address", "ALL"},
+	} {
+		eventually.That(t, customizeBudget, "the target is made", func() error {
+			out, err := exec.Command("tgtadm", append([]string{"--control-port", "7", "--lld", "iscsi"}, command...)...).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("tgtadm %v: %w: %s", command, err, out)
+			}
+			return nil
+		})
+	}
+}
+
+// ask asks the guest agent over its channel.
+func ask(t *testing.T, socket, command string) string {
+	t.Helper()
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(customizeBudget)); err != nil {
+		t.Fatal(err)
+	}
+	question, err := json.Marshal(map[string]string{"execute": command})
+	if err == nil {
+		_, err = conn.Write(append(question, '\n'))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%s: %v", command, err)
+	}
+	return answer
+}

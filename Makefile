@@ -17,7 +17,7 @@ GBCTL       := out/gbctl
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "  CLUSTER=$(CLUSTER)  PROVISIONER=$(PROVISIONER) (qemu, container or auto)  ARGS=... for kubectl"
+	@echo "  CLUSTER=$(CLUSTER)  PROVISIONER=$(PROVISIONER) (qemu, container, docker or auto)  ARGS=... for kubectl"
 	@echo "  CONTROLPLANES=1 WORKERS=0 for up"
 
 $(DEV):

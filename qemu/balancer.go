@@ -63,7 +63,7 @@ func openPorts(p Plan, d clusterDir, lan *network.LAN, log *slog.Logger) (_ *por
 		}
 	}()
 	listen := func(b *balance.Balancer, local int) error {
-		port, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
+		port, err := net.Listen("tcp4", fmt.Sprintf("%s:%d", p.localAddress(), local))
 		if err != nil {
 			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or remove the cluster and make it again for another port", err)
 		}

@@ -18,7 +18,7 @@ func (c *Cluster) SetClock(ctx context.Context, node string, offset time.Duratio
 }
 
 func (h *hostProcess) setClock(n *node, offset time.Duration) error {
-	if h.plan.Provisioner == Container {
+	if h.plan.Provisioner != QEMU {
 		return errSharedClock
 	}
 	n.mu.Lock()

@@ -22,6 +22,8 @@ const (
 	// readyBudget is for the host process to start its nodes. It takes less than a second;
 	// QEMU on a busy machine takes longest.
 	readyBudget = 60 * time.Second
+	// loadBudget is added to it for Docker to load the image of the nodes.
+	loadBudget = 4 * time.Minute
 	// failBudget is for a host process that has failed to end by itself.
 	failBudget = 5 * time.Second
 	// endBudget is added to the nodes' budget for the host process to end: a quarter of a
@@ -47,7 +49,7 @@ const (
 // Options describe the cluster that Up brings up. Name, Boot and Images are required.
 type Options struct {
 	Name        string
-	Provisioner string // QEMU, Container, or Auto, the default
+	Provisioner string // QEMU, Container, Docker, or Auto, the default
 	Boot        Boot
 	Images      string // directory of an OCI layout
 	// Kubernetes are the versions in Images besides config.KubernetesVersion.
@@ -389,7 +391,7 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 	cmd.Env = append(os.Environ(), homeVar+"="+filepath.Dir(filepath.Dir(string(d))))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{reporter} // reportFD
-	cmd.SysProcAttr = hostAttributes(os.Geteuid(), os.Getegid())
+	cmd.SysProcAttr = hostAttributes(os.Geteuid(), os.Getegid(), plan.Provisioner)
 	err = cmd.Start()
 	reporter.Close()
 	if err != nil {
@@ -421,8 +423,8 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 		reported, err = true, errors.New(r.Error)
 	case <-ctx.Done():
 		err = ctx.Err()
-	case <-time.After(readyBudget):
-		err = fmt.Errorf("the host process isn't ready within %s; see %s", readyBudget, d.log())
+	case <-time.After(plan.readyBudget()):
+		err = fmt.Errorf("the host process isn't ready within %s; see %s", plan.readyBudget(), d.log())
 	}
 	// It either ends by itself or must be ended. Its nodes end with it.
 	_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -441,10 +443,10 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 
 // hostAttributes are for a process in a session of its own. Only root can make networks. So
 // the host process of another user is root in a user namespace, without any rights outside
-// of it (user_namespaces(7)), and makes its network there.
-func hostAttributes(uid, gid int) *syscall.SysProcAttr {
+// of it (user_namespaces(7)), and makes its network there. Docker makes networks itself.
+func hostAttributes(uid, gid int, provisioner string) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Setsid: true}
-	if uid != 0 {
+	if uid != 0 && provisioner != Docker {
 		a.Cloneflags = syscall.CLONE_NEWUSER
 		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}}
 		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}}

@@ -80,7 +80,11 @@ func (h *hostProcess) control() http.Handler {
 			http.Error(w, "no such verb: "+verb, http.StatusNotFound)
 			return
 		}
-		if err := h.ports.setEndpoint(verb == "on"); err != nil {
+		err := errOfDocker
+		if h.ports != nil {
+			err = h.ports.setEndpoint(verb == "on")
+		}
+		if err != nil {
 			http.Error(w, err.Error(), http.StatusConflict)
 		}
 	})

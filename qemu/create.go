@@ -169,7 +169,7 @@ func (o Options) check(choice Choice) error {
 	case version != config.KubernetesVersion && !slices.Contains(o.Kubernetes, version) && len(o.Mirrors) == 0:
 		return fmt.Errorf("version %s of Kubernetes can't be built here: name a registry that has it as a mirror (--registry-mirror '*'=URL), or choose one of %s",
 			version, strings.Join(components.KubernetesVersions(), ", "))
-	case o.ClockOffset != 0 && choice.Name == Container:
+	case o.ClockOffset != 0 && choice.Name != QEMU:
 		return errSharedClock
 	case o.CPUs < 0 || o.MemoryMiB < 0:
 		return errors.New("a node's processors and memory can't be negative")

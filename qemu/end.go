@@ -103,6 +103,11 @@ func remove(ctx context.Context, d clusterDir) error {
 	if err := cgroup.Remove(d.cgroup()); err != nil {
 		return err
 	}
+	if plan, err := readPlan(d); err == nil && plan.Provisioner == Docker {
+		if err := removeFromDocker(ctx, plan); err != nil {
+			return err
+		}
+	}
 	if err := os.Remove(d.plan()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

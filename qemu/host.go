@@ -56,6 +56,9 @@ type report struct {
 // Host runs the nodes of one cluster until ctx ends or Down requests its end. log is its
 // own log.
 func Host(ctx context.Context, name string, log *slog.Logger) error {
+	if os.Getenv(networkVar) != "" {
+		return serveNetwork(ctx, name, log)
+	}
 	out := reportFile()
 	err := host(ctx, name, log, func(r report) { send(out, r) })
 	if err != nil {
@@ -99,34 +102,41 @@ func host(ctx context.Context, name string, log *slog.Logger, send func(report))
 	}
 	defer release()
 	log.Info("cluster starts", "cluster", name, "provisioner", plan.Provisioner)
+	h := &hostProcess{plan: plan, log: log, send: send, stop: make(chan struct{})}
+	if plan.Provisioner == Docker {
+		if h.provisioner, err = newDockerNodes(ctx, plan, d, send); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, h.provisioner.Close()) }()
+		return h.run(ctx, d)
+	}
 	send(report{Step: "creating network " + name})
 	lan, err := network.New(plan.lan(), log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, lan.Close()) }()
-	var p provisioner
+	h.lan = lan
 	switch plan.Provisioner {
 	case Container:
-		p, err = newContainers(plan, d, lan, log)
+		h.provisioner, err = newContainers(plan, d, lan, log)
 	case QEMU:
-		p = machines{plan, d, lan}
+		h.provisioner = machines{plan, d, lan}
 	default:
 		err = fmt.Errorf("provisioner %q of cluster %s isn't known", plan.Provisioner, name)
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.Close()) }()
+	defer func() { err = errors.Join(err, h.provisioner.Close()) }()
 
 	if plan.balanced() {
 		send(report{Step: "creating load balancer"})
 	}
-	ports, err := openPorts(plan, d, lan, log)
-	if err != nil {
+	if h.ports, err = openPorts(plan, d, lan, log); err != nil {
 		return err
 	}
-	defer ports.close()
+	defer h.ports.close()
 	closeMirrors, err := lan.ServeMirrors()
 	if err != nil {
 		return err
@@ -140,8 +150,11 @@ func host(ctx context.Context, name string, log *slog.Logger, send func(report))
 		}
 		defer dhcpd.Close()
 	}
+	return h.run(ctx, d)
+}
 
-	h := &hostProcess{plan: plan, log: log, lan: lan, provisioner: p, ports: ports, send: send, stop: make(chan struct{})}
+// run starts the nodes, and ends when the cluster must stop.
+func (h *hostProcess) run(ctx context.Context, d clusterDir) error {
 	if err := h.startAll(ctx); err != nil {
 		h.stopAll(0)
 		return err
@@ -154,12 +167,12 @@ func host(ctx context.Context, name string, log *slog.Logger, send func(report))
 	server := &http.Server{Handler: h.control(), ReadHeaderTimeout: controlBudget}
 	go func() {
 		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("control socket", "error", err)
+			h.log.Error("control socket", "error", err)
 		}
 	}()
-	send(report{Ready: true})
-	budget := h.wait(ctx, d, plan.stopBudget())
-	log.Info("cluster stops", "cluster", name, "budget", budget)
+	h.send(report{Ready: true})
+	budget := h.wait(ctx, d, h.plan.stopBudget())
+	h.log.Info("cluster stops", "cluster", h.plan.Name, "budget", budget)
 	h.stopAll(budget)
 	server.Close()
 	return nil
@@ -189,9 +202,9 @@ func (h *hostProcess) wait(ctx context.Context, d clusterDir, otherwise time.Dur
 type hostProcess struct {
 	plan        Plan
 	log         *slog.Logger
-	lan         *network.LAN
+	lan         *network.LAN // nil: the network is Docker's
 	provisioner provisioner
-	ports       *ports
+	ports       *ports // nil: as above
 	nodes       []*node
 	send        func(report)
 

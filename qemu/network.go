@@ -54,6 +54,9 @@ func (h *hostProcess) setNetwork(n *node, to network.Conditions) error {
 			return err
 		}
 	}
+	if h.lan == nil {
+		return errOfDocker
+	}
 	if err := h.lan.SetConditions(n.onLAN(), to); err != nil {
 		return fmt.Errorf("network of %s: %w", n.Name, err)
 	}

@@ -132,13 +132,13 @@ func (p Plan) interfaces(n Node, more []config.Interface) []config.Interface {
 		shared = &config.VIP{IP: p.Shared}
 	}
 	switch {
-	case p.Provisioner == Container:
+	case p.Provisioner != QEMU:
 		return append([]config.Interface{{
 			Name: "eth0",
 			CIDR: netip.PrefixFrom(n.Address, p.Network.Bits()),
-			// It is connected to nothing, but Kubernetes gets its address from the default
+			// It may be connected to nothing, but Kubernetes gets its address from the default
 			// route.
-			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: network.Gateway(p.Network)}},
+			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: p.router()}},
 			VIP:    shared,
 		}}, more...)
 	case len(more) > 0 || shared != nil:

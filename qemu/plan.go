@@ -38,7 +38,7 @@ import (
 // the cluster boots.
 type Plan struct {
 	Name        string       `json:"name"`
-	Provisioner string       `json:"provisioner"` // QEMU or Container
+	Provisioner string       `json:"provisioner"` // QEMU, Container or Docker
 	Accelerator string       `json:"accelerator,omitempty"`
 	Network     netip.Prefix `json:"network"` // of the nodes
 	// Shared is the address that the control planes share, and the cluster's endpoint;
@@ -88,6 +88,30 @@ func (p Plan) endpoint() netip.AddrPort {
 		return netip.AddrPortFrom(network.Gateway(p.Network), kubernetesPort)
 	}
 	return netip.AddrPortFrom(p.Nodes[0].Address, kubernetesPort)
+}
+
+// localAddress is where the host process listens for users. In Docker, the network container does, and Docker forwards to it from 127.0.0.1.
+func (p Plan) localAddress() string {
+	if p.Provisioner == Docker {
+		return "0.0.0.0"
+	}
+	return "127.0.0.1"
+}
+
+// readyBudget is for the host process to start the nodes.
+func (p Plan) readyBudget() time.Duration {
+	if p.Provisioner == Docker {
+		return readyBudget + loadBudget
+	}
+	return readyBudget
+}
+
+// router is the nodes' default gateway. Docker has one that leads out of the network.
+func (p Plan) router() netip.Addr {
+	if p.Provisioner == Docker {
+		return last(p.Network).Prev()
+	}
+	return network.Gateway(p.Network)
 }
 
 // Boot has the paths of the files that nodes boot.

@@ -20,25 +20,32 @@ func TestChoice(t *testing.T) {
 		root      bool
 		qemu, kvm error
 		text      string
+		docker    error
 	}{
-		{"KVM works", Auto, false, nil, nil, "nodes run in QEMU (kvm): KVM ran a test guest"},
-		{"KVM works, root", Auto, true, nil, nil, "nodes run in QEMU (kvm): KVM ran a test guest"},
-		{"KVM hangs, root", Auto, true, nil, hangs, "nodes run as containers: no hardware virtualisation: it hangs"},
-		{"KVM hangs, user", "", false, nil, hangs, "nodes run in QEMU (tcg): emulated, ten times slower; no hardware virtualisation: it hangs, and containers need root"},
-		{"no QEMU, root", Auto, true, absent, nil, "nodes run as containers: no QEMU here (not found)"},
-		{"no QEMU, user", Auto, false, absent, nil, "error: not found; install qemu-system-x86, or run as root to have nodes as containers"},
-		{"container", Container, true, nil, nil, "nodes run as containers: asked for"},
-		{"container, user", Container, false, nil, nil, "error: nodes as containers need root, for namespaces and cgroups: run as root (sudo), or take PROVISIONER=qemu"},
-		{"QEMU", QEMU, true, nil, hangs, "nodes run in QEMU (tcg): asked for; emulated in software, as there is no hardware virtualisation: it hangs"},
-		{"QEMU with KVM", QEMU, true, nil, nil, "nodes run in QEMU (kvm): asked for; KVM ran a test guest"},
-		{"unknown", "docker", true, nil, nil, `error: provisioner "docker": must be qemu, container or auto`},
+		{"KVM works", Auto, false, nil, nil, "nodes run in QEMU (kvm): KVM ran a test guest", absent},
+		{"KVM works, root", Auto, true, nil, nil, "nodes run in QEMU (kvm): KVM ran a test guest", absent},
+		{"KVM hangs, root", Auto, true, nil, hangs, "nodes run as containers: no hardware virtualisation: it hangs", absent},
+		{"KVM hangs, user", "", false, nil, hangs, "nodes run in QEMU (tcg): emulated, ten times slower; no hardware virtualisation: it hangs, and containers need root", absent},
+		{"no QEMU, root", Auto, true, absent, nil, "nodes run as containers: no QEMU here (not found)", absent},
+		{"no QEMU, user", Auto, false, absent, nil, "error: not found; install qemu-system-x86 or Docker, or run as root to have nodes as containers", absent},
+		{"container", Container, true, nil, nil, "nodes run as containers: asked for", absent},
+		{"container, user", Container, false, nil, nil, "error: nodes as containers need root, for namespaces and cgroups: run as root (sudo), or take the provisioner docker or qemu", absent},
+		{"QEMU", QEMU, true, nil, hangs, "nodes run in QEMU (tcg): asked for; emulated in software, as there is no hardware virtualisation: it hangs", absent},
+		{"QEMU with KVM", QEMU, true, nil, nil, "nodes run in QEMU (kvm): asked for; KVM ran a test guest", absent},
+		{"unknown", "podman", true, nil, nil, `error: provisioner "podman": must be qemu, container, docker or auto`, absent},
+		{"KVM hangs, user, Docker", Auto, false, nil, hangs, "nodes run as containers of Docker: no hardware virtualisation: it hangs", nil},
+		{"no QEMU, user, Docker", Auto, false, absent, nil, "nodes run as containers of Docker: no QEMU here (not found)", nil},
+		{"no QEMU, root, Docker", Auto, true, absent, nil, "nodes run as containers: no QEMU here (not found)", nil},
+		{"Docker", Docker, true, nil, nil, "nodes run as containers of Docker: asked for", nil},
+		{"Docker, which isn't there", Docker, true, nil, nil, "error: not found", absent},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c, err := chooser{
-				root: tc.root,
-				qemu: func() error { return tc.qemu },
-				kvm:  func() error { return tc.kvm },
+				root:   tc.root,
+				qemu:   func() error { return tc.qemu },
+				kvm:    func() error { return tc.kvm },
+				docker: func() error { return tc.docker },
 			}.choose(tc.want)
 			got := c.String()
 			if err != nil {

@@ -44,7 +44,7 @@ func withoutRoot(ctx context.Context, step string) error {
 		}
 		cmd := exec.CommandContext(ctx, "/proc/self/exe", "without-root", "network")
 		cmd.Dir = "/"
-		cmd.SysProcAttr = hostAttributes(nobody, nobody)
+		cmd.SysProcAttr = hostAttributes(nobody, nobody, Container)
 		// The process of a real user has this already.
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true}
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr

@@ -69,7 +69,7 @@ func New(c Config, log *slog.Logger) (_ *LAN, err error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &LAN{config: c, log: log, thread: thread, conditions: map[string]Conditions{}, wires: map[string]*wire.Wire{}}
+	l := newLAN(c, log, thread)
 	defer func() {
 		if err != nil {
 			l.Close()
@@ -81,10 +81,9 @@ func New(c Config, log *slog.Logger) (_ *LAN, err error) {
 	if err := l.makeBridge(); err != nil {
 		return nil, fmt.Errorf("make the cluster's bridge: %w", err)
 	}
-	if l.images, err = l.Listen(RegistryAddress(c.Prefix)); err != nil {
-		return nil, fmt.Errorf("registry: %w", err)
+	if err := l.serveImages(); err != nil {
+		return nil, err
 	}
-	go serve(l.images, registry.New(c.Images...), log)
 	if c.Boot == "" {
 		return l, nil
 	}
@@ -93,6 +92,27 @@ func New(c Config, log *slog.Logger) (_ *LAN, err error) {
 	}
 	go serve(l.boot, http.FileServer(http.Dir(c.Boot)), log)
 	return l, nil
+}
+
+// Join is a network that somebody else has made, and in which this process has the first address, with the registry of the images.
+func Join(c Config, log *slog.Logger) (*LAN, error) {
+	l := newLAN(c, log, osthread.New())
+	if err := l.serveImages(); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+func newLAN(c Config, log *slog.Logger, thread *osthread.Thread) *LAN {
+	return &LAN{config: c, log: log, thread: thread, conditions: map[string]Conditions{}, wires: map[string]*wire.Wire{}}
+}
+
+func (l *LAN) serveImages() (err error) {
+	if l.images, err = l.Listen(RegistryAddress(l.config.Prefix)); err != nil {
+		return fmt.Errorf("registry: %w", err)
+	}
+	go serve(l.images, registry.New(l.config.Images...), l.log)
+	return nil
 }
 
 // serve answers HTTP until l is closed.

@@ -185,7 +185,7 @@ func TestServicesImportOnlyTheGroupsBelow(t *testing.T) {
 // The parts of a development cluster use neither the cluster nor each other.
 func TestPartsOfTheClusterAreSeparate(t *testing.T) {
 	t.Parallel()
-	parts := []string{"vm", "container", "network"}
+	parts := []string{"vm", "container", "docker", "network"}
 	for _, part := range parts {
 		for _, p := range list(t, "./qemu/"+part+"/...") {
 			for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {

@@ -32,7 +32,7 @@ func upCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container or auto")
+	f.StringVar(&o.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, docker or auto")
 	f.IntVar(&o.ControlPlanes, "controlplanes", 0, "how many control planes (default as many as there are, or 1)")
 	f.IntVar(&o.Workers, "workers", 0, "how many workers")
 	return clusterFlag(cmd, &o.Name)

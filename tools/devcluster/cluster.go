@@ -78,7 +78,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 		return nil, err
 	}
 	node := image.Build
-	if q.Choice.Name == qemu.Container {
+	if q.Choice.Name != qemu.QEMU {
 		node = image.BuildRoot
 		if o.Boot != "" || o.UEFI {
 			return nil, errors.New("containers have no firmware: use --provisioner qemu")

@@ -76,7 +76,7 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f := nameFlag(cmd, &q.Name).Flags()
 	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "number of control planes, at least 1; use an odd number (default 1; for an existing cluster without --workers: unchanged)")
 	f.IntVar(&q.Workers, "workers", 0, "number of workers (default 0; for an existing cluster without --controlplanes: unchanged)")
-	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto (QEMU if KVM can run a guest, else containers)")
+	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container (needs root), docker, or auto (QEMU if KVM can run a guest, else containers, or Docker without root)")
 	f.StringVar(&o.cidr, "cidr", "", "IPv4 network of the nodes (default 10.5.0.0/24); this machine is the gateway, with the first address")
 	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a WireGuard VPN between the nodes, such as 10.1.0.0/24 (default none)")
 	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes use URL, through this machine, instead of the registry HOST, and then the images that were built; '*' is every registry without a mirror of its own; repeatable")

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/qemu/osthread"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -21,12 +22,19 @@ const dockerBudget = 30 * time.Second
 // Docker starts Docker's daemon, without a network, until the test ends. The function runs the client.
 func Docker(t *testing.T) func(args ...string) (string, error) {
 	t.Helper()
+	client, _ := DockerIn(t, nil)
+	return client
+}
+
+// DockerIn is Docker in a network namespace, in which it can make networks. The host is what DOCKER_HOST is for others.
+func DockerIn(t *testing.T, inside *osthread.Thread) (client func(args ...string) (string, error), host string) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "garboard-docker-") // short: it has a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	host := "unix://" + filepath.Join(dir, "socket")
+	host = "unix://" + filepath.Join(dir, "socket")
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +43,11 @@ func Docker(t *testing.T) func(args ...string) (string, error) {
 	daemon := exec.Command("dockerd", "--host", host, "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 		"--pidfile", filepath.Join(dir, "pid"), "--bridge=none", "--iptables=false", "--ip6tables=false")
 	daemon.Stdout, daemon.Stderr = log, log
-	if err := daemon.Start(); err != nil {
+	start := daemon.Start
+	if inside != nil {
+		start = func() error { return inside.Do(daemon.Start) }
+	}
+	if err := start(); err != nil {
 		t.Fatalf("dockerd: %v: install the package docker.io, which 'make setup' does", err)
 	}
 	ended := make(chan error, 1)
@@ -53,7 +65,7 @@ func Docker(t *testing.T) func(args ...string) (string, error) {
 			t.Logf("dockerd:\n%s", text)
 		}
 	})
-	client := func(args ...string) (string, error) {
+	client = func(args ...string) (string, error) {
 		cmd := exec.Command("docker", append([]string{"--host", host}, args...)...)
 		// BuildKit before 0.17 doesn't build stages that only an ONBUILD instruction names.
 		cmd.Env = append(os.Environ(), "DOCKER_BUILDKIT=0", "DOCKER_CONFIG="+dir)
@@ -68,5 +80,5 @@ func Docker(t *testing.T) func(args ...string) (string, error) {
 		_, err := client("version")
 		return err
 	})
-	return client
+	return client, host
 }

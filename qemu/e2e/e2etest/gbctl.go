@@ -69,6 +69,12 @@ func UserGbctl(t testing.TB, budget time.Duration, args ...string) (string, erro
 	return runGbctl(t, nil, budget, "", nil, args...)
 }
 
+// GbctlIn is UserGbctl in a network namespace.
+func GbctlIn(t testing.TB, inside *osthread.Thread, budget time.Duration, args ...string) (string, error) {
+	t.Helper()
+	return runGbctl(t, inside, budget, "", nil, args...)
+}
+
 // InterruptedGbctl is UserGbctl with Ctrl-C as soon as it has printed a line. It returns
 // all output and the exit code.
 func InterruptedGbctl(t testing.TB, budget time.Duration, line string, args ...string) (output string, exitCode int) {

@@ -43,6 +43,7 @@ var commands = []command{
 	{"service", "service -         make the sandbox of a service, which standard input describes, and leave it to the caller", runService},
 	{insideServiceCommand, insideServiceCommand + " -  the same, in the mount namespace (called by service)", runServiceInside},
 	{shieldCommand, shieldCommand + " ROOT       cover the host's own settings below ROOT/proc (called by node)", runShield},
+	{adoptedCommand, adoptedCommand + " PROGRAM …  make a container of Docker what a node expects, and become its PID 1", runAdopted},
 }
 
 func main() {

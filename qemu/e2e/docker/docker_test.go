@@ -1,0 +1,127 @@
+//go:build e2e && long
+
+// Package docker tests clusters whose nodes are containers of Docker.
+package docker
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/api/client"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/osthread"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+const (
+	// createBudget is for Docker to load the image, and for a control plane and a worker to be ready.
+	createBudget = 5 * time.Minute
+	askBudget    = time.Minute
+	cluster      = "docked"
+	worker       = cluster + "-worker-1"
+)
+
+// settings of the host that a kubelet writes.
+var settings = []string{"vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops"}
+
+func values(t *testing.T) string {
+	t.Helper()
+	var all string
+	for _, name := range settings {
+		text, err := os.ReadFile(filepath.Join("/proc/sys", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all += name + "=" + string(text)
+	}
+	return all
+}
+
+// A user of a real Docker makes a cluster, restarts one node and the whole cluster, with the data kept, and removes it: then Docker has nothing
+// of it, and the host's settings are those of before. (S-330)
+func TestS330Docker(t *testing.T) {
+	made := e2etest.Built(t, qemu.Container)
+	e2etest.Home(t)
+	inside, err := osthread.NewInNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { inside.Close() })
+	if err := inside.Do(exec.Command("ip", "link", "set", "lo", "up").Run); err != nil {
+		t.Fatal(err)
+	}
+	docker, host := e2etest.DockerIn(t, inside)
+	dir, before := t.TempDir(), values(t)
+	t.Setenv("DOCKER_HOST", host)
+	t.Setenv("KUBECONFIG", filepath.Join(dir, "kubeconfig"))
+	t.Setenv(client.EnvConfig, filepath.Join(dir, "garboardconfig"))
+	gbctl := func(budget time.Duration, args ...string) string {
+		t.Helper()
+		out, err := e2etest.GbctlIn(t, inside, budget, args...)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return out
+	}
+	kubectl := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command(made.Kubectl(), args...)
+		var out strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &out
+		err := inside.Do(cmd.Start)
+		if err == nil {
+			err = cmd.Wait()
+		}
+		if err != nil {
+			t.Fatalf("kubectl %v: %v\n%s", args, err, out.String())
+		}
+		return out.String()
+	}
+	t.Cleanup(func() { _ = qemu.Down(context.Background(), cluster) }) // it is gone if the test passes
+
+	create := []string{"cluster", "create", "--provisioner", "docker", "--name", cluster, "--workers", "1"}
+	said := gbctl(createBudget, create...)
+	for _, line := range []string{"validating CIDR and reserving IPs", "creating network " + cluster, "creating load balancer", "creating control plane nodes", "creating worker nodes", "waiting for API"} {
+		if !strings.Contains(said, line+"\n") {
+			t.Errorf("%q isn't in the output:\n%s", line, said)
+		}
+	}
+	if out := kubectl("get", "nodes", "--no-headers"); strings.Count(out, " Ready ") != 2 {
+		t.Errorf("nodes:\n%s", out)
+	}
+	if out, err := docker("ps", "--format", "{{.Names}}"); err != nil || len(strings.Fields(out)) != 3 {
+		t.Errorf("containers: %v\n%s", err, out)
+	}
+	if after := values(t); after != before {
+		t.Errorf("the host's settings were %s and are %s", before, after)
+	}
+
+	gbctl(createBudget, "-n", worker, "reboot")
+	if out := gbctl(askBudget, "cluster", "show", "--name", cluster); !e2etest.Row(out, worker, "running", "1") {
+		t.Errorf("after a reboot:\n%s", out)
+	}
+	kubectl("create", "configmap", "mine", "--from-literal=kept=yes")
+
+	gbctl(createBudget, "cluster", "stop", "--name", cluster)
+	if out, err := docker("ps", "--all", "--quiet"); err != nil || out != "" {
+		t.Errorf("containers of a cluster that is off: %v\n%s", err, out)
+	}
+	gbctl(createBudget, create...)
+	if out := kubectl("get", "configmap", "mine", "-o", "jsonpath={.data.kept}"); out != "yes" {
+		t.Errorf("the data is %q", out)
+	}
+
+	gbctl(askBudget, "cluster", "destroy", "--name", cluster)
+	for _, list := range [][]string{{"ps", "--all", "--quiet"}, {"volume", "ls", "--quiet"}, {"images", "--quiet"}, {"network", "ls", "--quiet", "--filter", "type=custom"}} {
+		if out, err := docker(list...); err != nil || out != "" {
+			t.Errorf("docker %v: %v\n%s", list, err, out)
+		}
+	}
+}

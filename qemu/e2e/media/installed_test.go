@@ -48,6 +48,7 @@ func TestInstalledMachine(t *testing.T) {
 	c.Ready(m)
 	c.Says(bootBudget, 0, "slot A is good")
 	m.Reached("the node is Ready, from its disk")
+	pulls(t, c, true)
 	c.Kubectl("create", "configmap", "mine", "--from-literal=kept=yes")
 	c = c.Patient(systemBudget)
 	panics(t, c)
@@ -80,6 +81,7 @@ func TestInstalledMachine(t *testing.T) {
 		}
 	}
 	upgraded()
+	pulls(t, c, false)
 	m.Reached("the machine is upgraded")
 
 	// The machine sees another medium after its next start.
@@ -110,6 +112,16 @@ func TestInstalledMachine(t *testing.T) {
 		powerIsCut(t, lossy, disk.writes(t), systems, e2etest.SystemdBoot(t), diskGiB<<30)
 	}
 	m.Reached("wherever the power had been cut, a whole system would have started")
+}
+
+// pulls checks whether the node has pulled the images of etcd and of the kubelet in this boot. They are kept on its disk.
+func pulls(t *testing.T, c *e2etest.Cluster, want bool) {
+	t.Helper()
+	for _, service := range []string{"etcd", "kubelet"} {
+		if out := c.Gbctl("-n", c.Node(), "service", service); strings.Contains(out, "Pulling image") != want {
+			t.Errorf("in this boot, the image of %s was pulled: %v, want %v:\n%s", service, !want, want, out)
+		}
+	}
 }
 
 // panics lets the kernel die. Firmware keeps its last messages, and the node has them after its next boot, with the

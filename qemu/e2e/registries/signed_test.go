@@ -3,15 +3,24 @@
 package registries
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
@@ -55,12 +64,64 @@ func digestOf(t *testing.T, ref string) string {
 	return head.Digest.String()
 }
 
-// A rule accepts an image that a real cosign has signed with the key, and refuses an image without a signature, and one that somebody else has signed.
+// identity is who the certificate of a signer is for.
+const identity = "https://build.test/site"
+
+// signer writes an authority, a certificate of it for the identity, and the key of that.
+func signer(t *testing.T, dir string) (authority []byte) {
+	t.Helper()
+	uri, err := url.Parse(identity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issue := func(of x509.Certificate, by *x509.Certificate, signs *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if by == nil {
+			by, signs = &of, key
+		}
+		of.NotBefore, of.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, &of, by, key.Public(), signs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made, key
+	}
+	ca, caKey := issue(x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "signers"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}, nil, nil)
+	leaf, leafKey := issue(x509.Certificate{
+		SerialNumber: big.NewInt(2), URIs: []*url.URL{uri}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning},
+	}, ca, caKey)
+	private, err := x509.MarshalPKCS8PrivateKey(leafKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})
+	for name, text := range map[string][]byte{
+		"ca.pem": authority, "leaf.pem": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Raw}),
+		"leaf-plain.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return authority
+}
+
+// A rule accepts an image that a real cosign has signed with the key, or with a certificate for the identity, and refuses an image without a
+// signature, and one that somebody else has signed.
 func TestSignedImages(t *testing.T) {
-	const signed, unsigned, foreign = "site/kubelet", "site/unsigned", "site/foreign"
+	const signed, certified, unsigned, foreign = "site/kubelet", "site/certified", "site/unsigned", "site/foreign"
 	dir := t.TempDir()
 	from := e2etest.Built(t, qemu.Container).Layout
-	for _, repository := range []string{signed, unsigned, foreign} {
+	for _, repository := range []string{signed, certified, unsigned, foreign} {
 		// Their digests differ, so that a signature is for one of them.
 		store(t, dir, from, map[string]string{config.DefaultKubeletImage: repository + ":1"}, ownLayerOf(t))
 	}
@@ -71,6 +132,10 @@ func TestSignedImages(t *testing.T) {
 		run("generate-key-pair", "--output-key-prefix", key)
 		run("sign", "--key", key+".key", "--tlog-upload=false", "--allow-http-registry", "--yes", well+"/"+repository+"@"+digestOf(t, well+"/"+repository+":1"))
 	}
+	authority := signer(t, keys)
+	run("import-key-pair", "--key", "leaf-plain.key", "--output-key-prefix", "leaf")
+	run("sign", "--key", "leaf.key", "--certificate", "leaf.pem", "--certificate-chain", "ca.pem", "--tlog-upload=false", "--allow-http-registry", "--yes",
+		well+"/"+certified+"@"+digestOf(t, well+"/"+certified+":1"))
 	public, err := os.ReadFile(filepath.Join(keys, "site.pub"))
 	if err != nil {
 		t.Fatal(err)
@@ -101,6 +166,20 @@ func TestSignedImages(t *testing.T) {
 	const refused = "isn't signed as machine.images.verify demands for signed.test/: "
 	says(unsigned, refused+"it has no signature of cosign")
 	says(foreign, refused+"a signature is of another key")
+	rule := func(identity string) {
+		patch(fmt.Sprintf("machine: {images: {verify: [{prefix: signed.test/site/certified, authority: %s, identity: %q}, {prefix: signed.test/, keys: [%s]}]}}",
+			base64.StdEncoding.EncodeToString(authority), identity, base64.StdEncoding.EncodeToString(public)))
+	}
+	rule("https://build.test/other")
+	says(certified, "its certificate is that of "+identity)
+	rule(identity)
+	c.Eventually(pullBudget, "the kubelet runs from the image with a certificate", func() error {
+		out, err := c.TryGbctl("-n", c.Node(), "containers")
+		if err == nil && !strings.Contains(out, "signed.test/"+certified) {
+			err = errors.New(out)
+		}
+		return err
+	})
 	says(signed, "Pulling image signed.test/"+signed)
 	c.Ready(m)
 	c.Eventually(pullBudget, "the kubelet runs from the signed image", func() error {

@@ -5,16 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
+	"time"
 
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/garboard-os/garboard/tools/devcluster"
+	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
 )
 
 // installLine has the times of the steps of an installation.
@@ -48,9 +55,46 @@ func benchInstall(ctx context.Context, out io.Writer, root string) (figures []fi
 		}
 		began = at
 	}
-	figures = append(figures, figure{what: "install: power-on → node Ready, from its disk", value: seconds(c.After)})
+	figures = append(figures, figure{what: "install: power-on → node Ready, from its disk, images from a registry", value: seconds(c.After)})
 	restarts, err := benchRestarts(ctx, out, c.Cluster)
-	return append(figures, restarts...), err
+	if err != nil {
+		return figures, err
+	}
+	bundled, err := benchBundled(ctx, out, root)
+	figures = append(append(figures, restarts...), figure{
+		what: "install: the same, images from the medium", value: fmt.Sprintf("%s, %.2f of that", seconds(bundled), float64(bundled)/float64(c.After)),
+	})
+	return figures, err
+}
+
+// benchBundled is an installation from a CD that has the images.
+func benchBundled(ctx context.Context, out io.Writer, root string) (_ time.Duration, err error) {
+	const name = "bench-bundled"
+	dir, err := os.MkdirTemp("", "garboard-bundle-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		err = errors.Join(err, qemu.Down(context.WithoutCancel(ctx), name), os.RemoveAll(dir))
+	}()
+	made, err := devcluster.Build(ctx, root, out, image.Build, image.Cloud)
+	if err != nil {
+		return 0, err
+	}
+	source := httptest.NewServer(registry.New(made.Layout))
+	defer source.Close()
+	bundle := filepath.Join(dir, "images.tar")
+	pulls := imagebundle.Bundle{Say: func(string) {}, Mirrors: map[string][]string{"*": {source.URL}}}
+	if err := pulls.Write(ctx, config.DefaultImages(), bundle); err != nil {
+		return 0, err
+	}
+	c, err := devcluster.Create(ctx, out, devcluster.Options{
+		Checkout: root, Boot: media.ISO, Images: bundle, Cluster: qemu.Options{Name: name, Provisioner: qemu.QEMU, MemoryMiB: controlPlaneMiB},
+	})
+	if err != nil {
+		return 0, err
+	}
+	return c.After, nil
 }
 
 // benchRestarts restarts an installed machine with its system, and then with another one.
@@ -68,6 +112,7 @@ func benchRestarts(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figur
 	})
 	return []figure{
 		{what: "reboot of this machine: no API server for", value: seconds(reboot.longest)},
+		{what: "reboot of this machine, until its node is Ready, images on its disk", value: seconds(reboot.took)},
 		{what: "upgrade of this machine: no API server for", value: fmt.Sprintf("%s, %.2f of a reboot", seconds(upgrade.longest), float64(upgrade.longest)/float64(reboot.longest))},
 		{what: "upgrade of this machine, until it is known to be healthy", value: seconds(upgrade.took)},
 	}, err

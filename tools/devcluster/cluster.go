@@ -34,6 +34,8 @@ type Options struct {
 	// Boot is a kind of media: nodes in QEMU boot from it, with firmware and boot loader. "": QEMU loads their kernel. An existing cluster
 	// keeps its own.
 	Boot string
+	// Images is a file of 'gbctl images bundle', for media.ISO: nodes have these images from their medium.
+	Images string
 	// UEFI gives nodes in QEMU this firmware instead of a BIOS.
 	UEFI bool
 	// Wait limits the time until the cluster is ready; 0: see ReadyBudgets.
@@ -157,11 +159,29 @@ func (o Options) bootFrom(ctx context.Context, out io.Writer) (b qemu.Boot, err 
 	if o.Boot == media.ISO {
 		flavour = image.Generic // the smaller kernel has no driver for the CD drive
 	}
+	if o.Images != "" {
+		if b.Medium, err = o.mediumWithImages(ctx, out, flavour); err != nil {
+			return b, err
+		}
+		b.Installer, err = image.BuildMedium(ctx, o.Checkout, out, flavour, media.InstallerKind, mediumArgs...)
+		return b, err
+	}
 	to := map[string]*string{media.ISO: &b.Medium, media.Disk: &b.Disk, media.PXE: &b.Network}[o.Boot]
 	if *to, err = image.BuildMedium(ctx, o.Checkout, out, flavour, o.Boot, mediumArgs...); err == nil {
 		b.Installer, err = image.BuildMedium(ctx, o.Checkout, out, flavour, media.InstallerKind, mediumArgs...)
 	}
 	return b, err
+}
+
+// mediumWithImages builds an ISO beside the images.
+func (o Options) mediumWithImages(ctx context.Context, out io.Writer, flavour image.Flavour) (string, error) {
+	parts, err := image.BuildMedia(ctx, o.Checkout, out, flavour)
+	if err != nil {
+		return "", err
+	}
+	parts.Args, parts.Images = mediumArgs, o.Images
+	file := o.Images + ".iso"
+	return file, parts.Build(ctx, media.ISO, file)
 }
 
 // bootOf is the option with which a cluster was made.

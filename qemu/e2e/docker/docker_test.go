@@ -103,13 +103,15 @@ func TestS330Docker(t *testing.T) {
 		t.Errorf("the host's settings were %s and are %s", before, after)
 	}
 
-	gbctl(createBudget, "-n", worker, "reboot")
+	gbctl(createBudget, "-n", worker, "reboot", "--wait")
 	if out := gbctl(askBudget, "cluster", "show", "--name", cluster); !e2etest.Row(out, worker, "running", "1") {
 		t.Errorf("after a reboot:\n%s", out)
 	}
 	kubectl("create", "configmap", "mine", "--from-literal=kept=yes")
 
-	gbctl(createBudget, "cluster", "stop", "--name", cluster)
+	if err := qemu.Stop(t.Context(), cluster); err != nil {
+		t.Fatal(err)
+	}
 	if out, err := docker("ps", "--all", "--quiet"); err != nil || out != "" {
 		t.Errorf("containers of a cluster that is off: %v\n%s", err, out)
 	}

@@ -48,7 +48,7 @@ func TestExtensions(t *testing.T) {
   dependsOn: [ext-iscsi-tools]
   restart: onFailure
   privileged: true
-  mounts: [{source: /run/lock}, {source: /var/lib/iscsi}, {source: /var/lib/iscsi, destination: /etc/iscsi}]`,
+  mounts: [{source: /usr/lib/modules}, {source: /run/lock}, {source: /var/lib/iscsi}, {source: /var/lib/iscsi, destination: /etc/iscsi}]`,
 		"waiting": "command: [/usr/sbin/iscsiadm]\n  waitFor: [/dev/nothing]",
 	} {
 		dir := filepath.Join(work, name)
@@ -81,7 +81,7 @@ func TestExtensions(t *testing.T) {
 		t.Errorf("extensions:\n%s", got)
 	}
 	c.Eventually(bootBudget, "the target is a disk", func() error {
-		out, err := c.TryGbctl("-n", c.Node(), "get", "disks")
+		out, err := c.TryGbctl("-n", c.Node(), "disks")
 		if err == nil && !strings.Contains(out, "VIRTUAL-DISK") {
 			err = errors.New(out)
 		}

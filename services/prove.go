@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/extension"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -55,9 +56,14 @@ func (n *Node) install(ctx context.Context, image string) error {
 	return nil
 }
 
+// own are the services of the release. Those of extensions may wait for what a machine doesn't have, and no upgrade is undone for that.
+func own(all []dag.Status) []dag.Status {
+	return slices.DeleteFunc(all, func(s dag.Status) bool { return strings.HasPrefix(s.ID, extension.Prefix) })
+}
+
 // unhealthy are the services and static pods that aren't up.
 func (n *Node) unhealthy() (names []string) {
-	for _, s := range n.graph.Statuses() {
+	for _, s := range own(n.graph.Statuses()) {
 		if !s.Up || s.Health == dag.HealthFail {
 			names = append(names, s.ID)
 		}

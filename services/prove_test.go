@@ -8,6 +8,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -63,5 +64,14 @@ func TestUnhealthyStaticPods(t *testing.T) {
 	slots.A.State = boot.SlotEmpty
 	if got := n.unproven(slots); slices.Contains(got, "kubelet") || !slices.Contains(got, "apid") {
 		t.Errorf("without a system to go back to: %q", got)
+	}
+}
+
+// A machine may lack what the service of an extension waits for: a new system is good without it.
+func TestExtensionsProveNothing(t *testing.T) {
+	t.Parallel()
+	got := own([]dag.Status{{ID: "kubelet"}, {ID: "ext-guest-agent"}, {ID: "etcd"}})
+	if len(got) != 2 || got[0].ID != "kubelet" || got[1].ID != "etcd" {
+		t.Errorf("%v", got)
 	}
 }

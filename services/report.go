@@ -107,7 +107,7 @@ func (r *reporter) event(e dag.Event) {
 			r.crash()
 		}
 	}
-	if e.Up && !r.charted && waitingFor(r.graph.Statuses(), 0) == "" {
+	if e.Up && !r.charted && waitingFor(own(r.graph.Statuses()), 0) == "" {
 		r.charted = true
 		r.chart()
 	}

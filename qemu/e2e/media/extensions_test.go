@@ -105,7 +105,7 @@ func TestExtensions(t *testing.T) {
 		t.Errorf("what waits doesn't say for what:\n%s", got)
 	}
 
-	if got := ask(t, agent, "guest-network-get-interfaces"); !strings.Contains(got, c.Node()) {
+	if got := ask(t, agent, "guest-network-get-interfaces"); !strings.Contains(got, c.Nodes[0].Address.String()) {
 		t.Errorf("the agent has other addresses: %s", got)
 	}
 	if got := ask(t, agent, "guest-get-osinfo"); !strings.Contains(got, "Garboard") {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/extension"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
@@ -32,6 +33,16 @@ func TestNodeFitsTogether(t *testing.T) {
 			if _, ok := n.graph.Status(id); !ok {
 				t.Errorf("%s: there is no service %q", mode, id)
 			}
+		}
+	}
+}
+
+// The services that an extension may depend on are there.
+func TestServicesForExtensions(t *testing.T) {
+	t.Parallel()
+	for _, id := range extension.Services {
+		if _, ok := dependencies[id]; !ok {
+			t.Errorf("a service of an extension may depend on %q, which doesn't exist", id)
 		}
 	}
 }

@@ -48,8 +48,12 @@ func (c upCondition) holds() bool {
 	return c.r.up()
 }
 
-// filePoll is how often a file is looked for.
-const filePoll = 100 * time.Millisecond
+// A file is looked for often at first, because a boot may wait for it, and later seldom: it may never come.
+const (
+	filePoll     = 50 * time.Millisecond
+	filePollLate = time.Second
+	fileLate     = 10 * time.Second
+)
 
 // File is the condition that a file exists.
 type File string
@@ -58,11 +62,14 @@ func (f File) String() string { return fmt.Sprintf("file %q to exist", string(f)
 
 // Wait implements Condition.
 func (f File) Wait(ctx context.Context) error {
-	for {
+	for began, poll := time.Now(), filePoll; ; {
 		if _, err := os.Stat(string(f)); err == nil {
 			return nil
 		}
-		if !sleep.For(ctx, filePoll) {
+		if time.Since(began) > fileLate {
+			poll = filePollLate
+		}
+		if !sleep.For(ctx, poll) {
 			return ctx.Err()
 		}
 	}

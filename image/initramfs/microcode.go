@@ -16,8 +16,23 @@ var microcodes = []struct{ pattern, name string }{
 	{"amd-ucode/*.bin", "AuthenticAMD.bin"},
 }
 
-// Microcode makes the archive from a directory with microcode as in /lib/firmware.
-func Microcode(dir string) ([]byte, error) {
+// WithMicrocode is an archive with the microcode of a directory, as in /lib/firmware, instead of what it may have.
+func WithMicrocode(archive []byte, dir string) ([]byte, error) {
+	microcode, err := microcodeOf(dir)
+	return append(microcode, withoutMicrocode(archive)...), err
+}
+
+// withoutMicrocode is what comes after the microcode: that isn't compressed, and the rest is.
+func withoutMicrocode(archive []byte) []byte {
+	if !bytes.HasPrefix(archive, []byte(cpioMagic)) {
+		return archive
+	}
+	_, after, _ := bytes.Cut(archive, []byte(cpioTrailer))
+	return bytes.TrimLeft(after, "\x00")
+}
+
+// microcodeOf makes an archive of the microcode.
+func microcodeOf(dir string) ([]byte, error) {
 	records := []cpio.Record{cpio.Directory("kernel", 0o755), cpio.Directory("kernel/x86", 0o755), cpio.Directory("kernel/x86/microcode", 0o755)}
 	folders := len(records)
 	for _, m := range microcodes {

@@ -14,7 +14,7 @@ import (
 func TestMicrocode(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if _, err := Microcode(dir); err == nil || !strings.Contains(err.Error(), "neither intel-ucode/* nor amd-ucode/*.bin") {
+	if _, err := WithMicrocode(nil, dir); err == nil || !strings.Contains(err.Error(), "neither intel-ucode/* nor amd-ucode/*.bin") {
 		t.Errorf("an empty directory: %v", err)
 	}
 	for name, content := range map[string]string{"intel-ucode/06-9e-09": "one", "intel-ucode/06-9e-0a": "two", "amd-ucode/microcode_amd.bin": "three", "amd-ucode/microcode_amd.bin.asc": "signature"} {
@@ -26,7 +26,7 @@ func TestMicrocode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	archive, err := Microcode(dir)
+	archive, err := WithMicrocode(nil, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,5 +50,15 @@ func TestMicrocode(t *testing.T) {
 	}
 	if len(got) != 2 || got["kernel/x86/microcode/GenuineIntel.bin"] != "onetwo" || got["kernel/x86/microcode/AuthenticAMD.bin"] != "three" {
 		t.Errorf("%q", got)
+	}
+
+	// A system that has some gets the other one instead.
+	rest := []byte("\x28\xb5\x2f\xfd what is compressed")
+	once, err := WithMicrocode(rest, dir)
+	if err != nil || !bytes.Equal(once, append(archive, rest...)) {
+		t.Errorf("before an archive: %v", err)
+	}
+	if twice, err := WithMicrocode(once, dir); err != nil || !bytes.Equal(twice, once) {
+		t.Errorf("a second time: %d bytes instead of %d, %v", len(twice), len(once), err)
 	}
 }

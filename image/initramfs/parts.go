@@ -34,11 +34,7 @@ func Open(archive []byte) (Parts, error) {
 }
 
 func open(archive []byte) (p Parts, err error) {
-	rest := archive
-	if bytes.HasPrefix(rest, []byte(cpioMagic)) { // microcode
-		_, after, _ := bytes.Cut(rest, []byte(cpioTrailer))
-		rest = bytes.TrimLeft(after, "\x00")
-	}
+	rest := withoutMicrocode(archive)
 	p.microcode = archive[:len(archive)-len(rest)]
 	length, err := frameLength(rest)
 	if err != nil {

@@ -134,8 +134,7 @@ func (o Options) initramfs() ([]byte, error) {
 	if err != nil || o.Microcode == "" {
 		return content, err
 	}
-	microcode, err := initramfs.Microcode(o.Microcode)
-	return append(microcode, content...), err
+	return initramfs.WithMicrocode(content, o.Microcode)
 }
 
 // iso makes the ISO beside its final name, and renames it.

@@ -33,7 +33,7 @@ const (
 )
 
 // The examples of extensions on a machine: the guest agent answers the hypervisor, and another extension's service, which waits for that of
-// iscsi-tools, makes a disk of a real target. An extension whose device isn't there waits, says for what, and holds up nothing.
+// iscsi-tools, makes a disk of a real target. Settings of machine.sysfs are made, also for that disk, which comes later. An extension whose device isn't there waits, says for what, and holds up nothing.
 func TestExtensions(t *testing.T) {
 	store, work := httptest.NewServer(registry.New()), t.TempDir()
 	t.Cleanup(store.Close)
@@ -72,6 +72,7 @@ func TestExtensions(t *testing.T) {
 	agent := filepath.Join(short, "socket")
 	c, m := e2etest.Start(t, "extensions", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
 		o.DiskGiB, o.Boot.Disk, o.Hardware = diskGiB, disk, []vm.Hardware{{Agent: agent}}
+		o.ControlPlanePatches = [][]byte{[]byte(`machine: {sysfs: {block/vda/queue/read_ahead_kb: "256", block/sda/queue/read_ahead_kb: "512"}}`)}
 	})
 	serveDisk(t, c.Network(), work)
 	c.Ready(m)
@@ -88,6 +89,15 @@ func TestExtensions(t *testing.T) {
 		return err
 	})
 	m.Reached("the disk of the target is there")
+	for device, want := range map[string]string{"vda": "256", "sda": "512"} {
+		c.Eventually(bootBudget, "the setting of "+device, func() error {
+			out, err := c.TryGbctl("-n", c.Node(), "read", "/sys/block/"+device+"/queue/read_ahead_kb")
+			if err == nil && strings.TrimSpace(out) != want {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
 	if got := c.Gbctl("-n", c.Node(), "ls", "/dev/disk/by-id"); !strings.Contains(got, "virtio-") || !strings.Contains(got, "wwn-0x") {
 		t.Errorf("links to disks:\n%s", got)
 	}

@@ -129,7 +129,7 @@ func TestFlagsThatCantBe(t *testing.T) {
 		"--config-patch @nosuch.yaml":        "nosuch.yaml",
 		"--source /":                         "isn't inside a checkout of Garboard; use --source",
 		"--name Upper --provisioner qemu":    `cluster name "Upper": must be`,
-		"--provisioner docker":               `provisioner "docker": must be`,
+		"--provisioner podman":               `provisioner "podman": must be`,
 		"--registry-mirror *=nowhere":        "must be a URL such as http://127.0.0.1:5000",
 		"--provisioner qemu --cidr fd00::/8": "must be an IPv4 network",
 	} {

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/extension"
 	"github.com/garboard-os/garboard/image/customize"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
@@ -47,12 +46,12 @@ func main() {
 func extensionOf(t *testing.T, built, name, service string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
-	e2etest.WriteFile(t, filepath.Join(dir, extension.ManifestFile), fmt.Appendf(nil, "name: %s\nversion: \"1\"\ndescription: a test\nservice:\n%s", name, service))
+	e2etest.WriteFile(t, filepath.Join(dir, "extension.yaml"), fmt.Appendf(nil, "name: %s\nversion: \"1\"\ndescription: a test\nservice:\n%s", name, service))
 	content, err := os.ReadFile(built)
 	if err != nil {
 		t.Fatal(err)
 	}
-	to := filepath.Join(dir, extension.RootFS, "usr/bin/program")
+	to := filepath.Join(dir, "rootfs", "usr/bin/program")
 	e2etest.WriteFile(t, to, content)
 	if err := os.Chmod(to, 0o755); err != nil {
 		t.Fatal(err)

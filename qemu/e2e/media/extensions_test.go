@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/extension"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
@@ -56,7 +55,7 @@ func TestExtensions(t *testing.T) {
 			t.Fatal(err)
 		}
 		manifest := fmt.Sprintf("name: %s\nversion: \"1\"\ndescription: a test\nservice:\n  %s\n", name, service)
-		e2etest.WriteFile(t, filepath.Join(dir, extension.ManifestFile), []byte(manifest))
+		e2etest.WriteFile(t, filepath.Join(dir, "extension.yaml"), []byte(manifest))
 		flags = append(flags, "--extension", dir)
 	}
 	disk := filepath.Join(work, "disk")

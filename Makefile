@@ -22,7 +22,7 @@ help: ## this list
 
 $(DEV):
 	@command -v go >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl and put it on PATH"; exit 1; }
-	@mkdir -p out && go build -trimpath -o $(DEV) ./tools/dev
+	@mkdir -p out && CGO_ENABLED=0 go build -trimpath -o $(DEV) ./tools/dev # static: Docker runs it in the nodes' image
 
 $(GBCTL):
 	@mkdir -p out && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(GBCTL) ./tools/gbctl

@@ -32,11 +32,13 @@ func newContainers(p Plan, d clusterDir, lan *network.LAN, log *slog.Logger) (co
 	return c, nil
 }
 
-// cgroup is the parent of the cgroups of all nodes. The hash separates clusters of the same
-// name in different homes.
-func (d clusterDir) cgroup() string {
+// cgroup is the parent of the cgroups of all nodes.
+func (d clusterDir) cgroup() string { return filepath.Join(cgroup.Parent, d.identity()) }
+
+// identity separates clusters of the same name in different homes.
+func (d clusterDir) identity() string {
 	sum := sha256.Sum256([]byte(d))
-	return filepath.Join(cgroup.Parent, filepath.Base(string(d))+"."+hex.EncodeToString(sum[:4]))
+	return filepath.Base(string(d)) + "." + hex.EncodeToString(sum[:4])
 }
 
 func (d clusterDir) nodeCgroup(node string) string { return filepath.Join(d.cgroup(), node) }

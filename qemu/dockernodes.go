@@ -38,7 +38,7 @@ type dockerNodes struct {
 // newDockerNodes makes what the nodes share: their image, their network, and the container with the registry and the load balancer.
 func newDockerNodes(ctx context.Context, p Plan, d clusterDir, send func(report)) (_ *dockerNodes, err error) {
 	n := &dockerNodes{plan: p, dir: d}
-	if n.docker, err = docker.Open(ctx, p.Name); err != nil {
+	if n.docker, err = docker.Open(ctx, p.Name, d.identity()); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -99,6 +99,7 @@ func (n *dockerNodes) startNetwork(ctx context.Context) error {
 }
 
 func (n *dockerNodes) Start(ctx context.Context, node Node) (running, error) {
+	volume := n.dir.identity() + "." + node.Name
 	console, err := os.OpenFile(n.dir.console(node.Name), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
@@ -106,7 +107,7 @@ func (n *dockerNodes) Start(ctx context.Context, node Node) (running, error) {
 	r, err := n.docker.Start(ctx, docker.Container{
 		Name: node.Name, Image: n.image, Address: node.Address, Node: true,
 		Args:    []string{"/usr/bin/sandbox", "adopted", "/sbin/init", "--mode=container"}, // services/front/sandbox/cmd/sandbox/adopted.go
-		Volumes: map[string]string{"/system/state": node.Name + "-state", "/var": node.Name + "-var"},
+		Volumes: map[string]string{"/system/state": volume + ".state", "/var": volume + ".var"},
 		Files:   map[string]string{"/run/garboard-seed/config.yaml": n.dir.config(node.Name)},
 		Tmpfs:   []string{"/run", "/tmp"},
 		CPUs:    node.CPUs, MemoryMiB: node.MemoryMiB,
@@ -125,12 +126,12 @@ func (n *dockerNodes) Close() error {
 }
 
 // removeFromDocker removes all that Docker has of a cluster.
-func removeFromDocker(ctx context.Context, p Plan) error {
-	d, err := docker.Open(ctx, p.Name)
+func removeFromDocker(ctx context.Context, p Plan, d clusterDir) error {
+	has, err := docker.Open(ctx, p.Name, d.identity())
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Remove(ctx), d.RemoveData(ctx, p.Source), d.Close())
+	return errors.Join(has.Remove(ctx), has.RemoveData(ctx, p.Source), has.Close())
 }
 
 // serveNetwork is the host process in the network container: the registry, the mirrors, the load balancer, and the ports for users.

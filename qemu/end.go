@@ -104,7 +104,7 @@ func remove(ctx context.Context, d clusterDir) error {
 		return err
 	}
 	if plan, err := readPlan(d); err == nil && plan.Provisioner == Docker {
-		if err := removeFromDocker(ctx, plan); err != nil {
+		if err := removeFromDocker(ctx, plan, d); err != nil {
 			return err
 		}
 	}

@@ -45,7 +45,7 @@ func Choose(ctx context.Context, want string) (Choice, error) {
 		qemu: func() error { _, err := exec.LookPath(vm.Program); return err },
 		kvm:  func() error { return vm.ProbeKVM(ctx) },
 		docker: func() error {
-			d, err := docker.Open(ctx, "")
+			d, err := docker.Open(ctx, "", "")
 			if err == nil {
 				err = d.Close()
 			}

@@ -191,8 +191,8 @@ func Of(system fs.FS) ([]Manifest, error) {
 		}
 		all = append(all, m)
 	}
-	errs = append(errs, Order(&all))
-	return all, errors.Join(errs...)
+	all, err = Startable(all)
+	return all, errors.Join(append(errs, err)...)
 }
 
 func read(system fs.FS, dir string) (Manifest, error) {
@@ -207,13 +207,13 @@ func read(system fs.FS, dir string) (Manifest, error) {
 	return m, err
 }
 
-// Order removes extensions whose services can't start because of what they depend on, and names them in the error.
-func Order(all *[]Manifest) error {
+// Startable leaves out the extensions whose services can't start because of what they depend on, and names them in the error.
+func Startable(all []Manifest) ([]Manifest, error) {
 	ready := map[string]bool{}
 	for _, s := range Services {
 		ready[s] = true
 	}
-	left := slices.Clone(*all)
+	left := slices.Clone(all)
 	for found := true; found; {
 		found = false
 		left = slices.DeleteFunc(left, func(m Manifest) bool {
@@ -230,8 +230,7 @@ func Order(all *[]Manifest) error {
 		missing := slices.DeleteFunc(slices.Clone(m.Service.DependsOn), func(d string) bool { return ready[d] })
 		errs = append(errs, fmt.Errorf("extension %s: its service depends on %s, which no extension has, or which depends on it", m.Name, strings.Join(missing, ", ")))
 	}
-	*all = slices.DeleteFunc(*all, func(m Manifest) bool {
+	return slices.DeleteFunc(all, func(m Manifest) bool {
 		return slices.ContainsFunc(left, func(l Manifest) bool { return l.Name == m.Name })
-	})
-	return errors.Join(errs...)
+	}), errors.Join(errs...)
 }

@@ -87,7 +87,14 @@ var mountPoints = []string{"/proc", "/dev", "/sys", "/run", "/tmp"}
 
 // prepareService makes the places in the root file system of a service on which something is mounted: nothing can be made in it later.
 func (w *work) prepareService(s *extension.Service, root string) error {
-	in := func(name string) string { return w.tree.Resolve(path.Join(root, name)) }
+	// Links lead where they lead in the container.
+	inside := squashfs.Tree{}
+	for name, f := range w.tree {
+		if below, ok := strings.CutPrefix(name, root+"/"); ok {
+			inside[below] = f
+		}
+	}
+	in := func(name string) string { return path.Join(root, inside.Resolve(name)) }
 	if _, there := w.tree[in(s.Command[0])]; !there {
 		return fmt.Errorf("service.command: %s has no %s", extension.RootFS, s.Command[0])
 	}
@@ -134,5 +141,6 @@ func (w *work) checkExtensions() error {
 		all = append(all, m)
 	}
 	slices.SortFunc(all, func(a, b extension.Manifest) int { return strings.Compare(a.Name, b.Name) })
-	return extension.Order(&all)
+	_, err := extension.Startable(all)
+	return err
 }

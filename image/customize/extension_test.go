@@ -2,6 +2,8 @@ package customize
 
 import (
 	"encoding/json"
+	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -23,6 +25,8 @@ const withService = manifest + `service:
     - source: /var/lib/agent
     - source: /dev
       destination: /host/dev
+    - source: /run/lock
+      destination: /var/run/lock
 `
 
 // extensionDir is the directory of an extension.
@@ -38,6 +42,10 @@ func extensionDir(t *testing.T, name, text string, files map[string]string) stri
 func TestExtensions(t *testing.T) {
 	t.Parallel()
 	agent := extensionDir(t, "agent", withService, map[string]string{"rootfs/bin/agent": "program", "files/usr/local/bin/tool": "tool"})
+	// As in Debian's packages. It leads to /run of the container, not of the node.
+	if err := errors.Join(os.MkdirAll(filepath.Join(agent, "rootfs/var"), 0o755), os.Symlink("/run", filepath.Join(agent, "rootfs/var/run"))); err != nil {
+		t.Fatal(err)
+	}
 	firmware := extensionDir(t, "firmware", manifest, map[string]string{"files/lib/firmware/nic.bin": "firmware"})
 	after := extensionDir(t, "after", manifest+"service: {command: [/bin/agent], dependsOn: [ext-agent]}\n", map[string]string{"rootfs/bin/agent": "program"})
 	dir, second := base(t), base(t)
@@ -59,10 +67,13 @@ func TestExtensions(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}
-	for _, name := range []string{"proc", "dev", "tmp", "host/dev", "var/lib/agent"} {
+	for _, name := range []string{"proc", "dev", "tmp", "host/dev", "var/lib/agent", "run/lock"} {
 		if f, there := tree[own+"rootfs/"+name]; !there || !f.Mode.IsDir() {
 			t.Errorf("rootfs has no directory %s to mount on", name)
 		}
+	}
+	if _, there := tree["run/lock"]; there {
+		t.Error("a place to mount on is outside of rootfs")
 	}
 	if f := tree[own+"rootfs/etc/resolv.conf"]; !f.Mode.IsRegular() || f.Size != 0 {
 		t.Error("rootfs has no file etc/resolv.conf to mount on")
@@ -72,7 +83,7 @@ func TestExtensions(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(text, &p)
 	}
-	if err != nil || len(p.Steps) != 1 || len(p.Steps[0].Added) != 3 || p.Steps[0].Added[0].Name != "extension agent" || p.Steps[0].Added[0].Version != "1.2.3" || len(p.Steps[0].Added[0].Files) != 2 {
+	if err != nil || len(p.Steps) != 1 || len(p.Steps[0].Added) != 3 || p.Steps[0].Added[0].Name != "extension agent" || p.Steps[0].Added[0].Version != "1.2.3" || len(p.Steps[0].Added[0].Files) != 3 {
 		t.Errorf("%s, %v", text, err)
 	}
 	if text, err = tree.ReadFile(sbom.File); err != nil || !strings.Contains(string(text), `"name": "extension firmware"`) {

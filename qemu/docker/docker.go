@@ -22,7 +22,7 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// label of all that belongs to a cluster; its value is the cluster's name.
+// label of all that belongs to a cluster; its value is the cluster's identity.
 const label = "dev.garboard.cluster"
 
 // logSize bounds what Docker itself keeps of a console.
@@ -33,12 +33,13 @@ const removePoll = 200 * time.Millisecond
 
 // Docker is the connection to a daemon, for one cluster.
 type Docker struct {
-	api     *client.Client
-	cluster string
+	api               *client.Client
+	cluster, identity string
 }
 
-// Open connects to the daemon that DOCKER_HOST names, or to the usual one.
-func Open(ctx context.Context, cluster string) (*Docker, error) {
+// Open connects to the daemon that DOCKER_HOST names, or to the usual one. Other users of the daemon may have a cluster of the same name: it has
+// another identity.
+func Open(ctx context.Context, cluster, identity string) (*Docker, error) {
 	api, err := client.New(client.FromEnv)
 	if err == nil {
 		_, err = api.Ping(ctx, client.PingOptions{})
@@ -46,15 +47,15 @@ func Open(ctx context.Context, cluster string) (*Docker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker: %w; start it, or name its socket in DOCKER_HOST", err)
 	}
-	return &Docker{api: api, cluster: cluster}, nil
+	return &Docker{api: api, cluster: cluster, identity: identity}, nil
 }
 
 // Close ends the connection.
 func (d *Docker) Close() error { return d.api.Close() }
 
-func (d *Docker) labels() map[string]string { return map[string]string{label: d.cluster} }
+func (d *Docker) labels() map[string]string { return map[string]string{label: d.identity} }
 
-func (d *Docker) mine() client.Filters { return client.Filters{}.Add("label", label+"="+d.cluster) }
+func (d *Docker) mine() client.Filters { return client.Filters{}.Add("label", label+"="+d.identity) }
 
 // MakeNetwork makes the network of the nodes. Its gateway, which is this machine, has another address than the first: that is the network container's.
 func (d *Docker) MakeNetwork(ctx context.Context, prefix netip.Prefix, gateway netip.Addr) error {
@@ -206,7 +207,12 @@ func (d *Docker) Start(ctx context.Context, c Container, console io.WriteCloser)
 }
 
 func (d *Docker) start(ctx context.Context, c Container, console io.WriteCloser) (*Running, error) {
-	if err := d.remove(ctx, c.Name); err != nil {
+	// One of the same name that isn't the cluster's stays, and is an error.
+	former, err := d.api.ContainerInspect(ctx, c.Name, client.ContainerInspectOptions{})
+	if err == nil && former.Container.Config.Labels[label] == d.identity {
+		err = d.remove(ctx, former.Container.ID)
+	}
+	if gone(err) != nil {
 		return nil, err
 	}
 	made, err := d.api.ContainerCreate(ctx, d.options(c))

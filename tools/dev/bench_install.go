@@ -112,7 +112,7 @@ func benchRestarts(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figur
 	})
 	return []figure{
 		{what: "reboot of this machine: no API server for", value: seconds(reboot.longest)},
-		{what: "reboot of this machine, until its node is Ready, images on its disk", value: seconds(reboot.took)},
+		{what: "reboot of this machine, until the operation has ended, images on its disk", value: seconds(reboot.took)},
 		{what: "upgrade of this machine: no API server for", value: fmt.Sprintf("%s, %.2f of a reboot", seconds(upgrade.longest), float64(upgrade.longest)/float64(reboot.longest))},
 		{what: "upgrade of this machine, until it is known to be healthy", value: seconds(upgrade.took)},
 	}, err

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,6 +43,14 @@ func values(t *testing.T) string {
 		all += name + "=" + string(text)
 	}
 	return all
+}
+
+// emptyArchive is a file of an image without files.
+func emptyArchive(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "empty.tar")
+	e2etest.WriteFile(t, path, make([]byte, 1024)) // tar(5): two blocks of zeros
+	return path
 }
 
 // A user of a real Docker makes a cluster, restarts one node and the whole cluster, with the data kept, and removes it: then Docker has nothing
@@ -86,6 +95,25 @@ func TestS330Docker(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = qemu.Down(context.Background(), cluster) }) // it is gone if the test passes
 
+	// Somebody else's container isn't touched, even if it has the name of a node.
+	if _, err := docker("import", emptyArchive(t), "somebody:1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := docker("create", "--name", worker, "somebody:1", "/program"); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := e2etest.GbctlIn(t, inside, createBudget, "cluster", "create", "--provisioner", "docker", "--name", cluster, "--workers", "1"); err == nil || !strings.Contains(err.Error(), "already in use") {
+		t.Errorf("a node has the name of somebody else's container: %v\n%s", err, out)
+	}
+	if out, err := docker("ps", "--all", "--format", "{{.Names}}"); err != nil || out != worker+"\n" {
+		t.Errorf("containers after a cluster that couldn't be made: %v\n%s", err, out)
+	}
+	for _, remove := range [][]string{{"rm", worker}, {"rmi", "somebody:1"}} {
+		if _, err := docker(remove...); err != nil {
+			t.Fatal(err)
+		}
+	}
+
 	create := []string{"cluster", "create", "--provisioner", "docker", "--name", cluster, "--workers", "1"}
 	said := gbctl(createBudget, create...)
 	for _, line := range []string{"validating CIDR and reserving IPs", "creating network " + cluster, "creating load balancer", "creating control plane nodes", "creating worker nodes", "waiting for API"} {
@@ -118,6 +146,23 @@ func TestS330Docker(t *testing.T) {
 	gbctl(createBudget, create...)
 	if out := kubectl("get", "configmap", "mine", "-o", "jsonpath={.data.kept}"); out != "yes" {
 		t.Errorf("the data is %q", out)
+	}
+
+	// Docker's containers go on without the host process. The next command starts the nodes again.
+	c, err := qemu.Open(cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := c.HostPID()
+	if err == nil {
+		err = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	gbctl(createBudget, create...)
+	if out := kubectl("get", "configmap", "mine", "-o", "jsonpath={.data.kept}"); out != "yes" {
+		t.Errorf("after the end of the host process, the data is %q", out)
 	}
 
 	gbctl(askBudget, "cluster", "destroy", "--name", cluster)

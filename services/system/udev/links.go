@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Links by which people and programs name devices, as the rules of systemd's udev make them (60-persistent-storage.rules, 60-serial.rules):
+// Links by which people and programs name devices, as the rules of systemd's udev make them (60-persistent-storage.rules, 50-udev-default.rules):
 // the names of the kernel depend on the order in which it finds the devices.
 //
 //	/dev/disk/by-id/virtio-SERIAL, nvme-WWID, wwn-0xWWN, and each with -partN
@@ -76,6 +76,7 @@ func (d *daemon) link(subsystem, sysfsDevice, devName string, gone bool) {
 				}
 			}
 		}
+		d.linkAll() // another path to the same disk may be there
 		return
 	}
 	name := linkOf(subsystem, sysfsDevice)

@@ -70,12 +70,19 @@ func TestLinks(t *testing.T) {
 	d.linkAll()
 	d.linkAll()
 	check()
-	d.take(Uevent{Action: "remove", Subsystem: "block", DevPath: "/devices/pci0/virtio0/block/vda", DevName: "vda"})
-	delete(links, "disk/by-id/virtio-a_b_c")
-	check()
 	// The kernel has given the name to another device.
 	d.take(Uevent{Action: "change", Subsystem: "block", DevPath: "/devices/pci0/virtio0/block/vda", DevName: "vdb"})
 	links["disk/by-id/virtio-a_b_c"] = "../../vdb"
+	check()
+	// The other path to the same disk is still there.
+	d.take(Uevent{Action: "remove", Subsystem: "block", DevPath: "/devices/pci0/virtio0/block/vdb", DevName: "vdb"})
+	links["disk/by-id/virtio-a_b_c"] = "../../vda"
+	check()
+	if err := os.Remove(filepath.Join(sysfs, "class/block/vda")); err != nil {
+		t.Fatal(err)
+	}
+	d.take(Uevent{Action: "remove", Subsystem: "block", DevPath: "/devices/pci0/virtio0/block/vda", DevName: "vda"})
+	delete(links, "disk/by-id/virtio-a_b_c")
 	check()
 	d.take(Uevent{Action: "add", Subsystem: "tty", DevPath: "/devices/x", DevName: "tty9"})
 	check()

@@ -4,9 +4,9 @@
 // User space has to load the modules that drive them. The service udevd does
 // that. It listens, loads the modules of all devices that exist already
 // (coldplug), and is up when there is nothing left to do. It also loads a few
-// modules that no device asks for, and Modprobe answers the kernel's own
-// requests for modules, and it makes the links by which devices are named. There are no
-// rules: services that need a disk or a network link look for it themselves.
+// modules that no device asks for, and makes the links by which devices are named.
+// Modprobe answers the kernel's own requests for modules. There are no rules: services
+// that need a disk or a network link look for it themselves.
 package udev
 
 import (

@@ -1,9 +1,6 @@
 package boot
 
-import (
-	"slices"
-	"syscall"
-)
+import "slices"
 
 // Volume is one row of the table of the system disk: a partition, its content,
 // its mount point, and what a reset does with it.
@@ -48,6 +45,14 @@ const layoutShift = 48
 // LayoutOf is the number in the attributes of META's GPT entry; 0 if there is none.
 func LayoutOf(attributes uint64) int { return int(attributes >> layoutShift) }
 
+// Flags of mount(2) in Linux, for programs on other systems, too.
+const (
+	noSUID  = 0x2
+	noDev   = 0x4
+	noExec  = 0x8
+	noATime = 0x400
+)
+
 const (
 	mib = 1 << 20
 	gib = 1 << 30
@@ -68,6 +73,8 @@ const (
 	TypeMeta      = "9C408D2B-DDCA-453D-969F-2642A4704172"
 	TypeState     = "8B1CCFBC-2A94-45BA-9A62-FAD8EAA825B3"
 	TypeEphemeral = "A617CAFD-D217-41F8-9118-C2B9DE583C97"
+	// TypeData is that of the partitions of machine.disks. Their labels are the last elements of their mount points.
+	TypeData = "5D9A1E37-6B0C-4F7E-9C52-3E1F8A64B7D0"
 )
 
 // Volumes are the table, in the order of the partitions on the disk. EFI and BIOS
@@ -87,10 +94,10 @@ var Volumes = []Volume{
 	{Label: LabelMeta, Type: TypeMeta, Size: 1 * mib, Small: 1 * mib, Attributes: Layout << layoutShift,
 		Wipe: LabelState, Keys: true},
 	{Label: LabelState, Type: TypeState, Size: 512 * mib, Small: 320 * mib,
-		FileSystem: "xfs", Dir: StateDir, Flags: syscall.MS_NOATIME | syscall.MS_NODEV | syscall.MS_NOSUID | syscall.MS_NOEXEC,
+		FileSystem: "xfs", Dir: StateDir, Flags: noATime | noDev | noSUID | noExec,
 		Wipe: LabelState, Holds: "configuration and identity", Keys: true},
 	{Label: LabelEphemeral, Type: TypeEphemeral,
-		FileSystem: "xfs", Dir: EphemeralDir, Flags: syscall.MS_NOATIME | syscall.MS_NODEV,
+		FileSystem: "xfs", Dir: EphemeralDir, Flags: noATime | noDev,
 		Wipe: LabelEphemeral, Holds: "images, pods' data and the data of etcd"},
 }
 

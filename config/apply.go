@@ -62,6 +62,7 @@ type applyRow struct {
 
 const (
 	noteCreated   = "created in the cluster if missing, never changed there"
+	noteDisks     = "what is mounted stays so until the next boot"
 	noteInstall   = "used at the next installation"
 	noteUpgrade   = "used at the next installation or upgrade"
 	noteRegisters = "those of a worker are set when it registers: Kubernetes doesn't allow a node to change its own taints"
@@ -95,6 +96,7 @@ var applyTable = []applyRow{
 	{path: "machine.time.bootTimeout", effect: Live, note: "used at the next boot"},
 	{path: "machine.install", effect: Live, note: noteInstall},
 	{path: "machine.install.extraKernelArgs", effect: Live, note: noteUpgrade},
+	{path: "machine.disks[]", effect: Live, note: noteDisks},
 	{path: "machine.kubelet.image", effect: kubelet},
 	{path: "machine.kubelet.extraArgs", effect: kubelet},
 	{path: "machine.kubelet.nodeLabels", effect: Live},
@@ -109,6 +111,7 @@ var applyTable = []applyRow{
 	{path: "machine.env", effect: containerd},
 	{path: "machine.sysctls", effect: Live},
 	{path: "machine.sysfs", effect: Live},
+	{path: "machine.udev.rules", effect: Live, note: "what former rules have set stays"},
 	{path: "machine.kernel.modules[]", effect: Live, note: "a module that is loaded stays, with its parameters, until the next boot"},
 	{path: "machine.systemDiskEncryption", effect: Reboot},
 	{path: "machine.logging", effect: Live},

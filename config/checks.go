@@ -37,6 +37,7 @@ var checks = []check{
 	{"WireGuard is consistent", checkWireGuard},
 	{"time servers are named", checkTime},
 	{"install disk is a device", checkInstall},
+	{"data disks are distinct", checkDisks},
 	{"images have a version", checkImages},
 	{"arguments are flags", checkArgs},
 	{"node labels may be set by a kubelet", checkNodeLabels},
@@ -45,6 +46,7 @@ var checks = []check{
 	{"signatures can be verified", checkImageRules},
 	{"files are distinct", checkFiles},
 	{"environment and sysctls are well-formed", checkEnv},
+	{"udev rules can be applied", checkUdevRules},
 	{"kernel modules have names", checkKernelModules},
 	{"encryption keys are usable", checkEncryption},
 	{"logs have destinations", checkLogging},
@@ -216,9 +218,7 @@ func checkTime(c *Config, r *report) {
 }
 
 func checkInstall(c *Config, r *report) {
-	if disk := c.Machine.Install.Disk; disk != "" && (!strings.HasPrefix(disk, "/dev/") || path.Clean(disk) != disk) {
-		r.bad(at("machine", "install", "disk"), "%s is not a device below /dev, such as /dev/sda", quote(disk))
-	}
+	checkDevice(r, at("machine", "install", "disk"), c.Machine.Install.Disk)
 	for i, arg := range c.Machine.Install.ExtraKernelArgs {
 		where := at("machine", "install", "extraKernelArgs", i)
 		switch {
@@ -227,6 +227,12 @@ func checkInstall(c *Config, r *report) {
 		case strings.HasPrefix(arg, "garboard.slot="):
 			r.bad(where, "garboard.slot is set by the boot loader")
 		}
+	}
+}
+
+func checkDevice(r *report, where place, device string) {
+	if device != "" && (!strings.HasPrefix(device, "/dev/") || path.Clean(device) != device) {
+		r.bad(where, "%s is not a device below /dev, such as /dev/sda", quote(device))
 	}
 }
 

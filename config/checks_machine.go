@@ -100,6 +100,47 @@ func checkRegistries(c *Config, r *report) {
 	}
 }
 
+// MinPartition is the smallest partition of a data disk, in bytes: mkfs.xfs refuses less than 300 MiB.
+const MinPartition = 320 << 20
+
+// dataMount is where a partition of a data disk is mounted.
+var dataMount = regexp.MustCompile(`^/var/mnt/[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+
+func checkDisks(c *Config, r *report) {
+	mounts := map[string]bool{}
+	for i, disk := range c.Machine.Disks {
+		where := at("machine", "disks", i)
+		if disk.Name == "" {
+			r.lacks(where.with("name"), "such as data")
+		}
+		checkDevice(r, where.with("device"), disk.Device)
+		if disk.Device == "" && disk.DiskSelector == (DiskSelector{}) {
+			r.lacks(where.with("device"), "or a diskSelector")
+		}
+		if disk.Wipe && disk.DiskSelector.Serial == "" && disk.DiskSelector.WWID == "" && !strings.HasPrefix(disk.Device, "/dev/disk/by-id/") {
+			r.bad(where.with("wipe"), "needs a disk that is named for good: a device in /dev/disk/by-id, or a diskSelector with serial or wwid. Other names can be those of another disk after the next boot")
+		}
+		if len(disk.Partitions) == 0 {
+			r.lacks(where.with("partitions"), "such as [{mountpoint: /var/mnt/data}]")
+		}
+		for n, p := range disk.Partitions {
+			where := where.with("partitions", n)
+			switch {
+			case !dataMount.MatchString(p.Mountpoint):
+				r.bad(where.with("mountpoint"), "%s is not /var/mnt/NAME, with a NAME of at most 32 of the characters a-z, 0-9 and -", quote(p.Mountpoint))
+			case mounts[p.Mountpoint]:
+				r.bad(where.with("mountpoint"), "another partition is mounted there, too")
+			}
+			mounts[p.Mountpoint] = true
+			if p.Size == 0 && n < len(disk.Partitions)-1 {
+				r.lacks(where.with("size"), "only the last partition can have the rest of the disk")
+			} else if p.Size != 0 && p.Size < MinPartition {
+				r.bad(where.with("size"), "is less than 320 MiB")
+			}
+		}
+	}
+}
+
 func checkKernelModules(c *Config, r *report) {
 	for i, m := range c.Machine.Kernel.Modules {
 		where := at("machine", "kernel", "modules", i)

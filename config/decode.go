@@ -349,6 +349,7 @@ var choices = map[reflect.Type][]string{
 	reflect.TypeFor[FileOp]():         {string(FileCreate), string(FileAppend), string(FileOverwrite)},
 	reflect.TypeFor[LogFormat]():      {string(LogJSONLines), string(LogRFC5424)},
 	reflect.TypeFor[DiskType]():       {string(DiskNVMe), string(DiskSSD), string(DiskHDD)},
+	reflect.TypeFor[FileSystem]():     {string(XFS), string(Ext4)},
 	reflect.TypeFor[CNIName]():        {string(CNIFlannel), string(CNINone), string(CNICustom)},
 	reflect.TypeFor[ProxyMode]():      {string(ProxyNFTables), string(ProxyIPTables), string(ProxyIPVS)},
 	reflect.TypeFor[ConsoleCommand](): {"status", "log", "network", "reboot", "shutdown"},

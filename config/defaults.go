@@ -50,6 +50,13 @@ var defaults = []struct {
 			keep(&c.Machine.Files[i].Op, FileCreate)
 		}
 	}},
+	{"machine.disks", func(c *Config) {
+		for i := range c.Machine.Disks {
+			for n := range c.Machine.Disks[i].Partitions {
+				keep(&c.Machine.Disks[i].Partitions[n].FileSystem, XFS)
+			}
+		}
+	}},
 	{"machine.logging.destinations", func(c *Config) {
 		for i := range c.Machine.Logging.Destinations {
 			keep(&c.Machine.Logging.Destinations[i].Format, LogJSONLines)

@@ -145,6 +145,7 @@ var forms = map[reflect.Type]string{
 	reflect.TypeFor[FileMode]():     "octal number",
 	reflect.TypeFor[Taint]():        "taint",
 	reflect.TypeFor[DiskSize]():     "comparison with a size",
+	reflect.TypeFor[ByteSize]():     "size",
 	objectType:                      "mapping",
 }
 

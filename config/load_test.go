@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -82,7 +83,7 @@ func TestLoadFillsDefaults(t *testing.T) {
 			t.Errorf("type %s", c.Machine.Type)
 		}
 		for _, d := range defaults {
-			if d.path == "machine.files" || d.path == "machine.network.interfaces" || d.path == "machine.logging.destinations" {
+			if slices.Contains([]string{"machine.files", "machine.disks", "machine.network.interfaces", "machine.logging.destinations"}, d.path) {
 				continue // of entries, below
 			}
 			if fieldAt(t, c, d.path).IsZero() {
@@ -170,6 +171,20 @@ install:
   image: ghcr.io/garboard-os/installer:v0.1.0
   extraKernelArgs: [console=ttyS1]
   wipe: true
+disks:
+  - name: data
+    device: /dev/disk/by-id/virtio-data
+    diskSelector:
+      size: '>= 100GB'
+      model: Samsung*
+      serial: S4EWNX1
+      wwid: naa.5002538d40000001
+      busPath: /pci0000:00/*
+      type: ssd
+    wipe: true
+    partitions:
+      - {mountpoint: /var/mnt/data, size: 100GB, filesystem: ext4}
+      - {mountpoint: /var/mnt/rest}
 kubelet:
   image: ghcr.io/garboard-os/kubelet:v1.35.4
   extraArgs: {v: 4, fail-swap-on: false, text: "1"}
@@ -194,6 +209,7 @@ registries:
     three:5000:
       auth: {identityToken: abc}
 sysfs: {block/sda/queue/scheduler: none}
+udev: {rules: ['KERNEL=="sd*", ATTR{queue/scheduler}="none"']}
 kernel:
   modules: [{name: nvme_tcp}, {name: brd, parameters: [rd_nr=2, rd_size=1024]}]
 images:

@@ -90,6 +90,17 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "install: {extraKernelArgs: [garboard.slot=B]}", `machine.install.extraKernelArgs[0]: garboard.slot is set by the boot loader`},
 	{"machine", "install: {diskSelector: {size: 100GB}}", `machine.install.diskSelector.size: must begin with a comparison: >=, <=, ==, >, <`},
 	{"machine", "install: {diskSelector: {size: '>= much'}}", `machine.install.diskSelector.size: must have a size after the comparison, such as 100GB or 2TiB`},
+	{"machine", "disks: [{device: /dev/vdb, partitions: [{mountpoint: /var/mnt/data}]}]", `machine.disks[0].name: is missing: such as data`},
+	{"machine", "disks: [{name: data, partitions: [{mountpoint: /var/mnt/data}]}]", `machine.disks[0].device: is missing: or a diskSelector`},
+	{"machine", "disks: [{name: data, device: vdb, partitions: [{mountpoint: /var/mnt/data}]}]", `machine.disks[0].device: "vdb" is not a device below /dev, such as /dev/sda`},
+	{"machine", "disks: [{name: data, device: /dev/vdb}]", `machine.disks[0].partitions: is missing: such as [{mountpoint: /var/mnt/data}]`},
+	{"machine", "disks: [{name: data, device: /dev/vdb, wipe: true, partitions: [{mountpoint: /var/mnt/data}]}]", `machine.disks[0].wipe: needs a disk that is named for good: a device in /dev/disk/by-id, or a diskSelector with serial or wwid. Other names can be those of another disk after the next boot`},
+	{"machine", "disks: [{name: data, device: /dev/vdb, partitions: [{mountpoint: /var/lib}]}]", `machine.disks[0].partitions[0].mountpoint: "/var/lib" is not /var/mnt/NAME, with a NAME of at most 32 of the characters a-z, 0-9 and -`},
+	{"machine", "disks: [{name: data, device: /dev/vdb, partitions: [{mountpoint: /var/mnt/a}, {mountpoint: /var/mnt/b}]}]", `machine.disks[0].partitions[0].size: is missing: only the last partition can have the rest of the disk`},
+	{"machine", "disks: [{name: a, device: /dev/vdb, partitions: [{mountpoint: /var/mnt/a}]}, {name: b, device: /dev/vdc, partitions: [{mountpoint: /var/mnt/a}]}]", `machine.disks[1].partitions[0].mountpoint: another partition is mounted there, too`},
+	{"machine", "disks: [{name: data, device: /dev/vdb, partitions: [{mountpoint: /var/mnt/a, size: 1MiB}]}]", `machine.disks[0].partitions[0].size: is less than 320 MiB`},
+	{"machine", "disks: [{name: data, device: /dev/vdb, partitions: [{mountpoint: /var/mnt/a, size: much}]}]", `machine.disks[0].partitions[0].size: is not a size, such as 100GB or 2TiB`},
+	{"machine", "disks: [{name: data, device: /dev/vdb, partitions: [{mountpoint: /var/mnt/a, filesystem: btrfs}]}]", `machine.disks[0].partitions[0].filesystem: "btrfs" is not one of xfs, ext4`},
 	{"machine", "install: {diskSelector: {type: floppy}}", `machine.install.diskSelector.type: "floppy" is not one of nvme, ssd, hdd`},
 	{"machine", "install: {image: 'installer'}", `machine.install.image: "installer" lacks a tag or a digest`},
 	{"machine", "install: {image: 'Not an image'}", `machine.install.image: "Not an image" is not an image reference, such as registry.k8s.io/pause:3.10.1`},
@@ -118,6 +129,15 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "registries: {config: {a: {auth: {username: x}}}}", `machine.registries.config.a.auth: username and password belong together`},
 	{"machine", "sysfs: {../etc/a: b}", `machine.sysfs["../etc/a"]: is not a path below /sys, such as block/sda/queue/scheduler`},
 	{"machine", "sysfs: {/sys/a/b: b}", `machine.sysfs["/sys/a/b"]: is not a path below /sys, such as block/sda/queue/scheduler`},
+	{"machine", `udev: {rules: ['KERNEL=="sda"']}`, `machine.udev.rules[0]: does nothing: a rule has ATTR{…}=, MODE=, OWNER=, GROUP= or SYMLINK+=`},
+	{"machine", `udev: {rules: ['KERNEL=="sda" MODE="0660"']}`, `machine.udev.rules[0]: can't be read from "KERNEL==\"sda\" MODE=\"0660\"" on: a rule is KEY=="value" and KEY="value", with commas between them`},
+	{"machine", `udev: {rules: ['KERNEL=="sda", RUN+="/bin/true"']}`, `machine.udev.rules[0]: RUN: a node has no programs for rules. A setting below /sys is ATTR{…}=`},
+	{"machine", `udev: {rules: ['GOTO="end"']}`, `machine.udev.rules[0]: GOTO isn't a key that a node has; it has ACTION, KERNEL, SUBSYSTEM, DRIVER, ENV{…}, ATTR{…}, KERNELS, SUBSYSTEMS, DRIVERS, ATTRS{…}, MODE, OWNER, GROUP and SYMLINK`},
+	{"machine", `udev: {rules: ['MODE=="0660"']}`, `machine.udev.rules[0]: MODE ==: the operator must be one of =`},
+	{"machine", `udev: {rules: ['GROUP="disk"']}`, `machine.udev.rules[0]: GROUP: "disk" is not a number; a node has no names of users and groups`},
+	{"machine", `udev: {rules: ['MODE="rw"']}`, `machine.udev.rules[0]: MODE: "rw" is not octal permissions, such as 0660`},
+	{"machine", `udev: {rules: ['SYMLINK+="../etc/passwd"']}`, `machine.udev.rules[0]: SYMLINK: "../etc/passwd" is not a path below /dev`},
+	{"machine", `udev: {rules: ['ATTR{../../kernel}="1"']}`, `machine.udev.rules[0]: ATTR{}: "../../kernel" is not a path below the device`},
 	{"machine", "kernel: {modules: [{}]}", `machine.kernel.modules[0].name: is missing: such as nvme_tcp`},
 	{"machine", "kernel: {modules: [{name: a/b}]}", `machine.kernel.modules[0].name: is not the name of a kernel module, such as nvme_tcp`},
 	{"machine", "kernel: {modules: [{name: brd, parameters: ['rd_nr 2']}]}", `machine.kernel.modules[0].parameters[0]: must be NAME=VALUE, or NAME alone, without blanks`},
@@ -292,7 +312,7 @@ test.yaml:6:15: machine.network.hostname: must be text, not a list
 test.yaml:9:15: machine.network.interfaces[0].cidr: lacks the prefix length; did you mean 10.0.0.1/24
 test.yaml:10:9: machine.network.interfaces[1].interface: is missing
 test.yaml:10:9: machine.network.interfaces[1].mtu: 1 is out of range (68 to 65535 bytes)
-test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, kubelet, registries, images, files, env, sysctls, sysfs, kernel, systemDiskEncryption, logging, metrics, console
+test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, disks, kubelet, registries, images, files, env, sysctls, sysfs, udev, kernel, systemDiskEncryption, logging, metrics, console
 test.yaml:12:1: cluster.token: is missing
 test.yaml:12:1: cluster.ca.crt: is missing
 test.yaml:14:15: cluster.controlPlane.endpoint: not an absolute URL such as https://host:port/path

@@ -63,10 +63,12 @@ type Machine struct {
 	// CertSANs are additional names and addresses in the certificate of the machine API,
 	// on control planes only: for a worker, control planes sign only the address of its
 	// connection.
-	CertSANs   []string   `yaml:"certSANs"`
-	Network    Network    `yaml:"network"`
-	Time       Time       `yaml:"time"`
-	Install    Install    `yaml:"install"`
+	CertSANs []string `yaml:"certSANs"`
+	Network  Network  `yaml:"network"`
+	Time     Time     `yaml:"time"`
+	Install  Install  `yaml:"install"`
+	// Disks are for the data of pods, besides the system's disk. They keep it in resets and upgrades.
+	Disks      []DataDisk `yaml:"disks" key:"name"`
 	Kubelet    Kubelet    `yaml:"kubelet"`
 	Registries Registries `yaml:"registries"`
 	Images     Images     `yaml:"images"`
@@ -82,11 +84,20 @@ type Machine struct {
 	// Sysfs are settings of devices and of the kernel by their path below /sys, such as
 	// block/sda/queue/scheduler. One that isn't there yet is set as soon as a device brings it.
 	Sysfs                map[string]string    `yaml:"sysfs"`
+	Udev                 Udev                 `yaml:"udev"`
 	Kernel               Kernel               `yaml:"kernel"`
 	SystemDiskEncryption SystemDiskEncryption `yaml:"systemDiskEncryption"`
 	Logging              Logging              `yaml:"logging"`
 	Metrics              Metrics              `yaml:"metrics"`
 	Console              Console              `yaml:"console"`
+}
+
+// Udev has rules for devices.
+type Udev struct {
+	// Rules are those of udev(7), each in one text. The conditions are ACTION, KERNEL, SUBSYSTEM, DRIVER, ENV{…}, ATTR{…}, and KERNELS,
+	// SUBSYSTEMS, DRIVERS and ATTRS{…} for the device or one of its parents. ATTR{…}=, MODE=, OWNER= and GROUP= (numbers) and SYMLINK+= act on
+	// the device; %k is its name. Containers have no devices.
+	Rules []string `yaml:"rules"`
 }
 
 // Kernel has settings of the kernel.
@@ -216,6 +227,28 @@ type DiskSelector struct {
 	WWID    string   `yaml:"wwid"`    // world wide identifier, such as naa.5002538d40000000
 	BusPath string   `yaml:"busPath"` // below /sys/devices, such as "/pci0000:00/0000:00:1f.2/*"
 	Type    DiskType `yaml:"type"`    // ssd is a disk without rotating parts that isn't nvme
+}
+
+// DataDisk is a disk for the data of pods. One that is empty gets its partitions and file systems from the node. The kubelet
+// starts when all of them are mounted.
+type DataDisk struct {
+	Name string `yaml:"name"` // required; for messages and patches
+	// Device is the disk, such as /dev/sdb, or a link in /dev/disk/by-id. A disk that has the partitions already is found under any name.
+	Device       string       `yaml:"device"`
+	DiskSelector DiskSelector `yaml:"diskSelector"` // as in machine.install; required without device
+	Wipe         bool         `yaml:"wipe"`         // use the disk even if it contains other data, which is lost then
+	// Partitions are in their order on the disk. Further ones can be added while there is room for them. One that isn't here any more
+	// keeps its data, and isn't mounted after the next boot.
+	Partitions []DataPartition `yaml:"partitions" key:"mountpoint"` // required, at least one
+}
+
+// DataPartition is a partition with a file system.
+type DataPartition struct {
+	// Mountpoint is /var/mnt/NAME: required; NAME has at most 32 of the characters a-z, 0-9 and -.
+	Mountpoint string `yaml:"mountpoint"`
+	// Size is such as 100GB or 2TiB; at least 320MiB. The last partition may be without: it has the rest of the disk, and grows with it.
+	Size       ByteSize   `yaml:"size"`
+	FileSystem FileSystem `yaml:"filesystem"` // default xfs; one that exists stays
 }
 
 // Kubelet has the settings of the kubelet.

@@ -210,6 +210,35 @@ func (s *DiskSize) UnmarshalText(text []byte) (err error) {
 	return nil
 }
 
+// FileSystem is one that the node makes.
+type FileSystem string
+
+// The file systems.
+const (
+	XFS  FileSystem = "xfs"
+	Ext4 FileSystem = "ext4"
+)
+
+// ByteSize is a number of bytes.
+type ByteSize uint64
+
+func (s ByteSize) String() string {
+	if s == 0 {
+		return ""
+	}
+	return strconv.FormatUint(uint64(s), 10)
+}
+func (s ByteSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+func (s *ByteSize) UnmarshalText(text []byte) error {
+	bytes, err := humanize.ParseBytes(string(text))
+	if err != nil || bytes == 0 {
+		return errors.New("is not a size, such as 100GB or 2TiB")
+	}
+	*s = ByteSize(bytes)
+	return nil
+}
+
 // FileMode is the permission bits of a file, octal in YAML.
 type FileMode fs.FileMode
 

@@ -158,7 +158,7 @@ func NewNode(o Options) (*Node, error) {
 		since = func() time.Duration { return time.Since(began) }
 	}
 	services := []dag.Service{
-		udev.Service(udev.Options{Mode: o.Mode}),
+		udev.Service(udev.Options{Mode: o.Mode, Store: store}),
 		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline}),
 		n.network.Service(),
 		machine.Service(machine.Options{
@@ -185,7 +185,7 @@ func NewNode(o Options) (*Node, error) {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
 	controllers := slices.Concat(
-		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), udev.ModuleController(udev.Options{Mode: o.Mode})},
+		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), udev.ModuleController(udev.Options{Mode: o.Mode}), d.VolumeController()},
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{Logs: o.Logs}),
 	)

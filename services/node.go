@@ -50,6 +50,7 @@ var purposes = map[string]string{
 	"runtime.KernelModuleController":          "modules of the kernel",
 	"runtime.SysfsController":                 "settings below /sys",
 	"runtime.SysctlController":                "kernel parameters",
+	"runtime.VolumeController":                "the partitions of machine.disks",
 	"secrets.APIController":                   "the machine API's certificate",
 	"secrets.EtcdController":                  "etcd's certificates",
 	"secrets.KubernetesController":            "certificates and keys of the control plane and of the kubelet",

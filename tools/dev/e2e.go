@@ -28,6 +28,8 @@ const (
 	containersAtOnce = 2
 	// machineWord is in the files of tests that boot virtual machines.
 	machineWord = "qemu.QEMU"
+	// promiseWord is in the files of tests that measure what the product promises: other tests beside them would be part of that.
+	promiseWord = ".Promised("
 )
 
 // The build tags of tests that boot something, as the first line of their file has them.
@@ -41,6 +43,7 @@ const (
 type bootTest struct {
 	name, folder, tag string
 	machine           bool // whether its nodes are virtual machines
+	alone             bool // whether a test of its folder, which may share its cluster, measures a promise
 }
 
 // bootRoots are where such tests are: those of a service run what it needs without a node.
@@ -84,13 +87,17 @@ func testFiles(root, below string, look func(folder string, text []byte) error) 
 func bootTests(root string) ([]bootTest, error) {
 	var all []bootTest
 	folders := map[string]string{} // by tag and test: tests are chosen by their names
+	promises := map[string]bool{}  // by tag and folder
 	look := func(folder string, text []byte) error {
 		tag := buildTag.FindSubmatch(text)
 		if tag == nil {
 			return nil
 		}
 		for _, m := range testFunction.FindAllSubmatch(text, -1) {
-			test := bootTest{string(m[1]), folder, string(tag[1]), strings.Contains(string(text), machineWord)}
+			test := bootTest{string(m[1]), folder, string(tag[1]), strings.Contains(string(text), machineWord), false}
+			if !test.machine && strings.Contains(string(text), promiseWord) {
+				promises[test.tag+" "+test.folder] = true
+			}
 			if other := folders[test.tag+" "+test.name]; other != "" {
 				return fmt.Errorf("%s is a test of %s and of %s: give one another name", test.name, other, test.folder)
 			}
@@ -104,6 +111,9 @@ func bootTests(root string) ([]bootTest, error) {
 			return nil, err
 		}
 	}
+	for i, t := range all {
+		all[i].alone = !t.machine && promises[t.tag+" "+t.folder]
+	}
 	slices.SortStableFunc(all, func(a, b bootTest) int { return strings.Compare(a.folder, b.folder) })
 	return all, nil
 }
@@ -116,8 +126,8 @@ func longTests(ctx context.Context, s *suite) (result, error) {
 	return booted(ctx, s, longTag, "-tags=e2e,long", longTimeout, image.Cloud, image.Generic)
 }
 
-// booted runs the tests with containers at native speed, which mostly wait, some at once, and
-// then those with machines, where emulation takes all processors.
+// booted runs the tests with containers at native speed, which mostly wait, some at once, then those of promises, and
+// those with machines, where emulation takes all processors.
 func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Duration, flavours ...image.Flavour) (result, error) {
 	all, err := bootTests(s.root)
 	if err != nil {
@@ -132,10 +142,15 @@ func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Durati
 	}
 	var both result
 	for _, part := range []struct {
-		machine bool
-		atOnce  int
-	}{{false, containersAtOnce}, {true, 1}} {
-		names, folders := chosen(all, func(t bootTest) bool { return t.tag == tag && t.machine == part.machine })
+		machine, alone bool
+		atOnce         int
+	}{{false, false, containersAtOnce}, {false, true, 1}, {true, false, 1}} {
+		names, folders := chosen(all, func(t bootTest) bool {
+			return t.tag == tag && t.machine == part.machine && t.alone == part.alone
+		})
+		if len(names) == 0 {
+			continue
+		}
 		slices.Reverse(folders) // the real tests of etcd take longest: they begin first
 		test := goTest{dir: s.root, verbose: true, args: []string{
 			"-trimpath", "-count=1", fmt.Sprintf("-p=%d", part.atOnce), "-timeout=" + timeout.String(), tags,

@@ -31,6 +31,8 @@ func TestBootTests(t *testing.T) {
 	lay(t, root, map[string]string{
 		"qemu/e2e/b/b_test.go":        tag + "e2e && long\npackage b\n// " + machineWord + a,
 		"qemu/e2e/a/one_test.go":      tag + "e2e\npackage a" + a + b,
+		"qemu/e2e/e/one_test.go":      tag + "e2e\npackage e\nfunc TestD(t *testing.T) {}\n",
+		"qemu/e2e/e/two_test.go":      tag + "e2e\npackage e\n// c" + promiseWord + ")\nfunc TestE(t *testing.T) {}\n",
 		"qemu/e2e/a/two_test.go":      tag + "e2e\npackage a\nvar _ = " + machineWord + c,
 		"qemu/e2e/d/d.go":             tag + "e2e\n" + a,
 		"qemu/e2e/c/module/go.mod":    "module m",
@@ -45,8 +47,10 @@ func TestBootTests(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []bootTest{
-		{"TestA", "./qemu/e2e/a", e2eTag, false}, {"TestB", "./qemu/e2e/a", e2eTag, false}, {"TestC", "./qemu/e2e/a", e2eTag, true},
-		{"TestA", "./qemu/e2e/b", longTag, true}, {"TestA", "./services/i", kernelTag, false},
+		{"TestA", "./qemu/e2e/a", e2eTag, false, false}, {"TestB", "./qemu/e2e/a", e2eTag, false, false}, {"TestC", "./qemu/e2e/a", e2eTag, true, false},
+		{"TestA", "./qemu/e2e/b", longTag, true, false},
+		{"TestD", "./qemu/e2e/e", e2eTag, false, true}, {"TestE", "./qemu/e2e/e", e2eTag, false, true},
+		{"TestA", "./services/i", kernelTag, false, false},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(bootTest{})); diff != "" {
 		t.Error(diff)

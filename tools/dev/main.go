@@ -10,7 +10,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/garboard-os/garboard/tools/devcluster"
+	"github.com/garboard-os/garboard/image"
 	"github.com/spf13/cobra"
 )
 
@@ -53,5 +53,5 @@ func (e exitCode) Error() string { return fmt.Sprintf("exit status %d", int(e)) 
 
 // repository is the checkout that the program was started in.
 func repository() (string, error) {
-	return devcluster.Checkout(".")
+	return image.Checkout(".")
 }

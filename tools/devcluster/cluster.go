@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -117,22 +116,6 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 
 func existsError(name string) error {
 	return fmt.Errorf("cluster %s exists: only the control plane of a new cluster can be made self-hosted; remove it with 'gbctl cluster destroy --name %s', or take another name", name, name)
-}
-
-// Checkout returns the checkout that contains dir.
-func Checkout(dir string) (string, error) {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
-	}
-	for at := dir; ; at = filepath.Dir(at) {
-		if _, err := os.Stat(filepath.Join(at, "image", "components")); err == nil {
-			return at, nil
-		}
-		if at == filepath.Dir(at) {
-			return "", fmt.Errorf("%s isn't inside a checkout of Garboard", dir)
-		}
-	}
 }
 
 // Build builds the parts that aren't in the cache, with these optional components

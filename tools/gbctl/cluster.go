@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
@@ -121,7 +124,7 @@ func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
 	if err := o.notNegative(); err != nil {
 		return o.cluster, err
 	}
-	if o.cluster.Checkout, err = devcluster.Checkout(o.source); err != nil {
+	if o.cluster.Checkout, err = image.Checkout(o.source); err != nil {
 		return o.cluster, fmt.Errorf("%w; use --source", err)
 	}
 	if o.boot != bootDirect {

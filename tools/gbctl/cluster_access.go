@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -6,12 +8,10 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/api/client"
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/qemu"
 	"gopkg.in/yaml.v3"
 )
@@ -135,18 +135,6 @@ func removeKubeconfig(ca string) error {
 		return nil
 	}
 	return writeKubeconfig(path, kept)
-}
-
-// writeKubeconfig replaces the file. If the path is a symbolic link, it replaces the
-// target.
-func writeKubeconfig(path string, data []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
-	}
-	return boot.WriteFile(path, data, 0o600)
 }
 
 // withoutCluster removes the clusters with a given authority from a kubeconfig, with

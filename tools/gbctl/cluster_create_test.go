@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/google/go-cmp/cmp"
@@ -27,7 +28,7 @@ func TestS332FlagsOfClusterCreate(t *testing.T) {
 	if err := os.WriteFile(file, []byte("machine: {}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	here, err := devcluster.Checkout(".")
+	here, err := image.Checkout(".")
 	if err != nil {
 		t.Fatal(err)
 	}

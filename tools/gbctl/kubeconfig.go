@@ -11,6 +11,7 @@ import (
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/spf13/cobra"
 	"gopkg.in/yaml.v3"
@@ -299,4 +300,16 @@ func mergeKubeconfig(old, add []byte, force bool) (merged []byte, current string
 	to.put("users", user)
 	merged, err = to.encode()
 	return merged, taken[2], err
+}
+
+// writeKubeconfig replaces the file. If the path is a symbolic link, it replaces the
+// target.
+func writeKubeconfig(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	return boot.WriteFile(path, data, 0o600)
 }

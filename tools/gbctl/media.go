@@ -10,7 +10,6 @@ import (
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/kernel"
 	"github.com/garboard-os/garboard/qemu/network/registry"
-	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
 
@@ -98,7 +97,7 @@ func checkFlavour(flavour string) error {
 
 // buildParts builds what a medium is made of.
 func buildParts(cmd *cobra.Command, source, flavour string, o *media.Options) error {
-	checkout, err := devcluster.Checkout(source)
+	checkout, err := image.Checkout(source)
 	if err != nil {
 		return fmt.Errorf("%w; use --source", err)
 	}

@@ -8,10 +8,12 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
@@ -25,7 +27,8 @@ import (
 const customizeBudget = 30 * time.Second
 
 // The Dockerfiles of the manual, built by a real Docker: a machine boots the disk image that is made of the first one's result, and upgrades
-// itself to the second one's, which has another kernel. (S-200 to S-207)
+// itself to the second one's, which has another kernel. (S-200 to S-207) What a pod wrote to a disk of machine.disks is kept by the upgrade, and by
+// a reset.
 func TestS200CustomizedByDocker(t *testing.T) {
 	docker, work := e2etest.Docker(t), t.TempDir()
 	store := httptest.NewServer(registry.New())
@@ -83,7 +86,7 @@ func TestS200CustomizedByDocker(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, m := e2etest.Start(t, "customized", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
-		o.DiskGiB, o.Boot.Disk, o.Mirrors = diskGiB, disk, map[string][]string{e2etest.InstallerHost: {store.URL}}
+		o.DiskGiB, o.Disks, o.Boot.Disk, o.Mirrors = diskGiB, 2, disk, map[string][]string{e2etest.InstallerHost: {store.URL}}
 	})
 	c.Ready(m)
 	c = c.Patient(systemBudget)
@@ -105,6 +108,8 @@ func TestS200CustomizedByDocker(t *testing.T) {
 		return err
 	})
 	m.Reached("the customized system runs")
+	kept := writes(t, c)
+	m.Reached("a pod has written to another disk")
 
 	c.Gbctl("-n", c.Node(), "upgrade", "--image", e2etest.InstallerHost+"/garboard-os/installer:kernel")
 	if got := c.Gbctl("-n", c.Node(), "read", "/proc/version"); !strings.Contains(got, "Linux version "+linux+" ") {
@@ -114,6 +119,55 @@ func TestS200CustomizedByDocker(t *testing.T) {
 		t.Errorf("the modules are\n%s", out)
 	}
 	m.Reached("the other kernel runs")
+	kept()
+	c.Gbctl("-n", c.Node(), "reset", "--graceful=false", "--system-labels-to-wipe", "EPHEMERAL", "--reboot", "--yes")
+	kept()
+	m.Reached("after a reset, the other disk has its data")
+}
+
+// writer writes a file with the only program of Kubernetes' images that can.
+const writer = `
+apiVersion: v1
+kind: Pod
+metadata: {name: writer, namespace: default}
+spec:
+  tolerations: [{operator: Exists}]
+  restartPolicy: Never
+  containers:
+  - name: writer
+    image: IMAGE
+    command: [/usr/local/bin/kubectl, config, set-cluster, written-by-a-pod, --kubeconfig=/data/mine]
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes: [{name: data, hostPath: {path: /var/mnt/data, type: Directory}}]
+`
+
+// writes lets a pod write to a second disk, which the node makes and for which there is a rule of udev. kept looks whether it is all there.
+func writes(t *testing.T, c *e2etest.Cluster) (kept func()) {
+	t.Helper()
+	c.Gbctl("-n", c.Node(), "patch", "mc", "-p", `machine:
+  udev: {rules: ['KERNEL=="vdb", SUBSYSTEM=="block", ATTR{queue/read_ahead_kb}="512", SYMLINK+="site/%k"']}
+  disks: [{name: data, device: /dev/vdb, partitions: [{mountpoint: /var/mnt/more, size: 1GiB, filesystem: ext4}, {mountpoint: /var/mnt/data}]}]`)
+	says := func(want string, args ...string) {
+		t.Helper()
+		c.Eventually(2*bootBudget, strings.Join(args, " ")+" says "+want, func() error {
+			out, err := c.TryGbctl(append([]string{"-n", c.Node()}, args...)...)
+			if err == nil && !regexp.MustCompile(want).MatchString(out) {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	says(`/var/mnt/data +/dev/vdb2 +xfs`, "mounts")
+	c.Apply(strings.ReplaceAll(writer, "IMAGE", config.DefaultAPIServerImage))
+	kept = func() {
+		t.Helper()
+		says(`/var/mnt/more +/dev/vdb1 +ext4`, "mounts")
+		says("written-by-a-pod", "read", "/var/mnt/data/mine")
+		says("512", "read", "/sys/block/vdb/queue/read_ahead_kb")
+		says("vdb", "ls", "/dev/site")
+	}
+	kept()
+	return kept
 }
 
 // twice builds an installer image without Docker, and wants the same bytes again. (S-206)

@@ -126,7 +126,8 @@ func TestMediumInBIOS(t *testing.T) {
 	m.Reached("it has its network")
 }
 
-// A machine installs itself from a CD, and is a Ready node, with the images of the CD: there is no other image in its network.
+// A machine installs itself from a CD, and is a Ready node, with the images of the CD: there is no other image in its network. It is upgraded from
+// a bundle on a workstation. No packet is for an address outside of its network.
 func TestImagesOnTheMedium(t *testing.T) {
 	source := httptest.NewServer(registry.New(e2etest.Built(t, qemu.QEMU).Layout))
 	defer source.Close()
@@ -135,15 +136,38 @@ func TestImagesOnTheMedium(t *testing.T) {
 	if _, err := layout.Write(nothing, empty.Index); err != nil {
 		t.Fatal(err)
 	}
-	c, m := e2etest.Start(t, "cd-images", qemu.QEMU, e2etest.Medium(t, media.Options{Args: args, Images: bundle}), func(o *qemu.Options) {
-		o.Images = nothing
+	system, upgrade := e2etest.Installer(t, media.Options{Args: args, Version: "v2.0.0"})
+	built := httptest.NewServer(registry.New(system))
+	defer built.Close()
+	next := filepath.Join(t.TempDir(), "system.tar")
+	e2etest.Gbctl(t, "images", "bundle", "-o", next, "--registry-mirror", "*="+built.URL, upgrade)
+	archive, err := registry.OpenArchive(next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { archive.Close() })
+	workstation := httptest.NewServer(registry.Serve(archive))
+	t.Cleanup(workstation.Close)
+	c, m := e2etest.Start(t, "cd-images", qemu.QEMU, e2etest.Medium(t, media.Options{Args: args, Version: "v1.0.0", Images: bundle}), func(o *qemu.Options) {
+		o.Images, o.Mirrors = nothing, map[string][]string{e2etest.InstallerHost: {workstation.URL}}
 	})
+	outside := c.Audit()
 	c.Says(2*bootBudget, 0, "runs from slot A, which is trying")
 	m.Reached("the disk boots")
 	c.Says(bootBudget, 0, "importing 2 images of the medium for system")
 	c.Says(bootBudget, 0, "images of the medium for k8s.io")
 	m.Reached("the images are imported")
 	c.Ready(m)
+	c = c.Patient(systemBudget)
+	c.Gbctl("-n", c.Node(), "upgrade", "--image", upgrade)
+	if out := c.Gbctl("-n", c.Node(), "get", "slots"); !regexp.MustCompile(`good +v2\.0\.0 +yes`).MatchString(out) {
+		t.Errorf("after the upgrade:\n%s", out)
+	}
+	c.Ready(m)
+	m.Reached("the machine is upgraded")
+	if text := outside(); text != "" {
+		t.Errorf("packets were for addresses outside of the nodes' network:\n%s", text)
+	}
 }
 
 // S-333: a machine of a development cluster boots over HTTP, with a UEFI, and is installed from the registry of the cluster. It has a

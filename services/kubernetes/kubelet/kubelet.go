@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -62,6 +63,7 @@ func Service(o Options) dag.Service {
 		Kind: dag.Container,
 		Needs: []dag.Condition{
 			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),
+			disks.Mounted(o.Store), // pods would write below the mount points otherwise
 		},
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := o.awaitIdentity(ctx); err != nil {

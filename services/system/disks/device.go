@@ -152,8 +152,8 @@ func (dev device) partitionPath(n int) (string, bool) {
 }
 
 // inUse is what keeps the disk or one of its partitions busy; "" for nothing.
-// Mounts below given are ignored: the caller unmounts them.
-func (dev device) inUse(given string) (string, error) {
+// Mounts below the given directories are ignored: the caller unmounts them.
+func (dev device) inUse(given ...string) (string, error) {
 	dir := filepath.Join("/sys/block", dev.Name)
 	parts, err := filepath.Glob(filepath.Join(dir, dev.Name+"*"))
 	if err != nil {
@@ -165,7 +165,8 @@ func (dev device) inUse(given string) (string, error) {
 		}
 		number := firstText(p, "dev")
 		mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
-			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != number || given != "" && strings.HasPrefix(i.Mountpoint, given+"/"), false
+			ends := slices.ContainsFunc(given, func(dir string) bool { return strings.HasPrefix(i.Mountpoint, dir+"/") })
+			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != number || ends, false
 		})
 		if err != nil {
 			return "", err

@@ -2,11 +2,9 @@ package disks
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"time"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
@@ -15,24 +13,32 @@ import (
 )
 
 const (
-	growfs = "/usr/sbin/xfs_growfs"
 	// growTimeout: it writes some KiB for each part (allocation group) of the file system.
 	growTimeout = time.Minute
 	// growFrom is how much is left over by making a file system, and isn't worth growing it.
 	growFrom = 16 << 20
 )
 
-// grow gives EPHEMERAL the rest of a disk that has become larger: one of a virtual machine, or one that the image of a smaller disk was written to.
-// The library writes the table so that a complete one is there at each moment. If the power goes before the file system is grown, the next boot does it.
-func (d *Disks) grow(ctx context.Context, dev device, f found) error {
-	var last *gpt.Partition
-	for _, p := range f.table.Partitions {
+// lastPartition is the one with the highest address; nil if there is none.
+func lastPartition(t *gpt.Table) (last *gpt.Partition) {
+	for _, p := range t.Partitions {
 		if p.Type != gpt.Unused && (last == nil || p.Start > last.Start) {
 			last = p
 		}
 	}
+	return last
+}
+
+// grow gives a partition that size in bytes, if it is the last one and smaller. Size 0 is the rest of the disk, which may have become larger: one of
+// a virtual machine, or one that the image of a smaller disk was written to.
+// The library writes the table so that a complete one is there at each moment. If the power goes before the file system is grown, the next boot does it.
+func (d *Disks) grow(ctx context.Context, dev device, f found, label string, size int64) error {
+	last := lastPartition(f.table)
 	end := uint64(boot.Usable(dev.Size)/int64(dev.Sector)) - 1
-	if last.Name != boot.LabelEphemeral || last.End >= end {
+	if size > 0 {
+		end = min(end, last.Start+uint64(size/int64(dev.Sector))-1)
+	}
+	if last.Name != label || last.End >= end {
 		return nil
 	}
 	file, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
@@ -45,13 +51,13 @@ func (d *Disks) grow(ctx context.Context, dev device, f found) error {
 	return d.do(ctx,
 		step{"grow", func() error { return f.table.Write(file, dev.Size) }},
 		step{"resize", func() error {
-			d.log.Info(fmt.Sprintf("%s has %s now: %s has the rest of it, %s", dev.Path, bytesText(dev.Size), last.Name, bytesText(int64(last.Size))))
+			d.log.Info(fmt.Sprintf("%s of %s, which has %s, grows to %s", last.Name, dev.Path, bytesText(dev.Size), bytesText(int64(last.Size))))
 			return changePartition(file, unix.BLKPG_RESIZE_PARTITION, last.Index, int64(last.Start)*int64(dev.Sector), int64(last.Size))
 		}})
 }
 
 // growFileSystem makes a mounted file system as large as its device.
-func (d *Disks) growFileSystem(ctx context.Context, path, dir string) error {
+func (d *Disks) growFileSystem(ctx context.Context, kind fsType, path, dir string) error {
 	file, err := os.Open(path)
 	if err != nil {
 		return err
@@ -61,16 +67,15 @@ func (d *Disks) growFileSystem(ctx context.Context, path, dir string) error {
 	if err != nil {
 		return err
 	}
-	// sb_blocksize and sb_dblocks ("XFS Algorithms & Data Structures", Superblocks).
-	super := make([]byte, 16)
+	super := make([]byte, 4096)
 	if _, err := file.ReadAt(super, 0); err != nil {
 		return err
 	}
-	has := int64(binary.BigEndian.Uint32(super[4:])) * int64(binary.BigEndian.Uint64(super[8:]))
-	if size-has < growFrom {
+	block, blocks := kind.size(super)
+	if size-block*blocks < growFrom {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, growTimeout)
 	defer cancel()
-	return d.o.Processes.Run(ctx, exec.Command(growfs, "-d", dir))
+	return kind.grow(ctx, d.o.Processes, dir, size/block)
 }

@@ -201,6 +201,13 @@ func describeTable(file *os.File, dev device, t *gpt.Table) (string, error) {
 	return "partitions " + strings.Join(parts, ", "), nil
 }
 
+// data reports whether the disk has partitions of machine.disks, and no others.
+func (f found) data() bool {
+	return f.table != nil && lastPartition(f.table) != nil && !slices.ContainsFunc(f.table.Partitions, func(p *gpt.Partition) bool {
+		return p.Type != gpt.Unused && !strings.EqualFold(string(p.Type), boot.TypeData)
+	})
+}
+
 // partition is one of our partitions on a disk.
 type partition struct {
 	n     int   // its number

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/garboard-os/garboard/boot"
 	"golang.org/x/sys/unix"
 )
 
@@ -50,7 +51,7 @@ func putLookalike(t *testing.T, l *loop) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table := newTable(dev)
+	table := newTable(dev, boot.Places(dev.Size))
 	for _, p := range table.Partitions {
 		p.Type = linuxData
 	}

@@ -15,7 +15,6 @@ import (
 )
 
 const (
-	repair = "/usr/sbin/xfs_repair"
 	// repairTimeout is enough for about ten million files on a slow disk.
 	repairTimeout = 10 * time.Minute
 	// unmountPatience is how long a file system may stay busy after everything
@@ -43,9 +42,10 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 		return fmt.Errorf("mount %s on %s: something else is mounted there", path, v.Dir)
 	}
 	err = unix.Mount(path, v.Dir, v.FileSystem, v.Flags, "")
-	if d.damaged(ctx, path, err) {
+	kind := fsTypes[v.FileSystem]
+	if d.damaged(ctx, kind, path, err) {
 		d.log.Warn(fmt.Sprintf("%s on %s is damaged: repairing it, for at most %s", v.Label, path, repairTimeout))
-		if err := d.repair(ctx, path); err != nil {
+		if err := d.repair(ctx, kind, path); err != nil {
 			return fmt.Errorf("repair %s (%s): %w", v.Label, path, err)
 		}
 		d.log.Warn(fmt.Sprintf("%s on %s is repaired", v.Label, path))
@@ -55,7 +55,7 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 		return fmt.Errorf("mount %s (%s) on %s: %w", v.Label, path, v.Dir, err)
 	}
 	d.mounts = append(d.mounts, v.Dir)
-	if err := d.growFileSystem(ctx, path, v.Dir); err != nil {
+	if err := d.growFileSystem(ctx, kind, path, v.Dir); err != nil {
 		d.log.Warn(fmt.Sprintf("%s doesn't use all of %s: %v", v.Label, path, err))
 	}
 	return nil
@@ -81,7 +81,7 @@ func (d *Disks) openPlugins() error {
 
 // damaged distinguishes a file system that needs repair from all other reasons
 // why it can't be mounted. The kernel itself replays the log after a power cut.
-func (d *Disks) damaged(ctx context.Context, path string, err error) bool {
+func (d *Disks) damaged(ctx context.Context, kind fsType, path string, err error) bool {
 	switch {
 	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG): // wrong structure, wrong checksum
 		return true
@@ -92,24 +92,31 @@ func (d *Disks) damaged(ctx context.Context, path string, err error) bool {
 	// which must not be repaired. A check without changes shows which of them it is.
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()
-	var exit *exec.ExitError
-	const corrupt = 1 // xfs_repair(8), EXIT STATUS with -n
-	return errors.As(d.o.Processes.Run(ctx, exec.Command(repair, "-n", path)), &exit) && exit.ExitCode() == corrupt
+	return exitCode(d.o.Processes.Run(ctx, exec.Command(kind.repair, "-n", path))) == kind.corrupt
 }
 
-// repair runs xfs_repair. If the log can't be replayed it is discarded: its
+// repair repairs a file system. If the log of xfs can't be replayed it is discarded: its
 // last seconds are lost, the rest is saved.
-func (d *Disks) repair(ctx context.Context, path string) error {
+func (d *Disks) repair(ctx context.Context, kind fsType, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()
-	err := d.o.Processes.Run(ctx, exec.Command(repair, path))
-	var exit *exec.ExitError
-	const dirtyLog = 2 // xfs_repair(8), EXIT STATUS
-	if errors.As(err, &exit) && exit.ExitCode() == dirtyLog {
+	err := d.o.Processes.Run(ctx, exec.Command(kind.repair, append(kind.repairArgs, path)...))
+	switch code := exitCode(err); {
+	case code != 0 && code == kind.repaired:
+		return nil
+	case code != 0 && code == kind.dirtyLog:
 		d.log.Warn(fmt.Sprintf("the log of %s can't be replayed: giving up what was written in the last seconds", path))
-		return d.o.Processes.Run(ctx, exec.Command(repair, "-L", path))
+		return d.o.Processes.Run(ctx, exec.Command(kind.repair, "-L", path))
 	}
 	return err
+}
+
+// exitCode is that of a program that has failed; 0 for other errors.
+func exitCode(err error) int {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	return 0
 }
 
 // unmount removes the mounts in reverse order.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"time"
 
@@ -16,7 +15,6 @@ import (
 )
 
 const (
-	mkfs = "/usr/sbin/mkfs.xfs"
 	// mkfsTimeout: mkfs writes some MiB per TiB, which takes seconds even on a
 	// slow USB disk under emulation.
 	mkfsTimeout = 5 * time.Minute
@@ -36,40 +34,43 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 	case newer:
 		return d.refuseNewer(dev, f)
 	case foreign:
-		if err := d.mayWipe(dev, f, wipe); err != nil {
+		if err := d.mayWipe(dev, f, wipe, "machine.install.disk", "machine.install.wipe"); err != nil {
 			return err
 		}
-		d.log.Warn(fmt.Sprintf("erasing %s, which held %s: machine.install.wipe is set", dev.Path, f.holds))
-		return d.layOut(ctx, dev)
+		return d.layOutSystem(ctx, dev)
 	case empty:
 		d.log.Info(fmt.Sprintf("%s is empty: making the system's partitions", dev.Path))
-		return d.layOut(ctx, dev)
+		return d.layOutSystem(ctx, dev)
 	case unfinished:
 		d.log.Warn(fmt.Sprintf("%s has an incomplete layout after an interruption: making the system's partitions again", dev.Path))
-		return d.layOut(ctx, dev)
+		return d.layOutSystem(ctx, dev)
 	}
-	if err := d.grow(ctx, dev, f); err != nil {
+	if err := d.grow(ctx, dev, f, boot.LabelEphemeral, 0); err != nil {
 		return fmt.Errorf("grow the partitions of %s: %w", dev.Path, err)
 	}
-	return d.finish(ctx, dev, f)
+	return d.finish(ctx, dev, f, d.volumes)
 }
 
-// mayWipe is nil if the content of the disk has to be erased and may be.
-func (d *Disks) mayWipe(dev device, f found, wipe bool) error {
-	busy, err := dev.inUse("")
+// mayWipe is nil if the content of the disk has to be erased and may be. name and allow are the settings that choose the disk, and
+// that allow it.
+func (d *Disks) mayWipe(dev device, f found, wipe bool, name, allow string) error {
+	busy, err := dev.inUse()
+	another := "Name another disk in " + name
 	switch {
 	case err != nil:
 		return err
 	case f.bootable:
-		return d.refuse(dev, fmt.Sprintf("is an installation medium (%s)", f.holds), "Name another disk in machine.install.disk")
+		return d.refuse(dev, fmt.Sprintf("is an installation medium (%s)", f.holds), another)
 	case dev.ReadOnly:
-		return d.refuse(dev, "is read-only", "Name another disk in machine.install.disk")
+		return d.refuse(dev, "is read-only", another)
 	case busy != "":
-		return d.refuse(dev, "is in use: "+busy, "Name another disk in machine.install.disk")
+		return d.refuse(dev, "is in use: "+busy, another)
+	case f.data(): // names of disks may have changed since somebody allowed it
+		return d.refuse(dev, fmt.Sprintf("has the data of other machine.disks (%s), and isn't touched", f.holds), another+", or erase this one first: gbctl reset --user-disks-to-wipe")
 	case !wipe:
-		return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds),
-			"Name another disk in machine.install.disk, or set machine.install.wipe: true to erase this one")
+		return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds), fmt.Sprintf("%s, or set %s: true to erase this one", another, allow))
 	}
+	d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s is set", dev.Path, f.holds, allow))
 	return nil
 }
 
@@ -86,27 +87,31 @@ func (d *Disks) refuseNewer(dev device, f found) error {
 		"Boot that release. To use the disk with this one, reset the node with that release first (gbctl reset), and set machine.install.wipe: true")
 }
 
-// layOut makes the whole disk ours. It writes the journal first, so that it is
-// repeated if it is interrupted.
-func (d *Disks) layOut(ctx context.Context, dev device) error {
+func (d *Disks) layOutSystem(ctx context.Context, dev device) error {
 	if dev.Size < boot.MinDisk {
 		return d.refuse(dev, fmt.Sprintf("is too small: %s of at least %s", bytesText(dev.Size), bytesText(boot.MinDisk)),
 			"Name another disk in machine.install.disk")
 	}
+	return d.layOut(ctx, dev, boot.Places(dev.Size), d.volumes)
+}
+
+// layOut makes the whole disk ours, with these partitions and file systems. It writes the journal first, so that it is
+// repeated if it is interrupted.
+func (d *Disks) layOut(ctx context.Context, dev device, places []boot.Place, volumes []volume) error {
 	file, err := openDisk(dev)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
 
-	table := newTable(dev)
+	table := newTable(dev, places)
 	steps := []step{
 		{"journal", func() error { return writeJournal(file, journal{step: stepLayout}) }},
 		{"erase", func() error { return erase(file, dev, table) }},
 		{"table", func() error { return writeTable(file, dev, table) }},
 		{"partitions", func() error { return showPartitions(ctx, file, dev, table) }},
 	}
-	for _, v := range d.volumes {
+	for _, v := range volumes {
 		steps = append(steps, d.format(ctx, dev, table, v))
 	}
 	return d.do(ctx, append(steps, finished(file))...)
@@ -147,21 +152,25 @@ func openDisk(dev device) (*os.File, error) {
 	return os.OpenFile(dev.Path, os.O_RDWR, 0)
 }
 
-// newTable is the layout as a partition table.
-func newTable(dev device) *gpt.Table {
-	sectors := func(bytes int64) uint64 { return uint64(bytes / int64(dev.Sector)) }
+// newTable is a layout as a partition table.
+func newTable(dev device, places []boot.Place) *gpt.Table {
 	t := &gpt.Table{LogicalSectorSize: dev.Sector, PhysicalSectorSize: dev.Sector, ProtectiveMBR: true}
-	for i, p := range boot.Places(dev.Size) {
-		t.Partitions = append(t.Partitions, &gpt.Partition{
-			Index:      i + 1,
-			Name:       p.Label,
-			Type:       gpt.Type(p.Type),
-			Attributes: p.Attributes,
-			Start:      sectors(p.Start),
-			End:        sectors(p.Start+p.Size) - 1,
-		})
+	for i, p := range places {
+		t.Partitions = append(t.Partitions, newPartition(dev, i+1, p))
 	}
 	return t
+}
+
+func newPartition(dev device, n int, p boot.Place) *gpt.Partition {
+	sectors := func(bytes int64) uint64 { return uint64(bytes / int64(dev.Sector)) }
+	return &gpt.Partition{
+		Index:      n,
+		Name:       p.Label,
+		Type:       gpt.Type(p.Type),
+		Attributes: p.Attributes,
+		Start:      sectors(p.Start),
+		End:        sectors(p.Start+p.Size) - 1,
+	}
 }
 
 // erase zeroes what other systems would recognise: the edges of the disk, and
@@ -219,7 +228,7 @@ func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) 
 		}
 		ctx, cancel := context.WithTimeout(ctx, mkfsTimeout)
 		defer cancel()
-		if err := d.o.Processes.Run(ctx, exec.Command(mkfs, "-q", "-f", "-L", v.Label, path)); err != nil {
+		if err := d.o.Processes.Run(ctx, fsTypes[v.FileSystem].create(v.Label, path)); err != nil {
 			return err
 		}
 		file, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -235,8 +244,8 @@ func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) 
 
 // finish makes the missing file systems of a complete layout: a reset has
 // zeroed one, or its formatting was interrupted.
-func (d *Disks) finish(ctx context.Context, dev device, f found) error {
-	for _, v := range d.volumes {
+func (d *Disks) finish(ctx context.Context, dev device, f found, volumes []volume) error {
+	for _, v := range volumes {
 		if slices.Contains(d.mounts, v.Dir) {
 			continue
 		}

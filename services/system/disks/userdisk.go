@@ -101,8 +101,8 @@ func (d *Disks) userDisk(name string, devices []device) (device, error) {
 	if err != nil {
 		return dev, err
 	}
-	// The pods and the kubelet's mounts end with their node.
-	busy, err := dev.inUse(filepath.Join(d.o.varDir, "lib/kubelet"))
+	// The pods, the kubelet's mounts and those of machine.disks end with their node.
+	busy, err := dev.inUse(filepath.Join(d.o.varDir, "lib/kubelet"), filepath.Join(d.o.varDir, "mnt"))
 	switch {
 	case err != nil:
 		return dev, err

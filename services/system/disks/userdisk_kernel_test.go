@@ -144,7 +144,7 @@ func TestUserDisksThatAreRefused(t *testing.T) {
 		t.Errorf("without a system disk: %v", err)
 	}
 	m.mustUp(config.Install{Disk: system.path})
-	if out, err := exec.Command(mkfs, "-q", mounted.path).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mkfs.xfs", "-q", mounted.path).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	mountAt := func(dir string) {

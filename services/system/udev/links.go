@@ -1,9 +1,6 @@
 package udev
 
 import (
-	"cmp"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -84,19 +81,7 @@ func (d *daemon) link(subsystem, sysfsDevice, devName string, gone bool) {
 		return
 	}
 	path := filepath.Join(d.dev, name)
-	target, err := filepath.Rel(filepath.Dir(path), node)
-	if err != nil {
-		return
-	}
-	err = os.MkdirAll(filepath.Dir(path), 0o755)
-	if old, _ := os.Readlink(path); err == nil && old != target {
-		err = os.Remove(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-		err = cmp.Or(err, os.Symlink(target, path))
-	}
-	if err != nil {
+	if err := symlink(node, path); err != nil {
 		d.log.Warn("the link to a device isn't made", "link", path, "err", err)
 	}
 }

@@ -4,8 +4,9 @@
 // User space has to load the modules that drive them. The service udevd does
 // that. It listens, loads the modules of all devices that exist already
 // (coldplug), and is up when there is nothing left to do. It also loads a few
-// modules that no device asks for, and makes the links by which devices are named.
-// Modprobe answers the kernel's own requests for modules. There are no rules: services
+// modules that no device asks for, makes the links by which devices are named, and
+// applies the rules of the configuration, which may change settings of devices (rules.go).
+// Modprobe answers the kernel's own requests for modules. Services
 // that need a disk or a network link look for it themselves.
 package udev
 
@@ -20,10 +21,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
 )
 
 const (
@@ -39,7 +42,10 @@ const (
 const ID = "udevd"
 
 // Options are the inputs of udevd.
-type Options struct{ Mode boot.Mode }
+type Options struct {
+	Mode  boot.Mode
+	Store *resource.Store
+}
 
 // Service is udevd.
 func Service(o Options) dag.Service {
@@ -56,6 +62,16 @@ func Service(o Options) dag.Service {
 			if err != nil {
 				return err
 			}
+			ctx, cancel := context.WithCancel(ctx)
+			events, err := d.listen(ctx)
+			var configured sync.WaitGroup
+			defer configured.Wait()
+			defer cancel()
+			if err != nil {
+				return err
+			}
+			r := &rules{sysfs: d.sysfs, dev: d.dev, log: h.Log, links: map[string][]string{}}
+			configured.Go(func() { r.follow(ctx, o.Store, events) })
 			return d.run(ctx, h.Started)
 		},
 	}

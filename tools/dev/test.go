@@ -166,7 +166,7 @@ func lint(ctx context.Context, s *suite) (result, error) {
 			return result{}, fmt.Errorf("%s: %w", module, err)
 		}
 	}
-	return result{}, nil
+	return result{}, buildForMac(ctx, s)
 }
 
 // modules are modules of their own, which ./... leaves out, with code of ours.
@@ -197,6 +197,17 @@ func lintModule(ctx context.Context, s *suite, module string) error {
 		return err
 	}
 	fmt.Fprintf(s.out, "clean: %d packages; go vet looked at %d anew and took the others from its cache, as staticcheck does\n", strings.Count(string(packages), "\n"), vetted)
+	return nil
+}
+
+// buildForMac compiles the client for the other system that its users have.
+func buildForMac(ctx context.Context, s *suite) error {
+	fmt.Fprintln(s.out, "+ GOOS=darwin GOARCH=arm64 go build ./tools/gbctl")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", os.DevNull, "./tools/gbctl")
+	cmd.Dir, cmd.Env = s.copied, append(os.Environ(), "GOOS=darwin", "GOARCH=arm64", "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("gbctl for macOS: %w: %s", err, text)
+	}
 	return nil
 }
 

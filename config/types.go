@@ -226,7 +226,7 @@ type DiskSelector struct {
 	Serial  string   `yaml:"serial"`  // serial number
 	WWID    string   `yaml:"wwid"`    // world wide identifier, such as naa.5002538d40000000
 	BusPath string   `yaml:"busPath"` // below /sys/devices, such as "/pci0000:00/0000:00:1f.2/*"
-	Type    DiskType `yaml:"type"`    // ssd is a disk without rotating parts that isn't nvme
+	Type    DiskType `yaml:"type"`    // an ssd is a disk without rotating parts that isn't nvme
 }
 
 // DataDisk is a disk for the data of pods. One that is empty gets its partitions and file systems from the node. The kubelet

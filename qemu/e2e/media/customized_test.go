@@ -129,7 +129,7 @@ func TestS200CustomizedByDocker(t *testing.T) {
 const writer = `
 apiVersion: v1
 kind: Pod
-metadata: {name: writer, namespace: default}
+metadata: {name: writer, namespace: kube-system}
 spec:
   tolerations: [{operator: Exists}]
   restartPolicy: Never

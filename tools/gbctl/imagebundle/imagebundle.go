@@ -78,9 +78,6 @@ func only(in layout.Path, images []string) error {
 	if err != nil {
 		return err
 	}
-	if err != nil {
-		return err
-	}
 	index, err := in.ImageIndex()
 	if err != nil {
 		return err

@@ -117,8 +117,8 @@ func checkDisks(c *Config, r *report) {
 		if disk.Device == "" && disk.DiskSelector == (DiskSelector{}) {
 			r.lacks(where.with("device"), "or a diskSelector")
 		}
-		if disk.Wipe && disk.DiskSelector.Serial == "" && disk.DiskSelector.WWID == "" && !strings.HasPrefix(disk.Device, "/dev/disk/by-id/") {
-			r.bad(where.with("wipe"), "needs a disk that is named for good: a device in /dev/disk/by-id, or a diskSelector with serial or wwid. Other names can be those of another disk after the next boot")
+		if disk.Wipe && !exact(disk.DiskSelector.Serial) && !exact(disk.DiskSelector.WWID) && !strings.HasPrefix(disk.Device, "/dev/disk/by-id/") {
+			r.bad(where.with("wipe"), "needs a disk that is named for good: a device in /dev/disk/by-id, or a diskSelector with serial or wwid, without an asterisk. Other names can be those of another disk after the next boot")
 		}
 		if len(disk.Partitions) == 0 {
 			r.lacks(where.with("partitions"), "such as [{mountpoint: /var/mnt/data}]")
@@ -140,6 +140,9 @@ func checkDisks(c *Config, r *report) {
 		}
 	}
 }
+
+// exact reports whether a property of a selector is that of one disk.
+func exact(pattern string) bool { return pattern != "" && !strings.Contains(pattern, "*") }
 
 func checkKernelModules(c *Config, r *report) {
 	for i, m := range c.Machine.Kernel.Modules {

@@ -25,7 +25,7 @@ import (
 // that has one of them is found by it, and a disk without them is chosen by its name or its properties.
 //
 //	chosen ─ empty ─▶ layOut ─┐
-//	       └ known ─▶ extend ─┴▶ finish ─▶ mountVolume
+//	       └ known ─▶ extend ─┴▶ finish ─▶ record ─▶ mountVolume
 
 // retryData is how often a disk that can't be used is looked at again: somebody may plug in another one.
 const retryData = 2 * time.Second
@@ -129,6 +129,9 @@ func (d *Disks) mountDisk(ctx context.Context, wanted config.DataDisk) (path str
 	if err != nil {
 		return dev.Path, nil, err
 	}
+	if err := d.record(wanted.Name, dev); err != nil { // before the first file is written to it
+		return dev.Path, nil, err
+	}
 	sizes = map[string]string{}
 	for _, v := range all {
 		if err := errors.Join(os.MkdirAll(v.Dir, 0o755), d.mountVolume(ctx, dev, v)); err != nil {
@@ -207,7 +210,14 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 		return device{}, found{}, fmt.Errorf("%s and %s both have partitions of %s: unplug the one whose data isn't wanted", known[0].Path, known[1].Path, wanted.Name)
 	case len(known) == 1:
 		return known[0].device, known[0].found, nil
-	case len(fits) > 0:
+	}
+	if on, ok := d.records()[wanted.Name]; ok {
+		fits = slices.DeleteFunc(free, func(c candidate) bool { return !on.is(c.device) }) // it was erased
+		if len(fits) == 0 {
+			return device{}, found{}, fmt.Errorf("the disk of %s (%s) is missing. Plug it in, or give the entry of machine.disks another name to begin on another disk", wanted.Name, on)
+		}
+	}
+	if len(fits) > 0 {
 		return fits[0].device, fits[0].found, nil
 	}
 	return device{}, found{}, fmt.Errorf("no disk fits %s of machine.disks. Plug it in, or correct device or diskSelector. The disks here:\n%s", wanted.Name, d.selection(wanted.DiskSelector))

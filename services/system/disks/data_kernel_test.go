@@ -173,7 +173,9 @@ func TestDataDiskIsRefused(t *testing.T) {
 func others(t *testing.T, system, data *loop) {
 	t.Helper()
 	m := withData(t, system, data)
-	m.mustMount(dataDisk(data.path, partitionOf("others", 0, config.XFS)))
+	disk := dataDisk(data.path, partitionOf("others", 0, config.XFS))
+	disk.Name = "others"
+	m.mustMount(disk)
 	m.off()
 }
 
@@ -211,8 +213,42 @@ func TestDataDiskIsSelected(t *testing.T) {
 		t.Errorf("the copy has %q", got)
 	}
 	m.off()
-	_, _, err = withData(t, system, foreign).disks.mountDisk(t.Context(), dataDisk("/dev/nothing", disk.Partitions...))
-	refused(t, err, "no disk fits data of machine.disks. Plug it in, or correct device or diskSelector")
+	disk.Name, disk.Device = "more", "/dev/nothing"
+	_, _, err = withData(t, system, foreign).disks.mountDisk(t.Context(), disk)
+	refused(t, err, "no disk fits more of machine.disks. Plug it in, or correct device or diskSelector")
+}
+
+// While the disk of an entry is missing, an empty one isn't used in its place. The disk itself is, after it was erased.
+func TestMissingDataDisk(t *testing.T) {
+	system, data, spare := newLoop(t, 4*gib), newLoop(t, gib), newLoop(t, gib)
+	disk := dataDisk("", partitionOf("data", 0, config.XFS))
+	disk.DiskSelector.Size = config.DiskSize{Comparison: "==", Bytes: gib}
+	m := withData(t, system, data)
+	m.mustMount(disk)
+	m.write("var/mnt/data/mine", "kept")
+	m.off()
+
+	m = withData(t, system, spare)
+	_, _, err := m.disks.mountDisk(t.Context(), disk)
+	refused(t, err, "the disk of data (1 GiB) is missing. Plug it in, or give the entry of machine.disks another name")
+	m.off()
+	m = withData(t, system, spare, data)
+	m.mustMount(disk)
+	if got := m.read("var/mnt/data/mine"); got != "kept" {
+		t.Errorf("the file has %q", got)
+	}
+	m.off()
+
+	disk.Name = "again"
+	m = withData(t, system, spare)
+	m.numbered()
+	m.mustMount(disk)
+	m.off()
+	spare.writeAt(0, strings.Repeat("\x00", 2*mib))
+	spare.writeAt(gib-mib, strings.Repeat("\x00", mib))
+	m = withData(t, system, spare)
+	m.numbered()
+	m.mustMount(disk)
 }
 
 func copyDisk(t *testing.T, from, to *loop) {

@@ -116,12 +116,12 @@ func signer(t *testing.T, dir string) (authority []byte) {
 }
 
 // A rule accepts an image that a real cosign has signed with the key, or with a certificate for the identity, and refuses an image without a
-// signature, and one that somebody else has signed.
+// signature, and one that somebody else has signed. Signatures have both formats of cosign.
 func TestSignedImages(t *testing.T) {
-	const signed, certified, unsigned, foreign = "site/kubelet", "site/certified", "site/unsigned", "site/foreign"
+	const signed, certified, unsigned, foreign, stated = "site/kubelet", "site/certified", "site/unsigned", "site/foreign", "site/stated"
 	dir := t.TempDir()
 	from := e2etest.Built(t, qemu.Container).Layout
-	for _, repository := range []string{signed, certified, unsigned, foreign} {
+	for _, repository := range []string{signed, certified, unsigned, foreign, stated} {
 		// Their digests differ, so that a signature is for one of them.
 		store(t, dir, from, map[string]string{config.DefaultKubeletImage: repository + ":1"}, ownLayerOf(t))
 	}
@@ -132,6 +132,8 @@ func TestSignedImages(t *testing.T) {
 		run("generate-key-pair", "--output-key-prefix", key)
 		run("sign", "--key", key+".key", "--tlog-upload=false", "--allow-http-registry", "--yes", well+"/"+repository+"@"+digestOf(t, well+"/"+repository+":1"))
 	}
+	bundle := []string{"sign", "--new-bundle-format", "--tlog-upload=false", "--allow-http-registry", "--yes"}
+	run(append(bundle, "--key", "site.key", well+"/"+stated+"@"+digestOf(t, well+"/"+stated+":1"))...)
 	authority := signer(t, keys)
 	run("import-key-pair", "--key", "leaf-plain.key", "--output-key-prefix", "leaf")
 	run("sign", "--key", "leaf.key", "--certificate", "leaf.pem", "--certificate-chain", "ca.pem", "--tlog-upload=false", "--allow-http-registry", "--yes",
@@ -173,20 +175,20 @@ func TestSignedImages(t *testing.T) {
 	rule("https://build.test/other")
 	says(certified, "its certificate is that of "+identity)
 	rule(identity)
-	c.Eventually(pullBudget, "the kubelet runs from the image with a certificate", func() error {
-		out, err := c.TryGbctl("-n", c.Node(), "containers")
-		if err == nil && !strings.Contains(out, "signed.test/"+certified) {
-			err = errors.New(out)
-		}
-		return err
-	})
+	runs := func(repository string) {
+		t.Helper()
+		c.Eventually(pullBudget, "the kubelet runs from "+repository, func() error {
+			out, err := c.TryGbctl("-n", c.Node(), "containers")
+			if err == nil && !strings.Contains(out, "signed.test/"+repository) {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	runs(certified)
+	says(stated, "Pulling image signed.test/"+stated)
+	runs(stated)
 	says(signed, "Pulling image signed.test/"+signed)
 	c.Ready(m)
-	c.Eventually(pullBudget, "the kubelet runs from the signed image", func() error {
-		out, err := c.TryGbctl("-n", c.Node(), "containers")
-		if err == nil && !strings.Contains(out, "signed.test/"+signed) {
-			err = errors.New(out)
-		}
-		return err
-	})
+	runs(signed)
 }

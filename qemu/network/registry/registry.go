@@ -22,6 +22,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 const (
@@ -34,7 +35,7 @@ const (
 const manifestLimit = 4 << 20
 
 var (
-	resource = regexp.MustCompile(`^/v2/([a-z0-9][a-z0-9._/-]*)/(manifests|blobs|tags)/([^/]+)$`)
+	resource = regexp.MustCompile(`^/v2/([a-z0-9][a-z0-9._/-]*)/(manifests|blobs|tags|referrers)/([^/]+)$`)
 	hash     = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 )
 
@@ -83,6 +84,8 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.blob(w, req, reference)
 	case "tags":
 		r.list(w, repository)
+	case "referrers":
+		r.referrers(w, req, repository, reference)
 	}
 }
 
@@ -158,6 +161,23 @@ func (r *Registry) list(w http.ResponseWriter, repository string) {
 	names := slices.Sorted(maps.Keys(tags[repository]))
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]any{"name": repository, "tags": names})
+}
+
+// referrers lists what refers to an image that is here, such as its signatures. In a layout that is an index with a tag.
+func (r *Registry) referrers(w http.ResponseWriter, req *http.Request, repository, digest string) {
+	tag := strings.Replace(digest, ":", "-", 1)
+	if _, err := r.find(repository, tag); err == nil {
+		r.manifest(w, req, repository, tag)
+		return
+	}
+	f, _, err := r.file(digest)
+	if err != nil {
+		refuse(w, http.StatusNotFound, "MANIFEST_UNKNOWN", "no manifest "+digest)
+		return
+	}
+	f.Close()
+	w.Header().Set("Content-Type", string(types.OCIImageIndex))
+	_ = json.NewEncoder(w).Encode(v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{}})
 }
 
 // file opens a blob in the first layout that has it.

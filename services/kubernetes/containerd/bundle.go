@@ -8,14 +8,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"path"
-	"strings"
 	"time"
 
 	client "github.com/containerd/containerd/v2/client"
 	imagestore "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/errdefs"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
@@ -57,7 +54,7 @@ func (c *Containerd) importBundle(ctx context.Context, h *dag.Handle) {
 }
 
 func (c *Containerd) importFrom(ctx context.Context, h *dag.Handle, archive io.ReadSeeker) error {
-	images, err := bundled(archive)
+	images, err := archiveImages(archive)
 	if err != nil {
 		return err
 	}
@@ -74,7 +71,7 @@ func (c *Containerd) importFrom(ctx context.Context, h *dag.Handle, archive io.R
 		ctx := namespaces.WithNamespace(ctx, namespace)
 		missing := map[string]bool{}
 		for name := range images {
-			if own[name] != (namespace == Namespace) || strings.HasSuffix(name, signatureSuffix) {
+			if own[name] != (namespace == Namespace) || signatureTag.MatchString(name) {
 				continue
 			}
 			if _, err := cl.ImageService().Get(ctx, name); err == nil {
@@ -121,34 +118,16 @@ func others(imported []imagestore.Image, images map[string]ocispec.Descriptor) (
 }
 
 // acceptBundled verifies an image of an archive, if there is a rule for it. Its signatures are in the archive, too.
-func acceptBundled(ctx context.Context, archive io.ReadSeeker, images map[string]ocispec.Descriptor, image string, rules config.Images) error {
+func acceptBundled(ctx context.Context, file io.ReadSeeker, images map[string]ocispec.Descriptor, image string, rules config.Images) error {
 	rule := rules.Rule(image)
 	if rule == nil {
 		return nil
 	}
-	of := images[image].Digest
-	return verify(ctx, image, of, rule, func(context.Context) (list ocispec.Descriptor, content read, err error) {
-		signatures, err := signatureName(image, of)
-		if err != nil {
-			return list, nil, err
-		}
-		list, ok := images[signatures]
-		if !ok {
-			return list, nil, errdefs.ErrNotFound
-		}
-		return list, func(_ context.Context, part ocispec.Descriptor) ([]byte, error) {
-			file := path.Join(ocispec.ImageBlobsDir, part.Digest.Algorithm().String(), part.Digest.Encoded())
-			in, err := bundledFile(archive, file)
-			if err != nil {
-				return nil, err
-			}
-			return readPart(in, part)
-		}, nil
-	})
+	return verify(ctx, image, images[image].Digest, rule, archive{file, images})
 }
 
-// bundledFile finds a file in an archive.
-func bundledFile(archive io.ReadSeeker, name string) (io.Reader, error) {
+// archiveFile finds a file in an archive.
+func archiveFile(archive io.ReadSeeker, name string) (io.Reader, error) {
 	if _, err := archive.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
@@ -163,9 +142,9 @@ func bundledFile(archive io.ReadSeeker, name string) (io.Reader, error) {
 	}
 }
 
-// bundled are the images in an archive of the OCI image layout, by name.
-func bundled(archive io.ReadSeeker) (map[string]ocispec.Descriptor, error) {
-	file, err := bundledFile(archive, ocispec.ImageIndexFile)
+// archiveImages are the images in an archive of the OCI image layout, by name.
+func archiveImages(archive io.ReadSeeker) (map[string]ocispec.Descriptor, error) {
+	file, err := archiveFile(archive, ocispec.ImageIndexFile)
 	if err != nil {
 		return nil, err
 	}

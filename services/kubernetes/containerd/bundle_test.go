@@ -31,7 +31,7 @@ func TestBundled(t *testing.T) {
 		return bytes.NewReader(b.Bytes())
 	}
 	const index = `{"manifests": [{"annotations": {"org.opencontainers.image.ref.name": "registry.k8s.io/pause:3.10.1"}}, {"digest": "sha256:00"}]}`
-	if names, err := bundled(archive("index.json", index)); err != nil || !slices.Equal(slices.Collect(maps.Keys(names)), []string{"registry.k8s.io/pause:3.10.1"}) {
+	if names, err := archiveImages(archive("index.json", index)); err != nil || !slices.Equal(slices.Collect(maps.Keys(names)), []string{"registry.k8s.io/pause:3.10.1"}) {
 		t.Errorf("%v, %v", names, err)
 	}
 	for content, in := range map[string]*bytes.Reader{
@@ -40,7 +40,7 @@ func TestBundled(t *testing.T) {
 		"no archive": bytes.NewReader([]byte("text")),
 		"nothing":    bytes.NewReader(nil),
 	} {
-		if names, err := bundled(in); err == nil || !strings.HasPrefix(err.Error(), "images.tar: ") {
+		if names, err := archiveImages(in); err == nil || !strings.HasPrefix(err.Error(), "images.tar: ") {
 			t.Errorf("%s: %v, %v", content, names, err)
 		}
 	}

@@ -55,7 +55,7 @@ func TestS127MirrorHosts(t *testing.T) {
 		at := -1
 		for _, want := range tt.want {
 			host, ok := parsed.Host[want]
-			if !ok || !host.OverridePath || len(host.Capabilities) != 2 {
+			if !ok || !host.OverridePath || len(host.Capabilities) != 3 {
 				t.Errorf("%s: endpoint %s is missing or not as wanted in\n%s", tt.registry, want, data)
 			}
 			// The order of the endpoints is the order in which they are asked.

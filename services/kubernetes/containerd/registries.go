@@ -62,7 +62,7 @@ func hostFiles(r config.Registries) []hostFile {
 			}
 			u.Path = path
 			more, its := tlsSettings(r, dir, u.Host)
-			text += fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n  override_path = true\n", u.String()) + more
+			text += fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\", \"referrers\"]\n  override_path = true\n", u.String()) + more
 			files = append(files, its...)
 		}
 		out = append(out, hostFile{path: filepath.Join(dir, "hosts.toml"), data: []byte(text), perm: 0o644})

@@ -244,7 +244,7 @@ func TestHostFilesOfOneRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		upstream + "/hosts.toml": "skip_verify = true\n[host.\"https://mirror.example:5000/v2\"]\n  capabilities = [\"pull\", \"resolve\"]\n  override_path = true\n" +
+		upstream + "/hosts.toml": "skip_verify = true\n[host.\"https://mirror.example:5000/v2\"]\n  capabilities = [\"pull\", \"resolve\", \"referrers\"]\n  override_path = true\n" +
 			"ca = \"mirror.example_5000.ca.pem\"\nclient = [[\"mirror.example_5000.client.pem\", \"mirror.example_5000.client-key.pem\"]]\n",
 		upstream + "/mirror.example_5000.ca.pem":         "ca",
 		upstream + "/mirror.example_5000.client-key.pem": "key",

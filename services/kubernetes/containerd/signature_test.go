@@ -74,16 +74,64 @@ func newSigner(t *testing.T, until time.Time, usage x509.ExtKeyUsage) signer {
 	return signer{key, certificate(ca, ca, root), certificate(leaf, ca, key)}
 }
 
-// sign is a layer of a list of signatures, with its content.
-func sign(t *testing.T, key *ecdsa.PrivateKey, of digest.Digest, kind string) (ocispec.Descriptor, []byte) {
+// signedImage is a source that has one image.
+type signedImage struct {
+	lists     map[string]ocispec.Descriptor // by name
+	referring []ocispec.Descriptor
+	parts     map[digest.Digest][]byte
+}
+
+func (s signedImage) find(_ context.Context, name string) (ocispec.Descriptor, error) {
+	d, ok := s.lists[name]
+	if !ok {
+		return d, errdefs.ErrNotFound
+	}
+	return d, nil
+}
+
+func (s signedImage) referrers(context.Context, digest.Digest, string) ([]ocispec.Descriptor, error) {
+	return s.referring, nil
+}
+
+func (s signedImage) read(_ context.Context, part ocispec.Descriptor) ([]byte, error) {
+	return s.parts[part.Digest], nil
+}
+
+// add adds a part, and returns its descriptor.
+func (s signedImage) add(t *testing.T, part any) ocispec.Descriptor {
 	t.Helper()
-	payload := fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":"registry.example/team/image"},"image":{"docker-manifest-digest":%q},"type":%q},"optional":null}`, of, kind)
-	sum := sha256.Sum256(payload)
+	text, ok := part.([]byte)
+	if !ok {
+		var err error
+		if text, err = json.Marshal(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := ocispec.Descriptor{Digest: digest.FromBytes(text), Size: int64(len(text))}
+	s.parts[d.Digest] = text
+	return d
+}
+
+func signText(t *testing.T, key *ecdsa.PrivateKey, text []byte) []byte {
+	t.Helper()
+	sum := sha256.Sum256(text)
 	signature, err := ecdsa.SignASN1(rand.Reader, key, sum[:])
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ocispec.Descriptor{Digest: digest.FromBytes(payload), Size: int64(len(payload)), Annotations: map[string]string{signatureAnnotation: base64.StdEncoding.EncodeToString(signature)}}, payload
+	return signature
+}
+
+// sign signs an image in the format with a tag.
+func (s signedImage) sign(t *testing.T, key *ecdsa.PrivateKey, of digest.Digest, kind string, certificate []byte, change func(*ocispec.Descriptor)) {
+	t.Helper()
+	payload := fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":"registry.example/team/image"},"image":{"docker-manifest-digest":%q},"type":%q},"optional":null}`, of, kind)
+	layer := s.add(t, payload)
+	layer.Annotations = map[string]string{signatureAnnotation: base64.StdEncoding.EncodeToString(signText(t, key, payload)), certificateAnnotation: string(certificate)}
+	if change != nil {
+		change(&layer)
+	}
+	s.lists["registry.example/team/image:"+strings.ReplaceAll(digest.FromString("image").String(), ":", "-")+".sig"] = s.add(t, ocispec.Manifest{Layers: []ocispec.Descriptor{layer}})
 }
 
 // An image is accepted with a signature that the rule wants, and refused with all others, or with none.
@@ -111,7 +159,7 @@ func TestSignatures(t *testing.T) {
 		"unsigned":         {rule: byKey, want: "it has no signature of cosign"},
 		"another key":      {key: newKey(t), rule: byKey, want: "a signature is of another key"},
 		"another image":    {key: key, rule: byKey, of: digest.FromString("other"), want: "a signature is for sha256:"},
-		"another type":     {key: key, rule: byKey, kind: "atomic container signature", want: "a signature is for"},
+		"another type":     {key: key, rule: byKey, kind: "atomic container signature", want: `its type is "atomic container signature"`},
 		"no signature":     {key: key, rule: byKey, change: func(d *ocispec.Descriptor) { d.Annotations = nil }, want: "a signature is of another key"},
 		"no base64":        {key: key, rule: byKey, change: func(d *ocispec.Descriptor) { d.Annotations[signatureAnnotation] = "%" }, want: "a signature can't be read"},
 		"other identity":   {key: good.key, certificate: good.certificate, rule: by(good, "https://ci.example/other"), want: "its certificate is that of " + testIdentity},
@@ -128,29 +176,11 @@ func TestSignatures(t *testing.T) {
 		if c.kind == "" {
 			c.kind = signedType
 		}
-		parts := map[digest.Digest][]byte{}
-		list := ocispec.Manifest{}
+		from := signedImage{map[string]ocispec.Descriptor{}, nil, map[digest.Digest][]byte{}}
 		if c.key != nil {
-			layer, payload := sign(t, c.key, c.of, c.kind)
-			if c.certificate != nil {
-				layer.Annotations[certificateAnnotation] = string(c.certificate)
-			}
-			if c.change != nil {
-				c.change(&layer)
-			}
-			list.Layers, parts[layer.Digest] = []ocispec.Descriptor{layer}, payload
+			from.sign(t, c.key, c.of, c.kind, c.certificate, c.change)
 		}
-		text, err := json.Marshal(list)
-		if err != nil {
-			t.Fatal(err)
-		}
-		parts["list"] = text
-		err = verify(t.Context(), testImage, of, &c.rule, func(context.Context) (ocispec.Descriptor, read, error) {
-			if c.key == nil {
-				return ocispec.Descriptor{}, nil, errdefs.ErrNotFound
-			}
-			return ocispec.Descriptor{Digest: "list"}, func(_ context.Context, part ocispec.Descriptor) ([]byte, error) { return parts[part.Digest], nil }, nil
-		})
+		err := verify(t.Context(), testImage, of, &c.rule, from)
 		switch {
 		case c.want == "" && err != nil:
 			t.Errorf("%s: %v", name, err)
@@ -160,15 +190,75 @@ func TestSignatures(t *testing.T) {
 	}
 }
 
-func TestSignatureName(t *testing.T) {
+// A bundle counts as a signature with a tag does. What it states otherwise is no signature.
+func TestSignatureBundles(t *testing.T) {
+	t.Parallel()
+	of, key := digest.FromString("image"), newKey(t)
+	good := newSigner(t, time.Now().Add(time.Hour), x509.ExtKeyUsageCodeSigning)
+	byKey := config.ImageRule{Prefix: "registry.example/", Keys: []config.PEM{public(t, key.Public())}}
+	byIdentity := config.ImageRule{Prefix: "registry.example/", Authority: good.authority, Identity: testIdentity}
+	der, _ := pem.Decode(good.certificate)
+	type envelope = map[string]any
+	statement := func(of digest.Digest, predicate string) string {
+		return fmt.Sprintf(`{"_type":"https://in-toto.io/Statement/v1","predicateType":%q,"subject":[{"digest":{"sha256":%q}}]}`, predicate, of.Encoded())
+	}
+	bundle := func(key *ecdsa.PrivateKey, payload, kind string) envelope {
+		made := signText(t, key, fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(kind), kind, len(payload), payload))
+		return envelope{"payload": []byte(payload), "payloadType": kind, "signatures": []envelope{{"sig": made, "keyid": ""}}}
+	}
+	mine := statement(of, signPredicate)
+	for name, c := range map[string]struct {
+		envelope    envelope
+		certificate []byte
+		rule        config.ImageRule
+		predicate   string // in the manifest
+		want        string
+	}{
+		"key":             {envelope: bundle(key, mine, statementType), rule: byKey, predicate: signPredicate},
+		"no annotation":   {envelope: bundle(key, mine, statementType), rule: byKey},
+		"certificate":     {envelope: bundle(good.key, mine, statementType), certificate: der.Bytes, rule: byIdentity},
+		"another key":     {envelope: bundle(newKey(t), mine, statementType), rule: byKey, want: "a signature is of another key"},
+		"no certificate":  {envelope: bundle(good.key, mine, statementType), rule: byIdentity, want: "no CERTIFICATE block"},
+		"another image":   {envelope: bundle(key, statement(digest.FromString("other"), signPredicate), statementType), rule: byKey, want: "a signature is for sha256:"},
+		"no image":        {envelope: bundle(key, fmt.Sprintf(`{"predicateType":%q}`, signPredicate), statementType), rule: byKey, want: "a signature is for ,"},
+		"an SBOM":         {envelope: bundle(key, statement(of, "https://spdx.dev/Document"), statementType), rule: byKey, predicate: "https://spdx.dev/Document", want: "it has no signature of cosign"},
+		"a hidden SBOM":   {envelope: bundle(key, statement(of, "https://spdx.dev/Document"), statementType), rule: byKey, predicate: signPredicate, want: `it states "https://spdx.dev/Document"`},
+		"another type":    {envelope: bundle(key, mine, "text/plain"), rule: byKey, want: `it has 1 signatures for an envelope with "text/plain"`},
+		"without a value": {envelope: envelope{"payload": []byte(mine), "payloadType": statementType}, rule: byKey, want: "it has 0 signatures"},
+		"no envelope":     {rule: byKey, want: "it has 0 signatures"},
+	} {
+		from := signedImage{parts: map[digest.Digest][]byte{}}
+		material := envelope{"publicKey": envelope{"hint": "unused"}}
+		if c.certificate != nil {
+			material = envelope{"certificate": envelope{"rawBytes": c.certificate}}
+		}
+		layer := from.add(t, envelope{"mediaType": bundleType + ".v0.3+json", "verificationMaterial": material, "dsseEnvelope": c.envelope})
+		layer.MediaType = bundleType + ".v0.3+json"
+		m := ocispec.Manifest{Layers: []ocispec.Descriptor{layer}}
+		if c.predicate != "" {
+			m.Annotations = map[string]string{predicateAnnotation: c.predicate}
+		}
+		other := ocispec.Manifest{Layers: []ocispec.Descriptor{{MediaType: "text/spdx", Digest: "sha256:absent"}}}
+		from.referring = []ocispec.Descriptor{from.add(t, other), from.add(t, m)}
+		err := verify(t.Context(), testImage, of, &c.rule, from)
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || PullReason(err.Error()) != ImageUnsigned):
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+func TestListName(t *testing.T) {
 	t.Parallel()
 	for image, want := range map[string]string{
-		"registry.example/team/image:1":       "registry.example/team/image:sha256-00.sig",
-		"registry.example:5000/image":         "registry.example:5000/image:sha256-00.sig",
-		"registry.example/image:1@sha256:ab":  "registry.example/image:sha256-00.sig",
-		"ghcr.io/garboard-os/installer:v1.-x": "ghcr.io/garboard-os/installer:sha256-00.sig",
+		"registry.example/team/image:1":       "registry.example/team/image:sha256-00",
+		"registry.example:5000/image":         "registry.example:5000/image:sha256-00",
+		"registry.example/image:1@sha256:ab":  "registry.example/image:sha256-00",
+		"ghcr.io/garboard-os/installer:v1.-x": "ghcr.io/garboard-os/installer:sha256-00",
 	} {
-		if got, err := signatureName(image, "sha256:00"); got != want || err != nil {
+		if got, err := listName(image, "sha256:00"); got != want || err != nil {
 			t.Errorf("%s: %s, %v", image, got, err)
 		}
 	}

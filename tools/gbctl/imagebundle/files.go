@@ -53,7 +53,7 @@ func (b Bundle) Files(ctx context.Context, from, folder, dir string) error {
 	}
 	defer archive.Close()
 	found := 0
-	err = each(ctx, archive, func(_ name.Reference, _ string, image v1.Image) error {
+	err = each(ctx, archive, false, func(_ name.Reference, _ string, image v1.Image) error {
 		if found++; found > 1 {
 			return fmt.Errorf("%s has several images: serve it ('gbctl images serve'), and name one", from)
 		}

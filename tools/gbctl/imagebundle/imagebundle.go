@@ -6,6 +6,7 @@
 package imagebundle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -28,14 +30,20 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/match"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
 const (
 	refAnnotation = "org.opencontainers.image.ref.name"
+	// bundleType begins the media type of a signature of cosign.
+	bundleType = "application/vnd.dev.sigstore.bundle"
 	// headerWait is for the few lines of a request.
 	headerWait = 30 * time.Second
 )
+
+// signatureTag is the tag of an image's signatures in a bundle. Those without a suffix are an index.
+var signatureTag = regexp.MustCompile(`^sha256-[0-9a-f]{64}(\.sig)?$`)
 
 // Bundle says how images are pulled.
 type Bundle struct {
@@ -82,24 +90,9 @@ func only(in layout.Path, images []string) error {
 	if err != nil {
 		return err
 	}
-	manifest, err := index.IndexManifest()
-	if err != nil {
-		return err
-	}
 	used := map[string]bool{}
-	for _, d := range manifest.Manifests {
-		image, err := index.Image(d.Digest)
-		if err != nil {
-			return err
-		}
-		m, err := image.Manifest()
-		if err != nil {
-			return err
-		}
-		used[d.Digest.Hex], used[m.Config.Digest.Hex] = true, true
-		for _, l := range m.Layers {
-			used[l.Digest.Hex] = true
-		}
+	if err := mark(index, used); err != nil {
+		return err
 	}
 	blobs, err := os.ReadDir(filepath.Join(string(in), "blobs/sha256"))
 	for _, b := range blobs {
@@ -110,8 +103,42 @@ func only(in layout.Path, images []string) error {
 	return err
 }
 
-// add adds an image, and the list of its signatures, if there is one. It returns the name of the list.
-func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (signatures []string, err error) {
+// mark notes the content of all images in an index.
+func mark(index v1.ImageIndex, used map[string]bool) error {
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return err
+	}
+	for _, d := range manifest.Manifests {
+		used[d.Digest.Hex] = true
+		if d.MediaType.IsIndex() {
+			inner, err := index.ImageIndex(d.Digest)
+			if err == nil {
+				err = mark(inner, used)
+			}
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		image, err := index.Image(d.Digest)
+		if err != nil {
+			return err
+		}
+		m, err := image.Manifest()
+		if err != nil {
+			return err
+		}
+		used[m.Config.Digest.Hex] = true
+		for _, l := range m.Layers {
+			used[l.Digest.Hex] = true
+		}
+	}
+	return nil
+}
+
+// add adds an image, and its signatures of both formats. It returns the names of their lists.
+func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (lists []string, err error) {
 	image, err := b.find(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -127,13 +154,57 @@ func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (sig
 	if err != nil {
 		return nil, err
 	}
-	// As cosign names it (its SIGNATURE_SPEC.md). Most images have none, and registries have many ways to say so.
-	list := parsed.Context().Name() + ":" + digest.Algorithm + "-" + digest.Hex + ".sig"
-	signed, err := b.find(ctx, list)
-	if err != nil {
-		return nil, ctx.Err()
+	// As cosign names them. Most images have none, and registries have many ways to say so.
+	list := parsed.Context().Name() + ":" + digest.Algorithm + "-" + digest.Hex
+	if signed, err := b.find(ctx, list+".sig"); err == nil {
+		lists = append(lists, list+".sig")
+		if err := b.store(to, signed, list+".sig", count+", its signatures"); err != nil {
+			return nil, err
+		}
 	}
-	return []string{list}, b.store(to, signed, list, count+", its signatures")
+	bundles, err := b.bundles(ctx, parsed.Context().Digest(digest.String()))
+	if err != nil || len(bundles) == 0 {
+		return lists, errors.Join(err, ctx.Err())
+	}
+	b.Say(fmt.Sprintf("%s, its signatures: %s, %d", count, list, len(bundles)))
+	err = to.ReplaceIndex(mutate.AppendManifests(empty.Index, bundles...), match.Name(list), layout.WithAnnotations(map[string]string{refAnnotation: list}))
+	return append(lists, list), err
+}
+
+// bundles are the signatures that refer to an image (cosign's BUNDLE_SPEC.md).
+func (b Bundle) bundles(ctx context.Context, of name.Digest) (found []mutate.IndexAddendum, err error) {
+	places, err := b.places(of)
+	if err != nil {
+		return nil, err
+	}
+	for _, place := range places {
+		list, err := remote.Referrers(place.Context().Digest(of.DigestStr()), remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+		if err != nil {
+			continue
+		}
+		manifest, err := list.IndexManifest()
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range manifest.Manifests {
+			image, err := remote.Image(place.Context().Digest(d.Digest.String()), remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+			if err != nil {
+				return nil, err
+			}
+			m, err := image.Manifest()
+			if err != nil {
+				return nil, err
+			}
+			if slices.ContainsFunc(m.Layers, func(l v1.Descriptor) bool { return strings.HasPrefix(string(l.MediaType), bundleType) }) {
+				found = append(found, mutate.IndexAddendum{Add: image, Descriptor: d})
+			}
+		}
+		if len(found) > 0 {
+			break
+		}
+	}
+	slices.SortFunc(found, func(a, b mutate.IndexAddendum) int { return cmp.Compare(a.Digest.Hex, b.Digest.Hex) })
+	return found, nil
 }
 
 func (b Bundle) store(to layout.Path, image v1.Image, ref, count string) error {
@@ -175,18 +246,12 @@ func has(in layout.Path, image v1.Image, ref string) (bool, error) {
 	}), nil
 }
 
-// find asks the mirrors of an image's registry, and then the registry. Credentials are those of docker login and podman login.
-func (b Bundle) find(ctx context.Context, text string) (v1.Image, error) {
-	ref, err := name.ParseReference(text)
-	if err != nil {
-		return nil, err
-	}
-	host := ref.Context().RegistryStr()
-	urls := b.Mirrors[host]
+// places are where an image may be: the mirrors of its registry, and then the registry.
+func (b Bundle) places(ref name.Reference) (places []name.Reference, err error) {
+	urls := b.Mirrors[ref.Context().RegistryStr()]
 	if len(urls) == 0 {
 		urls = b.Mirrors["*"]
 	}
-	places := []name.Reference{}
 	for _, text := range urls {
 		at, err := mirrored(ref, text)
 		if err != nil {
@@ -194,8 +259,21 @@ func (b Bundle) find(ctx context.Context, text string) (v1.Image, error) {
 		}
 		places = append(places, at)
 	}
+	return append(places, ref), nil
+}
+
+// find finds an image. Credentials are those of docker login and podman login.
+func (b Bundle) find(ctx context.Context, text string) (v1.Image, error) {
+	ref, err := name.ParseReference(text)
+	if err != nil {
+		return nil, err
+	}
+	places, err := b.places(ref)
+	if err != nil {
+		return nil, err
+	}
 	var errs []error
-	for _, at := range append(places, ref) {
+	for _, at := range places {
 		image, err := remote.Image(at, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
 		if err == nil {
 			return image, nil
@@ -243,7 +321,7 @@ func Push(ctx context.Context, archive *registry.Archive, host string, insecure 
 	if insecure {
 		scheme = "http://"
 	}
-	return each(ctx, archive, func(ref name.Reference, count string, image v1.Image) error {
+	return each(ctx, archive, true, func(ref name.Reference, count string, image v1.Image) error {
 		to, err := mirrored(ref, scheme+host)
 		if err != nil {
 			return fmt.Errorf("registry %q: must be a host, such as registry.example:5000", host)
@@ -256,8 +334,8 @@ func Push(ctx context.Context, archive *registry.Archive, host string, insecure 
 	})
 }
 
-// each calls use with the images of an archive that have names.
-func each(ctx context.Context, archive *registry.Archive, use func(ref name.Reference, count string, image v1.Image) error) error {
+// each calls use with the images of an archive that have names, and, if wanted, with their signatures.
+func each(ctx context.Context, archive *registry.Archive, signatures bool, use func(ref name.Reference, count string, image v1.Image) error) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -280,17 +358,50 @@ func each(ctx context.Context, archive *registry.Archive, use func(ref name.Refe
 		if err != nil {
 			continue // an image without a name can't be pulled from a registry, either
 		}
-		from, err := mirrored(ref, "http://"+l.Addr().String())
-		if err != nil {
-			return err
+		list := signatureTag.FindStringSubmatch(ref.Identifier())
+		if list != nil && !signatures {
+			continue
 		}
-		image, err := remote.Image(from, remote.WithContext(ctx))
-		if err != nil {
-			return fmt.Errorf("%s: %w", ref, err)
+		count := fmt.Sprintf("%d of %d", i+1, len(index.Manifests))
+		parts := []name.Reference{ref}
+		if list != nil && list[1] == "" { // bundles: a registry makes the list of them
+			from, err := mirrored(ref, "http://"+l.Addr().String())
+			if err == nil {
+				parts, err = members(ctx, ref, from)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", ref, err)
+			}
 		}
-		if err := use(ref, fmt.Sprintf("%d of %d", i+1, len(index.Manifests)), image); err != nil {
-			return err
+		for _, part := range parts {
+			at, err := mirrored(part, "http://"+l.Addr().String())
+			if err != nil {
+				return err
+			}
+			image, err := remote.Image(at, remote.WithContext(ctx))
+			if err != nil {
+				return fmt.Errorf("%s: %w", part, err)
+			}
+			if err := use(part, count, image); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// members are the images in an index, by their digests.
+func members(ctx context.Context, ref, from name.Reference) (all []name.Reference, err error) {
+	index, err := remote.Index(from, remote.WithContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range manifest.Manifests {
+		all = append(all, ref.Context().Digest(d.Digest.String()))
+	}
+	return all, nil
 }

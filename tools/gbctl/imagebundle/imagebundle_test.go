@@ -17,8 +17,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 func newRegistry() http.Handler { return ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0))) }
@@ -175,6 +179,86 @@ func TestBundle(t *testing.T) {
 	}
 	for _, text := range names {
 		compare(t, target.URL, text, images[text])
+	}
+}
+
+// signatureOf is a signature of cosign that refers to an image.
+func signatureOf(t *testing.T, of v1.Image) v1.Image {
+	t.Helper()
+	digest, err := of.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, err := of.Size()
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := mutate.AppendLayers(mutate.MediaType(empty.Image, types.OCIManifestSchema1), static.NewLayer([]byte("{}"), bundleType+".v0.3+json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	signature, ok := mutate.Subject(image, v1.Descriptor{MediaType: types.OCIManifestSchema1, Digest: digest, Size: size}).(v1.Image)
+	if !ok {
+		t.Fatal("no image")
+	}
+	return signature
+}
+
+// Signatures that refer to an image go with it, from and to registries that list what refers to an image, and those that don't.
+func TestBundleHasSignatures(t *testing.T) {
+	t.Parallel()
+	const text = "registry.example/image:1"
+	for _, lists := range []bool{true, false} {
+		serve := func() *httptest.Server {
+			return httptest.NewServer(ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)), ggcr.WithReferrersSupport(lists)))
+		}
+		upstream, target := serve(), serve()
+		defer upstream.Close()
+		defer target.Close()
+		image, err := random.Image(100_000, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		image = mutate.MediaType(image, types.OCIManifestSchema1)
+		signature := signatureOf(t, image)
+		of, err := image.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		digest, err := signature.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for ref, i := range map[string]v1.Image{text: image, "registry.example/image@" + digest.String(): signature} {
+			if err := remote.Write(at(t, ref, upstream.URL), i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		file := filepath.Join(t.TempDir(), "images.tar")
+		if err := (Bundle{Say: func(string) {}, Mirrors: map[string][]string{"*": {upstream.URL}}}).Write(t.Context(), []string{text}, file); err != nil {
+			t.Fatal(err)
+		}
+		archive, err := registry.OpenArchive(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer archive.Close()
+		if err := Push(t.Context(), archive, strings.TrimPrefix(target.URL, "http://"), true, func(string) {}); err != nil {
+			t.Fatal(err)
+		}
+		fromFile := httptest.NewServer(registry.Serve(archive))
+		defer fromFile.Close()
+		for _, place := range []*httptest.Server{fromFile, target} {
+			found, err := remote.Referrers(at(t, text, place.URL).Context().Digest(of.String()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := found.IndexManifest()
+			if err != nil || len(m.Manifests) != 1 || m.Manifests[0].Digest != digest {
+				t.Fatalf("lists %v: %+v, %v, want %s", lists, m, err, digest)
+			}
+			compare(t, place.URL, "registry.example/image@"+digest.String(), signature)
+		}
 	}
 }
 

@@ -1,0 +1,319 @@
+package containerd
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/pkg/reference"
+	"github.com/containerd/errdefs"
+	"github.com/garboard-os/garboard/config"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// The signatures of an image with the digest sha256:HEX are in the same repository. Until version 3 of cosign they are an image with the
+// tag sha256-HEX.sig, with a layer for each: the content is what was signed, and annotations have the rest
+// (https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md). Since then they are bundles, in manifests that refer to the image
+// (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md). A registry lists what refers to an image, or else the tag sha256-HEX does
+// (https://github.com/opencontainers/distribution-spec/blob/main/spec.md#listing-referrers).
+const (
+	signatureAnnotation   = "dev.cosignproject.cosign/signature"
+	certificateAnnotation = "dev.sigstore.cosign/certificate"
+	chainAnnotation       = "dev.sigstore.cosign/chain"
+	signedType            = "cosign container image signature"
+
+	bundleType          = "application/vnd.dev.sigstore.bundle" // and its version
+	predicateAnnotation = "dev.sigstore.bundle.predicateType"
+	signPredicate       = "https://sigstore.dev/cosign/sign/v1"
+	statementType       = "application/vnd.in-toto+json"
+
+	// maxSignatures of one image, and maxSignature bytes of each, and of their list.
+	maxSignatures = 64
+	maxSignature  = 1 << 20
+)
+
+// signatureTag is the tag of an image's signatures.
+var signatureTag = regexp.MustCompile(`:sha256-[0-9a-f]{64}(\.sig)?$`)
+
+// source has an image with its signatures.
+type source interface {
+	// find finds what has a name, or returns errdefs.ErrNotFound.
+	find(ctx context.Context, name string) (ocispec.Descriptor, error)
+	// referrers are the manifests that refer to an image. The name is that of their list.
+	referrers(ctx context.Context, of digest.Digest, name string) ([]ocispec.Descriptor, error)
+	read(ctx context.Context, part ocispec.Descriptor) ([]byte, error)
+}
+
+// format reads the signatures of an image that have one format.
+type format func(ctx context.Context, from source, image string, of digest.Digest) ([]signature, error)
+
+// taggedSignatures reads the format with a tag.
+func taggedSignatures(ctx context.Context, from source, image string, of digest.Digest) (all []signature, err error) {
+	name, err := listName(image, of)
+	if err != nil {
+		return nil, err
+	}
+	list, err := from.find(ctx, name+".sig")
+	if errdefs.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, err := manifestOf(ctx, from, list)
+	if err != nil {
+		return nil, err
+	}
+	if len(m.Layers) > maxSignatures {
+		return nil, fmt.Errorf("they are %d, of at most %d", len(m.Layers), maxSignatures)
+	}
+	for _, layer := range m.Layers {
+		payload, err := from.read(ctx, layer)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, parseTagged(payload, layer.Annotations))
+	}
+	return all, nil
+}
+
+func parseTagged(payload []byte, annotations map[string]string) signature {
+	var signed struct {
+		Critical struct {
+			Type  string `json:"type"`
+			Image struct {
+				Digest digest.Digest `json:"docker-manifest-digest"`
+			} `json:"image"`
+		} `json:"critical"`
+	}
+	made, err := base64.StdEncoding.DecodeString(annotations[signatureAnnotation])
+	if err == nil {
+		err = json.Unmarshal(payload, &signed)
+	}
+	if err == nil && signed.Critical.Type != signedType {
+		err = fmt.Errorf("its type is %q", signed.Critical.Type)
+	}
+	return signature{
+		content: payload, made: made, of: []digest.Digest{signed.Critical.Image.Digest}, broken: err,
+		certificate: []byte(annotations[certificateAnnotation]), chain: []byte(annotations[chainAnnotation]),
+	}
+}
+
+// bundledSignatures reads the format with bundles. Other manifests may refer to an image, too, such as those of its SBOM.
+func bundledSignatures(ctx context.Context, from source, image string, of digest.Digest) (all []signature, err error) {
+	name, err := listName(image, of)
+	if err != nil {
+		return nil, err
+	}
+	referrers, err := from.referrers(ctx, of, name)
+	if err != nil {
+		return nil, err
+	}
+	if len(referrers) > maxSignatures {
+		return nil, fmt.Errorf("%d manifests refer to it, of at most %d", len(referrers), maxSignatures)
+	}
+	for _, r := range referrers {
+		m, err := manifestOf(ctx, from, r)
+		if err != nil {
+			return nil, err
+		}
+		if predicate, said := m.Annotations[predicateAnnotation]; said && predicate != signPredicate {
+			continue
+		}
+		for _, layer := range m.Layers {
+			if !strings.HasPrefix(layer.MediaType, bundleType) {
+				continue
+			}
+			text, err := from.read(ctx, layer)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, parseBundle(text))
+		}
+	}
+	return all, nil
+}
+
+// parseBundle reads a bundle in whose envelope is a statement
+// (https://github.com/secure-systems-lab/dsse/blob/master/protocol.md, https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md).
+func parseBundle(text []byte) (s signature) {
+	var b struct {
+		Material struct {
+			Certificate struct {
+				Raw []byte `json:"rawBytes"`
+			} `json:"certificate"`
+		} `json:"verificationMaterial"`
+		Envelope struct {
+			Payload    []byte `json:"payload"`
+			Type       string `json:"payloadType"`
+			Signatures []struct {
+				Sig []byte `json:"sig"`
+			} `json:"signatures"`
+		} `json:"dsseEnvelope"`
+	}
+	if s.broken = json.Unmarshal(text, &b); s.broken != nil {
+		return s
+	}
+	e := b.Envelope
+	if e.Type != statementType || len(e.Signatures) != 1 {
+		s.broken = fmt.Errorf("it has %d signatures for an envelope with %q", len(e.Signatures), e.Type)
+		return s
+	}
+	var statement struct {
+		Predicate string `json:"predicateType"`
+		Subject   []struct {
+			Digest map[string]string `json:"digest"`
+		} `json:"subject"`
+	}
+	if s.broken = json.Unmarshal(e.Payload, &statement); s.broken != nil {
+		return s
+	}
+	if statement.Predicate != signPredicate {
+		s.broken = fmt.Errorf("it states %q", statement.Predicate)
+		return s
+	}
+	for _, subject := range statement.Subject {
+		for algorithm, hex := range subject.Digest {
+			s.of = append(s.of, digest.NewDigestFromEncoded(digest.Algorithm(algorithm), hex))
+		}
+	}
+	s.content = fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(e.Type), e.Type, len(e.Payload), e.Payload)
+	s.made = e.Signatures[0].Sig
+	if raw := b.Material.Certificate.Raw; len(raw) > 0 {
+		s.certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw})
+	}
+	return s
+}
+
+func manifestOf(ctx context.Context, from source, d ocispec.Descriptor) (m ocispec.Manifest, err error) {
+	text, err := from.read(ctx, d)
+	if err == nil {
+		err = json.Unmarshal(text, &m)
+	}
+	return m, err
+}
+
+// listName is the name of the list of what refers to an image.
+func listName(image string, of digest.Digest) (string, error) {
+	ref, err := reference.Parse(image)
+	return ref.Locator + ":" + strings.ReplaceAll(of.String(), ":", "-"), err
+}
+
+// repository is a source in a registry.
+type repository struct {
+	remotes.Resolver
+	remotes.Fetcher
+}
+
+func (r repository) find(ctx context.Context, name string) (ocispec.Descriptor, error) {
+	_, d, err := r.Resolve(ctx, name)
+	return d, err
+}
+
+func (r repository) referrers(ctx context.Context, of digest.Digest, _ string) ([]ocispec.Descriptor, error) {
+	lists, ok := r.Fetcher.(remotes.ReferrersFetcher)
+	if !ok {
+		return nil, errors.New("the registry's client can't list what refers to an image")
+	}
+	return lists.FetchReferrers(ctx, of)
+}
+
+func (r repository) read(ctx context.Context, part ocispec.Descriptor) ([]byte, error) {
+	return readPart(part, func() (io.ReadCloser, error) { return r.Fetch(ctx, part) })
+}
+
+// archive is a source in a file of the OCI image layout.
+type archive struct {
+	io.ReadSeeker
+	images map[string]ocispec.Descriptor // by name
+}
+
+func (a archive) find(_ context.Context, name string) (ocispec.Descriptor, error) {
+	d, ok := a.images[name]
+	if !ok {
+		return d, errdefs.ErrNotFound
+	}
+	return d, nil
+}
+
+func (a archive) referrers(ctx context.Context, _ digest.Digest, name string) ([]ocispec.Descriptor, error) {
+	list, ok := a.images[name]
+	if !ok {
+		return nil, nil
+	}
+	var index ocispec.Index
+	text, err := a.read(ctx, list)
+	if err == nil {
+		err = json.Unmarshal(text, &index)
+	}
+	return index.Manifests, err
+}
+
+func (a archive) read(_ context.Context, part ocispec.Descriptor) ([]byte, error) {
+	return readPart(part, func() (io.ReadCloser, error) {
+		file, err := archiveFile(a, path.Join(ocispec.ImageBlobsDir, part.Digest.Algorithm().String(), part.Digest.Encoded()))
+		return io.NopCloser(file), err
+	})
+}
+
+// fixed is a registry in which an image is what it was when it was verified.
+type fixed struct {
+	remotes.Resolver
+	image, name string
+	found       ocispec.Descriptor
+}
+
+// Resolve implements remotes.Resolver.
+func (f fixed) Resolve(ctx context.Context, image string) (string, ocispec.Descriptor, error) {
+	if image == f.image {
+		return f.name, f.found, nil
+	}
+	return f.Resolver.Resolve(ctx, image)
+}
+
+// accept verifies an image of a registry, if there is a rule for it. What it returns has the image that was verified.
+func accept(ctx context.Context, from remotes.Resolver, image string, rules config.Images) (remotes.Resolver, error) {
+	rule := rules.Rule(image)
+	if rule == nil {
+		return from, nil
+	}
+	name, found, err := from.Resolve(ctx, image)
+	if err != nil {
+		return nil, err
+	}
+	fetcher, err := from.Fetcher(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	err = verify(ctx, image, found.Digest, rule, repository{from, fetcher})
+	return fixed{from, image, name, found}, err
+}
+
+// readPart reads a small part of an image, and compares its hash.
+func readPart(part ocispec.Descriptor, open func() (io.ReadCloser, error)) ([]byte, error) {
+	if err := part.Digest.Validate(); err != nil {
+		return nil, fmt.Errorf("%q: %w", part.Digest, err)
+	}
+	if part.Size > maxSignature {
+		return nil, fmt.Errorf("%s has %d bytes, of at most %d", part.Digest, part.Size, maxSignature)
+	}
+	in, err := open()
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	content, err := io.ReadAll(io.LimitReader(in, part.Size+1))
+	if err == nil && digest.FromBytes(content) != part.Digest {
+		err = fmt.Errorf("%s is damaged", part.Digest)
+	}
+	return content, err
+}

@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	watchdogDevice = "/dev/watchdog"
-	inputDevices   = "/dev/input/event*"
-	inputClass     = "/sys/class/input"
+	watchdogDevices = "/dev/watchdog[0-9]*"
+	inputDevices    = "/dev/input/event*"
+	inputClass      = "/sys/class/input"
 
 	// include/uapi/linux/input-event-codes.h
 	eventKey = 1
@@ -22,7 +22,7 @@ const (
 )
 
 // watchDevices waits for the devices that PID 1 itself uses, the power button
-// and the watchdog. udevd loads their drivers later.
+// and the watchdog. udevd loads their drivers later. The kernel's own watchdog is there from stage 1 on.
 func (p *pid1) watchDevices() error {
 	events, err := udev.Listen(context.Background())
 	if err != nil {
@@ -44,8 +44,9 @@ func (p *pid1) watchDevices() error {
 }
 
 func (p *pid1) lookForDevices(watched map[string]bool) {
-	if _, err := os.Stat(watchdogDevice); err == nil {
-		p.watchdog.start(watchdogDevice)
+	watchdogs, _ := filepath.Glob(watchdogDevices) // the pattern is valid
+	for _, path := range watchdogs {
+		p.watchdog.start(path)
 	}
 	inputs, _ := filepath.Glob(inputDevices) // the pattern is valid
 	for _, path := range inputs {

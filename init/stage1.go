@@ -47,6 +47,12 @@ func stage1() {
 		{"open the kernel's log", func() (err error) { console, err = kernelConsole(); return err }},
 		{"load modules for the root filesystem", loadRootModules},
 		{"mount the root filesystem " + rootImage, mountRoot},
+		{"arm the kernel's watchdog", func() error {
+			if err := armSoftdog(); err != nil {
+				console.Printf("a system that hangs in its first minutes isn't reset: %v", err)
+			}
+			return nil
+		}},
 		{"bind PID 1 into it", bindSelf},
 		{"switch to the root filesystem", func() error { return mount.SwitchRoot(newRoot, self) }},
 	} {

@@ -3,9 +3,14 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/system/udev"
 	"golang.org/x/sys/unix"
 )
 
@@ -13,6 +18,9 @@ const (
 	// watchdogTimeout is how long PID 1 may hang before the hardware resets the
 	// machine: longer than shutdownBudget, so that a slow shutdown isn't cut off.
 	watchdogTimeout = 60 * time.Second
+
+	// stage2Budget is when the kernel's own watchdog resets the machine unless stage 2 has opened it. Emulated machines take some seconds.
+	stage2Budget = 2 * time.Minute
 
 	// watchdogPeriod allows for several missed keepalives, also on a machine under
 	// emulation, and for devices that round the timeout down to half.
@@ -30,24 +38,28 @@ type watchdogTimer interface {
 // watchdog sends keepalives to the device as long as the main loop answers. So
 // it watches the main loop, not only a goroutine of its own.
 type watchdog struct {
-	open  func(path string) (watchdogTimer, error)
-	beats <-chan time.Time
-	alive func(within time.Duration) bool
-	logf  func(format string, args ...any)
-	again func(name string, loop func()) // runs a goroutine
+	open     func(path string) (watchdogTimer, error)
+	software func(path string) bool // the kernel's own one
+	beats    <-chan time.Time
+	alive    func(within time.Duration) bool
+	logf     func(format string, args ...any)
+	again    func(name string, loop func()) // runs a goroutine
 
 	mu       sync.Mutex    // guards all below
+	seen     []string      // devices that were looked at
 	device   watchdogTimer // nil: none yet
+	soft     bool          // the device is the kernel's own one
 	released bool          // no more keepalives, and no more devices are opened
 }
 
 func newWatchdog(p *pid1) *watchdog {
 	return &watchdog{
-		open:  openWatchdog,
-		beats: time.Tick(watchdogPeriod),
-		alive: p.alive,
-		logf:  p.logs.Printf,
-		again: p.forever,
+		open:     openWatchdog,
+		software: isSoftdog,
+		beats:    time.Tick(watchdogPeriod),
+		alive:    p.alive,
+		logf:     p.logs.Printf,
+		again:    p.forever,
 	}
 }
 
@@ -64,25 +76,42 @@ func (p *pid1) alive(within time.Duration) bool {
 	}
 }
 
-// start uses a watchdog device, unless there is one already.
+// start uses a watchdog device, unless there is one already. One of the hardware takes the place of the kernel's own one, which stage 1 has
+// armed and which therefore must be used, or disarmed.
 func (w *watchdog) start(path string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.device != nil || w.released {
+	software, former := w.software(path), w.device
+	if w.released || slices.Contains(w.seen, path) || former != nil && !w.soft && !software {
 		return
 	}
+	w.seen = append(w.seen, path)
 	device, err := w.open(path)
 	if err != nil {
 		w.logf("watchdog %s isn't used: %v", path, err)
+		return
+	}
+	if former != nil && software {
+		w.disarm(device)
 		return
 	}
 	if err := device.SetTimeout(watchdogTimeout); err != nil {
 		// Its own timeout is used, which is a minute for most.
 		w.logf("watchdog %s keeps its own timeout: %v", path, err)
 	}
-	w.device = device
+	w.device, w.soft = device, software
 	w.logf("watchdog %s: resets the machine when PID 1 is stuck for %s", path, watchdogTimeout)
+	if former != nil {
+		w.disarm(former)
+		return
+	}
 	w.again("watchdog", w.loop)
+}
+
+func (w *watchdog) disarm(device watchdogTimer) {
+	if err := device.Disarm(); err != nil {
+		w.logf("watchdog: %v", err)
+	}
 }
 
 func (w *watchdog) loop() {
@@ -123,6 +152,27 @@ func (w *watchdog) release(i intent) {
 	if err := do(); err != nil {
 		w.logf("watchdog: %v", err)
 	}
+}
+
+// armSoftdog loads the kernel's own watchdog. It resets the machine unless stage 2 opens it in time: a new system that hangs there, or while it
+// loads the driver of the hardware's watchdog, doesn't stay (Documentation/watchdog/watchdog-parameters.rst).
+func armSoftdog() error {
+	dir, err := udev.ModulesDir()
+	if err != nil {
+		return err
+	}
+	modules, err := udev.OpenModules(filepath.Join(newRoot, dir))
+	if err != nil {
+		return err
+	}
+	modules.Parameters(boot.ParseCmdline(fmt.Sprintf("softdog.soft_active_on_boot=1 softdog.soft_margin=%d", int(stage2Budget/time.Second))))
+	return modules.Load("softdog")
+}
+
+// isSoftdog reports whether a watchdog is the kernel's own one.
+func isSoftdog(path string) bool {
+	identity, err := os.ReadFile(filepath.Join("/sys/class/watchdog", filepath.Base(path), "identity"))
+	return err == nil && strings.TrimSpace(string(identity)) == "Software Watchdog"
 }
 
 // kernelWatchdog is a watchdog device of the kernel.

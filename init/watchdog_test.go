@@ -48,6 +48,7 @@ func newTestWatchdog(p *pid1) (*watchdog, *fakeWatchdog, chan time.Time) {
 	beats := make(chan time.Time)
 	w := newWatchdog(p)
 	w.open = func(string) (watchdogTimer, error) { return d, nil }
+	w.software = func(string) bool { return false }
 	w.beats = beats
 	return w, d, beats
 }
@@ -57,8 +58,9 @@ func TestKeepalivesWhileTheMainLoopAnswers(t *testing.T) {
 	w, d, beats := newTestWatchdog(p)
 	answering := true
 	w.alive = func(time.Duration) bool { return answering }
-	w.start("/dev/watchdog")
-	w.start("/dev/watchdog") // a second one changes nothing
+	w.start("/dev/watchdog0")
+	w.start("/dev/watchdog0")
+	w.start("/dev/watchdog1") // a second one changes nothing
 	keepalives := func(n int) {
 		eventually.That(t, 5*time.Second, "keepalives of the watchdog", func() error {
 			if got := d.count("keepalive"); got != n {
@@ -98,7 +100,7 @@ func TestWatchdogAtTheEnd(t *testing.T) {
 		p, _ := newTestPID1(boot.Machine)
 		w, d, _ := newTestWatchdog(p)
 		w.alive = func(time.Duration) bool { return false }
-		w.start("/dev/watchdog")
+		w.start("/dev/watchdog0")
 		w.release(i)
 		if diff := cmp.Diff([]string{"timeout 1m0s", want}, d.done); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", i, diff)
@@ -109,13 +111,47 @@ func TestWatchdogAtTheEnd(t *testing.T) {
 	}
 }
 
+// The kernel's own watchdog is used until there is one of the hardware, and is disarmed then.
+func TestSoftdogGivesWay(t *testing.T) {
+	const soft, hard, other = "/dev/watchdog0", "/dev/watchdog1", "/dev/watchdog2"
+	disarmed := []string{"disarm"}
+	for _, c := range []struct {
+		order []string
+		want  map[string][]string
+	}{
+		{[]string{soft}, map[string][]string{soft: {"timeout 1m0s"}}},
+		{[]string{soft, hard, other, soft}, map[string][]string{soft: {"timeout 1m0s", "disarm"}, hard: {"timeout 1m0s"}}},
+		{[]string{hard, soft, other}, map[string][]string{soft: disarmed, hard: {"timeout 1m0s"}}},
+	} {
+		p, _ := newTestPID1(boot.Machine)
+		w, _, _ := newTestWatchdog(p)
+		w.alive = func(time.Duration) bool { return false }
+		devices := map[string]*fakeWatchdog{}
+		w.software = func(path string) bool { return path == soft }
+		w.open = func(path string) (watchdogTimer, error) {
+			devices[path] = &fakeWatchdog{}
+			return devices[path], nil
+		}
+		for _, path := range c.order {
+			w.start(path)
+		}
+		got := map[string][]string{}
+		for path, d := range devices {
+			got[path] = d.done
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", c.order, diff)
+		}
+	}
+}
+
 func TestWatchdogThatCannotBeOpened(t *testing.T) {
 	p, s := newTestPID1(boot.Machine)
 	w, _, _ := newTestWatchdog(p)
 	w.open = func(string) (watchdogTimer, error) { return nil, errors.New("device or resource busy") }
-	w.start("/dev/watchdog")
+	w.start("/dev/watchdog0")
 	w.release(powerOff)
-	if !strings.Contains(s.String(), "watchdog /dev/watchdog isn't used: device or resource busy") {
+	if !strings.Contains(s.String(), "watchdog /dev/watchdog0 isn't used: device or resource busy") {
 		t.Errorf("console:\n%s", s)
 	}
 }

@@ -13,12 +13,14 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/u-root/u-root/pkg/cpio"
 )
 
 // refName is the annotation with the name of an image in a layout
@@ -74,14 +76,47 @@ func addName(all layout.Path, name, of string) error {
 	return errors.New("there is none")
 }
 
-func addImage(dir, images, name, folder, path string) (string, error) {
-	program := filepath.Join(dir, folder)
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "./"+folder)
+// WithInit makes a system start a program of a folder beside the test, as /FOLDER in its initramfs, in place of its own.
+func WithInit(t *testing.T, o media.Options, folder string) media.Options {
+	t.Helper()
+	dir := t.TempDir()
+	content, err := program(dir, folder)
+	if err != nil {
+		t.Fatalf("%s: %v", folder, err)
+	}
+	all, err := os.ReadFile(parts(t).Initramfs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The kernel unpacks one archive after the other.
+	archive := bytes.NewBuffer(all)
+	records := []cpio.Record{cpio.StaticFile(folder, string(content), 0o755)}
+	cpio.MakeAllReproducible(records)
+	w := cpio.Newc.Writer(archive)
+	if err := errors.Join(cpio.WriteRecords(w, records), cpio.WriteTrailer(w)); err != nil {
+		t.Fatal(err)
+	}
+	o.Initramfs = filepath.Join(dir, "initramfs")
+	if err := os.WriteFile(o.Initramfs, archive.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o.Args = append([]string{"rdinit=/" + folder}, o.Args...)
+	return o
+}
+
+// program builds a program of a folder beside the test.
+func program(dir, folder string) ([]byte, error) {
+	path := filepath.Join(dir, folder)
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "./"+folder)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", errors.Join(err, errors.New(string(out)))
+		return nil, errors.Join(err, errors.New(string(out)))
 	}
-	content, err := os.ReadFile(program)
+	return os.ReadFile(path)
+}
+
+func addImage(dir, images, name, folder, path string) (string, error) {
+	content, err := program(dir, folder)
 	if err != nil {
 		return "", err
 	}

@@ -36,12 +36,6 @@ var required = []struct{ name, why string }{
 	{"efi_pstore", "what the kernel stores when it dies; it asks for nothing, and a machine without UEFI refuses it"},
 }
 
-// substitutes are loaded if the node /dev/<unless> doesn't exist after the
-// modules of all devices were loaded.
-var substitutes = []struct{ name, unless, why string }{
-	{"softdog", "watchdog", "no hardware watchdog: the kernel's own one at least watches PID 1"},
-}
-
 // Modprobe loads what the kernel requests: the name of a module, or an alias
 // such as fs-xfs. PID 1 is the kernel's modprobe (kernel.modprobe in
 // Documentation/admin-guide/sysctl/kernel.rst), so this runs in a separate

@@ -188,7 +188,6 @@ func (d *daemon) loop(ctx context.Context, events <-chan Uevent, work chan<- job
 // goOn ends the settling.
 func (d *daemon) goOn(started func(string)) {
 	d.up = true
-	d.substitute()
 	started(fmt.Sprintf("Loaded %d modules for %d devices", d.loaded, d.devices))
 }
 
@@ -307,15 +306,6 @@ func (d *daemon) seqnum() (uint64, error) {
 func (d *daemon) require() {
 	for _, r := range required {
 		d.later = append(d.later, job{module: r.name, why: r.why})
-	}
-}
-
-// substitute queues the substitutes for missing device nodes.
-func (d *daemon) substitute() {
-	for _, r := range substitutes {
-		if _, err := os.Stat(filepath.Join(d.dev, r.unless)); errors.Is(err, os.ErrNotExist) {
-			d.later = append(d.later, job{module: r.name, why: r.why})
-		}
 	}
 }
 

@@ -59,6 +59,7 @@ test: $(DEV) ## for every change: linters, unit tests with -race, nodes and clus
 
 test-long: $(DEV) ## the end-to-end tests that take many minutes
 	@$(DEV) test --only long
+	@$(DEV) test --only machines
 
 unit: $(DEV) ## only the unit tests, with -race
 	@$(DEV) test --only unit

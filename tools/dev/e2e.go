@@ -21,8 +21,9 @@ import (
 const (
 	// e2eTimeout bounds the tests of one package that boot nodes, on two slow cores.
 	e2eTimeout = 20 * time.Minute
-	// longTimeout bounds those of one package that are long.
-	longTimeout = 50 * time.Minute
+	// longTimeout bounds those of one package that are long, and machineTimeout those of one with virtual machines: a test may take 20 minutes.
+	longTimeout    = 50 * time.Minute
+	machineTimeout = 4 * time.Hour
 	// containersAtOnce is how many packages whose nodes are containers are tested at the
 	// same time. They mostly wait.
 	containersAtOnce = 2
@@ -119,16 +120,32 @@ func bootTests(root string) ([]bootTest, error) {
 }
 
 func e2eTests(ctx context.Context, s *suite) (result, error) {
-	return booted(ctx, s, e2eTag, "-tags=e2e", e2eTimeout, image.Cloud)
+	return booted(ctx, s, e2eTag, e2eTimeout, append(slices.Clone(containerParts), machinePart), image.Cloud)
 }
 
 func longTests(ctx context.Context, s *suite) (result, error) {
-	return booted(ctx, s, longTag, "-tags=e2e,long", longTimeout, image.Cloud, image.Generic)
+	return booted(ctx, s, longTag, longTimeout, containerParts, image.Cloud)
 }
 
-// booted runs the tests with containers at native speed, which mostly wait, some at once, then those of promises, and
-// those with machines, where emulation takes all processors.
-func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Duration, flavours ...image.Flavour) (result, error) {
+func machineTests(ctx context.Context, s *suite) (result, error) {
+	return booted(ctx, s, longTag, machineTimeout, []bootPart{machinePart}, image.Cloud, image.Generic)
+}
+
+// A bootPart has tests that run together.
+type bootPart struct {
+	machine, alone bool // those of a bootTest
+	atOnce         int  // packages
+}
+
+var (
+	// containerParts run at native speed. Most of the tests wait, so that some run at once. Those of promises follow.
+	containerParts = []bootPart{{false, false, containersAtOnce}, {false, true, 1}}
+	// machinePart needs all processors for the emulation.
+	machinePart = bootPart{true, false, 1}
+)
+
+// booted runs the tests with a tag that belong to some parts.
+func booted(ctx context.Context, s *suite, tag string, timeout time.Duration, parts []bootPart, flavours ...image.Flavour) (result, error) {
 	all, err := bootTests(s.root)
 	if err != nil {
 		return result{}, err
@@ -140,11 +157,8 @@ func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Durati
 	if err := buildAll(ctx, s.root, s.out, optional, flavours...); err != nil {
 		return result{}, err
 	}
-	var both result
-	for _, part := range []struct {
-		machine, alone bool
-		atOnce         int
-	}{{false, false, containersAtOnce}, {false, true, 1}, {true, false, 1}} {
+	var sum result
+	for _, part := range parts {
 		names, folders := chosen(all, func(t bootTest) bool {
 			return t.tag == tag && t.machine == part.machine && t.alone == part.alone
 		})
@@ -153,15 +167,15 @@ func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Durati
 		}
 		slices.Reverse(folders) // the real tests of etcd take longest: they begin first
 		test := goTest{dir: s.root, verbose: true, args: []string{
-			"-trimpath", "-count=1", fmt.Sprintf("-p=%d", part.atOnce), "-timeout=" + timeout.String(), tags,
+			"-trimpath", "-count=1", fmt.Sprintf("-p=%d", part.atOnce), "-timeout=" + timeout.String(), "-tags=" + strings.ReplaceAll(tag, " && ", ","),
 		}}
 		r, err := test.run(ctx, s.out, names, folders...)
-		both.add(r)
+		sum.add(r)
 		if err != nil {
-			return both, err
+			return sum, err
 		}
 	}
-	return both, nil
+	return sum, nil
 }
 
 // chosen are the names and the folders of some tests.

@@ -53,7 +53,8 @@ var phases = []phase{
 		return result{}, fuzz(ctx, s.root, s.out, fuzzBriefly)
 	}},
 	{name: "e2e", what: "end-to-end tests: nodes and clusters, booted for real", run: e2eTests},
-	{name: "long", what: "the end-to-end tests that take many minutes", run: longTests, apart: true},
+	{name: "long", what: "the end-to-end tests that take many minutes, with nodes in containers", run: longTests, apart: true},
+	{name: "machines", what: "those with virtual machines", run: machineTests, apart: true},
 }
 
 func testCommand() *cobra.Command {
@@ -61,7 +62,7 @@ func testCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "test",
 		Short: "Run the tests",
-		Long: `Run the tests: all phases but "long", or one.
+		Long: `Run the tests: all phases but "long" and "machines", or one.
 
 A test that fails is run once more, alone, at the end of its phase. If it passes
 then, the run goes on, and its last lines name the test as FLAKY.`,
@@ -80,7 +81,7 @@ then, the run goes on, and its last lines name the test as FLAKY.`,
 			return runPhases(ctx, phases, &suite{root: root, copied: sources.dir, out: out}, only)
 		},
 	}
-	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, kernel, fuzz, e2e or long")
+	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, kernel, fuzz, e2e, long or machines")
 	return cmd
 }
 
@@ -88,7 +89,7 @@ then, the run goes on, and its last lines name the test as FLAKY.`,
 // stand on the earlier.
 func runPhases(ctx context.Context, all []phase, s *suite, only string) error {
 	begin := time.Now()
-	command := cmp.Or(map[string]string{"": "make test", "long": "make test-long"}[only], "make "+only)
+	command := cmp.Or(map[string]string{"": "make test", "long": "make test-long (containers)", "machines": "make test-long (machines)"}[only], "make "+only)
 	var not []string
 	for i, p := range all {
 		if only != p.name && (only != "" || p.apart) {

@@ -22,7 +22,7 @@ func TestPhases(t *testing.T) {
 		ran, last  string
 	}{
 		{"all", "", nil, "lint unit", "== make test: passed in 0s (where everything is built, it may take 20m0s); complete: lint, unit; not run: long; booted: container 2, qemu 1\n"},
-		{"asked for", "long", nil, "long", "== make test-long: passed in 0s; complete: long; not run: lint, unit; booted: container 1\n"},
+		{"asked for", "long", nil, "long", "== make test-long (containers): passed in 0s; complete: long; not run: lint, unit; booted: container 1\n"},
 		{"the first fails", "", broken, "lint", "== make test: FAILED in lint after 0s; complete: nothing; not run: unit, long; booted: container 1\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

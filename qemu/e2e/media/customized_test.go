@@ -77,6 +77,14 @@ func TestS200CustomizedByDocker(t *testing.T) {
 			t.Errorf("%s with RM=%s: %v, want %q", c.dockerfile, c.rm, err, c.want)
 		}
 	}
+	// Another builder makes the same systems.
+	other := buildKit(t, host)
+	for tag, c := range map[string][2]string{"files": {files, "RM=" + usb}, "kernel": {kernel, "RM=/lib/modules"}} {
+		if err := other(own+":other-"+tag, c[0], work, c[1]); err != nil {
+			t.Fatal(err)
+		}
+		sameSystem(t, own+":"+tag, own+":other-"+tag)
+	}
 	twice(t, own+":v1.0.0", "--overlay", filepath.Join(work, "files"))
 	twice(t, own+":v1.0.0", "--rm", usb)
 	twice(t, own+":v1.0.0", "--kernel", filepath.Join(work, "kernel/boot/vmlinuz"), "--modules", filepath.Join(work, "kernel/lib/modules"))

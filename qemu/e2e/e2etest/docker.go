@@ -16,14 +16,44 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// dockerBudget is for the start of dockerd, and then for its end.
-const dockerBudget = 30 * time.Second
+// DaemonBudget is for the start of a builder's daemon, and then for its end.
+const DaemonBudget = 30 * time.Second
 
 // Docker starts Docker's daemon, without a network, until the test ends. The function runs the client.
 func Docker(t *testing.T) func(args ...string) (string, error) {
 	t.Helper()
 	client, _ := DockerIn(t, nil)
 	return client
+}
+
+// Daemon starts a program, with a file as its log, until the test ends.
+func Daemon(t *testing.T, program *exec.Cmd, file string, start func() error) error {
+	t.Helper()
+	log, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	program.Stdout, program.Stderr = log, log
+	if err := start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- program.Wait() }()
+	t.Cleanup(func() {
+		_ = program.Process.Signal(syscall.SIGTERM) // it may have ended
+		select {
+		case <-ended:
+		case <-time.After(DaemonBudget):
+			_ = program.Process.Kill()
+			<-ended
+		}
+		if t.Failed() {
+			text, _ := os.ReadFile(file)
+			t.Logf("%s:\n%s", filepath.Base(program.Path), text)
+		}
+	})
+	return nil
 }
 
 // DockerIn is Docker in a network namespace, in which it can make networks. The host is what DOCKER_HOST is for others.
@@ -35,36 +65,15 @@ func DockerIn(t *testing.T, inside *osthread.Thread) (client func(args ...string
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	host = "unix://" + filepath.Join(dir, "socket")
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
 	daemon := exec.Command("dockerd", "--host", host, "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 		"--pidfile", filepath.Join(dir, "pid"), "--bridge=none", "--iptables=false", "--ip6tables=false")
-	daemon.Stdout, daemon.Stderr = log, log
 	start := daemon.Start
 	if inside != nil {
 		start = func() error { return inside.Do(daemon.Start) }
 	}
-	if err := start(); err != nil {
+	if err := Daemon(t, daemon, filepath.Join(dir, "log"), start); err != nil {
 		t.Fatalf("dockerd: %v: install the package docker.io, which 'make setup' does", err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- daemon.Wait() }()
-	t.Cleanup(func() {
-		_ = daemon.Process.Signal(syscall.SIGTERM) // it may have ended
-		select {
-		case <-ended:
-		case <-time.After(dockerBudget):
-			_ = daemon.Process.Kill()
-			<-ended
-		}
-		if t.Failed() {
-			text, _ := os.ReadFile(log.Name())
-			t.Logf("dockerd:\n%s", text)
-		}
-	})
 	client = func(args ...string) (string, error) {
 		cmd := exec.Command("docker", append([]string{"--host", host}, args...)...)
 		// BuildKit before 0.17 doesn't build stages that only an ONBUILD instruction names.
@@ -76,7 +85,7 @@ func DockerIn(t *testing.T, inside *osthread.Thread) (client func(args ...string
 		}
 		return out.String(), nil
 	}
-	eventually.That(t, dockerBudget, "dockerd answers", func() error {
+	eventually.That(t, DaemonBudget, "dockerd answers", func() error {
 		_, err := client("version")
 		return err
 	})

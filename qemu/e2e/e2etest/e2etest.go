@@ -10,7 +10,6 @@
 package e2etest
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -233,9 +232,7 @@ func DiskImage(t *testing.T, o media.Options) Option {
 
 func buildMedium(t *testing.T, kind string, o media.Options) string {
 	t.Helper()
-	initramfs := o.Initramfs
 	o = parts(t).With(o)
-	o.Initramfs = cmp.Or(initramfs, o.Initramfs)
 	path := filepath.Join(t.TempDir(), "garboard."+kind)
 	if err := o.Build(t.Context(), kind, path); err != nil {
 		t.Fatal(err)

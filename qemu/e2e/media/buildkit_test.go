@@ -13,18 +13,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
-
-// daemonBudget is for the start of BuildKit's daemon, and for its end.
-const daemonBudget = 30 * time.Second
 
 // buildKit builds BuildKit, and starts its daemon, without a network, until the test ends. The function builds a Dockerfile with a folder as its
 // context, and pushes the image to a registry on this machine.
@@ -45,32 +41,11 @@ func buildKit(t *testing.T, host string) (build func(ref, dockerfile, context st
 	if err := os.WriteFile(config, fmt.Appendf(nil, "[registry.%q]\nhttp = true\n", host), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
 	daemon := exec.Command(filepath.Join(dir, "buildkitd"), "--config", config, "--addr", address, "--root", filepath.Join(dir, "data"),
 		"--containerd-worker=false", "--oci-worker-net=host", "--oci-worker-snapshotter=native")
-	daemon.Stdout, daemon.Stderr = log, log
-	if err := daemon.Start(); err != nil {
+	if err := e2etest.Daemon(t, daemon, filepath.Join(dir, "log"), daemon.Start); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- daemon.Wait() }()
-	t.Cleanup(func() {
-		_ = daemon.Process.Signal(syscall.SIGTERM) // it may have ended
-		select {
-		case <-ended:
-		case <-time.After(daemonBudget):
-			_ = daemon.Process.Kill()
-			<-ended
-		}
-		if t.Failed() {
-			text, _ := os.ReadFile(log.Name())
-			t.Logf("buildkitd:\n%s", text)
-		}
-	})
 	client := func(args ...string) error {
 		out, err := exec.Command(filepath.Join(dir, "buildctl"), append([]string{"--addr", address}, args...)...).CombinedOutput()
 		if err != nil {
@@ -78,7 +53,7 @@ func buildKit(t *testing.T, host string) (build func(ref, dockerfile, context st
 		}
 		return err
 	}
-	eventually.That(t, daemonBudget, "buildkitd answers", func() error { return client("debug", "workers") })
+	eventually.That(t, e2etest.DaemonBudget, "buildkitd answers", func() error { return client("debug", "workers") })
 	return func(ref, dockerfile, context string, args ...string) error {
 		files := t.TempDir()
 		if err := os.WriteFile(filepath.Join(files, "Dockerfile"), []byte(dockerfile), 0o600); err != nil {

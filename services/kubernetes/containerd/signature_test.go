@@ -134,6 +134,18 @@ func (s signedImage) sign(t *testing.T, key *ecdsa.PrivateKey, of digest.Digest,
 	s.lists["registry.example/team/image:"+strings.ReplaceAll(digest.FromString("image").String(), ":", "-")+".sig"] = s.add(t, ocispec.Manifest{Layers: []ocispec.Descriptor{layer}})
 }
 
+// verified verifies an image, which is accepted unless an error is wanted.
+func verified(t *testing.T, what string, from source, of digest.Digest, rule config.ImageRule, want string) {
+	t.Helper()
+	err := verify(t.Context(), testImage, of, &rule, from)
+	switch {
+	case want == "" && err != nil:
+		t.Errorf("%s: %v", what, err)
+	case want != "" && (err == nil || !strings.Contains(err.Error(), want) || PullReason(err.Error()) != ImageUnsigned):
+		t.Errorf("%s: %v, want %q", what, err, want)
+	}
+}
+
 // An image is accepted with a signature that the rule wants, and refused with all others, or with none.
 func TestSignatures(t *testing.T) {
 	t.Parallel()
@@ -180,13 +192,7 @@ func TestSignatures(t *testing.T) {
 		if c.key != nil {
 			from.sign(t, c.key, c.of, c.kind, c.certificate, c.change)
 		}
-		err := verify(t.Context(), testImage, of, &c.rule, from)
-		switch {
-		case c.want == "" && err != nil:
-			t.Errorf("%s: %v", name, err)
-		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || PullReason(err.Error()) != ImageUnsigned):
-			t.Errorf("%s: %v, want %q", name, err, c.want)
-		}
+		verified(t, name, from, of, c.rule, c.want)
 	}
 }
 
@@ -240,13 +246,7 @@ func TestSignatureBundles(t *testing.T) {
 		}
 		other := ocispec.Manifest{Layers: []ocispec.Descriptor{{MediaType: "text/spdx", Digest: "sha256:absent"}}}
 		from.referring = []ocispec.Descriptor{from.add(t, other), from.add(t, m)}
-		err := verify(t.Context(), testImage, of, &c.rule, from)
-		switch {
-		case c.want == "" && err != nil:
-			t.Errorf("%s: %v", name, err)
-		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || PullReason(err.Error()) != ImageUnsigned):
-			t.Errorf("%s: %v, want %q", name, err, c.want)
-		}
+		verified(t, name, from, of, c.rule, c.want)
 	}
 }
 

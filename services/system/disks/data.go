@@ -211,7 +211,11 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 	case len(known) == 1:
 		return known[0].device, known[0].found, nil
 	}
-	if on, ok := d.records()[wanted.Name]; ok {
+	records, err := d.records()
+	if err != nil {
+		return device{}, found{}, err
+	}
+	if on, ok := records[wanted.Name]; ok {
 		fits = slices.DeleteFunc(free, func(c candidate) bool { return !on.is(c.device) }) // it was erased
 		if len(fits) == 0 {
 			return device{}, found{}, fmt.Errorf("the disk of %s (%s) is missing. Plug it in, or give the entry of machine.disks another name to begin on another disk", wanted.Name, on)

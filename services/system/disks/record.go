@@ -38,27 +38,31 @@ func (m madeOn) is(dev device) bool {
 }
 
 // records are the entries that were made, by their names.
-func (d *Disks) records() (records map[string]madeOn) {
+func (d *Disks) records() (map[string]madeOn, error) {
+	records := map[string]madeOn{}
 	path := filepath.Join(d.o.stateDir, recordFile)
 	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return records, nil
+	}
 	if err == nil {
 		err = json.Unmarshal(text, &records)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.log.Warn(fmt.Sprintf("read %s: %s; going on as if machine.disks were new", path, err))
+	if err == nil && records == nil {
+		err = errors.New("it has no entries")
 	}
-	if records == nil {
-		records = map[string]madeOn{}
+	if err != nil {
+		err = fmt.Errorf("%s, which has the disks of machine.disks: %w", path, err)
 	}
-	return records
+	return records, err
 }
 
 // record notes on which disk an entry was made.
 func (d *Disks) record(name string, dev device) error {
-	records := d.records()
+	records, err := d.records()
 	on := madeOn{dev.Model, dev.Serial, dev.WWID, dev.Size}
-	if records[name] == on {
-		return nil
+	if err != nil || records[name] == on {
+		return err
 	}
 	records[name] = on
 	text, err := json.Marshal(records)

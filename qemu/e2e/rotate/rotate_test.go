@@ -154,7 +154,7 @@ func TestRotateOneNode(t *testing.T) {
 func kept(t *testing.T, c *e2etest.Cluster, load *e2etest.Writer, when string) {
 	t.Helper()
 	longest := load.Longest()
-	t.Logf("%s, the longest time without an acknowledged write was %s", when, longest.Took)
+	t.Logf("%s, the longest time without an acknowledged write was %s, from %s on", when, longest.Took, longest.From.Format(time.TimeOnly))
 	if err := c.Promised(longest.From, longest.From.Add(longest.Took), promise); err != nil {
 		t.Errorf("%s, without an acknowledged write: %v", when, err)
 	}

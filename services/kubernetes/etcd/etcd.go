@@ -113,8 +113,8 @@ type Etcd struct {
 	well atomic.Pointer[time.Time]
 	// unsettled: the journal's phase is new or joining.
 	unsettled atomic.Pointer[record]
-	// files is the version of the certificates that this run of etcd has read.
-	files atomic.Pointer[string]
+	// files are the certificates that this run of etcd has read.
+	files atomic.Pointer[secrets.StatusSpec]
 	// dataID is the identity of the data of this run of etcd; set once data is there.
 	dataID atomic.Pointer[identity]
 }
@@ -156,7 +156,7 @@ func (e *Etcd) Service() dag.Service {
 		Run:        e.run,
 		Health:     &dag.Health{Check: e.healthy, Period: healthPeriod, Timeout: healthTimeout},
 		Restart:    dag.RestartAlways,
-		StopBudget: stopBudget + 5*time.Second,
+		StopBudget: serverBudget + stopBudget + 5*time.Second,
 	}
 }
 
@@ -166,16 +166,24 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 	e.well.Store(new(time.Now()))
 	e.dataID.Store(nil)
 	if files, err := secrets.Statuses.Get(e.o.Store, secrets.EtcdID); err == nil {
-		e.files.Store(&files.Spec.Version)
+		e.files.Store(&files.Spec)
 	}
 	defer func() {
 		e.publish(false)
 		e.suspect.Store(outer.Err() == nil && !killed(err))
 		e.going.Store(false)
 	}()
-	ctx, cancel := context.WithCancelCause(outer)
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(outer))
 	defer cancel(nil)
 	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-outer.Done():
+			e.awaitServer(ctx, e.files.Load())
+			cancel(context.Cause(outer))
+		case <-ctx.Done():
+		}
+	})
 	beside := func(f func(context.Context) error) {
 		wg.Go(func() {
 			if err := f(ctx); err != nil {
@@ -368,8 +376,8 @@ func (e *Etcd) publish(ready bool) {
 	if id := e.dataID.Load(); id != nil {
 		status.MemberID = HexID(id.member)
 	}
-	if version := e.files.Load(); version != nil {
-		status.Files = *version
+	if files := e.files.Load(); files != nil {
+		status.Files = files.Version
 	}
 	// The store refuses only an undefined type.
 	_ = Statuses.Put(e.o.Store.As(ID), StatusID, status)

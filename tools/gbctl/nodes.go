@@ -83,7 +83,7 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 	case cmd.Flags().Changed("fingerprint") && a.fingerprint == "":
 		return errors.New("--fingerprint is empty: leave it out to see the certificate of the machine")
 	case a.insecure && len(a.nodes) == 0:
-		return errors.New("--insecure needs -n: a node in maintenance mode isn't in any client configuration")
+		return errors.New("--insecure needs -n: name the node whose certificate nobody has signed")
 	}
 	if output := cmd.Flags().Lookup("output"); output != nil {
 		// In commands that write a file, -o is the name of the file.
@@ -107,9 +107,9 @@ func formatFlag(cmd *cobra.Command, format, usage string) *cobra.Command {
 	return cmd
 }
 
-// insecureFlags adds the flags for nodes in maintenance mode to a command.
+// insecureFlags adds the flags for nodes without a signed certificate to a command.
 func (a *app) insecureFlags(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().BoolVar(&a.insecure, "insecure", false, "for a node in maintenance mode: accept its self-signed certificate")
+	cmd.Flags().BoolVar(&a.insecure, "insecure", false, "for a node in maintenance mode, or a worker that waits for its certificate: accept a self-signed one")
 	cmd.Flags().StringVar(&a.fingerprint, "fingerprint", "", "with --insecure: accept only the certificate with this fingerprint, which the node shows on its console")
 	return cmd
 }

@@ -64,3 +64,6 @@ func runAt(dir, socket, address string) int {
 
 // errClosed is the answer to all calls while the node is between its modes.
 var errClosed = errors.New("the node has a configuration, but no certificate for its API yet")
+
+// errUnsigned: see supervisor.withoutCertificate.
+var errUnsigned = errors.New("no control plane has signed the certificate of the API yet")

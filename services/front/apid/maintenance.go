@@ -25,8 +25,8 @@ const (
 	selfSerial = 1
 )
 
-// self is the certificate of the API while the node has no configuration. It is kept
-// in memory, for one boot; a person compares its fingerprint.
+// self is the certificate of the API while the node has no configuration, or nobody has
+// signed another one. It is kept in memory, for one boot; a person compares its fingerprint.
 type self struct {
 	cert, key   []byte // PEM
 	fingerprint string // as people compare them: AB:CD:…
@@ -37,7 +37,7 @@ type self struct {
 func newSelf(now time.Time) (self, error) {
 	public, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		return self{}, fmt.Errorf("make the certificate of maintenance mode: %w", err)
+		return self{}, fmt.Errorf("make a self-signed certificate of the API: %w", err)
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(selfSerial),
@@ -51,11 +51,11 @@ func newSelf(now time.Time) (self, error) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, public, key)
 	if err != nil {
-		return self{}, fmt.Errorf("make the certificate of maintenance mode: %w", err)
+		return self{}, fmt.Errorf("make a self-signed certificate of the API: %w", err)
 	}
 	keyPEM, err := pki.EncodeKey(key)
 	if err != nil {
-		return self{}, fmt.Errorf("make the certificate of maintenance mode: %w", err)
+		return self{}, fmt.Errorf("make a self-signed certificate of the API: %w", err)
 	}
 	return self{cert: pki.EncodeCert(der), key: keyPEM, fingerprint: api.ShownFingerprint(der)}, nil
 }

@@ -1,6 +1,7 @@
 package apid
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -31,6 +32,9 @@ const (
 	// removing the sandbox take.
 	processStop = 5 * time.Second
 	serviceStop = processStop + 2*time.Second
+	// signedWithin is when a worker usually has its certificate. After that time it serves
+	// with one of its own, so that its configuration can be corrected: the reason may be in it.
+	signedWithin = 30 * time.Second
 )
 
 // Options are what PID 1's side stands on.
@@ -45,6 +49,7 @@ type Options struct {
 	socket  string                                         // "": boot.MachineSocket
 	uid     int                                            // 0: UID
 	address string                                         // "": the gate's on this node
+	signed  time.Duration                                  // 0: signedWithin
 	process func(ctx context.Context, h *dag.Handle) error // nil: the sandbox
 }
 
@@ -55,7 +60,7 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
 		Kind:       dag.Process,
-		Needs:      []dag.Condition{stageKnown(s.Store), certificate{s.Store}, dag.File(s.socket)},
+		Needs:      []dag.Condition{stageKnown(s.Store), certificate{s.Store, s.signed}, dag.File(s.socket)},
 		Prepare:    s.publisher.Prepare,
 		Run:        func(ctx context.Context, h *dag.Handle) error { return s.publisher.Run(ctx, h, s.process) },
 		Health:     &dag.Health{Check: s.healthy},
@@ -70,7 +75,8 @@ type supervisor struct {
 	publisher statefile.Publisher[facts]
 	// mu guards all following fields.
 	mu        sync.Mutex
-	self      self      // set when maintenance mode was entered
+	self      self      // set when it was first needed
+	unsigned  time.Time // since when the gate serves a configured node with it; zero: it doesn't
 	announced string    // on the console
 	last      time.Time // it was announced
 }
@@ -80,6 +86,7 @@ func newSupervisor(o Options) *supervisor {
 	o.socket = cmp.Or(o.socket, boot.MachineSocket)
 	o.uid = cmp.Or(o.uid, UID)
 	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.Port)))
+	o.signed = cmp.Or(o.signed, signedWithin)
 	if o.process == nil {
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
@@ -101,9 +108,12 @@ func stageKnown(store *resource.Store) dag.Condition {
 	return machine.Stages.When(store, machine.StageID, "the configuration to be looked for", nil)
 }
 
-// certificate is the condition that there is something to serve with, which in
-// maintenance mode there always is.
-type certificate struct{ store *resource.Store }
+// certificate is the condition that there is something to serve with. In maintenance mode
+// there always is, and on a worker there is after some time.
+type certificate struct {
+	store  *resource.Store
+	signed time.Duration
+}
 
 func (certificate) String() string { return "certificate of the machine API to be made" }
 
@@ -116,7 +126,24 @@ func (c certificate) Wait(ctx context.Context) error {
 	if err != nil || stage.Spec == machine.Maintenance {
 		return err
 	}
-	return secrets.API.When(c.store, secrets.APIID, c.String(), nil).Wait(ctx)
+	made := secrets.API.When(c.store, secrets.APIID, c.String(), nil)
+	if _, asks := asksForCertificate(c.store); !asks {
+		return made.Wait(ctx)
+	}
+	within, cancel := context.WithTimeout(ctx, c.signed)
+	defer cancel()
+	_ = made.Wait(within) // then it serves without
+	return ctx.Err()
+}
+
+// asksForCertificate reports whether the node gets its certificate from a control plane, and
+// returns its configuration.
+func asksForCertificate(store *resource.Store) (*config.Config, bool) {
+	c, err := machine.Config(store)
+	if err != nil || c.Machine.Type.ControlPlane() || len(c.Machine.CA.Crt) == 0 {
+		return nil, false
+	}
+	return c, true
 }
 
 // current returns the settings that the gate is to use now.
@@ -129,12 +156,10 @@ func (s *supervisor) current() (b statefile.State[facts], err error) {
 		return s.maintenance()
 	}
 	o, err := secrets.API.Get(s.Store, secrets.APIID)
-	switch {
-	case errors.Is(err, resource.ErrNotFound):
-		// Maintenance mode is over either way: a configured node must not take a
-		// configuration without credentials.
-		return stateOf(facts{Mode: modeClosed}, nil, nil, nil, nil), nil
-	case err != nil:
+	if errors.Is(err, resource.ErrNotFound) {
+		return s.withoutCertificate()
+	}
+	if err != nil {
 		return b, err
 	}
 	var metrics config.Metrics
@@ -144,6 +169,22 @@ func (s *supervisor) current() (b statefile.State[facts], err error) {
 	return stateOf(facts{Mode: api.ModeNormal, Metrics: metrics.Address}, o.Spec.CA, o.Spec.Serving.Crt, o.Spec.Serving.Key, metrics.ClientCA), nil
 }
 
+// withoutCertificate: maintenance mode is over, because a configured node must not take a
+// configuration without credentials. A worker has the authority of its administrators, and
+// serves them with a certificate of its own until a control plane signs one. They compare
+// its fingerprint.
+func (s *supervisor) withoutCertificate() (b statefile.State[facts], err error) {
+	c, asks := asksForCertificate(s.Store)
+	if !asks {
+		return stateOf(facts{Mode: modeClosed}, nil, nil, nil, nil), nil
+	}
+	own, err := s.own()
+	if err != nil {
+		return b, err
+	}
+	return stateOf(facts{Mode: api.ModeNormal}, c.Machine.TrustedCAs(), own.cert, own.key, nil), nil
+}
+
 func (s *supervisor) maintenance() (b statefile.State[facts], err error) {
 	pinned := ""
 	if text, given := s.Cmdline.Get(paramPinned); given {
@@ -151,16 +192,25 @@ func (s *supervisor) maintenance() (b statefile.State[facts], err error) {
 			return b, err
 		}
 	}
+	own, err := s.own()
+	if err != nil {
+		return b, err
+	}
+	return stateOf(facts{Mode: api.ModeMaintenance, PinnedCA: pinned}, nil, own.cert, own.key, nil), nil
+}
+
+// own returns the certificate that the node has made itself.
+func (s *supervisor) own() (self, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.self.cert == nil {
 		made, err := newSelf(time.Now())
 		if err != nil {
-			return b, err
+			return self{}, err
 		}
 		s.self = made
 	}
-	return stateOf(facts{Mode: api.ModeMaintenance, PinnedCA: pinned}, nil, s.self.cert, s.self.key, nil), nil
+	return s.self, nil
 }
 
 // healthy makes a TLS handshake: the gate listens, and serves the certificate that was
@@ -173,24 +223,42 @@ func (s *supervisor) healthy(ctx context.Context) error {
 	if err := s.publisher.ServesCertificate(ctx, s.address, wanted.Files[certName]); err != nil {
 		return err
 	}
-	s.announce(wanted.Facts.Mode)
+	switch {
+	case wanted.Facts.Mode == api.ModeMaintenance:
+		s.announce("maintenance mode", "apply a")
+	case s.isUnsigned(wanted.Files[certName]):
+		s.announce(errUnsigned.Error(), "correct the")
+		return errUnsigned
+	}
 	return nil
 }
 
-// announce prints to the console how a node without a configuration is reached, as
-// soon as it has an address, and again later.
-func (s *supervisor) announce(mode string) {
-	if mode != api.ModeMaintenance {
-		return
+// isUnsigned reports whether a configured node serves with its own certificate. In the
+// first seconds the announcement waits: a control plane is about to sign one.
+func (s *supervisor) isUnsigned(cert []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !bytes.Equal(cert, s.self.cert) {
+		s.unsigned = time.Time{}
+		return false
 	}
+	if now := time.Now(); s.unsigned.IsZero() {
+		s.unsigned, s.announced, s.last = now, "", now
+	}
+	return true
+}
+
+// announce prints to the console how a node is reached whose certificate nobody has signed,
+// as soon as it has an address, and again later.
+func (s *supervisor) announce(why, what string) {
 	o, err := network.Addresses.Get(s.Store, network.AddressID)
 	if err != nil || !o.Spec.Primary.IsValid() {
 		return // the next check looks again
 	}
 	s.mu.Lock()
-	text := announcement(o.Spec.Primary, s.self.fingerprint)
+	text := announcement(why, what, o.Spec.Primary, s.self.fingerprint)
 	due := text != s.announced || time.Since(s.last) > announceEvery
-	if due {
+	if due = due && time.Since(s.unsigned) >= s.signed; due {
 		s.announced, s.last = text, time.Now()
 	}
 	s.mu.Unlock()
@@ -202,8 +270,8 @@ func (s *supervisor) announce(mode string) {
 // announceEvery is how often the console has the announcement.
 const announceEvery = 2 * time.Minute
 
-func announcement(addr netip.Addr, fingerprint string) string {
+func announcement(why, what string, addr netip.Addr, fingerprint string) string {
 	at := netip.AddrPortFrom(addr, api.Port)
-	return fmt.Sprintf("maintenance mode: API at https://%s, certificate SHA-256 %s; apply a configuration with: gbctl apply-config --insecure --fingerprint %s -n %s -f FILE",
-		at, fingerprint, fingerprint, addr)
+	return fmt.Sprintf("%s: API at https://%s, certificate SHA-256 %s; %s configuration with: gbctl apply-config --insecure --fingerprint %s -n %s -f FILE",
+		why, at, fingerprint, what, fingerprint, addr)
 }

@@ -3,6 +3,7 @@ package apid
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -86,7 +87,7 @@ func newNode(t *testing.T, cmdline string) *node {
 	}
 	service := Service(Options{
 		Store: n.store, Logs: l, Processes: table, Cmdline: boot.ParseCmdline(cmdline),
-		dir: n.b.dir, socket: n.b.socket, uid: os.Getuid(), address: n.b.address, process: run,
+		dir: n.b.dir, socket: n.b.socket, uid: os.Getuid(), address: n.b.address, signed: time.Second, process: run,
 	})
 	service.Health.Period = 200 * time.Millisecond
 	var err error
@@ -222,7 +223,7 @@ func TestServiceBadPin(t *testing.T) {
 	})
 }
 
-// A configured node, a worker for one, waits for its certificate.
+// A configured node waits for its certificate.
 func TestServiceWaitsForItsCertificate(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "")
@@ -230,5 +231,46 @@ func TestServiceWaitsForItsCertificate(t *testing.T) {
 	put(t, n, machine.Stages, machine.StageID, machine.Configured)
 	n.wait(t, "apid to wait", func(s dag.Status) bool { return s.Waiting == "certificate of the machine API to be made" })
 	put(t, n, secrets.API, secrets.APIID, apiSecrets(t, newCA(t)))
+	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
+}
+
+// A worker for which no control plane signs: its administrators get in, nobody else does, and
+// the console shows them how. It isn't up before a control plane has signed.
+func TestServiceWithoutSignedCertificate(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	n.b.backend = newRecorder(t, n.b.socket, everything())
+	ca := newCA(t)
+	worker := &config.Config{Version: config.Version}
+	worker.Machine.Type, worker.Machine.CA.Crt = config.Worker, ca.Cert
+	put(t, n, machine.Configs, machine.ConfigID, worker)
+	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	put(t, n, network.Addresses, network.AddressID, network.NodeAddress{Primary: netip.MustParseAddr("10.0.2.15")})
+	n.wait(t, "apid to serve without", func(s dag.Status) bool {
+		return !s.Up && strings.Contains(s.Message, "no control plane has signed the certificate of the API yet")
+	})
+	version, _ := api.Lookup("/garboard.v1.NodeService/Version")
+	if err := ask(t.Context(), n.b.client(t, admin(t, ca), true), n.b.url(""), version); err != nil {
+		t.Errorf("its administrator: %v", err)
+	}
+	for who, cert := range map[string]*tls.Certificate{"nobody": nil, "an administrator of something else": admin(t, newCA(t))} {
+		if err := ask(t.Context(), n.b.client(t, cert, true), n.b.url(""), version); err == nil {
+			t.Errorf("%s was served", who)
+		}
+	}
+	own, err := os.ReadFile(filepath.Join(n.b.dir, certName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	print := api.ShownFingerprint(parse(t, own).Raw)
+	want := "no control plane has signed the certificate of the API yet: API at https://10.0.2.15:50000, certificate SHA-256 " + print +
+		"; correct the configuration with: gbctl apply-config --insecure --fingerprint " + print + " -n 10.0.2.15 -f FILE\n"
+	eventually.That(t, 20*time.Second, "the console to say it", func() error {
+		if text := n.console.String(); strings.Count(text, want) != 1 {
+			return fmt.Errorf("%q", text)
+		}
+		return nil
+	})
+	put(t, n, secrets.API, secrets.APIID, apiSecrets(t, ca))
 	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
 }

@@ -145,7 +145,7 @@ func withoutCertificate(t *testing.T, c *e2etest.Cluster, worker qemu.Node, kept
 	if out, err := c.TryGbctl("-n", node, "version"); err == nil || !strings.Contains(err.Error(), "self-signed") {
 		t.Errorf("it is believed without its fingerprint: %v: %s", err, out)
 	}
-	if out, err := c.TryGbctl("--garboardconfig", filepath.Join(t.TempDir(), "none"), "-n", node, "version", "--insecure", "--fingerprint", print); err == nil || !strings.Contains(err.Error(), "certificate") {
+	if out, err := c.TryGbctl("--garboardconfig", anonymous(t, c), "-n", node, "version", "--insecure", "--fingerprint", print); err == nil || !strings.Contains(err.Error(), "requires a certificate") {
 		t.Errorf("it serves anybody: %v: %s", err, out)
 	}
 	c.Gbctl("-n", node, "version", "--insecure", "--fingerprint", print)
@@ -166,6 +166,24 @@ func withoutCertificate(t *testing.T, c *e2etest.Cluster, worker qemu.Node, kept
 		}
 		return err
 	})
+}
+
+// anonymous is the file with a client configuration that has no certificate.
+func anonymous(t *testing.T, c *e2etest.Cluster) string {
+	t.Helper()
+	data, err := os.ReadFile(c.ClientConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	without := regexp.MustCompile(`(?m)^ *(crt|key): .*\n`).ReplaceAll(data, nil)
+	if len(without) == len(data) {
+		t.Fatal("there is no certificate in the client configuration")
+	}
+	file := filepath.Join(t.TempDir(), "anonymous")
+	if err := os.WriteFile(file, without, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // registered waits for a node, which must have a taint of its configuration

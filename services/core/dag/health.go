@@ -76,7 +76,8 @@ func (a *attempt) check(h Health) chan error {
 
 // evaluate updates the service's health with the result of one check. The first
 // failure in a row is an event, and so are the change to unhealthy and the recovery.
-// Repetitions aren't, because they would displace all other events from the ring.
+// Repetitions aren't, because they would displace all other events from the ring; the
+// service's status has the error of the last one.
 func (a *attempt) evaluate(err error, period time.Duration) {
 	r := a.r
 	r.g.mu.Lock()
@@ -97,6 +98,8 @@ func (a *attempt) evaluate(err error, period time.Duration) {
 			log = r.record(messageUnhealthy+err.Error(), change{reason: reason.Of(err)})
 		} else if r.health != HealthFail && a.failures >= HealthFailures && now.Sub(a.failedAt) >= (HealthFailures-1)*period {
 			log = r.record(messageUnhealthy+err.Error(), change{health: HealthFail, reason: reason.Of(err), level: slog.LevelWarn})
+		} else {
+			r.message, r.reason = bounded(messageUnhealthy+err.Error()), reason.Of(err)
 		}
 	}
 	r.g.mu.Unlock()

@@ -3,13 +3,17 @@ package dag
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // sick is a daemon whose check fails between two times.
@@ -63,6 +67,32 @@ func TestOneFailureIsNotEnough(t *testing.T) {
 		}
 		if messages := r.messages("svc"); !slices.Equal(messages[4:], []string{"[Running]: Health check failed: 503", "[Running]: Health check successful"}) {
 			t.Errorf("%q", messages)
+		}
+		if err := r.end(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The status has the last error, also one that isn't an event.
+func TestStatusHasTheLastError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		checks := 0
+		svc := daemon("svc")
+		svc.Health = &Health{Period: time.Second, Check: func(context.Context) error {
+			checks++
+			return reason.With(reason.Code("Check"+strconv.Itoa(checks)), fmt.Errorf("check %d", checks))
+		}}
+		r := start(t, svc)
+		for range 20 {
+			pass(time.Second)
+			n := strconv.Itoa(checks)
+			if s, _ := r.Status("svc"); s.Message != "Health check failed: check "+n || s.Reason != reason.Code("Check"+n) {
+				t.Errorf("after check %s: %+v", n, s)
+			}
+		}
+		if failed := len(r.messages("svc")) - 3; failed != 2 {
+			t.Errorf("%d events of failed checks, want the first one and that at which the service became unhealthy", failed)
 		}
 		if err := r.end(); err != nil {
 			t.Error(err)

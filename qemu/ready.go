@@ -184,13 +184,22 @@ func (a *KubeAPI) get(ctx context.Context, path string, to any) error {
 		return err
 	}
 	if resp.StatusCode != http.StatusOK {
-		firstLine, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
-		return fmt.Errorf("%s: %s: %s", path, resp.Status, firstLine)
+		return fmt.Errorf("%s: %s: %s", path, resp.Status, said(string(body)))
 	}
 	if to == nil {
 		return nil
 	}
 	return json.Unmarshal(body, to)
+}
+
+// said is the first line of an answer that isn't a check which passed: /readyz lists them all.
+func said(body string) string {
+	for line := range strings.Lines(body) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "[+]") {
+			return line
+		}
+	}
+	return ""
 }
 
 func (a *KubeAPI) answers(ctx context.Context) error { return a.get(ctx, "/readyz", nil) }

@@ -42,3 +42,14 @@ func TestWaitReadyEndsWithTheCluster(t *testing.T) {
 		t.Errorf("without a plan: %v", err)
 	}
 }
+
+func TestWhatTheServerSaid(t *testing.T) {
+	for _, c := range []struct{ body, want string }{
+		{"[+]ping ok\n[+]etcd ok\n[-]poststarthook/rbac/bootstrap-roles failed: reason withheld\nreadyz check failed\n", "[-]poststarthook/rbac/bootstrap-roles failed: reason withheld"},
+		{"\nforbidden\nmore", "forbidden"}, {"[+]ping ok", ""}, {"", ""},
+	} {
+		if got := said(c.body); got != c.want {
+			t.Errorf("%q: %q, want %q", c.body, got, c.want)
+		}
+	}
+}

@@ -313,7 +313,8 @@ type RegistryTLS struct {
 // Images says which images the node accepts.
 type Images struct {
 	// Verify has rules for the images that the node itself pulls: the installer image, those of etcd and
-	// the kubelet, and those that gbctl upgrade-k8s fetches; also for images on a medium. Pods' own images aren't verified.
+	// the kubelet, and those that gbctl upgrade-k8s fetches; also for images on a medium. Images of pods are
+	// verified if the rule has pods: true.
 	// An image is accepted if no rule is for it, or if it is signed as the rule with the longest prefix says.
 	// Images that the node has already aren't verified again.
 	Verify []ImageRule `yaml:"verify" key:"prefix"`
@@ -323,7 +324,9 @@ type Images struct {
 type ImageRule struct {
 	// Prefix is the beginning of the images' names, with their registry, such as ghcr.io/garboard-os/.
 	Prefix string `yaml:"prefix"`
-	Keys   []PEM  `yaml:"keys"` // public keys: a signature of one of them is enough
+	// Pods says whether the rule is also for images of pods, with those of Kubernetes' control plane. Default false.
+	Pods bool  `yaml:"pods"`
+	Keys []PEM `yaml:"keys"` // public keys: a signature of one of them is enough
 	// Authority signs the certificates of those who sign images. A certificate must be valid when an image
 	// is verified.
 	Authority PEM `yaml:"authority"`

@@ -125,6 +125,10 @@ func TestSignedImages(t *testing.T) {
 		// Their digests differ, so that a signature is for one of them.
 		store(t, dir, from, map[string]string{config.DefaultKubeletImage: repository + ":1"}, ownLayerOf(t))
 	}
+	const pod, refusedPod = "site/pod", "site/refused-pod"
+	for _, repository := range []string{pod, refusedPod} {
+		store(t, dir, from, map[string]string{config.DefaultPauseImage: repository + ":1"}, ownLayerOf(t))
+	}
 	well := localhost(t)
 	serve(t, nil, dir, well, nil)
 	keys, run := cosign(t)
@@ -133,7 +137,9 @@ func TestSignedImages(t *testing.T) {
 		run("sign", "--key", key+".key", "--tlog-upload=false", "--allow-http-registry", "--yes", well+"/"+repository+"@"+digestOf(t, well+"/"+repository+":1"))
 	}
 	bundle := []string{"sign", "--new-bundle-format", "--tlog-upload=false", "--allow-http-registry", "--yes"}
-	run(append(bundle, "--key", "site.key", well+"/"+stated+"@"+digestOf(t, well+"/"+stated+":1"))...)
+	for _, repository := range []string{stated, pod} {
+		run(append(bundle, "--key", "site.key", well+"/"+repository+"@"+digestOf(t, well+"/"+repository+":1"))...)
+	}
 	authority := signer(t, keys)
 	run("import-key-pair", "--key", "leaf-plain.key", "--output-key-prefix", "leaf")
 	run("sign", "--key", "leaf.key", "--certificate", "leaf.pem", "--certificate-chain", "ca.pem", "--tlog-upload=false", "--allow-http-registry", "--yes",
@@ -191,4 +197,30 @@ func TestSignedImages(t *testing.T) {
 	says(signed, "Pulling image signed.test/"+signed)
 	c.Ready(m)
 	runs(signed)
+
+	// Rules are for pods only if they say so.
+	starts := func(name, repository, policy string) {
+		t.Helper()
+		c.Kubectl("run", name, "--image=signed.test/"+repository+":1", "--restart=Never", "--image-pull-policy="+policy)
+		c.Eventually(pullBudget, "the pod "+name+" runs", func() error {
+			out, err := c.Try("get", "pod", name, "-o", "jsonpath={.status.phase} {.status.containerStatuses[*].state.waiting.message}")
+			if err == nil && !strings.HasPrefix(out, "Running") {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	starts("without-rule", refusedPod, "IfNotPresent")
+	patch(fmt.Sprintf("machine: {images: {verify: [{prefix: signed.test/, pods: true, keys: [%s]}]}}", base64.StdEncoding.EncodeToString(public)))
+	c.Kubectl("run", "refused", "--image=signed.test/"+refusedPod+":1", "--restart=Never", "--image-pull-policy=Always")
+	c.Eventually(pullBudget, "the image of the pod is refused", func() error {
+		out, err := c.Try("get", "events", "--field-selector", "involvedObject.name=refused", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, refused+"it has no signature of cosign") {
+			err = errors.New(out)
+		}
+		return err
+	})
+	starts("accepted", pod, "IfNotPresent")
+	starts("again", pod, "Always")
+	m.Reached("images of pods are verified")
 }

@@ -9,6 +9,7 @@ package containerd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -133,6 +134,11 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 		_ = child.Stop(stopBudget) // why it didn't serve says more than how it ended
 		return err
 	}
+	stopImages, err := c.serveImages(ImageSocket)
+	if err != nil {
+		return errors.Join(err, child.Stop(stopBudget))
+	}
+	defer stopImages()
 	c.importBundle(ctx, h)
 	h.Started(fmt.Sprintf("Started process containerd (PID %d)", child.Pid()))
 	select {

@@ -144,7 +144,11 @@ func login(r config.Registries, host string) (user, secret string, ok bool) {
 	if !known && host == dockerHub {
 		settings = r.Config["docker.io"]
 	}
-	a := settings.Auth
+	return loginOf(settings.Auth)
+}
+
+// loginOf is the same for what is given for a host; nil: nothing.
+func loginOf(a *config.RegistryAuth) (user, secret string, ok bool) {
 	switch {
 	case a == nil:
 		return "", "", false
@@ -168,6 +172,7 @@ type origin struct {
 	hostsDir string
 	bundle   string
 	machine  config.Machine
+	pod      *podAuth // of a pod for whom the image is; nil: that of the machine
 }
 
 // resolver is made for one pull; done closes its connections.
@@ -176,6 +181,10 @@ func (o origin) resolver(ctx context.Context) (r remotes.Resolver, done func()) 
 	options := dockerconfig.HostOptions{
 		HostDir: dockerconfig.HostDirFromRoot(o.hostsDir),
 		Credentials: func(host string) (string, string, error) {
+			if o.pod != nil {
+				user, secret := o.pod.login(host)
+				return user, secret, nil
+			}
 			user, secret, _ := login(o.machine.Registries, host)
 			return user, secret, nil
 		},

@@ -84,18 +84,7 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 			return nil, err
 		}
 		event(Pulling, "Pulling image "+ref)
-		from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
-		defer done()
-		accepted, err := accept(ctx, from, ref, cfg.Machine.Images)
-		if err != nil {
-			return nil, pullError(ref, err)
-		}
-		img, err = cl.Pull(ctx, ref, append(options, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
-			client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(accepted))...)
-		if err != nil {
-			return nil, pullError(ref, err)
-		}
-		return img, nil
+		return c.fetch(ctx, cl, ref, origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}, options...)
 	case err != nil:
 		return nil, fmt.Errorf("look up image %s: %w", ref, err)
 	}
@@ -108,6 +97,22 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 		if err := img.Unpack(ctx, snapshotter, c.unpackOptions()...); err != nil {
 			return nil, pullError(ref, err)
 		}
+	}
+	return img, nil
+}
+
+// fetch pulls ref from its registry, if the rule for it accepts it.
+func (c *Containerd) fetch(ctx context.Context, cl *client.Client, ref string, o origin, options ...client.RemoteOpt) (client.Image, error) {
+	from, done := o.resolver(ctx)
+	defer done()
+	accepted, err := accept(ctx, from, ref, o.machine.Images)
+	if err != nil {
+		return nil, pullError(ref, err)
+	}
+	img, err := cl.Pull(ctx, ref, append(options, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
+		client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(accepted))...)
+	if err != nil {
+		return nil, pullError(ref, err)
 	}
 	return img, nil
 }

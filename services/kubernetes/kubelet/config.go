@@ -187,6 +187,7 @@ func configuration(mode boot.Mode, c *config.Config) object {
 		"clusterDNS":               clusterDNS(c),
 		"resolvConf":               "/etc/resolv.conf",
 		"containerRuntimeEndpoint": "unix://" + containerd.Socket,
+		"imageServiceEndpoint":     "unix://" + containerd.ImageSocket,
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               "/",
 		"systemCgroups":            "",

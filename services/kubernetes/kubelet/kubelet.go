@@ -72,6 +72,9 @@ func Service(o Options) dag.Service {
 			if err := o.prepare(); err != nil {
 				return err
 			}
+			if err := o.pullPause(ctx, h); err != nil {
+				return err
+			}
 			return runner.Prepare(ctx, h)
 		},
 		Run: func(ctx context.Context, h *dag.Handle) error {
@@ -91,6 +94,19 @@ func Service(o Options) dag.Service {
 		Restart:    dag.RestartAlways,
 		StopBudget: stopBudget + 5*time.Second,
 	}
+}
+
+// pullPause pulls the image of pods' sandboxes if a rule for pods' images is for it: containerd pulls it itself otherwise, and verifies nothing.
+func (o Options) pullPause(ctx context.Context, h *dag.Handle) error {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return err
+	}
+	if rule := cfg.Machine.Images.Rule(config.DefaultPauseImage); rule == nil || !rule.Pods {
+		return nil
+	}
+	_, err = o.Containerd.Pull(ctx, containerd.PodNamespace, config.DefaultPauseImage, h.EventOf)
+	return err
 }
 
 func (o Options) image() (string, error) {

@@ -1,0 +1,121 @@
+package containerd
+
+import (
+	"net"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/garboard-os/garboard/config"
+)
+
+func TestPullOfTheKubeletIsRead(t *testing.T) {
+	t.Parallel()
+	spec := slices.Clip(appendField(nil, pullRequestImage, appendField(nil, specImage, []byte("a/b:1"))))
+	auth := appendField(appendField(appendField(nil, authUsername, []byte("u")), authPassword, []byte("p")), authServer, []byte("https://r.test/v1/"))
+	for _, c := range []struct {
+		request []byte
+		want    *podAuth
+	}{
+		{spec, nil},
+		{appendField(spec, pullRequestAuth, nil), nil},
+		{appendField(spec, pullRequestAuth, auth), &podAuth{RegistryAuth: config.RegistryAuth{Username: "u", Password: "p"}, server: "https://r.test/v1/"}},
+		{appendField(spec, pullRequestAuth, appendField(nil, authIdentity, []byte("t"))), &podAuth{RegistryAuth: config.RegistryAuth{IdentityToken: "t"}}},
+		// Fields of later versions, of other kinds too, are skipped.
+		{append([]byte{0x48, 0x07}, appendField(spec, 9, []byte("x"))...), nil},
+	} {
+		image, got, err := parsePull(c.request)
+		if err != nil || image != "a/b:1" {
+			t.Errorf("%q: %q, %v", c.request, image, err)
+		}
+		if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(podAuth{})); diff != "" {
+			t.Errorf("%q: %s", c.request, diff)
+		}
+	}
+	for n := 1; n < len(spec); n++ {
+		if image, _, err := parsePull(spec[:n]); err == nil {
+			t.Errorf("a request that is cut off after %d bytes is for %q", n, image)
+		}
+	}
+}
+
+func TestPullSecretIsForItsServer(t *testing.T) {
+	t.Parallel()
+	both := config.RegistryAuth{Auth: "dTpw"}
+	for _, c := range []struct {
+		auth         podAuth
+		user, secret string
+	}{
+		{podAuth{RegistryAuth: both}, "u", "p"},
+		{podAuth{RegistryAuth: both, server: "https://r.test/v1/"}, "u", "p"},
+		{podAuth{RegistryAuth: both, server: "https://other.test"}, "", ""},
+		{podAuth{RegistryAuth: both, server: "://"}, "", ""},
+		{podAuth{RegistryAuth: config.RegistryAuth{IdentityToken: "t"}}, "", "t"},
+		{podAuth{}, "", ""},
+	} {
+		if user, secret := c.auth.login("r.test"); user != c.user || secret != c.secret {
+			t.Errorf("%+v: %q, %q", c.auth, user, secret)
+		}
+	}
+}
+
+// The service behind the socket is a real one of gRPC, with single answers, with many, and with errors.
+func TestQuestionsOfTheKubeletAreForwarded(t *testing.T) {
+	t.Parallel()
+	serve := func(name string, server *grpc.Server) *grpc.ClientConn {
+		path := filepath.Join(t.TempDir(), name)
+		listener, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go server.Serve(listener) //nolint:errcheck // the client sees it
+		t.Cleanup(server.Stop)
+		conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	real, checks := grpc.NewServer(), health.NewServer()
+	grpc_health_v1.RegisterHealthServer(real, checks)
+	cri := serve("cri", real)
+	front := serve("front", grpc.NewServer(grpc.ForceServerCodecV2(asItIs{}), grpc.UnknownServiceHandler(func(_ any, kubelet grpc.ServerStream) error {
+		method, _ := grpc.MethodFromServerStream(kubelet)
+		var request []byte
+		if err := kubelet.RecvMsg(&request); err != nil {
+			return err
+		}
+		return forward(kubelet, cri, method, request)
+	})))
+
+	client := grpc_health_v1.NewHealthClient(front)
+	checks.SetServingStatus("a", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	if answer, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "a"}); err != nil || answer.Status != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
+		t.Error(answer, err)
+	}
+	if _, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "b"}); status.Code(err) != codes.NotFound {
+		t.Error(err)
+	}
+	watch, err := client.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []grpc_health_v1.HealthCheckResponse_ServingStatus{grpc_health_v1.HealthCheckResponse_NOT_SERVING, grpc_health_v1.HealthCheckResponse_SERVING} {
+		if answer, err := watch.Recv(); err != nil || answer.Status != want {
+			t.Fatal(answer, err)
+		}
+		checks.SetServingStatus("a", grpc_health_v1.HealthCheckResponse_SERVING)
+	}
+	if err := front.Invoke(t.Context(), "/runtime.v1.ImageService/StreamImages", &grpc_health_v1.HealthCheckRequest{}, &grpc_health_v1.HealthCheckResponse{}); status.Code(err) != codes.Unimplemented {
+		t.Error(err)
+	}
+}

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 const bootBudget = 40 * time.Second
 
 // A UEFI boots the ISO from a CD drive: the machine has no configuration, and waits for one. At its console, it gets another address, and
-// is restarted.
+// is restarted. With the command that its console shows, it gets a configuration, installs itself, and is a Ready node from its disk.
 func TestMediumInUEFI(t *testing.T) {
 	medium, keyboard := e2etest.Medium(t, media.Options{Args: args}), typing(t)
 	c, m := e2etest.Start(t, "medium-uefi", qemu.QEMU, medium, func(o *qemu.Options) {
@@ -47,8 +47,18 @@ func TestMediumInUEFI(t *testing.T) {
 	m.Reached("another address, by the console")
 	before := len(c.Text())
 	keyboard.types(t, "reboot")
-	c.Says(bootBudget, before, "maintenance mode: API at https://"+c.Nodes[0].Address.String())
+	node := c.Nodes[0].Address.String()
+	line := c.Says(bootBudget, before, "maintenance mode: API at https://"+node)
 	m.Reached("a restart, by the console")
+
+	_, command, _ := strings.Cut(line.Text, "apply a configuration with: gbctl ")
+	c.Gbctl(strings.Fields(strings.Replace(command, "FILE", c.Configuration(c.Node()), 1))...)
+	c.Says(bootBudget, before, "on the medium GARBOARD")
+	m.Reached("the machine has a configuration, and installs itself")
+	c.Says(2*bootBudget, before, "runs from slot A, which is trying")
+	m.Reached("the disk boots")
+	c.Ready(m)
+	c.Says(bootBudget, before, "slot A is good")
 }
 
 // keyboard is a path to a serial line.

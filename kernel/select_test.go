@@ -173,3 +173,26 @@ func TestModulesTable(t *testing.T) {
 		}
 	}
 }
+
+// docs/media.md says in which drives the smaller kernel reads its own medium.
+func TestCloudKernelReadsMediaAtSCSI(t *testing.T) {
+	cloud := map[string]bool{}
+	for _, row := range Modules {
+		if row.Optional || row.Only != "" && row.Only != Cloud {
+			continue
+		}
+		for _, name := range strings.Fields(row.Names) {
+			cloud[name] = true
+		}
+	}
+	for _, name := range []string{"isofs", "sr_mod", "sd_mod", "virtio_blk", "virtio_scsi", "vmw_pvscsi", "hv_storvsc"} {
+		if !cloud[name] {
+			t.Errorf("the smaller kernel may be without %s", name)
+		}
+	}
+	for _, name := range []string{"ahci", "usb_storage"} {
+		if cloud[name] {
+			t.Errorf("the smaller kernel has %s: docs/media.md and the help of media build say that it hasn't", name)
+		}
+	}
+}

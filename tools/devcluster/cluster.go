@@ -140,7 +140,7 @@ func (o Options) bootFrom(ctx context.Context, out io.Writer) (b qemu.Boot, err 
 	}
 	flavour := image.Cloud
 	if o.Boot == media.ISO {
-		flavour = image.Generic // the smaller kernel has no driver for the CD drive
+		flavour = image.Generic // the smaller kernel has no driver for AHCI, where the CD drive is
 	}
 	if o.Images != "" {
 		if b.Medium, err = o.mediumWithImages(ctx, out, flavour); err != nil {

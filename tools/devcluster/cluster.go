@@ -89,7 +89,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if err != nil {
 		return nil, err
 	}
-	if q.Boot, err = o.bootFrom(ctx, out); err != nil {
+	if q.Boot, err = o.bootFrom(o.builder(ctx, out)); err != nil {
 		return nil, err
 	}
 	start := time.Now()
@@ -132,8 +132,8 @@ func Build(ctx context.Context, checkout string, out io.Writer, node image.Build
 // mediumArgs are the kernel arguments of nodes in QEMU that boot from a medium. The serial line is their console.
 var mediumArgs = []string{"console=ttyS0", "panic=-1", "garboard.chart=/dev/ttyS1"}
 
-// bootFrom builds what nodes boot from, and the installer image.
-func (o Options) bootFrom(ctx context.Context, out io.Writer) (b qemu.Boot, err error) {
+// bootFrom has what nodes boot from, and the installer image, built.
+func (o Options) bootFrom(build func(image.Flavour, string) (string, error)) (b qemu.Boot, err error) {
 	b.UEFI = o.UEFI
 	if o.Boot == "" {
 		return b, nil
@@ -142,18 +142,21 @@ func (o Options) bootFrom(ctx context.Context, out io.Writer) (b qemu.Boot, err 
 	if o.Boot == media.ISO {
 		flavour = image.Generic // the smaller kernel has no driver for AHCI, where the CD drive is
 	}
-	if o.Images != "" {
-		if b.Medium, err = o.mediumWithImages(ctx, out, flavour); err != nil {
-			return b, err
-		}
-		b.Installer, err = image.BuildMedium(ctx, o.Checkout, out, flavour, media.InstallerKind, mediumArgs...)
-		return b, err
-	}
 	to := map[string]*string{media.ISO: &b.Medium, media.Disk: &b.Disk, media.PXE: &b.Network}[o.Boot]
-	if *to, err = image.BuildMedium(ctx, o.Checkout, out, flavour, o.Boot, mediumArgs...); err == nil {
-		b.Installer, err = image.BuildMedium(ctx, o.Checkout, out, flavour, media.InstallerKind, mediumArgs...)
+	if *to, err = build(flavour, o.Boot); err == nil {
+		b.Installer, err = build(flavour, media.InstallerKind)
 	}
 	return b, err
+}
+
+// builder builds media of any kind.
+func (o Options) builder(ctx context.Context, out io.Writer) func(image.Flavour, string) (string, error) {
+	return func(flavour image.Flavour, kind string) (string, error) {
+		if kind == media.ISO && o.Images != "" {
+			return o.mediumWithImages(ctx, out, flavour)
+		}
+		return image.BuildMedium(ctx, o.Checkout, out, flavour, kind, mediumArgs...)
+	}
 }
 
 // mediumWithImages builds an ISO beside the images.

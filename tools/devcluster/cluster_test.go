@@ -1,6 +1,7 @@
 package devcluster
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -8,8 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/google/go-cmp/cmp"
 )
 
 // The registry of an existing cluster keeps the versions of Kubernetes that it has: nodes
@@ -63,5 +67,40 @@ func TestSelfHostedNeedsANewCluster(t *testing.T) {
 	_, err := Create(t.Context(), io.Discard, Options{Cluster: qemu.Options{Name: "old", SelfHosted: true}})
 	if err == nil || !strings.Contains(err.Error(), "cluster old exists") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// Nodes boot from a medium of the kind that was asked for, and can upgrade themselves from an installer image with the same kernel.
+func TestBootFrom(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		o     Options
+		want  qemu.Boot
+		built []string
+	}{
+		{Options{}, qemu.Boot{}, nil},
+		{Options{UEFI: true}, qemu.Boot{UEFI: true}, nil},
+		{Options{Boot: media.ISO}, qemu.Boot{Medium: "iso", Installer: "installer"}, []string{"generic iso", "generic installer"}},
+		{Options{Boot: media.Disk, UEFI: true}, qemu.Boot{Disk: "disk", Installer: "installer", UEFI: true}, []string{"cloud disk", "cloud installer"}},
+		{Options{Boot: media.PXE}, qemu.Boot{Network: "pxe", Installer: "installer"}, []string{"cloud pxe", "cloud installer"}},
+	} {
+		var built []string
+		got, err := tc.o.bootFrom(func(flavour image.Flavour, kind string) (string, error) {
+			built = append(built, string(flavour)+" "+kind)
+			return kind, nil
+		})
+		if diff := cmp.Diff(tc.want, got); err != nil || diff != "" || !slices.Equal(built, tc.built) {
+			t.Errorf("%+v: built %q, %v\n%s", tc.o, built, err, diff)
+		}
+		if kept := bootOf(got); kept != tc.o.Boot {
+			t.Errorf("a cluster that was made with --boot %q would keep %q", tc.o.Boot, kept)
+		}
+	}
+	calls := 0
+	if _, err := (Options{Boot: media.ISO}).bootFrom(func(image.Flavour, string) (string, error) {
+		calls++
+		return "", errors.New("no space")
+	}); err == nil || calls != 1 {
+		t.Errorf("%v after %d builds", err, calls)
 	}
 }

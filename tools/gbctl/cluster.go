@@ -96,6 +96,8 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
 	f.StringVar(&o.boot, "boot", bootDirect, "how nodes in QEMU boot: direct (QEMU loads the kernel, which is fast), or with firmware and boot loader: iso (they install themselves from a CD), pxe (over the network, from an installer image), or disk (the system is on their disk)")
 	f.BoolVar(&o.cluster.UEFI, "uefi", false, "give nodes in QEMU a UEFI instead of a BIOS")
+	f.Bool("bios", false, "give nodes in QEMU a BIOS (the default)")
+	cmd.MarkFlagsMutuallyExclusive("uefi", "bios")
 	f.DurationVar(&o.cluster.Wait, "wait-timeout", 0, "how long the cluster may take until it is ready, from power-on, such as 90s or 10m (default "+devcluster.ReadyBudgets+")")
 	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	f.BoolVar(&o.merge, "merge", true, "merge the access into the client configuration and the kubeconfig")

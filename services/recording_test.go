@@ -55,6 +55,8 @@ var recordedCalls = []struct{ procedure, request string }{
 	{"ServiceService/List", `{"id":"etcd","events":20}`},
 	{"ServiceService/List", `{"id":"nothing","events":20}`},
 	{"ServiceService/Control", `{"id":"kubelet","action":"ACTION_RESTART"}`},
+	{"NodeService/UpgradeSystem", `{"drainTimeout":"300s","stage":true,"wipe":true}`},
+	{"NodeService/UpgradeSystem", `{"force":true,"drainTimeout":"300s","wipe":true}`},
 }
 
 // recorded is the content of the file.
@@ -189,7 +191,7 @@ func plain(t *testing.T, text []byte) json.RawMessage {
 	return numbers.ReplaceAll(out, nil)
 }
 
-// operations are the steps of reboot, shutdown and reset.
+// operations are the steps of reboot, shutdown, reset, and of those that change the system.
 func operations(t *testing.T) map[string]json.RawMessage {
 	t.Helper()
 	all := map[string]json.RawMessage{}

@@ -82,6 +82,45 @@ func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequ
 	return answerWith(&apiv1.ResetResponse{Operation: o})
 }
 
+// UpgradeSystem of a node that is told to be "sick" ends with the former system.
+func (s nodeService) UpgradeSystem(_ context.Context, r *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
+	m := r.Msg
+	if m.Wipe && (m.Force || m.Stage) {
+		return replay[apiv1.UpgradeSystemResponse]("NodeService/UpgradeSystem", m)
+	}
+	reverts := s.node.is("sick") && !m.DryRun
+	o, err := s.node.operate("upgrade", "rebooting", m.DryRun || m.Stage)
+	if err != nil {
+		return nil, err
+	}
+	if m.Stage {
+		o.Id = "upgrade-staged"
+	}
+	if reverts {
+		s.node.operations.reverted.Store(true)
+	}
+	o.Warnings = []string{fmt.Sprintf("image %q, wipes %v, stages %v, keeps pods %v, drains for %s", m.Image, m.Wipe, m.Stage, m.KeepPods, m.DrainTimeout.AsDuration())}
+	return answerWith(&apiv1.UpgradeSystemResponse{Operation: o})
+}
+
+// RollbackSystem is refused by a node whose other system isn't good ("bad").
+func (s nodeService) RollbackSystem(_ context.Context, r *connect.Request[apiv1.RollbackSystemRequest]) (*connect.Response[apiv1.RollbackSystemResponse], error) {
+	if s.node.is("bad") {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("roll back to slot B: it is empty"))
+	}
+	o, err := s.node.operate("rollback", "rebooting", r.Msg.DryRun)
+	return connect.NewResponse(&apiv1.RollbackSystemResponse{Operation: o}), err
+}
+
+func (s nodeService) InstallSystem(_ context.Context, r *connect.Request[apiv1.InstallSystemRequest]) (*connect.Response[apiv1.InstallSystemResponse], error) {
+	o, err := s.node.operate("install", "rebooting", r.Msg.DryRun)
+	if err != nil {
+		return nil, err
+	}
+	o.Warnings = []string{fmt.Sprintf("image %q, forced %v", r.Msg.Image, r.Msg.Force)}
+	return answerWith(&apiv1.InstallSystemResponse{Operation: o})
+}
+
 // operate is an operation whose node then is in a mood.
 func (n *node) operate(name, mood string, dryRun bool) (*apiv1.Operation, error) {
 	o, err := recordedOperation(name)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -21,12 +22,14 @@ import (
 //	upgrade-asks    waits for an answer
 //	drain-patient   goes on for ever
 //	…-now           has ended its node
+//	upgrade-staged  is done, and its node runs
 //	upgrade-orphan  runs on another node, which is gone
 type operationService struct {
 	garboardv1connect.UnimplementedOperationServiceHandler
 	node     *node
 	once     sync.Once
 	answered chan struct{} // closed with the answer
+	reverted atomic.Bool   // upgrade-now has failed, after the restart of its node
 }
 
 var operationBegan = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
@@ -63,9 +66,15 @@ func (s *operationService) asks() *apiv1.Operation {
 func (s *operationService) List(context.Context, *connect.Request[apiv1.ListOperationsRequest]) (*connect.Response[apiv1.ListOperationsResponse], error) {
 	orphan := operationMessage("upgrade-orphan", apiv1.Operation_STATE_RUNNING)
 	orphan.Coordinator, orphan.Elsewhere, orphan.Orphaned = "cp3", true, true
-	return answerWith(&apiv1.ListOperationsResponse{Operations: []*apiv1.Operation{
+	all := []*apiv1.Operation{
 		operationMessage("reboot-done", apiv1.Operation_STATE_DONE), operationMessage("reset-failed", apiv1.Operation_STATE_FAILED), s.asks(), orphan,
-	}})
+	}
+	if s.reverted.Load() {
+		o := operationMessage("upgrade-now", apiv1.Operation_STATE_FAILED)
+		o.Error = "prove: slot B is bad: the kernel has panicked. The machine runs the former system, in slot A"
+		all = append(all, o)
+	}
+	return answerWith(&apiv1.ListOperationsResponse{Operations: all})
 }
 
 func (s *operationService) TakeOver(_ context.Context, r *connect.Request[apiv1.TakeOverOperationRequest]) (*connect.Response[apiv1.TakeOverOperationResponse], error) {
@@ -90,10 +99,13 @@ func (s *operationService) Watch(ctx context.Context, r *connect.Request[apiv1.W
 		}
 	}
 	switch r.Msg.Id {
-	case "reboot-now", "shutdown-now", "reset-now":
+	case "reboot-now", "shutdown-now", "reset-now", "upgrade-now", "rollback-now", "install-now":
 		o := operationMessage(r.Msg.Id, apiv1.Operation_STATE_RUNNING)
 		o.Steps[1].Id, o.Steps[1].State = "end", apiv1.OperationStep_STATE_DONE
 		return stream.Send(&apiv1.OperationUpdate{Operation: o, Events: rest[:1]})
+	case "upgrade-staged":
+		rest = append(rest, &apiv1.OperationEvent{Cursor: 6, Kind: changed, Step: "last", State: "done"}, &apiv1.OperationEvent{Cursor: 7, Kind: changed, State: "done"})
+		return stream.Send(&apiv1.OperationUpdate{Operation: operationMessage(r.Msg.Id, apiv1.Operation_STATE_DONE), Events: rest})
 	case "reboot-done", "reboot-cut":
 		if r.Msg.After < 3 && r.Msg.Id == "reboot-cut" {
 			panic(http.ErrAbortHandler)

@@ -14,10 +14,11 @@ import (
 )
 
 func (a *app) mediaCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "media"}, a.mediaBuildCommand(), a.mediaServeCommand())
+	return group(&cobra.Command{Use: "media"}, a.mediaBuildCommand(buildParts), a.mediaServeCommand())
 }
 
-func (a *app) mediaBuildCommand() *cobra.Command {
+// mediaBuildCommand puts together what parts builds.
+func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 	var output, source, flavour, configFile, microcode, images string
 	var args []string
 	cmd := &cobra.Command{
@@ -40,7 +41,7 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 			if o.Config, err = a.isoParts(configFile, images, kind == media.ISO); err != nil {
 				return err
 			}
-			if err := buildParts(cmd, source, flavour, &o); err != nil {
+			if err := parts(cmd, source, flavour, &o); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)
@@ -95,7 +96,10 @@ func checkFlavour(flavour string) error {
 	return nil
 }
 
-// buildParts builds what a medium is made of.
+// A partsBuilder builds what a medium is made of.
+type partsBuilder func(cmd *cobra.Command, source, flavour string, o *media.Options) error
+
+// buildParts builds it from a checkout.
 func buildParts(cmd *cobra.Command, source, flavour string, o *media.Options) error {
 	checkout, err := image.Checkout(source)
 	if err != nil {

@@ -1,0 +1,43 @@
+package media
+
+import (
+	"bytes"
+	"debug/pe"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Microcode is at the very beginning of the initramfs, in what UEFI starts and in what iPXE loads.
+func TestMicrocode(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	o.Microcode = t.TempDir()
+	if err := o.Build(t.Context(), UKI, filepath.Join(t.TempDir(), "medium")); err == nil || !strings.Contains(err.Error(), "has no microcode") {
+		t.Errorf("a directory without microcode: %v", err)
+	}
+	if err := os.Mkdir(filepath.Join(o.Microcode, "amd-ucode"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(o.Microcode, "amd-ucode", "microcode_amd.bin"), []byte("the microcode"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := pe.NewFile(bytes.NewReader(read(t, build(t, o, UKI))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	section := file.Section(".initrd")
+	content, err := section.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, got := range map[string][]byte{
+		"the unified kernel image": content[:section.VirtualSize], "the files for iPXE": read(t, filepath.Join(build(t, o, PXE), InitramfsFile)),
+	} {
+		microcode, system := bytes.Index(got, []byte("the microcode")), bytes.Index(got, read(t, o.Initramfs))
+		if !bytes.HasPrefix(got, []byte("070701")) || microcode < 0 || system < microcode || system+len(read(t, o.Initramfs)) != len(got) {
+			t.Errorf("in %s, the microcode is at %d, and the system at %d of %d", what, microcode, system, len(got))
+		}
+	}
+}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/iana"
 	"github.com/vishvananda/netlink"
 
 	"github.com/garboard-os/garboard/image/media"
@@ -120,6 +121,32 @@ func get(t *testing.T, url string) (int, string, http.Header) {
 		t.Fatal(err)
 	}
 	return response.StatusCode, string(body), response.Header
+}
+
+// A UEFI takes the URL out of the packet that it gets, asks for the size, and loads the unified kernel image.
+func TestUEFIHTTPBoot(t *testing.T) {
+	s, out := serve(t, Options{On: loopback(t)}, ports{})
+	offered, err := s.answer(question(t, httpClass, iana.EFI_X86_64_HTTP), false)
+	if err != nil || offered == nil {
+		t.Fatalf("%v, %v", offered, err)
+	}
+	packet, err := dhcpv4.FromBytes(offered.ToBytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	url, want := packet.BootFileNameOption(), string(testFiles()[media.UKIFile])
+	size, err := http.Head(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size.Body.Close()
+	if size.StatusCode != http.StatusOK || size.ContentLength != int64(len(want)) {
+		t.Errorf("%s: %s, %d bytes", url, size.Status, size.ContentLength)
+	}
+	if code, body, header := get(t, url); code != http.StatusOK || body != want || header.Get("Content-Type") != "application/efi" {
+		t.Errorf("%s: %d, %d bytes, %v", url, code, len(body), header)
+	}
+	out.says(t, clientMAC+" (UEFI HTTP boot, UUID "+wantUUID+") asks for a boot file: garboard.efi", "has loaded garboard.efi in ")
 }
 
 func TestHTTP(t *testing.T) {

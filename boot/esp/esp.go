@@ -66,6 +66,21 @@ func (p Partition) directories() error {
 	return nil
 }
 
+// Direct reports whether a UEFI starts a system from here without a boot loader. So do media, and no installed machine.
+func (p Partition) Direct() bool {
+	f, err := os.Open(p.path(removable))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	_, err = ReadImage(f, info.Size())
+	return err == nil
+}
+
 // Loaders writes the boot loaders, unless they are there.
 func (p Partition) Loaders(systemdBoot []byte) error {
 	if err := p.directories(); err != nil {

@@ -203,3 +203,28 @@ func TestBootRecord(t *testing.T) {
 		}
 	}
 }
+
+// On a medium, UEFI starts a system of Garboard; on other disks, a boot loader or another system.
+func TestDirect(t *testing.T) {
+	t.Parallel()
+	system := uki.Image(t, "v1", "quiet")
+	for name, c := range map[string]struct {
+		content []byte
+		want    bool
+	}{
+		"a medium":       {system, true},
+		"a boot loader":  {uki.Stub(t, 1024), false},
+		"another system": {bytes.Replace(system, []byte("ID=garboard"), []byte("ID=elsewise"), 1), false},
+	} {
+		p := partition(t)
+		if err := p.put(c.content, removable); err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Direct(); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	if Partition(t.TempDir()).Direct() {
+		t.Error("an empty partition starts a system")
+	}
+}

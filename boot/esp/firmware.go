@@ -23,7 +23,9 @@ const FirmwareDir = "/sys/firmware/efi/efivars"
 
 const (
 	entryName = "Garboard"
-	global    = "-8be4df61-93ca-11d2-aa0d-00e098032b8c" // UEFI 2.10, 3.3
+	// loaderPartition is set by systemd's boot loader and stub (systemd, "Boot Loader Interface").
+	loaderPartition = "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-bb440d29bb8f"
+	global          = "-8be4df61-93ca-11d2-aa0d-00e098032b8c" // UEFI 2.10, 3.3
 	// attributes before the value of a variable: NON_VOLATILE, BOOTSERVICE_ACCESS, RUNTIME_ACCESS.
 	attributes = "\x07\x00\x00\x00"
 )
@@ -81,12 +83,29 @@ func Register(dir string, p Place, first bool) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	numbers := make([]uint16, max(len(data)-len(attributes), 0)/2)
-	_, _ = binary.Decode(data[min(len(attributes), len(data)):], binary.LittleEndian, numbers) // it is as long
+	numbers := words(data)
 	if at := slices.Index(numbers, uint16(entry)); at < 0 || first {
 		numbers = append([]uint16{uint16(entry)}, slices.DeleteFunc(numbers, func(n uint16) bool { return int(n) == entry })...)
 	}
 	return write(order, number(numbers))
+}
+
+// words is the value of a variable that consists of 16-bit numbers.
+func words(variable []byte) []uint16 {
+	value := variable[min(len(attributes), len(variable)):]
+	numbers := make([]uint16, len(value)/2)
+	_, _ = binary.Decode(value, binary.LittleEndian, numbers) // it is as long
+	return numbers
+}
+
+// StartedFrom is the GUID of the partition that this machine was started from; "" if no boot loader has named one: a BIOS has started it, or
+// it was started from the network, from a CD, or from a disk without a GPT.
+func StartedFrom(dir string) string {
+	data, err := os.ReadFile(filepath.Join(dir, loaderPartition))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimRight(string(utf16.Decode(words(data))), "\x00")
 }
 
 // write sets a variable by one call of write(2), unless it has the value. The kernel protects variables from rm by a flag.

@@ -68,3 +68,25 @@ func TestRegister(t *testing.T) {
 		t.Errorf("a BIOS: %v", err)
 	}
 }
+
+// The boot loader's variable is text in UTF-16; what isn't there, or is no text, names no partition.
+func TestStartedFrom(t *testing.T) {
+	t.Parallel()
+	const guid = "0a1b2c3d-89ab-cdef-0123-456789abcdef"
+	var value []byte
+	for _, c := range guid + "\x00" {
+		value = append(value, byte(c), 0)
+	}
+	for want, content := range map[string][]byte{guid: append([]byte("\x06\x00\x00\x00"), value...), "": []byte("\x06\x00")} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, loaderPartition), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := StartedFrom(dir); got != want {
+			t.Errorf("%q: %q, want %q", content, got, want)
+		}
+	}
+	if got := StartedFrom(t.TempDir()); got != "" {
+		t.Errorf("a BIOS: %q", got)
+	}
+}

@@ -68,13 +68,17 @@ func readImage(r io.ReaderAt, size int64) (i Image, err error) {
 	if err != nil {
 		return i, err
 	}
+	id := ""
 	for line := range strings.Lines(release) {
-		if value, found := strings.CutPrefix(strings.TrimSpace(line), "VERSION_ID="); found {
+		switch key, value, _ := strings.Cut(strings.TrimSpace(line), "="); key {
+		case "ID":
+			id = strings.Trim(value, `"`)
+		case "VERSION_ID":
 			i.Version = strings.Trim(value, `"`)
 		}
 	}
-	if i.Version == "" {
-		return i, errors.New("it has no VERSION_ID")
+	if id != "garboard" || i.Version == "" {
+		return i, errors.New("it has no ID=garboard with a VERSION_ID")
 	}
 	i.Cmdline, err = text(file, SectionCmdline)
 	return i, err

@@ -200,7 +200,7 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 			known = append(known, c)
 		case err == nil && chosen && (f.verdict == empty || f.verdict == unfinished):
 			free = append(free, c)
-		case err == nil && chosen && (wanted.Device != "" || f.verdict == foreign && !f.bootable && !f.data()):
+		case err == nil && chosen && (wanted.Device != "" || f.verdict == foreign && !f.data() && d.medium(dev, f) == ""):
 			fits = append(fits, c)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -62,9 +63,12 @@ type Options struct {
 	stateDir string                   // tests have their own
 	varDir   string                   // tests have their own
 	idFile   string                   // tests have their own
+	firmware string                   // tests have their own
 	before   func(step string) error  // called before a step; tests cut the power there
 	patience time.Duration            // warnAfter; shorter in tests
 
+	// mount calls use with the directory of a volume; the kernel of tests has no FAT.
+	mount  func(device, kind string, use func(dir string) error) error
 	statfs func(dir string, to *unix.Statfs_t) error // tests have disks that fill up
 }
 
@@ -90,7 +94,11 @@ func New(o Options) *Disks {
 	o.stateDir = cmp.Or(o.stateDir, boot.StateDir)
 	o.varDir = cmp.Or(o.varDir, boot.EphemeralDir)
 	o.idFile = cmp.Or(o.idFile, machineIDFile)
+	o.firmware = cmp.Or(o.firmware, esp.FirmwareDir)
 	o.patience = cmp.Or(o.patience, warnAfter)
+	if o.mount == nil {
+		o.mount = mountReadOnly
+	}
 	if o.statfs == nil {
 		o.statfs = unix.Statfs
 	}

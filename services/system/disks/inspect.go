@@ -31,11 +31,10 @@ const edge = 1 << 20
 
 // found is the content of a disk.
 type found struct {
-	verdict  verdict
-	holds    string     // in words, for newer and foreign ones
-	bootable bool       // an installation medium
-	table    *gpt.Table // nil without a valid one
-	pending  journal
+	verdict verdict
+	holds   string     // in words, for newer and foreign ones
+	table   *gpt.Table // nil without a valid one
+	pending journal
 }
 
 func (f found) String() string {
@@ -75,7 +74,6 @@ func examine(file *os.File, dev device) (found, error) {
 	if err != nil {
 		return f, err
 	}
-	f.bootable = whole.kind == "iso9660"
 	if whole.kind != "" {
 		f.verdict, f.holds = foreign, describe(whole)
 		return f, nil

@@ -8,9 +8,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,11 +23,16 @@ var volumeTypes = map[string]bool{"iso9660": true, "vfat": true}
 
 // Volume calls use with the files of the volume with that file system label,
 // mounted read-only until use returns. It implements boot.Mounter.
-func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) (err error) {
+func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) error {
 	device, kind, err := d.findVolume(label)
 	if err != nil {
 		return err
 	}
+	return d.o.mount(device, kind, func(dir string) error { return use(os.DirFS(dir)) })
+}
+
+// mountReadOnly calls use with the directory where a volume is mounted until use returns.
+func mountReadOnly(device, kind string, use func(dir string) error) (err error) {
 	dir, err := os.MkdirTemp("", "volume-")
 	if err != nil {
 		return err
@@ -32,14 +40,45 @@ func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) (
 	defer os.Remove(dir)
 	flags := uintptr(unix.MS_RDONLY | unix.MS_NODEV | unix.MS_NOSUID | unix.MS_NOEXEC)
 	if err := unix.Mount(device, dir, kind, flags, ""); err != nil {
-		return fmt.Errorf("mount volume %s (%s, %s): %w", label, device, kind, err)
+		return fmt.Errorf("mount %s (%s): %w", device, kind, err)
 	}
 	defer func() {
 		if e := unix.Unmount(dir, 0); e != nil {
-			err = errors.Join(err, fmt.Errorf("unmount volume %s (%s): %w", label, device, e))
+			err = errors.Join(err, fmt.Errorf("unmount %s: %w", device, e))
 		}
 	}()
-	return use(os.DirFS(dir))
+	return use(dir)
+}
+
+// medium says why the foreign content of a disk is never erased: machines are started from it, perhaps this one. "": they aren't. UEFI names
+// only a partition of a GPT, so that content counts, too. Examining it mounts its volumes: nothing else may be changing the disk.
+func (d *Disks) medium(dev device, f found) string {
+	if f.verdict != foreign {
+		return ""
+	}
+	if from := esp.StartedFrom(d.o.firmware); f.table != nil && slices.ContainsFunc(f.table.Partitions, func(p *gpt.Partition) bool {
+		return p.Type != gpt.Unused && strings.EqualFold(p.GUID, from)
+	}) {
+		return "is the disk that this machine was started from"
+	}
+	parts, _ := dev.partitions() // of a disk that is gone, nothing can be erased
+	for _, p := range append(parts, partition{path: dev.Path}) {
+		c, err := identifyDevice(p.path)
+		if err != nil || !volumeTypes[c.kind] {
+			continue
+		}
+		named := strings.EqualFold(c.label, boot.MediumLabel) || strings.EqualFold(c.label, boot.ISOLabel)
+		if named || c.kind == "iso9660" && p.path == dev.Path || d.startsSystem(p.path, c.kind) {
+			return "is an installation medium"
+		}
+	}
+	return ""
+}
+
+// startsSystem reports whether a UEFI starts a system of Garboard from a volume. One that can't be mounted starts none.
+func (d *Disks) startsSystem(path, kind string) (starts bool) {
+	_ = d.o.mount(path, kind, func(dir string) error { starts = esp.Partition(dir).Direct(); return nil })
+	return starts
 }
 
 // findVolume examines every disk, partition and CD drive. Labels are compared

@@ -3,11 +3,17 @@
 package disks
 
 import (
+	"encoding/binary"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/tools/testing/uki"
 )
 
 // S-023: a configuration can be on a volume labelled metal-iso, in either case,
@@ -31,5 +37,125 @@ func TestOtherVolumesAreNotTaken(t *testing.T) {
 	_, _, err := bootMachine(t, other, none).disks.findVolume("metal-iso")
 	if !errors.Is(err, boot.ErrNone) {
 		t.Errorf("error %v, want one that says there is none", err)
+	}
+}
+
+// firmwareNames makes the firmware of a machine say that it was started from a partition.
+func (m *machineUnderTest) firmwareNames(guid string) {
+	m.t.Helper()
+	m.disks.o.firmware = m.t.TempDir()
+	value := []byte("\x06\x00\x00\x00")
+	for _, c := range guid + "\x00" {
+		value = append(value, byte(c), 0)
+	}
+	if err := os.WriteFile(filepath.Join(m.disks.o.firmware, "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-bb440d29bb8f"), value, 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// finds makes a machine find a system for UEFI on one device, and none elsewhere.
+func (m *machineUnderTest) finds(device string) {
+	m.t.Helper()
+	dir := m.t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "EFI/BOOT"), 0o700), os.WriteFile(filepath.Join(dir, "EFI/BOOT/BOOTX64.EFI"), uki.Image(m.t, "v1", "quiet"), 0o600)); err != nil {
+		m.t.Fatal(err)
+	}
+	m.disks.o.mount = func(path, _ string, use func(dir string) error) error {
+		if path != device {
+			return errors.New("no FAT")
+		}
+		return use(dir)
+	}
+}
+
+// putFAT is what the node sees of a FAT32.
+func (l *loop) putFAT(at int64, label string) {
+	l.t.Helper()
+	l.writeAt(at+82, "FAT32   ")
+	l.writeAt(at+71, (label + strings.Repeat(" ", 11))[:11])
+}
+
+// stickGUID is that of the partition of stick.
+const stickGUID = "0A1B2C3D-89AB-4DEF-8123-456789ABCDEF"
+
+// stick has a GPT with a FAT.
+func stick(t *testing.T, l *loop) {
+	t.Helper()
+	putTable(t, l, &gpt.Table{LogicalSectorSize: 512, PhysicalSectorSize: 512, ProtectiveMBR: true, Partitions: []*gpt.Partition{
+		{Index: 1, Name: "stick", Type: gpt.EFISystemPartition, GUID: stickGUID, Start: 2048, End: 1 << 20},
+	}})
+	l.putFAT(mib, "MINE")
+}
+
+// dosStick has a DOS partition table with a FAT, which UEFI doesn't name.
+func dosStick(t *testing.T, l *loop) {
+	t.Helper()
+	entry := make([]byte, 16)
+	entry[4] = 0x0c // FAT32
+	binary.LittleEndian.PutUint32(entry[8:], 2048)
+	binary.LittleEndian.PutUint32(entry[12:], 1<<20)
+	l.writeAt(446, string(entry))
+	l.writeAt(510, "\x55\xaa")
+	l.putFAT(mib, "MINE")
+	command(t, "blockdev", "--rereadpt", l.path)
+}
+
+// What machines are started from is never erased, even with wipe, and a selector doesn't choose it.
+func TestInstallationMediumIsNeverWiped(t *testing.T) {
+	for name, c := range map[string]struct {
+		put   func(t *testing.T, l *loop)
+		start func(m *machineUnderTest, l *loop)
+		want  string
+	}{
+		"an ISO image": {func(_ *testing.T, l *loop) {
+			l.writeAt(32769, "CD001")
+			l.writeAt(32808, "OTHER"+strings.Repeat(" ", 27))
+		},
+			func(*machineUnderTest, *loop) {}, `is an installation medium (iso9660 file system "OTHER")`},
+		"a FAT with the name of a medium": {func(_ *testing.T, l *loop) { l.putFAT(0, "METAL-ISO") },
+			func(*machineUnderTest, *loop) {}, `is an installation medium (vfat file system "METAL-ISO")`},
+		"the partition that UEFI names": {stick, func(m *machineUnderTest, _ *loop) { m.firmwareNames(strings.ToLower(stickGUID)) },
+			`is the disk that this machine was started from (partitions "stick" (vfat "MINE"))`},
+		"a system in a FAT without a GPT": {dosStick, func(m *machineUnderTest, l *loop) { m.finds(l.path + "p1") },
+			"is an installation medium (a DOS partition table)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, other := newLoop(t, 4*gib), newLoop(t, 4*gib)
+			c.put(t, l)
+			before := l.edges()
+			m := bootMachine(t, l)
+			c.start(m, l)
+			refused(t, m.up(config.Install{Disk: l.path, Wipe: true}), "disk "+l.path+" "+c.want+". Name another disk in machine.install.disk. The disks here:")
+
+			m = bootMachine(t, l, other)
+			c.start(m, l)
+			m.mustUp(config.Install{DiskSelector: config.DiskSelector{Size: config.DiskSize{Comparison: "==", Bytes: 4 * gib}}, Wipe: true})
+			if m.disks.system.Path != other.path {
+				t.Errorf("the system is on %s", m.disks.system.Path)
+			}
+			_, err := m.disks.UserDisks([]string{l.path})
+			refused(t, err, c.want)
+			data := dataDisk("", partitionOf("data", 0, config.XFS))
+			data.DiskSelector.Size, data.Wipe = config.DiskSize{Comparison: "==", Bytes: 4 * gib}, true
+			_, _, err = m.disks.mountDisk(t.Context(), data)
+			refused(t, err, "no disk fits data of machine.disks")
+			if string(before) != string(l.edges()) {
+				t.Error("the medium was written to")
+			}
+		})
+	}
+}
+
+// A stick that machines aren't started from is erased with wipe.
+func TestOtherSticksAreWiped(t *testing.T) {
+	for name, put := range map[string]func(*testing.T, *loop){"GPT": stick, "DOS": dosStick} {
+		t.Run(name, func(t *testing.T) {
+			l := newLoop(t, 4*gib)
+			put(t, l)
+			m := bootMachine(t, l)
+			m.firmwareNames("FFFFFFFF-89AB-4DEF-8123-456789ABCDEF")
+			m.finds("/dev/another")
+			m.mustUp(config.Install{Disk: l.path, Wipe: true})
+		})
 	}
 }

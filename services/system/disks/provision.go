@@ -54,13 +54,14 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 // mayWipe is nil if the content of the disk has to be erased and may be. name and allow are the settings that choose the disk, and
 // that allow it.
 func (d *Disks) mayWipe(dev device, f found, wipe bool, name, allow string) error {
+	medium := d.medium(dev, f)
 	busy, err := dev.inUse()
 	another := "Name another disk in " + name
 	switch {
 	case err != nil:
 		return err
-	case f.bootable:
-		return d.refuse(dev, fmt.Sprintf("is an installation medium (%s)", f.holds), another)
+	case medium != "":
+		return d.refuse(dev, fmt.Sprintf("%s (%s)", medium, f.holds), another)
 	case dev.ReadOnly:
 		return d.refuse(dev, "is read-only", another)
 	case busy != "":

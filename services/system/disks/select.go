@@ -45,7 +45,7 @@ func (d *Disks) chosen(install config.Install) (device, bool, error) {
 		if install.Disk != "" && install.Disk != dev.Path || misfit(dev.disk(), install.DiskSelector) != "" {
 			continue
 		}
-		if f, err := d.inspect(dev); install.Disk != "" || err == nil && !f.bootable {
+		if f, err := d.inspect(dev); install.Disk != "" || err == nil && d.medium(dev, f) == "" {
 			return dev, true, nil
 		}
 	}

@@ -41,15 +41,6 @@ func TestTooSmallDisk(t *testing.T) {
 	}
 }
 
-// The medium that the machine was started from is never erased, even with wipe.
-func TestInstallationMediumIsNeverWiped(t *testing.T) {
-	l := newLoop(t, 4*gib)
-	l.writeAt(32769, "CD001")
-	l.writeAt(32808, "GARBOARD"+strings.Repeat(" ", 24))
-	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
-	refused(t, err, `is an installation medium (iso9660 file system "GARBOARD")`)
-}
-
 func TestDiskInUseIsNeverWiped(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	command(t, "mkfs.ext4", "-q", l.path)

@@ -101,6 +101,7 @@ func (d *Disks) userDisk(name string, devices []device) (device, error) {
 	if err != nil {
 		return dev, err
 	}
+	medium := d.medium(dev, f)
 	// The pods, the kubelet's mounts and those of machine.disks end with their node.
 	busy, err := dev.inUse(filepath.Join(d.o.varDir, "lib/kubelet"), filepath.Join(d.o.varDir, "mnt"))
 	switch {
@@ -110,8 +111,8 @@ func (d *Disks) userDisk(name string, devices []device) (device, error) {
 		return dev, errors.New("wipe disks: the node doesn't know its system disk yet")
 	case d.system.Path == dev.Path:
 		return dev, d.refuse(dev, "is the system disk", "To wipe its partitions, use --system-labels-to-wipe")
-	case f.bootable:
-		return dev, d.refuse(dev, fmt.Sprintf("is an installation medium (%s)", f.holds), next)
+	case medium != "":
+		return dev, d.refuse(dev, fmt.Sprintf("%s (%s)", medium, f.holds), next)
 	case dev.ReadOnly:
 		return dev, d.refuse(dev, "is read-only", next)
 	case busy != "":

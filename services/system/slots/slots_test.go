@@ -274,6 +274,36 @@ func TestLifeOfAMachine(t *testing.T) {
 	m.want(s, "A good "+boot.Version+" next, B empty")
 }
 
+// A system that doesn't fit is refused while the former one is still in its slot. What is in the slot is room, too.
+func TestSystemWithoutRoom(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.insert("v1")
+	must(t, m.write(m.boot("")))
+	s := m.boot("A")
+	must(t, s.Prove(t.Context(), "healthy"))
+	m.insert("v2")
+	must(t, m.write(s))
+	s = m.boot("B")
+	must(t, s.Prove(t.Context(), "healthy"))
+
+	src, err := s.Medium(t.Context())
+	must(t, err)
+	m.put("medium/efi.img", append(make([]byte, src.Offset), uki.Image(t, "v2", "quiet "+boot.ISOArgument)...))
+	src.Size = 1 << 60
+	if err := s.Verify(t.Context(), src, nil); err == nil || !strings.Contains(err.Error(), "in slot A, which keeps what it has") {
+		t.Errorf("%v", err)
+	}
+	m.want(m.boot("B"), "A good v1, B good v2 next")
+	if got := m.entries(); got != "garboard-a.conf garboard-b.conf" {
+		t.Error(got)
+	}
+	const tib = 1 << 40 // more than the disk of the test
+	must(t, os.Truncate(filepath.Join(m.dir, "efi/EFI/garboard/A.efi"), 8*tib))
+	src.Size = 7 * tib
+	must(t, s.Verify(t.Context(), src, nil))
+}
+
 // The system of an image is as good as that of a medium. The image is removed afterwards.
 func TestSystemOfAnImage(t *testing.T) {
 	t.Parallel()
@@ -431,7 +461,7 @@ func TestUpgradeThatIsCutOff(t *testing.T) {
 func TestInstallationThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	cut := errors.New("the power is gone")
-	for at := range 8 {
+	for at := range 9 {
 		m := newMachine(t)
 		m.insert("v1")
 		n := 0

@@ -207,9 +207,9 @@ func (s *Slots) read(ctx context.Context, src Source, use func(system *io.Sectio
 	return err
 }
 
-// Verify reads the whole system, and refuses one that isn't as it was made.
+// Verify reads the whole system, and refuses one that isn't as it was made, or that its slot has no room for. The slot keeps what it has.
 func (s *Slots) Verify(ctx context.Context, src Source, report func(done, of int64)) error {
-	return s.read(ctx, src, func(system *io.SectionReader) error {
+	err := s.read(ctx, src, func(system *io.SectionReader) error {
 		err := install.Check(ctx, src.SHA256, system, io.Discard, func(done int64) {
 			if report != nil {
 				report(done, src.Size)
@@ -220,6 +220,38 @@ func (s *Slots) Verify(ctx context.Context, src Source, report func(done, of int
 		}
 		if _, err := esp.ReadImage(system, src.Size); err != nil {
 			return src.damaged(err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return s.room(ctx, src)
+}
+
+// entries is room for what the boot loaders need to know of a system, several times, in bytes.
+const entries = 64 << 10
+
+// room refuses a system that doesn't fit into the slot that is to have it, in place of what the slot has.
+func (s *Slots) room(ctx context.Context, src Source) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slots, err := s.Get()
+	if err != nil {
+		return err
+	}
+	slot := slots.Target(s.Running())
+	return s.o.Disks.UseEFI(ctx, func(dir string) error {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			return err
+		}
+		left := int64(st.Bavail) * st.Bsize
+		if former, err := os.Stat(esp.Partition(dir).System(slot)); err == nil {
+			left += former.Size()
+		}
+		if left-entries < src.Size {
+			return fmt.Errorf("the system %s has %d bytes, and the EFI system partition has room for %d in slot %s, which keeps what it has", src.where(), src.Size, max(left-entries, 0), slot)
 		}
 		return nil
 	})

@@ -214,7 +214,8 @@ type Install struct {
 	// Image is the installer image that a machine without a system on its disk is installed from, once it has its configuration and
 	// containerd runs. Default: the medium that the machine was booted from; one that was booted over the network isn't installed.
 	Image string `yaml:"image"`
-	Wipe  bool   `yaml:"wipe"` // use the disk even if it contains other data
+	// Wipe uses the disk even if it contains other data. A diskSelector with the serial number, without an asterisk, does the same.
+	Wipe bool `yaml:"wipe"`
 	// ExtraKernelArgs are added to the kernel's command line of an installed system. They change at the next installation or upgrade.
 	ExtraKernelArgs []string `yaml:"extraKernelArgs"`
 }
@@ -228,6 +229,9 @@ type DiskSelector struct {
 	BusPath string   `yaml:"busPath"` // below /sys/devices, such as "/pci0000:00/0000:00:1f.2/*"
 	Type    DiskType `yaml:"type"`    // an ssd is a disk without rotating parts that isn't nvme
 }
+
+// NamesSerial reports whether the selector has the whole serial number of a disk.
+func (s DiskSelector) NamesSerial() bool { return exact(s.Serial) }
 
 // DataDisk is a disk for the data of pods. One that is empty gets its partitions and file systems from the node. The kubelet
 // starts when all of them are mounted.

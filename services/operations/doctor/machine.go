@@ -71,7 +71,7 @@ var machineConditions = []condition{
 		id: "disks-not-ready", severity: failure,
 		sees:    "Service disks isn't up; containerd, etcd and the kubelet wait for it.",
 		why:     "The system disk is missing, contains other data, or fails.",
-		next:    "Connect the disk, or correct machine.install.disk. A disk with other data is used only with machine.install.wipe.",
+		next:    "Connect the disk, or correct machine.install.disk. A disk with other data is used only with machine.install.wipe, or if machine.install.diskSelector has its serial number.",
 		follows: []string{"maintenance"},
 		holds:   func(s *snapshot) []finding { return s.down("disks", "The system disk is not ready.") },
 	},

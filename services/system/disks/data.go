@@ -236,7 +236,11 @@ func (d *Disks) takeData(ctx context.Context, dev device, f found, wanted config
 	case f.data() && len(missing(f, dev, volumes)) < len(volumes):
 		return d.extend(ctx, dev, f, volumes)
 	case f.verdict == foreign:
-		if err := d.mayWipe(dev, f, wanted.Wipe, field+".device", field+".wipe"); err != nil {
+		consent := ""
+		if wanted.Wipe {
+			consent = field + ".wipe is set"
+		}
+		if err := d.mayWipe(dev, f, consent, field+".device", field+".wipe"); err != nil {
 			return err
 		}
 	}

@@ -223,7 +223,7 @@ func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Ins
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.take(ctx, dev, install.Wipe); err != nil {
+	if err := d.take(ctx, dev, consent(install)); err != nil {
 		return "", err
 	}
 	for _, v := range d.volumes {

@@ -303,6 +303,20 @@ func TestDiskIsSelected(t *testing.T) {
 	}
 }
 
+// Who names the serial number of a disk wants that disk, whatever it holds. A pattern may fit another one.
+func TestDiskWithDataIsNamedBySerial(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	command(t, "mkfs.xfs", "-q", "-L", "photos", l.path)
+	selected := config.Install{DiskSelector: config.DiskSelector{Serial: "serial of loop*"}}
+	refused(t, bootMachine(t, l).numbered().up(selected), `holds xfs file system "photos", and isn't touched`)
+	selected.DiskSelector.Serial = "serial of " + l.name
+	m := bootMachine(t, l).numbered()
+	m.mustUp(selected)
+	if text := m.console.String(); !strings.Contains(text, "erasing "+l.path+`, which held xfs file system "photos": machine.install.diskSelector has its serial number`) {
+		t.Errorf("console: %s", text)
+	}
+}
+
 // After a power cut before any step, the next boot finishes the disk.
 func TestPowerCutAtEachStep(t *testing.T) {
 	for _, step := range []string{"journal", "erase", "table", "partitions", "format STATE", "format EPHEMERAL", "done"} {

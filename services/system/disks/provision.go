@@ -11,6 +11,7 @@ import (
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,9 +21,20 @@ const (
 	mkfsTimeout = 5 * time.Minute
 )
 
+// consent is what allows the system disk's content to be erased; "": nothing does.
+func consent(install config.Install) string {
+	switch {
+	case install.Wipe:
+		return "machine.install.wipe is set"
+	case install.DiskSelector.NamesSerial():
+		return "machine.install.diskSelector has its serial number"
+	}
+	return ""
+}
+
 // take makes dev the system disk: it partitions an empty one, finishes an
-// incomplete one, doesn't change a complete one, and refuses all others.
-func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
+// incomplete one, doesn't change a complete one, and erases others only with consent.
+func (d *Disks) take(ctx context.Context, dev device, consent string) error {
 	f, err := d.inspect(dev)
 	if err != nil {
 		return err
@@ -34,7 +46,7 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 	case newer:
 		return d.refuseNewer(dev, f)
 	case foreign:
-		if err := d.mayWipe(dev, f, wipe, "machine.install.disk", "machine.install.wipe"); err != nil {
+		if err := d.mayWipe(dev, f, consent, "machine.install.disk", "machine.install.wipe"); err != nil {
 			return err
 		}
 		return d.layOutSystem(ctx, dev)
@@ -51,9 +63,9 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 	return d.finish(ctx, dev, f, d.volumes)
 }
 
-// mayWipe is nil if the content of the disk has to be erased and may be. name and allow are the settings that choose the disk, and
-// that allow it.
-func (d *Disks) mayWipe(dev device, f found, wipe bool, name, allow string) error {
+// mayWipe is nil if the content of the disk has to be erased and may be. consent says what allows it; name and allow are the settings that
+// choose the disk, and that could allow it.
+func (d *Disks) mayWipe(dev device, f found, consent, name, allow string) error {
 	medium := d.medium(dev, f)
 	busy, err := dev.inUse()
 	another := "Name another disk in " + name
@@ -68,10 +80,10 @@ func (d *Disks) mayWipe(dev device, f found, wipe bool, name, allow string) erro
 		return d.refuse(dev, "is in use: "+busy, another)
 	case f.data(): // names of disks may have changed since somebody allowed it
 		return d.refuse(dev, fmt.Sprintf("has the data of other machine.disks (%s), and isn't touched", f.holds), another+", or erase this one first: gbctl reset --user-disks-to-wipe")
-	case !wipe:
+	case consent == "":
 		return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds), fmt.Sprintf("%s, or set %s: true to erase this one", another, allow))
 	}
-	d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s is set", dev.Path, f.holds, allow))
+	d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s", dev.Path, f.holds, consent))
 	return nil
 }
 

@@ -188,10 +188,12 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 	}
 	path, _ := filepath.EvalSymlinks(wanted.Device)
 	var known, free, fits []candidate
+	why := rejected{}
 	for _, dev := range devices {
 		f, err := d.inspect(dev)
 		c := candidate{dev, f}
-		chosen := (wanted.Device == "" || dev.Path == path) && misfit(dev.disk(), wanted.DiskSelector) == ""
+		why[dev.Path] = d.unfit(dev, f, wanted.Device, wanted.DiskSelector)
+		chosen := (wanted.Device == "" || dev.Path == path) && why[dev.Path] == ""
 		switch {
 		case dev.Path == d.system.Path:
 		case err != nil && wanted.Device != "" && chosen:
@@ -200,7 +202,7 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 			known = append(known, c)
 		case err == nil && chosen && (f.verdict == empty || f.verdict == unfinished):
 			free = append(free, c)
-		case err == nil && chosen && (wanted.Device != "" || f.verdict == foreign && !f.data() && d.medium(dev, f) == ""):
+		case err == nil && chosen && (wanted.Device != "" || f.verdict == foreign && !f.data()):
 			fits = append(fits, c)
 		}
 	}
@@ -224,7 +226,7 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 	if len(fits) > 0 {
 		return fits[0].device, fits[0].found, nil
 	}
-	return device{}, found{}, fmt.Errorf("no disk fits %s of machine.disks. Plug it in, or correct device or diskSelector. The disks here:\n%s", wanted.Name, d.selection(wanted.DiskSelector))
+	return device{}, found{}, fmt.Errorf("no disk fits %s of machine.disks. Plug it in, or correct device or diskSelector. The disks here:\n%s", wanted.Name, d.selection(why))
 }
 
 // takeData makes the partitions that a disk lacks.

@@ -179,10 +179,10 @@ func (dev device) inUse(given ...string) (string, error) {
 }
 
 // table shows the disks to a user who has to choose one.
-func (d *Disks) table() string { return d.selection(config.DiskSelector{}) }
+func (d *Disks) table() string { return d.selection(nil) }
 
-// selection is table, and says why each disk isn't the selected one.
-func (d *Disks) selection(selector config.DiskSelector) string {
+// selection is table, and says why disks don't fit.
+func (d *Disks) selection(why rejected) string {
 	disks, err := d.List()
 	if err != nil {
 		return err.Error()
@@ -195,8 +195,8 @@ func (d *Disks) selection(selector config.DiskSelector) string {
 	fmt.Fprintln(w, "DEVICE\tSIZE\tMODEL\tSERIAL\tHOLDS")
 	for _, disk := range disks {
 		holds := disk.Holds
-		if why := misfit(disk, selector); why != "" {
-			holds += "; not selected: " + why
+		if reason := why[disk.Path]; reason != "" {
+			holds += "; not selected: " + reason
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", disk.Path, bytesText(disk.Size), cmp.Or(disk.Model, "-"), cmp.Or(disk.Serial, "-"), holds)
 	}

@@ -254,7 +254,7 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Instal
 	name := cmp.Or(install.Disk, "of machine.install.diskSelector")
 	since, warned := time.Now(), false
 	for waiting := false; ; waiting = true {
-		dev, found, err := d.chosen(install)
+		dev, found, why, err := d.chosen(install)
 		if err != nil || found {
 			return dev, err
 		}
@@ -264,7 +264,7 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Instal
 		if !warned && time.Since(since) >= d.o.patience {
 			warned = true
 			d.log.Warn(fmt.Sprintf("no disk %s since %s; still looking. Plug it in, or correct machine.install.disk or diskSelector; the disks here:\n%s",
-				name, time.Since(since).Round(time.Second), d.selection(install.DiskSelector)))
+				name, time.Since(since).Round(time.Second), d.selection(why)))
 		}
 		if !sleep.For(ctx, pollEvery) {
 			return device{}, ctx.Err()

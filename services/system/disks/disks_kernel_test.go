@@ -297,8 +297,12 @@ func TestDiskIsSelected(t *testing.T) {
 	if m.disks.system.Path != large.path {
 		t.Errorf("the system is on %s, and not on %s", m.disks.system.Path, large.path)
 	}
-	table := m.disks.selection(config.DiskSelector{Serial: "none"})
-	if n := strings.Count(table, `; not selected: its serial is ""`); n != 2 {
+	_, found, why, err := m.disks.chosen(config.Install{DiskSelector: config.DiskSelector{Serial: "none", Model: "none"}})
+	if found || err != nil {
+		t.Errorf("found %v, %v", found, err)
+	}
+	table := m.disks.selection(why)
+	if n := strings.Count(table, `; not selected: its model is "", its serial is ""`); n != 2 {
 		t.Errorf("the disks:\n%s", table)
 	}
 }

@@ -138,7 +138,8 @@ func TestInstallationMediumIsNeverWiped(t *testing.T) {
 			data := dataDisk("", partitionOf("data", 0, config.XFS))
 			data.DiskSelector.Size, data.Wipe = config.DiskSize{Comparison: "==", Bytes: 4 * gib}, true
 			_, _, err = m.disks.mountDisk(t.Context(), data)
-			refused(t, err, "no disk fits data of machine.disks")
+			why, _, _ := strings.Cut(c.want, " (")
+			refused(t, err, "no disk fits data of machine.disks", "; not selected: "+why)
 			if string(before) != string(l.edges()) {
 				t.Error("the medium was written to")
 			}

@@ -8,22 +8,23 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// misfit says which property of a disk isn't as selected; "" if all are.
+// misfit says which properties of a disk aren't as selected; "" if all are.
 func misfit(disk Disk, s config.DiskSelector) string {
+	var why []string
 	if !s.Size.Fits(uint64(disk.Size)) {
-		return fmt.Sprintf("its size isn't %s bytes", s.Size)
+		why = append(why, fmt.Sprintf("its size isn't %s bytes", s.Size))
 	}
 	if s.Type != "" && s.Type != disk.Type {
-		return fmt.Sprintf("its type is %s", disk.Type)
+		why = append(why, fmt.Sprintf("its type is %s", disk.Type))
 	}
 	for _, p := range []struct{ name, pattern, value string }{
 		{"model", s.Model, disk.Model}, {"serial", s.Serial, disk.Serial}, {"wwid", s.WWID, disk.WWID}, {"busPath", s.BusPath, disk.BusPath},
 	} {
 		if p.pattern != "" && !matches(p.pattern, p.value) {
-			return fmt.Sprintf("its %s is %q", p.name, p.value)
+			why = append(why, fmt.Sprintf("its %s is %q", p.name, p.value))
 		}
 	}
-	return ""
+	return strings.Join(why, ", ")
 }
 
 // matches compares a text with one in which an asterisk stands for any characters.
@@ -35,19 +36,32 @@ func matches(pattern, text string) bool {
 	return regexp.MustCompile(`^` + strings.Join(parts, `.*`) + `$`).MatchString(text)
 }
 
-// chosen is the disk that the configuration names and selects, if it is there. Without a name, it is never an installation medium.
-func (d *Disks) chosen(install config.Install) (device, bool, error) {
+// rejected says of disks, by their paths, why they don't fit.
+type rejected map[string]string
+
+// unfit says why a disk isn't the selected one; "" if it is. Without a name, that is never a disk that machines are started from.
+func (d *Disks) unfit(dev device, f found, name string, s config.DiskSelector) string {
+	why := misfit(dev.disk(), s)
+	if why == "" && name == "" {
+		why = d.medium(dev, f)
+	}
+	return why
+}
+
+// chosen is the disk that the configuration names and selects, if it is there.
+func (d *Disks) chosen(install config.Install) (device, bool, rejected, error) {
 	devices, err := d.devices()
-	if err != nil {
-		return device{}, false, err
-	}
+	why := rejected{}
 	for _, dev := range devices {
-		if install.Disk != "" && install.Disk != dev.Path || misfit(dev.disk(), install.DiskSelector) != "" {
-			continue
+		f, err := d.inspect(dev)
+		reason := d.unfit(dev, f, install.Disk, install.DiskSelector)
+		if err != nil && install.Disk == "" {
+			reason = err.Error()
 		}
-		if f, err := d.inspect(dev); install.Disk != "" || err == nil && d.medium(dev, f) == "" {
-			return dev, true, nil
+		if reason == "" && (install.Disk == "" || install.Disk == dev.Path) {
+			return dev, true, nil, nil
 		}
+		why[dev.Path] = reason
 	}
-	return device{}, false, nil
+	return device{}, false, why, err
 }

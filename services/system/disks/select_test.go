@@ -6,7 +6,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// All properties that are given must fit, and the first one that doesn't is named.
+// All properties that are given must fit, and those that don't are named.
 func TestSelectedDisk(t *testing.T) {
 	t.Parallel()
 	disk := Disk{Size: 500_000_000_000, Model: "Samsung SSD 980", Serial: "S64D", WWID: "eui.0025", BusPath: "/pci0000:00/0000:00:1d.0/nvme/nvme0", Type: config.DiskNVMe}
@@ -27,6 +27,8 @@ func TestSelectedDisk(t *testing.T) {
 		{config.DiskSelector{Size: size("> 500GB")}, "its size isn't > 500000000000 bytes"},
 		{config.DiskSelector{Size: size("< 400 GiB")}, "its size isn't < 429496729600 bytes"},
 		{config.DiskSelector{Size: size("<= 1TB"), Type: config.DiskHDD}, "its type is nvme"},
+		{config.DiskSelector{Size: size("< 400GB"), Type: config.DiskHDD, Model: "WD*", Serial: "S64D", WWID: "naa.*"},
+			`its size isn't < 400000000000 bytes, its type is nvme, its model is "Samsung SSD 980", its wwid is "eui.0025"`},
 		{config.DiskSelector{Model: "Samsung"}, `its model is "Samsung SSD 980"`},
 		{config.DiskSelector{Serial: "s64d"}, `its serial is "S64D"`},
 		{config.DiskSelector{WWID: "naa.*"}, `its wwid is "eui.0025"`},

@@ -99,7 +99,7 @@ func NewNode(o Options) (*Node, error) {
 	if o.Mode == boot.Machine {
 		media = d.Volume
 	}
-	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, Volume: media})
+	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, Volume: media, Devices: d.Devices})
 
 	others := peers.New(store)
 	member := etcd.New(etcd.Options{

@@ -7,6 +7,8 @@ const (
 	KernelFile = "vmlinuz"
 	// InstallDir has this file, and the system, in an installer image.
 	InstallDir = "usr/install"
+	// InstallerLabel marks an installer image among others. Images that are built from it inherit the mark.
+	InstallerLabel = "garboard.dev/installer"
 )
 
 // Medium describes the system on a medium: a part of one of its files, so that the medium has it only once.

@@ -183,6 +183,7 @@ func (o Options) installerImage(dir string) (oci.Image, map[string]map[string]st
 		return files
 	}
 	image := oci.Image{Ref: cmp.Or(o.Name, InstallerImage(o.Version)), Layers: []string{"tools", "system"}, OnBuild: onBuild, Gzip: true}
+	image.Labels = map[string]string{esp.InstallerLabel: o.Version}
 	return image, map[string]map[string]string{"tools": in(loaderDir, ProgramFile), "system": in(UKIFile, esp.MediumFile, KernelFile)}
 }
 

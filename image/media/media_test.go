@@ -365,7 +365,7 @@ func TestInstallerImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	config, err := image.ConfigFile()
-	if err != nil || !slices.Equal(config.Config.OnBuild, onBuild) {
+	if err != nil || !slices.Equal(config.Config.OnBuild, onBuild) || config.Config.Labels[esp.InstallerLabel] != o.Version {
 		t.Errorf("%+v, %v", config, err)
 	}
 	content := mutate.Extract(image)

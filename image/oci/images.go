@@ -19,6 +19,8 @@ type Image struct {
 	WorkingDir string
 	// OnBuild are instructions for those who build an image from this one.
 	OnBuild []string
+	// Labels of the image, which those that are built from it inherit.
+	Labels map[string]string
 	// Gzip is for layers that builders of images can read, too: not all of them know zstd.
 	Gzip bool
 }

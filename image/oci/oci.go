@@ -143,6 +143,7 @@ func (i Image) assemble(finished map[string]v1.Layer) (v1.Image, error) {
 			Cmd:        i.Cmd,
 			WorkingDir: i.WorkingDir,
 			OnBuild:    i.OnBuild,
+			Labels:     i.Labels,
 		},
 	})
 	if err != nil {

@@ -14,50 +14,152 @@ import (
 	imagestore "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// importTimeout is for 1 GB from a medium with 1 MB/s.
-const importTimeout = 20 * time.Minute
+const (
+	// importTimeout is for 1 GB from a medium with 1 MB/s.
+	importTimeout = 20 * time.Minute
+	// mediaPeriod is how often the list of devices is read, and none of them. A device that has come is used after one more period: by then
+	// it is ready, and so are its partitions.
+	mediaPeriod = 5 * time.Second
+)
 
-// importBundle takes the images that a medium in the machine has (gbctl media build --images), unless they are there. What it has replaces
-// nothing: an image that was pulled stays. Whatever is wrong with it, the node can still pull.
-func (c *Containerd) importBundle(ctx context.Context, h *dag.Handle) {
-	if c.Volume == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, importTimeout)
-	defer cancel()
-	for _, label := range []string{boot.MediumLabel, boot.ISOLabel} {
-		err := c.Volume(ctx, label, func(files fs.FS) error {
-			file, err := files.Open(boot.BundleFile)
-			if errors.Is(err, fs.ErrNotExist) {
-				return boot.ErrNone
-			}
-			if err != nil {
-				return err
-			}
-			defer file.Close()
-			archive, ok := file.(io.ReadSeeker)
-			if !ok {
-				return fmt.Errorf("%s can't be read twice", boot.BundleFile)
-			}
-			return c.importFrom(ctx, h, archive)
-		})
-		if err != nil && !errors.Is(err, boot.ErrNone) {
-			h.Log.Error("the images of the medium aren't used", "medium", label, "err", err)
+// watchMedia calls look after a disk or a medium has come or gone.
+func watchMedia(ctx context.Context, seen string, devices func() string, look func()) {
+	for before := seen; sleep.For(ctx, mediaPeriod); {
+		now := devices()
+		if now == before && now != seen {
+			seen = now
+			look()
 		}
+		before = now
 	}
 }
 
-func (c *Containerd) importFrom(ctx context.Context, h *dag.Handle, archive io.ReadSeeker) error {
-	images, err := archiveImages(archive)
+// importBundle takes the images that media in the machine have (gbctl media build --images), unless they are there. What they have replaces
+// nothing: an image that was pulled stays. Whatever is wrong with them, the node can still pull.
+func (c *Containerd) importBundle(ctx context.Context, h *dag.Handle) {
+	err := c.bundles(ctx, func(ctx context.Context, from archive) error {
+		cfg, err := machine.Config(c.Store)
+		if err != nil {
+			return err
+		}
+		wanted := from.wanted(ctx, cfg)
+		return errors.Join(c.take(ctx, from, Namespace, wanted[Namespace], h.Event), c.take(ctx, from, PodNamespace, wanted[PodNamespace], h.Event))
+	})
+	if err != nil {
+		h.Log.Error("images of a medium aren't used", "err", err)
+	}
+}
+
+// fromMedium takes an image from a medium if one has it.
+func (c *Containerd) fromMedium(ctx context.Context, namespace, ref string) {
+	log := c.Logs.Logger(ID)
+	err := c.bundles(ctx, func(ctx context.Context, from archive) error {
+		if _, has := from.images[ref]; !has {
+			return nil
+		}
+		return c.take(ctx, from, namespace, []string{ref}, func(text string) { log.Info(text) })
+	})
+	if err != nil {
+		log.Error("an image of a medium isn't used", "image", ref, "err", err)
+	}
+}
+
+// onMedium is the digest of an image that a medium has; empty: none has it.
+func (c *Containerd) onMedium(ctx context.Context, ref string, rules config.Images) (of string, err error) {
+	err = c.bundles(ctx, func(ctx context.Context, from archive) error {
+		d, has := from.images[ref]
+		if !has {
+			return nil
+		}
+		err := acceptBundled(ctx, from, ref, rules)
+		if err == nil {
+			of = d.Digest.String()
+		}
+		return err
+	})
+	return of, err
+}
+
+// bundles calls use with the archive of each medium that has one.
+func (c *Containerd) bundles(ctx context.Context, use func(context.Context, archive) error) error {
+	if c.Volume == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, importTimeout)
+	defer cancel()
+	var errs []error
+	for _, label := range []string{boot.MediumLabel, boot.ISOLabel} {
+		err := c.Volume(ctx, label, func(files fs.FS) error {
+			if err := withBundle(ctx, files, use); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, fmt.Errorf("medium %s: %w", label, err))
+			}
+			return boot.ErrNone // another volume with this label may have images, too
+		})
+		if !errors.Is(err, boot.ErrNone) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func withBundle(ctx context.Context, files fs.FS, use func(context.Context, archive) error) error {
+	file, err := files.Open(boot.BundleFile)
 	if err != nil {
 		return err
 	}
+	defer file.Close()
+	in, ok := file.(io.ReadSeeker)
+	if !ok {
+		return fmt.Errorf("%s can't be read twice", boot.BundleFile)
+	}
+	images, err := archiveImages(in)
+	if err != nil {
+		return err
+	}
+	return use(ctx, archive{in, images})
+}
+
+// wanted are the images of an archive that the node takes as soon as it sees them, by namespace. An installer image waits for the
+// installation or upgrade that wants it (Fetch): nothing else runs it.
+func (a archive) wanted(ctx context.Context, cfg *config.Config) map[string][]string {
+	by := map[string][]string{}
+	for name := range a.images {
+		switch {
+		case signatureTag.MatchString(name):
+		case name == cfg.Cluster.Etcd.Image, name == cfg.Machine.Kubelet.Image:
+			by[Namespace] = append(by[Namespace], name)
+		case name != cfg.Machine.Install.Image && !a.installer(ctx, name):
+			by[PodNamespace] = append(by[PodNamespace], name)
+		}
+	}
+	return by
+}
+
+// installer reports whether an image is marked as one that a system is installed from. An image that can't be read isn't.
+func (a archive) installer(ctx context.Context, name string) bool {
+	var image ocispec.Image
+	m, err := manifestOf(ctx, a, a.images[name])
+	if err != nil {
+		return false
+	}
+	text, err := a.read(ctx, m.Config)
+	if err != nil || json.Unmarshal(text, &image) != nil {
+		return false
+	}
+	_, marked := image.Config.Labels[esp.InstallerLabel]
+	return marked
+}
+
+// take imports images of an archive into a namespace, unless they are there.
+func (c *Containerd) take(ctx context.Context, from archive, namespace string, names []string, event func(string)) error {
 	cfg, err := machine.Config(c.Store)
 	if err != nil {
 		return err
@@ -66,45 +168,38 @@ func (c *Containerd) importFrom(ctx context.Context, h *dag.Handle, archive io.R
 	if err != nil {
 		return err
 	}
-	own := map[string]bool{cfg.Cluster.Etcd.Image: true, cfg.Machine.Kubelet.Image: true}
-	for _, namespace := range []string{Namespace, PodNamespace} {
-		ctx := namespaces.WithNamespace(ctx, namespace)
-		missing := map[string]bool{}
-		for name := range images {
-			if own[name] != (namespace == Namespace) || signatureTag.MatchString(name) {
-				continue
-			}
-			if _, err := cl.ImageService().Get(ctx, name); err == nil {
-				continue
-			}
-			if err := acceptBundled(ctx, archive, images, name, cfg.Machine.Images); err != nil {
-				h.Log.Error("an image of the medium isn't used", "image", name, "err", err)
-				continue
-			}
-			missing[name] = true
-		}
-		if len(missing) == 0 {
+	ctx = namespaces.WithNamespace(ctx, namespace)
+	missing := map[string]bool{}
+	var errs []error
+	for _, name := range names {
+		if _, err := cl.ImageService().Get(ctx, name); err == nil {
 			continue
 		}
-		h.Event(fmt.Sprintf("importing %d images of the medium for %s", len(missing), namespace))
-		if _, err := archive.Seek(0, io.SeekStart); err != nil {
-			return err
+		if err := acceptBundled(ctx, from, name, cfg.Machine.Images); err != nil {
+			errs = append(errs, err)
+			continue
 		}
-		imported, err := cl.Import(ctx, archive, client.WithImageRefTranslator(func(name string) string {
-			if missing[name] {
-				return name
-			}
-			return "" // it isn't made an image, and its content is collected
-		}))
-		// An archive may say one thing to us and another one to containerd, such as with a second index.
-		for _, name := range others(imported, images) {
-			err = errors.Join(err, fmt.Errorf("%s: %s isn't the image that its index names", boot.BundleFile, name), ignoreGone(cl.ImageService().Delete(ctx, name)))
-		}
-		if err != nil {
-			return err
-		}
+		missing[name] = true
 	}
-	return nil
+	if len(missing) == 0 {
+		return errors.Join(errs...)
+	}
+	event(fmt.Sprintf("importing %d images of the medium for %s", len(missing), namespace))
+	if _, err := from.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	imported, err := cl.Import(ctx, from, client.WithImageRefTranslator(func(name string) string {
+		if missing[name] {
+			return name
+		}
+		return "" // it isn't made an image, and its content is collected
+	}))
+	errs = append(errs, err)
+	// An archive may say one thing to us and another one to containerd, such as with a second index.
+	for _, name := range others(imported, from.images) {
+		errs = append(errs, fmt.Errorf("%s: %s isn't the image that its index names", boot.BundleFile, name), ignoreGone(cl.ImageService().Delete(ctx, name)))
+	}
+	return errors.Join(errs...)
 }
 
 // others are the names of images that aren't those that were looked at.
@@ -118,12 +213,12 @@ func others(imported []imagestore.Image, images map[string]ocispec.Descriptor) (
 }
 
 // acceptBundled verifies an image of an archive, if there is a rule for it. Its signatures are in the archive, too.
-func acceptBundled(ctx context.Context, file io.ReadSeeker, images map[string]ocispec.Descriptor, image string, rules config.Images) error {
+func acceptBundled(ctx context.Context, from archive, image string, rules config.Images) error {
 	rule := rules.Rule(image)
 	if rule == nil {
 		return nil
 	}
-	return verify(ctx, image, images[image].Digest, rule, archive{file, images})
+	return verify(ctx, image, from.images[image].Digest, rule, from)
 }
 
 // archiveFile finds a file in an archive.

@@ -54,6 +54,8 @@ type Options struct {
 	Processes *process.Table
 	Logs      *logs.Logs
 	Volume    boot.Mounter // for the images on a medium; nil: there are no media
+	// Devices has another value after a disk or a medium has come or gone.
+	Devices func() string
 }
 
 // Containerd is the service and the way to its client.
@@ -139,7 +141,7 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 		return errors.Join(err, child.Stop(stopBudget))
 	}
 	defer stopImages()
-	c.importBundle(ctx, h)
+	defer c.media(ctx, h)()
 	h.Started(fmt.Sprintf("Started process containerd (PID %d)", child.Pid()))
 	select {
 	case <-child.Done():
@@ -148,6 +150,22 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 	}
 	_ = child.Stop(stopBudget) // it was asked to end: its status is no news
 	return nil
+}
+
+// media takes images from media, now and later. What it returns ends that.
+func (c *Containerd) media(ctx context.Context, h *dag.Handle) (end func()) {
+	if c.Volume == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	seen := c.Devices()
+	c.importBundle(ctx, h)
+	var watching sync.WaitGroup
+	watching.Go(func() { watchMedia(ctx, seen, c.Devices, func() { c.importBundle(ctx, h) }) })
+	return func() {
+		cancel()
+		watching.Wait()
+	}
 }
 
 // awaitSocket returns once containerd serves. It has no deadline of its own: the

@@ -2,6 +2,7 @@ package containerd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -26,7 +27,7 @@ const (
 	progressEvery = time.Second
 )
 
-// Check finds out whether the node has an image or, if not, can pull it. It asks as Pull does.
+// Check finds out whether the node, or a medium in it, has an image or, if not, whether it can be pulled. It asks as Pull does.
 func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here bool, err error) {
 	cl, err := c.Client()
 	if err != nil {
@@ -41,14 +42,18 @@ func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here
 	if err != nil {
 		return "", false, err
 	}
+	digest, refused := c.onMedium(ctx, ref, cfg.Machine.Images)
+	if digest != "" {
+		return digest, true, nil
+	}
 	from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
 	defer done()
 	if from, err = accept(ctx, from, ref, cfg.Machine.Images); err != nil {
-		return "", false, pullError(ref, err)
+		return "", false, pullError(ref, errors.Join(err, refused))
 	}
 	_, found, err := from.Resolve(ctx, ref)
 	if err != nil {
-		return "", false, pullError(ref, err)
+		return "", false, pullError(ref, errors.Join(err, refused))
 	}
 	return found.Digest.String(), false, nil
 }

@@ -77,6 +77,10 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 	}
 	ctx = namespaces.WithNamespace(ctx, namespace)
 	img, err := cl.GetImage(ctx, ref)
+	if errdefs.IsNotFound(err) {
+		c.fromMedium(ctx, namespace, ref)
+		img, err = cl.GetImage(ctx, ref)
+	}
 	switch {
 	case errdefs.IsNotFound(err):
 		cfg, err := machine.Config(c.Store)

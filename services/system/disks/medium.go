@@ -17,19 +17,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// blockDir lists disks, partitions and CD drives.
+const blockDir = "/sys/class/block"
+
 // volumeTypes are the file systems of configuration volumes: images of CDs, and
 // USB sticks.
 var volumeTypes = map[string]bool{"iso9660": true, "vfat": true}
 
 // Volume calls use with the files of the volume with that file system label,
-// mounted read-only until use returns. It implements boot.Mounter.
+// mounted read-only until use returns. If there are several, it is used that is the
+// first for which use doesn't return boot.ErrNone. It implements boot.Mounter.
 func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) error {
-	device, kind, err := d.findVolume(label)
+	found, err := d.findVolumes(label)
 	if err != nil {
 		return err
 	}
-	return d.o.mount(device, kind, func(dir string) error { return use(os.DirFS(dir)) })
+	none := fmt.Errorf("no volume labelled %q: %w", label, boot.ErrNone)
+	for _, f := range found {
+		if none = d.o.mount(f.device, f.kind, func(dir string) error { return use(os.DirFS(dir)) }); !errors.Is(none, boot.ErrNone) {
+			return none
+		}
+	}
+	return none
 }
+
+// mountable is a volume on some device.
+type mountable struct{ device, kind string }
 
 // mountReadOnly calls use with the directory where a volume is mounted until use returns.
 func mountReadOnly(device, kind string, use func(dir string) error) (err error) {
@@ -81,12 +94,12 @@ func (d *Disks) startsSystem(path, kind string) (starts bool) {
 	return starts
 }
 
-// findVolume examines every disk, partition and CD drive. Labels are compared
+// findVolumes examines every disk, partition and CD drive. Labels are compared
 // without case: FAT and strict ISO 9660 have them in capitals.
-func (d *Disks) findVolume(label string) (device, kind string, err error) {
-	entries, err := os.ReadDir("/sys/class/block")
+func (d *Disks) findVolumes(label string) (all []mountable, err error) {
+	entries, err := os.ReadDir(blockDir)
 	if err != nil {
-		return "", "", err
+		return nil, err
 	}
 	for _, e := range entries {
 		if !d.holdsVolumes(e.Name()) {
@@ -98,10 +111,21 @@ func (d *Disks) findVolume(label string) (device, kind string, err error) {
 			continue // an empty drive, or one that was removed
 		}
 		if volumeTypes[c.kind] && strings.EqualFold(c.label, label) {
-			return path, c.kind, nil
+			all = append(all, mountable{path, c.kind})
 		}
 	}
-	return "", "", fmt.Errorf("no volume labelled %q: %w", label, boot.ErrNone)
+	return all, nil
+}
+
+// Devices has another value after a disk or a medium has come or gone. No device is read.
+func (d *Disks) Devices() string {
+	entries, _ := os.ReadDir(blockDir)
+	var all strings.Builder
+	for _, e := range entries {
+		sequence, _ := os.ReadFile(filepath.Join(blockDir, e.Name(), "diskseq")) // partitions have none
+		fmt.Fprintln(&all, e.Name(), string(sequence))
+	}
+	return all.String()
 }
 
 // holdsVolumes is true for disks, their partitions and CD drives.
@@ -110,7 +134,7 @@ func (d *Disks) holdsVolumes(name string) bool {
 		return true
 	}
 	whole := name
-	if target, err := filepath.EvalSymlinks(filepath.Join("/sys/class/block", name)); err == nil {
+	if target, err := filepath.EvalSymlinks(filepath.Join(blockDir, name)); err == nil {
 		if _, err := os.Stat(filepath.Join(target, "partition")); err == nil {
 			whole = filepath.Base(filepath.Dir(target))
 		}

@@ -5,8 +5,10 @@ package disks
 import (
 	"encoding/binary"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,9 +25,9 @@ func TestVolumeIsFoundByItsLabel(t *testing.T) {
 		l := newLoop(t, 4<<20)
 		l.writeAt(32769, "CD001")
 		l.writeAt(32808, label+strings.Repeat(" ", 32-len(label)))
-		device, kind, err := bootMachine(t, l).disks.findVolume("metal-iso")
-		if err != nil || device != l.path || kind != "iso9660" {
-			t.Errorf("%s: found %q of type %q, error %v; want %q, iso9660", label, device, kind, err, l.path)
+		found, err := bootMachine(t, l).disks.findVolumes("metal-iso")
+		if err != nil || !slices.Equal(found, []mountable{{l.path, "iso9660"}}) {
+			t.Errorf("%s: found %v, error %v; want %q, iso9660", label, found, err, l.path)
 		}
 	}
 }
@@ -34,7 +36,12 @@ func TestOtherVolumesAreNotTaken(t *testing.T) {
 	other, none := newLoop(t, 4<<20), newLoop(t, 4<<20)
 	other.writeAt(32769, "CD001")
 	other.writeAt(32808, "holidays"+strings.Repeat(" ", 24))
-	_, _, err := bootMachine(t, other, none).disks.findVolume("metal-iso")
+	d := bootMachine(t, other, none).disks
+	found, err := d.findVolumes("metal-iso")
+	if err != nil || len(found) > 0 {
+		t.Errorf("found %v, error %v", found, err)
+	}
+	err = d.Volume(t.Context(), "metal-iso", func(fs.FS) error { return nil })
 	if !errors.Is(err, boot.ErrNone) {
 		t.Errorf("error %v, want one that says there is none", err)
 	}
@@ -158,5 +165,30 @@ func TestOtherSticksAreWiped(t *testing.T) {
 			m.finds("/dev/another")
 			m.mustUp(config.Install{Disk: l.path, Wipe: true})
 		})
+	}
+}
+
+// All volumes with a label count, and a device that comes is noticed.
+func TestVolumesOfOneLabel(t *testing.T) {
+	one, two := newLoop(t, 4<<20), newLoop(t, 4<<20)
+	for _, l := range []*loop{one, two} {
+		l.writeAt(32769, "CD001")
+		l.writeAt(32808, "GARBOARD"+strings.Repeat(" ", 24))
+	}
+	d := bootMachine(t, one, two).disks
+	found, err := d.findVolumes(boot.MediumLabel)
+	slices.SortFunc(found, func(a, b mountable) int { return strings.Compare(a.device, b.device) })
+	want := []string{one.path, two.path}
+	slices.Sort(want)
+	if err != nil || len(found) != 2 || found[0].device != want[0] || found[1].device != want[1] {
+		t.Errorf("found %v, error %v, want %q", found, err, want)
+	}
+	before := d.Devices()
+	if again := d.Devices(); again != before {
+		t.Errorf("%q, and then %q", before, again)
+	}
+	newLoop(t, 4<<20)
+	if d.Devices() == before {
+		t.Error("a device that has come isn't noticed")
 	}
 }

@@ -165,6 +165,9 @@ func readKernel(files fs.FS) ([]byte, error) {
 // open calls use with the system as it lies there.
 func (src Source) open(files fs.FS, use func(system *io.SectionReader) error) error {
 	f, err := files.Open(src.File)
+	if errors.Is(err, fs.ErrNotExist) && src.Image == "" {
+		return boot.ErrNone // another volume with the label has it
+	}
 	if err != nil {
 		return err
 	}

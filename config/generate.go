@@ -176,10 +176,16 @@ func (c *Config) Images() []string {
 			cmp.Or(c.Cluster.APIServer.Image, DefaultAPIServerImage),
 			cmp.Or(c.Cluster.ControllerManager.Image, DefaultControllerManagerImage),
 			cmp.Or(c.Cluster.Scheduler.Image, DefaultSchedulerImage),
-			cmp.Or(c.Cluster.Proxy.Image, DefaultProxyImage),
-			cmp.Or(c.Cluster.Network.CNI.Flannel.Image, DefaultFlannelImage),
-			cmp.Or(c.Cluster.CoreDNS.Image, DefaultCoreDNSImage),
 		)
+		if !c.Cluster.Proxy.Disabled {
+			all = append(all, cmp.Or(c.Cluster.Proxy.Image, DefaultProxyImage))
+		}
+		if cmp.Or(c.Cluster.Network.CNI.Name, CNIFlannel) == CNIFlannel {
+			all = append(all, cmp.Or(c.Cluster.Network.CNI.Flannel.Image, DefaultFlannelImage))
+		}
+		if !c.Cluster.CoreDNS.Disabled {
+			all = append(all, cmp.Or(c.Cluster.CoreDNS.Image, DefaultCoreDNSImage))
+		}
 	}
 	if c.Machine.Install.Image != "" {
 		all = append(all, c.Machine.Install.Image)

@@ -122,6 +122,26 @@ func TestSecretsAreFresh(t *testing.T) {
 	}
 }
 
+// What isn't installed by the bootstrap manifests isn't pulled.
+func TestImagesOfWhatIsLeftOut(t *testing.T) {
+	for image, leave := range map[string]func(*Cluster){
+		DefaultProxyImage:   func(c *Cluster) { c.Proxy.Disabled = true },
+		DefaultCoreDNSImage: func(c *Cluster) { c.CoreDNS.Disabled = true },
+		DefaultFlannelImage: func(c *Cluster) { c.Network.CNI.Name = CNINone },
+	} {
+		var c Config
+		leave(&c.Cluster)
+		want := slices.DeleteFunc(DefaultImages(), func(i string) bool { return i == image })
+		if got := c.Images(); !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	c := Config{Cluster: Cluster{Network: ClusterNetwork{CNI: CNI{Name: CNICustom}}}}
+	if slices.Contains(c.Images(), DefaultFlannelImage) {
+		t.Error("flannel with another CNI")
+	}
+}
+
 func TestDefaultImages(t *testing.T) {
 	c, _, _ := load(t, document(t, Init))
 	images := DefaultImages()

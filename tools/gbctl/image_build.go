@@ -30,6 +30,7 @@ type imageBuild struct {
 	overlays, outputs, mirrors          []string
 	change                              customize.Change
 	media                               media.Options
+	incomplete                          bool
 }
 
 func (a *app) imageBuildCommand() *cobra.Command {
@@ -45,7 +46,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 			if b.from == "" {
 				return usagef("--from: name the installer image to build from, or a file of 'gbctl media build installer'")
 			}
-			if b.media.Config, err = a.isoParts(b.configFile, b.media.Images, slices.Contains(kindsOf(outputs), media.ISO)); err != nil {
+			if b.media.Config, err = a.isoParts(b.configFile, b.media.Images, slices.Contains(kindsOf(outputs), media.ISO), b.incomplete); err != nil {
 				return err
 			}
 			return b.run(cmd.Context(), outputs, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }, func(path string) { fmt.Fprintln(a.out, path) })
@@ -65,6 +66,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	f.StringArrayVar(&b.mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry; repeatable")
 	f.StringVar(&b.configFile, "config", "", "machine configuration to put into an iso")
 	f.StringVar(&b.media.Images, "images", "", "file of 'gbctl images bundle' to put into an iso")
+	f.BoolVar(&b.incomplete, "incomplete", false, "accept --images without some of the images that a node needs")
 	f.StringVar(&b.media.Microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware")
 	return cmd
 }
@@ -166,7 +168,7 @@ func (a *app) imageProvenanceCommand() *cobra.Command {
 					return err
 				})
 				if connect.CodeOf(err) == connect.CodeNotFound && !list {
-					return fmt.Errorf("nothing was customized: the system is that of its release: %w", err)
+					return connect.NewError(connect.CodeNotFound, errors.New("nothing was customized: the system is that of its release"))
 				}
 				return err
 			}))

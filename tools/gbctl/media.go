@@ -10,6 +10,7 @@ import (
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/kernel"
 	"github.com/garboard-os/garboard/qemu/network/registry"
+	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
 	"github.com/spf13/cobra"
 )
 
@@ -21,6 +22,7 @@ func (a *app) mediaCommand() *cobra.Command {
 func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 	var output, source, flavour, configFile, microcode, images string
 	var args []string
+	var incomplete bool
 	cmd := &cobra.Command{
 		Use:       "build [" + strings.Join(media.Kinds, "|") + "]",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
@@ -38,7 +40,7 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 			}
 			o := media.Options{Args: args, Microcode: microcode, Images: images}
 			var err error
-			if o.Config, err = a.isoParts(configFile, images, kind == media.ISO); err != nil {
+			if o.Config, err = a.isoParts(configFile, images, kind == media.ISO, incomplete); err != nil {
 				return err
 			}
 			if err := parts(cmd, source, flavour, &o); err != nil {
@@ -57,6 +59,7 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 	f.StringVar(&flavour, "flavour", string(kernel.Generic), "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines")
 	f.StringVar(&configFile, "config", "", "machine configuration to put into the iso: the machine uses it at its first boot")
 	f.StringVar(&images, "images", "", "file of 'gbctl images bundle' to put into the iso: the machine takes its images from it, and needs no registry for them")
+	f.BoolVar(&incomplete, "incomplete", false, "accept --images without some of the images that a node needs, such as for an upgrade")
 	f.StringVar(&microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware: its intel-ucode and amd-ucode")
 	f.StringArrayVar(&args, "extra-kernel-arg", nil, "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
 	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")
@@ -67,14 +70,17 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 var defaultFiles = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe", media.InstallerKind: "garboard-installer.tar", media.Disk: "garboard.raw.zst"}
 
 // isoParts checks what only an ISO can have, and reads the configuration.
-func (a *app) isoParts(configFile, images string, iso bool) (text []byte, err error) {
+func (a *app) isoParts(configFile, images string, iso, incomplete bool) (text []byte, err error) {
+	needed := config.DefaultImages()
 	if configFile != "" {
 		if !iso {
 			return nil, usagef("--config: only an iso can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL")
 		}
-		if _, text, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
+		var c *config.Config
+		if c, text, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
 			return nil, err
 		}
+		needed = c.Images()
 	}
 	if images == "" {
 		return text, nil
@@ -86,7 +92,12 @@ func (a *app) isoParts(configFile, images string, iso bool) (text []byte, err er
 	if err != nil {
 		return nil, err
 	}
-	return text, archive.Close()
+	defer archive.Close()
+	missing, err := imagebundle.Missing(archive, needed)
+	if err == nil && len(missing) > 0 && !incomplete {
+		err = usagef("--images: %s lacks what a node needs: %s; add it with 'gbctl images bundle', or use --incomplete", images, strings.Join(missing, ", "))
+	}
+	return text, err
 }
 
 func checkFlavour(flavour string) error {

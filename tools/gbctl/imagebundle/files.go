@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/qemu/network/registry"
@@ -63,6 +64,26 @@ func (b Bundle) Files(ctx context.Context, from, folder, dir string) error {
 		err = fmt.Errorf("%s has no image with a name", from)
 	}
 	return err
+}
+
+// Missing are those of some images that an archive doesn't have. A node finds an image by its whole name, as it is in the configuration.
+func Missing(archive *registry.Archive, images []string) ([]string, error) {
+	index, err := indexOf(archive)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(images), func(image string) bool {
+		return slices.ContainsFunc(index.Manifests, func(d v1.Descriptor) bool { return d.Annotations[refAnnotation] == image })
+	}), nil
+}
+
+func indexOf(archive *registry.Archive) (*v1.IndexManifest, error) {
+	file, err := archive.Open("index.json")
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return v1.ParseIndexManifest(file)
 }
 
 func writeFiles(image v1.Image, folder, dir string) (found bool, err error) {

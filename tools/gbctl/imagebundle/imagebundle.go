@@ -345,11 +345,7 @@ func each(ctx context.Context, archive *registry.Archive, signatures bool, use f
 	defer served.Wait()
 	defer stop()
 	served.Go(func() { _ = Serve(serving, l, registry.Serve(archive)) }) // a failure is that of the requests below
-	file, err := archive.Open("index.json")
-	if err != nil {
-		return err
-	}
-	index, err := v1.ParseIndexManifest(file)
+	index, err := indexOf(archive)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func (b Bundle) Files(ctx context.Context, from, folder, dir string) error {
 	}
 	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
 		b.Say("pulling " + from)
-		image, err := b.find(ctx, from)
+		image, _, err := b.find(ctx, from)
 		if err != nil {
 			return err
 		}

@@ -32,6 +32,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/match"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
 const (
@@ -51,6 +52,8 @@ type Bundle struct {
 	Say func(line string)
 	// Mirrors are the URLs of mirrors, by registry or "*".
 	Mirrors map[string][]string
+	// transport is another one than patient, for tests.
+	transport http.RoundTripper
 }
 
 // Write pulls images into one file. It collects the images in a directory beside the file. After an interruption, what is there isn't pulled again.
@@ -139,7 +142,7 @@ func mark(index v1.ImageIndex, used map[string]bool) error {
 
 // add adds an image, and its signatures of both formats. It returns the names of their lists.
 func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (lists []string, err error) {
-	image, err := b.find(ctx, ref)
+	image, places, err := b.find(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -154,57 +157,109 @@ func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (lis
 	if err != nil {
 		return nil, err
 	}
-	// As cosign names them. Most images have none, and registries have many ways to say so.
-	list := parsed.Context().Name() + ":" + digest.Algorithm + "-" + digest.Hex
-	if signed, err := b.find(ctx, list+".sig"); err == nil {
+	tag := digest.Algorithm + "-" + digest.Hex // as cosign names them
+	list := parsed.Context().Name() + ":" + tag
+	signed, err := b.signed(ctx, places, tag+".sig")
+	if err != nil {
+		return nil, fmt.Errorf("signatures of %s: %w", ref, err)
+	}
+	if signed != nil {
 		lists = append(lists, list+".sig")
 		if err := b.store(to, signed, list+".sig", count+", its signatures"); err != nil {
 			return nil, err
 		}
 	}
-	bundles, err := b.bundles(ctx, parsed.Context().Digest(digest.String()))
-	if err != nil || len(bundles) == 0 {
-		return lists, errors.Join(err, ctx.Err())
+	bundles, err := b.bundles(ctx, places, digest)
+	if err != nil {
+		return nil, fmt.Errorf("signatures of %s: %w", ref, err)
+	}
+	if len(bundles) == 0 {
+		return lists, nil
 	}
 	b.Say(fmt.Sprintf("%s, its signatures: %s, %d", count, list, len(bundles)))
 	err = to.ReplaceIndex(mutate.AppendManifests(empty.Index, bundles...), match.Name(list), layout.WithAnnotations(map[string]string{refAnnotation: list}))
 	return append(lists, list), err
 }
 
+// lookFor asks the places that may have the signatures of an image, until one has some. The first one has the image, and must answer.
+func (b Bundle) lookFor(ctx context.Context, places []name.Reference, ask func(in name.Repository) (found bool, err error)) error {
+	for i, place := range places {
+		found, err := ask(place.Context())
+		if found && err == nil || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil && i == 0 {
+			return err
+		}
+		if err != nil {
+			b.Say(fmt.Sprintf("%s isn't asked for signatures: %v", place.Context().RegistryStr(), err))
+		}
+	}
+	return nil
+}
+
+func notFound(err error) bool {
+	answer, ok := errors.AsType[*transport.Error](err)
+	return ok && answer.StatusCode == http.StatusNotFound
+}
+
+// signed are the signatures with a tag; nil: there are none.
+func (b Bundle) signed(ctx context.Context, places []name.Reference, tag string) (image v1.Image, err error) {
+	err = b.lookFor(ctx, places, func(in name.Repository) (bool, error) {
+		found, err := remote.Image(in.Tag(tag), b.options(ctx)...)
+		if err == nil {
+			image = found
+		} else if notFound(err) {
+			return false, nil
+		}
+		return image != nil, err
+	})
+	return image, err
+}
+
 // bundles are the signatures that refer to an image (cosign's BUNDLE_SPEC.md).
-func (b Bundle) bundles(ctx context.Context, of name.Digest) (found []mutate.IndexAddendum, err error) {
-	places, err := b.places(of)
+func (b Bundle) bundles(ctx context.Context, places []name.Reference, of v1.Hash) (found []mutate.IndexAddendum, err error) {
+	err = b.lookFor(ctx, places, func(in name.Repository) (bool, error) {
+		list, err := remote.Referrers(in.Digest(of.String()), b.options(ctx)...)
+		if err != nil {
+			return false, err // without a list, the answer is an empty one
+		}
+		found, err = b.signatures(ctx, in, list)
+		return len(found) > 0, err
+	})
+	slices.SortFunc(found, func(a, b mutate.IndexAddendum) int { return cmp.Compare(a.Digest.Hex, b.Digest.Hex) })
+	return found, err
+}
+
+// signatures are those in a list of what refers to an image.
+func (b Bundle) signatures(ctx context.Context, in name.Repository, list v1.ImageIndex) (found []mutate.IndexAddendum, err error) {
+	manifest, err := list.IndexManifest()
 	if err != nil {
 		return nil, err
 	}
-	for _, place := range places {
-		list, err := remote.Referrers(place.Context().Digest(of.DigestStr()), remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+	for _, d := range manifest.Manifests {
+		image, err := remote.Image(in.Digest(d.Digest.String()), b.options(ctx)...)
 		if err != nil {
-			continue
+			return nil, err // it is in the list, so that it must be there
 		}
-		manifest, err := list.IndexManifest()
+		m, err := image.Manifest()
 		if err != nil {
 			return nil, err
 		}
-		for _, d := range manifest.Manifests {
-			image, err := remote.Image(place.Context().Digest(d.Digest.String()), remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
-			if err != nil {
-				return nil, err
-			}
-			m, err := image.Manifest()
-			if err != nil {
-				return nil, err
-			}
-			if slices.ContainsFunc(m.Layers, func(l v1.Descriptor) bool { return strings.HasPrefix(string(l.MediaType), bundleType) }) {
-				found = append(found, mutate.IndexAddendum{Add: image, Descriptor: d})
-			}
-		}
-		if len(found) > 0 {
-			break
+		if slices.ContainsFunc(m.Layers, func(l v1.Descriptor) bool { return strings.HasPrefix(string(l.MediaType), bundleType) }) {
+			found = append(found, mutate.IndexAddendum{Add: image, Descriptor: d})
 		}
 	}
-	slices.SortFunc(found, func(a, b mutate.IndexAddendum) int { return cmp.Compare(a.Digest.Hex, b.Digest.Hex) })
 	return found, nil
+}
+
+// options are those of all requests. Credentials are those of docker login and podman login.
+func (b Bundle) options(ctx context.Context) []remote.Option {
+	by := b.transport
+	if by == nil {
+		by = patient
+	}
+	return []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithTransport(by)}
 }
 
 func (b Bundle) store(to layout.Path, image v1.Image, ref, count string) error {
@@ -262,28 +317,27 @@ func (b Bundle) places(ref name.Reference) (places []name.Reference, err error) 
 	return append(places, ref), nil
 }
 
-// find finds an image. Credentials are those of docker login and podman login.
-func (b Bundle) find(ctx context.Context, text string) (v1.Image, error) {
+// find finds an image. The first of the places has it, and the others come after that one.
+func (b Bundle) find(ctx context.Context, text string) (image v1.Image, places []name.Reference, err error) {
 	ref, err := name.ParseReference(text)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	places, err := b.places(ref)
-	if err != nil {
-		return nil, err
+	if places, err = b.places(ref); err != nil {
+		return nil, nil, err
 	}
 	var errs []error
-	for _, at := range places {
-		image, err := remote.Image(at, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
+	for i, at := range places {
+		image, err := remote.Image(at, append(b.options(ctx), remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))...)
 		if err == nil {
-			return image, nil
+			return image, places[i:], nil
 		}
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 		errs = append(errs, err)
 	}
-	return nil, fmt.Errorf("pull %s: %w", text, errors.Join(errs...))
+	return nil, nil, fmt.Errorf("pull %s: %w", text, errors.Join(errs...))
 }
 
 // mirrored is an image at a mirror: the host of the registry is replaced, and the path stays, as nodes do it.

@@ -1,0 +1,88 @@
+package imagebundle
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+)
+
+// failing is a registry with an image, in which requests for a part of the paths are answered otherwise.
+func failing(t *testing.T, text, part string, answer http.HandlerFunc) string {
+	t.Helper()
+	store := newRegistry()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, part) {
+			answer(w, r)
+			return
+		}
+		store.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	image, err := random.Image(1000, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(at(t, text, s.URL), image); err != nil {
+		t.Fatal(err)
+	}
+	return s.URL
+}
+
+// A registry that can't say whether an image has signatures isn't one that has none. A mirror that has the image decides.
+func TestSignaturesThatCantBeLookedUp(t *testing.T) {
+	t.Parallel()
+	const text = "registry.example/team/image:1"
+	broken := func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "not now", http.StatusTeapot) }
+	for part, want := range map[string]string{
+		".sig":        "signatures of " + text + ": ",
+		"/referrers/": "signatures of " + text + ": ",
+		"/nothing/":   "",
+	} {
+		file := filepath.Join(t.TempDir(), "images.tar")
+		var said []string
+		b := Bundle{Say: func(line string) { said = append(said, line) }, Mirrors: map[string][]string{"*": {failing(t, text, part, broken)}}}
+		err := b.Write(t.Context(), []string{text}, file)
+		_, missing := os.Stat(file)
+		if want == "" && (err != nil || missing != nil || !strings.Contains(strings.Join(said, "\n"), "registry.example isn't asked for signatures: ")) {
+			t.Errorf("%s: %v, %v, %q", part, err, missing, said)
+		}
+		if want != "" && (err == nil || missing == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "418")) {
+			t.Errorf("%s: %v, %v", part, err, missing)
+		}
+	}
+}
+
+// A registry that hangs is given up, before an answer and within one. The error has its host.
+func TestRegistryThatHangs(t *testing.T) {
+	t.Parallel()
+	const text = "registry.example/team/image:1"
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	for part, begin := range map[string]bool{"/manifests/": false, "/blobs/": true} {
+		end := make(chan struct{})
+		url := failing(t, text, part, func(w http.ResponseWriter, r *http.Request) {
+			if begin {
+				_, _ = w.Write([]byte("{"))
+				_ = http.NewResponseController(w).Flush() // the client waits for the rest, whether it comes or not
+			}
+			select {
+			case <-end:
+			case <-r.Context().Done():
+			}
+		})
+		b := Bundle{Say: func(string) {}, Mirrors: map[string][]string{"*": {url}}, transport: patientTransport(100 * time.Millisecond)}
+		err := b.Write(ctx, []string{text}, filepath.Join(t.TempDir(), "images.tar"))
+		close(end)
+		if want := strings.TrimPrefix(url, "http://") + " has sent nothing for 100ms"; err == nil || !strings.Contains(err.Error(), want) || ctx.Err() != nil {
+			t.Errorf("%s: %v, want %q", part, err, want)
+		}
+	}
+}

@@ -11,7 +11,7 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build media extensions test test-long unit kernel e2e fuzz lint bench setup clean
+.PHONY: help up down gbctl console kubectl chart build images media extensions test test-long unit kernel e2e fuzz lint bench setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
@@ -47,9 +47,14 @@ chart: $(DEV) ## the last boot as a chart (text; SVG in the cluster's directory)
 build: $(DEV) ## build kernel, image and components into the cache
 	@$(DEV) build
 
-media: $(GBCTL) ## build an ISO and the files for a boot over the network: out/garboard.iso, out/pxe
+images: $(DEV) ## build the images of a cluster into one file, for a medium: out/images.tar
+	@$(DEV) images
+
+media: $(GBCTL) ## build an ISO, a disk image, the files for PXE and an installer image: out
 	@$(GBCTL) media build iso -o out/garboard.iso
+	@$(GBCTL) media build disk -o out/garboard.raw.zst
 	@$(GBCTL) media build pxe -o out/pxe
+	@$(GBCTL) media build installer -o out/garboard-installer.tar
 
 extensions: $(DEV) ## make the examples of extensions: out/extensions
 	@$(DEV) extensions

@@ -22,7 +22,6 @@ import (
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/garboard-os/garboard/tools/devcluster"
-	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
 )
 
 // installLine has the times of the steps of an installation.
@@ -142,20 +141,18 @@ func benchOtherImages(ctx context.Context, out io.Writer, root string, registere
 	if err != nil {
 		return nil, err
 	}
-	source := httptest.NewServer(registry.New(made.Layout))
-	defer source.Close()
-	mirrors := map[string][]string{"*": {source.URL}}
-	bundle := filepath.Join(dir, "images.tar")
-	pulls := imagebundle.Bundle{Say: func(string) {}, Mirrors: mirrors}
-	if err := pulls.Write(ctx, config.DefaultImages(), bundle); err != nil {
+	images := filepath.Join(dir, "images.tar")
+	if err := bundle(ctx, made.Layout, config.DefaultImages(), images); err != nil {
 		return nil, err
 	}
+	source := httptest.NewServer(registry.New(made.Layout))
+	defer source.Close()
 	for _, from := range []struct {
 		name, where string
 		o           devcluster.Options
 	}{
-		{"bench-bundled", "the medium", devcluster.Options{Images: bundle}},
-		{"bench-cached", "a warm pull-through cache (--registry-mirror)", devcluster.Options{Cluster: qemu.Options{Mirrors: mirrors}}},
+		{"bench-bundled", "the medium", devcluster.Options{Images: images}},
+		{"bench-cached", "a warm pull-through cache (--registry-mirror)", devcluster.Options{Cluster: qemu.Options{Mirrors: map[string][]string{"*": {source.URL}}}}},
 	} {
 		c, err := installed(ctx, out, root, from.name, from.o)
 		if err := errors.Join(err, qemu.Down(context.WithoutCancel(ctx), from.name)); err != nil {

@@ -33,6 +33,9 @@ const budgetInstall = 1 << 30
 // benchInstall lets a machine install itself from a CD, with no more memory than a control plane needs.
 func benchInstall(ctx context.Context, out io.Writer, root string) (figures []figure, err error) {
 	const name = "bench-install"
+	if err := qemu.Down(ctx, name); err != nil { // before its memory is watched
+		return nil, err
+	}
 	var c *devcluster.Created
 	memory, err := whileWatched(ctx, name, func() (err error) {
 		c, err = installed(ctx, out, root, name, devcluster.Options{})

@@ -62,8 +62,8 @@ func TestInstalledMachine(t *testing.T) {
 				return err
 			}
 			for line := range strings.Lines(out) {
-				// The columns of all resources: node, namespace, type, ID, version.
-				if f := strings.Fields(line); len(f) > 5 && strings.HasPrefix(f[3]+" "+strings.Join(f[5:], " "), want) {
+				// The columns of all resources: node, namespace, type, ID, version; and the time of the slot's state.
+				if f := strings.Fields(line); len(f) > 9 && strings.HasPrefix(f[3]+" "+strings.Join(append(f[5:9], f[10:]...), " "), want) {
 					return nil
 				}
 			}

@@ -118,7 +118,7 @@ type command struct {
 }
 
 var commands = []command{
-	{"status", "", "addresses, release, what the node waits for, and the last problems", Options.status},
+	{"status", "", "addresses, release, both slots, what the node waits for, and the last problems", Options.status},
 	{"log", "", "the last lines of this console", Options.log},
 	{"network", "INTERFACE[.VLAN] dhcp|ADDRESS/PREFIX [GATEWAY [DNS]]", "settings until the machine has a configuration; without arguments: DHCP on all interfaces", Options.network},
 	{"reboot", "", "restart the machine, after its pods have moved where that is possible; again: at once", power("reboots", syscall.SIGINT)},
@@ -159,6 +159,9 @@ func (o Options) status([]string) (string, error) {
 		}
 	}
 	b.WriteString("\n")
+	for _, s := range slots.Statuses.List(o.Store) {
+		fmt.Fprintf(&b, "slot %s      %s\n", s.ID, slot(s.Spec))
+	}
 	if name, err := network.Hostnames.Get(o.Store, network.HostnameID); err == nil {
 		fmt.Fprintf(&b, "name        %s\n", name.Spec)
 	}
@@ -185,6 +188,18 @@ func (o Options) status([]string) (string, error) {
 	problems := slices.DeleteFunc(lines, func(l line) bool { return l.priority > warning })
 	b.WriteString(last(problems, problemLines))
 	return strings.TrimSuffix(b.String(), "\n"), nil
+}
+
+// slot is what a slot has, and why.
+func slot(s slots.Status) string {
+	parts := []string{string(s.State), s.Version, s.SinceText(), s.Reason}
+	if s.Next && !s.Running {
+		parts[0] += " and boots next"
+	}
+	if parts[2] != "" {
+		parts[2] = "since " + parts[2]
+	}
+	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ", ")
 }
 
 func (o Options) log([]string) (string, error) { return last(o.lines(), logLines), nil }

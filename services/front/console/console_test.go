@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -73,8 +74,12 @@ func TestStatus(t *testing.T) {
 	put(t, network.Hostnames.Put(r.o.Store.As(network.ID), network.HostnameID, "n1"))
 	put(t, network.Addresses.Put(r.o.Store.As(network.ID), network.AddressID, network.NodeAddress{All: []netip.Prefix{netip.MustParsePrefix("10.0.0.5/24")}}))
 	put(t, machine.Stages.Put(r.o.Store.As(machine.ID), machine.StageID, machine.Maintenance))
-	put(t, slots.Statuses.Put(r.o.Store.As(slots.ID), "A", slots.Status{State: boot.SlotGood, Running: true}))
+	since := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	put(t, slots.Statuses.Put(r.o.Store.As(slots.ID), "A", slots.Status{State: boot.SlotGood, Version: "v1", Running: true, Next: true, Since: since, Reason: "healthy 20s after its first boot"}))
+	put(t, slots.Statuses.Put(r.o.Store.As(slots.ID), "B", slots.Status{State: boot.SlotEmpty}))
 	want := "Garboard " + boot.Version + ` in slot A, which is good
+slot A      good, v1, since 2026-05-01T12:00:00Z, healthy 20s after its first boot
+slot B      empty
 name        n1
 address     10.0.0.5/24
 stage       maintenance
@@ -85,6 +90,10 @@ disks: it is full
 `
 	if diff := cmp.Diff(want, r.typed(t, "status")); diff != "" {
 		t.Error(diff)
+	}
+	put(t, slots.Statuses.Put(r.o.Store.As(slots.ID), "B", slots.Status{State: boot.SlotTrying, Version: "v2", Next: true, Since: since, Reason: "written"}))
+	if got := r.typed(t, "status"); !strings.Contains(got, "\nslot B      trying and boots next, v2, since 2026-05-01T12:00:00Z, written\n") {
+		t.Error(got)
 	}
 	if got := r.typed(t, "log"); !strings.HasPrefix(got, "maintenance mode: ") || !strings.HasSuffix(got, "disks: it is full\nudevd: up\n") {
 		t.Error(got)

@@ -52,9 +52,18 @@ var Statuses = resource.Define[Status](resource.Definition{
 		{Name: "RELEASE", Value: func(s any) string { return s.(Status).Version }},
 		{Name: "RUNNING", Value: func(s any) string { return yes(s.(Status).Running) }},
 		{Name: "NEXT", Value: func(s any) string { return yes(s.(Status).Next) }},
+		{Name: "SINCE", Value: func(s any) string { return s.(Status).SinceText() }},
 		{Name: "REASON", Value: func(s any) string { return s.(Status).Reason }},
 	},
 })
+
+// SinceText is when the slot came into its state; "" if it never had a system.
+func (s Status) SinceText() string {
+	if s.Since.IsZero() {
+		return ""
+	}
+	return s.Since.UTC().Format(time.RFC3339)
+}
 
 func yes(b bool) string { return map[bool]string{true: "yes", false: "no"}[b] }
 

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -254,7 +255,7 @@ func TestLifeOfAMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = m.boot("A")
-	if status, err := Statuses.Get(s.o.Store, "B"); err != nil || status.Spec.Reason != "no kubelet" {
+	if status, err := Statuses.Get(s.o.Store, "B"); err != nil || status.Spec.Reason != "no kubelet" || time.Since(status.Spec.Since) > time.Hour {
 		t.Errorf("%+v, %v", status, err)
 	}
 
@@ -487,5 +488,14 @@ func TestInstallationThatIsCutOff(t *testing.T) {
 		s := m.boot("")
 		must(t, m.write(s))
 		m.want(s, "A trying v1 next, B empty")
+	}
+}
+
+// The time is that of Greenwich, and an empty slot of a new machine has none.
+func TestSinceText(t *testing.T) {
+	t.Parallel()
+	since := time.Date(2026, 5, 1, 12, 0, 0, 0, time.FixedZone("CEST", 7200))
+	if got := (Status{Since: since}).SinceText() + (Status{}).SinceText(); got != "2026-05-01T10:00:00Z" {
+		t.Error(got)
 	}
 }

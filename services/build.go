@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -83,12 +84,13 @@ func NewNode(o Options) (*Node, error) {
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
 	})
+	// What the kernel has stored is read once, because the reporter removes it.
+	panicked := sync.OnceValue(func() string { _, why, _ := logs.Crash(boot.PstoreDir); return why })
 	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIBinDir, StateReady: func() error {
 		if err := applier.StateReady(); err != nil {
 			return err
 		}
-		_, panicked, _ := logs.Crash(boot.PstoreDir)
-		if err := applier.RecordBoot(n.slots.Running(), panicked); err != nil {
+		if err := applier.RecordBoot(n.slots.Running(), panicked()); err != nil {
 			o.Logs.Logger(machine.ID).Error("this boot isn't recorded", "err", err)
 		}
 		n.ops.Open()
@@ -108,7 +110,7 @@ func NewNode(o Options) (*Node, error) {
 		Running: func(names ...string) (string, error) { return n.ops.Running(names...) }, LeaveWith: []string{lifecycle.Reset},
 	})
 
-	n.slots = slots.New(slots.Options{Cmdline: o.Cmdline, Store: store, Disks: d, Images: ctrd, Processes: o.Processes, Log: o.Logs.Logger(slots.ID)})
+	n.slots = slots.New(slots.Options{Cmdline: o.Cmdline, Store: store, Disks: d, Images: ctrd, Panicked: panicked, Processes: o.Processes, Log: o.Logs.Logger(slots.ID)})
 	var systems lifecycle.Systems // nil in a container
 	if o.Mode == boot.Machine {
 		systems = n.slots

@@ -26,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // ID owns the resources, and is the log.
@@ -87,6 +88,8 @@ type Options struct {
 	Store   *resource.Store
 	Disks   Disks
 	Images  Images
+	// Panicked is why the kernel of an earlier boot died, if it has stored that since the last boot that had its disk.
+	Panicked func() string
 	// Processes starts the program of a new system.
 	Processes *process.Table
 	Log       *slog.Logger
@@ -279,7 +282,7 @@ func (s *Slots) Begin(ctx context.Context) error {
 		for _, name := range boot.SlotNames {
 			if slot, _ := slots.Of(name); name != running && slot.State == boot.SlotTrying && (name == started || slot.Tries == 0) {
 				s.o.Log.Error("the new system didn't come up, and this one runs again", "slot", name, "version", slot.Version)
-				if err := slots.Fail(name, "it was started, and didn't become healthy before the machine restarted", now); err != nil {
+				if err := slots.Fail(name, s.lastWords(name), now); err != nil {
 					return err
 				}
 			}
@@ -299,6 +302,19 @@ func (s *Slots) Begin(ctx context.Context) error {
 		return nil
 	}
 	return s.change(ctx, begun)
+}
+
+// lastWords is why the system in a slot has failed that was started, as far as this machine knows how its boot ended.
+func (s *Slots) lastWords(name string) string {
+	why := "it was started, and didn't become healthy before the machine restarted"
+	if panicked := s.o.Panicked(); panicked != "" {
+		return why + ": the kernel panicked: " + panicked
+	}
+	// The boot that failed isn't in the history if it ended before it had its disk.
+	if boots := machine.Boots.List(s.o.Store); len(boots) > 1 && boots[len(boots)-2].Spec.Slot == name {
+		why += ": " + boots[len(boots)-2].Spec.Exit
+	}
+	return why
 }
 
 // started is the slot that is trying, if a boot loader has started it and another one runs now; "": there is none.

@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/install"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/uki"
 )
 
@@ -32,6 +33,9 @@ import (
 type rig struct {
 	t   *testing.T
 	dir string
+	// panicked and boots are what is known of the boots before.
+	panicked string
+	boots    []machine.Boot
 	// before is called before the EFI system partition is used, and before the medium is read.
 	before func(what string) error
 }
@@ -119,7 +123,12 @@ func (m *rig) boot(slot string) *Slots {
 	if slot != "" {
 		line += " garboard.slot=" + slot
 	}
-	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: resource.NewStore(), Disks: m, Images: m, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), run: m.run})
+	store := resource.NewStore()
+	for i, b := range m.boots {
+		must(m.t, machine.Boots.Put(store.As(machine.ID), fmt.Sprintf("%06d", i+1), b))
+	}
+	panicked := func() string { return m.panicked }
+	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: store, Disks: m, Images: m, Panicked: panicked, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), run: m.run})
 	if err := s.Begin(m.t.Context()); err != nil {
 		m.t.Fatal(err)
 	}
@@ -273,6 +282,29 @@ func TestLifeOfAMachine(t *testing.T) {
 	m.put("meta", make([]byte, 1<<20))
 	s = m.boot("A")
 	m.want(s, "A good "+boot.Version+" next, B empty")
+}
+
+// The reason of a system that was started and didn't come up has what is known of the end of its boot.
+func TestReasonOfAFailedSystem(t *testing.T) {
+	t.Parallel()
+	const restarted = "it was started, and didn't become healthy before the machine restarted"
+	for want, known := range map[string]rig{
+		restarted: {boots: []machine.Boot{{Slot: "B"}, {Slot: "A", Exit: "the end of another"}, {Slot: "A"}}},
+		restarted + ": the kernel panicked: VFS: no root": {panicked: "VFS: no root", boots: []machine.Boot{{Slot: "A"}}},
+		restarted + ": without a shutdown":                {boots: []machine.Boot{{Slot: "A"}, {Slot: "B", Exit: "without a shutdown"}, {Slot: "A"}}},
+	} {
+		m := newMachine(t)
+		m.insert("v1")
+		must(t, m.write(m.boot("")))
+		s := m.boot("A")
+		must(t, s.Prove(t.Context(), "healthy"))
+		must(t, m.write(s))
+		must(t, os.Rename(filepath.Join(m.dir, "efi/loader/entries/garboard-b+1.conf"), filepath.Join(m.dir, "efi/loader/entries/garboard-b+0-1.conf")))
+		m.panicked, m.boots = known.panicked, known.boots
+		if status, err := Statuses.Get(m.boot("A").o.Store, "B"); err != nil || status.Spec.State != boot.SlotBad || status.Spec.Reason != want {
+			t.Errorf("%+v, %v, want %q", status.Spec, err, want)
+		}
+	}
 }
 
 // A system that doesn't fit is refused while the former one is still in its slot. What is in the slot is room, too.

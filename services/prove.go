@@ -78,16 +78,25 @@ func (n *Node) unhealthy() (names []string) {
 	return names
 }
 
+// proving are the slots, as far as a new system proves itself with them.
+type proving interface {
+	Running() string
+	Trial() bool
+	Get() (boot.Slots, error)
+	Prove(ctx context.Context, reason string) error
+	Fail(ctx context.Context, reason string) error
+}
+
 // prove makes a new system good when it is healthy, or goes back to the former one when its time is up.
-func (n *Node) prove(ctx context.Context) {
-	if n.slots.Running() == "" {
+func (n *Node) prove(ctx context.Context, system proving) {
+	if system.Running() == "" {
 		return
 	}
 	began, looks := time.Now(), 0
 	for sleep.For(ctx, proveEvery) {
-		status, err := slots.Statuses.Get(n.Store, n.slots.Running())
+		status, err := slots.Statuses.Get(n.Store, system.Running())
 		if err != nil {
-			if n.slots.Trial() && time.Since(began) > lifecycle.ProveTimeout {
+			if system.Trial() && time.Since(began) > lifecycle.ProveTimeout {
 				n.power(boot.Reboot, fmt.Sprintf("the new system goes: it hasn't found its disk within %s", lifecycle.ProveTimeout))
 				return
 			}
@@ -96,22 +105,22 @@ func (n *Node) prove(ctx context.Context) {
 		if status.Spec.State != boot.SlotTrying {
 			return
 		}
-		all, err := n.slots.Get()
+		all, err := system.Get()
 		if err != nil {
 			continue
 		}
-		waiting := n.unproven(all)
+		waiting := n.unproven(all, system.Running())
 		if len(waiting) > 0 {
 			looks = 0
 		} else if looks++; looks >= healthyLooks {
-			if err := n.slots.Prove(ctx, "healthy "+time.Since(began).Round(time.Second).String()+" after its first boot"); err == nil {
-				n.logs.Printf("slot %s is good: Garboard %s is healthy", n.slots.Running(), status.Spec.Version)
+			if err := system.Prove(ctx, "healthy "+time.Since(began).Round(time.Second).String()+" after its first boot"); err == nil {
+				n.logs.Printf("slot %s is good: Garboard %s is healthy", system.Running(), status.Spec.Version)
 				return
 			}
 		}
 		if time.Since(began) > lifecycle.ProveTimeout && len(waiting) > 0 {
 			why := fmt.Sprintf("not healthy within %s: %s", lifecycle.ProveTimeout, strings.Join(waiting, ", "))
-			if err := n.slots.Fail(ctx, why); err == nil {
+			if err := system.Fail(ctx, why); err == nil {
 				n.power(boot.Reboot, "the new system goes: "+why)
 				return
 			}
@@ -119,9 +128,9 @@ func (n *Node) prove(ctx context.Context) {
 	}
 }
 
-// unproven are the names of what the running system must have up, and hasn't.
-func (n *Node) unproven(all boot.Slots) []string {
-	running, err := all.Of(n.slots.Running())
+// unproven are the names of what the system in a slot, which runs, must have up, and hasn't.
+func (n *Node) unproven(all boot.Slots, slot string) []string {
+	running, err := all.Of(slot)
 	if err != nil {
 		return []string{err.Error()}
 	}

@@ -1,10 +1,15 @@
 package services
 
 import (
+	"context"
+	"errors"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -14,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/slots"
 )
 
 // What a new system must have up again is each static pod by its name, and on a control plane any at all.
@@ -57,12 +63,12 @@ func TestUnhealthyStaticPods(t *testing.T) {
 		t.Errorf("all are ready: %q", got)
 	}
 
-	slots := boot.Slots{A: boot.Slot{State: boot.SlotGood}, B: boot.Slot{State: boot.SlotTrying, Excused: []string{"timed"}}, Choice: "A"}
-	if got := n.unproven(slots); slices.Contains(got, "timed") || !slices.Contains(got, "kubelet") {
+	all := boot.Slots{A: boot.Slot{State: boot.SlotGood}, B: boot.Slot{State: boot.SlotTrying, Excused: []string{"timed"}}, Choice: "A"}
+	if got := n.unproven(all, "B"); slices.Contains(got, "timed") || !slices.Contains(got, "kubelet") {
 		t.Errorf("with a system to go back to: %q", got)
 	}
-	slots.A.State = boot.SlotEmpty
-	if got := n.unproven(slots); slices.Contains(got, "kubelet") || !slices.Contains(got, "apid") {
+	all.A.State = boot.SlotEmpty
+	if got := n.unproven(all, "B"); slices.Contains(got, "kubelet") || !slices.Contains(got, "apid") {
 		t.Errorf("without a system to go back to: %q", got)
 	}
 }
@@ -73,5 +79,88 @@ func TestExtensionsProveNothing(t *testing.T) {
 	got := own([]dag.Status{{ID: "kubelet"}, {ID: "ext-guest-agent"}, {ID: "etcd"}})
 	if len(got) != 2 || got[0].ID != "kubelet" || got[1].ID != "etcd" {
 		t.Errorf("%v", got)
+	}
+}
+
+// onTrial are the slots of a machine whose new system runs in slot B.
+type onTrial struct {
+	all       boot.Slots
+	healthy   func() bool // whether all that isn't up is excused
+	failure   error       // of Fail
+	did, node []string    // what was done with the slots, and with the machine
+}
+
+func (*onTrial) Running() string { return "B" }
+func (*onTrial) Trial() bool     { return true }
+
+func (o *onTrial) Get() (boot.Slots, error) {
+	o.all.B.Excused = nil
+	if o.healthy() {
+		o.all.B.Excused = slices.Concat(slices.Collect(maps.Keys(dependencies)), []string{"static pods"})
+	}
+	return o.all, nil
+}
+
+func (o *onTrial) Prove(_ context.Context, reason string) error {
+	o.did = append(o.did, "good: "+reason)
+	return nil
+}
+
+func (o *onTrial) Fail(_ context.Context, reason string) error {
+	if o.failure == nil {
+		o.did = append(o.did, "bad: "+reason)
+	}
+	return o.failure
+}
+
+// A new system is good after it was healthy for a while. One that isn't in time goes, unless there is no other, and so does one without a disk.
+func TestProve(t *testing.T) {
+	t.Parallel()
+	good := boot.Slot{State: boot.SlotGood}
+	for name, c := range map[string]struct {
+		noDisk    bool
+		former    boot.Slot
+		failure   error
+		healthy   func(after time.Duration) bool
+		did, node string
+		took      time.Duration
+	}{
+		"healthy":              {former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 5s after its first boot", took: 5 * time.Second},
+		"healthy with a break": {former: good, healthy: func(after time.Duration) bool { return after != 3*time.Second }, did: "good: healthy 8s after its first boot", took: 8 * time.Second},
+		"never healthy": {former: good, healthy: func(time.Duration) bool { return false },
+			did: "bad: not healthy within 10m0s: ", node: "the new system goes: not healthy within 10m0s: ", took: 10*time.Minute + time.Second},
+		"never healthy, and alone": {failure: errors.New("there is no good one"), healthy: func(time.Duration) bool { return false }, took: time.Hour},
+		"no disk":                  {noDisk: true, former: good, node: "the new system goes: it hasn't found its disk within 10m0s", took: 10*time.Minute + time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying}, Choice: "A"}, failure: c.failure}
+				n, err := NewNode(Options{
+					Mode: boot.Machine, Processes: process.New(), Logs: logs.New(io.Discard),
+					Power: func(p boot.Power, why string) { o.node = append(o.node, why) },
+				})
+				if err == nil && !c.noDisk {
+					err = slots.Statuses.Put(n.Store.As(slots.ID), "B", slots.Status{State: boot.SlotTrying})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				began := time.Now()
+				o.healthy = func() bool { return c.healthy(time.Since(began)) }
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				n.prove(ctx, o)
+				if took := time.Since(began); took != c.took {
+					t.Errorf("it took %s, want %s", took, c.took)
+				}
+				did, node := strings.Join(o.did, ", "), strings.Join(o.node, ", ")
+				if !strings.HasPrefix(did, c.did) || (did == "") != (c.did == "") || !strings.HasPrefix(node, c.node) || (node == "") != (c.node == "") {
+					t.Errorf("slots: %q, machine: %q, want %q, %q", did, node, c.did, c.node)
+				}
+				if c.did != "" && c.node != "" && !strings.Contains(node, "kubelet") {
+					t.Errorf("it isn't said what isn't healthy: %q", node)
+				}
+			})
+		})
 	}
 }

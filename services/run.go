@@ -56,7 +56,7 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	events := n.graph.Subscribe(rctx)
 	wg.Go(func() { n.report.run(rctx, events) })
-	wg.Go(func() { n.prove(ctx) })
+	wg.Go(func() { n.prove(ctx, n.slots) })
 	err := n.graph.Run(ctx)
 	stopControllers()
 	wg.Wait()

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
@@ -51,7 +53,7 @@ func (s *systems) Verify(context.Context, slots.Source, func(done, of int64)) er
 
 func (s *systems) Write(_ context.Context, name string, src slots.Source, system boot.Slot, report func(done, of int64)) error {
 	report(src.Size, src.Size)
-	if err := s.r.note(strings.TrimSpace("write " + src.Version + " to " + name + " " + strings.Join(system.Excused, " "))); err != nil {
+	if err := s.r.note(strings.TrimSpace("write " + src.Version + " to " + name + " " + strings.Join(slices.Concat(system.Excused, system.Args), " "))); err != nil {
 		return err
 	}
 	return s.change(func(all *boot.Slots) error {
@@ -195,6 +197,51 @@ func TestUpgradeThatWipes(t *testing.T) {
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "stop kubelet", "delete node", "stop pods", "leave etcd", "mark EPHEMERAL", "reboot")
 		s.reboot(t, "B", prove("B"))
 		check(t, r, r.end(o.ID), operation.Done)
+		r.off()
+	})
+}
+
+// The plan says where the system goes before anything is done.
+func TestPlanSaysWhere(t *testing.T) {
+	for name, tt := range map[string]struct {
+		running string
+		args    PowerArguments
+	}{Install: {"", PowerArguments{Force: true}}, Upgrade: {"A", PowerArguments{Stage: true}}} {
+		synctest.Test(t, func(t *testing.T) {
+			r, s := installed(t)
+			if s.running = tt.running; s.running == "" {
+				s.all = boot.Slots{}
+			}
+			r.on()
+			defer func() { r.off() }()
+			o, err := r.runner.Start(t.Context(), operation.Ask{Name: name, DryRun: true, Arguments: tt.args.Encode()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			const want = "write the system to slot B of /dev/sda (EFI 512 MiB)"
+			if !slices.ContainsFunc(o.Steps, func(s operation.Status) bool { return s.What == want }) || len(r.did) > 0 {
+				t.Errorf("%s: %+v, done: %q", name, o.Steps, r.did)
+			}
+		})
+	}
+}
+
+// The system gets the kernel arguments of the configuration.
+func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := installed(t)
+		cfg, err := machine.Config(r.store)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := *cfg
+		changed.Machine.Install.ExtraKernelArgs = []string{"nomodeset", "mine=1"}
+		if err := machine.Configs.Put(r.store.As("test"), machine.ConfigID, &changed); err != nil {
+			t.Fatal(err)
+		}
+		r.on()
+		o := r.run(Upgrade, PowerArguments{Stage: true}.Encode())
+		check(t, r, r.end(o.ID), operation.Done, "verify", "write v2 to B timed nomodeset mine=1")
 		r.off()
 	})
 }

@@ -422,6 +422,9 @@ func TestListOfDisks(t *testing.T) {
 	l, other := newLoop(t, 4*gib), newLoop(t, 1*gib)
 	m := bootMachine(t, l, other)
 	m.mustUp(config.Install{Disk: l.path})
+	if system, err := m.disks.SystemDisk(); err != nil || !strings.HasPrefix(system.Layout, "EFI 272 MiB, BIOS 1 MiB, META 1 MiB, STATE 320 MiB, EPHEMERAL 3.4 GiB") {
+		t.Errorf("the layout is %q, %v", system.Layout, err)
+	}
 	disks, err := m.disks.List()
 	if err != nil || len(disks) != 2 {
 		t.Fatalf("%+v, %v", disks, err)

@@ -81,6 +81,7 @@ func (m *rig) SystemDisk() (disks.SystemDisk, error) {
 		Path: filepath.Join(m.dir, "disk"),
 		Meta: disks.SystemPartition{Path: filepath.Join(m.dir, "meta"), Size: 1 << 20},
 		BIOS: disks.SystemPartition{Start: 1 << 20, Size: 1 << 20}, Sector: 512,
+		Layout: "EFI 512 MiB, BIOS 1 MiB",
 	}, nil
 }
 
@@ -225,6 +226,9 @@ func TestLifeOfAMachine(t *testing.T) {
 	m.insert("v1")
 	s := m.boot("")
 	m.want(s, "A empty, B empty")
+	if where, err := s.Where(); err != nil || where != "slot A of "+filepath.Join(m.dir, "disk")+" (EFI 512 MiB, BIOS 1 MiB)" {
+		t.Errorf("%q, %v", where, err)
+	}
 	must(t, m.write(s))
 	m.want(s, "A trying v1 next, B empty")
 	entry, err := os.ReadFile(filepath.Join(m.dir, "efi/loader/entries/garboard-a+1.conf"))

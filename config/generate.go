@@ -104,16 +104,19 @@ func generateControlPlane(c *Config, o Options, kubernetes func(string) string) 
 	c.Cluster.Network.CNI.Flannel.Image = DefaultFlannelImage
 }
 
-// kubernetesImages puts a version into the default images of Kubernetes.
-func kubernetesImages(version string) (func(image string) string, error) {
+// fullVersion is a version of Kubernetes as it is in the names of images.
+func fullVersion(version string) (string, error) {
 	version = cmp.Or(version, KubernetesVersion)
 	if !strings.HasPrefix(version, "v") {
 		version = "v" + version
 	}
-	if err := CheckKubernetesVersion(version); err != nil {
-		return nil, err
-	}
-	return func(image string) string { return strings.TrimSuffix(image, KubernetesVersion) + version }, nil
+	return version, CheckKubernetesVersion(version)
+}
+
+// kubernetesImages puts a version into the default images of Kubernetes.
+func kubernetesImages(version string) (func(image string) string, error) {
+	version, err := fullVersion(version)
+	return func(image string) string { return strings.TrimSuffix(image, KubernetesVersion) + version }, err
 }
 
 // ParseEndpoint reads the address of the Kubernetes API as users write it: a
@@ -193,15 +196,28 @@ func (c *Config) Images() []string {
 	return all
 }
 
-// KubernetesImages lists the images that a change to a version of Kubernetes pulls.
-func KubernetesImages(version string) ([]string, error) {
-	kubernetes, err := kubernetesImages(version)
+// KubernetesImages lists the images that a change of nodes with this configuration to a version of Kubernetes pulls: those that they have, with
+// that version. Workers also pull kube-proxy, which is in the configuration of control planes.
+func (c *Config) KubernetesImages(version string) (all []string, err error) {
+	version, err = fullVersion(version)
 	if err != nil {
 		return nil, err
 	}
-	var all []string
-	for _, image := range []string{DefaultAPIServerImage, DefaultControllerManagerImage, DefaultSchedulerImage, DefaultProxyImage, DefaultKubeletImage} {
-		all = append(all, kubernetes(image))
+	images := []string{cmp.Or(c.Machine.Kubelet.Image, DefaultKubeletImage)}
+	if c.Machine.Type != Worker {
+		images = append([]string{
+			cmp.Or(c.Cluster.APIServer.Image, DefaultAPIServerImage),
+			cmp.Or(c.Cluster.ControllerManager.Image, DefaultControllerManagerImage),
+			cmp.Or(c.Cluster.Scheduler.Image, DefaultSchedulerImage),
+			cmp.Or(c.Cluster.Proxy.Image, DefaultProxyImage),
+		}, images...)
+	}
+	for _, image := range images {
+		image, err := WithVersion(image, version)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, image)
 	}
 	return all, nil
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+
+	"golang.org/x/mod/semver"
 )
 
 // Versions of what the default images hold. The image build pins the same
@@ -38,6 +40,23 @@ func CheckKubernetesVersion(version string) error {
 		return fmt.Errorf("version %s of Kubernetes isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
 	}
 	return nil
+}
+
+// VersionOf is the version that an image of Kubernetes has as its tag.
+func VersionOf(image string) (string, error) {
+	version := image[strings.LastIndexByte(image, ':')+1:]
+	if strings.Contains(image, "@") || !semver.IsValid(version) {
+		return "", fmt.Errorf("image %s has no version as its tag: change it by `gbctl patch mc`", image)
+	}
+	return version, nil
+}
+
+// WithVersion is an image of Kubernetes with another version as its tag.
+func WithVersion(image, version string) (string, error) {
+	if _, err := VersionOf(image); err != nil {
+		return "", err
+	}
+	return image[:strings.LastIndexByte(image, ':')+1] + version, nil
 }
 
 // Rule is the rule for an image; nil: none.

@@ -72,15 +72,15 @@ func (l *imageList) images(a *app, named []string) (all []string, err error) {
 	switch {
 	case l.to != "" && l.purpose != forUpgrade:
 		err = usagef("--to is only for --for %s", forUpgrade)
-	case len(l.configs) > 0 && l.purpose != forCluster:
-		err = usagef("--config is only for --for %s", forCluster)
+	case len(l.configs) > 0 && l.purpose == forInstall:
+		err = usagef("--config isn't for --for %s", forInstall)
 	case len(named) > 0:
 		all = named
 	case l.purpose == forInstall:
 		all = []string{media.InstallerImage(boot.Version)}
-	case l.purpose == forUpgrade:
-		all, err = config.KubernetesImages(l.to)
-	case l.purpose != forCluster:
+	case l.purpose == forUpgrade && len(l.configs) == 0:
+		all, err = new(config.Config).KubernetesImages(l.to)
+	case l.purpose != forCluster && l.purpose != forUpgrade:
 		err = usagef("--for %s: must be %s, %s or %s", l.purpose, forCluster, forInstall, forUpgrade)
 	case len(l.configs) == 0:
 		all = config.DefaultImages()
@@ -93,7 +93,13 @@ func (l *imageList) images(a *app, named []string) (all []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, c.Images()...)
+		its := c.Images()
+		if l.purpose == forUpgrade {
+			if its, err = c.KubernetesImages(l.to); err != nil {
+				return nil, fmt.Errorf("%s: %w", path, err)
+			}
+		}
+		all = append(all, its...)
 	}
 	var once []string
 	for _, image := range all {

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,6 +26,26 @@ func TestImagesList(t *testing.T) {
 		if err != nil || len(got) != tc.count || !strings.Contains(strings.Join(got, "\n"), tc.want) {
 			t.Errorf("%+v: %q, %v", tc.which, got, err)
 		}
+	}
+	dir := t.TempDir()
+	for name, kind := range map[string]config.MachineType{"controlplane.yaml": config.ControlPlane, "worker.yaml": config.Worker} {
+		c, err := config.Generate(config.Options{Endpoint: "https://10.5.0.2:6443", Type: kind})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Machine.Kubelet.Image = "my.registry/kubelet:v1.35.4"
+		text, err := c.Encode()
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	configs := []string{filepath.Join(dir, "controlplane.yaml"), filepath.Join(dir, "worker.yaml")}
+	got, err := (&imageList{purpose: forUpgrade, to: "1.36.3", configs: configs}).images(&app{err: io.Discard}, nil)
+	if err != nil || len(got) != 5 || got[0] != config.DefaultAPIServerImage || got[4] != "my.registry/kubelet:v1.36.3" {
+		t.Errorf("for an upgrade, of configurations: %q, %v", got, err)
 	}
 	for _, bad := range []imageList{{purpose: "fun"}, {purpose: forUpgrade, to: "1.2.3"}, {purpose: forCluster, to: "1.35.4"}, {purpose: forInstall, configs: []string{"/nowhere"}}} {
 		if _, err := bad.images(&app{}, nil); err == nil {

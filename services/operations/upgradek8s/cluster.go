@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/mod/semver"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -76,7 +77,7 @@ func setProxy(ctx context.Context, client *kubeclient.Client, version string) er
 		if c["name"] != proxy.name {
 			continue
 		}
-		image, err := withVersion(c.Text("image"), version)
+		image, err := config.WithVersion(c.Text("image"), version)
 		if err != nil {
 			return rollout.Lasting{Err: err}
 		}

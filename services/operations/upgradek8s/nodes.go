@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -119,12 +120,12 @@ func (o Options) ask(ctx context.Context, st *state) {
 	if !st.ready {
 		bad("it isn't Ready: kubectl describe node %s", st.Name)
 	}
-	config, _, err := rollout.Config(ctx, o.Peers, st.Node)
+	document, _, err := rollout.Config(ctx, o.Peers, st.Node)
 	if err != nil {
 		bad("%v", err)
 		return
 	}
-	st.images, st.args = imagesOf(config), argsOf(config)
+	st.images, st.args = imagesOf(document), argsOf(document)
 	services, err := o.Peers.Services(ctx, st.Address)
 	if err != nil {
 		bad("%v", err)
@@ -158,7 +159,7 @@ func (s state) mismatches(a Arguments) (all []string) {
 		if !wanted {
 			return
 		}
-		version, err := versionOf(s.images[component])
+		version, err := config.VersionOf(s.images[component])
 		if err == nil && version != a.From && version != a.To {
 			err = fmt.Errorf("%s has version %s, and not %s or %s", component, version, a.From, a.To)
 		}
@@ -187,10 +188,10 @@ func (s state) mismatches(a Arguments) (all []string) {
 const maxKubeletSkew = 3
 
 // imagesOf reads the images from the configuration of a node.
-func imagesOf(config kubeclient.Object) map[string]string {
+func imagesOf(document kubeclient.Object) map[string]string {
 	images := map[string]string{}
 	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
-		images[c.name] = cmp.Or(config.Text(c.path...), c.fallback)
+		images[c.name] = cmp.Or(document.Text(c.path...), c.fallback)
 	}
 	return images
 }
@@ -213,7 +214,7 @@ func (o Options) From(ctx context.Context, to string) (string, error) {
 			if !st.ControlPlane && c.name != kubelet.name {
 				continue
 			}
-			if v, err := versionOf(st.images[c.name]); err == nil && v != to {
+			if v, err := config.VersionOf(st.images[c.name]); err == nil && v != to {
 				found[v] = append(found[v], st.Name+" "+c.name)
 			}
 		}
@@ -275,7 +276,7 @@ func (s state) needed(a Arguments) (images []string, systems []string, err error
 		if system && a.NoKubelet || !s.ControlPlane && !system && c.name != proxy.name {
 			continue
 		}
-		image, err := withVersion(s.images[c.name], a.To)
+		image, err := config.WithVersion(s.images[c.name], a.To)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -293,10 +294,11 @@ func (o Options) imagesStep(a Arguments) operation.Step {
 		ID: "images", What: "pull all images to the nodes that need them", Deadline: imagesTimeout,
 		Run: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
 			var parts []operation.Part
+			first := rollout.ControlPlanes(nodes)[0]
 			for _, n := range nodes {
 				parts = append(parts, operation.Part{
 					ID: n.Name, What: fmt.Sprintf("pulling the images to node %q", n.Address), Deadline: pullTimeout,
-					Run: func(ctx context.Context, p *operation.Progress) error { return o.pull(ctx, p, n, a) },
+					Run: func(ctx context.Context, p *operation.Progress) error { return o.pull(ctx, p, n, first, a) },
 				})
 			}
 			return p.Each(ctx, atOnce, parts...)
@@ -304,12 +306,30 @@ func (o Options) imagesStep(a Arguments) operation.Step {
 	}
 }
 
-func (o Options) pull(ctx context.Context, p *operation.Progress, n rollout.Node, a Arguments) error {
-	var config kubeclient.Object
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { config, _, err = rollout.Config(ctx, o.Peers, n); return err }); err != nil {
+// images are those in the configuration of a node.
+func (o Options) images(ctx context.Context, p *operation.Progress, n rollout.Node) (images map[string]string, err error) {
+	err = rollout.Poll(ctx, p, func(ctx context.Context) error {
+		document, _, err := rollout.Config(ctx, o.Peers, n)
+		images = imagesOf(document)
+		return err
+	})
+	return images, err
+}
+
+// pull pulls the images of a node. That of kube-proxy is in the configuration of control planes, also for workers.
+func (o Options) pull(ctx context.Context, p *operation.Progress, n, first rollout.Node, a Arguments) error {
+	images, err := o.images(ctx, p, n)
+	if err != nil {
 		return err
 	}
-	st := state{Node: n, images: imagesOf(config)}
+	if !n.ControlPlane {
+		its, err := o.images(ctx, p, first)
+		if err != nil {
+			return err
+		}
+		images[proxy.name] = its[proxy.name]
+	}
+	st := state{Node: n, images: images}
 	pods, systems, err := st.needed(a)
 	if err != nil {
 		return err

@@ -87,12 +87,12 @@ func (o Options) setProgram(ctx context.Context, p *operation.Progress, n rollou
 // setImage changes the image of a component in the configuration of a node.
 func (o Options) setImage(ctx context.Context, p *operation.Progress, n rollout.Node, c component, version string) (image string, changed bool, err error) {
 	err = rollout.Poll(ctx, p, func(ctx context.Context) error {
-		config, digest, err := rollout.Config(ctx, o.Peers, n)
+		document, digest, err := rollout.Config(ctx, o.Peers, n)
 		if err != nil {
 			return err
 		}
-		images := imagesOf(config)
-		image, err = withVersion(images[c.name], version)
+		images := imagesOf(document)
+		image, err = config.WithVersion(images[c.name], version)
 		if err != nil {
 			return rollout.Lasting{Err: err}
 		}

@@ -22,6 +22,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -47,8 +48,9 @@ type rig struct {
 	mu      sync.Mutex // guards all below
 	nodes   []*member
 	did     []string
-	proxy   string // the image of the DaemonSet
-	cut     string // the node of the operation loses its power when this is done
+	pulled  []string // node and image
+	proxy   string   // the image of the DaemonSet
+	cut     string   // the node of the operation loses its power when this is done
 	power   context.CancelFunc
 	lacking string        // an image that no registry has
 	dies    string        // an image whose program ends after
@@ -182,11 +184,11 @@ func (r *rig) at(a netip.Addr) (*member, error) {
 }
 
 func (r *rig) images(m *member) map[string]string {
-	config, err := rollout.ParseConfig(m.document)
+	document, err := rollout.ParseConfig(m.document)
 	if err != nil {
 		panic(err)
 	}
-	return imagesOf(config)
+	return imagesOf(document)
 }
 
 func (r *rig) Check() error { return r.restart.Check() }
@@ -220,7 +222,7 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 		if image != before[name] {
 			m.changed[name] = time.Now()
 			m.versions[name]++
-			v, _ := versionOf(image)
+			v, _ := config.VersionOf(image)
 			r.note(m.name + " " + name + " " + v)
 		}
 	}
@@ -289,6 +291,7 @@ func (r *rig) Pull(_ context.Context, a netip.Addr, image string, kubernetes boo
 	if image == r.lacking {
 		return "", fmt.Errorf("pull %s: not found", image)
 	}
+	r.pulled = append(r.pulled, a.String()+" "+image)
 	report(1, 2)
 	return "sha256:0", nil
 }
@@ -335,7 +338,7 @@ func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
 			var patch kubeclient.Object
 			json.NewDecoder(q.Body).Decode(&patch)
 			r.proxy = patch.List("spec", "template", "spec", "containers")[1].Text("image")
-			v, _ := versionOf(r.proxy)
+			v, _ := config.VersionOf(r.proxy)
 			r.note("daemonset " + v)
 		}
 		json.NewEncoder(w).Encode(object{"kind": "DaemonSet", "metadata": object{"name": "kube-proxy", "resourceVersion": "1"}, "spec": object{"template": object{"spec": object{
@@ -347,7 +350,7 @@ func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
 }
 
 func (r *rig) node(m *member) object {
-	version, _ := versionOf(r.images(m)["kubelet"])
+	version, _ := config.VersionOf(r.images(m)["kubelet"])
 	labels, annotations := object{}, object{}
 	if m.name[0] == 'n' {
 		labels[rollout.ControlPlaneLabel] = ""

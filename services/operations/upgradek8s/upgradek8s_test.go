@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 )
 
@@ -38,7 +39,7 @@ func (r *rig) expect(want []string) {
 
 func (r *rig) versions(component string) (all []string) {
 	for _, m := range r.nodes {
-		v, _ := versionOf(r.images(m)[component])
+		v, _ := config.VersionOf(r.images(m)[component])
 		all = append(all, v)
 	}
 	return all
@@ -70,6 +71,42 @@ func TestS317Order(t *testing.T) {
 		first, last := r.did[0], r.did[len(r.did)-1]
 		if first != "n1 cordon" || last != "n3 kube-apiserver "+older {
 			t.Errorf("down, the first change is %s, and the last one %s", first, last)
+		}
+	})
+}
+
+// What nodes pull is what `gbctl images list --for upgrade` lists for their configurations, also with other names than the default ones.
+func TestPulledImages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var c config.Config
+		c.Machine.Kubelet.Image, c.Cluster.APIServer.Image = "my.registry/kubelet:"+older, "my.registry:5000/k8s/kube-apiserver:"+older
+		c.Cluster.ControllerManager.Image, c.Cluster.Scheduler.Image = "mirror.example/kube-controller-manager:"+older, "registry.k8s.io/kube-scheduler:"+older
+		c.Cluster.Proxy.Image = "my.registry/kube-proxy:" + older
+		for _, m := range r.nodes {
+			m.document = fmt.Appendf(nil, "machine: {kubelet: {image: %q}}\n", c.Machine.Kubelet.Image)
+			if m.name != "w1" {
+				m.document = fmt.Appendf(m.document, "cluster: {apiServer: {image: %q}, controllerManager: {image: %q}, scheduler: {image: %q}, proxy: {image: %q}}\n",
+					c.Cluster.APIServer.Image, c.Cluster.ControllerManager.Image, c.Cluster.Scheduler.Image, c.Cluster.Proxy.Image)
+			}
+		}
+		r.boot()
+		defer func() { r.off() }()
+		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		listed, err := c.KubernetesImages(newer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"10.5.0.5 my.registry/kube-proxy:" + newer, "10.5.0.5 my.registry/kubelet:" + newer}
+		for _, image := range listed {
+			want = append(want, "10.5.0.2 "+image, "10.5.0.3 "+image, "10.5.0.4 "+image)
+		}
+		slices.Sort(want)
+		slices.Sort(r.pulled)
+		if diff := cmp.Diff(want, r.pulled); diff != "" {
+			t.Errorf("pulled (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -14,7 +14,7 @@ import (
 func minor(version string) int {
 	n, err := strconv.Atoi(strings.TrimPrefix(semver.MajorMinor(version), "v1."))
 	if err != nil {
-		panic(fmt.Sprintf("version %q: %v", version, err)) // config.KubernetesImages has checked it
+		panic(fmt.Sprintf("version %q: %v", version, err)) // config.CheckKubernetesVersion has checked it
 	}
 	return n
 }
@@ -40,20 +40,3 @@ func skew(from, to string) error {
 
 // down is a change to an older version.
 func down(from, to string) bool { return semver.Compare(to, from) < 0 }
-
-// withVersion is an image with another version as its tag.
-func withVersion(image, version string) (string, error) {
-	if _, err := versionOf(image); err != nil {
-		return "", err
-	}
-	return image[:strings.LastIndexByte(image, ':')+1] + version, nil
-}
-
-// versionOf is the version that an image has as its tag.
-func versionOf(image string) (string, error) {
-	version := image[strings.LastIndexByte(image, ':')+1:]
-	if strings.Contains(image, "@") || !semver.IsValid(version) {
-		return "", fmt.Errorf("image %s has no version as its tag: change it by `gbctl patch mc`", image)
-	}
-	return version, nil
-}

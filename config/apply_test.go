@@ -96,6 +96,11 @@ func TestDiff(t *testing.T) {
 		// Containerd reads its drop-ins only when it starts.
 		{control, "machine", "files: [{path: /etc/a, content: x}]", "files: [{path: /etc/a, content: y}]", `machine.files["/etc/a"].content: x → y (live: programs that read it only at their start need a restart)`},
 		{control, "machine", "files: [{path: /var/cri/conf.d/a.toml, content: x}]", "files: [{path: /var/cri/conf.d/a.toml, content: y}]", `machine.files["/var/cri/conf.d/a.toml"].content: x → y (service:containerd: containerd reads it at its start)`},
+		// And the authorities that it trusts.
+		{control, "machine", "files: [{path: /etc/ssl/certs/ca-certificates, op: append, content: x}]", "files: [{path: /etc/ssl/certs/ca-certificates, op: append, content: y}]",
+			`machine.files["/etc/ssl/certs/ca-certificates"].content: x → y (service:containerd: containerd reads it at its start)`},
+		{control, "machine", "files: [{path: /etc/ssl/certs/ca-certificates.crt, op: append, content: x}]", "files: [{path: /etc/ssl/certs/ca-certificates.crt, op: append, content: y}]",
+			`machine.files["/etc/ssl/certs/ca-certificates.crt"].content: x → y (service:containerd: containerd reads it at its start)`},
 		{control, "machine", "files: []", "files: [{path: /etc/a, content: hunter2, permissions: 0600}]",
 			"machine.files[\"/etc/a\"].content: added (secret) (live: programs that read it only at their start need a restart)\nmachine.files[\"/etc/a\"].permissions: added 0600 (live)\n" +
 				"machine.files[\"/etc/a\"].op: added create (live)"},

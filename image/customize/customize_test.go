@@ -283,3 +283,22 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A system that is too large isn't made, and the installer directory stays what it is.
+func TestLargeSystem(t *testing.T) {
+	t.Parallel()
+	dir, linux := base(t), filepath.Join(t.TempDir(), "vmlinuz")
+	before, _, _ := opened(t, dir)
+	if err := os.WriteFile(linux, uki.Linux(release), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(linux, 300<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Change{Kernel: linux}).Apply(t.Context(), dir, silent); err == nil || !strings.Contains(err.Error(), "the system has 314 MB, and a disk has room for 264 MB") {
+		t.Errorf("%v", err)
+	}
+	if after, _, _ := opened(t, dir); after.SHA256 != before.SHA256 {
+		t.Error("the system has changed")
+	}
+}

@@ -52,20 +52,29 @@ func run(ctx context.Context, dir string) error {
 	if len(files) == 0 {
 		return errors.New("the stage customization has no files. BuildKit before 0.17 doesn't build the stage: use a later one, or the classic builder (DOCKER_BUILDKIT=0)")
 	}
-	c := customize.Change{
-		Remove:      strings.Fields(os.Getenv("RM")),
-		Overlays:    []customize.Overlay{{Name: "stage customization", Dir: dir, Without: []string{customize.StageExtensions}}},
-		KernelLater: true,
-	}
-	extensions, err := os.ReadDir(filepath.Join(dir, customize.StageExtensions))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	c, err := change(dir, os.Getenv("RM"))
+	if err != nil {
 		return err
-	}
-	for _, e := range extensions {
-		c.Extensions = append(c.Extensions, filepath.Join(dir, customize.StageExtensions, e.Name()))
 	}
 	if err := c.Apply(ctx, "/"+esp.InstallDir, func(line string) { fmt.Println(line) }); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
+}
+
+// change is what the files of the stage, and the paths of a list, say.
+func change(dir, remove string) (c customize.Change, err error) {
+	c = customize.Change{
+		Remove:      strings.Fields(remove),
+		Overlays:    []customize.Overlay{{Name: "stage customization", Dir: dir, Without: []string{customize.StageExtensions}}},
+		KernelLater: true,
+	}
+	extensions, err := os.ReadDir(filepath.Join(dir, customize.StageExtensions))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return c, err
+	}
+	for _, e := range extensions {
+		c.Extensions = append(c.Extensions, filepath.Join(dir, customize.StageExtensions, e.Name()))
+	}
+	return c, nil
 }

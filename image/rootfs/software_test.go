@@ -25,13 +25,13 @@ func TestSoftware(t *testing.T) {
 		t.Fatal(err)
 	}
 	folder := t.TempDir()
-	keys, text := filepath.Join(folder, "tools"), filepath.Join(folder, "text")
-	for path, content := range map[string]string{keys: "xfsprogs=6.13.0-2@abc\ne2fsprogs=1.47.2-3@def\n", text: "no program"} {
+	keys, other := filepath.Join(folder, "tools"), filepath.Join(folder, "text")
+	for path, content := range map[string]string{keys: "xfsprogs=6.13.0-2@abc\ne2fsprogs=1.47.2-3@def\n", other: "no program"} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	entries := []Entry{{Path: debian.PackagesFolder + "/tools", From: keys}, {Path: "/usr/share/text", From: text}, dir("/run", 0o755)}
+	entries := []Entry{{Path: debian.PackagesFolder + "/tools", From: keys}, {Path: "/usr/share/text", From: other}, dir("/run", 0o755)}
 	list := func(src Sources, entries []Entry) []string {
 		t.Helper()
 		entry, err := software(src, entries)
@@ -56,7 +56,7 @@ func TestSoftware(t *testing.T) {
 			t.Errorf("%q isn't in %q", want, got)
 		}
 	}
-	base.Init = text
+	base.Init = other
 	if got := list(base, entries); slices.Contains(got, own) {
 		t.Errorf("modules of no program: %q", got)
 	}

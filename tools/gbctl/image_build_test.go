@@ -1,0 +1,44 @@
+package main
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/garboard-os/garboard/image/customize"
+	"github.com/garboard-os/garboard/image/media"
+)
+
+// Each kind has its usual file, or the one that is named.
+func TestImageBuildOutputs(t *testing.T) {
+	t.Parallel()
+	got, err := parseOutputs([]string{"iso", "pxe=/srv/tftp", "uki", "installer=own.tar", "disk"})
+	want := []medium{{media.ISO, "garboard.iso"}, {media.PXE, "/srv/tftp"}, {media.UKI, media.UKIFile}, {media.InstallerKind, "own.tar"}, {media.Disk, "garboard.raw.zst"}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v, want %v", got, err, want)
+	}
+	for _, bad := range []string{"", "cd", "iso=", "=file"} {
+		if got, err := parseOutputs([]string{bad}); err == nil {
+			t.Errorf("%q: %v", bad, got)
+		}
+	}
+}
+
+// Other modules replace those that are there, firmware is added, and other files come last. Arguments of the kernel and paths to remove are kept.
+func TestImageBuildChanges(t *testing.T) {
+	t.Parallel()
+	b := imageBuild{modules: "new/modules", firmware: "new/firmware", overlays: []string{"one", "two"}, change: customize.Change{Remove: []string{"/etc/motd"}, Args: []string{"console=ttyS1"}}}
+	c := b.changes()
+	if !slices.Equal(c.Remove, []string{"/etc/motd", "lib/modules"}) || !slices.Equal(c.Args, []string{"console=ttyS1"}) {
+		t.Errorf("%+v", c)
+	}
+	var at []string
+	for _, o := range c.Overlays {
+		at = append(at, o.Dir+" "+o.At)
+	}
+	if want := []string{"new/modules lib/modules", "new/firmware lib/firmware", "one ", "two "}; !slices.Equal(at, want) {
+		t.Errorf("%q, want %q", at, want)
+	}
+	if c := new(imageBuild).changes(); len(c.Remove)+len(c.Overlays) > 0 {
+		t.Errorf("nothing: %+v", c)
+	}
+}

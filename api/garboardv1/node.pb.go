@@ -3981,7 +3981,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb2\x14\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xba\x14\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -3994,8 +3994,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"Containers\x12\x1e.garboard.v1.ContainersRequest\x1a\x1f.garboard.v1.ContainersResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12S\n" +
 	"\x06Images\x12\x1a.garboard.v1.ImagesRequest\x1a\x1b.garboard.v1.ImagesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12h\n" +
-	"\fRemoveImages\x12 .garboard.v1.RemoveImagesRequest\x1a!.garboard.v1.RemoveImagesResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12]\n" +
-	"\tPullImage\x12\x1d.garboard.v1.PullImageRequest\x1a\x1e.garboard.v1.PullImageProgress\"\x0f\x8a\xb5\x18\aos:peer\x90\xb5\x18\x010\x01\x12]\n" +
+	"\fRemoveImages\x12 .garboard.v1.RemoveImagesRequest\x1a!.garboard.v1.RemoveImagesResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12e\n" +
+	"\tPullImage\x12\x1d.garboard.v1.PullImageRequest\x1a\x1e.garboard.v1.PullImageProgress\"\x17\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\xa8\xb5\x18\x010\x01\x12]\n" +
 	"\vCheckImages\x12\x1f.garboard.v1.CheckImagesRequest\x1a\x17.garboard.v1.ImageCheck\"\x12\x8a\xb5\x18\vos:operator\x90\x02\x010\x01\x12\\\n" +
 	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
 	"\n" +

@@ -27,7 +27,7 @@ func (a *app) imagesCommand() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&node, "node", false, "list the images on nodes (-n implies it)")
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "list the images of Kubernetes on nodes")
-	cmd.AddCommand(a.removeImagesCommand(), a.listImagesCommand(), a.bundleImagesCommand(), a.serveImagesCommand(), a.pushImagesCommand(), a.verifyImagesCommand())
+	cmd.AddCommand(a.pullImageCommand(), a.removeImagesCommand(), a.listImagesCommand(), a.bundleImagesCommand(), a.serveImagesCommand(), a.pushImagesCommand(), a.verifyImagesCommand())
 	return a.outputFlag(cmd)
 }
 
@@ -51,6 +51,35 @@ func (a *app) removeImagesCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "images of Kubernetes instead of the system")
+	return cmd
+}
+
+func (a *app) pullImageCommand() *cobra.Command {
+	r := &apiv1.PullImageRequest{}
+	cmd := &cobra.Command{
+		Use:  "pull IMAGE",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := config.CheckImage(args[0]); err != nil {
+				return usagef("%w", err)
+			}
+			r.Image = args[0]
+			// A node ends the pull itself, and sends its progress each second.
+			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+				said := ""
+				return client.Receive(ctx, c.Node.PullImage, r, func(p *apiv1.PullImageProgress) error {
+					if p.Digest != "" {
+						fmt.Fprintf(a.out, "%s: %s %s\n", c.Name, r.Image, oneLine(p.Digest))
+					} else if text := fmt.Sprintf("%s: %s of %s", c.Name, size(p.Done), size(p.Total)); text != said {
+						said = text
+						fmt.Fprintln(a.err, text)
+					}
+					return nil
+				})
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "for Kubernetes instead of the system")
 	return cmd
 }
 

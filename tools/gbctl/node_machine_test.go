@@ -192,6 +192,18 @@ func (nodeService) RemoveImages(_ context.Context, r *connect.Request[apiv1.Remo
 	return answerWith(&apiv1.RemoveImagesResponse{Removed: r.Msg.Images})
 }
 
+func (nodeService) PullImage(_ context.Context, r *connect.Request[apiv1.PullImageRequest], stream *connect.ServerStream[apiv1.PullImageProgress]) error {
+	if r.Msg.Image == "missing:1" {
+		return connect.NewError(connect.CodeNotFound, errors.New("pull image missing:1: not found"))
+	}
+	for _, p := range []*apiv1.PullImageProgress{{Done: 1 << 20, Total: 3 << 20}, {Done: 1 << 20, Total: 3 << 20}, {Digest: fmt.Sprint("sha256:for-pods-", r.Msg.Kubernetes)}} {
+		if err := stream.Send(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (nodeService) CheckImages(_ context.Context, r *connect.Request[apiv1.CheckImagesRequest], stream *connect.ServerStream[apiv1.ImageCheck]) error {
 	for _, image := range append([]string{"registry.k8s.io/etcd:3.6.8-0"}, r.Msg.Images...) {
 		check := &apiv1.ImageCheck{Image: image, Digest: "sha256:0123456789abcdef0123456789abcdef", Here: image == "registry.k8s.io/etcd:3.6.8-0"}

@@ -162,7 +162,7 @@ func (s *nodeService) Images(ctx context.Context, req *connect.Request[apiv1.Ima
 	return connect.NewResponse(res), nil
 }
 
-// PullImage pulls an image for an operation on another node. The pull ends with the call.
+// PullImage pulls an image for a person, or for an operation on another node. The pull ends with the call.
 func (s *nodeService) PullImage(ctx context.Context, req *connect.Request[apiv1.PullImageRequest], stream *connect.ServerStream[apiv1.PullImageProgress]) error {
 	image := req.Msg.GetImage()
 	callOf(ctx).what = shortened(fmt.Sprintf("%q", image))

@@ -1,5 +1,6 @@
 // Package meta is the store on partition META: a few small values that a machine needs
-// before STATE is mounted, such as the slot to boot and the reason of the last shutdown.
+// before STATE is mounted, such as the slot to boot. The reason of the last shutdown isn't
+// among them: the next boot reads it after STATE is mounted, and it is a file there.
 //
 // The partition has two copies. Each has a header with a sequence number and the
 // SHA-256 of the values after it, which are a JSON object. A write replaces the older

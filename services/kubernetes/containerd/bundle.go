@@ -11,8 +11,10 @@ import (
 	"time"
 
 	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
 	imagestore "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/platforms"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/config"
@@ -195,21 +197,28 @@ func (c *Containerd) take(ctx context.Context, from archive, namespace string, n
 		return "" // it isn't made an image, and its content is collected
 	}))
 	errs = append(errs, err)
-	// An archive may say one thing to us and another one to containerd, such as with a second index.
-	for _, name := range others(imported, from.images) {
-		errs = append(errs, fmt.Errorf("%s: %s isn't the image that its index names", boot.BundleFile, name), ignoreGone(cl.ImageService().Delete(ctx, name)))
+	for _, i := range imported {
+		if err := from.check(ctx, cl.ContentStore(), i); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %s %w", boot.BundleFile, i.Name, err), ignoreGone(cl.ImageService().Delete(ctx, i.Name)))
+		}
 	}
 	return errors.Join(errs...)
 }
 
-// others are the names of images that aren't those that were looked at.
-func others(imported []imagestore.Image, images map[string]ocispec.Descriptor) (names []string) {
-	for _, i := range imported {
-		if images[i.Name].Digest != i.Target.Digest {
-			names = append(names, i.Name)
-		}
+// check returns why an imported image can't be used. An archive may say one thing to us and another one to containerd, such as with a second
+// index. And containerd stores a part that is damaged as what it is: the image lacks the part that it should be.
+func (a archive) check(ctx context.Context, store content.Provider, i imagestore.Image) error {
+	if a.images[i.Name].Digest != i.Target.Digest {
+		return errors.New("isn't the image that its index names")
 	}
-	return names
+	_, _, _, missing, err := imagestore.Check(ctx, store, i.Target, platforms.Default())
+	switch {
+	case err != nil:
+		return fmt.Errorf("can't be read: %w", err)
+	case len(missing) > 0:
+		return fmt.Errorf("is damaged: it lacks %s", missing[0].Digest)
+	}
+	return nil
 }
 
 // acceptBundled verifies an image of an archive, if there is a rule for it. Its signatures are in the archive, too.

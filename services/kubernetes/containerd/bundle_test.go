@@ -3,12 +3,18 @@ package containerd
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/json"
+	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/content"
 	imagestore "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -46,16 +52,53 @@ func TestBundled(t *testing.T) {
 	}
 }
 
-// What containerd has imported must be what was looked at.
-func TestOtherImagesOfABundle(t *testing.T) {
+// An image that containerd has imported must be what was looked at, with all its parts.
+func TestImportedImages(t *testing.T) {
 	t.Parallel()
-	index := map[string]ocispec.Descriptor{"a:1": {Digest: "sha256:aa"}, "b:1": {Digest: "sha256:bb"}}
-	imported := []imagestore.Image{
-		{Name: "a:1", Target: ocispec.Descriptor{Digest: "sha256:aa"}},
-		{Name: "b:1", Target: ocispec.Descriptor{Digest: "sha256:cc"}},
-		{Name: "c:1", Target: ocispec.Descriptor{Digest: "sha256:aa"}},
+	store, err := local.NewStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := others(imported, index); !slices.Equal(got, []string{"b:1", "c:1"}) {
-		t.Errorf("%q", got)
+	blob := func(kind, text string, stored bool) ocispec.Descriptor {
+		d := ocispec.Descriptor{MediaType: kind, Digest: digest.FromString(text), Size: int64(len(text))}
+		if stored {
+			if err := content.WriteBlob(t.Context(), store, d.Digest.String(), strings.NewReader(text), d); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return d
+	}
+	image := func(name string, whole bool) ocispec.Descriptor {
+		text, err := json.Marshal(ocispec.Manifest{
+			MediaType: ocispec.MediaTypeImageManifest,
+			Config:    blob(ocispec.MediaTypeImageConfig, fmt.Sprintf(`{"os": "linux", "architecture": %q, "author": %q}`, runtime.GOARCH, name), true),
+			Layers:    []ocispec.Descriptor{blob(ocispec.MediaTypeImageLayer, name+" lower", true), blob(ocispec.MediaTypeImageLayer, name+" upper", whole)},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return blob(ocispec.MediaTypeImageManifest, string(text), true)
+	}
+	whole, damaged := image("whole", true), image("damaged", false)
+	nothing := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromString("nothing")}
+	index := archive{images: map[string]ocispec.Descriptor{"a:1": whole, "b:1": whole, "d:1": damaged, "e:1": nothing}}
+	for _, c := range []struct {
+		name   string
+		target ocispec.Descriptor
+		want   string
+	}{
+		{"a:1", whole, ""},
+		{"b:1", damaged, "isn't the image that its index names"},
+		{"c:1", whole, "isn't the image that its index names"},
+		{"d:1", damaged, "is damaged: it lacks " + digest.FromString("damaged upper").String()},
+		{"e:1", nothing, "is damaged: it lacks " + nothing.Digest.String()},
+	} {
+		got := ""
+		if err := index.check(t.Context(), store, imagestore.Image{Name: c.name, Target: c.target}); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -25,6 +26,8 @@ const (
 	// ISOFile. ISOArgument is the whole kernel parameter.
 	ISOLabel = "metal-iso"
 	ISOFile  = "config.yaml"
+	// ISOSum beside it has its checksum, as sha256sum(1) prints it. Media that gbctl makes have one.
+	ISOSum = ISOFile + ".sha256"
 	// BundleFile on either volume is an archive with container images.
 	BundleFile  = "images.tar"
 	ISOArgument = paramConfig + "=" + ISOLabel
@@ -197,7 +200,16 @@ func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byt
 
 func (o SourceOptions) readVolume(ctx context.Context) (data []byte, err error) {
 	err = o.Mount(ctx, ISOLabel, func(files fs.FS) (err error) {
-		data, err = readFile(files, ISOFile)
+		if data, err = readFile(files, ISOFile); err != nil {
+			return err
+		}
+		sum, err := readFile(files, ISOSum)
+		if errors.Is(err, ErrNone) {
+			return nil
+		}
+		if want, _, _ := strings.Cut(string(sum), " "); err == nil && strings.TrimSpace(want) != fmt.Sprintf("%x", sha256.Sum256(data)) {
+			err = fmt.Errorf("%s isn't as %s beside it says: make the medium again, or correct the latter", ISOFile, ISOSum)
+		}
 		return err
 	})
 	// The operator asked for the volume: a missing one is a failure.

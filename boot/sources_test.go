@@ -2,7 +2,9 @@ package boot
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -89,6 +91,20 @@ func TestFind(t *testing.T) {
 				t.Errorf("error\n%v, want\n%v", err, tt.err)
 			}
 		})
+	}
+}
+
+// A configuration on a medium that has a checksum must have it.
+func TestDamagedConfigurationOnAMedium(t *testing.T) {
+	const sum = "8f05d8eb7e5f4cf4efdf7ab3ae13b3d1bd5fd1d4ab8ac7a1c4cf0a5f3b2d5d4e"
+	for beside, ok := range map[string]bool{fmt.Sprintf("%x  config.yaml\n", sha256.Sum256([]byte("iso"))): true, fmt.Sprintf("%x", sha256.Sum256([]byte("iso"))): true, sum + "  config.yaml\n": false, "": false} {
+		got, err := Find(t.Context(), Sources(SourceOptions{
+			Root: files(fwCfgFile, "fw_cfg"), Cmdline: ParseCmdline("garboard.config=metal-iso"), Wait: noWait,
+			Mount: volume("metal-iso", files("/config.yaml", "iso", "/config.yaml.sha256", beside)),
+		}))
+		if ok != (err == nil && string(got.Data) == "iso") || !ok && !strings.Contains(err.Error(), "config.yaml isn't as config.yaml.sha256 beside it says") {
+			t.Errorf("%q: %q, %v", beside, got.Data, err)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -164,6 +165,7 @@ func (o Options) iso(uki []byte, to string) (err error) {
 	label := boot.MediumLabel
 	if o.Config != nil {
 		files[boot.ISOFile], label = o.Config, boot.ISOLabel
+		files[boot.ISOSum] = fmt.Appendf(nil, "%x  %s\n", sha256.Sum256(o.Config), boot.ISOFile)
 	}
 	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {

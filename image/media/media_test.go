@@ -194,6 +194,9 @@ func TestISO(t *testing.T) {
 	if got := content(t, iso, "/"+described.File)[described.Offset:][:described.Size]; !bytes.Equal(got, uki) {
 		t.Error("the system that is installed is another one")
 	}
+	if got, sum := content(t, iso, "/"+boot.ISOFile), content(t, iso, "/"+boot.ISOSum); !bytes.Equal(got, o.Config) || string(sum) != fmt.Sprintf("%x  config.yaml\n", sha256.Sum256(o.Config)) {
+		t.Errorf("the configuration is %q, and its checksum %q", got, sum)
+	}
 	if record := read(t, path)[:512]; !bytes.Equal(record[:recordAddress], o.Loader.BootHybrid[:recordAddress]) || record[mbrSecond] != activeFlag {
 		t.Errorf("boot record % x", record)
 	}

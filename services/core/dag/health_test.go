@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -77,16 +77,16 @@ func TestOneFailureIsNotEnough(t *testing.T) {
 // The status has the last error, also one that isn't an event.
 func TestStatusHasTheLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		checks := 0
+		var checks atomic.Int64
 		svc := daemon("svc")
 		svc.Health = &Health{Period: time.Second, Check: func(context.Context) error {
-			checks++
-			return reason.With(reason.Code("Check"+strconv.Itoa(checks)), fmt.Errorf("check %d", checks))
+			n := checks.Add(1)
+			return reason.With(reason.Code(fmt.Sprintf("Check%d", n)), fmt.Errorf("check %d", n))
 		}}
 		r := start(t, svc)
 		for range 20 {
 			pass(time.Second)
-			n := strconv.Itoa(checks)
+			n := fmt.Sprint(checks.Load())
 			if s, _ := r.Status("svc"); s.Message != "Health check failed: check "+n || s.Reason != reason.Code("Check"+n) {
 				t.Errorf("after check %s: %+v", n, s)
 			}

@@ -94,10 +94,13 @@ func (a *app) isoParts(configFile, images string, iso, incomplete bool) (text []
 	}
 	defer archive.Close()
 	missing, err := imagebundle.Missing(archive, needed)
-	if err == nil && len(missing) > 0 && !incomplete {
-		err = usagef("--images: %s lacks what a node needs: %s; add it with 'gbctl images bundle', or use --incomplete", images, strings.Join(missing, ", "))
+	if err != nil {
+		return nil, fmt.Errorf("--images: %s: %w", images, err)
 	}
-	return text, err
+	if len(missing) > 0 && !incomplete {
+		return nil, usagef("--images: %s lacks what a node needs: %s; add it with 'gbctl images bundle', or use --incomplete", images, strings.Join(missing, ", "))
+	}
+	return text, nil
 }
 
 func checkFlavour(flavour string) error {

@@ -23,7 +23,11 @@ func mediaDir(t *testing.T) string {
 	dir := t.TempDir()
 	var bundle bytes.Buffer
 	archive := tar.NewWriter(&bundle)
-	if err := archive.WriteHeader(&tar.Header{Name: "index.json", Typeflag: tar.TypeReg}); err != nil {
+	const index = `{"schemaVersion": 2, "manifests": []}`
+	if err := archive.WriteHeader(&tar.Header{Name: "index.json", Typeflag: tar.TypeReg, Size: int64(len(index))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := archive.Write([]byte(index)); err != nil {
 		t.Fatal(err)
 	}
 	if err := archive.Close(); err != nil {
@@ -96,7 +100,7 @@ func TestFlagsOfMediaBuild(t *testing.T) {
 		{[]string{"uki", "--microcode", dir}, ". generic", []string{"kernel/x86/microcode/GenuineIntel.bin", "the microcode"}, nil},
 		{nil, ". generic", []string{"CD001", "GARBOARD"}, []string{read(worker), "images.tar", "garboard.config="}},
 		{[]string{"--config", worker}, ". generic", []string{"CD001", read(worker), "panic=10 garboard.config=metal-iso\x00"}, nil},
-		{[]string{"iso", "--images", filepath.Join(dir, "cluster.tar")}, ". generic", []string{"CD001", read(filepath.Join(dir, "cluster.tar"))}, nil},
+		{[]string{"iso", "--incomplete", "--images", filepath.Join(dir, "cluster.tar")}, ". generic", []string{"CD001", read(filepath.Join(dir, "cluster.tar"))}, nil},
 	} {
 		asked, err := buildMedia(t, dir, append(tc.args, "-o", to)...)
 		if err != nil || asked != tc.asked {
@@ -128,6 +132,7 @@ func TestMediaThatCantBe(t *testing.T) {
 		"disk --config worker.yaml":  "--config: only an iso can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL",
 		"pxe --images cluster.tar":   "--images: only an iso can have images",
 		"--config broken.yaml":       "broken.yaml:1",
+		"--images cluster.tar":       "cluster.tar lacks what a node needs: registry.k8s.io/",
 		"--images worker.yaml":       "is no archive of container images",
 		"--flavour tiny":             "--flavour tiny: must be generic or cloud",
 		"floppy":                     `invalid argument "floppy"`,

@@ -99,7 +99,7 @@ func NewNode(o Options) (*Node, error) {
 	n.disks = d
 	var media boot.Mounter // nil in a container: the host's media aren't the node's
 	if o.Mode == boot.Machine {
-		media = d.Volume
+		media = d.Media
 	}
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, Volume: media, Devices: d.Devices})
 

@@ -190,16 +190,20 @@ func (c *Containerd) take(ctx context.Context, from archive, namespace string, n
 	if _, err := from.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	imported, err := cl.Import(ctx, from, client.WithImageRefTranslator(func(name string) string {
+	_, err = cl.Import(ctx, from, client.WithImageRefTranslator(func(name string) string {
 		if missing[name] {
 			return name
 		}
 		return "" // it isn't made an image, and its content is collected
 	}))
 	errs = append(errs, err)
-	for _, i := range imported {
-		if err := from.check(ctx, cl.ContentStore(), i); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %s %w", boot.BundleFile, i.Name, err), ignoreGone(cl.ImageService().Delete(ctx, i.Name)))
+	for name := range missing { // also if the import has failed: it may have made some
+		image, err := cl.ImageService().Get(ctx, name)
+		if err == nil {
+			err = from.check(ctx, cl.ContentStore(), image)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %s %w", boot.BundleFile, name, err), ignoreGone(cl.ImageService().Delete(ctx, name)))
 		}
 	}
 	return errors.Join(errs...)

@@ -62,7 +62,7 @@ func (c *Containerd) serveImages(path string) (stop func(), err error) {
 		return nil, errors.Join(err, listener.Close())
 	}
 	log := c.Logs.Logger(ID)
-	server := grpc.NewServer(grpc.ForceServerCodecV2(asItIs{}), grpc.UnknownServiceHandler(func(_ any, kubelet grpc.ServerStream) error {
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(asItIs{}), grpc.UnknownServiceHandler(func(_ any, kubelet grpc.ServerStream) error {
 		return dag.Guard(log, func() error { return c.handleImages(kubelet) })
 	}))
 	ended := make(chan struct{})

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -28,7 +29,35 @@ var volumeTypes = map[string]bool{"iso9660": true, "vfat": true}
 // mounted read-only until use returns. If there are several, it is used that is the
 // first for which use doesn't return boot.ErrNone. It implements boot.Mounter.
 func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) error {
-	found, err := d.findVolumes(label)
+	return d.with(label, d.holdsVolumes, use)
+}
+
+// Media is Volume for media that a person has put into the machine. Pods can bring disks of their own, over the network or with a driver for
+// storage, and give their volumes any label.
+func (d *Disks) Media(_ context.Context, label string, use func(fs.FS) error) error {
+	return d.with(label, func(name string) bool {
+		path, err := filepath.EvalSymlinks(filepath.Join(blockDir, name))
+		return err == nil && d.holdsVolumes(name) && pluggedIn(path)
+	}, use)
+}
+
+// remote matches the paths in sysfs of devices on the other side of a network: those of iSCSI, and of Fibre Channel.
+var remote = regexp.MustCompile(`/session\d|/rport-`)
+
+// pluggedIn reports whether a block device, or a partition, with that path in sysfs is a CD, or on USB, or else one that can be removed, and is
+// connected to the machine itself.
+func pluggedIn(path string) bool {
+	if _, err := os.Stat(filepath.Join(path, "partition")); err == nil {
+		path = filepath.Dir(path)
+	}
+	own := strings.Contains(path, "/pci") || strings.Contains(path, "/VMBUS") // Hyper-V's
+	removable, _ := os.ReadFile(filepath.Join(path, "removable"))
+	return own && !remote.MatchString(path) && (strings.Contains(path, "/usb") || strings.TrimSpace(string(removable)) == "1")
+}
+
+// with calls use with the volumes that have a label, of devices that may have them.
+func (d *Disks) with(label string, may func(name string) bool, use func(fs.FS) error) error {
+	found, err := d.findVolumes(label, may)
 	if err != nil {
 		return err
 	}
@@ -94,15 +123,16 @@ func (d *Disks) startsSystem(path, kind string) (starts bool) {
 	return starts
 }
 
-// findVolumes examines every disk, partition and CD drive. Labels are compared
-// without case: FAT and strict ISO 9660 have them in capitals.
-func (d *Disks) findVolumes(label string) (all []mountable, err error) {
+// findVolumes examines the disks, partitions and CD drives that may have volumes, and
+// reads no others. Labels are compared without case: FAT and strict ISO 9660 have them in
+// capitals.
+func (d *Disks) findVolumes(label string, may func(name string) bool) (all []mountable, err error) {
 	entries, err := os.ReadDir(blockDir)
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range entries {
-		if !d.holdsVolumes(e.Name()) {
+		if !may(e.Name()) {
 			continue
 		}
 		path := filepath.Join("/dev", e.Name())

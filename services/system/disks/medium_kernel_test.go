@@ -25,7 +25,8 @@ func TestVolumeIsFoundByItsLabel(t *testing.T) {
 		l := newLoop(t, 4<<20)
 		l.writeAt(32769, "CD001")
 		l.writeAt(32808, label+strings.Repeat(" ", 32-len(label)))
-		found, err := bootMachine(t, l).disks.findVolumes("metal-iso")
+		d := bootMachine(t, l).disks
+		found, err := d.findVolumes("metal-iso", d.holdsVolumes)
 		if err != nil || !slices.Equal(found, []mountable{{l.path, "iso9660"}}) {
 			t.Errorf("%s: found %v, error %v; want %q, iso9660", label, found, err, l.path)
 		}
@@ -37,7 +38,7 @@ func TestOtherVolumesAreNotTaken(t *testing.T) {
 	other.writeAt(32769, "CD001")
 	other.writeAt(32808, "holidays"+strings.Repeat(" ", 24))
 	d := bootMachine(t, other, none).disks
-	found, err := d.findVolumes("metal-iso")
+	found, err := d.findVolumes("metal-iso", d.holdsVolumes)
 	if err != nil || len(found) > 0 {
 		t.Errorf("found %v, error %v", found, err)
 	}
@@ -176,7 +177,7 @@ func TestVolumesOfOneLabel(t *testing.T) {
 		l.writeAt(32808, "GARBOARD"+strings.Repeat(" ", 24))
 	}
 	d := bootMachine(t, one, two).disks
-	found, err := d.findVolumes(boot.MediumLabel)
+	found, err := d.findVolumes(boot.MediumLabel, d.holdsVolumes)
 	slices.SortFunc(found, func(a, b mountable) int { return strings.Compare(a.device, b.device) })
 	want := []string{one.path, two.path}
 	slices.Sort(want)

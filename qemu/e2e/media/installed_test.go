@@ -25,18 +25,20 @@ const systemBudget = 3 * time.Minute
 const diskGiB = 10
 
 // A machine with UEFI installs itself from a CD, and is a Ready node from its disk. It is upgraded from an image of a registry, with its
-// data kept. The system of another CD, whose kernel panics, doesn't stay: the machine boots the former one, which says why. All writes to its disk
-// are recorded: wherever the power had been cut, a whole system would have started.
+// data kept. A system whose kubelet doesn't run, and that of another CD, whose kernel panics, don't stay: the machine boots the former one, which
+// says why. All writes to its disk are recorded: wherever the power had been cut, a whole system would have started.
 func TestInstalledMachine(t *testing.T) {
 	first, second := media.Options{Args: args, Version: "v1.0.0"}, media.Options{Args: args, Version: "v2.0.0"}
 	third := media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"}
 	systems := map[string]string{}
-	for _, o := range []media.Options{first, second, third} {
+	sick := media.Options{Args: append([]string{"cgroup_disable=memory"}, args...), Version: "v2.5.0"} // the kubelet refuses to run
+	for _, o := range []media.Options{first, second, third, sick} {
 		systems[fmt.Sprintf("%x", sha256.Sum256(e2etest.System(t, o)))] = o.Version
 	}
 	disk := record(t)
 	layout, upgrade := e2etest.Installer(t, second)
-	images := httptest.NewServer(registry.New(layout))
+	sickLayout, sickImage := e2etest.Installer(t, sick)
+	images := httptest.NewServer(registry.New(layout, sickLayout))
 	t.Cleanup(images.Close)
 	c, m := e2etest.Start(t, "installed", qemu.QEMU, e2etest.Medium(t, first), func(o *qemu.Options) {
 		o.Boot.UEFI, o.DiskGiB, o.Mirrors = true, diskGiB, map[string][]string{e2etest.InstallerHost: {images.URL}}
@@ -96,11 +98,19 @@ func TestInstalledMachine(t *testing.T) {
 	m.Reached("the former system runs, and another medium is in the machine")
 	upgraded()
 	m.Reached("the machine is upgraded again")
+	out, err := c.Patient(proveBudget+systemBudget).TryGbctl("-n", c.Node(), "upgrade", "--image", sickImage)
+	if err == nil || !strings.Contains(out+err.Error(), "slot A is bad") || !strings.Contains(out+err.Error(), "kubelet") {
+		t.Errorf("%s, %v", out, err)
+	}
+	m.Reached("a system whose kubelet doesn't run has failed")
+	slots("A bad v2.5.0 no no not healthy within 10m0s: ")
+	slots("B good v2.0.0 yes yes")
+	c.Ready(m)
 	c.Gbctl("-n", c.Node(), "upgrade", "--stage")
 	slots("A trying v3.0.0 no yes")
 	slots("B good v2.0.0 yes no")
 	m.Reached("its system is written, and doesn't run")
-	out, err := c.TryGbctl("-n", c.Node(), "upgrade")
+	out, err = c.TryGbctl("-n", c.Node(), "upgrade")
 	if err == nil || !strings.Contains(out+err.Error(), "slot A is bad") {
 		t.Errorf("%s, %v", out, err)
 	}

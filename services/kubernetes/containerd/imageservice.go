@@ -139,21 +139,29 @@ func (c *Containerd) cri() (grpc.ClientConnInterface, error) {
 	return conn, nil
 }
 
+// podImage is the name that the CRI gives to an image: busybox is docker.io/library/busybox:latest.
+func podImage(name string) (string, error) {
+	named, err := reference.ParseDockerRef(name)
+	if err != nil {
+		return "", fmt.Errorf("image %q: %w", name, err)
+	}
+	return named.String(), nil
+}
+
 // pullForPod pulls an image if a rule for pods' images is for it, and returns its ID in the CRI; "": there is none.
 func (c *Containerd) pullForPod(ctx context.Context, cri grpc.ClientConnInterface, request []byte) (id string, err error) {
 	image, auth, err := parsePull(request)
 	if err != nil {
 		return "", err
 	}
-	named, err := reference.ParseDockerRef(image) // as the CRI: busybox is docker.io/library/busybox:latest
+	ref, err := podImage(image)
 	if err != nil {
-		return "", fmt.Errorf("image %q: %w", image, err)
+		return "", err
 	}
 	cfg, err := machine.Config(c.Store)
 	if err != nil {
 		return "", err
 	}
-	ref := named.String()
 	if rule := cfg.Machine.Images.Rule(ref); rule == nil || !rule.Pods {
 		return "", nil
 	}

@@ -119,3 +119,24 @@ func TestQuestionsOfTheKubeletAreForwarded(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An image that a person pulls for pods has the name that the kubelet will ask for.
+func TestNamesOfImagesForPods(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"nginx":                          "docker.io/library/nginx:latest",
+		"nginx:1.28":                     "docker.io/library/nginx:1.28",
+		"example/agent:v1":               "docker.io/example/agent:v1",
+		"registry.k8s.io/pause:3.10":     "registry.k8s.io/pause:3.10",
+		"10.0.0.1:5000/agent@" + aDigest: "10.0.0.1:5000/agent@" + aDigest,
+	} {
+		if got, err := podImage(name); got != want || err != nil {
+			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
+		}
+	}
+	if got, err := podImage("Nginx"); err == nil {
+		t.Errorf("Nginx is %s", got)
+	}
+}
+
+const aDigest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

@@ -59,8 +59,13 @@ func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here
 }
 
 // PullWithProgress is Pull, and reports how many bytes were fetched of how many. It returns
-// the digest of the image. The pull ends when report returns an error.
+// the digest of the image. An image for pods gets the name that the kubelet knows it by. The pull ends when report returns an error.
 func (c *Containerd) PullWithProgress(ctx context.Context, namespace, ref string, report func(done, total int64) error) (digest string, err error) {
+	if namespace == PodNamespace {
+		if ref, err = podImage(ref); err != nil {
+			return "", err
+		}
+	}
 	cl, err := c.Client()
 	if err != nil {
 		return "", err

@@ -73,6 +73,7 @@ type Disks interface {
 	SystemDisk() (disks.SystemDisk, error)
 	UseEFI(ctx context.Context, use func(dir string) error) error
 	Volume(ctx context.Context, label string, use func(fs.FS) error) error
+	Media(ctx context.Context, label string, use func(fs.FS) error) error
 }
 
 // Images are installer images.

@@ -41,7 +41,7 @@ func (src Source) where() string {
 }
 
 // ErrNoMedium is the error of Medium if no medium with a system is there.
-var ErrNoMedium = errors.New("no medium with a system of Garboard is in this machine")
+var ErrNoMedium = errors.New("no medium with a system of Garboard is in this machine: it would be a CD, a USB stick or another disk that can be removed")
 
 // Medium finds the system on a medium.
 func (s *Slots) Medium(ctx context.Context) (src Source, err error) {
@@ -131,6 +131,9 @@ func (src *Source) replace(ctx context.Context, files fs.FS) error {
 
 // files calls use with the directory that has the system.
 func (s *Slots) files(ctx context.Context, src Source, use func(fs.FS) error) error {
+	if src.Image == "" && s.Running() != "" { // pods may run, and have disks of their own
+		return s.o.Disks.Media(ctx, src.Label, use)
+	}
 	if src.Image == "" {
 		return s.o.Disks.Volume(ctx, src.Label, use)
 	}

@@ -75,6 +75,8 @@ const (
 	TypeEphemeral = "A617CAFD-D217-41F8-9118-C2B9DE583C97"
 	// TypeData is that of the partitions of machine.disks. Their labels are the last elements of their mount points.
 	TypeData = "5D9A1E37-6B0C-4F7E-9C52-3E1F8A64B7D0"
+	// TypeMedium is that of LabelMedium.
+	TypeMedium = "3F6B2C9A-07E4-4D51-8B6E-C1A95D20F473"
 )
 
 // Volumes are the table, in the order of the partitions on the disk. EFI and BIOS
@@ -100,6 +102,10 @@ var Volumes = []Volume{
 		FileSystem: "xfs", Dir: EphemeralDir, Flags: noATime | noDev,
 		Wipe: LabelEphemeral, Holds: "images, pods' data and the data of etcd"},
 }
+
+// LabelMedium is the label of a partition that only disks from an image with a configuration or with container images have: what a medium
+// has beside a system, in a file system of ISO 9660. Nothing writes to it, and no reset wipes it.
+const LabelMedium = "MEDIUM"
 
 // former are the partitions of layout 1 that later ones don't have. The first one has room
 // for what BIOS is for.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
@@ -33,13 +34,17 @@ func (o Options) disk(uki []byte, to string) (err error) {
 		return err
 	}
 	defer image.Close()
-	if err := image.Truncate(boot.MinDisk); err != nil {
+	size, all, err := o.places(work)
+	if err != nil {
+		return err
+	}
+	if err := image.Truncate(size); err != nil {
 		return err
 	}
 	places := map[string]boot.Place{}
 	sum := sha256.Sum256(uki)
 	table := &gpt.Table{LogicalSectorSize: diskSector, PhysicalSectorSize: diskSector, ProtectiveMBR: true, GUID: guid(sum[:])}
-	for i, p := range boot.Places(boot.MinDisk) {
+	for i, p := range all {
 		places[p.Label] = p
 		own := sha256.Sum256(append(sum[:], p.Label...))
 		table.Partitions = append(table.Partitions, &gpt.Partition{
@@ -47,8 +52,13 @@ func (o Options) disk(uki []byte, to string) (err error) {
 			Start: uint64(p.Start / diskSector), End: uint64((p.Start+p.Size)/diskSector) - 1,
 		})
 	}
-	if err := table.Write(image, boot.MinDisk); err != nil {
+	if err := table.Write(image, size); err != nil {
 		return err
+	}
+	if p, has := places[boot.LabelMedium]; has {
+		if err := copyTo(image, p.Start, filepath.Join(work, mediumFile)); err != nil {
+			return err
+		}
 	}
 	slots, err := o.slots()
 	if err != nil {
@@ -67,7 +77,39 @@ func (o Options) disk(uki []byte, to string) (err error) {
 	if err := o.grubOn(image, places[boot.LabelBIOS]); err != nil {
 		return err
 	}
-	return compress(image, filepath.Join(work, "compressed"), to)
+	compressed := filepath.Join(work, "compressed")
+	if err := compress(image, compressed); err != nil {
+		return err
+	}
+	return o.finish(compressed, to)
+}
+
+// mediumFile has the content of the partition with the configuration and the container images.
+const mediumFile = "medium"
+
+// places are the partitions of an image of that many bytes. What it has beside the system is made in the work directory, and lies before
+// EPHEMERAL, which grows.
+func (o Options) places(work string) (size int64, all []boot.Place, err error) {
+	size, all = boot.MinDisk, boot.Places(boot.MinDisk)
+	if o.Config == nil && o.Images == "" {
+		return size, all, nil
+	}
+	dir := filepath.Join(work, "files")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return 0, nil, err
+	}
+	label, err := o.added(dir, map[string][]byte{})
+	if err != nil {
+		return 0, nil, err
+	}
+	medium, err := writeVolume(filepath.Join(work, mediumFile), dir, label)
+	if err != nil {
+		return 0, nil, err
+	}
+	last := len(all) - 1
+	all = slices.Insert(all, last, boot.Place{Volume: boot.Volume{Label: boot.LabelMedium, Type: boot.TypeMedium}, Start: all[last].Start, Size: medium})
+	all[last+1].Start += medium
+	return size + medium, all, nil
 }
 
 // slots are those of a machine that was just installed.
@@ -137,7 +179,17 @@ func (o Options) grubOn(image *os.File, at boot.Place) error {
 	return esp.BootRecord(image, record, program, at.Start, at.Size)
 }
 
-func compress(image *os.File, made, to string) error {
+func copyTo(image *os.File, start int64, from string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	_, err = io.Copy(io.NewOffsetWriter(image, start), in)
+	return err
+}
+
+func compress(image *os.File, made string) error {
 	if _, err := image.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
@@ -153,8 +205,5 @@ func compress(image *os.File, made, to string) error {
 	if _, err := io.Copy(encoder, image); err != nil {
 		return err
 	}
-	if err := errors.Join(encoder.Close(), out.Sync()); err != nil {
-		return err
-	}
-	return os.Rename(made, to)
+	return errors.Join(encoder.Close(), out.Sync())
 }

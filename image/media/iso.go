@@ -40,6 +40,8 @@ const (
 	catalogImages = 4 * catalogEntry
 	imageField    = 8
 
+	mib = 1 << 20
+
 	// gptSectors is the size of a partition table with its entries.
 	gptSectors = 33
 )
@@ -53,9 +55,6 @@ const (
 // writeISO makes an image of a CD from the files in dir, of which biosFile and efiFile are what firmware boots. It is also one of a disk: copied to
 // a USB stick, BIOSes start the boot record, and UEFI finds the partition with efiFile.
 func writeISO(to, dir, label string, boots loader.Loader) (err error) {
-	if err := sameTimes(dir); err != nil {
-		return err
-	}
 	size, err := os.Stat(filepath.Join(dir, efiFile)) // the library removes the directory
 	if err != nil {
 		return err
@@ -65,23 +64,16 @@ func writeISO(to, dir, label string, boots loader.Loader) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	fs, err := iso9660.Create(file.New(out, false), 0, 0, isoSector, dir)
-	if err != nil {
-		return fmt.Errorf("ISO 9660: %w", err)
-	}
 	bios := &iso9660.ElToritoEntry{Platform: iso9660.BIOS, Emulation: iso9660.NoEmulation, BootFile: "/" + biosFile, BootTable: true}
 	efi := &iso9660.ElToritoEntry{Platform: iso9660.EFI, Emulation: iso9660.NoEmulation, BootFile: "/" + efiFile}
 	// The count of sectors has 16 bits. UEFI takes 0 as the rest of the medium (UEFI 2.10, 13.3.2.1).
 	efi.SetLoadSize(0)
-	if err := fs.Finalize(iso9660.FinalizeOptions{
-		VolumeIdentifier: label, Joliet: true,
-		ElTorito: &iso9660.ElTorito{HideBootCatalog: true, Entries: []*iso9660.ElToritoEntry{bios, efi}},
-	}); err != nil {
-		return fmt.Errorf("ISO 9660: %w", err)
-	}
-	catalog, err := descriptors(out)
+	catalog, err := files(out, dir, label, &iso9660.ElTorito{HideBootCatalog: true, Entries: []*iso9660.ElToritoEntry{bios, efi}})
 	if err != nil {
 		return err
+	}
+	if catalog == 0 {
+		return errors.New("ISO 9660: no boot record")
 	}
 	images := make([]byte, catalogImages)
 	if _, err := out.ReadAt(images, catalog*isoSector); err != nil {
@@ -94,6 +86,37 @@ func writeISO(to, dir, label string, boots loader.Loader) (err error) {
 		return err
 	}
 	return bootRecord(out, boots, at(1))
+}
+
+// writeVolume makes a file system with the files in dir, and returns its size in bytes: whole MiB, as partitions have.
+func writeVolume(to, dir, label string) (size int64, err error) {
+	out, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	if _, err := files(out, dir, label, nil); err != nil {
+		return 0, err
+	}
+	if size, err = out.Seek(0, io.SeekEnd); err != nil {
+		return 0, err
+	}
+	return (size + mib - 1) / mib * mib, nil
+}
+
+// files makes a file system of the files in dir, and returns the sector of the boot catalog; 0: it has none.
+func files(out *os.File, dir, label string, boots *iso9660.ElTorito) (catalog int64, err error) {
+	if err := sameTimes(dir); err != nil {
+		return 0, err
+	}
+	fs, err := iso9660.Create(file.New(out, false), 0, 0, isoSector, dir)
+	if err == nil {
+		err = fs.Finalize(iso9660.FinalizeOptions{VolumeIdentifier: label, Joliet: true, ElTorito: boots})
+	}
+	if err != nil {
+		return 0, fmt.Errorf("ISO 9660: %w", err)
+	}
+	return descriptors(out)
 }
 
 // sameTimes gives all files the same time.
@@ -126,9 +149,6 @@ func descriptors(out *os.File) (catalog int64, err error) {
 	}
 	// BIOSes look for the boot record in the second place only (El Torito, 2.0); the library writes it as the last one.
 	slices.SortStableFunc(all, func(a, b []byte) int { return cmp.Compare(place(a), place(b)) })
-	if len(all) < 2 || all[1][0] != descriptorBoot {
-		return 0, errors.New("ISO 9660: no boot record")
-	}
 	_, err = out.WriteAt(bytes.Join(all, nil), firstDescriptor*isoSector)
 	return catalog, err
 }
@@ -162,7 +182,6 @@ func hybrid(out *os.File, start, sectors uint64) error {
 	if err != nil {
 		return err
 	}
-	const mib = 1 << 20
 	size := (end + gptSectors*diskSector + mib - 1) / mib * mib // hypervisors want disks of whole MiB
 	if err := out.Truncate(size); err != nil {
 		return err

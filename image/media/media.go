@@ -59,7 +59,7 @@ type Options struct {
 	Modules string
 	// Program is the file of the program in the installer image, and Name the name of that image; "": the usual one.
 	Program, Name string
-	// Config is a machine configuration, and Images a file with container images; nil and "": none. Only an ISO can have them.
+	// Config is a machine configuration, and Images a file with container images; nil and "": none. Only an ISO and a disk can have them.
 	Config []byte
 	Images string
 }
@@ -80,12 +80,15 @@ func (o Options) cmdline() string {
 	return strings.Join(args, " ")
 }
 
+// Carries reports whether media of a kind can have a configuration and container images.
+func Carries(kind string) bool { return kind == ISO || kind == Disk }
+
 // Build makes a medium. It is one file; the files for a boot over the network are in a directory.
 func (o Options) Build(ctx context.Context, kind, to string) error {
-	if o.Images != "" && kind != ISO {
+	if o.Images != "" && !Carries(kind) {
 		return fmt.Errorf("a medium of kind %s can't have container images", kind)
 	}
-	if o.Config != nil && kind != ISO {
+	if o.Config != nil && !Carries(kind) {
 		return fmt.Errorf("a medium of kind %s can't have a configuration: name its URL instead, with the kernel argument garboard.config=URL", kind)
 	}
 	switch kind {
@@ -162,25 +165,37 @@ func (o Options) iso(uki []byte, to string) (err error) {
 		return err
 	}
 	files := map[string][]byte{biosFile: o.Loader.BIOS, esp.MediumFile: described, strings.TrimPrefix(loader.ConfigFile, "/"): []byte(script)}
-	label := boot.MediumLabel
-	if o.Config != nil {
-		files[boot.ISOFile], label = o.Config, boot.ISOLabel
-		files[boot.ISOSum] = fmt.Appendf(nil, "%x  %s\n", sha256.Sum256(o.Config), boot.ISOFile)
-	}
-	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
-			return err
-		}
-	}
-	if o.Images != "" {
-		if err := copyFile(o.Images, filepath.Join(dir, boot.BundleFile)); err != nil {
-			return err
-		}
+	label, err := o.added(dir, files)
+	if err != nil {
+		return err
 	}
 	made := filepath.Join(work, "iso")
 	if err := writeISO(made, dir, label, o.Loader); err != nil {
 		return err
 	}
+	return o.finish(made, to)
+}
+
+// added writes these files, the configuration and the container images to a directory, and returns the label of a volume with it.
+func (o Options) added(dir string, files map[string][]byte) (label string, err error) {
+	label = boot.MediumLabel
+	if o.Config != nil {
+		files[boot.ISOFile], label = o.Config, boot.ISOLabel
+		files[boot.ISOSum] = fmt.Appendf(nil, "%x  %s\n", sha256.Sum256(o.Config), boot.ISOFile)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			return "", err
+		}
+	}
+	if o.Images != "" {
+		err = copyFile(o.Images, filepath.Join(dir, boot.BundleFile))
+	}
+	return label, err
+}
+
+// finish gives a complete file its name.
+func (o Options) finish(made, to string) error {
 	if o.Config != nil { // it has keys
 		if err := os.Chmod(made, 0o600); err != nil {
 			return err

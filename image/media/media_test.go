@@ -202,10 +202,10 @@ func TestISO(t *testing.T) {
 	}
 }
 
-// The image of a disk is one as an installation leaves it.
-func TestDiskImage(t *testing.T) {
-	o := options(t)
-	packed, err := zstd.NewReader(bytes.NewReader(read(t, build(t, o, Disk))))
+// unpack returns the image of a disk, with its partitions.
+func unpack(t *testing.T, path string, size int64) (*os.File, *gpt.Table) {
+	t.Helper()
+	packed, err := zstd.NewReader(bytes.NewReader(read(t, path)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,17 +214,67 @@ func TestDiskImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer image.Close()
-	if n, err := io.Copy(image, packed); err != nil || n != boot.MinDisk {
+	t.Cleanup(func() { image.Close() })
+	if n, err := io.Copy(image, packed); err != nil || n != size {
 		t.Fatalf("%d bytes, %v", n, err)
 	}
 	table, err := gpt.Read(image, diskSector, diskSector)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := table.Verify(image, boot.MinDisk); err != nil {
+	if err := table.Verify(image, uint64(size)); err != nil {
 		t.Error(err)
 	}
+	return image, table
+}
+
+// A configuration and container images lie in a partition of the disk's image, before the one that grows.
+func TestDiskImageWithMore(t *testing.T) {
+	o := options(t)
+	o.Config, o.Images = []byte("machine: {}\n"), filepath.Join(t.TempDir(), "images.tar")
+	images := bytes.Repeat([]byte("image"), 500_000)
+	if err := os.WriteFile(o.Images, images, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := build(t, o, Disk)
+	if info, err := os.Stat(path); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the file with keys has mode %v, %v", info.Mode(), err)
+	}
+	const size = 3 << 20
+	image, table := unpack(t, path, boot.MinDisk+size)
+	places := boot.Places(boot.MinDisk)
+	last := len(places) - 1
+	medium, ephemeral := table.Partitions[last], table.Partitions[last+1]
+	if medium.Name != boot.LabelMedium || string(medium.Type) != boot.TypeMedium || int64(medium.Start)*diskSector != places[last].Start || medium.Size != size {
+		t.Errorf("%+v", medium)
+	}
+	if ephemeral.Name != boot.LabelEphemeral || ephemeral.Start != medium.End+1 || int64(ephemeral.Size) != places[last].Size {
+		t.Errorf("%+v", ephemeral)
+	}
+	volume, err := os.Create(filepath.Join(t.TempDir(), "volume"))
+	if err == nil {
+		defer volume.Close()
+		_, err = io.Copy(volume, io.NewSectionReader(image, int64(medium.Start)*diskSector, size))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	iso, err := iso9660.Read(file.New(volume, true), 0, 0, isoSector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if label := strings.TrimSpace(iso.Label()); label != boot.ISOLabel || !bytes.Equal(content(t, iso, "/"+boot.ISOFile), o.Config) || !bytes.Equal(content(t, iso, "/"+boot.BundleFile), images) {
+		t.Errorf("the volume %q has other files", label)
+	}
+	if !bytes.Equal(read(t, build(t, o, Disk)), read(t, path)) {
+		t.Error("a second build differs")
+	}
+}
+
+// The image of a disk is one as an installation leaves it.
+func TestDiskImage(t *testing.T) {
+	o := options(t)
+	image, table := unpack(t, build(t, o, Disk), boot.MinDisk)
 	places := boot.Places(boot.MinDisk)
 	for i, p := range places {
 		got := table.Partitions[i]

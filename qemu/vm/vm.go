@@ -336,7 +336,7 @@ func makeDisk(path, image string, size int64) (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if image != "" {
-		if err := unpack(f, image, size); err != nil {
+		if err := Unpack(f, image, size); err != nil {
 			return err
 		}
 	}
@@ -346,8 +346,8 @@ func makeDisk(path, image string, size int64) (err error) {
 	return os.Rename(partial, path)
 }
 
-// unpack writes the content of a compressed image, without its zeros.
-func unpack(disk *os.File, image string, size int64) error {
+// Unpack writes the content of a compressed image, without its zeros.
+func Unpack(disk *os.File, image string, size int64) error {
 	in, err := os.Open(image)
 	if err != nil {
 		return err

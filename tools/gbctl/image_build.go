@@ -46,7 +46,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 			if b.from == "" {
 				return usagef("--from: name the installer image to build from, or a file of 'gbctl media build installer'")
 			}
-			if b.media.Config, err = a.isoParts(b.configFile, b.media.Images, slices.Contains(kindsOf(outputs), media.ISO), b.incomplete); err != nil {
+			if b.media.Config, err = a.addedParts(b.configFile, b.media.Images, slices.ContainsFunc(kindsOf(outputs), media.Carries), b.incomplete); err != nil {
 				return err
 			}
 			return b.run(cmd.Context(), outputs, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }, func(path string) { fmt.Fprintln(a.out, path) })
@@ -64,8 +64,8 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	f.StringArrayVar(&b.change.Args, "extra-kernel-arg", nil, "argument to add to the kernel's command line; repeatable")
 	f.StringVar(&b.media.Name, "tag", "", "name of the installer image (default the usual one of its release)")
 	f.StringArrayVar(&b.mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry; repeatable")
-	f.StringVar(&b.configFile, "config", "", "machine configuration to put into an iso")
-	f.StringVar(&b.media.Images, "images", "", "file of 'gbctl images bundle' to put into an iso")
+	f.StringVar(&b.configFile, "config", "", "machine configuration to put into an iso or disk")
+	f.StringVar(&b.media.Images, "images", "", "file of 'gbctl images bundle' to put into an iso or disk")
 	f.BoolVar(&b.incomplete, "incomplete", false, "accept --images without some of the images that a node needs")
 	f.StringVar(&b.media.Microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware")
 	return cmd

@@ -40,7 +40,7 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 			}
 			o := media.Options{Args: args, Microcode: microcode, Images: images}
 			var err error
-			if o.Config, err = a.isoParts(configFile, images, kind == media.ISO, incomplete); err != nil {
+			if o.Config, err = a.addedParts(configFile, images, media.Carries(kind), incomplete); err != nil {
 				return err
 			}
 			if err := parts(cmd, source, flavour, &o); err != nil {
@@ -57,8 +57,8 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVarP(&output, "output", "o", "", "file to write, or the directory for pxe (default garboard.iso, garboard.raw.zst, garboard.efi, pxe or garboard-installer.tar)")
 	f.StringVar(&flavour, "flavour", string(kernel.Generic), "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines")
-	f.StringVar(&configFile, "config", "", "machine configuration to put into the iso: the machine uses it at its first boot")
-	f.StringVar(&images, "images", "", "file of 'gbctl images bundle' to put into the iso: the machine takes its images from it, and needs no registry for them")
+	f.StringVar(&configFile, "config", "", "machine configuration to put into the iso or disk: the machine uses it at its first boot")
+	f.StringVar(&images, "images", "", "file of 'gbctl images bundle' to put into the iso or disk: the machine takes its images from it, and needs no registry for them")
 	f.BoolVar(&incomplete, "incomplete", false, "accept --images without some of the images that a node needs, such as for an upgrade")
 	f.StringVar(&microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware: its intel-ucode and amd-ucode")
 	f.StringArrayVar(&args, "extra-kernel-arg", nil, "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
@@ -69,12 +69,12 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 // defaultFiles are where media are written, by kind.
 var defaultFiles = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe", media.InstallerKind: "garboard-installer.tar", media.Disk: "garboard.raw.zst"}
 
-// isoParts checks what only an ISO can have, and reads the configuration.
-func (a *app) isoParts(configFile, images string, iso, incomplete bool) (text []byte, err error) {
+// addedParts checks what is put into a medium that carries it, and reads the configuration.
+func (a *app) addedParts(configFile, images string, carries, incomplete bool) (text []byte, err error) {
 	needed := config.DefaultImages()
 	if configFile != "" {
-		if !iso {
-			return nil, usagef("--config: only an iso can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL")
+		if !carries {
+			return nil, usagef("--config: only an iso and a disk can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL")
 		}
 		var c *config.Config
 		if c, text, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
@@ -85,8 +85,8 @@ func (a *app) isoParts(configFile, images string, iso, incomplete bool) (text []
 	if images == "" {
 		return text, nil
 	}
-	if !iso {
-		return nil, usagef("--images: only an iso can have images")
+	if !carries {
+		return nil, usagef("--images: only an iso and a disk can have images")
 	}
 	archive, err := registry.OpenArchive(images)
 	if err != nil {

@@ -129,8 +129,8 @@ func TestMediaThatCantBe(t *testing.T) {
 	t.Parallel()
 	dir := mediaDir(t)
 	for args, want := range map[string]string{
-		"disk --config worker.yaml":  "--config: only an iso can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL",
-		"pxe --images cluster.tar":   "--images: only an iso can have images",
+		"pxe --config worker.yaml":   "--config: only an iso and a disk can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL",
+		"pxe --images cluster.tar":   "--images: only an iso and a disk can have images",
 		"--config broken.yaml":       "broken.yaml:1",
 		"--images cluster.tar":       "cluster.tar lacks what a node needs: registry.k8s.io/",
 		"--images worker.yaml":       "is no archive of container images",

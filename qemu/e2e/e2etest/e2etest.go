@@ -230,6 +230,34 @@ func DiskImage(t *testing.T, o media.Options) Option {
 	return func(o *qemu.Options) { o.DiskGiB, o.Boot.Disk = largerDisk, path }
 }
 
+// OwnDisk builds the image of a disk for each machine, with the configuration of the machine in it. The disk has nothing else to boot from, and the
+// machine no other source of a configuration.
+func OwnDisk(t *testing.T, o media.Options) Option {
+	t.Helper()
+	made := parts(t).With(o)
+	return func(q *qemu.Options) {
+		q.Unconfigured, q.Hardware = true, []vm.Hardware{{Medium: vm.OwnDisk}}
+		q.Prepare = func(dir string) (err error) {
+			if made.Config, err = os.ReadFile(filepath.Join(dir, "config.yaml")); err != nil {
+				return err
+			}
+			packed := filepath.Join(t.TempDir(), "garboard.raw.zst")
+			if err := made.Build(t.Context(), media.Disk, packed); err != nil {
+				return err
+			}
+			f, err := os.Create(filepath.Join(dir, "disk.img"))
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if err := vm.Unpack(f, packed, largerDisk<<30); err != nil {
+				return err
+			}
+			return f.Truncate(largerDisk << 30)
+		}
+	}
+}
+
 func buildMedium(t *testing.T, kind string, o media.Options) string {
 	t.Helper()
 	o = parts(t).With(o)

@@ -5,7 +5,6 @@ package media
 
 import (
 	"bufio"
-	"errors"
 	"io"
 	"net"
 	"net/http/httptest"
@@ -16,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/diskfs/go-diskfs/backend/file"
-	"github.com/diskfs/go-diskfs/filesystem/fat32"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
@@ -202,69 +199,3 @@ func TestClusterFromTheNetwork(t *testing.T) {
 
 // args make the serial line the main console, as in the other tests.
 var args = []string{"console=ttyS0", "panic=-1"}
-
-// The image of a disk boots with either firmware, after it was written to a larger disk: EPHEMERAL has the rest of it. In the machine with a
-// BIOS, it has its configuration from a volume of NoCloud.
-func TestDiskImage(t *testing.T) {
-	for firmware, uefi := range map[string]bool{"bios": false, "uefi": true} {
-		t.Run(firmware, func(t *testing.T) {
-			o, from, setup := media.Options{Args: args, Version: "v1.0.0"}, "fw_cfg", func(*qemu.Options) {}
-			if !uefi {
-				o.Args, from, setup = append([]string{"garboard.platform=nocloud"}, args...), "platform nocloud", noCloud(t)
-			}
-			c, m := e2etest.Start(t, "disk-"+firmware, qemu.QEMU, e2etest.Nodes(1, 0), e2etest.DiskImage(t, o), func(o *qemu.Options) {
-				o.Boot.UEFI, o.MemoryMiB = uefi, 1536
-				o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
-				setup(o)
-			})
-			c.Says(2*bootBudget, 0, "Garboard v1.0.0 runs from slot A, which is trying")
-			m.Reached("the image boots")
-			c.Says(bootBudget, 0, "machined", "configuration from "+from)
-			c.Says(bootBudget, 0, "slot A is good")
-			m.Reached("its system is good")
-			// 6 GiB without the other partitions; the image has 3 GiB.
-			if out := c.Gbctl("-n", c.Node(), "mounts"); !regexp.MustCompile(`/var +/dev/vda5 +xfs +5\.\d GiB`).MatchString(out) {
-				t.Errorf("file systems:\n%s", out)
-			}
-		})
-	}
-}
-
-// noCloud gives a machine its configuration in a volume.
-func noCloud(t *testing.T) e2etest.Option {
-	t.Helper()
-	volume := filepath.Join(t.TempDir(), "cidata")
-	wrapQEMU(t, `set -- "$@" -drive if=none,id=cidata,format=raw,readonly=on,file=`+volume+` -device qemu-xhci -device usb-storage,drive=cidata`, "")
-	return func(o *qemu.Options) {
-		o.Unconfigured = true
-		o.Prepare = func(node string) (err error) {
-			config, err := os.ReadFile(filepath.Join(node, "config.yaml"))
-			if err != nil {
-				return err
-			}
-			out, err := os.Create(volume)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, out.Close()) }()
-			const size = 64 << 20
-			if err := out.Truncate(size); err != nil {
-				return err
-			}
-			files, err := fat32.Create(file.New(out, false), size, 0, 512, "cidata", false)
-			if err != nil {
-				return err
-			}
-			for name, text := range map[string][]byte{"/user-data": config, "/meta-data": nil} {
-				f, err := files.OpenFile(name, os.O_CREATE|os.O_RDWR)
-				if err == nil {
-					_, err = f.Write(text)
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}
-}

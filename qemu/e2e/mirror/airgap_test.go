@@ -30,7 +30,7 @@ const (
 	talkBudget = 30 * time.Second
 )
 
-// A cluster begins, is upgraded and gets a node back without the internet: its images come from two bundles on a workstation, and no packet is for an
+// A cluster begins, is upgraded and grown without the internet: its images come from two bundles on a workstation, and no packet is for an
 // address outside of its network. An upgrade whose bundle lacks an image doesn't begin.
 func TestAirGap(t *testing.T) {
 	var both qemu.Options
@@ -102,9 +102,13 @@ func TestAirGap(t *testing.T) {
 	c.Patient(upgradeBudget).Gbctl("-n", node, "upgrade-k8s", "--to", current, "--yes")
 	m.Reached("the cluster is upgraded")
 	worker := c.Nodes[1]
-	c.Patient(upgradeBudget).Gbctl("-n", worker.Address.String(), "reset", "--system-labels-to-wipe", "EPHEMERAL", "--reboot", "--yes")
-	c.Eventually(upgradeBudget, "the worker is back, with an empty disk", func() error { return c.NodesReady(c.Nodes...) })
-	m.Reached("a node has joined with an empty disk")
+	c.Patient(upgradeBudget).Gbctl("-n", worker.Address.String(), "reset", "--reboot", "--yes")
+	c.Eventually(upgradeBudget, "the machine takes a configuration, as a new one", func() error {
+		_, err := c.TryGbctl("-n", worker.Address.String(), "apply-config", "--insecure", "-f", c.Configuration(worker.Name))
+		return err
+	})
+	c.Eventually(upgradeBudget, "the cluster has grown by it", func() error { return c.NodesReady(c.Nodes...) })
+	m.Reached("a machine with an empty disk has joined")
 
 	if text := outside(); text != "" {
 		t.Errorf("packets were for addresses outside of the nodes' network:\n%s", text)

@@ -158,11 +158,11 @@ func describe(c content) string {
 }
 
 // isOurs reports whether the table has every partition of its layout with its
-// own type, and no other partition.
+// own type, and no other partition but that of an image.
 func isOurs(t *gpt.Table) bool {
 	n, want := 0, boot.Partitions(layoutOf(t))
 	for _, p := range t.Partitions {
-		if p.Type == gpt.Unused {
+		if p.Type == gpt.Unused || isMedium(p) {
 			continue
 		}
 		n++
@@ -173,6 +173,10 @@ func isOurs(t *gpt.Table) bool {
 		}
 	}
 	return n == len(want)
+}
+
+func isMedium(p *gpt.Partition) bool {
+	return p.Name == boot.LabelMedium && strings.EqualFold(string(p.Type), boot.TypeMedium)
 }
 
 // describeTable lists the partitions with their content.

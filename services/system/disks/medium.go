@@ -32,13 +32,34 @@ func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) e
 	return d.with(label, d.holdsVolumes, use)
 }
 
-// Media is Volume for media that a person has put into the machine. Pods can bring disks of their own, over the network or with a driver for
-// storage, and give their volumes any label.
+// Media is Volume for media that a person has put into the machine, and for what the image of the system disk has brought. Pods can bring disks of
+// their own, over the network or with a driver for storage, and give their volumes any label.
 func (d *Disks) Media(_ context.Context, label string, use func(fs.FS) error) error {
+	own := d.ownMedium()
 	return d.with(label, func(name string) bool {
 		path, err := filepath.EvalSymlinks(filepath.Join(blockDir, name))
-		return err == nil && d.holdsVolumes(name) && pluggedIn(path)
+		return err == nil && d.holdsVolumes(name) && (pluggedIn(path) || filepath.Join("/dev", name) == own)
 	}, use)
+}
+
+// ownMedium is the partition of the system disk with what its image has brought; "": there is none.
+func (d *Disks) ownMedium() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.system == nil {
+		return ""
+	}
+	f, err := d.inspect(*d.system)
+	if err != nil || f.table == nil {
+		return "" // the disk is gone
+	}
+	for _, p := range f.table.Partitions {
+		if isMedium(p) {
+			path, _ := d.system.partitionPath(p.Index)
+			return path
+		}
+	}
+	return ""
 }
 
 // remote matches the paths in sysfs of devices on the other side of a network: those of iSCSI, and of Fibre Channel.

@@ -193,3 +193,59 @@ func TestVolumesOfOneLabel(t *testing.T) {
 		t.Error("a device that has come isn't noticed")
 	}
 }
+
+// A disk with the partition of an image is the system's, EPHEMERAL grows, and the partition is a medium, also after a reset. A volume of another
+// disk with the same label is none.
+func TestDiskFromAnImageHasAMedium(t *testing.T) {
+	l, other := newLoop(t, 4*gib), newLoop(t, 4<<20)
+	dev, err := readDevice(l.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := boot.Places(boot.MinDisk)
+	last := len(all) - 1
+	start := all[last].Start
+	all = slices.Insert(all, last, boot.Place{Volume: boot.Volume{Label: boot.LabelMedium, Type: boot.TypeMedium}, Start: start, Size: mib})
+	all[last+1].Start += mib
+	dev = putTable(t, l, newTable(dev, all))
+	for disk, at := range map[*loop]int64{l: start, other: 0} {
+		disk.writeAt(at+32769, "CD001")
+		disk.writeAt(at+32808, "GARBOARD"+strings.Repeat(" ", 24))
+	}
+	media := func(m *machineUnderTest) (used []string) {
+		t.Helper()
+		m.disks.o.mount = func(path, kind string, _ func(dir string) error) error {
+			used = append(used, path+" "+kind)
+			return boot.ErrNone
+		}
+		if err := m.disks.Media(t.Context(), boot.MediumLabel, func(fs.FS) error { return nil }); !errors.Is(err, boot.ErrNone) {
+			t.Error(err)
+		}
+		return used
+	}
+	path, _ := dev.partitionPath(last + 1)
+	want := []string{path + " iso9660"}
+	m := bootMachine(t, l, other)
+	if used := media(m); len(used) > 0 {
+		t.Errorf("before the system disk is known, media are %q", used)
+	}
+	m.mustUp(config.Install{Disk: l.path})
+	if m.size() < boot.MinDisk {
+		t.Errorf("EPHEMERAL has %s of a disk of 4 GiB", bytesText(m.size()))
+	}
+	if used := media(m); !slices.Equal(used, want) {
+		t.Errorf("media are %q, want %q", used, want)
+	}
+	if err := m.disks.MarkWipe(boot.WipeLabels, nil); err != nil {
+		t.Fatal(err)
+	}
+	m.off()
+	if err := m.disks.Erase(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m = bootMachine(t, l, other)
+	m.mustUp(config.Install{Disk: l.path})
+	if used := media(m); !slices.Equal(used, want) {
+		t.Errorf("after a reset, media are %q, want %q", used, want)
+	}
+}

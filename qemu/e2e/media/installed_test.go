@@ -26,7 +26,8 @@ const diskGiB = 10
 
 // A machine with UEFI installs itself from a CD, and is a Ready node from its disk. It is upgraded from an image of a registry, with its
 // data kept. A system whose kubelet doesn't run, and that of another CD, whose kernel panics, don't stay: the machine boots the former one, which
-// says why. All writes to its disk are recorded: wherever the power had been cut, a whole system would have started.
+// says why. All writes to its disk are recorded: wherever the power had been cut, a whole system
+// would have started, with its configuration.
 func TestInstalledMachine(t *testing.T) {
 	first, second := media.Options{Args: args, Version: "v1.0.0"}, media.Options{Args: args, Version: "v2.0.0"}
 	third := media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"}
@@ -122,6 +123,8 @@ func TestInstalledMachine(t *testing.T) {
 		powerIsCut(t, lossy, disk.writes(t), systems, e2etest.SystemdBoot(t), diskGiB<<30)
 	}
 	m.Reached("wherever the power had been cut, a whole system would have started")
+	stateSurvives(t, disk.writes(t), diskGiB<<30)
+	m.Reached("and it would have had its configuration")
 }
 
 // pulls checks whether the node has pulled the images of etcd and of the kubelet in this boot. They are kept on its disk.
@@ -171,49 +174,69 @@ func panics(t *testing.T, c *e2etest.Cluster) {
 // proveBudget is what a system has to become healthy in. It isn't scaled: the node measures it.
 const proveBudget = 10 * time.Minute
 
-// Systems that can't be reached from afar, in a machine with a BIOS: PID 1 of the first one hangs, and the second one doesn't drive the network
-// card. The machine goes back to the former system by itself.
+// Systems that can't be reached from afar, in machines with a BIOS: PID 1 of the first one hangs, and the second one doesn't drive the network
+// card. The machine goes back to the former system by itself, and the upgrade of the next machine doesn't begin. With a healthy system, one command
+// upgrades both.
 func TestSystemWithoutNetwork(t *testing.T) {
 	stuck, hangs := e2etest.Installer(t, e2etest.WithInit(t, media.Options{Args: args, Version: "v1.5.0"}, "hang"))
 	layout, upgrade := e2etest.Installer(t, media.Options{Args: append([]string{"module_blacklist=virtio_net"}, args...), Version: "v2.0.0"})
-	images := httptest.NewServer(registry.New(stuck, layout))
+	healthy, next := e2etest.Installer(t, media.Options{Args: args, Version: "v2.1.0"})
+	images := httptest.NewServer(registry.New(stuck, layout, healthy))
 	t.Cleanup(images.Close)
-	c, m := e2etest.Start(t, "unreachable", qemu.QEMU, e2etest.Nodes(1, 0), e2etest.DiskImage(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
+	c, m := e2etest.Start(t, "unreachable", qemu.QEMU, e2etest.Nodes(2, 0), e2etest.DiskImage(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
 		o.MemoryMiB, o.Mirrors = 1024, map[string][]string{e2etest.InstallerHost: {images.URL}}
 		o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
 	})
 	c.Says(2*bootBudget, 0, "slot A is good")
-	m.Reached("the first system is good")
 	c = c.Patient(systemBudget)
-	fails := func(image, starts string, why ...string) {
+	first, second := c.Nodes[0].Address.String(), c.Nodes[1].Address.String()
+	has := func(node string, want ...string) {
 		t.Helper()
-		before := len(c.Text())
-		c.Gbctl("-n", c.Node(), "upgrade", "--image", image, "--wait=false")
-		for _, printed := range []struct {
-			what, text string
-			budget     time.Duration
-		}{{"the next system runs", starts, 2 * bootBudget}, {"the former system runs again", "Garboard v1.0.0 runs from slot A, which is good", proveBudget}} {
-			start := time.Now()
-			c.Eventually(printed.budget, printed.what, func() error {
-				_, after, found := strings.Cut(c.Text()[before:], printed.text)
-				if !found {
-					return fmt.Errorf("for %s not yet", time.Since(start))
-				}
-				before = len(c.Text()) - len(after)
-				return nil
-			})
-			m.Reached(printed.what)
-		}
-		c.Eventually(bootBudget, "the node says why", func() error {
-			out, err := c.TryGbctl("-n", c.Node(), "get", "slots")
-			for _, want := range why {
-				if err == nil && !strings.Contains(out, want) {
+		c.Eventually(bootBudget, fmt.Sprintf("%s has slots with %q", node, want), func() error {
+			out, err := c.TryGbctl("-n", node, "get", "slots")
+			for _, text := range want {
+				if err == nil && !strings.Contains(out, text) {
 					err = errors.New(out)
 				}
 			}
 			return err
 		})
 	}
-	fails(hangs, "this system hangs", "v1.5.0", "it was started, and didn't become healthy before the machine restarted")
-	fails(upgrade, "Garboard v2.0.0 runs from slot B, which is trying", "not healthy within 10m0s", "networkd")
+	has(second, "good")
+	m.Reached("the first system is good")
+	out, err := c.TryGbctl("-n", first+","+second, "upgrade", "--image", hangs)
+	if err == nil || !strings.Contains(err.Error(), "nothing was done, because "+first+" failed") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if !strings.Contains(c.Text(), "this system hangs") {
+		t.Error("the next system didn't run")
+	}
+	has(first, "v1.5.0", "it was started, and didn't become healthy before the machine restarted")
+	has(second, "good", "empty")
+	m.Reached("a system that hangs has failed, and the other machine has none")
+	before := len(c.Text())
+	c.Gbctl("-n", first, "upgrade", "--image", upgrade, "--wait=false")
+	for _, printed := range []struct {
+		what, text string
+		budget     time.Duration
+	}{
+		{"a system without network runs", "Garboard v2.0.0 runs from slot B, which is trying", 2 * bootBudget},
+		{"the former system runs again", "Garboard v1.0.0 runs from slot A, which is good", proveBudget},
+	} {
+		c.Eventually(printed.budget, printed.what, func() error {
+			_, after, found := strings.Cut(c.Text()[before:], printed.text)
+			if !found {
+				return errors.New("not yet")
+			}
+			before = len(c.Text()) - len(after)
+			return nil
+		})
+		m.Reached(printed.what)
+	}
+	has(first, "not healthy within 10m0s", "networkd")
+	t.Log(c.Patient(2*systemBudget).Gbctl("-n", first+","+second, "upgrade", "--image", next))
+	for _, node := range []string{first, second} {
+		has(node, "v2.1.0", "healthy")
+	}
+	m.Reached("both machines are upgraded")
 }

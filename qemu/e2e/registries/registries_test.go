@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -112,7 +113,8 @@ func TestS133Caches(t *testing.T) {
 	made := e2etest.Built(t, qemu.Container)
 	var mu sync.Mutex // guards blobs
 	blobs := 0
-	images := registry.New(made.Layout)
+	others, names := ownImages(t)
+	images := registry.New(made.Layout, others)
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(r.URL.Path, "/blobs/") {
 			mu.Lock()
@@ -123,7 +125,7 @@ func TestS133Caches(t *testing.T) {
 	}))
 	t.Cleanup(upstream.Close)
 	mirrors, storage := map[string][]string{}, t.TempDir()
-	for _, host := range []string{"docker.io", "registry.k8s.io", "quay.io", "gcr.io", "ghcr.io"} {
+	for _, host := range cachedHosts {
 		address := localhost(t)
 		serve(t, nil, filepath.Join(storage, host), address, map[string]any{"proxy": map[string]any{"remoteurl": upstream.URL}})
 		mirrors[host] = []string{"http://" + address}
@@ -134,6 +136,12 @@ func TestS133Caches(t *testing.T) {
 	}
 	options := func(o *qemu.Options) { o.Images, o.Mirrors = nothing, mirrors }
 	first, m := e2etest.Ready(t, "caches", qemu.Container, options)
+	pull := func(c *e2etest.Cluster) {
+		for _, image := range names {
+			c.Gbctl("-n", c.Node(), "images", "pull", "-k", image)
+		}
+	}
+	pull(first)
 	m.Reached("the caches have all images")
 	first.Down()
 	mu.Lock()
@@ -142,14 +150,15 @@ func TestS133Caches(t *testing.T) {
 	if cold == 0 {
 		t.Error("nothing was pulled through the caches")
 	}
-	for _, image := range config.DefaultImages() {
+	for _, image := range append(config.DefaultImages(), names...) {
 		host, rest, _ := strings.Cut(image, "/")
 		repository, _, _ := strings.Cut(rest, ":")
 		if _, err := os.Stat(filepath.Join(storage, host, "docker/registry/v2/repositories", repository)); err != nil {
 			t.Errorf("the cache of %s doesn't have %s: %v", host, repository, err)
 		}
 	}
-	_, m = e2etest.Ready(t, "caches-again", qemu.Container, options)
+	again, m := e2etest.Ready(t, "caches-again", qemu.Container, options)
+	pull(again)
 	m.Reached("the node is Ready from the caches")
 	mu.Lock()
 	defer mu.Unlock()
@@ -158,10 +167,48 @@ func TestS133Caches(t *testing.T) {
 	}
 }
 
-// site is a registry with TLS from an authority of its own, and a login.
+// cachedHosts are the registries of the guides that have a cache each.
+var cachedHosts = []string{"docker.io", "registry.k8s.io", "quay.io", "gcr.io", "ghcr.io"}
+
+// ownImages makes an image of each of these registries, in a layout.
+func ownImages(t *testing.T) (dir string, names []string) {
+	t.Helper()
+	dir = t.TempDir()
+	all, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range cachedHosts {
+		image, err := random.Image(1<<16, 2)
+		if err == nil {
+			image, err = mutate.ConfigFile(image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, RootFS: rootOf(t, image)})
+		}
+		ref := host + "/site/" + strings.ReplaceAll(host, ".", "-") + ":v1"
+		if err == nil {
+			err = all.AppendImage(image, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": ref}))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, ref)
+	}
+	return dir, names
+}
+
+func rootOf(t *testing.T, image v1.Image) v1.RootFS {
+	t.Helper()
+	config, err := image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config.RootFS
+}
+
+// site is a registry with TLS from an authority of its own, and a login. It asks clients for a certificate of that authority.
 type site struct {
 	authority pki.CA
 	password  string
+	crt, key  []byte // of a client
 }
 
 // store fills the storage of a registry with images, by their names in it, and with more layers.
@@ -213,6 +260,9 @@ func (s *site) start(t *testing.T, inside *osthread.Thread, storage, address str
 	if err != nil {
 		t.Fatal(err)
 	}
+	if s.crt, s.key, err = s.authority.Issue(pki.Leaf{CN: "node", Client: true, Now: now}); err != nil {
+		t.Fatal(err)
+	}
 	hash, err := bcrypt.GenerateFromPassword([]byte(s.password), bcrypt.MinCost)
 	if err != nil {
 		t.Fatal(err)
@@ -226,18 +276,24 @@ func (s *site) start(t *testing.T, inside *osthread.Thread, storage, address str
 		return path
 	}
 	serve(t, inside, storage, address, map[string]any{
-		"http": map[string]any{"addr": address, "tls": map[string]any{"certificate": file("crt", crt), "key": file("key", key)}},
+		"http": map[string]any{"addr": address, "tls": map[string]any{
+			"certificate": file("crt", crt), "key": file("key", key), "clientcas": []string{file("ca", s.authority.Cert)},
+		}},
 		"auth": map[string]any{"htpasswd": map[string]any{"realm": "site", "path": file("htpasswd", []byte("node:"+string(hash)+"\n"))}},
 	})
 }
 
 // patch is the configuration with which a node pulls from a host.
-func (s *site) patch(host, password string) string {
-	return fmt.Sprintf("machine: {registries: {config: {%q: {auth: {username: node, password: %q}, tls: {ca: %s}}}}}", host, password, base64.StdEncoding.EncodeToString(s.authority.Cert))
+func (s *site) patch(host, password, identity string) string {
+	return fmt.Sprintf("machine: {registries: {config: {%q: {auth: {username: node, password: %q}, tls: {ca: %s%s}}}}}", host, password, base64.StdEncoding.EncodeToString(s.authority.Cert), identity)
 }
 
-// A registry with TLS from its own authority and a login serves Kubernetes' pulls and the system's own, and a wrong password is named. All is changed on
-// the running node. Then all goes through a proxy that opens TLS with an authority of its own. (S-136, S-145, S-146)
+func (s *site) identity() string {
+	return fmt.Sprintf(", clientIdentity: {crt: %s, key: %s}", base64.StdEncoding.EncodeToString(s.crt), base64.StdEncoding.EncodeToString(s.key))
+}
+
+// A registry with TLS from its own authority, which asks for a certificate and a login, serves Kubernetes' pulls and the system's own. A missing certificate
+// and a wrong password are named. All is changed on the running node. Then all goes through a proxy that opens TLS with an authority of its own. (S-136, S-145, S-146)
 func TestS136RegistryOfASite(t *testing.T) {
 	const kubelet, pause = "site/kubelet:1", "site/pause:1"
 	storage := t.TempDir()
@@ -270,28 +326,35 @@ func TestS136RegistryOfASite(t *testing.T) {
 		c.Eventually(pullBudget, "the node is Ready", func() error { return c.NodesReady(c.Nodes[0]) })
 	}
 
-	patch(s.patch(host, "wrong"))
-	c.Kubectl("run", "refused", "--image="+host+"/"+pause, "--restart=Never")
-	c.Eventually(pullBudget, "the registry refuses the password", func() error {
-		out, err := c.Try("get", "events", "--field-selector", "involvedObject.name=refused", "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "401 Unauthorized") {
-			err = errors.New(out)
-		}
-		return err
-	})
-	m.Reached("the wrong password is refused")
-	patch(s.patch(host, s.password))
+	refused := func(pod, why string) {
+		t.Helper()
+		c.Kubectl("run", pod, "--image="+host+"/"+pause, "--restart=Never")
+		c.Eventually(pullBudget, "the registry refuses: "+why, func() error {
+			out, err := c.Try("get", "events", "--field-selector", "involvedObject.name="+pod, "-o", "jsonpath={.items[*].message}")
+			if err == nil && !strings.Contains(out, why) {
+				err = errors.New(out)
+			}
+			return err
+		})
+		m.Reached("the registry refuses: " + why)
+	}
+	patch(s.patch(host, s.password, ""))
+	refused("anonymous", "certificate required")
+	patch(s.patch(host, "wrong", s.identity()))
+	refused("refused", "401 Unauthorized")
+	patch(s.patch(host, s.password, s.identity()))
 	starts("direct", host+"/"+pause)
 	runsKubelet(host + "/" + kubelet)
 
 	m.Reached("pod and kubelet come from the registry")
 	dir := t.TempDir()
 	ca := filepath.Join(dir, "upstream.pem")
-	if err := os.WriteFile(ca, s.authority.Cert, 0o600); err != nil {
+	client := filepath.Join(dir, "client.pem")
+	if err := errors.Join(os.WriteFile(ca, s.authority.Cert, 0o600), os.WriteFile(client, append(s.key, s.crt...), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	log := e2etest.Run(t, inside, "mitmdump", "--listen-host", gateway, "--listen-port", "3128", "--set", "confdir="+dir,
-		"--set", "connection_strategy=lazy", "--set", "ssl_verify_upstream_trusted_ca="+ca, "--map-remote", "|https://registry.test/|https://"+host+"/")
+		"--set", "connection_strategy=lazy", "--set", "ssl_verify_upstream_trusted_ca="+ca, "--set", "client_certs="+client, "--map-remote", "|https://registry.test/|https://"+host+"/")
 	var authority []byte
 	eventually.That(t, startBudget, "the proxy has its authority", func() (err error) {
 		authority, err = os.ReadFile(filepath.Join(dir, "mitmproxy-ca-cert.pem"))

@@ -22,8 +22,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/registry"
 )
 
-// The image of a disk boots with either firmware, after it was written to a larger disk: EPHEMERAL has the rest of it. In the machine with a
-// BIOS, it has its configuration from a volume of NoCloud.
+// The image of a disk boots with either firmware, after it was written to a larger disk: EPHEMERAL has the rest of it. The machine with a
+// BIOS has its configuration from a volume of NoCloud, and is a Ready node.
 func TestDiskImage(t *testing.T) {
 	for firmware, uefi := range map[string]bool{"bios": false, "uefi": true} {
 		t.Run(firmware, func(t *testing.T) {
@@ -32,8 +32,9 @@ func TestDiskImage(t *testing.T) {
 				o.Args, from, setup = append([]string{"garboard.platform=nocloud"}, args...), "platform nocloud", noCloud(t)
 			}
 			c, m := e2etest.Start(t, "disk-"+firmware, qemu.QEMU, e2etest.Nodes(1, 0), e2etest.DiskImage(t, o), func(o *qemu.Options) {
-				o.Boot.UEFI, o.MemoryMiB = uefi, 1536
-				o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
+				if o.Boot.UEFI = uefi; uefi {
+					o.MemoryMiB, o.ControlPlanePatches = 1536, [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
+				}
 				setup(o)
 			})
 			c.Says(2*bootBudget, 0, "Garboard v1.0.0 runs from slot A, which is trying")
@@ -44,6 +45,9 @@ func TestDiskImage(t *testing.T) {
 			// 6 GiB without the other partitions; the image has 3 GiB.
 			if out := c.Gbctl("-n", c.Node(), "mounts"); !regexp.MustCompile(`/var +/dev/vda5 +xfs +5\.\d GiB`).MatchString(out) {
 				t.Errorf("file systems:\n%s", out)
+			}
+			if !uefi {
+				c.Ready(m)
 			}
 		})
 	}

@@ -180,12 +180,11 @@ func TestImagesOnTheMedium(t *testing.T) {
 	}
 }
 
-// S-333: a machine of a development cluster boots over HTTP, with a UEFI, and is installed from the registry of the cluster. It has a
-// second disk, which stays as it is, and a clock that is ten years behind.
+// S-333: a machine of a development cluster boots over HTTP, with a UEFI, is installed from the registry of the cluster, and is a
+// Ready node. It has a second disk, which stays as it is, and a clock that is ten years behind.
 func TestClusterFromTheNetwork(t *testing.T) {
 	c, m := e2etest.Start(t, "http-boot", qemu.QEMU, e2etest.NetworkBoot(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
-		o.Boot.UEFI, o.MemoryMiB, o.Disks, o.ClockOffset = true, 1536, 2, -10*365*24*time.Hour
-		o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
+		o.Boot.UEFI, o.Disks, o.ClockOffset = true, 2, -10*365*24*time.Hour
 	})
 	c.Says(2*bootBudget, 0, "installed from "+media.InstallerImage("v1.0.0"))
 	m.Reached("the system is on the disk")
@@ -195,6 +194,7 @@ func TestClusterFromTheNetwork(t *testing.T) {
 	if out := c.Gbctl("-n", c.Node(), "disks"); !regexp.MustCompile(`/dev/vda .* Garboard\n(?s:.*)/dev/vdb .* nothing\n`).MatchString(out) {
 		t.Errorf("disks:\n%s", out)
 	}
+	c.Ready(m)
 }
 
 // args make the serial line the main console, as in the other tests.

@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -165,6 +166,39 @@ func TestS133Caches(t *testing.T) {
 	if blobs != cold {
 		t.Errorf("the second cluster has pulled %d more blobs from the registries", blobs-cold)
 	}
+}
+
+// The guide to clusters without the internet (guides §2): the images are pushed to a real registry, without the hosts of their names. A cluster
+// that has this registry as a mirror of each host works.
+func TestRegistryOfAnAirGap(t *testing.T) {
+	source := httptest.NewServer(registry.New(e2etest.Built(t, qemu.Container).Layout))
+	t.Cleanup(source.Close)
+	bundle, nothing, address := filepath.Join(t.TempDir(), "images.tar"), t.TempDir(), localhost(t)
+	e2etest.Gbctl(t, "images", "bundle", "-o", bundle, "--registry-mirror", "*="+source.URL)
+	serve(t, nil, t.TempDir(), address, nil)
+	e2etest.Gbctl(t, "images", "push", bundle, address)
+	response, err := http.Get("http://" + address + "/v2/_catalog?n=100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	var catalog struct{ Repositories []string }
+	if err := json.NewDecoder(response.Body).Decode(&catalog); err != nil {
+		t.Fatal(err)
+	}
+	mirrors := map[string][]string{}
+	for _, image := range config.DefaultImages() {
+		host, rest, _ := strings.Cut(image, "/")
+		mirrors[host] = []string{"http://" + address}
+		if repository, _, _ := strings.Cut(rest, ":"); !slices.Contains(catalog.Repositories, repository) {
+			t.Errorf("the registry has no %s: %v", repository, catalog.Repositories)
+		}
+	}
+	if _, err := layout.Write(nothing, empty.Index); err != nil {
+		t.Fatal(err)
+	}
+	_, m := e2etest.Ready(t, "airgap-guide", qemu.Container, func(o *qemu.Options) { o.Images, o.Mirrors = nothing, mirrors })
+	m.Reached("the cluster works with the registry of the site")
 }
 
 // cachedHosts are the registries of the guides that have a cache each.

@@ -114,7 +114,7 @@ func TestS133Caches(t *testing.T) {
 	made := e2etest.Built(t, qemu.Container)
 	var mu sync.Mutex // guards blobs
 	blobs := 0
-	others, names := ownImages(t)
+	others, names, layers := ownImages(t)
 	images := registry.New(made.Layout, others)
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(r.URL.Path, "/blobs/") {
@@ -143,6 +143,14 @@ func TestS133Caches(t *testing.T) {
 		}
 	}
 	pull(first)
+	eventually.That(t, pullBudget, "the caches, which store a layer after they have sent it, have all layers", func() error {
+		for _, link := range layers {
+			if _, err := os.Stat(filepath.Join(storage, link)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	m.Reached("the caches have all images")
 	first.Down()
 	mu.Lock()
@@ -204,8 +212,8 @@ func TestRegistryOfAnAirGap(t *testing.T) {
 // cachedHosts are the registries of the guides that have a cache each.
 var cachedHosts = []string{"docker.io", "registry.k8s.io", "quay.io", "gcr.io", "ghcr.io"}
 
-// ownImages makes an image of each of these registries, in a layout.
-func ownImages(t *testing.T) (dir string, names []string) {
+// ownImages makes an image of each of these registries, in a layout. A cache with a layer of one has a file for it in its storage.
+func ownImages(t *testing.T) (dir string, names, layers []string) {
 	t.Helper()
 	dir = t.TempDir()
 	all, err := layout.Write(dir, empty.Index)
@@ -225,8 +233,15 @@ func ownImages(t *testing.T) (dir string, names []string) {
 			t.Fatal(err)
 		}
 		names = append(names, ref)
+		manifest, err := image.Manifest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, layer := range manifest.Layers {
+			layers = append(layers, filepath.Join(host, "docker/registry/v2/repositories/site", strings.ReplaceAll(host, ".", "-"), "_layers/sha256", layer.Digest.Hex, "link"))
+		}
 	}
-	return dir, names
+	return dir, names, layers
 }
 
 func rootOf(t *testing.T, image v1.Image) v1.RootFS {

@@ -30,7 +30,7 @@ const (
 	talkBudget = 30 * time.Second
 )
 
-// A cluster begins, is upgraded and grown without the internet: its images come from two bundles on a workstation, and no packet is for an
+// A cluster begins, grows by a control plane, is upgraded and gets a node back without the internet: its images come from two bundles on a workstation, and no packet is for an
 // address outside of its network. An upgrade whose bundle lacks an image doesn't begin.
 func TestAirGap(t *testing.T) {
 	var both qemu.Options
@@ -76,14 +76,18 @@ func TestAirGap(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	c, m := e2etest.Start(t, "airgap", qemu.Container, e2etest.Nodes(1, 1), func(o *qemu.Options) {
-		o.KubernetesVersion, o.Images = components.OtherKubernetesVersion, nothing
+	c, m := e2etest.Start(t, "airgap", qemu.Container, e2etest.Nodes(2, 1), func(o *qemu.Options) {
+		o.KubernetesVersion, o.Images, o.Later = components.OtherKubernetesVersion, nothing, 1
 		o.Mirrors = map[string][]string{"*": {fmt.Sprintf("http://10.5.0.1:%s", at.Port())}}
 	})
 	outside := c.Audit()
 	c.Ready(m)
+	if err := c.On(t.Context(), c.Nodes[1].Name); err != nil {
+		t.Fatal(err)
+	}
+	c.Eventually(upgradeBudget, "the cluster has grown by a control plane", func() error { return c.NodesReady(c.Nodes...) })
 	c.Complete()
-	m.Reached("the cluster is complete")
+	m.Reached("the cluster has grown, and is complete")
 
 	node := c.Nodes[0].Address.String()
 	out, err := c.Patient(upgradeBudget).TryGbctl("-n", node, "upgrade-k8s", "--to", current, "--yes")
@@ -101,14 +105,10 @@ func TestAirGap(t *testing.T) {
 	c.Gbctl("-n", node, "images", "verify", "--for", "upgrade", "--to", current)
 	c.Patient(upgradeBudget).Gbctl("-n", node, "upgrade-k8s", "--to", current, "--yes")
 	m.Reached("the cluster is upgraded")
-	worker := c.Nodes[1]
-	c.Patient(upgradeBudget).Gbctl("-n", worker.Address.String(), "reset", "--reboot", "--yes")
-	c.Eventually(upgradeBudget, "the machine takes a configuration, as a new one", func() error {
-		_, err := c.TryGbctl("-n", worker.Address.String(), "apply-config", "--insecure", "-f", c.Configuration(worker.Name))
-		return err
-	})
-	c.Eventually(upgradeBudget, "the cluster has grown by it", func() error { return c.NodesReady(c.Nodes...) })
-	m.Reached("a machine with an empty disk has joined")
+	worker := c.Nodes[2]
+	c.Patient(upgradeBudget).Gbctl("-n", worker.Address.String(), "reset", "--system-labels-to-wipe", "EPHEMERAL", "--reboot", "--yes")
+	c.Eventually(upgradeBudget, "the worker is back, with an empty disk", func() error { return c.NodesReady(c.Nodes...) })
+	m.Reached("a node has joined with an empty disk")
 
 	if text := outside(); text != "" {
 		t.Errorf("packets were for addresses outside of the nodes' network:\n%s", text)

@@ -28,7 +28,7 @@ var broken = map[string]string{
 	"limited":   "429 Too Many Requests",
 	"failing":   "500 Internal Server Error",
 	"missing":   "not found",
-	"wrong":     "unexpected",
+	"wrong":     "instead of a manifest",
 	"truncated": "EOF",
 	"corrupted": "unexpected commit digest",
 	"silent":    "timeout awaiting response headers",

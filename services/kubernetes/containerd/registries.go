@@ -12,12 +12,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	dockerconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/system/network"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // dockerHub is where images of docker.io come from: credentials are asked for by
@@ -197,11 +199,24 @@ func (o origin) resolver(ctx context.Context) (r remotes.Resolver, done func()) 
 		},
 	}
 	hosts := dockerconfig.ConfigureHosts(ctx, options)
-	return docker.NewResolver(docker.ResolverOptions{Hosts: hosts}), func() {
+	return manifests{docker.NewResolver(docker.ResolverOptions{Hosts: hosts})}, func() {
 		for _, c := range clients {
 			c.CloseIdleConnections()
 		}
 	}
+}
+
+// manifests is a registry that is believed only with the manifest of an image. What else answers for it, such as the page of a proxy that wants a
+// login, would be stored under the image's name, and never be asked for again.
+type manifests struct{ remotes.Resolver }
+
+// Resolve implements remotes.Resolver.
+func (m manifests) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
+	name, found, err := m.Resolver.Resolve(ctx, ref)
+	if err == nil && !images.IsManifestType(found.MediaType) && !images.IsIndexType(found.MediaType) {
+		err = fmt.Errorf("%q is the type of what is there instead of a manifest: maybe a proxy or a login page answers for the registry", found.MediaType)
+	}
+	return name, found, err
 }
 
 // update gives a client our proxies and authorities. Go would read both once per

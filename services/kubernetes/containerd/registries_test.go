@@ -259,3 +259,17 @@ func TestHostFilesOfOneRegistry(t *testing.T) {
 		t.Errorf("the key's mode is %v (%v)", info.Mode(), err)
 	}
 }
+
+// What answers for a registry, and has no manifest, isn't taken for an image.
+func TestPageInsteadOfAManifest(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		io.WriteString(w, "<html>Please log in</html>")
+	}))
+	defer s.Close()
+	m := config.Machine{Registries: through(t, s.URL)}
+	if err := pull(t, filepath.Join(t.TempDir(), "hosts"), "", m); err == nil || !strings.Contains(err.Error(), `"text/html" is the type of what is there instead of a manifest`) {
+		t.Error(err)
+	}
+}

@@ -1,6 +1,8 @@
 package media
 
 import (
+	"bufio"
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"io"
@@ -77,11 +79,11 @@ func (o Options) disk(uki []byte, to string) (err error) {
 	if err := o.grubOn(image, places[boot.LabelBIOS]); err != nil {
 		return err
 	}
-	compressed := filepath.Join(work, "compressed")
-	if err := compress(image, compressed); err != nil {
+	made := filepath.Join(work, "compressed")
+	if err := compress(image, made); err != nil {
 		return err
 	}
-	return o.finish(compressed, to)
+	return o.finish(made, to)
 }
 
 // mediumFile has the content of the partition with the configuration and the container images.
@@ -189,6 +191,10 @@ func copyTo(image *os.File, start int64, from string) error {
 	return err
 }
 
+// blockSize is how much of an image is empty or not, in bytes.
+const blockSize = 1 << 20
+
+// compress writes a file in frames of zstd (RFC 8878, 3.1), one after the other. Most of a disk is empty: a frame of zeros is made once.
 func compress(image *os.File, made string) error {
 	if _, err := image.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -198,12 +204,39 @@ func compress(image *os.File, made string) error {
 		return err
 	}
 	defer out.Close()
-	encoder, err := zstd.NewWriter(out, zstd.WithEncoderConcurrency(1)) // with more, the bytes aren't the same each time
+	to := bufio.NewWriter(out)
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1)) // with more, the bytes aren't the same each time
 	if err != nil {
 		return err
 	}
-	if _, err := io.Copy(encoder, image); err != nil {
-		return err
+	defer encoder.Close()
+	block, zeros := make([]byte, blockSize), make([]byte, blockSize)
+	empty := encoder.EncodeAll(zeros, nil)
+	for frame := false; ; {
+		n, err := io.ReadFull(image, block)
+		isEmpty := n == len(block) && bytes.Equal(block, zeros)
+		if frame && (isEmpty || n == 0) {
+			if err := encoder.Close(); err != nil {
+				return err
+			}
+			frame = false
+		}
+		switch {
+		case n == 0 && errors.Is(err, io.EOF):
+			return errors.Join(to.Flush(), out.Sync())
+		case err != nil && !errors.Is(err, io.ErrUnexpectedEOF):
+			return err
+		case isEmpty:
+			_, err = to.Write(empty)
+		default:
+			if !frame {
+				encoder.Reset(to)
+				frame = true
+			}
+			_, err = encoder.Write(block[:n])
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return errors.Join(encoder.Close(), out.Sync())
 }

@@ -67,6 +67,9 @@ func benchInstall(ctx context.Context, out io.Writer, root string) (figures []fi
 	if err != nil {
 		return figures, err
 	}
+	if err := qemu.Down(ctx, name); err != nil { // two emulated machines at a time would slow down each other
+		return figures, err
+	}
 	others, err := benchOtherImages(ctx, out, root, c.After)
 	return append(append(figures, restarts...), others...), err
 }

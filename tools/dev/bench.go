@@ -123,17 +123,17 @@ type measure struct {
 	run  func() ([]figure, error)
 }
 
-// measureAll prints what was measured, also where a later measure fails: each takes
+// measureAll prints what was measured, also where something later fails: each figure takes
 // minutes.
 func measureAll(out io.Writer, all []measure) error {
 	var figures []figure
 	for _, m := range all {
 		measured, err := m.run()
+		figures = append(figures, measured...)
 		if err != nil {
 			fmt.Fprintln(out)
 			return errors.Join(fmt.Errorf("%s: %w", m.name, err), printFigures(out, figures))
 		}
-		figures = append(figures, measured...)
 	}
 	fmt.Fprintln(out)
 	return printFigures(out, figures)

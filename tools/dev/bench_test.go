@@ -16,7 +16,7 @@ import (
 func TestMeasureAll(t *testing.T) {
 	broken := errors.New("it broke")
 	good := measure{"first", func() ([]figure, error) { return []figure{{what: "weight", value: "3 kg"}}, nil }}
-	bad := measure{"second", func() ([]figure, error) { return nil, broken }}
+	bad := measure{"second", func() ([]figure, error) { return []figure{{what: "height", value: "5 m"}}, broken }}
 	for _, tc := range []struct {
 		all  []measure
 		want error
@@ -28,6 +28,9 @@ func TestMeasureAll(t *testing.T) {
 		}
 		if strings.Count(out.String(), "3 kg") != 1 {
 			t.Errorf("the figure isn't there, once:\n%s", out.String())
+		}
+		if strings.Contains(out.String(), "5 m") != (tc.want != nil) {
+			t.Errorf("the figure of what failed later:\n%s", out.String())
 		}
 	}
 }

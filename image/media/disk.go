@@ -58,7 +58,7 @@ func (o Options) disk(uki []byte, to string) (err error) {
 		return err
 	}
 	if p, has := places[boot.LabelMedium]; has {
-		if err := copyTo(image, p.Start, filepath.Join(work, mediumFile)); err != nil {
+		if err := copyFile(filepath.Join(work, mediumFile), image, p.Start); err != nil {
 			return err
 		}
 	}
@@ -80,7 +80,7 @@ func (o Options) disk(uki []byte, to string) (err error) {
 		return err
 	}
 	made := filepath.Join(work, "compressed")
-	if err := compress(image, made); err != nil {
+	if err := compress(image, size, made); err != nil {
 		return err
 	}
 	return o.finish(made, to)
@@ -181,62 +181,34 @@ func (o Options) grubOn(image *os.File, at boot.Place) error {
 	return esp.BootRecord(image, record, program, at.Start, at.Size)
 }
 
-func copyTo(image *os.File, start int64, from string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	_, err = io.Copy(io.NewOffsetWriter(image, start), in)
-	return err
-}
-
-// blockSize is how much of an image is empty or not, in bytes.
+// blockSize is the size of what is compressed at once, in bytes: partitions begin and end at whole ones.
 const blockSize = 1 << 20
 
 // compress writes a file in frames of zstd (RFC 8878, 3.1), one after the other. Most of a disk is empty: a frame of zeros is made once.
-func compress(image *os.File, made string) error {
-	if _, err := image.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
+func compress(image *os.File, size int64, made string) error {
 	out, err := os.Create(made)
 	if err != nil {
 		return err
 	}
 	defer out.Close()
-	to := bufio.NewWriter(out)
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1)) // with more, the bytes aren't the same each time
 	if err != nil {
 		return err
 	}
 	defer encoder.Close()
-	block, zeros := make([]byte, blockSize), make([]byte, blockSize)
+	to, block, zeros := bufio.NewWriter(out), make([]byte, blockSize), make([]byte, blockSize)
 	empty := encoder.EncodeAll(zeros, nil)
-	for frame := false; ; {
-		n, err := io.ReadFull(image, block)
-		isEmpty := n == len(block) && bytes.Equal(block, zeros)
-		if frame && (isEmpty || n == 0) {
-			if err := encoder.Close(); err != nil {
-				return err
-			}
-			frame = false
-		}
-		switch {
-		case n == 0 && errors.Is(err, io.EOF):
-			return errors.Join(to.Flush(), out.Sync())
-		case err != nil && !errors.Is(err, io.ErrUnexpectedEOF):
+	for at := int64(0); at < size; at += blockSize {
+		if _, err := image.ReadAt(block, at); err != nil {
 			return err
-		case isEmpty:
-			_, err = to.Write(empty)
-		default:
-			if !frame {
-				encoder.Reset(to)
-				frame = true
-			}
-			_, err = encoder.Write(block[:n])
 		}
-		if err != nil {
+		frame := empty
+		if !bytes.Equal(block, zeros) {
+			frame = encoder.EncodeAll(block, nil)
+		}
+		if _, err := to.Write(frame); err != nil {
 			return err
 		}
 	}
+	return errors.Join(to.Flush(), out.Sync())
 }

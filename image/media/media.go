@@ -188,10 +188,14 @@ func (o Options) added(dir string, files map[string][]byte) (label string, err e
 			return "", err
 		}
 	}
-	if o.Images != "" {
-		err = copyFile(o.Images, filepath.Join(dir, boot.BundleFile))
+	if o.Images == "" {
+		return label, nil
 	}
-	return label, err
+	bundle, err := os.Create(filepath.Join(dir, boot.BundleFile))
+	if err != nil {
+		return "", err
+	}
+	return label, errors.Join(copyFile(o.Images, bundle, 0), bundle.Close())
 }
 
 // finish gives a complete file its name.
@@ -204,18 +208,13 @@ func (o Options) finish(made, to string) error {
 	return os.Rename(made, to)
 }
 
-func copyFile(from, to string) (err error) {
+func copyFile(from string, to *os.File, at int64) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	out, err := os.Create(to)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	_, err = io.Copy(out, in)
+	_, err = io.Copy(io.NewOffsetWriter(to, at), in)
 	return err
 }
 

@@ -120,7 +120,7 @@ func TestS133Caches(t *testing.T) {
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(r.URL.Path, "/blobs/") {
 			mu.Lock()
-			blobs = append(blobs, path.Base(r.URL.Path))
+			blobs = append(blobs, r.URL.Path)
 			mu.Unlock()
 		}
 		images.ServeHTTP(w, r)
@@ -172,10 +172,11 @@ func TestS133Caches(t *testing.T) {
 	m.Reached("the node is Ready from the caches")
 	mu.Lock()
 	defer mu.Unlock()
-	// A layer of several images is pulled with the one that comes first, and a cache stores it for that one.
-	for _, digest := range blobs[cold:] {
-		if !slices.Contains(blobs[:cold], digest) {
-			t.Errorf("the second cluster has pulled %s from the registries, and the first hasn't", digest)
+	// A layer of several images is pulled with the one that comes first, and a cache stores it for that one only: another one may be the first now.
+	for _, blob := range blobs[cold:] {
+		shared := slices.ContainsFunc(blobs[:cold], func(b string) bool { return path.Base(b) == path.Base(blob) })
+		if !shared || slices.Contains(blobs[:cold], blob) {
+			t.Errorf("the second cluster has pulled %s from the registries", blob)
 		}
 	}
 }

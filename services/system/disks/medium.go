@@ -50,16 +50,15 @@ func (d *Disks) ownMedium() string {
 		return ""
 	}
 	f, err := d.inspect(*d.system)
-	if err != nil || f.table == nil {
+	if err != nil {
 		return "" // the disk is gone
 	}
-	for _, p := range f.table.Partitions {
-		if isMedium(p) {
-			path, _ := d.system.partitionPath(p.Index)
-			return path
-		}
+	p, err := f.partition(*d.system, boot.LabelMedium)
+	if err != nil {
+		return ""
 	}
-	return ""
+	path, _ := d.system.partitionPath(p.n)
+	return path
 }
 
 // remote matches the paths in sysfs of devices on the other side of a network: those of iSCSI, and of Fibre Channel.

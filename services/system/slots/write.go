@@ -41,7 +41,7 @@ func (src Source) where() string {
 }
 
 // ErrNoMedium is the error of Medium if no medium with a system is there.
-var ErrNoMedium = errors.New("no medium with a system of Garboard is in this machine: it would be a CD, a USB stick or another disk that can be removed")
+var ErrNoMedium = errors.New("no medium with a system of Garboard is in this machine: insert a CD or a USB stick with one, or name an image (--image)")
 
 // Medium finds the system on a medium.
 func (s *Slots) Medium(ctx context.Context) (src Source, err error) {
@@ -131,11 +131,12 @@ func (src *Source) replace(ctx context.Context, files fs.FS) error {
 
 // files calls use with the directory that has the system.
 func (s *Slots) files(ctx context.Context, src Source, use func(fs.FS) error) error {
-	if src.Image == "" && s.Running() != "" { // pods may run, and have disks of their own
-		return s.o.Disks.Media(ctx, src.Label, use)
-	}
 	if src.Image == "" {
-		return s.o.Disks.Volume(ctx, src.Label, use)
+		volume := s.o.Disks.Volume
+		if s.Running() != "" { // pods may run, and have disks of their own
+			volume = s.o.Disks.Media
+		}
+		return volume(ctx, src.Label, use)
 	}
 	return s.o.Images.Files(ctx, src.Image, func(root fs.FS) error {
 		dir, err := fs.Sub(root, esp.InstallDir)

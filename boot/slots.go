@@ -37,6 +37,8 @@ type Slot struct {
 	// Excused are services that weren't healthy before, so that the new system needn't be
 	// healthier.
 	Excused []string `json:"excused,omitempty"`
+	// Wiped: its first boot has no data, and pulls all images again.
+	Wiped bool `json:"wiped,omitempty"`
 	// Args are the kernel arguments.
 	Args []string `json:"args,omitempty"`
 }

@@ -96,8 +96,8 @@ func (n *Node) prove(ctx context.Context, system proving) {
 	for sleep.For(ctx, proveEvery) {
 		status, err := slots.Statuses.Get(n.Store, system.Running())
 		if err != nil {
-			if system.Trial() && time.Since(began) > lifecycle.ProveTimeout {
-				n.power(boot.Reboot, fmt.Sprintf("the new system goes: it hasn't found its disk within %s", lifecycle.ProveTimeout))
+			if limit := lifecycle.ProveTimeout(boot.Slot{}); system.Trial() && time.Since(began) > limit {
+				n.power(boot.Reboot, fmt.Sprintf("the new system goes: it hasn't found its disk within %s", limit))
 				return
 			}
 			continue // the disk isn't there yet
@@ -109,7 +109,11 @@ func (n *Node) prove(ctx context.Context, system proving) {
 		if err != nil {
 			continue
 		}
-		waiting := n.unproven(all, system.Running())
+		running, err := all.Of(system.Running())
+		if err != nil {
+			continue
+		}
+		waiting := n.unproven(all, *running)
 		if len(waiting) > 0 {
 			looks = 0
 		} else if looks++; looks >= healthyLooks {
@@ -118,8 +122,8 @@ func (n *Node) prove(ctx context.Context, system proving) {
 				return
 			}
 		}
-		if time.Since(began) > lifecycle.ProveTimeout && len(waiting) > 0 {
-			why := fmt.Sprintf("not healthy within %s: %s", lifecycle.ProveTimeout, strings.Join(waiting, ", "))
+		if limit := lifecycle.ProveTimeout(*running); time.Since(began) > limit && len(waiting) > 0 {
+			why := fmt.Sprintf("not healthy within %s: %s", limit, strings.Join(waiting, ", "))
 			if err := system.Fail(ctx, why); err == nil {
 				n.power(boot.Reboot, "the new system goes: "+why)
 				return
@@ -128,12 +132,8 @@ func (n *Node) prove(ctx context.Context, system proving) {
 	}
 }
 
-// unproven are the names of what the system in a slot, which runs, must have up, and hasn't.
-func (n *Node) unproven(all boot.Slots, slot string) []string {
-	running, err := all.Of(slot)
-	if err != nil {
-		return []string{err.Error()}
-	}
+// unproven are the names of what the running system, which is one of all, must have up, and hasn't.
+func (n *Node) unproven(all boot.Slots, running boot.Slot) []string {
 	alone := all.A.State != boot.SlotGood && all.B.State != boot.SlotGood
 	return slices.DeleteFunc(n.unhealthy(), func(name string) bool {
 		return alone && !slices.Contains(reachable, name) || slices.Contains(running.Excused, name)

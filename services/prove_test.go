@@ -64,11 +64,11 @@ func TestUnhealthyStaticPods(t *testing.T) {
 	}
 
 	all := boot.Slots{A: boot.Slot{State: boot.SlotGood}, B: boot.Slot{State: boot.SlotTrying, Excused: []string{"timed"}}, Choice: "A"}
-	if got := n.unproven(all, "B"); slices.Contains(got, "timed") || !slices.Contains(got, "kubelet") {
+	if got := n.unproven(all, all.B); slices.Contains(got, "timed") || !slices.Contains(got, "kubelet") {
 		t.Errorf("with a system to go back to: %q", got)
 	}
 	all.A.State = boot.SlotEmpty
-	if got := n.unproven(all, "B"); slices.Contains(got, "kubelet") || !slices.Contains(got, "apid") {
+	if got := n.unproven(all, all.B); slices.Contains(got, "kubelet") || !slices.Contains(got, "apid") {
 		t.Errorf("without a system to go back to: %q", got)
 	}
 }
@@ -119,6 +119,7 @@ func TestProve(t *testing.T) {
 	good := boot.Slot{State: boot.SlotGood}
 	for name, c := range map[string]struct {
 		noDisk    bool
+		wiped     bool
 		former    boot.Slot
 		failure   error
 		healthy   func(after time.Duration) bool
@@ -129,12 +130,14 @@ func TestProve(t *testing.T) {
 		"healthy with a break": {former: good, healthy: func(after time.Duration) bool { return after != 3*time.Second }, did: "good: healthy 8s after its first boot", took: 8 * time.Second},
 		"never healthy": {former: good, healthy: func(time.Duration) bool { return false },
 			did: "bad: not healthy within 10m0s: ", node: "the new system goes: not healthy within 10m0s: ", took: 10*time.Minute + time.Second},
+		"never healthy, without the data of before": {wiped: true, former: good, healthy: func(time.Duration) bool { return false },
+			did: "bad: not healthy within 30m0s: ", node: "the new system goes: not healthy within 30m0s: ", took: 30*time.Minute + time.Second},
 		"never healthy, and alone": {failure: errors.New("there is no good one"), healthy: func(time.Duration) bool { return false }, took: time.Hour},
 		"no disk":                  {noDisk: true, former: good, node: "the new system goes: it hasn't found its disk within 10m0s", took: 10*time.Minute + time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying}, Choice: "A"}, failure: c.failure}
+				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying, Wiped: c.wiped}, Choice: "A"}, failure: c.failure}
 				n, err := NewNode(Options{
 					Mode: boot.Machine, Processes: process.New(), Logs: logs.New(io.Discard),
 					Power: func(p boot.Power, why string) { o.node = append(o.node, why) },

@@ -150,7 +150,7 @@ func TestReadImage(t *testing.T) {
 	}
 	short := bytes.Clone(whole)
 	short[6*512+kernelSize] = 200
-	if _, err := read(short); err == nil || !strings.Contains(err.Error(), "its kernel has 1056 of 4224 bytes") {
+	if _, err := read(short); err == nil || !strings.Contains(err.Error(), "the kernel has 1056 of 4224 bytes") {
 		t.Errorf("%v", err)
 	}
 }

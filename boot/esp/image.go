@@ -61,8 +61,9 @@ func readImage(r io.ReaderAt, size int64) (i Image, err error) {
 	if i.Initramfs, err = blocks(file, SectionInitramfs); err != nil {
 		return i, err
 	}
-	if err := wholeKernel(file.Section(SectionKernel)); err != nil {
-		return i, err
+	linux := file.Section(SectionKernel)
+	if err := wholeKernel(linux, int64(linux.VirtualSize)); err != nil {
+		return i, fmt.Errorf("its section %s: %w", SectionKernel, err)
 	}
 	release, err := text(file, SectionRelease)
 	if err != nil {
@@ -111,18 +112,18 @@ const (
 	headerMagic  = 0x202
 )
 
-// wholeKernel refuses a kernel that is shorter than its header says.
-func wholeKernel(s *pe.Section) error {
+// wholeKernel refuses what is no kernel, or is shorter than its header says.
+func wholeKernel(kernel io.ReaderAt, size int64) error {
 	header := make([]byte, headerMagic+4)
-	if _, err := s.ReadAt(header, 0); err != nil {
-		return fmt.Errorf("its kernel: %w", err)
+	if _, err := kernel.ReadAt(header, 0); err != nil && !errors.Is(err, io.EOF) {
+		return err
 	}
 	if string(header[headerMagic:]) != "HdrS" {
-		return errors.New("its section " + SectionKernel + " has no kernel for x86")
+		return errors.New("it is no Linux kernel for x86 (bzImage)")
 	}
 	want := (int64(header[setupSectors])+1)*block + int64(binary.LittleEndian.Uint32(header[kernelSize:]))*16
-	if int64(s.VirtualSize) < want {
-		return fmt.Errorf("its kernel has %d of %d bytes", s.VirtualSize, want)
+	if size < want {
+		return fmt.Errorf("the kernel has %d of %d bytes", size, want)
 	}
 	return nil
 }

@@ -18,8 +18,8 @@ const maxRelease = 64
 
 // Release is what uname -r prints when a kernel runs.
 func Release(kernel []byte) (string, error) {
-	if len(kernel) < versionPointer+2 || string(kernel[headerMagic:headerMagic+4]) != "HdrS" {
-		return "", errors.New("it is no Linux kernel for x86 (bzImage)")
+	if err := wholeKernel(bytes.NewReader(kernel), int64(len(kernel))); err != nil {
+		return "", err
 	}
 	at := block + int(binary.LittleEndian.Uint16(kernel[versionPointer:]))
 	if at >= len(kernel) {

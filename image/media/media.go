@@ -67,7 +67,7 @@ type Options struct {
 // With are the options of a medium that is made of the same parts, with what other options add. Their version and their initramfs, if they have
 // one, are the medium's.
 func (o Options) With(other Options) Options {
-	o.Version, o.Initramfs = cmp.Or(other.Version, o.Version), cmp.Or(other.Initramfs, o.Initramfs)
+	o.Version, o.Kernel, o.Initramfs = cmp.Or(other.Version, o.Version), cmp.Or(other.Kernel, o.Kernel), cmp.Or(other.Initramfs, o.Initramfs)
 	o.Args, o.Microcode, o.Config, o.Images, o.Name = other.Args, other.Microcode, other.Config, other.Images, other.Name
 	return o
 }

@@ -104,6 +104,20 @@ func WithInit(t *testing.T, o media.Options, folder string) media.Options {
 	return o
 }
 
+// WithHalfAKernel makes a system whose kernel is cut off.
+func WithHalfAKernel(t *testing.T, o media.Options) media.Options {
+	t.Helper()
+	kernel, err := os.ReadFile(parts(t).Kernel)
+	o.Kernel = filepath.Join(t.TempDir(), "vmlinuz")
+	if err == nil {
+		err = os.WriteFile(o.Kernel, kernel[:len(kernel)/2], 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
 // program builds a program of a folder beside the test.
 func program(dir, folder string) ([]byte, error) {
 	path := filepath.Join(dir, folder)

@@ -173,14 +173,15 @@ func panics(t *testing.T, c *e2etest.Cluster) {
 // proveBudget is what a system has to become healthy in. It isn't scaled: the node measures it.
 const proveBudget = 10 * time.Minute
 
-// Systems that can't be reached from afar, in machines with a BIOS: PID 1 of the first one hangs, and the second one doesn't drive the network
-// card. The machine goes back to the former system by itself, and the upgrade of the next machine doesn't begin. With a healthy system, one command
+// Systems that can't be reached from afar, in machines with a BIOS. One whose kernel is cut off isn't written. PID 1 of the next one hangs, and another
+// one doesn't drive the network card. The machine goes back to the former system by itself, and the upgrade of the next machine doesn't begin. With a healthy system, one command
 // upgrades both.
 func TestSystemWithoutNetwork(t *testing.T) {
+	half, cut := e2etest.Installer(t, e2etest.WithHalfAKernel(t, media.Options{Args: args, Version: "v1.4.0"}))
 	stuck, hangs := e2etest.Installer(t, e2etest.WithInit(t, media.Options{Args: args, Version: "v1.5.0"}, "hang"))
 	layout, upgrade := e2etest.Installer(t, media.Options{Args: append([]string{"module_blacklist=virtio_net"}, args...), Version: "v2.0.0"})
 	healthy, next := e2etest.Installer(t, media.Options{Args: args, Version: "v2.1.0"})
-	images := httptest.NewServer(registry.New(stuck, layout, healthy))
+	images := httptest.NewServer(registry.New(half, stuck, layout, healthy))
 	t.Cleanup(images.Close)
 	c, m := e2etest.Start(t, "unreachable", qemu.QEMU, e2etest.Nodes(2, 0), e2etest.DiskImage(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
 		o.MemoryMiB, o.Mirrors = 1024, map[string][]string{e2etest.InstallerHost: {images.URL}}
@@ -203,7 +204,13 @@ func TestSystemWithoutNetwork(t *testing.T) {
 	}
 	has(second, "good")
 	m.Reached("the first system is good")
-	out, err := c.TryGbctl("-n", first+","+second, "upgrade", "--image", hangs)
+	out, err := c.TryGbctl("-n", first, "upgrade", "--image", cut)
+	if err == nil || !strings.Contains(out+err.Error(), "the kernel has ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	has(first, "v1.0.0", "empty")
+	m.Reached("a system with half a kernel is refused")
+	out, err = c.TryGbctl("-n", first+","+second, "upgrade", "--image", hangs)
 	if err == nil || !strings.Contains(err.Error(), "nothing was done, because "+first+" failed") {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -32,12 +32,21 @@ const (
 	verifyTimeout = 3 * time.Minute
 	writeTimeout  = 10 * time.Minute
 	chooseTimeout = time.Minute
-	// ProveTimeout is how long a new system may take to become healthy.
-	ProveTimeout = 10 * time.Minute
+	// proveTimeout is how long a new system may take to become healthy, and wipedTimeout is for one that pulls all images first.
+	proveTimeout = 10 * time.Minute
+	wipedTimeout = proveTimeout + pullTimeout
 	// proveGrace is for the way back to the former system.
 	proveGrace = 20 * time.Minute
 	provePoll  = time.Second
 )
+
+// ProveTimeout is how long the system in a slot may take to become healthy.
+func ProveTimeout(slot boot.Slot) time.Duration {
+	if slot.Wiped {
+		return wipedTimeout
+	}
+	return proveTimeout
+}
 
 // Systems are the slots of this machine.
 type Systems interface {
@@ -79,7 +88,7 @@ func (o Options) mayInstall() error {
 }
 
 // write are the steps up to a complete system in a slot. It comes from an image, or from the medium in the machine.
-func (o Options) write(image string) []operation.Step {
+func (o Options) write(args PowerArguments) []operation.Step {
 	get := operation.Step{
 		ID: "find", What: "find the system on the medium", Deadline: verifyTimeout,
 		Run: func(ctx context.Context, p *operation.Progress) error {
@@ -90,7 +99,7 @@ func (o Options) write(image string) []operation.Step {
 			return source.Put(p, src)
 		},
 	}
-	if image != "" {
+	if image := args.Image; image != "" {
 		get = operation.Step{
 			ID: "pull", What: "pull the image " + image, Deadline: pullTimeout,
 			Run: func(ctx context.Context, p *operation.Progress) error {
@@ -133,7 +142,7 @@ func (o Options) write(image string) []operation.Step {
 				if err != nil {
 					return err
 				}
-				system := boot.Slot{}
+				system := boot.Slot{Wiped: args.Wipe}
 				if o.Unhealthy != nil && o.Systems.Running() != "" {
 					system.Excused = o.Unhealthy()
 				}
@@ -176,7 +185,7 @@ func percent(p *operation.Progress, word string) func(done, of int64) {
 // prove waits until it is known whether the new system is healthy. It runs after the boot, in the new system or in the former one.
 func (o Options) prove() operation.Step {
 	return operation.Step{
-		ID: "prove", What: "see that the new system is healthy", Deadline: ProveTimeout + proveGrace,
+		ID: "prove", What: "see that the new system is healthy", Deadline: wipedTimeout + proveGrace,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			name, err := target.Get(p)
 			if err != nil {
@@ -223,12 +232,12 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 	around := func(r operation.Request, all []operation.Step) ([]operation.Step, error) {
 		args, timeout, err := powerArguments(r)
 		if args.Stage {
-			return o.write(args.Image), err
+			return o.write(args), err
 		}
 		if args.Wipe {
 			all = o.wiping(r, timeout, all)
 		}
-		return slices.Concat(o.write(args.Image), all, []operation.Step{o.prove()}), err
+		return slices.Concat(o.write(args), all, []operation.Step{o.prove()}), err
 	}
 	d.Plan = func(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
 		args, err := operation.Decode[PowerArguments](r)
@@ -245,7 +254,7 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 			return p, err
 		}
 		if args.Stage {
-			p = operation.Plan{Steps: o.write(args.Image), Unlocked: "the node isn't restarted"}
+			p = operation.Plan{Steps: o.write(args), Unlocked: "the node isn't restarted"}
 			return p, o.sayWhere(p.Steps)
 		}
 		if p, err = plan(ctx, r); err == nil {

@@ -64,14 +64,14 @@ func benchInstall(ctx context.Context, out io.Writer, root string) (figures []fi
 		memory.figure(fmt.Sprintf("install: most memory in use, of %d MiB, until the restart", controlPlaneMiB), budgetInstall),
 		figure{what: "install: power-on → node Ready, from its disk, images from a registry", value: seconds(c.After)})
 	restarts, err := benchRestarts(ctx, out, c.Cluster)
-	if err != nil {
+	if figures = append(figures, restarts...); err != nil {
 		return figures, err
 	}
 	if err := qemu.Down(ctx, name); err != nil { // two emulated machines at a time would slow down each other
 		return figures, err
 	}
 	others, err := benchOtherImages(ctx, out, root, c.After)
-	return append(append(figures, restarts...), others...), err
+	return append(figures, others...), err
 }
 
 // installed makes a machine that installs itself from a CD.
@@ -180,6 +180,10 @@ func benchRestarts(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figur
 	if err != nil {
 		return nil, err
 	}
+	figures := []figure{
+		{what: "reboot of this machine: no API server for", value: seconds(reboot.longest)},
+		{what: "reboot of this machine, until the operation has ended, images on its disk", value: seconds(reboot.took)},
+	}
 	var upgrade operated
 	memory, err := whileWatched(ctx, c.Name, func() (err error) {
 		upgrade, err = operate(ctx, out, c, func(ctx context.Context, node *client.Client) (*garboardv1.Operation, error) {
@@ -188,11 +192,12 @@ func benchRestarts(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figur
 		})
 		return err
 	})
-	return []figure{
-		{what: "reboot of this machine: no API server for", value: seconds(reboot.longest)},
-		{what: "reboot of this machine, until the operation has ended, images on its disk", value: seconds(reboot.took)},
-		{what: "upgrade of this machine: no API server for", value: fmt.Sprintf("%s, %.2f of a reboot", seconds(upgrade.longest), float64(upgrade.longest)/float64(reboot.longest))},
-		{what: "upgrade of this machine, until it is known to be healthy", value: seconds(upgrade.took)},
+	if err != nil {
+		return figures, err
+	}
+	return append(figures,
+		figure{what: "upgrade of this machine: no API server for", value: fmt.Sprintf("%s, %.2f of a reboot", seconds(upgrade.longest), float64(upgrade.longest)/float64(reboot.longest))},
+		figure{what: "upgrade of this machine, until it is known to be healthy", value: seconds(upgrade.took)},
 		memory.figure(fmt.Sprintf("upgrade of this machine: most memory in use, of %d MiB, until the restart, with Kubernetes", controlPlaneMiB), 0),
-	}, err
+	), nil
 }

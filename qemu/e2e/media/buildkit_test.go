@@ -104,6 +104,6 @@ func systemFiles(t *testing.T, ref string) map[string]string {
 		if _, err := io.Copy(sum, in); err != nil {
 			t.Fatal(err)
 		}
-		files[header.Name] = fmt.Sprintf("%x", sum.Sum(nil))
+		files[strings.TrimPrefix(header.Name, "/")] = fmt.Sprintf("%x", sum.Sum(nil))
 	}
 }

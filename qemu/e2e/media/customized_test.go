@@ -4,7 +4,9 @@ package media
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -89,9 +91,17 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	twice(t, own+":v1.0.0", "--rm", usb)
 	twice(t, own+":v1.0.0", "--kernel", filepath.Join(work, "kernel/boot/vmlinuz"), "--modules", filepath.Join(work, "kernel/lib/modules"))
 
-	disk := filepath.Join(work, "disk")
-	if _, err := e2etest.UserGbctl(t, customizeBudget, "image", "build", "--from", own+":files", "-o", "disk="+disk); err != nil {
+	disk, uki, pxe := filepath.Join(work, "disk"), filepath.Join(work, "uki"), filepath.Join(work, "pxe")
+	_, err := e2etest.UserGbctl(t, 3*customizeBudget, "image", "build", "--from", own+":files", "-o", "disk="+disk, "-o", "uki="+uki, "-o", "pxe="+pxe)
+	if err != nil {
 		t.Fatal(err)
+	}
+	system := systemFiles(t, own+":files")["usr/install/garboard.efi"]
+	for _, path := range []string{uki, filepath.Join(pxe, media.UKIFile)} {
+		content, err := os.ReadFile(path)
+		if got := fmt.Sprintf("%x", sha256.Sum256(content)); err != nil || got != system {
+			t.Errorf("%s isn't the system of the image, %s: %s, %v", path, system, got, err)
+		}
 	}
 	c, m := e2etest.Start(t, "customized", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
 		o.DiskGiB, o.Disks, o.Boot.Disk, o.Mirrors = diskGiB, 2, disk, map[string][]string{e2etest.InstallerHost: {store.URL}}

@@ -31,7 +31,7 @@ const (
 	target  = "iqn.2026-01.test:disk"
 )
 
-// The examples of extensions on a machine: the guest agent answers the hypervisor, and another extension's service, which waits for that of
+// The examples of extensions on a machine that installs itself from an ISO with them: the guest agent answers the hypervisor, and another extension's service, which waits for that of
 // iscsi-tools, makes a disk of a real target. Settings of machine.sysfs are made, also for that disk, which comes later. An extension whose device isn't there waits, says for what, and holds up nothing.
 func TestExtensions(t *testing.T) {
 	store, work := httptest.NewServer(registry.New()), t.TempDir()
@@ -58,8 +58,8 @@ func TestExtensions(t *testing.T) {
 		e2etest.WriteFile(t, filepath.Join(dir, "extension.yaml"), []byte(manifest))
 		flags = append(flags, "--extension", dir)
 	}
-	disk := filepath.Join(work, "disk")
-	if out, err := e2etest.UserGbctl(t, customizeBudget, append(flags, "-o", "disk="+disk)...); err != nil {
+	iso := filepath.Join(work, "iso")
+	if out, err := e2etest.UserGbctl(t, customizeBudget, append(flags, "-o", "iso="+iso)...); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 
@@ -70,7 +70,7 @@ func TestExtensions(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(short) })
 	agent := filepath.Join(short, "socket")
 	c, m := e2etest.Start(t, "extensions", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
-		o.DiskGiB, o.Boot.Disk, o.Hardware = diskGiB, disk, []vm.Hardware{{Agent: agent}}
+		o.DiskGiB, o.Boot.Medium, o.Hardware = diskGiB, iso, []vm.Hardware{{Agent: agent}}
 		o.ControlPlanePatches = [][]byte{[]byte(`machine: {sysfs: {block/vda/queue/read_ahead_kb: "256", block/sda/queue/read_ahead_kb: "512"}}`)}
 	})
 	serveDisk(t, c.Network(), work)

@@ -96,6 +96,19 @@ func breakRegistry(images http.Handler, still faults) http.Handler {
 	})
 }
 
+// podsError is what containerd's CRI says of a registry. It believes that a page is a manifest, but doesn't find its image in it.
+func podsError(how string) string {
+	if how == "wrong" {
+		return "text/html"
+	}
+	return broken[how]
+}
+
+// pull pulls an image as for a pod.
+func pull(c *e2etest.Cluster, image string) (string, error) {
+	return c.Patient(pullBudget).TryGbctl("-n", c.Node(), "images", "pull", "-k", image)
+}
+
 // healBudget is for the next attempt: a service that has failed again and again waits for two minutes.
 const healBudget = 4 * time.Minute
 
@@ -156,6 +169,11 @@ func TestBrokenRegistries(t *testing.T) {
 			}
 			return err
 		})
+		if slow := budget > pullBudget; !slow { // a pod's puller waits for longer
+			if out, err := pull(c, image); err == nil || !strings.Contains(out+err.Error(), podsError(how)) {
+				t.Errorf("%s, for a pod: %v, want %q\n%s", how, err, podsError(how), out)
+			}
+		}
 		m.Reached(how + " is named")
 		if out := c.Gbctl("-n", c.Node(), "images", "--node"); strings.Contains(out, image) {
 			t.Errorf("%s: the node has the image:\n%s", how, out)
@@ -167,6 +185,9 @@ func TestBrokenRegistries(t *testing.T) {
 		c.Eventually(healBudget, "the kubelet runs from the same image: "+how, func() error { return runsFrom(c, image) })
 		if all := blobs(); !strings.Contains(all, layers[how]) {
 			t.Errorf("%s: the node doesn't have the layer %s of its kubelet:\n%s", how, layers[how], all)
+		}
+		if out, err := pull(c, image); err != nil {
+			t.Errorf("%s is over, and a pod can't have the image: %v\n%s", how, err, out)
 		}
 		m.Reached(how + " is over")
 	}

@@ -97,7 +97,7 @@ func (o *owner) lackingUnlisted() (without []error) {
 	names = slices.Compact(names)
 	switch {
 	case len(names) == 0:
-		return []error{lack(LinkMissing, "a network interface to appear")}
+		return []error{lack(LinkMissing, "a network card to appear")}
 	case !have && len(without) == 0:
 		return []error{lack(NoCarrier, "a link on %s", strings.Join(names, ", "))}
 	case !have:

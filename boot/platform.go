@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -90,13 +91,15 @@ func (o SourceOptions) readPlatform(ctx context.Context, platform string) ([]byt
 var noCloudLabels = []string{"cidata", "CIDATA"}
 
 const (
-	noCloudFile = "user-data"
-	// noCloudSerial is the beginning of a serial number that names a URL.
-	noCloudSerial = "ds=nocloud;s="
+	noCloudFile     = "user-data"
+	noCloudArgument = "ds"
 )
 
-// readNoCloud reads the file user-data from a volume, or from the URL in the machine's serial
-// number.
+// noCloudSeed is a kernel argument, or the machine's serial number, that names a URL.
+var noCloudSeed = regexp.MustCompile(`^ds=nocloud(?:-net)?;s=(\S+)$`)
+
+// readNoCloud reads the file user-data from a volume, or from the URL in a kernel argument or in the machine's
+// serial number.
 func (o SourceOptions) readNoCloud(ctx context.Context) (data []byte, err error) {
 	for _, label := range noCloudLabels {
 		err = o.Mount(ctx, label, func(files fs.FS) (err error) {
@@ -107,12 +110,14 @@ func (o SourceOptions) readNoCloud(ctx context.Context) (data []byte, err error)
 			return data, err
 		}
 	}
-	serial, serialErr := o.readText(productSerial)
-	url, found := strings.CutPrefix(serial, noCloudSerial)
-	if serialErr != nil || !found {
-		return nil, none(fmt.Sprintf("no volume %s with %s, and no serial number %sURL", noCloudLabels[0], noCloudFile, noCloudSerial))
+	argument, _ := o.Cmdline.Get(noCloudArgument)
+	serial, _ := o.readText(productSerial) // a machine may have none
+	for _, text := range []string{noCloudArgument + "=" + argument, serial} {
+		if m := noCloudSeed.FindStringSubmatch(text); m != nil {
+			return fetch(ctx, o.HTTP, o.Wait, request{url: strings.TrimSuffix(m[1], "/") + "/" + noCloudFile})
+		}
 	}
-	return fetch(ctx, o.HTTP, o.Wait, request{url: strings.TrimSuffix(url, "/") + "/" + noCloudFile})
+	return nil, none(fmt.Sprintf("no volume %s with %s, and no kernel argument or serial number ds=nocloud;s=URL", noCloudLabels[0], noCloudFile))
 }
 
 // A hypervisor attaches the properties of a virtual machine as a CD with one XML document (DSP0243, "Open Virtualization Format

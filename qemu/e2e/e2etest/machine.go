@@ -22,7 +22,7 @@ const (
 	tapName    = "machine"
 	bridgeName = "nodes" // of package network
 	// politeness is the niceness of an emulated machine: the containers of its cluster come first.
-	politeness = 10
+	politeness = 5
 )
 
 // Machine turns on a virtual machine in the place of a container that is off. It has the container's address, and its configuration with patches;

@@ -20,6 +20,8 @@ import (
 
 const (
 	writeBudget = 30 * time.Second
+	// writePeriod is what an emulated member of etcd can follow.
+	writePeriod = 200 * time.Millisecond
 	// silence is a promise to clients: the longest time without an acknowledged write.
 	silence = 2 * time.Second
 )
@@ -69,6 +71,7 @@ func TestMachineIsUpgradedUnderLoad(t *testing.T) {
 	complete("v1.0.0")
 	m.Reached("a machine has joined")
 	store := e2etest.KubernetesStore(c.Endpoint())
+	store.Every = writePeriod
 	load := c.Write(store)
 	load.Goes(writeBudget, "before the upgrade")
 	for _, step := range []struct {

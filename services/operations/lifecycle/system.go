@@ -183,9 +183,9 @@ func percent(p *operation.Progress, word string) func(done, of int64) {
 }
 
 // prove waits until it is known whether the new system is healthy. It runs after the boot, in the new system or in the former one.
-func (o Options) prove() operation.Step {
+func (o Options) prove(args PowerArguments) operation.Step {
 	return operation.Step{
-		ID: "prove", What: "see that the new system is healthy", Deadline: wipedTimeout + proveGrace,
+		ID: "prove", What: "see that the new system is healthy", Deadline: ProveTimeout(boot.Slot{Wiped: args.Wipe}) + proveGrace,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			name, err := target.Get(p)
 			if err != nil {
@@ -237,7 +237,7 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 		if args.Wipe {
 			all = o.wiping(r, timeout, all)
 		}
-		return slices.Concat(o.write(args), all, []operation.Step{o.prove()}), err
+		return slices.Concat(o.write(args), all, []operation.Step{o.prove(args)}), err
 	}
 	d.Plan = func(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
 		args, err := operation.Decode[PowerArguments](r)

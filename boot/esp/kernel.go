@@ -21,6 +21,9 @@ func Release(kernel []byte) (string, error) {
 	if err := wholeKernel(bytes.NewReader(kernel), int64(len(kernel))); err != nil {
 		return "", err
 	}
+	if len(kernel) < versionPointer+2 {
+		return "", errors.New("the kernel is cut off")
+	}
 	at := block + int(binary.LittleEndian.Uint16(kernel[versionPointer:]))
 	if at >= len(kernel) {
 		return "", errors.New("the kernel is cut off")

@@ -105,3 +105,15 @@ func TestRelease(t *testing.T) {
 		t.Errorf("a release has %d bytes", len(got))
 	}
 }
+
+// The header of a kernel may be anything: what is too short for it is refused.
+func TestReleaseOfAShortKernel(t *testing.T) {
+	t.Parallel()
+	kernel := make([]byte, versionPointer+2)
+	copy(kernel[headerMagic:], "HdrS")
+	for size := range len(kernel) + 1 {
+		if release, err := Release(kernel[:size]); err == nil {
+			t.Errorf("%d bytes: %q", size, release)
+		}
+	}
+}

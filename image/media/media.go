@@ -64,8 +64,8 @@ type Options struct {
 	Images string
 }
 
-// With are the options of a medium that is made of the same parts, with what other options add. Their version and their initramfs, if they have
-// one, are the medium's.
+// With are the options of a medium that is made of the same parts, with what other options add. Their version, kernel and initramfs, if they
+// have them, are the medium's.
 func (o Options) With(other Options) Options {
 	o.Version, o.Kernel, o.Initramfs = cmp.Or(other.Version, o.Version), cmp.Or(other.Kernel, o.Kernel), cmp.Or(other.Initramfs, o.Initramfs)
 	o.Args, o.Microcode, o.Config, o.Images, o.Name = other.Args, other.Microcode, other.Config, other.Images, other.Name

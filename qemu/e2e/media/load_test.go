@@ -5,7 +5,6 @@ package media
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http/httptest"
 	"regexp"
 	"strings"
@@ -100,5 +99,5 @@ func TestMachineIsUpgradedUnderLoad(t *testing.T) {
 		readers["that on "+n.Name] = e2etest.KubernetesStore(c.Server(c.Network(), n)).Read
 	}
 	load.Complete(writeBudget, readers)
-	fmt.Fprintln(t.Output(), machine.Gbctl("-n", last.Name, "get", "slots"))
+	t.Log(machine.Gbctl("-n", last.Name, "get", "slots"))
 }

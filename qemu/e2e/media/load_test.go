@@ -54,6 +54,7 @@ func TestMachineIsUpgradedUnderLoad(t *testing.T) {
 	})
 	m.Reached("two control planes are Ready")
 	machine := c.Machine(last, disk, inEmulation).Patient(systemBudget)
+	t.Attr(e2etest.Booted, qemu.QEMU)
 	complete := func(version string) {
 		t.Helper()
 		machine.Eventually(systemBudget, "all control planes are Ready", func() error {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/garboard-os/garboard/image/customize"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -115,6 +116,29 @@ func WithHalfAKernel(t *testing.T, o media.Options) media.Options {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return o
+}
+
+// Without makes a system whose root filesystem lacks a file.
+func Without(t *testing.T, o media.Options, path string) media.Options {
+	t.Helper()
+	dir, work := t.TempDir(), t.TempDir()
+	err := parts(t).With(o).Directory(dir)
+	if err == nil {
+		err = customize.Change{Remove: []string{path}}.Apply(t.Context(), dir, func(line string) { t.Log(line) })
+	}
+	var installer media.Installer
+	if err == nil {
+		installer, err = media.ReadInstaller(dir)
+	}
+	var made media.Options
+	if err == nil {
+		made, err = installer.Options(dir, work)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Initramfs = made.Initramfs
 	return o
 }
 

@@ -54,6 +54,7 @@ type restart struct {
 	wait           bool // by default
 	image          bool // it takes the system of an image
 	stage          bool // it can leave the restart to others
+	proves         bool // the operation itself sees that the node is as healthy as before
 	start          func(f powerFlags) question[*apiv1.Operation]
 }
 
@@ -63,7 +64,7 @@ var restarts = []restart{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})
 	}},
-	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true, stage: true, start: func(f powerFlags) question[*apiv1.Operation] {
+	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true, stage: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, Stage: f.stage, Wipe: !f.preserve,
 		})
@@ -73,7 +74,7 @@ var restarts = []restart{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})
 	}},
-	{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", wait: true, image: true, start: func(f powerFlags) question[*apiv1.Operation] {
+	{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", wait: true, image: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.InstallSystem, &apiv1.InstallSystemRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
 		})
@@ -136,15 +137,21 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 	if !f.wait {
 		return nil
 	}
-	if err := a.waitBack(ctx, n.Name, before, func(ctx context.Context) error { return a.operationEnded(ctx, n.Name, id) }); err != nil {
+	if err := a.waitBack(ctx, n.Name, before, func(ctx context.Context, s *apiv1.NodeStatusResponse) error {
+		known, err := a.operationEnded(ctx, n.Name, id)
+		if known && err == nil && r.proves || errors.As(err, new(endedBadly)) {
+			return err
+		}
+		return cmp.Or(healthy(s), err)
+	}); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: %s after %s\n", n.Name, r.back, span(time.Since(start)))
 	return nil
 }
 
-// waitBack waits until a node has a new boot ID, is healthy, and last returns no error.
-func (a *app) waitBack(ctx context.Context, node, before string, last func(context.Context) error) error {
+// waitBack waits until a node has a new boot ID, and check returns no error.
+func (a *app) waitBack(ctx context.Context, node, before string, check func(context.Context, *apiv1.NodeStatusResponse) error) error {
 	return a.retryUntil(ctx, node, restartBudget, func(ctx context.Context) error {
 		s, err := a.probe(ctx, node)
 		switch {
@@ -153,22 +160,26 @@ func (a *app) waitBack(ctx context.Context, node, before string, last func(conte
 		case s.BootId == before:
 			return errors.New("shuts down")
 		}
-		err = last(ctx)
-		if why := unhealthyReason(s); why != "" && !errors.As(err, new(endedBadly)) {
-			return errors.New(why)
-		}
-		return err
+		return check(ctx, s)
 	})
+}
+
+func healthy(s *apiv1.NodeStatusResponse) error {
+	if why := unhealthyReason(s); why != "" {
+		return errors.New(why)
+	}
+	return nil
 }
 
 // endedBadly is the error of an operation that has failed: waiting doesn't change it.
 type endedBadly struct{ error }
 
-// operationEnded returns nil when an operation is done on a node that has restarted.
-func (a *app) operationEnded(ctx context.Context, node, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+// operationEnded returns no error when an operation is done on a node that has restarted, or isn't known there any more. A node whose etcd doesn't
+// run lists its operations only after it has waited for etcd's.
+func (a *app) operationEnded(ctx context.Context, node, id string) (known bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	return a.withClient(ctx, node, func(ctx context.Context, n *client.Client) error {
+	err = a.withClient(ctx, node, func(ctx context.Context, n *client.Client) error {
 		all, err := operations(ctx, n)
 		if err != nil {
 			return err
@@ -176,14 +187,17 @@ func (a *app) operationEnded(ctx context.Context, node, id string) error {
 		for _, o := range all.Operations {
 			switch {
 			case o.Id != id:
+				continue
 			case o.Ended == nil:
 				return fmt.Errorf("%s hasn't ended yet", id)
 			case o.State != apiv1.Operation_STATE_DONE:
 				return endedBadly{fmt.Errorf("%s has failed: %s", id, visible(o.Error))}
 			}
+			known = true
 		}
 		return nil
 	})
+	return known, err
 }
 
 func (a *app) shutdownCommand() *cobra.Command {

@@ -51,6 +51,7 @@ func ProveTimeout(slot boot.Slot) time.Duration {
 // Systems are the slots of this machine.
 type Systems interface {
 	Running() string
+	Begun() bool
 	Where() (string, error)
 	Get() (boot.Slots, error)
 	Medium(ctx context.Context) (slots.Source, error)
@@ -192,6 +193,7 @@ func (o Options) prove(args PowerArguments) operation.Step {
 				return err
 			}
 			for {
+				begun := o.Systems.Begun() // before it has, the slots don't say what became of the new system
 				all, err := o.Systems.Get()
 				if err != nil {
 					return err
@@ -201,6 +203,7 @@ func (o Options) prove(args PowerArguments) operation.Step {
 					return err
 				}
 				switch {
+				case !begun:
 				case slot.State == boot.SlotGood && o.Systems.Running() == name:
 					return nil
 				case slot.State == boot.SlotTrying && o.Systems.Running() == name:

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,13 +22,16 @@ import (
 type systems struct {
 	r       *rig
 	running string
-	none    error // why there is no medium
+	none    error       // why there is no medium
+	later   atomic.Bool // whether a boot hasn't recorded yet what it says about the slots
 
 	mu  sync.Mutex // guards what follows
 	all boot.Slots
 }
 
 func (s *systems) Running() string { return s.running }
+
+func (s *systems) Begun() bool { return !s.later.Load() }
 
 func (s *systems) Where() (string, error) { return "slot B of /dev/sda (EFI 512 MiB)", nil }
 
@@ -260,14 +264,20 @@ func TestStagedUpgrade(t *testing.T) {
 	})
 }
 
-// The former system says why it runs again, and takes pods again.
+// The former system says why it runs again as soon as it knows, and takes pods again.
 func TestUpgradeThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)
 		r.on()
 		o := r.run(Upgrade, PowerArguments{}.Encode())
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "reboot")
-		s.reboot(t, "A", func(all *boot.Slots) error { return all.Fail("B", "no kubelet", time.Now()) })
+		s.later.Store(true)
+		s.reboot(t, "A", func(*boot.Slots) error { return nil })
+		time.Sleep(time.Minute)
+		if err := s.change(func(all *boot.Slots) error { return all.Fail("B", "no kubelet", time.Now()) }); err != nil {
+			t.Fatal(err)
+		}
+		s.later.Store(false)
 		o = r.end(o.ID)
 		check(t, r, o, operation.Failed, "uncordon")
 		if !strings.Contains(o.Error, "slot B is bad: no kubelet. The machine runs the former system, in slot A") {

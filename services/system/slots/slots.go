@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -104,7 +105,8 @@ type Options struct {
 type Slots struct {
 	o Options
 	// mu is held during all changes of META's slots and of the EFI system partition.
-	mu sync.Mutex
+	mu    sync.Mutex
+	begun atomic.Bool
 }
 
 // New returns the slots; nothing is read yet.
@@ -258,10 +260,14 @@ func (s *Slots) publish(slots boot.Slots) {
 	}
 }
 
+// Begun reports whether this boot has recorded what it says about the slots.
+func (s *Slots) Begun() bool { return s.begun.Load() }
+
 // Begin is for a boot that has its disk: it records what this boot says about the slots.
-func (s *Slots) Begin(ctx context.Context) error {
+func (s *Slots) Begin(ctx context.Context) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer func() { s.begun.Store(err == nil) }()
 	slots, err := s.Get()
 	if err != nil {
 		return err

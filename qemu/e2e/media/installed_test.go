@@ -211,7 +211,7 @@ func TestSystemWithoutNetwork(t *testing.T) {
 	has(first, "v1.0.0", "empty")
 	m.Reached("a system with half a kernel is refused")
 	out, err = c.TryGbctl("-n", first+","+second, "upgrade", "--image", hangs)
-	if err == nil || !strings.Contains(err.Error(), "nothing was done, because "+first+" failed") {
+	if err == nil || !strings.Contains(err.Error(), "is bad: it was started, and ") || !strings.Contains(err.Error(), "nothing was done, because "+first+" failed") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if !strings.Contains(c.Text(), "this system hangs") {

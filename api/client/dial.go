@@ -34,6 +34,8 @@ const (
 	// A stream has no deadline. Pings notice that its node has gone.
 	pingAfter   = 15 * time.Second
 	pingTimeout = 15 * time.Second
+	// idleTimeout ends a connection whose last request was given up: it isn't idle yet when Close is called.
+	idleTimeout = 30 * time.Second
 
 	// maxMessage bounds one answer, so that a node can't fill our memory. All
 	// resources of one type of a large cluster have a tenth of it.
@@ -196,6 +198,7 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 	client.transport = &http.Transport{
 		TLSClientConfig:     config,
 		TLSHandshakeTimeout: handshakeTimeout,
+		IdleConnTimeout:     idleTimeout,
 		Protocols:           &protocols,
 		HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
 		// Nothing is between us and a node: no proxy of the environment either.

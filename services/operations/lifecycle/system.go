@@ -172,13 +172,17 @@ func (o Options) sayWhere(steps []operation.Step) error {
 	return err
 }
 
-// percent reports each fifth of the way.
+// percent reports each fifth of the way. An image's pull begins with a few kB, which say how much there is.
 func percent(p *operation.Progress, word string) func(done, of int64) {
-	told := int64(0)
+	const mb = 1_000_000
+	told, whole := int64(0), int64(0)
 	return func(done, of int64) {
-		if part := done * 5 / max(of, 1); part > told {
+		if of != whole {
+			told, whole = 0, of
+		}
+		if part := done * 5 / max(of, 1); part > told && of >= mb {
 			told = part
-			p.Report("%d%% of %d MB %s", part*20, of/1_000_000, word)
+			p.Report("%d%% of %d MB %s", part*20, of/mb, word)
 		}
 	}
 }

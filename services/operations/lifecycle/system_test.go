@@ -46,8 +46,9 @@ func (s *systems) Medium(context.Context) (slots.Source, error) {
 }
 
 func (s *systems) Pull(_ context.Context, image string, report func(done, of int64)) (slots.Source, error) {
-	report(0, 0) // the sizes aren't known yet
-	report(65_000_000, 65_000_000)
+	for _, at := range [][2]int64{{0, 0}, {600, 600}, {20_000_600, 65_000_600}, {20_000_601, 65_000_600}, {65_000_600, 65_000_600}} {
+		report(at[0], at[1]) // the size is known once the manifest is there
+	}
 	return slots.Source{Medium: esp.Medium{Version: "v2", File: "garboard.efi", Size: 65_000_000}, Image: image}, s.r.note("pull " + image)
 }
 
@@ -312,4 +313,30 @@ func TestUpgradeThatIsRefused(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Before the size of an image is known, its pull has nothing to report.
+func TestPercentOfAPull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := installed(t)
+		r.on()
+		o := r.run(Upgrade, PowerArguments{Stage: true, Image: "registry.example/installer:v2"}.Encode())
+		o = r.end(o.ID)
+		check(t, r, o, operation.Done, "pull registry.example/installer:v2", "verify", "write v2 to B timed")
+		var told []string
+		if err := r.runner.Watch(t.Context(), o.ID, 0, func(u operation.Update) error {
+			for _, e := range u.Events {
+				if strings.HasSuffix(e.Text, " pulled") {
+					told = append(told, e.Text)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if want := []string{"20% of 65 MB pulled", "100% of 65 MB pulled"}; !slices.Equal(told, want) {
+			t.Errorf("%q, want %q", told, want)
+		}
+		r.off()
+	})
 }

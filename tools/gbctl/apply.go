@@ -160,7 +160,7 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 			skipReason = fmt.Sprintf("%s reboots to try the change; confirm it there first", n.Name)
 			return nil
 		}
-		if err := c.app.waitBack(ctx, n.Name, before, func(_ context.Context, s *apiv1.NodeStatusResponse) error { return healthy(s) }); err != nil {
+		if err := c.app.waitBack(ctx, n.Name, before, restartBudget, func(_ context.Context, s *apiv1.NodeStatusResponse) error { return healthy(s) }); err != nil {
 			skipReason = n.Name + " isn't back after its reboot"
 			return err
 		}

@@ -19,6 +19,9 @@ const (
 	// restartBudget is the time that a machine may take until it answers again. Servers
 	// with much memory test it for minutes before they boot.
 	restartBudget = 15 * time.Minute
+	// proveBudget is longer than a system whose data is wiped has to become healthy (30 minutes), with the restart before, and the one to the former
+	// system after it.
+	proveBudget = 30*time.Minute + 2*restartBudget
 	// stopBudget is longer than a node needs to stop all services in order.
 	stopBudget = 5 * time.Minute
 	// probeTimeout limits a status request to a node that may be off.
@@ -137,7 +140,11 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 	if !f.wait {
 		return nil
 	}
-	if err := a.waitBack(ctx, n.Name, before, func(ctx context.Context, s *apiv1.NodeStatusResponse) error {
+	budget := restartBudget
+	if r.proves {
+		budget = proveBudget
+	}
+	if err := a.waitBack(ctx, n.Name, before, budget, func(ctx context.Context, s *apiv1.NodeStatusResponse) error {
 		known, err := a.operationEnded(ctx, n.Name, id)
 		if known && err == nil && r.proves || errors.As(err, new(endedBadly)) {
 			return err
@@ -151,8 +158,8 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 }
 
 // waitBack waits until a node has a new boot ID, and check returns no error.
-func (a *app) waitBack(ctx context.Context, node, before string, check func(context.Context, *apiv1.NodeStatusResponse) error) error {
-	return a.retryUntil(ctx, node, restartBudget, func(ctx context.Context) error {
+func (a *app) waitBack(ctx context.Context, node, before string, budget time.Duration, check func(context.Context, *apiv1.NodeStatusResponse) error) error {
+	return a.retryUntil(ctx, node, budget, func(ctx context.Context) error {
 		s, err := a.probe(ctx, node)
 		switch {
 		case err != nil:

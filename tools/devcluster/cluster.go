@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/selfhosted"
+	"github.com/garboard-os/garboard/qemu/vm"
 )
 
 // DefaultName is the default name of a cluster.
@@ -89,7 +90,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if err != nil {
 		return nil, err
 	}
-	if q.Boot, err = o.bootFrom(o.builder(ctx, out)); err != nil {
+	if q.Boot, err = o.bootFrom(o.builder(ctx, out, slices.Concat(mediumArgs, vm.KernelArgs(q.Choice.Accelerator)))); err != nil {
 		return nil, err
 	}
 	start := time.Now()
@@ -150,22 +151,22 @@ func (o Options) bootFrom(build func(image.Flavour, string) (string, error)) (b 
 }
 
 // builder builds media of any kind.
-func (o Options) builder(ctx context.Context, out io.Writer) func(image.Flavour, string) (string, error) {
+func (o Options) builder(ctx context.Context, out io.Writer, args []string) func(image.Flavour, string) (string, error) {
 	return func(flavour image.Flavour, kind string) (string, error) {
 		if kind == media.ISO && o.Images != "" {
-			return o.mediumWithImages(ctx, out, flavour)
+			return o.mediumWithImages(ctx, out, flavour, args)
 		}
-		return image.BuildMedium(ctx, o.Checkout, out, flavour, kind, mediumArgs...)
+		return image.BuildMedium(ctx, o.Checkout, out, flavour, kind, args...)
 	}
 }
 
 // mediumWithImages builds an ISO beside the images.
-func (o Options) mediumWithImages(ctx context.Context, out io.Writer, flavour image.Flavour) (string, error) {
+func (o Options) mediumWithImages(ctx context.Context, out io.Writer, flavour image.Flavour, args []string) (string, error) {
 	parts, err := image.BuildMedia(ctx, o.Checkout, out, flavour)
 	if err != nil {
 		return "", err
 	}
-	parts.Args, parts.Images = mediumArgs, o.Images
+	parts.Args, parts.Images = args, o.Images
 	file := o.Images + ".iso"
 	return file, parts.Build(ctx, media.ISO, file)
 }

@@ -197,5 +197,5 @@ func TestClusterFromTheNetwork(t *testing.T) {
 	c.Ready(m)
 }
 
-// args make the serial line the main console, as in the other tests.
-var args = []string{"console=ttyS0", "panic=-1"}
+// args make the serial line the main console, as in the other tests. Most machines that run these are emulated.
+var args = append([]string{"console=ttyS0", "panic=-1"}, vm.KernelArgs("tcg")...)

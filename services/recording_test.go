@@ -49,6 +49,7 @@ var recordedCalls = []struct{ procedure, request string }{
 	{"ResourceService/List", `{"type":"staticpods","id":"nothing"}`},
 	{"ResourceService/List", `{"type":"statics"}`},
 	{"ResourceService/List", `{"type":"bs"}`},
+	{"ResourceService/List", `{"type":"boots"}`},
 	{"LogService/List", `{}`},
 	{"ServiceService/List", `{}`},
 	{"ServiceService/List", `{"id":"kubelet","events":20}`},
@@ -114,6 +115,7 @@ func resources(t *testing.T, store *resource.Store) {
 	}
 	if err := errors.Join(
 		machine.Stages.Put(store.As(machine.ID), machine.StageID, machine.Configured),
+		machine.Boots.Put(store.As(machine.ID), "000001", machine.Boot{Began: time.Now(), Release: "v1.0.0", Slot: "A", Exit: "reboot: asked by admin"}),
 		controlplane.BootstrapStatuses.Put(w, "control-plane", controlplane.BootstrapStatus{}),
 		controlplane.StaticPods.Put(w, "kube-apiserver", pod),
 		controlplane.StaticPods.AddFinalizer(w, "kube-apiserver", `k8s.StaticPodStatus("kube-apiserver")`),

@@ -47,6 +47,11 @@ func (a *app) getCommand() *cobra.Command {
 	return a.outputFlag(cmd)
 }
 
+// rebootsCommand shows the resources that 'get' calls boots.
+func (a *app) rebootsCommand() *cobra.Command {
+	return a.outputFlag(&cobra.Command{Use: "reboots", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return a.get(cmd.Context(), query{kind: "boots"}) }})
+}
+
 // getHead starts every table of resources (S-005).
 var getHead = []string{"NODE", "NAMESPACE", "TYPE", "ID", "VERSION"}
 

@@ -71,10 +71,9 @@ func (a *app) rootCommand() *cobra.Command {
 	addTo(root, groupInspect, a.healthCommand(), a.servicesCommand(), a.serviceCommand(), a.eventsCommand(), a.logsCommand(), a.dmesgCommand(),
 		a.getCommand(), a.inspectCommand(), a.containersCommand(), a.imagesCommand(), a.bootChartCommand(), a.processesCommand(), a.memoryCommand(),
 		a.mountsCommand(), a.disksCommand(), a.netstatCommand(), a.timeCommand(), a.lsCommand(), a.readCommand(), a.copyCommand(), a.versionCommand())
-	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
-	addTo(root, groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand())
+	addTo(root, groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand(), a.rebootsCommand())
 	addTo(root, groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
-	addTo(root, groupOperate, a.kubeconfigCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand())
+	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand(), a.kubeconfigCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand())
 	addTo(root, groupOperate, a.restartCommands()...)
 	addTo(root, groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.mediaCommand(), a.imageCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)

@@ -154,7 +154,7 @@ func panics(t *testing.T, c *e2etest.Cluster) {
 	}
 	c.Says(2*bootBudget, 0, "the kernel died in an earlier boot: NMI: Not continuing; gbctl logs crash")
 	for want, args := range map[string][]string{
-		"the kernel panicked: NMI: Not continuing":        {"get", "boots"},
+		"the kernel panicked: NMI: Not continuing":        {"reboots"},
 		"Kernel panic - not syncing: NMI: Not continuing": {"logs", "crash"},
 		"Linux version": {"logs", "kernel", "--boot", "-1"},
 		// What was logged a second before the panic isn't on the disk.

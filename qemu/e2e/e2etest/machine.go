@@ -15,11 +15,14 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/wire"
 	"github.com/garboard-os/garboard/qemu/vm"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 const (
 	tapName    = "machine"
 	bridgeName = "nodes" // of package network
+	// politeness is the niceness of an emulated machine: the containers of its cluster come first.
+	politeness = 5
 )
 
 // Machine turns on a virtual machine in the place of a container that is off. It has the container's address, and its configuration with patches;
@@ -67,7 +70,9 @@ func (c *Cluster) supervise(machine vm.Config) {
 	start := func() (running *vm.Running, err error) {
 		var cable *os.File
 		err = thread.Do(func() (err error) {
-			cable, err = plug()
+			if err = unix.Setpriority(unix.PRIO_PROCESS, 0, politeness); err == nil {
+				cable, err = plug()
+			}
 			return err
 		})
 		if err != nil {

@@ -3,6 +3,7 @@
 package e2etest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,7 @@ const (
 // A Store is where a test writes and reads, under keys of its own.
 type Store struct {
 	Name  string
+	Every time.Duration // between two writes; 0: writePeriod
 	Write func(ctx context.Context, key, value string) error
 	Read  func(ctx context.Context) (map[string]string, error)
 }
@@ -111,7 +113,7 @@ func (c *Cluster) Write(to Store) *Writer {
 	w := &Writer{History: history.New(time.Now()), Store: to, c: c}
 	var done sync.WaitGroup
 	done.Go(func() {
-		tick := time.NewTicker(writePeriod)
+		tick := time.NewTicker(cmp.Or(to.Every, writePeriod))
 		defer tick.Stop()
 		for i := 0; ; i++ {
 			select {

@@ -134,7 +134,7 @@ func (a *app) logsCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "containers of Kubernetes instead of services")
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new lines, until Ctrl-C")
 	cmd.Flags().BoolVar(&r.Previous, "previous", false, "show the lines in the rotated files of a service, also of earlier boots, oldest first")
-	cmd.Flags().Int64Var(&r.Boot, "boot", 0, "show the lines of an earlier boot: -1 is the one before this one, 1 and up its number in `gbctl reboots`")
+	cmd.Flags().Int64Var(&r.Boot, "boot", 0, "show the lines of an earlier boot: -1 is the one before this one, 1 and up its number in 'gbctl reboots'")
 	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
 	return cmd
 }

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -158,9 +159,9 @@ func (c Config) arguments(now time.Time) []string {
 	return append(args, monitorArguments()...)
 }
 
-// KernelArgs are kernel arguments for machines with an accelerator. Go's runtime sleeps for 20 µs at a time while a program works, and with
-// high-resolution timers each of these sleeps ends with an interrupt: there are 1,200 a second on each processor. They cost an emulated
-// processor more than the program.
+// KernelArgs are the kernel arguments that machines need because of their accelerator. Go's runtime sleeps for 20 µs at a time while a program
+// works. With high-resolution timers, each of these sleeps ends with an interrupt: about 1,000 in a second, on each processor. An emulated
+// processor takes long for an interrupt.
 func KernelArgs(accelerator string) []string {
 	if accelerator == "kvm" {
 		return nil
@@ -185,8 +186,8 @@ func (c Config) system() (args []string) {
 		return args
 	}
 	if c.Medium == "" {
-		cmdline := strings.Join(append([]string{"console=ttyS0 quiet panic=-1 garboard.chart=/dev/ttyS1"}, KernelArgs(c.Accelerator)...), " ")
-		return append(args, "-kernel", c.Kernel, "-initrd", c.Initramfs, "-append", strings.TrimSpace(cmdline+" "+c.Cmdline))
+		cmdline := slices.Concat([]string{"console=ttyS0", "quiet", "panic=-1", "garboard.chart=/dev/ttyS1"}, KernelArgs(c.Accelerator), strings.Fields(c.Cmdline))
+		return append(args, "-kernel", c.Kernel, "-initrd", c.Initramfs, "-append", strings.Join(cmdline, " "))
 	}
 	device := cmp.Or(c.Hardware.Medium, CD)
 	if device == Stick {

@@ -10,10 +10,11 @@ import (
 	"io/fs"
 	"time"
 
-	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	imagestore "github.com/containerd/containerd/v2/core/images"
+	imagearchive "github.com/containerd/containerd/v2/core/images/archive"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
@@ -30,6 +31,7 @@ const (
 	// mediaPeriod is how often the list of devices is read, and none of them. A device that has come is used after one more period: by then
 	// it is ready, and so are its partitions.
 	mediaPeriod = 5 * time.Second
+	maxIndex    = 4 << 20 // bytes; an image takes less than 1 kB
 )
 
 // watchMedia calls look after a disk or a medium has come or gone.
@@ -171,7 +173,7 @@ func (c *Containerd) take(ctx context.Context, from archive, namespace string, n
 		return err
 	}
 	ctx = namespaces.WithNamespace(ctx, namespace)
-	missing := map[string]bool{}
+	var missing []string
 	var errs []error
 	for _, name := range names {
 		if _, err := cl.ImageService().Get(ctx, name); err == nil {
@@ -181,40 +183,41 @@ func (c *Containerd) take(ctx context.Context, from archive, namespace string, n
 			errs = append(errs, err)
 			continue
 		}
-		missing[name] = true
+		missing = append(missing, name)
 	}
 	if len(missing) == 0 {
 		return errors.Join(errs...)
 	}
 	event(fmt.Sprintf("importing %d images of the medium for %s", len(missing), namespace))
-	if _, err := from.Seek(0, io.SeekStart); err != nil {
+	ctx, done, err := cl.WithLease(ctx)
+	if err != nil {
 		return err
 	}
-	_, err = cl.Import(ctx, from, client.WithImageRefTranslator(func(name string) string {
-		if missing[name] {
-			return name
-		}
-		return "" // it isn't made an image, and its content is collected
-	}))
-	errs = append(errs, err)
-	for name := range missing { // also if the import has failed: it may have made some
-		image, err := cl.ImageService().Get(ctx, name)
-		if err == nil {
-			err = from.check(ctx, cl.ContentStore(), image)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %s %w", boot.BundleFile, name, err), ignoreGone(cl.ImageService().Delete(ctx, name)))
+	defer done(context.WithoutCancel(ctx)) // what no image has is collected
+	return errors.Join(append(errs, from.into(ctx, cl.ImageService(), cl.ContentStore(), missing))...)
+}
+
+// into makes images of an archive. It takes the content only: an archive can have other names for containerd than the ones that were looked at
+// (io.containerd.image.name).
+func (a archive) into(ctx context.Context, images imagestore.Store, store content.Store, names []string) error {
+	if _, err := a.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	if _, err := imagearchive.ImportIndex(ctx, store, a); err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		if err := create(ctx, images, store, imagestore.Image{Name: name, Target: a.images[name]}); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %s %w", boot.BundleFile, name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// check returns why an imported image can't be used. An archive may say one thing to us and another one to containerd, such as with a second
-// index. And containerd stores a part that is damaged as what it is: the image lacks the part that it should be.
-func (a archive) check(ctx context.Context, store content.Provider, i imagestore.Image) error {
-	if a.images[i.Name].Digest != i.Target.Digest {
-		return errors.New("isn't the image that its index names")
-	}
+// create makes an image of content that is there, unless it exists. containerd stores a part that is damaged as what it is: the image lacks the part
+// that it should be.
+func create(ctx context.Context, images imagestore.Store, store content.Store, i imagestore.Image) error {
 	_, _, _, missing, err := imagestore.Check(ctx, store, i.Target, platforms.Default())
 	switch {
 	case err != nil:
@@ -222,7 +225,14 @@ func (a archive) check(ctx context.Context, store content.Provider, i imagestore
 	case len(missing) > 0:
 		return fmt.Errorf("is damaged: it lacks %s", missing[0].Digest)
 	}
-	return nil
+	keep := imagestore.SetChildrenLabels(store, imagestore.FilterPlatforms(imagestore.ChildrenHandler(store), platforms.Default()))
+	if err := imagestore.Walk(ctx, keep, i.Target); err != nil {
+		return fmt.Errorf("can't be kept: %w", err)
+	}
+	if _, err = images.Create(ctx, i); errdefs.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }
 
 // acceptBundled verifies an image of an archive, if there is a rule for it. Its signatures are in the archive, too.
@@ -257,13 +267,13 @@ func archiveImages(archive io.ReadSeeker) (map[string]ocispec.Descriptor, error)
 		return nil, err
 	}
 	var index ocispec.Index
-	if err := json.NewDecoder(file).Decode(&index); err != nil {
+	if err := json.NewDecoder(io.LimitReader(file, maxIndex)).Decode(&index); err != nil {
 		return nil, fmt.Errorf("%s: %w", boot.BundleFile, err)
 	}
 	images := map[string]ocispec.Descriptor{}
 	for _, m := range index.Manifests {
 		if name := m.Annotations[ocispec.AnnotationRefName]; name != "" {
-			images[name] = m
+			images[name] = ocispec.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: m.Size}
 		}
 	}
 	return images, nil

@@ -3981,7 +3981,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xba\x14\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb1\x14\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -4003,10 +4003,10 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\bDiagnose\x12\x1c.garboard.v1.DiagnoseRequest\x1a\x1d.garboard.v1.DiagnoseResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\aMetrics\x12\x1b.garboard.v1.MetricsRequest\x1a\x1c.garboard.v1.MetricsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\x06Reboot\x12\x1a.garboard.v1.RebootRequest\x1a\x1b.garboard.v1.RebootResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12\\\n" +
-	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12k\n" +
-	"\rInstallSystem\x12!.garboard.v1.InstallSystemRequest\x1a\".garboard.v1.InstallSystemResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12k\n" +
-	"\rUpgradeSystem\x12!.garboard.v1.UpgradeSystemRequest\x1a\".garboard.v1.UpgradeSystemResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12n\n" +
-	"\x0eRollbackSystem\x12\".garboard.v1.RollbackSystemRequest\x1a#.garboard.v1.RollbackSystemResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12P\n" +
+	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12h\n" +
+	"\rInstallSystem\x12!.garboard.v1.InstallSystemRequest\x1a\".garboard.v1.InstallSystemResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12h\n" +
+	"\rUpgradeSystem\x12!.garboard.v1.UpgradeSystemRequest\x1a\".garboard.v1.UpgradeSystemResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12k\n" +
+	"\x0eRollbackSystem\x12\".garboard.v1.RollbackSystemRequest\x1a#.garboard.v1.RollbackSystemResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12P\n" +
 	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
 	"\x11UpgradeKubernetes\x12%.garboard.v1.UpgradeKubernetesRequest\x1a&.garboard.v1.UpgradeKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
 	"\x11ConvertKubernetes\x12%.garboard.v1.ConvertKubernetesRequest\x1a&.garboard.v1.ConvertKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +

@@ -107,18 +107,21 @@ func (o power) plan(ctx context.Context, r operation.Request) (p operation.Plan,
 // the node that somebody has turned on again.
 func (o power) steps(r operation.Request, args PowerArguments, timeout time.Duration) []operation.Step {
 	steps := o.all(r, args, timeout)
-	if !r.Resuming || !args.Button {
-		return steps
-	}
-	for i, s := range steps {
-		if s.ID != "uncordon" {
-			steps[i].EndsNode = false
-			steps[i].Run = func(context.Context, *operation.Progress) error {
-				return operation.Skip("the node has ended meanwhile")
-			}
-		}
+	if r.Resuming && args.Button {
+		ended(steps)
 	}
 	return steps
+}
+
+// ended skips the steps up to the one that ends the node.
+func ended(steps []operation.Step) {
+	end := slices.IndexFunc(steps, func(s operation.Step) bool { return s.EndsNode })
+	for i := range steps[:end+1] {
+		steps[i].EndsNode = false
+		steps[i].Run = func(context.Context, *operation.Progress) error {
+			return operation.Skip("the node has ended meanwhile")
+		}
+	}
 }
 
 func (o power) all(r operation.Request, args PowerArguments, timeout time.Duration) []operation.Step {

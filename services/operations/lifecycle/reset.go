@@ -242,9 +242,26 @@ func (o Options) wipe(r operation.Request, args ResetArguments, labels []string)
 			if r.Resuming {
 				users = known(users, p)
 			}
+			if slices.Contains(labels, boot.LabelState) {
+				if err := o.dropUntried(ctx); err != nil {
+					p.Report("a system that hasn't booted yet stays: %v", err)
+				}
+			}
 			return o.MarkWipe(labels, users)
 		},
 	}
+}
+
+// dropUntried takes a system out of its slot that hasn't booted yet: without META, its first boot wouldn't be on trial.
+func (o Options) dropUntried(ctx context.Context) error {
+	if o.Systems == nil || o.Systems.Running() == "" {
+		return nil
+	}
+	all, err := o.Systems.Get()
+	if name := all.Target(o.Systems.Running()); err == nil && all.Unproven(name) {
+		err = o.Systems.Empty(ctx, name)
+	}
+	return err
 }
 
 // known are the disks that are the same for certain after a restart.

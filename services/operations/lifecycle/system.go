@@ -51,6 +51,7 @@ func ProveTimeout(slot boot.Slot) time.Duration {
 // Systems are the slots of this machine.
 type Systems interface {
 	Running() string
+	Trial() bool
 	Begun() bool
 	Where() (string, error)
 	Get() (boot.Slots, error)
@@ -224,16 +225,19 @@ func (o Options) prove(args PowerArguments) operation.Step {
 	}
 }
 
-// changed is the reboot with another system.
-func (o Options) changed(name string) power { return power{o, name, boot.Reboot, holdReboot} }
+// changed is the reboot with another system. Whoever chooses what runs on a node can do all.
+func (o Options) changed(name string) operation.Definition {
+	d := power{o, name, boot.Reboot, holdReboot}.definition()
+	d.WithoutJournal, d.Role = false, "os:admin"
+	return d
+}
 
 func (o Options) install() operation.Definition { return o.replace(Install, o.mayInstall) }
 func (o Options) upgrade() operation.Definition { return o.replace(Upgrade, o.mayUpgrade) }
 
 // replace writes a system, and restarts the machine from it.
 func (o Options) replace(name string, may func() error) operation.Definition {
-	d := o.changed(name).definition()
-	d.WithoutJournal = false
+	d := o.changed(name)
 	plan, steps := d.Plan, d.Steps
 	// Pods may come again to either system, so that is before it is known which one stays.
 	around := func(r operation.Request, all []operation.Step) ([]operation.Step, error) {
@@ -274,10 +278,13 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 	}
 	d.Steps = func(r operation.Request) ([]operation.Step, error) {
 		all, err := steps(r)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			all, err = around(r, all)
 		}
-		return around(r, all)
+		if r.Resuming && o.Systems != nil && o.Systems.Trial() {
+			ended(all) // by whatever: the new system has one boot
+		}
+		return all, err
 	}
 	return d
 }
@@ -321,14 +328,21 @@ func (o Options) installed() error {
 }
 
 func (o Options) rollback() operation.Definition {
-	d := o.changed(Rollback).definition()
-	d.WithoutJournal = false
+	d := o.changed(Rollback)
 	plan, steps := d.Plan, d.Steps
 	with := func(r operation.Request, all []operation.Step) []operation.Step {
 		at := slices.IndexFunc(all, func(s operation.Step) bool { return s.EndsNode })
 		return slices.Insert(all, max(at, 0), operation.Step{
 			ID: "choose", What: "make the other slot boot next", Deadline: chooseTimeout,
-			Run: func(ctx context.Context, _ *operation.Progress) error {
+			Run: func(ctx context.Context, p *operation.Progress) error {
+				to, err := target.Get(p)
+				if err != nil {
+					to = new(boot.Slots).Target(o.Systems.Running())
+					err = target.Put(p, to)
+				}
+				if err != nil || to == o.Systems.Running() { // it has restarted meanwhile
+					return err
+				}
 				return o.Systems.Rollback(ctx, "rolled back by "+r.By)
 			},
 		})

@@ -31,6 +31,11 @@ type systems struct {
 
 func (s *systems) Running() string { return s.running }
 
+func (s *systems) Trial() bool {
+	all, _ := s.Get()
+	return all.Unproven(s.running)
+}
+
 func (s *systems) Begun() bool { return !s.later.Load() }
 
 func (s *systems) Where() (string, error) { return "slot B of /dev/sda (EFI 512 MiB)", nil }
@@ -263,6 +268,74 @@ func TestStagedUpgrade(t *testing.T) {
 		}
 		r.off()
 	})
+}
+
+// Whatever restarts the machine while an upgrade is under way, the new system has its boot: it isn't restarted again, and isn't written over itself.
+func TestUpgradeIsCutShort(t *testing.T) {
+	boots := func(all *boot.Slots) error {
+		err := all.Write("B", time.Now())
+		if err == nil {
+			err = all.Written("B", boot.Slot{Version: "v2"}, time.Now())
+		}
+		return errors.Join(err, all.Booted("B", time.Now()))
+	}
+	for cut, before := range map[string][]string{"write v2 to B timed": {"verify", "write v2 to B timed"}, "cordon": {"verify", "write v2 to B timed", "cordon"}} {
+		synctest.Test(t, func(t *testing.T) {
+			r, s := installed(t)
+			r.on()
+			r.cut = cut
+			o := r.run(Upgrade, PowerArguments{}.Encode())
+			check(t, r, o, operation.Running, before...)
+			s.reboot(t, "B", boots)
+			time.Sleep(time.Minute)
+			if err := s.change(prove("B")); err != nil {
+				t.Fatal(err)
+			}
+			var after []string
+			if cut == "cordon" {
+				after = append(after, "uncordon")
+			}
+			check(t, r, r.end(o.ID), operation.Done, after...)
+			r.off()
+		})
+	}
+}
+
+func TestRollbackIsCutShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		s.running, s.all.B, s.all.Choice = "B", boot.Slot{State: boot.SlotGood, Version: "v2"}, "B"
+		r.on()
+		r.cut = "choose"
+		o := r.run(Rollback, PowerArguments{}.Encode())
+		check(t, r, o, operation.Running, "cordon", "look at pods", "choose")
+		s.reboot(t, "A", func(all *boot.Slots) error { return all.Rollback("B", "", time.Now()) })
+		check(t, r, r.end(o.ID), operation.Running, "reboot")
+		if s.all.Next() != "A" {
+			t.Errorf("%+v", s.all)
+		}
+		s.reboot(t, "A", func(*boot.Slots) error { return nil })
+		check(t, r, r.end(o.ID), operation.Done, "uncordon")
+		r.off()
+	})
+}
+
+// After a reset, the system that boots is the one that ran, not one that was never tried.
+func TestResetWithAStagedSystem(t *testing.T) {
+	for label, want := range map[string][]string{"": {"empty B", "mark STATE EPHEMERAL"}, boot.LabelEphemeral: {"mark EPHEMERAL"}} {
+		synctest.Test(t, func(t *testing.T) {
+			r, _ := installed(t)
+			r.on()
+			o := r.run(Upgrade, PowerArguments{Stage: true}.Encode())
+			check(t, r, o, operation.Done, "verify", "write v2 to B timed")
+			args := ResetArguments{Force: true, Reboot: true}
+			if label != "" {
+				args.Wipe = []string{label}
+			}
+			check(t, r, r.run(Reset, args.Encode()), operation.Done, append(want, "reboot")...)
+			r.off()
+		})
+	}
 }
 
 // The former system says why it runs again as soon as it knows, and takes pods again.

@@ -180,7 +180,7 @@ func (s *Slots) meta(use func(c meta.Change) error) error {
 	return store.Update(use)
 }
 
-// change writes a change of the slots to META, and makes the boot loaders follow. The caller holds s.mu.
+// change writes a change of the slots to META, and makes the boot loaders follow. What has failed is published when it is done again. The caller holds s.mu.
 func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error) error {
 	var slots boot.Slots
 	err := s.meta(func(c meta.Change) (err error) {
@@ -195,8 +195,11 @@ func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error
 	if err != nil {
 		return err
 	}
+	if err := s.follow(ctx, slots); err != nil {
+		return err
+	}
 	s.publish(slots)
-	return s.follow(ctx, slots)
+	return nil
 }
 
 // follow makes the boot loaders start what the slots say, and the firmware start this disk. The loaders themselves are written by an
@@ -368,6 +371,14 @@ func (s *Slots) Fail(ctx context.Context, reason string) error {
 func (s *Slots) Empty(ctx context.Context, name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.empty(ctx, name)
+}
+
+// empty is Empty, whose caller holds s.mu.
+func (s *Slots) empty(ctx context.Context, name string) error {
+	if name == s.Running() {
+		return fmt.Errorf("empty slot %s: it has the system that runs", name)
+	}
 	return s.change(ctx, func(slots *boot.Slots) error { return slots.Write(name, time.Now()) })
 }
 

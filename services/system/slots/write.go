@@ -269,7 +269,7 @@ func (s *Slots) room(ctx context.Context, src Source) error {
 func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.Slot, report func(done, of int64)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.change(ctx, func(slots *boot.Slots) error { return slots.Write(name, time.Now()) }); err != nil {
+	if err := s.empty(ctx, name); err != nil {
 		return err
 	}
 	err := s.o.Disks.UseEFI(ctx, func(dir string) error {

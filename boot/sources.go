@@ -45,6 +45,9 @@ const (
 // ErrNone is the error of a source without a configuration.
 var ErrNone = errors.New("no configuration")
 
+// ErrNotYet is the error of a source that is about to come: nobody is to give the node another configuration meanwhile.
+var ErrNotYet = errors.New("it isn't there yet")
+
 // none is ErrNone with the reason.
 type none string
 

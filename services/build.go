@@ -86,7 +86,8 @@ func NewNode(o Options) (*Node, error) {
 	})
 	// What the kernel has stored is read once, because the reporter removes it.
 	panicked := sync.OnceValue(func() string { _, why, _ := logs.Crash(boot.PstoreDir); return why })
-	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIBinDir, StateReady: func() error {
+	_, installed := o.Cmdline.Get(boot.ParamSlot)
+	d := disks.New(disks.Options{Mode: o.Mode, Installed: installed, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIBinDir, StateReady: func() error {
 		if err := applier.StateReady(); err != nil {
 			return err
 		}

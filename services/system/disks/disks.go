@@ -41,13 +41,18 @@ const (
 	// warnAfter is how long a disk may be missing before that is logged:
 	// controllers of real machines take that long to detect theirs.
 	warnAfter = 10 * time.Second
+	// ownPatience is how long the disk may be missing that this boot is from, before the node does without: controllers start many disks one after
+	// another.
+	ownPatience = time.Minute
 	// stopBudget: a file system with many dirty pages takes long to unmount.
 	stopBudget = 20 * time.Second
 )
 
 // Options are the inputs of the service.
 type Options struct {
-	Mode      boot.Mode
+	Mode boot.Mode
+	// Installed: this boot is from a disk, which must be there.
+	Installed bool
 	Store     *resource.Store
 	Processes *process.Table
 	Logs      *logs.Logs
@@ -77,6 +82,7 @@ type Disks struct {
 	o   Options
 	log *slog.Logger
 
+	began   time.Time
 	volumes []volume // of the system disk, in the order of mounting
 
 	mu     sync.Mutex // guards system and mounts; held during all changes of a disk
@@ -105,7 +111,7 @@ func New(o Options) *Disks {
 	if o.before == nil {
 		o.before = func(string) error { return nil }
 	}
-	return &Disks{o: o, log: o.Logs.Logger(ID),
+	return &Disks{o: o, log: o.Logs.Logger(ID), began: time.Now(),
 		volumes: volumes(map[string]string{boot.LabelState: o.stateDir, boot.LabelEphemeral: o.varDir})}
 }
 
@@ -162,6 +168,9 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 		return true, nil
 	}
 	disks, err := d.systemDisks(ctx)
+	if err == nil && len(disks) == 0 && d.o.Installed && time.Since(d.began) < ownPatience {
+		return false, fmt.Errorf("the disk that this system was started from: %w", boot.ErrNotYet)
+	}
 	if err != nil || len(disks) == 0 {
 		return false, err
 	}

@@ -1,9 +1,12 @@
 package disks
 
 import (
+	"errors"
 	"testing"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/logs"
 )
 
 // All properties that are given must fit, and those that don't are named.
@@ -36,5 +39,18 @@ func TestSelectedDisk(t *testing.T) {
 		if got := misfit(disk, tt.selector); got != tt.want {
 			t.Errorf("%+v: %q, want %q", tt.selector, got, tt.want)
 		}
+	}
+}
+
+// The disk that this boot is from may come late, and be broken.
+func TestDiskOfThisBoot(t *testing.T) {
+	t.Parallel()
+	d := New(Options{Mode: boot.Machine, Installed: true, Logs: logs.New(t.Output()), isDisk: func(string) bool { return false }})
+	if _, err := d.MountState(t.Context()); !errors.Is(err, boot.ErrNotYet) {
+		t.Error(err)
+	}
+	d.began = d.began.Add(-ownPatience)
+	if found, err := d.MountState(t.Context()); found || err != nil {
+		t.Error(found, err)
 	}
 }

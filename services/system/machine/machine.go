@@ -96,8 +96,10 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 		// and since when.
 		if why := err.Error(); why != reported {
 			reported = why
-			if err := o.Applier.maintain(); err != nil {
-				return err
+			if !errors.Is(err, boot.ErrNotYet) {
+				if err := o.Applier.maintain(); err != nil {
+					return err
+				}
 			}
 			code := ConfigurationUnusable
 			if errors.Is(err, boot.ErrNone) {

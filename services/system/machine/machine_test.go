@@ -169,6 +169,44 @@ func TestMaintenanceNeverComesBack(t *testing.T) {
 	})
 }
 
+// Before the disk is there that this boot is from, nobody can give the node another configuration.
+func TestDiskOfThisBootIsAwaited(t *testing.T) {
+	data := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		var came, gone atomic.Bool
+		n := &node{data: data}
+		run(t, n, func(context.Context) (bool, error) {
+			switch {
+			case gone.Load():
+				return false, errors.New("two disks")
+			case !came.Load():
+				return false, fmt.Errorf("the disk: %w", boot.ErrNotYet)
+			}
+			return true, nil
+		})
+		maintained := func() bool {
+			s, err := Stages.Get(n.store, StageID)
+			return err == nil && s.Spec == Maintenance
+		}
+		if n.up() || maintained() || n.events("the disk: it isn't there yet") != 1 {
+			t.Errorf("up %v, maintenance mode %v, events %v", n.up(), maintained(), n.graph.Events())
+		}
+		gone.Store(true)
+		time.Sleep(retryMax + time.Second)
+		synctest.Wait()
+		if !maintained() {
+			t.Error("nobody can give it a configuration")
+		}
+		came.Store(true)
+		gone.Store(false)
+		time.Sleep(retryMax + time.Second)
+		synctest.Wait()
+		if !n.up() {
+			t.Error("it isn't looked at again")
+		}
+	})
+}
+
 // STATE is where the node's own configuration is: as long as it can't be looked
 // at, no other is taken.
 func TestBrokenStateIsNotPassedBy(t *testing.T) {

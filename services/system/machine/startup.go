@@ -136,21 +136,18 @@ func (a *Applier) promote() error {
 
 // begin takes over what a boot has found.
 func (a *Applier) begin(source string, text []byte) error {
+	by := "found at boot: " + source
 	load := a.load
 	if source == boot.StateSource {
-		load = config.Load // the node ran with it, maybe with another release: it must run again
-	}
-	by := "found at boot: " + source
-	next, warnings, err := load(source, text)
-	if err != nil && source == boot.StateSource {
-		// A newer release wrote it. The history has the whole document, for that release.
-		known, unknown, _ := config.Known(source, text)
-		if n, w, e := load(source, known); len(unknown) > 0 && e == nil {
-			by = "without what this release doesn't know: " + strings.Join(unknown, ", ")
-			a.o.Log.Error("fields of the configuration are put aside, because this release doesn't know them", "fields", unknown)
-			next, warnings, err, text = n, w, nil, known
+		load = func(_ string, own []byte) (c *config.Config, w []config.Warning, err error) {
+			why := ""
+			if text, c, w, why, err = a.own(own); why != "" {
+				by = why
+			}
+			return c, w, err
 		}
 	}
+	next, warnings, err := load(source, text)
 	if err != nil {
 		return err
 	}
@@ -173,6 +170,33 @@ func (a *Applier) begin(source string, text []byte) error {
 		}
 	}
 	return a.publish(nil)
+}
+
+// own reads the document on STATE. The node ran with it, and it must run again: in maintenance mode, anybody could give it another one. So fields of a
+// newer release are put aside, and the newest document of the history takes the place of one that can't be read. The error is that of the document.
+func (a *Applier) own(text []byte) (used []byte, c *config.Config, warnings []config.Warning, why string, err error) {
+	c, warnings, err = config.Load(boot.StateSource, text)
+	if err == nil {
+		return text, c, warnings, "", nil
+	}
+	all, _ := a.stored.history() // without it, there is only this one
+	for i := len(all); i >= 0; i-- {
+		used, why = text, ""
+		if i < len(all) {
+			used, why = all[i].Text, fmt.Sprintf("version %d of the history, ", all[i].Version)
+		}
+		known, unknown, _ := config.Known(boot.StateSource, used)
+		if len(unknown) > 0 {
+			used, why = known, why+"without what this release doesn't know: "+strings.Join(unknown, ", ")
+		} else if why != "" {
+			why += "because the configuration can't be read"
+		}
+		if c, warnings, e := config.Load(boot.StateSource, used); e == nil {
+			a.o.Log.Error("the configuration on STATE can't be used as it is", "used", why, "err", err)
+			return used, c, warnings, why, nil
+		}
+	}
+	return nil, nil, nil, "", err
 }
 
 // storeBootConfig writes to STATE what this boot began with, if it isn't there.
@@ -227,12 +251,12 @@ func (a *Applier) StateReady() error {
 		return err
 	}
 	if own != nil && !bytes.Equal(own, a.text) {
-		next, _, err := config.Load("STATE", own)
+		used, next, _, _, err := a.own(own)
 		if err != nil {
 			return fmt.Errorf("STATE came late, and its configuration is broken: %w", err)
 		}
 		a.o.Log.Warn("STATE came late: its configuration replaces the one that this boot began with")
-		a.text, a.config = own, next
+		a.text, a.config = used, next
 		if err := a.publish(nil); err != nil {
 			return err
 		}

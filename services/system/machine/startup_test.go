@@ -58,6 +58,33 @@ func TestS037ChangesBeforeState(t *testing.T) {
 	}
 }
 
+// A node whose document is damaged runs again with the newest one of its history. In maintenance mode, anybody could give it another one.
+func TestDamagedConfiguration(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		for version, text := range map[uint64][]byte{7: with(base, "older"), 8: with(base, "kept"), 9: []byte("version: v9\n")} {
+			entry, err := json.Marshal(historyEntry{Entry: Entry{Version: version}, Text: text})
+			if err == nil {
+				err = boot.WriteFile(p.stored.path(p.stored.entryPath(version)), entry, storeMode)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.off()
+		if err := boot.WriteFile(p.stored.config(), []byte("machine: {"), storeMode); err != nil {
+			t.Fatal(err)
+		}
+		p.on(nil)
+		if p.hostname() != "kept" || !strings.Contains(p.onDisk(), "kept") {
+			t.Errorf("hostname %q; on STATE:\n%s", p.hostname(), p.onDisk())
+		}
+		all, err := p.stored.history()
+		if err != nil || len(all) == 0 || all[len(all)-1].By != "version 8 of the history, because the configuration can't be read" {
+			t.Errorf("%+v, %v", all, err)
+		}
+	})
+}
+
 // After a rollback, the older release does without fields that it doesn't know. The newer one finds them in the history.
 func TestFieldsOfANewerRelease(t *testing.T) {
 	start(t, func(p *power, base []byte) {

@@ -49,7 +49,7 @@ func (w *work) checkSize(size int64) error {
 				return fmt.Errorf("the system has %d MB, and a disk has room for %d MB: remove files from the root file system", size/1e6, limit/1e6)
 			}
 			if limit := (v.Small - spare) / 2; size > limit {
-				w.say(fmt.Sprintf("the system has %d MB: it is too large for disks below 8 GiB, which have room for %d MB", size/1e6, limit/1e6))
+				w.say(fmt.Sprintf("the system has %d MB: it is too large for disks below 8 GiB, and for those that begin as an image of the kind disk: they have room for %d MB", size/1e6, limit/1e6))
 			}
 		}
 	}

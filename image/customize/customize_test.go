@@ -135,7 +135,11 @@ func TestS202Files(t *testing.T) {
 	if err := os.Symlink("agent", filepath.Join(overlay, "usr/local/bin/link")); err != nil {
 		t.Fatal(err)
 	}
-	c := Change{Remove: []string{"/lib/modules/" + release + "/kernel/usb.ko"}, Overlays: []Overlay{{Name: "mine", Dir: overlay}}, Args: []string{"nomodeset"}}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(overlay, link); err != nil {
+		t.Fatal(err)
+	}
+	c := Change{Remove: []string{"/lib/modules/" + release + "/kernel/usb.ko"}, Overlays: []Overlay{{Name: "mine", Dir: link}}, Args: []string{"nomodeset"}}
 	dir, second := base(t), base(t)
 	before, _, _ := opened(t, dir)
 	if err := (Change{}).Apply(t.Context(), dir, silent); err != nil {
@@ -277,6 +281,13 @@ func TestRefusals(t *testing.T) {
 		if after, _, _ := opened(t, dir); after.SHA256 != before.SHA256 {
 			t.Errorf("%s: the system has changed", name)
 		}
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Change{Overlays: []Overlay{{Name: "mine", Dir: file}}}).Apply(t.Context(), base(t), silent); err == nil || !strings.Contains(err.Error(), "not a directory") {
+		t.Errorf("an overlay that is a file: %v", err)
 	}
 	w := &work{say: silent}
 	if err := w.checkSize(300 << 20); err == nil || !strings.Contains(err.Error(), "a disk has room for 264 MB") {

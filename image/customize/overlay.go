@@ -37,6 +37,13 @@ func (w *work) overlay() error {
 // walk adds what is in a directory, without what is named.
 func (w *work) walk(noted *Added, dir, to string, without ...string) error {
 	w.makeDirectory(path.Dir(w.tree.Resolve(to + "/.x")))
+	dir, err := filepath.EvalSymlinks(dir) // WalkDir doesn't follow a link
+	if err != nil {
+		return err
+	}
+	if _, err := os.ReadDir(dir); err != nil {
+		return err // a file has none
+	}
 	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || name == dir {
 			return err

@@ -108,8 +108,11 @@ func (p Parts) Program() ([]byte, error) {
 	return nil, errors.New("the initramfs has no program " + esp.InitName)
 }
 
+// maxSmall is several times the size of what isn't in the root file system, in bytes.
+const maxSmall = 1 << 29
+
 func (p Parts) files() ([]cpio.Record, error) {
-	d, err := zstd.NewReader(nil)
+	d, err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(maxSmall))
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ const usage = `This is the installer image of Garboard: it is for machines, whic
   COPY --from=IMAGE /lib/modules /lib/modules
   FROM THIS-IMAGE
 
-  docker build --build-arg RM="/lib/modules /usr/sbin/lvm" .
+  docker build --build-arg RM="/lib/modules /usr/sbin/cryptsetup" .
 
 All files of the stage "customization" are added to the root file system of a node, after the paths in RM are removed from it. Extensions are
 directories in /extensions of the stage. A kernel that is copied to /usr/install/vmlinuz replaces that of the system.

@@ -18,8 +18,8 @@ func TestChange(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c, err := change(dir, " /lib/modules\n/usr/sbin/lvm  /etc/motd ")
-	if err != nil || !slices.Equal(c.Remove, []string{"/lib/modules", "/usr/sbin/lvm", "/etc/motd"}) {
+	c, err := change(dir, " /lib/modules\n/usr/sbin/cryptsetup  /etc/motd ")
+	if err != nil || !slices.Equal(c.Remove, []string{"/lib/modules", "/usr/sbin/cryptsetup", "/etc/motd"}) {
 		t.Errorf("%q, %v", c.Remove, err)
 	}
 	if at := filepath.Join(dir, customize.StageExtensions); !slices.Equal(c.Extensions, []string{filepath.Join(at, "one"), filepath.Join(at, "two")}) {

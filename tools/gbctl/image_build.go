@@ -60,7 +60,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	f.StringArrayVar(&b.change.Remove, "rm", nil, "path in the root file system that is removed first; repeatable")
 	f.StringVar(&b.change.Kernel, "kernel", "", "another kernel (vmlinuz); its modules come with --modules")
 	f.StringVar(&b.modules, "modules", "", "directory with the modules of the kernel, such as lib/modules, instead of those that are there")
-	f.StringVar(&b.firmware, "firmware", "", "directory with firmware for devices, such as lib/firmware")
+	f.StringVar(&b.firmware, "firmware", "", "directory that is added to /lib/firmware")
 	f.StringArrayVar(&b.change.Args, "extra-kernel-arg", nil, "argument to add to the kernel's command line; repeatable")
 	f.StringVar(&b.media.Name, "tag", "", "name of the installer image (default the usual one of its release)")
 	f.StringArrayVar(&b.mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry; repeatable")

@@ -107,7 +107,7 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 	}
 	f.add(cmd, "wait until each node is back and healthy")
 	if r.image {
-		cmd.Flags().StringVar(&f.image, "image", "", "installer image with the system, such as registry.example/garboard:v1.2.0 (default: the medium in the machine)")
+		cmd.Flags().StringVar(&f.image, "image", "", "installer image with the system, such as registry.example/garboard-os/installer:v1.2.0 (default: the medium in the machine)")
 	}
 	if r.stage {
 		cmd.Flags().BoolVar(&f.preserve, "preserve", true, "keep images, pods' data and etcd's; with --preserve=false, the node leaves etcd, wipes them, and joins the cluster again")

@@ -249,9 +249,13 @@ func readIndex(layout fs.FS, tags map[string]map[string]v1.Descriptor) error {
 		if text == "" {
 			continue // reachable by its digest only
 		}
-		ref, err := name.NewTag(text)
+		parsed, err := name.ParseReference(text)
 		if err != nil {
 			return fmt.Errorf("%s: %w", indexFile, err)
+		}
+		ref, tagged := parsed.(name.Tag)
+		if !tagged {
+			continue
 		}
 		repository := ref.RepositoryStr()
 		if tags[repository] == nil {

@@ -60,6 +60,9 @@ type Bundle struct {
 func (b Bundle) Write(ctx context.Context, images []string, output string) error {
 	dir := output + ".partial"
 	to, err := layout.FromPath(dir)
+	if err == nil {
+		err = intact(dir)
+	}
 	if err != nil {
 		if to, err = layout.Write(dir, empty.Index); err != nil {
 			return err
@@ -81,6 +84,27 @@ func (b Bundle) Write(ctx context.Context, images []string, output string) error
 		return err
 	}
 	return os.RemoveAll(dir)
+}
+
+// intact removes what isn't what its name says: a command was cut off when it wrote that. The error is that the index is to be made again.
+func intact(dir string) error {
+	index, err := layout.ImageIndexFromPath(dir)
+	if err == nil {
+		_, err = index.IndexManifest()
+	}
+	blobs, _ := filepath.Glob(filepath.Join(dir, "blobs/sha256/*")) // the pattern is well formed
+	for _, path := range blobs {
+		f, openErr := os.Open(path)
+		if openErr != nil {
+			return openErr
+		}
+		sum, _, readErr := v1.SHA256(f)
+		f.Close()
+		if readErr != nil || sum.Hex != filepath.Base(path) {
+			err = errors.Join(fmt.Errorf("%s is damaged", path), readErr, os.Remove(path))
+		}
+	}
+	return err
 }
 
 // only removes what an earlier command with other images has left.
@@ -266,6 +290,11 @@ func (b Bundle) store(to layout.Path, image v1.Image, ref, count string) error {
 	manifest, err := image.Manifest()
 	if err != nil {
 		return fmt.Errorf("%s: %w", ref, err)
+	}
+	if at, err := name.NewDigest(ref); err == nil {
+		if digest, err := image.Digest(); err != nil || digest.String() != at.DigestStr() {
+			return fmt.Errorf("%s has images of several platforms: name that of linux/amd64, %s@%s", ref, at.Context(), digest)
+		}
 	}
 	size := manifest.Config.Size
 	for _, l := range manifest.Layers {

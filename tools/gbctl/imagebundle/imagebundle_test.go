@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -126,7 +127,27 @@ func TestBundle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if config, err = images[names[0]].ConfigName(); err != nil {
+		t.Fatal(err)
+	}
+	// The power went while these were written.
+	broken.Store(nil)
+	for _, half := range []string{"blobs/sha256/" + config.Hex, "index.json"} {
+		if err := os.Truncate(filepath.Join(file+".partial", half), 10); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Write(t.Context(), append(names, "registry.k8s.io/missing:1"), file); err == nil || !strings.Contains(err.Error(), "missing") {
+			t.Fatalf("an image that isn't there: %v", err)
+		}
+	}
 	bad = pulled.String()
+	broken.Store(&bad)
+	digest, err := image.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pinned := "registry.k8s.io/other@" + digest.String()
+	names, images[pinned] = append(names, pinned), image
 	if err := b.Write(t.Context(), names, file); err != nil {
 		t.Fatalf("what was pulled is pulled again: %v", err)
 	}
@@ -150,12 +171,9 @@ func TestBundle(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer archive.Close()
-	digest, err := image.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := archive.Open("blobs/sha256/" + digest.Hex); err == nil {
-		t.Error("an image of an earlier command is in the file")
+	index, err := indexOf(archive)
+	if err != nil || slices.ContainsFunc(index.Manifests, func(d v1.Descriptor) bool { return d.Annotations[refAnnotation] == other }) {
+		t.Errorf("an image of an earlier command is in the file: %v", err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -179,6 +197,34 @@ func TestBundle(t *testing.T) {
 	}
 	for _, text := range names {
 		compare(t, target.URL, text, images[text])
+	}
+}
+
+// A node asks for the digest that the image is named with.
+func TestPinnedImageOfSeveralPlatforms(t *testing.T) {
+	t.Parallel()
+	upstream := httptest.NewServer(newRegistry())
+	defer upstream.Close()
+	image, err := random.Image(1000, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}}})
+	if err := remote.WriteIndex(at(t, "registry.k8s.io/pause:1", upstream.URL), index); err != nil {
+		t.Fatal(err)
+	}
+	of, err := index.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, err := image.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := Bundle{Say: func(string) {}, Mirrors: map[string][]string{"*": {upstream.URL}}}
+	err = b.Write(t.Context(), []string{"registry.k8s.io/pause@" + of.String()}, filepath.Join(t.TempDir(), "images.tar"))
+	if err == nil || !strings.Contains(err.Error(), "name that of linux/amd64, registry.k8s.io/pause@"+one.String()) {
+		t.Error(err)
 	}
 }
 

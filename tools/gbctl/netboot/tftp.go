@@ -36,6 +36,8 @@ const (
 	// ackWait is for the answer to a window. It doubles with each of ackTries.
 	ackWait  = time.Second
 	ackTries = 6
+	// ackMost is what one try waits at most, whatever the client asks for: who never answers mustn't take the place of others for hours.
+	ackMost = 10 * time.Second
 )
 
 // A readRequest is what a client asks for.
@@ -181,7 +183,7 @@ func exchange(c net.Conn, r readRequest, first, count int, packet func(int) []by
 				return 0, err
 			}
 		}
-		if err := c.SetReadDeadline(time.Now().Add(r.wait << try)); err != nil {
+		if err := c.SetReadDeadline(time.Now().Add(min(r.wait<<try, ackMost))); err != nil {
 			return 0, err
 		}
 		for {
@@ -198,7 +200,7 @@ func exchange(c net.Conn, r readRequest, first, count int, packet func(int) []by
 			switch binary.BigEndian.Uint16(answer) {
 			case opError:
 				text, _, _ := strings.Cut(string(answer[4:n]), "\x00")
-				return 0, fmt.Errorf("the machine says: %s (TFTP error %d)", text, binary.BigEndian.Uint16(answer[2:]))
+				return 0, fmt.Errorf("the machine says: %q (TFTP error %d)", text, binary.BigEndian.Uint16(answer[2:]))
 			case opAck:
 				// The number has 16 bits. It is that of the last packet that has arrived.
 				got := int(binary.BigEndian.Uint16(answer[2:]) - uint16(first))

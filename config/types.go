@@ -286,7 +286,8 @@ type Registries struct {
 	Config map[string]Registry `yaml:"config"`
 }
 
-// Mirror replaces a registry. The endpoints are tried in their order.
+// Mirror is asked before a registry. The endpoints are tried in their order, and the registry
+// itself when none of them has an image.
 type Mirror struct {
 	Endpoints []URL `yaml:"endpoints"` // required, http or https
 }

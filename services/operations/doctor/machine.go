@@ -79,7 +79,7 @@ var machineConditions = []condition{
 		id: "disk-full", severity: failure,
 		sees:  "The console says that STATE or EPHEMERAL is full; no space left on device in logs; images can't be pulled; etcd and the kubelet end.",
 		why:   "A file system of the node is full.",
-		next:  "Remove data from it, usually unused images (gbctl -n NODE images -k and images rm) and logs of pods (gbctl -n NODE ls -l /var), or give the machine a larger disk.",
+		next:  "Remove data from it, usually unused images (gbctl -n NODE images -k, then images rm -k IMAGE) and logs of pods (gbctl -n NODE ls -l /var), or give the machine a larger disk.",
 		holds: func(s *snapshot) []finding { return s.filled(0, full) },
 	},
 	{

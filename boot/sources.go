@@ -45,8 +45,8 @@ const (
 // ErrNone is the error of a source without a configuration.
 var ErrNone = errors.New("no configuration")
 
-// ErrNotYet is the error of a source that is about to come: nobody is to give the node another configuration meanwhile.
-var ErrNotYet = errors.New("it isn't there yet")
+// ErrClosed is in the errors of a node that has a configuration, and can't have it now: nobody is to give it another one meanwhile.
+var ErrClosed = errors.New("maintenance mode stays closed")
 
 // none is ErrNone with the reason.
 type none string

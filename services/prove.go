@@ -93,7 +93,13 @@ func (n *Node) prove(ctx context.Context, system proving) {
 		return
 	}
 	began, looks := time.Now(), 0
+	var failed error // of what was to be written; it is tried again
+	told := ""
 	for sleep.For(ctx, proveEvery) {
+		if failed != nil && failed.Error() != told {
+			told = failed.Error()
+			n.logs.Printf("slot %s: %s", system.Running(), told)
+		}
 		status, err := slots.Statuses.Get(n.Store, system.Running())
 		if err != nil {
 			if limit := lifecycle.ProveTimeout(boot.Slot{}); system.Trial() && time.Since(began) > limit {
@@ -102,7 +108,7 @@ func (n *Node) prove(ctx context.Context, system proving) {
 			}
 			continue // the disk isn't there yet
 		}
-		if status.Spec.State != boot.SlotTrying {
+		if status.Spec.State != boot.SlotTrying && failed == nil {
 			return
 		}
 		all, err := system.Get()
@@ -117,14 +123,14 @@ func (n *Node) prove(ctx context.Context, system proving) {
 		if len(waiting) > 0 {
 			looks = 0
 		} else if looks++; looks >= healthyLooks {
-			if err := system.Prove(ctx, "healthy "+time.Since(began).Round(time.Second).String()+" after its first boot"); err == nil {
+			if failed = system.Prove(ctx, "healthy "+time.Since(began).Round(time.Second).String()+" after its first boot"); failed == nil {
 				n.logs.Printf("slot %s is good: Garboard %s is healthy", system.Running(), status.Spec.Version)
 				return
 			}
 		}
 		if limit := lifecycle.ProveTimeout(*running); time.Since(began) > limit && len(waiting) > 0 {
 			why := fmt.Sprintf("not healthy within %s: %s", limit, strings.Join(waiting, ", "))
-			if err := system.Fail(ctx, why); err == nil {
+			if failed = system.Fail(ctx, why); failed == nil {
 				n.power(boot.Reboot, "the new system goes: "+why)
 				return
 			}

@@ -87,6 +87,8 @@ type onTrial struct {
 	all       boot.Slots
 	healthy   func() bool // whether all that isn't up is excused
 	failure   error       // of Fail
+	broken    int         // how often Prove fails, after META has the state
+	publish   func(boot.SlotState)
 	did, node []string    // what was done with the slots, and with the machine
 }
 
@@ -102,6 +104,12 @@ func (o *onTrial) Get() (boot.Slots, error) {
 }
 
 func (o *onTrial) Prove(_ context.Context, reason string) error {
+	o.all.B.State = boot.SlotGood
+	o.publish(boot.SlotGood)
+	if o.broken > 0 {
+		o.broken--
+		return errors.New("the EFI system partition can't be written")
+	}
 	o.did = append(o.did, "good: "+reason)
 	return nil
 }
@@ -120,6 +128,7 @@ func TestProve(t *testing.T) {
 	for name, c := range map[string]struct {
 		noDisk    bool
 		wiped     bool
+		broken    int
 		former    boot.Slot
 		failure   error
 		healthy   func(after time.Duration) bool
@@ -128,6 +137,7 @@ func TestProve(t *testing.T) {
 	}{
 		"healthy":              {former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 5s after its first boot", took: 5 * time.Second},
 		"healthy with a break": {former: good, healthy: func(after time.Duration) bool { return after != 3*time.Second }, did: "good: healthy 8s after its first boot", took: 8 * time.Second},
+		"boot loader fails twice": {broken: 2, former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 7s after its first boot", took: 7 * time.Second},
 		"never healthy": {former: good, healthy: func(time.Duration) bool { return false },
 			did: "bad: not healthy within 10m0s: ", node: "the new system goes: not healthy within 10m0s: ", took: 10*time.Minute + time.Second},
 		"never healthy, without the data of before": {wiped: true, former: good, healthy: func(time.Duration) bool { return false },
@@ -137,16 +147,21 @@ func TestProve(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying, Wiped: c.wiped}, Choice: "A"}, failure: c.failure}
+				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying, Wiped: c.wiped}, Choice: "A"}, failure: c.failure, broken: c.broken}
 				n, err := NewNode(Options{
 					Mode: boot.Machine, Processes: process.New(), Logs: logs.New(io.Discard),
 					Power: func(p boot.Power, why string) { o.node = append(o.node, why) },
 				})
-				if err == nil && !c.noDisk {
-					err = slots.Statuses.Put(n.Store.As(slots.ID), "B", slots.Status{State: boot.SlotTrying})
-				}
 				if err != nil {
 					t.Fatal(err)
+				}
+				o.publish = func(state boot.SlotState) {
+					if err := slots.Statuses.Put(n.Store.As(slots.ID), "B", slots.Status{State: state}); err != nil {
+						t.Error(err)
+					}
+				}
+				if !c.noDisk {
+					o.publish(boot.SlotTrying)
 				}
 				began := time.Now()
 				o.healthy = func() bool { return c.healthy(time.Since(began)) }

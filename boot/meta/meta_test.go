@@ -90,6 +90,13 @@ func TestValuesAreReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
+	before, err := os.ReadFile(path)
+	if err == nil {
+		err = s.Update(func(c Change) error { _, err := counter.In(c); return err })
+	}
+	if after, readErr := os.ReadFile(path); err != nil || readErr != nil || !bytes.Equal(before, after) {
+		t.Errorf("reading has written: %v, %v", err, readErr)
+	}
 	if err := s.Update(func(c Change) error { counter.Delete(c); return nil }); err != nil {
 		t.Fatal(err)
 	}

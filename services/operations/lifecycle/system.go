@@ -66,10 +66,11 @@ type Systems interface {
 // errNoSlots refuses what only a machine can do.
 var errNoSlots = errors.New("this node is a container: its host has its system")
 
-// target is the slot that an operation writes; source is what it writes there.
+// target is the slot that an operation writes; source is what it writes there. marked is whether EPHEMERAL is wiped before it runs.
 var (
 	target = operation.Data[string]{Key: "slot"}
 	source = operation.Data[slots.Source]{Key: "source"}
+	marked = operation.Data[bool]{Key: "marked"}
 )
 
 func (o Options) mayInstall() error {
@@ -141,7 +142,7 @@ func (o Options) write(args PowerArguments) []operation.Step {
 					return err
 				}
 				slot, err := target.Get(p)
-				if err != nil {
+				if err != nil || slot == o.Systems.Running() { // it was written, and the machine has restarted
 					return err
 				}
 				system := boot.Slot{Wiped: args.Wipe}
@@ -156,7 +157,7 @@ func (o Options) write(args PowerArguments) []operation.Step {
 			},
 			Undo: func(ctx context.Context, p *operation.Progress) error {
 				slot, err := target.Get(p)
-				if err != nil {
+				if err != nil || slot == o.Systems.Running() {
 					return err
 				}
 				return o.Systems.Empty(ctx, slot)
@@ -195,7 +196,7 @@ func (o Options) prove(args PowerArguments) operation.Step {
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			name, err := target.Get(p)
 			if err != nil {
-				return err
+				return fmt.Errorf("the machine restarted, with the system that was staged, before another one was written: start the upgrade again (%w)", err)
 			}
 			for {
 				begun := o.Systems.Begun() // before it has, the slots don't say what became of the new system
@@ -210,6 +211,9 @@ func (o Options) prove(args PowerArguments) operation.Step {
 				switch {
 				case !begun:
 				case slot.State == boot.SlotGood && o.Systems.Running() == name:
+					if _, err := marked.Get(p); args.Wipe && err != nil {
+						return errors.New("the new system is healthy, but the machine restarted before the data was marked for wiping: `gbctl reset --system-labels-to-wipe EPHEMERAL --reboot` wipes it")
+					}
 					return nil
 				case slot.State == boot.SlotTrying && o.Systems.Running() == name:
 				case slot.State == boot.SlotTrying && slot.Tries > 0:
@@ -296,7 +300,15 @@ func (o Options) wiping(r operation.Request, timeout time.Duration, all []operat
 	leave := slices.DeleteFunc(o.leaveCluster(r, timeout), func(s operation.Step) bool {
 		return s.ID == "cordon" || s.ID == "drain" || s.ID == "etcd" && !control
 	})
-	leave = append(leave, o.wipe(r, ResetArguments{}, []string{boot.LabelEphemeral}))
+	wipe := o.wipe(r, ResetArguments{}, []string{boot.LabelEphemeral})
+	run := wipe.Run
+	wipe.Run = func(ctx context.Context, p *operation.Progress) error {
+		if err := run(ctx, p); err != nil {
+			return err
+		}
+		return marked.Put(p, true)
+	}
+	leave = append(leave, wipe)
 	all = slices.DeleteFunc(all, func(s operation.Step) bool { return s.ID == "quorum" })
 	return slices.Insert(all, slices.IndexFunc(all, func(s operation.Step) bool { return s.EndsNode }), leave...)
 }

@@ -270,15 +270,17 @@ func TestStagedUpgrade(t *testing.T) {
 	})
 }
 
+// boots is the first boot of a system in slot B.
+func boots(all *boot.Slots) error {
+	err := all.Write("B", time.Now())
+	if err == nil {
+		err = all.Written("B", boot.Slot{Version: "v2"}, time.Now())
+	}
+	return errors.Join(err, all.Booted("B", time.Now()))
+}
+
 // Whatever restarts the machine while an upgrade is under way, the new system has its boot: it isn't restarted again, and isn't written over itself.
 func TestUpgradeIsCutShort(t *testing.T) {
-	boots := func(all *boot.Slots) error {
-		err := all.Write("B", time.Now())
-		if err == nil {
-			err = all.Written("B", boot.Slot{Version: "v2"}, time.Now())
-		}
-		return errors.Join(err, all.Booted("B", time.Now()))
-	}
 	for cut, before := range map[string][]string{"write v2 to B timed": {"verify", "write v2 to B timed"}, "cordon": {"verify", "write v2 to B timed", "cordon"}} {
 		synctest.Test(t, func(t *testing.T) {
 			r, s := installed(t)
@@ -299,6 +301,25 @@ func TestUpgradeIsCutShort(t *testing.T) {
 			r.off()
 		})
 	}
+}
+
+// A machine that restarted before its data was marked for wiping keeps it, and the operation says so.
+func TestWipingUpgradeIsCutShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		r.on()
+		r.cut = "stop kubelet"
+		o := r.run(Upgrade, PowerArguments{Wipe: true}.Encode())
+		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "stop kubelet")
+		s.reboot(t, "B", boots)
+		if err := s.change(prove("B")); err != nil {
+			t.Fatal(err)
+		}
+		if o = r.end(o.ID); o.State != operation.Failed || !strings.Contains(o.Error, "gbctl reset --system-labels-to-wipe EPHEMERAL --reboot") {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		r.off()
+	})
 }
 
 func TestRollbackIsCutShort(t *testing.T) {

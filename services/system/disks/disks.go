@@ -167,9 +167,9 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 	if d.system != nil {
 		return true, nil
 	}
-	disks, err := d.systemDisks(ctx)
-	if err == nil && len(disks) == 0 && d.o.Installed && time.Since(d.began) < ownPatience {
-		return false, fmt.Errorf("the disk that this system was started from: %w", boot.ErrNotYet)
+	disks, seen, err := d.systemDisks(ctx)
+	if err == nil && !seen && d.o.Installed && time.Since(d.began) < ownPatience {
+		return false, fmt.Errorf("the disk that this system was started from isn't there yet: %w", boot.ErrClosed)
 	}
 	if err != nil || len(disks) == 0 {
 		return false, err
@@ -193,13 +193,12 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 
 // systemDisks are the disks with a complete layout of ours. Two of them are an
 // error: a machine that chooses by itself may join the wrong cluster. A disk of
-// a newer release is an error, too.
-func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
+// a newer release is an error, too. seen is true also of a disk whose STATE was wiped.
+func (d *Disks) systemDisks(ctx context.Context) (out []device, seen bool, err error) {
 	all, err := d.devices()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	var out []device
 	var tooNew error
 	for _, dev := range all {
 		f, err := d.inspect(dev)
@@ -208,8 +207,9 @@ func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
 			continue
 		}
 		if f, err = d.wipeMarked(ctx, dev, f); err != nil {
-			return nil, err
+			return nil, false, err
 		}
+		seen = seen || f.verdict == ours || f.verdict == newer
 		if f.verdict == newer {
 			tooNew = d.refuseNewer(dev, f)
 			out = append(out, dev)
@@ -219,9 +219,9 @@ func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
 		}
 	}
 	if len(out) > 1 {
-		return nil, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from", out[0].Path, out[1].Path)
+		return nil, true, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from", out[0].Path, out[1].Path)
 	}
-	return out, tooNew
+	return out, seen, tooNew
 }
 
 // provision prepares the system disk and mounts it.

@@ -46,7 +46,7 @@ func TestSelectedDisk(t *testing.T) {
 func TestDiskOfThisBoot(t *testing.T) {
 	t.Parallel()
 	d := New(Options{Mode: boot.Machine, Installed: true, Logs: logs.New(t.Output()), isDisk: func(string) bool { return false }})
-	if _, err := d.MountState(t.Context()); !errors.Is(err, boot.ErrNotYet) {
+	if _, err := d.MountState(t.Context()); !errors.Is(err, boot.ErrClosed) {
 		t.Error(err)
 	}
 	d.began = d.began.Add(-ownPatience)

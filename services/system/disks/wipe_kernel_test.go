@@ -132,7 +132,9 @@ func TestWipePowerCuts(t *testing.T) {
 					t.Fatalf("the power should have gone before %s: %v, %v", step, found, err)
 				}
 			}
-			if found, err := bootMachine(t, l).disks.MountState(t.Context()); found || err != nil {
+			next := bootMachine(t, l)
+			next.disks.o.Installed = true // the disk is there, and isn't awaited
+			if found, err := next.disks.MountState(t.Context()); found || err != nil {
 				t.Fatalf("STATE is found: %v, %v", found, err)
 			}
 			wiped(t, l, labels)

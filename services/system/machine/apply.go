@@ -88,7 +88,9 @@ const (
 
 // ApplierOptions are what the Applier stands on.
 type ApplierOptions struct {
-	Mode  boot.Mode // of the node
+	Mode boot.Mode // of the node
+	// Trial: this boot is the one that a new system has.
+	Trial bool
 	Store *resource.Store
 	Log   *slog.Logger
 	// Restart restarts a service.

@@ -96,7 +96,7 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 		// and since when.
 		if why := err.Error(); why != reported {
 			reported = why
-			if !errors.Is(err, boot.ErrNotYet) {
+			if !errors.Is(err, boot.ErrClosed) {
 				if err := o.Applier.maintain(); err != nil {
 					return err
 				}

@@ -180,7 +180,7 @@ func TestDiskOfThisBootIsAwaited(t *testing.T) {
 			case gone.Load():
 				return false, errors.New("two disks")
 			case !came.Load():
-				return false, fmt.Errorf("the disk: %w", boot.ErrNotYet)
+				return false, fmt.Errorf("the disk: %w", boot.ErrClosed)
 			}
 			return true, nil
 		})
@@ -188,7 +188,7 @@ func TestDiskOfThisBootIsAwaited(t *testing.T) {
 			s, err := Stages.Get(n.store, StageID)
 			return err == nil && s.Spec == Maintenance
 		}
-		if n.up() || maintained() || n.events("the disk: it isn't there yet") != 1 {
+		if n.up() || maintained() || n.events("the disk: maintenance mode stays closed") != 1 {
 			t.Errorf("up %v, maintenance mode %v, events %v", n.up(), maintained(), n.graph.Events())
 		}
 		gone.Store(true)

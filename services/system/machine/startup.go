@@ -2,6 +2,7 @@ package machine
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
@@ -135,19 +136,13 @@ func (a *Applier) promote() error {
 }
 
 // begin takes over what a boot has found.
-func (a *Applier) begin(source string, text []byte) error {
-	by := "found at boot: " + source
-	load := a.load
+func (a *Applier) begin(source string, text []byte) (err error) {
+	d := ownDocument{text: text}
 	if source == boot.StateSource {
-		load = func(_ string, own []byte) (c *config.Config, w []config.Warning, err error) {
-			why := ""
-			if text, c, w, why, err = a.own(own); why != "" {
-				by = why
-			}
-			return c, w, err
-		}
+		d, err = a.own(text)
+	} else {
+		d.config, d.warnings, err = a.load(source, text)
 	}
-	next, warnings, err := load(source, text)
 	if err != nil {
 		return err
 	}
@@ -156,56 +151,66 @@ func (a *Applier) begin(source string, text []byte) error {
 	if a.config != nil {
 		return nil // somebody was quicker, over the API
 	}
-	for _, w := range warnings {
+	for _, w := range d.warnings {
 		a.o.Log.Warn("configuration: " + w.String())
 	}
-	a.text, a.config = text, next
+	a.text, a.config = d.text, d.config
 	if a.trial != nil {
 		a.deadline = a.o.Now().Add(a.trial.Timeout)
 		a.o.Log.Warn("this configuration is being tried: it is undone unless it is confirmed", "within", a.trial.Timeout, "tried by", a.trial.By)
 	}
 	if a.state {
-		if err := a.storeBootConfig(by); err != nil {
+		if err := a.storeBootConfig(cmp.Or(d.why, "found at boot: "+source), d.earlier); err != nil {
 			a.o.Log.Error("the configuration isn't kept on STATE: the next boot may begin with another", "err", err)
 		}
 	}
 	return a.publish(nil)
 }
 
-// own reads the document on STATE. The node ran with it, and it must run again: in maintenance mode, anybody could give it another one. So fields of a
-// newer release are put aside, and the newest document of the history takes the place of one that can't be read. The error is that of the document.
-func (a *Applier) own(text []byte) (used []byte, c *config.Config, warnings []config.Warning, why string, err error) {
-	c, warnings, err = config.Load(boot.StateSource, text)
-	if err == nil {
-		return text, c, warnings, "", nil
-	}
-	all, _ := a.stored.history() // without it, there is only this one
-	for i := len(all); i >= 0; i-- {
-		used, why = text, ""
-		if i < len(all) {
-			used, why = all[i].Text, fmt.Sprintf("version %d of the history, ", all[i].Version)
-		}
-		known, unknown, _ := config.Known(boot.StateSource, used)
-		if len(unknown) > 0 {
-			used, why = known, why+"without what this release doesn't know: "+strings.Join(unknown, ", ")
-		} else if why != "" {
-			why += "because the configuration can't be read"
-		}
-		if c, warnings, e := config.Load(boot.StateSource, used); e == nil {
-			a.o.Log.Error("the configuration on STATE can't be used as it is", "used", why, "err", err)
-			return used, c, warnings, why, nil
-		}
-	}
-	return nil, nil, nil, "", err
+// ownDocument is what a node runs with that has a STATE.
+type ownDocument struct {
+	text     []byte
+	config   *config.Config
+	warnings []config.Warning
+	why      string // why it isn't the document as it is on STATE; "": it is
+	earlier  bool   // it is of the history: STATE keeps its document, which another release may read
 }
 
-// storeBootConfig writes to STATE what this boot began with, if it isn't there.
-func (a *Applier) storeBootConfig(by string) error {
+// own reads the document on STATE. The node ran with it, and it must run again: in maintenance mode, anybody could give it another one. So fields of a
+// newer release are put aside, and the newest document of the history takes the place of one that can't be read. A new system on trial doesn't do that:
+// it goes, and the former one can read it. The error is that of the document.
+func (a *Applier) own(text []byte) (d ownDocument, err error) {
+	d.text = text
+	if d.config, d.warnings, err = config.Load(boot.StateSource, text); err == nil {
+		return d, nil
+	}
+	all, _ := a.stored.history() // without it, there is only this one
+	if a.o.Trial {
+		all, err = nil, fmt.Errorf("%w: %w", err, boot.ErrClosed)
+	}
+	for i := len(all); i >= 0; i-- {
+		if d = (ownDocument{text: text}); i < len(all) {
+			d = ownDocument{text: all[i].Text, earlier: true, why: fmt.Sprintf("version %d of the history, because the configuration can't be read", all[i].Version)}
+		}
+		if known, unknown, _ := config.Known(boot.StateSource, d.text); len(unknown) > 0 {
+			d.text, d.why = known, strings.TrimPrefix(d.why+"; ", "; ")+"without what this release doesn't know: "+strings.Join(unknown, ", ")
+		}
+		var e error
+		if d.config, d.warnings, e = config.Load(boot.StateSource, d.text); e == nil {
+			a.o.Log.Error("the configuration on STATE can't be used as it is", "used", d.why, "err", err)
+			return d, nil
+		}
+	}
+	return d, err
+}
+
+// storeBootConfig writes to STATE what this boot began with, if it isn't there. keep: STATE keeps what it has.
+func (a *Applier) storeBootConfig(by string, keep bool) error {
 	have, err := a.stored.read(filepath.Base(boot.ConfigFile))
 	if err != nil {
 		return err
 	}
-	if !bytes.Equal(have, a.text) {
+	if !keep && !bytes.Equal(have, a.text) {
 		if err := a.commit(a.config, a.text); err != nil {
 			return err
 		}
@@ -246,17 +251,18 @@ func (a *Applier) StateReady() error {
 	if err := a.settle(); err != nil {
 		return fmt.Errorf("settle the configuration on STATE: %w", err)
 	}
+	keep := false
 	own, err := a.stored.read(filepath.Base(boot.ConfigFile))
 	if err != nil {
 		return err
 	}
 	if own != nil && !bytes.Equal(own, a.text) {
-		used, next, _, _, err := a.own(own)
+		d, err := a.own(own)
 		if err != nil {
 			return fmt.Errorf("STATE came late, and its configuration is broken: %w", err)
 		}
 		a.o.Log.Warn("STATE came late: its configuration replaces the one that this boot began with")
-		a.text, a.config = used, next
+		a.text, a.config, keep = d.text, d.config, d.earlier
 		if err := a.publish(nil); err != nil {
 			return err
 		}
@@ -266,7 +272,7 @@ func (a *Applier) StateReady() error {
 		a.poke()
 	}
 	a.state = true
-	return a.storeBootConfig("found at boot")
+	return a.storeBootConfig("found at boot", keep)
 }
 
 // Text is the document as it was applied, with its comments: of a version in the

@@ -75,12 +75,18 @@ func TestDamagedConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.on(nil)
-		if p.hostname() != "kept" || !strings.Contains(p.onDisk(), "kept") {
+		if p.hostname() != "kept" || p.onDisk() != "machine: {" {
 			t.Errorf("hostname %q; on STATE:\n%s", p.hostname(), p.onDisk())
 		}
 		all, err := p.stored.history()
 		if err != nil || len(all) == 0 || all[len(all)-1].By != "version 8 of the history, because the configuration can't be read" {
 			t.Errorf("%+v, %v", all, err)
+		}
+
+		// A new system goes instead, and leaves all to the former one.
+		a := NewApplier(ApplierOptions{Trial: true, Store: resource.NewStore(), StateDir: p.stored.dir, Log: slog.New(slog.DiscardHandler)})
+		if err := a.begin(boot.StateSource, []byte("machine: {")); !errors.Is(err, boot.ErrClosed) {
+			t.Error(err)
 		}
 	})
 }

@@ -180,7 +180,7 @@ func (s *Slots) meta(use func(c meta.Change) error) error {
 	return store.Update(use)
 }
 
-// change writes a change of the slots to META, and makes the boot loaders follow. What has failed is published when it is done again. The caller holds s.mu.
+// change writes a change of the slots to META, and makes the boot loaders follow: if those can't, the same change does it again. The caller holds s.mu.
 func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error) error {
 	var slots boot.Slots
 	err := s.meta(func(c meta.Change) (err error) {
@@ -195,11 +195,8 @@ func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error
 	if err != nil {
 		return err
 	}
-	if err := s.follow(ctx, slots); err != nil {
-		return err
-	}
 	s.publish(slots)
-	return nil
+	return s.follow(ctx, slots)
 }
 
 // follow makes the boot loaders start what the slots say, and the firmware start this disk. The loaders themselves are written by an

@@ -358,6 +358,11 @@ func TestUpgradeThatIsCutOff(t *testing.T) {
 		}
 		must(t, m.write(s))
 		m.want(s, "A good v1, B trying v2 next")
+		s = m.boot("B")
+		if err := errors.Join(s.Empty(t.Context(), "B"), s.Write(t.Context(), "B", src, boot.Slot{}, nil)); err == nil || strings.Count(err.Error(), "it has the system that runs") != 2 {
+			t.Errorf("the running system: %v", err)
+		}
+		m.want(s, "A good v1 next, B trying v2")
 	}
 }
 

@@ -104,6 +104,15 @@ func intact(dir string) error {
 			err = errors.Join(fmt.Errorf("%s is damaged", path), readErr, os.Remove(path))
 		}
 	}
+	used := map[string]bool{}
+	if err == nil {
+		err = mark(index, used)
+	}
+	for blob := range used {
+		if _, statErr := os.Stat(filepath.Join(dir, "blobs/sha256", blob)); statErr != nil {
+			err = statErr
+		}
+	}
 	return err
 }
 

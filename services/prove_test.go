@@ -89,7 +89,7 @@ type onTrial struct {
 	failure   error       // of Fail
 	broken    int         // how often Prove fails, after META has the state
 	publish   func(boot.SlotState)
-	did, node []string    // what was done with the slots, and with the machine
+	did, node []string // what was done with the slots, and with the machine
 }
 
 func (*onTrial) Running() string { return "B" }
@@ -135,8 +135,8 @@ func TestProve(t *testing.T) {
 		did, node string
 		took      time.Duration
 	}{
-		"healthy":              {former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 5s after its first boot", took: 5 * time.Second},
-		"healthy with a break": {former: good, healthy: func(after time.Duration) bool { return after != 3*time.Second }, did: "good: healthy 8s after its first boot", took: 8 * time.Second},
+		"healthy":                 {former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 5s after its first boot", took: 5 * time.Second},
+		"healthy with a break":    {former: good, healthy: func(after time.Duration) bool { return after != 3*time.Second }, did: "good: healthy 8s after its first boot", took: 8 * time.Second},
 		"boot loader fails twice": {broken: 2, former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 7s after its first boot", took: 7 * time.Second},
 		"never healthy": {former: good, healthy: func(time.Duration) bool { return false },
 			did: "bad: not healthy within 10m0s: ", node: "the new system goes: not healthy within 10m0s: ", took: 10*time.Minute + time.Second},

@@ -23,6 +23,9 @@ var aliases = map[string]string{"cri": "containerd"}
 // start it again.
 var lifelines = []string{"apid", "machined", "networkd"}
 
+// mounts is the service that mounts the file systems of pods.
+const mounts = "disks"
+
 // serviceID is the ID of a service by ID or alias.
 func serviceID(name string) string {
 	if id, ok := aliases[name]; ok {
@@ -108,9 +111,13 @@ func (s *serviceService) Control(ctx context.Context, req *connect.Request[apiv1
 	if !ok {
 		return nil, s.noService(req.Msg.GetId())
 	}
+	action := req.Msg.GetAction()
+	if id == mounts && action != apiv1.ControlServiceRequest_ACTION_START {
+		return nil, failed(connect.CodeFailedPrecondition, "service %q stays: pods have files on what it mounts; reboot the node instead", id)
+	}
 	var did string
 	var err error
-	switch action := req.Msg.GetAction(); action {
+	switch action {
 	case apiv1.ControlServiceRequest_ACTION_START:
 		did = "service " + id + " is started"
 		if before.State == dag.Running || before.State == dag.Starting {

@@ -191,37 +191,51 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 	return true, nil
 }
 
-// systemDisks are the disks with a complete layout of ours. Two of them are an
-// error: a machine that chooses by itself may join the wrong cluster. A disk of
-// a newer release is an error, too. seen is true also of a disk whose STATE was wiped.
+// systemDisks are the disks with a complete layout of ours. Of several, that one counts which the boot loader was on. Otherwise they are an error: a
+// machine that chooses by itself may join the wrong cluster, and a pod may have made one on a disk of its own. A disk of a newer release is an error,
+// too. seen is whether the disk of this boot is there, perhaps without STATE.
 func (d *Disks) systemDisks(ctx context.Context) (out []device, seen bool, err error) {
 	all, err := d.devices()
 	if err != nil {
 		return nil, false, err
 	}
-	var tooNew error
-	for _, dev := range all {
-		f, err := d.inspect(dev)
-		if err != nil {
-			d.log.Warn(err.Error() + "; going on without this disk")
-			continue
+	from := ""
+	if d.o.Installed {
+		from = esp.StartedFrom(d.o.firmware)
+	}
+	var contents []found
+	for _, own := range []bool{true, false} {
+		for _, dev := range all {
+			f, err := d.inspect(dev)
+			if err != nil {
+				d.log.Warn(err.Error() + "; going on without this disk")
+				continue
+			}
+			if f.verdict != newer && f.verdict != ours || own && from != "" && !f.has(from) {
+				continue
+			}
+			seen = seen || own
+			if f.verdict == newer || f.pending.step != stepFormat || f.pending.label != boot.LabelState {
+				out, contents = append(out, dev), append(contents, f)
+			}
 		}
-		if f, err = d.wipeMarked(ctx, dev, f); err != nil {
-			return nil, false, err
-		}
-		seen = seen || f.verdict == ours || f.verdict == newer
-		if f.verdict == newer {
-			tooNew = d.refuseNewer(dev, f)
-			out = append(out, dev)
-		}
-		if f.verdict == ours && (f.pending.step != stepFormat || f.pending.label != boot.LabelState) {
-			out = append(out, dev)
+		if seen || from == "" {
+			break
 		}
 	}
-	if len(out) > 1 {
-		return nil, true, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from", out[0].Path, out[1].Path)
+	switch {
+	case len(out) > 1:
+		return nil, true, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from; %w", out[0].Path, out[1].Path, boot.ErrClosed)
+	case len(out) == 0:
+		return nil, seen, nil
+	case contents[0].verdict == newer:
+		return out, seen, d.refuseNewer(out[0], contents[0])
 	}
-	return out, seen, tooNew
+	f, err := d.wipeMarked(ctx, out[0], contents[0])
+	if err != nil || f.pending.step == stepFormat && f.pending.label == boot.LabelState {
+		return nil, seen, err
+	}
+	return out, seen, nil
 }
 
 // provision prepares the system disk and mounts it.
@@ -244,14 +258,17 @@ func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Ins
 	return fmt.Sprintf("STATE and EPHEMERAL of %s (%s)", dev.Path, bytesText(dev.Size)), nil
 }
 
+func (d *Disks) systemDisk() *device {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.system
+}
+
 // choose is the disk on which STATE was found, else the one that the
 // configuration names or selects, after it has appeared. Kernel names move between
 // boots, so the content of a disk is more reliable than its name.
 func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Install) (device, error) {
-	d.mu.Lock()
-	system := d.system
-	d.mu.Unlock()
-	if system != nil { // mounted before the configuration was known
+	if system := d.systemDisk(); system != nil { // mounted before the configuration was known
 		if install.Disk != "" && install.Disk != system.Path {
 			d.log.Warn(fmt.Sprintf("the system is on %s, while machine.install.disk is %s: going on with %s", system.Path, install.Disk, system.Path))
 		}
@@ -263,6 +280,17 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Instal
 	name := cmp.Or(install.Disk, "of machine.install.diskSelector")
 	since, warned := time.Now(), false
 	for waiting := false; ; waiting = true {
+		// The content is looked at again, too: a disk that comes late may have the node's system, and this may be another run of the service.
+		if found, err := d.MountState(ctx); err != nil && !errors.Is(err, boot.ErrClosed) {
+			return device{}, err
+		} else if found {
+			return *d.systemDisk(), nil
+		} else if err != nil {
+			if !sleep.For(ctx, pollEvery) {
+				return device{}, ctx.Err()
+			}
+			continue
+		}
 		dev, found, why, err := d.chosen(install)
 		if err != nil || found {
 			return dev, err

@@ -3,6 +3,7 @@ package disks
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -41,6 +42,8 @@ func (f found) String() string {
 	return cmp.Or(f.holds, map[verdict]string{empty: "nothing", ours: "Garboard", unfinished: "Garboard, incomplete"}[f.verdict])
 }
 
+const dosTable = "a DOS partition table"
+
 // inspect reads the disk and changes nothing.
 func (d *Disks) inspect(dev device) (found, error) {
 	file, err := os.Open(dev.Path)
@@ -63,9 +66,8 @@ func examine(file *os.File, dev device) (found, error) {
 	}
 	switch f.pending.step {
 	case stepNone, stepFormat, stepWipe:
-	case stepLayout:
-		f.verdict = unfinished
-		return f, nil
+	case stepLayout: // whoever has used the disk since then hasn't removed it
+		return examineUnfinished(file, dev, f)
 	default:
 		f.verdict, f.holds = newer, "a Garboard system that a newer release was changing"
 		return f, nil
@@ -81,8 +83,32 @@ func examine(file *os.File, dev device) (found, error) {
 	return examineTable(file, dev, f)
 }
 
+// examineUnfinished examines a disk whose layout was begun. It is foreign if it has what another system has made: all of that was erased at first, unless
+// it was allowed to be.
+func examineUnfinished(file *os.File, dev device, f found) (found, error) {
+	whole, err := identify(file, dev.Size)
+	if err != nil {
+		return f, err
+	}
+	if whole.kind != "" {
+		f.verdict, f.holds = foreign, describe(whole)
+		return f, nil
+	}
+	all, err := examineTable(file, dev, f)
+	if err != nil {
+		return f, err
+	}
+	if all.holds == dosTable || all.table != nil && slices.ContainsFunc(all.table.Partitions, func(p *gpt.Partition) bool {
+		return p.Type != gpt.Unused && !isMedium(p) && !strings.EqualFold(string(p.Type), boot.TypeData) && !slices.ContainsFunc(boot.Volumes, func(v boot.Volume) bool { return strings.EqualFold(v.Type, string(p.Type)) })
+	}) {
+		return all, nil
+	}
+	f.verdict = unfinished
+	return f, nil
+}
+
 func examineTable(file *os.File, dev device, f found) (found, error) {
-	table, err := gpt.Read(file, dev.Sector, dev.Sector)
+	table, err := readTable(file, dev)
 	if err == nil {
 		f.table = table
 		if n := layoutOf(table); n > boot.Layout {
@@ -100,9 +126,12 @@ func examineTable(file *os.File, dev device, f found) (found, error) {
 	if err != nil {
 		return f, err
 	}
-	// A DOS partition table: the signature of a boot sector, and an entry in use.
+	// A DOS partition table: the signature of a boot sector, and an entry in use. That of type EE begins a GPT.
 	if bytes.HasSuffix(mbr, []byte{0x55, 0xaa}) && len(bytes.TrimLeft(mbr[446:510], "\x00")) > 0 {
-		f.verdict, f.holds = foreign, "a DOS partition table"
+		f.verdict, f.holds = foreign, dosTable
+		if mbr[450] == 0xee {
+			f.holds = "a damaged GPT partition table"
+		}
 		return f, nil
 	}
 	for _, at := range []int64{0, dev.Size - edge} {
@@ -116,6 +145,24 @@ func examineTable(file *os.File, dev device, f found) (found, error) {
 		}
 	}
 	return f, nil
+}
+
+// readTable reads a GPT. Its library makes room for as many entries as a header names, which may be more than there is memory: so the headers are
+// looked at before.
+func readTable(file *os.File, dev device) (*gpt.Table, error) {
+	const size, most = 128, 1024 // of an entry in bytes, and how many; 128 are usual
+	for _, at := range []int64{int64(dev.Sector), dev.Size - int64(dev.Sector)} {
+		header, err := read(file, at, 92)
+		if err != nil {
+			return nil, err
+		}
+		if entries := header[80:]; binary.LittleEndian.Uint32(entries) > most || binary.LittleEndian.Uint32(entries[4:]) > size {
+			if bytes.HasPrefix(header, []byte("EFI PART")) {
+				return nil, errors.New("a GPT of an unusual size")
+			}
+		}
+	}
+	return gpt.Read(file, dev.Sector, dev.Sector)
 }
 
 // layoutOf is the number of the disk's layout; 0 for a disk that has none.
@@ -207,6 +254,13 @@ func describeTable(file *os.File, dev device, t *gpt.Table) (string, error) {
 func (f found) data() bool {
 	return f.table != nil && lastPartition(f.table) != nil && !slices.ContainsFunc(f.table.Partitions, func(p *gpt.Partition) bool {
 		return p.Type != gpt.Unused && !strings.EqualFold(string(p.Type), boot.TypeData)
+	})
+}
+
+// has reports whether the disk has a partition with a GUID.
+func (f found) has(guid string) bool {
+	return f.table != nil && slices.ContainsFunc(f.table.Partitions, func(p *gpt.Partition) bool {
+		return p.Type != gpt.Unused && strings.EqualFold(p.GUID, guid)
 	})
 }
 

@@ -9,10 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 
-	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"golang.org/x/sys/unix"
@@ -83,11 +81,36 @@ func (d *Disks) with(label string, may func(name string) bool, use func(fs.FS) e
 	}
 	none := fmt.Errorf("no volume labelled %q: %w", label, boot.ErrNone)
 	for _, f := range found {
-		if none = d.o.mount(f.device, f.kind, func(dir string) error { return use(os.DirFS(dir)) }); !errors.Is(none, boot.ErrNone) {
+		if none = d.o.mount(f.device, f.kind, func(dir string) error { return withFiles(dir, use) }); !errors.Is(none, boot.ErrNone) {
 			return none
 		}
 	}
 	return none
+}
+
+// files are those of a mounted volume. A link leads to none outside of it, and what is neither a file nor a directory isn't opened: that might not
+// return.
+type files struct{ root *os.Root }
+
+func withFiles(dir string, use func(fs.FS) error) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return use(files{root})
+}
+
+// Open implements fs.FS.
+func (f files) Open(name string) (fs.File, error) {
+	info, err := f.root.Stat(name)
+	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		err = &fs.PathError{Op: "open", Path: name, Err: errors.New("it is no file")}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f.root.Open(name)
 }
 
 // mountable is a volume on some device.
@@ -118,9 +141,7 @@ func (d *Disks) medium(dev device, f found) string {
 	if f.verdict != foreign {
 		return ""
 	}
-	if from := esp.StartedFrom(d.o.firmware); f.table != nil && slices.ContainsFunc(f.table.Partitions, func(p *gpt.Partition) bool {
-		return p.Type != gpt.Unused && strings.EqualFold(p.GUID, from)
-	}) {
+	if f.has(esp.StartedFrom(d.o.firmware)) {
 		return "is the disk that this machine was started from"
 	}
 	parts, _ := dev.partitions() // of a disk that is gone, nothing can be erased
@@ -130,7 +151,7 @@ func (d *Disks) medium(dev device, f found) string {
 			continue
 		}
 		named := strings.EqualFold(c.label, boot.MediumLabel) || strings.EqualFold(c.label, boot.ISOLabel)
-		if named || c.kind == "iso9660" && p.path == dev.Path || d.startsSystem(p.path, c.kind) {
+		if named || c.kind == "iso9660" && p.path == dev.Path || c.kind == "vfat" && d.startsSystem(p.path) {
 			return "is an installation medium"
 		}
 	}
@@ -138,8 +159,8 @@ func (d *Disks) medium(dev device, f found) string {
 }
 
 // startsSystem reports whether a UEFI starts a system of Garboard from a volume. One that can't be mounted starts none.
-func (d *Disks) startsSystem(path, kind string) (starts bool) {
-	_ = d.o.mount(path, kind, func(dir string) error { starts = esp.Partition(dir).Direct(); return nil })
+func (d *Disks) startsSystem(path string) (starts bool) {
+	_ = d.o.mount(path, "vfat", func(dir string) error { starts = esp.Partition(dir).Direct(); return nil })
 	return starts
 }
 

@@ -70,9 +70,55 @@ func TestTwoSystemDisks(t *testing.T) {
 		m.off()
 	}
 	found, err := bootMachine(t, a, b).disks.MountState(t.Context())
-	if found || err == nil || !strings.Contains(err.Error(), a.path) || !strings.Contains(err.Error(), b.path) {
+	if found || !errors.Is(err, boot.ErrClosed) || !strings.Contains(err.Error(), a.path) || !strings.Contains(err.Error(), b.path) {
 		t.Errorf("found %v, %v", found, err)
 	}
+
+	// The boot loader knows which one this boot is from, and that one is awaited.
+	m := bootMachine(t, a, b)
+	m.disks.o.Installed = true
+	m.firmwareNames(b.guid(boot.LabelEFI))
+	if found, err := m.disks.MountState(t.Context()); !found || err != nil || m.disks.system.Path != b.path {
+		t.Errorf("found %v, %v, %+v, want %s", found, err, m.disks.system, b.path)
+	}
+	m.off()
+	m = bootMachine(t, a)
+	m.disks.o.Installed = true
+	m.firmwareNames(b.guid(boot.LabelEFI))
+	if found, err := m.disks.MountState(t.Context()); found || !errors.Is(err, boot.ErrClosed) {
+		t.Errorf("before the disk of this boot is there: %v, %v", found, err)
+	}
+}
+
+// A service that runs again finds its disk, whatever the configuration names.
+func TestDisksRunAgain(t *testing.T) {
+	a, b := newLoop(t, 4*gib), newLoop(t, 4*gib)
+	m := bootMachine(t, a, b)
+	m.mustUp(config.Install{Disk: a.path})
+	m.write("state/kept", "kept")
+	m.off()
+	m.mustUp(config.Install{Disk: b.path})
+	if m.read("state/kept") != "kept" || m.disks.system.Path != a.path {
+		t.Errorf("the system is on %s", m.disks.system.Path)
+	}
+}
+
+// guid is that of a partition.
+func (l *loop) guid(label string) string {
+	l.t.Helper()
+	dev, err := readDevice(l.name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	f, err := (&Disks{}).inspect(dev)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	p, err := f.partition(dev, label)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return p.guid
 }
 
 // Without a disk the service logs what it waits for, and the console lists the

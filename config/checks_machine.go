@@ -75,6 +75,9 @@ func checkRegistries(c *Config, r *report) {
 		}
 		for i, u := range endpoints {
 			checkHTTP(r, mirrors.with(host, "endpoints", i), u)
+			if u.User != nil {
+				r.bad(mirrors.with(host, "endpoints", i), "has a user: that belongs to machine.registries.config")
+			}
 		}
 	}
 	hosts := at("machine", "registries", "config")

@@ -54,7 +54,12 @@ func hostFiles(r config.Registries) []hostFile {
 		}
 		// The registry's own settings come first in the file: they belong to no table.
 		text, files := tlsSettings(r, dir, registry)
-		for _, endpoint := range r.Mirrors[registry].Endpoints {
+		mirror, own := r.Mirrors[registry]
+		if !own { // containerd takes one directory for a registry, so this one has all that counts
+			mirror = r.Mirrors["*"]
+		}
+		var seen []string
+		for _, endpoint := range mirror.Endpoints {
 			u := endpoint.URL
 			// An endpoint's own path replaces /v2 in containerd's view, so it has to
 			// carry the API's root itself.
@@ -63,6 +68,10 @@ func hostFiles(r config.Registries) []hostFile {
 				path += "/v2"
 			}
 			u.Path = path
+			if slices.Contains(seen, u.String()) || !own && u.Host == registry {
+				continue // containerd takes none of a file that has one twice
+			}
+			seen = append(seen, u.String())
 			more, its := tlsSettings(r, dir, u.Host)
 			text += fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\", \"referrers\"]\n  override_path = true\n", u.String()) + more
 			files = append(files, its...)
@@ -75,11 +84,10 @@ func hostFiles(r config.Registries) []hostFile {
 
 // tlsSettings are the lines, and the files that they name, for one host.
 func tlsSettings(r config.Registries, dir, host string) (lines string, files []hostFile) {
-	settings, ok := r.Config[host]
-	if !ok {
-		settings = r.Config["*"]
+	t := r.Config[host].TLS
+	if t == nil {
+		t = r.Config["*"].TLS
 	}
-	t := settings.TLS
 	if t == nil {
 		return "", nil
 	}

@@ -218,6 +218,7 @@ func TestS126EndpointsInTheirOrder(t *testing.T) {
 	}{
 		{[]string{lacking.URL, urls[1]}, last},
 		{[]string{urls[0], urls[1]}, first},
+		{[]string{urls[0], urls[0] + "/v2/"}, first},
 	} {
 		m := config.Machine{Registries: through(t, tt.endpoints...)}
 		m.Registries.Mirrors["*"] = mirror(t, urls[2])
@@ -228,6 +229,12 @@ func TestS126EndpointsInTheirOrder(t *testing.T) {
 		if len(tt.asked.asked) == 0 || len(first.asked)+len(last.asked) != before+1 || len(others.asked) > 0 {
 			t.Errorf("%v: the first was asked for %v, the last for %v, that of '*' for %v", tt.endpoints, first.asked, last.asked, others.asked)
 		}
+	}
+	m := config.Machine{Registries: config.Registries{
+		Mirrors: map[string]config.Mirror{"*": mirror(t, urls[2])}, Config: map[string]config.Registry{upstream: {TLS: &config.RegistryTLS{InsecureSkipVerify: true}}},
+	}}
+	if err := pull(t, dir, bundle, m); err != nil || len(others.asked) == 0 {
+		t.Errorf("a registry with an authority of its own: %v, that of '*' was asked for %v", err, others.asked)
 	}
 }
 

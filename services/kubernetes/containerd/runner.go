@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"syscall"
@@ -160,17 +161,21 @@ func (r *Runner) with(ctx context.Context, out io.Writer, event pullEvent, do fu
 	if err != nil {
 		return err
 	}
+	var task client.Task
 	defer func() {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
 		if err := r.remove(cctx, cl); err != nil { // the next run does it first
 			r.Containerd.Logs.Logger(ID).Warn("remove container", "container", r.ID, "err", err)
 		}
+		if task != nil { // nobody else removes its pipes; what is still in them is read
+			_ = os.RemoveAll(filepath.Dir(task.IO().Config().Stdout))
+		}
 	}()
 	if err := os.MkdirAll(fifoDir, 0o700); err != nil {
 		return err
 	}
-	task, err := container.NewTask(ctx, cio.NewCreator(cio.WithStreams(nil, out, out), cio.WithFIFODir(fifoDir)))
+	task, err = container.NewTask(ctx, cio.NewCreator(cio.WithStreams(nil, out, out), cio.WithFIFODir(fifoDir)))
 	if err != nil {
 		return fmt.Errorf("create task of container %s: %w", r.ID, err)
 	}

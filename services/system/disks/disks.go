@@ -87,6 +87,7 @@ type Disks struct {
 
 	mu     sync.Mutex // guards system and mounts; held during all changes of a disk
 	system *device    // the disk that STATE is on, once it is mounted
+	known  bool       // it was there before
 	mounts []string   // in the order of mounting
 
 	reset atomic.Pointer[reset] // what Erase wipes; nil: nothing
@@ -186,9 +187,16 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 	if err := d.mountVolume(ctx, dev, state); err != nil {
 		return false, err
 	}
-	d.system = &dev
+	d.system, d.known = &dev, true
 	d.log.Info("STATE is on " + dev.Path)
 	return true, nil
+}
+
+// Known reports whether the node had a STATE before this boot, however the machine was started.
+func (d *Disks) Known() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.known
 }
 
 // systemDisks are the disks with a complete layout of ours. Of several, that one counts which the boot loader was on. Otherwise they are an error: a

@@ -72,6 +72,7 @@ func yes(b bool) string { return map[bool]string{true: "yes", false: "no"}[b] }
 // Disks is the system disk.
 type Disks interface {
 	SystemDisk() (disks.SystemDisk, error)
+	Known() bool
 	UseEFI(ctx context.Context, use func(dir string) error) error
 	Volume(ctx context.Context, label string, use func(fs.FS) error) error
 	Media(ctx context.Context, label string, use func(fs.FS) error) error

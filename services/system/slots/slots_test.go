@@ -31,8 +31,9 @@ import (
 
 // A rig is a machine that has its disk and its medium in files. The loaders are what they are on a node.
 type rig struct {
-	t   *testing.T
-	dir string
+	known bool // whether the machine had a STATE
+	t     *testing.T
+	dir   string
 	// panicked and boots are what is known of the boots before.
 	panicked string
 	boots    []machine.Boot
@@ -77,6 +78,8 @@ func (m *rig) insert(version string) {
 	m.put("medium/"+esp.MediumFile, described)
 	m.put("medium/efi.img", append(make([]byte, 100), append(image, "more"...)...))
 }
+
+func (m *rig) Known() bool { return m.known }
 
 func (m *rig) SystemDisk() (disks.SystemDisk, error) {
 	return disks.SystemDisk{

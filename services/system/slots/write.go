@@ -133,7 +133,7 @@ func (src *Source) replace(ctx context.Context, files fs.FS) error {
 func (s *Slots) files(ctx context.Context, src Source, use func(fs.FS) error) error {
 	if src.Image == "" {
 		volume := s.o.Disks.Volume
-		if s.Running() != "" { // pods may run, and have disks of their own
+		if s.Running() != "" || s.o.Disks.Known() { // pods may run, or have run, and have disks of their own
 			volume = s.o.Disks.Media
 		}
 		return volume(ctx, src.Label, use)

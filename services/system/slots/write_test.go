@@ -177,4 +177,6 @@ func TestUpgradesComeFromMedia(t *testing.T) {
 	asks(s, "volumes")
 	must(t, m.write(s))
 	asks(m.boot("A"), "media")
+	m.known = true
+	asks(m.boot(""), "media") // it boots over the network each time
 }

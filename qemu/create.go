@@ -73,6 +73,11 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	if err := os.RemoveAll(string(d)); err != nil {
 		return Plan{}, err
 	}
+	if plan.Provisioner == Docker { // volumes of a cluster whose directory was removed by hand would be the new nodes' STATE
+		if err := removeFromDocker(ctx, plan, d); err != nil {
+			return Plan{}, err
+		}
+	}
 	if err := writeCluster(ctx, d, &plan, o, files); err != nil {
 		return Plan{}, errors.Join(err, os.RemoveAll(string(d)))
 	}

@@ -167,7 +167,7 @@ func NewNode(o Options) (*Node, error) {
 		n.network.Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState,
-			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
+			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume, Wait: applier.NeedNetwork}),
 		}),
 		d.Service(),
 		slots.Service(slots.ServiceOptions{Mode: o.Mode, Slots: n.slots, Install: n.install}),

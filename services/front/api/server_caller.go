@@ -110,7 +110,7 @@ func (s *Server) permit(caller caller, m contract.Method, known bool) error {
 func inMaintenance(o Options) error {
 	stage, err := machine.Stages.Get(o.Store, machine.StageID)
 	switch {
-	case err != nil:
+	case err != nil || stage.Spec == machine.Searching:
 		return failed(connect.CodeUnavailable, "the node is still looking for its configuration: try again in a moment")
 	case stage.Spec != machine.Maintenance:
 		return failed(connect.CodeFailedPrecondition, "the node has a configuration: come with a client certificate of its cluster, without --insecure")

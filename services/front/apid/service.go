@@ -60,7 +60,7 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
 		Kind:       dag.Process,
-		Needs:      []dag.Condition{stageKnown(s.Store), certificate{s.Store, s.signed}, dag.File(s.socket)},
+		Needs:      []dag.Condition{machine.Decided(s.Store), certificate{s.Store, s.signed}, dag.File(s.socket)},
 		Prepare:    s.publisher.Prepare,
 		Run:        func(ctx context.Context, h *dag.Handle) error { return s.publisher.Run(ctx, h, s.process) },
 		Health:     &dag.Health{Check: s.healthy},
@@ -103,11 +103,6 @@ func newSupervisor(o Options) *supervisor {
 	return s
 }
 
-// stageKnown is the condition that the node has looked for a configuration.
-func stageKnown(store *resource.Store) dag.Condition {
-	return machine.Stages.When(store, machine.StageID, "the configuration to be looked for", nil)
-}
-
 // certificate is the condition that there is something to serve with. In maintenance mode
 // there always is, and on a worker there is after some time.
 type certificate struct {
@@ -119,7 +114,7 @@ func (certificate) String() string { return "certificate of the machine API to b
 
 // Wait implements dag.Condition.
 func (c certificate) Wait(ctx context.Context) error {
-	if err := stageKnown(c.store).Wait(ctx); err != nil {
+	if err := machine.Decided(c.store).Wait(ctx); err != nil {
 		return err
 	}
 	stage, err := machine.Stages.Get(c.store, machine.StageID)

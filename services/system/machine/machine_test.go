@@ -169,6 +169,42 @@ func TestMaintenanceNeverComesBack(t *testing.T) {
 	})
 }
 
+// A source that isn't reached gets the network, and maintenance mode stays closed meanwhile.
+func TestNetworkOfASource(t *testing.T) {
+	data := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		store := resource.NewStore()
+		a := NewApplier(ApplierOptions{Store: store, Log: slog.New(slog.DiscardHandler), StateDir: t.TempDir()})
+		stage := func(want Stage) {
+			t.Helper()
+			if s, err := Stages.Get(store, StageID); err != nil || s.Spec != want {
+				t.Errorf("stage %v, %v, want %s", s.Spec, err, want)
+			}
+		}
+		began := time.Now()
+		if err := a.NeedNetwork(t.Context(), time.Second); err != nil || time.Since(began) != time.Second {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		stage(Searching)
+		waits, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		if err := Decided(store).Wait(waits); err == nil {
+			t.Error("others take it for decided")
+		}
+		if err := a.maintain(); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(a.NeedNetwork(t.Context(), time.Second), Decided(store).Wait(t.Context())); err != nil {
+			t.Error(err)
+		}
+		stage(Maintenance)
+		if err := a.begin("test", data); err != nil {
+			t.Fatal(err)
+		}
+		stage(Configured)
+	})
+}
+
 // Before the disk is there that this boot is from, nobody can give the node another configuration.
 func TestDiskOfThisBootIsAwaited(t *testing.T) {
 	data := document(t)

@@ -3,13 +3,18 @@ package machine
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // stateFound is for a STATE that is there before a configuration is: what the last
@@ -225,6 +230,20 @@ func (a *Applier) storeBootConfig(by string, keep bool) error {
 		a.remember(entry, a.text)
 	}
 	return nil
+}
+
+// NeedNetwork is for a source that isn't reached: the network starts, and the node waits.
+func (a *Applier) NeedNetwork(ctx context.Context, d time.Duration) error {
+	a.mu.Lock()
+	_, err := Stages.Get(a.o.Store, StageID)
+	if errors.Is(err, resource.ErrNotFound) {
+		err = Stages.Put(a.o.Store.As(ID), StageID, Searching)
+	}
+	a.mu.Unlock()
+	if err == nil && !sleep.For(ctx, d) {
+		err = context.Cause(ctx)
+	}
+	return err
 }
 
 // maintain opens maintenance mode, in which anybody may give the node its

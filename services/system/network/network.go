@@ -205,8 +205,8 @@ func New(o Options) *Daemon {
 
 // Service is networkd in the graph. It is up after the links of the
 // configuration have their addresses. It doesn't depend on machined, which is up
-// only with a configuration, but waits until machined has looked for one: DHCP
-// on a link that must not be configured would be wrong even for a short time.
+// only with a configuration, but waits until machined has looked for one where this needs no
+// network: DHCP on a link that must not be configured would be wrong even for a short time.
 func (d *Daemon) Service() dag.Service {
 	return dag.Service{
 		ID: ID,

@@ -289,15 +289,10 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Instal
 	since, warned := time.Now(), false
 	for waiting := false; ; waiting = true {
 		// The content is looked at again, too: a disk that comes late may have the node's system, and this may be another run of the service.
-		if found, err := d.MountState(ctx); err != nil && !errors.Is(err, boot.ErrClosed) {
-			return device{}, err
+		if found, err := d.MountState(ctx); err != nil {
+			return device{}, err // the service tries again
 		} else if found {
 			return *d.systemDisk(), nil
-		} else if err != nil {
-			if !sleep.For(ctx, pollEvery) {
-				return device{}, ctx.Err()
-			}
-			continue
 		}
 		dev, found, why, err := d.chosen(install)
 		if err != nil || found {

@@ -233,7 +233,11 @@ func (d *Disks) systemDisks(ctx context.Context) (out []device, seen bool, err e
 	}
 	switch {
 	case len(out) > 1:
-		return nil, true, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from; %w", out[0].Path, out[1].Path, boot.ErrClosed)
+		err := fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from", out[0].Path, out[1].Path)
+		if d.o.Installed { // a machine that starts from a medium may be about to be installed anew
+			err = fmt.Errorf("%w; %w", err, boot.ErrClosed)
+		}
+		return nil, true, err
 	case len(out) == 0:
 		return nil, seen, nil
 	case contents[0].verdict == newer:

@@ -69,7 +69,12 @@ func TestTwoSystemDisks(t *testing.T) {
 		m.mustUp(config.Install{Disk: l.path})
 		m.off()
 	}
-	found, err := bootMachine(t, a, b).disks.MountState(t.Context())
+	own := bootMachine(t, a, b)
+	if found, err := own.disks.MountState(t.Context()); found || err == nil || errors.Is(err, boot.ErrClosed) {
+		t.Errorf("from a medium: found %v, %v", found, err)
+	}
+	own.disks.o.Installed = true
+	found, err := own.disks.MountState(t.Context())
 	if found || !errors.Is(err, boot.ErrClosed) || !strings.Contains(err.Error(), a.path) || !strings.Contains(err.Error(), b.path) {
 		t.Errorf("found %v, %v", found, err)
 	}

@@ -184,6 +184,7 @@ func TestNewerLayoutBesideOurs(t *testing.T) {
 	if err := writeJournal(file, journal{step: stepWipe, label: boot.LabelEphemeral, disks: marks([]UserDisk{dev.user()})}); err != nil {
 		t.Fatal(err)
 	}
+	m.disks.o.Installed = true
 	if _, err := m.disks.MountState(t.Context()); !errors.Is(err, boot.ErrClosed) || strings.Contains(m.console.String(), "wiping") {
 		t.Errorf("of two systems, one was wiped: %v, console: %s", err, m.console)
 	}

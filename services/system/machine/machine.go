@@ -96,16 +96,18 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 		// and since when.
 		if why := err.Error(); why != reported {
 			reported = why
+			also := ""
 			if !errors.Is(err, boot.ErrClosed) {
 				if err := o.Applier.maintain(); err != nil {
 					return err
 				}
+				also = ", and waiting for one over the API"
 			}
 			code := ConfigurationUnusable
 			if errors.Is(err, boot.ErrNone) {
 				code = ConfigurationAbsent
 			}
-			h.EventOf(code, fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s, and waiting for one over the API", err, wait, retryMax))
+			h.EventOf(code, fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s%s", err, wait, retryMax, also))
 		}
 		select {
 		case <-ctx.Done():

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/garboard-os/garboard/config"
@@ -157,7 +158,11 @@ func TestDataDiskIsRefused(t *testing.T) {
 			tt.put(t, data)
 			before := data.edges()
 			m := bootMachine(t, system, data)
+			var plugged atomic.Bool // after the boot: a node with two systems doesn't start
+			isDisk := m.disks.o.isDisk
+			m.disks.o.isDisk = func(name string) bool { return isDisk(name) && (name != data.name || plugged.Load()) }
 			m.mustUp(config.Install{Disk: system.path})
+			plugged.Store(true)
 			disk := dataDisk(data.path, partitionOf("first", 400*mib, config.XFS), partitionOf("rest", 0, config.XFS))
 			disk.Wipe = tt.wipe
 			_, _, err := m.disks.mountDisk(t.Context(), disk)

@@ -67,7 +67,28 @@ var SlotNames = [...]string{"A", "B"}
 const ParamSlot = "garboard.slot"
 
 // ParamTrial is the kernel parameter of a system that is trying. It is known without the disk: a new system that doesn't find it goes, too.
-const ParamTrial = "garboard.trial"
+// The first system of a disk has the value TrialAlone, because there is no other one.
+const (
+	ParamTrial = "garboard.trial"
+	TrialAlone = "alone"
+)
+
+// Fallback reports whether this boot is the trial of a system, and a machine that restarts runs the one that is known to work.
+func (c Cmdline) Fallback() bool {
+	value, trial := c.Get(ParamTrial)
+	return trial && value != TrialAlone
+}
+
+// Trial is the parameter of the system in a slot; "": it isn't trying.
+func (s *Slots) Trial(name string) string {
+	switch {
+	case !s.Unproven(name):
+		return ""
+	case s.good(other(name)):
+		return ParamTrial
+	}
+	return ParamTrial + "=" + TrialAlone
+}
 
 // SlotsKey is the key of the slots in META.
 var SlotsKey = meta.Key[Slots]{Name: "slots"}

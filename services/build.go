@@ -80,15 +80,14 @@ func NewNode(o Options) (*Node, error) {
 	store := resource.NewStore()
 	n := &Node{Store: store, logs: o.Logs, power: o.Power, network: network.New(network.Options{Store: store})}
 	_, installed := o.Cmdline.Get(boot.ParamSlot)
-	_, trial := o.Cmdline.Get(boot.ParamTrial)
 	applier := machine.NewApplier(machine.ApplierOptions{
-		Mode: o.Mode, Trial: trial, Store: store, Log: o.Logs.Logger(machine.ID),
+		Mode: o.Mode, Trial: o.Cmdline.Fallback(), Store: store, Log: o.Logs.Logger(machine.ID),
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
 	})
 	// What the kernel has stored is read once, because the reporter removes it.
 	panicked := sync.OnceValue(func() string { _, why, _ := logs.Crash(boot.PstoreDir); return why })
-	d := disks.New(disks.Options{Mode: o.Mode, Installed: installed, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIBinDir, StateReady: func() error {
+	d := disks.New(disks.Options{Mode: o.Mode, Installed: installed, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIBinDir, Sound: func(ctx context.Context) error { return n.slots.Sound(ctx) }, StateReady: func() error {
 		if err := applier.StateReady(); err != nil {
 			return err
 		}

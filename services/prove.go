@@ -81,7 +81,7 @@ func (n *Node) unhealthy() (names []string) {
 // proving are the slots, as far as a new system proves itself with them.
 type proving interface {
 	Running() string
-	Trial() bool
+	Fallback() bool
 	Get() (boot.Slots, error)
 	Prove(ctx context.Context, reason string) error
 	Fail(ctx context.Context, reason string) error
@@ -100,37 +100,22 @@ func (n *Node) prove(ctx context.Context, system proving) {
 			told = failed.Error()
 			n.logs.Printf("slot %s: %s", system.Running(), told)
 		}
-		status, err := slots.Statuses.Get(n.Store, system.Running())
-		if err != nil {
-			if limit := lifecycle.ProveTimeout(boot.Slot{}); system.Trial() && time.Since(began) > limit {
-				n.power(boot.Reboot, fmt.Sprintf("the new system goes: it hasn't found its disk within %s", limit))
-				return
-			}
-			continue // the disk isn't there yet
-		}
-		if status.Spec.State != boot.SlotTrying && failed == nil {
+		if status, err := slots.Statuses.Get(n.Store, system.Running()); err == nil && status.Spec.State != boot.SlotTrying && failed == nil {
 			return
 		}
-		all, err := system.Get()
-		if err != nil {
-			continue
-		}
-		running, err := all.Of(system.Running())
-		if err != nil {
-			continue
-		}
-		waiting := n.unproven(all, *running)
+		running, waiting := n.unproven(system)
 		if len(waiting) > 0 {
 			looks = 0
 		} else if looks++; looks >= healthyLooks {
 			if failed = system.Prove(ctx, "healthy "+time.Since(began).Round(time.Second).String()+" after its first boot"); failed == nil {
-				n.logs.Printf("slot %s is good: Garboard %s is healthy", system.Running(), status.Spec.Version)
+				n.logs.Printf("slot %s is good: Garboard %s is healthy", system.Running(), boot.Version)
 				return
 			}
 		}
-		if limit := lifecycle.ProveTimeout(*running); time.Since(began) > limit && len(waiting) > 0 {
+		if limit := lifecycle.ProveTimeout(running); time.Since(began) > limit && len(waiting) > 0 && running.State != boot.SlotGood {
 			why := fmt.Sprintf("not healthy within %s: %s", limit, strings.Join(waiting, ", "))
-			if failed = system.Fail(ctx, why); failed == nil {
+			// The boot loader has used the one boot of this system: the former one runs, too, where nothing can be written.
+			if failed = system.Fail(ctx, why); failed == nil || system.Fallback() {
 				n.power(boot.Reboot, "the new system goes: "+why)
 				return
 			}
@@ -138,10 +123,16 @@ func (n *Node) prove(ctx context.Context, system proving) {
 	}
 }
 
-// unproven are the names of what the running system, which is one of all, must have up, and hasn't.
-func (n *Node) unproven(all boot.Slots, running boot.Slot) []string {
+// unproven is the running system, as far as its disk is there, with the names of what it must have up, and hasn't.
+func (n *Node) unproven(system proving) (running boot.Slot, waiting []string) {
+	all, err := system.Get()
+	if err != nil {
+		waiting = []string{err.Error()}
+	} else if slot, err := all.Of(system.Running()); err == nil {
+		running = *slot
+	}
 	alone := all.A.State != boot.SlotGood && all.B.State != boot.SlotGood
-	return slices.DeleteFunc(n.unhealthy(), func(name string) bool {
+	return running, append(waiting, slices.DeleteFunc(n.unhealthy(), func(name string) bool {
 		return alone && !slices.Contains(reachable, name) || slices.Contains(running.Excused, name)
-	})
+	})...)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
@@ -63,12 +64,12 @@ func TestUnhealthyStaticPods(t *testing.T) {
 		t.Errorf("all are ready: %q", got)
 	}
 
-	all := boot.Slots{A: boot.Slot{State: boot.SlotGood}, B: boot.Slot{State: boot.SlotTrying, Excused: []string{"timed"}}, Choice: "A"}
-	if got := n.unproven(all, all.B); slices.Contains(got, "timed") || !slices.Contains(got, "kubelet") {
+	o := &onTrial{all: boot.Slots{A: boot.Slot{State: boot.SlotGood}, B: boot.Slot{State: boot.SlotTrying, Excused: []string{"timed"}}, Choice: "A"}}
+	if _, got := n.unproven(o); slices.Contains(got, "timed") || !slices.Contains(got, "kubelet") {
 		t.Errorf("with a system to go back to: %q", got)
 	}
-	all.A.State = boot.SlotEmpty
-	if got := n.unproven(all, all.B); slices.Contains(got, "kubelet") || !slices.Contains(got, "apid") {
+	o.all.A.State = boot.SlotEmpty
+	if _, got := n.unproven(o); slices.Contains(got, "kubelet") || !slices.Contains(got, "apid") {
 		t.Errorf("without a system to go back to: %q", got)
 	}
 }
@@ -85,17 +86,24 @@ func TestExtensionsProveNothing(t *testing.T) {
 // onTrial are the slots of a machine whose new system runs in slot B.
 type onTrial struct {
 	all       boot.Slots
-	healthy   func() bool // whether all that isn't up is excused
+	noDisk    bool
+	healthy   func() bool // whether all that isn't up is excused; nil: what is in all
 	failure   error       // of Fail
 	broken    int         // how often Prove fails, after META has the state
 	publish   func(boot.SlotState)
 	did, node []string // what was done with the slots, and with the machine
 }
 
-func (*onTrial) Running() string { return "B" }
-func (*onTrial) Trial() bool     { return true }
+func (*onTrial) Running() string  { return "B" }
+func (o *onTrial) Fallback() bool { return o.all.A.State == boot.SlotGood }
 
 func (o *onTrial) Get() (boot.Slots, error) {
+	if o.noDisk {
+		return boot.Slots{}, disks.ErrNoSystem
+	}
+	if o.healthy == nil {
+		return o.all, nil
+	}
 	o.all.B.Excused = nil
 	if o.healthy() {
 		o.all.B.Excused = slices.Concat(slices.Collect(maps.Keys(dependencies)), []string{"static pods"})
@@ -143,11 +151,15 @@ func TestProve(t *testing.T) {
 		"never healthy, without the data of before": {wiped: true, former: good, healthy: func(time.Duration) bool { return false },
 			did: "bad: not healthy within 30m0s: ", node: "the new system goes: not healthy within 30m0s: ", took: 30*time.Minute + time.Second},
 		"never healthy, and alone": {failure: errors.New("there is no good one"), healthy: func(time.Duration) bool { return false }, took: time.Hour},
-		"no disk":                  {noDisk: true, former: good, node: "the new system goes: it hasn't found its disk within 10m0s", took: 10*time.Minute + time.Second},
+		"never healthy, and nothing can be written": {failure: errors.New("mount /efi: no such device"), former: good, healthy: func(time.Duration) bool { return false },
+			node: "the new system goes: not healthy within 10m0s: ", took: 10*time.Minute + time.Second},
+		"no disk": {noDisk: true, failure: disks.ErrNoSystem, former: good, healthy: func(time.Duration) bool { return false },
+			node: "the new system goes: not healthy within 10m0s: " + disks.ErrNoSystem.Error(), took: 10*time.Minute + time.Second},
+		"no disk, and alone": {noDisk: true, failure: disks.ErrNoSystem, healthy: func(time.Duration) bool { return false }, took: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying, Wiped: c.wiped}, Choice: "A"}, failure: c.failure, broken: c.broken}
+				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying, Wiped: c.wiped}, Choice: "A"}, failure: c.failure, broken: c.broken, noDisk: c.noDisk}
 				n, err := NewNode(Options{
 					Mode: boot.Machine, Processes: process.New(), Logs: logs.New(io.Discard),
 					Power: func(p boot.Power, why string) { o.node = append(o.node, why) },

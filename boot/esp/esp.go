@@ -143,8 +143,8 @@ func (p Partition) Start(slots boot.Slots) error {
 			continue
 		}
 		args := append(slices.Clone(slot.Args), boot.ParamSlot+"="+name)
-		if slot.State == boot.SlotTrying {
-			args = append(args, boot.ParamTrial)
+		if trial := slots.Trial(name); trial != "" {
+			args = append(args, trial)
 		}
 		line := strings.Join(args, " ")
 		if err := p.startUEFI(name, *slot, name == slots.Choice, line); err != nil {

@@ -87,7 +87,10 @@ func TestWhatStarts(t *testing.T) {
 				if v := rest[:1]; v > version && !strings.Contains(e, "+0") {
 					best, version = e, v
 				}
-				trial := map[bool]string{true: " garboard.trial"}[c.slots.A.State == boot.SlotTrying]
+				trial := ""
+				if c.slots.A.State == boot.SlotTrying {
+					trial = map[bool]string{true: " garboard.trial", false: " garboard.trial=alone"}[c.slots.B.State == boot.SlotGood]
+				}
 				if strings.HasPrefix(e, "garboard-a") && !strings.HasSuffix(string(data), "\noptions panic=10 x=${a} garboard.slot=A"+trial+"\n") {
 					t.Errorf("%s", data)
 				}
@@ -180,8 +183,12 @@ func TestBootRecord(t *testing.T) {
 	if rest := binary.LittleEndian.Uint64(got[64<<10+listAddress:]); rest != 129 {
 		t.Errorf("the program goes on in sector %d", rest)
 	}
-	if !bytes.Equal(got[recordCode:64<<10], bytes.Repeat([]byte{0xee}, 64<<10-recordCode)) {
+	beside := slices.Concat(got[recordCode:activeAt], got[activeAt+16:64<<10])
+	if !bytes.Equal(beside, bytes.Repeat([]byte{0xee}, len(beside))) {
 		t.Error("what is beside the boot record was written to")
+	}
+	if !bytes.Equal(got[activeAt:activeAt+16], active) {
+		t.Errorf("the second partition is % x", got[activeAt:activeAt+16])
 	}
 	if err := BootRecord(disk, make([]byte, 512), make([]byte, 2<<10), 64<<10, 3<<10); err == nil {
 		t.Error("a program that is larger than half of its partition was written")

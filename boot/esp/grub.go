@@ -103,9 +103,26 @@ type Device interface {
 	Sync() error
 }
 
+// activeAt is the second entry of a boot record's partition table.
+const activeAt = 446 + 16
+
+// active is an empty entry that is active.
+var active = []byte{0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}
+
+// Activate makes a BIOS start a disk that starts none without an active partition. UEFI allows no other entry than the protective one to be
+// in use, so the active one is empty (the same as xorriso's --mbr-force-bootable).
+func Activate(disk Device) error {
+	have := make([]byte, len(active))
+	if _, err := disk.ReadAt(have, activeAt); err != nil || bytes.Equal(have, active) {
+		return err
+	}
+	_, err := disk.WriteAt(active, activeAt)
+	return err
+}
+
 // BootRecord makes a BIOS start GRUB from a disk: its program goes to a partition of its own, and the boot record, which is one sector,
-// starts it. Each half of the partition has room for a program: the one that the boot record starts isn't touched. The partition table
-// is left alone.
+// starts it. Each half of the partition has room for a program: the one that the boot record starts isn't touched. The GPT is left
+// alone.
 func BootRecord(disk Device, record, program []byte, start, size int64) error {
 	half := size / 2 &^ (block - 1)
 	switch {
@@ -113,6 +130,9 @@ func BootRecord(disk Device, record, program []byte, start, size int64) error {
 		return errors.New("GRUB's images are too short")
 	case int64(len(program)) > half:
 		return fmt.Errorf("GRUB has %d bytes, and half of its partition %d", len(program), half)
+	}
+	if err := errors.Join(Activate(disk), disk.Sync()); err != nil {
+		return err
 	}
 	now := make([]byte, recordCode)
 	if _, err := disk.ReadAt(now, 0); err != nil {

@@ -109,7 +109,7 @@ func TestDiskImage(t *testing.T) {
 	if !bytes.Equal(content(t, fat, "/EFI/garboard/A.efi"), read(t, build(t, o, UKI))) {
 		t.Error("slot A has another system")
 	}
-	if entry := string(content(t, fat, "/loader/entries/garboard-a+1.conf")); !strings.HasSuffix(entry, " console=ttyS1 garboard.slot=A garboard.trial\n") {
+	if entry := string(content(t, fat, "/loader/entries/garboard-a+1.conf")); !strings.HasSuffix(entry, " console=ttyS1 garboard.slot=A garboard.trial=alone\n") {
 		t.Error(entry)
 	}
 	at := places[2]

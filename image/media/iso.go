@@ -16,6 +16,7 @@ import (
 	"github.com/diskfs/go-diskfs/filesystem/iso9660"
 	"github.com/diskfs/go-diskfs/partition/gpt"
 
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/loader"
 )
 
@@ -218,9 +219,6 @@ const (
 	recordAddress = 0x1b0 // in boot_hybrid.img: where the program begins, after cdboot.img
 	cdbootSectors = 4     // the size of cdboot.img
 	listAddress   = 0x9f4 // in the image: the first sector after diskboot.img
-	mbrActive     = 446   // the first partition of the boot record
-	mbrSecond     = mbrActive + 16
-	activeFlag    = 0x80
 )
 
 // bootRecord writes the code that a BIOS starts from a disk. It loads the same program as the CD's.
@@ -230,9 +228,7 @@ func bootRecord(out *os.File, boots loader.Loader, image uint64) error {
 	if _, err := out.WriteAt(code, 0); err != nil {
 		return err
 	}
-	// Some BIOSes start no disk without an active partition. UEFI allows no other entry than the protective one to be in use, so
-	// the active one is empty (the same as xorriso's --mbr-force-bootable).
-	if _, err := out.WriteAt([]byte{activeFlag, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}, mbrSecond); err != nil {
+	if err := esp.Activate(out); err != nil {
 		return err
 	}
 	list := make([]byte, 8)

@@ -195,7 +195,7 @@ func TestISO(t *testing.T) {
 	if got, sum := content(t, iso, "/"+boot.ISOFile), content(t, iso, "/"+boot.ISOSum); !bytes.Equal(got, o.Config) || string(sum) != fmt.Sprintf("%x  config.yaml\n", sha256.Sum256(o.Config)) {
 		t.Errorf("the configuration is %q, and its checksum %q", got, sum)
 	}
-	if record := read(t, path)[:512]; !bytes.Equal(record[:recordAddress], o.Loader.BootHybrid[:recordAddress]) || record[mbrSecond] != activeFlag {
+	if record := read(t, path)[:512]; !bytes.Equal(record[:recordAddress], o.Loader.BootHybrid[:recordAddress]) || record[446+16] != 0x80 {
 		t.Errorf("boot record % x", record)
 	}
 }

@@ -186,7 +186,7 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 	if err != nil {
 		return device{}, found{}, err
 	}
-	path, _ := filepath.EvalSymlinks(wanted.Device)
+	path := resolved(wanted.Device)
 	var known, free, fits []candidate
 	why := rejected{}
 	for _, dev := range devices {

@@ -59,6 +59,8 @@ type Options struct {
 	// StateReady is called after STATE is mounted; the configuration may be
 	// another one afterwards.
 	StateReady func() error
+	// Sound is an error if the system that this machine is to be installed with can't be used. It is asked before a disk with data is erased.
+	Sound func(context.Context) error
 	// Plugins is the directory of the CNI plugins. A pod network may install its
 	// own there: they are kept on EPHEMERAL.
 	Plugins string
@@ -108,6 +110,9 @@ func New(o Options) *Disks {
 	}
 	if o.statfs == nil {
 		o.statfs = unix.Statfs
+	}
+	if o.Sound == nil { // nothing is installed
+		o.Sound = func(context.Context) error { return nil }
 	}
 	if o.before == nil {
 		o.before = func(string) error { return nil }
@@ -256,9 +261,15 @@ func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Ins
 	if err != nil {
 		return "", err
 	}
+	consent := consent(install)
+	if f, err := d.inspect(dev); err == nil && f.verdict == foreign && consent != "" {
+		if err := d.o.Sound(ctx); err != nil {
+			return "", fmt.Errorf("%s, which holds %s, isn't erased: %w", dev.Path, f.holds, err)
+		}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.take(ctx, dev, consent(install)); err != nil {
+	if err := d.take(ctx, dev, consent); err != nil {
 		return "", err
 	}
 	for _, v := range d.volumes {
@@ -281,7 +292,7 @@ func (d *Disks) systemDisk() *device {
 // boots, so the content of a disk is more reliable than its name.
 func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Install) (device, error) {
 	if system := d.systemDisk(); system != nil { // mounted before the configuration was known
-		if install.Disk != "" && install.Disk != system.Path {
+		if install.Disk != "" && resolved(install.Disk) != system.Path {
 			d.log.Warn(fmt.Sprintf("the system is on %s, while machine.install.disk is %s: going on with %s", system.Path, install.Disk, system.Path))
 		}
 		return *system, nil

@@ -297,6 +297,13 @@ func TestDiskIsSelected(t *testing.T) {
 	if m.disks.system.Path != large.path {
 		t.Errorf("the system is on %s, and not on %s", m.disks.system.Path, large.path)
 	}
+	link := filepath.Join(t.TempDir(), "by-id")
+	if err := os.Symlink(small.path, link); err != nil {
+		t.Fatal(err)
+	}
+	if dev, found, _, err := m.disks.chosen(config.Install{Disk: link}); dev.Path != small.path || !found || err != nil {
+		t.Errorf("the disk of a link: %s, %v, %v", dev.Path, found, err)
+	}
 	_, found, why, err := m.disks.chosen(config.Install{DiskSelector: config.DiskSelector{Serial: "none", Model: "none"}})
 	if found || err != nil {
 		t.Errorf("found %v, %v", found, err)
@@ -376,7 +383,12 @@ DEVICE      SIZE   MODEL  SERIAL  HOLDS
 				t.Error("the disk was written to")
 			}
 
-			// With wipe: true it is used.
+			// With wipe: true it is used, unless there is nothing to install.
+			sick := bootMachine(t, l)
+			sick.disks.o.Sound = func(context.Context) error { return errors.New("the medium is damaged") }
+			if err := sick.up(config.Install{Disk: l.path, Wipe: true}); err == nil || !strings.Contains(err.Error(), "isn't erased: the medium is damaged") || !bytes.Equal(before, l.edges()) {
+				t.Errorf("the disk is erased for a medium that is damaged: %v", err)
+			}
 			wiped := bootMachine(t, l)
 			wiped.mustUp(config.Install{Disk: l.path, Wipe: true})
 			wiped.write("var/mine", "kept")

@@ -2,6 +2,7 @@ package disks
 
 import (
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -48,9 +49,18 @@ func (d *Disks) unfit(dev device, f found, name string, s config.DiskSelector) s
 	return why
 }
 
+// resolved is the disk that a name is a link to, such as one in /dev/disk/by-id; a name without a file stays.
+func resolved(name string) string {
+	if path, err := filepath.EvalSymlinks(name); err == nil {
+		return path
+	}
+	return name
+}
+
 // chosen is the disk that the configuration names and selects, if it is there.
 func (d *Disks) chosen(install config.Install) (device, bool, rejected, error) {
 	devices, err := d.devices()
+	path := resolved(install.Disk)
 	why := rejected{}
 	for _, dev := range devices {
 		f, err := d.inspect(dev)
@@ -58,7 +68,7 @@ func (d *Disks) chosen(install config.Install) (device, bool, rejected, error) {
 		if err != nil && install.Disk == "" {
 			reason = err.Error()
 		}
-		if reason == "" && (install.Disk == "" || install.Disk == dev.Path) {
+		if reason == "" && (install.Disk == "" || path == dev.Path) {
 			return dev, true, nil, nil
 		}
 		why[dev.Path] = reason

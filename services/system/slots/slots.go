@@ -131,6 +131,9 @@ func (s *Slots) Trial() bool {
 	return given
 }
 
+// Fallback reports whether this boot is one that a new system has, and a good one runs after it.
+func (s *Slots) Fallback() bool { return s.o.Cmdline.Fallback() }
+
 // Where is the slot that a new system is written to, with its disk and the partitions of that.
 func (s *Slots) Where() (string, error) {
 	all, err := s.Get()

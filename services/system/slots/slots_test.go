@@ -249,7 +249,7 @@ func TestLifeOfAMachine(t *testing.T) {
 	entry, err := os.ReadFile(filepath.Join(m.dir, "efi/loader/entries/garboard-a+1.conf"))
 	must(t, err)
 	// Not the argument of the medium, and those of the machine.
-	if want := "\noptions quiet garboard.platform=metal garboard.config=http://10.0.0.1/a mine=1 garboard.slot=A garboard.trial\n"; !strings.HasSuffix(string(entry), want) {
+	if want := "\noptions quiet garboard.platform=metal garboard.config=http://10.0.0.1/a mine=1 garboard.slot=A garboard.trial=alone\n"; !strings.HasSuffix(string(entry), want) {
 		t.Errorf("%s", entry)
 	}
 	s = m.boot("A")

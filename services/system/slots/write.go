@@ -214,9 +214,32 @@ func (s *Slots) read(ctx context.Context, src Source, use func(system *io.Sectio
 	return err
 }
 
+// Sound refuses a medium that this machine is to be installed from, and whose system isn't as it was made.
+func (s *Slots) Sound(ctx context.Context) error {
+	if s.Running() != "" || s.image() != "" { // an image is pulled to the disk
+		return nil
+	}
+	src, err := s.Medium(ctx)
+	if errors.Is(err, ErrNoMedium) { // nothing is installed
+		return nil
+	}
+	if err == nil {
+		err = s.whole(ctx, src, nil)
+	}
+	return err
+}
+
 // Verify reads the whole system, and refuses one that isn't as it was made, or that its slot has no room for. The slot keeps what it has.
 func (s *Slots) Verify(ctx context.Context, src Source, report func(done, of int64)) error {
-	err := s.read(ctx, src, func(system *io.SectionReader) error {
+	if err := s.whole(ctx, src, report); err != nil {
+		return err
+	}
+	return s.room(ctx, src)
+}
+
+// whole reads a system, and compares its checksum.
+func (s *Slots) whole(ctx context.Context, src Source, report func(done, of int64)) error {
+	return s.read(ctx, src, func(system *io.SectionReader) error {
 		err := install.Check(ctx, src.SHA256, system, io.Discard, func(done int64) {
 			if report != nil {
 				report(done, src.Size)
@@ -230,10 +253,6 @@ func (s *Slots) Verify(ctx context.Context, src Source, report func(done, of int
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	return s.room(ctx, src)
 }
 
 // entries is room for what the boot loaders need to know of a system, several times, in bytes.

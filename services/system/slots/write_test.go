@@ -143,6 +143,13 @@ func TestDamagedMedium(t *testing.T) {
 		if err := m.write(s); err == nil || !strings.Contains(err.Error(), "the system on the medium GARBOARD is damaged") {
 			t.Fatalf("byte %d: %v", at, err)
 		}
+		if err := s.Sound(t.Context()); err == nil || !strings.Contains(err.Error(), "the system on the medium GARBOARD is damaged") {
+			t.Fatalf("byte %d, before the disk is erased: %v", at, err)
+		}
+	}
+	m.put("medium/efi.img", whole)
+	if err := s.Sound(t.Context()); err != nil {
+		t.Error(err)
 	}
 	m.put("medium/efi.img", whole[:end-1])
 	if err := m.write(s); err == nil {

@@ -136,7 +136,7 @@ type Found struct {
 // Find reads the sources in order. The first one with a configuration decides.
 // If it can't be reached, no later source is used, because the machine would
 // then run another configuration than its operator chose. The error is ErrNone
-// if all are empty, and has the error of each source.
+// if all are empty, and has the error of each source. Source is the one that can't be reached.
 func Find(ctx context.Context, sources []Source) (Found, error) {
 	var errs []string
 	for _, s := range sources {
@@ -145,7 +145,7 @@ func Find(ctx context.Context, sources []Source) (Found, error) {
 		case err == nil:
 			return Found{Source: s.Name, Data: data}, nil
 		case !errors.Is(err, ErrNone):
-			return Found{}, fmt.Errorf("read configuration from %s: %w", s.Name, err)
+			return Found{Source: s.Name}, fmt.Errorf("read configuration from %s: %w", s.Name, err)
 		}
 		errs = append(errs, s.Name+": "+err.Error())
 	}

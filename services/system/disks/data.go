@@ -56,7 +56,8 @@ var VolumeStatuses = resource.Define[VolumeStatus](resource.Definition{
 func (d *Disks) VolumeController() resource.Controller {
 	return resource.Controller{
 		Name: "runtime.VolumeController", Reconcile: d.mountData,
-		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+		// A boot is recorded as soon as the system disk is mounted.
+		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: machine.Boots.Type()}},
 		Outputs: []string{VolumeStatuses.Type()},
 	}
 }
@@ -70,6 +71,9 @@ func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Dura
 	case !errors.Is(err, resource.ErrNotFound):
 		return 0, err
 	}
+	if d.o.Mode == boot.Machine && !d.isMounted(d.o.varDir) {
+		return retryData, nil
+	}
 	kept := map[string]bool{}
 	var errs []error
 	for _, disk := range wanted {
@@ -77,12 +81,12 @@ func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Dura
 		for _, p := range disk.Partitions {
 			id := filepath.Base(p.Mountpoint)
 			kept[id] = true
-			status := VolumeStatus{Disk: path, Size: sizes[id], Mounted: problem == nil}
-			if problem != nil {
+			status := VolumeStatus{Disk: path, Size: sizes[id], Mounted: problem == nil || sizes[id] != ""}
+			if !status.Mounted {
 				again = retryData
 				status.Problem, _, _ = strings.Cut(problem.Error(), " The disks here:")
 			}
-			if old, err := VolumeStatuses.Get(v, id); (err != nil || old.Spec != status) && problem != nil {
+			if old, err := VolumeStatuses.Get(v, id); (err != nil || old.Spec != status) && !status.Mounted {
 				v.Log().Warn(p.Mountpoint+" isn't mounted", "problem", problem)
 			}
 			errs = append(errs, VolumeStatuses.Put(v, id, status))
@@ -96,10 +100,10 @@ func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Dura
 	return again, errors.Join(errs...)
 }
 
-// mountDisk mounts the partitions of a disk, after it has made those that the disk lacks.
+// mountDisk mounts the partitions of a disk, after it has made those that the disk lacks. Those that are mounted have a size, also with an error.
 func (d *Disks) mountDisk(ctx context.Context, wanted config.DataDisk) (path string, sizes map[string]string, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.data.Lock()
+	defer d.data.Unlock()
 	var all []volume
 	for _, p := range wanted.Partitions {
 		all = append(all, d.dataVolume(p))
@@ -110,12 +114,20 @@ func (d *Disks) mountDisk(ctx context.Context, wanted config.DataDisk) (path str
 		}
 		return "", nil, err
 	}
-	if d.system == nil {
+	system := d.systemDisk()
+	if system == nil {
 		return "", nil, errors.New("the system's disk isn't mounted yet")
 	}
-	dev, f, err := d.dataDisk(wanted, all)
+	dev, f, err := d.dataDisk(*system, wanted, all)
 	if err != nil {
 		return "", nil, err
+	}
+	var lacks error // those that are there are mounted without the others
+	if lacking := missing(f, dev, all); f.data() && len(lacking) < len(all) {
+		if _, err := behind(dev, f, lacking); err != nil {
+			lacks = d.refuse(dev, err.Error(), "Correct the partitions in machine.disks")
+			all = slices.DeleteFunc(all, func(v volume) bool { return slices.Contains(lacking, v) })
+		}
 	}
 	if err := d.takeData(ctx, dev, f, wanted, all); err != nil {
 		return dev.Path, nil, err
@@ -143,7 +155,7 @@ func (d *Disks) mountDisk(ctx context.Context, wanted config.DataDisk) (path str
 		}
 		sizes[v.Label] = bytesText(p.size)
 	}
-	return dev.Path, sizes, nil
+	return dev.Path, sizes, lacks
 }
 
 // keepFileSystems mounts a file system as what it is, whatever the configuration wants by now.
@@ -177,7 +189,7 @@ func (d *Disks) dataVolume(p config.DataPartition) volume {
 }
 
 // dataDisk is the disk that has one of these volumes, or else the one that the configuration chooses: an empty one, if several fit.
-func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, found, error) {
+func (d *Disks) dataDisk(system device, wanted config.DataDisk, volumes []volume) (device, found, error) {
 	type candidate struct {
 		device
 		found
@@ -195,7 +207,7 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 		why[dev.Path] = d.unfit(dev, f, wanted.Device, wanted.DiskSelector)
 		chosen := (wanted.Device == "" || dev.Path == path) && why[dev.Path] == ""
 		switch {
-		case dev.Path == d.system.Path:
+		case dev.Path == system.Path:
 		case err != nil && wanted.Device != "" && chosen:
 			return dev, f, err
 		case err == nil && f.data() && len(missing(f, dev, volumes)) < len(volumes):
@@ -206,6 +218,14 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 			fits = append(fits, c)
 		}
 	}
+	records, err := d.records()
+	if err != nil {
+		return device{}, found{}, err
+	}
+	on, made := records[wanted.Name]
+	if made && on.Serial+on.WWID != "" { // others may have a partition of this name: pods have raw disks
+		known = slices.DeleteFunc(known, func(c candidate) bool { return !on.is(c.device) })
+	}
 	fits = append(free, fits...)
 	switch {
 	case len(known) > 1:
@@ -213,11 +233,7 @@ func (d *Disks) dataDisk(wanted config.DataDisk, volumes []volume) (device, foun
 	case len(known) == 1:
 		return known[0].device, known[0].found, nil
 	}
-	records, err := d.records()
-	if err != nil {
-		return device{}, found{}, err
-	}
-	if on, ok := records[wanted.Name]; ok {
+	if made {
 		fits = slices.DeleteFunc(free, func(c candidate) bool { return !on.is(c.device) }) // it was erased
 		if len(fits) == 0 {
 			return device{}, found{}, fmt.Errorf("the disk of %s (%s) is missing. Plug it in, or give the entry of machine.disks another name to begin on another disk", wanted.Name, on)
@@ -273,19 +289,24 @@ func placesFrom(at int64, dev device, volumes []volume) (places []boot.Place, er
 	return places, nil
 }
 
+// behind are the places of volumes after the last partition of a disk.
+func behind(dev device, f found, volumes []volume) ([]boot.Place, error) {
+	return placesFrom((int64(lastPartition(f.table).End+1)*int64(dev.Sector)+edge-1)&^(edge-1), dev, volumes)
+}
+
 // extend adds the volumes that a disk lacks behind its last partition. If it lacks none, the last volume grows.
 func (d *Disks) extend(ctx context.Context, dev device, f found, volumes []volume) error {
-	last, lacking := lastPartition(f.table), missing(f, dev, volumes)
+	lacking := missing(f, dev, volumes)
 	if len(lacking) == 0 {
 		v := volumes[len(volumes)-1]
-		if slices.Contains(d.mounts, v.Dir) {
+		if d.isMounted(v.Dir) {
 			return nil // the next boot does it
 		}
 		return d.grow(ctx, dev, f, v.Label, v.Size)
 	}
-	places, err := placesFrom((int64(last.End+1)*int64(dev.Sector)+edge-1)&^(edge-1), dev, lacking)
+	places, err := behind(dev, f, lacking)
 	if err != nil {
-		return d.refuse(dev, err.Error(), "Correct the partitions in machine.disks")
+		return err
 	}
 	file, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
 	if err != nil {

@@ -273,6 +273,50 @@ func copyDisk(t *testing.T, from, to *loop) {
 	}
 }
 
+// A pod may write a partition of any name to a raw disk of its own. Who has the record is the disk.
+func TestPodsDiskWithTheNameOfAPartition(t *testing.T) {
+	system, data, pods := newLoop(t, 4*gib), newLoop(t, gib), newLoop(t, gib)
+	disk := dataDisk("", partitionOf("data", 0, config.XFS))
+	disk.DiskSelector.Size = config.DiskSize{Comparison: "==", Bytes: gib}
+	boots := func(disks ...*loop) *machineUnderTest {
+		m := bootMachine(t, disks...).numbered()
+		if _, err := m.disks.MountState(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		m.mustUp(config.Install{Disk: system.path})
+		return m
+	}
+	m := boots(system, data)
+	m.mustMount(disk)
+	m.write("var/mnt/data/mine", "kept")
+	m.off()
+	copyDisk(t, data, pods)
+	m = boots(system, data, pods)
+	m.mustMount(disk)
+	if got := m.read("var/mnt/data/mine"); got != "kept" {
+		t.Errorf("the file has %q", got)
+	}
+	m.off()
+	_, _, err := boots(system, pods).disks.mountDisk(t.Context(), disk)
+	refused(t, err, "the disk of data (1 GiB, serial serial of "+data.name+") is missing")
+}
+
+// A partition for which there is no room doesn't keep the others from being mounted.
+func TestPartitionWithoutRoom(t *testing.T) {
+	system, data := newLoop(t, 4*gib), newLoop(t, gib)
+	first := partitionOf("first", 0, config.XFS)
+	m := withData(t, system, data)
+	m.mustMount(dataDisk(data.path, first))
+	m.write("var/mnt/first/mine", "kept")
+	m.off()
+	m = withData(t, system, data)
+	_, sizes, err := m.disks.mountDisk(t.Context(), dataDisk(data.path, first, partitionOf("more", 0, config.XFS)))
+	refused(t, err, "has no room for more: 0 B of at least 320 MiB. Correct the partitions in machine.disks")
+	if sizes["first"] == "" || sizes["more"] != "" || m.read("var/mnt/first/mine") != "kept" {
+		t.Errorf("mounted: %v", sizes)
+	}
+}
+
 // A damaged ext4 is repaired.
 func TestDamagedExt4(t *testing.T) {
 	system, data := newLoop(t, 4*gib), newLoop(t, gib)

@@ -87,9 +87,12 @@ type Disks struct {
 	began   time.Time
 	volumes []volume // of the system disk, in the order of mounting
 
-	mu     sync.Mutex // guards system and mounts; held during all changes of a disk
+	mu     sync.Mutex // guards system; held during all changes of its disk
 	system *device    // the disk that STATE is on, once it is mounted
 	known  bool       // it was there before
+
+	data   sync.Mutex // held during all changes of the disks of machine.disks, which may take many minutes
+	held   sync.Mutex // guards mounts
 	mounts []string   // in the order of mounting
 
 	reset atomic.Pointer[reset] // what Erase wipes; nil: nothing

@@ -23,9 +23,22 @@ const (
 	unmountPoll     = 100 * time.Millisecond
 )
 
-// mountVolume mounts a volume of dev if it isn't mounted yet. The caller holds d.mu.
+// isMounted reports whether this service has mounted a directory.
+func (d *Disks) isMounted(dir string) bool {
+	d.held.Lock()
+	defer d.held.Unlock()
+	return slices.Contains(d.mounts, dir)
+}
+
+func (d *Disks) hold(dir string) {
+	d.held.Lock()
+	defer d.held.Unlock()
+	d.mounts = append(d.mounts, dir)
+}
+
+// mountVolume mounts a volume of dev if it isn't mounted yet. The caller holds d.mu, or d.data for a disk of machine.disks.
 func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
-	if slices.Contains(d.mounts, v.Dir) {
+	if d.isMounted(v.Dir) {
 		return nil
 	}
 	f, err := d.inspect(dev)
@@ -54,7 +67,7 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 	if err != nil {
 		return fmt.Errorf("mount %s (%s) on %s: %w", v.Label, path, v.Dir, err)
 	}
-	d.mounts = append(d.mounts, v.Dir)
+	d.hold(v.Dir)
 	if err := d.growFileSystem(ctx, kind, path, v.Dir); err != nil {
 		d.log.Warn(fmt.Sprintf("%s doesn't use all of %s: %v", v.Label, path, err))
 	}
@@ -73,9 +86,7 @@ func (d *Disks) openPlugins() error {
 	if err := unix.Mount("overlay", dir, "overlay", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
 		return fmt.Errorf("mount overlay on %s with %q: %w", dir, data, err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.mounts = append(d.mounts, dir)
+	d.hold(dir)
 	return nil
 }
 
@@ -123,6 +134,8 @@ func exitCode(err error) int {
 func (d *Disks) unmount() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.held.Lock()
+	defer d.held.Unlock()
 	for _, dir := range slices.Backward(d.mounts) {
 		if err := unmountDir(dir); err != nil {
 			d.log.Warn(err.Error())

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
@@ -259,7 +258,7 @@ func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) 
 // zeroed one, or its formatting was interrupted.
 func (d *Disks) finish(ctx context.Context, dev device, f found, volumes []volume) error {
 	for _, v := range volumes {
-		if slices.Contains(d.mounts, v.Dir) {
+		if d.isMounted(v.Dir) {
 			continue
 		}
 		again := f.pending.step == stepFormat && f.pending.label == v.Label

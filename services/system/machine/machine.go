@@ -143,11 +143,18 @@ func (o Options) find(ctx context.Context) (source string, err error) {
 		}
 		if found {
 			if err := o.Applier.stateFound(); err != nil {
-				return "", err
+				return "", fmt.Errorf("%w; %w", err, boot.ErrClosed)
 			}
 		}
 	}
 	found, err := boot.Find(ctx, o.Sources)
+	if err != nil && found.Source == boot.StateSource { // its disk has an error: the history of the configuration may be readable
+		o.Applier.o.Log.Error(err.Error())
+		if e := o.Applier.begin(found.Source, nil); e != nil {
+			return "", fmt.Errorf("%w; %w", err, boot.ErrClosed)
+		}
+		return found.Source, nil
+	}
 	if err != nil {
 		return "", err
 	}

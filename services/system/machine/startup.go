@@ -38,8 +38,9 @@ func (a *Applier) settle() error {
 		return err
 	}
 	current, err := a.stored.read(filepath.Base(boot.ConfigFile))
-	if err != nil {
-		return err
+	if err != nil { // what is undone stays so until a boot can read it
+		a.o.Log.Error("the configuration on STATE can't be read", "err", err)
+		return nil
 	}
 	t, err := a.stored.readTrial()
 	if err != nil { // written in one step, so by somebody else: it can't be followed

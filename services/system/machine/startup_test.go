@@ -2,10 +2,12 @@ package machine
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -89,6 +91,39 @@ func TestDamagedConfiguration(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A bad sector below the document on STATE doesn't open maintenance mode: a directory can't be read, either.
+func TestUnreadableConfiguration(t *testing.T) {
+	base := document(t)
+	dir := t.TempDir()
+	unreadable := boot.Source{Name: boot.StateSource, Read: func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(dir, "config.yaml")) }}
+	find := func() (source string, a *Applier, err error) {
+		a = NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: dir, Log: slog.New(slog.DiscardHandler)})
+		source, err = Options{Applier: a, MountState: func(context.Context) (bool, error) { return true, nil }, Sources: []boot.Source{unreadable}}.find(t.Context())
+		return source, a, err
+	}
+	_, a, _ := find()
+	if err := os.Mkdir(a.stored.config(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := find(); !errors.Is(err, boot.ErrClosed) || !strings.Contains(err.Error(), "is a directory") {
+		t.Errorf("without a history: %v", err)
+	}
+	entry, err := json.Marshal(historyEntry{Entry: Entry{Version: 1}, Text: with(base, "kept")})
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(a.stored.path(a.stored.entryPath(1))), 0o700)
+	}
+	if err == nil {
+		err = boot.WriteFile(a.stored.path(a.stored.entryPath(1)), entry, storeMode)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, a, err := find()
+	if err != nil || source != boot.StateSource || a.config.Machine.Network.Hostname != "kept" {
+		t.Errorf("%q, %v", source, err)
+	}
 }
 
 // After a rollback, the older release does without fields that it doesn't know. The newer one finds them in the history.

@@ -119,7 +119,7 @@ func NewNode(o Options) (*Node, error) {
 	var err error
 	ends := lifecycle.Options{
 		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Power: o.Power,
-		Systems: systems, Unhealthy: n.unhealthy,
+		Systems: systems, Unhealthy: n.unhealthy, Holds: func() bool { return n.ops.Holds() },
 		Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
 		Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
 	}
@@ -205,7 +205,7 @@ func NewNode(o Options) (*Node, error) {
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
 		Since: since, Disks: d.List, UserDisks: d.UserDisks,
-		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot, Interrupt: ends.Interrupt, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
+		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {
 		return nil, err

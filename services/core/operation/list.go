@@ -38,6 +38,11 @@ func (r *Runner) Running(names ...string) (id string, err error) {
 	return "", nil
 }
 
+// Holds reports whether an operation of this node has the lock of the cluster.
+func (r *Runner) Holds() bool {
+	return slices.ContainsFunc(r.all(), func(x *execution) bool { rec := x.record(); return rec.State == Running && !rec.Unlocked })
+}
+
 // List returns all operations of which the node has a record, oldest first. If there is
 // an error, too, they are those of this boot.
 func (r *Runner) List() ([]Operation, error) {

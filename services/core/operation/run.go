@@ -55,7 +55,7 @@ func (x *execution) run(ctx context.Context) {
 		return
 	}
 	rec = x.record()
-	if rec.State == Running && rec.Boots > 1 && x.unwritten {
+	if rec.State == Running && rec.Boots > 1 && x.unwritten && !x.back(rec) {
 		// What ends the node would do so at each boot, with nothing to count how often.
 		x.force(func(next *record) ([]Event, error) {
 			next.Error = "after a restart, its journal can't be written"

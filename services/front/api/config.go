@@ -109,7 +109,7 @@ func (s *configService) patched(patch []byte, base string) (text []byte, from st
 // change applies a request. If the node reboots or restarts etcd for it, the
 // cluster must be able to work without the node.
 func (s *configService) change(ctx context.Context, r machine.Request, force bool, interrupt func(context.Context, string, bool, func() error) (string, error), apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
-	interrupts := false
+	would := "" // what the node would do for this
 	if !r.DryRun && !r.First {
 		planned := r
 		planned.DryRun = true
@@ -117,14 +117,14 @@ func (s *configService) change(ctx context.Context, r machine.Request, force boo
 		if err != nil {
 			return nil, applyError(err)
 		}
-		if result.Rebooting && !force {
-			if err := s.opts.MayReboot(ctx); err != nil {
-				return nil, failed(connect.CodeFailedPrecondition, "the node would reboot for this: %w. With --on-reboot it takes effect with the next one", err)
-			}
+		switch {
+		case result.Rebooting:
+			would, interrupt = "the node would reboot", s.opts.Reboot
+		case slices.Contains(result.Restarted, etcd.ID):
+			would = "etcd would restart"
 		}
-		interrupts = slices.Contains(result.Restarted, etcd.ID)
 	}
-	if !interrupts {
+	if would == "" {
 		result, err := apply(ctx, r)
 		if err != nil {
 			return nil, applyError(err)
@@ -141,7 +141,7 @@ func (s *configService) change(ctx context.Context, r machine.Request, force boo
 	case failure != nil:
 		return nil, applyError(failure)
 	case err != nil:
-		return nil, failed(connect.CodeFailedPrecondition, "etcd would restart for this: %w. With --on-reboot it takes effect with the next reboot", err)
+		return nil, failed(connect.CodeFailedPrecondition, would+" for this: %w. With --on-reboot it takes effect with the next reboot", err)
 	}
 	return applied(result), nil
 }

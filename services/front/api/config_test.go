@@ -173,7 +173,12 @@ func TestPeerRestartsEtcd(t *testing.T) {
 // A reboot for a configuration is asked what any other reboot is.
 func TestApplyThatMayNotReboot(t *testing.T) {
 	r := newRig(t)
-	r.opts.MayReboot = func(context.Context) error { return errors.New("the cluster would lose its quorum") }
+	r.opts.Reboot = func(_ context.Context, _ string, force bool, do func() error) (string, error) {
+		if !force {
+			return "", errors.New("the cluster would lose its quorum")
+		}
+		return "", do()
+	}
 	r.applier.texts = map[uint64][]byte{1: nil}
 	r.applier.result = machine.Result{Mode: machine.Reboot, Rebooting: true}
 	r.serve()

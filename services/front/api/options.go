@@ -27,11 +27,11 @@ type Options struct {
 	Containerd *containerd.Containerd
 	Etcd       *etcd.Etcd
 	Operations *operation.Runner
-	// MayReboot returns the reason why the node must not reboot, or nil.
-	MayReboot func(ctx context.Context) error
 	// Interrupt calls do, which stops or restarts this node's etcd, if the cluster can do
 	// without its member. force: also if not; the warning is why not.
 	Interrupt func(ctx context.Context, what string, force bool, do func() error) (warning string, err error)
+	// Reboot is Interrupt for what has the node reboot.
+	Reboot func(ctx context.Context, what string, force bool, do func() error) (warning string, err error)
 	// InterruptLocked is Interrupt for another node: its operation has the lock of the cluster.
 	InterruptLocked func(ctx context.Context, what string, force bool, do func() error) (warning string, err error)
 	// KubernetesVersion is the version of the cluster's components that don't have version

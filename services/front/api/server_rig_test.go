@@ -104,9 +104,9 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 			}
 			return users, nil
 		},
-		MayReboot: func(context.Context) error { return nil },
-		Since:     func() time.Duration { return time.Since(began) },
-		Socket:    filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
+		Reboot: func(_ context.Context, _ string, _ bool, do func() error) (string, error) { return "", do() },
+		Since:  func() time.Duration { return time.Since(began) },
+		Socket: filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
 	}
 	r.opts.Operations, err = operation.New(operation.Options{Store: store, Log: l.Quiet(operation.ID), Dir: filepath.Join(dir, "operations")})
 	must(t, err)

@@ -92,7 +92,9 @@ func newControlPlane(t *testing.T, ca pki.CA, name string) *controlPlane {
 	n.bench.backend.close() // the real one comes in its place
 	serveNode(t, server.Options{
 		Store: store, Graph: graph, Runtime: runtime, Logs: l, Config: n.applier, Since: dag.SinceBoot, Socket: n.bench.socket,
-		MayReboot: func(context.Context) error { return errors.New("the cluster needs it") },
+		Reboot: func(context.Context, string, bool, func() error) (string, error) {
+			return "", errors.New("the cluster needs it")
+		},
 	})
 	n.bench.gate.now = n.now
 	n.bench.serve(t, listener)

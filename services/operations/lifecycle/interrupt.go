@@ -23,6 +23,15 @@ const (
 // operation. It refuses that where etcd would lose its quorum, unless it is forced. Control
 // planes do it one at a time.
 func (o Options) Interrupt(ctx context.Context, what string, force bool, do func() error) (warning string, err error) {
+	return o.interrupt(ctx, what, force, interruptHold, do)
+}
+
+// Reboot is Interrupt where do has the node reboot: its member goes on for as long as the services take to stop.
+func (o Options) Reboot(ctx context.Context, what string, force bool, do func() error) (warning string, err error) {
+	return o.interrupt(ctx, what, force, holdShutdown, do)
+}
+
+func (o Options) interrupt(ctx context.Context, what string, force bool, hold time.Duration, do func() error) (warning string, err error) {
 	if !o.controlPlane() {
 		return "", do()
 	}
@@ -30,7 +39,6 @@ func (o Options) Interrupt(ctx context.Context, what string, force bool, do func
 	if err != nil {
 		return "", err
 	}
-	hold := interruptHold
 	if taken != nil {
 		defer func() {
 			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedTimeout)
@@ -53,7 +61,7 @@ func (o Options) Interrupt(ctx context.Context, what string, force bool, do func
 
 // takeTurn takes the lock of the cluster. warning is why there is none.
 func (o Options) takeTurn(ctx context.Context, what string, force bool) (taken operation.Taken, warning string, err error) {
-	if o.Lock == nil {
+	if o.Lock == nil || o.Holds != nil && o.Holds() { // an operation of this node goes on with it
 		return nil, "", nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, interruptPatience)

@@ -96,6 +96,8 @@ type Options struct {
 	Etcd  Etcd
 	// Lock keeps control planes from disrupting etcd at the same time; nil: nothing does.
 	Lock operation.Lock
+	// Holds reports whether an operation of this node has the lock.
+	Holds func() bool
 	// Start and Stop are those of the services.
 	Start, Stop func(ctx context.Context, id string) error
 	// StopPods ends what runs of Kubernetes on this node.
@@ -273,9 +275,21 @@ func (o Options) drain(timeout time.Duration, keep bool) operation.Step {
 	}
 }
 
+// back is the step of a node that comes back to its cluster.
+func (o Options) back(id string) operation.Step {
+	return operation.Step{
+		ID: "uncordon", What: "let pods come again, once the node is back", Deadline: backTimeout, Optional: true,
+		Run: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, id) },
+	}
+}
+
+// uncordon takes back what this operation has asked for. A node that has asked in vain to be deleted (a worker with taints of its own) stays.
 func (o Options) uncordon(ctx context.Context, p *operation.Progress, id string) error {
 	return retry(ctx, p, func(ctx context.Context) error {
 		return o.node(func(c *kubeclient.Client, name string) error {
+			if err := c.Stay(ctx, name, id); err != nil {
+				return err
+			}
 			_, err := c.Uncordon(ctx, name, id)
 			return kubeclient.IgnoreNotFound(err)
 		})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -41,6 +42,7 @@ type rig struct {
 	mu     sync.Mutex // guards all below
 	did    []string
 	node   object   // nil: deleted
+	stays  bool     // no control plane deletes it when it asks
 	pods   []string // that never end
 	others int      // nodes besides
 	down   bool     // Kubernetes doesn't answer
@@ -264,15 +266,30 @@ func (r *rig) patch(w http.ResponseWriter, q *http.Request) {
 	var p kubeclient.Object
 	_ = json.NewDecoder(q.Body).Decode(&p)
 	meta := r.node["metadata"].(object)
-	meta["annotations"] = p.At("metadata", "annotations")
+	annotations, _ := meta["annotations"].(object)
+	annotations = maps.Clone(annotations)
+	if annotations == nil {
+		annotations = object{}
+	}
+	changed, _ := p.At("metadata", "annotations").(object)
+	for key, value := range changed {
+		if annotations[key] = value; value == nil {
+			delete(annotations, key)
+		}
+	}
+	meta["annotations"] = annotations
 	if spec, ok := p["spec"].(object); ok && spec["unschedulable"] == true {
 		r.node["spec"] = spec
 		_ = r.note("cordon")
 	} else if ok {
 		r.node["spec"] = object{}
 		_ = r.note("uncordon")
+	} else if annotations[kubeclient.Leaving] == nil {
+		_ = r.note("stay")
 	} else {
-		r.node = nil // a control plane sees to it
+		if !r.stays {
+			r.node = nil // a control plane sees to it
+		}
 		_ = r.note("ask to leave")
 	}
 	io.WriteString(w, "{}")
@@ -295,19 +312,48 @@ func TestS180Reset(t *testing.T) {
 	for _, tt := range []struct {
 		args ResetArguments
 		want []string
+		back bool // it joins its cluster again
 	}{
-		{ResetArguments{}, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL", "power off")},
-		{ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}}, append(slices.Clone(leaveInOrder), "mark EPHEMERAL", "reboot")},
-		{ResetArguments{Force: true, Wipe: []string{"EPHEMERAL", "STATE", "STATE"}}, []string{"mark STATE EPHEMERAL", "power off"}},
+		{ResetArguments{}, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL", "power off"), false},
+		{ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}}, append(slices.Clone(leaveInOrder), "mark EPHEMERAL", "reboot"), true},
+		{ResetArguments{Force: true, Wipe: []string{"EPHEMERAL", "STATE", "STATE"}}, []string{"mark STATE EPHEMERAL", "power off"}, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t)
 			r.on()
-			defer r.off()
+			defer func() { r.off() }()
 			o := r.run(Reset, tt.args.Encode())
+			if tt.back {
+				check(t, r, o, operation.Running, tt.want...)
+				r.off()
+				r.on()
+				o, tt.want = r.end(o.ID), nil
+			}
 			check(t, r, o, operation.Done, tt.want...)
 		})
 	}
+}
+
+// The control planes delete no worker that has taints of its own. Its Node of before neither stays cordoned nor is deleted later.
+func TestResetOfANodeThatStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.isWorker()
+		if err := secrets.Kubernetes.Delete(r.store.As("test"), secrets.KubernetesID); err != nil {
+			t.Fatal(err)
+		}
+		r.stays = true
+		r.on()
+		defer func() { r.off() }()
+		o := r.run(Reset, ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}}.Encode())
+		check(t, r, o, operation.Running, "cordon", "look at pods", "stop kubelet", "ask to leave", "stop pods", "mark EPHEMERAL", "reboot")
+		r.off()
+		r.on()
+		check(t, r, r.end(o.ID), operation.Done, "stay", "uncordon")
+		if left, _ := r.node["metadata"].(object)["annotations"].(object); len(left) > 0 {
+			t.Errorf("its Node has %v", left)
+		}
+	})
 }
 
 // the user's disks go with the system, and are named before. After a restart, one

@@ -126,11 +126,7 @@ func ended(steps []operation.Step) {
 
 func (o power) all(r operation.Request, args PowerArguments, timeout time.Duration) []operation.Step {
 	steps := []operation.Step{
-		o.cordon(r.ID), o.drain(timeout, true), o.quorum(o.name), o.end(o.how, o.hold, reasonOf(r)),
-		{
-			ID: "uncordon", What: "let pods come again, once the node is back", Deadline: backTimeout, Optional: true,
-			Run: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, r.ID) },
-		},
+		o.cordon(r.ID), o.drain(timeout, true), o.quorum(o.name), o.end(o.how, o.hold, reasonOf(r)), o.back(r.ID),
 	}
 	if o.how == boot.Reboot && !args.Force {
 		steps = append(steps, operation.Step{
@@ -172,18 +168,6 @@ func (o Options) quorum(name string) operation.Step {
 			return err
 		},
 	}
-}
-
-// MayReboot is what operation reboot asks first, for who reboots the node otherwise. Its
-// caller waits for no more than one request.
-func (o Options) MayReboot(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	_, err := o.mayStop(bounded, Reboot, false, 0)
-	if err == nil && ctx.Err() != nil {
-		err = ctx.Err() // who was called off has seen nothing
-	}
-	return err
 }
 
 // mayStop refuses what would cost etcd its quorum, unless it is forced. Where members

@@ -346,21 +346,34 @@ func (silent) MayStop(ctx context.Context, _ time.Duration) error { <-ctx.Done()
 
 // Who changes the configuration of a node whose etcd is silent hears of it before they
 // give up; who has gone has agreed to nothing.
-func TestMayReboot(t *testing.T) {
+func TestRebootForAConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
+		did := 0
+		do := func() error { did++; return nil }
 		began := time.Now()
-		if err := (Options{Store: r.store, Etcd: silent{}}).MayReboot(t.Context()); err != nil || time.Since(began) > requestTimeout {
+		if _, err := (Options{Store: r.store, Etcd: silent{}}).Reboot(t.Context(), "apply-config", false, do); err != nil || time.Since(began) > requestTimeout || did != 1 {
 			t.Errorf("nobody's quorum counts on it: %v, after %s", err, time.Since(began))
 		}
 		r.stop = errStop
-		if err := (Options{Store: r.store, Etcd: member{r}}).MayReboot(t.Context()); !errors.Is(err, etcd.ErrQuorum) {
+		if _, err := (Options{Store: r.store, Etcd: member{r}}).Reboot(t.Context(), "apply-config", false, do); !errors.Is(err, etcd.ErrQuorum) || did != 1 {
 			t.Errorf("the quorum would be lost: %v", err)
 		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := (Options{Store: r.store, Etcd: silent{}}).MayReboot(gone); !errors.Is(err, context.Canceled) {
+		if _, err := (Options{Store: r.store, Etcd: silent{}}).Reboot(gone, "apply-config", false, do); !errors.Is(err, context.Canceled) || did != 1 {
 			t.Errorf("nobody waits for the answer: %v", err)
+		}
+		// The others wait until the services of this one have stopped.
+		r.stop = nil
+		k := &lock{}
+		if _, err := (Options{Store: r.store, Etcd: member{r}, Lock: k}).Reboot(t.Context(), "apply-config", false, do); err != nil || did != 2 || !slices.Equal(k.given, []time.Duration{holdShutdown}) {
+			t.Errorf("%v; the lock is held for %v", err, k.given)
+		}
+		// An operation of this node goes on with its lock.
+		busy := &lock{}
+		if _, err := (Options{Store: r.store, Etcd: member{r}, Lock: busy, Holds: func() bool { return true }}).Reboot(t.Context(), "apply-config", false, do); err != nil || did != 3 || busy.held || len(busy.given) > 0 {
+			t.Errorf("%v; the lock of the operation is given away: %v", err, busy.given)
 		}
 	})
 }

@@ -123,7 +123,11 @@ func (o Options) stepsOf(q resetRequest) (steps []operation.Step) {
 	if q.args.Reboot {
 		power = boot.Reboot
 	}
-	return append(steps, o.wipe(q.Request, q.args, q.labels), o.end(power, 0, reasonOf(q.Request)))
+	steps = append(steps, o.wipe(q.Request, q.args, q.labels), o.end(power, 0, reasonOf(q.Request)))
+	if !q.args.Force && !slices.Contains(q.labels, boot.LabelState) { // it joins again, perhaps with its Node of before
+		steps = append(steps, o.back(q.ID))
+	}
+	return steps
 }
 
 // leaveCluster are the steps of a node that goes for good.

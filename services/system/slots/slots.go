@@ -219,12 +219,17 @@ func (s *Slots) follow(ctx context.Context, slots boot.Slots) error {
 			return fmt.Errorf("boot loader: %w", err)
 		}
 	}
+	return s.register(first)
+}
+
+// register makes the firmware start this disk. Firmware finds the loader without an entry, too: an error is only logged.
+func (s *Slots) register(first bool) error {
 	system, err := s.o.Disks.SystemDisk()
 	if err != nil {
 		return err
 	}
 	place := esp.Place{Number: uint32(system.EFI.Number), Start: uint64(system.EFI.Start / system.Sector), Sectors: uint64(system.EFI.Size / system.Sector), GUID: system.EFI.GUID}
-	if err := esp.Register(s.o.firmware, place, first); err != nil { // firmware finds the loader without an entry, too
+	if err := esp.Register(s.o.firmware, place, first); err != nil {
 		s.o.Log.Warn("the firmware's boot entry", "err", err)
 	}
 	return nil
@@ -310,7 +315,7 @@ func (s *Slots) Begin(ctx context.Context) (err error) {
 	// What boots next runs: the boot loaders have followed the last change, and this boot needn't wait for the EFI system partition.
 	if reflect.DeepEqual(next, slots) && slots.Next() == running {
 		s.publish(slots)
-		return nil
+		return s.register(false) // a firmware that was reset has lost its entries
 	}
 	return s.change(ctx, begun)
 }

@@ -326,6 +326,22 @@ func TestReasonOfAFailedSystem(t *testing.T) {
 	}
 }
 
+// A firmware that has lost its entries gets that of this disk again at the next boot.
+func TestFirmwareThatForgets(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.insert("v1")
+	must(t, m.write(m.boot("")))
+	must(t, m.boot("A").Prove(t.Context(), "healthy"))
+	m.boot("A")
+	must(t, os.Mkdir(filepath.Join(m.dir, "firmware"), 0o700))
+	m.boot("A")
+	made, err := filepath.Glob(filepath.Join(m.dir, "firmware", "Boot*"))
+	if err != nil || len(made) != 2 {
+		t.Errorf("%q, %v, want an entry and the order", made, err)
+	}
+}
+
 // Wherever an upgrade is cut off, the machine boots a system that is known to work, or one that is complete and on trial.
 func TestUpgradeThatIsCutOff(t *testing.T) {
 	t.Parallel()

@@ -45,8 +45,10 @@ const (
 	statusImage      protowire.Number = 1 // of both the request and the response
 	imageID          protowire.Number = 1
 
-	// knownPoll is how often the CRI is asked whether it knows an image. It learns of it from an event of containerd.
-	knownPoll = 50 * time.Millisecond
+	// knownPoll is how often the CRI is asked whether it knows an image, and knownTimeout for how long. It learns of it from an event of
+	// containerd.
+	knownPoll    = 50 * time.Millisecond
+	knownTimeout = time.Minute
 )
 
 // serveImages answers on a socket until stop is called.
@@ -148,7 +150,8 @@ func podImage(name string) (string, error) {
 	return named.String(), nil
 }
 
-// pullForPod pulls an image if a rule for pods' images is for it, and returns its ID in the CRI; "": there is none.
+// pullForPod pulls an image if a rule for pods' images is for it, and returns its ID in the CRI; "": there is none. The pull may take as long
+// as the kubelet waits, as with the CRI: a large image takes hours on a slow line, and bounded ends a pull without progress.
 func (c *Containerd) pullForPod(ctx context.Context, cri grpc.ClientConnInterface, request []byte) (id string, err error) {
 	image, auth, err := parsePull(request)
 	if err != nil {
@@ -169,8 +172,7 @@ func (c *Containerd) pullForPod(ctx context.Context, cri grpc.ClientConnInterfac
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(ctx, PodNamespace), pullTimeout)
-	defer cancel()
+	ctx = namespaces.WithNamespace(ctx, PodNamespace)
 	// Also if it is there: the kubelet asks for a pull if a pod wants what the registry has now.
 	img, err := c.fetch(ctx, cl, ref, origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine, pod: auth})
 	if err != nil {
@@ -187,6 +189,8 @@ func (c *Containerd) awaitKnown(ctx context.Context, cri grpc.ClientConnInterfac
 	}
 	want := of.Digest.String()
 	request := appendField(nil, statusImage, appendField(nil, specImage, []byte(img.Name())))
+	ctx, cancel := context.WithTimeout(ctx, knownTimeout)
+	defer cancel()
 	for {
 		var answer []byte
 		if err := cri.Invoke(ctx, imageStatus, &request, &answer, grpc.ForceCodecV2(asItIs{})); err != nil {

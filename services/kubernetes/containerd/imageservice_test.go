@@ -1,12 +1,24 @@
 package containerd
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 
+	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -15,6 +27,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 func TestPullOfTheKubeletIsRead(t *testing.T) {
@@ -67,6 +81,84 @@ func TestPullSecretIsForItsServer(t *testing.T) {
 	}
 }
 
+// noLeases are those of a containerd that makes none.
+type noLeases struct {
+	leases.Manager
+	limited bool // whether the pull that asked has a deadline
+}
+
+var errNoLease = errors.New("no lease")
+
+func (l *noLeases) Create(ctx context.Context, _ ...leases.Opt) (leases.Lease, error) {
+	_, l.limited = ctx.Deadline()
+	return leases.Lease{}, errNoLease
+}
+
+// An image of a pod whose signature is good is pulled without a limit of the whole time: it may be large, and the line slow.
+func TestPullForAPodHasNoDeadline(t *testing.T) {
+	t.Parallel()
+	key, image := newKey(t), newSignedImage()
+	manifest := image.add(t, ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest})
+	image.bundle(t, key, manifest.Digest)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		of, kind := digest.Digest(path.Base(r.URL.Path)), ocispec.MediaTypeImageManifest
+		if of == "1" {
+			of = manifest.Digest
+		}
+		text := image.parts[of]
+		if strings.Contains(r.URL.Path, "/referrers/") {
+			text, _ = json.Marshal(ocispec.Index{Manifests: image.referring})
+			kind = ocispec.MediaTypeImageIndex
+		}
+		if text == nil { // it has no signature with a tag
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", kind)
+		w.Header().Set("Docker-Content-Digest", of.String())
+		w.Write(text)
+	}))
+	defer server.Close()
+	name := strings.TrimPrefix(server.URL, "http://") + "/team/image:1"
+	var cfg config.Config
+	cfg.Machine.Images.Verify = []config.ImageRule{{Prefix: "127.0.0.1:", Pods: true, Keys: []config.PEM{public(t, key.Public())}}}
+	store := resource.NewStore()
+	if err := machine.Configs.Put(store.As(machine.ID), machine.ConfigID, &cfg); err != nil {
+		t.Fatal(err)
+	}
+	all := &noLeases{limited: true}
+	fake, err := client.New("", client.WithServices(client.WithLeasesService(all)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Containerd{Options: Options{Store: store}, client: fake}
+	request := appendField(nil, pullRequestImage, appendField(nil, specImage, []byte(name)))
+	if _, err := c.pullForPod(t.Context(), nil, request); !errors.Is(err, errNoLease) || all.limited {
+		t.Errorf("limited %v: %v", all.limited, err)
+	}
+}
+
+// forgetful is a CRI that knows no image.
+type forgetful struct{ grpc.ClientConnInterface }
+
+func (forgetful) Invoke(context.Context, string, any, any, ...grpc.CallOption) error { return nil }
+
+// pulled is an image that is there.
+type pulled struct{ client.Image }
+
+func (pulled) Name() string { return testImage }
+
+func (pulled) Config(context.Context) (d ocispec.Descriptor, err error) { d.Digest = aDigest; return }
+
+// A CRI that never learns of an image doesn't keep the kubelet waiting for good.
+func TestImageThatTheCRIDoesNotKnow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		if _, err := new(Containerd).awaitKnown(t.Context(), forgetful{}, pulled{}); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "containerd's CRI doesn't know it") {
+			t.Error(err)
+		}
+	})
+}
+
 // The service behind the socket is a real one of gRPC, with single answers, with many, and with errors.
 func TestQuestionsOfTheKubeletAreForwarded(t *testing.T) {
 	t.Parallel()
@@ -97,15 +189,15 @@ func TestQuestionsOfTheKubeletAreForwarded(t *testing.T) {
 		return forward(kubelet, cri, method, request)
 	})))
 
-	client := grpc_health_v1.NewHealthClient(front)
+	asked := grpc_health_v1.NewHealthClient(front)
 	checks.SetServingStatus("a", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
-	if answer, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "a"}); err != nil || answer.Status != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
+	if answer, err := asked.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "a"}); err != nil || answer.Status != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
 		t.Error(answer, err)
 	}
-	if _, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "b"}); status.Code(err) != codes.NotFound {
+	if _, err := asked.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "b"}); status.Code(err) != codes.NotFound {
 		t.Error(err)
 	}
-	watch, err := client.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "a"})
+	watch, err := asked.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "a"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,7 +91,9 @@ func checkRegistries(c *Config, r *report) {
 					ways++
 				}
 			}
-			if ways != 1 {
+			if host == "*" {
+				r.bad(hosts.with(host, "auth"), "would give the credentials to every host: name the hosts that they are for, such as registry.example.org:5000")
+			} else if ways != 1 {
 				r.bad(hosts.with(host, "auth"), "needs exactly one of username with password, auth, and identityToken")
 			} else if (a.Username == "") != (a.Password == "") {
 				r.bad(hosts.with(host, "auth"), "username and password belong together")

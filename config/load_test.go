@@ -208,6 +208,8 @@ registries:
       tls: {insecureSkipVerify: true, ca: CRT, clientIdentity: {crt: CRT, key: KEY}}
     three:5000:
       auth: {identityToken: abc}
+    '*':
+      tls: {insecureSkipVerify: true}
 sysfs: {block/sda/queue/scheduler: none}
 udev: {rules: ['KERNEL=="sd*", ATTR{queue/scheduler}="none"']}
 kernel:

@@ -128,6 +128,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "registries: {mirrors: {docker.io: {endpoints: [ftp://a]}}}", `machine.registries.mirrors["docker.io"].endpoints[0]: must be http or https, not "ftp"`},
 	{"machine", "registries: {config: {a: {auth: {}}}}", `machine.registries.config.a.auth: needs exactly one of username with password, auth, and identityToken`},
 	{"machine", "registries: {config: {a: {auth: {username: x}}}}", `machine.registries.config.a.auth: username and password belong together`},
+	{"machine", "registries: {config: {'*': {auth: {username: x, password: y}}}}", `machine.registries.config["*"].auth: would give the credentials to every host: name the hosts that they are for, such as registry.example.org:5000`},
 	{"machine", "sysfs: {../etc/a: b}", `machine.sysfs["../etc/a"]: is not a path below /sys, such as block/sda/queue/scheduler`},
 	{"machine", "sysfs: {/sys/a/b: b}", `machine.sysfs["/sys/a/b"]: is not a path below /sys, such as block/sda/queue/scheduler`},
 	{"machine", `udev: {rules: ['KERNEL=="sda"']}`, `machine.udev.rules[0]: does nothing: a rule has ATTR{…}=, MODE=, OWNER=, GROUP= or SYMLINK+=`},

@@ -282,7 +282,7 @@ type NodeIP struct {
 type Registries struct {
 	// Mirrors are mirrors by registry host, such as docker.io, or '*' for all other hosts.
 	Mirrors map[string]Mirror `yaml:"mirrors"`
-	// Config has settings by the host (and port) of the server, also for mirrors.
+	// Config has settings by the host (and port) of the server, also for mirrors. '*' has the tls of hosts without their own.
 	Config map[string]Registry `yaml:"config"`
 }
 
@@ -294,7 +294,7 @@ type Mirror struct {
 
 // Registry has the settings of a host that serves images.
 type Registry struct {
-	Auth *RegistryAuth `yaml:"auth"` // credentials of the node
+	Auth *RegistryAuth `yaml:"auth"` // credentials of the node; not for '*'
 	TLS  *RegistryTLS  `yaml:"tls"`  // authorities and certificates
 }
 

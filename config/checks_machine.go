@@ -170,7 +170,9 @@ func checkImageRules(c *Config, r *report) {
 	for i, rule := range c.Machine.Images.Verify {
 		where := at("machine", "images", "verify", i)
 		if rule.Prefix == "" {
-			r.lacks(where.with("prefix"), "a rule needs the images that it is for")
+			r.lacks(where.with("prefix"), "a rule needs the images that it is for: '*' is every image")
+		} else if rule.Prefix != EveryImage && strings.Contains(rule.Prefix, "*") {
+			r.bad(where.with("prefix"), "is the beginning of names, without an asterisk; '*' alone is every image")
 		}
 		for n, key := range rule.Keys {
 			if _, err := pki.ParsePublicKey(key); err != nil {

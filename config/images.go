@@ -59,12 +59,29 @@ func WithVersion(image, version string) (string, error) {
 	return image[:strings.LastIndexByte(image, ':')+1] + version, nil
 }
 
+// EveryImage is the prefix of a rule for all images.
+const EveryImage = "*"
+
 // Rule is the rule for an image; nil: none.
 func (i Images) Rule(image string) (rule *ImageRule) {
+	longest := -1
 	for n, r := range i.Verify {
-		if strings.HasPrefix(image, r.Prefix) && (rule == nil || len(r.Prefix) > len(rule.Prefix)) {
-			rule = &i.Verify[n]
+		prefix := spelled(r.Prefix)
+		if r.Prefix == EveryImage {
+			prefix = ""
+		}
+		if strings.HasPrefix(spelled(image), prefix) && len(prefix) > longest {
+			rule, longest = &i.Verify[n], len(prefix)
 		}
 	}
 	return rule
+}
+
+// spelled is the name of an image, or its beginning, with its registry in one spelling: another one mustn't lead past a rule.
+func spelled(name string) string {
+	host, path, more := strings.Cut(name, "/")
+	if host = strings.TrimSuffix(strings.ToLower(host), ":443"); more {
+		return host + "/" + path
+	}
+	return host
 }

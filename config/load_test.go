@@ -217,6 +217,7 @@ kernel:
 images:
   verify:
     - {prefix: ghcr.io/garboard-os/, keys: [LS0tLS1CRUdJTiBQVUJMSUMgS0VZLS0tLS0KTUZrd0V3WUhLb1pJemowQ0FRWUlLb1pJemowREFRY0RRZ0FFb1J4cEs4TFd2WldkK3M4VFR3d2ViT1BvNHkxMwpWaXptclN5ZzhQR2lUKzB4aEZaa0dFSk5MakVqWVFrUjh1R0NBM3ZMcWRrdFF5MXFyUnpzaUFXcVl3PT0KLS0tLS1FTkQgUFVCTElDIEtFWS0tLS0tCg==]}
+    - {prefix: '*', pods: true, authority: CRT, identity: releng@example.org}
     - {prefix: registry.k8s.io/, pods: true, authority: CRT, identity: releng@example.org}
 files:
   - content: |

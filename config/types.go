@@ -327,7 +327,8 @@ type Images struct {
 
 // ImageRule says how images are signed. Signatures are those of cosign, in the same repository.
 type ImageRule struct {
-	// Prefix is the beginning of the images' names, with their registry, such as ghcr.io/garboard-os/.
+	// Prefix is the beginning of the images' names, with their registry, such as ghcr.io/garboard-os/, or '*' for all images
+	// without another rule. The registry's port 443 counts as no port.
 	Prefix string `yaml:"prefix"`
 	// Pods says whether the rule is also for images of pods, with those of Kubernetes' control plane. Default false.
 	Pods bool  `yaml:"pods"`

@@ -62,7 +62,7 @@ const (
 
 func (l *imageList) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&l.purpose, "for", forCluster, "what the images are for: cluster, install (the installer image of this release) or upgrade (of Kubernetes, to the version --to)")
+	f.StringVar(&l.purpose, "for", forCluster, "what the images are for: cluster, install (the installer image of this release, and the image that its pods need) or upgrade (of Kubernetes, to the version --to)")
 	f.StringVar(&l.to, "to", "", "version of Kubernetes after the upgrade (default "+config.KubernetesVersion+")")
 	f.StringArrayVarP(&l.configs, "config", "f", nil, "machine configuration whose images are meant, instead of the default ones; repeatable")
 }
@@ -77,7 +77,8 @@ func (l *imageList) images(a *app, named []string) (all []string, err error) {
 	case len(named) > 0:
 		all = named
 	case l.purpose == forInstall:
-		all = []string{media.InstallerImage(boot.Version)}
+		// The system runs pods with this image, whatever the configuration is.
+		all = []string{media.InstallerImage(boot.Version), config.DefaultPauseImage}
 	case l.purpose == forUpgrade && len(l.configs) == 0:
 		all, err = new(config.Config).KubernetesImages(l.to)
 	case l.purpose != forCluster && l.purpose != forUpgrade:

@@ -19,7 +19,8 @@ func TestImagesList(t *testing.T) {
 		count int
 	}{
 		{imageList{purpose: forCluster}, config.DefaultEtcdImage, 9},
-		{imageList{purpose: forInstall}, "ghcr.io/garboard-os/installer:", 1},
+		{imageList{purpose: forInstall}, "ghcr.io/garboard-os/installer:", 2},
+		{imageList{purpose: forInstall}, config.DefaultPauseImage, 2},
 		{imageList{purpose: forUpgrade, to: "1.35.4"}, "registry.k8s.io/kube-proxy:v1.35.4", 5},
 	} {
 		got, err := tc.which.images(&app{}, nil)

@@ -120,6 +120,10 @@ func NewNode(o Options) (*Node, error) {
 	ends := lifecycle.Options{
 		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Power: o.Power,
 		Systems: systems, Unhealthy: n.unhealthy, Holds: func() bool { return n.ops.Holds() },
+		Pull: func(ctx context.Context, image string) error {
+			_, err := ctrd.PullWithProgress(ctx, containerd.PodNamespace, image, func(_, _ int64) error { return nil })
+			return err
+		},
 		Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
 		Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
 	}

@@ -24,4 +24,6 @@ type Medium struct {
 	Modules string `json:"modules,omitempty"`
 	// From is the oldest release that can be upgraded to this one.
 	From string `json:"from,omitempty"`
+	// Images are container images that the system runs pods with, whatever its configuration is.
+	Images []string `json:"images,omitempty"`
 }

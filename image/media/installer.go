@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/oci"
 )
@@ -158,6 +159,7 @@ func (o Options) description(uki []byte, file string, at int) ([]byte, error) {
 	}
 	return json.Marshal(esp.Medium{
 		Version: o.Version, File: file, Offset: int64(at), Size: int64(len(uki)), SHA256: hash(uki), From: boot.UpgradesFrom, Kernel: hash(linux), Modules: cmp.Or(o.Modules, o.Release),
+		Images: []string{config.DefaultPauseImage},
 	})
 }
 

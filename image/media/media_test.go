@@ -28,6 +28,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/tools/testing/uki"
 )
@@ -186,7 +187,7 @@ func TestISO(t *testing.T) {
 		t.Error("UEFI would boot another unified kernel image")
 	}
 	var described esp.Medium
-	if err := json.Unmarshal(content(t, iso, "/"+esp.MediumFile), &described); err != nil || described.Version != o.Version {
+	if err := json.Unmarshal(content(t, iso, "/"+esp.MediumFile), &described); err != nil || described.Version != o.Version || !slices.Equal(described.Images, []string{config.DefaultPauseImage}) {
 		t.Errorf("%+v, %v", described, err)
 	}
 	if got := content(t, iso, "/"+described.File)[described.Offset:][:described.Size]; !bytes.Equal(got, uki) {

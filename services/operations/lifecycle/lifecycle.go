@@ -109,6 +109,8 @@ type Options struct {
 	// Systems are the slots; nil in a container. Unhealthy are the services that aren't healthy now.
 	Systems   Systems
 	Unhealthy func() []string
+	// Pull makes an image for pods be there.
+	Pull func(ctx context.Context, image string) error
 
 	// Kubernetes makes a client; nil: with what this node has.
 	Kubernetes func() (*kubeclient.Client, error)

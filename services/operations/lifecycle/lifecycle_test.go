@@ -52,13 +52,15 @@ type rig struct {
 	may    error // of etcd: whether the member may leave
 	stop   error // whether it may be away
 	leave  error
+	sick   []string      // services
+	absent error         // why an image for pods can't be pulled
 	power  chan struct{} // closed when the power goes
 	dark   chan struct{} // closed when what ran then is gone
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, dir: t.TempDir(), store: resource.NewStore(), others: 2, node: newNode()}
+	r := &rig{t: t, dir: t.TempDir(), store: resource.NewStore(), others: 2, node: newNode(), sick: []string{"timed"}}
 	c, err := config.Generate(config.Options{ClusterName: "test", Endpoint: "https://10.5.0.1:6443", Hostname: "n1", Secrets: keys()})
 	if err != nil {
 		t.Fatal(err)
@@ -123,10 +125,11 @@ func (r *rig) on() {
 	runner, err := operation.New(operation.Options{
 		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir, Lock: r.lock,
 		Definitions: Definitions(Options{
-			Store: r.store, Etcd: member{r}, Systems: installed, Unhealthy: func() []string { return []string{"timed"} },
+			Store: r.store, Etcd: member{r}, Systems: installed, Unhealthy: func() []string { return r.sick },
 			Start:    func(_ context.Context, id string) error { return r.note("start " + id) },
 			Stop:     func(_ context.Context, id string) error { return r.note("stop " + id) },
 			StopPods: func(context.Context) error { return r.note("stop pods") },
+			Pull:     func(_ context.Context, image string) error { return errors.Join(r.note("pull "+image), r.absent) },
 			MarkWipe: func(labels []string, users []disks.UserDisk) error {
 				for _, u := range users {
 					labels = append(slices.Clone(labels), u.Path)

@@ -10,14 +10,15 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
 // Names of the operations that change the system in a slot. Each ends with a boot of that slot:
 //
-//	install, upgrade   pull or find ─▶ verify ─▶ write ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back ─▶ prove
-//	rollback                                    choose ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back
+//	install, upgrade   pull or find ─▶ verify ─▶ images (upgrade) ─▶ write ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back ─▶ prove
+//	rollback                                                       choose ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back
 //
 // If the new system doesn't become healthy, the machine boots the former one, which fails the operation with the reason.
 const (
@@ -166,6 +167,30 @@ func (o Options) write(args PowerArguments) []operation.Step {
 	}
 }
 
+// images pulls what the new system runs pods with, before anything is written. Otherwise no pod would start with that system, in a place
+// where it can't pull.
+func (o Options) images() operation.Step {
+	return operation.Step{
+		ID: "images", What: "pull the images that the system runs pods with", Deadline: pullTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			src, err := source.Get(p)
+			if err != nil {
+				return err
+			}
+			if o.Unhealthy != nil && slices.Contains(o.Unhealthy(), containerd.ID) {
+				p.Report("nothing is pulled: containerd isn't healthy, and the upgrade may be to repair it")
+				return nil
+			}
+			for _, image := range src.Images {
+				if err := o.Pull(ctx, image); err != nil {
+					return fmt.Errorf("Garboard %s runs pods with an image that this machine can't get: %w", src.Version, err)
+				}
+			}
+			return nil
+		},
+	}
+}
+
 // sayWhere puts the place of the system into the plan that users see.
 func (o Options) sayWhere(steps []operation.Step) error {
 	where, err := o.Systems.Where()
@@ -243,16 +268,23 @@ func (o Options) upgrade() operation.Definition { return o.replace(Upgrade, o.ma
 func (o Options) replace(name string, may func() error) operation.Definition {
 	d := o.changed(name)
 	plan, steps := d.Plan, d.Steps
+	write := func(args PowerArguments) []operation.Step {
+		all := o.write(args)
+		if name == Upgrade { // a machine that isn't installed may have no containerd
+			all = slices.Insert(all, len(all)-1, o.images())
+		}
+		return all
+	}
 	// Pods may come again to either system, so that is before it is known which one stays.
 	around := func(r operation.Request, all []operation.Step) ([]operation.Step, error) {
 		args, timeout, err := powerArguments(r)
 		if args.Stage {
-			return o.write(args), err
+			return write(args), err
 		}
 		if args.Wipe {
 			all = o.wiping(r, timeout, all)
 		}
-		return slices.Concat(o.write(args), all, []operation.Step{o.prove(args)}), err
+		return slices.Concat(write(args), all, []operation.Step{o.prove(args)}), err
 	}
 	d.Plan = func(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
 		args, err := operation.Decode[PowerArguments](r)
@@ -269,7 +301,7 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 			return p, err
 		}
 		if args.Stage {
-			p = operation.Plan{Steps: o.write(args), Unlocked: "the node isn't restarted"}
+			p = operation.Plan{Steps: write(args), Unlocked: "the node isn't restarted"}
 			return p, o.sayWhere(p.Steps)
 		}
 		if p, err = plan(ctx, r); err == nil {

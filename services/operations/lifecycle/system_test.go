@@ -23,6 +23,7 @@ type systems struct {
 	r       *rig
 	running string
 	none    error       // why there is no medium
+	images  []string    // with which the medium's system runs pods
 	later   atomic.Bool // whether a boot hasn't recorded yet what it says about the slots
 
 	mu  sync.Mutex // guards what follows
@@ -47,7 +48,7 @@ func (s *systems) Get() (boot.Slots, error) {
 }
 
 func (s *systems) Medium(context.Context) (slots.Source, error) {
-	return slots.Source{Medium: esp.Medium{Version: "v2", File: "efi.img", Size: 65_000_000}, Label: "GARBOARD"}, s.none
+	return slots.Source{Medium: esp.Medium{Version: "v2", File: "efi.img", Size: 65_000_000, Images: s.images}, Label: "GARBOARD"}, s.none
 }
 
 func (s *systems) Pull(_ context.Context, image string, report func(done, of int64)) (slots.Source, error) {
@@ -191,6 +192,40 @@ func TestInstallFromAnImage(t *testing.T) {
 		check(t, r, r.end(o.ID), operation.Done)
 		r.off()
 	})
+}
+
+// An upgrade fails before it writes anything if the image of the new system's pods can't be had. A machine that is installed pulls it later.
+func TestImagesOfTheNewSystem(t *testing.T) {
+	const image = "registry.example/pause:9"
+	for name, tt := range map[string]struct {
+		operation string
+		missing   error
+		sick      string
+		want      operation.State
+		did       []string
+	}{
+		"there":   {Upgrade, nil, "timed", operation.Done, []string{"verify", "pull " + image, "write v2 to B timed"}},
+		"missing": {Upgrade, errors.New("pull image " + image + ": no such host"), "timed", operation.Failed, []string{"verify", "pull " + image}},
+		"repair":  {Upgrade, nil, "containerd", operation.Done, []string{"verify", "write v2 to B containerd"}},
+		"install": {Install, nil, "timed", operation.Done, []string{"verify", "write v2 to A"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, s := installed(t)
+				s.images, r.absent, r.sick = []string{image}, tt.missing, []string{tt.sick}
+				if tt.operation == Install {
+					s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
+				}
+				r.on()
+				o := r.run(tt.operation, PowerArguments{Stage: true}.Encode())
+				check(t, r, o, tt.want, tt.did...)
+				if tt.missing != nil && !strings.Contains(o.Error, "Garboard v2 runs pods with an image that this machine can't get: "+tt.missing.Error()) {
+					t.Error(o.Error)
+				}
+				r.off()
+			})
+		})
+	}
 }
 
 // S-192, Q-07: without its data, a node leaves the cluster before the restart. One that can't leave isn't upgraded.

@@ -138,7 +138,7 @@ func (i Installer) Options(dir, work string) (o Options, err error) {
 		return o, errors.New("the kernel in it is to be replaced first")
 	}
 	o = Options{
-		Version: i.System.Version, Release: i.Release, Cmdline: i.Cmdline, Modules: i.Modules, Program: filepath.Join(dir, ProgramFile),
+		Version: i.System.Version, Release: i.Release, Cmdline: i.Cmdline, Modules: i.Modules, From: i.From, PodImages: i.Images, Program: filepath.Join(dir, ProgramFile),
 		Kernel: filepath.Join(work, KernelFile), Initramfs: filepath.Join(work, InitramfsFile),
 	}
 	if o.Loader, err = loader.Open(filepath.Join(dir, loaderDir)); err != nil {
@@ -157,9 +157,13 @@ func (o Options) description(uki []byte, file string, at int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	images := o.PodImages
+	if o.From == "" {
+		images = []string{config.DefaultPauseImage}
+	}
 	return json.Marshal(esp.Medium{
-		Version: o.Version, File: file, Offset: int64(at), Size: int64(len(uki)), SHA256: hash(uki), From: boot.UpgradesFrom, Kernel: hash(linux), Modules: cmp.Or(o.Modules, o.Release),
-		Images: []string{config.DefaultPauseImage},
+		Version: o.Version, File: file, Offset: int64(at), Size: int64(len(uki)), SHA256: hash(uki), From: cmp.Or(o.From, boot.UpgradesFrom), Kernel: hash(linux), Modules: cmp.Or(o.Modules, o.Release),
+		Images: images,
 	})
 }
 

@@ -57,6 +57,9 @@ type Options struct {
 	Args    []string
 	// Modules is the release of the kernel that the modules are for; "": Release.
 	Modules string
+	// From is the oldest release that can be upgraded to this one, and PodImages are what it runs pods with; "": those of this release.
+	From      string
+	PodImages []string
 	// Program is the file of the program in the installer image, and Name the name of that image; "": the usual one.
 	Program, Name string
 	// Config is a machine configuration, and Images a file with container images; nil and "": none. Only an ISO and a disk can have them.

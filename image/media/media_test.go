@@ -331,6 +331,7 @@ func TestInstallerImage(t *testing.T) {
 // The directory has all that media are made of.
 func TestInstallerDirectory(t *testing.T) {
 	o, dir, work := options(t), t.TempDir(), t.TempDir()
+	o.From, o.PodImages = "v0.0.9", []string{"registry.example/pause:1"}
 	if err := o.Directory(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -341,6 +342,12 @@ func TestInstallerDirectory(t *testing.T) {
 	again, err := i.Options(dir, work)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !slices.Equal(again.Images, o.PodImages) {
+		t.Errorf("the system runs pods with %q, want %q", again.Images, o.PodImages)
+	}
+	if i.From != o.From || again.From != o.From {
+		t.Errorf("the system can be upgraded from %q, and another one that is made of it from %q", i.From, again.From)
 	}
 	for _, kind := range []string{ISO, UKI, Disk} {
 		if !bytes.Equal(read(t, build(t, again, kind)), read(t, build(t, o, kind))) {

@@ -22,6 +22,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/system/network"
 )
 
 const (
@@ -31,6 +32,9 @@ const (
 	stopBudget = 10 * time.Second
 	// oomScoreAdj: pods are ended before what the node's storage may depend on.
 	oomScoreAdj = -900
+
+	// hostname in the content of a default is the node's.
+	hostname = "${hostname}"
 )
 
 // Status is an extension of the system.
@@ -106,9 +110,14 @@ func (s service) dag(c *containerd.Containerd) dag.Service {
 	for _, file := range s.Service.WaitFor {
 		needs = append(needs, dag.File(file))
 	}
+	dependsOn := append([]string{containerd.ID}, s.Service.DependsOn...)
+	// The name of the node is known when the network is up, and a default is written only once.
+	if !slices.Contains(dependsOn, network.ID) && slices.ContainsFunc(s.Service.Defaults, func(d extension.Default) bool { return strings.Contains(d.Content, hostname) }) {
+		dependsOn = append(dependsOn, network.ID)
+	}
 	return dag.Service{
 		ID: s.id(), Kind: dag.Container,
-		DependsOn: append([]string{containerd.ID}, s.Service.DependsOn...),
+		DependsOn: dependsOn,
 		Needs:     needs,
 		Prepare:   func(context.Context, *dag.Handle) error { return s.prepare() },
 		Run: func(ctx context.Context, h *dag.Handle) error {
@@ -134,7 +143,7 @@ func (s service) prepare() error {
 	if err != nil {
 		return err
 	}
-	fill := strings.NewReplacer("${machineID}", strings.TrimSpace(string(id)), "${hostname}", host)
+	fill := strings.NewReplacer("${machineID}", strings.TrimSpace(string(id)), hostname, host)
 	for _, d := range s.Service.Defaults {
 		if _, err := os.Lstat(d.Path); !errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -161,7 +170,7 @@ func (s service) spec() []oci.SpecOpts {
 	for _, m := range slices.Concat(extension.NodeFiles, s.Service.Mounts) {
 		access := "rw"
 		if m.ReadOnly {
-			access = "ro"
+			access = "rro" // "ro" is only for the mount at the top
 		}
 		mounts = slices.DeleteFunc(mounts, func(old specs.Mount) bool { return old.Destination == m.Destination })
 		mounts = append(mounts, specs.Mount{Type: "bind", Source: m.Source, Destination: m.Destination, Options: []string{"rbind", "rslave", access}})

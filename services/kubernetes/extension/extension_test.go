@@ -73,6 +73,24 @@ func TestServices(t *testing.T) {
 	}
 }
 
+// A default with the name of the node isn't written before the name is known.
+func TestDefaultsWithHostname(t *testing.T) {
+	t.Parallel()
+	for content, want := range map[string][]string{
+		"id ${machineID}":  {"containerd"},
+		"name ${hostname}": {"containerd", "networkd"},
+	} {
+		s := service{Manifest: extension.Manifest{Service: &extension.Service{Defaults: []extension.Default{{Path: "/var/a", Content: "-"}, {Path: "/var/b", Content: content}}}}}
+		if got := s.dag(nil).DependsOn; !slices.Equal(got, want) {
+			t.Errorf("with the default %q, it depends on %q", content, got)
+		}
+		s.Service.DependsOn = []string{"networkd"}
+		if got := s.dag(nil).DependsOn; !slices.Equal(got, []string{"containerd", "networkd"}) {
+			t.Errorf("with the default %q and a dependency, it depends on %q", content, got)
+		}
+	}
+}
+
 // A service has the network of the node, and of its privileges only those that its manifest asks for.
 func TestSpec(t *testing.T) {
 	t.Parallel()
@@ -107,7 +125,7 @@ func TestSpec(t *testing.T) {
 		for _, m := range spec.Mounts {
 			mounts[m.Destination] = m.Options
 		}
-		if !slices.Contains(mounts["/etc/os-release"], "ro") || !slices.Contains(mounts["/dev"], "rbind") || mounts["/etc/resolv.conf"] == nil {
+		if !slices.Contains(mounts["/etc/os-release"], "rro") || !slices.Contains(mounts["/dev"], "rbind") || mounts["/etc/resolv.conf"] == nil {
 			t.Errorf("it has the mounts %v", mounts)
 		}
 	}

@@ -207,6 +207,23 @@ func TestS202Files(t *testing.T) {
 	}
 }
 
+// A link may take the place of a file that an earlier overlay has added.
+func TestLinkReplacesFile(t *testing.T) {
+	t.Parallel()
+	dir, first, second := base(t), t.TempDir(), t.TempDir()
+	put(t, first, map[string]string{"etc/issue": "welcome"})
+	put(t, second, map[string]string{"etc/other": "other"})
+	if err := os.Symlink("motd", filepath.Join(second, "etc/issue")); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Change{Overlays: []Overlay{{Name: "first", Dir: first}, {Name: "second", Dir: second}}}).Apply(t.Context(), dir, silent); err != nil {
+		t.Fatal(err)
+	}
+	if _, tree, _ := opened(t, dir); tree["etc/issue"].Target != "motd" {
+		t.Error("the file is still there")
+	}
+}
+
 // Another kernel comes with its modules, before or after the change. (S-200, S-201, S-207)
 func TestS200Kernel(t *testing.T) {
 	t.Parallel()

@@ -45,6 +45,11 @@ func (w *work) extendBy(m extension.Manifest, dir string, manifest []byte, owner
 		return fmt.Errorf("the system has an extension %s already: remove it first", m.Name)
 	}
 	noted := Added{Name: "extension " + m.Name, Version: m.Version}
+	// Before the extension's own links are there: they would make other directories allowed.
+	var allowed []string
+	for _, name := range m.Files {
+		allowed = append(allowed, "/"+w.end(name))
+	}
 	for _, part := range []struct{ dir, at string }{{extension.Files, ""}, {extension.RootFS, path.Join(base, extension.RootFS)}} {
 		from := filepath.Join(dir, part.dir)
 		if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
@@ -60,7 +65,7 @@ func (w *work) extendBy(m extension.Manifest, dir string, manifest []byte, owner
 			return fmt.Errorf("%s: extension %s has this file, too", f.Path, owner)
 		case f.Replaced:
 			return fmt.Errorf("%s: the system has this file, and an extension replaces none (see overlays)", f.Path)
-		case !strings.HasPrefix(f.Path, "/"+base+"/") && !slices.ContainsFunc(m.Files, func(allowed string) bool { return w.within(f.Path, allowed) }):
+		case !strings.HasPrefix(f.Path, "/"+base+"/") && !slices.ContainsFunc(allowed, func(dir string) bool { return f.Path == dir || strings.HasPrefix(f.Path, dir+"/") }):
 			return fmt.Errorf("%s: the manifest doesn't have it below files", f.Path)
 		}
 		owners[f.Path] = m.Name
@@ -75,12 +80,8 @@ func (w *work) extendBy(m extension.Manifest, dir string, manifest []byte, owner
 	return w.prepareService(m.Service, path.Join(base, extension.RootFS))
 }
 
-// within reports whether a path of the tree is another one, or below it.
-func (w *work) within(name, dir string) bool {
-	dir = "/" + w.tree.Resolve(path.Join(dir, ".x"))
-	dir = path.Dir(dir)
-	return name == dir || strings.HasPrefix(name, dir+"/")
-}
+// end is where a path leads, with a link at its end followed, too.
+func (w *work) end(name string) string { return path.Dir(w.tree.Resolve(path.Join(name, ".x"))) }
 
 // mountPoints are what each service has besides what its manifest names.
 var mountPoints = []string{"/proc", "/dev", "/sys", "/run", "/tmp"}

@@ -1,6 +1,8 @@
 package customize
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"os"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot/extension"
 	"github.com/garboard-os/garboard/image/sbom"
+	"github.com/garboard-os/garboard/tools/testing/module"
 )
 
 const manifest = `name: NAME
@@ -102,14 +105,29 @@ func TestExtensionRefusals(t *testing.T) {
 	t.Parallel()
 	file := map[string]string{"files/usr/local/bin/tool": "tool"}
 	agent := map[string]string{"rootfs/bin/agent": "program"}
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	_, err := w.Write(module.Module(release))
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	const anywhere = "/lib/modules, /usr/local, /usr/local/link"
+	linked := extensionDir(t, "a", strings.Replace(manifest, "/usr/local/bin", anywhere, 1), map[string]string{"files/usr/local/x": "x", "files/etc/other": "x"})
+	if err := os.Symlink("/etc", filepath.Join(linked, "files/usr/local/link")); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		extensions []string
 		want       string
 	}{
-		"no manifest":     {[]string{t.TempDir()}, "extension.yaml: no such file"},
-		"same file":       {[]string{extensionDir(t, "a", manifest, file), extensionDir(t, "b", manifest, file)}, "/usr/local/bin/tool: extension a has this file, too"},
-		"file elsewhere":  {[]string{extensionDir(t, "a", manifest, map[string]string{"files/etc/other": "x"})}, "/etc/other: the manifest doesn't have it below files"},
-		"replaced":        {[]string{extensionDir(t, "a", strings.Replace(manifest, "/usr/local/bin", "/etc", 1), map[string]string{"files/etc/motd": "x"})}, "/etc/motd: the system has this file"},
+		"no manifest":                    {[]string{t.TempDir()}, "extension.yaml: no such file"},
+		"same file":                      {[]string{extensionDir(t, "a", manifest, file), extensionDir(t, "b", manifest, file)}, "/usr/local/bin/tool: extension a has this file, too"},
+		"file elsewhere":                 {[]string{extensionDir(t, "a", manifest, map[string]string{"files/etc/other": "x"})}, "/etc/other: the manifest doesn't have it below files"},
+		"replaced":                       {[]string{extensionDir(t, "a", strings.Replace(manifest, "/usr/local/bin", "/etc", 1), map[string]string{"files/etc/motd": "x"})}, "/etc/motd: the system has this file"},
+		"elsewhere by a link of its own": {[]string{linked}, "/etc/other: the manifest doesn't have it below files"},
+		"replaced, and compressed": {[]string{extensionDir(t, "a", strings.Replace(manifest, "/usr/local/bin", anywhere, 1), map[string]string{
+			"files/" + modulesDir + "/" + release + "/kernel/usb.ko.gz": packed.String(),
+		})}, "/kernel/usb.ko: the system has this file"},
 		"same name":       {[]string{extensionDir(t, "a", manifest, nil), extensionDir(t, "a", manifest, nil)}, "the system has an extension a already"},
 		"no program":      {[]string{extensionDir(t, "a", withService, map[string]string{"rootfs/bin/other": "x"})}, "rootfs has no /bin/agent"},
 		"unknown service": {[]string{extensionDir(t, "a", manifest+"service: {command: [/bin/agent], dependsOn: [ext-b]}\n", agent)}, "its service depends on ext-b"},

@@ -36,7 +36,7 @@ func (w *work) overlay() error {
 
 // walk adds what is in a directory, without what is named.
 func (w *work) walk(noted *Added, dir, to string, without ...string) error {
-	w.makeDirectory(path.Dir(w.tree.Resolve(to + "/.x")))
+	w.makeDirectory(w.end(to))
 	dir, err := filepath.EvalSymlinks(dir) // WalkDir doesn't follow a link
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (w *work) add(noted *Added, from, at string, d fs.DirEntry) error {
 		return err
 	}
 	if at = w.tree.Resolve(at); info.IsDir() {
-		at = path.Dir(w.tree.Resolve(at + "/.x")) // through a link to a directory
+		at = w.end(at) // through a link to a directory
 	}
 	old, there := w.tree[at]
 	if info.IsDir() {
@@ -130,6 +130,7 @@ func (w *work) addFile(f *File, from, at string, info fs.FileInfo) (string, erro
 		if err != nil {
 			return at, err
 		}
+		_, f.Replaced = w.tree[plainName]
 		w.tree[plainName] = squashfs.Content(plain, 0o644)
 		sum := sha256.Sum256(plain)
 		f.Path, f.SHA256, f.Size = "/"+plainName, hex.EncodeToString(sum[:]), int64(len(plain))

@@ -86,12 +86,14 @@ func (w *work) list() error {
 	for _, a := range w.step.Added {
 		list.Other(a.Name, a.Version, fmt.Sprintf("added to the system: %s", count(len(a.Files), "file")))
 		for _, f := range a.Files {
+			if !w.tree[f.Path[1:]].Mode.IsRegular() {
+				continue // a link, perhaps of a later overlay
+			}
 			content, err := w.tree.ReadFile(f.Path[1:])
-			if err == nil {
-				list.Program(bytes.NewReader(content))
-			} else if f.Target == "" {
+			if err != nil {
 				return err
 			}
+			list.Program(bytes.NewReader(content))
 		}
 	}
 	if text, err = list.Text(); err == nil {

@@ -23,6 +23,8 @@ import (
 const (
 	release = "6.12.0-base"
 	other   = "6.13.0-other"
+
+	packagesOfKernel = "usr/share/garboard/packages/kernel"
 )
 
 func put(t *testing.T, dir string, files map[string]string) {
@@ -55,11 +57,14 @@ func system(t *testing.T) squashfs.Tree {
 			tree[name] = squashfs.Content(nil, 0o755)
 		}
 	}
-	list, err := sbom.New("v1.0.0").Text()
+	const packages = "linux-image-6.12.0=6.12.0-1@sha256:aa\n"
+	list := sbom.New("v1.0.0")
+	list.Debian(packages)
+	text, err := list.Text()
 	if err != nil {
 		t.Fatal(err)
 	}
-	tree[sbom.File] = squashfs.Content(list, 0o644)
+	tree[sbom.File], tree[packagesOfKernel] = squashfs.Content(text, 0o644), squashfs.Content([]byte(packages), 0o644)
 	for name, content := range modules(release) {
 		tree[name] = squashfs.Content([]byte(content), 0o644)
 	}
@@ -243,6 +248,10 @@ func TestS200Kernel(t *testing.T) {
 	}
 	if _, there := tree[modulesDir+"/"+release]; there {
 		t.Error("the former modules are still there")
+	}
+	_, listed := tree[packagesOfKernel]
+	if text, err := tree.ReadFile(sbom.File); err != nil || strings.Contains(string(text), "linux-image") || !strings.Contains(string(text), other) || listed {
+		t.Errorf("the former kernel is still listed: %v, %s, %v", listed, text, err)
 	}
 	// The modules that mount the root filesystem are the new ones.
 	if program, err := parts.Program(); string(program) != "the program" {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/garboard-os/garboard/image/debian"
 	"github.com/garboard-os/garboard/image/sbom"
 	"github.com/garboard-os/garboard/image/squashfs"
 )
@@ -81,7 +82,8 @@ func (w *work) list() error {
 		return err
 	}
 	if w.step.Kernel != "" {
-		list.Other("linux", w.step.Kernel, "the kernel, replaced")
+		list.Kernel(w.step.Kernel)
+		delete(w.tree, debian.PackagesFolder[1:]+"/kernel")
 	}
 	for _, a := range w.step.Added {
 		list.Other(a.Name, a.Version, fmt.Sprintf("added to the system: %s", count(len(a.Files), "file")))

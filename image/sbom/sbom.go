@@ -84,6 +84,9 @@ func Read(text []byte) (*List, error) {
 	if err := json.Unmarshal(text, &l); err != nil {
 		return nil, fmt.Errorf("/%s: %w", File, err)
 	}
+	if len(l.Packages) == 0 {
+		return nil, fmt.Errorf("/%s: it lists nothing, not even the system", File)
+	}
 	return &l, nil
 }
 
@@ -128,6 +131,15 @@ func (l *List) Debian(keys string) {
 		version, _, _ := strings.Cut(rest, "@")
 		l.add(name, version, "pkg:deb/debian/"+name+"@"+url.QueryEscape(version)+"?arch=amd64", "")
 	}
+}
+
+// Kernel replaces the kernel of the system: Debian's, or one that has replaced that before.
+func (l *List) Kernel(release string) {
+	const comment = "the kernel, replaced"
+	l.Packages = slices.DeleteFunc(l.Packages, func(p Package) bool {
+		return p.Comment == comment || len(p.References) > 0 && strings.HasPrefix(p.References[0].Locator, "pkg:deb/debian/linux-image-")
+	})
+	l.Other("linux", release, comment)
 }
 
 // Other adds what has no packager.

@@ -77,4 +77,25 @@ func TestList(t *testing.T) {
 	if again.Namespace == l.Namespace {
 		t.Error("another list has the same namespace")
 	}
+	for _, text := range []string{"", "{}"} {
+		if _, err := Read([]byte(text)); err == nil {
+			t.Errorf("%q is a list", text)
+		}
+	}
+}
+
+// Only the kernel that the system has is listed.
+func TestKernel(t *testing.T) {
+	t.Parallel()
+	l := New("v1.2.3")
+	l.Debian("linux-image-6.12.1+deb13-amd64=6.12.1-1@sha256:aa xfsprogs=6.13.0-2@sha256:bb")
+	l.Kernel("6.13.0")
+	l.Kernel("6.14.0")
+	var names []string
+	for _, p := range l.Packages {
+		names = append(names, p.Name+" "+p.Version)
+	}
+	if got := strings.Join(names, ", "); got != "garboard v1.2.3, xfsprogs 6.13.0-2, linux 6.14.0" {
+		t.Errorf("it lists %s", got)
+	}
 }

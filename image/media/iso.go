@@ -223,6 +223,9 @@ const (
 
 // bootRecord writes the code that a BIOS starts from a disk. It loads the same program as the CD's.
 func bootRecord(out *os.File, boots loader.Loader, image uint64) error {
+	if len(boots.BootHybrid) < recordCode {
+		return errors.New("GRUB's boot record is too short")
+	}
 	code := bytes.Clone(boots.BootHybrid[:recordCode])
 	binary.LittleEndian.PutUint64(code[recordAddress:], image+cdbootSectors)
 	if _, err := out.WriteAt(code, 0); err != nil {

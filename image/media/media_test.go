@@ -118,6 +118,29 @@ func TestUnifiedKernelImage(t *testing.T) {
 	}
 }
 
+// A crafted installer image doesn't end the program that builds from it.
+func TestBootLoadersOfAnInstallerImage(t *testing.T) {
+	t.Parallel()
+	const optional = 0x40 + signatureSize + 20
+	for name, change := range map[string]func(stub []byte) []byte{
+		"no MZ": func(stub []byte) []byte { return append(stub[0x40+signatureSize:], bytes.Repeat([]byte{0xff}, 512)...) },
+		"large headers": func(stub []byte) []byte {
+			stub[optional+62] = 0xff
+			return stub[:0x40+signatureSize+20+240+sectionHeaderSize]
+		},
+		"no alignment":      func(stub []byte) []byte { stub[optional+37] = 0; return stub },
+		"large alignment":   func(stub []byte) []byte { stub[optional+39] = 0xff; return stub },
+		"no page alignment": func(stub []byte) []byte { stub[optional+33] = 0; return stub },
+	} {
+		if _, err := unified(change(uki.Stub(t, 1024)), make([]section, 5)); err == nil {
+			t.Errorf("%s: it is a boot stub", name)
+		}
+	}
+	if err := bootRecord(nil, loader.Loader{}, 0); err == nil {
+		t.Error("nothing is a boot record")
+	}
+}
+
 // The same parts give the same bytes, and other ones give others.
 func TestMediaAreReproducible(t *testing.T) {
 	o := options(t)

@@ -23,6 +23,7 @@ const (
 	signatureSize     = 4
 	sectionCountField = 2 // in the COFF header
 	sectionHeaderSize = 40
+	maxAlignment      = 64 << 10 // in a file
 
 	initializedSizeField = 8 // all in the optional header
 	imageSizeField       = 56
@@ -35,13 +36,14 @@ func unified(stub []byte, sections []section) ([]byte, error) {
 		return nil, fmt.Errorf("boot stub: %w", err)
 	}
 	header, ok := file.OptionalHeader.(*pe.OptionalHeader64)
-	if !ok || len(file.Sections) == 0 {
+	// pe also reads what has no MZ, and doesn't look at the alignments. One that is 0 is larger than the limit, too.
+	if !ok || len(file.Sections) == 0 || !bytes.HasPrefix(stub, []byte("MZ")) || max(header.FileAlignment-1, header.SectionAlignment-1) >= maxAlignment {
 		return nil, errors.New("boot stub: it is no program for a 64-bit UEFI")
 	}
 	coff := int(binary.LittleEndian.Uint32(stub[0x3c:])) + signatureSize
 	optional := coff + binary.Size(pe.FileHeader{})
 	table := optional + int(file.SizeOfOptionalHeader)
-	if end := table + (len(file.Sections)+len(sections))*sectionHeaderSize; end > int(header.SizeOfHeaders) {
+	if end := table + (len(file.Sections)+len(sections))*sectionHeaderSize; end > min(int(header.SizeOfHeaders), len(stub)) {
 		return nil, fmt.Errorf("boot stub: its headers have no room for %d sections", len(sections))
 	}
 	last := file.Sections[len(file.Sections)-1]

@@ -193,14 +193,17 @@ func (m *image) directory(tree Tree, name string, at uint64, depth int) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
+	if _, twice := tree[name]; twice { // the limit below counts each path once
+		return fmt.Errorf("%s is there twice", name)
+	}
 	if name != root {
 		tree[name] = f
 	}
-	if !f.Mode.IsDir() {
-		return nil
-	}
 	if depth > maxDepth || len(tree) > maxFiles {
 		return fmt.Errorf("%s: it is in more than %d directories, or there are more than %d files", name, maxDepth, maxFiles)
+	}
+	if !f.Mode.IsDir() {
+		return nil
 	}
 	for listing.size > emptySize {
 		if err := m.list(&listing, func(child string, at uint64) error {

@@ -229,6 +229,37 @@ func TestWriteRefuses(t *testing.T) {
 	}
 }
 
+// Directories that have the same one twice would be read twice each, and those in them four times.
+func TestReadRefusesSameNames(t *testing.T) {
+	t.Parallel()
+	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Seek(superblockSize, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	w, size := &writer{}, uint32(0)
+	if w.data, err = newBlocks(f, superblockSize); err != nil {
+		t.Fatal(err)
+	}
+	start, offset := w.listings.position()
+	var top inode
+	for range maxDepth {
+		top = w.next("a", kindDirectory)
+		w.put(&top, kindExtendedDirectory, 0o755, uint32(2), size+emptySize, start, uint32(1), uint16(0), offset, uint32(noXattrs))
+		start, offset = w.listings.position()
+		size = w.list([]inode{top, top})
+	}
+	if err := errors.Join(w.data.close(), w.tables(f, top)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(f, 1<<20); err == nil || !strings.Contains(err.Error(), "a is there twice") {
+		t.Error(err)
+	}
+}
+
 // A damaged image is an error, or gives other files: it doesn't end the program, and doesn't take all memory.
 func FuzzRead(f *testing.F) {
 	small := Tree{"a": Content(bytes.Repeat([]byte("a"), blockBytes+3), 0o644), "b/c": Content([]byte("c"), 0o644), "d": Link("a")}

@@ -86,7 +86,7 @@ func writeISO(to, dir, label string, boots loader.Loader) (err error) {
 	if err := hybrid(out, at(3), uint64(size.Size()/diskSector)); err != nil {
 		return err
 	}
-	return bootRecord(out, boots, at(1))
+	return errors.Join(bootRecord(out, boots, at(1)), out.Sync())
 }
 
 // writeVolume makes a file system with the files in dir, and returns its size in bytes: whole MiB, as partitions have.

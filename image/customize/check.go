@@ -7,13 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/image/initramfs"
 	"github.com/garboard-os/garboard/image/rootfs"
 )
-
-// spare is what the EFI system partition has besides the systems in both slots: boot loaders, and the file system's own tables.
-const spare = 8 << 20
 
 // check refuses a system that a machine couldn't start.
 func (w *work) check() error {
@@ -39,20 +35,4 @@ func (w *work) check() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// checkSize refuses a system of which the EFI system partition has no room for two.
-func (w *work) checkSize(size int64) error {
-	for _, v := range boot.Volumes {
-		if v.Label == boot.LabelEFI {
-			if limit := (v.Size - spare) / 2; size > limit {
-				return fmt.Errorf("the system has %d MB, and a disk has room for %d MB: remove files from the root file system", size/1e6, limit/1e6)
-			}
-			if limit := (v.Small - spare) / 2; size > limit {
-				w.say(fmt.Sprintf("the system has %d MB: it is too large for disks below 8 GiB, and for those that begin as an image of the kind disk: they have room for %d MB", size/1e6, limit/1e6))
-			}
-		}
-	}
-	w.say(fmt.Sprintf("the system has %d MB", size/1e6))
-	return nil
 }

@@ -153,11 +153,7 @@ func (w *work) write(dir string) (err error) {
 	if err := errors.Join(w.parts.Write(archive, rootfs), archive.Close()); err != nil {
 		return err
 	}
-	size, err := os.Stat(options.Initramfs)
-	if err != nil {
-		return err
-	}
-	if err := w.checkSize(size.Size() + int64(len(w.installer.System.Kernel))); err != nil {
+	if err := options.CheckSize(w.say); err != nil {
 		return err
 	}
 	return options.Directory(dir)

@@ -123,6 +123,11 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 		return err
 	}
 	options = options.With(b.media)
+	if b.media.Microcode != "" { // it isn't in what was checked before
+		if err := options.CheckSize(say); err != nil {
+			return err
+		}
+	}
 	for _, o := range outputs {
 		say("writing " + o.path)
 		if err := options.Build(ctx, o.kind, o.path); err != nil {

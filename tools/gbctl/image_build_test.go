@@ -1,11 +1,16 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/customize"
+	"github.com/garboard-os/garboard/image/initramfs"
 	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/image/squashfs"
 )
 
 // Each kind has its usual file, or the one that is named.
@@ -40,5 +45,40 @@ func TestImageBuildChanges(t *testing.T) {
 	}
 	if c := new(imageBuild).changes(); len(c.Remove)+len(c.Overlays) > 0 {
 		t.Errorf("nothing: %+v", c)
+	}
+}
+
+// The size is that with the microcode, which isn't in the installer image.
+func TestImageBuildCountsMicrocode(t *testing.T) {
+	t.Parallel()
+	dir := mediaDir(t)
+	for _, name := range []string{esp.SystemdBoot, esp.GRUBRecord, esp.GRUBProgram} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var files [2]*os.File
+	for i, name := range []string{"rootfs", "initramfs"} {
+		f, err := os.Create(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		files[i] = f
+	}
+	if err := (squashfs.Tree{}).Write(t.Context(), files[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := initramfs.Write(t.Context(), files[1], initramfs.Contents{Init: filepath.Join(dir, "vmlinuz"), RootFS: files[0].Name()}); err != nil {
+		t.Fatal(err)
+	}
+	b := imageBuild{from: filepath.Join(dir, "installer.tar"), media: media.Options{Microcode: dir}}
+	if err := partsIn(t, dir).Build(t.Context(), media.InstallerKind, b.from); err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	err := b.run(t.Context(), []medium{{media.UKI, filepath.Join(dir, "uki")}}, func(line string) { said = append(said, line) }, func(string) {})
+	if err != nil || !slices.Contains(said, "the system has 0 MB") {
+		t.Errorf("%q, %v", said, err)
 	}
 }

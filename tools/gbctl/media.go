@@ -46,6 +46,9 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 			if err := parts(cmd, source, flavour, &o); err != nil {
 				return err
 			}
+			if err := o.CheckSize(func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }); err != nil {
+				return err
+			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)
 			if err := o.Build(cmd.Context(), kind, output); err != nil {
 				return err

@@ -55,16 +55,21 @@ func mediaDir(t *testing.T) string {
 	return dir
 }
 
+func partsIn(t *testing.T, dir string) media.Options {
+	t.Helper()
+	return media.Options{
+		Loader:  bootloader.Loader{Stub: uki.Stub(t, 1024), BIOS: bytes.Repeat([]byte("grub"), 4000), BootHybrid: make([]byte, 512), Disk: dir},
+		Version: "v1.2.3", Release: uki.Release, Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(dir, "initramfs"), Program: filepath.Join(dir, "vmlinuz"),
+	}
+}
+
 // buildMedia runs media build with the parts of a directory. It returns what was asked of their builder, and adds the output to the error.
 func buildMedia(t *testing.T, dir string, args ...string) (asked string, err error) {
 	t.Helper()
 	var out bytes.Buffer
 	cmd := (&app{out: &out, err: &out}).mediaBuildCommand(func(_ *cobra.Command, source, flavour string, o *media.Options) error {
 		asked = source + " " + flavour
-		*o = media.Options{
-			Loader:  bootloader.Loader{Stub: uki.Stub(t, 1024), BIOS: bytes.Repeat([]byte("grub"), 4000), BootHybrid: make([]byte, 512)},
-			Version: "v1.2.3", Release: uki.Release, Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(dir, "initramfs"),
-		}.With(*o)
+		*o = partsIn(t, dir).With(*o)
 		return nil
 	})
 	cmd.SetOut(&out)
@@ -146,6 +151,12 @@ func TestMediaThatCantBe(t *testing.T) {
 	}
 	if _, err := buildMedia(t, dir, "uki", "--microcode", filepath.Join(dir, "nosuch"), "-o", filepath.Join(dir, "medium")); err == nil || !strings.Contains(err.Error(), "has no microcode") {
 		t.Errorf("a directory without microcode: %v", err)
+	}
+	if err := os.Truncate(filepath.Join(dir, "vmlinuz"), 300<<20); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := buildMedia(t, dir, "uki", "--microcode", dir, "-o", filepath.Join(dir, "medium")); err == nil || !strings.Contains(err.Error(), "a disk has room for 264 MB") {
+		t.Errorf("a large system: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "medium")); err == nil {
 		t.Error("there is a medium")

@@ -14,13 +14,13 @@ import (
 // check refuses a system that a machine couldn't start.
 func (w *work) check() error {
 	var errs []error
-	for _, name := range rootfs.Required() {
-		if _, ok := w.tree[name]; !ok {
-			errs = append(errs, fmt.Errorf("/%s isn't there any more: a node doesn't start without it", name))
+	for i, e := range rootfs.Required() {
+		switch f, ok := w.tree[w.end(e.Path)]; {
+		case !ok || f.Mode.Type() != e.Mode.Type():
+			errs = append(errs, fmt.Errorf("%s isn't there any more: a node doesn't start without it", e.Path))
+		case i == 0 && f.Size > 0:
+			errs = append(errs, fmt.Errorf("%s has a content: it is only the place for the program of process 1", e.Path))
 		}
-	}
-	if f := w.tree[rootfs.Required()[0]]; f.Size > 0 {
-		errs = append(errs, fmt.Errorf("/%s has a content: it is only the place for the program of process 1", rootfs.Required()[0]))
 	}
 	base := modulesDir + "/" + w.release + "/"
 	builtin, _ := w.tree.ReadFile(base + "modules.builtin") // without the list, nothing is built in

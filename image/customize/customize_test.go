@@ -3,6 +3,7 @@ package customize
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -52,9 +53,9 @@ func modules(of string) map[string]string {
 func system(t *testing.T) squashfs.Tree {
 	t.Helper()
 	tree := squashfs.Tree{"lib": squashfs.Link("usr/lib"), "etc/motd": squashfs.Content([]byte("hello"), 0o644)}
-	for _, name := range rootfs.Required() {
-		if tree[name] = squashfs.Directory(0o755); strings.HasPrefix(name, "usr/bin/") || name == rootfs.Required()[0] {
-			tree[name] = squashfs.Content(nil, 0o755)
+	for _, e := range rootfs.Required() {
+		if tree[e.Path[1:]] = squashfs.Directory(0o755); !e.Mode.IsDir() {
+			tree[e.Path[1:]] = squashfs.Content(nil, 0o755)
 		}
 	}
 	const packages = "linux-image-6.12.0=6.12.0-1@sha256:aa\n"
@@ -286,6 +287,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"no init":           {nil, Change{Remove: []string{"/usr/sbin/init"}}, "/usr/sbin/init isn't there any more"},
 		"another init":      {map[string]string{"usr/sbin/init": "mine"}, Change{}, "/usr/sbin/init has a content"},
+		"init is a folder":  {map[string]string{"usr/sbin/init/x": "x"}, Change{Remove: []string{"/usr/sbin/init"}}, "/usr/sbin/init isn't there any more"},
 		"unknown path":      {nil, Change{Remove: []string{"/nothing"}}, "remove /nothing: the root file system has no such path"},
 		"two kernels":       {modules(other), Change{}, "modules of several kernels (6.12.0-base, 6.13.0-other)"},
 		"no modules":        {nil, Change{Remove: []string{"/lib/modules"}}, "no modules for the kernel: add those of Linux 6.12.0-base"},
@@ -311,6 +313,13 @@ func TestRefusals(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
+	}
+	linked, nowhere := base(t), t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(nowhere, "sbin"), 0o700), os.Symlink("/usr/bin/nothing", filepath.Join(nowhere, "sbin/init"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Change{Overlays: []Overlay{{Name: "mine", Dir: nowhere, At: "usr"}}}).Apply(t.Context(), linked, silent); err == nil || !strings.Contains(err.Error(), "/usr/sbin/init isn't there any more") {
+		t.Errorf("a link that leads nowhere: %v", err)
 	}
 	if err := (Change{Overlays: []Overlay{{Name: "mine", Dir: file}}}).Apply(t.Context(), base(t), silent); err == nil || !strings.Contains(err.Error(), "not a directory") {
 		t.Errorf("an overlay that is a file: %v", err)

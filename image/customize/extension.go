@@ -33,10 +33,7 @@ func (w *work) extend() error {
 			return fmt.Errorf("extension %s: %w", filepath.Join(dir, extension.ManifestFile), err)
 		}
 	}
-	if len(w.Extensions) == 0 {
-		return nil
-	}
-	return w.checkExtensions()
+	return w.checkExtensions() // also without an extension to add: what the others need may be removed
 }
 
 func (w *work) extendBy(m extension.Manifest, dir string, manifest []byte, owners map[string]string) error {

@@ -92,6 +92,9 @@ func TestExtensions(t *testing.T) {
 	if text, err = tree.ReadFile(sbom.File); err != nil || !strings.Contains(string(text), `"name": "extension firmware"`) {
 		t.Errorf("%s, %v", text, err)
 	}
+	if err := (Change{Remove: []string{own + extension.ManifestFile}}).Apply(t.Context(), dir, silent); err == nil || !strings.Contains(err.Error(), "extension after: its service depends on ext-agent") {
+		t.Errorf("what another extension needs is removed: %v", err)
+	}
 	// It isn't added a second time, and can be removed.
 	if err := (Change{Extensions: []string{firmware}}).Apply(t.Context(), dir, silent); err == nil || !strings.Contains(err.Error(), "the system has an extension firmware already") {
 		t.Errorf("%v", err)

@@ -123,16 +123,13 @@ func software(src Sources, entries []Entry) (Entry, error) {
 	return text("/"+sbom.File, string(data)), err
 }
 
-// Required are the paths, without a leading slash, that a node doesn't start without.
-func Required() []string {
-	paths := []string{initPlace.Path[1:]}
-	for _, d := range directories {
-		paths = append(paths, d.Path[1:])
-	}
+// Required are the files and directories that a node doesn't start without. The first one is the place of process 1.
+func Required() []Entry {
+	entries := append([]Entry{initPlace}, directories...)
 	for _, name := range Programs {
-		paths = append(paths, "usr/bin/"+name)
+		entries = append(entries, Entry{Path: "/usr/bin/" + name, Mode: 0o755})
 	}
-	return paths
+	return entries
 }
 
 // Programs are those that are built, besides PID 1's: Sources has a file for each.

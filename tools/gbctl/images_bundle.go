@@ -225,7 +225,7 @@ func (a *app) pushImagesCommand() *cobra.Command {
 				return err
 			}
 			defer archive.Close()
-			return imagebundle.Push(cmd.Context(), archive, args[1], insecure, func(line string) { fmt.Fprintln(a.out, line) })
+			return imagebundle.Bundle{Say: func(line string) { fmt.Fprintln(a.out, line) }}.Push(cmd.Context(), archive, args[1], insecure)
 		},
 	}
 	cmd.Flags().BoolVar(&insecure, "insecure", false, "the registry has no TLS")

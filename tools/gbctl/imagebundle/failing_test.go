@@ -2,14 +2,18 @@ package imagebundle
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/garboard-os/garboard/qemu/network/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
@@ -85,4 +89,67 @@ func TestRegistryThatHangs(t *testing.T) {
 			t.Errorf("%s: %v, want %q", part, err, want)
 		}
 	}
+}
+
+// Images aren't pushed forever to what accepts connections and says nothing.
+func TestPushToWhatHangs(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	image, err := random.Image(1000, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := registry.OpenArchive(packed(t, map[string]v1.Image{"registry.example/team/image:1": image}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() // the kernel accepts, and nobody answers
+	b := Bundle{Say: func(string) {}, transport: patientTransport(100 * time.Millisecond)}
+	err = b.Push(ctx, archive, l.Addr().String(), true)
+	if want := l.Addr().String() + " has sent nothing for 100ms"; err == nil || !strings.Contains(err.Error(), want) || ctx.Err() != nil {
+		t.Errorf("%v, want %q", err, want)
+	}
+}
+
+// While something goes, a connection stays, and it ends when nothing goes or comes.
+func TestSlowUpload(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		defer there.Close()
+		c := patientConn{here, "registry.example", time.Minute}
+		read := make(chan error, 1)
+		go func() {
+			_, err := c.Read(make([]byte, 1))
+			read <- err
+		}()
+		go func() {
+			for range 5 {
+				time.Sleep(40 * time.Second)
+				_, _ = there.Read(make([]byte, 1)) // that the writer fails is an error
+			}
+		}()
+		for range 5 {
+			if _, err := c.Write([]byte{1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		select {
+		case err := <-read:
+			t.Fatalf("the upload is cut off: %v", err)
+		default:
+		}
+		if _, err := c.Write([]byte{1}); err == nil || !strings.Contains(err.Error(), "registry.example has taken nothing for 1m") {
+			t.Error(err)
+		}
+		if err := <-read; err == nil || !strings.Contains(err.Error(), "registry.example has sent nothing for 1m") {
+			t.Error(err)
+		}
+	})
 }

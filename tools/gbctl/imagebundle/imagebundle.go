@@ -2,7 +2,7 @@
 // or without the internet.
 //
 //	registries ─▶ Bundle.Write ─▶ file ─┬▶ Serve ─▶ nodes
-//	                                    └▶ Push ─▶ registry
+//	                                    └▶ Bundle.Push ─▶ registry
 package imagebundle
 
 import (
@@ -46,7 +46,7 @@ const (
 // signatureTag is the tag of an image's signatures in a bundle. Those without a suffix are an index.
 var signatureTag = regexp.MustCompile(`^sha256-[0-9a-f]{64}(\.sig)?$`)
 
-// Bundle says how images are pulled.
+// Bundle says how images are pulled and pushed.
 type Bundle struct {
 	// Say gets the progress.
 	Say func(line string)
@@ -408,7 +408,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 }
 
 // Push copies all images of an archive to a registry: the host of their names is replaced, and the path stays.
-func Push(ctx context.Context, archive *registry.Archive, host string, insecure bool, say func(string)) error {
+func (b Bundle) Push(ctx context.Context, archive *registry.Archive, host string, insecure bool) error {
 	scheme := "https://"
 	if insecure {
 		scheme = "http://"
@@ -418,8 +418,8 @@ func Push(ctx context.Context, archive *registry.Archive, host string, insecure 
 		if err != nil {
 			return fmt.Errorf("registry %q: must be a host, such as registry.example:5000", host)
 		}
-		say(count + ": " + to.String())
-		if err := remote.Write(to, image, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)); err != nil {
+		b.Say(count + ": " + to.String())
+		if err := remote.Write(to, image, b.options(ctx)...); err != nil {
 			return fmt.Errorf("push %s: %w", to, err)
 		}
 		return nil

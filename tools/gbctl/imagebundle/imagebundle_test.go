@@ -192,7 +192,7 @@ func TestBundle(t *testing.T) {
 
 	target := httptest.NewServer(newRegistry())
 	defer target.Close()
-	if err := Push(t.Context(), archive, strings.TrimPrefix(target.URL, "http://"), true, func(string) {}); err != nil {
+	if err := (Bundle{Say: func(string) {}}).Push(t.Context(), archive, strings.TrimPrefix(target.URL, "http://"), true); err != nil {
 		t.Fatal(err)
 	}
 	for _, text := range names {
@@ -289,7 +289,7 @@ func TestBundleHasSignatures(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer archive.Close()
-		if err := Push(t.Context(), archive, strings.TrimPrefix(target.URL, "http://"), true, func(string) {}); err != nil {
+		if err := (Bundle{Say: func(string) {}}).Push(t.Context(), archive, strings.TrimPrefix(target.URL, "http://"), true); err != nil {
 			t.Fatal(err)
 		}
 		fromFile := httptest.NewServer(registry.Serve(archive))

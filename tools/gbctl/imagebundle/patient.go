@@ -13,7 +13,7 @@ import (
 // silenceWait is for the next bytes of a registry, also for the first ones of an answer: a cache may fetch the content first.
 const silenceWait = time.Minute
 
-// patient is how images are pulled: a registry that hangs is given up.
+// patient is how images are pulled and pushed: a registry that hangs is given up.
 var patient = patientTransport(silenceWait)
 
 func patientTransport(silence time.Duration) http.RoundTripper {
@@ -31,7 +31,7 @@ func patientTransport(silence time.Duration) http.RoundTripper {
 	}
 }
 
-// patientConn ends when nothing comes for some time. It isn't for uploads, in which nothing comes while much goes.
+// patientConn ends when nothing comes, and nothing goes, for some time.
 type patientConn struct {
 	net.Conn
 	address string
@@ -45,6 +45,18 @@ func (c patientConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%s has sent nothing for %s", c.address, c.silence)
+	}
+	return n, err
+}
+
+func (c patientConn) Write(p []byte) (int, error) {
+	// In an upload, nothing comes while much goes: a Read that waits gets more time, too.
+	if err := c.SetDeadline(time.Now().Add(c.silence)); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Write(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("%s has taken nothing for %s", c.address, c.silence)
 	}
 	return n, err
 }

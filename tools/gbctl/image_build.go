@@ -119,14 +119,11 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 		return err
 	}
 	options, err := installer.Options(dir, work)
+	if options = options.With(b.media); err == nil && b.media.Microcode != "" {
+		err = options.CheckSize(say) // what was checked before has no microcode
+	}
 	if err != nil {
 		return err
-	}
-	options = options.With(b.media)
-	if b.media.Microcode != "" { // it isn't in what was checked before
-		if err := options.CheckSize(say); err != nil {
-			return err
-		}
 	}
 	for _, o := range outputs {
 		say("writing " + o.path)

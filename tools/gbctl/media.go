@@ -43,10 +43,10 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 			if o.Config, err = a.addedParts(configFile, images, media.Carries(kind), incomplete); err != nil {
 				return err
 			}
-			if err := parts(cmd, source, flavour, &o); err != nil {
-				return err
+			if err = parts(cmd, source, flavour, &o); err == nil {
+				err = o.CheckSize(func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) })
 			}
-			if err := o.CheckSize(func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }); err != nil {
+			if err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)

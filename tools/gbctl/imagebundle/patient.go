@@ -38,23 +38,21 @@ type patientConn struct {
 	silence time.Duration
 }
 
-func (c patientConn) Read(p []byte) (int, error) {
-	if err := c.SetReadDeadline(time.Now().Add(c.silence)); err != nil {
-		return 0, err
+func (c patientConn) Read(p []byte) (n int, err error) {
+	if err = c.SetReadDeadline(time.Now().Add(c.silence)); err == nil {
+		n, err = c.Conn.Read(p)
 	}
-	n, err := c.Conn.Read(p)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%s has sent nothing for %s", c.address, c.silence)
 	}
 	return n, err
 }
 
-func (c patientConn) Write(p []byte) (int, error) {
+func (c patientConn) Write(p []byte) (n int, err error) {
 	// In an upload, nothing comes while much goes: a Read that waits gets more time, too.
-	if err := c.SetDeadline(time.Now().Add(c.silence)); err != nil {
-		return 0, err
+	if err = c.SetDeadline(time.Now().Add(c.silence)); err == nil {
+		n, err = c.Conn.Write(p)
 	}
-	n, err := c.Conn.Write(p)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%s has taken nothing for %s", c.address, c.silence)
 	}

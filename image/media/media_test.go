@@ -366,8 +366,8 @@ func TestInstallerDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(again.Images, o.PodImages) {
-		t.Errorf("the system runs pods with %q, want %q", again.Images, o.PodImages)
+	if !slices.Equal(again.PodImages, o.PodImages) {
+		t.Errorf("the system runs pods with %q, want %q", again.PodImages, o.PodImages)
 	}
 	if i.From != o.From || again.From != o.From {
 		t.Errorf("the system can be upgraded from %q, and another one that is made of it from %q", i.From, again.From)

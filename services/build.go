@@ -80,10 +80,15 @@ func NewNode(o Options) (*Node, error) {
 	store := resource.NewStore()
 	n := &Node{Store: store, logs: o.Logs, power: o.Power, network: network.New(network.Options{Store: store})}
 	_, installed := o.Cmdline.Get(boot.ParamSlot)
+	var place func(config.Install) (string, error) // nil in a container
+	if o.Mode == boot.Machine {
+		place = func(install config.Install) (string, error) { return n.disks.Place(install) }
+	}
 	applier := machine.NewApplier(machine.ApplierOptions{
 		Mode: o.Mode, Trial: o.Cmdline.Fallback(), Store: store, Log: o.Logs.Logger(machine.ID),
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
+		Place:   place,
 	})
 	// What the kernel has stored is read once, because the reporter removes it.
 	panicked := sync.OnceValue(func() string { _, why, _ := logs.Crash(boot.PstoreDir); return why })

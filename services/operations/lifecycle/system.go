@@ -183,7 +183,7 @@ func (o Options) images() operation.Step {
 			}
 			for _, image := range src.Images {
 				if err := o.Pull(ctx, image); err != nil {
-					return fmt.Errorf("Garboard %s runs pods with an image that this machine can't get: %w", src.Version, err)
+					return fmt.Errorf("this machine can't get an image that Garboard %s runs pods with: %w", src.Version, err)
 				}
 			}
 			return nil

@@ -219,7 +219,7 @@ func TestImagesOfTheNewSystem(t *testing.T) {
 				r.on()
 				o := r.run(tt.operation, PowerArguments{Stage: true}.Encode())
 				check(t, r, o, tt.want, tt.did...)
-				if tt.missing != nil && !strings.Contains(o.Error, "Garboard v2 runs pods with an image that this machine can't get: "+tt.missing.Error()) {
+				if tt.missing != nil && !strings.Contains(o.Error, "this machine can't get an image that Garboard v2 runs pods with: "+tt.missing.Error()) {
 					t.Error(o.Error)
 				}
 				r.off()

@@ -261,6 +261,7 @@ func (d *Disks) takeData(ctx context.Context, dev device, f found, wanted config
 		if err := d.mayWipe(dev, f, consent, field+".device", field+".wipe"); err != nil {
 			return err
 		}
+		d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s", dev.Path, f.holds, consent))
 	}
 	places, err := placesFrom(edge, dev, volumes)
 	if err != nil {

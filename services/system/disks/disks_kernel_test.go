@@ -293,6 +293,13 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 func TestDiskIsSelected(t *testing.T) {
 	small, large := newLoop(t, 4*gib), newLoop(t, 6*gib)
 	m := bootMachine(t, small, large)
+	plan, err := m.disks.Place(config.Install{Disk: small.path})
+	if err != nil || plan != "the system comes onto "+small.path+" (4 GiB): EFI 272 MiB, BIOS 1 MiB, META 1 MiB, STATE 320 MiB, EPHEMERAL 3.4 GiB; it is empty" {
+		t.Errorf("%q, %v", plan, err)
+	}
+	if _, err := m.disks.Place(config.Install{Disk: "/dev/nothing"}); err == nil || !strings.Contains(err.Error(), "no disk /dev/nothing. The disks here:\nDEVICE") {
+		t.Errorf("%v", err)
+	}
 	m.mustUp(config.Install{DiskSelector: config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: 5 * gib}}})
 	if m.disks.system.Path != large.path {
 		t.Errorf("the system is on %s, and not on %s", m.disks.system.Path, large.path)
@@ -381,6 +388,13 @@ DEVICE      SIZE   MODEL  SERIAL  HOLDS
 			}
 			if !bytes.Equal(before, l.edges()) {
 				t.Error("the disk was written to")
+			}
+
+			if _, planned := m.disks.Place(config.Install{Disk: l.path}); planned == nil || planned.Error() != err.Error() {
+				t.Errorf("the plan says %v", planned)
+			}
+			if plan, err := m.disks.Place(config.Install{Disk: l.path, Wipe: true}); err != nil || !strings.HasSuffix(plan, "; all that is on it is lost: "+c.want) {
+				t.Errorf("the plan with wipe: true: %q, %v", plan, err)
 			}
 
 			// With wipe: true it is used, unless there is nothing to install.

@@ -1,11 +1,13 @@
 package disks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
@@ -48,6 +50,7 @@ func (d *Disks) take(ctx context.Context, dev device, consent string) error {
 		if err := d.mayWipe(dev, f, consent, "machine.install.disk", "machine.install.wipe"); err != nil {
 			return err
 		}
+		d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s", dev.Path, f.holds, consent))
 		return d.layOutSystem(ctx, dev)
 	case empty:
 		d.log.Info(fmt.Sprintf("%s is empty: making the system's partitions", dev.Path))
@@ -82,8 +85,50 @@ func (d *Disks) mayWipe(dev device, f found, consent, name, allow string) error 
 	case consent == "":
 		return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds), fmt.Sprintf("%s, or set %s: true to erase this one", another, allow))
 	}
-	d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s", dev.Path, f.holds, consent))
 	return nil
+}
+
+// Place says what an installation with these settings has of which disk, and what is lost there. The error is why there is none.
+func (d *Disks) Place(install config.Install) (string, error) {
+	dev, there, why, err := d.chosen(install)
+	if err != nil {
+		return "", err
+	}
+	if !there {
+		return "", fmt.Errorf("no disk %s. The disks here:\n%s", cmp.Or(install.Disk, "fits machine.install.diskSelector"), d.selection(why))
+	}
+	f, err := d.inspect(dev)
+	if err != nil {
+		return "", err
+	}
+	lost := "it is empty"
+	switch f.verdict {
+	case ours:
+		return fmt.Sprintf("%s (%s) has the partitions of a system, which stay", dev.Path, bytesText(dev.Size)), nil
+	case newer:
+		return "", d.refuseNewer(dev, f)
+	case foreign:
+		if err := d.mayWipe(dev, f, consent(install), "machine.install.disk", "machine.install.wipe"); err != nil {
+			return "", err
+		}
+		lost = "all that is on it is lost: " + f.holds
+	}
+	if err := d.largeEnough(dev); err != nil {
+		return "", err
+	}
+	var parts []string
+	for _, p := range boot.Places(dev.Size) {
+		parts = append(parts, p.Label+" "+bytesText(p.Size))
+	}
+	return fmt.Sprintf("the system comes onto %s (%s): %s; %s", dev.Path, bytesText(dev.Size), strings.Join(parts, ", "), lost), nil
+}
+
+// largeEnough refuses a disk that has no room for the system.
+func (d *Disks) largeEnough(dev device) error {
+	if dev.Size >= boot.MinDisk {
+		return nil
+	}
+	return d.refuse(dev, fmt.Sprintf("is too small: %s of at least %s", bytesText(dev.Size), bytesText(boot.MinDisk)), "Name another disk in machine.install.disk")
 }
 
 // refuse returns an error with the reason, the next step, and the list of disks.
@@ -100,9 +145,8 @@ func (d *Disks) refuseNewer(dev device, f found) error {
 }
 
 func (d *Disks) layOutSystem(ctx context.Context, dev device) error {
-	if dev.Size < boot.MinDisk {
-		return d.refuse(dev, fmt.Sprintf("is too small: %s of at least %s", bytesText(dev.Size), bytesText(boot.MinDisk)),
-			"Name another disk in machine.install.disk")
+	if err := d.largeEnough(dev); err != nil {
+		return err
 	}
 	return d.layOut(ctx, dev, boot.Places(dev.Size), d.volumes)
 }

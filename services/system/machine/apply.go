@@ -97,6 +97,8 @@ type ApplierOptions struct {
 	Restart func(ctx context.Context, id string) error
 	// Reboot restarts the machine; it returns at once.
 	Reboot func(why string)
+	// Place says what a machine without a system has of its disk with a configuration, or why that can't be; nil: it has no disk.
+	Place func(config.Install) (string, error)
 
 	StateDir string           // default boot.StateDir
 	Now      func() time.Time // default time.Now
@@ -152,6 +154,15 @@ func (a *Applier) Apply(_ context.Context, r Request) (Result, error) {
 	next, warnings, err := a.load("configuration", r.Text)
 	if err != nil {
 		return Result{Warnings: warnings}, err
+	}
+	if r.First && a.o.Place != nil { // the disk may yet come, and another configuration, too
+		place, err := a.o.Place(next.Machine.Install)
+		if err != nil {
+			place = err.Error()
+		}
+		if err != nil || r.DryRun {
+			warnings = append(warnings, config.Warning{Problem: config.Problem{Name: "configuration", What: place}})
+		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
@@ -91,6 +92,22 @@ func TestDamagedConfiguration(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// Who gives a machine its first configuration hears what comes onto which disk, or why that can't be.
+func TestPlanOfAnInstallation(t *testing.T) {
+	var refused error
+	a := NewApplier(ApplierOptions{
+		Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler),
+		Place: func(i config.Install) (string, error) { return "the system comes onto " + i.Disk, refused },
+	})
+	for _, want := range []string{"the system comes onto /dev/vda", "disk /dev/vda holds photos"} {
+		res, err := a.Apply(t.Context(), Request{Text: document(t), First: true, DryRun: true})
+		if err != nil || len(res.Warnings) != 1 || res.Warnings[0].What != want {
+			t.Errorf("%+v, %v, want %q", res.Warnings, err, want)
+		}
+		refused = errors.New("disk /dev/vda holds photos")
+	}
 }
 
 // A bad sector below the document on STATE doesn't open maintenance mode: a directory can't be read, either.

@@ -121,7 +121,7 @@ var applyTable = []applyRow{
 	{path: "cluster.clusterName", effect: Reboot},
 	{path: "cluster.id", effect: Live},
 	{path: "cluster.secret", effect: Reboot},
-	{path: "cluster.token", effect: kubelet},
+	{path: "cluster.token", effect: kubelet, note: "the Secret of the former token lets nodes join until it is deleted"},
 	{path: "cluster.controlPlane.endpoint", effect: Live},
 	{path: "cluster.controlPlane.localAPIServerPort", effect: Live, note: noteRolling},
 	{path: "cluster.network.cni", effect: Live, note: noteCreated, refine: onControlPlanes},

@@ -76,4 +76,10 @@ func TestNewCaller(t *testing.T) {
 	if caller.name != "eve??Garboard-Roles: os:admin"+strings.Repeat("?", maxName-29) || len(caller.roles) != 1 || caller.roles[0] != "os:reader" {
 		t.Errorf("%+v", caller)
 	}
+	if cert, _, err = ca.Issue(pki.Leaf{Orgs: []string{"os:reader"}, Client: true, Now: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	if caller := newIdentity(parse(t, cert)); caller.name == "" {
+		t.Error("a certificate without a name can't be told from none")
+	}
 }

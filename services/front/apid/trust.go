@@ -1,6 +1,7 @@
 package apid
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -88,7 +89,9 @@ func (s *state) identifyPinned(chain []*x509.Certificate) (identity, error) {
 	if err := verify(chain, pool); err != nil {
 		return identity{}, err
 	}
-	return newIdentity(chain[0]), nil
+	caller := newIdentity(chain[0])
+	caller.from = time.Time{} // as above
+	return caller, nil
 }
 
 // verify checks the first of chain against roots, whatever the time is.
@@ -120,7 +123,7 @@ func within(t, from, until time.Time) time.Time {
 }
 
 func newIdentity(c *x509.Certificate) identity {
-	caller := identity{name: printable(c.Subject.CommonName), from: c.NotBefore, until: c.NotAfter}
+	caller := identity{name: printable(cmp.Or(c.Subject.CommonName, api.Fingerprint(c.Raw))), from: c.NotBefore, until: c.NotAfter}
 	// Only our own roles: they are handed on as a list with commas between, and an
 	// organisation may be called anything.
 	for _, role := range api.Roles() {

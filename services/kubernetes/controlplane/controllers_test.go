@@ -392,7 +392,11 @@ func TestManifestResources(t *testing.T) {
 		fmt.Fprint(w, "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico}\n")
 	}))
 	defer web.Close()
-	url := func(path string) config.URL { u, err := config.ParseURL(web.URL + path); put(t, err); return u }
+	url := func(path string) config.URL {
+		u, err := config.ParseURL(strings.Replace(web.URL, "http://", "http://bot:secret@", 1) + path)
+		put(t, err)
+		return u
+	}
 	c := testConfig(t)
 	c.Cluster.Network.CNI = config.CNI{Name: config.CNICustom, URLs: []config.URL{url("/calico.yaml")}}
 	c.Cluster.ExtraManifests = []config.URL{url("/missing.yaml")}
@@ -412,7 +416,8 @@ func TestManifestResources(t *testing.T) {
 			return nil
 		})
 	}
-	await("extras 05-" + web.URL + "/calico.yaml") // despite the missing one
+	shown := strings.Replace(web.URL, "http://", "http://bot:xxxxx@", 1)
+	await("extras 05-" + shown + "/calico.yaml") // despite the missing one
 	f.configure(func(c *config.Config) {
 		c.Cluster.Network.CNI = testConfig(t).Cluster.Network.CNI
 		c.Cluster.ExtraManifests = nil

@@ -37,7 +37,7 @@ func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 	wanted := map[string]bool{}
 	var problems []error
 	for _, u := range extraURLs(&c.Cluster) {
-		id := "05-" + u.String()
+		id := "05-" + u.Redacted()
 		wanted[id] = true
 		if _, err := extraBootstrapManifests.Get(v, id); err == nil {
 			continue
@@ -70,13 +70,13 @@ func extraURLs(c *config.Cluster) (urls []config.URL) {
 func fetchManifest(ctx context.Context, env map[string]string, u config.URL) ([]kubeclient.Object, error) {
 	transport, err := network.Outbound(env) // S-145, S-146
 	if err != nil {
-		return nil, fmt.Errorf("manifest %s: %w", u, err)
+		return nil, fmt.Errorf("manifest %s: %w", u.Redacted(), err)
 	}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Timeout: fetchTimeout, Transport: transport}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return nil, fmt.Errorf("manifest %s: %w", u, err)
+		return nil, fmt.Errorf("manifest %s: %w", u.Redacted(), err)
 	}
 	resp, err := client.Do(req)
 	if err != nil {
@@ -84,11 +84,11 @@ func fetchManifest(ctx context.Context, env map[string]string, u config.URL) ([]
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("manifest %s: the server answered %s", u, resp.Status)
+		return nil, fmt.Errorf("manifest %s: the server answered %s", u.Redacted(), resp.Status)
 	}
 	objects, err := decodeManifest(io.LimitReader(resp.Body, maxManifest))
 	if err != nil {
-		return nil, fmt.Errorf("manifest %s: %w", u, err)
+		return nil, fmt.Errorf("manifest %s: %w", u.Redacted(), err)
 	}
 	return objects, nil
 }

@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"bytes"
 	"context"
 	"net/netip"
 	"time"
@@ -23,12 +24,12 @@ func (c *Client) AcceptedBy(ctx context.Context, node netip.Addr, ca config.Cert
 	if err != nil {
 		return err
 	}
-	s, err := newSession(ca, now.trusted, now.node, c.Now())
+	s, err := newSession(ca, now.trusted, now.node, now.endpoint, c.Now())
 	if err != nil {
 		return err
 	}
-	defer s.transport.CloseIdleConnections()
-	return c.callBy(ctx, s, node, garboardv1connect.NodeServiceVersionProcedure, &apiv1.VersionRequest{}, &apiv1.VersionResponse{})
+	defer s.close()
+	return c.callBy(ctx, s, s.transport, node, garboardv1connect.NodeServiceVersionProcedure, &apiv1.VersionRequest{}, &apiv1.VersionResponse{})
 }
 
 // Services are the states of all services: what is up, and what the others wait for.
@@ -53,11 +54,20 @@ func (c *Client) Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigR
 
 // Patch changes the configuration by a strategic merge patch, now and without a reboot.
 // base is the digest of what Config returned: if the configuration has changed since,
-// nothing is done, and the error has the code Aborted.
+// nothing is done, and the error has the code Aborted. Only control planes get a patch with
+// keys.
 func (c *Client) Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
 	req := &apiv1.ApplyConfigRequest{Patch: patch, Base: base, Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE}
 	res := &apiv1.ApplyConfigResponse{}
-	return res, c.call(ctx, node, garboardv1connect.ConfigServiceApplyProcedure, req, res)
+	s, err := c.current()
+	if err != nil {
+		return res, failed(node, garboardv1connect.ConfigServiceApplyProcedure, err)
+	}
+	through := s.transport
+	if redacted, err := config.Redact(patch); err != nil || !bytes.Equal(redacted, patch) {
+		through = s.control
+	}
+	return res, c.callBy(ctx, s, through, node, garboardv1connect.ConfigServiceApplyProcedure, req, res)
 }
 
 // pullTimeout is longer than a node tries, so that its reason arrives.

@@ -76,7 +76,7 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.session != nil {
-		c.session.transport.CloseIdleConnections()
+		c.session.close()
 	}
 }
 
@@ -89,10 +89,17 @@ func (c *Client) Check() error {
 // session is a certificate, and the connections that were made with it.
 type session struct {
 	node      string
+	endpoint  string
 	issuing   config.PEM
 	trusted   config.PEM
 	began     time.Time
 	transport *http.Transport
+	control   *http.Transport // for control planes only
+}
+
+func (s *session) close() {
+	s.transport.CloseIdleConnections()
+	s.control.CloseIdleConnections()
 }
 
 // current is the session for a new call. Calls under way end with the one that they began
@@ -106,26 +113,26 @@ func (c *Client) current() (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	ca, trusted, now := cfg.Machine.CA, cfg.Machine.TrustedCAs(), c.Now()
+	ca, trusted, now, endpoint := cfg.Machine.CA, cfg.Machine.TrustedCAs(), c.Now(), cfg.Cluster.ControlPlane.Endpoint.Hostname()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.session
-	if old != nil && old.node == hostname.Spec && bytes.Equal(old.issuing, ca.Crt) && bytes.Equal(old.trusted, trusted) && !now.Before(old.began) && now.Sub(old.began) < renewAt {
+	if old != nil && old.node == hostname.Spec && old.endpoint == endpoint && bytes.Equal(old.issuing, ca.Crt) && bytes.Equal(old.trusted, trusted) && !now.Before(old.began) && now.Sub(old.began) < renewAt {
 		return old, nil
 	}
-	if c.session, err = newSession(ca, trusted, hostname.Spec, now); err != nil {
+	if c.session, err = newSession(ca, trusted, hostname.Spec, endpoint, now); err != nil {
 		c.session = old
 		return nil, err
 	}
 	if old != nil {
-		old.transport.CloseIdleConnections()
+		old.close()
 	}
 	return c.session, nil
 }
 
 var errNoKey = errors.New("this node doesn't have the key of the machine API's authority (machine.ca.key): only control planes call other nodes")
 
-func newSession(ca config.CertKey, trusted config.PEM, node string, now time.Time) (*session, error) {
+func newSession(ca config.CertKey, trusted config.PEM, node, endpoint string, now time.Time) (*session, error) {
 	if len(ca.Key) == 0 {
 		return nil, errNoKey
 	}
@@ -141,7 +148,7 @@ func newSession(ca config.CertKey, trusted config.PEM, node string, now time.Tim
 	roots.AppendCertsFromPEM(trusted)
 	var protocols http.Protocols
 	protocols.SetHTTP2(true)
-	return &session{node: node, issuing: ca.Crt, trusted: trusted, began: now, transport: &http.Transport{
+	s := &session{node: node, endpoint: endpoint, issuing: ca.Crt, trusted: trusted, began: now, transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}},
 		TLSHandshakeTimeout: callTimeout,
@@ -149,7 +156,17 @@ func newSession(ca config.CertKey, trusted config.PEM, node string, now time.Tim
 		HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
 		IdleConnTimeout:     idleTimeout,
 		MaxIdleConns:        maxIdle,
-	}}, nil
+	}}
+	// A worker can say in Kubernetes that its address is that of a control plane, and has a certificate for the address. Only the certificates
+	// of control planes have the name of the cluster's endpoint.
+	s.control = s.transport.Clone()
+	s.control.TLSClientConfig.VerifyConnection = func(c tls.ConnectionState) error {
+		if err := c.PeerCertificates[0].VerifyHostname(endpoint); err != nil {
+			return fmt.Errorf("it isn't a control plane: %w", err)
+		}
+		return nil
+	}
+	return s, nil
 }
 
 // frame holds a message of any type. An instance of connect's client for each type would
@@ -168,9 +185,9 @@ func (frames) Unmarshal(data []byte, message any) error {
 }
 
 // dial is a client of one method of a node, whose answers are of the type of res.
-func (s *session) dial(node netip.Addr, procedure string, res proto.Message) *connect.Client[frame, frame] {
+func (s *session) dial(through *http.Transport, node netip.Addr, procedure string, res proto.Message) *connect.Client[frame, frame] {
 	url := "https://" + netip.AddrPortFrom(node, api.Port).String() + procedure
-	return connect.NewClient[frame, frame](&http.Client{Transport: s.transport}, url, connect.WithCodec(frames{}), connect.WithReadMaxBytes(maxAnswer),
+	return connect.NewClient[frame, frame](&http.Client{Transport: through}, url, connect.WithCodec(frames{}), connect.WithReadMaxBytes(maxAnswer),
 		connect.WithResponseInitializer(func(_ connect.Spec, message any) error {
 			message.(*frame).Message = res
 			return nil
@@ -183,13 +200,13 @@ func (c *Client) call(ctx context.Context, node netip.Addr, procedure string, re
 	if err != nil {
 		return failed(node, procedure, err)
 	}
-	return c.callBy(ctx, s, node, procedure, req, res)
+	return c.callBy(ctx, s, s.transport, node, procedure, req, res)
 }
 
-func (c *Client) callBy(ctx context.Context, s *session, node netip.Addr, procedure string, req, res proto.Message) error {
+func (c *Client) callBy(ctx context.Context, s *session, through *http.Transport, node netip.Addr, procedure string, req, res proto.Message) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	_, err := s.dial(node, procedure, res).CallUnary(ctx, connect.NewRequest(&frame{req}))
+	_, err := s.dial(through, node, procedure, res).CallUnary(ctx, connect.NewRequest(&frame{req}))
 	return failed(node, procedure, err)
 }
 
@@ -204,7 +221,7 @@ func (c *Client) stream(ctx context.Context, node netip.Addr, procedure string, 
 	if err != nil {
 		return failed(node, procedure, err)
 	}
-	answers, err := s.dial(node, procedure, res).CallServerStream(ctx, connect.NewRequest(&frame{req}))
+	answers, err := s.dial(s.transport, node, procedure, res).CallServerStream(ctx, connect.NewRequest(&frame{req}))
 	if err == nil {
 		for answers.Receive() {
 			silent.Reset(c.timeout)

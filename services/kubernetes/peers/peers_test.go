@@ -84,9 +84,15 @@ func (m *member) PullImage(ctx context.Context, _ *connect.Request[apiv1.PullIma
 
 func newMember(t *testing.T, authorities ...pki.CA) *member {
 	t.Helper()
+	return newNamedMember(t, nil, authorities...)
+}
+
+// newNamedMember also has these names.
+func newNamedMember(t *testing.T, names []string, authorities ...pki.CA) *member {
+	t.Helper()
 	l, addr := freeport.Listen(t, api.Port)
 	m := &member{addr: addr}
-	crt, key, err := authorities[0].Issue(pki.Leaf{CN: "n2", Server: true, IPs: []netip.Addr{addr}, Now: time.Now()})
+	crt, key, err := authorities[0].Issue(pki.Leaf{CN: "n2", Server: true, DNS: names, IPs: []netip.Addr{addr}, Now: time.Now()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,6 +177,40 @@ func TestCertificateIsRenewed(t *testing.T) {
 	ask(t, c, m)
 	if cert, _ := m.last(); cert.CheckSignatureFrom(parse(t, next)) != nil {
 		t.Error("the certificate isn't of the new authority")
+	}
+}
+
+// Keys go to no worker, whatever address it has given itself in Kubernetes.
+func TestKeysAreForControlPlanes(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	worker, control := newMember(t, ca), newNamedMember(t, []string{"cluster.test"}, ca)
+	c, store := newClient(t, ca)
+	cfg := &config.Config{Version: config.Version}
+	cfg.Machine.CA = config.CertKey{Crt: ca.Cert, Key: ca.Key}
+	var err error
+	if cfg.Cluster.ControlPlane.Endpoint, err = config.ParseURL("https://cluster.test:6443"); err != nil {
+		t.Fatal(err)
+	}
+	if err := machine.Configs.Put(store.As("test"), machine.ConfigID, cfg); err != nil {
+		t.Fatal(err)
+	}
+	const keys, none = `{"cluster": {"ca": {"crt": "QQ==", "key": "Qg=="}}}`, `{"cluster": {"ca": {"crt": "QQ=="}}}`
+	for _, tt := range []struct {
+		m     *member
+		patch string
+		taken bool
+	}{{worker, keys, false}, {worker, none, true}, {control, keys, true}} {
+		tt.m.mu.Lock()
+		before := len(tt.m.conns)
+		tt.m.mu.Unlock()
+		_, err := c.Patch(t.Context(), tt.m.addr, "", []byte(tt.patch)) // the members don't know the call
+		tt.m.mu.Lock()
+		asked := len(tt.m.conns) > before
+		tt.m.mu.Unlock()
+		if asked != tt.taken || !tt.taken && !strings.Contains(err.Error(), "it isn't a control plane") {
+			t.Errorf("%s: asked %v, %v", tt.patch, asked, err)
+		}
 	}
 }
 

@@ -90,7 +90,10 @@ type Options struct {
 }
 
 // Daemon is the service.
-type Daemon struct{ o Options }
+type Daemon struct {
+	o      Options
+	raised bool // the hardware clock of this boot was behind the floor
+}
 
 // New makes the service and doesn't start it.
 func New(o Options) *Daemon {

@@ -20,11 +20,14 @@ import (
 // server the node could never join. It returns a description of what it did, or "".
 func (d *Daemon) raise() (string, error) {
 	floor, why := d.o.built, "this system was built then"
+	made, name, until := d.authorities()
 	saved, err := d.saved()
-	if saved.After(floor) {
+	if !until.IsZero() && saved.After(until) { // a clock that was wrong once: no certificate would be valid
+		err = fmt.Errorf("the saved time %s isn't used: the configuration's authorities are valid until %s", stamp(saved), stamp(until))
+	} else if saved.After(floor) {
 		floor, why = saved, "that was saved last"
 	}
-	if made, name := d.authorities(); made.After(floor) {
+	if made.After(floor) {
 		floor, why = made, fmt.Sprintf("authority %q of the configuration is valid from then on", name)
 	}
 	now := d.o.kernel.Now()
@@ -34,24 +37,32 @@ func (d *Daemon) raise() (string, error) {
 	if setErr := d.o.kernel.Set(floor); setErr != nil {
 		return "", errors.Join(err, setErr)
 	}
+	d.raised = true
 	return fmt.Sprintf("the clock was at %s, and is put to %s: %s", stamp(now), stamp(floor), why), err
 }
 
 // authorities is when the last of the configuration's authorities was made, and
-// its name. An authority that can't be read is ignored: other code reports it.
-func (d *Daemon) authorities() (made time.Time, name string) {
+// its name, and when the first of them ends. An authority that can't be read is
+// ignored: other code reports it.
+func (d *Daemon) authorities() (made time.Time, name string, until time.Time) {
 	cfg, err := machine.Config(d.o.Store)
 	if err != nil {
-		return made, ""
+		return made, "", until
 	}
 	c := cfg.Cluster
 	for _, ca := range []config.CertKey{cfg.Machine.CA, c.CA, c.AggregatorCA, c.Etcd.CA} {
 		cert, err := pki.ParseCert(ca.Crt)
-		if err == nil && cert.NotBefore.After(made) {
+		if err != nil {
+			continue
+		}
+		if cert.NotBefore.After(made) {
 			made, name = cert.NotBefore, cert.Subject.String()
 		}
+		if until.IsZero() || cert.NotAfter.Before(until) {
+			until = cert.NotAfter
+		}
 	}
-	return made, name
+	return made, name, until
 }
 
 // saved is the zero time if nothing was saved.

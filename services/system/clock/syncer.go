@@ -369,7 +369,11 @@ func (s *syncer) publish(status Status) error {
 	return Statuses.Put(s.o.Store.As(ID), StatusID, status)
 }
 
+// save keeps the time for the next boot, unless it is only that of the hardware clock: that goes on by itself, and one that is wrong can be set.
 func (s *syncer) save() {
+	if !s.raised && !s.d.synced {
+		return
+	}
 	if err := s.Daemon.save(); err != nil {
 		s.log.Warn(err.Error())
 	}

@@ -183,7 +183,15 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 	if err != nil || len(disks) == 0 {
 		return false, err
 	}
-	dev, state := disks[0], d.volume(boot.LabelState)
+	found, err = d.mountState(ctx, disks[0])
+	if err != nil && d.o.Installed { // its configuration is there: nobody is to give it another one
+		err = fmt.Errorf("%w; %w", err, boot.ErrClosed)
+	}
+	return found, err
+}
+
+func (d *Disks) mountState(ctx context.Context, dev device) (found bool, err error) {
+	state := d.volume(boot.LabelState)
 	f, err := d.inspect(dev)
 	if err != nil {
 		return false, err

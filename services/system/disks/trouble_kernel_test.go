@@ -3,6 +3,7 @@
 package disks
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -59,6 +60,19 @@ func TestReadOnlyDisk(t *testing.T) {
 	command(t, "blockdev", "--setro", l.path)
 	t.Cleanup(func() { command(t, "blockdev", "--setrw", l.path) }) // the setting would stay
 	refused(t, bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true}), "is read-only")
+}
+
+// An installed machine whose STATE can't be read is given no other configuration.
+func TestDamagedState(t *testing.T) {
+	l := installed(t)
+	l.overwrite(t, boot.LabelState, 0, bytes.Repeat([]byte("?"), edge))
+	for _, is := range []bool{true, false} {
+		m := bootMachine(t, l)
+		m.disks.o.Installed = is
+		if found, err := m.disks.MountState(t.Context()); found || err == nil || errors.Is(err, boot.ErrClosed) != is {
+			t.Errorf("installed %v: found %v, %v", is, found, err)
+		}
+	}
 }
 
 // A machine doesn't choose between disks of two clusters.

@@ -162,7 +162,7 @@ type Bond struct {
 	MIIMon         *int     `yaml:"miimon"`         // ms between link checks; default 100; 0 isn't allowed, because a failed link wouldn't be detected
 	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
 	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
-	Interfaces     []string `yaml:"interfaces"`     // required; the members
+	Interfaces     []string `yaml:"interfaces"`     // required; the members; the bond has the MAC address of the first one
 }
 
 // VLAN is a tagged link on top of the interface.

@@ -469,3 +469,55 @@ func TestS092FirstBond(t *testing.T) {
 	n.follows()
 	n.quiet()
 }
+
+// A bond has the address of its first member in the order of the configuration, also if
+// that one appears last: reservations and the node's name depend on it.
+func TestS092BondHasTheAddressOfItsFirstMember(t *testing.T) {
+	p := newPeer(t)
+	p.joined(plainTrunk(), "10.21.0.1/24", "eth0", "eth1", "eth2")
+	hasAddressOf := func(first string) {
+		t.Helper()
+		for _, member := range []string{"eth0", "eth1", "eth2"} {
+			memberOf(t, member, "bond0")
+		}
+		bondIs(t, "has the address of "+first, func(b *netlink.Bond) bool {
+			at, err := os.ReadFile("/sys/class/net/" + first + "/bonding_slave/perm_hwaddr")
+			return err == nil && strings.TrimSpace(string(at)) == b.HardwareAddr.String()
+		})
+	}
+	of := func(members ...string) config.Network {
+		c := bonded("active-backup", 50)
+		c.Interfaces[0].Bond.Interfaces = members
+		return c
+	}
+	n := startNode(t, of("eth2", "eth0", "eth1"))
+	n.up(20 * time.Second)
+	l, err := theBond("bond0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o, err := Hostnames.Get(n.store, HostnameID); err != nil || o.Spec != hostnameFromMAC(l.HardwareAddr) {
+		t.Errorf("the node's name is %q, and the bond has %s (%v)", o.Spec, l.HardwareAddr, err)
+	}
+	for _, members := range [][]string{{"eth2", "eth0", "eth1"}, {"eth1", "eth2", "eth0"}, {"eth0", "eth1", "eth2"}, {"eth1", "eth0", "eth2"}, {"eth2", "eth1", "eth0"}} {
+		n.configure(config.Network{Interfaces: []config.Interface{static("lo", "10.21.9.2/32", 0)}})
+		missingLink(t, "bond0")
+		n.configure(of(members...))
+		hasAddressOf(members[0])
+	}
+	n.quiet()
+	n.stop()
+
+	// The driver finds the first card after another one, during the boot.
+	for _, name := range []string{"bond0", "eth0"} {
+		if l, err := netlink.LinkByName(name); err != nil || netlink.LinkDel(l) != nil {
+			t.Fatalf("remove %s: %v", name, err)
+		}
+	}
+	c := of("eth0", "eth1", "eth2")
+	c.Interfaces = append(c.Interfaces, static("eth9", "10.21.9.2/24", 0))
+	startNode(t, c)
+	memberOf(t, "eth1", "bond0")
+	p.cable("eth0", "again-eth0")
+	hasAddressOf("eth0")
+}

@@ -1,11 +1,13 @@
 package network
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -212,7 +214,11 @@ func (o *owner) add(v virtual) error {
 		}
 		parent = l.Attrs().Index
 	}
-	err := netlink.LinkAdd(o.o.link(v, parent))
+	made := o.o.link(v, parent)
+	if v.bond != nil {
+		made.Attrs().HardwareAddr = firstAddress(v.bond.Interfaces)
+	}
+	err := netlink.LinkAdd(made)
 	if errors.Is(err, unix.EEXIST) {
 		// It was made just now, by us or by the module for bonds, which the kernel
 		// has loaded for this call. The next event shows which of them.
@@ -225,32 +231,54 @@ func (o *owner) add(v virtual) error {
 	return nil
 }
 
-// enslave makes the listed links the bond's members. Linux adds only a link
-// that is down, so a link that is a member already isn't changed.
+// firstAddress is the address of the first link that is there. The kernel is asked: a link
+// that was a member of another bond has its own address again.
+func firstAddress(links []string) net.HardwareAddr {
+	for _, name := range links {
+		if l, err := netlink.LinkByName(name); err == nil {
+			return l.Attrs().HardwareAddr
+		}
+	}
+	return nil
+}
+
+// enslave makes the listed links the bond's members, in the order of the list: Linux gives a
+// bond without an address that of its first one. Linux adds only a link that is down, so a
+// link that is a member already isn't changed.
 func (o *owner) enslave(bond netlink.Link, members []string) error {
 	index := bond.Attrs().Index
 	var errs []error
 	for name, l := range o.links {
-		listed := slices.Contains(members, name)
-		pair := [2]int{index, l.Attrs().Index}
-		switch {
-		case !listed && l.Attrs().MasterIndex == index && o.slaves[name] == pair:
-			if err := netlink.LinkSetNoMaster(l); err != nil {
-				errs = append(errs, fmt.Errorf("take %s out of %s: %w", name, bond.Attrs().Name, err))
-				continue
-			}
-			delete(o.slaves, name)
-		case listed && o.slaves[name] != pair:
-			err := netlink.LinkSetDown(l)
-			if err == nil {
-				err = netlink.LinkSetMaster(l, bond)
-			}
-			if err != nil {
-				errs = append(errs, fmt.Errorf("take %s into %s: %w", name, bond.Attrs().Name, err))
-				continue
-			}
-			o.slaves[name] = pair
+		if slices.Contains(members, name) || l.Attrs().MasterIndex != index || o.slaves[name] != [2]int{index, l.Attrs().Index} {
+			continue
 		}
+		if err := netlink.LinkSetNoMaster(l); err != nil {
+			errs = append(errs, fmt.Errorf("take %s out of %s: %w", name, bond.Attrs().Name, err))
+			continue
+		}
+		delete(o.slaves, name)
+	}
+	for i, name := range members {
+		l := o.links[name]
+		if l == nil || o.slaves[name] == [2]int{index, l.Attrs().Index} {
+			continue
+		}
+		// A driver may have found the first card after another one. Later the address stays,
+		// because others know the node by it.
+		if mac := l.Attrs().HardwareAddr; i == 0 && !o.settled && !bytes.Equal(mac, bond.Attrs().HardwareAddr) {
+			if err := netlink.LinkSetHardwareAddr(bond, mac); err != nil {
+				o.log.Warn(fmt.Sprintf("%s doesn't get the address of %s: %v", bond.Attrs().Name, name, err))
+			}
+		}
+		err := netlink.LinkSetDown(l)
+		if err == nil {
+			err = netlink.LinkSetMaster(l, bond)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("take %s into %s: %w", name, bond.Attrs().Name, err))
+			continue
+		}
+		o.slaves[name] = [2]int{index, l.Attrs().Index}
 	}
 	return errors.Join(errs...)
 }

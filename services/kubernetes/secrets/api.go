@@ -39,7 +39,7 @@ type APIController struct {
 const askAgain = 5 * time.Second
 
 func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	n, ok, err := readNode(v)
+	n, ok, err := readReachable(v)
 	if err != nil || !ok {
 		return 0, err
 	}

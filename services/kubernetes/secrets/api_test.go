@@ -5,7 +5,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -47,6 +50,39 @@ func TestS158API(t *testing.T) {
 			t.Errorf("as %s: %v", name, err)
 		}
 	}
+}
+
+// A link of the configuration is missing, so networkd waits and publishes no address of the
+// node. A control plane is reached at the addresses that it has, and has no other secrets.
+func TestAPIWhileNetworkdWaits(t *testing.T) {
+	b := startBench(t, controlPlane(t), func(b *bench) {
+		b.put(network.Statuses.Put(b.store.As("test"), network.ID, network.Status{Config: 1}))
+	})
+	has := func(cn string, want ...string) {
+		t.Helper()
+		eventually.That(t, 5*time.Second, "a certificate for "+strings.Join(want, ", "), func() error {
+			o, err := API.Get(b.store, APIID)
+			if err != nil {
+				return err
+			}
+			cert := parse(t, o.Spec.Serving.Crt)
+			for _, name := range want {
+				err = errors.Join(err, cert.VerifyHostname(name))
+			}
+			if cert.Subject.CommonName != cn {
+				err = errors.Join(err, fmt.Errorf("it is of %q", cert.Subject.CommonName))
+			}
+			return err
+		})
+	}
+	b.put(network.Statuses.Put(b.store.As("test"), network.ID, network.Status{Config: 1, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("127.0.0.1/8")}}))
+	has("localhost", "192.0.2.10", "127.0.0.1", "api.example.net", "cluster.example.org", "192.0.2.99")
+	if _, err := Kubernetes.Get(b.store, KubernetesID); !errors.Is(err, resource.ErrNotFound) {
+		t.Errorf("the node has certificates of Kubernetes before its address is chosen (%v)", err)
+	}
+	b.put(network.Hostnames.Put(b.store.As("test"), network.HostnameID, "n1"))
+	b.addresses("192.0.2.10/24", "192.0.2.11/24")
+	has("n1", "192.0.2.10", "192.0.2.11", "n1")
 }
 
 func TestWorkerHasNoAPISecretsOfItsOwn(t *testing.T) {

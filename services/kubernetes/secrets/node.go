@@ -1,6 +1,7 @@
 package secrets
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -50,6 +51,23 @@ func readNode(r resource.Reader) (n node, ok bool, err error) {
 	}
 	n = node{config: cfg.Spec, hostname: hostname.Spec, primary: addresses.Spec.Primary.Unmap(), addrs: nodeAddrs(cfg.Spec, addresses.Spec)}
 	return n, len(n.addrs) > 0, nil
+}
+
+// readReachable is readNode for the API of a control plane. It has a certificate for the
+// addresses that are there while networkd waits for others, perhaps in vain: else the
+// configuration, which may be the cause, couldn't be corrected.
+func readReachable(r resource.Reader) (n node, ok bool, err error) {
+	if n, ok, err = readNode(r); ok || err != nil {
+		return n, ok, err
+	}
+	cfg, err := machine.Configs.Get(r, machine.ConfigID)
+	if err != nil || !cfg.Spec.Machine.Type.ControlPlane() {
+		return n, false, resource.IgnoreNotFound(err)
+	}
+	status, err := network.Statuses.Get(r, network.ID)
+	n = node{config: cfg.Spec, hostname: cmp.Or(cfg.Spec.Machine.Network.Hostname, "localhost")}
+	n.addrs = nodeAddrs(cfg.Spec, network.NodeAddress{All: status.Spec.Addresses})
+	return n, len(n.addrs) > 0, resource.IgnoreNotFound(err)
 }
 
 // nodeAddrs are the addresses at which others reach the node. Those of bridges and tunnels

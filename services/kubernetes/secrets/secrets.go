@@ -31,6 +31,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
 )
 
 // IDs of the one object of each kind.
@@ -189,7 +190,7 @@ func Controllers(o Options) []resource.Controller {
 	return []resource.Controller{
 		{
 			Name: "secrets.APIController", Reconcile: (&APIController{now: o.Now, stored: stored, signingClient: signingClient{dial: o.Dial}}).Reconcile,
-			Inputs:  append(nodeInputs(), resource.Input{Type: balancer.APIServers.Type()}),
+			Inputs:  append(nodeInputs(), resource.Input{Type: balancer.APIServers.Type()}, resource.Input{Type: network.Statuses.Type()}),
 			Outputs: []string{API.Type()},
 		},
 		{

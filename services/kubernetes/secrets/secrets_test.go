@@ -55,11 +55,18 @@ var start = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 
 func newBench(t *testing.T, c *config.Config) *bench {
 	t.Helper()
+	return startBench(t, c, func(b *bench) {
+		b.put(network.Hostnames.Put(b.store.As("test"), network.HostnameID, "n1"))
+		b.addresses("192.0.2.10/24", "10.244.0.1/24", "fe80::1/64", "127.0.0.1/8")
+	})
+}
+
+func startBench(t *testing.T, c *config.Config, network func(b *bench)) *bench {
+	t.Helper()
 	b := &bench{t: t, dir: t.TempDir(), store: resource.NewStore(), now: make(chan time.Time, 1), log: &logLines{make(chan string, 1000)}}
 	b.now <- start
 	b.configure(c)
-	b.put(network.Hostnames.Put(b.store.As("test"), network.HostnameID, "n1"))
-	b.addresses("192.0.2.10/24", "10.244.0.1/24", "fe80::1/64", "127.0.0.1/8")
+	network(b)
 	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(b.log, nil)), Controllers(Options{Dir: b.dir, Now: b.time, APIFile: filepath.Join(b.dir, "machine-api.pem"), Dial: noNetwork})...)
 	b.put(err)
 	ctx, cancel := context.WithCancel(context.Background())

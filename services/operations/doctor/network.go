@@ -14,7 +14,7 @@ import (
 var networkConditions = []condition{
 	{
 		id: "network-no-address", severity: failure,
-		sees: "Service networkd isn't up; the node has no address, and can't be reached.",
+		sees: "Service networkd isn't up. A node without an address can't be reached; a control plane answers at each address that it has.",
 		why:  "A link of the configuration is missing or has no carrier, or no DHCP server answers on it.",
 		next: "Connect the cable, correct machine.network.interfaces, or check the DHCP server.",
 		causes: []cause{

@@ -297,10 +297,17 @@ func TestLinkComesAndGoes(t *testing.T) {
 	p := newPeer(t)
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.12.0.2/24"), Routes: []config.Route{
 		{Network: prefix("0.0.0.0/0"), Gateway: addr("10.99.0.1")}, // not on the link's own network
-	}}}})
+	}}, static("lo", "10.12.9.2/24", 0)}})
 	eventually.That(t, 5*time.Second, "networkd waits for the link by name", func() error {
 		if s, _ := n.graph.Status(ID); s.Reason != LinkMissing || s.Message != `Waiting for interface "eth0" to appear` {
 			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	// What it has meanwhile is known: a control plane is reached by that.
+	eventually.That(t, 5*time.Second, "the addresses so far are published", func() error {
+		if o, err := Statuses.Get(n.store, ID); err != nil || !slices.Contains(o.Spec.Addresses, prefix("10.12.9.2/24")) {
+			return fmt.Errorf("%v (%v)", o.Spec.Addresses, err)
 		}
 		return nil
 	})

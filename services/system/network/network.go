@@ -89,6 +89,8 @@ type Status struct {
 	// there is none.
 	Config   uint64   `yaml:"config"`
 	Problems []string `yaml:"problems,omitempty"` // what the kernel refused; it is tried again
+	// Addresses are those that the links have, also while networkd waits for others.
+	Addresses []netip.Prefix `yaml:"addresses,omitempty"`
 }
 
 // Statuses has one object, "networkd".

@@ -366,5 +366,8 @@ func (o *owner) report() error {
 	for _, name := range slices.Sorted(maps.Keys(o.errs)) {
 		s.Problems = append(s.Problems, o.errs[name].Error())
 	}
+	for _, name := range slices.Sorted(maps.Keys(o.applied)) {
+		s.Addresses = append(s.Addresses, o.applied[name].addresses...)
+	}
 	return Statuses.Put(o.o.Store.As(ID), ID, s)
 }

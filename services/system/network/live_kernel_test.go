@@ -40,7 +40,11 @@ func TestMaintenanceThenConfigured(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.15.0.1/24")
 	p.wire("eth1", "far1", "10.15.1.1/24")
-	p.dnsmasq("--interface=far0", "--dhcp-range=10.15.0.50,10.15.0.60,2m", "--dhcp-option=option:dns-server,10.15.0.53")
+	eth0, err := netlink.LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.dnsmasq("--interface=far0", "--dhcp-range=10.15.0.50,10.15.0.60,2m", "--dhcp-option=option:dns-server,10.15.0.53", "--dhcp-host=*:*:*:*:*:*,box7")
 	n := newNode(t, t.TempDir())
 	n.run(cards)
 	eventually.That(t, 5*time.Second, "networkd waits for machined", func() error {
@@ -55,11 +59,14 @@ func TestMaintenanceThenConfigured(t *testing.T) {
 	if got := n.address(); !prefix("10.15.0.0/24").Contains(got.Primary) {
 		t.Fatalf("node address is %+v", got)
 	}
+	if o, err := Hostnames.Get(n.store, HostnameID); err != nil || o.Spec != "box7" {
+		t.Errorf("host name is %q (%v)", o.Spec, err)
+	}
 	if _, err := os.Stat(n.pin); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("an address of maintenance mode was kept for later boots (%v)", err)
 	}
 
-	n.configure(config.Network{Hostname: "node-1", Interfaces: []config.Interface{
+	n.configure(config.Network{Interfaces: []config.Interface{
 		{Name: "eth0", CIDR: prefix("10.15.0.2/24")},
 		{Name: "eth2", CIDR: prefix("10.15.2.2/24")}, // comes later
 		{Name: "eth1", Ignore: true},
@@ -79,7 +86,8 @@ func TestMaintenanceThenConfigured(t *testing.T) {
 	if got := n.address(); got.Primary != addr("10.15.0.2") {
 		t.Errorf("node address is %+v", got)
 	}
-	if o, err := Hostnames.Get(n.store, HostnameID); err != nil || o.Spec != "node-1" {
+	// The next boots know no name of a lease either.
+	if o, err := Hostnames.Get(n.store, HostnameID); err != nil || o.Spec != hostnameFromMAC(eth0.Attrs().HardwareAddr) {
 		t.Errorf("host name is %q (%v)", o.Spec, err)
 	}
 	if kept, err := os.ReadFile(n.pin); err != nil || string(kept) != "10.15.0.2\n" {

@@ -150,7 +150,7 @@ func (o *owner) takeOver() error {
 		return nil
 	}
 	o.log.Info("the configuration has come: going on with it")
-	o.settled, o.firstAddr = false, time.Time{}
+	o.settled, o.firstAddr, o.hostname = false, time.Time{}, ""
 	if !o.pinSaved {
 		o.pinned = netip.Addr{}
 	}

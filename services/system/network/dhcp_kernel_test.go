@@ -295,9 +295,10 @@ func TestLiveChange(t *testing.T) {
 // A link that is added later, and one that is removed and added again.
 func TestLinkComesAndGoes(t *testing.T) {
 	p := newPeer(t)
+	p.wire("eth1", "far1", "10.12.9.1/24")
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.12.0.2/24"), Routes: []config.Route{
 		{Network: prefix("0.0.0.0/0"), Gateway: addr("10.99.0.1")}, // not on the link's own network
-	}}, static("lo", "10.12.9.2/24", 0)}})
+	}}, static("eth1", "10.12.9.2/24", 0)}})
 	eventually.That(t, 5*time.Second, "networkd waits for the link by name", func() error {
 		if s, _ := n.graph.Status(ID); s.Reason != LinkMissing || s.Message != `Waiting for interface "eth0" to appear` {
 			return fmt.Errorf("%+v", s)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -93,6 +94,57 @@ func TestMaintenanceThenConfigured(t *testing.T) {
 	if kept, err := os.ReadFile(n.pin); err != nil || string(kept) != "10.15.0.2\n" {
 		t.Errorf("kept address is %q (%v)", kept, err)
 	}
+}
+
+// dropped is whether the kernel has dropped events, because a socket has had too many.
+func dropped() bool {
+	text, err := os.ReadFile("/proc/thread-self/net/netlink")
+	for line := range strings.Lines(string(text)) {
+		// sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode; 0 is NETLINK_ROUTE.
+		if f := strings.Fields(line); len(f) > 8 && f[1] == "0" && f[8] != "0" {
+			return true
+		}
+	}
+	return err != nil
+}
+
+// The kernel drops events of links if too many come at once. Then networkd takes over what
+// has changed, and leases stay.
+func TestTooManyEvents(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.22.0.1/24")
+	p.wire("eth1", "far1", "10.22.1.1/24")
+	s := p.shortServer("far0", "10.22.0.1", "10.22.0.77", 600)
+	var pause sync.Mutex
+	n := startNodeWith(t, t.TempDir(), config.Network{Interfaces: []config.Interface{{Name: "eth0", DHCP: true}, static("eth1", "10.22.1.2/24", 0)}}, func(l netlink.Link) bool {
+		pause.Lock()
+		defer pause.Unlock()
+		return cards(l)
+	})
+	n.up(10 * time.Second)
+	s.set(func(s *shortServer) { s.mute = true })
+
+	pause.Lock()
+	eth1, err := netlink.LinkByName("eth1")
+	for i := 0; err == nil && !dropped(); i++ {
+		err = netlink.LinkSetAlias(eth1, fmt.Sprint(i))
+	}
+	if err == nil {
+		err = netlink.LinkDel(eth1)
+	}
+	pause.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually.That(t, 10*time.Second, "the lost link is noticed", func() error {
+		if got := n.address(); len(got.All) != 1 {
+			return fmt.Errorf("the addresses are %v", got.All)
+		}
+		return nil
+	})
+	p.wire("eth1", "far2", "10.22.2.1/24")
+	becomes(t, "eth1", "10.22.1.2/24")
+	same(t, "addresses of eth0", addresses(t, "eth0"), "10.22.0.77/24")
 }
 
 // follows waits until networkd has applied the last configuration and has these

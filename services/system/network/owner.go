@@ -103,20 +103,34 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	if err := o.configure(); err != nil {
 		return err
 	}
-	links, err := subscribe(ctx)
+	links, err := o.subscribe(ctx)
 	if err != nil {
 		return err
 	}
 	return o.loop(ctx, configs, links)
 }
 
-// subscribe receives events of every link: first of those that exist.
-func subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
+// subscribe receives events of every link, and lists all in one step: with some of them only,
+// the clients and addresses of the others would be removed.
+func (o *owner) subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	ch := make(chan netlink.LinkUpdate)
-	err := netlink.LinkSubscribeWithOptions(ch, ctx.Done(), netlink.LinkSubscribeOptions{ListExisting: true})
-	if err != nil {
+	if err := netlink.LinkSubscribe(ch, ctx.Done()); err != nil {
 		return nil, fmt.Errorf("subscribe to links: %w", err)
 	}
+	all, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // a link came or went meanwhile
+		all, err = netlink.LinkList()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the links: %w", err)
+	}
+	clear(o.gone)
+	for _, l := range all {
+		o.note(netlink.LinkUpdate{Link: l})
+	}
+	maps.DeleteFunc(o.links, func(_ string, l netlink.Link) bool {
+		return !slices.ContainsFunc(all, func(a netlink.Link) bool { return a.Attrs().Index == l.Attrs().Index })
+	})
 	return ch, nil
 }
 
@@ -299,14 +313,20 @@ func (o *owner) refused(name string, err error) {
 	o.errs[name] = err
 }
 
-// loop waits for changes and reconciles after each.
+// loop reconciles at first, and after each change.
 func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <-chan netlink.LinkUpdate) error {
 	tick := time.NewTicker(retryEvery)
 	defer tick.Stop()
 	observe := time.NewTicker(observeEvery)
 	defer observe.Stop()
-	for {
-		changed := false
+	for changed := true; ; {
+		if changed {
+			o.reconcile(ctx)
+		}
+		if err := o.report(); err != nil {
+			return err
+		}
+		changed = false
 		select {
 		case <-ctx.Done():
 			return nil
@@ -327,15 +347,12 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 				if ctx.Err() != nil {
 					return nil
 				}
-				clear(o.links)
-				clear(o.gone)
 				var err error
-				if links, err = subscribe(ctx); err != nil {
+				if links, err = o.subscribe(ctx); err != nil {
 					return err
 				}
-				continue
 			}
-			changed = o.note(u)
+			changed = !open || o.note(u)
 		case c := <-o.changed:
 			if changed = o.clients[c.key] == c.from; changed { // it may have been stopped meanwhile
 				c.from.lease = c.lease
@@ -351,12 +368,6 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 			ended := !o.ends.IsZero() && !now.Before(o.ends)
 			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0 || ended
 		}
-		if changed {
-			o.reconcile(ctx)
-		}
-		if err := o.report(); err != nil {
-			return err
-		}
 	}
 }
 
@@ -366,7 +377,7 @@ func (o *owner) report() error {
 	for _, name := range slices.Sorted(maps.Keys(o.errs)) {
 		s.Problems = append(s.Problems, o.errs[name].Error())
 	}
-	for _, name := range slices.Sorted(maps.Keys(o.applied)) {
+	for _, name := range o.order() {
 		s.Addresses = append(s.Addresses, o.applied[name].addresses...)
 	}
 	return Statuses.Put(o.o.Store.As(ID), ID, s)

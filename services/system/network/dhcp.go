@@ -133,19 +133,30 @@ func extendAt(ack *dhcpv4.DHCPv4, rebind bool) *net.UDPAddr {
 	return &net.UDPAddr{IP: server.AsSlice(), Port: nclient4.ServerPort}
 }
 
-// listen opens the client's port on addr, on this link only.
+// fromAddress sends from one address, and receives what comes for any: servers send a
+// refusal to all (RFC 2131 §4.1).
+type fromAddress struct {
+	*net.UDPConn
+	control []byte // with the address
+}
+
+func (c fromAddress) WriteTo(b []byte, to net.Addr) (int, error) {
+	n, _, err := c.WriteMsgUDP(b, c.control, to.(*net.UDPAddr))
+	return n, err
+}
+
+// listen opens the client's port on this link only, to send from addr.
 func (d dhcp) listen(ctx context.Context, addr netip.Addr) (net.PacketConn, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var opt error
-		err := raw.Control(func(fd uintptr) {
-			opt = errors.Join(
-				unix.BindToDevice(int(fd), d.link),
-				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
-			)
-		})
+		err := raw.Control(func(fd uintptr) { opt = unix.BindToDevice(int(fd), d.link) })
 		return errors.Join(err, opt)
 	}}
-	return lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(addr, nclient4.ClientPort).String())
+	conn, err := lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(netip.IPv4Unspecified(), nclient4.ClientPort).String())
+	if err != nil {
+		return nil, err
+	}
+	return fromAddress{conn.(*net.UDPConn), unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: addr.As4()})}, nil
 }
 
 func send(ctx context.Context, c *nclient4.Client, dest *net.UDPAddr, msg *dhcpv4.DHCPv4, match nclient4.Matcher) (*dhcpv4.DHCPv4, error) {

@@ -31,6 +31,7 @@ type shortServer struct {
 	mu   sync.Mutex // guards all following fields
 	give net.IP
 	mute bool     // receives and doesn't answer
+	nak  bool     // refuses to extend a lease, to all as RFC 2131 §4.1 demands
 	seen []string // requests that extend a lease: source, destination, address
 }
 
@@ -66,6 +67,9 @@ func (s *shortServer) handle(conn net.PacketConn, from net.Addr, m *dhcpv4.DHCPv
 	}
 	if s.mute {
 		return
+	}
+	if s.nak && to == from {
+		kind, to = dhcpv4.MessageTypeNak, &net.UDPAddr{IP: net.IPv4bcast, Port: 68}
 	}
 	reply, err := dhcpv4.NewReplyFromRequest(m,
 		dhcpv4.WithMessageType(kind), dhcpv4.WithYourIP(s.give), dhcpv4.WithNetmask(net.CIDRMask(24, 32)),
@@ -161,6 +165,26 @@ func TestChangedLease(t *testing.T) {
 		return nil
 	})
 	same(t, "addresses of eth0", addresses(t, "eth0"), "10.8.2.99/24")
+}
+
+// A server refuses to extend a lease: the node stops using the address at once, and not when
+// the lease ends. The request comes from the leased address, although the link has another one.
+func TestRefusedLease(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.8.4.1/24")
+	p.address("eth0", "10.8.4.9/24")
+	s := p.shortServer("far0", "10.8.4.1", "10.8.4.77", 20)
+	n := startNode(t, config.Network{})
+	n.up(10 * time.Second)
+	s.set(func(s *shortServer) { s.nak, s.give = true, net.IPv4(10, 8, 4, 99) })
+	eventually.That(t, 40*time.Second, "the lease is refused", func() error {
+		if text := n.console.String(); !strings.Contains(text, "lost the DHCP lease of 10.8.4.77/24 on eth0: the server refused (NAK)") {
+			return fmt.Errorf("console: %s", text)
+		}
+		return nil
+	})
+	becomes(t, "eth0", "10.8.4.9/24", "10.8.4.99/24")
+	same(t, "requests", s.extensions(), "10.8.4.77:68 server=<nil>")
 }
 
 // Without a DHCP answer: one clear line on the console, and the node gets up as

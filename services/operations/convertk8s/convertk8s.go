@@ -15,6 +15,7 @@ package convertk8s
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // Name of the operation.
@@ -99,7 +101,7 @@ func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan,
 	if len(steps) == 1 {
 		plan.Warnings = nil
 		for _, n := range rollout.ControlPlanes(seen.Nodes) {
-			if !seen.Before[n.Name].Complete {
+			if len(seen.Before[n.Name].Lacks) > 0 {
 				return plan, fmt.Errorf("node %s: its configuration has no cluster.aggregatorCA or no cluster.serviceAccount: without them no static pod starts", n.Name)
 			}
 		}
@@ -124,9 +126,8 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 
 // before is the configuration of a node at the beginning, as far as the operation changes it.
 type before struct {
-	// Complete: it has both secrets that static pods need.
-	Complete bool              `json:"complete,omitempty"`
-	Images   map[string]string `json:"images,omitempty"` // by field; "" where it has none
+	Lacks  []string          `json:"lacks,omitempty"`  // the secrets that static pods need, and it hasn't, by field
+	Images map[string]string `json:"images,omitempty"` // by field; "" where it has none
 }
 
 // survey is a look at the cluster.
@@ -136,9 +137,6 @@ type survey struct {
 	Before      map[string]before `json:"before"`     // by node
 	Images      map[string]string `json:"images"`     // of the DaemonSets, by program
 	Differences []string          `json:"differences,omitempty"`
-
-	// key signs the tokens of service accounts today. A secret isn't in the journal.
-	key string
 }
 
 // seen is the survey at the beginning.
@@ -163,7 +161,14 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 		if err != nil && !kubeclient.IsNotFound(err) {
 			return err
 		}
-		s.key = secret.Text("data", serviceAccountKey)
+		own, err := machine.Config(o.Store) // other nodes don't show their secrets
+		if err != nil {
+			return err
+		}
+		key, has := secret.Text("data", serviceAccountKey), base64.StdEncoding.EncodeToString(own.Cluster.ServiceAccount.Key)
+		if has != "" && key != "" && has != key {
+			s.Differences = append(s.Differences, fmt.Sprintf("this node: cluster.serviceAccount.key isn't the key in %s: no token of today will be valid", serviceAccountSecret))
+		}
 		return o.daemonSets(ctx, client, &s)
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 )
@@ -110,6 +111,7 @@ func TestS303EverythingIsTakenBack(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
+				r.nodes[2].document = []byte("cluster: {serviceAccount: {key: a2V5, acceptedKeys: [b2xk]}}\n")
 				r.boot()
 				defer func() { r.off() }()
 				before := string(r.nodes[1].document)
@@ -127,8 +129,11 @@ func TestS303EverythingIsTakenBack(t *testing.T) {
 				}
 				config, err := rollout.ParseConfig(r.nodes[1].document)
 				b := read(config)
-				if err != nil || b.Complete || b.Images["scheduler"] != "own:1" || b.Images["apiServer"] != "" {
+				if err != nil || len(b.Lacks) != 2 || b.Images["scheduler"] != "own:1" || b.Images["apiServer"] != "" {
 					t.Errorf("the configuration was\n%s\nand is\n%s", before, r.nodes[1].document)
+				}
+				if text := string(r.nodes[2].document); !strings.Contains(text, "key: a2V5, acceptedKeys: [b2xk]") || strings.Contains(text, "crt:") {
+					t.Errorf("the configuration of n3 is\n%s", text)
 				}
 				if !r.mark || r.sets[checkpointer] == nil {
 					t.Error("the control plane isn't self-hosted any more")
@@ -166,17 +171,25 @@ func TestDryRunShowsDifferences(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		r.nodes[0].document = []byte("cluster: {serviceAccount: {key: eA==}}\n")
-		r.nodes[1].document = []byte("cluster: {serviceAccount: {key: a2V5}}\n")
-		r.boot()
-		defer r.off()
-		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}.Encode(), DryRun: true})
-		if err != nil {
-			t.Fatal(err)
+		for _, m := range r.nodes[:2] {
+			m.document = []byte("cluster: {serviceAccount: {key: a2V5}}\n")
 		}
-		if keys := slices.DeleteFunc(slices.Clone(o.Warnings), func(w string) bool { return !strings.Contains(w, "cluster.serviceAccount.key isn't the key") }); len(keys) != 1 {
-			t.Errorf("only node 0 has another key for service accounts: %q", keys)
+		r.key = config.KeyPEM("key")
+		dry := func(differs bool) operation.Operation {
+			r.boot()
+			defer r.off()
+			o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}.Encode(), DryRun: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if slices.ContainsFunc(o.Warnings, func(w string) bool { return strings.Contains(w, "cluster.serviceAccount.key isn't the key") }) != differs {
+				t.Errorf("the key for service accounts differs: %v; warnings: %q", differs, o.Warnings)
+			}
+			return o
 		}
+		dry(false)
+		r.key = config.KeyPEM("x")
+		o := dry(true)
 		if !slices.ContainsFunc(o.Warnings, func(w string) bool {
 			return strings.HasPrefix(w, "kube-apiserver: the DaemonSet has --own-flag=x") && strings.HasSuffix(w, "cluster.apiServer.extraArgs")
 		}) {

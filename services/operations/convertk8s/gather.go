@@ -46,9 +46,6 @@ func (o Options) ask(ctx context.Context, n rollout.Node, s *survey) error {
 		return err
 	}
 	s.Before[n.Name] = read(config)
-	if key := config.Text("cluster", "serviceAccount", "key"); key != "" && s.key != "" && key != s.key {
-		s.Differences = append(s.Differences, fmt.Sprintf("node %s: cluster.serviceAccount.key isn't the key in %s: no token of today will be valid", n.Name, serviceAccountSecret))
-	}
 	return nil
 }
 
@@ -68,7 +65,8 @@ func (o Options) selfHosted(ctx context.Context, n rollout.Node) (bool, error) {
 
 // read reads the configuration of a node.
 func read(o kubeclient.Object) before {
-	b := before{Images: map[string]string{}, Complete: o.Text("cluster", "aggregatorCA", "key") != "" && o.Text("cluster", "serviceAccount", "key") != ""}
+	lacks := slices.DeleteFunc([]string{"aggregatorCA", "serviceAccount"}, func(field string) bool { return o.Text("cluster", field, "key") != "" })
+	b := before{Images: map[string]string{}, Lacks: lacks}
 	for _, c := range programs {
 		b.Images[c.field] = o.Text("cluster", c.field, "image")
 	}
@@ -250,11 +248,12 @@ func (o Options) patch(ctx context.Context, client *kubeclient.Client, n rollout
 			cluster[c.field] = map[string]any{"image": image}
 		}
 	}
-	if !s.Before[n.Name].Complete {
+	if lacks := s.Before[n.Name].Lacks; len(lacks) > 0 {
 		secrets, err := o.secrets(ctx, client)
 		if err != nil {
 			return err
 		}
+		maps.DeleteFunc(secrets, func(field string, _ any) bool { return !slices.Contains(lacks, field) })
 		maps.Copy(cluster, secrets)
 	}
 	return o.change(ctx, n, cluster)
@@ -270,8 +269,8 @@ func (o Options) unpatch(ctx context.Context, n rollout.Node, b before) error {
 		}
 		cluster[c.field] = map[string]any{"image": image}
 	}
-	if !b.Complete {
-		cluster["aggregatorCA"], cluster["serviceAccount"] = nil, nil
+	for _, field := range b.Lacks {
+		cluster[field] = map[string]any{"crt": nil, "key": nil} // acceptedKeys stay
 	}
 	return o.change(ctx, n, cluster)
 }

@@ -49,6 +49,7 @@ type rig struct {
 	off    func()
 
 	restart rollouttest.Restart
+	key     config.KeyPEM // cluster.serviceAccount.key of the node of the operation
 
 	mu      sync.Mutex // guards all below
 	nodes   []*member
@@ -99,6 +100,7 @@ func (r *rig) boot() {
 	store := resource.NewStore()
 	cfg := &config.Config{}
 	cfg.Machine.Type = config.ControlPlane
+	cfg.Cluster.ServiceAccount.Key = r.key
 	put(r.t, machine.Configs.Put(store.As("test"), machine.ConfigID, cfg))
 	put(r.t, network.Addresses.Put(store.As("test"), network.AddressID, network.NodeAddress{Primary: r.nodes[0].address}))
 	runner, err := operation.New(operation.Options{
@@ -203,7 +205,8 @@ func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse,
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.at(a)
-	return &apiv1.GetConfigResponse{Document: slices.Clone(m.document), Digest: strconv.FormatUint(m.version, 10)}, nil
+	document, err := config.Redact(m.document) // a peer is no administrator
+	return &apiv1.GetConfigResponse{Document: document, Digest: strconv.FormatUint(m.version, 10)}, err
 }
 
 func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
@@ -222,7 +225,7 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 		m.version++
 		config, _ := rollout.ParseConfig(document)
 		b := read(config)
-		r.note(m.name + map[bool]string{true: " complete", false: " old"}[b.Complete])
+		r.note(m.name + map[bool]string{true: " complete", false: " old"}[len(b.Lacks) == 0])
 	}
 	return &apiv1.ApplyConfigResponse{}, nil
 }
@@ -243,7 +246,7 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 		return []*apiv1.Resource{{Id: id, Version: 1}}, nil
 	case controlplane.StaticPods.Type(), controlplane.BootstrapManifests.Type():
 		for range programs {
-			if b.Complete {
+			if len(b.Lacks) == 0 {
 				all = append(all, &apiv1.Resource{})
 			}
 		}
@@ -251,7 +254,7 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 	}
 	for _, c := range programs {
 		// The node writes the static pod when the port is free.
-		if key := c.name + "/" + m.name; r.pods[key] == "" && b.Complete && !r.mark {
+		if key := c.name + "/" + m.name; r.pods[key] == "" && len(b.Lacks) == 0 && !r.mark {
 			r.pods[key] = "static"
 			r.note(key + " static")
 		}

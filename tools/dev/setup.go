@@ -22,6 +22,7 @@ var testPackages = map[string]string{
 	"dnsmasq-base":    "a real DHCP server for the tests of networkd",
 	"docker.io":       "customizes the system as users do",
 	"e2fsprogs":       "disks with somebody's file system on them, for the tests of disks",
+	"fdisk":           "a further partition on a stick, for the test of media",
 	"iproute2":        "links and namespaces in network tests",
 	"mitmproxy":       "a proxy that opens TLS, as some sites have one",
 	"nfs-ganesha":     "an NFS 4 server for the tests of volumes",

@@ -4,6 +4,7 @@ package e2etest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -19,14 +20,14 @@ import (
 )
 
 const (
-	tapName    = "machine"
 	bridgeName = "nodes" // of package network
 	// politeness is the niceness of an emulated machine: the containers of its cluster come first.
 	politeness = 5
+	memoryMiB  = 3072
 )
 
 // Machine turns on a virtual machine in the place of a container that is off. It has the container's address, and its configuration with patches;
-// its disk begins as an option like DiskImage has it. It starts again after each restart, until the test ends. The cluster that is returned has this
+// its disk and memory are those of an option like DiskImage. It starts again after each restart, until the test ends. The cluster that is returned has this
 // node alone, and budgets for its speed.
 func (c *Cluster) Machine(n qemu.Node, disk Option, patches ...string) *Cluster {
 	c.t.Helper()
@@ -48,10 +49,10 @@ func (c *Cluster) Machine(n qemu.Node, disk Option, patches ...string) *Cluster 
 	if err != nil {
 		c.t.Fatalf("configuration of %s: %v", n.Name, err)
 	}
-	var boots qemu.Options
+	boots := qemu.Options{MemoryMiB: memoryMiB}
 	disk(&boots)
-	c.supervise(vm.Config{
-		Name: c.Name + "/" + n.Name, Accelerator: choice.Accelerator, CPUs: 2, MemoryMiB: 3072,
+	c.supervise(fmt.Sprintf("tap%d", n.Address.As4()[3]), vm.Config{
+		Name: c.Name + "/" + n.Name, Accelerator: choice.Accelerator, CPUs: 2, MemoryMiB: boots.MemoryMiB,
 		Console: c.Console(n.Name), Chart: filepath.Join(dir, "chart"), Configuration: configuration,
 		Disk: filepath.Join(dir, "disk.img"), DiskImage: boots.Boot.Disk, DiskGiB: boots.DiskGiB,
 		Hardware: vm.Hardware{Medium: vm.OwnDisk}, HardwareAddr: network.HardwareAddress(c.Name, n.Name),
@@ -63,15 +64,15 @@ func (c *Cluster) Machine(n qemu.Node, disk Option, patches ...string) *Cluster 
 	return &alone
 }
 
-// supervise starts a machine, and again whenever it has ended.
-func (c *Cluster) supervise(machine vm.Config) {
+// supervise starts a machine at a tap, and again whenever it has ended.
+func (c *Cluster) supervise(tap string, machine vm.Config) {
 	c.t.Helper()
 	thread := c.Network()
 	start := func() (running *vm.Running, err error) {
 		var cable *os.File
 		err = thread.Do(func() (err error) {
 			if err = unix.Setpriority(unix.PRIO_PROCESS, 0, politeness); err == nil {
-				cable, err = plug()
+				cable, err = plug(tap)
 			}
 			return err
 		})
@@ -106,12 +107,12 @@ func (c *Cluster) supervise(machine vm.Config) {
 }
 
 // plug makes a tap at the bridge of the nodes, in whose network the calling thread is.
-func plug() (*os.File, error) {
-	cable, err := wire.OpenTap(tapName)
+func plug(tap string) (*os.File, error) {
+	cable, err := wire.OpenTap(tap)
 	if err != nil {
 		return nil, err
 	}
-	link, err := netlink.LinkByName(tapName)
+	link, err := netlink.LinkByName(tap)
 	if err == nil {
 		var bridge netlink.Link
 		if bridge, err = netlink.LinkByName(bridgeName); err == nil {

@@ -65,7 +65,7 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	}
 	modules := "FROM scratch AS customization\nCOPY --from=" + own + ":linux /lib/modules /lib/modules\n" + from
 	kernel := modules + "COPY --from=" + own + ":linux /boot/vmlinuz /usr/install/vmlinuz\n"
-	if _, err := build("kernel", kernel, "--build-arg", "RM=/lib/modules"); err != nil {
+	if _, err := build("kernel", kernel, "--build-arg", "RM=/lib/modules", "--squash"); err != nil {
 		t.Fatal(err)
 	}
 	// What would not boot isn't built.

@@ -23,23 +23,30 @@ import (
 )
 
 // The image of a disk boots with either firmware, after it was written to a larger disk: EPHEMERAL has the rest of it. The machine with a
-// BIOS has its configuration from a volume of NoCloud, and is a Ready node.
+// BIOS has its configuration from a volume of NoCloud, and is a Ready node. The one with a UEFI waits for its configuration, and installs nothing
+// when it has one: its system is good.
 func TestDiskImage(t *testing.T) {
 	for firmware, uefi := range map[string]bool{"bios": false, "uefi": true} {
 		t.Run(firmware, func(t *testing.T) {
-			o, from, setup := media.Options{Args: args, Version: "v1.0.0"}, "fw_cfg", func(*qemu.Options) {}
+			o, setup := media.Options{Args: args, Version: "v1.0.0"}, func(*qemu.Options) {}
 			if !uefi {
-				o.Args, from, setup = append([]string{"garboard.platform=nocloud"}, args...), "platform nocloud", noCloud(t)
+				o.Args, setup = append([]string{"garboard.platform=nocloud"}, args...), noCloud(t)
 			}
 			c, m := e2etest.Start(t, "disk-"+firmware, qemu.QEMU, e2etest.Nodes(1, 0), e2etest.DiskImage(t, o), func(o *qemu.Options) {
 				if o.Boot.UEFI = uefi; uefi {
-					o.MemoryMiB, o.ControlPlanePatches = 1536, [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
+					o.Unconfigured, o.MemoryMiB, o.ControlPlanePatches = true, 1536, [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
 				}
 				setup(o)
 			})
 			c.Says(2*bootBudget, 0, "Garboard v1.0.0 runs from slot A, which is trying")
 			m.Reached("the image boots")
-			c.Says(bootBudget, 0, "machined", "configuration from "+from)
+			if uefi {
+				c.Says(bootBudget, 0, "maintenance mode", "SHA-256")
+				m.Reached("maintenance mode")
+				c.Gbctl("-n", c.Nodes[0].Address.String(), "apply-config", "--insecure", "-f", c.Configuration(c.Node()))
+			} else {
+				c.Says(bootBudget, 0, "machined", "configuration from platform nocloud")
+			}
 			c.Says(bootBudget, 0, "slot A is good")
 			m.Reached("its system is good")
 			// 6 GiB without the other partitions; the image has 3 GiB.
@@ -85,34 +92,40 @@ func noCloud(t *testing.T) e2etest.Option {
 	wrapQEMU(t, `set -- "$@" -drive if=none,id=cidata,format=raw,readonly=on,file=`+volume+` -device qemu-xhci -device usb-storage,drive=cidata`, "")
 	return func(o *qemu.Options) {
 		o.Unconfigured = true
-		o.Prepare = func(node string) (err error) {
+		o.Prepare = func(node string) error {
 			config, err := os.ReadFile(filepath.Join(node, "config.yaml"))
+			if err == nil {
+				err = errors.Join(os.WriteFile(volume, nil, 0o600), os.Truncate(volume, volumeSize))
+			}
 			if err != nil {
 				return err
 			}
-			out, err := os.Create(volume)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, out.Close()) }()
-			const size = 64 << 20
-			if err := out.Truncate(size); err != nil {
-				return err
-			}
-			files, err := fat32.Create(file.New(out, false), size, 0, 512, "cidata", false)
-			if err != nil {
-				return err
-			}
-			for name, text := range map[string][]byte{"/user-data": config, "/meta-data": nil} {
-				f, err := files.OpenFile(name, os.O_CREATE|os.O_RDWR)
-				if err == nil {
-					_, err = f.Write(text)
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
+			return writeVolume(volume, 0, "cidata", map[string][]byte{"/user-data": config, "/meta-data": nil})
 		}
 	}
+}
+
+const volumeSize = 64 << 20
+
+// writeVolume makes a FAT with files at an offset of a disk.
+func writeVolume(disk string, at int64, label string, content map[string][]byte) (err error) {
+	out, err := os.OpenFile(disk, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	files, err := fat32.Create(file.New(out, false), volumeSize, at, 512, label, false)
+	if err != nil {
+		return err
+	}
+	for name, text := range content {
+		f, err := files.OpenFile(name, os.O_CREATE|os.O_RDWR)
+		if err == nil {
+			_, err = f.Write(text)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

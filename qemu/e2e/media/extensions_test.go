@@ -31,7 +31,8 @@ const (
 	target  = "iqn.2026-01.test:disk"
 )
 
-// The examples of extensions on a machine that installs itself from an ISO with them: the guest agent answers the hypervisor, and another extension's service, which waits for that of
+// The examples of extensions on a machine that installs itself from an ISO with them, which a UEFI boots from a stick. The configuration is in a further
+// partition of the stick. The guest agent answers the hypervisor, and another extension's service, which waits for that of
 // iscsi-tools, makes a disk of a real target. Settings of machine.sysfs are made, also for that disk, which comes later. An extension whose device isn't there waits, says for what, and holds up nothing.
 func TestExtensions(t *testing.T) {
 	store, work := httptest.NewServer(registry.New()), t.TempDir()
@@ -41,7 +42,7 @@ func TestExtensions(t *testing.T) {
 	push(t, base, from)
 
 	made := e2etest.Extensions(t)
-	flags := []string{"image", "build", "--from", from, "--extension", made["iscsi-tools"], "--extension", made["guest-agent"]}
+	flags := []string{"image", "build", "--from", from, "--extra-kernel-arg", "garboard.config=metal-iso", "--extension", made["iscsi-tools"], "--extension", made["guest-agent"]}
 	for name, service := range map[string]string{
 		"login": `command: [/usr/sbin/iscsiadm, --mode, discoverydb, --type, sendtargets, --portal, "` + storage + `", --discover, --login]
   dependsOn: [ext-iscsi-tools]
@@ -70,12 +71,20 @@ func TestExtensions(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(short) })
 	agent := filepath.Join(short, "socket")
 	c, m := e2etest.Start(t, "extensions", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
-		o.DiskGiB, o.Boot.Medium, o.Hardware = diskGiB, iso, []vm.Hardware{{Agent: agent}}
-		o.ControlPlanePatches = [][]byte{[]byte(`machine: {sysfs: {block/vda/queue/read_ahead_kb: "256", block/sda/queue/read_ahead_kb: "512"}}`)}
+		o.DiskGiB, o.Boot.Medium, o.Boot.UEFI, o.Hardware = diskGiB, iso, true, []vm.Hardware{{Agent: agent, Medium: vm.Stick}}
+		o.Unconfigured, o.Prepare = true, func(node string) error { return addConfiguration(iso, filepath.Join(node, "config.yaml")) }
+		o.ControlPlanePatches = [][]byte{[]byte(`machine:
+  sysctls: {vm.nr_hugepages: "4"}
+  sysfs: {block/vda/queue/read_ahead_kb: "256", block/sdb/queue/read_ahead_kb: "512"}`)}
 	})
+	c.Says(bootBudget, 0, "machined", "configuration from kernel argument")
+	m.Reached("the configuration on the stick")
 	serveDisk(t, c.Network(), work)
 	c.Ready(m)
 	m.Reached("the node is Ready")
+	if got := c.Kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.allocatable.hugepages-2Mi}"); got != "8Mi" {
+		t.Errorf("pods can have %q of huge pages", got)
+	}
 
 	if got := c.Gbctl("-n", c.Node(), "get", "extensions"); strings.Count(got, "\n") != 5 || !strings.Contains(got, "ext-iscsi-tools") {
 		t.Errorf("extensions:\n%s", got)
@@ -88,7 +97,7 @@ func TestExtensions(t *testing.T) {
 		return err
 	})
 	m.Reached("the disk of the target is there")
-	for device, want := range map[string]string{"vda": "256", "sda": "512"} {
+	for device, want := range map[string]string{"vda": "256", "sdb": "512"} {
 		c.Eventually(bootBudget, "the setting of "+device, func() error {
 			out, err := c.TryGbctl("-n", c.Node(), "read", "/sys/block/"+device+"/queue/read_ahead_kb")
 			if err == nil && strings.TrimSpace(out) != want {
@@ -121,6 +130,27 @@ func TestExtensions(t *testing.T) {
 		t.Errorf("the agent has another system: %s", got)
 	}
 	m.Reached("the guest agent answers")
+}
+
+// addConfiguration adds a partition with the configuration to the disk that an ISO was written to, as the manual says.
+func addConfiguration(disk, configuration string) error {
+	text, err := os.ReadFile(configuration)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(disk)
+	if err != nil {
+		return err
+	}
+	if err := os.Truncate(disk, info.Size()+2*volumeSize); err != nil {
+		return err
+	}
+	cmd := exec.Command("sfdisk", "--append", disk)
+	cmd.Stdin = strings.NewReader("size=64MiB, type=L\n") // it begins where the ISO ends
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("sfdisk: %w: %s", err, out)
+	}
+	return writeVolume(disk, info.Size(), "METAL-ISO", map[string][]byte{"/config.yaml": text})
 }
 
 func lineOf(table, word string) string {

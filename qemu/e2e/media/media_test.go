@@ -5,6 +5,7 @@ package media
 
 import (
 	"bufio"
+	"encoding/base64"
 	"io"
 	"net"
 	"net/http/httptest"
@@ -137,7 +138,7 @@ func TestMediumInBIOS(t *testing.T) {
 }
 
 // A machine installs itself from a CD, and is a Ready node, with the images of the CD: there is no other image in its network. It is upgraded from
-// a bundle on a workstation. No packet is for an address outside of its network.
+// a bundle on a workstation. Its hypervisor gives it its configuration in a string of the SMBIOS. No packet is for an address outside of its network.
 func TestImagesOnTheMedium(t *testing.T) {
 	source := httptest.NewServer(registry.New(e2etest.Built(t, qemu.QEMU).Layout))
 	defer source.Close()
@@ -160,8 +161,11 @@ func TestImagesOnTheMedium(t *testing.T) {
 	t.Cleanup(workstation.Close)
 	c, m := e2etest.Start(t, "cd-images", qemu.QEMU, e2etest.Medium(t, media.Options{Args: args, Version: "v1.0.0", Images: bundle}), func(o *qemu.Options) {
 		o.Images, o.Mirrors = nothing, map[string][]string{e2etest.InstallerHost: {workstation.URL}}
+		smbios(t, o)
 	})
 	outside := c.Audit()
+	c.Says(bootBudget, 0, "machined", "configuration from SMBIOS")
+	m.Reached("the configuration in the SMBIOS")
 	c.Says(2*bootBudget, 0, "runs from slot A, which is trying")
 	m.Reached("the disk boots")
 	c.Says(bootBudget, 0, "importing 2 images of the medium for system")
@@ -177,6 +181,20 @@ func TestImagesOnTheMedium(t *testing.T) {
 	m.Reached("the machine is upgraded")
 	if text := outside(); text != "" {
 		t.Errorf("packets were for addresses outside of the nodes' network:\n%s", text)
+	}
+}
+
+// smbios gives machines their configurations in a string of the SMBIOS.
+func smbios(t *testing.T, o *qemu.Options) {
+	t.Helper()
+	text := filepath.Join(t.TempDir(), "string")
+	wrapQEMU(t, `set -- "$@" -smbios type=11,path=`+text, "")
+	o.Unconfigured, o.Prepare = true, func(node string) error {
+		config, err := os.ReadFile(filepath.Join(node, "config.yaml"))
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(text, []byte("garboard.config=data:;base64,"+base64.StdEncoding.EncodeToString(config)), 0o600)
 	}
 }
 

@@ -58,26 +58,42 @@ func TestNetworkInBIOS(t *testing.T) {
 	r.says(bootBudget, "gets its configuration: "+own)
 	r.consoleSays(bootBudget, "configuration from kernel argument")
 	m.Reached("it has its configuration")
-	r.consoleSays(bootBudget, "installed from "+installer, "end: running: stop all services, and restart the machine")
-	m.Reached("the system is on the disk")
+	r.installed(m, installer)
 	r.interrupt()
-	r.powerOn() // QEMU ends where a machine restarts
-	r.consoleSays(2*bootBudget, "Garboard v1.0.0 runs from slot A, which is trying", "slot A is good")
-	m.Reached("the system of the disk is good")
 }
 
-// The network boot of a UEFI loads the unified kernel image by TFTP. There is no configuration.
+// The network boot of a UEFI loads the unified kernel image by TFTP. The machine has no configuration, and waits for one. This names the image that it is
+// installed from.
 func TestNetworkInUEFI(t *testing.T) {
-	r := newRack(t, t.TempDir(), vm.Config{Name: "e2e/netboot-uefi", Hardware: vm.Hardware{Medium: vm.Network}, DiskGiB: -1,
+	dir := t.TempDir()
+	layout, installer := e2etest.Installer(t, media.Options{Args: args, Version: "v1.0.0"})
+	e2etest.Gbctl(t, "gen", "config", "netboot", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/vda",
+		"--registry-mirror", e2etest.InstallerHost+"=http://10.5.0.1:5000", "--config-patch", "machine: {install: {image: "+installer+"}}")
+	r := newRack(t, layout, vm.Config{Name: "e2e/netboot-uefi", Hardware: vm.Hardware{Medium: vm.Network}, DiskGiB: 8,
 		Variables: filepath.Join(t.TempDir(), "variables")})
 	r.serve()
 	m := e2etest.Marks(t)
 	r.powerOn()
 	r.says(loadBudget, "(UEFI, UUID ", "asks for a boot file: garboard.efi", "has loaded garboard.efi in")
 	m.Reached("the unified kernel image is loaded")
-	r.consoleSays(bootBudget, "maintenance mode")
+	r.consoleSays(bootBudget, "maintenance mode: API at https://10.5.0.2")
 	m.Reached("maintenance mode")
+	out, err := e2etest.GbctlIn(t, r.computer, bootBudget*r.slower(), "-n", "10.5.0.2", "apply-config", "--insecure", "-f", filepath.Join(dir, "controlplane.yaml"))
+	if t.Log(out); err != nil {
+		t.Fatal(err)
+	}
+	r.installed(m, installer)
 	r.interrupt()
+}
+
+// installed waits until a machine has installed itself, and its system is good.
+func (r *rack) installed(m *e2etest.Mark, from string) {
+	r.t.Helper()
+	r.consoleSays(bootBudget, "installed from "+from, "end: running: stop all services, and restart the machine")
+	m.Reached("the system is on the disk")
+	r.powerOn() // QEMU ends where a machine restarts
+	r.consoleSays(2*bootBudget, "Garboard v1.0.0 runs from slot A, which is trying", "slot A is good")
+	m.Reached("the system of the disk is good")
 }
 
 // A rack is a network with a DHCP server, a machine without a medium, and a computer for gbctl.

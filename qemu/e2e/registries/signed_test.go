@@ -116,7 +116,8 @@ func signer(t *testing.T, dir string) (authority []byte) {
 }
 
 // A rule accepts an image that a real cosign has signed with the key, or with a certificate for the identity, and refuses an image without a
-// signature, and one that somebody else has signed. Signatures have both formats of cosign.
+// signature, and one that somebody else has signed. Signatures have both formats of cosign. Rules are for the images of the kubelet, of etcd and, if they say
+// so, of pods.
 func TestSignedImages(t *testing.T) {
 	const signed, certified, unsigned, foreign, stated = "site/kubelet", "site/certified", "site/unsigned", "site/foreign", "site/stated"
 	dir := t.TempDir()
@@ -124,6 +125,10 @@ func TestSignedImages(t *testing.T) {
 	for _, repository := range []string{signed, certified, unsigned, foreign, stated} {
 		// Their digests differ, so that a signature is for one of them.
 		store(t, dir, from, map[string]string{config.DefaultKubeletImage: repository + ":1"}, ownLayerOf(t))
+	}
+	const etcd, refusedEtcd = "site/etcd", "site/refused-etcd"
+	for _, repository := range []string{etcd, refusedEtcd} {
+		store(t, dir, from, map[string]string{config.DefaultEtcdImage: repository + ":1"}, ownLayerOf(t))
 	}
 	const pod, refusedPod = "site/pod", "site/refused-pod"
 	for _, repository := range []string{pod, refusedPod} {
@@ -137,7 +142,7 @@ func TestSignedImages(t *testing.T) {
 		run("sign", "--key", key+".key", "--tlog-upload=false", "--allow-http-registry", "--yes", well+"/"+repository+"@"+digestOf(t, well+"/"+repository+":1"))
 	}
 	bundle := []string{"sign", "--new-bundle-format", "--tlog-upload=false", "--allow-http-registry", "--yes"}
-	for _, repository := range []string{stated, pod} {
+	for _, repository := range []string{stated, etcd, pod} {
 		run(append(bundle, "--key", "site.key", well+"/"+repository+"@"+digestOf(t, well+"/"+repository+":1"))...)
 	}
 	authority := signer(t, keys)
@@ -158,11 +163,12 @@ func TestSignedImages(t *testing.T) {
 	}
 	patch(fmt.Sprintf("machine: {registries: {mirrors: {signed.test: {endpoints: [\"http://%s\"]}}}, images: {verify: [{prefix: signed.test/, keys: [%s]}]}}",
 		host, base64.StdEncoding.EncodeToString(public)))
+	service := "kubelet"
 	says := func(repository, want string) {
 		t.Helper()
-		patch("machine: {kubelet: {image: signed.test/" + repository + ":1}}")
+		patch(map[string]string{"kubelet": "machine", "etcd": "cluster"}[service] + ": {" + service + ": {image: signed.test/" + repository + ":1}}")
 		c.Eventually(pullBudget, repository+": "+want, func() error {
-			out, err := c.TryGbctl("-n", c.Node(), "service", "kubelet")
+			out, err := c.TryGbctl("-n", c.Node(), "service", service)
 			lines := strings.Split(out, "\n")
 			if err == nil && !(strings.Contains(out, "signed.test/"+repository) && slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, want) })) {
 				err = errors.New(out)
@@ -183,7 +189,7 @@ func TestSignedImages(t *testing.T) {
 	rule(identity)
 	runs := func(repository string) {
 		t.Helper()
-		c.Eventually(pullBudget, "the kubelet runs from "+repository, func() error {
+		c.Eventually(pullBudget, service+" runs from "+repository, func() error {
 			out, err := c.TryGbctl("-n", c.Node(), "containers")
 			if err == nil && !strings.Contains(out, "signed.test/"+repository) {
 				err = errors.New(out)
@@ -197,6 +203,11 @@ func TestSignedImages(t *testing.T) {
 	says(signed, "Pulling image signed.test/"+signed)
 	c.Ready(m)
 	runs(signed)
+	service = "etcd"
+	says(refusedEtcd, refused+"it has no signature of cosign")
+	says(etcd, "Pulling image signed.test/"+etcd)
+	runs(etcd)
+	c.Ready(m)
 
 	// Rules are for pods only if they say so.
 	starts := func(name, repository, policy string) {

@@ -24,7 +24,7 @@ import (
 
 // The image of a disk boots with either firmware, after it was written to a larger disk: EPHEMERAL has the rest of it. The machine with a
 // BIOS has its configuration from a volume of NoCloud, and is a Ready node. The one with a UEFI waits for its configuration, and installs nothing
-// when it has one: its system is good.
+// when it has one: its system is good. (S-374)
 func TestDiskImage(t *testing.T) {
 	for firmware, uefi := range map[string]bool{"bios": false, "uefi": true} {
 		t.Run(firmware, func(t *testing.T) {
@@ -42,7 +42,13 @@ func TestDiskImage(t *testing.T) {
 			m.Reached("the image boots")
 			if uefi {
 				c.Says(bootBudget, 0, "maintenance mode", "SHA-256")
-				m.Reached("maintenance mode")
+				c.Eventually(bootBudget, "the console shows the status", func() error {
+					if text := c.Text(); !strings.Contains(text, "\nstage       maintenance") {
+						return errors.New("it doesn't yet")
+					}
+					return nil
+				})
+				m.Reached("maintenance mode, with a status on the console")
 				c.Gbctl("-n", c.Nodes[0].Address.String(), "apply-config", "--insecure", "-f", c.Configuration(c.Node()))
 			} else {
 				c.Says(bootBudget, 0, "machined", "configuration from platform nocloud")

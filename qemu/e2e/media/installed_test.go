@@ -26,7 +26,7 @@ const diskGiB = 10
 
 // A machine with UEFI installs itself from a CD, and is a Ready node from its disk. It is upgraded from an image of a registry, with its
 // data kept. A system whose kubelet never runs, and that of another CD, whose kernel panics, don't stay: the machine boots the former one, which
-// says why. All writes to its disk are recorded: wherever the power had been cut, a whole system would have started, with its configuration.
+// says why. All writes to its disk are recorded: wherever the power had been cut, a whole system would have started, with its configuration. (S-190, S-192, S-193, S-340)
 func TestInstalledMachine(t *testing.T) {
 	first, second := media.Options{Args: args, Version: "v1.0.0"}, media.Options{Args: args, Version: "v2.0.0"}
 	third := media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"}

@@ -37,7 +37,7 @@ cluster:
 
 // One of three control planes is a machine, which joins two containers. It is upgraded while clients write, and again without its data: it leaves etcd
 // before, and joins the cluster after it. No acknowledged write is lost. Three machines would be too slow in emulation: they miss every timeout of etcd
-// and Kubernetes.
+// and Kubernetes. (S-191, S-192)
 func TestMachineIsUpgradedUnderLoad(t *testing.T) {
 	next, upgrade := e2etest.Installer(t, media.Options{Args: args, Version: "v2.0.0"})
 	again, wiped := e2etest.Installer(t, media.Options{Args: args, Version: "v3.0.0"})

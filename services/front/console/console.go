@@ -3,6 +3,7 @@
 // first network settings. None of them shows a secret or changes a configuration.
 //
 //	kernel consoles ─▶ serve: one for each ─▶ line ─▶ command ─▶ answer
+//	                   show:  one for each ─▶ the status, when it has changed
 package console
 
 import (
@@ -46,6 +47,9 @@ const (
 	logBytes = 1 << 18
 	// warning is the priority of warnings (syslog(3)).
 	warning = 4
+	// settlePause is what a status has to stay for to be shown by itself, and showPause is the shortest time between two.
+	settlePause = 5 * time.Second
+	showPause   = time.Minute
 )
 
 // Options are what the commands stand on.
@@ -86,9 +90,31 @@ func (o Options) open(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
+	var shows sync.WaitGroup
+	defer shows.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	defer context.AfterFunc(ctx, func() { tty.Close() })()
 	defer tty.Close()
+	shows.Go(func() { _ = dag.Guard(o.Log, func() error { return o.show(ctx, tty) }) })
 	return o.serve(tty)
+}
+
+// show writes the status when it has changed.
+func (o Options) show(ctx context.Context, tty io.Writer) error {
+	var seen, shown string
+	var next time.Time
+	for sleep.For(ctx, settlePause) {
+		text, now := o.page(), time.Now()
+		if text == seen && text != shown && now.After(next) && !o.disabled("status") {
+			if _, err := io.WriteString(tty, text+"\n"); err != nil {
+				return err
+			}
+			shown, next = text, now.Add(showPause)
+		}
+		seen = text
+	}
+	return nil
 }
 
 // serve answers each line that begins with a word of small letters. A device at the other end may send back what it gets: none of the
@@ -139,7 +165,7 @@ func (o Options) answer(name string, args []string) string {
 	if i < 0 {
 		return fmt.Sprintf("%q is no command: Enter lists them.", name)
 	}
-	if cfg, err := machine.Config(o.Store); err == nil && slices.Contains(cfg.Machine.Console.Disabled, config.ConsoleCommand(name)) {
+	if o.disabled(name) {
 		return name + " is disabled by machine.console.disabled."
 	}
 	o.Log.Info("command at the console", "command", strings.Join(append([]string{name}, args...), " "))
@@ -150,7 +176,21 @@ func (o Options) answer(name string, args []string) string {
 	return text
 }
 
+func (o Options) disabled(name string) bool {
+	cfg, err := machine.Config(o.Store)
+	return err == nil && slices.Contains(cfg.Machine.Console.Disabled, config.ConsoleCommand(name))
+}
+
 func (o Options) status([]string) (string, error) {
+	page := o.page()
+	if waits := o.Waiting(); waits != "" {
+		page += "\nnot up yet  " + waits
+	}
+	return page, nil
+}
+
+// page is the status without what the node waits for: the log has that, too, and it changes with each second.
+func (o Options) page() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Garboard %s", boot.Version)
 	for _, s := range slots.Statuses.List(o.Store) {
@@ -171,15 +211,16 @@ func (o Options) status([]string) (string, error) {
 		}
 	}
 	if stage, err := machine.Stages.Get(o.Store, machine.StageID); err == nil {
-		fmt.Fprintf(&b, "stage       %s\n", stage.Spec)
+		up := ""
+		if o.Waiting() == "" {
+			up = ", all services are up"
+		}
+		fmt.Fprintf(&b, "stage       %s%s\n", stage.Spec, up)
 	}
 	if s, err := network.Statuses.Get(o.Store, network.ID); err == nil {
 		for _, p := range s.Spec.Problems {
 			fmt.Fprintf(&b, "problem     %s\n", p)
 		}
-	}
-	if waits := o.Waiting(); waits != "" {
-		fmt.Fprintf(&b, "not up yet  %s\n", waits)
 	}
 	lines := o.lines()
 	if i := slices.IndexFunc(lines, func(l line) bool { return strings.Contains(l.text, "maintenance mode: ") }); i >= 0 && !o.configured() {
@@ -187,7 +228,7 @@ func (o Options) status([]string) (string, error) {
 	}
 	problems := slices.DeleteFunc(lines, func(l line) bool { return l.priority > warning })
 	b.WriteString(last(problems, problemLines))
-	return strings.TrimSuffix(b.String(), "\n"), nil
+	return strings.TrimSuffix(b.String(), "\n")
 }
 
 // slot is what a slot has, and why.

@@ -2,13 +2,16 @@ package console
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -83,10 +86,10 @@ slot B      empty
 name        n1
 address     10.0.0.5/24
 stage       maintenance
-not up yet  apid Starting for 3s
 maintenance mode: API at https://10.0.0.5
 networkd: no answer
 disks: it is full
+not up yet  apid Starting for 3s
 `
 	if diff := cmp.Diff(want, r.typed(t, "status")); diff != "" {
 		t.Error(diff)
@@ -98,6 +101,68 @@ disks: it is full
 	if got := r.typed(t, "log"); !strings.HasPrefix(got, "maintenance mode: ") || !strings.HasSuffix(got, "disks: it is full\nudevd: up\n") {
 		t.Error(got)
 	}
+}
+
+// written is what a program writes.
+type written chan string
+
+func (w written) Write(b []byte) (int, error) {
+	w <- string(b)
+	return len(b), nil
+}
+
+// A person sees the status without a command: once it stays as it is, and at most once a minute.
+func TestStatusByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		screen, done := make(written, 10), make(chan error)
+		var up atomic.Bool
+		r.o.Waiting = func() string { return map[bool]string{false: "apid"}[up.Load()] }
+		go func() { done <- r.o.show(ctx, screen) }()
+		shown := func() string {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			select {
+			case text := <-screen:
+				return text
+			default:
+				return ""
+			}
+		}
+		stage := func(s machine.Stage) {
+			put(t, machine.Stages.Put(r.o.Store.As(machine.ID), machine.StageID, s))
+		}
+		stage(machine.Maintenance)
+		time.Sleep(2 * settlePause)
+		if got := shown(); !strings.Contains(got, "stage       maintenance\n") || !strings.Contains(got, "https://10.0.0.5") {
+			t.Errorf("%q", got)
+		}
+		stage(machine.Configured)
+		up.Store(true)
+		time.Sleep(showPause / 2)
+		if got := shown(); got != "" {
+			t.Errorf("half a minute later: %q", got)
+		}
+		time.Sleep(showPause)
+		if got := shown(); !strings.Contains(got, "stage       configured, all services are up\n") {
+			t.Errorf("%q", got)
+		}
+		time.Sleep(time.Hour)
+		if got := shown(); got != "" {
+			t.Errorf("nothing has changed: %q", got)
+		}
+		put(t, machine.Configs.Put(r.o.Store.As(machine.ID), machine.ConfigID, &config.Config{Machine: config.Machine{Console: config.Console{Disabled: []config.ConsoleCommand{"status"}}}}))
+		stage(machine.Maintenance)
+		time.Sleep(time.Hour)
+		if got := shown(); got != "" {
+			t.Errorf("the status is disabled: %q", got)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestPower(t *testing.T) {

@@ -228,7 +228,7 @@ func TestImagesOfTheNewSystem(t *testing.T) {
 	}
 }
 
-// S-192, Q-07: without its data, a node leaves the cluster before the restart. One that can't leave isn't upgraded.
+// S-191, S-192, Q-07: without its data, a node leaves the cluster before the restart. One that can't leave isn't upgraded.
 func TestUpgradeThatWipes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)
@@ -291,7 +291,7 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 	})
 }
 
-// A staged system waits for the next restart, whatever that is for.
+// S-193: a staged system waits for the next restart, whatever that is for.
 func TestStagedUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)

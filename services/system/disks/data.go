@@ -71,7 +71,7 @@ func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Dura
 	case !errors.Is(err, resource.ErrNotFound):
 		return 0, err
 	}
-	if d.o.Mode == boot.Machine && !d.isMounted(d.o.varDir) {
+	if len(wanted) > 0 && d.o.Mode == boot.Machine && !d.isMounted(d.o.varDir) {
 		return retryData, nil
 	}
 	kept := map[string]bool{}

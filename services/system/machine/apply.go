@@ -264,7 +264,7 @@ func (a *Applier) ready() error {
 	case a.trial != nil:
 		return fmt.Errorf("%w: another change is being tried; confirm it (gbctl config confirm), undo it (gbctl config rollback), or wait until it undoes itself", ErrBusy)
 	case a.config != nil && !a.state:
-		return fmt.Errorf("%w: STATE isn't mounted yet, and the change would be lost; see what service \"disks\" waits for", ErrBusy)
+		return fmt.Errorf("%w: STATE isn't mounted yet, and the change would be lost; see what service \"disks\" waits for. A machine that isn't installed takes another configuration after a restart", ErrBusy)
 	}
 	return nil
 }

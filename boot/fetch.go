@@ -45,22 +45,40 @@ var (
 type request struct {
 	method, url string
 	header      http.Header
+	expand      func(location string) (string, error) // fills in variables; nil: there are none
+}
+
+func (r request) address() (*url.URL, error) {
+	location := r.url
+	if r.expand != nil {
+		var err error
+		if location, err = r.expand(location); err != nil {
+			return nil, err
+		}
+	}
+	u, err := url.Parse(location)
+	if err != nil {
+		return nil, errors.New("not a URL") // the error would contain a password
+	}
+	return u, nil
 }
 
 // fetch gets a document over HTTP. It retries while the failure may be
 // temporary. Errors show the URL without its password.
 func fetch(ctx context.Context, client *http.Client, wait Waiter, r request) ([]byte, error) {
-	u, err := url.Parse(r.url)
-	if err != nil {
-		return nil, errors.New("not a URL") // the error would contain a password
-	}
 	pause := fetchWait
 	for attempt := 1; ; attempt++ {
-		data, err := fetchOnce(ctx, client, u, r)
-		if err == nil {
-			return data, nil
+		u, err := r.address()
+		switch {
+		case err == nil:
+			var data []byte
+			if data, err = fetchOnce(ctx, client, u, r); err == nil {
+				return data, nil
+			}
+			err = fmt.Errorf("get %s: %w", u.Redacted(), err)
+		case !errors.Is(err, errNoHostname) && !errors.Is(err, errNoInterface): // wait has the network start
+			return nil, err
 		}
-		err = fmt.Errorf("get %s: %w", u.Redacted(), err)
 		if errors.Is(err, errFinal) || errors.Is(err, errTooLarge) || ctx.Err() != nil {
 			return nil, err
 		}

@@ -19,6 +19,15 @@ const (
 	interfaces     = "/sys/class/net"
 )
 
+// FirstHostname is the machine's name until networkd gives it one.
+const FirstHostname = "garboard"
+
+// What a machine doesn't have from its start on.
+var (
+	errNoHostname  = errors.New("the machine has no hostname yet")
+	errNoInterface = errors.New("the machine has no network interface yet")
+)
+
 // variable is a part of a URL that stands for a property of the machine.
 var variable = regexp.MustCompile(`\$\{[^}]*\}`)
 
@@ -62,8 +71,8 @@ func (o SourceOptions) readText(name string) (string, error) {
 // hostname is the one that DHCP or the boot loader has given to the machine.
 func (o SourceOptions) hostname() (string, error) {
 	name, err := o.readText(kernelHostname)
-	if err == nil && (name == "(none)" || name == "localhost") {
-		err = errors.New("the machine has no hostname yet")
+	if err == nil && (name == "(none)" || name == "localhost" || name == FirstHostname) {
+		err = errNoHostname
 	}
 	return name, err
 }
@@ -75,7 +84,7 @@ func (o SourceOptions) firstMAC() (string, error) {
 		return "", err
 	}
 	if len(found) == 0 {
-		return "", errors.New("the machine has no network interface yet")
+		return "", errNoInterface
 	}
 	slices.Sort(found)
 	return o.readText("/" + path.Join(path.Dir(found[0]), "address"))

@@ -68,7 +68,7 @@ func (o SourceOptions) readPlatform(ctx context.Context, platform string) ([]byt
 	}
 	header := maps.Clone(service.header)
 	if service.token != "" {
-		token, err := fetch(ctx, o.HTTP, o.Wait, request{http.MethodPut, o.Metadata + service.token, http.Header{awsTTL: {tokenSeconds}}})
+		token, err := fetch(ctx, o.HTTP, o.Wait, request{method: http.MethodPut, url: o.Metadata + service.token, header: http.Header{awsTTL: {tokenSeconds}}})
 		if err != nil {
 			return nil, err
 		}

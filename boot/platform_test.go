@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 )
 
 // cloud answers as the metadata services of clouds are documented, for a machine with user data.
@@ -107,9 +109,18 @@ func TestVariablesInTheURL(t *testing.T) {
 		"/${uuid}":     "${uuid} in garboard.config: no " + productUUID,
 		"/${ip}":       "${ip} in garboard.config: known are ${uuid}, ${serial}, ${mac} and ${hostname}",
 	} {
-		if err := find(files(kernelHostname, "(none)\n"), query); err == nil || errors.Is(err, ErrNone) || !strings.HasSuffix(err.Error(), want) {
+		if err := find(files(kernelHostname, "(none)\n"), query); err == nil || errors.Is(err, ErrNone) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", query, err)
 		}
+	}
+	// The name comes with the network, which starts when it is needed.
+	late := fstest.MapFS(files(kernelHostname, FirstHostname+"\n"))
+	_, err := Find(t.Context(), Sources(SourceOptions{Root: late, Cmdline: ParseCmdline("garboard.config=" + server.URL + "/${hostname}"), Wait: func(context.Context, time.Duration) error {
+		late[strings.TrimPrefix(kernelHostname, "/")] = &fstest.MapFile{Data: []byte("node-2\n")}
+		return nil
+	}}))
+	if err != nil || asked != "/node-2" {
+		t.Errorf("asked %s: %v", asked, err)
 	}
 }
 

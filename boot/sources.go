@@ -185,11 +185,7 @@ func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byt
 	case location == ISOLabel:
 		return o.readVolume(ctx)
 	case strings.HasPrefix(location, "http://"), strings.HasPrefix(location, "https://"):
-		location, err := o.expand(location)
-		if err != nil {
-			return nil, err
-		}
-		return fetch(ctx, o.HTTP, o.Wait, request{url: location})
+		return fetch(ctx, o.HTTP, o.Wait, request{url: location, expand: o.expand})
 	case strings.HasPrefix(location, dataPrefix):
 		_, text, _ := strings.Cut(location, "base64,")
 		data, err := base64.StdEncoding.DecodeString(text)

@@ -20,9 +20,6 @@ import (
 )
 
 const (
-	// firstHostname is the machine's name until the configuration gives it one.
-	firstHostname = "garboard"
-
 	// failureDelay is the time to read the console after a node has failed, before
 	// the machine reboots, unless panic= is set.
 	failureDelay = 30 * time.Second
@@ -187,7 +184,7 @@ func (p *pid1) bootSteps() []step {
 	}
 	return append(steps,
 		step{"take ctrl-alt-del", takeCtrlAltDel},
-		step{"set the first hostname", func() error { return unix.Sethostname([]byte(firstHostname)) }},
+		step{"set the first hostname", func() error { return unix.Sethostname([]byte(boot.FirstHostname)) }},
 		step{"watch the power button and the watchdog", p.watchDevices},
 	)
 }

@@ -131,7 +131,7 @@ func removeFromDocker(ctx context.Context, p Plan, d clusterDir) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(has.Remove(ctx), has.RemoveData(ctx, p.Source), has.Close())
+	return errors.Join(has.Remove(ctx), has.RemoveData(ctx), has.Close())
 }
 
 // serveNetwork is the host process in the network container: the registry, the mirrors, the load balancer, and the ports for users.

@@ -179,6 +179,9 @@ func (o Options) iso(uki []byte, to string) (err error) {
 	return o.finish(made, to)
 }
 
+// maxFile is the largest file of ISO 9660 with one extent, which go-diskfs writes (ECMA-119, 9.1.4), in bytes.
+const maxFile = 1<<32 - 1
+
 // added writes these files, the configuration and the container images to a directory, and returns the label of a volume with it.
 func (o Options) added(dir string, files map[string][]byte) (label string, err error) {
 	label = boot.MediumLabel
@@ -193,6 +196,11 @@ func (o Options) added(dir string, files map[string][]byte) (label string, err e
 	}
 	if o.Images == "" {
 		return label, nil
+	}
+	if info, err := os.Stat(o.Images); err != nil {
+		return "", err
+	} else if info.Size() > maxFile {
+		return "", fmt.Errorf("%s has %d bytes, and a file on a medium can have %d: put less images into it, and serve the others (gbctl images serve, gbctl images push)", o.Images, info.Size(), int64(maxFile))
 	}
 	bundle, err := os.Create(filepath.Join(dir, boot.BundleFile))
 	if err != nil {

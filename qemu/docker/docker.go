@@ -69,16 +69,22 @@ func (d *Docker) MakeNetwork(ctx context.Context, prefix netip.Prefix, gateway n
 	return nil
 }
 
-// RemoveData removes the volumes of the cluster, and the image of its nodes, which another cluster may use: it stays then.
-func (d *Docker) RemoveData(ctx context.Context, version string) error {
+// RemoveData removes the volumes of the cluster, and the images of nodes, also of former builds, unless another cluster uses them.
+func (d *Docker) RemoveData(ctx context.Context) error {
 	volumes, err := d.api.VolumeList(ctx, client.VolumeListOptions{Filters: d.mine()})
 	errs := []error{err}
 	for _, v := range volumes.Items {
 		_, err := d.api.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{})
 		errs = append(errs, gone(err))
 	}
-	if _, err := d.api.ImageRemove(ctx, reference(version), client.ImageRemoveOptions{}); !errdefs.IsConflict(err) {
-		errs = append(errs, gone(err))
+	images, err := d.api.ImageList(ctx, client.ImageListOptions{Filters: client.Filters{}.Add("reference", reference("*"))})
+	errs = append(errs, err)
+	for _, image := range images.Items {
+		for _, tag := range image.RepoTags {
+			if _, err := d.api.ImageRemove(ctx, tag, client.ImageRemoveOptions{}); !errdefs.IsConflict(err) {
+				errs = append(errs, gone(err))
+			}
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("docker: remove the data of cluster %s: %w", d.cluster, err)

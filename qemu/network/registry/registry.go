@@ -112,9 +112,18 @@ func (r *Registry) manifest(w http.ResponseWriter, req *http.Request, repository
 	}
 	if media == "" {
 		var m struct {
-			MediaType string `json:"mediaType"`
+			MediaType         string `json:"mediaType"`
+			Manifests, Layers json.RawMessage
 		}
-		if json.Unmarshal(data, &m) != nil || m.MediaType == "" {
+		err := json.Unmarshal(data, &m)
+		switch { // OCI manifests needn't say what they are
+		case m.MediaType != "":
+		case m.Manifests != nil:
+			m.MediaType = string(types.OCIImageIndex)
+		case m.Layers != nil:
+			m.MediaType = string(types.OCIManifestSchema1)
+		}
+		if err != nil || m.MediaType == "" {
 			refuse(w, http.StatusNotFound, "MANIFEST_UNKNOWN", reference+" isn't a manifest")
 			return
 		}

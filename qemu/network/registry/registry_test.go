@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -205,6 +206,34 @@ func TestRefusals(t *testing.T) {
 		{"POST", "/v2/a/blobs/uploads/", http.StatusMethodNotAllowed},
 	} {
 		get(t, host, tc.method, tc.path, tc.want)
+	}
+}
+
+// A manifest needn't say what it is, and a blob isn't one.
+func TestManifestWithoutMediaType(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for text, want := range map[string]struct {
+		status int
+		media  string
+	}{
+		`{"schemaVersion": 2, "config": {}, "layers": []}`: {http.StatusOK, "application/vnd.oci.image.manifest.v1+json"},
+		`{"schemaVersion": 2, "manifests": []}`:            {http.StatusOK, "application/vnd.oci.image.index.v1+json"},
+		`{"os": "linux"}`:                                  {http.StatusNotFound, "application/json"},
+	} {
+		of := digest.FromString(text)
+		blob := filepath.Join(dir, "blobs", "sha256", of.Encoded())
+		if err := errors.Join(os.MkdirAll(filepath.Dir(blob), 0o755), os.WriteFile(blob, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.Get("http://" + serve(t, dir) + "/v2/a/manifests/" + of.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if got := resp.Header.Get("Content-Type"); resp.StatusCode != want.status || got != want.media {
+			t.Errorf("%s: %s, %s", text, resp.Status, got)
+		}
 	}
 }
 

@@ -109,7 +109,7 @@ func TestAcceptBundled(t *testing.T) {
 		s := newSignedImage()
 		s.lists[testImage] = ocispec.Descriptor{Digest: of}
 		c.make(&s)
-		err := acceptBundled(t.Context(), s.archive(t), testImage, c.rules)
+		err := acceptBundled(t.Context(), s.archive(t), testImage, testImage, c.rules)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}

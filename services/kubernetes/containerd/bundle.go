@@ -66,10 +66,12 @@ func (c *Containerd) importBundle(ctx context.Context, h *dag.Handle) {
 func (c *Containerd) fromMedium(ctx context.Context, namespace, ref string) {
 	log := c.Logs.Logger(ID)
 	err := c.bundles(ctx, func(ctx context.Context, from archive) error {
-		if _, has := from.images[ref]; !has {
-			return nil
+		for name := range from.images {
+			if known(namespace, name) == ref {
+				return c.take(ctx, from, namespace, []string{name}, func(text string) { log.Info(text) })
+			}
 		}
-		return c.take(ctx, from, namespace, []string{ref}, func(text string) { log.Info(text) })
+		return nil
 	})
 	if err != nil {
 		log.Error("an image of a medium isn't used", "image", ref, "err", err)
@@ -83,7 +85,7 @@ func (c *Containerd) onMedium(ctx context.Context, ref string, rules config.Imag
 		if !has {
 			return nil
 		}
-		err := acceptBundled(ctx, from, ref, rules)
+		err := acceptBundled(ctx, from, ref, ref, rules)
 		if err == nil {
 			of = d.Digest.String()
 		}
@@ -176,10 +178,10 @@ func (c *Containerd) take(ctx context.Context, from archive, namespace string, n
 	var missing []string
 	var errs []error
 	for _, name := range names {
-		if _, err := cl.ImageService().Get(ctx, name); err == nil {
+		if _, err := cl.ImageService().Get(ctx, known(namespace, name)); err == nil {
 			continue
 		}
-		if err := acceptBundled(ctx, from, name, cfg.Machine.Images); err != nil {
+		if err := acceptBundled(ctx, from, name, known(namespace, name), cfg.Machine.Images); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -194,12 +196,12 @@ func (c *Containerd) take(ctx context.Context, from archive, namespace string, n
 		return err
 	}
 	defer done(context.WithoutCancel(ctx)) // what no image has is collected
-	return errors.Join(append(errs, from.into(ctx, cl.ImageService(), cl.ContentStore(), missing))...)
+	return errors.Join(append(errs, from.into(ctx, cl.ImageService(), cl.ContentStore(), namespace, missing))...)
 }
 
 // into makes images of an archive. It takes the content only: an archive can have other names for containerd than the ones that were looked at
 // (io.containerd.image.name).
-func (a archive) into(ctx context.Context, images imagestore.Store, store content.Store, names []string) error {
+func (a archive) into(ctx context.Context, images imagestore.Store, store content.Store, namespace string, names []string) error {
 	if _, err := a.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
@@ -208,7 +210,7 @@ func (a archive) into(ctx context.Context, images imagestore.Store, store conten
 	}
 	var errs []error
 	for _, name := range names {
-		if err := create(ctx, images, store, imagestore.Image{Name: name, Target: a.images[name]}); err != nil {
+		if err := create(ctx, images, store, imagestore.Image{Name: known(namespace, name), Target: a.images[name]}); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %s %w", boot.BundleFile, name, err))
 		}
 	}
@@ -235,13 +237,13 @@ func create(ctx context.Context, images imagestore.Store, store content.Store, i
 	return err
 }
 
-// acceptBundled verifies an image of an archive, if there is a rule for it. Its signatures are in the archive, too.
-func acceptBundled(ctx context.Context, from archive, image string, rules config.Images) error {
+// acceptBundled verifies an image of an archive, if there is a rule for its name on the node. Its signatures are in the archive, too.
+func acceptBundled(ctx context.Context, from archive, name, image string, rules config.Images) error {
 	rule := rules.Rule(image)
 	if rule == nil {
 		return nil
 	}
-	return verify(ctx, image, from.images[image].Digest, rule, from)
+	return verify(ctx, image, from.images[name].Digest, rule, from)
 }
 
 // archiveFile finds a file in an archive.

@@ -130,7 +130,7 @@ func TestImportedImages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	err = archive{in, names}.into(ctx, images, db.ContentStore(), []string{"damaged:1", "nothing:1", "there:1", "whole:1"})
+	err = archive{in, names}.into(ctx, images, db.ContentStore(), Namespace, []string{"damaged:1", "nothing:1", "there:1", "whole:1"})
 	want := "images.tar: damaged:1 is damaged: it lacks " + digest.FromString("damaged:1 upper").String() + "\nimages.tar: nothing:1 is damaged: it lacks " + nothing.Digest.String()
 	if err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
@@ -143,6 +143,14 @@ func TestImportedImages(t *testing.T) {
 	before["whole:1"] = whole.Digest
 	if err != nil || !maps.Equal(got, before) {
 		t.Errorf("%v, %v; want %v", got, err, before)
+	}
+	// The kubelet knows an image for pods by its full name.
+	pods := namespaces.WithNamespace(t.Context(), PodNamespace)
+	if err := (archive{in, names}).into(pods, images, db.ContentStore(), PodNamespace, []string{"whole:1"}); err != nil {
+		t.Error(err)
+	}
+	if i, err := images.Get(pods, "docker.io/library/whole:1"); err != nil || i.Target.Digest != whole.Digest {
+		t.Errorf("%v, %v", i, err)
 	}
 	config, err := db.ContentStore().Info(ctx, whole.Digest)
 	if err != nil || len(config.Labels) != 3 {

@@ -45,8 +45,6 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 	images := table{
 		"pinned_images": table{"sandbox": config.DefaultPauseImage},
 		"registry":      table{"config_path": hostsDir, "configs": logins(r)},
-		// As for the system's own images: see unpackOptions.
-		"image_pull_with_sync_fs": syncLayers(mode),
 	}
 	return toml.Marshal(table{
 		"version": 3,
@@ -68,6 +66,10 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 		"plugins": table{
 			"io.containerd.cri.v1.runtime": runtime,
 			"io.containerd.cri.v1.images":  images,
+			// Each layer is durable before containerd notes that it is there, whoever unpacks it: otherwise a power cut within the kernel's write-back time
+			// (half a minute) leaves an image that counts as unpacked and has empty files. The file system of a container is its host's, which would sync all
+			// that it has in memory.
+			"io.containerd.service.v1.diff-service": table{"sync_fs": mode == boot.Machine},
 		},
 	})
 }

@@ -150,6 +150,16 @@ func podImage(name string) (string, error) {
 	return named.String(), nil
 }
 
+// known is the name of an image in a namespace.
+func known(namespace, name string) string {
+	if namespace == PodNamespace {
+		if full, err := podImage(name); err == nil {
+			return full
+		}
+	}
+	return name
+}
+
 // pullForPod pulls an image if a rule for pods' images is for it, and returns its ID in the CRI; "": there is none. The pull may take as long
 // as the kubelet waits, as with the CRI: a large image takes hours on a slow line, and bounded ends a pull without progress.
 func (c *Containerd) pullForPod(ctx context.Context, cri grpc.ClientConnInterface, request []byte) (id string, err error) {

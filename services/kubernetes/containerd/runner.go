@@ -16,7 +16,6 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	client "github.com/containerd/containerd/v2/client"
-	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/oci"
@@ -99,7 +98,7 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 		return nil, fmt.Errorf("look up snapshots of image %s: %w", ref, err)
 	}
 	if !unpacked {
-		if err := img.Unpack(ctx, snapshotter, c.unpackOptions()...); err != nil {
+		if err := img.Unpack(ctx, snapshotter); err != nil {
 			return nil, pullError(ref, err)
 		}
 	}
@@ -115,23 +114,12 @@ func (c *Containerd) fetch(ctx context.Context, cl *client.Client, ref string, o
 		return nil, pullError(ref, err)
 	}
 	img, err := cl.Pull(ctx, ref, append(options, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
-		client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(accepted))...)
+		client.WithResolver(accepted))...)
 	if err != nil {
 		return nil, pullError(ref, err)
 	}
 	return img, nil
 }
-
-// unpackOptions make each layer durable before containerd notes that it is there:
-// otherwise a power cut within the kernel's write-back time (half a minute) leaves
-// an image that counts as unpacked and has empty files.
-func (c *Containerd) unpackOptions() []client.UnpackOpt {
-	return []client.UnpackOpt{client.WithUnpackApplyOpts(diff.WithSyncFs(syncLayers(c.Mode)))}
-}
-
-// syncLayers is false in a container: its file system is the host's, which it
-// would make sync all that the host has in memory.
-func syncLayers(mode boot.Mode) bool { return mode == boot.Machine }
 
 func (r *Runner) image(ctx context.Context, ref string, event pullEvent) (client.Image, error) {
 	return r.Containerd.Pull(ctx, Namespace, ref, event)

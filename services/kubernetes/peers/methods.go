@@ -71,7 +71,7 @@ func (c *Client) Patch(ctx context.Context, node netip.Addr, base string, patch 
 }
 
 // pullTimeout is longer than a node tries, so that its reason arrives.
-const pullTimeout = 16 * time.Minute
+const pullTimeout = 2*time.Hour + time.Minute
 
 // Pull pulls an image on a node, for pods or for the system's own services, and returns its
 // digest. report, with bytes, is called about each second.

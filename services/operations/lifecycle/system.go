@@ -29,8 +29,8 @@ const (
 
 const (
 	pullTimeout = 20 * time.Minute
-	// verifyTimeout and writeTimeout are for a medium of 70 MB at 1 MB/s.
-	verifyTimeout = 3 * time.Minute
+	// verifyTimeout and writeTimeout are for a medium of 260 MB at 0.5 MB/s, such as a virtual CD.
+	verifyTimeout = 10 * time.Minute
 	writeTimeout  = 10 * time.Minute
 	chooseTimeout = time.Minute
 	// proveTimeout is how long a new system may take to become healthy, and wipedTimeout is for one that pulls all images first.

@@ -2,10 +2,12 @@ package disks
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -92,12 +94,51 @@ func identify(r io.ReaderAt, size int64) (content, error) {
 			}
 			c.label = text(label)
 		}
+		if s.name == "vfat" {
+			label, err := fatLabel(r)
+			if err != nil {
+				return content{}, err
+			}
+			c.label = cmp.Or(label, c.label)
+		}
 		return c, nil
 	}
 	if c, err := identifyExt(r); err != nil || c.kind != "" {
 		return c, err
 	}
 	return identifyZFS(r)
+}
+
+// fatLabel is the name in the root directory of a FAT: Windows writes it only there (Microsoft Extensible Firmware Initiative FAT32 File System
+// Specification 1.03). "": there is none in the first part of the directory.
+func fatLabel(r io.ReaderAt) (string, error) {
+	const entry, attributes, volume, archive, deleted = 32, 11, 0x08, 0x20, 0xe5
+	head, err := read(r, 0, 64)
+	if err != nil {
+		return "", err
+	}
+	number := func(at int) int64 { return int64(binary.LittleEndian.Uint16(head[at:])) }
+	long := func(at int) int64 { return int64(binary.LittleEndian.Uint32(head[at:])) }
+	sector := number(11)
+	root := sector * (number(14) + int64(head[16])*cmp.Or(number(22), long(36)))
+	size := number(17) * entry
+	if size == 0 { // FAT32: the directory begins in a cluster, of which the first one has the number 2
+		size = sector * int64(head[13])
+		root += size * (long(44) - 2)
+	}
+	directory, err := read(r, root, int(min(size, 1<<16)))
+	if err != nil {
+		return "", err
+	}
+	for e := range slices.Chunk(directory, entry) {
+		if len(e) < entry || e[0] == 0 {
+			break
+		}
+		if e[0] != deleted && e[attributes]&^archive == volume {
+			return text(e[:attributes]), nil
+		}
+	}
+	return "", nil
 }
 
 // identifyExt distinguishes ext2, 3 and 4 by their features (the kernel's

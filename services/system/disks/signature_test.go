@@ -2,6 +2,7 @@ package disks
 
 import (
 	"bytes"
+	"encoding/binary"
 	"testing"
 
 	"github.com/garboard-os/garboard/boot"
@@ -41,6 +42,34 @@ func TestIdentify(t *testing.T) {
 	}
 	if got, err := identify(bytes.NewReader([]byte("tiny")), 4); got.kind != "" || err != nil {
 		t.Errorf("a tiny device: %v, %v", got, err)
+	}
+}
+
+// Windows writes the name of a FAT to its root directory only.
+func TestNameInTheRootDirectory(t *testing.T) {
+	for magic, at := range map[string]int{"FAT32   ": 82, "FAT16   ": 54} {
+		disk := make([]byte, 1<<20)
+		copy(disk[at:], magic)
+		copy(disk[map[string]int{"FAT32   ": 71, "FAT16   ": 43}[magic]:], "NO NAME    ")
+		binary.LittleEndian.PutUint16(disk[11:], 512)
+		disk[13], disk[14], disk[16] = 4, 2, 2 // sectors of a cluster, reserved ones, tables
+		root := 512 * (2 + 2*3)
+		if magic == "FAT16   " {
+			disk[17], disk[22] = 64, 3
+		} else {
+			disk[36], disk[44] = 3, 5 // the directory is in the fourth cluster
+			root += 3 * 4 * 512
+		}
+		for i, entry := range []string{"\xe5LD        \x08", "Ametal-iso.\x0f", "CONFIG  YML\x20", "METAL-ISO  \x28"} {
+			copy(disk[root+32*i:], entry)
+		}
+		if got, err := identify(bytes.NewReader(disk), int64(len(disk))); err != nil || got != (content{"vfat", "METAL-ISO"}) {
+			t.Errorf("%s: %v, %v", magic, got, err)
+		}
+		copy(disk[root:], make([]byte, 128))
+		if got, err := identify(bytes.NewReader(disk), int64(len(disk))); err != nil || got != (content{"vfat", ""}) {
+			t.Errorf("%s without a name: %v, %v", magic, got, err)
+		}
 	}
 }
 

@@ -144,8 +144,10 @@ func (r Request) arguments(image esp.Image) (args []string) {
 			args = append(args, p.String())
 		}
 	}
+	// The system of a medium has the configuration of the medium, and that of a slot the one that is on the same disk.
+	fromMedium := !slices.ContainsFunc(r.Running, func(arg string) bool { return strings.HasPrefix(arg, boot.ParamSlot+"=") })
 	for _, arg := range r.Running {
-		if key, _, _ := strings.Cut(arg, "="); strings.HasPrefix(key, "garboard.") && key != boot.ParamSlot && key != boot.ParamTrial && arg != boot.ISOArgument {
+		if key, _, _ := strings.Cut(arg, "="); strings.HasPrefix(key, "garboard.") && key != boot.ParamSlot && key != boot.ParamTrial && (arg != boot.ISOArgument || !fromMedium) {
 			add(arg)
 		}
 	}

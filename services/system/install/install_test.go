@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/tools/testing/uki"
 )
 
@@ -45,9 +46,12 @@ func TestProgram(t *testing.T) {
 		return append(append(request, '\n'), system...)
 	}
 	last, status := run(t, input(image))
-	// What a machine is stays, and what was of its medium, its slot or its former system goes.
-	if want := []string{"quiet", "console=ttyS0", "garboard.platform=metal", "nomodeset"}; status != 0 || last.Version != "v2.0.0" || !slices.Equal(last.Args, want) {
+	// What a machine is stays, also that its disk has its configuration, and what was of its slot or its former system goes.
+	if want := []string{"quiet", "console=ttyS0", "garboard.platform=metal", boot.ISOArgument, "nomodeset"}; status != 0 || last.Version != "v2.0.0" || !slices.Equal(last.Args, want) {
 		t.Errorf("status %d, %+v", status, last)
+	}
+	if got := (Request{Running: []string{"garboard.platform=metal", boot.ISOArgument}}).arguments(esp.Image{}); !slices.Equal(got, []string{"garboard.platform=metal"}) {
+		t.Errorf("a machine that was installed from a medium has the arguments %q", got)
 	}
 	if got, err := os.ReadFile(r.File); err != nil || !bytes.Equal(got, image) {
 		t.Errorf("the file has %d bytes, %v", len(got), err)

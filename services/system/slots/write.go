@@ -80,7 +80,7 @@ func (s *Slots) describe(ctx context.Context, src Source) (Source, error) {
 			err = fmt.Errorf("%s describes no system", esp.MediumFile)
 		}
 		if err != nil {
-			return src.damaged(err)
+			return src.damaged(ctx, err)
 		}
 		if s.Running() != "" && semver.Compare(boot.Version, src.From) < 0 {
 			return fmt.Errorf("release %s upgrades machines from release %s on, and this one runs %s: upgrade to that release first", src.Version, src.From, boot.Version)
@@ -115,7 +115,7 @@ func (src *Source) replace(ctx context.Context, files fs.FS) error {
 	}
 	return src.open(files, func(system *io.SectionReader) error {
 		if err := install.Check(ctx, src.SHA256, system, io.Discard, nil); err != nil {
-			return src.damaged(err)
+			return src.damaged(ctx, err)
 		}
 		changed, err := esp.ReplaceKernel(system, system.Size(), kernel)
 		if err != nil {
@@ -147,7 +147,11 @@ func (s *Slots) files(ctx context.Context, src Source, use func(fs.FS) error) er
 	})
 }
 
-func (src Source) damaged(err error) error {
+// damaged is what an error means, unless ctx has ended while the system was read.
+func (src Source) damaged(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
 	return fmt.Errorf("the system %s is damaged: make it again (gbctl media build): %w", src.where(), err)
 }
 
@@ -246,10 +250,10 @@ func (s *Slots) whole(ctx context.Context, src Source, report func(done, of int6
 			}
 		})
 		if err != nil {
-			return src.damaged(err)
+			return src.damaged(ctx, err)
 		}
 		if _, err := esp.ReadImage(system, src.Size); err != nil {
-			return src.damaged(err)
+			return src.damaged(ctx, err)
 		}
 		return nil
 	})

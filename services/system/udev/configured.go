@@ -3,6 +3,7 @@ package udev
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,6 +87,8 @@ func (c *configured) makeSo(_ context.Context, v resource.View) (time.Duration, 
 			modules.parameters[name] = strings.Join(slices.Concat(m.Parameters, []string{modules.parameters[name]}), " ")
 			if err := modules.Load(name); err != nil {
 				status, again = ModuleStatus{Problem: err.Error()}, retryModules
+			} else if old, err := ModuleStatuses.Get(v, m.Name); len(m.Parameters) > 0 && modules.loadedBefore(name) && (err != nil || old.Spec != status) {
+				status.Problem = fmt.Sprintf("was loaded before the configuration was known, without these parameters: use machine.install.extraKernelArgs, for example %s.%s", name, m.Parameters[0])
 			}
 		}
 		if old, err := ModuleStatuses.Get(v, m.Name); (err != nil || old.Spec != status) && status.Problem != "" {

@@ -40,8 +40,9 @@ type Modules struct {
 
 // loadOnce is the loading of one module. Several devices may wait for it.
 type loadOnce struct {
-	done chan struct{}
-	err  error // valid once done is closed
+	done   chan struct{}
+	err    error // valid once done is closed, as is before
+	before bool  // the kernel had the module already
 }
 
 // ModulesDir is the module folder of the running kernel.
@@ -240,6 +241,9 @@ func (m *Modules) insertOnce(name string, l *loadOnce) {
 		close(l.done)
 	}()
 	l.err = m.insert(filepath.Join(m.dir, m.files[name]), strings.TrimSpace(m.parameters[name]))
+	if l.before = errors.Is(l.err, unix.EEXIST); l.before {
+		l.err = nil
+	}
 	if l.err != nil {
 		l.err = fmt.Errorf("load module %s: %w", name, l.err)
 	}
@@ -264,11 +268,15 @@ func insertModule(path, parameters string) error {
 		return err
 	}
 	defer f.Close()
-	err = unix.FinitModule(int(f.Fd()), parameters, 0)
-	if errors.Is(err, unix.EEXIST) {
-		return nil
-	}
-	return err
+	return unix.FinitModule(int(f.Fd()), parameters, 0)
+}
+
+// loadedBefore tells of a module that Load has loaded whether the kernel had it already.
+func (m *Modules) loadedBefore(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.loads[name]
+	return l != nil && l.before
 }
 
 // nameOf turns kernel/net/8021q/8021q.ko into 8021q.

@@ -104,15 +104,15 @@ func (r *reader) Read(b []byte) (int, error) {
 func (s *Server) serveConfig(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	who := s.machines.name(r.RemoteAddr)
-	uuid := strings.ToLower(q.Get("uuid"))
+	uuid, serial := strings.ToLower(strings.TrimSpace(q.Get("uuid"))), strings.TrimSpace(q.Get("serial")) // iPXE sends the blanks at the end, too
 	// A machine names its first network card, which needn't be the one that it booted from.
-	name, text, err := s.o.Configs.find(s.machines.bootedFrom(uuid), q.Get("mac"), q.Get("serial"), uuid)
+	name, text, err := s.o.Configs.find(q.Get("mac"), s.machines.bootedFrom(uuid), serial, uuid)
 	switch {
 	case err != nil:
 		s.report.line(who, "gets no configuration: %v", err)
 		http.Error(w, "the configuration can't be read", http.StatusInternalServerError)
 	case text == nil:
-		s.report.line(who, "has no configuration here (MAC %q, serial number %q, UUID %q): it waits in maintenance mode, and asks again", q.Get("mac"), q.Get("serial"), uuid)
+		s.report.line(who, "has no configuration here (MAC %q, serial number %q, UUID %q): it waits in maintenance mode, and asks again", q.Get("mac"), serial, uuid)
 		http.NotFound(w, r)
 	default:
 		s.report.line(who, "gets its configuration: %s", name)

@@ -28,7 +28,7 @@ func (r *report) line(who, format string, args ...any) {
 type machines struct {
 	mu        sync.Mutex // guards all below
 	byAddress map[netip.Addr]net.HardwareAddr
-	byUUID    map[string]net.HardwareAddr
+	byUUID    map[string]net.HardwareAddr     // nil: of several network cards
 	asked     map[string]dhcpv4.TransactionID // by hardware address: the last question that was reported
 }
 
@@ -46,7 +46,11 @@ func (m *machines) learn(q *dhcpv4.DHCPv4) (isNew bool) {
 		}
 	}
 	if id := machineUUID(q); id != "" {
-		m.byUUID[id] = q.ClientHWAddr
+		if known, seen := m.byUUID[id]; seen && known.String() != q.ClientHWAddr.String() {
+			m.byUUID[id] = nil
+		} else {
+			m.byUUID[id] = q.ClientHWAddr
+		}
 	}
 	last, known := m.asked[q.ClientHWAddr.String()]
 	m.asked[q.ClientHWAddr.String()] = q.TransactionID
@@ -67,7 +71,8 @@ func (m *machines) name(peer string) string {
 	return from.Addr().String()
 }
 
-// bootedFrom is the hardware address of the network card from which the machine with a UUID booted, or "".
+// bootedFrom is the hardware address of the network card from which the machine with a UUID booted, or "". Some vendors give all their machines one UUID:
+// then none of their cards is meant.
 func (m *machines) bootedFrom(uuid string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -211,7 +211,12 @@ func TestConfigs(t *testing.T) {
 	check("mac=52-54-00-00-00-02&serial=cz+1234&uuid="+uuid, 200, "by serial")
 	check("serial=&uuid="+strings.ToUpper(uuid), 200, "by UUID")
 	check("mac=52:54:00:00:00:02&uuid=12345678-90ab-1234-0102-030405060708", 200, "by MAC")
+	// Another machine has the same UUID, and no configuration here.
+	s.machines.learn(&dhcpv4.DHCPv4{ClientHWAddr: mac(t, "52:54:00:00:00:02"), Options: dhcpv4.OptionsFromList(
+		dhcpv4.OptGeneric(dhcpv4.OptionClientMachineIdentifier, append([]byte{0}, 0x78, 0x56, 0x34, 0x12, 0xab, 0x90, 0x34, 0x12, 1, 2, 3, 4, 5, 6, 7, 8)))})
+	check("mac=52:54:00:00:00:02&uuid=12345678-90ab-1234-0102-030405060708", 404, "")
 	check("mac=52:54:00:00:00:09", 500, "")
+	check("serial=CZ%201234%20%20", 200, "by serial")
 	for _, name := range []string{"", "../secret", "..%2fsecret", "%2e%2e/secret", "notes", "notes.txt", ".hidden", "hidden", ".", "*", "default"} {
 		check("serial="+name+"&mac="+name+"&uuid="+name, 404, "")
 	}

@@ -100,19 +100,19 @@ func (o Options) open(ctx context.Context, path string) error {
 	return o.serve(tty)
 }
 
-// show writes the status when it has changed.
+// show writes the status when it has changed. New problems alone are no reason: the console has shown them.
 func (o Options) show(ctx context.Context, tty io.Writer) error {
 	var seen, shown string
 	var next time.Time
 	for sleep.For(ctx, settlePause) {
-		text, now := o.page(), time.Now()
-		if text == seen && text != shown && now.After(next) && !o.disabled("status") {
-			if _, err := io.WriteString(tty, text+"\n"); err != nil {
+		state, now := o.state(), time.Now()
+		if state == seen && state != shown && now.After(next) && !o.disabled("status") {
+			if _, err := io.WriteString(tty, strings.TrimSuffix(state+o.problems(), "\n")+"\n"); err != nil {
 				return err
 			}
-			shown, next = text, now.Add(showPause)
+			shown, next = state, now.Add(showPause)
 		}
-		seen = text
+		seen = state
 	}
 	return nil
 }
@@ -182,15 +182,15 @@ func (o Options) disabled(name string) bool {
 }
 
 func (o Options) status([]string) (string, error) {
-	page := o.page()
+	state := o.state()
 	if waits := o.Waiting(); waits != "" {
-		page += "\nnot up yet  " + waits
+		state += "not up yet  " + waits + "\n"
 	}
-	return page, nil
+	return strings.TrimSuffix(state+o.problems(), "\n"), nil
 }
 
-// page is the status without what the node waits for: the log has that, too, and it changes with each second.
-func (o Options) page() string {
+// state is the status without what the node waits for, which changes with each second, and without its problems.
+func (o Options) state() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Garboard %s", boot.Version)
 	for _, s := range slots.Statuses.List(o.Store) {
@@ -226,9 +226,11 @@ func (o Options) page() string {
 	if i := slices.IndexFunc(lines, func(l line) bool { return strings.Contains(l.text, "maintenance mode: ") }); i >= 0 && !o.configured() {
 		fmt.Fprintf(&b, "%s\n", lines[i].text)
 	}
-	problems := slices.DeleteFunc(lines, func(l line) bool { return l.priority > warning })
-	b.WriteString(last(problems, problemLines))
-	return strings.TrimSuffix(b.String(), "\n")
+	return b.String()
+}
+
+func (o Options) problems() string {
+	return last(slices.DeleteFunc(o.lines(), func(l line) bool { return l.priority > warning }), problemLines)
 }
 
 // slot is what a slot has, and why.

@@ -87,9 +87,9 @@ name        n1
 address     10.0.0.5/24
 stage       maintenance
 maintenance mode: API at https://10.0.0.5
+not up yet  apid Starting for 3s
 networkd: no answer
 disks: it is full
-not up yet  apid Starting for 3s
 `
 	if diff := cmp.Diff(want, r.typed(t, "status")); diff != "" {
 		t.Error(diff)

@@ -24,6 +24,9 @@ const (
 // configuration is too.
 type table = map[string]any
 
+// syncLayers is false in a container: its file system is the host's, which it would make sync all that the host has in memory.
+func syncLayers(mode boot.Mode) bool { return mode == boot.Machine }
+
 // renderConfig is containerd's own configuration (version 3, containerd 2.x).
 // The user's drop-ins in /var/cri/conf.d are merged over it by containerd
 // (acceptance S-143). It may hold passwords of registries.
@@ -45,6 +48,8 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 	images := table{
 		"pinned_images": table{"sandbox": config.DefaultPauseImage},
 		"registry":      table{"config_path": hostsDir, "configs": logins(r)},
+		// With this, the CRI pulls by itself, and unpacks through the service below: that of its transfer service doesn't sync.
+		"image_pull_with_sync_fs": syncLayers(mode),
 	}
 	return toml.Marshal(table{
 		"version": 3,
@@ -67,9 +72,8 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 			"io.containerd.cri.v1.runtime": runtime,
 			"io.containerd.cri.v1.images":  images,
 			// Each layer is durable before containerd notes that it is there, whoever unpacks it: otherwise a power cut within the kernel's write-back time
-			// (half a minute) leaves an image that counts as unpacked and has empty files. The file system of a container is its host's, which would sync all
-			// that it has in memory.
-			"io.containerd.service.v1.diff-service": table{"sync_fs": mode == boot.Machine},
+			// (half a minute) leaves an image that counts as unpacked and has empty files.
+			"io.containerd.service.v1.diff-service": table{"sync_fs": syncLayers(mode)},
 		},
 	})
 }

@@ -82,6 +82,7 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 			Imports []string
 			Plugins map[string]struct {
 				Restrict bool `toml:"restrict_oom_score_adj"`
+				Pull     bool `toml:"image_pull_with_sync_fs"`
 				Sync     bool `toml:"sync_fs"`
 			}
 		}
@@ -98,8 +99,9 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 			t.Errorf("%v: restrict_oom_score_adj %v, want %v", mode, got, restrict)
 		}
 		// A container node shares its host's power, and its host's file system.
-		if got := parsed.Plugins["io.containerd.service.v1.diff-service"].Sync; got == restrict {
-			t.Errorf("%v: sync_fs %v, want %v", mode, got, !restrict)
+		pulls, unpacks := parsed.Plugins["io.containerd.cri.v1.images"].Pull, parsed.Plugins["io.containerd.service.v1.diff-service"].Sync
+		if pulls == restrict || unpacks == restrict {
+			t.Errorf("%v: layers are synced: %v, %v, want %v", mode, pulls, unpacks, !restrict)
 		}
 	}
 }

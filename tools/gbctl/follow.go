@@ -20,6 +20,14 @@ func (a *app) follower(node, id string, stop func(*apiv1.Operation) bool) *follo
 	return &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
 }
 
+// again is the command with which the user goes on: rotate-ca also keeps the user's credentials valid.
+func (f *follower) again(otherwise string) string {
+	if f.prepare != nil {
+		return rotateCA
+	}
+	return otherwise
+}
+
 // run prints an operation of a node from its start to its end, and asks the user its
 // questions. It reconnects for as long as a machine may take to restart: the node
 // continues meanwhile, or restarts as a part of the operation. The error is the one with
@@ -38,7 +46,7 @@ func (f *follower) run(ctx context.Context) error {
 		case f.ended:
 			return f.outcome()
 		case ctx.Err() != nil:
-			fmt.Fprintf(a.err, "%s: %s continues on the node: gbctl -n %s operation attach %s\n", node, id, node, id)
+			fmt.Fprintf(a.err, "%s: %s continues on the node: gbctl -n %s %s\n", node, id, node, f.again("operation attach "+id))
 			return context.Canceled
 		case err == nil:
 			err = errors.New("the node has ended the stream: it shuts down or restarts its API")
@@ -245,7 +253,7 @@ func (f *follower) askUser(ctx context.Context, o *apiv1.Operation) {
 			return
 		case line, ok := <-lines:
 			if !ok {
-				fmt.Fprintf(f.app.err, "\n%s: %s waits for an answer: gbctl -n %s operation answer %s ANSWER\n", f.node, f.id, f.node, f.id)
+				fmt.Fprintf(f.app.err, "\n%s: %s waits for an answer: gbctl -n %s %s\n", f.node, f.id, f.node, f.again("operation answer "+f.id+" ANSWER"))
 				return
 			}
 			if text := strings.TrimSpace(line); text != "" && !f.send(ctx, o, text) {

@@ -146,7 +146,7 @@ func addConfiguration(disk, configuration string) error {
 		return err
 	}
 	cmd := exec.Command("sfdisk", "--append", disk)
-	cmd.Stdin = strings.NewReader("size=64MiB, type=L\n") // it begins where the ISO ends
+	cmd.Stdin = strings.NewReader(fmt.Sprintf("start=%d, size=64MiB, type=L\n", info.Size()/512))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("sfdisk: %w: %s", err, out)
 	}

@@ -85,7 +85,7 @@ func (c *Containerd) onMedium(ctx context.Context, ref string, rules config.Imag
 		if !has {
 			return nil
 		}
-		err := acceptBundled(ctx, from, ref, ref, rules)
+		err := acceptBundled(ctx, from, ref, known(PodNamespace, ref), rules)
 		if err == nil {
 			of = d.Digest.String()
 		}

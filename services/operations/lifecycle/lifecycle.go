@@ -77,8 +77,8 @@ const (
 	// answer who counts its members, and it counts for nothing. A node ends within 30 s.
 	holdShutdown = 30 * time.Second
 	// backTimeout is how long a node that is back waits for the cluster, which may have
-	// been down as a whole.
-	backTimeout = 10 * time.Minute
+	// been down as a whole. A system that can't reach it goes before: the former one lets pods come again.
+	backTimeout = proveTimeout + 5*time.Minute
 )
 
 // Etcd is the part of etcd.Etcd that is asked before a member goes, and left.

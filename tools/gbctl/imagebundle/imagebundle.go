@@ -191,7 +191,7 @@ func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (lis
 		return nil, err
 	}
 	tag := digest.Algorithm + "-" + digest.Hex // as cosign names them
-	list := parsed.Context().Name() + ":" + tag
+	list := strings.Replace(parsed.Context().Name(), name.DefaultRegistry+"/", "docker.io/", 1) + ":" + tag // nodes know it by this name
 	signed, err := b.signed(ctx, places, tag+".sig")
 	if err != nil {
 		return nil, fmt.Errorf("signatures of %s: %w", ref, err)

@@ -190,7 +190,7 @@ func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (lis
 	if err != nil {
 		return nil, err
 	}
-	tag := digest.Algorithm + "-" + digest.Hex // as cosign names them
+	tag := digest.Algorithm + "-" + digest.Hex                                                              // as cosign names them
 	list := strings.Replace(parsed.Context().Name(), name.DefaultRegistry+"/", "docker.io/", 1) + ":" + tag // nodes know it by this name
 	signed, err := b.signed(ctx, places, tag+".sig")
 	if err != nil {

@@ -200,7 +200,7 @@ func (o Options) added(dir string, files map[string][]byte) (label string, err e
 	if info, err := os.Stat(o.Images); err != nil {
 		return "", err
 	} else if info.Size() > maxFile {
-		return "", fmt.Errorf("%s has %d bytes, and a file on a medium can have %d: put less images into it, and serve the others (gbctl images serve, gbctl images push)", o.Images, info.Size(), int64(maxFile))
+		return "", fmt.Errorf("%s has %d bytes, and a file on a medium can have %d: put fewer images into it, and serve the others (gbctl images serve, gbctl images push)", o.Images, info.Size(), int64(maxFile))
 	}
 	bundle, err := os.Create(filepath.Join(dir, boot.BundleFile))
 	if err != nil {

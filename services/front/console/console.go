@@ -222,9 +222,11 @@ func (o Options) state() string {
 			fmt.Fprintf(&b, "problem     %s\n", p)
 		}
 	}
-	lines := o.lines()
-	if i := slices.IndexFunc(lines, func(l line) bool { return strings.Contains(l.text, "maintenance mode: ") }); i >= 0 && !o.configured() {
-		fmt.Fprintf(&b, "%s\n", lines[i].text)
+	if !o.configured() {
+		lines := o.lines()
+		if i := slices.IndexFunc(lines, func(l line) bool { return strings.Contains(l.text, "maintenance mode: ") }); i >= 0 {
+			fmt.Fprintf(&b, "%s\n", lines[i].text)
+		}
 	}
 	return b.String()
 }

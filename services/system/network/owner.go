@@ -118,7 +118,7 @@ func (o *owner) subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error
 		return nil, fmt.Errorf("subscribe to links: %w", err)
 	}
 	all, err := netlink.LinkList()
-	for errors.Is(err, netlink.ErrDumpInterrupted) { // a link came or went meanwhile
+	for errors.Is(err, netlink.ErrDumpInterrupted) && ctx.Err() == nil { // a link came or went meanwhile
 		all, err = netlink.LinkList()
 	}
 	if err != nil {

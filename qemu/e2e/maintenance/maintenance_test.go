@@ -64,6 +64,12 @@ func TestMaintenanceInQEMU(t *testing.T) {
 		t.Error("anybody may configure a node that has a configuration")
 	}
 
+	for group, want := range map[string]string{"init": "40\n", "system": "80\n"} { // two processors
+		if got := c.Gbctl("read", "/sys/fs/cgroup/"+group+"/cpu.weight"); got != want {
+			t.Errorf("the weight of %s is %q instead of %q", group, got, want)
+		}
+	}
+
 	// The configuration is stored: the next boot needs no request.
 	said := len(c.Text())
 	if err := c.Cut(t.Context(), c.Node()); err != nil {

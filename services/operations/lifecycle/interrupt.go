@@ -23,28 +23,36 @@ const (
 // operation. It refuses that where etcd would lose its quorum, unless it is forced. Control
 // planes do it one at a time.
 func (o Options) Interrupt(ctx context.Context, what string, force bool, do func() error) (warning string, err error) {
-	return o.interrupt(ctx, what, force, interruptHold, do)
+	return o.interrupt(ctx, what, force, func(release func(time.Duration)) error {
+		defer release(interruptHold)
+		return do()
+	})
 }
 
-// Reboot is Interrupt where do has the node reboot: its member goes on for as long as the services take to stop.
+// Reboot is Interrupt where do has the node reboot: its member goes on for as long as the services take to stop. The lock is
+// released before, as etcd and the API stop at once: while the node waits for etcd, the client wouldn't get its answer any more.
 func (o Options) Reboot(ctx context.Context, what string, force bool, do func() error) (warning string, err error) {
-	return o.interrupt(ctx, what, force, holdShutdown, do)
+	return o.interrupt(ctx, what, force, func(release func(time.Duration)) error {
+		release(holdShutdown)
+		return do()
+	})
 }
 
-func (o Options) interrupt(ctx context.Context, what string, force bool, hold time.Duration, do func() error) (warning string, err error) {
+func (o Options) interrupt(ctx context.Context, what string, force bool, do func(release func(hold time.Duration)) error) (warning string, err error) {
+	release := func(time.Duration) {}
 	if !o.controlPlane() {
-		return "", do()
+		return "", do(release)
 	}
 	taken, warning, err := o.takeTurn(ctx, what, force)
 	if err != nil {
 		return "", err
 	}
 	if taken != nil {
-		defer func() {
+		release = func(hold time.Duration) {
 			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedTimeout)
 			defer cancel()
 			_ = taken.Release(rctx, hold) // its lease ends by itself
-		}()
+		}
 	}
 	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -53,10 +61,10 @@ func (o Options) interrupt(ctx context.Context, what string, force bool, hold ti
 		err = ctx.Err() // the request was cancelled: nothing was counted
 	}
 	if err != nil {
-		hold = 0
+		release(0)
 		return "", err
 	}
-	return cmp.Or(warning, unknown), do()
+	return cmp.Or(warning, unknown), do(release)
 }
 
 // takeTurn takes the lock of the cluster. warning is why there is none.

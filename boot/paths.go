@@ -41,6 +41,10 @@ const (
 	CABundle       = "/etc/ssl/certs/ca-certificates"
 )
 
+// SystemCgroup is the parent of the cgroups of etcd, the kubelet, the services in sandboxes
+// and the extensions.
+const SystemCgroup = "/system"
+
 // GPT partition labels.
 const (
 	LabelEFI       = "EFI"

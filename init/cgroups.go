@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot"
 )
 
 // ownCgroup is the cgroup of PID 1 and its direct children: in cgroup v2 a
@@ -17,13 +19,13 @@ import (
 // (Documentation/admin-guide/cgroup-v2.rst, "No Internal Process Constraint").
 const ownCgroup = "init"
 
-// Weights of processor time for each processor, beside those of the pods: the kubelet gives
-// these 39 for each. With the kernel's 100 for each, of a machine with two processors that
-// has too much to do, an API server would get less than its clients, which then repeat what
-// took too long.
+// The weights of the cgroups for processor time, for each processor. The kubelet gives all
+// pods together 39 for each processor. The kernel's default is 100 for a cgroup: then, on an
+// overloaded machine with two processors, the API server gets less time than its clients,
+// and the clients repeat requests that took too long.
 const (
-	ownWeight    = 20
-	systemWeight = 40 // etcd, the kubelet, the services of the API and extensions
+	ownWeight    = 20 // PID 1, containerd and the shims
+	systemWeight = 40 // boot.SystemCgroup
 	maxWeight    = 100
 )
 
@@ -56,7 +58,7 @@ func delegateCgroups(root string) error {
 			errs = append(errs, fmt.Errorf("enable cgroup controller %s: %w", c, err))
 		}
 	}
-	for group, weight := range map[string]int{ownCgroup: ownWeight, "system": systemWeight} {
+	for group, weight := range map[string]int{ownCgroup: ownWeight, boot.SystemCgroup: systemWeight} {
 		errs = append(errs, setWeight(filepath.Join(root, group), min(weight*runtime.NumCPU(), maxWeight)))
 	}
 	return errors.Join(errs...)

@@ -35,7 +35,6 @@ const (
 
 	sandboxProgram = "/usr/bin/sandbox"
 	workDir        = boot.RunDir + "/sandbox"
-	cgroupParent   = "/system" // beside etcd and the kubelet
 
 	// DefaultMemoryMax is for a Go server of few clients: it idles at 10 MiB, and
 	// 200 clients at once take 40.
@@ -92,7 +91,7 @@ type Runner struct {
 	// What tests have elsewhere.
 	sandbox string // "": sandboxProgram
 	work    string // "": workDir/ID
-	parent  string // of the cgroup; "": cgroupParent
+	parent  string // of the cgroup; "": boot.SystemCgroup
 }
 
 // Run makes the sandbox, runs the service in it and returns when that has ended or,
@@ -136,7 +135,7 @@ func (r *Runner) setDefaults() {
 	r.StopBudget = cmp.Or(r.StopBudget, defaultStopBudget)
 	r.sandbox = cmp.Or(r.sandbox, sandboxProgram)
 	r.work = cmp.Or(r.work, filepath.Join(workDir, r.ID))
-	r.parent = cmp.Or(r.parent, cgroupParent)
+	r.parent = cmp.Or(r.parent, boot.SystemCgroup)
 }
 
 // why puts the end of a service that should have gone on into words.

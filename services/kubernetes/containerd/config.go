@@ -44,8 +44,9 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 		// A container node may lack CAP_SYS_RESOURCE, without which a lower OOM
 		// score than one's own can't be set and every pod would fail.
 		"restrict_oom_score_adj": mode == boot.Container,
-		// The shim of each container is asked for its processor time, by default each second: a
-		// fifth of the processor time of an idle control plane. The kubelet takes it each 10 s.
+		// How often containerd asks the shim of each container for its processor time. With the
+		// default of a second, this takes a fifth of what an idle control plane needs. The
+		// kubelet reads it each 10 s.
 		"stats_collect_period": "10s",
 	}
 	images := table{

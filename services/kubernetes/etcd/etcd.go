@@ -217,7 +217,7 @@ func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
 		Spec: func(context.Context) ([]oci.SpecOpts, error) {
 			return []oci.SpecOpts{
 				oci.WithProcessArgs(args...),
-				oci.WithCgroup("/system/etcd"),
+				oci.WithCgroup(boot.SystemCgroup + "/etcd"),
 				oci.WithRootFSReadonly(),
 				oci.WithMounts([]specs.Mount{bind(e.recoveryDir(), "rw")}),
 			}, nil
@@ -246,7 +246,7 @@ func (e *Etcd) spec(context.Context) ([]oci.SpecOpts, error) {
 	return []oci.SpecOpts{
 		oci.WithProcessArgs(args...),
 		oci.WithHostNamespace(specs.NetworkNamespace),
-		oci.WithCgroup("/system/etcd"),
+		oci.WithCgroup(boot.SystemCgroup + "/etcd"),
 		oci.WithRootFSReadonly(),
 		oci.WithMounts([]specs.Mount{
 			bind(boot.EtcdDataDir, "rw"),

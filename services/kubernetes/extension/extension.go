@@ -186,7 +186,7 @@ func (s service) spec() []oci.SpecOpts {
 		oci.WithEnv(environment),
 		oci.WithHostNamespace(specs.NetworkNamespace),
 		oci.WithHostNamespace(specs.UTSNamespace),
-		oci.WithCgroup("/system/" + s.id()),
+		oci.WithCgroup(boot.SystemCgroup + "/" + s.id()),
 		oci.WithMounts(mounts),
 	}
 	if s.Service.HostPID {

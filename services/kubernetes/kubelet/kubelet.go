@@ -189,7 +189,7 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 		oci.WithHostNamespace(specs.IPCNamespace),
 		oci.WithHostNamespace(specs.UTSNamespace),
 		oci.WithHostNamespace(specs.CgroupNamespace),
-		oci.WithCgroup("/system/kubelet"),
+		oci.WithCgroup(boot.SystemCgroup + "/kubelet"),
 		withoutDefaultMounts("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
 		oci.WithMounts(slices.Concat(mounts, extra)),
 		withSharedMounts,

@@ -190,8 +190,9 @@ func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (lis
 	if err != nil {
 		return nil, err
 	}
-	tag := digest.Algorithm + "-" + digest.Hex                                                              // as cosign names them
-	list := strings.Replace(parsed.Context().Name(), name.DefaultRegistry+"/", "docker.io/", 1) + ":" + tag // nodes know it by this name
+	// Cosign names them like this, and nodes know them by the name of the image.
+	tag := digest.Algorithm + "-" + digest.Hex
+	list := strings.Replace(parsed.Context().Name(), name.DefaultRegistry+"/", "docker.io/", 1) + ":" + tag
 	signed, err := b.signed(ctx, places, tag+".sig")
 	if err != nil {
 		return nil, fmt.Errorf("signatures of %s: %w", ref, err)

@@ -49,6 +49,8 @@ type Holder struct {
 	Name  string    `json:"name"` // of the operation
 	ID    string    `json:"id"`
 	Since time.Time `json:"since"`
+	// Stays is how long the lock stays if the node is lost, in whole seconds.
+	Stays time.Duration `json:"-"`
 }
 
 func (h Holder) String() string {

@@ -322,6 +322,9 @@ func TestLockOfAnOperationThatIsCutShort(t *testing.T) {
 		n.boot()
 		n.start("reboot")
 		synctest.Wait()
+		if holder := holderOf(k); holder == nil || holder.Stays != restartHold {
+			t.Errorf("if the power is lost, the lock of %+v doesn't stay for %s", holder, restartHold)
+		}
 		n.halt()
 		if holder, _, given := k.state(); holder == nil || len(given) != 1 || given[0] != restartHold {
 			t.Errorf("%v has it; given back: %v", holder, given)

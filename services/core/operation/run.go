@@ -20,8 +20,8 @@ const (
 	// releaseTimeout bounds giving the lock back; it ends by itself else. With
 	// stepGrace it is less than stopBudget.
 	releaseTimeout = 2 * time.Second
-	// restartHold is how long the lock of an operation stays that the node's restart
-	// has cut short: a server with much memory tests it for minutes.
+	// restartHold is how long the lock of an operation stays that a restart of the node,
+	// or a loss of its power, has cut short: a server with much memory tests it for minutes.
 	restartHold = 15 * time.Minute
 )
 
@@ -41,7 +41,7 @@ func (x *execution) run(ctx context.Context) {
 	rec := x.rec
 	x.mu.Unlock()
 	before := !rec.Unlocked && rec.Boots > 1 && x.r.o.Lock != nil // an earlier boot has taken the lock
-	h := Holder{Name: rec.Name, ID: x.id, Since: rec.Began}
+	h := Holder{Name: rec.Name, ID: x.id, Since: rec.Began, Stays: restartHold}
 	if before {
 		x.lock = x.r.retake(ctx, h, func(text string) { x.report("", "", text) })
 	}

@@ -20,10 +20,9 @@ import (
 const (
 	// lockKey is outside of the keys of Kubernetes, which are below /registry.
 	lockKey = "/garboard.dev/operation"
-	// lockTTL is how long the lock of a lost node stays: longer than an election.
-	lockTTL = time.Minute
-	// lockRetry is the pause before a lock that was lost is taken again.
-	lockRetry = 5 * time.Second
+	// lockRenewal is between two renewals of the lock's lease, or between two tries to take
+	// a lock again that was lost.
+	lockRenewal = 10 * time.Second
 	// maxHolder limits the size of a holder's record, in bytes.
 	maxHolder = 4 << 10
 )
@@ -39,8 +38,9 @@ type lock struct{ e *Etcd }
 type held struct {
 	client *clientv3.Client
 	key    string
-	value  string // the holder
-	node   string // this one
+	value  string        // the holder
+	node   string        // this one
+	stays  time.Duration // without the node
 	log    *slog.Logger
 
 	end     context.CancelFunc // ends the renewal
@@ -77,11 +77,11 @@ func (e *Etcd) hold(ctx context.Context, key string, h operation.Holder) (*held,
 	if err != nil {
 		return nil, err
 	}
-	t := &held{key: key, value: string(value), node: me.name, log: e.o.Log}
+	t := &held{key: key, value: string(value), node: me.name, stays: h.Stays, log: e.o.Log}
 	if t.client, err = e.voters(ctx, context.WithoutCancel(ctx)); err != nil {
 		return nil, err
 	}
-	if err := t.take(ctx, lockTTL); err != nil {
+	if err := t.take(ctx); err != nil {
 		return nil, errors.Join(err, t.client.Close())
 	}
 	return t, nil
@@ -163,8 +163,8 @@ func holder(value []byte) (h operation.Holder) {
 }
 
 // take takes the key with a new lease, or again if this node has it.
-func (t *held) take(ctx context.Context, ttl time.Duration) error {
-	granted, err := t.client.Grant(ctx, int64(ttl/time.Second))
+func (t *held) take(ctx context.Context) error {
+	granted, err := t.client.Grant(ctx, int64(t.stays/time.Second))
 	if err != nil {
 		return noAnswer(err)
 	}
@@ -192,19 +192,15 @@ func (t *held) take(ctx context.Context, ttl time.Duration) error {
 	}
 }
 
-// keep renews the lease until ctx ends. A lease that was lost, because the
-// cluster had no quorum, is taken again unless another node was faster.
+// keep renews the lease until ctx ends. A lease that is gone, because the cluster had
+// no quorum for too long or another history, is taken again unless another node was faster.
 func (t *held) keep(ctx context.Context) {
-	for ctx.Err() == nil {
-		if alive, err := t.client.KeepAlive(ctx, t.lease); err == nil {
-			for range alive { // until it is lost
-			}
+	for sleep.For(ctx, lockRenewal) {
+		rctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		_, err := t.client.KeepAliveOnce(rctx, t.lease)
+		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			err = t.take(rctx)
 		}
-		if !sleep.For(ctx, lockRetry) {
-			return
-		}
-		tctx, cancel := context.WithTimeout(ctx, requestTimeout)
-		err := t.take(tctx, lockTTL)
 		cancel()
 		if other := new(operation.HeldError); errors.As(err, &other) {
 			t.log.Warn("the lock of the cluster ended while etcd didn't answer, and another node has it now: both run disruptive operations", "holder", other.Holder.String())

@@ -224,7 +224,7 @@ func TestRealTakeOver(t *testing.T) {
 		return err
 	})
 	refused("its coordinator could still be there") // it has given nothing back
-	eventually.That(t, lockTTL+30*time.Second, "b to take it over", func() error {
+	eventually.That(t, claimTTL+30*time.Second, "b to take it over", func() error {
 		_, err := second.TakeOver(t.Context(), id, "eve", anyone)
 		return err
 	})

@@ -18,6 +18,8 @@ const (
 	operationsKey  = "/garboard.dev/operations/"
 	recordSuffix   = "/record"
 	coordinatorKey = "/coordinator"
+	// claimTTL is how long a lost node stays the coordinator: longer than an election.
+	claimTTL = time.Minute
 	// Steps must end claimMargin before the end of the lease, because another node
 	// could take the operation over after it. They have three seconds for that.
 	claimMargin = 15 * time.Second
@@ -36,6 +38,7 @@ func (r records) Claim(ctx context.Context, h operation.Holder) (operation.Claim
 	if r.e.o.skip() != "" {
 		return nil, errNoRecords
 	}
+	h.Stays = claimTTL
 	t, err := r.e.hold(ctx, operationsKey+h.ID+coordinatorKey, h)
 	if err != nil {
 		return nil, err
@@ -106,7 +109,7 @@ func (c *claim) watch(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	end := time.NewTimer(lockTTL - claimMargin)
+	end := time.NewTimer(claimTTL - claimMargin)
 	defer end.Stop()
 	for {
 		select {
@@ -114,7 +117,7 @@ func (c *claim) watch(ctx context.Context) {
 			if !there {
 				return
 			}
-			end.Reset(lockTTL - claimMargin)
+			end.Reset(claimTTL - claimMargin)
 		case <-end.C:
 			return
 		}

@@ -17,6 +17,8 @@ const (
 	// interruptHold is how long the others wait after it: by then etcd counts the member as
 	// down, or it is back.
 	interruptHold = 5 * time.Second
+	// interruptStays is how long they wait for a node that is lost during it: longer than an election.
+	interruptStays = time.Minute
 )
 
 // Interrupt calls do, which stops or restarts this node's member of etcd without an
@@ -76,7 +78,7 @@ func (o Options) takeTurn(ctx context.Context, what string, force bool) (taken o
 	bounded, cancel := context.WithTimeout(ctx, interruptPatience)
 	defer cancel()
 	for {
-		taken, err = o.Lock.Take(bounded, operation.Holder{Name: what, ID: what, Since: time.Now()})
+		taken, err = o.Lock.Take(bounded, operation.Holder{Name: what, ID: what, Since: time.Now(), Stays: interruptStays})
 		var held *operation.HeldError
 		switch {
 		case err == nil:

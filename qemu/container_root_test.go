@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -140,7 +141,7 @@ func TestContainerNodeLeavesNothing(t *testing.T) {
 	o := artefacts(t)
 	o.Name = "leaves-nothing"
 	t.Setenv("GARBOARD_HOME", t.TempDir())
-	before := snapshot.Take(t, o.Name)
+	before, began := snapshot.Take(t, o.Name), time.Now()
 	c := up(t, o)
 	expect(t, c, "who", "leaves-nothing-controlplane-1 boot 1")
 	expect(t, c, "get http://10.5.0.1:5000/v2/", "200 OK {}")
@@ -153,6 +154,11 @@ func TestContainerNodeLeavesNothing(t *testing.T) {
 	expect(t, c, "write /proc/sys/net/ipv4/ip_forward 1", "1 <nil>")
 	expect(t, c, "write /proc/sys/kernel/shmmni 17", "17 <nil>")
 	expect(t, c, "write /etc-is-read-only x", "read-only file system")
+
+	used, err := c.NodeCPUTime(c.Nodes[0].Name)
+	if begun := time.Since(began); err != nil || used <= 0 || used > time.Duration(runtime.NumCPU())*begun {
+		t.Errorf("within %s, the node has used %s of processor time: %v", begun, used, err)
+	}
 
 	if diff := before.Diff(snapshot.Take(t, o.Name), snapshot.Living...); diff != "" {
 		t.Errorf("the host differs while the cluster is up:\n%s", diff)
@@ -172,16 +178,24 @@ func TestContainerLimits(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	c := up(t, o)
 	expect(t, c, "who", "limits-controlplane-1 boot 1")
-	// Of both versions; one of them exists.
+	// Of both versions; one of them exists, and with it both files.
+	checked := 0
 	node := filepath.Join(c.dir.cgroup(), c.Nodes[0].Name)
 	for _, want := range [][2]string{
-		{"memory" + node + "/memory.limit_in_bytes", "67108864"}, {"cpu,cpuacct" + node + "/cpu.cfs_quota_us", "100000"},
+		{"memory" + node + "/memory.limit_in_bytes", "67108864"}, {"cpu" + node + "/cpu.cfs_quota_us", "100000"},
 		{node + "/memory.max", "67108864"}, {node + "/cpu.max", "100000 100000"},
 	} {
 		text, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", want[0]))
-		if err == nil && strings.TrimSpace(string(text)) != want[1] {
+		if err != nil {
+			continue
+		}
+		checked++
+		if strings.TrimSpace(string(text)) != want[1] {
 			t.Errorf("%s is %s, not %s", want[0], text, want[1])
 		}
+	}
+	if checked != 2 {
+		t.Errorf("%d of 2 limits are there", checked)
 	}
 	if pids, err := c.NodeProcesses(c.Nodes[0].Name); err != nil || len(pids) != 1 {
 		t.Errorf("processes of the node: %v, %v", pids, err)

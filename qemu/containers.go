@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"time"
 
 	"github.com/garboard-os/garboard/qemu/container"
 	"github.com/garboard-os/garboard/qemu/container/cgroup"
@@ -82,6 +83,11 @@ func (c containers) Close() error { return cgroup.Remove(c.dir.cgroup()) }
 // NodeProcesses returns the PIDs, on this machine, of all processes of a container node.
 func (c *Cluster) NodeProcesses(node string) ([]int, error) {
 	return cgroup.Processes(c.dir.nodeCgroup(node))
+}
+
+// NodeCPUTime is the processor time that all processes of a container node have used.
+func (c *Cluster) NodeCPUTime(node string) (time.Duration, error) {
+	return cgroup.CPUTime(c.dir.nodeCgroup(node))
 }
 
 // Holders returns the nodes that have the address on one of their links, also those that are

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ const (
 	budgetPSS     = 60e6 // bytes of memory of PID 1 and its helpers, idle
 	budgetPayload = 64e6 // bytes over the network to boot
 	budgetReady   = 15 * time.Second
+	budgetIdle    = 25 // percent of one processor that an idle control plane uses, at native speed
 
 	// controlPlaneMiB is the memory in which a one-node control plane has to run,
 	// so the bench gives a virtual machine no more.
@@ -35,6 +37,9 @@ const (
 	// settle is how long a node that just came up is left alone before its memory
 	// is read: "idle" is a minute after boot.
 	settle = 20 * time.Second
+	// idleTime is how long the processor time of an idle node is counted: as long as the
+	// longest period of its services.
+	idleTime = time.Minute
 )
 
 // A figure is one row of the bench.
@@ -228,7 +233,7 @@ func benchNode(ctx context.Context, out io.Writer, root, provisioner string, mad
 		figures = append(figures, figure{what: how + ": RAM of this control plane", value: fmt.Sprintf("%d MiB", controlPlaneMiB), budget: "≤ 2 GiB"})
 	}
 	if provisioner == qemu.Container {
-		idle, err := idleMemory(ctx, out, c)
+		idle, err := idle(ctx, out, c)
 		if err != nil {
 			return nil, err
 		}
@@ -316,22 +321,17 @@ func upTimes(how, console string) ([]figure, error) {
 	return figures, s.Err()
 }
 
-// idleMemory is what PID 1 and its helpers take, and what the whole node takes.
-func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, error) {
-	fmt.Fprintf(out, "letting the node settle for %s\n", settle)
-	if err := pause(ctx, settle); err != nil {
+// idle is what PID 1 and its helpers take, and what the whole node takes, when nobody asks it for anything.
+func idle(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, error) {
+	fmt.Fprintf(out, "letting the node settle for %s, and counting its processor time for %s\n", settle, idleTime)
+	err := pause(ctx, settle)
+	processor, counted := processorTime(ctx, c)
+	if err = errors.Join(err, counted); err != nil {
 		return nil, err
 	}
-	init, err := firstInit(c)
-	if err != nil {
-		return nil, err
-	}
-	total, err := pss(init)
-	if err != nil {
-		return nil, err
-	}
-	for _, helper := range []string{"apid", "trustd"} {
-		pid, err := nodeInit(init, helper)
+	var total int64
+	for _, command := range []string{"", "apid", "trustd"} {
+		pid, err := nodeInit(c, command)
 		if err != nil {
 			return nil, err
 		}
@@ -342,55 +342,32 @@ func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, 
 		total += n
 	}
 	all, err := weigh(c, c.Nodes[0], "a one-node control plane")
-	return []figure{bytesFigure("PID 1, apid and trustd, idle, proportional set size", total, budgetPSS), all}, err
+	return []figure{bytesFigure("PID 1, apid and trustd, idle, proportional set size", total, budgetPSS), all, processor}, err
 }
 
-// firstInit finds the PID 1 of the first node of a cluster that runs.
-func firstInit(c *qemu.Cluster) (int, error) {
-	host, err := c.HostPID()
-	if err != nil {
-		return 0, err
+// processorTime is how much of a processor the whole node uses.
+func processorTime(ctx context.Context, c *qemu.Cluster) (figure, error) {
+	before, err := c.NodeCPUTime(c.Nodes[0].Name)
+	began := time.Now()
+	if err = errors.Join(err, pause(ctx, idleTime)); err != nil {
+		return figure{}, err
 	}
-	return nodeInit(host, "")
+	after, err := c.NodeCPUTime(c.Nodes[0].Name)
+	share := 100 * float64(after-before) / float64(time.Since(began))
+	return figure{"processor time of a one-node control plane, idle", fmt.Sprintf("%.1f %% of a processor", share), fmt.Sprintf("≤ %d %%", budgetIdle), share > budgetIdle}, err
 }
 
-// nodeInit finds the first descendant of a process that is a node's PID 1, or
-// with a command that program under it.
-func nodeInit(host int, command string) (int, error) {
-	want := "/sbin/init\x00" + command
-	below, err := children(host)
-	if err != nil {
-		return 0, err
-	}
-	for _, child := range below {
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
-		if strings.HasPrefix(string(line), want) {
-			return child, nil
-		}
-		if found, err := nodeInit(child, command); err == nil {
-			return found, nil
+// nodeInit finds PID 1 of the first node of a cluster of containers, or with a command that program under it.
+func nodeInit(c *qemu.Cluster, command string) (int, error) {
+	pids, err := c.NodeProcesses(c.Nodes[0].Name)
+	slices.Sort(pids) // PID 1 is the first
+	for _, pid := range pids {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if strings.HasPrefix(string(line), "/sbin/init\x00"+command) {
+			return pid, nil
 		}
 	}
-	return 0, fmt.Errorf("process %d has no %q below it", host, want)
-}
-
-// children are the processes that a process has started itself.
-func children(pid int) (all []int, err error) {
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		return nil, err
-	}
-	for _, task := range tasks {
-		text, _ := os.ReadFile(task) // a thread may be gone
-		for _, field := range strings.Fields(string(text)) {
-			child, err := strconv.Atoi(field)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", task, err)
-			}
-			all = append(all, child)
-		}
-	}
-	return all, nil
+	return 0, cmp.Or(err, fmt.Errorf("%s runs no /sbin/init %s", c.Nodes[0].Name, command))
 }
 
 func bytesFigure(what string, n, budget int64) figure {

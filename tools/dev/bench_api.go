@@ -42,11 +42,11 @@ const (
 
 // benchAPI measures the machine API of a node that serves.
 func benchAPI(ctx context.Context, out io.Writer, root string, c *qemu.Cluster) ([]figure, error) {
-	init, err := firstInit(c)
+	init, err := nodeInit(c, "")
 	if err != nil {
 		return nil, err
 	}
-	gate, err := nodeInit(init, "apid")
+	gate, err := nodeInit(c, "apid")
 	if err != nil {
 		return nil, err
 	}

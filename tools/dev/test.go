@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -259,4 +260,23 @@ func interrupt(p *os.Process) error {
 		}
 	}
 	return errors.Join(err, p.Signal(syscall.SIGINT))
+}
+
+// children are the processes that a process has started itself.
+func children(pid int) (all []int, err error) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return nil, err
+	}
+	for _, task := range tasks {
+		text, _ := os.ReadFile(task) // a thread may be gone
+		for _, field := range strings.Fields(string(text)) {
+			child, err := strconv.Atoi(field)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", task, err)
+			}
+			all = append(all, child)
+		}
+	}
+	return all, nil
 }

@@ -221,6 +221,30 @@ func Processes(path string) (all []int, err error) {
 	return all, err
 }
 
+// CPUTime is the processor time that all processes in a cgroup and below it have used, also
+// those that have ended. The cgroup's files are cpuacct.usage in nanoseconds (v1) and cpu.stat,
+// with microseconds (v2; Documentation/admin-guide/cgroup-v2.rst).
+func CPUTime(path string) (time.Duration, error) {
+	hierarchies, err := Hierarchies()
+	if err != nil {
+		return 0, err
+	}
+	dir, unified, err := in(hierarchies, "cpuacct", path)
+	if err != nil {
+		return 0, err
+	}
+	name, unit := "cpuacct.usage", time.Nanosecond
+	if unified {
+		name, unit = "cpu.stat", time.Microsecond
+	}
+	var n time.Duration
+	text, err := os.ReadFile(filepath.Join(dir, name))
+	if err == nil {
+		_, err = fmt.Sscan(strings.TrimPrefix(string(text), "usage_usec "), &n)
+	}
+	return n * unit, err
+}
+
 // file is a setting of a cgroup.
 type file struct{ path, value string }
 

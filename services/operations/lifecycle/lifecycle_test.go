@@ -125,7 +125,7 @@ func (r *rig) on() {
 	runner, err := operation.New(operation.Options{
 		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir, Lock: r.lock,
 		Definitions: Definitions(Options{
-			Store: r.store, Etcd: member{r}, Systems: installed, Unhealthy: func() []string { return r.sick },
+			Store: r.store, Etcd: member{r}, Systems: installed, Unhealthy: func() []string { r.mu.Lock(); defer r.mu.Unlock(); return r.sick },
 			Start:    func(_ context.Context, id string) error { return r.note("start " + id) },
 			Stop:     func(_ context.Context, id string) error { return r.note("stop " + id) },
 			StopPods: func(context.Context) error { return r.note("stop pods") },

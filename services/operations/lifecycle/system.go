@@ -67,11 +67,13 @@ type Systems interface {
 // errNoSlots refuses what only a machine can do.
 var errNoSlots = errors.New("this node is a container: its host has its system")
 
-// target is the slot that an operation writes; source is what it writes there. marked is whether EPHEMERAL is wiped before it runs.
+// target is the slot that an operation writes; source is what it writes there. marked is whether EPHEMERAL is wiped before it runs. sick are
+// the services that weren't healthy when the operation began: after a restart, others aren't up yet.
 var (
 	target = operation.Data[string]{Key: "slot"}
 	source = operation.Data[slots.Source]{Key: "source"}
 	marked = operation.Data[bool]{Key: "marked"}
+	sick   = operation.Data[[]string]{Key: "sick"}
 )
 
 func (o Options) mayInstall() error {
@@ -92,7 +94,7 @@ func (o Options) mayInstall() error {
 }
 
 // write are the steps up to a complete system in a slot. It comes from an image, or from the medium in the machine.
-func (o Options) write(args PowerArguments) []operation.Step {
+func (o Options) write(r operation.Request, args PowerArguments) []operation.Step {
 	get := operation.Step{
 		ID: "find", What: "find the system on the medium", Deadline: verifyTimeout,
 		Run: func(ctx context.Context, p *operation.Progress) error {
@@ -115,7 +117,7 @@ func (o Options) write(args PowerArguments) []operation.Step {
 			},
 		}
 	}
-	return []operation.Step{
+	all := []operation.Step{
 		get,
 		{
 			ID: "verify", What: "read the system, and compare its checksum", Deadline: verifyTimeout,
@@ -147,8 +149,8 @@ func (o Options) write(args PowerArguments) []operation.Step {
 					return err
 				}
 				system := boot.Slot{Wiped: args.Wipe}
-				if o.Unhealthy != nil && o.Systems.Running() != "" {
-					system.Excused = o.Unhealthy()
+				if o.Systems.Running() != "" {
+					system.Excused, _ = sick.Get(p) // nothing is excused in an operation that was cut short before it knew
 				}
 				if cfg, err := machine.Config(o.Store); err == nil {
 					system.Args = cfg.Machine.Install.ExtraKernelArgs
@@ -158,13 +160,48 @@ func (o Options) write(args PowerArguments) []operation.Step {
 			},
 			Undo: func(ctx context.Context, p *operation.Progress) error {
 				slot, err := target.Get(p)
-				if err != nil || slot == o.Systems.Running() {
+				if err != nil {
 					return err
+				}
+				if slot == o.Systems.Running() {
+					return fmt.Errorf("the machine has restarted, with the new system in slot %s, which stays if it is healthy: `gbctl rollback` goes back to the former one", slot)
 				}
 				return o.Systems.Empty(ctx, slot)
 			},
 		},
 	}
+	for i := range all {
+		run := all[i].Run
+		all[i].Run = func(ctx context.Context, p *operation.Progress) (err error) {
+			if i == 0 && !r.Resuming && o.Unhealthy != nil {
+				err = sick.Put(p, o.Unhealthy())
+			}
+			if err == nil && args.Image != "" {
+				_, err = o.containerd(ctx, p)
+			}
+			if err == nil {
+				err = run(ctx, p)
+			}
+			return err
+		}
+	}
+	return all
+}
+
+// containerd waits for containerd, which starts again after a restart of the node. One that wasn't healthy before isn't waited for.
+func (o Options) containerd(ctx context.Context, p *operation.Progress) (there bool, err error) {
+	if before, _ := sick.Get(p); slices.Contains(before, containerd.ID) {
+		return false, nil
+	}
+	for told := false; o.Unhealthy != nil && slices.Contains(o.Unhealthy(), containerd.ID); told = true {
+		if !told {
+			p.Report("waits for containerd")
+		}
+		if !sleep.For(ctx, provePoll) {
+			return false, ctx.Err()
+		}
+	}
+	return true, nil
 }
 
 // images pulls what the new system runs pods with, before anything is written. Otherwise no pod would start with that system, in a place
@@ -177,8 +214,10 @@ func (o Options) images() operation.Step {
 			if err != nil {
 				return err
 			}
-			if o.Unhealthy != nil && slices.Contains(o.Unhealthy(), containerd.ID) {
-				p.Report("nothing is pulled: containerd isn't healthy, and the upgrade may be to repair it")
+			if there, err := o.containerd(ctx, p); err != nil {
+				return err
+			} else if !there {
+				p.Report("nothing is pulled: containerd wasn't healthy, and the upgrade may be to repair it")
 				return nil
 			}
 			for _, image := range src.Images {
@@ -268,8 +307,8 @@ func (o Options) upgrade() operation.Definition { return o.replace(Upgrade, o.ma
 func (o Options) replace(name string, may func() error) operation.Definition {
 	d := o.changed(name)
 	plan, steps := d.Plan, d.Steps
-	write := func(args PowerArguments) []operation.Step {
-		all := o.write(args)
+	write := func(r operation.Request, args PowerArguments) []operation.Step {
+		all := o.write(r, args)
 		if name == Upgrade { // a machine that isn't installed may have no containerd
 			all = slices.Insert(all, len(all)-1, o.images())
 		}
@@ -279,12 +318,12 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 	around := func(r operation.Request, all []operation.Step) ([]operation.Step, error) {
 		args, timeout, err := powerArguments(r)
 		if args.Stage {
-			return write(args), err
+			return write(r, args), err
 		}
 		if args.Wipe {
 			all = o.wiping(r, timeout, all)
 		}
-		return slices.Concat(write(args), all, []operation.Step{o.prove(args)}), err
+		return slices.Concat(write(r, args), all, []operation.Step{o.prove(args)}), err
 	}
 	d.Plan = func(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
 		args, err := operation.Decode[PowerArguments](r)
@@ -301,7 +340,7 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 			return p, err
 		}
 		if args.Stage {
-			p = operation.Plan{Steps: write(args), Unlocked: "the node isn't restarted"}
+			p = operation.Plan{Steps: write(r, args), Unlocked: "the node isn't restarted"}
 			return p, o.sayWhere(p.Steps)
 		}
 		if p, err = plan(ctx, r); err == nil {

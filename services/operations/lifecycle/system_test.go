@@ -338,6 +338,58 @@ func TestUpgradeIsCutShort(t *testing.T) {
 	}
 }
 
+// After a restart of the former system, an upgrade waits for what the restart has stopped, and the new system isn't excused from it.
+func TestUpgradeIsCutShortBeforeItWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		r.on()
+		r.cut = "verify"
+		o := r.run(Upgrade, PowerArguments{Stage: true, Image: "registry.example/installer:v2"}.Encode())
+		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify")
+		r.mu.Lock()
+		r.sick = []string{"containerd", "kubelet"}
+		r.mu.Unlock()
+		s.reboot(t, "A", func(*boot.Slots) error { return nil })
+		time.Sleep(time.Minute)
+		check(t, r, o, operation.Running)
+		r.mu.Lock()
+		r.sick = []string{"kubelet"}
+		r.mu.Unlock()
+		check(t, r, r.end(o.ID), operation.Done, "verify", "write v2 to B timed")
+		r.off()
+	})
+}
+
+// An upgrade that was called off before the restart into the new system doesn't say that it is undone.
+func TestUndoneUpgradeThatRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		r.pods = []string{"slow"}
+		r.on()
+		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{DrainTimeout: time.Hour}.Encode(), By: "somebody"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		r.mu.Lock()
+		r.cut = "uncordon"
+		r.mu.Unlock()
+		if err := r.runner.Abort(o.ID, "somebody"); err != nil {
+			t.Fatal(err)
+		}
+		if o = r.end(o.ID); o.State != operation.Undoing {
+			t.Errorf("it is %s", o.State)
+		}
+		r.done()
+		s.reboot(t, "B", boots)
+		o = r.end(o.ID)
+		if check(t, r, o, operation.Aborted); !strings.Contains(o.Error, "gbctl rollback") {
+			t.Error(o.Error)
+		}
+		r.off()
+	})
+}
+
 // A machine that restarted before its data was marked for wiping keeps it, and the operation says so.
 func TestWipingUpgradeIsCutShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

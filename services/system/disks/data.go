@@ -161,7 +161,7 @@ func (d *Disks) mountDisk(ctx context.Context, wanted config.DataDisk) (path str
 // keepFileSystems mounts a file system as what it is, whatever the configuration wants by now.
 func keepFileSystems(ctx context.Context, dev device, f found, volumes []volume) error {
 	for i, v := range volumes {
-		if f.pending.step == stepFormat && f.pending.label == v.Label {
+		if f.pending.interrupted(v) {
 			continue
 		}
 		path, err := partitionDevice(ctx, dev, f.table, v.Label)
@@ -198,19 +198,24 @@ func (d *Disks) dataDisk(system device, wanted config.DataDisk, volumes []volume
 	if err != nil {
 		return device{}, found{}, err
 	}
+	records, err := d.records()
+	if err != nil {
+		return device{}, found{}, err
+	}
+	on, made := records[wanted.Name]
 	path := resolved(wanted.Device)
 	var known, free, fits []candidate
 	why := rejected{}
 	for _, dev := range devices {
 		f, err := d.inspect(dev)
 		c := candidate{dev, f}
-		why[dev.Path] = d.unfit(dev, f, wanted.Device, wanted.DiskSelector)
+		why[dev.Path] = cmp.Or(d.unfit(dev, f, wanted.Device, wanted.DiskSelector), attached(dev, wanted))
 		chosen := (wanted.Device == "" || dev.Path == path) && why[dev.Path] == ""
 		switch {
 		case dev.Path == system.Path:
 		case err != nil && wanted.Device != "" && chosen:
 			return dev, f, err
-		case err == nil && f.data() && len(missing(f, dev, volumes)) < len(volumes):
+		case err == nil && f.data() && len(missing(f, dev, volumes)) < len(volumes) && (made || chosen || !dev.remote()):
 			known = append(known, c)
 		case err == nil && chosen && (f.verdict == empty || f.verdict == unfinished):
 			free = append(free, c)
@@ -218,11 +223,6 @@ func (d *Disks) dataDisk(system device, wanted config.DataDisk, volumes []volume
 			fits = append(fits, c)
 		}
 	}
-	records, err := d.records()
-	if err != nil {
-		return device{}, found{}, err
-	}
-	on, made := records[wanted.Name]
 	if made && on.Serial+on.WWID != "" { // others may have a partition of this name: pods have raw disks
 		known = slices.DeleteFunc(known, func(c candidate) bool { return !on.is(c.device) })
 	}
@@ -245,6 +245,15 @@ func (d *Disks) dataDisk(system device, wanted config.DataDisk, volumes []volume
 	return device{}, found{}, fmt.Errorf("no disk fits %s of machine.disks. Plug it in, or correct device or diskSelector. The disks here:\n%s", wanted.Name, d.selection(why))
 }
 
+// attached says why an entry doesn't get a disk on the other side of a network: a storage driver may have attached it for a pod. It must be
+// named, by its device or by what no other disk has.
+func attached(dev device, wanted config.DataDisk) string {
+	if !dev.remote() || wanted.Device != "" || wanted.DiskSelector.Serial+wanted.DiskSelector.WWID != "" {
+		return ""
+	}
+	return "it is on the other side of a network: its device, serial or wwid must be given"
+}
+
 // takeData makes the partitions that a disk lacks.
 func (d *Disks) takeData(ctx context.Context, dev device, f found, wanted config.DataDisk, volumes []volume) error {
 	field := "machine.disks[" + wanted.Name + "]"
@@ -262,6 +271,9 @@ func (d *Disks) takeData(ctx context.Context, dev device, f found, wanted config
 			return err
 		}
 		d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s", dev.Path, f.holds, consent))
+	}
+	if err := d.late(); err != nil {
+		return err
 	}
 	places, err := placesFrom(edge, dev, volumes)
 	if err != nil {
@@ -306,6 +318,9 @@ func (d *Disks) extend(ctx context.Context, dev device, f found, volumes []volum
 		return d.grow(ctx, dev, f, v.Label, v.Size)
 	}
 	places, err := behind(dev, f, lacking)
+	if err == nil {
+		err = d.formatPending(ctx, dev, f, volumes)
+	}
 	if err != nil {
 		return err
 	}

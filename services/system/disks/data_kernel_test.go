@@ -119,6 +119,29 @@ func TestPartitionIsAdded(t *testing.T) {
 	}
 }
 
+// Half a file system of the first of two new partitions is made anew, before the second one is added.
+func TestPartitionsAreAddedAfterAPowerCut(t *testing.T) {
+	system, data := newLoop(t, 4*gib), newLoop(t, 2*gib)
+	first, more, last := partitionOf("first", 400*mib, config.XFS), partitionOf("more", 400*mib, config.Ext4), partitionOf("last", 0, config.XFS)
+	m := withData(t, system, data)
+	m.mustMount(dataDisk(data.path, first))
+	m.write("var/mnt/first/mine", "kept")
+	m.cut = "format more"
+	if _, _, err := m.disks.mountDisk(t.Context(), dataDisk(data.path, first, more, last)); !errors.Is(err, errPowerCut) {
+		t.Fatalf("the power should have gone: %v", err)
+	}
+	m.off()
+	data.writeAt(mib+400*mib+100, "half a file system")
+	m = withData(t, system, data)
+	m.mustMount(dataDisk(data.path, first, more, last))
+	for _, name := range []string{"more", "last"} {
+		m.write("var/mnt/"+name+"/mine", "kept")
+	}
+	if got := m.read("var/mnt/first/mine"); got != "kept" {
+		t.Errorf("the first one has %q", got)
+	}
+}
+
 // After a power cut before any step, the next boot finishes the disk.
 func TestPowerCutAtEachStepOfADataDisk(t *testing.T) {
 	for _, cut := range []string{"journal", "erase", "table", "partitions", "format first", "format rest", "done"} {

@@ -36,7 +36,7 @@ type device struct {
 }
 
 // notDisks are block devices that consist of memory, files, or other devices.
-var notDisks = []string{"loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "mtd"}
+var notDisks = []string{"loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "rbd", "drbd", "mtd"}
 
 func isDisk(name string) bool {
 	return !slices.ContainsFunc(notDisks, func(prefix string) bool { return strings.HasPrefix(name, prefix) })

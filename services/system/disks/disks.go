@@ -44,6 +44,9 @@ const (
 	// ownPatience is how long the disk may be missing that this boot is from, before the node does without: controllers start many disks one after
 	// another.
 	ownPatience = time.Minute
+	// lateDisks is how long no disk is begun that has nothing of this node: the kernel looks for disks while the node starts already, and
+	// the one with the data may be slower than an empty one that also fits.
+	lateDisks = 10 * time.Second
 	// stopBudget: a file system with many dirty pages takes long to unmount.
 	stopBudget = 20 * time.Second
 )
@@ -298,6 +301,14 @@ func (d *Disks) systemDisk() *device {
 	return d.system
 }
 
+// late is an error while a disk may still appear that has the node's data already: no other disk is begun before.
+func (d *Disks) late() error {
+	if time.Since(d.began) < lateDisks {
+		return fmt.Errorf("waits for disks that come late, for %s after the start, before it begins another one", lateDisks)
+	}
+	return nil
+}
+
 // choose is the disk on which STATE was found, else the one that the
 // configuration names or selects, after it has appeared. Kernel names move between
 // boots, so the content of a disk is more reliable than its name.
@@ -321,13 +332,16 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Instal
 			return *d.systemDisk(), nil
 		}
 		dev, found, why, err := d.chosen(install)
-		if err != nil || found {
+		late := d.late()
+		if err != nil || found && late == nil {
 			return dev, err
 		}
-		if !waiting {
+		if !waiting && found {
+			h.Event(late.Error())
+		} else if !waiting {
 			h.Event(fmt.Sprintf("Waiting for disk %q to appear", name))
 		}
-		if !warned && time.Since(since) >= d.o.patience {
+		if !found && !warned && time.Since(since) >= d.o.patience {
 			warned = true
 			d.log.Warn(fmt.Sprintf("no disk %s since %s; still looking. Plug it in, or correct machine.install.disk or diskSelector; the disks here:\n%s",
 				name, time.Since(since).Round(time.Second), d.selection(why)))

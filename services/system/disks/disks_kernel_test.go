@@ -175,6 +175,7 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 			return nil
 		},
 	})
+	m.disks.began = time.Now().Add(-lateDisks)
 	t.Cleanup(m.disks.unmount)
 	return m
 }

@@ -45,6 +45,9 @@ type journal struct {
 	disks []string
 }
 
+// interrupted reports whether the file system of a volume was being made.
+func (j journal) interrupted(v volume) bool { return j.step == stepFormat && j.label == v.Label }
+
 func readJournal(r io.ReaderAt) (journal, error) {
 	buf, err := read(r, journalAt, journalSize)
 	if err != nil || !bytes.HasPrefix(buf, []byte(journalMagic)) {

@@ -59,8 +59,10 @@ func (d *Disks) ownMedium() string {
 	return path
 }
 
-// remote matches the paths in sysfs of devices on the other side of a network: those of iSCSI, and of Fibre Channel.
-var remote = regexp.MustCompile(`/session\d|/rport-`)
+// remote matches the paths in sysfs of devices on the other side of a network: those of iSCSI, Fibre Channel, and NVMe over Fabrics.
+var remote = regexp.MustCompile(`/session\d|/rport-|/nvme-fabrics/`)
+
+func (dev device) remote() bool { return remote.MatchString(dev.BusPath) }
 
 // pluggedIn reports whether a block device, or a partition, with that path in sysfs is a CD, or on USB, or else one that can be removed, and is
 // connected to the machine itself.

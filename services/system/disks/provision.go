@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -301,19 +302,17 @@ func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) 
 // finish makes the missing file systems of a complete layout: a reset has
 // zeroed one, or its formatting was interrupted.
 func (d *Disks) finish(ctx context.Context, dev device, f found, volumes []volume) error {
+	if err := d.formatPending(ctx, dev, f, volumes); err != nil {
+		return err
+	}
 	for _, v := range volumes {
-		if d.isMounted(v.Dir) {
+		if d.isMounted(v.Dir) || f.pending.interrupted(v) {
 			continue
 		}
-		again := f.pending.step == stepFormat && f.pending.label == v.Label
-		if !again {
-			blank, err := d.unformatted(ctx, dev, f, v)
-			if err != nil {
-				return err
-			}
-			if !blank {
-				continue
-			}
+		if blank, err := d.unformatted(ctx, dev, f, v); err != nil {
+			return err
+		} else if !blank {
+			continue
 		}
 		d.log.Warn(fmt.Sprintf("%s on %s has no file system: making one", v.Label, dev.Path))
 		if err := d.formatAgain(ctx, dev, f, v); err != nil {
@@ -321,6 +320,19 @@ func (d *Disks) finish(ctx context.Context, dev device, f found, volumes []volum
 		}
 	}
 	return nil
+}
+
+// formatPending makes the file system whose making was interrupted. It comes before all others, because the journal has room for one.
+func (d *Disks) formatPending(ctx context.Context, dev device, f found, volumes []volume) error {
+	at := slices.IndexFunc(volumes, func(v volume) bool {
+		_, err := f.partition(dev, v.Label)
+		return err == nil && f.pending.interrupted(v) && !d.isMounted(v.Dir)
+	})
+	if at < 0 {
+		return nil
+	}
+	d.log.Warn(fmt.Sprintf("%s on %s has half a file system: making it anew", volumes[at].Label, dev.Path))
+	return d.formatAgain(ctx, dev, f, volumes[at])
 }
 
 // unformatted reports whether a volume begins with zeros only; content other

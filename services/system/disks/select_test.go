@@ -42,6 +42,31 @@ func TestSelectedDisk(t *testing.T) {
 	}
 }
 
+// What a storage driver has attached for a pod must be named.
+func TestDisksOverANetwork(t *testing.T) {
+	t.Parallel()
+	lun := device{BusPath: "/platform/host2/session1/target2:0:0/2:0:0:0"}
+	size := config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: 1}}
+	for _, tt := range []struct {
+		dev    device
+		wanted config.DataDisk
+		fits   bool
+	}{
+		{lun, config.DataDisk{DiskSelector: size}, false},
+		{device{BusPath: "/virtual/nvme-fabrics/ctl/nvme0"}, config.DataDisk{DiskSelector: size}, false},
+		{lun, config.DataDisk{DiskSelector: config.DiskSelector{WWID: "naa.6001*"}}, true},
+		{lun, config.DataDisk{Device: "/dev/disk/by-id/wwn-0x6001"}, true},
+		{device{BusPath: "/pci0000:00/0000:00:1f.2/ata1/host0/target0:0:0/0:0:0:0"}, config.DataDisk{DiskSelector: size}, true},
+	} {
+		if why := attached(tt.dev, tt.wanted); (why == "") != tt.fits {
+			t.Errorf("%+v for %+v: %q", tt.dev, tt.wanted, why)
+		}
+	}
+	if isDisk("rbd0") || isDisk("drbd1") || !isDisk("sda") {
+		t.Error("network devices count as disks")
+	}
+}
+
 // The disk that this boot is from may come late, and be broken.
 func TestDiskOfThisBoot(t *testing.T) {
 	t.Parallel()

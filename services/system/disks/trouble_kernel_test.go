@@ -303,6 +303,35 @@ func TestStateComesLate(t *testing.T) {
 	}
 }
 
+// An empty disk that fits, too, isn't taken while the disk with the node's system may still appear.
+func TestSystemDiskComesLate(t *testing.T) {
+	late := newLoop(t, 4*gib)
+	m := bootMachine(t, late)
+	m.mustUp(config.Install{Disk: late.path})
+	m.off()
+
+	fits := newLoop(t, 4*gib)
+	m = bootMachine(t, late, fits)
+	began, all := time.Now(), m.disks.o.isDisk
+	m.disks.o.isDisk = func(name string) bool { return all(name) && (name != late.name || time.Since(began) > time.Second) }
+	m.disks.began = began.Add(3*time.Second - lateDisks)
+	m.mustUp(config.Install{DiskSelector: config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: gib}}})
+	if got := m.disks.systemDisk().Path; got != late.path {
+		t.Errorf("the system is on %s, not on %s", got, late.path)
+	}
+	m.disks.began = time.Now()
+	if _, _, err := m.disks.mountDisk(t.Context(), dataDisk(fits.path, partitionOf("first", 0, config.XFS))); err == nil || !strings.Contains(err.Error(), "waits for disks that come late") {
+		t.Errorf("partitions of machine.disks: %v", err)
+	}
+	dev, err := readDevice(fits.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, err := m.disks.inspect(dev); err != nil || f.verdict != empty {
+		t.Errorf("the other one is %v, %v", f.verdict, err)
+	}
+}
+
 // With a full STATE, the configuration can't be stored, and the error has the place.
 func TestFullState(t *testing.T) {
 	l := newLoop(t, 4*gib)

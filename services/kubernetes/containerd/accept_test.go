@@ -116,6 +116,19 @@ func TestAcceptBundled(t *testing.T) {
 	}
 }
 
+// A name with a digest is that of one image only.
+func TestBundledByDigest(t *testing.T) {
+	t.Parallel()
+	s, of, other := newSignedImage(), digest.FromString("image"), digest.FromString("other")
+	for name, is := range map[string]digest.Digest{testImage + "@" + of.String(): of, testImage + "@" + other.String(): of} {
+		s.lists[name] = ocispec.Descriptor{Digest: is}
+		err := acceptBundled(t.Context(), s.archive(t), name, name, config.Images{})
+		if mine := strings.HasSuffix(name, of.String()); mine != (err == nil) || !mine && !strings.Contains(err.Error(), "another image, "+of.String()) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // movable is a registry in which the image can be replaced.
 type movable struct {
 	signedImage

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -237,8 +238,12 @@ func create(ctx context.Context, images imagestore.Store, store content.Store, i
 	return err
 }
 
-// acceptBundled verifies an image of an archive, if there is a rule for its name on the node. Its signatures are in the archive, too.
+// acceptBundled compares an image of an archive with the digest in its name, and verifies it if there is a rule for its name on the node. Its
+// signatures are in the archive, too.
 func acceptBundled(ctx context.Context, from archive, name, image string, rules config.Images) error {
+	if _, pinned, given := strings.Cut(name, "@"); given && pinned != from.images[name].Digest.String() {
+		return fmt.Errorf("%s: what it has as %s is another image, %s", boot.BundleFile, name, from.images[name].Digest)
+	}
 	rule := rules.Rule(image)
 	if rule == nil {
 		return nil

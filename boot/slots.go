@@ -218,15 +218,20 @@ func (s *Slot) become(state SlotState, reason string, now time.Time) {
 	*s = Slot{State: state, Version: s.Version, Args: s.Args, Since: now, Reason: reason}
 }
 
-// Found records the system that runs in a slot of which nothing is known: META was wiped.
-func (s *Slots) Found(name string, system Slot, now time.Time) error {
+// Found records the system that runs in a slot of which nothing is known: META was wiped, or the power went before the boot loader knew that
+// the slot would be written to. In the second case, the boot loader has started it on trial.
+func (s *Slots) Found(name string, system Slot, trial bool, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil || slot.State != "" && slot.State != SlotEmpty {
 		return err
 	}
 	system.State, system.Since, system.Reason = SlotGood, now, "it was found running"
+	if trial {
+		system.State, system.Tries = SlotTrying, SlotTries
+	} else {
+		s.Choice = name
+	}
 	*slot = system
-	s.Choice = name
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -26,6 +27,9 @@ const (
 	maxPause   = 2 * time.Hour
 )
 
+// beginAgain is between two tries to use the slots. Without them, an upgrade doesn't end.
+const beginAgain = 30 * time.Second
+
 // Service is slots in the graph. It is up when it is known which system this boot runs. A machine that was booted from a medium, and has
 // no system on its disk, is installed first, and never gets further. If its configuration has an image, it is installed from that, once
 // containerd runs.
@@ -43,6 +47,11 @@ func Service(o ServiceOptions) dag.Service {
 				h.Log.Error("this machine isn't installed", "image", image, "err", err, "next try in", pause)
 			}
 			image = o.Slots.configured(ctx, image, pause)
+		}
+		for o.Mode == boot.Machine && !o.Slots.Begun() && sleep.For(ctx, beginAgain) {
+			if err := o.Slots.Begin(ctx); err == nil {
+				h.Event("the slots of the system disk can be used")
+			}
 		}
 		<-ctx.Done()
 		return nil

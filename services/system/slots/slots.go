@@ -106,8 +106,9 @@ type Options struct {
 type Slots struct {
 	o Options
 	// mu is held during all changes of META's slots and of the EFI system partition.
-	mu    sync.Mutex
-	begun atomic.Bool
+	mu      sync.Mutex
+	counted bool // this boot is in META's slots
+	begun   atomic.Bool
 }
 
 // New returns the slots; nothing is read yet.
@@ -186,8 +187,16 @@ func (s *Slots) meta(use func(c meta.Change) error) error {
 
 // change writes a change of the slots to META, and makes the boot loaders follow: if those can't, the same change does it again. The caller holds s.mu.
 func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error) error {
-	var slots boot.Slots
-	err := s.meta(func(c meta.Change) (err error) {
+	slots, err := s.record(change)
+	if err != nil {
+		return err
+	}
+	return s.follow(ctx, slots)
+}
+
+// record writes a change of the slots to META.
+func (s *Slots) record(change func(slots *boot.Slots) error) (slots boot.Slots, err error) {
+	err = s.meta(func(c meta.Change) (err error) {
 		if slots, err = read(c); err != nil {
 			return err
 		}
@@ -196,11 +205,10 @@ func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error
 		}
 		return boot.SlotsKey.Put(c, slots)
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		s.publish(slots)
 	}
-	s.publish(slots)
-	return s.follow(ctx, slots)
+	return slots, err
 }
 
 // follow makes the boot loaders start what the slots say, and the firmware start this disk. The loaders themselves are written by an
@@ -292,7 +300,7 @@ func (s *Slots) Begin(ctx context.Context) (err error) {
 	}
 	begun := func(slots *boot.Slots) error {
 		now := time.Now()
-		if err := slots.Found(running, boot.Slot{Version: boot.Version, Args: s.args()}, now); err != nil {
+		if err := slots.Found(running, boot.Slot{Version: boot.Version, Args: s.args()}, s.Fallback(), now); err != nil {
 			return err
 		}
 		for _, name := range boot.SlotNames {
@@ -302,6 +310,9 @@ func (s *Slots) Begin(ctx context.Context) (err error) {
 					return err
 				}
 			}
+		}
+		if s.counted { // this is another try of the service
+			return nil
 		}
 		if err := slots.Booted(running, now); err != nil {
 			s.o.Log.Warn(err.Error()) // there is no other system
@@ -313,11 +324,15 @@ func (s *Slots) Begin(ctx context.Context) (err error) {
 		return err
 	}
 	// What boots next runs: the boot loaders have followed the last change, and this boot needn't wait for the EFI system partition.
-	if reflect.DeepEqual(next, slots) && slots.Next() == running {
+	if reflect.DeepEqual(next, slots) && slots.Next() == running && !s.counted {
 		s.publish(slots)
 		return s.register(false) // a firmware that was reset has lost its entries
 	}
-	return s.change(ctx, begun)
+	if slots, err = s.record(begun); err != nil {
+		return err
+	}
+	s.counted = true
+	return s.follow(ctx, slots)
 }
 
 // lastWords is why the system in a slot has failed that was started, as far as this machine knows how its boot ended.

@@ -135,6 +135,14 @@ func (m *rig) run(ctx context.Context, program, in io.Reader, out io.Writer) err
 // boot starts the machine from a slot; "": from its medium.
 func (m *rig) boot(slot string) *Slots {
 	m.t.Helper()
+	s := m.started(slot)
+	must(m.t, s.Begin(m.t.Context()))
+	return s
+}
+
+// started has its disk, and nothing is read yet.
+func (m *rig) started(slot string) *Slots {
+	m.t.Helper()
 	line := "quiet garboard.platform=metal garboard.config=http://10.0.0.1/a"
 	if slot != "" {
 		line += " garboard.slot=" + slot
@@ -144,11 +152,7 @@ func (m *rig) boot(slot string) *Slots {
 		must(m.t, machine.Boots.Put(store.As(machine.ID), fmt.Sprintf("%06d", i+1), b))
 	}
 	panicked := func() string { return m.panicked }
-	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: store, Disks: m, Images: m, Panicked: panicked, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), run: m.run})
-	if err := s.Begin(m.t.Context()); err != nil {
-		m.t.Fatal(err)
-	}
-	return s
+	return New(Options{Cmdline: boot.ParseCmdline(line), Store: store, Disks: m, Images: m, Panicked: panicked, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), run: m.run})
 }
 
 // write writes the medium's system to the slot that doesn't run.
@@ -383,6 +387,51 @@ func TestUpgradeThatIsCutOff(t *testing.T) {
 		}
 		m.want(s, "A good v1 next, B trying v2")
 	}
+}
+
+// A boot counts once, however often its service begins, and the boot loaders follow at last.
+func TestBeginsAgain(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.insert("v1")
+	must(t, m.write(m.boot("")))
+	s := m.boot("A")
+	must(t, s.Prove(t.Context(), "healthy"))
+	m.insert("v2")
+	must(t, m.write(s))
+	s = m.started("B")
+	m.before = func(string) error { return errors.New("the partition can't be read") }
+	if err := s.Begin(t.Context()); err == nil || s.Begun() {
+		t.Errorf("it has begun: %v", err)
+	}
+	m.before = func(string) error { return nil }
+	for range 2 {
+		must(t, s.Begin(t.Context()))
+		m.want(s, "A good v1 next, B trying v2")
+		if got := m.entries(); got != "garboard-a.conf garboard-b+0.conf" {
+			t.Error(got)
+		}
+	}
+	must(t, s.Prove(t.Context(), "healthy"))
+	m.want(s, "A good v1, B good v2 next")
+}
+
+// A staged system that a boot loader starts after META doesn't know it any more is on trial.
+func TestForgottenSystemIsOnTrial(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.insert("v1")
+	must(t, m.write(m.boot("")))
+	s := m.boot("A")
+	must(t, s.Prove(t.Context(), "healthy"))
+	must(t, m.write(s))
+	m.before = func(string) error { return errors.New("the power is gone") }
+	if err := s.Empty(t.Context(), "B"); err == nil {
+		t.Error("it is empty")
+	}
+	m.before = func(string) error { return nil }
+	s = m.boot("B garboard.trial")
+	m.want(s, "A good v1 next, B trying "+boot.Version)
 }
 
 // Wherever an installation is cut off, the firmware starts the medium again, or a complete system.

@@ -31,6 +31,8 @@ var reachable = []string{network.ID, machine.ID, disks.ID, slots.ID, apid.ID}
 const (
 	proveEvery   = time.Second
 	healthyLooks = 5
+	// stuckTimeout is for a disk that doesn't answer at all, on which everything waits that looks at the slots or writes to them.
+	stuckTimeout = 5 * time.Minute
 )
 
 // install runs the operation, and returns an error if the machine isn't installed by it. From a medium, that is before anything else runs.
@@ -91,6 +93,13 @@ type proving interface {
 func (n *Node) prove(ctx context.Context, system proving) {
 	if system.Running() == "" {
 		return
+	}
+	if system.Fallback() {
+		longest := lifecycle.ProveTimeout(boot.Slot{Wiped: true}) + stuckTimeout
+		stuck := time.AfterFunc(longest, func() {
+			n.power(boot.Reboot, fmt.Sprintf("the new system goes: it is neither good nor bad after %s, because its disk doesn't answer", longest))
+		})
+		defer stuck.Stop()
 	}
 	began, looks := time.Now(), 0
 	var failed error // of what was to be written; it is tried again

@@ -87,9 +87,10 @@ func TestExtensionsProveNothing(t *testing.T) {
 type onTrial struct {
 	all       boot.Slots
 	noDisk    bool
-	healthy   func() bool // whether all that isn't up is excused; nil: what is in all
-	failure   error       // of Fail
-	broken    int         // how often Prove fails, after META has the state
+	healthy   func() bool   // whether all that isn't up is excused; nil: what is in all
+	failure   error         // of Fail
+	stuck     time.Duration // how long each request takes
+	broken    int           // how often Prove fails, after META has the state
 	publish   func(boot.SlotState)
 	did, node []string // what was done with the slots, and with the machine
 }
@@ -98,6 +99,9 @@ func (*onTrial) Running() string  { return "B" }
 func (o *onTrial) Fallback() bool { return o.all.A.State == boot.SlotGood }
 
 func (o *onTrial) Get() (boot.Slots, error) {
+	if o.stuck > 0 {
+		time.Sleep(o.stuck)
+	}
 	if o.noDisk {
 		return boot.Slots{}, disks.ErrNoSystem
 	}
@@ -135,6 +139,7 @@ func TestProve(t *testing.T) {
 	good := boot.Slot{State: boot.SlotGood}
 	for name, c := range map[string]struct {
 		noDisk    bool
+		stuck     time.Duration // a request to the disk
 		wiped     bool
 		broken    int
 		former    boot.Slot
@@ -155,11 +160,13 @@ func TestProve(t *testing.T) {
 			node: "the new system goes: not healthy within 10m0s: ", took: 10*time.Minute + time.Second},
 		"no disk": {noDisk: true, failure: disks.ErrNoSystem, former: good, healthy: func(time.Duration) bool { return false },
 			node: "the new system goes: not healthy within 10m0s: " + disks.ErrNoSystem.Error(), took: 10*time.Minute + time.Second},
+		"the disk doesn't answer": {stuck: time.Hour, failure: errors.New("no answer"), former: good, healthy: func(time.Duration) bool { return false },
+			node: "the new system goes: it is neither good nor bad after 35m0s, because its disk doesn't answer", took: time.Hour + time.Second},
 		"no disk, and alone": {noDisk: true, failure: disks.ErrNoSystem, healthy: func(time.Duration) bool { return false }, took: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying, Wiped: c.wiped}, Choice: "A"}, failure: c.failure, broken: c.broken, noDisk: c.noDisk}
+				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying, Wiped: c.wiped}, Choice: "A"}, failure: c.failure, broken: c.broken, noDisk: c.noDisk, stuck: c.stuck}
 				n, err := NewNode(Options{
 					Mode: boot.Machine, Processes: process.New(), Logs: logs.New(io.Discard),
 					Power: func(p boot.Power, why string) { o.node = append(o.node, why) },

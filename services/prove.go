@@ -97,6 +97,9 @@ func (n *Node) prove(ctx context.Context, system proving) {
 	if system.Fallback() {
 		longest := lifecycle.ProveTimeout(boot.Slot{Wiped: true}) + stuckTimeout
 		stuck := time.AfterFunc(longest, func() {
+			if status, err := slots.Statuses.Get(n.Store, system.Running()); err == nil && status.Spec.State == boot.SlotGood {
+				return // only the boot loader doesn't know it yet
+			}
 			n.power(boot.Reboot, fmt.Sprintf("the new system goes: it is neither good nor bad after %s, because its disk doesn't answer", longest))
 		})
 		defer stuck.Stop()

@@ -23,7 +23,17 @@ const (
 	// restartHold is how long the lock of an operation stays that a restart of the node,
 	// or a loss of its power, has cut short: a server with much memory tests it for minutes.
 	restartHold = 15 * time.Minute
+	// sharedHold is for an operation that another node can take over when this one is lost.
+	sharedHold = time.Minute
 )
+
+// lockStays is how long the lock of an operation stays if its node is lost.
+func (d Definition) lockStays() time.Duration {
+	if d.Shared {
+		return sharedHold
+	}
+	return restartHold
+}
 
 // Reasons why the context of a step ends.
 var (
@@ -41,7 +51,7 @@ func (x *execution) run(ctx context.Context) {
 	rec := x.rec
 	x.mu.Unlock()
 	before := !rec.Unlocked && rec.Boots > 1 && x.r.o.Lock != nil // an earlier boot has taken the lock
-	h := Holder{Name: rec.Name, ID: x.id, Since: rec.Began, Stays: restartHold}
+	h := Holder{Name: rec.Name, ID: x.id, Since: rec.Began, Stays: x.def.lockStays()}
 	if before {
 		x.lock = x.r.retake(ctx, h, func(text string) { x.report("", "", text) })
 	}

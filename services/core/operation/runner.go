@@ -290,7 +290,7 @@ func (r *Runner) begin(ctx context.Context, def Definition, request Request, p P
 	without := p.Unlocked
 	if r.o.Lock != nil && def.Exclusive && without == "" {
 		var err error
-		if lock, without, err = r.take(ctx, Holder{Name: def.Name, ID: request.ID, Since: began, Stays: restartHold}); err != nil {
+		if lock, without, err = r.take(ctx, Holder{Name: def.Name, ID: request.ID, Since: began, Stays: def.lockStays()}); err != nil {
 			return Operation{}, err
 		}
 	}

@@ -23,6 +23,8 @@ const (
 	// lockRenewal is between two renewals of the lock's lease, or between two tries to take
 	// a lock again that was lost.
 	lockRenewal = 10 * time.Second
+	// revokeTimeout is for a lease that nobody needs; it ends by itself else.
+	revokeTimeout = 2 * time.Second
 	// maxHolder limits the size of a holder's record, in bytes.
 	maxHolder = 4 << 10
 )
@@ -172,8 +174,11 @@ func (t *held) take(ctx context.Context) error {
 	unchanged := clientv3.Compare(clientv3.ModRevision(t.key), "=", 0) // the key doesn't exist
 	for {
 		got, err := t.client.Txn(ctx).If(unchanged).Then(put).Else(clientv3.OpGet(t.key)).Commit()
-		if err != nil {
-			return noAnswer(err) // the lease ends by itself
+		if err != nil { // it may have been done all the same
+			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), revokeTimeout)
+			_, _ = t.client.Revoke(rctx, granted.ID) // otherwise the lease ends by itself
+			cancel()
+			return noAnswer(err)
 		}
 		if got.Succeeded {
 			t.lease, t.revision = granted.ID, got.Header.Revision
@@ -209,11 +214,33 @@ func (t *held) keep(ctx context.Context) {
 	}
 }
 
-// Release implements operation.Taken.
+// Release implements operation.Taken. If etcd doesn't answer in time, as when it has no quorum, it goes on in the background: nobody is to wait
+// for an operation that has ended.
 func (t *held) Release(ctx context.Context, after time.Duration) error {
-	defer t.client.Close()
 	t.end()
 	t.keeping.Wait()
+	err := t.release(ctx, after)
+	if err == nil {
+		return t.client.Close()
+	}
+	t.keeping.Go(func() {
+		defer t.client.Close()
+		life, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.stays)
+		defer cancel()
+		for sleep.For(life, lockRenewal) {
+			rctx, cancel := context.WithTimeout(life, requestTimeout)
+			err := t.release(rctx, after)
+			cancel()
+			if err == nil {
+				return
+			}
+		}
+	})
+	return err
+}
+
+// release gives the key back, unless another hold of it has begun.
+func (t *held) release(ctx context.Context, after time.Duration) error {
 	mine := clientv3.Compare(clientv3.ModRevision(t.key), "=", t.revision)
 	if after == 0 {
 		if _, err := t.client.Txn(ctx).If(mine).Then(clientv3.OpDelete(t.key)).Commit(); err != nil {

@@ -64,6 +64,11 @@ func TestRealLock(t *testing.T) {
 		t.Errorf("its own is in its way: %+v, %v", h, err)
 	}
 
+	// It stays as long as its operation says, should the node be lost.
+	if lease, err := first.(*held).client.TimeToLive(t.Context(), first.(*held).lease); err != nil || lease.GrantedTTL != int64(lockStays/time.Second) {
+		t.Errorf("the lock stays for %+v: %v", lease, err)
+	}
+
 	// A restarted node takes its own lock again, and its old hold has ended.
 	again, err := a.takeLock("reset-a")
 	must(t, err)
@@ -104,6 +109,38 @@ func TestRealLock(t *testing.T) {
 	if _, err := c.Lock().Look(look); err == nil {
 		t.Error("without a quorum somebody can tell who has it")
 	}
+}
+
+// A lock that can't be given back while no member runs is given back afterwards.
+func TestRealLockIsReleasedLater(t *testing.T) {
+	t.Parallel()
+	r, node := realRig(t)
+	a, b := node("a", config.Init), node("b", config.ControlPlane)
+	a.start()
+	a.serves()
+	r.knows(0, a.addr)
+	b.start()
+	b.serves()
+	taken, err := a.takeLock("reset-a")
+	must(t, err)
+	a.kill()
+	b.kill()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := taken.Release(ctx, 0); err == nil {
+		t.Error("it is given back to nobody")
+	}
+	a.start()
+	b.start()
+	a.serves()
+	b.serves()
+	eventually.That(t, time.Minute, "the lock to be given back", func() error {
+		h, err := b.Lock().Look(t.Context())
+		if err == nil && h != nil {
+			err = fmt.Errorf("%s", h)
+		}
+		return err
+	})
 }
 
 // A node that loses the lock to another one while the cluster has no quorum reports that.

@@ -248,11 +248,7 @@ func (o Options) wipe(r operation.Request, args ResetArguments, labels []string)
 			}
 			if slices.Contains(labels, boot.LabelState) {
 				if err := o.dropUntried(ctx); err != nil {
-					err = fmt.Errorf("the system that hasn't booted yet stays: %w", err)
-					if !args.Force {
-						return err
-					}
-					p.Report("%v", err)
+					p.Report("a system that hasn't booted yet stays: %v", err)
 				}
 			}
 			return o.MarkWipe(labels, users)

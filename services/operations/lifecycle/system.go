@@ -149,8 +149,10 @@ func (o Options) write(r operation.Request, args PowerArguments) []operation.Ste
 					return err
 				}
 				system := boot.Slot{Wiped: args.Wipe}
-				if o.Systems.Running() != "" {
-					system.Excused, _ = sick.Get(p) // nothing is excused in an operation that was cut short before it knew
+				if o.Systems.Running() != "" && o.Unhealthy != nil {
+					before, _ := sick.Get(p) // nothing is excused in an operation that was cut short before it knew
+					still := o.Unhealthy()
+					system.Excused = slices.DeleteFunc(before, func(name string) bool { return !slices.Contains(still, name) })
 				}
 				if cfg, err := machine.Config(o.Store); err == nil {
 					system.Args = cfg.Machine.Install.ExtraKernelArgs
@@ -190,10 +192,11 @@ func (o Options) write(r operation.Request, args PowerArguments) []operation.Ste
 
 // containerd waits for containerd, which starts again after a restart of the node. One that wasn't healthy before isn't waited for.
 func (o Options) containerd(ctx context.Context, p *operation.Progress) (there bool, err error) {
-	if before, _ := sick.Get(p); slices.Contains(before, containerd.ID) {
-		return false, nil
-	}
+	before, _ := sick.Get(p)
 	for told := false; o.Unhealthy != nil && slices.Contains(o.Unhealthy(), containerd.ID); told = true {
+		if slices.Contains(before, containerd.ID) {
+			return false, nil
+		}
 		if !told {
 			p.Report("waits for containerd")
 		}

@@ -347,13 +347,13 @@ func TestUpgradeIsCutShortBeforeItWrites(t *testing.T) {
 		o := r.run(Upgrade, PowerArguments{Stage: true, Image: "registry.example/installer:v2"}.Encode())
 		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify")
 		r.mu.Lock()
-		r.sick = []string{"containerd", "kubelet"}
+		r.sick = []string{"containerd", "kubelet", "timed"}
 		r.mu.Unlock()
 		s.reboot(t, "A", func(*boot.Slots) error { return nil })
 		time.Sleep(time.Minute)
 		check(t, r, o, operation.Running)
 		r.mu.Lock()
-		r.sick = []string{"kubelet"}
+		r.sick = []string{"kubelet", "timed"}
 		r.mu.Unlock()
 		check(t, r, r.end(o.ID), operation.Done, "verify", "write v2 to B timed")
 		r.off()

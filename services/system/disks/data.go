@@ -215,7 +215,7 @@ func (d *Disks) dataDisk(system device, wanted config.DataDisk, volumes []volume
 		case dev.Path == system.Path:
 		case err != nil && wanted.Device != "" && chosen:
 			return dev, f, err
-		case err == nil && f.data() && len(missing(f, dev, volumes)) < len(volumes) && (made || chosen || !dev.remote()):
+		case err == nil && f.data() && len(missing(f, dev, volumes)) < len(volumes) && (made || chosen || !dev.Remote):
 			known = append(known, c)
 		case err == nil && chosen && (f.verdict == empty || f.verdict == unfinished):
 			free = append(free, c)
@@ -248,7 +248,7 @@ func (d *Disks) dataDisk(system device, wanted config.DataDisk, volumes []volume
 // attached says why an entry doesn't get a disk on the other side of a network: a storage driver may have attached it for a pod. It must be
 // named, by its device or by what no other disk has.
 func attached(dev device, wanted config.DataDisk) string {
-	if !dev.remote() || wanted.Device != "" || wanted.DiskSelector.Serial+wanted.DiskSelector.WWID != "" {
+	if !dev.Remote || wanted.Device != "" || wanted.DiskSelector.Serial+wanted.DiskSelector.WWID != "" {
 		return ""
 	}
 	return "it is on the other side of a network: its device, serial or wwid must be given"
@@ -262,7 +262,11 @@ func (d *Disks) takeData(ctx context.Context, dev device, f found, wanted config
 		return d.refuse(dev, "holds "+f.String(), "Name another disk in "+field+".device")
 	case f.data() && len(missing(f, dev, volumes)) < len(volumes):
 		return d.extend(ctx, dev, f, volumes)
-	case f.verdict == foreign:
+	}
+	if err := d.late(f); err != nil {
+		return err
+	}
+	if f.verdict == foreign {
 		consent := ""
 		if wanted.Wipe {
 			consent = field + ".wipe is set"
@@ -271,9 +275,6 @@ func (d *Disks) takeData(ctx context.Context, dev device, f found, wanted config
 			return err
 		}
 		d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s", dev.Path, f.holds, consent))
-	}
-	if err := d.late(); err != nil {
-		return err
 	}
 	places, err := placesFrom(edge, dev, volumes)
 	if err != nil {

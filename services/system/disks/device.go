@@ -33,6 +33,7 @@ type device struct {
 	Type      config.DiskType
 	ReadOnly  bool
 	Removable bool
+	Remote    bool // on the other side of a network
 }
 
 // notDisks are block devices that consist of memory, files, or other devices.
@@ -101,6 +102,7 @@ func readDevice(name string) (device, error) {
 		Type:      kind,
 		ReadOnly:  firstText(dir, "ro") == "1",
 		Removable: firstText(dir, "removable") == "1",
+		Remote:    isRemote(dir),
 	}, nil
 }
 

@@ -301,9 +301,9 @@ func (d *Disks) systemDisk() *device {
 	return d.system
 }
 
-// late is an error while a disk may still appear that has the node's data already: no other disk is begun before.
-func (d *Disks) late() error {
-	if time.Since(d.began) < lateDisks {
+// late is an error for a disk that has nothing of this node while one may still appear that has its data: no other disk is begun before.
+func (d *Disks) late(f found) error {
+	if f.verdict != ours && time.Since(d.began) < lateDisks {
 		return fmt.Errorf("waits for disks that come late, for %s after the start, before it begins another one", lateDisks)
 	}
 	return nil
@@ -332,9 +332,15 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Instal
 			return *d.systemDisk(), nil
 		}
 		dev, found, why, err := d.chosen(install)
-		late := d.late()
-		if err != nil || found && late == nil {
+		if err != nil {
 			return dev, err
+		}
+		var late error
+		if found {
+			f, _ := d.inspect(dev) // what it can't tell isn't ours
+			if late = d.late(f); late == nil {
+				return dev, nil
+			}
 		}
 		if !waiting && found {
 			h.Event(late.Error())

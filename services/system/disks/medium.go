@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/boot"
@@ -62,7 +63,12 @@ func (d *Disks) ownMedium() string {
 // remote matches the paths in sysfs of devices on the other side of a network: those of iSCSI, Fibre Channel, and NVMe over Fabrics.
 var remote = regexp.MustCompile(`/session\d|/rport-|/nvme-fabrics/`)
 
-func (dev device) remote() bool { return remote.MatchString(dev.BusPath) }
+// isRemote reports whether the disk with a directory in sysfs is on the other side of a network. NVMe with several paths shows them beside the disk.
+func isRemote(dir string) bool {
+	path := linkTarget(dir)
+	transports, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "nvme*", "transport"))
+	return remote.MatchString(path) || slices.ContainsFunc(transports, func(file string) bool { return firstText("", file) != "pcie" })
+}
 
 // pluggedIn reports whether a block device, or a partition, with that path in sysfs is a CD, or on USB, or else one that can be removed, and is
 // connected to the machine itself.

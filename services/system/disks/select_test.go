@@ -2,6 +2,9 @@ package disks
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/garboard-os/garboard/boot"
@@ -45,7 +48,7 @@ func TestSelectedDisk(t *testing.T) {
 // What a storage driver has attached for a pod must be named.
 func TestDisksOverANetwork(t *testing.T) {
 	t.Parallel()
-	lun := device{BusPath: "/platform/host2/session1/target2:0:0/2:0:0:0"}
+	lun := device{Remote: true}
 	size := config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: 1}}
 	for _, tt := range []struct {
 		dev    device
@@ -53,13 +56,32 @@ func TestDisksOverANetwork(t *testing.T) {
 		fits   bool
 	}{
 		{lun, config.DataDisk{DiskSelector: size}, false},
-		{device{BusPath: "/virtual/nvme-fabrics/ctl/nvme0"}, config.DataDisk{DiskSelector: size}, false},
 		{lun, config.DataDisk{DiskSelector: config.DiskSelector{WWID: "naa.6001*"}}, true},
 		{lun, config.DataDisk{Device: "/dev/disk/by-id/wwn-0x6001"}, true},
-		{device{BusPath: "/pci0000:00/0000:00:1f.2/ata1/host0/target0:0:0/0:0:0:0"}, config.DataDisk{DiskSelector: size}, true},
+		{device{}, config.DataDisk{DiskSelector: size}, true},
 	} {
 		if why := attached(tt.dev, tt.wanted); (why == "") != tt.fits {
 			t.Errorf("%+v for %+v: %q", tt.dev, tt.wanted, why)
+		}
+	}
+	sys := t.TempDir()
+	for path, transport := range map[string]string{
+		"platform/host2/session1/target2:0:0/2:0:0:0/block/sdb": "", "virtual/nvme-fabrics/ctl/nvme0/nvme0n1": "",
+		"pci0000:00/0000:00:1f.2/ata1/host0/target0:0:0/0:0:0:0/block/sda": "", "pci0000:00/0000:00:1d.0/nvme/nvme1/nvme1n1": "",
+		"virtual/nvme-subsystem/nvme-subsys2/nvme2n1": "pcie", "virtual/nvme-subsystem/nvme-subsys3/nvme3n1": "tcp",
+	} {
+		dir := filepath.Join(sys, path)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if transport != "" {
+			controller := filepath.Join(filepath.Dir(dir), "nvme9")
+			if err := errors.Join(os.Mkdir(controller, 0o700), os.WriteFile(filepath.Join(controller, "transport"), []byte(transport+"\n"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, want := isRemote(dir), strings.Contains(path, "session") || strings.Contains(path, "fabrics") || transport == "tcp"; got != want {
+			t.Errorf("%s is remote: %v", path, got)
 		}
 	}
 	if isDisk("rbd0") || isDisk("drbd1") || !isDisk("sda") {

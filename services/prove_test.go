@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -168,9 +169,14 @@ func TestProve(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o := &onTrial{all: boot.Slots{A: c.former, B: boot.Slot{State: boot.SlotTrying, Wiped: c.wiped}, Choice: "A"}, failure: c.failure, broken: c.broken, noDisk: c.noDisk, stuck: c.stuck}
+				var mu sync.Mutex // guards o.node
 				n, err := NewNode(Options{
 					Mode: boot.Machine, Processes: process.New(), Logs: logs.New(io.Discard),
-					Power: func(p boot.Power, why string) { o.node = append(o.node, why) },
+					Power: func(p boot.Power, why string) {
+						mu.Lock()
+						defer mu.Unlock()
+						o.node = append(o.node, why)
+					},
 				})
 				if err != nil {
 					t.Fatal(err)
@@ -191,6 +197,8 @@ func TestProve(t *testing.T) {
 				if took := time.Since(began); took != c.took {
 					t.Errorf("it took %s, want %s", took, c.took)
 				}
+				mu.Lock()
+				defer mu.Unlock()
 				did, node := strings.Join(o.did, ", "), strings.Join(o.node, ", ")
 				if !strings.HasPrefix(did, c.did) || (did == "") != (c.did == "") || !strings.HasPrefix(node, c.node) || (node == "") != (c.node == "") {
 					t.Errorf("slots: %q, machine: %q, want %q, %q", did, node, c.did, c.node)

@@ -2,6 +2,7 @@ package media
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"os"
 	"path/filepath"
@@ -48,7 +49,7 @@ func unpack(t *testing.T, path string, size int64) (*os.File, *gpt.Table) {
 func TestDiskImageWithMore(t *testing.T) {
 	o := options(t)
 	o.Config, o.Images = []byte("machine: {}\n"), filepath.Join(t.TempDir(), "images.tar")
-	images := bytes.Repeat([]byte("image"), 500_000)
+	images := bytes.Repeat([]byte("image"), 250*isoSector) // whole sectors
 	if err := os.WriteFile(o.Images, images, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -81,6 +82,14 @@ func TestDiskImageWithMore(t *testing.T) {
 	}
 	if label := strings.TrimSpace(iso.Label()); label != boot.ISOLabel || !bytes.Equal(content(t, iso, "/"+boot.ISOFile), o.Config) || !bytes.Equal(content(t, iso, "/"+boot.BundleFile), images) {
 		t.Errorf("the volume %q has other files", label)
+	}
+	// Linux reads the directory with the long names (Joliet): the root directory's record is at 156 of its descriptor, and has its sector at 2.
+	descriptor, root := make([]byte, isoSector), make([]byte, 1)
+	if _, err := volume.ReadAt(descriptor, (firstDescriptor+1)*isoSector); err != nil || descriptor[0] != 2 {
+		t.Fatalf("the second descriptor is of kind %d, %v", descriptor[0], err)
+	}
+	if _, err := volume.ReadAt(root, int64(binary.LittleEndian.Uint32(descriptor[156+2:]))*isoSector); err != nil || root[0] != 34 {
+		t.Errorf("its first record has %d bytes, not 34: %v", root[0], err)
 	}
 	if !bytes.Equal(read(t, build(t, o, Disk)), read(t, path)) {
 		t.Error("a second build differs")

@@ -51,6 +51,7 @@ const (
 const (
 	biosFile = "bios.img"
 	efiFile  = "efi.img"
+	lastFile = "zz" // by its name
 )
 
 // writeISO makes an image of a CD from the files in dir, of which biosFile and efiFile are what firmware boots. It is also one of a disk: copied to
@@ -107,7 +108,8 @@ func writeVolume(to, dir, label string) (size int64, err error) {
 
 // files makes a file system of the files in dir, and returns the sector of the boot catalog; 0: it has none.
 func files(out *os.File, dir, label string, boots *iso9660.ElTorito) (catalog int64, err error) {
-	if err := sameTimes(dir); err != nil {
+	// go-diskfs 1.9.4 writes a block of zeros behind a file of whole blocks. Behind the last file is the directory with the long names.
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, lastFile), []byte("\n"), 0o600), sameTimes(dir)); err != nil {
 		return 0, err
 	}
 	fs, err := iso9660.Create(file.New(out, false), 0, 0, isoSector, dir)

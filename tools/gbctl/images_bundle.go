@@ -191,6 +191,9 @@ func (a *app) serveImagesCommand() *cobra.Command {
 				return err
 			}
 			defer archive.Close()
+			if err := registry.Check(archive); err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
 			l, err := net.Listen("tcp", listen)
 			if err != nil {
 				return fmt.Errorf("%w: choose another port with --listen", err)

@@ -242,6 +242,9 @@ func (r *Registry) load() (map[string]map[string]v1.Descriptor, error) {
 	return r.tags, r.failed
 }
 
+// Check refuses a layout with images that a registry can't tell apart.
+func Check(layout fs.FS) error { return readIndex(layout, map[string]map[string]v1.Descriptor{}) }
+
 // readIndex adds the images of a layout to tags.
 func readIndex(layout fs.FS, tags map[string]map[string]v1.Descriptor) error {
 	f, err := layout.Open(indexFile)
@@ -253,6 +256,7 @@ func readIndex(layout fs.FS, tags map[string]map[string]v1.Descriptor) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", indexFile, err)
 	}
+	own := map[string]v1.Descriptor{}
 	for _, d := range index.Manifests {
 		text := d.Annotations[refAnnotation]
 		if text == "" {
@@ -267,6 +271,10 @@ func readIndex(layout fs.FS, tags map[string]map[string]v1.Descriptor) error {
 			continue
 		}
 		repository := ref.RepositoryStr()
+		if before, there := own[repository+":"+ref.TagStr()]; there && before.Digest != d.Digest && before.Annotations[refAnnotation] != text {
+			return fmt.Errorf("%s: a registry has one image with the name %s:%s, and there are two: %s and %s", indexFile, repository, ref.TagStr(), before.Annotations[refAnnotation], text)
+		}
+		own[repository+":"+ref.TagStr()] = d
 		if tags[repository] == nil {
 			tags[repository] = map[string]v1.Descriptor{}
 		}

@@ -252,6 +252,22 @@ func TestBrokenLayout(t *testing.T) {
 	get(t, serve(t, t.TempDir()), "GET", "/v2/a/manifests/1", http.StatusNotFound)
 }
 
+// Clients of a registry ask without the host of an image's name.
+func TestImagesThatOnlyTheirHostsTellApart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	lay(t, dir, "a.example/nginx:1", "a.example/nginx:2", "b.example/nginx:3")
+	if err := Check(os.DirFS(dir)); err != nil {
+		t.Error(err)
+	}
+	lay(t, dir, "b.example/nginx:1")
+	for _, err := range []string{fmt.Sprint(Check(os.DirFS(dir))), get(t, serve(t, dir), "GET", "/v2/nginx/manifests/1", http.StatusNotFound)} {
+		if !strings.Contains(err, "there are two: a.example/nginx:1 and b.example/nginx:1") {
+			t.Error(err)
+		}
+	}
+}
+
 func get(t *testing.T, host, method, path string, want int) string {
 	t.Helper()
 	req, err := http.NewRequest(method, "http://"+host+path, nil)

@@ -18,6 +18,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
 // maxFiles bounds the files that are taken out of an image.
@@ -46,6 +47,9 @@ func (b Bundle) Files(ctx context.Context, from, folder, dir string) error {
 	}
 	b.Say("reading " + from)
 	if image, err := tarball.ImageFromPath(from, nil); err == nil {
+		if err := validate.Image(image); err != nil {
+			return fmt.Errorf("%s is damaged: %w", from, err)
+		}
 		return write(image)
 	}
 	archive, err := registry.OpenArchive(from)
@@ -92,8 +96,9 @@ func writeFiles(image v1.Image, folder, dir string) (found bool, err error) {
 	left := int64(maxFiles)
 	for in := tar.NewReader(layers); ; {
 		header, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			return found, nil
+		if errors.Is(err, io.EOF) { // also where a layer ends early, or has another checksum: what follows has the error
+			_, err = io.Copy(io.Discard, layers)
+			return found, err
 		}
 		if err != nil {
 			return found, err

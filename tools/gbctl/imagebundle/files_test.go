@@ -3,6 +3,7 @@ package imagebundle
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -66,6 +67,73 @@ func packed(t *testing.T, images map[string]v1.Image) string {
 	return file
 }
 
+// damagedSave is an archive as 'docker save' writes it, with another byte in a file.
+func damagedSave(t *testing.T, image v1.Image) string {
+	t.Helper()
+	config, err := image.RawConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers, err := image.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("%d layers, %v", len(layers), err)
+	}
+	in, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, err := io.ReadAll(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for name, content := range map[string][]byte{
+		"manifest.json": []byte(`[{"Config": "config.json", "RepoTags": ["registry.example/installer:1"], "Layers": ["layer.tar"]}]`),
+		"config.json":   config, "layer.tar": bytes.Replace(layer, []byte("boot"), []byte("bout"), 1),
+	} {
+		if err := w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "damaged.tar")
+	if err := errors.Join(w.Close(), os.WriteFile(file, out.Bytes(), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// damagedLayer is an archive of the OCI image layout, whose layer has another checksum at its end.
+func damagedLayer(t *testing.T, image v1.Image) string {
+	t.Helper()
+	file := packed(t, map[string]v1.Image{"registry.example/installer:1": image})
+	all, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers, err := image.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := layers[0].Compressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, err := io.ReadAll(in)
+	at := bytes.Index(all, layer)
+	if err != nil || at < 0 {
+		t.Fatalf("the layer is at %d, %v", at, err)
+	}
+	all[at+len(layer)-8]++ // RFC 1952, 2.2: CRC32, and the size
+	if err := os.WriteFile(file, all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 // The files come from an archive of an installer, or from one of 'docker save', and only those of the folder.
 func TestFilesOfAnArchive(t *testing.T) {
 	t.Parallel()
@@ -90,6 +158,8 @@ func TestFilesOfAnArchive(t *testing.T) {
 		"several":     {packed(t, map[string]v1.Image{"registry.example/a:1": installer, "registry.example/b:1": installer}), "has several images"},
 		"no name":     {packed(t, map[string]v1.Image{"": installer}), "has no image with a name"},
 		"no archive":  {text, "is no archive of container images"},
+		"damaged":     {damagedSave(t, installer), "is damaged"},
+		"bad layer":   {damagedLayer(t, installer), "checksum"},
 	} {
 		dir := filepath.Join(t.TempDir(), "files")
 		err := (Bundle{Say: func(string) {}}).Files(t.Context(), c.from, "usr/install", dir)

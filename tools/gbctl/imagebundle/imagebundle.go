@@ -414,6 +414,9 @@ func (b Bundle) Push(ctx context.Context, archive *registry.Archive, host string
 	if insecure {
 		scheme = "http://"
 	}
+	if err := registry.Check(archive); err != nil {
+		return err
+	}
 	return each(ctx, archive, true, func(ref name.Reference, count string, image v1.Image) error {
 		to, err := mirrored(ref, scheme+host)
 		if err != nil {

@@ -46,10 +46,7 @@ func (o Options) interrupt(ctx context.Context, what string, force bool, do func
 	if !o.controlPlane() {
 		return "", do(release)
 	}
-	taken, warning, err := o.takeTurn(ctx, what, force)
-	if err != nil {
-		return "", err
-	}
+	taken, warning, held := o.takeTurn(ctx, what, force)
 	if taken != nil {
 		release = func(hold time.Duration) {
 			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedTimeout)
@@ -63,7 +60,7 @@ func (o Options) interrupt(ctx context.Context, what string, force bool, do func
 	if err == nil {
 		err = ctx.Err() // the request was cancelled: nothing was counted
 	}
-	if err != nil {
+	if err = cmp.Or(err, held); err != nil { // a holder that is lost is what the quorum lacks: that says more
 		release(0)
 		return "", err
 	}

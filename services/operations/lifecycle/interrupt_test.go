@@ -43,6 +43,7 @@ func TestInterrupt(t *testing.T) {
 		"not known":                       {stop: errors.New("nobody answers"), done: true, warning: "isn't known"},
 		"another node for a moment":       {held: 5 * time.Second, done: true},
 		"another node for long":           {held: time.Hour, err: "node n2 is running reboot (reboot-1)"},
+		"another node that is lost":       {held: time.Hour, stop: noQuorum, err: "would lose its quorum"},
 		"another node for long, by force": {held: time.Hour, force: true, done: true, warning: "node n2 is running reboot"},
 		"a worker":                        {stop: noQuorum, worker: true, done: true},
 	} {

@@ -404,12 +404,26 @@ func (a *Applier) poke() { sleep.Wake(a.wake) }
 // the history is only logged.
 func (a *Applier) remember(e Entry, text []byte) (version uint64) {
 	e.Digest = Digest(text)
+	if !textPersistent(text) {
+		text = nil
+	}
 	version, err := a.stored.remember(e, text)
+	if err == nil {
+		err = a.forget()
+	}
 	if err != nil {
 		a.o.Log.Warn("the configuration is applied, but isn't in the history", "err", err)
 	}
 	a.o.Log.Log(context.Background(), logs.LevelNotice, "configuration applied", "version", version, "mode", string(e.Mode), "by", e.By, "changed", e.Summary)
 	return version
+}
+
+// forget removes all documents from the history while STATE keeps none (persist: false). What is tried may yet be undone.
+func (a *Applier) forget() error {
+	if a.trial != nil || a.config == nil || isPersistent(a.config) {
+		return nil
+	}
+	return a.stored.forget()
 }
 
 func (a *Applier) reboot(why string) {

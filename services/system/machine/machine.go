@@ -155,10 +155,13 @@ func (o Options) find(ctx context.Context) (source string, err error) {
 		}
 		return found.Source, nil
 	}
-	if err != nil {
-		return "", err
+	if err == nil {
+		err = o.Applier.begin(found.Source, found.Data)
 	}
-	return found.Source, o.Applier.begin(found.Source, found.Data)
+	if err != nil && !errors.Is(err, boot.ErrNone) && o.Applier.hadOne() {
+		err = fmt.Errorf("%w; %w", err, boot.ErrClosed)
+	}
+	return found.Source, err
 }
 
 // OnControlPlanes skips a service on workers, and says why.

@@ -166,7 +166,7 @@ func (a *Applier) begin(source string, text []byte) (err error) {
 		a.o.Log.Warn("this configuration is being tried: it is undone unless it is confirmed", "within", a.trial.Timeout, "tried by", a.trial.By)
 	}
 	if a.state {
-		if err := a.storeBootConfig(cmp.Or(d.why, "found at boot: "+source), d.earlier); err != nil {
+		if err := a.storeBootConfig(cmp.Or(d.why, "found at boot: "+source), d.keep); err != nil {
 			a.o.Log.Error("the configuration isn't kept on STATE: the next boot may begin with another", "err", err)
 		}
 	}
@@ -179,12 +179,20 @@ type ownDocument struct {
 	config   *config.Config
 	warnings []config.Warning
 	why      string // why it isn't the document as it is on STATE; "": it is
-	earlier  bool   // it is of the history: STATE keeps its document, which another release may read
+	keep     bool   // STATE keeps its document, which another release may read
+}
+
+// hadOne reports whether this node had a configuration, which may not be on STATE (persist: false).
+func (a *Applier) hadOne() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all, err := a.stored.history()
+	return a.state && (err != nil || len(all) > 0)
 }
 
 // own reads the document on STATE. The node ran with it, and it must run again: in maintenance mode, anybody could give it another one. So fields of a
 // newer release are put aside, and the newest document of the history takes the place of one that can't be read. A new system on trial doesn't do that:
-// it goes, and the former one can read it. The error is that of the document.
+// it goes, and the former one can read it. What it puts aside stays on STATE. The error is that of the document.
 func (a *Applier) own(text []byte) (d ownDocument, err error) {
 	d.text = text
 	if d.config, d.warnings, err = config.Load(boot.StateSource, text); err == nil {
@@ -196,9 +204,10 @@ func (a *Applier) own(text []byte) (d ownDocument, err error) {
 	}
 	for i := len(all); i >= 0; i-- {
 		if d = (ownDocument{text: text}); i < len(all) {
-			d = ownDocument{text: all[i].Text, earlier: true, why: fmt.Sprintf("version %d of the history, because the configuration can't be read", all[i].Version)}
+			d = ownDocument{text: all[i].Text, keep: true, why: fmt.Sprintf("version %d of the history, because the configuration can't be read", all[i].Version)}
 		}
 		if known, unknown, _ := config.Known(boot.StateSource, d.text); len(unknown) > 0 {
+			d.keep = d.keep || a.o.Trial
 			d.text, d.why = known, strings.TrimPrefix(d.why+"; ", "; ")+"without what this release doesn't know: "+strings.Join(unknown, ", ")
 		}
 		var e error
@@ -230,7 +239,7 @@ func (a *Applier) storeBootConfig(by string, keep bool) error {
 		entry.Summary = "as it was found"
 		a.remember(entry, a.text)
 	}
-	return nil
+	return a.forget()
 }
 
 // NeedNetwork is for a source that isn't reached: the network starts, and the node waits.
@@ -282,7 +291,7 @@ func (a *Applier) StateReady() error {
 			return fmt.Errorf("STATE came late, and its configuration is broken: %w", err)
 		}
 		a.o.Log.Warn("STATE came late: its configuration replaces the one that this boot began with")
-		a.text, a.config, keep = d.text, d.config, d.earlier
+		a.text, a.config, keep = d.text, d.config, d.keep
 		if err := a.publish(nil); err != nil {
 			return err
 		}

@@ -175,11 +175,78 @@ func TestFieldsOfANewerRelease(t *testing.T) {
 			t.Errorf("%+v", before)
 		}
 
+		// A new system on trial does without them, too, and leaves them to the former one.
+		if err := boot.WriteFile(p.stored.config(), newer, storeMode); err != nil {
+			t.Fatal(err)
+		}
+		trial := NewApplier(ApplierOptions{Trial: true, Store: resource.NewStore(), StateDir: p.stored.dir, Log: slog.New(slog.DiscardHandler)})
+		err = errors.Join(trial.stateFound(), trial.begin(boot.StateSource, newer))
+		if err != nil || trial.config.Machine.Network.Hostname != "newer" || p.onDisk() != string(newer) {
+			t.Errorf("%v; on STATE:\n%s", err, p.onDisk())
+		}
+
 		// What can't be left out isn't guessed.
 		a := NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 		err = a.begin(boot.StateSource, bytes.Replace(newer, []byte("version: v1alpha1"), []byte("version: v9"), 1))
 		if err == nil || !strings.Contains(err.Error(), `"v9" is not known`) {
 			t.Errorf("a document of another version: %v", err)
+		}
+	})
+}
+
+// S-021: STATE has no document of a configuration that isn't kept, and whoever comes by doesn't become its administrator while the source has an error.
+func TestS021NothingIsKept(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		kept := func() (documents int) {
+			all, err := p.stored.history()
+			if err != nil || len(all) == 0 {
+				t.Fatal(len(all), err)
+			}
+			for _, e := range all {
+				if e.Text != nil {
+					documents++
+				}
+			}
+			return documents
+		}
+		p.must(Request{Text: with(base, "two")})
+		p.must(Request{Text: unkept(with(base, "three")), Mode: Try})
+		if kept() == 0 {
+			t.Error("what may come back isn't kept")
+		}
+		if err := p.Confirm(t.Context(), "test"); err != nil {
+			t.Fatal(err)
+		}
+		if n := kept(); n > 0 {
+			t.Errorf("%d documents after the confirmation", n)
+		}
+		p.must(Request{Text: unkept(with(base, "four"))})
+		if _, err := p.Rollback(t.Context(), 0, Request{}); err == nil || !strings.Contains(err.Error(), "persist: false") {
+			t.Errorf("rolled back to a document that isn't kept: %v", err)
+		}
+		if n := kept(); n > 0 {
+			t.Errorf("%d documents after a change", n)
+		}
+		p.off()
+		p.on(unkept(with(base, "five")))
+		if n := kept(); n > 0 || p.hostname() != "five" {
+			t.Errorf("%d documents after a boot of %s", n, p.hostname())
+		}
+
+		find := func(document []byte, failed error) error {
+			a := NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: p.dir, Log: slog.New(slog.DiscardHandler)})
+			source := boot.Source{Name: "medium", Read: func(context.Context) ([]byte, error) { return document, failed }}
+			_, err := Options{Applier: a, MountState: func(context.Context) (bool, error) { return true, nil }, Sources: []boot.Source{source}}.find(t.Context())
+			return err
+		}
+		if err := find(nil, errors.New("its server is down")); !errors.Is(err, boot.ErrClosed) {
+			t.Errorf("a source that fails: %v", err)
+		}
+		if err := find([]byte("machine: {"), nil); !errors.Is(err, boot.ErrClosed) {
+			t.Errorf("a source with a broken document: %v", err)
+		}
+		if err := find(nil, boot.ErrNone); !errors.Is(err, boot.ErrNone) || errors.Is(err, boot.ErrClosed) {
+			t.Errorf("no source: %v", err)
 		}
 	})
 }

@@ -92,7 +92,15 @@ func Digest(text []byte) string {
 // historyEntry is an entry of the history as a file.
 type historyEntry struct {
 	Entry
-	Text []byte `json:"text"`
+	Text []byte `json:"text,omitempty"` // none while the configuration isn't kept (persist: false)
+}
+
+// document is the text of an entry.
+func (e historyEntry) document() ([]byte, error) {
+	if e.Text == nil {
+		return nil, fmt.Errorf("the document of version %d isn't kept: it, or one after it, has persist: false", e.Version)
+	}
+	return e.Text, nil
 }
 
 func (k store) entryPath(version uint64) string {
@@ -144,6 +152,17 @@ func (k store) remember(e Entry, text []byte) (version uint64, err error) {
 		all = all[1:]
 	}
 	return e.Version, nil
+}
+
+// forget removes the documents from all entries, and leaves who applied them, and when.
+func (k store) forget() error {
+	all, err := k.history()
+	for _, e := range all {
+		if err == nil && e.Text != nil {
+			err = k.write(k.entryPath(e.Version), historyEntry{Entry: e.Entry})
+		}
+	}
+	return err
 }
 
 // trial is a change that isn't confirmed yet.

@@ -31,6 +31,9 @@ func (a *Applier) Confirm(_ context.Context, by string) error {
 	}
 	a.trial, a.deadline = nil, time.Time{}
 	a.poke()
+	if err := a.forget(); err != nil { // the next boot does it
+		a.o.Log.Warn("the history still has documents although persist is false", "err", err)
+	}
 	a.o.Log.Log(context.Background(), logs.LevelNotice, "the tried configuration is confirmed", "by", by)
 	return nil
 }
@@ -81,7 +84,7 @@ func (a *Applier) earlier(version uint64) ([]byte, error) {
 	if version > 0 {
 		for _, k := range all {
 			if k.Version == version {
-				return k.Text, nil
+				return k.document()
 			}
 		}
 		return nil, fmt.Errorf("version %d isn't in the history; see gbctl config history", version)
@@ -96,7 +99,7 @@ func (a *Applier) earlier(version uint64) ([]byte, error) {
 	for current > 0 {
 		current--
 		if all[current].Digest != Digest(a.text) {
-			return all[current].Text, nil
+			return all[current].document()
 		}
 	}
 	return nil, errors.New("the history has nothing before the current configuration")

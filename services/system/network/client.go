@@ -24,6 +24,8 @@ const (
 	extendMin = 60 * time.Second
 	// answerWait is the wait for an answer; after that, the packet counts as lost.
 	answerWait = 10 * time.Second
+	// confirmFor is longer than a switch with the spanning tree protocol takes to forward after the link is up: 30 s by default (IEEE 802.1D).
+	confirmFor = 50 * time.Second
 	// warnAfter is how long an answer may be missing before that is logged.
 	warnAfter = 10 * time.Second
 	// remindEvery is the interval of log lines during a longer wait.
@@ -36,7 +38,8 @@ var (
 	// errRefused is the server's refusal: the lease has ended, or never existed.
 	errRefused = errors.New("the server refused")
 	// errKicked: the link came back during the wait for an answer, which may be lost.
-	errKicked = errors.New("link came back")
+	errKicked  = errors.New("link came back")
+	errExpired = errors.New("it expired unanswered")
 )
 
 // client keeps the lease of one link from one source, in the way of RFC 2131
@@ -153,13 +156,17 @@ func (c *client) ask(ctx context.Context, wait time.Duration) (*lease, error) {
 // hold extends the lease as long as a server does so. It returns the lease that
 // ended, and the reason.
 func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
+	kicked := false
 	for {
-		if l.expireAt.IsZero() {
-			<-ctx.Done()
-			return l, ctx.Err()
+		kicked = kicked || c.kicked(ctx, l.renewAt)
+		ask := c.prolong
+		if kicked {
+			ask = c.confirm
 		}
-		sleep.Until(ctx, c.kick, time.Until(l.renewAt))
-		longer, err := c.prolong(ctx, l)
+		longer, err := ask(ctx, l)
+		if kicked = errors.Is(err, errKicked); kicked {
+			continue
+		}
 		if err != nil {
 			return l, err
 		}
@@ -171,12 +178,54 @@ func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
 	}
 }
 
+// kicked waits until a time, forever for the zero time, and reports whether the link came back before.
+func (c *client) kicked(ctx context.Context, at time.Time) bool {
+	var passed <-chan time.Time
+	if !at.IsZero() {
+		passed = time.After(time.Until(at))
+	}
+	select {
+	case <-c.kick:
+		return true
+	case <-passed:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// confirm asks any server for the lease after the link came back, as that may be on another network now (RFC 2131 §3.7). A server there refuses, or,
+// if it knows nothing of that network, offers another address. If there is no answer the lease stays.
+func (c *client) confirm(ctx context.Context, l *lease) (*lease, error) {
+	for end := time.Now().Add(confirmFor); ctx.Err() == nil; {
+		now := time.Now()
+		if !l.expireAt.IsZero() && !now.Before(l.expireAt) {
+			return nil, errExpired
+		}
+		once, cancel := context.WithTimeout(ctx, answerWait)
+		same, err := c.extend(once, l, true)
+		cancel()
+		if err == nil || errors.Is(err, errRefused) {
+			return same, err
+		}
+		if !now.Before(end) {
+			other, err := c.ask(ctx, answerWait)
+			if err == nil || errors.Is(err, errKicked) {
+				return other, err
+			}
+			c.log.Warn(fmt.Sprintf("%s came back, and no %s server answers: %s stays until its lease ends", c.link, c.source, l))
+			return l, ctx.Err()
+		}
+		sleep.Until(ctx, c.kick, time.Until(now.Add(answerWait)))
+	}
+	return nil, ctx.Err()
+}
+
 // prolong asks the server until T2, then any server until the lease expires.
 func (c *client) prolong(ctx context.Context, l *lease) (*lease, error) {
 	for ctx.Err() == nil {
 		now := time.Now()
 		if !now.Before(l.expireAt) {
-			return nil, errors.New("it expired unanswered")
+			return nil, errExpired
 		}
 		rebind, end := false, l.rebindAt
 		if !now.Before(l.rebindAt) {
@@ -194,7 +243,9 @@ func (c *client) prolong(ctx context.Context, l *lease) (*lease, error) {
 			c.log.Warn(fmt.Sprintf("no %s server extends the lease of %s on %s, which ends in %s: %v",
 				c.source, l, c.link, time.Until(l.expireAt).Round(time.Second), err))
 		}
-		sleep.Until(ctx, c.kick, time.Until(now.Add(pause)))
+		if c.kicked(ctx, now.Add(pause)) {
+			return nil, errKicked
+		}
 	}
 	return nil, ctx.Err()
 }

@@ -245,6 +245,55 @@ func TestServerWithoutAddress(t *testing.T) {
 	}
 }
 
+// RFC 2131 §3.7: a link that comes back may be on another network. Any server is asked for the lease, whenever it ends; one that refuses ends it, and one
+// that doesn't know it offers another address. Without any, the lease stays.
+func TestLeaseAfterTheLinkCameBack(t *testing.T) {
+	for name, tt := range map[string]struct {
+		seconds         uint32
+		rebind, acquire error
+		asked, reported []string
+	}{
+		"the same network": {1000, nil, nil, []string{"acquire@0", "rebind@100", "renew@600"}, []string{"10.0.0.5/24@0", "10.0.0.5/24@100", "10.0.0.5/24@600"}},
+		"infinite lease":   {0xffffffff, nil, nil, []string{"acquire@0", "rebind@100"}, []string{"10.0.0.5/24@0", "10.0.0.5/24@100"}},
+		"refused":          {1000, errRefused, nil, []string{"acquire@0", "rebind@100", "acquire(10.0.0.5)@100", "renew@600"}, []string{"10.0.0.5/24@0", "lost@100", "10.0.0.5/24@100", "10.0.0.5/24@600"}},
+		"a server that doesn't know it": {
+			0xffffffff, errNoAnswer, nil,
+			[]string{"acquire@0", "rebind@100", "rebind@110", "rebind@120", "rebind@130", "rebind@140", "rebind@150", "acquire(10.0.0.5)@160"},
+			[]string{"10.0.0.5/24@0", "10.0.0.5/24@160"},
+		},
+		"no server": {
+			1000, errNoAnswer, errNoAnswer,
+			[]string{"acquire@0", "rebind@100", "rebind@110", "rebind@120", "rebind@130", "rebind@140", "rebind@150", "acquire(10.0.0.5)@160", "renew@500"},
+			[]string{"10.0.0.5/24@0", "10.0.0.5/24@170", "10.0.0.5/24@500"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := startClient(t, func(string) (*lease, error) { return granted(t, tt.seconds), nil })
+				time.Sleep(100 * time.Second)
+				c.set(func(what string) (*lease, error) {
+					switch {
+					case what == "rebind" && tt.rebind != nil:
+						return nil, tt.rebind
+					case what == "acquire(10.0.0.5)" && tt.acquire != nil:
+						return nil, tt.acquire
+					}
+					return granted(t, tt.seconds), nil
+				})
+				c.kick <- struct{}{}
+				time.Sleep(550 * time.Second)
+				c.stop()
+				if diff := cmp.Diff(tt.asked, c.questions()); diff != "" {
+					t.Error(diff)
+				}
+				if diff := cmp.Diff(tt.reported, c.reported()); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
 func TestInfiniteLeaseIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := startClient(t, func(string) (*lease, error) { return granted(t, 0xffffffff), nil })

@@ -25,14 +25,40 @@ const blockDir = "/sys/class/block"
 var volumeTypes = map[string]bool{"iso9660": true, "vfat": true}
 
 // Volume calls use with the files of the volume with that file system label,
-// mounted read-only until use returns. If there are several, it is used that is the
-// first for which use doesn't return boot.ErrNone. It implements boot.Mounter.
-func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) error {
-	return d.with(label, d.holdsVolumes, use)
+// mounted read-only until use returns. It is that of a medium, see Media, or else of the only
+// disk for which use doesn't return boot.ErrNone, as hypervisors and clouds provide: of several,
+// a pod may have made one. It implements boot.Mounter.
+func (d *Disks) Volume(ctx context.Context, label string, use func(fs.FS) error) error {
+	none := d.Media(ctx, label, use)
+	if !errors.Is(none, boot.ErrNone) {
+		return none
+	}
+	found, err := d.findVolumes(label, d.holdsVolumes)
+	if err != nil {
+		return err
+	}
+	var disks []string
+	for _, f := range found {
+		disk := wholeDisk(filepath.Base(f.device))
+		if slices.Contains(disks, disk) {
+			continue
+		}
+		if e := d.o.mount(f.device, f.kind, func(dir string) error { return withFiles(dir, use) }); !errors.Is(e, boot.ErrNone) {
+			disks, err = append(disks, disk), e
+		}
+	}
+	switch len(disks) {
+	case 0:
+		return none
+	case 1:
+		return err
+	}
+	return fmt.Errorf("the disks %s have a volume labelled %q each: detach all but one", strings.Join(disks, ", "), label)
 }
 
 // Media is Volume for media that a person has put into the machine, and for what the image of the system disk has brought. Pods can bring disks of
-// their own, over the network or with a driver for storage, and give their volumes any label.
+// their own, over the network or with a driver for storage, and give their volumes any label. The first volume is used for which use doesn't return
+// boot.ErrNone.
 func (d *Disks) Media(_ context.Context, label string, use func(fs.FS) error) error {
 	own := d.ownMedium()
 	return d.with(label, func(name string) bool {
@@ -212,13 +238,17 @@ func (d *Disks) holdsVolumes(name string) bool {
 	if strings.HasPrefix(name, "sr") {
 		return true
 	}
-	whole := name
+	return d.o.isDisk(wholeDisk(name))
+}
+
+// wholeDisk is the disk of a partition, or the disk itself.
+func wholeDisk(name string) string {
 	if target, err := filepath.EvalSymlinks(filepath.Join(blockDir, name)); err == nil {
 		if _, err := os.Stat(filepath.Join(target, "partition")); err == nil {
-			whole = filepath.Base(filepath.Dir(target))
+			return filepath.Base(filepath.Dir(target))
 		}
 	}
-	return d.o.isDisk(whole)
+	return name
 }
 
 func identifyDevice(path string) (content, error) {

@@ -197,7 +197,7 @@ func TestVolumesOfOneLabel(t *testing.T) {
 // A disk with the partition of an image is the system's, EPHEMERAL grows, and the partition is a medium, also after a reset. A volume of another
 // disk with the same label is none.
 func TestDiskFromAnImageHasAMedium(t *testing.T) {
-	l, other := newLoop(t, 4*gib), newLoop(t, 4<<20)
+	l, other, third := newLoop(t, 4*gib), newLoop(t, 4<<20), newLoop(t, 4<<20)
 	dev, err := readDevice(l.name)
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +208,7 @@ func TestDiskFromAnImageHasAMedium(t *testing.T) {
 	all = slices.Insert(all, last, boot.Place{Volume: boot.Volume{Label: boot.LabelMedium, Type: boot.TypeMedium}, Start: start, Size: mib})
 	all[last+1].Start += mib
 	dev = putTable(t, l, newTable(dev, all))
-	for disk, at := range map[*loop]int64{l: start, other: 0} {
+	for disk, at := range map[*loop]int64{l: start, other: 0, third: 0} {
 		disk.writeAt(at+32769, "CD001")
 		disk.writeAt(at+32808, "GARBOARD"+strings.Repeat(" ", 24))
 	}
@@ -225,11 +225,34 @@ func TestDiskFromAnImageHasAMedium(t *testing.T) {
 	}
 	path, _ := dev.partitionPath(last + 1)
 	want := []string{path + " iso9660"}
-	m := bootMachine(t, l, other)
+	m := bootMachine(t, l, other, third)
 	if used := media(m); len(used) > 0 {
 		t.Errorf("before the system disk is known, media are %q", used)
 	}
+	volume := func(has ...string) (used []string, err error) {
+		m.disks.o.mount = func(device, _ string, _ func(dir string) error) error {
+			if !slices.Contains(has, device) {
+				return boot.ErrNone
+			}
+			used = append(used, device)
+			return nil
+		}
+		err = m.disks.Volume(t.Context(), boot.MediumLabel, func(fs.FS) error { return nil })
+		return used, err
+	}
+	if used, err := volume(other.path); err != nil || !slices.Equal(used, []string{other.path}) {
+		t.Errorf("a configuration on one disk: %q, %v", used, err)
+	}
+	if _, err := volume(third.path, other.path); err == nil || !strings.Contains(err.Error(), "detach all but one") {
+		t.Errorf("a configuration on two disks: %v", err)
+	}
+	if _, err := volume(); !errors.Is(err, boot.ErrNone) {
+		t.Errorf("no configuration: %v", err)
+	}
 	m.mustUp(config.Install{Disk: l.path})
+	if used, err := volume(path, other.path); err != nil || !slices.Equal(used, []string{path}) {
+		t.Errorf("a configuration on the system's medium, and on another disk: %q, %v", used, err)
+	}
 	if m.size() < boot.MinDisk {
 		t.Errorf("EPHEMERAL has %s of a disk of 4 GiB", bytesText(m.size()))
 	}

@@ -52,14 +52,16 @@ type owner struct {
 	members    map[string]string // of bonds: the bond's name
 	links      map[string]netlink.Link
 	gone       map[int]bool // by index: links that we have removed, until the kernel has reported it
-	clients    map[leaseKey]*leased
-	changed    chan leaseChange
-	ends       time.Time        // when the next leased address ends; zero: none does
-	errs       map[string]error // by link: what the kernel refused
-	files      files
-	named      map[string]lookup // by name of a WireGuard peer
-	found      chan lookup
-	lookups    sync.WaitGroup
+	// unsubscribe ends the last subscription to links.
+	unsubscribe context.CancelFunc
+	clients     map[leaseKey]*leased
+	changed     chan leaseChange
+	ends        time.Time        // when the next leased address ends; zero: none does
+	errs        map[string]error // by link: what the kernel refused
+	files       files
+	named       map[string]lookup // by name of a WireGuard peer
+	found       chan lookup
+	lookups     sync.WaitGroup
 
 	firstAddr       time.Time // when the first unlisted link had an address
 	waiting         string    // the last reported reason to wait
@@ -113,6 +115,10 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 // subscribe receives events of every link, and lists all in one step: with some of them only,
 // the clients and addresses of the others would be removed.
 func (o *owner) subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
+	if o.unsubscribe != nil {
+		o.unsubscribe()
+	}
+	ctx, o.unsubscribe = context.WithCancel(ctx)
 	ch := make(chan netlink.LinkUpdate)
 	if err := netlink.LinkSubscribe(ch, ctx.Done()); err != nil {
 		return nil, fmt.Errorf("subscribe to links: %w", err)

@@ -187,6 +187,46 @@ func TestRefusedLease(t *testing.T) {
 	same(t, "requests", s.extensions(), "10.8.4.77:68 server=<nil>")
 }
 
+// RFC 2131 §3.7: a machine with a lease of an hour is connected to another network, whose server is dnsmasq: it has an address of that at once.
+func TestLinkOnAnotherNetwork(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.8.5.1/24")
+	s := p.shortServer("far0", "10.8.5.1", "10.8.5.77", 3600)
+	n := startNode(t, config.Network{})
+	n.up(10 * time.Second)
+	s.stop()
+	p.do(func() {
+		l, err := netlink.LinkByName("far0")
+		for _, step := range []func() error{
+			func() error { return netlink.LinkSetDown(l) },
+			func() error {
+				return netlink.AddrReplace(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 8, 6, 1), Mask: net.CIDRMask(24, 32)}})
+			},
+			func() error {
+				return netlink.AddrDel(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 8, 5, 1), Mask: net.CIDRMask(24, 32)}})
+			},
+			func() error { return netlink.LinkSetUp(l) },
+		} {
+			if err == nil {
+				err = step()
+			}
+		}
+		if err != nil {
+			t.Fatalf("another network: %v", err)
+		}
+	})
+	p.dnsmasq("--interface=far0", "--dhcp-range=10.8.6.50,10.8.6.60,1h")
+	eventually.That(t, 90*time.Second, "the node has an address of the other network", func() error {
+		if got := n.address(); !prefix("10.8.6.0/24").Contains(got.Primary) {
+			return fmt.Errorf("node address is %+v; console: %s", got, n.console)
+		}
+		return nil
+	})
+	if got := addresses(t, "eth0"); len(got) != 1 {
+		t.Errorf("addresses of eth0: %q", got)
+	}
+}
+
 // Without a DHCP answer: one clear line on the console, and the node gets up as
 // soon as a server answers.
 func TestNoDHCPAnswerThenOne(t *testing.T) {

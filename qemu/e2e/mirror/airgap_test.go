@@ -86,8 +86,8 @@ func TestAirGap(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Eventually(upgradeBudget, "the cluster has grown by a control plane", func() error { return c.NodesReady(c.Nodes...) })
-	c.Complete()
-	m.Reached("the cluster has grown, and is complete")
+	c.Healthy()
+	m.Reached("the cluster has grown, and is healthy")
 
 	node := c.Nodes[0].Address.String()
 	out, err := c.Patient(upgradeBudget).TryGbctl("-n", node, "upgrade-k8s", "--to", current, "--yes")

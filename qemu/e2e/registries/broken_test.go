@@ -32,7 +32,7 @@ var broken = map[string]string{
 	"truncated": "EOF",
 	"corrupted": "unexpected commit digest",
 	"silent":    "timeout awaiting response headers",
-	"stops":     "has sent nothing for 1m0s",
+	"stops":     "has sent less than 64 KiB within 1m0s",
 }
 
 // faults are the ways in which a registry still breaks: their channels are closed when they are over.

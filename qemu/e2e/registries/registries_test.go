@@ -337,9 +337,11 @@ func (s *site) start(t *testing.T, inside *osthread.Thread, storage, address str
 	})
 }
 
-// patch is the configuration with which a node pulls from a host.
+// patch is the configuration with which a node pulls from a host, and not from the mirror of the test: its "not found" would count for containerd, and not
+// what the host says.
 func (s *site) patch(host, password, identity string) string {
-	return fmt.Sprintf("machine: {registries: {config: {%q: {auth: {username: node, password: %q}, tls: {ca: %s%s}}}}}", host, password, base64.StdEncoding.EncodeToString(s.authority.Cert), identity)
+	return fmt.Sprintf("machine: {registries: {mirrors: {%q: {endpoints: [\"https://%s\"]}}, config: {%q: {auth: {username: node, password: %q}, tls: {ca: %s%s}}}}}",
+		host, host, host, password, base64.StdEncoding.EncodeToString(s.authority.Cert), identity)
 }
 
 func (s *site) identity() string {

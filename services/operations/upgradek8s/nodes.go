@@ -49,6 +49,9 @@ func (s survey) nodes() (all []rollout.Node) {
 	return all
 }
 
+// passing is an error of programs that aren't ready, and may be in a moment.
+type passing struct{ error }
+
 // look asks all nodes. The error names everything that keeps the upgrade from beginning.
 func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
 	if err := o.Peers.Check(); err != nil {
@@ -62,12 +65,17 @@ func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
 		return s, err
 	}
 	var problems []error
+	lasts := false
 	for _, st := range s.states {
-		for _, text := range slices.Concat(st.broken, st.mismatches(a), st.removed(a)) {
+		lasting := slices.Concat(st.mismatches(a), st.removed(a))
+		lasts = lasts || len(lasting) > 0
+		for _, text := range slices.Concat(st.broken, lasting) {
 			problems = append(problems, fmt.Errorf("node %s: %s", st.Name, text))
 		}
 	}
-	if err := errors.Join(problems...); err != nil {
+	if err := errors.Join(problems...); err != nil && !lasts {
+		return s, passing{err}
+	} else if err != nil {
 		return s, err
 	}
 	if !down(a.From, a.To) {

@@ -19,12 +19,14 @@ package upgradek8s
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 )
 
@@ -34,6 +36,8 @@ const Name = "upgrade-k8s"
 const (
 	// preflightTimeout bounds the look at all nodes in the plan.
 	preflightTimeout = 2 * time.Minute
+	// moment is how long the plan waits for what has just started: a node of a new cluster is Ready before each static pod is.
+	moment = 20 * time.Second
 	// pullTimeout bounds the images of one node, and imagesTimeout those of all: a node
 	// tries for 15 minutes to get one image.
 	pullTimeout   = time.Hour
@@ -93,6 +97,9 @@ func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan,
 	ctx, cancel := context.WithTimeout(ctx, preflightTimeout)
 	defer cancel()
 	seen, err := o.look(ctx, a)
+	for end := time.Now().Add(moment); errors.As(err, new(passing)) && time.Now().Before(end) && sleep.For(ctx, time.Second); {
+		seen, err = o.look(ctx, a)
+	}
 	if err != nil {
 		return operation.Plan{}, err
 	}

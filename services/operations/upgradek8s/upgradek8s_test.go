@@ -275,6 +275,19 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// What has just started isn't ready for some seconds.
+func TestStartedJustNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer func() { r.off() }()
+		r.nodes[2].changed["kube-scheduler"] = time.Now().Add(-startTime / 2)
+		if _, err := r.start(Arguments{From: older, To: newer}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestDeprecatedAPIsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)

@@ -102,8 +102,11 @@ var noCloudSeed = regexp.MustCompile(`^ds=nocloud(?:-net)?;s=(\S+)$`)
 // serial number.
 func (o SourceOptions) readNoCloud(ctx context.Context) (data []byte, err error) {
 	for _, label := range noCloudLabels {
-		err = o.Mount(ctx, label, func(files fs.FS) (err error) {
-			data, err = readFile(files, noCloudFile)
+		err = o.Mount(ctx, label, func(files fs.FS) error {
+			text, err := readFile(files, noCloudFile)
+			if err == nil {
+				data = text // of the only volume that has it
+			}
 			return err
 		})
 		if !errors.Is(err, ErrNone) {

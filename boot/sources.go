@@ -198,10 +198,12 @@ func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byt
 }
 
 func (o SourceOptions) readVolume(ctx context.Context) (data []byte, err error) {
-	err = o.Mount(ctx, ISOLabel, func(files fs.FS) (err error) {
-		if data, err = readFile(files, ISOFile); err != nil {
+	err = o.Mount(ctx, ISOLabel, func(files fs.FS) error {
+		text, err := readFile(files, ISOFile)
+		if err != nil {
 			return err
 		}
+		data = text // of the only volume that has it
 		sum, err := readFile(files, ISOSum)
 		if errors.Is(err, ErrNone) {
 			return nil

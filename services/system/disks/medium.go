@@ -43,9 +43,12 @@ func (d *Disks) Volume(ctx context.Context, label string, use func(fs.FS) error)
 		if slices.Contains(disks, disk) {
 			continue
 		}
-		if e := d.o.mount(f.device, f.kind, func(dir string) error { return withFiles(dir, use) }); !errors.Is(e, boot.ErrNone) {
-			disks, err = append(disks, disk), e
+		e := d.o.mount(f.device, f.kind, func(dir string) error { return withFiles(dir, use) })
+		if errors.Is(e, boot.ErrNone) {
+			none = e
+			continue
 		}
+		disks, err = append(disks, disk), e
 	}
 	switch len(disks) {
 	case 0:

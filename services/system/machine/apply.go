@@ -310,6 +310,7 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 		return err
 	}
 	res.Version = a.remember(entry, r.Text)
+	a.forget()
 	return nil
 }
 
@@ -352,6 +353,7 @@ func (a *Applier) first(next *config.Config, r Request, entry Entry, res *Result
 	a.publishAt = a.o.Now().Add(answerGrace)
 	if a.state {
 		res.Version = a.remember(entry, r.Text)
+		a.forget()
 	}
 	close(a.given)
 	a.poke()
@@ -408,9 +410,6 @@ func (a *Applier) remember(e Entry, text []byte) (version uint64) {
 		text = nil
 	}
 	version, err := a.stored.remember(e, text)
-	if err == nil {
-		err = a.forget()
-	}
 	if err != nil {
 		a.o.Log.Warn("the configuration is applied, but isn't in the history", "err", err)
 	}
@@ -418,12 +417,14 @@ func (a *Applier) remember(e Entry, text []byte) (version uint64) {
 	return version
 }
 
-// forget removes all documents from the history while STATE keeps none (persist: false). What is tried may yet be undone.
-func (a *Applier) forget() error {
-	if a.trial != nil || a.config == nil || isPersistent(a.config) {
-		return nil
+// forget removes all documents from the history while STATE keeps none (persist: false). What is tried may yet be undone. The next boot repeats it.
+func (a *Applier) forget() {
+	if a.trial != nil || isPersistent(a.config) {
+		return
 	}
-	return a.stored.forget()
+	if err := a.stored.forget(); err != nil {
+		a.o.Log.Error("the history still has documents although persist is false", "err", err)
+	}
 }
 
 func (a *Applier) reboot(why string) {

@@ -96,12 +96,12 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 		// and since when.
 		if why := err.Error(); why != reported {
 			reported = why
-			also := ""
+			also, stage := "", Searching
 			if !errors.Is(err, boot.ErrClosed) {
-				if err := o.Applier.maintain(); err != nil {
-					return err
-				}
-				also = ", and waiting for one over the API"
+				also, stage = ", and waiting for one over the API", Maintenance
+			}
+			if err := o.Applier.maintain(stage); err != nil {
+				return err
 			}
 			code := ConfigurationUnusable
 			if errors.Is(err, boot.ErrNone) {
@@ -136,16 +136,8 @@ func (a *Applier) published(ctx context.Context, h *dag.Handle, source string) e
 }
 
 func (o Options) find(ctx context.Context) (source string, err error) {
-	if o.MountState != nil {
-		found, err := o.MountState(ctx)
-		if err != nil {
-			return "", fmt.Errorf("mount STATE: %w", err)
-		}
-		if found {
-			if err := o.Applier.stateFound(); err != nil {
-				return "", fmt.Errorf("%w; %w", err, boot.ErrClosed)
-			}
-		}
+	if err := o.mountState(ctx); err != nil {
+		return "", err
 	}
 	found, err := boot.Find(ctx, o.Sources)
 	if err != nil && found.Source == boot.StateSource { // its disk has an error: the history of the configuration may be readable
@@ -158,10 +150,33 @@ func (o Options) find(ctx context.Context) (source string, err error) {
 	if err == nil {
 		err = o.Applier.begin(found.Source, found.Data)
 	}
-	if err != nil && !errors.Is(err, boot.ErrNone) && o.Applier.hadOne() {
+	if err == nil || errors.Is(err, boot.ErrNone) || found.Source == boot.StateSource {
+		return found.Source, err
+	}
+	if e := o.mountState(ctx); e != nil { // it may have come meanwhile
+		return "", e
+	}
+	if o.Applier.hadOne() {
 		err = fmt.Errorf("%w; %w", err, boot.ErrClosed)
 	}
-	return found.Source, err
+	return "", err
+}
+
+// mountState prepares STATE, if it is there.
+func (o Options) mountState(ctx context.Context) error {
+	if o.MountState == nil {
+		return nil
+	}
+	found, err := o.MountState(ctx)
+	if err != nil {
+		return fmt.Errorf("mount STATE: %w", err)
+	}
+	if found {
+		if err := o.Applier.stateFound(); err != nil {
+			return fmt.Errorf("%w; %w", err, boot.ErrClosed)
+		}
+	}
+	return nil
 }
 
 // OnControlPlanes skips a service on workers, and says why.

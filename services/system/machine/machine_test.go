@@ -191,13 +191,17 @@ func TestNetworkOfASource(t *testing.T) {
 		if err := Decided(store).Wait(waits); err == nil {
 			t.Error("others take it for decided")
 		}
-		if err := a.maintain(); err != nil {
+		if err := a.maintain(Maintenance); err != nil {
 			t.Fatal(err)
 		}
 		if err := errors.Join(a.NeedNetwork(t.Context(), time.Second), Decided(store).Wait(t.Context())); err != nil {
 			t.Error(err)
 		}
 		stage(Maintenance)
+		if err := a.maintain(Searching); err != nil { // a STATE came late, and the node has had a configuration
+			t.Fatal(err)
+		}
+		stage(Searching)
 		if err := a.begin("test", data); err != nil {
 			t.Fatal(err)
 		}

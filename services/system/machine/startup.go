@@ -239,7 +239,8 @@ func (a *Applier) storeBootConfig(by string, keep bool) error {
 		entry.Summary = "as it was found"
 		a.remember(entry, a.text)
 	}
-	return a.forget()
+	a.forget()
+	return nil
 }
 
 // NeedNetwork is for a source that isn't reached: the network starts, and the node waits.
@@ -257,14 +258,16 @@ func (a *Applier) NeedNetwork(ctx context.Context, d time.Duration) error {
 }
 
 // maintain opens maintenance mode, in which anybody may give the node its
-// configuration: never on a node that has one, however it looks for another.
-func (a *Applier) maintain() error {
+// configuration: never on a node that has one, however it looks for another. With Searching
+// it closes it again: the node has had one, as a STATE says that came late.
+func (a *Applier) maintain(stage Stage) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.config != nil {
+	was, err := Stages.Get(a.o.Store, StageID)
+	if a.config != nil || stage == Searching && (err != nil || was.Spec != Maintenance) {
 		return nil
 	}
-	return Stages.Put(a.o.Store.As(ID), StageID, Maintenance)
+	return Stages.Put(a.o.Store.As(ID), StageID, stage)
 }
 
 // StateReady is for a STATE that came after the configuration: on a new disk the

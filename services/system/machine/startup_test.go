@@ -233,14 +233,24 @@ func TestS021NothingIsKept(t *testing.T) {
 			t.Errorf("%d documents after a boot of %s", n, p.hostname())
 		}
 
+		late := false
 		find := func(document []byte, failed error) error {
+			mounted := !late
 			a := NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: p.dir, Log: slog.New(slog.DiscardHandler)})
 			source := boot.Source{Name: "medium", Read: func(context.Context) ([]byte, error) { return document, failed }}
-			_, err := Options{Applier: a, MountState: func(context.Context) (bool, error) { return true, nil }, Sources: []boot.Source{source}}.find(t.Context())
+			mount := func(context.Context) (was bool, _ error) {
+				was, mounted = mounted, true
+				return was, nil
+			}
+			_, err := Options{Applier: a, MountState: mount, Sources: []boot.Source{source}}.find(t.Context())
 			return err
 		}
 		if err := find(nil, errors.New("its server is down")); !errors.Is(err, boot.ErrClosed) {
 			t.Errorf("a source that fails: %v", err)
+		}
+		late = true
+		if err := find(nil, errors.New("its server is down")); !errors.Is(err, boot.ErrClosed) {
+			t.Errorf("a source that fails before STATE is there: %v", err)
 		}
 		if err := find([]byte("machine: {"), nil); !errors.Is(err, boot.ErrClosed) {
 			t.Errorf("a source with a broken document: %v", err)

@@ -31,9 +31,7 @@ func (a *Applier) Confirm(_ context.Context, by string) error {
 	}
 	a.trial, a.deadline = nil, time.Time{}
 	a.poke()
-	if err := a.forget(); err != nil { // the next boot does it
-		a.o.Log.Warn("the history still has documents although persist is false", "err", err)
-	}
+	a.forget()
 	a.o.Log.Log(context.Background(), logs.LevelNotice, "the tried configuration is confirmed", "by", by)
 	return nil
 }
@@ -128,6 +126,7 @@ func (a *Applier) undo(why string) (rebooting bool, restarts []string, err error
 		rebooting = rebooting || effect == config.Reboot
 	}
 	entry := a.entry(Undone, why, changes)
+	defer a.forget()
 	if rebooting {
 		a.remember(entry, text)
 		a.reboot("a tried configuration is undone: " + why)

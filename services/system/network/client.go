@@ -194,7 +194,7 @@ func (c *client) kicked(ctx context.Context, at time.Time) bool {
 }
 
 // confirm asks any server for the lease after the link came back, as that may be on another network now (RFC 2131 §3.7). A server there refuses, or,
-// if it knows nothing of that network, offers another address. If there is no answer the lease stays.
+// if it doesn't know this address, offers one of that network. Without an answer, and with an offer of the same network, the lease stays.
 func (c *client) confirm(ctx context.Context, l *lease) (*lease, error) {
 	for end := time.Now().Add(confirmFor); ctx.Err() == nil; {
 		now := time.Now()
@@ -209,13 +209,17 @@ func (c *client) confirm(ctx context.Context, l *lease) (*lease, error) {
 		}
 		if !now.Before(end) {
 			other, err := c.ask(ctx, answerWait)
-			if err == nil || errors.Is(err, errKicked) {
+			switch {
+			case errors.Is(err, errKicked) || err == nil && (other.String() == l.String() || !l.near(other)):
 				return other, err
+			case ctx.Err() == nil:
+				c.log.Warn(fmt.Sprintf("%s came back, and no %s server there knows %s, which stays until its lease ends", c.link, c.source, l))
 			}
-			c.log.Warn(fmt.Sprintf("%s came back, and no %s server answers: %s stays until its lease ends", c.link, c.source, l))
 			return l, ctx.Err()
 		}
-		sleep.Until(ctx, c.kick, time.Until(now.Add(answerWait)))
+		if c.kicked(ctx, now.Add(answerWait)) {
+			return nil, errKicked
+		}
 	}
 	return nil, ctx.Err()
 }

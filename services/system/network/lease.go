@@ -69,6 +69,17 @@ func (l *lease) has(a netip.Addr) bool {
 	return slices.ContainsFunc(l.addresses, func(own leasedAddress) bool { return own.Addr() == a })
 }
 
+// near reports whether an address of another lease is in the same network.
+func (l *lease) near(other *lease) bool {
+	return slices.ContainsFunc(l.addresses, func(own leasedAddress) bool {
+		network := own.Prefix
+		if network.IsSingleIP() && network.Addr().Is6() { // DHCPv6 grants no length
+			network = netip.PrefixFrom(network.Addr(), 64)
+		}
+		return slices.ContainsFunc(other.addresses, func(its leasedAddress) bool { return network.Masked().Contains(its.Addr()) })
+	})
+}
+
 // source is a way in which links get leases: a protocol for one family of addresses.
 type source struct {
 	name   string // of the protocol, for users

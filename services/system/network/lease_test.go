@@ -248,6 +248,7 @@ func TestServerWithoutAddress(t *testing.T) {
 // RFC 2131 §3.7: a link that comes back may be on another network. Any server is asked for the lease, whenever it ends; one that refuses ends it, and one
 // that doesn't know it offers another address. Without any, the lease stays.
 func TestLeaseAfterTheLinkCameBack(t *testing.T) {
+	elsewhere, beside := errors.New("192.0.2.5/24"), errors.New("10.0.0.9/24") // what is granted
 	for name, tt := range map[string]struct {
 		seconds         uint32
 		rebind, acquire error
@@ -257,7 +258,12 @@ func TestLeaseAfterTheLinkCameBack(t *testing.T) {
 		"infinite lease":   {0xffffffff, nil, nil, []string{"acquire@0", "rebind@100"}, []string{"10.0.0.5/24@0", "10.0.0.5/24@100"}},
 		"refused":          {1000, errRefused, nil, []string{"acquire@0", "rebind@100", "acquire(10.0.0.5)@100", "renew@600"}, []string{"10.0.0.5/24@0", "lost@100", "10.0.0.5/24@100", "10.0.0.5/24@600"}},
 		"a server that doesn't know it": {
-			0xffffffff, errNoAnswer, nil,
+			0xffffffff, errNoAnswer, elsewhere,
+			[]string{"acquire@0", "rebind@100", "rebind@110", "rebind@120", "rebind@130", "rebind@140", "rebind@150", "acquire(10.0.0.5)@160"},
+			[]string{"10.0.0.5/24@0", "192.0.2.5/24@160"},
+		},
+		"another server of the same network": {
+			0xffffffff, errNoAnswer, beside,
 			[]string{"acquire@0", "rebind@100", "rebind@110", "rebind@120", "rebind@130", "rebind@140", "rebind@150", "acquire(10.0.0.5)@160"},
 			[]string{"10.0.0.5/24@0", "10.0.0.5/24@160"},
 		},
@@ -275,6 +281,10 @@ func TestLeaseAfterTheLinkCameBack(t *testing.T) {
 					switch {
 					case what == "rebind" && tt.rebind != nil:
 						return nil, tt.rebind
+					case what == "acquire(10.0.0.5)" && (tt.acquire == elsewhere || tt.acquire == beside):
+						l := granted(t, tt.seconds)
+						l.addresses = []leasedAddress{{Prefix: netip.MustParsePrefix(tt.acquire.Error())}}
+						return l, nil
 					case what == "acquire(10.0.0.5)" && tt.acquire != nil:
 						return nil, tt.acquire
 					}

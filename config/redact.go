@@ -42,6 +42,7 @@ var (
 	secretType = reflect.TypeFor[Secret]()
 	keyType    = reflect.TypeFor[KeyPEM]()
 	urlType    = reflect.TypeFor[URL]()
+	pemType    = reflect.TypeFor[PEM]()
 
 	// secretName matches names of fields whose values are secret.
 	secretName = regexp.MustCompile(`(?i)(secret|token|password|passphrase|private|credential|auth$|^key$|key$)`)
@@ -149,8 +150,13 @@ func scalar(n *yaml.Node, t reflect.Type) *yaml.Node {
 	switch {
 	case privatePEM.MatchString(value):
 		return replaced(n, redacted)
+	case t == pemType: // certificates, perhaps with their key
+		var p PEM
+		if p.UnmarshalText([]byte(value)) == nil && privatePEM.Match(p) {
+			return replaced(n, redacted)
+		}
 	case t == urlType:
-		if u, err := ParseURL(value); err == nil && u.User != nil {
+		if u, err := ParseURL(value); err == nil && (u.User != nil || u.RawQuery != "") {
 			value = u.Redacted()
 		}
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/base64"
 	"strings"
 	"testing"
 )
@@ -117,4 +118,32 @@ func TestRedactWhatIsNoDocument(t *testing.T) {
 			t.Errorf("%q became %q", doc, text)
 		}
 	}
+}
+
+// A certificate in one file with its key, and URLs with tokens.
+func TestRedactLooksIntoValues(t *testing.T) {
+	both := base64.StdEncoding.EncodeToString([]byte("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n"))
+	got, err := Redact([]byte(`machine:
+    logging:
+        destinations:
+            - endpoint: https://intake.example/v1?dd-api-key=geheim&host=a
+    registries:
+        config:
+            a: {tls: {clientIdentity: {crt: ` + both + `}}}
+cluster:
+    extraManifests: ['https://example/x.yaml?token=geheim']
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, `machine:
+    logging:
+        destinations:
+            - endpoint: https://intake.example/v1?dd-api-key=xxxxx&host=xxxxx
+    registries:
+        config:
+            a: {tls: {clientIdentity: {crt: (secret)}}}
+cluster:
+    extraManifests: ['https://example/x.yaml?token=xxxxx']
+`, string(got))
 }

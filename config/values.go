@@ -103,6 +103,16 @@ func ParseURL(text string) (URL, error) {
 func (u URL) String() string               { return u.URL.String() }
 func (u URL) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
+// Redacted is the URL without what may be secret: its password, and the values of its query.
+func (u URL) Redacted() string {
+	query := u.Query()
+	for name := range query {
+		query.Set(name, "xxxxx")
+	}
+	u.RawQuery = query.Encode()
+	return u.URL.Redacted()
+}
+
 func (u *URL) UnmarshalText(text []byte) (err error) {
 	*u, err = ParseURL(string(text))
 	return err

@@ -541,7 +541,7 @@ type Process struct {
 	ResidentMemory uint64               `protobuf:"varint,7,opt,name=resident_memory,json=residentMemory,proto3" json:"resident_memory,omitempty"` // bytes
 	Command        string               `protobuf:"bytes,8,opt,name=command,proto3" json:"command,omitempty"`
 	Executable     string               `protobuf:"bytes,9,opt,name=executable,proto3" json:"executable,omitempty"`
-	// The command line. It never contains secrets.
+	// The command line. That of a pod's program may contain secrets, and isn't shown.
 	Args          string `protobuf:"bytes,10,opt,name=args,proto3" json:"args,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -36,7 +36,7 @@ func (a *app) processesCommand() *cobra.Command {
 				slices.SortStableFunc(m.Processes, order)
 				for _, p := range m.Processes {
 					rows = append(rows, []string{strconv.Itoa(int(p.Pid)), strconv.Itoa(int(p.Ppid)), p.State, strconv.Itoa(int(p.Threads)),
-						p.CpuTime.AsDuration().Round(10 * time.Millisecond).String(), size(p.VirtualMemory), size(p.ResidentMemory), cmp.Or(p.Args, p.Command)})
+						p.CpuTime.AsDuration().Round(10 * time.Millisecond).String(), size(p.VirtualMemory), size(p.ResidentMemory), cmp.Or(p.Args, p.Executable, p.Command)})
 				}
 				return rows
 			})

@@ -168,7 +168,7 @@ func events(c *e2etest.Cluster, pod string) string {
 }
 
 // writer matches the process that writes, with its processor time.
-var writer = regexp.MustCompile(`(?m)^.* /usr/local/bin/kubectl --kubeconfig=/share/late .*$`)
+var writer = regexp.MustCompile(`(?m)^.* /usr/local/bin/kubectl\s*$`)
 
 // strands leaves a pod in the middle of a write to a server that is gone. The
 // node still reports the usage of its other file systems.

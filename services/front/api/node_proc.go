@@ -25,6 +25,9 @@ const (
 	statfsPatience = 500 * time.Millisecond
 )
 
+// podGroup is in the paths of the cgroups of pods, and in no other.
+const podGroup = "/kubepods"
+
 func (s *nodeService) Processes(context.Context, *connect.Request[apiv1.ProcessesRequest]) (*connect.Response[apiv1.ProcessesResponse], error) {
 	fs, err := s.proc()
 	if err != nil {
@@ -40,8 +43,12 @@ func (s *nodeService) Processes(context.Context, *connect.Request[apiv1.Processe
 		if err != nil {
 			continue // gone meanwhile
 		}
-		// Kernel threads have neither.
-		args, _ := p.CmdLine()
+		// Kernel threads have neither. The kubelet puts values of Secrets into the arguments of pods' programs.
+		var args []string
+		groups, err := p.Cgroups()
+		if err == nil && !slices.ContainsFunc(groups, func(g procfs.Cgroup) bool { return strings.Contains(g.Path, podGroup) }) {
+			args, _ = p.CmdLine()
+		}
 		executable, _ := p.Executable()
 		text := strings.Join(args, " ")
 		if len(text) > maxArgs {

@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -39,6 +40,31 @@ func TestProcessesHaveOurselves(t *testing.T) {
 	p := res.Msg.GetProcesses()[self]
 	if int(p.GetPpid()) != os.Getppid() || p.GetResidentMemory() < 1<<20 || p.GetThreads() == 0 || !strings.Contains(p.GetArgs(), filepath.Base(os.Args[0])) {
 		t.Errorf("%v", p)
+	}
+}
+
+// The arguments of a pod's program may have values of Secrets: nobody sees them.
+func TestArgumentsOfPodsAreHidden(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for pid, group := range map[string]string{"7": "/system/containerd", "8": "/kubepods/besteffort/pod1/2", "9": "/../../kubepods/pod1/2"} {
+		dir := filepath.Join(root, "proc", pid)
+		stat, err := os.ReadFile("/proc/self/stat")
+		must(t, errors.Join(err, os.MkdirAll(dir, 0o700)))
+		_, rest, _ := strings.Cut(string(stat), " ")
+		must(t, errors.Join(os.WriteFile(filepath.Join(dir, "stat"), []byte(pid+" "+rest), 0o600), os.WriteFile(filepath.Join(dir, "cmdline"), []byte("redis\x00hush\x00"), 0o600),
+			os.WriteFile(filepath.Join(dir, "cgroup"), []byte("1:cpu:"+group+"\n"), 0o600)))
+	}
+	s := own()
+	s.root = root
+	res, err := s.Processes(t.Context(), connect.NewRequest(&apiv1.ProcessesRequest{}))
+	must(t, err)
+	var all []string
+	for _, p := range res.Msg.GetProcesses() {
+		all = append(all, p.GetArgs())
+	}
+	if !slices.Equal(all, []string{"redis hush", "", ""}) {
+		t.Errorf("%q", all)
 	}
 }
 

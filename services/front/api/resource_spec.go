@@ -139,8 +139,15 @@ func hide(n *yaml.Node) {
 	}
 	if n.Kind == yaml.MappingNode && value(n, "kind") == "Secret" {
 		for i := 0; i+1 < len(n.Content); i += 2 {
-			if key := n.Content[i].Value; key == "data" || key == "stringData" {
-				hideScalars(n.Content[i+1])
+			switch key, at := n.Content[i].Value, n.Content[i+1]; key {
+			case "data", "stringData":
+				hideScalars(at)
+			case "metadata": // kubectl repeats the whole object in an annotation
+				for j := 0; j+1 < len(at.Content); j += 2 {
+					if at.Content[j].Value == "annotations" {
+						hideScalars(at.Content[j+1])
+					}
+				}
 			}
 		}
 	}

@@ -381,7 +381,7 @@ func TestSecretsOfKubernetesAreHidden(t *testing.T) {
 	key := "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIHushHush\n-----END PRIVATE KEY-----\n"
 	inBase64 := base64.StdEncoding.EncodeToString([]byte(key))
 	objects := []kubeclient.Object{
-		{"kind": "Secret", "metadata": map[string]any{"name": "bootstrap"}, "stringData": map[string]any{"token": "hush1"}, "data": map[string]any{"list": []any{"hush2"}}, "type": "shown"},
+		{"kind": "Secret", "metadata": map[string]any{"name": "bootstrap", "annotations": map[string]any{"last": "hush3"}}, "stringData": map[string]any{"token": "hush1"}, "data": map[string]any{"list": []any{"hush2"}}, "type": "shown"},
 		{"kind": "ConfigMap", "data": map[string]any{"plain": "shown too", "kubeconfig": "client-key-data: " + inBase64, "key": key, "wrapped": inBase64[:40] + "\n  " + inBase64[40:] + "\nmore: text"}},
 		{"kind": "List", "items": []any{map[string]any{"kind": "Secret", "data": map[string]any{"a": "hush3"}}}},
 		{"kind": "ConfigMap", "data": map[string]any{"certificate": base64.StdEncoding.EncodeToString([]byte("-----BEGIN CERTIFICATE-----\nMII\n"))}},

@@ -20,6 +20,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/services/front/connlimit"
 	"github.com/garboard-os/garboard/services/front/statefile"
 )
@@ -30,9 +31,12 @@ const (
 	// maxNew bounds connections before the first request; two hundred clients may
 	// connect at once.
 	maxNew = 256
-	// maxBody is the largest request: a configuration of 1 MiB, in base64 as JSON
-	// has it, and what is around it.
-	maxBody = 2 << 20
+	// maxBody is the largest request but for those that bring a configuration: that has 1 MiB,
+	// in base64 as JSON has it, and what is around it. PID 1 reads them whole.
+	maxBody   = 128 << 10
+	maxConfig = 2 << 20
+	// maxConfigs bounds the latter at one time.
+	maxConfigs = 8
 	// maxCalls bounds what runs at once, for all callers together. Two hundred
 	// clients have one call each; some have a few.
 	maxCalls = 384
@@ -49,6 +53,7 @@ type gate struct {
 	log     *slog.Logger
 	state   atomic.Pointer[state]
 	calls   atomic.Int32
+	configs atomic.Int32 // that come at the moment
 	errors  *connect.ErrorWriter
 	proxy   *httputil.ReverseProxy
 	backend *http.Transport
@@ -93,8 +98,16 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	most := int64(maxBody)
-	if m.Upload > 0 {
+	switch {
+	case m.Upload > 0:
 		most = m.Upload
+	case m.Procedure == garboardv1connect.ConfigServiceApplyProcedure:
+		most = maxConfig
+		defer g.configs.Add(-1)
+		if g.configs.Add(1) > maxConfigs {
+			g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the node takes %d configurations already; try again later", maxConfigs))
+			return
+		}
 	}
 	if r.ContentLength > most {
 		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has %d bytes, of at most %d", r.ContentLength, most))

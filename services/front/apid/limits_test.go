@@ -16,6 +16,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -50,7 +51,7 @@ func TestTooMuch(t *testing.T) {
 			t.Errorf("%d bytes: %d %s, %v", maxBody, code, text, err)
 		}
 		code, text, err = post(c, b.url(version), nil, bytes.NewReader(make([]byte, maxBody+1)))
-		if err == nil && (code != http.StatusTooManyRequests || !strings.Contains(text, `"resource_exhausted","message":"the request has 2097153 bytes, of at most 2097152"`)) {
+		if err == nil && (code != http.StatusTooManyRequests || !strings.Contains(text, `"resource_exhausted","message":"the request has 131073 bytes, of at most 131072"`)) {
 			t.Errorf("a byte more: %d %s", code, text)
 		}
 		// Without saying how much comes.
@@ -62,6 +63,25 @@ func TestTooMuch(t *testing.T) {
 		if err == nil && code != http.StatusRequestHeaderFieldsTooLarge {
 			t.Errorf("64 KiB of header: %d %s", code, text)
 		}
+	}
+}
+
+// A configuration may be larger. Several come at a time.
+func TestConfigurations(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	b := newBench(t, normal(t, ca), nil)
+	c, apply := b.client(t, admin(t, ca), true), b.url(garboardv1connect.ConfigServiceApplyProcedure)
+	if code, text, err := post(c, apply, nil, bytes.NewReader(make([]byte, maxConfig))); code != http.StatusOK {
+		t.Errorf("%d %s, %v", code, text, err)
+	}
+	b.gate.configs.Add(maxConfigs)
+	if code, text, err := post(c, apply, nil, http.NoBody); code != http.StatusTooManyRequests {
+		t.Errorf("one more: %d %s, %v", code, text, err)
+	}
+	b.gate.configs.Add(-1)
+	if code, text, err := post(c, apply, nil, http.NoBody); code != http.StatusOK {
+		t.Errorf("after the end of one: %d %s, %v", code, text, err)
 	}
 }
 

@@ -112,16 +112,15 @@ func (s *state) config(cert tls.Certificate, admit func(tls.ConnectionState) err
 // requiresCertificate reports whether clients must show a certificate.
 func (s *state) requiresCertificate() bool { return s.mode == api.ModeNormal || s.pinned != "" }
 
-// authorities are all certificates of a bundle.
+// authorities are all certificates of a bundle. Whatever else is in it is passed by, as it is where the configuration is checked: without a state, nobody
+// could correct it.
 func authorities(bundle []byte) (*x509.CertPool, error) {
 	pool, found := x509.NewCertPool(), 0
 	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("authority of clients: %w", err)
+		if cert, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == "CERTIFICATE" {
+			pool.AddCert(cert)
+			found++
 		}
-		pool.AddCert(cert)
-		found++
 	}
 	if found == 0 {
 		return nil, errors.New("authority of clients: none is given")

@@ -1,8 +1,10 @@
 package apid
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,5 +83,20 @@ func TestNewCaller(t *testing.T) {
 	}
 	if caller := newIdentity(parse(t, cert)); caller.name == "" {
 		t.Error("a certificate without a name can't be told from none")
+	}
+}
+
+// Who looks at the configuration reads the first certificate of a bundle. What else is in it doesn't end the API, which alone can mend it.
+func TestBundleWithMore(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	k := normal(t, ca)
+	for _, more := range [][]byte{k.key, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")} {
+		with := k
+		with.bundle = append(slices.Clone(k.bundle), more...)
+		b := newBench(t, with, everything())
+		if code, text, err := post(b.client(t, admin(t, ca), true), b.url(version), nil, strings.NewReader("{}")); code != http.StatusOK {
+			t.Errorf("%d %s, %v", code, text, err)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -38,6 +39,9 @@ func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 	var problems []error
 	for _, u := range extraURLs(&c.Cluster) {
 		id := "05-" + u.Redacted()
+		if u.RawQuery != "" { // which may be all that tells two of them apart
+			id += fmt.Sprintf("#%x", sha256.Sum256([]byte(u.RawQuery)))[:9]
+		}
 		wanted[id] = true
 		if _, err := extraBootstrapManifests.Get(v, id); err == nil {
 			continue

@@ -379,7 +379,7 @@ func TestObject(t *testing.T) {
 }
 
 func TestSecretsAreHiddenInYAML(t *testing.T) {
-	secret := Object{"kind": "Secret", "stringData": map[string]any{"token": "hush"}, "data": map[string]any{"k": "aHVzaA=="}}
+	secret := Object{"kind": "Secret", "metadata": map[string]any{"annotations": map[string]any{"last": "hush"}}, "stringData": map[string]any{"token": "hush"}, "data": map[string]any{"k": "aHVzaA=="}}
 	text, err := yaml.Marshal([]Object{secret})
 	if err != nil || strings.Contains(string(text), "hush") || strings.Contains(string(text), "aHVzaA") || !strings.Contains(string(text), "token: (secret)") {
 		t.Errorf("%s %v", text, err)

@@ -92,18 +92,27 @@ func (o Object) MarshalYAML() (any, error) {
 		return plain, nil
 	}
 	shown := maps.Clone(plain)
-	for _, field := range []string{"data", "stringData"} {
-		values, _ := plain[field].(map[string]any)
-		if values == nil {
-			continue
-		}
-		hidden := make(map[string]any, len(values))
-		for key := range values {
-			hidden[key] = "(secret)"
-		}
-		shown[field] = hidden
+	hideValues(shown, "data")
+	hideValues(shown, "stringData")
+	if metadata, ok := shown["metadata"].(map[string]any); ok { // kubectl repeats the whole object in an annotation
+		metadata = maps.Clone(metadata)
+		hideValues(metadata, "annotations")
+		shown["metadata"] = metadata
 	}
 	return shown, nil
+}
+
+// hideValues replaces the values of a field that is a map.
+func hideValues(in map[string]any, field string) {
+	values, ok := in[field].(map[string]any)
+	if !ok {
+		return
+	}
+	hidden := make(map[string]any, len(values))
+	for key := range values {
+		hidden[key] = "(secret)"
+	}
+	in[field] = hidden
 }
 
 // Plain is v as an Object: what a typed manifest becomes once it went through

@@ -31,7 +31,11 @@ func (d *Daemon) raise() (string, error) {
 		floor, why = made, fmt.Sprintf("authority %q of the configuration is valid from then on", name)
 	}
 	now := d.o.kernel.Now()
-	if !now.Before(floor) {
+	late := !until.IsZero() && now.After(until) && floor.Before(until)
+	if late {
+		why += fmt.Sprintf(", and the configuration's authorities are valid until %s", stamp(until))
+	}
+	if !now.Before(floor) && !late {
 		return "", err
 	}
 	if setErr := d.o.kernel.Set(floor); setErr != nil {

@@ -56,6 +56,20 @@ func (o Options) preflightStep(chosen []string) operation.Step {
 	}
 }
 
+// same refuses to go on with a node that has joined meanwhile, with a configuration from before: it would be left behind with the old authorities.
+func (r rotation) same(ctx context.Context, client *kubeclient.Client) error {
+	nodes, err := rollout.Nodes(ctx, client)
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if !slices.ContainsFunc(r.Nodes, func(known rollout.Node) bool { return known.Name == n.Name() }) {
+			return rollout.Lasting{Err: fmt.Errorf("node %s has joined since the rotation began, and accepts only the old authorities: begin again", n.Name())}
+		}
+	}
+	return nil
+}
+
 // look asks all nodes. The error names everything that keeps the rotation from beginning.
 func (o Options) look(ctx context.Context, chosen []string) (r rotation, warnings []string, err error) {
 	if err := o.Peers.Check(); err != nil {

@@ -129,7 +129,7 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 	if tokens {
 		steps = append(steps, tokensStep(kubernetes))
 	}
-	return append(steps, confirmStep(), o.dropStep(chosen), o.verifyStep(chosen)), nil
+	return append(steps, o.confirmStep(), o.dropStep(chosen), o.verifyStep(chosen)), nil
 }
 
 // acceptStep makes the new authorities, and all nodes accept them.
@@ -220,14 +220,21 @@ func tokensStep(kubelets bool) operation.Step {
 // Question is the ID of the question before the old authorities end.
 const Question = "drop"
 
-func confirmStep() operation.Step {
+func (o Options) confirmStep() operation.Step {
 	return operation.Step{
 		ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Deadline: time.Minute,
-		Run: func(ctx context.Context, p *operation.Progress) error {
+		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
+			same := func(ctx context.Context, client *kubeclient.Client) error { return r.same(ctx, client) }
+			if err := o.Kubernetes.Poll(ctx, p, same); err != nil {
+				return err
+			}
 			p.Report("all users need new credentials now: gbctl config renew, gbctl kubeconfig")
 			p.Report("pods that use the Kubernetes API and read its authority only at their start need a restart now")
-			return rollout.Confirm(ctx, p, Question, "old credentials end now: go on", questionTimeout)
-		},
+			if err := rollout.Confirm(ctx, p, Question, "old credentials end now: go on", questionTimeout); err != nil {
+				return err
+			}
+			return o.Kubernetes.Poll(ctx, p, same) // the answer may have taken a day
+		}),
 	}
 }
 

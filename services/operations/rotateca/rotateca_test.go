@@ -3,6 +3,7 @@ package rotateca
 import (
 	"bytes"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -200,6 +201,37 @@ func TestNoTakesEverythingBack(t *testing.T) {
 		}
 		r.expect(want)
 		r.did = nil
+		if o := r.run("yes"); o.State != operation.Done {
+			t.Errorf("the next rotation ended as %s: %s", o.State, o.Error)
+		}
+		r.rotated(before)
+	})
+}
+
+// A node that joins while the operation waits for its answer has the old authorities: everything is taken back, and the next rotation has it, too.
+func TestNodeThatJoinsMeanwhile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer func() { r.off() }()
+		before := r.nodes[0].config
+		last := *r.nodes[3]
+		o, err := r.start()
+		put(t, err)
+		for o.Question == nil {
+			time.Sleep(time.Second)
+			o, err = r.runner.Get(o.ID)
+			put(t, err)
+		}
+		last.name, last.address = "w2", netip.AddrFrom4([4]byte{10, 5, 0, 9})
+		r.mu.Lock()
+		r.nodes = append(r.nodes, &last)
+		r.mu.Unlock()
+		if o = r.end(o.ID, "yes"); o.State != operation.Failed || !strings.Contains(o.Error, "node w2 has joined") {
+			t.Errorf("it ended as %s: %s", o.State, o.Error)
+		}
+		r.unchanged(before)
 		if o := r.run("yes"); o.State != operation.Done {
 			t.Errorf("the next rotation ended as %s: %s", o.State, o.Error)
 		}

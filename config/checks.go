@@ -3,6 +3,7 @@ package config
 import (
 	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -221,13 +222,23 @@ func checkInstall(c *Config, r *report) {
 	checkDevice(r, at("machine", "install", "disk"), c.Machine.Install.Disk)
 	for i, arg := range c.Machine.Install.ExtraKernelArgs {
 		where := at("machine", "install", "extraKernelArgs", i)
-		switch {
-		case arg == "" || len(arg) > maxKernelArg || strings.ContainsFunc(arg, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' }):
-			r.bad(where, "%s is not one kernel argument of at most %d printable characters, without blanks and quotes, such as console=ttyS1", quote(arg), maxKernelArg)
-		case strings.HasPrefix(arg, "garboard.slot="):
-			r.bad(where, "garboard.slot is set by the boot loader")
+		if err := KernelArg(arg); err != nil {
+			r.bad(where, "%v", err)
+		} else if len(arg) > maxKernelArg {
+			r.bad(where, "%s has %d characters, of at most %d", quote(arg), len(arg), maxKernelArg)
 		}
 	}
+}
+
+// KernelArg says why a text isn't one argument of the kernel that means the same to each boot loader.
+func KernelArg(arg string) error {
+	switch {
+	case arg == "" || strings.ContainsFunc(arg, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' }):
+		return fmt.Errorf("%s is not one kernel argument of printable characters, without blanks and quotes, such as console=ttyS1", quote(arg))
+	case strings.HasPrefix(arg, "garboard.slot="):
+		return errors.New("garboard.slot is set by the boot loader")
+	}
+	return nil
 }
 
 func checkDevice(r *report, where place, device string) {

@@ -86,7 +86,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	// The machine.
 	{"machine", "time: {servers: ['a b']}", `machine.time.servers[0]: "a b" is neither a DNS name nor an IP address`},
 	{"machine", "install: {disk: sda}", `machine.install.disk: "sda" is not a device below /dev, such as /dev/sda`},
-	{"machine", "install: {extraKernelArgs: ['two args']}", `machine.install.extraKernelArgs[0]: "two args" is not one kernel argument of at most 256 printable characters, without blanks and quotes, such as console=ttyS1`},
+	{"machine", "install: {extraKernelArgs: ['two args']}", `machine.install.extraKernelArgs[0]: "two args" is not one kernel argument of printable characters, without blanks and quotes, such as console=ttyS1`},
 	{"machine", "install: {extraKernelArgs: [garboard.slot=B]}", `machine.install.extraKernelArgs[0]: garboard.slot is set by the boot loader`},
 	{"machine", "install: {diskSelector: {size: 100GB}}", `machine.install.diskSelector.size: must begin with a comparison: >=, <=, ==, >, <`},
 	{"machine", "install: {diskSelector: {size: '>= much'}}", `machine.install.diskSelector.size: must have a size after the comparison, such as 100GB or 2TiB`},

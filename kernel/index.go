@@ -135,6 +135,7 @@ func describe(files []string, read func(string) ([]byte, error)) ([]*described, 
 		}
 		all = append(all, m)
 	}
+	all = preferred(all)
 	slices.SortStableFunc(all, func(a, b *described) int {
 		if a.order != b.order {
 			return a.order - b.order
@@ -142,6 +143,21 @@ func describe(files []string, read func(string) ([]byte, error)) ([]*described, 
 		return strings.Compare(a.file, b.file)
 	})
 	return all, nil
+}
+
+// preferred keeps one file for each module: an update, or else one from elsewhere, and not that of the kernel (depmod.d(5): search).
+func preferred(all []*described) []*described {
+	rank := func(m *described) int {
+		top, _, _ := strings.Cut(m.file, "/")
+		return map[string]int{"kernel": -1, "updates": 1}[top]
+	}
+	best := map[string]*described{}
+	for _, m := range all {
+		if b := best[m.name]; b == nil || rank(m) > rank(b) {
+			best[m.name] = m
+		}
+	}
+	return slices.DeleteFunc(all, func(m *described) bool { return best[m.name] != m })
 }
 
 // modinfo reads the fields of a module, as KEY=VALUE.

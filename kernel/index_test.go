@@ -122,3 +122,20 @@ func TestMagic(t *testing.T) {
 		t.Error("a text is a module")
 	}
 }
+
+// Of two modules with one name, the kernel's own is the last to count, and an update the first, as with depmod.
+func TestIndexHasEachModuleOnce(t *testing.T) {
+	t.Parallel()
+	m := func(alias string) string { return string(module.Module(testRelease, "alias="+alias)) }
+	files := map[string]string{"extra/a.ko": m("x:new"), "kernel/a.ko": m("x:old"), "extra/b.ko": m("x:newer"), "updates/b.ko": m("x:update")}
+	made, err := indexOf(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(made["modules.dep"]); got != "extra/a.ko:\nupdates/b.ko:\n" {
+		t.Errorf("modules.dep:\n%s", got)
+	}
+	if got := string(made["modules.alias"]); strings.Contains(got, "x:old") || strings.Contains(got, "x:newer") {
+		t.Errorf("modules.alias:\n%s", got)
+	}
+}

@@ -91,7 +91,7 @@ func (b *Builder) inputs(ctx context.Context, c Component, module string) ([]str
 		inputs = append(inputs, p.File, strings.Join(p.Links, " "), strings.Join(p.arguments(), " "))
 	}
 	if len(c.Programs) > 0 {
-		version, err := output(ctx, module, nil, "go", "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOEXPERIMENT")
+		version, err := output(ctx, module, c.Programs[0].environment(), "go", "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOEXPERIMENT")
 		if err != nil {
 			return nil, err
 		}
@@ -202,7 +202,7 @@ func (p Program) environment() []string {
 	if p.Static {
 		cgo = "CGO_ENABLED=1"
 	}
-	return []string{cgo, "GOFLAGS=", "GOWORK=off", "CC=gcc", "CGO_CFLAGS=-O2", "CGO_LDFLAGS="}
+	return []string{cgo, "GOFLAGS=", "GOWORK=off", "GOAMD64=v1", "GOEXPERIMENT=", "GOFIPS140=off", "CC=gcc", "CGO_CFLAGS=-O2", "CGO_LDFLAGS="}
 }
 
 // output runs a command in dir and returns its standard output. A command that ctx ends goes with all of its children.

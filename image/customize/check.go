@@ -18,6 +18,8 @@ func (w *work) check() error {
 		switch f, ok := w.tree[w.end(e.Path)]; {
 		case !ok || f.Mode.Type() != e.Mode.Type():
 			errs = append(errs, fmt.Errorf("%s isn't there any more: a node doesn't start without it", e.Path))
+		case f.Mode.IsRegular() && e.Mode&0o111 != 0 && f.Mode&0o111 == 0:
+			errs = append(errs, fmt.Errorf("%s isn't executable: its permissions are %04o", e.Path, f.Mode.Perm()))
 		case i == 0 && f.Size > 0:
 			errs = append(errs, fmt.Errorf("%s has a content: it is only the place for the program of process 1", e.Path))
 		}

@@ -68,6 +68,9 @@ func (c Change) Apply(ctx context.Context, dir string, say func(line string)) er
 		return err
 	}
 	if len(c.Remove)+len(c.Overlays)+len(c.Extensions)+len(c.Args) == 0 && w.step.Kernel == "" {
+		if i := w.installer; !c.KernelLater && i.Modules != "" && i.Modules != i.Release {
+			return otherKernel(i.Modules, i.Release)
+		}
 		return nil
 	}
 	for _, step := range []func() error{w.remove, w.overlay, w.extend, w.indexModules, w.check, w.note} {

@@ -35,7 +35,11 @@ func put(t *testing.T, dir string, files map[string]string) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		mode := os.FileMode(0o644)
+		if strings.HasSuffix(filepath.Dir(path), "bin") {
+			mode = 0o755
+		}
+		if err := os.WriteFile(path, []byte(content), mode); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -268,6 +272,9 @@ func TestS200Kernel(t *testing.T) {
 	if pending.Release != release || pending.Modules != other {
 		t.Errorf("Linux %s with the modules of %s", pending.Release, pending.Modules)
 	}
+	if err := (Change{}).Apply(t.Context(), second, silent); err == nil || !strings.Contains(err.Error(), "the modules are those of Linux "+other) {
+		t.Errorf("without the kernel of its modules: %v", err)
+	}
 	put(t, second, map[string]string{media.KernelFile: string(uki.Linux(other))})
 	if err := (Change{}).Apply(t.Context(), second, silent); err != nil {
 		t.Fatal(err)
@@ -309,6 +316,14 @@ func TestRefusals(t *testing.T) {
 		if after, _, _ := opened(t, dir); after.SHA256 != before.SHA256 {
 			t.Errorf("%s: the system has changed", name)
 		}
+	}
+	plain := t.TempDir()
+	put(t, plain, map[string]string{"usr/bin/containerd": "x"})
+	if err := os.Chmod(filepath.Join(plain, "usr/bin/containerd"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Change{Overlays: []Overlay{{Name: "mine", Dir: plain}}}).Apply(t.Context(), base(t), silent); err == nil || !strings.Contains(err.Error(), "/usr/bin/containerd isn't executable: its permissions are 0644") {
+		t.Errorf("a program without permission: %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -93,8 +93,11 @@ func (w *work) prepareService(s *extension.Service, root string) error {
 		}
 	}
 	in := func(name string) string { return path.Join(root, inside.Resolve(name)) }
-	if _, there := w.tree[in(s.Command[0])]; !there {
+	switch f, there := w.tree[in(s.Command[0])]; {
+	case !there:
 		return fmt.Errorf("service.command: %s has no %s", extension.RootFS, s.Command[0])
+	case f.Mode.IsDir() || f.Mode.IsRegular() && f.Mode&0o111 == 0:
+		return fmt.Errorf("service.command: %s of %s isn't executable", s.Command[0], extension.RootFS)
 	}
 	directories := slices.Clone(mountPoints)
 	for _, m := range s.Mounts {

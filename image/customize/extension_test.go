@@ -133,6 +133,7 @@ func TestExtensionRefusals(t *testing.T) {
 		})}, "/kernel/usb.ko: the system has this file"},
 		"same name":       {[]string{extensionDir(t, "a", manifest, nil), extensionDir(t, "a", manifest, nil)}, "the system has an extension a already"},
 		"no program":      {[]string{extensionDir(t, "a", withService, map[string]string{"rootfs/bin/other": "x"})}, "rootfs has no /bin/agent"},
+		"a directory":     {[]string{extensionDir(t, "a", withService, map[string]string{"rootfs/bin/agent/x": "x"})}, "/bin/agent of rootfs isn't executable"},
 		"unknown service": {[]string{extensionDir(t, "a", manifest+"service: {command: [/bin/agent], dependsOn: [ext-b]}\n", agent)}, "its service depends on ext-b"},
 		"a circle": {[]string{
 			extensionDir(t, "a", manifest+"service: {command: [/bin/agent], dependsOn: [ext-b]}\n", agent),

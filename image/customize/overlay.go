@@ -175,7 +175,7 @@ func (w *work) indexModules() error {
 	}
 	if w.release = releases[0]; w.release != w.installer.Release {
 		if !w.KernelLater {
-			return fmt.Errorf("the modules are those of Linux %s, and the kernel is Linux %s", w.release, w.installer.Release)
+			return otherKernel(w.release, w.installer.Release)
 		}
 		w.say(fmt.Sprintf("the modules are those of Linux %s, and the kernel is Linux %s: the image is complete once it has the other kernel as /usr/install/vmlinuz", w.release, w.installer.Release))
 	}
@@ -206,4 +206,8 @@ func (w *work) indexModules() error {
 	}
 	w.say(fmt.Sprintf("indexed the modules of Linux %s: %d", w.release, bytes.Count(indexes["modules.dep"], []byte("\n"))))
 	return w.parts.SetModules(w.release, read)
+}
+
+func otherKernel(modules, kernel string) error {
+	return fmt.Errorf("the modules are those of Linux %s, and the kernel is Linux %s", modules, kernel)
 }

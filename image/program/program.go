@@ -75,7 +75,7 @@ func (b *Builder) arguments(of string) []string {
 const tags = "-tags=grpcnotrace"
 
 // environment overrides what the user's own settings would change about the result. Programs are static: without cgo.
-var environment = []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH=amd64"}
+var environment = []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH=amd64", "GOAMD64=v1", "GOEXPERIMENT=", "GOFIPS140=off"}
 
 // source is what `go list -json` tells of a package.
 type source struct {

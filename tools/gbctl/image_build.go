@@ -61,7 +61,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	f.StringVar(&b.change.Kernel, "kernel", "", "another kernel (vmlinuz); its modules come with --modules")
 	f.StringVar(&b.modules, "modules", "", "directory with the modules of the kernel, such as lib/modules, instead of those that are there")
 	f.StringVar(&b.firmware, "firmware", "", "directory that is added to /lib/firmware")
-	f.StringArrayVar(&b.change.Args, "extra-kernel-arg", nil, "argument to add to the kernel's command line; repeatable")
+	kernelArgsVar(f, &b.change.Args)
 	f.StringVar(&b.media.Name, "tag", "", "name of the installer image (default the usual one of its release)")
 	f.StringArrayVar(&b.mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry; repeatable")
 	f.StringVar(&b.configFile, "config", "", "machine configuration to put into an iso or disk")
@@ -100,6 +100,13 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 	mirrors, err := parseMirrors(b.mirrors)
 	if err != nil {
 		return err
+	}
+	if from, err := os.Stat(b.from); err == nil {
+		for _, o := range outputs {
+			if to, err := os.Stat(o.path); err == nil && os.SameFile(from, to) {
+				return usagef("--output: %s is the image to build from: name another file, as -o %s=FILE", o.path, o.kind)
+			}
+		}
 	}
 	work, err := os.MkdirTemp("", "garboard-image-*")
 	if err != nil {

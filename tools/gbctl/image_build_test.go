@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/garboard-os/garboard/boot/esp"
@@ -11,6 +13,7 @@ import (
 	"github.com/garboard-os/garboard/image/initramfs"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/image/squashfs"
+	"github.com/spf13/pflag"
 )
 
 // Each kind has its usual file, or the one that is named.
@@ -24,6 +27,37 @@ func TestImageBuildOutputs(t *testing.T) {
 	for _, bad := range []string{"", "cd", "iso=", "=file"} {
 		if got, err := parseOutputs([]string{bad}); err == nil {
 			t.Errorf("%q: %v", bad, got)
+		}
+	}
+}
+
+// The image to build from isn't overwritten, under whichever name.
+func TestImageBuildKeepsItsBase(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	from, link := filepath.Join(dir, "garboard-installer.tar"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(from, []byte("base"), 0o600), os.Symlink(from, link)); err != nil {
+		t.Fatal(err)
+	}
+	b := imageBuild{from: link}
+	err := b.run(t.Context(), []medium{{media.InstallerKind, from}}, func(string) {}, func(string) {})
+	if text, _ := os.ReadFile(from); err == nil || !strings.Contains(err.Error(), "is the image to build from") || string(text) != "base" {
+		t.Errorf("%v, %q", err, text)
+	}
+}
+
+// A line break, for one, ends a line of the scripts of GRUB and iPXE.
+func TestKernelArgs(t *testing.T) {
+	t.Parallel()
+	var args []string
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	kernelArgsVar(f, &args)
+	if err := f.Parse([]string{"--extra-kernel-arg", "console=ttyS1", "--extra-kernel-arg=quiet"}); err != nil || !slices.Equal(args, []string{"console=ttyS1", "quiet"}) {
+		t.Errorf("%q, %v", args, err)
+	}
+	for _, bad := range []string{"a\nb", "a b", `a="b"`, "", "garboard.slot=A"} {
+		if err := f.Parse([]string{"--extra-kernel-arg", bad}); err == nil {
+			t.Errorf("%q is taken", bad)
 		}
 	}
 }

@@ -87,8 +87,10 @@ func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
 }
 
 func defaultKubeconfig() (string, error) {
-	if files := filepath.SplitList(os.Getenv("KUBECONFIG")); len(files) > 0 {
-		return files[0], nil
+	for _, file := range filepath.SplitList(os.Getenv("KUBECONFIG")) {
+		if file != "" { // kubectl skips them, too
+			return file, nil
+		}
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {

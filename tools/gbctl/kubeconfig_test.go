@@ -1,6 +1,7 @@
 package main
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -125,5 +126,13 @@ current-context: ""
 		if diff := cmp.Diff(before, string(after)); diff != "" {
 			t.Errorf("%s: it isn't what it was:\n%s", name, diff)
 		}
+	}
+}
+
+// kubectl skips empty elements of $KUBECONFIG.
+func TestKubeconfigOfTheEnvironment(t *testing.T) {
+	t.Setenv("KUBECONFIG", string(filepath.ListSeparator)+"/home/u/config")
+	if file, err := defaultKubeconfig(); err != nil || file != "/home/u/config" {
+		t.Errorf("%q, %v", file, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func (a *app) mediaCommand() *cobra.Command {
@@ -64,7 +65,7 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 	f.StringVar(&images, "images", "", "file of 'gbctl images bundle' to put into the iso or disk: the machine takes its images from it, and needs no registry for them")
 	f.BoolVar(&incomplete, "incomplete", false, "accept --images without some of the images that a node needs, such as for an upgrade")
 	f.StringVar(&microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware: its intel-ucode and amd-ucode")
-	f.StringArrayVar(&args, "extra-kernel-arg", nil, "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
+	kernelArgsVar(f, &args)
 	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	return cmd
 }
@@ -128,4 +129,19 @@ func buildParts(cmd *cobra.Command, source, flavour string, o *media.Options) er
 	}
 	*o = made.With(*o)
 	return nil
+}
+
+// kernelArgs are those of a flag that is repeated.
+type kernelArgs []string
+
+func kernelArgsVar(f *pflag.FlagSet, args *[]string) {
+	f.Var((*kernelArgs)(args), "extra-kernel-arg", "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
+}
+
+func (k *kernelArgs) String() string { return "" }
+func (k *kernelArgs) Type() string   { return "stringArray" }
+
+func (k *kernelArgs) Set(arg string) error {
+	*k = append(*k, arg)
+	return config.KernelArg(arg)
 }

@@ -26,6 +26,7 @@ func SelfHosted(t testing.TB) Option {
 // --self-hosted does. The cluster must be Ready. All nodes reboot once.
 func (c *Cluster) SelfHost() {
 	c.t.Helper()
+	c.Healthy() // a node is Ready before each of its static pods is
 	if err := selfhosted.Convert(c.t.Context(), c.Cluster, c.t.Output()); err != nil {
 		c.t.Fatal(err)
 	}

@@ -225,7 +225,7 @@ func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, 
 	if err != nil {
 		return nil, err
 	}
-	packages, err := debian.Stored(ctx, b.store, stepKernel+"-packages", []string{string(flavour), lists.Dir}, func(ctx context.Context) ([]deb.Package, error) {
+	packages, err := debian.Stored(ctx, b.store, stepKernel+"-packages", lists, []string{string(flavour)}, func(ctx context.Context) ([]deb.Package, error) {
 		return kernel.Resolve(ctx, lists, flavour)
 	})
 	if err != nil {

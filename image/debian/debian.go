@@ -101,7 +101,7 @@ func (s Set) resolve(ctx context.Context, store *cache.Store, lists deb.Lists) (
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	return Stored(ctx, store, s.Name+"-packages", append(names, lists.Dir), func(ctx context.Context) ([]deb.Package, error) {
+	return Stored(ctx, store, s.Name+"-packages", lists, names, func(ctx context.Context) ([]deb.Package, error) {
 		return lists.Closure(ctx, isLibrary, names...)
 	})
 }

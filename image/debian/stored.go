@@ -14,9 +14,13 @@ import (
 // storedFile is the answer in the cache.
 const storedFile = "packages.json"
 
-// Stored returns what ask answered when it was last asked this question. Answers are in the cache under name.
-func Stored(ctx context.Context, store *cache.Store, name string, question []string, ask func(context.Context) ([]deb.Package, error)) ([]deb.Package, error) {
-	dir, err := store.Build(ctx, name, question, func(ctx context.Context, dir string) error {
+// Stored returns what ask answered when it was last asked this question about the lists. Answers are in the cache under name.
+func Stored(ctx context.Context, store *cache.Store, name string, lists deb.Lists, question []string, ask func(context.Context) ([]deb.Package, error)) ([]deb.Package, error) {
+	key, err := lists.Key()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := store.Build(ctx, name, append(question, key), func(ctx context.Context, dir string) error {
 		packages, err := ask(ctx)
 		if err != nil {
 			return err

@@ -3,6 +3,8 @@ package debian
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/garboard-os/garboard/image/cache"
@@ -14,8 +16,9 @@ func TestStoredAsksOnce(t *testing.T) {
 	store := &cache.Store{Dir: t.TempDir()}
 	asked := 0
 	answer := []deb.Package{{Name: "a", Version: "1", SHA256: "00", Depends: []string{"b"}}}
+	lists := deb.Lists{Dir: t.TempDir()}
 	ask := func(question string, err error) ([]deb.Package, error) {
-		return Stored(t.Context(), store, "answers", []string{question}, func(context.Context) ([]deb.Package, error) {
+		return Stored(t.Context(), store, "answers", lists, []string{question}, func(context.Context) ([]deb.Package, error) {
 			asked++
 			return answer, err
 		})
@@ -34,5 +37,13 @@ func TestStoredAsksOnce(t *testing.T) {
 	}
 	if _, err := ask("b", nil); err != nil || asked != 3 {
 		t.Errorf("another question: asked %d times, %v", asked, err)
+	}
+	// Lists that came anew, at the same place.
+	signed := filepath.Join(lists.Dir, "state/lists/mirror_InRelease")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(signed), 0o700), os.WriteFile(signed, []byte("new"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask("b", nil); err != nil || asked != 4 {
+		t.Errorf("other lists: asked %d times, %v", asked, err)
 	}
 }

@@ -9,6 +9,7 @@ package deb
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -58,6 +59,18 @@ func Update(ctx context.Context, dir string) error {
 		return fmt.Errorf("fetch the lists of Debian %s: %w", Release, err)
 	}
 	return nil
+}
+
+// Key is the hash of what Debian has signed of the lists.
+func (l Lists) Key() (string, error) {
+	files, err := filepath.Glob(filepath.Join(l.Dir, "state/lists/*_InRelease"))
+	all := sha256.New()
+	for _, file := range files {
+		signed, e := os.ReadFile(file)
+		all.Write(signed)
+		err = errors.Join(err, e)
+	}
+	return fmt.Sprintf("%x", all.Sum(nil)), err
 }
 
 const sourcesFile, statusFile = "sources.list", "status"
@@ -229,6 +242,9 @@ func (l Lists) Fetch(ctx context.Context, dir string, packages ...Package) error
 		args = append(args, p.Name+"="+p.Version)
 	}
 	if _, err := run(ctx, archives, "apt-get", args...); err != nil {
+		if strings.Contains(err.Error(), " 404 ") { // Debian's archive keeps only the newest version of a package
+			err = errors.Join(fmt.Errorf("the lists in %s are out of date, and are removed: try again: %w", l.Dir, err), os.RemoveAll(l.Dir))
+		}
 		return fmt.Errorf("download packages: %w", err)
 	}
 	files, err := filepath.Glob(filepath.Join(archives, "*.deb"))

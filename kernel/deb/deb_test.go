@@ -164,3 +164,19 @@ func TestFetchCarriesWhatAptSays(t *testing.T) {
 		t.Errorf("error %v doesn't say why", err)
 	}
 }
+
+// The archive has only newer packages: the next attempt gets new lists. After another error, as without a network, they stay.
+func TestOldListsAreRemoved(t *testing.T) {
+	fakeTools(t, map[string]string{"apt-get": "echo \"$WHY\" >&2; exit 100\n"})
+	for why, stay := range map[string]bool{"E: Failed to fetch hello.deb 404  Not Found": false, "E: Temporary failure resolving": true} {
+		t.Setenv("WHY", why)
+		l := Lists{Dir: filepath.Join(t.TempDir(), "lists")}
+		if err := os.Mkdir(l.Dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		err := l.Fetch(t.Context(), t.TempDir(), Package{Name: "hello", Version: "1"})
+		if _, gone := os.Stat(l.Dir); err == nil || !strings.Contains(err.Error(), why) || (gone == nil) != stay {
+			t.Errorf("%s: %v, %v", why, err, gone)
+		}
+	}
+}

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -185,10 +187,26 @@ func (c *Containerd) pullForPod(ctx context.Context, cri grpc.ClientConnInterfac
 	ctx = namespaces.WithNamespace(ctx, PodNamespace)
 	// Also if it is there: the kubelet asks for a pull if a pod wants what the registry has now.
 	img, err := c.fetch(ctx, cl, ref, origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine, pod: auth})
+	if err == nil {
+		err = nameByDigest(ctx, cl, img)
+	}
 	if err != nil {
 		return "", err
 	}
 	return c.awaitKnown(ctx, cri, img)
+}
+
+// nameByDigest gives an image the name with its digest, too, as the CRI does: the status of a pod has that one.
+func nameByDigest(ctx context.Context, cl *client.Client, img client.Image) error {
+	name, err := reference.ParseNormalizedNamed(img.Name())
+	if err != nil {
+		return err
+	}
+	named := images.Image{Name: name.Name() + "@" + img.Target().Digest.String(), Target: img.Target()}
+	if _, err = cl.ImageService().Create(ctx, named); errdefs.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }
 
 // awaitKnown returns an image's ID once the CRI knows the image.

@@ -3,7 +3,9 @@ package containerd
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net/http"
@@ -16,15 +18,21 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	dockerconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
 )
 
 // dockerHub is where images of docker.io come from: credentials are asked for by
 // this name.
 const dockerHub = "registry-1.docker.io"
+
+// maxDownloads of one image run at a time, as with the CRI: each must be as fast as bounded demands, also on a slow line.
+const maxDownloads = 3
 
 // hostFile is a file in the directory of one registry (containerd
 // docs/hosts.md).
@@ -206,8 +214,11 @@ func (o origin) resolver(ctx context.Context) (r remotes.Resolver, done func()) 
 			return nil
 		},
 	}
-	hosts := dockerconfig.ConfigureHosts(ctx, options)
-	return manifests{docker.NewResolver(docker.ResolverOptions{Hosts: hosts})}, func() {
+	registry := docker.NewResolver(docker.ResolverOptions{Hosts: dockerconfig.ConfigureHosts(ctx, options)})
+	if limited, ok := registry.(remotes.ResolverWithOptions); ok {
+		limited.SetOptions(transfer.WithDownloadLimiter(semaphore.NewWeighted(maxDownloads)))
+	}
+	return manifests{registry}, func() {
 		for _, c := range clients {
 			c.CloseIdleConnections()
 		}
@@ -225,6 +236,31 @@ func (m manifests) Resolve(ctx context.Context, ref string) (string, ocispec.Des
 		err = fmt.Errorf("%q is the type of what is there instead of a manifest: maybe a proxy or a login page answers for the registry", found.MediaType)
 	}
 	return name, found, err
+}
+
+// Fetcher implements remotes.Resolver.
+func (m manifests) Fetcher(ctx context.Context, ref string) (remotes.Fetcher, error) {
+	f, err := m.Resolver.Fetcher(ctx, ref)
+	return fetcher{f}, err
+}
+
+// fetcher asks only the registry and its mirrors: a list of further URLs, which may be anybody's, would be followed without limits of time, and without
+// the proxies and authorities of the node.
+type fetcher struct{ remotes.Fetcher }
+
+// Fetch implements remotes.Fetcher.
+func (f fetcher) Fetch(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
+	d.URLs = nil
+	return f.Fetcher.Fetch(ctx, d)
+}
+
+// FetchReferrers implements remotes.ReferrersFetcher.
+func (f fetcher) FetchReferrers(ctx context.Context, of digest.Digest, options ...remotes.FetchReferrersOpt) ([]ocispec.Descriptor, error) {
+	lists, ok := f.Fetcher.(remotes.ReferrersFetcher)
+	if !ok {
+		return nil, errors.New("the registry's client can't list what refers to an image")
+	}
+	return lists.FetchReferrers(ctx, of, options...)
 }
 
 // update gives a client our proxies and authorities. Go would read both once per

@@ -107,6 +107,11 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 
 // fetch pulls ref from its registry, if the rule for it accepts it.
 func (c *Containerd) fetch(ctx context.Context, cl *client.Client, ref string, o origin, options ...client.RemoteOpt) (client.Image, error) {
+	over, err := c.alone(ctx, ref)
+	if err != nil {
+		return nil, pullError(ref, err)
+	}
+	defer over()
 	from, done := o.resolver(ctx)
 	defer done()
 	accepted, err := accept(ctx, from, ref, o.machine.Images)
@@ -119,6 +124,22 @@ func (c *Containerd) fetch(ctx context.Context, cl *client.Client, ref string, o
 		return nil, pullError(ref, err)
 	}
 	return img, nil
+}
+
+// alone waits until no other pull of an image is under way: each would unpack it, and need its room.
+func (c *Containerd) alone(ctx context.Context, ref string) (over func(), err error) {
+	mine := make(chan struct{})
+	for {
+		other, there := c.pulls.LoadOrStore(ref, mine)
+		if !there {
+			return func() { c.pulls.Delete(ref); close(mine) }, nil
+		}
+		select {
+		case <-other.(chan struct{}):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 func (r *Runner) image(ctx context.Context, ref string, event pullEvent) (client.Image, error) {

@@ -29,18 +29,19 @@ type signature struct {
 
 // verify refuses an image that isn't signed as a rule says.
 func verify(ctx context.Context, image string, of digest.Digest, rule *config.ImageRule, from source) error {
-	var errs []error
+	var errs, failed []error
 	for _, read := range []format{taggedSignatures, bundledSignatures} {
 		all, err := read(ctx, from, image, of)
-		if err != nil {
-			return fmt.Errorf("signatures of image %s: %w", image, err)
-		}
+		failed = append(failed, err)
 		for _, s := range all {
 			if err = s.check(of, rule); err == nil {
 				return nil
 			}
 			errs = append(errs, err)
 		}
+	}
+	if err := errors.Join(failed...); err != nil {
+		return fmt.Errorf("signatures of image %s: %w", image, errors.Join(append(errs, err)...))
 	}
 	if len(errs) == 0 {
 		errs = append(errs, errors.New("it has no signature of cosign"))

@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -12,13 +13,17 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"net/url"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/errdefs"
 	"github.com/garboard-os/garboard/config"
 	"github.com/opencontainers/go-digest"
@@ -262,4 +267,102 @@ func TestListName(t *testing.T) {
 			t.Errorf("%s: %s, %v", image, got, err)
 		}
 	}
+}
+
+// What can't be read, and what isn't a signature, doesn't keep a good signature from counting. Without one, the image is refused.
+func TestSignatureAmongOthers(t *testing.T) {
+	t.Parallel()
+	key, image := newKey(t), newSignedImage()
+	of := digest.FromString("image")
+	rule := config.ImageRule{Prefix: "registry.example/", Keys: []config.PEM{public(t, key.Public())}}
+	gone := ocispec.Descriptor{Digest: digest.FromString("gone")}
+	image.referring = append(image.referring, gone)
+	if err := verify(t.Context(), testImage, of, &rule, image); err == nil || PullReason(err.Error()) == ImageUnsigned {
+		t.Errorf("only what can't be read: %v", err)
+	}
+	for range maxSignatures {
+		image.referring = append(image.referring, ocispec.Descriptor{Digest: digest.FromString("attestation"), Annotations: map[string]string{predicateAnnotation: "https://slsa.dev/provenance/v1"}})
+	}
+	others := image.referring
+	image.bundle(t, key, of)
+	image.referring = append(others, image.referring...)
+	verified(t, "a good one among others", image, of, rule, "")
+}
+
+// A mirror has "not found" for the list of what refers to an image, and containerd's client takes that for the answer of all. The tag of the list is asked
+// for at each host.
+func TestReferrersByTag(t *testing.T) {
+	t.Parallel()
+	of := digest.FromString("image")
+	image := newSignedImage()
+	list := image.add(t, ocispec.Index{Manifests: []ocispec.Descriptor{{Digest: digest.FromString("signature")}}})
+	hosts := tagged{list: list, image: image}
+	for name, want := range map[string]int{"registry.example/team/image:sha256-1": 1, "registry.example/team/image:other": 0} {
+		all, err := repository{hosts, hosts}.referrers(t.Context(), of, name)
+		if err != nil || len(all) != want {
+			t.Errorf("%s: %v, %v", name, all, err)
+		}
+	}
+}
+
+// tagged is a registry with one tag that knows of no referrers.
+type tagged struct {
+	remotes.Resolver
+	list  ocispec.Descriptor
+	image signedImage
+}
+
+func (h tagged) Resolve(_ context.Context, name string) (string, ocispec.Descriptor, error) {
+	if !strings.HasSuffix(name, ":sha256-1") {
+		return "", ocispec.Descriptor{}, errdefs.ErrNotFound
+	}
+	return name, h.list, nil
+}
+
+func (h tagged) FetchReferrers(context.Context, digest.Digest, ...remotes.FetchReferrersOpt) ([]ocispec.Descriptor, error) {
+	return nil, nil
+}
+
+// Fetch finds that the list is asked for without further URLs.
+func (h tagged) Fetch(_ context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
+	if len(d.URLs) > 0 {
+		return nil, errors.New("a URL is followed")
+	}
+	return io.NopCloser(bytes.NewReader(h.image.parts[d.Digest])), nil
+}
+
+func TestOtherURLsAreNotFollowed(t *testing.T) {
+	t.Parallel()
+	image := newSignedImage()
+	d := image.add(t, ocispec.Index{})
+	d.URLs = []string{"http://169.254.169.254/"}
+	from, err := fetcher{tagged{image: image}}.Fetch(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from.Close()
+}
+
+// Of several pulls of an image, one runs at a time.
+func TestPullsOfAnImageWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &Containerd{}
+		over, err := c.alone(t.Context(), testImage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		soon, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := c.alone(soon, testImage); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the second: %v", err)
+		}
+		time.AfterFunc(time.Hour, over)
+		for range 2 {
+			next, err := c.alone(t.Context(), testImage)
+			if err != nil {
+				t.Fatal(err)
+			}
+			next()
+		}
+	})
 }

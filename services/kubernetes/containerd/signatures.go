@@ -10,6 +10,7 @@ import (
 	"io"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/remotes"
@@ -108,7 +109,7 @@ func parseTagged(payload []byte, annotations map[string]string) signature {
 	}
 }
 
-// bundledSignatures reads the format with bundles. Other manifests may refer to an image, too, such as those of its SBOM.
+// bundledSignatures reads the format with bundles. One that can't be read doesn't keep the others from counting. Other manifests may refer to an image, too, such as those of its SBOM.
 func bundledSignatures(ctx context.Context, from source, image string, of digest.Digest) (all []signature, err error) {
 	name, err := listName(image, of)
 	if err != nil {
@@ -118,29 +119,35 @@ func bundledSignatures(ctx context.Context, from source, image string, of digest
 	if err != nil {
 		return nil, err
 	}
+	states := func(annotations map[string]string) bool { // another thing than a signature
+		predicate, said := annotations[predicateAnnotation]
+		return said && predicate != signPredicate
+	}
+	referrers = slices.DeleteFunc(referrers, func(r ocispec.Descriptor) bool { return states(r.Annotations) })
+	var failed []error
 	if len(referrers) > maxSignatures {
-		return nil, fmt.Errorf("%d manifests refer to it, of at most %d", len(referrers), maxSignatures)
+		failed = append(failed, fmt.Errorf("%d manifests refer to it, of which the first %d count", len(referrers), maxSignatures))
+		referrers = referrers[:maxSignatures]
 	}
 	for _, r := range referrers {
 		m, err := manifestOf(ctx, from, r)
 		if err != nil {
-			return nil, err
-		}
-		if predicate, said := m.Annotations[predicateAnnotation]; said && predicate != signPredicate {
+			failed = append(failed, err)
 			continue
 		}
 		for _, layer := range m.Layers {
-			if !strings.HasPrefix(layer.MediaType, bundleType) {
+			if states(m.Annotations) || !strings.HasPrefix(layer.MediaType, bundleType) {
 				continue
 			}
 			text, err := from.read(ctx, layer)
 			if err != nil {
-				return nil, err
+				failed = append(failed, err)
+				continue
 			}
 			all = append(all, parseBundle(text))
 		}
 	}
-	return all, nil
+	return all, errors.Join(failed...)
 }
 
 // parseBundle reads a bundle in whose envelope is a statement
@@ -219,12 +226,24 @@ func (r repository) find(ctx context.Context, name string) (ocispec.Descriptor, 
 	return d, err
 }
 
-func (r repository) referrers(ctx context.Context, of digest.Digest, _ string) ([]ocispec.Descriptor, error) {
+func (r repository) referrers(ctx context.Context, of digest.Digest, name string) ([]ocispec.Descriptor, error) {
 	lists, ok := r.Fetcher.(remotes.ReferrersFetcher)
 	if !ok {
 		return nil, errors.New("the registry's client can't list what refers to an image")
 	}
-	return lists.FetchReferrers(ctx, of)
+	all, err := lists.FetchReferrers(ctx, of)
+	if err != nil || len(all) > 0 {
+		return all, err
+	}
+	// The client takes "not found" of a mirror for an answer, and doesn't ask the next host for the list.
+	list, err := r.find(ctx, name)
+	if errdefs.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return indexed(ctx, r, list)
 }
 
 func (r repository) read(ctx context.Context, part ocispec.Descriptor) ([]byte, error) {
@@ -250,8 +269,13 @@ func (a archive) referrers(ctx context.Context, _ digest.Digest, name string) ([
 	if !ok {
 		return nil, nil
 	}
+	return indexed(ctx, a, list)
+}
+
+// indexed is what an index lists.
+func indexed(ctx context.Context, from source, list ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	var index ocispec.Index
-	text, err := a.read(ctx, list)
+	text, err := from.read(ctx, list)
 	if err == nil {
 		err = json.Unmarshal(text, &index)
 	}

@@ -40,13 +40,13 @@ func verify(ctx context.Context, image string, of digest.Digest, rule *config.Im
 			errs = append(errs, err)
 		}
 	}
-	if err := errors.Join(failed...); err != nil {
-		return fmt.Errorf("signatures of image %s: %w", image, errors.Join(append(errs, err)...))
+	if err := errors.Join(failed...); err != nil && len(errs) == 0 {
+		return fmt.Errorf("signatures of image %s: %w", image, err)
 	}
 	if len(errs) == 0 {
 		errs = append(errs, errors.New("it has no signature of cosign"))
 	}
-	return fmt.Errorf("image %s isn't signed as machine.images.verify demands for %s: %w", image, rule.Prefix, errors.Join(errs...))
+	return fmt.Errorf("image %s isn't signed as machine.images.verify demands for %s: %w", image, rule.Prefix, errors.Join(append(errs, failed...)...))
 }
 
 // check returns why a signature isn't one that a rule wants for an image.

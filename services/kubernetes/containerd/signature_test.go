@@ -287,6 +287,9 @@ func TestSignatureAmongOthers(t *testing.T) {
 	image.bundle(t, key, of)
 	image.referring = append(others, image.referring...)
 	verified(t, "a good one among others", image, of, rule, "")
+	image.bundle(t, newKey(t), of)
+	image.referring = append([]ocispec.Descriptor{gone}, image.referring...)
+	verified(t, "another's, and what can't be read", image, of, rule, "a signature is of another key")
 }
 
 // A mirror has "not found" for the list of what refers to an image, and containerd's client takes that for the answer of all. The tag of the list is asked

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/pkg/reference"
@@ -40,6 +41,8 @@ const (
 	// maxSignatures of one image, and maxSignature bytes of each, and of their list.
 	maxSignatures = 64
 	maxSignature  = 1 << 20
+	// verifyTimeout bounds all that is read to verify one image.
+	verifyTimeout = 5 * time.Minute
 )
 
 // signatureTag is the tag of an image's signatures.
@@ -318,6 +321,8 @@ func accept(ctx context.Context, from remotes.Resolver, image string, rules conf
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
 	err = verify(ctx, image, found.Digest, rule, repository{from, fetcher})
 	return fixed{from, image, name, found}, err
 }

@@ -20,7 +20,7 @@ import (
 // server the node could never join. It returns a description of what it did, or "".
 func (d *Daemon) raise() (string, error) {
 	floor, why := d.o.built, "this system was built then"
-	made, name, until := d.authorities()
+	made, name, until, last := d.authorities()
 	saved, err := d.saved()
 	if !until.IsZero() && saved.After(until) { // a clock that was wrong once: no certificate would be valid
 		err = fmt.Errorf("the saved time %s isn't used: the configuration's authorities are valid until %s", stamp(saved), stamp(until))
@@ -31,9 +31,9 @@ func (d *Daemon) raise() (string, error) {
 		floor, why = made, fmt.Sprintf("authority %q of the configuration is valid from then on", name)
 	}
 	now := d.o.kernel.Now()
-	late := !until.IsZero() && now.After(until) && floor.Before(until)
+	late := !last.IsZero() && now.After(last) && floor.Before(last) // not where one of them has really ended
 	if late {
-		why += fmt.Sprintf(", and the configuration's authorities are valid until %s", stamp(until))
+		why += fmt.Sprintf(", and the configuration's authorities are valid until %s", stamp(last))
 	}
 	if !now.Before(floor) && !late {
 		return "", err
@@ -46,12 +46,12 @@ func (d *Daemon) raise() (string, error) {
 }
 
 // authorities is when the last of the configuration's authorities was made, and
-// its name, and when the first of them ends. An authority that can't be read is
+// its name, and when the first and the last of them end. An authority that can't be read is
 // ignored: other code reports it.
-func (d *Daemon) authorities() (made time.Time, name string, until time.Time) {
+func (d *Daemon) authorities() (made time.Time, name string, until, last time.Time) {
 	cfg, err := machine.Config(d.o.Store)
 	if err != nil {
-		return made, "", until
+		return made, "", until, last
 	}
 	c := cfg.Cluster
 	for _, ca := range []config.CertKey{cfg.Machine.CA, c.CA, c.AggregatorCA, c.Etcd.CA} {
@@ -65,8 +65,11 @@ func (d *Daemon) authorities() (made time.Time, name string, until time.Time) {
 		if until.IsZero() || cert.NotAfter.Before(until) {
 			until = cert.NotAfter
 		}
+		if cert.NotAfter.After(last) {
+			last = cert.NotAfter
+		}
 	}
-	return made, name, until
+	return made, name, until, last
 }
 
 // saved is the zero time if nothing was saved.

@@ -22,7 +22,7 @@ const Version = "v1alpha1"
 type Config struct {
 	Version string `yaml:"version"` // required
 	// Persist keeps the document on STATE, so that a change survives a reboot. Default
-	// true. With false, each boot takes it from where the first one came from, and STATE has no document, the history none, either.
+	// true. With false, STATE and the history have no document, and each boot reads it from where the first boot found it.
 	Persist *bool   `yaml:"persist"`
 	Machine Machine `yaml:"machine"`
 	Cluster Cluster `yaml:"cluster"`

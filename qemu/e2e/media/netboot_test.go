@@ -44,7 +44,7 @@ func TestNetworkInBIOS(t *testing.T) {
 	layout, installer := e2etest.Installer(t, media.Options{Args: args, Version: "v1.0.0"})
 	e2etest.Gbctl(t, "gen", "config", "netboot", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/nvme0n1",
 		"--registry-mirror", e2etest.InstallerHost+"=http://10.5.0.1:5000", "--config-patch", "machine: {install: {image: "+installer+"}}")
-	r := newRack(t, layout, vm.Config{Name: "e2e/netboot-bios", Hardware: vm.Hardware{NIC: "e1000e", Disk: vm.NVMe, Medium: vm.Network}, DiskGiB: 8})
+	r := newRack(t, vm.Config{Name: "e2e/netboot-bios", Hardware: vm.Hardware{NIC: "e1000e", Disk: vm.NVMe, Medium: vm.Network}, DiskGiB: 8}, layout)
 	configs := t.TempDir()
 	own := filepath.Join(configs, strings.ToUpper(strings.ReplaceAll(r.machine.HardwareAddr.String(), ":", "-"))+".yaml")
 	if err := os.Rename(filepath.Join(dir, "controlplane.yaml"), own); err != nil {
@@ -69,8 +69,8 @@ func TestNetworkInUEFI(t *testing.T) {
 	layout, installer := e2etest.Installer(t, media.Options{Args: args, Version: "v1.0.0"})
 	e2etest.Gbctl(t, "gen", "config", "netboot", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/vda",
 		"--registry-mirror", e2etest.InstallerHost+"=http://10.5.0.1:5000", "--config-patch", "machine: {install: {image: "+installer+"}}")
-	r := newRack(t, layout, vm.Config{Name: "e2e/netboot-uefi", Hardware: vm.Hardware{Medium: vm.Network}, DiskGiB: 8,
-		Variables: filepath.Join(t.TempDir(), "variables")})
+	r := newRack(t, vm.Config{Name: "e2e/netboot-uefi", Hardware: vm.Hardware{Medium: vm.Network}, DiskGiB: 8,
+		Variables: filepath.Join(t.TempDir(), "variables")}, layout)
 	r.serve()
 	m := e2etest.Marks(t)
 	r.powerOn()
@@ -83,6 +83,20 @@ func TestNetworkInUEFI(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.installed(m, installer)
+	r.interrupt()
+}
+
+// UEFI HTTP boot loads the unified kernel image by HTTP, with the URL from gbctl and the address from the DHCP server.
+func TestHTTPBootOfUEFI(t *testing.T) {
+	r := newRack(t, vm.Config{Name: "e2e/netboot-http", Hardware: vm.Hardware{Medium: vm.HTTP}, DiskGiB: 8,
+		Variables: filepath.Join(t.TempDir(), "variables")})
+	r.serve()
+	m := e2etest.Marks(t)
+	r.powerOn()
+	r.says(loadBudget, "(UEFI HTTP boot, UUID ", "asks for a boot file: garboard.efi", "has loaded garboard.efi in")
+	m.Reached("the unified kernel image is loaded")
+	r.consoleSays(bootBudget, "maintenance mode: API at https://10.5.0.2")
+	m.Reached("maintenance mode")
 	r.interrupt()
 }
 
@@ -130,8 +144,8 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// newRack has the images of an OCI layout.
-func newRack(t *testing.T, layout string, machine vm.Config) *rack {
+// newRack has the images of OCI layouts.
+func newRack(t *testing.T, machine vm.Config, layouts ...string) *rack {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a network namespace")
@@ -141,7 +155,7 @@ func newRack(t *testing.T, layout string, machine vm.Config) *rack {
 	computer := network.Node{Name: "computer", Address: netip.MustParseAddr("10.5.0.3")}
 	var err error
 	r.lan, err = network.New(network.Config{Cluster: "netboot", Prefix: netip.MustParsePrefix("10.5.0.0/24"),
-		Nodes: []network.Node{r.node, computer}, Images: []string{layout}}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+		Nodes: []network.Node{r.node, computer}, Images: layouts}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ type SlotState string
 const (
 	// SlotEmpty has no system, or an unfinished one: it never boots.
 	SlotEmpty SlotState = "empty"
-	// SlotTrying has a new system that may boot once to prove itself.
+	// SlotTrying has a system that may boot once to prove itself: a new one, or one that a rollback goes back to.
 	SlotTrying SlotState = "trying"
 	// SlotGood has proved itself: the node was healthy with it.
 	SlotGood SlotState = "good"
@@ -39,6 +39,8 @@ type Slot struct {
 	Excused []string `json:"excused,omitempty"`
 	// Wiped: its first boot has no data, and pulls all images again.
 	Wiped bool `json:"wiped,omitempty"`
+	// Back: it was good before, and a rollback goes back to it.
+	Back bool `json:"back,omitempty"`
 	// Args are the kernel arguments.
 	Args []string `json:"args,omitempty"`
 }
@@ -48,6 +50,8 @@ type Slot struct {
 //		empty ── Write ─▶ empty ── Written ─▶ trying ── Prove ─▶ good
 //		                    ▲                   │ Fail, or no tries left
 //		                    └────── Write ──────┴──────────────▶ bad
+//
+//		good, not running ── Rollback ─▶ trying
 //
 //	  - The only good slot is never written to, and never becomes bad.
 //	  - A slot that is trying boots first, while it has tries left; else the chosen good one.
@@ -67,10 +71,11 @@ var SlotNames = [...]string{"A", "B"}
 const ParamSlot = "garboard.slot"
 
 // ParamTrial is the kernel parameter of a system that is trying. It is known without the disk: a new system that doesn't find it goes, too.
-// The first system of a disk has the value TrialAlone, because there is no other one.
+// The first system of a disk has the value TrialAlone, because there is no other one; one that a rollback goes back to has TrialBack.
 const (
 	ParamTrial = "garboard.trial"
 	TrialAlone = "alone"
+	TrialBack  = "back"
 )
 
 // Fallback reports whether this boot is the trial of a system, and a machine that restarts runs the one that is known to work.
@@ -79,15 +84,24 @@ func (c Cmdline) Fallback() bool {
 	return trial && value != TrialAlone
 }
 
+// Back reports whether this boot is the trial of a system that was good before.
+func (c Cmdline) Back() bool {
+	value, _ := c.Get(ParamTrial)
+	return value == TrialBack
+}
+
 // Trial is the parameter of the system in a slot; "": it isn't trying.
 func (s *Slots) Trial(name string) string {
 	switch {
 	case !s.Unproven(name):
 		return ""
-	case s.good(other(name)):
-		return ParamTrial
+	case !s.good(other(name)):
+		return ParamTrial + "=" + TrialAlone
 	}
-	return ParamTrial + "=" + TrialAlone
+	if slot, err := s.Of(name); err == nil && slot.Back {
+		return ParamTrial + "=" + TrialBack
+	}
+	return ParamTrial
 }
 
 // SlotsKey is the key of the slots in META.
@@ -250,19 +264,31 @@ func (s *Slots) Fail(name, reason string, now time.Time) error {
 	return nil
 }
 
-// Rollback chooses the other slot, which must be good.
-func (s *Slots) Rollback(running, reason string, now time.Time) error {
+// Rollback makes the other slot boot next, which must be good. It has to prove itself again, because what it stands on may have changed since:
+// otherwise the running system boots again.
+func (s *Slots) Rollback(running, reason string, excused []string, now time.Time) error {
 	to := other(running)
-	if !s.good(to) {
-		slot, _ := s.Of(to)
+	slot, err := s.Of(to)
+	if err != nil {
+		return err
+	}
+	switch {
+	case slot.State == SlotTrying && slot.Back && slot.Tries > 0:
+		return nil
+	case slot.State != SlotGood:
 		return fmt.Errorf("roll back to slot %s: it is %s", to, slot.State)
 	}
-	if slot, err := s.Of(running); err != nil {
+	switch from, err := s.Of(running); {
+	case err != nil:
 		return err
-	} else if slot.State == SlotTrying {
+	case from.State == SlotTrying:
 		return s.Fail(running, reason, now)
+	case from.State != SlotGood:
+		return fmt.Errorf("roll back from slot %s: it is %s", running, from.State)
 	}
-	s.Choice = to
+	slot.become(SlotTrying, reason, now)
+	slot.Tries, slot.Excused, slot.Back = SlotTries, excused, true
+	s.Choice = running
 	return nil
 }
 

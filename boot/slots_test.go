@@ -44,10 +44,30 @@ func TestSlotsOfAnUpgrade(t *testing.T) {
 	step("good empty A", s.Write("B", noon))
 	step("good trying B", s.Written("B", Slot{Version: "v3"}, noon))
 	step("good good B", s.Prove("B", "healthy", noon))
-	step("good good A", s.Rollback("B", "asked", noon))
+	step("trying good A", s.Rollback("B", "asked", []string{"etcd"}, noon))
+	if got := s.Trial("A"); got != "garboard.trial=back" || s.A.Excused[0] != "etcd" {
+		t.Errorf("%s, %+v", got, s.A)
+	}
+	step("trying good A", s.Rollback("B", "asked again", nil, noon))
+	step("trying good B", s.Booted("A", noon))
+	step("good good A", s.Prove("A", "healthy", noon))
 	step("good good A", s.Fail("A", "one bad day", noon))
+	step("good trying B", s.Rollback("A", "asked", nil, noon))
+	step("good bad A", s.Fail("B", "it can't read its data any more", noon))
+	if err := s.Rollback("A", "asked", nil, noon); err == nil {
+		t.Error("it rolls back to a bad one")
+	}
+	step("good empty A", s.Write("B", noon))
+	step("good trying B", s.Written("B", Slot{Version: "v4"}, noon))
+	if got := s.Trial("B"); got != "garboard.trial" {
+		t.Error(got)
+	}
+	step("good bad A", s.Rollback("B", "asked", nil, noon))
+	step("good empty A", s.Write("B", noon))
+	step("good trying B", s.Written("B", Slot{Version: "v5"}, noon))
+	step("good good B", s.Prove("B", "healthy", noon))
 	step("empty good B", s.Write("A", noon))
-	if err := s.Rollback("B", "asked", noon); err == nil {
+	if err := s.Rollback("B", "asked", nil, noon); err == nil {
 		t.Error("it rolls back to nothing")
 	}
 }
@@ -72,7 +92,7 @@ func TestOneSlotStaysGood(t *testing.T) {
 			case 4:
 				_ = s.Fail(name, "failed", noon)
 			case 5:
-				_ = s.Rollback(name, "asked", noon)
+				_ = s.Rollback(name, "asked", nil, noon)
 			}
 			if !s.good("A") && !s.good("B") {
 				rt.Fatalf("no slot is good: %+v", s)

@@ -85,7 +85,7 @@ func NewNode(o Options) (*Node, error) {
 		place = func(install config.Install) (string, error) { return n.disks.Place(install) }
 	}
 	applier := machine.NewApplier(machine.ApplierOptions{
-		Mode: o.Mode, Trial: o.Cmdline.Fallback(), Store: store, Log: o.Logs.Logger(machine.ID),
+		Mode: o.Mode, Trial: o.Cmdline.Fallback(), Back: o.Cmdline.Back(), Store: store, Log: o.Logs.Logger(machine.ID),
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
 		Place:   place,

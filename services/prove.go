@@ -119,7 +119,7 @@ func (n *Node) prove(ctx context.Context, system proving) {
 		if len(waiting) > 0 {
 			looks = 0
 		} else if looks++; looks >= healthyLooks {
-			if failed = system.Prove(ctx, "healthy "+time.Since(began).Round(time.Second).String()+" after its first boot"); failed == nil {
+			if failed = system.Prove(ctx, "healthy "+time.Since(began).Round(time.Second).String()+" after its boot"); failed == nil {
 				n.logs.Printf("slot %s is good: Garboard %s is healthy", system.Running(), boot.Version)
 				return
 			}

@@ -77,7 +77,7 @@ func (s *operationService) List(ctx context.Context, _ *connect.Request[apiv1.Li
 	}
 	if s.reverted.Load() {
 		o := operationMessage("upgrade-now", apiv1.Operation_STATE_FAILED)
-		o.Error = "prove: slot B is bad: the kernel has panicked. The machine runs the former system, in slot A"
+		o.Error = "prove: slot B is bad: the kernel has panicked. The machine runs the system in slot A"
 		all = append(all, o)
 	}
 	return answerWith(&apiv1.ListOperationsResponse{Operations: all})

@@ -72,7 +72,7 @@ var restarts = []restart{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, Stage: f.stage, Wipe: !f.preserve,
 		})
 	}},
-	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true, start: func(f powerFlags) question[*apiv1.Operation] {
+	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.RollbackSystem, &apiv1.RollbackSystemRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})

@@ -78,10 +78,10 @@ func TestStatus(t *testing.T) {
 	put(t, network.Addresses.Put(r.o.Store.As(network.ID), network.AddressID, network.NodeAddress{All: []netip.Prefix{netip.MustParsePrefix("10.0.0.5/24")}}))
 	put(t, machine.Stages.Put(r.o.Store.As(machine.ID), machine.StageID, machine.Maintenance))
 	since := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	put(t, slots.Statuses.Put(r.o.Store.As(slots.ID), "A", slots.Status{State: boot.SlotGood, Version: "v1", Running: true, Next: true, Since: since, Reason: "healthy 20s after its first boot"}))
+	put(t, slots.Statuses.Put(r.o.Store.As(slots.ID), "A", slots.Status{State: boot.SlotGood, Version: "v1", Running: true, Next: true, Since: since, Reason: "healthy 20s after its boot"}))
 	put(t, slots.Statuses.Put(r.o.Store.As(slots.ID), "B", slots.Status{State: boot.SlotEmpty}))
 	want := "Garboard " + boot.Version + ` in slot A, which is good
-slot A      good, v1, since 2026-05-01T12:00:00Z, healthy 20s after its first boot
+slot A      good, v1, since 2026-05-01T12:00:00Z, healthy 20s after its boot
 slot B      empty
 name        n1
 address     10.0.0.5/24

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -110,16 +111,18 @@ func TestRollbackIsCutShort(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.all.B, s.all.Choice = "B", boot.Slot{State: boot.SlotGood, Version: "v2"}, "B"
 		r.on()
-		r.cut = "choose"
+		r.cut = "choose timed"
 		o := r.run(Rollback, PowerArguments{}.Encode())
-		check(t, r, o, operation.Running, "cordon", "look at pods", "choose")
-		s.reboot(t, "A", func(all *boot.Slots) error { return all.Rollback("B", "", time.Now()) })
-		check(t, r, r.end(o.ID), operation.Running, "reboot")
+		check(t, r, o, operation.Running, "cordon", "look at pods", "choose timed")
+		s.reboot(t, "A", func(all *boot.Slots) error { return errors.Join(all.Rollback("B", "", nil, time.Now()), all.Booted("A", time.Now())) })
+		time.Sleep(time.Minute)
+		if err := s.change(prove("A")); err != nil {
+			t.Fatal(err)
+		}
+		check(t, r, r.end(o.ID), operation.Done, "uncordon")
 		if s.all.Next() != "A" {
 			t.Errorf("%+v", s.all)
 		}
-		s.reboot(t, "A", func(*boot.Slots) error { return nil })
-		check(t, r, r.end(o.ID), operation.Done, "uncordon")
 		r.off()
 	})
 }

@@ -18,9 +18,9 @@ import (
 // Names of the operations that change the system in a slot. Each ends with a boot of that slot:
 //
 //	install, upgrade   pull or find ─▶ verify ─▶ images (upgrade) ─▶ write ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back ─▶ prove
-//	rollback                                                       choose ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back
+//	rollback                                      cordon ─▶ drain ─▶ quorum ─▶ choose ─▶ end ══▶ uncordon ─▶ back ─▶ prove
 //
-// If the new system doesn't become healthy, the machine boots the former one, which fails the operation with the reason.
+// If the system of that slot doesn't become healthy, the machine boots the other one, which fails the operation with the reason.
 const (
 	Install  = "install"
 	Upgrade  = "upgrade"
@@ -61,7 +61,7 @@ type Systems interface {
 	Verify(ctx context.Context, src slots.Source, report func(done, of int64)) error
 	Write(ctx context.Context, name string, src slots.Source, system boot.Slot, report func(done, of int64)) error
 	Empty(ctx context.Context, name string) error
-	Rollback(ctx context.Context, reason string) error
+	Rollback(ctx context.Context, reason string, excused []string) error
 }
 
 // errNoSlots refuses what only a machine can do.
@@ -149,10 +149,8 @@ func (o Options) write(r operation.Request, args PowerArguments) []operation.Ste
 					return err
 				}
 				system := boot.Slot{Wiped: args.Wipe}
-				if o.Systems.Running() != "" && o.Unhealthy != nil {
-					before, _ := sick.Get(p) // nothing is excused in an operation that was cut short before it knew
-					still := o.Unhealthy()
-					system.Excused = slices.DeleteFunc(before, func(name string) bool { return !slices.Contains(still, name) })
+				if o.Systems.Running() != "" {
+					system.Excused = o.excused(p)
 				}
 				if cfg, err := machine.Config(o.Store); err == nil {
 					system.Args = cfg.Machine.Install.ExtraKernelArgs
@@ -175,8 +173,8 @@ func (o Options) write(r operation.Request, args PowerArguments) []operation.Ste
 	for i := range all {
 		run := all[i].Run
 		all[i].Run = func(ctx context.Context, p *operation.Progress) (err error) {
-			if i == 0 && !r.Resuming && o.Unhealthy != nil {
-				err = sick.Put(p, o.Unhealthy())
+			if i == 0 {
+				err = o.remember(r, p)
 			}
 			if err == nil && args.Image != "" {
 				_, err = o.containerd(ctx, p)
@@ -188,6 +186,24 @@ func (o Options) write(r operation.Request, args PowerArguments) []operation.Ste
 		}
 	}
 	return all
+}
+
+// remember keeps what isn't healthy where an operation begins.
+func (o Options) remember(r operation.Request, p *operation.Progress) error {
+	if r.Resuming || o.Unhealthy == nil {
+		return nil
+	}
+	return sick.Put(p, o.Unhealthy())
+}
+
+// excused are the services that weren't healthy then, and still aren't. Nothing is excused in an operation that was cut short before it knew.
+func (o Options) excused(p *operation.Progress) []string {
+	before, err := sick.Get(p)
+	if err != nil || o.Unhealthy == nil {
+		return nil
+	}
+	still := o.Unhealthy()
+	return slices.DeleteFunc(before, func(name string) bool { return !slices.Contains(still, name) })
 }
 
 // containerd waits for containerd, which starts again after a restart of the node. One that wasn't healthy before isn't waited for.
@@ -256,10 +272,10 @@ func percent(p *operation.Progress, word string) func(done, of int64) {
 	}
 }
 
-// prove waits until it is known whether the new system is healthy. It runs after the boot, in the new system or in the former one.
+// prove waits until it is known whether the system in the target is healthy. It runs after the boot, in that system or in the other one.
 func (o Options) prove(args PowerArguments) operation.Step {
 	return operation.Step{
-		ID: "prove", What: "see that the new system is healthy", Deadline: ProveTimeout(boot.Slot{Wiped: args.Wipe}) + proveGrace,
+		ID: "prove", What: "see that the system is healthy", Deadline: ProveTimeout(boot.Slot{Wiped: args.Wipe}) + proveGrace,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			name, err := target.Get(p)
 			if err != nil {
@@ -286,7 +302,7 @@ func (o Options) prove(args PowerArguments) operation.Step {
 				case slot.State == boot.SlotTrying && slot.Tries > 0:
 					return fmt.Errorf("the machine wasn't started from slot %s of its disk: remove the medium, or let the firmware start the disk first", name)
 				default:
-					return fmt.Errorf("slot %s is %s: %s. The machine runs the former system, in slot %s", name, slot.State, slot.Reason, o.Systems.Running())
+					return fmt.Errorf("slot %s is %s: %s. The machine runs the system in slot %s", name, slot.State, slot.Reason, o.Systems.Running())
 				}
 				if !sleep.For(ctx, provePoll) {
 					return ctx.Err()
@@ -417,21 +433,16 @@ func (o Options) rollback() operation.Definition {
 	d := o.changed(Rollback)
 	plan, steps := d.Plan, d.Steps
 	with := func(r operation.Request, all []operation.Step) []operation.Step {
-		at := slices.IndexFunc(all, func(s operation.Step) bool { return s.EndsNode })
-		return slices.Insert(all, max(at, 0), operation.Step{
-			ID: "choose", What: "make the other slot boot next", Deadline: chooseTimeout,
-			Run: func(ctx context.Context, p *operation.Progress) error {
-				to, err := target.Get(p)
-				if err != nil {
-					to = new(boot.Slots).Target(o.Systems.Running())
-					err = target.Put(p, to)
-				}
-				if err != nil || to == o.Systems.Running() { // it has restarted meanwhile
-					return err
-				}
-				return o.Systems.Rollback(ctx, "rolled back by "+r.By)
-			},
-		})
+		at := max(slices.IndexFunc(all, func(s operation.Step) bool { return s.EndsNode }), 0)
+		all = append(slices.Insert(all, at, o.choose(r)), o.prove(PowerArguments{}))
+		first := all[0].Run
+		all[0].Run = func(ctx context.Context, p *operation.Progress) error {
+			if err := o.remember(r, p); err != nil {
+				return err
+			}
+			return first(ctx, p)
+		}
+		return all
 	}
 	d.Plan = func(ctx context.Context, r operation.Request) (operation.Plan, error) {
 		if err := o.mayRollback(); err != nil {
@@ -443,9 +454,31 @@ func (o Options) rollback() operation.Definition {
 	}
 	d.Steps = func(r operation.Request) ([]operation.Step, error) {
 		all, err := steps(r)
-		return with(r, all), err
+		all = with(r, all)
+		if r.Resuming && o.Systems != nil && o.Systems.Trial() {
+			ended(all)
+		}
+		return all, err
 	}
 	return d
+}
+
+// choose makes the other slot boot next.
+func (o Options) choose(r operation.Request) operation.Step {
+	return operation.Step{
+		ID: "choose", What: "make the other slot boot next", Deadline: chooseTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			to, err := target.Get(p)
+			if err != nil {
+				to = new(boot.Slots).Target(o.Systems.Running())
+				err = target.Put(p, to)
+			}
+			if err != nil || to == o.Systems.Running() { // it has restarted meanwhile
+				return err
+			}
+			return o.Systems.Rollback(ctx, "rolled back by "+r.By, o.excused(p))
+		},
+	}
 }
 
 func (o Options) mayRollback() error {
@@ -456,5 +489,5 @@ func (o Options) mayRollback() error {
 	if err != nil {
 		return err
 	}
-	return all.Rollback(o.Systems.Running(), "", time.Time{}) // of a copy
+	return all.Rollback(o.Systems.Running(), "", nil, time.Time{}) // of a copy
 }

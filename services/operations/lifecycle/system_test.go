@@ -83,11 +83,11 @@ func (s *systems) Empty(_ context.Context, name string) error {
 	return s.change(func(all *boot.Slots) error { return all.Write(name, time.Now()) })
 }
 
-func (s *systems) Rollback(context.Context, string) error {
-	if err := s.r.note("choose"); err != nil {
+func (s *systems) Rollback(_ context.Context, reason string, excused []string) error {
+	if err := s.r.note(strings.Join(append([]string{"choose"}, excused...), " ")); err != nil {
 		return err
 	}
-	return s.change(func(all *boot.Slots) error { return all.Rollback(s.running, "", time.Now()) })
+	return s.change(func(all *boot.Slots) error { return all.Rollback(s.running, reason, excused, time.Now()) })
 }
 
 func (s *systems) change(change func(all *boot.Slots) error) error {
@@ -169,9 +169,31 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("%+v", s.all)
 		}
 		o = r.run(Rollback, PowerArguments{}.Encode())
-		check(t, r, o, operation.Running, "cordon", "look at pods", "choose", "reboot")
-		s.reboot(t, "A", func(*boot.Slots) error { return nil })
+		check(t, r, o, operation.Running, "cordon", "look at pods", "choose timed", "reboot")
+		s.reboot(t, "A", func(all *boot.Slots) error { return errors.Join(all.Booted("A", time.Now()), all.Prove("A", "healthy", time.Now())) })
 		check(t, r, r.end(o.ID), operation.Done, "uncordon")
+		r.off()
+	})
+}
+
+// A former system that isn't healthy any more isn't where a rollback ends.
+func TestRollbackThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		s.running, s.all.B, s.all.Choice = "B", boot.Slot{State: boot.SlotGood, Version: "v2"}, "B"
+		r.on()
+		o := r.run(Rollback, PowerArguments{Force: true}.Encode())
+		check(t, r, o, operation.Running, "choose timed", "reboot")
+		s.reboot(t, "B", func(all *boot.Slots) error {
+			return errors.Join(all.Booted("A", time.Now()), all.Fail("A", "the kernel panicked", time.Now()))
+		})
+		o = r.end(o.ID)
+		if check(t, r, o, operation.Failed); !strings.HasSuffix(o.Error, "slot A is bad: the kernel panicked. The machine runs the system in slot B") || s.all.Next() != "B" {
+			t.Errorf("%s, %+v", o.Error, s.all)
+		}
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Rollback, By: "somebody"}); err == nil || !strings.Contains(err.Error(), "slot A: it is bad") {
+			t.Error(err)
+		}
 		r.off()
 	})
 }
@@ -348,7 +370,7 @@ func TestUpgradeThatFails(t *testing.T) {
 		s.later.Store(false)
 		o = r.end(o.ID)
 		check(t, r, o, operation.Failed, "uncordon")
-		if !strings.Contains(o.Error, "slot B is bad: no kubelet. The machine runs the former system, in slot A") {
+		if !strings.Contains(o.Error, "slot B is bad: no kubelet. The machine runs the system in slot A") {
 			t.Error(o.Error)
 		}
 		r.off()

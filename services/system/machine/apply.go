@@ -89,10 +89,10 @@ const (
 // ApplierOptions are what the Applier stands on.
 type ApplierOptions struct {
 	Mode boot.Mode // of the node
-	// Trial: this boot is the one that a new system has.
-	Trial bool
-	Store *resource.Store
-	Log   *slog.Logger
+	// Trial: this boot is the one that a system on trial has. Back: a rollback goes back to it.
+	Trial, Back bool
+	Store       *resource.Store
+	Log         *slog.Logger
 	// Restart restarts a service.
 	Restart func(ctx context.Context, id string) error
 	// Reboot restarts the machine; it returns at once.

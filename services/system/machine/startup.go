@@ -192,14 +192,14 @@ func (a *Applier) hadOne() bool {
 
 // own reads the document on STATE. The node ran with it, and it must run again: in maintenance mode, anybody could give it another one. So fields of a
 // newer release are put aside, and the newest document of the history takes the place of one that can't be read. A new system on trial doesn't do that:
-// it goes, and the former one can read it. What it puts aside stays on STATE. The error is that of the document.
+// it goes, and the former one can read it. What any system on trial puts aside stays on STATE. The error is that of the document.
 func (a *Applier) own(text []byte) (d ownDocument, err error) {
 	d.text = text
 	if d.config, d.warnings, err = config.Load(boot.StateSource, text); err == nil {
 		return d, nil
 	}
 	all, _ := a.stored.history() // without it, there is only this one
-	if a.o.Trial {
+	if a.o.Trial && !a.o.Back {
 		all, err = nil, fmt.Errorf("%w: %w", err, boot.ErrClosed)
 	}
 	for i := len(all); i >= 0; i-- {

@@ -91,6 +91,11 @@ func TestDamagedConfiguration(t *testing.T) {
 		if err := a.begin(boot.StateSource, []byte("machine: {")); !errors.Is(err, boot.ErrClosed) {
 			t.Error(err)
 		}
+		// One that a rollback goes back to must run, and leaves the document, too.
+		a = NewApplier(ApplierOptions{Trial: true, Back: true, Store: resource.NewStore(), StateDir: p.stored.dir, Log: slog.New(slog.DiscardHandler)})
+		if err := errors.Join(a.stateFound(), a.begin(boot.StateSource, []byte("machine: {"))); err != nil || a.config.Machine.Network.Hostname != "kept" || p.onDisk() != "machine: {" {
+			t.Errorf("%v; on STATE:\n%s", err, p.onDisk())
+		}
 	})
 }
 

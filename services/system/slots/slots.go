@@ -126,13 +126,13 @@ func (s *Slots) Running() string {
 	return name
 }
 
-// Trial reports whether this boot is the one that a new system has. It doesn't need the disk.
+// Trial reports whether this boot is the one that a system on trial has. It doesn't need the disk.
 func (s *Slots) Trial() bool {
 	_, given := s.o.Cmdline.Get(boot.ParamTrial)
 	return given
 }
 
-// Fallback reports whether this boot is one that a new system has, and a good one runs after it.
+// Fallback reports whether this boot is one that a system on trial has, and a good one runs after it.
 func (s *Slots) Fallback() bool { return s.o.Cmdline.Fallback() }
 
 // Where is the slot that a new system is written to, with its disk and the partitions of that.
@@ -305,7 +305,7 @@ func (s *Slots) Begin(ctx context.Context) (err error) {
 		}
 		for _, name := range boot.SlotNames {
 			if slot, _ := slots.Of(name); name != running && slot.State == boot.SlotTrying && (name == started || slot.Tries == 0) {
-				s.o.Log.Error("the new system didn't come up, and this one runs again", "slot", name, "version", slot.Version)
+				s.o.Log.Error("the system on trial didn't come up, and this one runs again", "slot", name, "version", slot.Version)
 				if err := slots.Fail(name, s.lastWords(name), now); err != nil {
 					return err
 				}
@@ -403,9 +403,9 @@ func (s *Slots) empty(ctx context.Context, name string) error {
 	return s.change(ctx, func(slots *boot.Slots) error { return slots.Write(name, time.Now()) })
 }
 
-// Rollback makes the other system boot next.
-func (s *Slots) Rollback(ctx context.Context, reason string) error {
+// Rollback makes the other system boot next. excused are the services that needn't be healthy with it.
+func (s *Slots) Rollback(ctx context.Context, reason string, excused []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.change(ctx, func(slots *boot.Slots) error { return slots.Rollback(s.Running(), reason, time.Now()) })
+	return s.change(ctx, func(slots *boot.Slots) error { return slots.Rollback(s.Running(), reason, excused, time.Now()) })
 }

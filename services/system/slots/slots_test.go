@@ -295,7 +295,19 @@ func TestLifeOfAMachine(t *testing.T) {
 	s = m.boot("B")
 	must(t, s.Prove(t.Context(), "healthy"))
 	m.want(s, "A good v1, B good v2 next")
-	must(t, s.Rollback(t.Context(), "asked"))
+	must(t, s.Rollback(t.Context(), "asked", []string{"timed"}))
+	m.want(s, "A trying v1 next, B good v2")
+	if got := m.entries(); got != "garboard-a+1.conf garboard-b.conf" {
+		t.Error(got)
+	}
+	entry, err = os.ReadFile(filepath.Join(m.dir, "efi/loader/entries/garboard-a+1.conf"))
+	must(t, err)
+	if !strings.HasSuffix(string(entry), " mine=1 garboard.slot=A garboard.trial=back\n") {
+		t.Errorf("%s", entry)
+	}
+	s = m.boot("A")
+	m.want(s, "A trying v1, B good v2 next")
+	must(t, s.Prove(t.Context(), "healthy"))
 	m.want(s, "A good v1 next, B good v2")
 	if got := m.entries(); got != "garboard-a.conf garboard-b.conf" {
 		t.Error(got)

@@ -32,6 +32,7 @@ type Config struct {
 	Nodes   []Node
 	Images  []string // OCI layouts of the registry
 	Mirrors []Mirror // registries outside of the network that nodes may use
+	Host    string   // where this machine is for the host process; "": it runs there
 	Boot    string   // directory with the files for a boot over the network (image/media); "": none
 }
 

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
@@ -63,7 +64,7 @@ func (l *LAN) ServeMirrors() (closeAll func(), err error) {
 			continue
 		}
 		served[m.Port] = true
-		to, err := m.proxy(l.config.Prefix, l.log)
+		to, err := m.proxy(l.config.Prefix, l.config.Host, l.log)
 		var port net.Listener
 		if err == nil {
 			port, err = l.Listen(m.Address(l.config.Prefix))
@@ -85,16 +86,19 @@ type mirrorProxy struct {
 	log    *slog.Logger
 }
 
-func (m Mirror) proxy(network netip.Prefix, log *slog.Logger) (http.Handler, error) {
+// proxy forwards to a mirror. host is where this machine is; "": here.
+func (m Mirror) proxy(network netip.Prefix, host string, log *slog.Logger) (http.Handler, error) {
 	to, err := url.Parse(m.URL)
 	if err != nil {
 		return nil, err
 	}
-	// Users write the gateway's address for a registry that runs on this machine.
-	if at, err := netip.ParseAddr(to.Hostname()); err == nil && at == Gateway(network) {
-		to.Host = net.JoinHostPort("127.0.0.1", to.Port())
-		if to.Port() == "" {
-			to.Host = "127.0.0.1"
+	// Users write the gateway's address, or their own, for a registry that runs on this machine.
+	at, _ := netip.ParseAddr(to.Hostname())
+	own := at.IsLoopback() || to.Hostname() == "localhost"
+	if at == Gateway(network) || own && host != "" {
+		host, port := cmp.Or(host, "127.0.0.1"), to.Port()
+		if to.Host = host; port != "" {
+			to.Host = net.JoinHostPort(host, port)
 		}
 	}
 	// The client follows redirects, because nodes can't connect to the other server.

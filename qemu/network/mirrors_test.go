@@ -38,7 +38,7 @@ func TestMirrorProxy(t *testing.T) {
 	cache.Listener = l
 	cache.Start()
 	defer cache.Close()
-	handler, err := Mirror{URL: fmt.Sprintf("http://10.5.0.1:%d/cache/", at.Port())}.proxy(netip.MustParsePrefix("10.5.0.0/24"), slog.New(slog.DiscardHandler))
+	handler, err := Mirror{URL: fmt.Sprintf("http://10.5.0.1:%d/cache/", at.Port())}.proxy(netip.MustParsePrefix("10.5.0.0/24"), "", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,5 +62,27 @@ func TestMirrorProxy(t *testing.T) {
 	cache.Close()
 	if w := ask("GET", "/v2/"); w.Code != http.StatusBadGateway {
 		t.Errorf("a registry that is off: %d", w.Code)
+	}
+}
+
+// A registry on the user's machine is where the host process is, or where its container has a way to it. (S-134)
+func TestS134MirrorOnThisMachine(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ url, host, want string }{
+		{"http://10.5.0.1:5000", "", "127.0.0.1:5000"},
+		{"http://10.5.0.1", "", "127.0.0.1"},
+		{"http://[::1]:5000", "", "[::1]:5000"},
+		{"http://10.5.0.9:5000", "10.5.0.253", "10.5.0.9:5000"},
+		{"http://10.5.0.1:5000", "10.5.0.253", "10.5.0.253:5000"},
+		{"http://127.0.0.1:5000", "10.5.0.253", "10.5.0.253:5000"},
+		{"https://localhost", "10.5.0.253", "10.5.0.253"},
+	} {
+		handler, err := Mirror{URL: tt.url}.proxy(netip.MustParsePrefix("10.5.0.0/24"), tt.host, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := handler.(mirrorProxy).to.Host; got != tt.want {
+			t.Errorf("%s with this machine at %q: %s, want %s", tt.url, tt.host, got, tt.want)
+		}
 	}
 }

@@ -5,9 +5,12 @@ package docker
 
 import (
 	"context"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,7 +19,12 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/garboard-os/garboard/qemu/osthread"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
 )
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
@@ -51,6 +59,51 @@ func emptyArchive(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "empty.tar")
 	e2etest.WriteFile(t, path, make([]byte, 1024)) // tar(5): two blocks of zeros
 	return path
+}
+
+// mirrored is an image that only the registry on this machine has.
+const mirrored = "mirrored.test/mine/small:1"
+
+// serveImages returns the port of a registry on Docker's machine, with one image.
+func serveImages(t *testing.T, inside *osthread.Thread) (port string) {
+	t.Helper()
+	dir := t.TempDir()
+	all, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := random.Image(1<<10, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings, err := image.ConfigFile()
+	if err == nil {
+		settings = settings.DeepCopy()
+		settings.OS, settings.Architecture = "linux", runtime.GOARCH
+		image, err = mutate.ConfigFile(image, settings)
+	}
+	if err == nil {
+		err = all.AppendImage(image, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": mirrored}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listener net.Listener
+	if err := inside.Do(func() (err error) { listener, err = net.Listen("tcp4", ":0"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: registry.New(dir)}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		_ = server.Close()
+		<-done
+	})
+	_, port, err = net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }
 
 // A user of a real Docker makes a cluster, restarts one node and the whole cluster, with the data kept, and removes it: then Docker has nothing
@@ -114,7 +167,8 @@ func TestS330Docker(t *testing.T) {
 		}
 	}
 
-	create := []string{"cluster", "create", "--provisioner", "docker", "--name", cluster, "--workers", "1"}
+	create := []string{"cluster", "create", "--provisioner", "docker", "--name", cluster, "--workers", "1",
+		"--registry-mirror", "mirrored.test=http://10.5.0.1:" + serveImages(t, inside)}
 	said := gbctl(createBudget, create...)
 	for _, line := range []string{"validating CIDR and reserving IPs", "creating network " + cluster, "creating load balancer", "creating control plane nodes", "creating worker nodes", "waiting for API"} {
 		if !strings.Contains(said, line+"\n") {
@@ -131,6 +185,8 @@ func TestS330Docker(t *testing.T) {
 		t.Errorf("the host's settings were %s and are %s", before, after)
 	}
 
+	// The nodes use a registry on this machine. (S-134)
+	gbctl(createBudget, "-n", worker, "images", "pull", mirrored)
 	gbctl(createBudget, "-n", worker, "reboot", "--wait")
 	if out := gbctl(askBudget, "cluster", "show", "--name", cluster); !e2etest.Row(out, worker, "running", "1") {
 		t.Errorf("after a reboot:\n%s", out)

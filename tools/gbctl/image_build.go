@@ -46,7 +46,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 			if b.from == "" {
 				return usagef("--from: name the installer image to build from, or a file of 'gbctl media build installer'")
 			}
-			if b.media.Config, err = a.addedParts(b.configFile, b.media.Images, slices.ContainsFunc(kindsOf(outputs), media.Carries), b.incomplete); err != nil {
+			if b.media.Config, err = a.addedParts(cmd.ErrOrStderr(), b.configFile, b.media.Images, slices.ContainsFunc(kindsOf(outputs), media.Carries), b.incomplete); err != nil {
 				return err
 			}
 			return b.run(cmd.Context(), outputs, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }, func(path string) { fmt.Fprintln(a.out, path) })

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -41,7 +42,7 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 			}
 			o := media.Options{Args: args, Microcode: microcode, Images: images}
 			var err error
-			if o.Config, err = a.addedParts(configFile, images, media.Carries(kind), incomplete); err != nil {
+			if o.Config, err = a.addedParts(cmd.ErrOrStderr(), configFile, images, media.Carries(kind), incomplete); err != nil {
 				return err
 			}
 			if err = parts(cmd, source, flavour, &o); err == nil {
@@ -73,9 +74,12 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 // defaultFiles are where media are written, by kind.
 var defaultFiles = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe", media.InstallerKind: "garboard-installer.tar", media.Disk: "garboard.raw.zst"}
 
+// workerPods are the images of a default cluster's pods on its workers. They are in the configuration of control planes.
+var workerPods = []string{config.DefaultProxyImage, config.DefaultFlannelImage, config.DefaultCoreDNSImage}
+
 // addedParts checks what is put into a medium that carries it, and reads the configuration.
-func (a *app) addedParts(configFile, images string, carries, incomplete bool) (text []byte, err error) {
-	needed := config.DefaultImages()
+func (a *app) addedParts(notes io.Writer, configFile, images string, carries, incomplete bool) (text []byte, err error) {
+	needed, wanted := config.DefaultImages(), []string(nil)
 	if configFile != "" {
 		if !carries {
 			return nil, usagef("--config: only an iso and a disk can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL")
@@ -84,7 +88,9 @@ func (a *app) addedParts(configFile, images string, carries, incomplete bool) (t
 		if c, text, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
 			return nil, err
 		}
-		needed = c.Images()
+		if needed = c.Images(); c.Machine.Type == config.Worker {
+			wanted = workerPods
+		}
 	}
 	if images == "" {
 		return text, nil
@@ -104,7 +110,10 @@ func (a *app) addedParts(configFile, images string, carries, incomplete bool) (t
 	if len(missing) > 0 && !incomplete {
 		return nil, usagef("--images: %s lacks what a node needs: %s; add it with 'gbctl images bundle', or use --incomplete", images, strings.Join(missing, ", "))
 	}
-	return text, nil
+	if missing, err = imagebundle.Missing(archive, wanted); err == nil && len(missing) > 0 {
+		fmt.Fprintf(notes, "note: %s lacks %s, which workers of a default cluster run pods with: the configuration of a control plane says what yours do\n", images, strings.Join(missing, ", "))
+	}
+	return text, err
 }
 
 func checkFlavour(flavour string) error {

@@ -351,9 +351,11 @@ func (s *site) identity() string {
 // A registry with TLS from its own authority, which asks for a certificate and a login, serves Kubernetes' pulls and the system's own. A missing certificate
 // and a wrong password are named. All is changed on the running node. Then all goes through a proxy that opens TLS with an authority of its own. (S-136, S-145, S-146)
 func TestS136RegistryOfASite(t *testing.T) {
-	const kubelet, pause = "site/kubelet:1", "site/pause:1"
+	const kubelet, pause, etcd, pulled = "site/kubelet:1", "site/pause:1", "site/etcd:1", "site/pulled:1"
 	storage := t.TempDir()
-	store(t, storage, e2etest.Built(t, qemu.Container).Layout, map[string]string{config.DefaultKubeletImage: kubelet, config.DefaultPauseImage: pause})
+	from := e2etest.Built(t, qemu.Container).Layout
+	store(t, storage, from, map[string]string{config.DefaultKubeletImage: kubelet, config.DefaultPauseImage: pause, config.DefaultEtcdImage: etcd})
+	store(t, storage, from, map[string]string{config.DefaultPauseImage: pulled}, ownLayerOf(t))
 	c, m := e2etest.Ready(t, "registry", qemu.Container)
 	inside := c.Network()
 	s := &site{password: "correct horse"}
@@ -375,11 +377,15 @@ func TestS136RegistryOfASite(t *testing.T) {
 			return err
 		})
 	}
-	runsKubelet := func(image string) {
+	// The system's own pulls are those of etcd, of the kubelet, and of whoever asks for one.
+	systemPulls := func(from string) {
 		t.Helper()
-		patch("machine: {kubelet: {image: " + image + "}}")
-		c.Eventually(pullBudget, "the kubelet runs from "+image, func() error { return runsFrom(c, image) })
-		c.Eventually(pullBudget, "the node is Ready", func() error { return c.NodesReady(c.Nodes[0]) })
+		patch("machine: {kubelet: {image: " + from + "/" + kubelet + "}}")
+		c.Eventually(pullBudget, "the kubelet comes from "+from, func() error { return runsFrom(c, from+"/"+kubelet) })
+		patch("cluster: {etcd: {image: " + from + "/" + etcd + "}}")
+		c.Eventually(pullBudget, "etcd comes from "+from, func() error { return runsFrom(c, from+"/"+etcd) })
+		c.Gbctl("-n", c.Node(), "images", "pull", from+"/"+pulled)
+		c.Healthy()
 	}
 
 	refused := func(pod, why string) {
@@ -400,9 +406,8 @@ func TestS136RegistryOfASite(t *testing.T) {
 	refused("refused", "401 Unauthorized")
 	patch(s.patch(host, s.password, s.identity()))
 	starts("direct", host+"/"+pause)
-	runsKubelet(host + "/" + kubelet)
-
-	m.Reached("pod and kubelet come from the registry")
+	systemPulls(host)
+	m.Reached("all pulls come from the registry")
 	dir := t.TempDir()
 	ca := filepath.Join(dir, "upstream.pem")
 	client := filepath.Join(dir, "client.pem")
@@ -426,13 +431,13 @@ func TestS136RegistryOfASite(t *testing.T) {
 	patch(fmt.Sprintf("machine: {env: {https_proxy: http://%s:3128, no_proxy: 10.5.0.0/24}, files: [{path: /etc/ssl/certs/ca-certificates, op: append, permissions: 0644, content: %q}], registries: {config: {registry.test: {auth: {username: node, password: %q}}}}}",
 		gateway, authority, s.password))
 	starts("proxied", "registry.test/"+pause)
-	runsKubelet("registry.test/" + kubelet)
-	m.Reached("pod and kubelet come through the proxy")
+	systemPulls("registry.test")
+	m.Reached("all pulls come through the proxy")
 	text, err := os.ReadFile(log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, repository := range []string{"site/pause", "site/kubelet"} {
+	for _, repository := range []string{"site/pause", "site/kubelet", "site/etcd", "site/pulled"} {
 		if !strings.Contains(string(text), "/v2/"+repository+"/manifests/1") {
 			t.Errorf("%s wasn't pulled through the proxy:\n%s", repository, text)
 		}
@@ -451,14 +456,14 @@ func ownLayerOf(t *testing.T) v1.Layer {
 	return layer
 }
 
-// runsFrom returns why the kubelet doesn't run from an image.
+// runsFrom returns why no container runs from an image.
 func runsFrom(c *e2etest.Cluster, image string) error {
 	out, err := c.TryGbctl("-n", c.Node(), "containers")
 	if err != nil {
 		return err
 	}
 	for line := range strings.Lines(out) {
-		if strings.Contains(line, image) && strings.Contains(line, "kubelet") && strings.Contains(line, "RUNNING") {
+		if strings.Contains(line, image) && strings.Contains(line, "RUNNING") {
 			return nil
 		}
 	}

@@ -134,6 +134,10 @@ func TestSignedImages(t *testing.T) {
 	for _, repository := range []string{pod, refusedPod} {
 		store(t, dir, from, map[string]string{config.DefaultPauseImage: repository + ":1"}, ownLayerOf(t))
 	}
+	const scheduler, refusedScheduler = "site/scheduler", "site/refused-scheduler"
+	for _, repository := range []string{scheduler, refusedScheduler} {
+		store(t, dir, from, map[string]string{config.DefaultSchedulerImage: repository + ":1"}, ownLayerOf(t))
+	}
 	well := localhost(t)
 	serve(t, nil, dir, well, nil)
 	keys, run := cosign(t)
@@ -142,7 +146,7 @@ func TestSignedImages(t *testing.T) {
 		run("sign", "--key", key+".key", "--tlog-upload=false", "--allow-http-registry", "--yes", well+"/"+repository+"@"+digestOf(t, well+"/"+repository+":1"))
 	}
 	bundle := []string{"sign", "--new-bundle-format", "--tlog-upload=false", "--allow-http-registry", "--yes"}
-	for _, repository := range []string{stated, etcd, pod} {
+	for _, repository := range []string{stated, etcd, pod, scheduler} {
 		run(append(bundle, "--key", "site.key", well+"/"+repository+"@"+digestOf(t, well+"/"+repository+":1"))...)
 	}
 	authority := signer(t, keys)
@@ -234,4 +238,23 @@ func TestSignedImages(t *testing.T) {
 	starts("accepted", pod, "IfNotPresent")
 	starts("again", pod, "Always")
 	m.Reached("images of pods are verified")
+
+	// Kubernetes' own programs are pods, too.
+	static := func(repository, want string) {
+		t.Helper()
+		patch("cluster: {scheduler: {image: signed.test/" + repository + ":1}}")
+		c.Eventually(pullBudget, "the scheduler with "+repository+": "+want, func() error {
+			out, err := c.Try("-n", "kube-system", "get", "pod", "kube-scheduler-"+c.Nodes[0].Name, "-o",
+				"jsonpath={.spec.containers[0].image} {.status.containerStatuses[0].ready} {.status.containerStatuses[0].state.waiting.message}")
+			if err == nil && !(strings.HasPrefix(out, "signed.test/"+repository+":1 ") && strings.Contains(out, want)) {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	static(scheduler, ":1 true")
+	static(refusedScheduler, refused+"it has no signature of cosign")
+	static(scheduler, ":1 true")
+	c.Healthy()
+	m.Reached("images of static pods are verified")
 }

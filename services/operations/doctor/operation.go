@@ -2,13 +2,15 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// failedTime is how long an operation that has failed is told of: whoever didn't see
+// failedTime is how long an operation or a system that has failed is told of: whoever didn't see
 // it within a day has given it up.
 const failedTime = 24 * time.Hour
 
@@ -52,6 +54,26 @@ var operationConditions = []condition{
 					next:     fmt.Sprintf("Look at its events (gbctl operation attach %s), remove the cause, and start it again.", o.ID),
 					evidence: []string{asOperation(o)},
 				})
+			}
+			return out
+		},
+	},
+	{
+		id: "system-failed", severity: warning,
+		sees: "The node runs the former system; gbctl get slots shows one that is bad.",
+		why:  "The system of that slot was started, such as one of gbctl upgrade --stage, and wasn't healthy in time. So the machine has started the other one again.",
+		next: "Remove the cause, which the reason of the slot names, and upgrade again.",
+		holds: func(s *snapshot) (out []finding) {
+			for _, slot := range s.slots {
+				told := slices.ContainsFunc(s.operations, func(o resource.Object[operation.Spec]) bool {
+					return o.Spec.State == operation.Failed && !o.Spec.Ended.Before(slot.Spec.Since)
+				})
+				if slot.Spec.State == boot.SlotBad && s.now.Sub(slot.Spec.Since) <= failedTime && !told {
+					out = append(out, finding{
+						what: fmt.Sprintf("Garboard %s in slot %s has failed: %s", slot.Spec.Version, slot.ID, slot.Spec.Reason), since: slot.Spec.Since,
+						evidence: []string{fmt.Sprintf("resource Slots %s: %s since %s", slot.ID, slot.Spec.State, stamp(slot.Spec.Since))},
+					})
+				}
 			}
 			return out
 		},

@@ -8,8 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/system/slots"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -65,4 +67,25 @@ func TestOperations(t *testing.T) {
 	n.finds("operation-failed", warning, "the disk is gone")
 	n.now = func() time.Time { return time.Now().Add(failedTime + time.Hour) }
 	n.lacks("operation-failed")
+}
+
+// A system that was staged fails with nobody there: whoever asks on the next day hears it.
+func TestSystemFailed(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker)
+	put := func(name string, status slots.Status) {
+		n.must(slots.Statuses.Put(n.store.As(slots.ID), name, status))
+	}
+	put("A", slots.Status{State: boot.SlotGood, Version: "v1", Running: true, Next: true, Since: time.Now()})
+	put("B", slots.Status{State: boot.SlotTrying, Version: "v2", Since: time.Now()})
+	n.healthy()
+	failed := slots.Status{State: boot.SlotBad, Version: "v2", Since: time.Now(), Reason: "not healthy within 10m0s: kubelet"}
+	put("B", failed)
+	n.finds("system-failed", warning, "Garboard v2 in slot B has failed: not healthy within 10m0s: kubelet")
+	n.must(operation.Operations.Put(n.store.As(operation.ID), "upgrade-1", operation.Spec{Name: "upgrade", State: operation.Failed, Began: failed.Since, Ended: time.Now(), Error: "slot B is bad"}))
+	n.lacks("system-failed")
+	n.must(operation.Operations.Delete(n.store.As(operation.ID), "upgrade-1"))
+	n.finds("system-failed", warning)
+	n.now = func() time.Time { return time.Now().Add(failedTime + time.Hour) }
+	n.lacks("system-failed")
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/slots"
 )
 
 // snapshot is what was seen of the node. Conditions only read it. What could not
@@ -44,6 +45,7 @@ type snapshot struct {
 	situation machine.Situation
 
 	operations  []resource.Object[operation.Spec]
+	slots       []resource.Object[slots.Status]
 	controllers []resource.Object[resource.Failure] // those that fail
 
 	hostname  string
@@ -215,6 +217,7 @@ func (d *Doctor) remember() *snapshot {
 	if o, err := clock.Statuses.Get(store, clock.StatusID); err == nil {
 		s.clock = &o.Spec
 	}
+	s.slots = slots.Statuses.List(store)
 	s.operations, s.controllers = operation.Operations.List(store), resource.Failures.List(store)
 	s.staticPods = len(controlplane.StaticPods.List(store))
 	s.pods = map[string]kubeclient.Object{}
@@ -226,7 +229,7 @@ func (d *Doctor) remember() *snapshot {
 	s.checked = append(s.checked,
 		fmt.Sprintf("services: %s, with their events and last log lines", strings.Join(slices.Sorted(maps.Keys(s.services)), ", ")),
 		"failures of controllers", "the machine configuration, its warnings and whether one is staged or tried",
-		"operations", "addresses, the shared one among them, name servers, clock", fmt.Sprintf("%d certificates", len(s.certificates)))
+		"operations", "slots", "addresses, the shared one among them, name servers, clock", fmt.Sprintf("%d certificates", len(s.certificates)))
 	return s
 }
 

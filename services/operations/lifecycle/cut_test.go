@@ -114,7 +114,9 @@ func TestRollbackIsCutShort(t *testing.T) {
 		r.cut = "choose timed"
 		o := r.run(Rollback, PowerArguments{}.Encode())
 		check(t, r, o, operation.Running, "cordon", "look at pods", "choose timed")
-		s.reboot(t, "A", func(all *boot.Slots) error { return errors.Join(all.Rollback("B", "", nil, time.Now()), all.Booted("A", time.Now())) })
+		s.reboot(t, "A", func(all *boot.Slots) error {
+			return errors.Join(all.Rollback("B", "", nil, time.Now()), all.Booted("A", time.Now()))
+		})
 		time.Sleep(time.Minute)
 		if err := s.change(prove("A")); err != nil {
 			t.Fatal(err)

@@ -170,7 +170,9 @@ func TestUpgrade(t *testing.T) {
 		}
 		o = r.run(Rollback, PowerArguments{}.Encode())
 		check(t, r, o, operation.Running, "cordon", "look at pods", "choose timed", "reboot")
-		s.reboot(t, "A", func(all *boot.Slots) error { return errors.Join(all.Booted("A", time.Now()), all.Prove("A", "healthy", time.Now())) })
+		s.reboot(t, "A", func(all *boot.Slots) error {
+			return errors.Join(all.Booted("A", time.Now()), all.Prove("A", "healthy", time.Now()))
+		})
 		check(t, r, r.end(o.ID), operation.Done, "uncordon")
 		r.off()
 	})

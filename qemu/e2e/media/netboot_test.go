@@ -4,6 +4,7 @@ package media
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
@@ -38,16 +40,12 @@ const (
 
 // A BIOS boots over the network, from a computer that runs gbctl beside a DHCP server. QEMU's
 // network cards have iPXE. The machine gets the configuration with its hardware address as name. This names the image that it is
-// installed from.
+// installed from, and the machine is a Ready node.
 func TestNetworkInBIOS(t *testing.T) {
-	dir := t.TempDir()
-	layout, installer := e2etest.Installer(t, media.Options{Args: args, Version: "v1.0.0"})
-	e2etest.Gbctl(t, "gen", "config", "netboot", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/nvme0n1",
-		"--registry-mirror", e2etest.InstallerHost+"=http://10.5.0.1:5000", "--config-patch", "machine: {install: {image: "+installer+"}}")
-	r := newRack(t, vm.Config{Name: "e2e/netboot-bios", Hardware: vm.Hardware{NIC: "e1000e", Disk: vm.NVMe, Medium: vm.Network}, DiskGiB: 8}, layout)
-	configs := t.TempDir()
+	r := newRack(t, vm.Config{Name: "e2e/netboot-bios", Hardware: vm.Hardware{NIC: "e1000e", Disk: vm.NVMe, Medium: vm.Network}, DiskGiB: 8})
+	dir, configs := r.generate("/dev/nvme0n1"), t.TempDir()
 	own := filepath.Join(configs, strings.ToUpper(strings.ReplaceAll(r.machine.HardwareAddr.String(), ":", "-"))+".yaml")
-	if err := os.Rename(filepath.Join(dir, "controlplane.yaml"), own); err != nil {
+	if err := os.Rename(filepath.Join(dir, "init.yaml"), own); err != nil {
 		t.Fatal(err)
 	}
 	r.serve("--config-dir", configs)
@@ -58,19 +56,16 @@ func TestNetworkInBIOS(t *testing.T) {
 	r.says(bootBudget, "gets its configuration: "+own)
 	r.consoleSays(bootBudget, "configuration from kernel argument")
 	m.Reached("it has its configuration")
-	r.installed(m, installer)
+	r.installed(m)
+	r.ready(m)
 	r.interrupt()
 }
 
-// The network boot of a UEFI loads the unified kernel image by TFTP. The machine has no configuration, and waits for one. This names the image that it is
-// installed from.
+// The network boot of a UEFI loads the unified kernel image by TFTP. The machine has no configuration, and waits for one. With the commands of the
+// README, its owner makes it a Ready node.
 func TestNetworkInUEFI(t *testing.T) {
-	dir := t.TempDir()
-	layout, installer := e2etest.Installer(t, media.Options{Args: args, Version: "v1.0.0"})
-	e2etest.Gbctl(t, "gen", "config", "netboot", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/vda",
-		"--registry-mirror", e2etest.InstallerHost+"=http://10.5.0.1:5000", "--config-patch", "machine: {install: {image: "+installer+"}}")
 	r := newRack(t, vm.Config{Name: "e2e/netboot-uefi", Hardware: vm.Hardware{Medium: vm.Network}, DiskGiB: 8,
-		Variables: filepath.Join(t.TempDir(), "variables")}, layout)
+		Variables: filepath.Join(t.TempDir(), "variables")})
 	r.serve()
 	m := e2etest.Marks(t)
 	r.powerOn()
@@ -78,11 +73,13 @@ func TestNetworkInUEFI(t *testing.T) {
 	m.Reached("the unified kernel image is loaded")
 	r.consoleSays(bootBudget, "maintenance mode: API at https://10.5.0.2")
 	m.Reached("maintenance mode")
-	out, err := e2etest.GbctlIn(t, r.computer, bootBudget*r.slower(), "-n", "10.5.0.2", "apply-config", "--insecure", "-f", filepath.Join(dir, "controlplane.yaml"))
-	if t.Log(out); err != nil {
-		t.Fatal(err)
+	if out := r.user("-n", "10.5.0.2", "disks", "--insecure"); !strings.Contains(out, "/dev/vda") {
+		t.Error(out)
 	}
-	r.installed(m, installer)
+	dir := r.generate("/dev/vda")
+	t.Log(r.user("-n", "10.5.0.2", "apply-config", "--insecure", "-f", filepath.Join(dir, "init.yaml")))
+	r.installed(m)
+	r.ready(m)
 	r.interrupt()
 }
 
@@ -100,14 +97,56 @@ func TestHTTPBootOfUEFI(t *testing.T) {
 	r.interrupt()
 }
 
-// installed waits until a machine has installed itself, and its system is good.
-func (r *rack) installed(m *e2etest.Mark, from string) {
+// generate makes the configurations of a cluster, with the access to it, as a user does. Its images come from the registry of the network.
+func (r *rack) generate(disk string) (dir string) {
 	r.t.Helper()
-	r.consoleSays(bootBudget, "installed from "+from, "end: running: stop all services, and restart the machine")
+	dir = r.t.TempDir()
+	e2etest.Gbctl(r.t, "gen", "config", "netboot", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", disk,
+		"--registry-mirror", "*=http://10.5.0.1:5000", "--config-patch", "machine: {install: {image: "+r.installer+"}}")
+	r.t.Setenv(client.EnvConfig, filepath.Join(dir, "garboardconfig"))
+	r.t.Setenv("KUBECONFIG", filepath.Join(dir, "kubeconfig"))
+	return dir
+}
+
+// user runs gbctl on the computer.
+func (r *rack) user(args ...string) string {
+	r.t.Helper()
+	out, err := e2etest.GbctlIn(r.t, r.computer, bootBudget*r.slower(), args...)
+	if err != nil {
+		r.t.Fatalf("%v\n%s", err, out)
+	}
+	return out
+}
+
+// installed waits until a machine has installed itself, and its system is good.
+func (r *rack) installed(m *e2etest.Mark) {
+	r.t.Helper()
+	r.consoleSays(bootBudget, "installed from "+r.installer, "end: running: stop all services, and restart the machine")
 	m.Reached("the system is on the disk")
 	r.powerOn() // QEMU ends where a machine restarts
 	r.consoleSays(2*bootBudget, "Garboard v1.0.0 runs from slot A, which is trying", "slot A is good")
 	m.Reached("the system of the disk is good")
+}
+
+// ready waits until the machine is a Ready node, with the commands of the README.
+func (r *rack) ready(m *e2etest.Mark) {
+	r.t.Helper()
+	r.user("-n", "10.5.0.2", "health", "--wait", (bootBudget * r.slower()).String())
+	r.user("-n", "10.5.0.2", "kubeconfig")
+	eventually.That(r.t, bootBudget*r.slower(), "the node is Ready", func() error {
+		cmd := exec.CommandContext(r.t.Context(), r.kubectl, "get", "nodes", "--no-headers")
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		err := r.computer.Do(cmd.Start)
+		if err == nil {
+			err = cmd.Wait()
+		}
+		if err != nil || strings.Count(out.String(), " Ready ") != 1 {
+			err = fmt.Errorf("%w: %s", cmp.Or(err, errors.New("not yet")), &out)
+		}
+		return err
+	})
+	m.Reached("the node is Ready")
 }
 
 // A rack is a network with a DHCP server, a machine without a medium, and a computer for gbctl.
@@ -122,8 +161,11 @@ type rack struct {
 	node     network.Node
 	machine  vm.Config
 	running  *vm.Running
-	gbctl    *exec.Cmd
-	out      lines
+	// installer is the reference of the image that the machine is installed from.
+	installer, kubectl string
+
+	gbctl *exec.Cmd
+	out   lines
 }
 
 // lines is the output of gbctl.
@@ -144,18 +186,20 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// newRack has the images of OCI layouts.
-func newRack(t *testing.T, machine vm.Config, layouts ...string) *rack {
+// newRack has the images of a cluster, and an installer image, in the registry of its network.
+func newRack(t *testing.T, machine vm.Config) *rack {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a network namespace")
 	}
 	e2etest.Pace(t)
-	r := &rack{t: t, node: network.Node{Name: "machine", Address: netip.MustParseAddr("10.5.0.2")}}
+	made := e2etest.Built(t, qemu.QEMU)
+	layout, installer := e2etest.Installer(t, media.Options{Args: args, Version: "v1.0.0"})
+	r := &rack{t: t, installer: installer, kubectl: made.Kubectl(), node: network.Node{Name: "machine", Address: netip.MustParseAddr("10.5.0.2")}}
 	computer := network.Node{Name: "computer", Address: netip.MustParseAddr("10.5.0.3")}
 	var err error
 	r.lan, err = network.New(network.Config{Cluster: "netboot", Prefix: netip.MustParsePrefix("10.5.0.0/24"),
-		Nodes: []network.Node{r.node, computer}, Images: layouts}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+		Nodes: []network.Node{r.node, computer}, Images: []string{layout, made.Layout}}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,6 +41,8 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	push(t, base, own+":v1.0.0")
 	linux, usb := e2etest.OtherKernel(t, filepath.Join(work, "kernel")), "/lib/modules/"+e2etest.Linux(t)+"/kernel/drivers/usb/serial"
 	e2etest.WriteFile(t, filepath.Join(work, "files/usr/share/site/hello.txt"), []byte("hello"))
+	e2etest.WriteFile(t, filepath.Join(work, "greeter/extension.yaml"), []byte("name: greeter\nversion: 1.2.3\ndescription: A greeting\nfiles: [/usr/share/greeter]\n"))
+	e2etest.WriteFile(t, filepath.Join(work, "greeter/files/usr/share/greeter/text"), []byte("good day"))
 
 	build := func(tag, dockerfile string, args ...string) (string, error) {
 		file := filepath.Join(work, tag+".dockerfile")
@@ -54,10 +56,10 @@ func TestS200CustomizedByDocker(t *testing.T) {
 		return out, err
 	}
 	from := "FROM " + own + ":v1.0.0\n"
-	files := "FROM scratch AS customization\nCOPY files /\n" + from
+	files := "FROM scratch AS customization\nCOPY files /\nCOPY greeter /extensions/greeter\n" + from
 	if out, err := build("files", files, "--build-arg", "RM="+usb); err != nil {
 		t.Fatal(err)
-	} else if !strings.Contains(out, "added stage customization: 1 file") {
+	} else if !strings.Contains(out, "added stage customization: 1 file") || !strings.Contains(out, "added extension greeter 1.2.3: ") {
 		t.Errorf("docker build says:\n%s", out)
 	}
 	if _, err := build("linux", "FROM scratch\nCOPY kernel /\n"); err != nil {
@@ -91,17 +93,15 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	twice(t, own+":v1.0.0", "--rm", usb)
 	twice(t, own+":v1.0.0", "--kernel", filepath.Join(work, "kernel/boot/vmlinuz"), "--modules", filepath.Join(work, "kernel/lib/modules"))
 
-	disk, uki, pxe := filepath.Join(work, "disk"), filepath.Join(work, "uki"), filepath.Join(work, "pxe")
-	_, err := e2etest.UserGbctl(t, 3*customizeBudget, "image", "build", "--from", own+":files", "-o", "disk="+disk, "-o", "uki="+uki, "-o", "pxe="+pxe)
+	disk := filepath.Join(work, "disk")
+	mediaOf(t, own+":files", work, "-o", "disk="+disk)
+	pxe := mediaOf(t, own+":kernel", work)
+	vmlinuz, err := os.ReadFile(filepath.Join(pxe, media.KernelFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	system := systemFiles(t, own+":files")["usr/install/garboard.efi"]
-	for _, path := range []string{uki, filepath.Join(pxe, media.UKIFile)} {
-		content, err := os.ReadFile(path)
-		if got := fmt.Sprintf("%x", sha256.Sum256(content)); err != nil || got != system {
-			t.Errorf("%s isn't the system of the image, %s: %s, %v", path, system, got, err)
-		}
+	if copied, err := os.ReadFile(filepath.Join(work, "kernel/boot/vmlinuz")); err != nil || !bytes.Equal(vmlinuz, copied) {
+		t.Errorf("a machine that boots over the network doesn't get the kernel of the image: %v", err)
 	}
 	c, m := e2etest.Start(t, "customized", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
 		o.DiskGiB, o.Disks, o.Boot.Disk, o.Mirrors = diskGiB, 2, disk, map[string][]string{e2etest.InstallerHost: {store.URL}}
@@ -125,6 +125,15 @@ func TestS200CustomizedByDocker(t *testing.T) {
 		}
 		return err
 	})
+	if got := c.Gbctl("-n", c.Node(), "get", "extensions"); !strings.Contains(got, "greeter") || !strings.Contains(got, "1.2.3") {
+		t.Errorf("extensions:\n%s", got)
+	}
+	if got := c.Gbctl("-n", c.Node(), "read", "/usr/share/greeter/text"); got != "good day" {
+		t.Errorf("the file of the extension has %q", got)
+	}
+	if got := c.Gbctl("-n", c.Node(), "image", "provenance", "--sbom"); !strings.Contains(got, `"SPDX-2.3"`) || !strings.Contains(got, `"extension greeter"`) {
+		t.Errorf("the list of all software:\n%s", got)
+	}
 	m.Reached("the customized system runs")
 	kept := writes(t, c)
 	m.Reached("a pod has written to another disk")
@@ -141,6 +150,28 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	c.Gbctl("-n", c.Node(), "reset", "--graceful=false", "--system-labels-to-wipe", "EPHEMERAL", "--reboot", "--yes")
 	kept()
 	m.Reached("after a reset, the other disk has its data")
+}
+
+// mediaOf makes media of an installer image, all of which have its system. (S-206)
+func mediaOf(t *testing.T, image, work string, more ...string) (pxe string) {
+	t.Helper()
+	dir := filepath.Join(work, "media", filepath.Base(image))
+	uki, pxe := filepath.Join(dir, "uki"), filepath.Join(dir, "pxe")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err := e2etest.UserGbctl(t, 3*customizeBudget, append([]string{"image", "build", "--from", image, "-o", "uki=" + uki, "-o", "pxe=" + pxe}, more...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	system := systemFiles(t, image)["usr/install/garboard.efi"]
+	for _, path := range []string{uki, filepath.Join(pxe, media.UKIFile)} {
+		content, err := os.ReadFile(path)
+		if got := fmt.Sprintf("%x", sha256.Sum256(content)); err != nil || got != system {
+			t.Errorf("%s isn't the system of the image, %s: %s, %v", path, system, got, err)
+		}
+	}
+	return pxe
 }
 
 // writer writes a file with the only program of Kubernetes' images that can.

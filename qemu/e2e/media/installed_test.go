@@ -26,7 +26,8 @@ const diskGiB = 10
 
 // A machine with UEFI installs itself from a CD, and is a Ready node from its disk. It is upgraded from an image of a registry, with its
 // data kept. A system whose kubelet never runs, and that of another CD, whose kernel panics, don't stay: the machine boots the former one, which
-// says why. All writes to its disk are recorded: wherever the power had been cut, a whole system would have started, with its configuration. (S-190, S-192, S-193, S-340)
+// says why. All writes to its disk are recorded: wherever the power had been cut, a whole system would have started, with its configuration. From a disk
+// of such a moment, the node runs, with either firmware. (S-190, S-192, S-193, S-340)
 func TestInstalledMachine(t *testing.T) {
 	first, second := media.Options{Args: args, Version: "v1.0.0"}, media.Options{Args: args, Version: "v2.0.0"}
 	third := media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"}
@@ -124,6 +125,10 @@ func TestInstalledMachine(t *testing.T) {
 	m.Reached("wherever the power had been cut, a whole system would have started")
 	stateSurvives(t, disk.writes(t), diskGiB<<30)
 	m.Reached("and it would have had its configuration")
+	if err := c.Cut(t.Context(), c.Nodes[0].Name); err != nil {
+		t.Fatal(err)
+	}
+	runsAfterACut(t, disk.writes(t), diskGiB<<30)
 }
 
 // pulls checks whether the node has pulled the images of etcd and of the kubelet in this boot. They are kept on its disk.

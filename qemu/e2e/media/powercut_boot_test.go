@@ -1,0 +1,71 @@
+//go:build e2e && long
+
+package media
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/vm"
+	"golang.org/x/sys/unix"
+)
+
+// runsAfterACut cuts the power at a point of the second half of a machine's life, and starts its disk with each firmware: all services of the node come up, etcd with its
+// data among them.
+func runsAfterACut(t *testing.T, all []write, capacity int64) {
+	t.Helper()
+	for name, uefi := range map[string]bool{"cut-uefi": true, "cut-bios": false} {
+		seed := uint64(time.Now().UnixNano())
+		point := len(all)/2 + rand.New(rand.NewPCG(seed, 0)).IntN(len(all)/2)
+		t.Logf("%s: write %d of %d, seed %d", name, point, len(all), seed)
+		disk := replayed(t, all[:point], capacity)
+		c, m := e2etest.Start(t, name, qemu.QEMU, func(o *qemu.Options) {
+			o.Unconfigured, o.Boot.UEFI, o.DiskGiB = true, uefi, int(capacity>>30)
+			o.Hardware = []vm.Hardware{{Medium: vm.OwnDisk}}
+			o.Prepare = func(dir string) error { return os.Rename(disk, filepath.Join(dir, "disk.img")) }
+		})
+		c.Says(2*bootBudget, 0, "machined", "configuration from state")
+		c.Says(systemBudget, 0, "configured, all services are up")
+		m.Reached(name + ": all services are up")
+		if err := c.Cut(t.Context(), c.Nodes[0].Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// replayed is a disk with these writes.
+func replayed(t *testing.T, all []write, capacity int64) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "disk")
+	disk, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	if err := disk.Truncate(capacity); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range all {
+		switch {
+		case w.size == 0: // only a flush
+		case w.discard:
+			if err := unix.Fallocate(int(disk.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, w.at, w.size); err != nil {
+				t.Fatal(err)
+			}
+		default:
+			data := make([]byte, w.size)
+			if _, err := w.log.ReadAt(data, w.from); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := disk.WriteAt(data, w.at); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return path
+}

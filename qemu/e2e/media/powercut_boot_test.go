@@ -3,9 +3,11 @@
 package media
 
 import (
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,7 +32,12 @@ func runsAfterACut(t *testing.T, all []write, capacity int64) {
 			o.Prepare = func(dir string) error { return os.Rename(disk, filepath.Join(dir, "disk.img")) }
 		})
 		c.Says(2*bootBudget, 0, "machined", "configuration from state")
-		c.Says(systemBudget, 0, "configured, all services are up")
+		c.Eventually(systemBudget, "all services are up", func() error {
+			if !strings.Contains(c.Text(), "configured, all services are up") {
+				return errors.New("the status on the console doesn't say so")
+			}
+			return nil
+		})
 		m.Reached(name + ": all services are up")
 		if err := c.Cut(t.Context(), c.Nodes[0].Name); err != nil {
 			t.Fatal(err)

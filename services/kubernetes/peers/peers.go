@@ -117,7 +117,7 @@ func (c *Client) current() (*session, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.session
-	if old != nil && old.node == hostname.Spec && old.endpoint == endpoint && bytes.Equal(old.issuing, ca.Crt) && bytes.Equal(old.trusted, trusted) && !now.Before(old.began) && now.Sub(old.began) < renewAt {
+	if old != nil && old.node == hostname.Spec && old.endpoint == endpoint && bytes.Equal(old.issuing, ca.Crt) && bytes.Equal(old.trusted, trusted) && !now.Before(old.began) && now.Round(0).Sub(old.began) < renewAt {
 		return old, nil
 	}
 	if c.session, err = newSession(ca, trusted, hostname.Spec, endpoint, now); err != nil {
@@ -148,7 +148,7 @@ func newSession(ca config.CertKey, trusted config.PEM, node, endpoint string, no
 	roots.AppendCertsFromPEM(trusted)
 	var protocols http.Protocols
 	protocols.SetHTTP2(true)
-	s := &session{node: node, endpoint: endpoint, issuing: ca.Crt, trusted: trusted, began: now, transport: &http.Transport{
+	s := &session{node: node, endpoint: endpoint, issuing: ca.Crt, trusted: trusted, began: now.Round(0), transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}},
 		TLSHandshakeTimeout: callTimeout,
@@ -187,7 +187,9 @@ func (frames) Unmarshal(data []byte, message any) error {
 // dial is a client of one method of a node, whose answers are of the type of res.
 func (s *session) dial(through *http.Transport, node netip.Addr, procedure string, res proto.Message) *connect.Client[frame, frame] {
 	url := "https://" + netip.AddrPortFrom(node, api.Port).String() + procedure
-	return connect.NewClient[frame, frame](&http.Client{Transport: through}, url, connect.WithCodec(frames{}), connect.WithReadMaxBytes(maxAnswer),
+	// A worker must not send the call, with the certificate of a peer, to another node.
+	asks := &http.Client{Transport: through, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return connect.NewClient[frame, frame](asks, url, connect.WithCodec(frames{}), connect.WithReadMaxBytes(maxAnswer),
 		connect.WithResponseInitializer(func(_ connect.Spec, message any) error {
 			message.(*frame).Message = res
 			return nil

@@ -65,6 +65,7 @@ type member struct {
 	addr netip.Addr
 
 	mu    sync.Mutex // guards the following
+	sends netip.Addr // the node that it sends callers to
 	shown []*x509.Certificate
 	conns []string
 }
@@ -110,7 +111,12 @@ func newNamedMember(t *testing.T, names []string, authorities ...pki.CA) *member
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
 		m.shown, m.conns = append(m.shown, r.TLS.PeerCertificates[0]), append(m.conns, r.RemoteAddr)
+		to := m.sends
 		m.mu.Unlock()
+		if to.IsValid() {
+			http.Redirect(w, r, "https://"+netip.AddrPortFrom(to, api.Port).String()+r.URL.Path, http.StatusTemporaryRedirect)
+			return
+		}
 		mux.ServeHTTP(w, r)
 	}))
 	server.Listener.Close()
@@ -211,6 +217,22 @@ func TestKeysAreForControlPlanes(t *testing.T) {
 		if asked != tt.taken || !tt.taken && !strings.Contains(err.Error(), "it isn't a control plane") {
 			t.Errorf("%s: asked %v, %v", tt.patch, asked, err)
 		}
+	}
+}
+
+// No node sends a call on to another one, which would take it as this node's.
+func TestCallsAreNotRedirected(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	worker, control := newMember(t, ca), newMember(t, ca)
+	c, _ := newClient(t, ca)
+	worker.sends = control.addr
+	_, err := c.Beginning(t.Context(), worker.addr)
+	control.mu.Lock()
+	asked := len(control.conns)
+	control.mu.Unlock()
+	if err == nil || asked != 0 {
+		t.Errorf("the other node was asked %d times: %v", asked, err)
 	}
 }
 

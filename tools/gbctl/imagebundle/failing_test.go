@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,7 +22,14 @@ import (
 // failing is a registry with an image, in which requests for a part of the paths are answered otherwise.
 func failing(t *testing.T, text, part string, answer http.HandlerFunc) string {
 	t.Helper()
+	return failingFor(t, text, part, func(http.Handler) http.HandlerFunc { return answer })
+}
+
+// failingFor gives the answers what the registry would answer.
+func failingFor(t *testing.T, text, part string, answers func(store http.Handler) http.HandlerFunc) string {
+	t.Helper()
 	store := newRegistry()
+	answer := answers(store)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, part) {
 			answer(w, r)
@@ -60,6 +68,47 @@ func TestSignaturesThatCantBeLookedUp(t *testing.T) {
 		}
 		if want != "" && (err == nil || missing == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "418")) {
 			t.Errorf("%s: %v, %v", part, err, missing)
+		}
+	}
+}
+
+// What a registry spoils isn't in a bundle: the error names the image. The next try, at a registry that is well, gets all.
+func TestRegistryThatSpoils(t *testing.T) {
+	t.Parallel()
+	const text = "registry.example/team/image:1"
+	for name, c := range map[string]struct {
+		part, want string
+		answer     http.HandlerFunc
+	}{
+		"another content": {"/blobs/", "sha256", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1000)) }},
+		"truncated": {"/blobs/", "EOF", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte("{"))
+			_ = http.NewResponseController(w).Flush() // the client misses what it doesn't get
+			panic(http.ErrAbortHandler)
+		}},
+		"too many requests": {"/manifests/", "429", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "later", http.StatusTooManyRequests) }},
+		"no manifest":       {"/manifests/", "invalid character", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }},
+		"defective":         {"/blobs/", "500", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusInternalServerError) }},
+	} {
+		var well atomic.Bool
+		url := failingFor(t, text, c.part, func(store http.Handler) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				if well.Load() {
+					store.ServeHTTP(w, r)
+				} else {
+					c.answer(w, r)
+				}
+			}
+		})
+		file := filepath.Join(t.TempDir(), "images.tar")
+		b := Bundle{Say: func(string) {}, Mirrors: map[string][]string{"*": {url}}}
+		err := b.Write(t.Context(), []string{text}, file)
+		if _, there := os.Stat(file); err == nil || there == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, %v", name, err, there)
+		}
+		well.Store(true)
+		if err := b.Write(t.Context(), []string{text}, file); err != nil {
+			t.Errorf("after %s: %v", name, err)
 		}
 	}
 }

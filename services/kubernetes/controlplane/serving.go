@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -137,7 +138,8 @@ var servingUsages = []string{"digital signature", "key encipherment", "server au
 // checkServing returns what is wrong with a request. A node may have its own
 // name and its own addresses. The node itself reports its addresses to
 // Kubernetes, so they count only if no other node has them, and the API server's
-// certificate doesn't have them: otherwise a worker could take their place.
+// certificate doesn't have them: otherwise a worker could take their place. The certificate of another control plane isn't known here, so
+// nobody gets one for a control plane.
 func checkServing(request kubeclient.Object, nodes []kubeclient.Object, server *x509.Certificate) error {
 	user := request.Text("spec", "username")
 	name, isNode := strings.CutPrefix(user, nodeUser)
@@ -162,7 +164,12 @@ func checkServing(request kubeclient.Object, nodes []kubeclient.Object, server *
 				others[a.Text("address")] = n.Name()
 			}
 		}
-		registered = registered || n.Name() == name
+		if n.Name() == name {
+			registered = true
+			if n.At("metadata", "labels", config.ControlPlaneRole) != nil {
+				return fmt.Errorf("node %q is a control plane, which makes its own", name)
+			}
+		}
 	}
 	if !registered {
 		return fmt.Errorf("there is no node %q", name)

@@ -69,6 +69,9 @@ func TestServingRequests(t *testing.T) {
 	nodes := []kubeclient.Object{
 		node("w", "10.5.0.3", "fd00::3", "10.5.0.1", "10.5.0.9"), node("other", "10.5.0.9"), node("kubernetes"),
 	}
+	control := node("control", "10.5.0.4")
+	control["metadata"].(map[string]any)["labels"] = map[string]any{config.ControlPlaneRole: ""}
+	nodes = append(nodes, control)
 	server := &x509.Certificate{DNSNames: []string{"kubernetes", "cp"}, IPAddresses: []net.IP{net.ParseIP("10.5.0.1"), net.ParseIP("10.96.0.1")}}
 	type csr = x509.CertificateRequest
 	ip := func(text string) func(*csr, map[string]any) {
@@ -93,6 +96,10 @@ func TestServingRequests(t *testing.T) {
 			c.Subject.CommonName, c.DNSNames, c.IPAddresses = "system:node:kubernetes", []string{"kubernetes"}, nil
 			spec["username"] = "system:node:kubernetes"
 		}, `name "kubernetes" isn't the node's alone`},
+		{"another control plane's", func(c *csr, spec map[string]any) {
+			c.Subject.CommonName, c.DNSNames, c.IPAddresses = "system:node:control", []string{"control"}, []net.IP{net.ParseIP("10.5.0.4")}
+			spec["username"] = "system:node:control"
+		}, `node "control" is a control plane`},
 		{"in another's name", func(c *csr, _ map[string]any) { c.Subject.CommonName = "system:node:other" }, "not the node's"},
 		{"with another group", func(c *csr, _ map[string]any) { c.Subject.Organization = []string{"system:masters"} }, "not the node's"},
 		{"by no node", set("username", "eve"), `"eve" isn't a node`},

@@ -67,6 +67,8 @@ func (e *Etcd) Bootstrap(ctx context.Context, given []string) (Begun, error) {
 		return Begun{}, fmt.Errorf("bootstrap: wait for a join that is under way: %w", err)
 	}
 	defer done()
+	e.beginning.Add(1) // until the journal says so
+	defer e.beginning.Add(-1)
 	already, err := e.mayBootstrap(ctx, given)
 	if err != nil {
 		return Begun{}, err
@@ -96,7 +98,7 @@ func (e *Etcd) wake() { sleep.Wake(e.begin) }
 
 // alone refuses if it finds a cluster that prevents a beginning. Two nodes that
 // look at the same time find each other, because each reports its beginning
-// before it looks.
+// before it looks, and its caller until that is in the journal.
 func (e *Etcd) alone(outer context.Context, r record, given []string, budget time.Duration, inTheWay func(seen) bool) error {
 	e.beginning.Add(1)
 	defer e.beginning.Add(-1)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,5 +77,16 @@ func TestClientWhileTheAuthorityIsReplaced(t *testing.T) {
 	must(t, AcceptedBy(t.Context(), store, addr, next))
 	if AcceptedBy(t.Context(), store, addr, former) == nil {
 		t.Error("the member accepts the former authority")
+	}
+}
+
+// The member that has the address of this node may be another one, which is only off: it isn't removed.
+func TestNoRoomInPlaceOfAnother(t *testing.T) {
+	t.Parallel()
+	me := self{name: "new", addr: netip.MustParseAddr("10.5.0.4")}
+	members := []*pb.Member{{ID: 1, Name: "one", PeerURLs: []string{"https://10.5.0.3:2380"}}, {ID: 2, Name: "off", PeerURLs: []string{me.peerURL()}}}
+	_, _, err := new(Etcd).makeRoom(t.Context(), nil, members, me)
+	if w, ok := errors.AsType[*wait](err); !ok || !strings.Contains(w.what, "off (2)") || !strings.Contains(w.what, "gbctl etcd remove-member 2") {
+		t.Errorf("%v", err)
 	}
 }

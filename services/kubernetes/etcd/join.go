@@ -29,8 +29,9 @@ const (
 	promoteRetry = 500 * time.Millisecond
 	// initTimeout bounds how long a node of type init looks for a living cluster before
 	// it begins one. If nothing listens at the endpoint yet, the connection fails at once;
-	// if no machine has the address, the kernel waits three seconds for it.
-	initTimeout = 5 * time.Second
+	// if no machine has the address, the kernel waits three seconds for it. The API servers of
+	// a cluster may be slow: who doesn't answer counts as absent then.
+	initTimeout = 15 * time.Second
 )
 
 // The reasons of a member's wait in events, and Learner for the health check.
@@ -185,7 +186,7 @@ func (e *Etcd) goOn(ctx context.Context, r record) error {
 // beginByItself is for a node of type init at its first start (S-214): a
 // reinstalled node finds its running cluster, and joins it.
 func (e *Etcd) beginByItself(ctx context.Context, r record) error {
-	err := e.alone(ctx, r, nil, initTimeout, seen.begun)
+	err := e.beginAlone(ctx, r)
 	if errors.As(err, new(Refusal)) {
 		joined := e.join(ctx, r)
 		if w, ok := errors.AsType[*wait](joined); ok {
@@ -193,7 +194,13 @@ func (e *Etcd) beginByItself(ctx context.Context, r record) error {
 		}
 		return joined
 	}
-	if err != nil {
+	return err
+}
+
+func (e *Etcd) beginAlone(ctx context.Context, r record) error {
+	e.beginning.Add(1) // until the journal says so
+	defer e.beginning.Add(-1)
+	if err := e.alone(ctx, r, nil, initTimeout, seen.begun); err != nil {
 		return err
 	}
 	return e.write(record{Phase: fresh, Token: newToken()})
@@ -358,6 +365,10 @@ func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.M
 	}
 	if at >= 0 {
 		old := members[at]
+		if old.Name != "" && old.Name != me.name { // it may only be off, and its address was given away
+			return nil, nil, &wait{what: fmt.Sprintf("etcd member %s, which has the address of this node, to have its own again; should it be gone for good: gbctl etcd remove-member %s",
+				called(old), HexID(old.ID))}
+		}
 		if err := remove(ctx, c, members, old); err != nil {
 			return nil, nil, &wait{what: fmt.Sprintf("the cluster to remove etcd member %s, which was this node before its data was lost", called(old)), cause: err}
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // shared is an address of the configuration, and the link that it is on.
@@ -253,11 +254,11 @@ func (c *controller) ensure(l netlink.Link) error {
 }
 
 // self is this node as a candidate. It is nil if the node isn't one; without
-// the link it isn't.
+// the link, or the cable of that, it isn't.
 func (c *controller) self(l netlink.Link, o orders) *node {
 	address, err := network.Addresses.Get(c.store, network.AddressID)
 	name, err2 := network.Hostnames.Get(c.store, network.HostnameID)
-	if errors.Join(err, err2) != nil || l == nil || !o.candidate {
+	if errors.Join(err, err2) != nil || l == nil || l.Attrs().RawFlags&unix.IFF_LOWER_UP == 0 || !o.candidate {
 		return nil
 	}
 	return &node{Name: name.Spec, Address: address.Spec.Primary, MAC: l.Attrs().HardwareAddr.String()}

@@ -362,3 +362,24 @@ func TestTheLinkComesBack(t *testing.T) {
 	})
 	r.end()
 }
+
+// A node whose cable is out can't have the address, and evicts nobody who has it.
+func TestNoCandidateWithoutACable(t *testing.T) {
+	f := cable(t, "eth0")
+	r := newRig(t, "eth0", shared4, mine)
+	candidate := func() bool {
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		return r.self(l, orders{candidate: true}) != nil
+	}
+	if !candidate() {
+		t.Error("with a cable, it isn't a candidate")
+	}
+	f.must(f.h.LinkSetDown(f.link()))
+	eventually.That(t, 5*time.Second, "it is no candidate any more", func() error {
+		if candidate() {
+			return errors.New("it is")
+		}
+		return nil
+	})
+}

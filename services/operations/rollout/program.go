@@ -153,17 +153,22 @@ func Await(ctx context.Context, p *operation.Progress, peers Peers, n Node, name
 // program that isn't ready for less than unreadyFor isn't either: a kubelet that was
 // restarted reports each pod as not ready until it has probed it.
 func Watch(ctx context.Context, peers Peers, nodes []Node, name string, most time.Duration) error {
-	first, unready := map[string]Program{}, map[string]time.Time{}
+	first, unready, silent := map[string]Program{}, map[string]time.Time{}, map[string]time.Time{}
 	end := time.Now().Add(most)
 	for {
 		for _, n := range nodes {
 			run, err := Running(ctx, peers, n, name)
 			if err != nil {
-				if ctx.Err() != nil || time.Now().After(end) {
+				since, again := silent[n.Name]
+				if ctx.Err() != nil || again && time.Now().After(end) && time.Since(since) > unreadyFor {
 					return err
+				}
+				if !again {
+					silent[n.Name] = time.Now()
 				}
 				continue
 			}
+			delete(silent, n.Name)
 			before, seen := first[n.Name]
 			if !seen {
 				before = run
@@ -184,7 +189,7 @@ func Watch(ctx context.Context, peers Peers, nodes []Node, name string, most tim
 				return fmt.Errorf("node %s: after it was ready, for %s: %w", n.Name, unreadyFor, err)
 			}
 		}
-		if len(unready) == 0 && time.Now().After(end) {
+		if len(unready) == 0 && len(silent) == 0 && time.Now().After(end) {
 			return nil
 		}
 		if !sleep.For(ctx, watchPeriod) {

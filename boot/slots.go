@@ -22,7 +22,7 @@ const (
 	SlotBad SlotState = "bad"
 )
 
-// SlotTries is how often a new system may boot before it becomes bad. Whatever ends its
+// SlotTries is how often a system on trial may boot before it becomes bad. Whatever ends its
 // first boot, the boot loader starts the system that is known to work: the new one can't
 // leave a machine behind that only a person at it can repair.
 const SlotTries = 1
@@ -34,7 +34,7 @@ type Slot struct {
 	Since   time.Time `json:"since,omitzero"` // in this state
 	Reason  string    `json:"reason,omitempty"`
 	Tries   int       `json:"tries,omitempty"` // that are left, while it is trying
-	// Excused are services that weren't healthy before, so that the new system needn't be
+	// Excused are services that weren't healthy before, so that a system on trial needn't be
 	// healthier.
 	Excused []string `json:"excused,omitempty"`
 	// Wiped: its first boot has no data, and pulls all images again.
@@ -290,6 +290,15 @@ func (s *Slots) Rollback(running, reason string, excused []string, now time.Time
 	slot.Tries, slot.Excused, slot.Back = SlotTries, excused, true
 	s.Choice = running
 	return nil
+}
+
+// Stay takes a rollback back, before the other system has booted: it is as good as it was.
+func (s *Slots) Stay(running string, now time.Time) error {
+	slot, err := s.Of(other(running))
+	if err == nil && slot.State == SlotTrying && slot.Back && slot.Tries > 0 {
+		slot.become(SlotGood, "a rollback to it was called off", now)
+	}
+	return err
 }
 
 // Unproven reports whether the system in a slot hasn't proved itself yet.

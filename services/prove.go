@@ -100,7 +100,7 @@ func (n *Node) prove(ctx context.Context, system proving) {
 			if status, err := slots.Statuses.Get(n.Store, system.Running()); err == nil && status.Spec.State == boot.SlotGood {
 				return // only the boot loader doesn't know it yet
 			}
-			n.power(boot.Reboot, fmt.Sprintf("the new system goes: it is neither good nor bad after %s, because its disk doesn't answer", longest))
+			n.power(boot.Reboot, fmt.Sprintf("the system on trial goes: it is neither good nor bad after %s, because its disk doesn't answer", longest))
 		})
 		defer stuck.Stop()
 	}
@@ -128,7 +128,7 @@ func (n *Node) prove(ctx context.Context, system proving) {
 			why := fmt.Sprintf("not healthy within %s: %s", limit, strings.Join(waiting, ", "))
 			// The boot loader has used the one boot of this system: the former one runs, too, where nothing can be written.
 			if failed = system.Fail(ctx, why); failed == nil || system.Fallback() {
-				n.power(boot.Reboot, "the new system goes: "+why)
+				n.power(boot.Reboot, "the system on trial goes: "+why)
 				return
 			}
 		}

@@ -110,6 +110,12 @@ func (p Partition) put(content []byte, parts ...string) error {
 	return boot.WriteFile(path, content, fileMode)
 }
 
+// Check reads the headers of the system in a slot, as far as a boot loader needs them.
+func (p Partition) Check(slot string) error {
+	_, err := p.image(slot)
+	return err
+}
+
 // Clear removes what starts a slot, before its system is written.
 func (p Partition) Clear(slot string) error {
 	names, err := p.entries(slot)
@@ -150,7 +156,7 @@ func (p Partition) Start(slots boot.Slots) error {
 		if err := p.startUEFI(name, *slot, name == slots.Choice, line); err != nil {
 			return err
 		}
-		if err := p.startBIOS(name, slot.Version, line); err != nil {
+		if err := p.startBIOS(name, slot.Version, line); err != nil && slot.State != boot.SlotBad {
 			return err
 		}
 		if slot.State == boot.SlotTrying && slot.Tries > 0 {
@@ -217,14 +223,19 @@ func (p Partition) Started(slot string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	counts := false
 	for _, name := range names {
 		if strings.Contains(filepath.Base(name), "+0-") {
 			return true, nil
 		}
+		counts = counts || strings.Contains(filepath.Base(name), "+")
+	}
+	if !counts { // the power went before a boot loader knew that the system is trying
+		return false, nil
 	}
 	data, err := os.ReadFile(p.path(grubDir, environment))
 	if err != nil {
 		return false, err
 	}
-	return len(names) > 0 && !strings.Contains(string(data), "\n"+variableTrying+"="+slot+"\n"), nil
+	return !strings.Contains(string(data), "\n"+variableTrying+"="+slot+"\n"), nil
 }

@@ -99,6 +99,7 @@ func TestInstalledMachine(t *testing.T) {
 	m.Reached("the former system runs, and another medium is in the machine")
 	upgraded()
 	m.Reached("the machine is upgraded again")
+	well := disk.writes(t)
 	out, err := c.Patient(proveBudget+systemBudget).TryGbctl("-n", c.Node(), "upgrade", "--image", sickImage)
 	if err == nil || !strings.Contains(out+err.Error(), "slot A is bad") || !strings.Contains(out+err.Error(), "kubelet") {
 		t.Errorf("%s, %v", out, err)
@@ -128,7 +129,7 @@ func TestInstalledMachine(t *testing.T) {
 	if err := c.Cut(t.Context(), c.Nodes[0].Name); err != nil {
 		t.Fatal(err)
 	}
-	runsAfterACut(t, disk.writes(t), diskGiB<<30)
+	runsAfterACut(t, well, diskGiB<<30) // later, a sick system may have its ten minutes
 }
 
 // pulls checks whether the node has pulled the images of etcd and of the kubelet in this boot. They are kept on its disk.

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runsAfterACut cuts the power at a point of the second half of a machine's life, and starts its disk with each firmware: all services of the node come up, etcd with its
+// runsAfterACut cuts the power at a point of the second half of these writes, and starts its disk with each firmware: all services of the node come up, etcd with its
 // data among them.
 func runsAfterACut(t *testing.T, all []write, capacity int64) {
 	t.Helper()

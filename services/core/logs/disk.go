@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -45,7 +47,24 @@ type file interface {
 }
 
 func openFile(path string) (file, error) {
-	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, filePerm)
+	return openRegular(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY)
+}
+
+// openRegular opens a file, and nothing else: a pod that collects logs may have put a link to another file, or a FIFO, in its place.
+func openRegular(path string, flags int) (*os.File, error) {
+	f, err := os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, filePerm)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s isn't a regular file", path)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 type record struct{ id, line string }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"golang.org/x/sys/unix"
 )
 
 func read(t *testing.T, path string) string {
@@ -162,5 +163,23 @@ func TestPersistTwiceFails(t *testing.T) {
 	defer l.Release()
 	if err := l.Persist(dir, 1); err == nil {
 		t.Error("no error")
+	}
+}
+
+// A pod that collects logs can put links and FIFOs in the place of files: what they lead to is neither read nor written.
+func TestNoLinksAmongTheFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	secret, link, fifo := filepath.Join(dir, "secret"), filepath.Join(dir, "kubelet.log"), filepath.Join(dir, "etcd.log")
+	if err := errors.Join(os.WriteFile(secret, []byte("key"), 0o600), os.Symlink(secret, link), unix.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, fifo} {
+		if files, err := openFiles(path, 0); err == nil || len(files) > 0 {
+			t.Errorf("%s is read: %v", path, err)
+		}
+		if f, err := openFile(path); err == nil {
+			t.Errorf("%s is written: %v", path, f.Close())
+		}
 	}
 }

@@ -117,7 +117,7 @@ func (l *Logs) openPrevious(id string) (files []*os.File, err error) {
 func openFiles(path string, first int) (files []*os.File, err error) {
 	var seen []fs.FileInfo
 	for i := first; i <= keepOld; i++ {
-		f, err := os.Open(rotated(path, i))
+		f, err := openRegular(rotated(path, i), os.O_RDONLY)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -130,9 +130,10 @@ func (r *Runner) Answer(id, question, text, by string) error {
 }
 
 func (x *execution) answer(question, text, by string) error {
+	var open *asked
 	return x.commit(func(next *record) ([]Event, error) {
 		x.mu.Lock()
-		open := x.asked
+		open = x.asked
 		x.mu.Unlock()
 		if open == nil || open.ID != question {
 			return nil, refuse("operation %s doesn't ask %q (any more): gbctl operation list shows what it waits for", x.id, bounded(question))
@@ -146,8 +147,7 @@ func (x *execution) answer(question, text, by string) error {
 		next.Answers = append(next.Answers, answer{Step: open.Step, Question: question, Text: text, By: by, Time: time.Now()})
 		return []Event{{Kind: Answered, Step: open.Step, Text: fmt.Sprintf("%s, by %s", text, by)}}, nil
 	}, func() {
-		open := x.asked
-		x.asked = nil
+		x.asked = nil       // it may have ended meanwhile
 		open.answer <- text // has room for it
 	})
 }

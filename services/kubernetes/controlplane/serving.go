@@ -167,7 +167,7 @@ func checkServing(request kubeclient.Object, nodes []kubeclient.Object, server *
 		if n.Name() == name {
 			registered = true
 			if n.At("metadata", "labels", config.ControlPlaneRole) != nil {
-				return fmt.Errorf("node %q is a control plane, which makes its own", name)
+				return fmt.Errorf("node %q is a control plane, and makes its own; for one of kubeadm: kubectl certificate approve %s", name, request.Name())
 			}
 		}
 	}

@@ -85,7 +85,7 @@ func TestNoRoomInPlaceOfAnother(t *testing.T) {
 	t.Parallel()
 	me := self{name: "new", addr: netip.MustParseAddr("10.5.0.4")}
 	members := []*pb.Member{{ID: 1, Name: "one", PeerURLs: []string{"https://10.5.0.3:2380"}}, {ID: 2, Name: "off", PeerURLs: []string{me.peerURL()}}}
-	_, _, err := new(Etcd).makeRoom(t.Context(), nil, members, me)
+	_, _, err := new(Etcd).makeRoom(t.Context(), nil, members, me, func(m *pb.Member) bool { return m.Name == me.name })
 	if w, ok := errors.AsType[*wait](err); !ok || !strings.Contains(w.what, "off (2)") || !strings.Contains(w.what, "gbctl etcd remove-member 2") {
 		t.Errorf("%v", err)
 	}

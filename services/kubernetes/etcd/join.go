@@ -325,7 +325,14 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 	if err := e.sameTokens(ctx); err != nil {
 		return err
 	}
-	members, own, err := e.makeRoom(ctx, c, found.Members, me)
+	cfg, err := machine.Config(e.o.Store)
+	if err != nil {
+		return err
+	}
+	was := func(m *pb.Member) bool {
+		return HexID(m.ID) == r.Member || slices.Contains([]string{"", me.name, cfg.Cluster.Etcd.ExtraArgs["name"]}, m.Name)
+	}
+	members, own, err := e.makeRoom(ctx, c, found.Members, me, was)
 	if err != nil {
 		return err
 	}
@@ -357,16 +364,16 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 }
 
 // makeRoom removes the member that this node was before it lost its data: that member
-// would never come back. A member that was added and never ran can be used as it is: own.
-func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.Member, me self) (rest []*pb.Member, own *pb.Member, err error) {
+// would never come back. A member that was added and never ran can be used as it is: own. was reports whether this node was a member.
+func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.Member, me self, was func(*pb.Member) bool) (rest []*pb.Member, own *pb.Member, err error) {
 	at := slices.IndexFunc(members, func(m *pb.Member) bool { return slices.Contains(m.PeerURLs, me.peerURL()) })
 	if at >= 0 && members[at].IsLearner && members[at].Name == "" {
 		return members, members[at], nil
 	}
 	if at >= 0 {
 		old := members[at]
-		if old.Name != "" && old.Name != me.name { // it may only be off, and its address was given away
-			return nil, nil, &wait{what: fmt.Sprintf("etcd member %s, which has the address of this node, to have its own again; should it be gone for good: gbctl etcd remove-member %s",
+		if !was(old) {
+			return nil, nil, &wait{what: fmt.Sprintf("another address for this node: it has that of etcd member %s, which may only be off; should that be gone for good: gbctl etcd remove-member %s",
 				called(old), HexID(old.ID))}
 		}
 		if err := remove(ctx, c, members, old); err != nil {

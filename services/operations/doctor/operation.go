@@ -60,13 +60,14 @@ var operationConditions = []condition{
 	},
 	{
 		id: "system-failed", severity: warning,
-		sees: "The node runs the former system; gbctl get slots shows one that is bad.",
+		sees: "The node runs another system than the one that was to start; gbctl get slots shows one that is bad.",
 		why:  "The system of that slot was started, such as one of gbctl upgrade --stage, and wasn't healthy in time. So the machine has started the other one again.",
-		next: "Remove the cause, which the reason of the slot names, and upgrade again.",
+		next: "Remove the cause, which the reason of the slot names, and upgrade the node with gbctl upgrade.",
 		holds: func(s *snapshot) (out []finding) {
 			for _, slot := range s.slots {
+				// Who asked for its end, or waited for it, knows it.
 				told := slices.ContainsFunc(s.operations, func(o resource.Object[operation.Spec]) bool {
-					return o.Spec.State == operation.Failed && !o.Spec.Ended.Before(slot.Spec.Since)
+					return slices.Contains([]string{"install", "upgrade", "rollback"}, o.Spec.Name) && !o.Spec.Began.After(slot.Spec.Since) && !o.Spec.Ended.Before(slot.Spec.Since)
 				})
 				if slot.Spec.State == boot.SlotBad && s.now.Sub(slot.Spec.Since) <= failedTime && !told {
 					out = append(out, finding{

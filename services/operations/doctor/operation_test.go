@@ -82,6 +82,8 @@ func TestSystemFailed(t *testing.T) {
 	failed := slots.Status{State: boot.SlotBad, Version: "v2", Since: time.Now(), Reason: "not healthy within 10m0s: kubelet"}
 	put("B", failed)
 	n.finds("system-failed", warning, "Garboard v2 in slot B has failed: not healthy within 10m0s: kubelet")
+	n.must(operation.Operations.Put(n.store.As(operation.ID), "upgrade-1", operation.Spec{Name: "reset", State: operation.Failed, Began: failed.Since, Ended: time.Now(), Error: "no room"}))
+	n.finds("system-failed", warning)
 	n.must(operation.Operations.Put(n.store.As(operation.ID), "upgrade-1", operation.Spec{Name: "upgrade", State: operation.Failed, Began: failed.Since, Ended: time.Now(), Error: "slot B is bad"}))
 	n.lacks("system-failed")
 	n.must(operation.Operations.Delete(n.store.As(operation.ID), "upgrade-1"))

@@ -62,6 +62,7 @@ type Systems interface {
 	Write(ctx context.Context, name string, src slots.Source, system boot.Slot, report func(done, of int64)) error
 	Empty(ctx context.Context, name string) error
 	Rollback(ctx context.Context, reason string, excused []string) error
+	Stay(ctx context.Context) error
 }
 
 // errNoSlots refuses what only a machine can do.
@@ -279,7 +280,7 @@ func (o Options) prove(args PowerArguments) operation.Step {
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			name, err := target.Get(p)
 			if err != nil {
-				return fmt.Errorf("the machine restarted, with the system that was staged, before another one was written: start the upgrade again (%w)", err)
+				return fmt.Errorf("the machine restarted before this operation chose a system: start it again (%w)", err)
 			}
 			for {
 				begun := o.Systems.Begun() // before it has, the slots don't say what became of the new system
@@ -477,6 +478,12 @@ func (o Options) choose(r operation.Request) operation.Step {
 				return err
 			}
 			return o.Systems.Rollback(ctx, "rolled back by "+r.By, o.excused(p))
+		},
+		Undo: func(ctx context.Context, p *operation.Progress) error {
+			if to, err := target.Get(p); err != nil || to == o.Systems.Running() {
+				return err
+			}
+			return o.Systems.Stay(ctx)
 		},
 	}
 }

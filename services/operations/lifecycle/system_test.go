@@ -90,6 +90,13 @@ func (s *systems) Rollback(_ context.Context, reason string, excused []string) e
 	return s.change(func(all *boot.Slots) error { return all.Rollback(s.running, reason, excused, time.Now()) })
 }
 
+func (s *systems) Stay(context.Context) error {
+	if err := s.r.note("stay"); err != nil {
+		return err
+	}
+	return s.change(func(all *boot.Slots) error { return all.Stay(s.running, time.Now()) })
+}
+
 func (s *systems) change(change func(all *boot.Slots) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -309,6 +309,23 @@ func (d *Disks) late(f found) error {
 	return nil
 }
 
+// own is the disk that this system was started from, whose STATE a reset has wiped, or which was written from an image: names and selectors may fit
+// another one by now.
+func (d *Disks) own() (own device, found bool) {
+	if !d.o.Installed {
+		return device{}, false
+	}
+	devices, _ := d.devices() // the caller sees the error, too
+	from, fit := esp.StartedFrom(d.o.firmware), 0
+	for _, dev := range devices {
+		if f, err := d.inspect(dev); err == nil && f.verdict == ours && (from == "" || f.has(from)) {
+			own = dev
+			fit++
+		}
+	}
+	return own, fit == 1
+}
+
 // choose is the disk on which STATE was found, else the one that the
 // configuration names or selects, after it has appeared. Kernel names move between
 // boots, so the content of a disk is more reliable than its name.
@@ -330,6 +347,9 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Instal
 			return device{}, err // the service tries again
 		} else if found {
 			return *d.systemDisk(), nil
+		}
+		if dev, found := d.own(); found {
+			return dev, nil
 		}
 		dev, found, why, err := d.chosen(install)
 		if err != nil {

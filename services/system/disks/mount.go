@@ -58,7 +58,8 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 	kind := fsTypes[v.FileSystem]
 	if d.damaged(ctx, kind, path, err) {
 		d.log.Warn(fmt.Sprintf("%s on %s is damaged: repairing it, for at most %s", v.Label, path, repairTimeout))
-		if err := d.repair(ctx, kind, path); err != nil {
+		// After an error of the disk, its log may be whole: the next try may replay it.
+		if err := d.repair(ctx, kind, path, !errors.Is(err, unix.EIO)); err != nil {
 			return fmt.Errorf("repair %s (%s): %w", v.Label, path, err)
 		}
 		d.log.Warn(fmt.Sprintf("%s on %s is repaired", v.Label, path))
@@ -106,16 +107,16 @@ func (d *Disks) damaged(ctx context.Context, kind fsType, path string, err error
 	return exitCode(d.o.Processes.Run(ctx, exec.Command(kind.repair, "-n", path))) == kind.corrupt
 }
 
-// repair repairs a file system. If the log of xfs can't be replayed it is discarded: its
-// last seconds are lost, the rest is saved.
-func (d *Disks) repair(ctx context.Context, kind fsType, path string) error {
+// repair repairs a file system. If the log of xfs can't be replayed, and may be discarded, its
+// last seconds are lost, and the rest is saved.
+func (d *Disks) repair(ctx context.Context, kind fsType, path string, discard bool) error {
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()
 	err := d.o.Processes.Run(ctx, exec.Command(kind.repair, append(kind.repairArgs, path)...))
 	switch code := exitCode(err); {
 	case code != 0 && code == kind.repaired:
 		return nil
-	case code != 0 && code == kind.dirtyLog:
+	case code != 0 && code == kind.dirtyLog && discard:
 		d.log.Warn(fmt.Sprintf("the log of %s can't be replayed: giving up what was written in the last seconds", path))
 		return d.o.Processes.Run(ctx, exec.Command(kind.repair, "-L", path))
 	}

@@ -41,14 +41,18 @@ var signatures = []signature{
 	{name: "LVM2", at: 512 + 24, magic: "LVM2 001"},
 	{name: "LVM2", at: 2*512 + 24, magic: "LVM2 001"},
 	{name: "LVM2", at: 3*512 + 24, magic: "LVM2 001"},
-	{name: "Linux RAID", at: 0, magic: "\xfc\x4e\x2b\xa9"},          // metadata 1.1
-	{name: "Linux RAID", at: 4096, magic: "\xfc\x4e\x2b\xa9"},       // 1.2
-	{name: "Linux RAID", at: -8 << 10, magic: "\xfc\x4e\x2b\xa9"},   // 1.0
-	{name: "Linux RAID", at: -64 << 10, magic: "\xfc\x4e\x2b\xa9"},  // 0.90
-	{name: "Linux RAID", at: -128 << 10, magic: "\xfc\x4e\x2b\xa9"}, // 0.90, size no multiple of 64 KiB
+	{name: "Linux RAID", at: 0, magic: "\xfc\x4e\x2b\xa9"},    // metadata 1.1
+	{name: "Linux RAID", at: 4096, magic: "\xfc\x4e\x2b\xa9"}, // 1.2
 	{name: "swap", at: 4086, magic: "SWAPSPACE2", label: 1052, labelLen: 16},
 	{name: "bcache", at: 4120, magic: "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
 	{name: "Ceph BlueStore", at: 0, magic: "bluestore block device"},
+}
+
+// atTheEnd are those in whose place a file system has the content of files.
+var atTheEnd = []signature{
+	{name: "Linux RAID", at: -8 << 10, magic: "\xfc\x4e\x2b\xa9"},   // 1.0
+	{name: "Linux RAID", at: -64 << 10, magic: "\xfc\x4e\x2b\xa9"},  // 0.90
+	{name: "Linux RAID", at: -128 << 10, magic: "\xfc\x4e\x2b\xa9"}, // 0.90, size no multiple of 64 KiB
 }
 
 const (
@@ -74,7 +78,21 @@ func (c content) String() string {
 // identify looks for signatures on a device of the given size. A read beyond
 // the end of a small device finds nothing; any other read error is an error.
 func identify(r io.ReaderAt, size int64) (content, error) {
-	for _, s := range signatures {
+	c, err := anyOf(r, size, signatures)
+	if err == nil && c.kind == "" {
+		c, err = identifyExt(r)
+	}
+	if err == nil && c.kind == "" {
+		c, err = anyOf(r, size, atTheEnd)
+	}
+	if err != nil || c.kind != "" {
+		return c, err
+	}
+	return identifyZFS(r)
+}
+
+func anyOf(r io.ReaderAt, size int64, all []signature) (content, error) {
+	for _, s := range all {
 		at := s.at
 		if at < 0 {
 			at = (size &^ 4095) + at // both RAID formats align down
@@ -103,10 +121,7 @@ func identify(r io.ReaderAt, size int64) (content, error) {
 		}
 		return c, nil
 	}
-	if c, err := identifyExt(r); err != nil || c.kind != "" {
-		return c, err
-	}
-	return identifyZFS(r)
+	return content{}, nil
 }
 
 // fatLabel is the name in the root directory of a FAT: Windows writes it only there (Microsoft Extensible Firmware Initiative FAT32 File System

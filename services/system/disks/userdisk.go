@@ -152,6 +152,17 @@ func (d *Disks) wipeUserDisks(ctx context.Context, users []UserDisk) error {
 	return errors.Join(errs...)
 }
 
+// unseen is how many of the marked disks aren't here (yet).
+func (d *Disks) unseen(marked []string) (missing int) {
+	devices, _ := d.devices() // without them, none is here
+	for _, mark := range marked {
+		if !slices.ContainsFunc(devices, func(dev device) bool { return dev.user().mark() == mark }) {
+			missing++
+		}
+	}
+	return missing
+}
+
 // wipeMarkedUserDisks wipes disks that a reset before this boot hasn't reached.
 // A missing or broken disk must keep neither the node from booting nor the
 // system disk from being wiped.

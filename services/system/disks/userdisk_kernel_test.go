@@ -61,6 +61,7 @@ func TestUserDisksAreWiped(t *testing.T) {
 		cut      string
 		nameless bool // without serial numbers
 		gone     bool // at the next boot
+		late     bool
 		wiped    bool
 		says     string
 	}{
@@ -70,6 +71,7 @@ func TestUserDisksAreWiped(t *testing.T) {
 		"system disk by the next boot": {cut: "wipe STATE", wiped: true},
 		"not to be known again":        {cut: "wipe a user's disk", nameless: true},
 		"not there at the next boot":   {cut: "wipe a user's disk", gone: true, says: "NOT wiped: 0 of the disks"},
+		"late at the next boot":        {cut: "wipe a user's disk", late: true, wiped: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			system, other, user := newLoop(t, 4*gib), theirs(t), theirs(t)
@@ -98,6 +100,16 @@ func TestUserDisksAreWiped(t *testing.T) {
 			again := bootMachine(t, there...)
 			if !tt.nameless {
 				again.numbered()
+			}
+			if all := again.disks.o.isDisk; tt.late {
+				again.disks.o.isDisk = func(name string) bool { return all(name) && name != user.name }
+				if _, err := again.disks.MountState(t.Context()); err == nil || !strings.Contains(err.Error(), "waits for 1 disks that a reset was to wipe") {
+					t.Errorf("the next boot doesn't wait: %v", err)
+				}
+				again.disks.o.isDisk = all
+			}
+			if tt.gone {
+				again.disks.began = time.Now().Add(-lateDisks)
 			}
 			if found, err := again.disks.MountState(t.Context()); found || err != nil {
 				t.Errorf("the next boot finds STATE: %v, %v", found, err)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/moby/sys/mountinfo"
@@ -98,6 +99,9 @@ func (d *Disks) Erase(ctx context.Context) error {
 func (d *Disks) wipeMarked(ctx context.Context, dev device, f found) (found, error) {
 	if f.verdict != ours || f.pending.step != stepWipe {
 		return f, nil
+	}
+	if missing := d.unseen(f.pending.disks); missing > 0 && time.Since(d.began) < lateDisks {
+		return f, fmt.Errorf("waits for %d disks that a reset was to wipe, for %s after the start", missing, lateDisks)
 	}
 	d.wipeMarkedUserDisks(ctx, f.pending.disks)
 	labels := strings.Fields(f.pending.label)

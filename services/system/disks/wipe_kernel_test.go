@@ -110,6 +110,28 @@ func wiped(t *testing.T, l *loop, labels []string) {
 	}
 }
 
+// After a reset of STATE, the system stays on the disk that it was started from, although the selector fits another one by now.
+func TestSystemStaysOnItsDisk(t *testing.T) {
+	fits, l := newLoop(t, 4*gib), newLoop(t, 4*gib)
+	if fits.name > l.name { // the first that fits is chosen
+		fits, l = l, fits
+	}
+	m := used(t, l)
+	if err := m.disks.MarkWipe([]string{boot.LabelState}, nil); err != nil {
+		t.Fatal(err)
+	}
+	m.off()
+	if err := m.disks.Erase(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next := bootMachine(t, fits, l)
+	next.disks.o.Installed, next.disks.began = true, time.Now().Add(-lateDisks)
+	next.mustUp(config.Install{DiskSelector: config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: gib}}})
+	if got := next.disks.systemDisk().Path; got != l.path {
+		t.Errorf("the system is on %s, not on %s", got, l.path)
+	}
+}
+
 // After a power cut at any time after the mark, the next boot wipes before it reads anything.
 func TestWipePowerCuts(t *testing.T) {
 	labels := []string{boot.LabelState, boot.LabelEphemeral}

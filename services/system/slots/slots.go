@@ -407,5 +407,20 @@ func (s *Slots) empty(ctx context.Context, name string) error {
 func (s *Slots) Rollback(ctx context.Context, reason string, excused []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	all, err := s.Get()
+	if err != nil {
+		return err
+	}
+	to := all.Target(s.Running())
+	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Check(to) }); err != nil {
+		return fmt.Errorf("roll back to slot %s: %w", to, err)
+	}
 	return s.change(ctx, func(slots *boot.Slots) error { return slots.Rollback(s.Running(), reason, excused, time.Now()) })
+}
+
+// Stay takes a rollback back that hasn't restarted the machine.
+func (s *Slots) Stay(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.change(ctx, func(slots *boot.Slots) error { return slots.Stay(s.Running(), time.Now()) })
 }

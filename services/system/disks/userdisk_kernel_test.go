@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
@@ -102,14 +103,12 @@ func TestUserDisksAreWiped(t *testing.T) {
 				again.numbered()
 			}
 			if all := again.disks.o.isDisk; tt.late {
+				again.disks.began = time.Now()
 				again.disks.o.isDisk = func(name string) bool { return all(name) && name != user.name }
 				if _, err := again.disks.MountState(t.Context()); err == nil || !strings.Contains(err.Error(), "waits for 1 disks that a reset was to wipe") {
 					t.Errorf("the next boot doesn't wait: %v", err)
 				}
 				again.disks.o.isDisk = all
-			}
-			if tt.gone {
-				again.disks.began = time.Now().Add(-lateDisks)
 			}
 			if found, err := again.disks.MountState(t.Context()); found || err != nil {
 				t.Errorf("the next boot finds STATE: %v, %v", found, err)

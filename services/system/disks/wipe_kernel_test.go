@@ -125,7 +125,7 @@ func TestSystemStaysOnItsDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := bootMachine(t, fits, l)
-	next.disks.o.Installed, next.disks.began = true, time.Now().Add(-lateDisks)
+	next.disks.o.Installed = true
 	next.mustUp(config.Install{DiskSelector: config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: gib}}})
 	if got := next.disks.systemDisk().Path; got != l.path {
 		t.Errorf("the system is on %s, not on %s", got, l.path)

@@ -29,6 +29,8 @@ type execution struct {
 	// unwritten: the failure to write the journal was reported. turn guards it; no other
 	// goroutine has the execution before the operation runs.
 	unwritten bool
+	// silent: STATE doesn't answer. turn guards it.
+	silent bool
 	// claim is that this node is the coordinator of a shared operation; nil: it isn't.
 	// turn guards it.
 	claim Claim
@@ -157,8 +159,9 @@ func (x *execution) applyHere(c change, then func(), anyway bool) error {
 		}
 		if !x.unwritten {
 			x.unwritten = true
-			// The last one has less than was done: the next boot would do it again.
-			x.r.files.remove(x.id + journalSuffix)
+			if !x.silent { // The last one has less than was done: the next boot would do it again.
+				x.r.files.remove(x.id + journalSuffix)
+			}
 			events = append(events, stamped([]Event{{Kind: Said, Text: fmt.Sprintf("goes on without a journal, so that nobody knows of it after a restart: %v", err)}})...)
 		}
 	}
@@ -173,6 +176,11 @@ func (x *execution) applyHere(c change, then func(), anyway bool) error {
 	return nil
 }
 
+// journalTimeout is for the journal of an operation that goes on without one.
+const journalTimeout = 20 * time.Second
+
+var errSilent = fmt.Errorf("STATE, where its journal is to be, doesn't answer within %s", journalTimeout)
+
 // errNoState is why no journal is written yet.
 var errNoState = errors.New("STATE, where its journal is to be, isn't mounted")
 
@@ -185,7 +193,35 @@ func (x *execution) write(next *record, events []Event) error {
 		return errNoState
 	}
 	next.Events = x.eventsOf(events)
+	if x.def.WithoutJournal {
+		return x.writeInTime(next)
+	}
 	return x.r.files.write(next)
+}
+
+// writeInTime is for operations that repair a node. A disk that doesn't answer may block a write, whose goroutine nobody can end, and what is
+// written too late is removed.
+func (x *execution) writeInTime(next *record) error {
+	if x.silent {
+		return errSilent
+	}
+	var over atomic.Bool
+	done := make(chan error, 1)
+	go func() {
+		err := x.r.files.write(next)
+		if done <- err; !over.CompareAndSwap(false, true) {
+			x.r.files.remove(x.id + journalSuffix)
+		}
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(journalTimeout):
+		if x.silent = over.CompareAndSwap(false, true); !x.silent {
+			return <-done
+		}
+		return errSilent
+	}
 }
 
 // eventsOf are the events as they will be with these.

@@ -28,7 +28,8 @@ type node struct {
 	definitions []Definition
 	lock        Lock
 	shared      Shared
-	full        atomic.Bool // STATE
+	full        atomic.Bool   // STATE
+	hangs       chan struct{} // STATE doesn't answer until it is closed; nil: it does
 	store       *resource.Store
 
 	mu   sync.Mutex // guards did
@@ -56,6 +57,9 @@ func (n *node) bootStateless() {
 	write := func(path string, data []byte, mode os.FileMode) error {
 		if n.full.Load() {
 			return fmt.Errorf("write %s: %w", path, syscall.ENOSPC)
+		}
+		if n.hangs != nil {
+			<-n.hangs
 		}
 		return boot.WriteFile(path, data, mode)
 	}

@@ -193,6 +193,33 @@ func TestJournalThatCannotBeWritten(t *testing.T) {
 	})
 }
 
+// A disk that doesn't answer doesn't keep a node from being restarted. What comes to the disk too late isn't done again after that.
+func TestJournalThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		reboot := planned("reboot", n.noting("reboot"))
+		reboot.WithoutJournal = true
+		n.definitions = []Definition{reboot}
+		n.boot()
+		defer n.halt()
+		n.hangs = make(chan struct{})
+		began := time.Now()
+		id := n.start("reboot")
+		synctest.Wait()
+		n.expect("reboot")
+		if took := time.Since(began); took > journalTimeout {
+			t.Errorf("it begins after %s", took)
+		}
+		n.want(id, Done, Done)
+		close(n.hangs)
+		synctest.Wait()
+		if left, err := os.ReadDir(n.dir); err != nil || len(left) != 0 {
+			t.Errorf("%v, %v", left, err)
+		}
+	})
+}
+
 // STATE breaks while an operation runs: what was done is undone.
 func TestJournalThatBreaksInTheMiddle(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ package media
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -94,8 +95,14 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	twice(t, own+":v1.0.0", "--kernel", filepath.Join(work, "kernel/boot/vmlinuz"), "--modules", filepath.Join(work, "kernel/lib/modules"))
 
 	disk := filepath.Join(work, "disk")
-	mediaOf(t, own+":files", work, "-o", "disk="+disk)
-	pxe := mediaOf(t, own+":kernel", work)
+	if system, _ := mediaOf(t, own+":files", work, "-o", "disk="+disk); system != systemFiles(t, own+":files")["usr/install/garboard.efi"] {
+		t.Errorf("the media don't have the system of the image: %s", system)
+	}
+	// With another kernel, the system is made anew.
+	system, pxe := mediaOf(t, own+":kernel", work)
+	if system == systemFiles(t, own+":kernel")["usr/install/garboard.efi"] {
+		t.Error("the media have the former kernel")
+	}
 	vmlinuz, err := os.ReadFile(filepath.Join(pxe, media.KernelFile))
 	if err != nil {
 		t.Fatal(err)
@@ -152,11 +159,12 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	m.Reached("after a reset, the other disk has its data")
 }
 
-// mediaOf makes media of an installer image, all of which have its system. (S-206)
-func mediaOf(t *testing.T, image, work string, more ...string) (pxe string) {
+// mediaOf makes media of an installer image, and returns the hash of the system that all of them have. (S-206)
+func mediaOf(t *testing.T, image, work string, more ...string) (system, pxe string) {
 	t.Helper()
 	dir := filepath.Join(work, "media", filepath.Base(image))
-	uki, pxe := filepath.Join(dir, "uki"), filepath.Join(dir, "pxe")
+	uki := filepath.Join(dir, "uki")
+	pxe = filepath.Join(dir, "pxe")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -164,14 +172,17 @@ func mediaOf(t *testing.T, image, work string, more ...string) (pxe string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	system := systemFiles(t, image)["usr/install/garboard.efi"]
 	for _, path := range []string{uki, filepath.Join(pxe, media.UKIFile)} {
 		content, err := os.ReadFile(path)
-		if got := fmt.Sprintf("%x", sha256.Sum256(content)); err != nil || got != system {
-			t.Errorf("%s isn't the system of the image, %s: %s, %v", path, system, got, err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := fmt.Sprintf("%x", sha256.Sum256(content))
+		if system = cmp.Or(system, got); got != system {
+			t.Errorf("%s has %s, and another medium has %s", path, got, system)
 		}
 	}
-	return pxe
+	return system, pxe
 }
 
 // writer writes a file with the only program of Kubernetes' images that can.

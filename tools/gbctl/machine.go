@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,7 +37,7 @@ func (a *app) processesCommand() *cobra.Command {
 				slices.SortStableFunc(m.Processes, order)
 				for _, p := range m.Processes {
 					rows = append(rows, []string{strconv.Itoa(int(p.Pid)), strconv.Itoa(int(p.Ppid)), p.State, strconv.Itoa(int(p.Threads)),
-						p.CpuTime.AsDuration().Round(10 * time.Millisecond).String(), size(p.VirtualMemory), size(p.ResidentMemory), cmp.Or(p.Args, p.Executable, p.Command)})
+						p.CpuTime.AsDuration().Round(10 * time.Millisecond).String(), size(p.VirtualMemory), size(p.ResidentMemory), commandOf(p)})
 				}
 				return rows
 			})
@@ -44,6 +45,14 @@ func (a *app) processesCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&by, "sort", "rss", "sort order: rss, cpu or pid")
 	return a.outputFlag(cmd)
+}
+
+// commandOf is how a process was started. The arguments of pods' processes aren't known, and one program may have many names.
+func commandOf(p *apiv1.Process) string {
+	if p.Args == "" && p.Executable != "" && !strings.HasPrefix(path.Base(p.Executable), p.Command) {
+		return fmt.Sprintf("%s (%s)", p.Executable, p.Command)
+	}
+	return cmp.Or(p.Args, p.Executable, p.Command)
 }
 
 func (a *app) memoryCommand() *cobra.Command {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -171,8 +170,8 @@ func events(c *e2etest.Cluster, pod string) string {
 func youngest(c *e2etest.Cluster) (row, pid string, err error) {
 	out, err := c.TryGbctl("processes", "--sort", "pid")
 	for line := range strings.Lines(out) {
-		if fields := strings.Fields(line); len(fields) > 0 && path.Base(fields[len(fields)-1]) == "kubectl" {
-			row, pid = line, fields[0]
+		if fields := strings.Fields(line); len(fields) > 1 && strings.Contains(line, "(kubectl)") {
+			row, pid = line, fields[0]+" "+fields[1] // perhaps with the node
 		}
 	}
 	return row, pid, err

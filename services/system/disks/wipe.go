@@ -101,7 +101,7 @@ func (d *Disks) wipeMarked(ctx context.Context, dev device, f found) (found, err
 		return f, nil
 	}
 	if missing := d.unseen(f.pending.disks); missing > 0 && time.Since(d.began) < lateDisks {
-		return f, fmt.Errorf("waits for %d disks that a reset was to wipe, for %s after the start", missing, lateDisks)
+		return f, fmt.Errorf("waits for %d disks that a reset was to wipe, for %s after the start: %w", missing, lateDisks, boot.ErrClosed)
 	}
 	d.wipeMarkedUserDisks(ctx, f.pending.disks)
 	labels := strings.Fields(f.pending.label)

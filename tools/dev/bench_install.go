@@ -136,7 +136,7 @@ func copyFigure(write, dd time.Duration, accelerator string) figure {
 	return figure{what: what, value: fmt.Sprintf("%.1f × %s", write.Seconds()/max(dd.Seconds(), 0.001), seconds(dd))}
 }
 
-// benchOtherImages installs machines whose images don't come from the cluster's registry: they are on the CD, or in a cache that has pulled them before.
+// benchOtherImages installs machines whose images don't come from the cluster's registry: they are on the CD, or in a mirror, which is what a warm cache is.
 func benchOtherImages(ctx context.Context, out io.Writer, root string, registered time.Duration) (figures []figure, err error) {
 	dir, err := os.MkdirTemp("", "garboard-bundle-")
 	if err != nil {
@@ -158,7 +158,7 @@ func benchOtherImages(ctx context.Context, out io.Writer, root string, registere
 		o           devcluster.Options
 	}{
 		{"bench-bundled", "the medium", devcluster.Options{Images: images}},
-		{"bench-cached", "a warm pull-through cache (--registry-mirror)", devcluster.Options{Cluster: qemu.Options{Mirrors: map[string][]string{"*": {source.URL}}}}},
+		{"bench-mirrored", "a registry mirror that has them (--registry-mirror)", devcluster.Options{Cluster: qemu.Options{Mirrors: map[string][]string{"*": {source.URL}}}}},
 	} {
 		c, err := installed(ctx, out, root, from.name, from.o)
 		if err := errors.Join(err, qemu.Down(context.WithoutCancel(ctx), from.name)); err != nil {

@@ -136,7 +136,7 @@ func copyFigure(write, dd time.Duration, accelerator string) figure {
 	return figure{what: what, value: fmt.Sprintf("%.1f × %s", write.Seconds()/max(dd.Seconds(), 0.001), seconds(dd))}
 }
 
-// benchOtherImages installs machines whose images don't come from the cluster's registry: they are on the CD, or in a mirror, which is what a warm cache is.
+// benchOtherImages installs machines whose images don't come from the cluster's registry: they are on the CD, or in a registry mirror, as in a warm cache.
 func benchOtherImages(ctx context.Context, out io.Writer, root string, registered time.Duration) (figures []figure, err error) {
 	dir, err := os.MkdirTemp("", "garboard-bundle-")
 	if err != nil {

@@ -62,9 +62,8 @@ extensions: $(DEV) ## make the examples of extensions: out/extensions
 test: $(DEV) ## for every change: linters, unit tests with -race, nodes and clusters
 	@$(DEV) test
 
-test-long: $(DEV) ## the end-to-end tests that take many minutes
-	@$(DEV) test --only long
-	@$(DEV) test --only machines
+test-long: $(DEV) ## the long tests that are due (LIST=1, ALL=1, RUN=regexp, BASE=commit)
+	@$(DEV) test-long $(if $(LIST),--list) $(if $(ALL),--all) $(if $(RUN),--run '$(RUN)') $(if $(BASE),--base '$(BASE)')
 
 unit: $(DEV) ## only the unit tests, with -race
 	@$(DEV) test --only unit

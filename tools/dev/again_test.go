@@ -72,7 +72,7 @@ func lucky(t *testing.T, packages ...string) (*suite, *strings.Builder, phase) {
 func TestSecondChance(t *testing.T) {
 	t.Parallel()
 	s, out, p := lucky(t, "./good", "./flaky", "./falls")
-	if err := runPhases(t.Context(), []phase{p}, s, ""); err != nil {
+	if err := runPhases(t.Context(), "make test", []phase{p}, s, ""); err != nil {
 		t.Fatalf("%v; it printed\n%s", err, out)
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
@@ -101,7 +101,7 @@ func TestSecondChance(t *testing.T) {
 	// go test keeps what passed; what is kept booted nothing.
 	s.result, s.ran = result{}, nil
 	out.Reset()
-	if err := runPhases(t.Context(), []phase{p}, s, ""); err != nil {
+	if err := runPhases(t.Context(), "make test", []phase{p}, s, ""); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "3 packages, of which 1 are unchanged since they passed (cached)") || !strings.HasSuffix(out.String(), "; booted: nothing\n") || strings.Contains(out.String(), "FLAKY") {
@@ -113,7 +113,7 @@ func TestSecondChance(t *testing.T) {
 func TestBrokenTwice(t *testing.T) {
 	t.Parallel()
 	s, out, p := lucky(t, "./good", "./flaky", "./broken", "./unbuilt", "./races")
-	err := runPhases(t.Context(), []phase{p}, s, "")
+	err := runPhases(t.Context(), "make test", []phase{p}, s, "")
 	if err == nil {
 		t.Fatalf("it passed:\n%s", out)
 	}

@@ -43,8 +43,9 @@ const (
 // A bootTest is a test that boots nodes, real parts of one, or a kernel.
 type bootTest struct {
 	name, folder, tag string
-	machine           bool // whether its nodes are virtual machines
-	alone             bool // whether a test of its folder, which may share its cluster, measures a promise
+	machine           bool     // whether its nodes are virtual machines
+	alone             bool     // whether a test of its folder, which may share its cluster, measures a promise
+	files             []string // its own, and those of its folder without any test
 }
 
 // bootRoots are where such tests are: those of a service run what it needs without a node.
@@ -55,8 +56,8 @@ var (
 	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
 )
 
-// testFiles calls look for each test file below a folder, with the name of its own folder.
-func testFiles(root, below string, look func(folder string, text []byte) error) error {
+// testFiles calls look for each test file below a folder.
+func testFiles(root, below string, look func(file string, text []byte) error) error {
 	return filepath.WalkDir(filepath.Join(root, below), func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -76,26 +77,35 @@ func testFiles(root, below string, look func(folder string, text []byte) error) 
 		if err != nil {
 			return err
 		}
-		folder, err := filepath.Rel(root, filepath.Dir(path))
+		file, err := filepath.Rel(root, path)
 		if err != nil {
 			return err
 		}
-		return look("./"+folder, text)
+		return look(file, text)
 	})
 }
+
+// folderOf is the name of a file's folder, as the go command takes it.
+func folderOf(file string) string { return "./" + filepath.Dir(file) }
 
 // bootTests finds them all, in the order of their folders.
 func bootTests(root string) ([]bootTest, error) {
 	var all []bootTest
 	folders := map[string]string{} // by tag and test: tests are chosen by their names
 	promises := map[string]bool{}  // by tag and folder
-	look := func(folder string, text []byte) error {
+	shared := map[string][]string{}
+	look := func(file string, text []byte) error {
 		tag := buildTag.FindSubmatch(text)
 		if tag == nil {
 			return nil
 		}
-		for _, m := range testFunction.FindAllSubmatch(text, -1) {
-			test := bootTest{string(m[1]), folder, string(tag[1]), strings.Contains(string(text), machineWord), false}
+		folder := folderOf(file)
+		tests := testFunction.FindAllSubmatch(text, -1)
+		if len(tests) == 0 {
+			shared[folder] = append(shared[folder], file)
+		}
+		for _, m := range tests {
+			test := bootTest{string(m[1]), folder, string(tag[1]), strings.Contains(string(text), machineWord), false, []string{file}}
 			if !test.machine && strings.Contains(string(text), promiseWord) {
 				promises[test.tag+" "+test.folder] = true
 			}
@@ -114,6 +124,7 @@ func bootTests(root string) ([]bootTest, error) {
 	}
 	for i, t := range all {
 		all[i].alone = !t.machine && promises[t.tag+" "+t.folder]
+		all[i].files = append(t.files, shared[t.folder]...)
 	}
 	slices.SortStableFunc(all, func(a, b bootTest) int { return strings.Compare(a.folder, b.folder) })
 	return all, nil
@@ -121,14 +132,6 @@ func bootTests(root string) ([]bootTest, error) {
 
 func e2eTests(ctx context.Context, s *suite) (result, error) {
 	return booted(ctx, s, e2eTag, e2eTimeout, append(slices.Clone(containerParts), machinePart), image.Cloud)
-}
-
-func longTests(ctx context.Context, s *suite) (result, error) {
-	return booted(ctx, s, longTag, longTimeout, containerParts, image.Cloud)
-}
-
-func machineTests(ctx context.Context, s *suite) (result, error) {
-	return booted(ctx, s, longTag, machineTimeout, []bootPart{machinePart}, image.Cloud, image.Generic)
 }
 
 // A bootPart has tests that run together.
@@ -150,23 +153,30 @@ func booted(ctx context.Context, s *suite, tag string, timeout time.Duration, pa
 	if err != nil {
 		return result{}, err
 	}
-	var optional []string
-	if tag == longTag {
-		optional = append(components.KubernetesVersions()[1:], components.PodCheckpointer)
+	all = slices.DeleteFunc(all, func(t bootTest) bool {
+		runs := slices.ContainsFunc(parts, func(p bootPart) bool { return t.machine == p.machine && t.alone == p.alone })
+		return t.tag != tag || !runs || !s.long.wants(t)
+	})
+	if len(all) == 0 {
+		return result{}, nil
 	}
-	if err := buildAll(ctx, s.root, s.out, optional, flavours...); err != nil {
+	optional, err := optionalOf(s.root, all)
+	if err == nil {
+		err = buildAll(ctx, s.root, s.out, optional, flavours...)
+	}
+	if err != nil {
 		return result{}, err
 	}
 	var sum result
 	for _, part := range parts {
 		names, folders := chosen(all, func(t bootTest) bool {
-			return t.tag == tag && t.machine == part.machine && t.alone == part.alone
+			return t.machine == part.machine && t.alone == part.alone
 		})
 		if len(names) == 0 {
 			continue
 		}
 		slices.Reverse(folders) // the real tests of etcd take longest: they begin first
-		test := goTest{dir: s.root, verbose: true, args: []string{
+		test := goTest{dir: s.root, verbose: true, ended: s.long.ended, args: []string{
 			"-trimpath", "-count=1", fmt.Sprintf("-p=%d", part.atOnce), "-timeout=" + timeout.String(), "-tags=" + strings.ReplaceAll(tag, " && ", ","),
 		}}
 		r, err := test.run(ctx, s.out, names, folders...)
@@ -176,6 +186,31 @@ func booted(ctx context.Context, s *suite, tag string, timeout time.Duration, pa
 		}
 	}
 	return sum, nil
+}
+
+// optionalWords are in the files of tests that need optional components.
+var optionalWords = map[string][]string{
+	"e2etest.OtherKubernetes(": components.KubernetesVersions()[1:],
+	"e2etest.SelfHosted(":      {components.PodCheckpointer},
+}
+
+// optionalOf are the optional components that some tests need.
+func optionalOf(root string, tests []bootTest) (optional []string, err error) {
+	for _, t := range tests {
+		for _, file := range t.files {
+			text, err := os.ReadFile(filepath.Join(root, file))
+			if err != nil {
+				return nil, err
+			}
+			for word, names := range optionalWords {
+				if strings.Contains(string(text), word) {
+					optional = append(optional, names...)
+				}
+			}
+		}
+	}
+	slices.Sort(optional)
+	return slices.Compact(optional), nil
 }
 
 // chosen are the names and the folders of some tests.

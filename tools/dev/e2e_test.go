@@ -3,9 +3,11 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/garboard-os/garboard/image/components"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -33,6 +35,7 @@ func TestBootTests(t *testing.T) {
 		"qemu/e2e/a/one_test.go":      tag + "e2e\npackage a" + a + b,
 		"qemu/e2e/e/one_test.go":      tag + "e2e\npackage e\nfunc TestD(t *testing.T) {}\n",
 		"qemu/e2e/e/two_test.go":      tag + "e2e\npackage e\n// c" + promiseWord + ")\nfunc TestE(t *testing.T) {}\n",
+		"qemu/e2e/a/more_test.go":     tag + "e2e\npackage a\nfunc more() {}\n",
 		"qemu/e2e/a/two_test.go":      tag + "e2e\npackage a\nvar _ = " + machineWord + c,
 		"qemu/e2e/d/d.go":             tag + "e2e\n" + a,
 		"qemu/e2e/c/module/go.mod":    "module m",
@@ -47,10 +50,13 @@ func TestBootTests(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []bootTest{
-		{"TestA", "./qemu/e2e/a", e2eTag, false, false}, {"TestB", "./qemu/e2e/a", e2eTag, false, false}, {"TestC", "./qemu/e2e/a", e2eTag, true, false},
-		{"TestA", "./qemu/e2e/b", longTag, true, false},
-		{"TestD", "./qemu/e2e/e", e2eTag, false, true}, {"TestE", "./qemu/e2e/e", e2eTag, false, true},
-		{"TestA", "./services/i", kernelTag, false, false},
+		{"TestA", "./qemu/e2e/a", e2eTag, false, false, []string{"qemu/e2e/a/one_test.go", "qemu/e2e/a/more_test.go"}},
+		{"TestB", "./qemu/e2e/a", e2eTag, false, false, []string{"qemu/e2e/a/one_test.go", "qemu/e2e/a/more_test.go"}},
+		{"TestC", "./qemu/e2e/a", e2eTag, true, false, []string{"qemu/e2e/a/two_test.go", "qemu/e2e/a/more_test.go"}},
+		{"TestA", "./qemu/e2e/b", longTag, true, false, []string{"qemu/e2e/b/b_test.go"}},
+		{"TestD", "./qemu/e2e/e", e2eTag, false, true, []string{"qemu/e2e/e/one_test.go"}},
+		{"TestE", "./qemu/e2e/e", e2eTag, false, true, []string{"qemu/e2e/e/two_test.go"}},
+		{"TestA", "./services/i", kernelTag, false, false, []string{"services/i/i_kernel_test.go"}},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(bootTest{})); diff != "" {
 		t.Error(diff)
@@ -86,5 +92,32 @@ func TestAllBootTestsAreRun(t *testing.T) {
 	}
 	if len(count) > 0 {
 		t.Errorf("no phase runs the tests with the tags %v", count)
+	}
+}
+
+// Optional components are built for the tests that use them, and for no others.
+func TestOptionalComponents(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	lay(t, root, map[string]string{
+		"a_test.go": "package a\n// e2etest.SelfHosted(t)\n",
+		"b_test.go": "package b\n// e2etest.OtherKubernetes(t), e2etest.SelfHosted(t)\n",
+		"c_test.go": "package c\n",
+	})
+	of := func(file string) bootTest { return bootTest{files: []string{file, "c_test.go"}} }
+	for _, test := range []struct {
+		tests []bootTest
+		want  []string
+	}{
+		{nil, nil},
+		{[]bootTest{of("c_test.go")}, nil},
+		{[]bootTest{of("a_test.go")}, []string{components.PodCheckpointer}},
+		{[]bootTest{of("a_test.go"), of("b_test.go")}, append([]string{components.PodCheckpointer}, components.KubernetesVersions()[1:]...)},
+	} {
+		got, err := optionalOf(root, test.tests)
+		slices.Sort(test.want)
+		if err != nil || !slices.Equal(got, test.want) {
+			t.Errorf("%v: %v, %v; want %v", test.tests, got, err, test.want)
+		}
 	}
 }

@@ -26,9 +26,9 @@ var fuzzFunction = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
 // fuzzTargets finds all of the repository, in order.
 func fuzzTargets(root string) ([]fuzzTarget, error) {
 	var found []fuzzTarget
-	err := testFiles(root, ".", func(folder string, text []byte) error {
+	err := testFiles(root, ".", func(file string, text []byte) error {
 		for _, m := range fuzzFunction.FindAllSubmatch(text, -1) {
-			found = append(found, fuzzTarget{folder, string(m[1])})
+			found = append(found, fuzzTarget{folderOf(file), string(m[1])})
 		}
 		return nil
 	})

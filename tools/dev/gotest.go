@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // bootedKey is the attribute (testing.T.Attr) of a test that booted a node, or a kernel. Its
@@ -23,6 +24,8 @@ type goTest struct {
 	args []string // flags other than -run
 	// verbose prints also what tests print that pass.
 	verbose bool
+	// ended is told of each test that ends, and why it failed. It may be nil.
+	ended func(test string, took time.Duration, failure string)
 }
 
 // A result is what go test found.
@@ -45,11 +48,11 @@ type failure struct {
 }
 
 func (f failure) String() string {
-	name := strings.TrimPrefix(f.pkg, module+"/")
-	if f.test != "" {
-		name += "." + f.test
-	}
-	return name
+	return nameOf(f.pkg, f.test)
+}
+
+func nameOf(pkg, test string) string {
+	return strings.TrimSuffix(strings.TrimPrefix(pkg, module+"/")+"."+test, ".")
 }
 
 // module is the path of ours, which all packages share.
@@ -171,6 +174,19 @@ func (r *reader) testEnds(e event) {
 	if r.call.verbose || e.Action == "fail" {
 		r.print(withReasons(p.text.String()))
 	}
+	r.tell(e.Package, e.Test, e.Elapsed, p)
+}
+
+// tell tells of a test that has ended, or that the end of its package has cut short.
+func (r *reader) tell(pkg, test string, seconds float64, p *printed) {
+	if r.call.ended == nil || p.end == "skip" {
+		return
+	}
+	failure := ""
+	if p.end != "pass" {
+		failure = reason(p.text.String())
+	}
+	r.call.ended(nameOf(pkg, test), time.Duration(seconds*float64(time.Second)), failure)
 }
 
 // notTested is what go test prints of a package without tests.
@@ -215,6 +231,7 @@ func (r *reader) packageFails(e event, own string) {
 		case p.end == "":
 			r.print(withReasons(p.text.String()))
 			open = append(open, test)
+			r.tell(pkg, test, e.Elapsed, p)
 			text += p.text.String()
 		}
 	}

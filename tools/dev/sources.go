@@ -28,13 +28,22 @@ type sourceCopy struct {
 	lock *os.File // held while the copy is in use
 }
 
-// copySources makes the copy the same as the checkout, and waits for others who use it.
-func copySources(ctx context.Context, out io.Writer, root string) (*sourceCopy, error) {
+// testCache is a directory of the tests in the user's cache directory.
+func testCache(name string) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return nil, fmt.Errorf("find the user's cache directory: %w", err)
+		return "", fmt.Errorf("find the user's cache directory: %w", err)
 	}
-	c := &sourceCopy{dir: filepath.Join(cache, "garboard-tests", "checkout")}
+	return filepath.Join(cache, "garboard-tests", name), nil
+}
+
+// copySources makes the copy with this name the same as the checkout, and waits for others who use it.
+func copySources(ctx context.Context, out io.Writer, root, name string) (*sourceCopy, error) {
+	dir, err := testCache(name)
+	if err != nil {
+		return nil, err
+	}
+	c := &sourceCopy{dir: dir}
 	if err := c.take(ctx, out); err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func TestResultsOfAnotherCheckout(t *testing.T) {
 	useCache(t)
 	cached := func(dir string) int {
 		t.Helper()
-		sources, err := copySources(t.Context(), io.Discard, dir)
+		sources, err := copySources(t.Context(), io.Discard, dir, "checkout")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +83,7 @@ func TestResultsOfAnotherCheckout(t *testing.T) {
 func TestSourceCopyFollows(t *testing.T) {
 	useCache(t)
 	dir := checkout(t, "copied")
-	sources, err := copySources(t.Context(), io.Discard, dir)
+	sources, err := copySources(t.Context(), io.Discard, dir, "checkout")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestSourceCopyFollows(t *testing.T) {
 		t.Fatal(err)
 	}
 	lay(t, dir, map[string]string{"flaky": "a file"})
-	if sources, err = copySources(t.Context(), io.Discard, dir); err != nil {
+	if sources, err = copySources(t.Context(), io.Discard, dir, "checkout"); err != nil {
 		t.Fatal(err)
 	}
 	defer sources.close()

@@ -33,8 +33,6 @@ type phase struct {
 	name string
 	what string
 	run  func(ctx context.Context, s *suite) (result, error)
-	// apart: only if it is asked for.
-	apart bool
 }
 
 // A suite is what the phases of one run share.
@@ -42,6 +40,7 @@ type suite struct {
 	root   string // the checkout
 	copied string // its sources, at the place that is the same for all checkouts
 	out    io.Writer
+	long   *longRun // what runs of the long tests
 	result
 	ran []string
 }
@@ -54,8 +53,6 @@ var phases = []phase{
 		return result{}, fuzz(ctx, s.root, s.out, fuzzBriefly)
 	}},
 	{name: "e2e", what: "end-to-end tests: nodes and clusters, booted for real", run: e2eTests},
-	{name: "long", what: "the end-to-end tests that take many minutes, with nodes in containers", run: longTests, apart: true},
-	{name: "machines", what: "those with virtual machines", run: machineTests, apart: true},
 }
 
 func testCommand() *cobra.Command {
@@ -63,7 +60,7 @@ func testCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "test",
 		Short: "Run the tests",
-		Long: `Run the tests: all phases but "long" and "machines", or one.
+		Long: `Run the tests: all phases, or one.
 
 A test that fails is run once more, alone, at the end of its phase. If it passes
 then, the run goes on, and its last lines name the test as FLAKY.`,
@@ -74,42 +71,51 @@ then, the run goes on, and its last lines name the test as FLAKY.`,
 			if err != nil {
 				return err
 			}
-			sources, err := copySources(ctx, out, root)
+			sources, err := copySources(ctx, out, root, "checkout")
 			if err != nil {
 				return err
 			}
 			defer sources.close()
-			return runPhases(ctx, phases, &suite{root: root, copied: sources.dir, out: out}, only)
+			return runPhases(ctx, "make "+cmp.Or(only, "test"), phases, &suite{root: root, copied: sources.dir, out: out}, only)
 		},
 	}
-	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, kernel, fuzz, e2e, long or machines")
+	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, kernel, fuzz or e2e")
 	return cmd
 }
 
 // runPhases runs them in order and stops at the first that fails: later ones take long and
-// stand on the earlier.
-func runPhases(ctx context.Context, all []phase, s *suite, only string) error {
+// stand on the earlier. The halves of the long tests don't.
+func runPhases(ctx context.Context, command string, all []phase, s *suite, only string) error {
 	begin := time.Now()
-	command := cmp.Or(map[string]string{"": "make test", "long": "make test-long (containers)", "machines": "make test-long (machines)"}[only], "make "+only)
-	var not []string
+	var not, failedIn []string
+	var failed error
 	for i, p := range all {
-		if only != p.name && (only != "" || p.apart) {
+		if only != "" && only != p.name {
 			not = append(not, p.name)
 			continue
 		}
-		if err := s.phase(ctx, p); err != nil {
-			for _, later := range all[i+1:] {
-				not = append(not, later.name)
-			}
-			s.last(fmt.Sprintf("%s: FAILED in %s after %s", command, p.name, since(begin)), not)
-			return fmt.Errorf("%s: %w", p.name, err)
+		err := s.phase(ctx, p)
+		if err == nil {
+			continue
 		}
+		failed, failedIn = errors.Join(failed, fmt.Errorf("%s: %w", p.name, err)), append(failedIn, p.name)
+		if s.long != nil && ctx.Err() == nil {
+			continue
+		}
+		for _, later := range all[i+1:] {
+			not = append(not, later.name)
+		}
+		break
 	}
-	if s.ran == nil {
+	switch {
+	case failed != nil:
+		s.last(fmt.Sprintf("%s: FAILED in %s after %s", command, strings.Join(failedIn, ", "), since(begin)), not)
+		return failed
+	case s.ran == nil:
 		return fmt.Errorf("--only %s: no such phase", only)
 	}
 	verdict := command + ": passed in " + since(begin)
-	if only == "" {
+	if only == "" && s.long == nil {
 		verdict += fmt.Sprintf(" (where everything is built, it may take %s)", testBudget)
 	}
 	s.last(verdict, not)

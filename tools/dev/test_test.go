@@ -18,12 +18,14 @@ func TestPhases(t *testing.T) {
 	broken := errors.New("it broke")
 	for _, test := range []struct {
 		name, only string
+		long       *longRun
 		err        error
 		ran, last  string
 	}{
-		{"all", "", nil, "lint unit", "== make test: passed in 0s (where everything is built, it may take 20m0s); complete: lint, unit; not run: long; booted: container 2, qemu 1\n"},
-		{"asked for", "long", nil, "long", "== make test-long (containers): passed in 0s; complete: long; not run: lint, unit; booted: container 1\n"},
-		{"the first fails", "", broken, "lint", "== make test: FAILED in lint after 0s; complete: nothing; not run: unit, long; booted: container 1\n"},
+		{"all", "", nil, nil, "lint unit e2e", "== make test: passed in 0s (where everything is built, it may take 20m0s); complete: lint, unit, e2e; not run: nothing; booted: container 3, qemu 1\n"},
+		{"asked for", "e2e", nil, nil, "e2e", "== make test: passed in 0s; complete: e2e; not run: lint, unit; booted: container 1\n"},
+		{"the first fails", "", nil, broken, "lint", "== make test: FAILED in lint after 0s; complete: nothing; not run: unit, e2e; booted: container 1\n"},
+		{"long tests go on", "", &longRun{}, broken, "lint unit e2e", "== make test: FAILED in lint, unit, e2e after 0s; complete: nothing; not run: nothing; booted: container 3, qemu 1\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -35,11 +37,11 @@ func TestPhases(t *testing.T) {
 			all := []phase{
 				{name: "lint", run: note("lint", one)},
 				{name: "unit", run: note("unit", result{booted: map[string]int{"container": 1, "qemu": 1}})},
-				{name: "long", run: note("long", one), apart: true},
+				{name: "e2e", run: note("e2e", one)},
 			}
 			synctest.Test(t, func(t *testing.T) { // whose time stands still
 				var out strings.Builder
-				if err := runPhases(t.Context(), all, &suite{out: &out}, test.only); !errors.Is(err, test.err) {
+				if err := runPhases(t.Context(), "make test", all, &suite{out: &out, long: test.long}, test.only); !errors.Is(err, test.err) {
 					t.Errorf("error %v, want %v", err, test.err)
 				}
 				if got := strings.Join(ran, " "); got != test.ran || !strings.HasSuffix(out.String(), test.last) {
@@ -48,7 +50,7 @@ func TestPhases(t *testing.T) {
 			})
 		})
 	}
-	if err := runPhases(t.Context(), nil, &suite{out: io.Discard}, "tall"); err == nil {
+	if err := runPhases(t.Context(), "make test", nil, &suite{out: io.Discard}, "tall"); err == nil {
 		t.Error("a phase that does not exist is run")
 	}
 }

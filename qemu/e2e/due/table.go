@@ -1,0 +1,134 @@
+package due
+
+// Folders is the table, by folder. It names what a test was written for, not all code that
+// runs meanwhile: each node has a network, and few tests can fail because of it alone.
+var Folders = map[string]Folder{
+	"qemu/e2e/adopt": {All: []string{
+		"tools/gbctl/gen*.go", "config/pki", "config/generate.go", "services/kubernetes/secrets", "services/kubernetes/etcd", "services/kubernetes/controlplane",
+	}},
+	"qemu/e2e/badinput": {
+		All: []string{"boot/sources.go", "boot/cmdline.go", "services/system/disks"},
+		Tests: map[string][]string{
+			"TestBadConfiguration":       {"config", "services/system/machine", "services/front/console"},
+			"TestNoDiskNoDHCP":           {"services/system/network"},
+			"TestForeignDiskWipedNoTime": {"services/system/clock"},
+		},
+	},
+	"qemu/e2e/bootstrap": {All: []string{
+		"services/kubernetes/etcd", "services/kubernetes/peers", "services/kubernetes/kubelet", "tools/gbctl/bootstrap.go", "tools/gbctl/health.go",
+	}},
+	"qemu/e2e/clients": {All: []string{"api", "services/front", "services/kubernetes/kubeclient", "tools/gbctl/kubeconfig.go"}},
+	"qemu/e2e/clock":   {All: []string{"services/system/clock", "services/kubernetes/secrets", "init/stage1.go", "init/stage2.go"}},
+	"qemu/e2e/configure": {
+		All: []string{"config", "services/system/machine", "services/system/files", "services/system/sysctl", "services/kubernetes/controlplane", "services/kubernetes/kubelet"},
+		Tests: map[string][]string{
+			"TestConfigureInContainer": {"tools/gbctl/apply.go", "tools/gbctl/patch.go", "tools/gbctl/edit.go", "tools/gbctl/history.go", "tools/gbctl/inplace.go"},
+			"TestRowsOnANode":          {"services/kubernetes/containerd", "services/system/udev"},
+		},
+	},
+	"qemu/e2e/convert": {
+		All: []string{"services/operations/convertk8s", "services/operations/rollout", "services/kubernetes/controlplane"},
+		Tests: map[string][]string{
+			"TestS301Convert":          {"qemu/selfhosted", "image/components/podcheckpointer", "tools/gbctl/kubernetes.go", "tools/gbctl/operation.go"},
+			"TestConvertIsInterrupted": {"services/core/operation", "tools/gbctl/follow.go"},
+		},
+	},
+	"qemu/e2e/create": {All: []string{
+		"qemu", "tools/devcluster", "tools/gbctl/cluster*.go", "tools/gbctl/progress.go",
+	}},
+	"qemu/e2e/docker":   {All: []string{"qemu/docker", "qemu/dockernodes.go", "qemu/containers.go", "qemu/container"}},
+	"qemu/e2e/endpoint": {All: []string{"services/kubernetes/balancer", "api/balance", "services/kubernetes/peers", "services/front/trustd"}},
+	"qemu/e2e/extensions": {All: []string{
+		"boot/extension", "image/extensions", "services/kubernetes/extension", "image/rootfs",
+	}},
+	"qemu/e2e/full": {All: []string{
+		"services/core/logs", "services/operations/doctor", "services/kubernetes/containerd", "services/system/disks",
+	}},
+	"qemu/e2e/host":    {All: []string{"qemu/container", "qemu/host.go", "qemu/network", "init"}},
+	"qemu/e2e/joining": {All: []string{"services/kubernetes/peers", "services/front/trustd", "services/front/apid", "services/kubernetes/secrets"}},
+	"qemu/e2e/machines": {
+		All: []string{"qemu/machines.go", "qemu/vm"},
+		Tests: map[string][]string{
+			"TestMachines":  {"image/initramfs", "kernel", "init", "tools/gbctl/cluster*.go"},
+			"TestWireGuard": {"services/system/network", "qemu/wireguard.go"},
+		},
+	},
+	"qemu/e2e/maintenance": {
+		All: []string{"boot/sources.go", "services/system/machine", "services/front/console"},
+		Tests: map[string][]string{
+			"TestMetalInQEMU":       {"kernel", "image/initramfs", "services/system/udev", "services/system/disks"},
+			"TestMaintenanceInQEMU": {"services/front/apid", "tools/gbctl/apply.go", "tools/gbctl/machine.go"},
+		},
+	},
+	"qemu/e2e/manifests": {All: []string{"services/kubernetes/controlplane", "services/kubernetes/kubeclient"}},
+	"qemu/e2e/media": {Tests: map[string][]string{
+		"TestMediumInUEFI":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/front/console", "services/system/disks"},
+		"TestMediumInBIOS":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/system/disks", "boot/layout.go"},
+		"TestImagesOnTheMedium":          {"image/media", "image/oci", "boot/location.go", "services/kubernetes/containerd", "tools/gbctl/imagebundle", "tools/gbctl/images*.go"},
+		"TestClusterFromTheNetwork":      {"qemu/machines.go", "qemu/vm", "image/media", "tools/gbctl/netboot", "boot/fetch.go"},
+		"TestNetworkInBIOS":              {"tools/gbctl/netboot", "tools/gbctl/media_serve.go", "image/loader", "boot/fetch.go"},
+		"TestNetworkInUEFI":              {"tools/gbctl/netboot", "tools/gbctl/media_serve.go", "image/loader"},
+		"TestHTTPBootOfUEFI":             {"tools/gbctl/netboot", "tools/gbctl/media_serve.go"},
+		"TestDiskImage":                  {"image/media", "boot/esp", "boot/platform.go", "services/system/disks", "services/system/slots"},
+		"TestDiskImageWithConfiguration": {"image/media", "boot/sources.go", "boot/location.go"},
+		"TestExtensions":                 {"image/customize", "image/extensions", "boot/extension", "services/kubernetes/extension", "services/system/udev", "services/system/sysctl"},
+		"TestS200CustomizedByDocker":     {"image/customize", "image/installer", "image/squashfs", "image/sbom", "image/program", "services/system/disks"},
+		"TestInstalledMachine":           {"boot/esp", "boot/meta", "boot/slots.go", "services/system/slots", "services/system/install", "services/operations/lifecycle", "init"},
+		"TestMachineIsUpgradedUnderLoad": {"services/operations/lifecycle", "services/system/install", "services/system/slots", "services/kubernetes/etcd"},
+		"TestSystemWithoutNetwork":       {"services/system/slots", "boot/slots.go", "boot/esp", "init/watchdog.go", "services/operations/rollout", "tools/gbctl/power.go"},
+	}},
+	"qemu/e2e/mirror": {All: []string{
+		"image/oci", "image/components", "services/kubernetes/containerd", "qemu/network", "tools/gbctl/imagebundle", "tools/gbctl/images*.go", "config/images.go",
+	}},
+	"qemu/e2e/onenode": {Tests: map[string][]string{
+		// It runs with every change: so it also covers what no long test was written for.
+		"TestOneNodeInContainer": {
+			"services/*.go", "services/core", "services/kubernetes", "services/system/forward", "init", "config", "boot/*.go",
+			"image/*.go", "image/cache", "image/components", "image/debian", "image/oci", "image/program", "image/progress", "image/rootfs",
+			"qemu/*.go", "qemu/container", "qemu/exit", "qemu/osthread", "tools/devcluster", "tools/gbctl/*.go", "go.mod", "go.sum",
+		},
+		"TestDoctor":                 {"services/operations/doctor"},
+		"TestKilledServicesComeBack": {"services/core/dag", "services/core/process", "services/kubernetes/containerd"},
+		"TestImageFromTheFirstBoot":  {"services/kubernetes/kubelet"},
+		"TestWaitsForBootstrap":      {"services/operations/doctor"},
+		"TestOldEtcdData":            {"services/kubernetes/etcd"},
+		"TestOneNodeInQEMU":          {"init", "image/initramfs", "image/squashfs", "kernel", "qemu/vm", "services/kubernetes/kubelet"},
+	}},
+	"qemu/e2e/operation": {All: []string{"services/core/operation", "services/operations/lifecycle", "services/operations/rollout", "tools/gbctl/operation.go", "tools/gbctl/follow.go"}},
+	"qemu/e2e/partition": {All: []string{"services/kubernetes/etcd", "services/kubernetes/balancer", "services/kubernetes/controlplane"}},
+	"qemu/e2e/reboot":    {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/kubernetes/containerd", "init"}},
+	"qemu/e2e/registries": {All: []string{"services/kubernetes/containerd"}, Tests: map[string][]string{
+		"TestS133Caches":         {"qemu/network", "image/oci"},
+		"TestRegistryOfAnAirGap": {"config/images.go", "image/oci"},
+		"TestBrokenRegistries":   {"services/kubernetes/kubelet"},
+		"TestSignedImages":       {"services/kubernetes/kubelet", "services/kubernetes/etcd"},
+	}},
+	"qemu/e2e/reset":  {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/system/disks", "services/kubernetes/controlplane", "tools/gbctl/reset.go"}},
+	"qemu/e2e/rotate": {All: []string{"services/operations/rotateca", "services/operations/rollout", "services/kubernetes/secrets", "config/pki", "tools/gbctl/rotateca.go"}},
+	"qemu/e2e/scale":  {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/lifecycle"}},
+	"qemu/e2e/stale":  {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/doctor"}},
+	"qemu/e2e/threenodes": {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers"}, Tests: map[string][]string{
+		"TestOneCommandKeepsTheQuorum": {"services/operations/rollout", "services/system/machine", "tools/gbctl/services.go"},
+		"TestRecoverFromSnapshot":      {"tools/gbctl/etcd.go", "tools/gbctl/bootstrap.go"},
+	}},
+	"qemu/e2e/versions": {
+		All: []string{"services/operations/upgradek8s", "services/operations/rollout", "image/components/kubernetes*/*"},
+		Tests: map[string][]string{
+			"TestQ16OtherKubernetes":   {"config/images.go", "services/kubernetes/controlplane", "services/kubernetes/kubelet", "tools/gbctl/kubernetes.go"},
+			"TestUpgradeUnderLoad":     {"services/kubernetes/controlplane", "services/kubernetes/kubelet"},
+			"TestUpgradeIsInterrupted": {"services/core/operation", "tools/gbctl/follow.go"},
+		},
+	},
+	"qemu/e2e/vip":    {All: []string{"services/kubernetes/vip", "services/system/network", "services/kubernetes/etcd"}},
+	"qemu/e2e/worker": {All: []string{"services/front", "services/kubernetes/kubelet", "services/kubernetes/secrets", "services/system/network", "config/generate.go"}},
+
+	// Tests of one service with real peers, without a node.
+	"services/kubernetes/vip":        {All: []string{"services/kubernetes/vip"}},
+	"services/operations/upgradek8s": {All: []string{"services/operations/upgradek8s", "image/components/kubernetes*/*"}},
+}
+
+// Without are packages that no end-to-end test covers: unit tests are their evidence.
+var Without = []string{
+	"api/client/faultyserver", "config/fuzzdata", "services/operations/rollout/rollouttest", "qemu/container/snapshot", // only tests use these
+	"qemu/e2e", "tools/testing", "tools/architecture", "tools/generate", "tools/dev",
+}

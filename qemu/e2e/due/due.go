@@ -51,10 +51,12 @@ func matches(pattern, file string) bool {
 	return err == nil && matched
 }
 
-// Covered are the hashes of what the test covers, by pattern. The test itself is in it with
-// the name of its folder.
+// itself is in the place of a pattern for the files that a test is written in.
+const itself = "the test"
+
+// Covered are the hashes of what the test covers, by pattern, and of the test itself.
 func (t Test) Covered(files Content) map[string]string {
-	hashes := map[string]string{t.Folder: files.hash(func(file string) bool {
+	hashes := map[string]string{itself: files.hash(func(file string) bool {
 		return slices.Contains(t.Files, file) || strings.HasPrefix(file, t.Folder+"/testdata/")
 	})}
 	for _, pattern := range t.covers() {

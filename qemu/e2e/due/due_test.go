@@ -103,11 +103,11 @@ func TestWhatIsDue(t *testing.T) {
 	}
 	step("a new file, and the test", map[string]string{
 		"services/kubernetes/etcd/new.go": "package etcd\n", "qemu/e2e/vip/vip_test.go": "//go:build e2e\n\npackage vip\n",
-	}, "changed since it passed at c0ffee: qemu/e2e/vip, services/kubernetes/etcd", "not run here; changed since BASE: services/kubernetes/etcd")
+	}, "changed since it passed at c0ffee: services/kubernetes/etcd, the test", "not run here; changed since BASE: services/kubernetes/etcd")
 	if err := os.Remove(filepath.Join(dir, "services/kubernetes/etcd/new.go")); err != nil {
 		t.Fatal(err)
 	}
-	step("taken back", map[string]string{"qemu/e2e/vip/testdata/a.txt": "2"}, "changed since it passed at c0ffee: qemu/e2e/vip", "")
+	step("taken back", map[string]string{"qemu/e2e/vip/testdata/a.txt": "2"}, "changed since it passed at c0ffee: the test", "")
 }
 
 // A result that was cut short is as none.

@@ -50,6 +50,16 @@ func showConsole(ctx context.Context, out io.Writer, path string, follow bool) e
 	}
 }
 
+// pause waits. It ends early, with an error, if ctx does.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
 func chartCommand() *cobra.Command {
 	return clusterCommand("chart", "Show how the last boot went, as a chart", cobra.NoArgs, func(cmd *cobra.Command, c *qemu.Cluster, _ []string) error {
 		return printChart(cmd.Context(), cmd.OutOrStdout(), c)
@@ -75,17 +85,12 @@ func printChart(ctx context.Context, out io.Writer, c *qemu.Cluster) error {
 	return nil
 }
 
-// access is how the cluster's nodes are asked.
-func access(c *qemu.Cluster) (*client.Context, error) {
+func dial(c *qemu.Cluster, node qemu.Node) (*client.Client, error) {
 	file, err := client.Load(c.ClientConfig())
 	if err != nil {
 		return nil, err
 	}
-	return file.Current("")
-}
-
-func dial(c *qemu.Cluster, node qemu.Node) (*client.Client, error) {
-	who, err := access(c)
+	who, err := file.Current("")
 	if err != nil {
 		return nil, err
 	}

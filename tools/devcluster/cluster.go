@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -34,8 +33,6 @@ type Options struct {
 	// Boot is a kind of media: nodes in QEMU boot from it, with firmware and boot loader. "": QEMU loads their kernel. An existing cluster
 	// keeps its own.
 	Boot string
-	// Images is a file of 'gbctl images bundle', for media.ISO: nodes have these images from their medium.
-	Images string
 	// UEFI gives nodes in QEMU this firmware instead of a BIOS.
 	UEFI bool
 	// Wait limits the time until the cluster is ready; 0: see ReadyBudgets.
@@ -90,11 +87,13 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if err != nil {
 		return nil, err
 	}
-	if q.Boot, err = o.bootFrom(o.builder(ctx, out, slices.Concat(mediumArgs, vm.KernelArgs(q.Choice.Accelerator)))); err != nil {
+	if q.Boot, err = o.bootFrom(func(flavour image.Flavour, kind string) (string, error) {
+		return image.BuildMedium(ctx, o.Checkout, out, flavour, kind, slices.Concat(mediumArgs, vm.KernelArgs(q.Choice.Accelerator))...)
+	}); err != nil {
 		return nil, err
 	}
 	start := time.Now()
-	c, err := Start(ctx, out, q, made)
+	c, err := up(ctx, out, q, made)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +101,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 		return nil, existsError(q.Name) // another command has just made it
 	}
 	fmt.Fprintln(out, "waiting for API")
-	err = AwaitReady(ctx, out, c, start, o.Wait, nil)
+	err = awaitReady(ctx, out, c, start, o.Wait)
 	if err == nil && q.SelfHosted {
 		err = selfhosted.Convert(ctx, c, out)
 	}
@@ -150,27 +149,6 @@ func (o Options) bootFrom(build func(image.Flavour, string) (string, error)) (b 
 	return b, err
 }
 
-// builder builds media of any kind.
-func (o Options) builder(ctx context.Context, out io.Writer, args []string) func(image.Flavour, string) (string, error) {
-	return func(flavour image.Flavour, kind string) (string, error) {
-		if kind == media.ISO && o.Images != "" {
-			return o.mediumWithImages(ctx, out, flavour, args)
-		}
-		return image.BuildMedium(ctx, o.Checkout, out, flavour, kind, args...)
-	}
-}
-
-// mediumWithImages builds an ISO beside the images.
-func (o Options) mediumWithImages(ctx context.Context, out io.Writer, flavour image.Flavour, args []string) (string, error) {
-	parts, err := image.BuildMedia(ctx, o.Checkout, out, flavour)
-	if err != nil {
-		return "", err
-	}
-	parts.Args, parts.Images = args, o.Images
-	file := o.Images + ".iso"
-	return file, parts.Build(ctx, media.ISO, file)
-}
-
 // bootOf is the option with which a cluster was made.
 func bootOf(b qemu.Boot) string {
 	switch {
@@ -184,15 +162,8 @@ func bootOf(b qemu.Boot) string {
 	return ""
 }
 
-// Start starts a cluster with what was built.
-func Start(ctx context.Context, out io.Writer, o qemu.Options, made *image.Artifacts) (*qemu.Cluster, error) {
-	if len(o.Self) == 0 {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		o.Self = []string{self}
-	}
+// up starts a cluster with what was built.
+func up(ctx context.Context, out io.Writer, o qemu.Options, made *image.Artifacts) (*qemu.Cluster, error) {
 	o.Boot.Kernel, o.Boot.Initramfs, o.Boot.Rootfs, o.Boot.Init, o.Boot.Sandbox = made.Kernel, made.Initramfs, made.RootFS, made.Init, made.Sandbox
 	o.Images, o.Out = made.Layout, out
 	return qemu.Up(ctx, o)

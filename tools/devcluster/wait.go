@@ -30,10 +30,9 @@ const (
 // ReadyBudgets describes these budgets.
 const ReadyBudgets = "3m and 1m for each further node; 20m where QEMU emulates"
 
-// AwaitReady waits until a cluster is ready. It prints each milestone and, in between,
-// what it waits for, and calls reached, if set, for each milestone. budget 0 is the
-// default for this kind of cluster.
-func AwaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.Time, budget time.Duration, reached func(qemu.Milestone)) error {
+// awaitReady waits until a cluster is ready. It prints each milestone and, in between,
+// what it waits for. budget 0 is the default for this kind of cluster.
+func awaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.Time, budget time.Duration) error {
 	if budget == 0 {
 		budget = readyBudget + time.Duration(len(c.Nodes)-1)*readyBudgetNode
 		if c.Accelerator == "tcg" {
@@ -44,12 +43,7 @@ func AwaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.
 	defer cancel()
 	last := time.Now()
 	err := c.WaitReady(ctx,
-		func(m qemu.Milestone) {
-			fmt.Fprintf(out, "%6.1fs  %s\n", time.Since(start).Seconds(), m.What)
-			if reached != nil {
-				reached(m)
-			}
-		},
+		func(m qemu.Milestone) { fmt.Fprintf(out, "%6.1fs  %s\n", time.Since(start).Seconds(), m.What) },
 		func(why error) {
 			if time.Since(last) < progressInterval {
 				return

@@ -16,7 +16,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
@@ -51,15 +50,7 @@ func observed(t *testing.T, c *e2etest.Cluster) {
 		return err
 	})
 
-	file, err := client.Load(c.ClientConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	admin, err := file.Current("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	authorities, own, err := admin.Credentials()
+	authorities, own, err := c.Access().Credentials()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ const (
 // Cluster is a cluster that is removed at the end of its test.
 type Cluster struct {
 	*qemu.Cluster
-	t       *testing.T
+	t       testing.TB
 	kubectl string
 	// patience is the time that a command may take instead of askBudget, if it is longer.
 	patience time.Duration
@@ -59,14 +59,14 @@ func Nodes(controlPlanes, workers int) Option {
 }
 
 // Home makes one directory for several clusters of a test.
-func Home(t *testing.T) Option {
+func Home(t testing.TB) Option {
 	t.Helper()
 	t.Setenv(homeVar, t.TempDir())
 	return func(*qemu.Options) {}
 }
 
 // Ready is Start, and then waits until the cluster is Ready.
-func Ready(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
+func Ready(t testing.TB, name, provisioner string, options ...Option) (*Cluster, *Mark) {
 	t.Helper()
 	c, m := Start(t, name, provisioner, options...)
 	c.Ready(m)
@@ -75,7 +75,7 @@ func Ready(t *testing.T, name, provisioner string, options ...Option) (*Cluster,
 
 // Start is New, with a Mark that measures how long the cluster takes, without
 // the time for the artefacts before it.
-func Start(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
+func Start(t testing.TB, name, provisioner string, options ...Option) (*Cluster, *Mark) {
 	t.Helper()
 	Built(t, provisioner)
 	Pace(t)
@@ -87,7 +87,7 @@ func Start(t *testing.T, name, provisioner string, options ...Option) (*Cluster,
 
 // New starts a cluster: its nodes have started when it returns. name is short,
 // and no other test uses it.
-func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
+func New(t testing.TB, name, provisioner string, options ...Option) *Cluster {
 	t.Helper()
 	made := Built(t, provisioner)
 	if os.Getenv(homeVar) == "" {
@@ -110,7 +110,7 @@ func newOptions(made *image.Artifacts, name, provisioner string, changes []Optio
 	return o
 }
 
-func up(t *testing.T, o qemu.Options, made *image.Artifacts) *Cluster {
+func up(t testing.TB, o qemu.Options, made *image.Artifacts) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, kubectl: made.Kubectl(), options: o, pace: Pace(t)}
 	t.Cleanup(func() {
@@ -152,14 +152,14 @@ func (c *Cluster) Down() {
 }
 
 // In returns the cluster for a subtest, with a testing.T of its own.
-func (c *Cluster) In(t *testing.T) *Cluster {
+func (c *Cluster) In(t testing.TB) *Cluster {
 	part := *c
 	part.t = t
 	return &part
 }
 
 // T returns the test that the cluster belongs to.
-func (c *Cluster) T() *testing.T { return c.t }
+func (c *Cluster) T() testing.TB { return c.t }
 
 // Node returns the name of the first node, the only one in most tests.
 func (c *Cluster) Node() string { return c.Nodes[0].Name }

@@ -20,14 +20,14 @@ import (
 const DaemonBudget = 30 * time.Second
 
 // Docker starts Docker's daemon, without a network, until the test ends. The function runs the client.
-func Docker(t *testing.T) func(args ...string) (string, error) {
+func Docker(t testing.TB) func(args ...string) (string, error) {
 	t.Helper()
 	client, _ := DockerIn(t, nil)
 	return client
 }
 
 // Daemon starts a program, with a file as its log, until the test ends.
-func Daemon(t *testing.T, program *exec.Cmd, file string, start func() error) error {
+func Daemon(t testing.TB, program *exec.Cmd, file string, start func() error) error {
 	t.Helper()
 	log, err := os.Create(file)
 	if err != nil {
@@ -57,7 +57,7 @@ func Daemon(t *testing.T, program *exec.Cmd, file string, start func() error) er
 }
 
 // DockerIn is Docker in a network namespace, in which it can make networks. The host is what DOCKER_HOST is for others.
-func DockerIn(t *testing.T, inside *osthread.Thread) (client func(args ...string) (string, error), host string) {
+func DockerIn(t testing.TB, inside *osthread.Thread) (client func(args ...string) (string, error), host string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "garboard-docker-") // short: it has a socket
 	if err != nil {

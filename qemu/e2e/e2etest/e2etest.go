@@ -45,8 +45,8 @@ const (
 )
 
 // Main is TestMain of a package of end-to-end tests: the test binary is also the program
-// that a cluster starts as its host process, as `host --cluster NAME`.
-func Main(m *testing.M) {
+// that a cluster starts as its host process, as `host --cluster NAME`. m is a *testing.M.
+func Main(m interface{ Run() int }) {
 	switch {
 	case len(os.Args) == 4 && os.Args[1] == "host":
 		os.Exit(callback(func(ctx context.Context) error { return host(ctx, os.Args[3]) }))
@@ -155,7 +155,7 @@ func Built(t testing.TB, provisioner string) *image.Artifacts {
 
 // Metal builds what machines boot with the kernel for bare metal. The option makes them boot
 // it, with these devices, one entry for each node.
-func Metal(t *testing.T, hardware ...vm.Hardware) (*image.Artifacts, Option) {
+func Metal(t testing.TB, hardware ...vm.Hardware) (*image.Artifacts, Option) {
 	t.Helper()
 	made, err := buildMetal()
 	if err != nil {
@@ -168,14 +168,14 @@ func Metal(t *testing.T, hardware ...vm.Hardware) (*image.Artifacts, Option) {
 
 // Medium builds an ISO with the kernel for bare metal. The option makes machines boot it. Loader,
 // Release, Kernel and Initramfs of the options are set here, and Version unless it is given.
-func Medium(t *testing.T, o media.Options) Option {
+func Medium(t testing.TB, o media.Options) Option {
 	t.Helper()
 	path := buildMedium(t, media.ISO, o)
 	return func(o *qemu.Options) { o.Boot.Medium = path }
 }
 
 // System is the system that Medium and Installer put into theirs with the same options.
-func System(t *testing.T, o media.Options) []byte {
+func System(t testing.TB, o media.Options) []byte {
 	t.Helper()
 	content, err := os.ReadFile(buildMedium(t, media.UKI, o))
 	if err != nil {
@@ -185,9 +185,9 @@ func System(t *testing.T, o media.Options) []byte {
 }
 
 // SystemdBoot is the boot loader that a system installs for UEFI.
-func SystemdBoot(t *testing.T) []byte {
+func SystemdBoot(t testing.TB) []byte {
 	t.Helper()
-	boots := parts(t).Loader
+	boots := Parts(t).Loader
 	content, err := boots.SystemdBoot()
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +200,7 @@ const InstallerHost = "images.example"
 
 // Installer builds an installer image, as Medium does an ISO. It returns the directory with
 // the OCI layout that has it, and its name.
-func Installer(t *testing.T, o media.Options) (layout, ref string) {
+func Installer(t testing.TB, o media.Options) (layout, ref string) {
 	t.Helper()
 	archive, layout := buildMedium(t, media.InstallerKind, o), t.TempDir()
 	if out, err := exec.Command("tar", "-xf", archive, "-C", layout).CombinedOutput(); err != nil {
@@ -211,7 +211,7 @@ func Installer(t *testing.T, o media.Options) (layout, ref string) {
 
 // NetworkBoot builds the files for a boot over the network, and the installer image, as Medium does an ISO. Machines boot over HTTP, and are
 // installed from the image, which the cluster's registry has.
-func NetworkBoot(t *testing.T, o media.Options) Option {
+func NetworkBoot(t testing.TB, o media.Options) Option {
 	t.Helper()
 	dir := buildMedium(t, media.PXE, o)
 	layout, _ := Installer(t, o)
@@ -224,7 +224,7 @@ func NetworkBoot(t *testing.T, o media.Options) Option {
 const largerDisk = 6 // GiB
 
 // DiskImage builds the image of a disk, as Medium does an ISO. The option makes larger disks of machines begin with it.
-func DiskImage(t *testing.T, o media.Options) Option {
+func DiskImage(t testing.TB, o media.Options) Option {
 	t.Helper()
 	path := buildMedium(t, media.Disk, o)
 	return func(o *qemu.Options) { o.DiskGiB, o.Boot.Disk = largerDisk, path }
@@ -232,9 +232,9 @@ func DiskImage(t *testing.T, o media.Options) Option {
 
 // OwnDisk builds the image of a disk for each machine, with the configuration of the machine in it. The disk has nothing else to boot from, and the
 // machine no other source of a configuration.
-func OwnDisk(t *testing.T, o media.Options) Option {
+func OwnDisk(t testing.TB, o media.Options) Option {
 	t.Helper()
-	made := parts(t).With(o)
+	made := Parts(t).With(o)
 	return func(q *qemu.Options) {
 		q.Unconfigured, q.Hardware = true, []vm.Hardware{{Medium: vm.OwnDisk}}
 		q.Prepare = func(dir string) (err error) {
@@ -258,9 +258,9 @@ func OwnDisk(t *testing.T, o media.Options) Option {
 	}
 }
 
-func buildMedium(t *testing.T, kind string, o media.Options) string {
+func buildMedium(t testing.TB, kind string, o media.Options) string {
 	t.Helper()
-	o = parts(t).With(o)
+	o = Parts(t).With(o)
 	path := filepath.Join(t.TempDir(), "garboard."+kind)
 	if err := o.Build(t.Context(), kind, path); err != nil {
 		t.Fatal(err)
@@ -268,8 +268,8 @@ func buildMedium(t *testing.T, kind string, o media.Options) string {
 	return path
 }
 
-// parts are what media are made of.
-func parts(t *testing.T) media.Options {
+// Parts are what media are made of, with the kernel for bare metal.
+func Parts(t testing.TB) media.Options {
 	t.Helper()
 	root, err := repository()
 	if err != nil {
@@ -305,6 +305,7 @@ func repository() (string, error) {
 type Mark struct {
 	t     testing.TB
 	start time.Time
+	Steps []qemu.Milestone // so far, with the times since the start
 }
 
 // Marks returns a Mark that starts now.
@@ -313,5 +314,9 @@ func Marks(t testing.TB) *Mark { return &Mark{t: t, start: time.Now()} }
 // Reached prints a step that is complete, with the time since the start.
 func (m *Mark) Reached(what string) {
 	m.t.Helper()
-	m.t.Logf("%7.1fs  %s", time.Since(m.start).Seconds(), what)
+	m.Steps = append(m.Steps, qemu.Milestone{What: what, After: time.Since(m.start)})
+	m.t.Logf("%7.1fs  %s", m.Took().Seconds(), what)
 }
+
+// Took is the time from the start to the last step.
+func (m *Mark) Took() time.Duration { return m.Steps[len(m.Steps)-1].After }

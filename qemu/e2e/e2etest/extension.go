@@ -17,7 +17,7 @@ import (
 )
 
 // Extensions builds the examples of extensions, and returns their directories by name.
-func Extensions(t *testing.T) map[string]string {
+func Extensions(t testing.TB) map[string]string {
 	t.Helper()
 	made, err := image.BuildExtensions(t.Context(), t.Output())
 	if err != nil {
@@ -27,7 +27,7 @@ func Extensions(t *testing.T) map[string]string {
 }
 
 // Customized changes the system. The option makes containers run it.
-func Customized(t *testing.T, change customize.Change) Option {
+func Customized(t testing.TB, change customize.Change) Option {
 	t.Helper()
 	root, err := repository()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/osthread"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -37,6 +38,20 @@ var gbctl = sync.OnceValues(func() (string, error) {
 	}
 	return program, nil
 })
+
+// Access is how the machine APIs of the nodes are asked without gbctl.
+func (c *Cluster) Access() *client.Context {
+	c.t.Helper()
+	file, err := client.Load(c.ClientConfig())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	who, err := file.Current("")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return who
+}
 
 // Patient returns the cluster for commands that take as long as this at native speed.
 func (c *Cluster) Patient(budget time.Duration) *Cluster {

@@ -30,10 +30,10 @@ const refName = "org.opencontainers.image.ref.name"
 
 // WithImage adds an image to those that nodes can pull. It contains only the
 // program of a folder beside the test, as /FOLDER.
-func WithImage(t *testing.T, name, folder string) Option { return WithProgram(t, name, folder, folder) }
+func WithImage(t testing.TB, name, folder string) Option { return WithProgram(t, name, folder, folder) }
 
 // WithProgram is WithImage with another path of the program.
-func WithProgram(t *testing.T, name, folder, path string) Option {
+func WithProgram(t testing.TB, name, folder, path string) Option {
 	t.Helper()
 	return func(o *qemu.Options) {
 		dir, err := addImage(t.TempDir(), o.Images, name, folder, path)
@@ -45,7 +45,7 @@ func WithProgram(t *testing.T, name, folder, path string) Option {
 }
 
 // WithName gives an image that nodes can pull another name, too.
-func WithName(t *testing.T, name, of string) Option {
+func WithName(t testing.TB, name, of string) Option {
 	t.Helper()
 	return func(o *qemu.Options) {
 		all, err := linked(o.Images, filepath.Join(t.TempDir(), "images"))
@@ -78,14 +78,14 @@ func addName(all layout.Path, name, of string) error {
 }
 
 // WithInit makes a system start a program of a folder beside the test, as /FOLDER in its initramfs, in place of its own.
-func WithInit(t *testing.T, o media.Options, folder string) media.Options {
+func WithInit(t testing.TB, o media.Options, folder string) media.Options {
 	t.Helper()
 	dir := t.TempDir()
 	content, err := program(dir, folder)
 	if err != nil {
 		t.Fatalf("%s: %v", folder, err)
 	}
-	all, err := os.ReadFile(parts(t).Initramfs)
+	all, err := os.ReadFile(Parts(t).Initramfs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,9 +106,9 @@ func WithInit(t *testing.T, o media.Options, folder string) media.Options {
 }
 
 // WithHalfAKernel makes a system whose kernel is cut off.
-func WithHalfAKernel(t *testing.T, o media.Options) media.Options {
+func WithHalfAKernel(t testing.TB, o media.Options) media.Options {
 	t.Helper()
-	kernel, err := os.ReadFile(parts(t).Kernel)
+	kernel, err := os.ReadFile(Parts(t).Kernel)
 	o.Kernel = filepath.Join(t.TempDir(), "vmlinuz")
 	if err == nil {
 		err = os.WriteFile(o.Kernel, kernel[:len(kernel)/2], 0o600)
@@ -120,10 +120,10 @@ func WithHalfAKernel(t *testing.T, o media.Options) media.Options {
 }
 
 // Without makes a system whose root filesystem lacks a file.
-func Without(t *testing.T, o media.Options, path string) media.Options {
+func Without(t testing.TB, o media.Options, path string) media.Options {
 	t.Helper()
 	dir, work := t.TempDir(), t.TempDir()
-	err := parts(t).With(o).Directory(dir)
+	err := Parts(t).With(o).Directory(dir)
 	if err == nil {
 		err = customize.Change{Remove: []string{path}}.Apply(t.Context(), dir, func(line string) { t.Log(line) })
 	}

@@ -14,13 +14,13 @@ import (
 )
 
 // Linux is the release of the kernel of media.
-func Linux(t *testing.T) string {
+func Linux(t testing.TB) string {
 	t.Helper()
-	return parts(t).Release
+	return Parts(t).Release
 }
 
 // OtherKernel writes another kernel as /boot/vmlinuz and /lib/modules below a directory, and returns its release.
-func OtherKernel(t *testing.T, dir string) string {
+func OtherKernel(t testing.TB, dir string) string {
 	t.Helper()
 	root, err := repository()
 	if err != nil {
@@ -60,7 +60,7 @@ func OtherKernel(t *testing.T, dir string) string {
 }
 
 // WriteFile writes a file, and the directories above it.
-func WriteFile(t *testing.T, path string, content []byte) {
+func WriteFile(t testing.TB, path string, content []byte) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)

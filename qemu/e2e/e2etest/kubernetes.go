@@ -105,6 +105,13 @@ func (s *Server) Limited(limit, wait time.Duration) *Server {
 	return &Server{URL: s.URL, client: &client, limit: limit}
 }
 
+// Anew returns the same client, but each request has a connection of its own, and is short.
+func (s *Server) Anew(wait time.Duration) *Server {
+	transport := s.client.Transport.(*http.Transport).Clone()
+	transport.DisableKeepAlives = true
+	return &Server{URL: s.URL, client: &http.Client{Transport: transport, Timeout: wait}}
+}
+
 // Get returns the answer to one request, if its status is 200.
 func (s *Server) Get(ctx context.Context, path string) ([]byte, error) {
 	return s.do(ctx, http.MethodGet, path, "", http.StatusOK)

@@ -14,7 +14,7 @@ const ownMountsVar = "GARBOARD_E2E_OWN_MOUNTS"
 
 // InOwnMounts runs the calling test once more, in a process with a mount namespace of its
 // own. Its mounts end with that process, in which InOwnMounts returns true.
-func InOwnMounts(t *testing.T) bool {
+func InOwnMounts(t testing.TB) bool {
 	t.Helper()
 	if os.Getenv(ownMountsVar) != "" {
 		return true

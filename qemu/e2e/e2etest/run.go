@@ -17,7 +17,7 @@ import (
 const endBudget = 20 * time.Second
 
 // Run starts a program on a thread, or here, and ends it with the test. It returns the file with its output.
-func Run(t *testing.T, inside *osthread.Thread, program string, args ...string) (log string) {
+func Run(t testing.TB, inside *osthread.Thread, program string, args ...string) (log string) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), filepath.Base(program)+".log"))
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 )
 
 // SelfHosted makes a cluster whose nodes can pull the image of the pod-checkpointer. SelfHost
-// then makes its control plane self-hosted. Only long tests may use it.
-func SelfHosted(t testing.TB) Option {
+// then makes its control plane self-hosted. Only long tests and benchmarks may use it. further are other optional components.
+func SelfHosted(t testing.TB, further ...string) Option {
 	t.Helper()
-	a, err := build(image.BuildRoot, image.Cloud, components.PodCheckpointer)
+	a, err := build(image.BuildRoot, image.Cloud, append(further, components.PodCheckpointer)...)
 	if err != nil {
 		t.Fatalf("build the pod-checkpointer: %v", err)
 	}

@@ -23,7 +23,7 @@ var shared struct {
 // Shared is Ready with a cluster that other tests of the package use, too: the
 // first test makes it, and the end of the test program removes it. A test must
 // leave it unchanged.
-func Shared(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
+func Shared(t testing.TB, name, provisioner string, options ...Option) (*Cluster, *Mark) {
 	t.Helper()
 	made := Built(t, provisioner)
 	m := Marks(t)

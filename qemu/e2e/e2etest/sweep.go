@@ -24,7 +24,7 @@ const sweepPrefix = "sweep="
 // cleans up nothing. It also removes the directory of its clusters.
 //
 //	test ── pipe ──► sweep: a byte is the test's end; an end without one its death
-func Sweep(t *testing.T, cluster string) {
+func Sweep(t testing.TB, cluster string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], sweepPrefix+cluster)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for the test

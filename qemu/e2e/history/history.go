@@ -21,7 +21,9 @@ type History struct {
 	failures int
 	failure  error // the last
 	last     time.Time
+	failing  bool // since last
 	pause    Pause
+	outages  []Pause
 }
 
 // Pause is a time in which no write was acknowledged.
@@ -41,7 +43,10 @@ func (h *History) Acknowledged(key, value string, now time.Time) {
 	defer h.mu.Unlock()
 	h.acked[key] = value
 	h.passed(now)
-	h.last = now
+	if h.failing {
+		h.outages = append(h.outages, Pause{h.last, now.Sub(h.last)})
+	}
+	h.last, h.failing = now, false
 }
 
 // Failed records a write that may have happened or not.
@@ -49,6 +54,7 @@ func (h *History) Failed(err error, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.failures++
+	h.failing = true
 	h.failure = err
 	h.passed(now)
 }
@@ -74,6 +80,13 @@ func (h *History) Longest() Pause {
 	longest := h.pause
 	h.pause = Pause{}
 	return longest
+}
+
+// Outages returns the pauses in which a write failed, without one that isn't over.
+func (h *History) Outages() []Pause {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.outages)
 }
 
 func (h *History) String() string {

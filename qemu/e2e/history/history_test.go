@@ -69,7 +69,14 @@ func TestLongestPause(t *testing.T) {
 	if p := h.Longest(); p != (Pause{at(10), 5 * time.Second}) {
 		t.Errorf("longest pause, to the end: %v", p)
 	}
-	if got := h.String(); got != "4 writes acknowledged, 3 not, the last of them: no leader" {
+	if all := h.Outages(); !slices.Equal(all, []Pause{{at(1), 6 * time.Second}}) {
+		t.Errorf("outages that are over: %v", all)
+	}
+	h.Acknowledged("e", "", at(16))
+	if all := h.Outages(); len(all) != 2 || all[1] != (Pause{at(10), 6 * time.Second}) {
+		t.Errorf("outages: %v", all)
+	}
+	if got := h.String(); got != "5 writes acknowledged, 3 not, the last of them: no leader" {
 		t.Error(got)
 	}
 }

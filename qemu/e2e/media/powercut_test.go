@@ -14,9 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +23,7 @@ import (
 	"github.com/diskfs/go-diskfs/filesystem/fat32"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/qemu/vm"
+	"github.com/garboard-os/garboard/tools/testing/bootloader"
 )
 
 // powerCuts is at how many points of the machine's life the power is cut.
@@ -165,12 +164,12 @@ func (d bootDisk) start(t *testing.T) (uefi, bios string, err error) {
 		if !bytes.Equal(loader, d.loader) {
 			errs = append(errs, fmt.Errorf("the boot loader, of %d bytes, isn't whole", len(loader)))
 		}
-		uefi, e = d.systemdBoot(files)
+		uefi, e = d.starts(bootloader.SystemdBoot, files)
 		errs = append(errs, e)
 	}
 	if strings.Contains(string(record), "GRUB") { // a partition table may have a record of its own
 		var e error
-		bios, e = d.grub(files)
+		bios, e = d.starts(bootloader.GRUB, files)
 		errs = append(errs, e)
 	}
 	return uefi, bios, errors.Join(errs...)
@@ -197,71 +196,13 @@ func (d bootDisk) oneTable(t *testing.T) {
 	}
 }
 
-var (
-	entryName = regexp.MustCompile(`^garboard-([ab])(?:\+(\d+)(?:-\d+)?)?\.conf$`)
-	entryLine = regexp.MustCompile(`(?m)^(version|efi) (.+)$`)
-)
-
-// systemdBoot starts the entry with the highest version among those that have a try left or don't count, and else among the others
-// (systemd-boot(7), Automatic Boot Assessment).
-func (d bootDisk) systemdBoot(files fs.FS) (version string, err error) {
-	const dir = "loader/entries"
-	entries, err := fs.ReadDir(files, dir)
-	if err != nil {
+// starts is the version of the system that a boot loader starts; "": it starts none.
+func (d bootDisk) starts(loader func(fs.FS) (bootloader.Start, error), files fs.FS) (version string, err error) {
+	start, err := loader(files)
+	if err != nil || start.System == "" {
 		return "", err
 	}
-	best, system := -1, ""
-	for _, e := range entries {
-		name := entryName.FindStringSubmatch(strings.ToLower(e.Name()))
-		if name == nil {
-			continue // the file that becomes one
-		}
-		text, err := fs.ReadFile(files, dir+"/"+e.Name())
-		if err != nil {
-			continue // systemd-boot leaves it out, too
-		}
-		values := map[string]string{}
-		for _, m := range entryLine.FindAllStringSubmatch(string(text), -1) {
-			values[m[1]] = m[2]
-		}
-		rank, err := strconv.Atoi(values["version"])
-		if err != nil {
-			return "", fmt.Errorf("%s has no version: %q", e.Name(), text)
-		}
-		if name[2] != "0" {
-			rank += 10
-		}
-		if rank > best {
-			best, system = rank, strings.TrimPrefix(values["efi"], "/")
-		}
-	}
-	if system == "" {
-		return "", nil
-	}
-	return d.system(files, system)
-}
-
-// grub follows the script of package esp: the system on trial, the chosen one, and any that is there.
-func (d bootDisk) grub(files fs.FS) (version string, err error) {
-	if _, err := fs.ReadFile(files, "garboard/grub.cfg"); err != nil {
-		return "", err
-	}
-	block, _ := fs.ReadFile(files, "garboard/grubenv") // GRUB goes on without it
-	var slots []string
-	for _, name := range []string{"trying", "choice"} {
-		_, rest, _ := strings.Cut(string(block), "\n"+name+"=")
-		slot, _, _ := strings.Cut(rest, "\n")
-		slots = append(slots, slot)
-	}
-	for _, slot := range append(slots, boot.SlotNames[:]...) {
-		if slot == "" {
-			continue
-		}
-		if _, err := fs.ReadFile(files, "garboard/"+slot+".cfg"); err == nil {
-			return d.system(files, "EFI/garboard/"+slot+".efi")
-		}
-	}
-	return "", nil
+	return d.system(files, start.System)
 }
 
 // system is the version of a system, if the file is whole.

@@ -77,7 +77,7 @@ func put(t *testing.T, b *bytes.Buffer, v any) {
 func Program(version string) string { return "the program of " + version }
 
 // initramfs has an archive that isn't compressed, and one that is, as that of a machine with microcode.
-func initramfs(t *testing.T, version string) string {
+func initramfs(t *testing.T, program string) string {
 	t.Helper()
 	file := func(name, content string) string {
 		header := fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", 0, 0o100755, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name)+1, 0)
@@ -89,11 +89,17 @@ func initramfs(t *testing.T, version string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return file("early", "abc") + end + "\x00\x00\x00\x00" + string(encoder.EncodeAll([]byte(file("dev/null", "")+file("init", Program(version))+end), nil))
+	return file("early", "abc") + end + "\x00\x00\x00\x00" + string(encoder.EncodeAll([]byte(file("dev/null", "")+file("init", program)+end), nil))
 }
 
 // Image returns one with its sections (UAPI.5).
 func Image(t *testing.T, version, cmdline string) []byte {
+	t.Helper()
+	return ImageOf(t, version, cmdline, Program(version))
+}
+
+// ImageOf returns one with this program of PID 1.
+func ImageOf(t *testing.T, version, cmdline, program string) []byte {
 	t.Helper()
 	sections := []struct {
 		name    string
@@ -102,7 +108,7 @@ func Image(t *testing.T, version, cmdline string) []byte {
 		{".osrel", "ID=garboard\nVERSION_ID=\"" + version + "\"\n"},
 		{".uname", Release},
 		{".cmdline", cmdline},
-		{".initrd", initramfs(t, version)},
+		{".initrd", initramfs(t, program)},
 		{".linux", string(Linux(Release))},
 	}
 	b := start(t, uint16(len(sections)), headers)

@@ -8,6 +8,7 @@
 package components
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -40,18 +41,20 @@ type Program struct {
 	Static  bool     // uses cgo, and is linked statically all the same
 }
 
-// Versions of the components. Kubernetes' programs all have the same one. Its other version is one from which clusters are upgraded.
+// Versions of the components. Kubernetes' programs all have the same one. Its other version is one from which clusters are upgraded. The
+// relinked one is for tests: the same code says that it is an earlier version. So it takes a link, and no compilation.
 const (
-	KubernetesVersion      = "v1.36.3"
-	OtherKubernetesVersion = "v1.35.4"
-	EtcdVersion            = "v3.6.8"
-	ContainerdVersion      = "v2.3.7"
-	RuncVersion            = "v1.5.2"
-	CNIVersion             = "v1.9.1"
-	CoreDNSVersion         = "v1.14.7"
-	FlannelVersion         = "v0.28.4"
-	PauseVersion           = "3.10.1"
-	PodCheckpointerVersion = "v1"
+	KubernetesVersion         = "v1.36.3"
+	OtherKubernetesVersion    = "v1.35.4"
+	RelinkedKubernetesVersion = KubernetesVersion + "-relinked"
+	EtcdVersion               = "v3.6.8"
+	ContainerdVersion         = "v2.3.7"
+	RuncVersion               = "v1.5.2"
+	CNIVersion                = "v1.9.1"
+	CoreDNSVersion            = "v1.14.7"
+	FlannelVersion            = "v0.28.4"
+	PauseVersion              = "3.10.1"
+	PodCheckpointerVersion    = "v1"
 )
 
 // PodCheckpointer is an optional component: without it, no control plane can be self-hosted.
@@ -65,6 +68,7 @@ var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"}
 var All = []Component{
 	kubernetes(Component{Name: kubernetesName, Version: KubernetesVersion}),
 	kubernetes(Component{Name: kubernetesName + "-1.35", Version: OtherKubernetesVersion, Pins: "kubernetes-1.35", Optional: true}),
+	kubernetes(Component{Name: kubernetesName + "-relinked", Version: RelinkedKubernetesVersion, Optional: true, Guess: 10 * time.Second}),
 	{
 		Name: "etcd", Version: EtcdVersion, Dir: "etcd", Guess: 30 * time.Second,
 		Files: []string{"etcd", "etcdctl", "etcdutl"},
@@ -129,7 +133,7 @@ const kubernetesName = "kubernetes"
 // kubernetes completes the component of a version. All versions have the same main.
 func kubernetes(c Component) Component {
 	links := []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"}
-	c.Dir, c.Guess = kubernetesName, 6*time.Minute
+	c.Dir, c.Guess = kubernetesName, cmp.Or(c.Guess, 6*time.Minute)
 	c.Files = append([]string{kubernetesName}, links...)
 	c.Programs = []Program{{File: kubernetesName, Package: ".", Stamp: kubernetesStamp(c.Version), Links: links}}
 	return c
@@ -182,14 +186,8 @@ func Kubernetes() []Component {
 	return slices.DeleteFunc(slices.Clone(All), func(c Component) bool { return c.Dir != kubernetesName })
 }
 
-// KubernetesVersions lists the versions of Kubernetes that can be built, the default one first.
-func KubernetesVersions() []string {
-	var versions []string
-	for _, c := range Kubernetes() {
-		versions = append(versions, c.Version)
-	}
-	return versions
-}
+// KubernetesVersions lists the versions of Kubernetes that users can have built, the default one first.
+func KubernetesVersions() []string { return []string{KubernetesVersion, OtherKubernetesVersion} }
 
 // ByName finds a component.
 func ByName(name string) (Component, error) {

@@ -27,15 +27,19 @@ func root(t *testing.T) string {
 
 // modules are the module paths whose version a component's go.mod has to state as its own.
 var modules = map[string][]string{
-	"kubernetes":      {"k8s.io/kubernetes"},
-	"kubernetes-1.35": {"k8s.io/kubernetes"},
-	"etcd":            {"go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"},
-	"containerd":      {"github.com/containerd/containerd/v2"},
-	"runc":            {"github.com/opencontainers/runc"},
-	"cni":             {"github.com/containernetworking/plugins"},
-	"coredns":         {"github.com/coredns/coredns"},
-	"flannel":         {"github.com/flannel-io/flannel"},
+	"kubernetes":          {"k8s.io/kubernetes"},
+	"kubernetes-1.35":     {"k8s.io/kubernetes"},
+	"kubernetes-relinked": {"k8s.io/kubernetes"},
+	"etcd":                {"go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"},
+	"containerd":          {"github.com/containerd/containerd/v2"},
+	"runc":                {"github.com/opencontainers/runc"},
+	"cni":                 {"github.com/containernetworking/plugins"},
+	"coredns":             {"github.com/coredns/coredns"},
+	"flannel":             {"github.com/flannel-io/flannel"},
 }
+
+// pinned is the version of a component's modules: the relinked Kubernetes is made of another version's.
+func pinned(c Component) string { return strings.TrimSuffix(c.Version, "-relinked") }
 
 func TestTableAgreesWithModules(t *testing.T) {
 	for _, c := range All {
@@ -52,7 +56,7 @@ func TestTableAgreesWithModules(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, path := range modules[c.Name] {
-				if want := regexp.MustCompile(`(?m)` + regexp.QuoteMeta(path) + ` ` + regexp.QuoteMeta(c.Version) + `( // indirect)?$`); !want.Match(content) {
+				if want := regexp.MustCompile(`(?m)` + regexp.QuoteMeta(path) + ` ` + regexp.QuoteMeta(pinned(c)) + `( // indirect)?$`); !want.Match(content) {
 					t.Errorf("go.mod doesn't require %s at %s", path, c.Version)
 				}
 			}
@@ -82,7 +86,7 @@ func TestStagingModulesFollowKubernetes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := "v0" + strings.TrimPrefix(c.Version, "v1")
+		want := "v0" + strings.TrimPrefix(pinned(c), "v1")
 		replaced := regexp.MustCompile(`(?m)^\t(k8s\.io/\S+) => (\S+) (\S+)$`).FindAllStringSubmatch(string(content), -1)
 		if len(replaced) == 0 {
 			t.Errorf("%s: no replaced modules", c.Name)
@@ -97,18 +101,20 @@ func TestStagingModulesFollowKubernetes(t *testing.T) {
 
 func TestOptionalComponentsAreBuiltOnDemand(t *testing.T) {
 	standard := Names()
-	if slices.Contains(standard, "kubernetes-1.35") || slices.Contains(standard, PodCheckpointer) || !slices.Contains(standard, "kubernetes") {
+	if !slices.Contains(standard, "kubernetes") {
 		t.Errorf("every cluster is built from %v", standard)
 	}
-	more := Names(OtherKubernetesVersion)
-	if len(more) != len(standard)+1 || !slices.Contains(more, "kubernetes-1.35") {
-		t.Errorf("with %s it is built from %v", OtherKubernetesVersion, more)
+	for optional, name := range map[string]string{
+		OtherKubernetesVersion: "kubernetes-1.35", RelinkedKubernetesVersion: "kubernetes-relinked", PodCheckpointer: PodCheckpointer,
+	} {
+		if more := Names(optional); slices.Contains(standard, name) || len(more) != len(standard)+1 || !slices.Contains(more, name) {
+			t.Errorf("every cluster is built from %v, and with %s from %v", standard, optional, more)
+		}
 	}
-	if more := Names(PodCheckpointer); len(more) != len(standard)+1 || !slices.Contains(more, PodCheckpointer) {
-		t.Errorf("with %s it is built from %v", PodCheckpointer, more)
-	}
-	if diff := slices.Compare(KubernetesVersions(), []string{KubernetesVersion, OtherKubernetesVersion}); diff != 0 {
-		t.Errorf("versions of Kubernetes: %v", KubernetesVersions())
+	for _, version := range KubernetesVersions() {
+		if !slices.ContainsFunc(Kubernetes(), func(c Component) bool { return c.Version == version }) {
+			t.Errorf("no component is Kubernetes %s", version)
+		}
 	}
 }
 

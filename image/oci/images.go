@@ -105,8 +105,9 @@ var layers = map[string]func(binaries map[string]string, tools string) tree{
 		}
 		return t
 	},
-	"kubernetes":      kubernetesLayer("kubernetes"),
-	"kubernetes-1.35": kubernetesLayer("kubernetes-1.35"),
+	"kubernetes":          kubernetesLayer("kubernetes"),
+	"kubernetes-1.35":     kubernetesLayer("kubernetes-1.35"),
+	"kubernetes-relinked": kubernetesLayer("kubernetes-relinked"),
 	"etcd": func(binaries map[string]string, _ string) tree {
 		return tree{
 			"usr/local/bin/etcd":    copyOf(binaries["etcd"]+"/etcd", 0o755),

@@ -114,8 +114,8 @@ func TestImagesAreThoseOfTheDefaultConfiguration(t *testing.T) {
 // a version that was built has the images that a configuration with this version names, and no others.
 func TestFurtherKubernetesVersions(t *testing.T) {
 	var want, got []string
-	for _, version := range components.KubernetesVersions()[1:] {
-		c, err := config.Generate(config.Options{Endpoint: "https://10.5.0.2:6443", KubernetesVersion: version})
+	for _, further := range components.Kubernetes()[1:] {
+		c, err := config.Generate(config.Options{Endpoint: "https://10.5.0.2:6443", KubernetesVersion: further.Version})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -128,17 +128,32 @@ func build(node image.Builder, flavour image.Flavour, optional ...string) (*imag
 	return image.BuildAll(context.Background(), root, os.Stderr, node, flavour, optional...)
 }
 
+// further are the optional components of tests that aren't long: one set, so that there is
+// one layout with all their images.
+var further = []string{components.PodCheckpointer, components.RelinkedKubernetesVersion}
+
 // OtherKubernetes makes a cluster of components.OtherKubernetesVersion. Its nodes can pull
 // the images of both versions. Only long tests may use it: the build takes minutes.
 func OtherKubernetes(t testing.TB) Option {
 	t.Helper()
-	a, err := build(image.BuildRoot, image.Cloud, components.OtherKubernetesVersion)
+	return ofVersion(t, components.OtherKubernetesVersion, components.OtherKubernetesVersion)
+}
+
+// RelinkedKubernetes is the same with components.RelinkedKubernetesVersion: the code of the
+// default version, under another version's name.
+func RelinkedKubernetes(t testing.TB) Option {
+	t.Helper()
+	return ofVersion(t, components.RelinkedKubernetesVersion, further...)
+}
+
+func ofVersion(t testing.TB, version string, optional ...string) Option {
+	t.Helper()
+	a, err := build(image.BuildRoot, image.Cloud, optional...)
 	if err != nil {
-		t.Fatalf("build Kubernetes %s: %v", components.OtherKubernetesVersion, err)
+		t.Fatalf("build Kubernetes %s: %v", version, err)
 	}
 	return func(o *qemu.Options) {
-		o.KubernetesVersion, o.Images = components.OtherKubernetesVersion, a.Layout
-		o.Kubernetes = []string{components.OtherKubernetesVersion}
+		o.KubernetesVersion, o.Images, o.Kubernetes = version, a.Layout, []string{version}
 	}
 }
 

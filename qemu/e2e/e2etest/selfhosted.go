@@ -3,19 +3,19 @@
 package e2etest
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/garboard-os/garboard/image"
-	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/selfhosted"
 )
 
 // SelfHosted makes a cluster whose nodes can pull the image of the pod-checkpointer. SelfHost
-// then makes its control plane self-hosted. Only long tests and benchmarks may use it. further are other optional components.
-func SelfHosted(t testing.TB, further ...string) Option {
+// then makes its control plane self-hosted. others are other optional components.
+func SelfHosted(t testing.TB, others ...string) Option {
 	t.Helper()
-	a, err := build(image.BuildRoot, image.Cloud, append(further, components.PodCheckpointer)...)
+	a, err := build(image.BuildRoot, image.Cloud, slices.Concat(further, others)...)
 	if err != nil {
 		t.Fatalf("build the pod-checkpointer: %v", err)
 	}

@@ -68,6 +68,8 @@ func TestConfigureInContainer(t *testing.T) {
 	t.Run("live changes", func(t *testing.T) { live(t, c.In(t)) })
 	t.Run("a broken network is undone", func(t *testing.T) { tryNetwork(t, c.In(t)) })
 	t.Run("a bad image is found out", func(t *testing.T) { badImage(t, c.In(t)) })
+	t.Run("S-226 static pods are put back", func(t *testing.T) { putBack(t, c.In(t)) })
+	t.Run("container runtime", func(t *testing.T) { containerRuntime(t, c.In(t)) })
 	t.Run("a support bundle holds no secret", func(t *testing.T) { support(t, c.In(t)) })
 	t.Run("a try with a reboot is undone", func(t *testing.T) { tryReboot(t, c.In(t)) })
 	t.Run("staged, then rebooted", func(t *testing.T) { staged(t, c.In(t)) })

@@ -7,6 +7,8 @@ package badinput
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,6 +27,10 @@ const (
 	// mendBudget is for a node to notice the correction: it looks again within 30
 	// s, the longest pause between two attempts.
 	mendBudget = 45 * time.Second
+	// tellBudget is for the doctor to report a full disk, and backBudget for services that are
+	// restarted with growing pauses, up to two minutes.
+	tellBudget = 60 * time.Second
+	backBudget = 150 * time.Second
 )
 
 // edit changes the first configuration of a node.
@@ -151,4 +157,58 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Says(mendBudget, offset, "etcd: Running (up)")
+	c.Ready(e2etest.Marks(t))
+	fullAtWork(c, full)
+}
+
+// fullAtWork: the doctor says that the disk is full. The node's own API works, and takes a
+// change. Kubernetes takes writes when there is room again.
+func fullAtWork(c *e2etest.Cluster, dir string) {
+	t := c.T()
+	t.Helper()
+	filler := filepath.Join(dir, "filler")
+	c.Eventually(tellBudget, "the doctor tells of disk-full", func() error {
+		if err := fill(filler); err != nil { // again: the kubelet removes images
+			return err
+		}
+		out, err := c.TryGbctl("doctor")
+		if err == nil || !strings.Contains(out, "disk-full") || !strings.Contains(out, "EPHEMERAL (/var) has") {
+			return fmt.Errorf("doctor: %v\n%s", err, out)
+		}
+		return nil
+	})
+	c.Gbctl("patch", "mc", "--immediate", "-p", `machine: {sysctls: {net.ipv4.ip_default_ttl: "63"}}`)
+	state, err := os.ReadFile(filepath.Join(c.Dir(), c.Node(), "state", "config.yaml"))
+	if err != nil || !strings.Contains(string(state), "ip_default_ttl") {
+		t.Errorf("the configuration on STATE isn't what was applied: %v\n%s", err, state)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	c.Eventually(backBudget, "Kubernetes takes writes", func() error { return c.TryWrite("create", "configmap", "again") })
+	c.Eventually(backBudget, "the doctor doesn't tell of a full disk any more", func() error {
+		if out, err := c.TryGbctl("doctor"); strings.Contains(out, "disk-full") {
+			return fmt.Errorf("doctor: %v\n%s", err, out)
+		}
+		return nil
+	})
+}
+
+// fill makes a file larger until the file system of its directory is full.
+func fill(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for _, size := range []int{1 << 20, 1 << 12} {
+		for block := make([]byte, size); err == nil; {
+			_, err = f.Write(block)
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			return err
+		}
+		err = nil
+	}
+	return nil
 }

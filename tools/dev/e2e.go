@@ -160,9 +160,9 @@ func booted(ctx context.Context, s *suite, tag string, timeout time.Duration, pa
 	if len(all) == 0 {
 		return result{}, nil
 	}
-	optional, err := optionalOf(s.root, all)
+	sets, err := optionalOf(s.root, all)
 	if err == nil {
-		err = buildAll(ctx, s.root, s.out, optional, flavours...)
+		err = buildAll(ctx, s.root, s.out, sets, flavours...)
 	}
 	if err != nil {
 		return result{}, err
@@ -188,14 +188,16 @@ func booted(ctx context.Context, s *suite, tag string, timeout time.Duration, pa
 	return sum, nil
 }
 
-// optionalWords are in the files of tests that need optional components.
+// optionalWords are in the files of tests that need optional components: each set makes a layout of its own (e2etest).
 var optionalWords = map[string][]string{
-	"e2etest.OtherKubernetes(": components.KubernetesVersions()[1:],
-	"e2etest.SelfHosted(":      {components.PodCheckpointer},
+	"e2etest.OtherKubernetes(":    {components.OtherKubernetesVersion},
+	"e2etest.SelfHosted(":         {components.PodCheckpointer, components.RelinkedKubernetesVersion},
+	"e2etest.RelinkedKubernetes(": {components.PodCheckpointer, components.RelinkedKubernetesVersion},
 }
 
-// optionalOf are the optional components that some tests need.
-func optionalOf(root string, tests []bootTest) (optional []string, err error) {
+// optionalOf are the sets of optional components that some tests need; the first has none.
+func optionalOf(root string, tests []bootTest) ([][]string, error) {
+	sets := [][]string{nil}
 	for _, t := range tests {
 		for _, file := range t.files {
 			text, err := os.ReadFile(filepath.Join(root, file))
@@ -204,13 +206,13 @@ func optionalOf(root string, tests []bootTest) (optional []string, err error) {
 			}
 			for word, names := range optionalWords {
 				if strings.Contains(string(text), word) {
-					optional = append(optional, names...)
+					sets = append(sets, names)
 				}
 			}
 		}
 	}
-	slices.Sort(optional)
-	return slices.Compact(optional), nil
+	slices.SortFunc(sets, slices.Compare)
+	return slices.CompactFunc(sets, slices.Equal), nil
 }
 
 // chosen are the names and the folders of some tests.
@@ -224,18 +226,20 @@ func chosen(all []bootTest, want func(bootTest) bool) (names, folders []string) 
 	return names, slices.Compact(folders)
 }
 
-// buildAll builds everything first, with optional components, so that a test's time is the
-// test's.
-func buildAll(ctx context.Context, root string, out io.Writer, optional []string, flavours ...image.Flavour) error {
+// buildAll builds everything first, with each of some sets of optional components, so that a
+// test's time is the test's.
+func buildAll(ctx context.Context, root string, out io.Writer, sets [][]string, flavours ...image.Flavour) error {
 	for _, flavour := range flavours {
-		made, err := devcluster.Build(ctx, root, out, image.Build, flavour, optional...)
-		if err != nil {
-			return err
-		}
-		// Tests of a single service start the programs themselves.
-		programs := made.Components["etcd"] + string(os.PathListSeparator) + made.Components["kubernetes"]
-		if err := os.Setenv("GARBOARD_COMPONENTS", programs); err != nil {
-			return err
+		for _, optional := range sets {
+			made, err := devcluster.Build(ctx, root, out, image.Build, flavour, optional...)
+			if err != nil {
+				return err
+			}
+			// Tests of a single service start the programs themselves.
+			programs := made.Components["etcd"] + string(os.PathListSeparator) + made.Components["kubernetes"]
+			if err := os.Setenv("GARBOARD_COMPONENTS", programs); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -105,19 +104,19 @@ func TestOptionalComponents(t *testing.T) {
 		"c_test.go": "package c\n",
 	})
 	of := func(file string) bootTest { return bootTest{files: []string{file, "c_test.go"}} }
+	old, other := []string{components.PodCheckpointer, components.RelinkedKubernetesVersion}, []string{components.OtherKubernetesVersion}
 	for _, test := range []struct {
 		tests []bootTest
-		want  []string
+		want  [][]string
 	}{
-		{nil, nil},
-		{[]bootTest{of("c_test.go")}, nil},
-		{[]bootTest{of("a_test.go")}, []string{components.PodCheckpointer}},
-		{[]bootTest{of("a_test.go"), of("b_test.go")}, append([]string{components.PodCheckpointer}, components.KubernetesVersions()[1:]...)},
+		{nil, [][]string{nil}},
+		{[]bootTest{of("c_test.go")}, [][]string{nil}},
+		{[]bootTest{of("a_test.go"), of("a_test.go")}, [][]string{nil, old}},
+		{[]bootTest{of("b_test.go"), of("c_test.go")}, [][]string{nil, old, other}},
 	} {
 		got, err := optionalOf(root, test.tests)
-		slices.Sort(test.want)
-		if err != nil || !slices.Equal(got, test.want) {
-			t.Errorf("%v: %v, %v; want %v", test.tests, got, err, test.want)
+		if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
+			t.Errorf("%v: %v, %s", test.tests, err, diff)
 		}
 	}
 }

@@ -129,7 +129,7 @@ func build(node image.Builder, flavour image.Flavour, optional ...string) (*imag
 }
 
 // further are the optional components of tests that aren't long: one set, so that there is
-// one layout with all their images.
+// one layout with all their images. tools/dev builds the same sets before it runs tests.
 var further = []string{components.PodCheckpointer, components.RelinkedKubernetesVersion}
 
 // OtherKubernetes makes a cluster of components.OtherKubernetesVersion. Its nodes can pull

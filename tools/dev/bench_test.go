@@ -19,7 +19,7 @@ func TestBenchIsToldNonsense(t *testing.T) {
 		"--clusters 0: must be 1 or more": {qemu.Auto, "", 0},
 		`--provisioner "docker": must be`: {"docker", "", 1},
 		`--only "install": must be one of sizes, media, container, several containers, shared address, operations`: {qemu.Container, "install", 1},
-		`--only "box": must be one of sizes, media, qemu, install`:                                                {qemu.QEMU, "box", 1},
+		`--only "box": must be one of sizes, media, qemu, install`:                                                 {qemu.QEMU, "box", 1},
 	} {
 		if err := bench(t.Context(), io.Discard, args.provisioner, args.only, args.clusters); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", args, err, want)

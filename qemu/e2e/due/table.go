@@ -77,6 +77,9 @@ var Folders = map[string]Folder{
 		"TestMachineIsUpgradedUnderLoad": {"services/operations/lifecycle", "services/system/install", "services/system/slots", "services/kubernetes/etcd"},
 		"TestSystemWithoutNetwork":       {"services/system/slots", "boot/slots.go", "boot/esp", "init/watchdog.go", "services/operations/rollout", "tools/gbctl/power.go"},
 	}},
+	"qemu/e2e/members": {All: []string{
+		"services/kubernetes/etcd", "services/kubernetes/vip", "services/operations/lifecycle", "tools/gbctl/etcd.go", "tools/gbctl/reset.go",
+	}},
 	"qemu/e2e/mirror": {All: []string{
 		"image/oci", "image/components", "services/kubernetes/containerd", "qemu/network", "tools/gbctl/imagebundle", "tools/gbctl/images*.go", "config/images.go",
 	}},
@@ -110,6 +113,9 @@ var Folders = map[string]Folder{
 	"qemu/e2e/threenodes": {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers"}, Tests: map[string][]string{
 		"TestOneCommandKeepsTheQuorum": {"services/operations/rollout", "services/system/machine", "tools/gbctl/services.go"},
 		"TestRecoverFromSnapshot":      {"tools/gbctl/etcd.go", "tools/gbctl/bootstrap.go"},
+	}},
+	"qemu/e2e/upgrade": {All: []string{
+		"services/operations/upgradek8s", "services/operations/convertk8s", "services/operations/rollout", "qemu/selfhosted", "tools/gbctl/kubernetes.go",
 	}},
 	"qemu/e2e/versions": {
 		All: []string{"services/operations/upgradek8s", "services/operations/rollout", "image/components/kubernetes*/*"},

@@ -13,11 +13,6 @@ import (
 	"strings"
 )
 
-// IndexFiles are what Index makes. The binary ones are for modprobe in containers that mount /lib/modules.
-var IndexFiles = []string{
-	"modules.alias", "modules.alias.bin", "modules.builtin.alias.bin", "modules.builtin.bin", "modules.dep", "modules.dep.bin", "modules.softdep",
-}
-
 // described is what a module says about itself, in the section .modinfo.
 type described struct {
 	file, name string
@@ -28,7 +23,7 @@ type described struct {
 }
 
 // Index makes the indexes of a module folder (modules.dep(5), depmod(8)), by the name of the file. Files are all paths in the folder. It
-// refuses modules that need one that isn't there.
+// refuses modules that need one that isn't there. The binary indexes are for modprobe in containers that mount /lib/modules.
 func Index(files []string, read func(name string) ([]byte, error)) (map[string][]byte, error) {
 	all, err := describe(files, read)
 	if err != nil {

@@ -26,8 +26,6 @@ import (
 const (
 	// installBudget is for a machine to boot from its medium, to install itself, and to boot from its disk.
 	installBudget = 2 * time.Minute
-	// restartBudget is for an operation that restarts a machine, until its node is healthy again.
-	restartBudget = 5 * time.Minute
 	// budgetInstall is the RAM in which a machine has to install itself.
 	budgetInstall = 1 << 30
 	// sampleEvery is how often a node is asked for its memory, and sampleWait how long for an answer is waited.

@@ -92,7 +92,7 @@ func installed(b *testing.B, name string, o media.Options, change e2etest.Option
 		b.Fatal(err)
 	}
 	o.Args = append([]string{"console=ttyS0", "panic=-1"}, vm.KernelArgs(choice.Accelerator)...)
-	layout, _ := e2etest.Installer(b, media.Options{Args: o.Args, Version: e2etest.Built(b, qemu.QEMU).Version})
+	layout, _ := e2etest.Installer(b, media.Options{Args: o.Args, Version: e2etest.Parts(b).Version})
 	c, m := e2etest.Start(b, name, qemu.QEMU, e2etest.Medium(b, o), func(q *qemu.Options) { q.Boot.Installer, q.MemoryMiB = layout, controlPlaneMiB }, change)
 	used := sample(b, c, func() {
 		c.Says(installBudget, 0, "runs from slot A, which is trying")
@@ -159,9 +159,7 @@ func restarts(b *testing.B, c *e2etest.Cluster) {
 		of(seconds, "reboot of this machine: no API server for", reboot.longest),
 		of(seconds, "reboot of this machine, until the operation has ended, images on its disk", reboot.took))
 	var upgrade operated
-	used := sample(b, c, func() {
-		upgrade = operate(b, c, "upgrade", "--image", media.InstallerImage(e2etest.Built(b, qemu.QEMU).Version))
-	})
+	used := sample(b, c, func() { upgrade = operate(b, c, "upgrade", "--image", media.InstallerImage(e2etest.Parts(b).Version)) })
 	report(b,
 		figure{what: "upgrade of this machine: no API server for", value: fmt.Sprintf("%s, %.2f of a reboot", seconds(upgrade.longest), float64(upgrade.longest)/float64(reboot.longest))},
 		of(seconds, "upgrade of this machine, until it is known to be healthy", upgrade.took),

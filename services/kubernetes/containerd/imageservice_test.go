@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -31,31 +32,45 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
+// kubeletAsked is a request of a real kubelet, which has pulled an image for a static pod. TestRealPulls has recorded it, and says how.
+func kubeletAsked(t *testing.T, name string) []byte {
+	t.Helper()
+	request, err := os.ReadFile(filepath.Join("testdata", name+".pb"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Clip(request)
+}
+
 func TestPullOfTheKubeletIsRead(t *testing.T) {
 	t.Parallel()
-	spec := slices.Clip(appendField(nil, pullRequestImage, appendField(nil, specImage, []byte("a/b:1"))))
-	auth := appendField(appendField(appendField(nil, authUsername, []byte("u")), authPassword, []byte("p")), authServer, []byte("https://r.test/v1/"))
+	const plainImage, loginImage = "plain.test/site/pod:1", "login.test/site/pod:1"
+	plain, login := kubeletAsked(t, "pull"), kubeletAsked(t, "pull-with-login")
+	loginIs := &podAuth{RegistryAuth: config.RegistryAuth{Username: "u", Password: "p"}}
 	for _, c := range []struct {
 		request []byte
+		image   string
 		want    *podAuth
 	}{
-		{spec, nil},
-		{appendField(spec, pullRequestAuth, nil), nil},
-		{appendField(spec, pullRequestAuth, auth), &podAuth{RegistryAuth: config.RegistryAuth{Username: "u", Password: "p"}, server: "https://r.test/v1/"}},
-		{appendField(spec, pullRequestAuth, appendField(nil, authIdentity, []byte("t"))), &podAuth{RegistryAuth: config.RegistryAuth{IdentityToken: "t"}}},
+		{plain, plainImage, nil},
+		{login, loginImage, loginIs},
+		// The kubelet has no login with these fields. Others who speak the CRI have.
+		{appendField(plain, pullRequestAuth, nil), plainImage, nil},
+		{appendField(plain, pullRequestAuth, appendField(nil, authServer, []byte("https://r.test/v1/"))), plainImage, &podAuth{server: "https://r.test/v1/"}},
+		{appendField(plain, pullRequestAuth, appendField(nil, authIdentity, []byte("t"))), plainImage, &podAuth{RegistryAuth: config.RegistryAuth{IdentityToken: "t"}}},
 		// Fields of later versions, of other kinds too, are skipped.
-		{append([]byte{0x48, 0x07}, appendField(spec, 9, []byte("x"))...), nil},
+		{append([]byte{0x48, 0x07}, appendField(login, 9, []byte("x"))...), loginImage, loginIs},
 	} {
 		image, got, err := parsePull(c.request)
-		if err != nil || image != "a/b:1" {
+		if err != nil || image != c.image {
 			t.Errorf("%q: %q, %v", c.request, image, err)
 		}
 		if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(podAuth{})); diff != "" {
 			t.Errorf("%q: %s", c.request, diff)
 		}
 	}
-	for n := 1; n < len(spec); n++ {
-		if image, _, err := parsePull(spec[:n]); err == nil {
+	for n := 1; n < len(login); n++ {
+		if image, _, err := parsePull(login[:n]); err == nil && image != loginImage { // it may end between two fields
 			t.Errorf("a request that is cut off after %d bytes is for %q", n, image)
 		}
 	}

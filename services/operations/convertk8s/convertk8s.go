@@ -97,7 +97,7 @@ func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan,
 	if err != nil {
 		return operation.Plan{}, err
 	}
-	plan := operation.Plan{Steps: steps, Warnings: seen.Differences}
+	plan := operation.Plan{Steps: steps, Warnings: slices.Concat(seen.Differences, seen.Servers)}
 	if len(steps) == 1 {
 		plan.Warnings = nil
 		for _, n := range rollout.ControlPlanes(seen.Nodes) {
@@ -137,6 +137,7 @@ type survey struct {
 	Before      map[string]before `json:"before"`     // by node
 	Images      map[string]string `json:"images"`     // of the DaemonSets, by program
 	Differences []string          `json:"differences,omitempty"`
+	Servers     []string          `json:"servers,omitempty"` // what the operator may have to do about those of aggregated APIs
 }
 
 // seen is the survey at the beginning.
@@ -169,7 +170,7 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 		if has != "" && key != "" && has != key {
 			s.Differences = append(s.Differences, fmt.Sprintf("this node: cluster.serviceAccount.key isn't the key in %s: no token of today will be valid", serviceAccountSecret))
 		}
-		return o.daemonSets(ctx, client, &s)
+		return errors.Join(o.daemonSets(ctx, client, &s), s.servers(ctx, client))
 	})
 	if err != nil {
 		return s, err
@@ -211,10 +212,23 @@ func (o Options) daemonSets(ctx context.Context, client *kubeclient.Client, s *s
 		if err != nil {
 			return err
 		}
-		s.Differences = append(s.Differences, differences(c.name, template, wanted)...)
+		s.Differences = append(s.Differences, differences(c, template, wanted)...)
 	}
 	s.Differences = s.Differences[:min(len(s.Differences), maxDifferences)]
 	return nil
+}
+
+// servers looks for the API servers of aggregated APIs. They trust the authority that will be
+// replaced, and some of them read it only at their start (Q-18).
+func (s *survey) servers(ctx context.Context, client *kubeclient.Client) error {
+	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "apiregistration.k8s.io/v1", Kind: "APIService"}, kubeclient.Selection{})
+	for _, a := range list.Items() {
+		if name := a.Text("spec", "service", "name"); name != "" {
+			s.Servers = append(s.Servers, fmt.Sprintf("APIService %s: restart the pods of Service %s/%s if it isn't available after the conversion: the authority of aggregated APIs is new",
+				a.Name(), a.Text("spec", "service", "namespace"), name))
+		}
+	}
+	return err
 }
 
 func daemonSet(name string) kubeclient.Ref {

@@ -27,18 +27,32 @@ func whole() []string {
 	return append(did, "no secret garboard-conversion")
 }
 
-// S-290, S-292, S-294, S-299, S-301: the steps in their order, on one node after another.
+// S-290, S-292, S-294, S-299, S-301, Q-18: the steps in their order, on one node after another.
 func TestS301ControlPlaneIsConverted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
 		defer r.off()
-		if o := r.run(Arguments{}, yes); o.State != operation.Done {
+		o := r.run(Arguments{}, yes)
+		if o.State != operation.Done {
 			t.Fatalf("it ended as %s: %s", o.State, o.Error)
 		}
 		if diff := cmp.Diff(whole(), r.did); diff != "" {
 			t.Error(diff)
+		}
+		said := r.said(o.ID)
+		for _, lines := range [][]string{
+			{`deleting daemonset "pod-checkpointer"`, "checking for active pod checkpoints", "retrying error: found 3 active pod checkpoints: ["},
+			{"conversion process completed successfully", aggregated},
+		} {
+			at := slices.Index(said, lines[0])
+			for i, line := range lines {
+				if at < 0 || at+i >= len(said) || !strings.HasPrefix(said[at+i], line) {
+					t.Errorf("there is no %q in this order:\n%s", lines, strings.Join(said, "\n"))
+					break
+				}
+			}
 		}
 		text := string(r.nodes[1].document)
 		for _, want := range []string{"# kept", "key: a2V5", "image: " + image + "kube-apiserver:v1", image + "kube-scheduler:v1"} {
@@ -182,6 +196,9 @@ func TestDryRunShowsDifferences(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if !slices.Contains(o.Warnings, aggregated) {
+				t.Errorf("the plan doesn't name the aggregated API; warnings: %q", o.Warnings)
+			}
 			if slices.ContainsFunc(o.Warnings, func(w string) bool { return strings.Contains(w, "cluster.serviceAccount.key isn't the key") }) != differs {
 				t.Errorf("the key for service accounts differs: %v; warnings: %q", differs, o.Warnings)
 			}
@@ -213,7 +230,7 @@ func TestDifferences(t *testing.T) {
 		"kube-apiserver: the static pod has --more=true, and the DaemonSet doesn't",
 		"kube-apiserver: the DaemonSet mounts /srv of the node, and the static pod doesn't: see cluster.apiServer.extraVolumes",
 	}
-	if diff := cmp.Diff(want, differences("kube-apiserver", self, static)); diff != "" {
+	if diff := cmp.Diff(want, differences(programs[0], self, static)); diff != "" {
 		t.Error(diff)
 	}
 }

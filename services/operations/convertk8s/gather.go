@@ -75,33 +75,29 @@ func read(o kubeclient.Object) before {
 
 // differences are what the definition of a self-hosted program has otherwise than the static
 // pod that takes its place: arguments, and paths of the node.
-func differences(name string, self, static kubeclient.Object) (all []string) {
+func differences(c program, self, static kubeclient.Object) (all []string) {
 	was, will := arguments(self), arguments(static)
 	for _, flag := range slices.Sorted(maps.Keys(was)) {
 		value, there := will[flag]
 		switch {
 		case !there:
-			all = append(all, fmt.Sprintf("%s: the DaemonSet has --%s=%s, and the static pod doesn't: see cluster.%s.extraArgs", name, flag, was[flag], field(name)))
+			all = append(all, fmt.Sprintf("%s: the DaemonSet has --%s=%s, and the static pod doesn't: see cluster.%s.extraArgs", c.name, flag, was[flag], c.field))
 		case value != was[flag] && !samePurpose(was[flag], value):
-			all = append(all, fmt.Sprintf("%s: the DaemonSet has --%s=%s, and the static pod --%s=%s", name, flag, was[flag], flag, value))
+			all = append(all, fmt.Sprintf("%s: the DaemonSet has --%s=%s, and the static pod --%s=%s", c.name, flag, was[flag], flag, value))
 		}
 	}
 	for _, flag := range slices.Sorted(maps.Keys(will)) {
 		if _, there := was[flag]; !there {
-			all = append(all, fmt.Sprintf("%s: the static pod has --%s=%s, and the DaemonSet doesn't", name, flag, will[flag]))
+			all = append(all, fmt.Sprintf("%s: the static pod has --%s=%s, and the DaemonSet doesn't", c.name, flag, will[flag]))
 		}
 	}
 	has := hostPaths(static)
 	for _, path := range hostPaths(self) {
 		if !slices.Contains(has, path) {
-			all = append(all, fmt.Sprintf("%s: the DaemonSet mounts %s of the node, and the static pod doesn't: see cluster.%s.extraVolumes", name, path, field(name)))
+			all = append(all, fmt.Sprintf("%s: the DaemonSet mounts %s of the node, and the static pod doesn't: see cluster.%s.extraVolumes", c.name, path, c.field))
 		}
 	}
 	return all
-}
-
-func field(name string) string {
-	return programs[slices.IndexFunc(programs, func(c program) bool { return c.name == name })].field
 }
 
 // samePurpose: files are in another place, and $(NAME) is of each pod's own.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -83,9 +84,10 @@ func (o Options) checkpointerStep(a Arguments) operation.Step {
 // in between, nothing may start an API server any more: then it doesn't wait for one.
 func disable(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) error {
 	p.Report("deleting daemonset %q", checkpointer)
+	checking := sync.OnceFunc(func() { p.Report("checking for active pod checkpoints") }) // S-299
 	var down time.Time
 	return rollout.Poll(ctx, p, func(ctx context.Context) error {
-		answered, err := deleted(ctx, p, client, a)
+		answered, err := deleted(ctx, p, client, a, checking)
 		_, begun := saved.Get(p)
 		switch {
 		case answered || begun != nil:
@@ -102,7 +104,7 @@ func disable(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 
 // deleted deletes pod-checkpointer, and returns nil if nothing is left of it. answered: the
 // API server did.
-func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) (answered bool, err error) {
+func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments, checking func()) (answered bool, err error) {
 	set, err := client.Get(ctx, daemonSet(checkpointer))
 	if err == nil {
 		meta := map[string]any{"name": set.Name(), "namespace": set.Namespace(), "labels": set.At("metadata", "labels"), "annotations": set.At("metadata", "annotations")}
@@ -119,6 +121,7 @@ func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 		p.Report("the nodes will remove the active pod checkpoints themselves")
 		return true, nil
 	}
+	checking()
 	names, err := checkpoints(ctx, client)
 	if err != nil {
 		return errors.As(err, new(*kubeclient.StatusError)), err
@@ -136,16 +139,11 @@ func checkpoints(ctx context.Context, client *kubeclient.Client) (names []string
 		return nil, err
 	}
 	for _, pod := range list.Items() {
-		if _, checkpoint := annotations(pod)[controlplane.CheckpointOf]; checkpoint {
+		if pod.At("metadata", "annotations", controlplane.CheckpointOf) != nil {
 			names = append(names, pod.Name())
 		}
 	}
 	return names, nil
-}
-
-func annotations(pod kubeclient.Object) map[string]any {
-	all, _ := pod.At("metadata", "annotations").(map[string]any)
-	return all
 }
 
 func confirmStep(a Arguments) operation.Step {
@@ -162,7 +160,12 @@ func (o Options) keyStep() operation.Step {
 	return operation.Step{
 		ID: "key", What: "removing self-hosted initialized key", Deadline: nodeTimeout, PointOfNoReturn: true,
 		Run: func(ctx context.Context, p *operation.Progress) error {
-			nodes, err := o.nodes(ctx, p)
+			s, err := seen.Get(p)
+			if errors.Is(err, operation.ErrNoData) { // where only the key is removed, no step has looked
+				if s, err = o.look(ctx); err == nil {
+					err = seen.Put(p, s)
+				}
+			}
 			if err != nil {
 				return err
 			}
@@ -170,7 +173,7 @@ func (o Options) keyStep() operation.Step {
 				if err := o.RemoveInitialized(ctx); err != nil {
 					return err
 				}
-				for _, n := range nodes {
+				for _, n := range rollout.ControlPlanes(s.Nodes) {
 					if yes, err := o.selfHosted(ctx, n); err != nil {
 						return err
 					} else if yes {
@@ -183,26 +186,12 @@ func (o Options) keyStep() operation.Step {
 	}
 }
 
-// nodes are the control planes. Where only the key is removed, no step has looked for them.
-func (o Options) nodes(ctx context.Context, p *operation.Progress) ([]rollout.Node, error) {
-	s, err := seen.Get(p)
-	if errors.Is(err, operation.ErrNoData) {
-		if s, err = o.look(ctx); err == nil {
-			err = seen.Put(p, s)
-		}
-	}
-	return rollout.ControlPlanes(s.Nodes), err
-}
-
 // programStep replaces the pods of a DaemonSet by static pods, on one node after another.
 func (o Options) programStep(c program) operation.Step {
 	return operation.Step{
 		ID: c.name, What: fmt.Sprintf("replace daemonset %q by static pods", c.name), Deadline: allTimeout, PointOfNoReturn: true,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			nodes, err := o.nodes(ctx, p)
-			if err != nil {
-				return err
-			}
+		Run: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error {
+			nodes := rollout.ControlPlanes(s.Nodes)
 			p.Report("deleting daemonset %q", c.name)
 			if err := o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
 				// It is still there if no API server answered when it was to be deleted.
@@ -230,7 +219,7 @@ func (o Options) programStep(c program) operation.Step {
 				return err
 			}
 			return rollout.Watch(ctx, o.Peers, nodes, c.name, watched)
-		},
+		}),
 	}
 }
 
@@ -256,7 +245,7 @@ func (o Options) replace(ctx context.Context, p *operation.Progress, n rollout.N
 			return err
 		}
 		for _, pod := range pods {
-			if _, static := annotations(pod)[mirror]; static {
+			if pod.At("metadata", "annotations", mirror) != nil {
 				continue
 			}
 			if err := client.Delete(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace(), Name: pod.Name()}); err != nil {
@@ -294,15 +283,13 @@ func present(ctx context.Context, client *kubeclient.Client, c program, nodes []
 		if err != nil {
 			return err
 		}
-		static := 0
 		for _, pod := range pods {
-			if _, yes := annotations(pod)[mirror]; !yes {
+			if pod.At("metadata", "annotations", mirror) == nil {
 				return fmt.Errorf("pod %s is still there", pod.Name())
 			}
-			static++
 		}
-		if static != 1 {
-			return fmt.Errorf("node %s has %d static pods of %s", n.Name, static, c.name)
+		if len(pods) != 1 {
+			return fmt.Errorf("node %s has %d static pods of %s", n.Name, len(pods), c.name)
 		}
 	}
 	return nil
@@ -311,13 +298,9 @@ func present(ctx context.Context, client *kubeclient.Client, c program, nodes []
 func (o Options) verifyStep() operation.Step {
 	return operation.Step{
 		ID: "verify", What: "check that all control planes run static pods", Deadline: nodeTimeout, PointOfNoReturn: true,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			nodes, err := o.nodes(ctx, p)
-			if err != nil {
-				return err
-			}
+		Run: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error {
 			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
-				for _, n := range nodes {
+				for _, n := range rollout.ControlPlanes(s.Nodes) {
 					for _, c := range programs {
 						if err := rollout.Healthy(ctx, o.Peers, n, c.name); err != nil {
 							return fmt.Errorf("node %s: %w", n.Name, err)
@@ -328,8 +311,11 @@ func (o Options) verifyStep() operation.Step {
 					return err
 				}
 				p.Report("conversion process completed successfully")
+				for _, line := range s.Servers {
+					p.Report("%s", line)
+				}
 				return nil
 			})
-		},
+		}),
 	}
 }

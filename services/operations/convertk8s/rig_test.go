@@ -182,6 +182,18 @@ func (r *rig) end(id string, answers map[string]string) operation.Operation {
 	return operation.Operation{}
 }
 
+// said are the lines about an operation, as its watchers get them.
+func (r *rig) said(id string) (lines []string) {
+	r.t.Helper()
+	put(r.t, r.runner.Watch(r.t.Context(), id, 0, func(u operation.Update) error {
+		for _, e := range u.Events {
+			lines = append(lines, e.Text)
+		}
+		return nil
+	}))
+	return lines
+}
+
 // note writes down a change; the power goes with the one that is to be cut.
 func (r *rig) note(what string) {
 	r.did = append(r.did, what)
@@ -289,7 +301,15 @@ const discovery = `{"kind":"APIGroupDiscoveryList","items":[
 	{"metadata":{},"versions":[{"version":"v1","resources":[
 		{"resource":"pods","scope":"Namespaced","responseKind":{"kind":"Pod"}},{"resource":"secrets","scope":"Namespaced","responseKind":{"kind":"Secret"}},
 		{"resource":"nodes","scope":"Cluster","responseKind":{"kind":"Node"}}]}]},
-	{"metadata":{"name":"apps"},"versions":[{"version":"v1","resources":[{"resource":"daemonsets","scope":"Namespaced","responseKind":{"kind":"DaemonSet"}}]}]}]}`
+	{"metadata":{"name":"apps"},"versions":[{"version":"v1","resources":[{"resource":"daemonsets","scope":"Namespaced","responseKind":{"kind":"DaemonSet"}}]}]},
+	{"metadata":{"name":"apiregistration.k8s.io"},"versions":[{"version":"v1","resources":[{"resource":"apiservices","scope":"Cluster","responseKind":{"kind":"APIService"}}]}]}]}`
+
+// apiServices are one of the API server's own, and an aggregated one.
+const apiServices = `{"items":[{"metadata":{"name":"v1.apps"},"spec":{"group":"apps","version":"v1"}},
+	{"metadata":{"name":"v1beta1.metrics.k8s.io"},"spec":{"group":"metrics.k8s.io","version":"v1beta1","service":{"name":"metrics-server","namespace":"kube-system"}}}]}`
+
+// aggregated is what the operator is told about it.
+const aggregated = "APIService v1beta1.metrics.k8s.io: restart the pods of Service kube-system/metrics-server if it isn't available after the conversion: the authority of aggregated APIs is new"
 
 func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
 	_, kind, _ := strings.Cut(q.URL.Path, "/namespaces/kube-system/")
@@ -297,6 +317,8 @@ func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
 	switch {
 	case q.URL.Path == "/api" || q.URL.Path == "/apis":
 		io.WriteString(w, discovery)
+	case q.URL.Path == "/apis/apiregistration.k8s.io/v1/apiservices":
+		io.WriteString(w, apiServices)
 	case q.URL.Path == "/api/v1/nodes":
 		items := []object{}
 		for _, m := range r.nodes {

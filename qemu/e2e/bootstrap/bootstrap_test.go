@@ -25,11 +25,21 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 // waitBudget is for the node to boot, and to pull the image of etcd.
 const waitBudget = 60 * time.Second
 
-// S-212, S-213, S-223, S-355: it waits and reports for what, begins on request,
+// S-212, S-213, S-223, S-244, S-355: it waits and reports for what, begins on request,
 // and reports a repeated request; a request that would end the cluster is refused.
 func TestBootstrap(t *testing.T) {
 	c := e2etest.New(t, "bootstrap", qemu.Container, controlPlane)
 	c.Says(waitBudget, 0, "etcd: Preparing", "Waiting for bootstrap, or for a control plane to join at https://")
+	c.Eventually(waitBudget, "the kubelet is up while etcd isn't", func() error {
+		out := c.Gbctl("services")
+		if !e2etest.Row(out, "etcd", "Preparing") {
+			t.Fatalf("etcd doesn't wait:\n%s", out)
+		}
+		if !e2etest.Row(out, "kubelet", "Running", "OK") {
+			return errors.New(out)
+		}
+		return nil
+	})
 	says := func(part string, args ...string) {
 		t.Helper()
 		if out := c.Gbctl(args...); !strings.Contains(out, part) {

@@ -8,6 +8,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/osthread"
 )
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
@@ -39,33 +42,39 @@ const (
 // Q-16: the older version accepts all that a node renders.
 func TestQ16OtherKubernetes(t *testing.T) {
 	c, m := e2etest.Ready(t, "versions", qemu.Container, ownManagers(t)...)
+	inside := c.Network()
 	before := c.RunWeb(podBudget, withVersion(config.DefaultAPIServerImage, components.OtherKubernetesVersion))
 	c.Eventually(versionBudget, "all is "+components.OtherKubernetesVersion, func() error {
-		return runs(c, components.OtherKubernetesVersion, append(staticPods, config.DefaultProxyImage)...)
+		return runs(c, inside, components.OtherKubernetesVersion, components.OtherKubernetesVersion)
 	})
 	m.Reached("a pod runs on " + components.OtherKubernetesVersion)
+	refused(c)
+	m.Reached("versions that aren't there are refused")
 
 	node := c.Nodes[0].Address.String()
-	// An image that no registry has: nothing changes.
-	out, err := c.Patient(upgradeBudget).TryGbctl("-n", node, "upgrade-k8s", "--to", missing)
-	if err == nil || !strings.Contains(fmt.Sprint(out, err), "images") {
-		t.Errorf("upgrade to %s, which isn't there: %v\n%s", missing, err, out)
-	}
-	if text := c.Gbctl("-n", node, "get", "mc", "-o", "yaml"); strings.Contains(text, missing) {
-		t.Errorf("the configuration has version %s:\n%s", missing, text)
-	}
-	m.Reached("a version that isn't there is refused")
-
 	t.Log(c.Gbctl("-n", node, "upgrade-k8s", "--to", plain(config.KubernetesVersion), "--dry-run"))
-	for _, to := range []string{config.KubernetesVersion, components.OtherKubernetesVersion} { // S-316, S-317, S-323
-		s := c.Session("-n", node, "upgrade-k8s", "--to", plain(to))
+	for _, w := range ways {
+		if w.before != nil {
+			w.before(c)
+		}
+		s := c.Session(append([]string{"-n", node, "upgrade-k8s", "--to", plain(w.to)}, w.flags...)...)
+		if w.answer != "" {
+			s.Asks(upgradeBudget, "apply the bootstrap manifests to these 1 objects?")
+			s.Type(w.answer)
+		}
 		if err := s.End(upgradeBudget); err != nil {
 			t.Fatalf("%v\n%s", err, s.Text())
 		}
-		c.Golden("upgrade-k8s-to-"+to, s.Text())
-		if err := runs(c, to, append(staticPods, config.DefaultProxyImage)...); err != nil {
+		c.Golden(w.golden, s.Text())
+		for _, program := range w.replaced {
+			if step := stepOf(s.Text(), program); !mismatch.MatchString(step) {
+				t.Errorf("nothing says that %s has the former configuration for a while:\n%s", program, step)
+			}
+		}
+		if err := runs(c, inside, w.to, w.kubelet); err != nil {
 			t.Errorf("after the operation: %v", err)
 		}
+		w.after(c)
 		c.Eventually(podBudget, "the pod is ready", func() error {
 			after, err := c.ContainerID(e2etest.Web)
 			if err == nil && after != before {
@@ -73,10 +82,104 @@ func TestQ16OtherKubernetes(t *testing.T) {
 			}
 			return err
 		})
-		m.Reached("the same pod runs on " + to)
+		m.Reached("the same pod runs on " + w.to + ", on a kubelet " + w.kubelet)
 	}
 	c.Golden("upgrade-k8s-fails", diesLate(c))
 	m.Reached("a controller manager that fails late has its former image")
+}
+
+// refused: an upgrade that can't be is refused, and nothing changes.
+func refused(c *e2etest.Cluster) {
+	t, node := c.T(), c.Nodes[0].Address.String()
+	t.Helper()
+	for _, wrong := range []struct {
+		says  string
+		flags []string
+	}{
+		{"images", []string{"--to", missing}}, // no registry has it
+		// S-315: what the node is told, and not what it has.
+		{"from v1.34.4 to " + config.KubernetesVersion + " is more than one minor version", []string{"--from", "1.34.4", "--to", plain(config.KubernetesVersion)}},
+		{
+			"kube-apiserver has version " + components.OtherKubernetesVersion + ", and not v1.35.99 or " + config.KubernetesVersion,
+			[]string{"--from", "1.35.99", "--to", plain(config.KubernetesVersion)},
+		},
+	} {
+		before := c.Gbctl("-n", node, "get", "mc", "-o", "yaml")
+		out, err := c.Patient(upgradeBudget).TryGbctl(append([]string{"-n", node, "upgrade-k8s"}, wrong.flags...)...)
+		if err == nil || !strings.Contains(fmt.Sprint(out, err), wrong.says) {
+			t.Errorf("upgrade-k8s %v: %v\n%s", wrong.flags, err, out)
+		}
+		if now := c.Gbctl("-n", node, "get", "mc", "-o", "yaml"); now != before {
+			t.Errorf("upgrade-k8s %v has changed the configuration:\n%s\nIt was\n%s", wrong.flags, now, before)
+		}
+	}
+}
+
+// A way is one upgrade of the same cluster. The bootstrap manifests have something otherwise
+// than the cluster, and the step that compares them asks, or has its answer.
+type way struct {
+	golden, to string
+	flags      []string
+	before     func(*e2etest.Cluster) // makes the difference
+	answer     string
+	kubelet    string   // the version of the kubelet afterwards
+	replaced   []string // the static pods that the upgrade replaces
+	after      func(*e2etest.Cluster)
+}
+
+var programs = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+
+// S-315, S-316, S-317, S-321, S-323: the control plane alone, then the kubelet, then all back.
+var ways = []way{
+	{
+		golden: "upgrade-k8s-no-kubelet", to: config.KubernetesVersion, kubelet: components.OtherKubernetesVersion, replaced: programs,
+		flags:  []string{"--from", plain(components.OtherKubernetesVersion), "--no-kubelet"},
+		before: untolerant, answer: "yes",
+		after: func(c *e2etest.Cluster) {
+			is(c, `[{"operator":"Exists"}]`, "daemonset/kube-proxy", "{.spec.template.spec.tolerations}")
+			is(c, "1 1 1", "daemonset/kube-proxy", "{.status.desiredNumberScheduled} {.status.updatedNumberScheduled} {.status.numberAvailable}")
+		},
+	},
+	{
+		golden: "upgrade-k8s-to-" + config.KubernetesVersion, to: config.KubernetesVersion, kubelet: config.KubernetesVersion,
+		before: func(c *e2etest.Cluster) {
+			c.Kubectl("-n", "kube-system", "scale", "deployment", "coredns", "--replicas=1")
+		},
+		answer: "no",
+		after:  func(c *e2etest.Cluster) { is(c, "1", "deployment/coredns", "{.spec.replicas}") },
+	},
+	{
+		golden: "upgrade-k8s-to-" + components.OtherKubernetesVersion, to: components.OtherKubernetesVersion, kubelet: components.OtherKubernetesVersion,
+		replaced: programs, flags: []string{"--yes"}, // and the difference is still there
+		after: func(c *e2etest.Cluster) {
+			is(c, "2 2 2", "deployment/coredns", "{.spec.replicas} {.status.updatedReplicas} {.status.availableReplicas}")
+		},
+	},
+}
+
+// untolerant gives kube-proxy the toleration that clusters before S-321 have.
+func untolerant(c *e2etest.Cluster) {
+	c.T().Helper()
+	c.Kubectl("-n", "kube-system", "patch", "daemonset", "kube-proxy", "--type=json", "-p",
+		`[{"op": "replace", "path": "/spec/template/spec/tolerations", "value": [{"key": "node-role.kubernetes.io/master", "operator": "Exists", "effect": "NoSchedule"}]}]`)
+}
+
+// is checks a part of an object in kube-system.
+func is(c *e2etest.Cluster, want, object, path string) {
+	c.T().Helper()
+	if got := c.Kubectl("-n", "kube-system", "get", object, "-o", "jsonpath="+path); got != want {
+		c.T().Errorf("%s has %s %s, want %s", object, path, got, want)
+	}
+}
+
+// mismatch is the line about a static pod that the kubelet hasn't replaced yet (S-316).
+var mismatch = regexp.MustCompile(`(?m)^\S+:     \S+: retrying error: config version mismatch: got "\d+", expected "\d+"$`)
+
+// stepOf is the part of a transcript about one step.
+func stepOf(text, step string) string {
+	_, text, _ = strings.Cut(text, ":   … "+step+": ")
+	text, _, _ = strings.Cut(text, ":   ✓ "+step+" done")
+	return text
 }
 
 // ownManager is an image of a registry of the user's own. In the new version it has a program
@@ -163,6 +266,14 @@ func TestUpgradeUnderLoad(t *testing.T) {
 	}
 	longest := load.Longest() // Goes begins a new one
 	m.Reached("all nodes run " + config.KubernetesVersion)
+	if err := runs(c, c.Network(), config.KubernetesVersion, config.KubernetesVersion); err != nil {
+		t.Errorf("after the upgrade: %v", err)
+	}
+	for _, n := range c.Nodes {
+		if text := c.Gbctl("-n", n.Address.String(), "get", "mc", "-o", "yaml"); strings.Contains(text, components.OtherKubernetesVersion) {
+			t.Errorf("the configuration of %s has the former version:\n%s", n.Name, text)
+		}
+	}
 	load.Goes(writeBudget, "after the upgrade")
 	load.Stop()
 	load.Complete(writeBudget, map[string]func(context.Context) (map[string]string, error){"the API server": load.Read})
@@ -186,35 +297,64 @@ func withVersion(image, version string) string {
 // staticPods are the default images of the static pods.
 var staticPods = []string{config.DefaultAPIServerImage, config.DefaultControllerManagerImage, config.DefaultSchedulerImage}
 
-// runs returns nil if the API server and the kubelet report a version, and containers of
-// these images run in the same version.
-func runs(c *e2etest.Cluster, version string, images ...string) error {
-	answer, err := c.Endpoint().Get(c.T().Context(), "/version")
+// runs returns nil if all nodes run a version: kube-proxy and its DaemonSet, the static pods, and
+// no others, each API server by its own account, and the kubelets theirs.
+func runs(c *e2etest.Cluster, inside *osthread.Thread, version, kubelet string) error {
+	image, err := c.Try("-n", "kube-system", "get", "daemonset", "kube-proxy", "-o", "jsonpath={.spec.template.spec.containers[*].image}")
+	if err == nil && image != withVersion(config.DefaultProxyImage, version) {
+		err = fmt.Errorf("the DaemonSet of kube-proxy has %s", image)
+	}
+	for _, n := range c.Nodes {
+		if err == nil {
+			err = nodeRuns(c, inside, n, version, kubelet)
+		}
+	}
+	return err
+}
+
+func nodeRuns(c *e2etest.Cluster, inside *osthread.Thread, n qemu.Node, version, kubelet string) error {
+	images := []string{config.DefaultProxyImage}
+	if n.Type != string(config.Worker) {
+		images = append(images, staticPods...)
+		answer, err := c.Server(inside, n).Get(c.T().Context(), "/version")
+		if err != nil {
+			return err
+		}
+		var server struct{ GitVersion string }
+		if err := json.Unmarshal(answer, &server); err != nil || server.GitVersion != version {
+			return fmt.Errorf("the API server of %s is %s (%v)", n.Name, server.GitVersion, err)
+		}
+	}
+	has, err := c.Try("get", "node", n.Name, "-o", "jsonpath={.status.nodeInfo.kubeletVersion}")
+	if err == nil && has != kubelet {
+		err = fmt.Errorf("the kubelet of %s is %s", n.Name, has)
+	}
 	if err != nil {
 		return err
 	}
-	var server struct{ GitVersion string }
-	if err := json.Unmarshal(answer, &server); err != nil {
-		return err
-	}
-	if server.GitVersion != version {
-		return fmt.Errorf("the API server is %s", server.GitVersion)
-	}
-	kubelet, err := c.Try("get", "node", c.Node(), "-o", "jsonpath={.status.nodeInfo.kubeletVersion}")
-	if err == nil && kubelet != version {
-		err = fmt.Errorf("the kubelet is %s", kubelet)
-	}
+	pods, err := c.TryGbctl("-n", n.Address.String(), "containers", "-k")
 	if err != nil {
 		return err
 	}
-	pods, err := c.TryGbctl("containers", "-k")
-	if err != nil {
-		return err
-	}
-	for _, name := range images {
-		if !e2etest.Row(pods, withVersion(name, version), "CONTAINER_RUNNING") {
-			return fmt.Errorf("no %s runs:\n%s", withVersion(name, version), pods)
+	for _, image := range images {
+		if running := runningOf(pods, image); !slices.Equal(running, []string{withVersion(image, version)}) {
+			return fmt.Errorf("%s runs %q, and not %s alone:\n%s", n.Name, running, withVersion(image, version), pods)
 		}
 	}
 	return nil
+}
+
+// runningOf are the images of a program's containers that run in kube-system, of any version.
+func runningOf(containers, image string) (all []string) {
+	for line := range strings.Lines(containers) {
+		if !strings.Contains(line, " kube-system/") || !strings.Contains(line, "CONTAINER_RUNNING") {
+			continue
+		}
+		for _, field := range strings.Fields(line) {
+			if strings.HasPrefix(field, withVersion(image, "")) {
+				all = append(all, field)
+			}
+		}
+	}
+	return all
 }

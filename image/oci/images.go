@@ -60,19 +60,13 @@ func imagesOf(binaries map[string]string) []Image {
 	if binaries[components.PodCheckpointer] != "" {
 		all = append(all, podCheckpointer)
 	}
-	for _, c := range components.Kubernetes() {
-		if !c.Optional || binaries[c.Name] == "" {
-			continue
-		}
+	for _, c := range components.Kubernetes()[1:] { // all but the default version
 		for _, i := range images {
-			at := slices.Index(i.Layers, "kubernetes")
-			if at < 0 {
-				continue
+			if at := slices.Index(i.Layers, "kubernetes"); at >= 0 && binaries[c.Name] != "" {
+				i.Layers = slices.Replace(slices.Clone(i.Layers), at, at+1, c.Name)
+				i.Ref = strings.TrimSuffix(i.Ref, config.KubernetesVersion) + c.Version
+				all = append(all, i)
 			}
-			i.Layers = slices.Clone(i.Layers)
-			i.Layers[at] = c.Name
-			i.Ref = strings.TrimSuffix(i.Ref, config.KubernetesVersion) + c.Version
-			all = append(all, i)
 		}
 	}
 	return all
@@ -81,7 +75,7 @@ func imagesOf(binaries map[string]string) []Image {
 // layers are the contents of each layer: from what was built (components' name → directory) and from the container tools.
 var layers = map[string]func(binaries map[string]string, tools string) tree{
 	"base": func(_ map[string]string, tools string) tree {
-		t := tree{
+		return tree{
 			"bin":                               link("usr/bin"),
 			"sbin":                              link("usr/sbin"),
 			"lib":                               link("usr/lib"),
@@ -103,7 +97,6 @@ var layers = map[string]func(binaries map[string]string, tools string) tree{
 			"etc/nsswitch.conf":                 text("hosts: files dns\n"),
 			"etc/ssl/certs/ca-certificates.crt": copyOf(tools+"/"+caBundle, 0o644),
 		}
-		return t
 	},
 	"kubernetes":          kubernetesLayer("kubernetes"),
 	"kubernetes-1.35":     kubernetesLayer("kubernetes-1.35"),

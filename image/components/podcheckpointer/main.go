@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -206,19 +207,21 @@ func (p *program) write(ctx context.Context, id string, pod checkpoint.Object) e
 	return err
 }
 
-// running returns the IDs of the pods with a ready sandbox.
+// running returns the IDs of the pods with a ready sandbox, true with a container in it.
 func (p *program) running(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	list, err := p.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{
+	sandboxes, err := p.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{
 		Filter: &cri.PodSandboxFilter{State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY}},
 	})
-	if err != nil {
+	containers, failed := p.runtime.ListContainers(ctx, &cri.ListContainersRequest{})
+	if err := errors.Join(err, failed); err != nil {
 		return nil, err
 	}
 	running := map[string]bool{}
-	for _, s := range list.Items {
-		running[s.Labels["io.kubernetes.pod.namespace"]+"/"+s.Labels["io.kubernetes.pod.name"]] = true
+	for _, s := range sandboxes.Items {
+		running[s.Labels["io.kubernetes.pod.namespace"]+"/"+s.Labels["io.kubernetes.pod.name"]] =
+			slices.ContainsFunc(containers.Containers, func(c *cri.Container) bool { return c.PodSandboxId == s.Id })
 	}
 	return running, nil
 }

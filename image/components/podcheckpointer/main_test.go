@@ -22,6 +22,7 @@ type node struct {
 	cri.RuntimeServiceClient
 	objects map[string]string // what the API server answers, by path
 	ready   []string          // NAMESPACE/NAME of the pods with a ready sandbox
+	empty   bool              // the sandboxes have no containers
 }
 
 func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -36,7 +37,17 @@ func (n *node) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest, ...gr
 	answer := &cri.ListPodSandboxResponse{}
 	for _, id := range n.ready {
 		namespace, name, _ := strings.Cut(id, "/")
-		answer.Items = append(answer.Items, &cri.PodSandbox{Labels: map[string]string{"io.kubernetes.pod.namespace": namespace, "io.kubernetes.pod.name": name}})
+		answer.Items = append(answer.Items, &cri.PodSandbox{Id: id, Labels: map[string]string{"io.kubernetes.pod.namespace": namespace, "io.kubernetes.pod.name": name}})
+	}
+	return answer, nil
+}
+
+func (n *node) ListContainers(context.Context, *cri.ListContainersRequest, ...grpc.CallOption) (*cri.ListContainersResponse, error) {
+	answer := &cri.ListContainersResponse{}
+	for _, id := range n.ready {
+		if !n.empty {
+			answer.Containers = append(answer.Containers, &cri.Container{PodSandboxId: id})
+		}
 	}
 	return answer, nil
 }
@@ -81,7 +92,9 @@ func TestLook(t *testing.T) {
 	delete(n.objects, "/api/v1/pods") // no answer
 	look("one look without a sandbox", always)
 	look("two looks", activated)
-	n.ready = []string{"s/app"}
+	n.ready, n.empty = []string{"s/app"}, true
+	look("it has no container yet", activated)
+	n.empty = false
 	look("it runs again", always)
 	n.objects["/api/v1/pods"] = `{"items": []}`
 	look("all were deleted", nil)

@@ -33,8 +33,8 @@ type Look struct {
 	// Parents are the IDs of the node's parents in the API; nil: the API server doesn't
 	// answer.
 	Parents map[string]bool
-	// Running are the IDs of the pods with a ready sandbox; nil: the container runtime
-	// doesn't answer.
+	// Running are the IDs of the pods with a ready sandbox, true with a container in it; nil: the
+	// container runtime doesn't answer.
 	Running     map[string]bool
 	Checkpoints map[string]Checkpoint
 }
@@ -68,6 +68,7 @@ func (d *Decider) Decide(l Look) (a Actions) {
 	gone, end := d.gone(l)
 	var own []string
 	for _, id := range slices.Sorted(maps.Keys(l.Checkpoints)) {
+		started, sandbox := l.Running[id]
 		switch c := l.Checkpoints[id]; {
 		case gone[id] && c.Own:
 			own = append(own, id)
@@ -77,9 +78,11 @@ func (d *Decider) Decide(l Look) (a Actions) {
 			// Only this program can start the others after a reboot.
 			a.Activate = append(a.Activate, id)
 		case l.Running == nil:
-		case l.Running[id]:
+		case sandbox:
 			d.absent[id] = 0
-			if c.Active {
+			// A kubelet that hasn't read the Services yet makes no container. It can't read them
+			// when the checkpoint of the API server has ended.
+			if c.Active && started {
 				d.stopped[id] = l.Now
 				a.Deactivate = append(a.Deactivate, id)
 			}

@@ -53,6 +53,7 @@ var decisions = map[string][]step{
 		{after: 3, running: ids(), checkpoints: inactive},
 	},
 	"the parent's sandbox deactivates, and then there is a pause": {
+		{running: map[string]bool{app: false}, checkpoints: active}, // its container isn't made yet
 		{running: ids(app), checkpoints: active, want: Actions{Deactivate: []string{app}}},
 		{after: 3, running: ids(), checkpoints: inactive},
 		{after: 3, running: ids(), checkpoints: inactive},

@@ -19,6 +19,10 @@ const (
 	// is longer, and most names and paths are shorter.
 	minEncoded = 40
 
+	// maxWrapped is the longest line of mail (RFC 5322, 2.1.1). Base64 with a longer line
+	// isn't wrapped: the word on the next line isn't the end of it.
+	maxWrapped = 998
+
 	// encodings is the number of base64 layers that are decoded: a kubeconfig in the
 	// manifest of a Secret has two.
 	encodings = 3
@@ -332,7 +336,7 @@ func token(text []byte, start int) int {
 func wrapped(text []byte, start, end int) int {
 	for width := end - start; ; {
 		next := lineBreak(text, end)
-		if next == end || text[end-1] == '=' {
+		if next == end || text[end-1] == '=' || width > maxWrapped {
 			return end
 		}
 		last := token(text, next)

@@ -90,6 +90,7 @@ func TestScrub(t *testing.T) {
 		"base64 of a key":       {"key: " + b64(s.rsa) + "\nnext: 1\n", "key: (secret)\nnext: 1\n", secretEncoded},
 		"base64, wrapped":       {"key:\n" + wrapAt(76, "    ", b64(s.rsa)) + "next: 1\n", "key:\n    (secret)\nnext: 1\n", secretEncoded},
 		"base64, line follows":  {wrapAt(64, "", b64(s.rsa)) + "next\n", "(secret)\nnext\n", secretEncoded},
+		"base64, word follows":  {b64("-----BEGIN PRIVATE KEY-----\n"+strings.Repeat("x", 1502)) + "\nafter\n", "(secret)\nafter\n", secretEncoded}, // without padding
 		"base64 in JSON":        {`{"a":` + quoted(wrapAt(64, "", b64(s.rsa))) + `}`, `{"a":"(secret)\n"}`, secretEncoded},
 		"base64 behind a name":  {"x-y/" + b64(s.curve) + "\n", "(secret)\n", secretEncoded},
 		"base64 of base64":      {"data: " + b64(kubeconfig) + "\n", "data: (secret)\n", secretEncoded},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 // own node and pods, and no more; a control plane deletes the node.
 func TestRealWorkerLeaves(t *testing.T) {
 	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
+	n.spots = &spotter{testWriter{t}, "node w is being reset, but isn't deleted", make(chan struct{}), sync.Once{}}
 	n.prepare()
 	n.runControllers()
 	n.startEtcd()
@@ -45,6 +47,21 @@ func TestRealWorkerLeaves(t *testing.T) {
 		t.Errorf("a kubelet deletes its own node: %v", err)
 	}
 	n.checkLeaves(admin, worker)
+}
+
+// spotter is a log, and closes seen when a line has the words.
+type spotter struct {
+	testWriter
+	words string
+	seen  chan struct{}
+	once  sync.Once
+}
+
+func (s *spotter) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), s.words) {
+		s.once.Do(func() { close(s.seen) })
+	}
+	return s.testWriter.Write(line)
 }
 
 // kubelet is a client with the certificate of a worker's kubelet.
@@ -87,7 +104,12 @@ func (n *realNode) checkDrain(admin, worker *kubeclient.Client) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, eventually.Scale(15*time.Second))
 	defer cancel()
-	err := kubeclient.Drain{Client: worker, Node: "w", Report: n.t.Logf}.Run(ctx)
+	err := kubeclient.Drain{Client: worker, Node: "w", Report: func(format string, args ...any) {
+		text := fmt.Sprintf(format, args...)
+		if n.t.Log(text); strings.Contains(text, "is ending") {
+			cancel() // nothing more happens
+		}
+	}}.Run(ctx)
 	var left *kubeclient.Left
 	if !errors.As(err, &left) || len(left.Pods) != 1 || left.Pods[0] != "default/mine (is ending)" {
 		n.t.Errorf("drained: %v", err)
@@ -102,6 +124,13 @@ func (n *realNode) checkLeaves(admin, worker *kubeclient.Client) {
 	put(n.t, err)
 	brief, cancel := context.WithTimeout(ctx, eventually.Scale(15*time.Second))
 	defer cancel()
+	go func() {
+		select {
+		case <-n.spots.seen: // the worker still needs the answer to its request
+			time.AfterFunc(eventually.Scale(time.Second), cancel)
+		case <-brief.Done():
+		}
+	}()
 	if err := worker.AskToLeave(brief, "w", "reset-1"); err == nil || !strings.Contains(err.Error(), "kubectl delete node w") {
 		n.t.Errorf("a node with a taint of others leaves: %v", err)
 	}

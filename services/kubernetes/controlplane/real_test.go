@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,6 +49,7 @@ type realNode struct {
 	store   *resource.Store
 	etcdURL string
 	now     func() time.Time // of the secrets; nil: time.Now
+	spots   *spotter         // reads the log of the controllers; nil: nobody does
 
 	selfHosted bool // etcd has the mark at its start
 }
@@ -102,7 +104,11 @@ func (n *realNode) runControllers() {
 			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("static-pods"), CheckpointsDir: n.path("checkpoints"), FilesDir: n.path("files"), AuditDir: n.path("audit"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 		})...)
-	rt, err := resource.NewRuntime(n.store, testLog(n.t), controllers...)
+	log := testLog(n.t)
+	if n.spots != nil {
+		log = slog.New(slog.NewTextHandler(n.spots, nil))
+	}
+	rt, err := resource.NewRuntime(n.store, log, controllers...)
 	put(n.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -82,7 +82,10 @@ func TestConvertIsInterrupted(t *testing.T) {
 	}
 	cut := c.Disturb(e2etest.Disturbance{
 		Node: c.Nodes[0], Command: []string{"convert-k8s"},
-		Once: map[string]func(){"active pod checkpoints": pressed}, // pod-checkpointer is disabled
+		Once: map[string]func(){ // S-299
+			"    checking for active pod checkpoints\n": func() {},
+			" active pod checkpoints: [":                pressed, // pod-checkpointer is disabled
+		},
 	})
 	for _, step := range long {
 		if !slices.Contains(cut, step) {

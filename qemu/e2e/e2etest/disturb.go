@@ -31,7 +31,7 @@ var (
 type Disturbance struct {
 	Node    qemu.Node // that runs it
 	Command []string  // of gbctl, without -n
-	// Once are further disturbances, by the output after which they come.
+	// Once are further disturbances, by the output after which they come. There must be this output.
 	Once map[string]func()
 }
 
@@ -62,6 +62,9 @@ func (c *Cluster) Disturb(how Disturbance) (steps []string) {
 	}
 	if s != nil && s.err != nil {
 		c.t.Fatalf("%s: %v\n%s", d.id, s.err, s.Text())
+	}
+	for part := range d.Once {
+		c.t.Errorf("the output of %s never had %q", d.id, part)
 	}
 	c.Eventually(bootBudget, "it is done", func() error {
 		out, err := d.list()

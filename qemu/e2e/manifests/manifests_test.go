@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -116,6 +117,7 @@ func TestManifestsFromElsewhere(t *testing.T) {
 	podsHaveAddresses(c)
 	content(c, "12", "boat", "dinghy", "-o", "jsonpath={.spec.planks}")
 	m.Reached("objects from URLs are there")
+	namespaces(c)
 
 	c.Kubectl("patch", "-n", "inline", "configmap", "kept", "--type=merge", "-p", `{"data":{"word":"mine"}}`)
 	c.Kubectl("delete", "-n", "inline", "configmap", "lost")
@@ -269,6 +271,26 @@ func podsHaveAddresses(c *e2etest.Cluster) {
 		}
 		return err
 	})
+}
+
+// namespaces: gbctl shows the manifests that come from URLs, or the others, alone (S-006).
+func namespaces(c *e2etest.Cluster) {
+	c.T().Helper()
+	const ours, extra = "10-kube-proxy", "/extra.yaml"
+	for namespace, shown := range map[string][]string{"controlplane": {ours}, "extras": {extra}, "": {ours, extra}} {
+		out := c.Gbctl("get", "manifests", "--namespace", namespace)
+		for _, name := range []string{ours, extra} {
+			if want := slices.Contains(shown, name); strings.Contains(out, name) != want {
+				c.T().Errorf("get manifests --namespace %q shows %s: %v, want %v:\n%s", namespace, name, !want, want, out)
+			}
+		}
+	}
+	if out := c.Gbctl("get", "manifests", ours, "--namespace", "controlplane", "-o", "yaml"); !strings.Contains(out, "namespace: controlplane") {
+		c.T().Errorf("%s of its namespace is\n%s", ours, out)
+	}
+	if out, err := c.TryGbctl("get", "manifests", ours, "--namespace", "extras"); err == nil {
+		c.T().Errorf("%s is in another namespace, too:\n%s", ours, out)
+	}
 }
 
 // drift waits until the line of a manifest has these words.

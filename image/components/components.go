@@ -41,11 +41,12 @@ type Program struct {
 	Static  bool     // uses cgo, and is linked statically all the same
 }
 
-// Versions of the components. Kubernetes' programs all have the same one. Its other version is one from which clusters are upgraded. The
-// relinked one is for tests: the same code says that it is an earlier version. So it takes a link, and no compilation.
+// Versions of the components. Kubernetes' programs all have the same one. Its other version is one from which clusters are upgraded, and
+// its oldest version is the oldest that nodes run. The relinked one is for tests: the same code says that it is an earlier version. So it takes a link, and no compilation.
 const (
 	KubernetesVersion         = "v1.36.3"
 	OtherKubernetesVersion    = "v1.35.4"
+	OldestKubernetesVersion   = "v1.34.4"
 	RelinkedKubernetesVersion = KubernetesVersion + "-relinked"
 	EtcdVersion               = "v3.6.8"
 	ContainerdVersion         = "v2.3.7"
@@ -68,6 +69,7 @@ var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"}
 var All = []Component{
 	kubernetes(Component{Name: kubernetesName, Version: KubernetesVersion}),
 	kubernetes(Component{Name: kubernetesName + "-1.35", Version: OtherKubernetesVersion, Pins: "kubernetes-1.35", Optional: true}),
+	kubernetes(Component{Name: kubernetesName + "-1.34", Version: OldestKubernetesVersion, Pins: "kubernetes-1.34", Optional: true}),
 	kubernetes(Component{Name: kubernetesName + "-relinked", Version: RelinkedKubernetesVersion, Optional: true, Guess: 10 * time.Second}),
 	{
 		Name: "etcd", Version: EtcdVersion, Dir: "etcd", Guess: 30 * time.Second,
@@ -187,7 +189,9 @@ func Kubernetes() []Component {
 }
 
 // KubernetesVersions lists the versions of Kubernetes that users can have built, the default one first.
-func KubernetesVersions() []string { return []string{KubernetesVersion, OtherKubernetesVersion} }
+func KubernetesVersions() []string {
+	return []string{KubernetesVersion, OtherKubernetesVersion, OldestKubernetesVersion}
+}
 
 // ByName finds a component.
 func ByName(name string) (Component, error) {

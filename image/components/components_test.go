@@ -29,6 +29,7 @@ func root(t *testing.T) string {
 var modules = map[string][]string{
 	"kubernetes":          {"k8s.io/kubernetes"},
 	"kubernetes-1.35":     {"k8s.io/kubernetes"},
+	"kubernetes-1.34":     {"k8s.io/kubernetes"},
 	"kubernetes-relinked": {"k8s.io/kubernetes"},
 	"etcd":                {"go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"},
 	"containerd":          {"github.com/containerd/containerd/v2"},
@@ -105,7 +106,7 @@ func TestOptionalComponentsAreBuiltOnDemand(t *testing.T) {
 		t.Errorf("every cluster is built from %v", standard)
 	}
 	for optional, name := range map[string]string{
-		OtherKubernetesVersion: "kubernetes-1.35", RelinkedKubernetesVersion: "kubernetes-relinked", PodCheckpointer: PodCheckpointer,
+		OtherKubernetesVersion: "kubernetes-1.35", OldestKubernetesVersion: "kubernetes-1.34", RelinkedKubernetesVersion: "kubernetes-relinked", PodCheckpointer: PodCheckpointer,
 	} {
 		if more := Names(optional); slices.Contains(standard, name) || len(more) != len(standard)+1 || !slices.Contains(more, name) {
 			t.Errorf("every cluster is built from %v, and with %s from %v", standard, optional, more)

@@ -191,6 +191,7 @@ func booted(ctx context.Context, s *suite, tag string, timeout time.Duration, pa
 // optionalWords are in the files of tests that need optional components: each set makes a layout of its own (e2etest).
 var optionalWords = map[string][]string{
 	"e2etest.OtherKubernetes(":    {components.OtherKubernetesVersion},
+	"e2etest.Kubernetes(":         {components.OldestKubernetesVersion},
 	"e2etest.SelfHosted(":         {components.PodCheckpointer, components.RelinkedKubernetesVersion},
 	"e2etest.RelinkedKubernetes(": {components.PodCheckpointer, components.RelinkedKubernetesVersion},
 }

@@ -136,7 +136,13 @@ var further = []string{components.PodCheckpointer, components.RelinkedKubernetes
 // the images of both versions. Only long tests may use it: the build takes minutes.
 func OtherKubernetes(t testing.TB) Option {
 	t.Helper()
-	return ofVersion(t, components.OtherKubernetesVersion, components.OtherKubernetesVersion)
+	return Kubernetes(t, components.OtherKubernetesVersion)
+}
+
+// Kubernetes is OtherKubernetes with any version of components.KubernetesVersions.
+func Kubernetes(t testing.TB, version string) Option {
+	t.Helper()
+	return ofVersion(t, version, version)
 }
 
 // RelinkedKubernetes is the same with components.RelinkedKubernetesVersion: the code of the

@@ -88,6 +88,32 @@ func TestQ16OtherKubernetes(t *testing.T) {
 	m.Reached("a controller manager that fails late has its former image")
 }
 
+// a node of the oldest version runs its programs, its DNS and a pod, and nothing of its
+// configuration is refused.
+func TestQ16OldestKubernetes(t *testing.T) {
+	const version = components.OldestKubernetesVersion
+	c, m := e2etest.Ready(t, "oldest", qemu.Container, e2etest.Kubernetes(t, version))
+	c.RunWeb(podBudget, withVersion(config.DefaultAPIServerImage, version))
+	m.Reached("a pod runs on " + version)
+	c.Healthy()
+	if err := runs(c, c.Network(), version, version); err != nil {
+		t.Error(err)
+	}
+	c.Eventually(versionBudget, "CoreDNS is there", func() error {
+		_, err := c.Try("-n", "kube-system", "rollout", "status", "deployment", "coredns", "--timeout=10s")
+		return err
+	})
+	is(c, "2", "deployment/coredns", "{.status.availableReplicas}")
+	c.Eventually(versionBudget, "nothing is wrong", func() error {
+		out, err := c.TryGbctl("doctor")
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+	m.Reached("nothing is wrong")
+}
+
 // refused: an upgrade that can't be is refused, and nothing changes.
 func refused(c *e2etest.Cluster) {
 	t, node := c.T(), c.Nodes[0].Address.String()

@@ -96,7 +96,7 @@ func TestDiskImageWithConfiguration(t *testing.T) {
 func noCloud(t *testing.T) e2etest.Option {
 	t.Helper()
 	volume := filepath.Join(t.TempDir(), "cidata")
-	wrapQEMU(t, `set -- "$@" -drive if=none,id=cidata,format=raw,readonly=on,file=`+volume+` -device qemu-xhci -device usb-storage,drive=cidata`, "")
+	e2etest.WrapQEMU(t, `set -- "$@" -drive if=none,id=cidata,format=raw,readonly=on,file=`+volume+` -device qemu-xhci -device usb-storage,drive=cidata`, "")
 	return func(o *qemu.Options) {
 		o.Unconfigured = true
 		o.Prepare = func(node string) error {

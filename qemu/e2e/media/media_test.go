@@ -31,6 +31,12 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 // is on the network.
 const bootBudget = 40 * time.Second
 
+// systemBudget is for an operation that restarts a machine, until its node is Ready again.
+const systemBudget = 3 * time.Minute
+
+// diskGiB is the size of a disk with room for two systems and all images, in GiB.
+const diskGiB = 10
+
 // A UEFI boots the ISO from a CD drive: the machine has no configuration, and waits for one. At its console, it gets another address, and
 // is restarted. With the command that its console shows, it gets a configuration, installs itself, and is a Ready node from its disk.
 func TestMediumInUEFI(t *testing.T) {
@@ -69,7 +75,7 @@ type keyboard string
 func typing(t *testing.T) keyboard {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "line")
-	wrapQEMU(t, "", `
+	e2etest.WrapQEMU(t, "", `
   file,id=console,*) a="socket,id=console,path=`+path+`,server=on,wait=off,logappend=on,logfile=${a##*path=}" ;;`)
 	return keyboard(path)
 }
@@ -188,7 +194,7 @@ func TestImagesOnTheMedium(t *testing.T) {
 func smbios(t *testing.T, o *qemu.Options) {
 	t.Helper()
 	text := filepath.Join(t.TempDir(), "string")
-	wrapQEMU(t, `set -- "$@" -smbios type=11,path=`+text, "")
+	e2etest.WrapQEMU(t, `set -- "$@" -smbios type=11,path=`+text, "")
 	o.Unconfigured, o.Prepare = true, func(node string) error {
 		config, err := os.ReadFile(filepath.Join(node, "config.yaml"))
 		if err != nil {
@@ -215,5 +221,4 @@ func TestClusterFromTheNetwork(t *testing.T) {
 	c.Ready(m)
 }
 
-// args make the serial line the main console, as in the other tests. Most machines that run these are emulated.
-var args = append([]string{"console=ttyS0", "panic=-1"}, vm.KernelArgs("tcg")...)
+var args = e2etest.SerialArgs()

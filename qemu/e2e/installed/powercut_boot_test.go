@@ -1,6 +1,6 @@
 //go:build e2e && long
 
-package media
+package installed
 
 import (
 	"errors"
@@ -17,15 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runsAfterACut cuts the power at a point of the second half of these writes, and starts its disk with each firmware: all services of the node come up, etcd with its
-// data among them.
-func runsAfterACut(t *testing.T, all []write, capacity int64) {
+// runsAfterACut cuts the power at a point of these writes to a disk, after the first ones, and starts the disk with each firmware: all services of
+// the node come up, etcd with its data among them.
+func runsAfterACut(t *testing.T, base string, all []write, first int, capacity int64) {
 	t.Helper()
 	for name, uefi := range map[string]bool{"cut-uefi": true, "cut-bios": false} {
 		seed := uint64(time.Now().UnixNano())
-		point := len(all)/2 + rand.New(rand.NewPCG(seed, 0)).IntN(len(all)/2)
+		point := first + rand.New(rand.NewPCG(seed, 0)).IntN(len(all)-first)
 		t.Logf("%s: write %d of %d, seed %d", name, point, len(all), seed)
-		disk := replayed(t, all[:point], capacity)
+		disk := replayed(t, base, all[:point])
 		c, m := e2etest.Start(t, name, qemu.QEMU, func(o *qemu.Options) {
 			o.Unconfigured, o.Boot.UEFI, o.DiskGiB = true, uefi, int(capacity>>30)
 			o.Hardware = []vm.Hardware{{Medium: vm.OwnDisk}}
@@ -45,18 +45,18 @@ func runsAfterACut(t *testing.T, all []write, capacity int64) {
 	}
 }
 
-// replayed is a disk with these writes.
-func replayed(t *testing.T, all []write, capacity int64) (path string) {
+// replayed is a copy of a disk, with these writes.
+func replayed(t *testing.T, base string, all []write) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "disk")
-	disk, err := os.Create(path)
+	if err := e2etest.CopySparse(t.Context(), base, path); err != nil {
+		t.Fatal(err)
+	}
+	disk, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer disk.Close()
-	if err := disk.Truncate(capacity); err != nil {
-		t.Fatal(err)
-	}
 	for _, w := range all {
 		switch {
 		case w.size == 0: // only a flush

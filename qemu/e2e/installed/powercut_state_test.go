@@ -1,6 +1,6 @@
 //go:build e2e && long
 
-package media
+package installed
 
 import (
 	"bytes"
@@ -17,14 +17,16 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
 // stateCuts is at how many points of the writes to STATE the power is cut.
-const stateCuts = 60
+const stateCuts = 30
 
 // stateSurvives cuts the power at many points of the writes to STATE, and mounts the file system, as the next boot does it. From the moment on at
-// which it has a configuration, it has a whole one, and never one that is older than the disk has for certain.
-func stateSurvives(t *testing.T, all []write, capacity int64) {
+// which it has a configuration, it has a whole one, and never one that is older than the disk has for certain. Before the writes, the disk had the
+// content of base; "": it was empty.
+func stateSurvives(t *testing.T, base string, all []write, capacity int64) {
 	t.Helper()
 	if known, err := os.ReadFile("/proc/filesystems"); err != nil || !strings.Contains(string(known), "\txfs\n") {
 		t.Errorf("the data of STATE can't be checked: the kernel of this machine has no xfs (modprobe xfs): %v", err)
@@ -33,14 +35,8 @@ func stateSurvives(t *testing.T, all []write, capacity int64) {
 	places := boot.Places(capacity)
 	place := places[slices.IndexFunc(places, func(p boot.Place) bool { return p.Label == boot.LabelState })]
 	all = within(all, place)
-	image, err := os.Create(filepath.Join(t.TempDir(), "state"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	image := partOf(t, base, place, place.Size)
 	defer image.Close()
-	if err := image.Truncate(place.Size); err != nil {
-		t.Fatal(err)
-	}
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
 	points := make([]int, stateCuts)
@@ -70,6 +66,9 @@ func stateSurvives(t *testing.T, all []write, capacity int64) {
 			t.Errorf("write %d of %d, %s, seed %d: configuration %d is there again, after %d", point, len(all), what, seed, version, sure)
 		}
 		return version
+	}
+	if base != "" {
+		sure = look(0, "before the first write")
 	}
 	for _, point := range points {
 		last := kept // the last flush
@@ -128,8 +127,8 @@ func configurationOn(t *testing.T, image string) (text []byte, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("cp", "--sparse=always", image, scratch).CombinedOutput(); err != nil {
-		t.Fatalf("cp: %v: %s", err, out)
+	if err := e2etest.CopySparse(t.Context(), image, scratch); err != nil {
+		t.Fatal(err)
 	}
 	if out, err := exec.Command("mount", "-t", "xfs", "-o", "loop", scratch, dir).CombinedOutput(); err != nil {
 		return nil, errors.New(string(out))

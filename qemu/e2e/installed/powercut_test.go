@@ -1,6 +1,6 @@
 //go:build e2e && long
 
-package media
+package installed
 
 import (
 	"bytes"
@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,42 +21,12 @@ import (
 	"github.com/diskfs/go-diskfs/backend/file"
 	"github.com/diskfs/go-diskfs/filesystem/fat32"
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/qemu/vm"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 	"github.com/garboard-os/garboard/tools/testing/bootloader"
 )
 
-// powerCuts is at how many points of the machine's life the power is cut.
-const powerCuts = 200
-
-// A recording has all writes to the disk of a machine, in the order in which the machine made them. QEMU writes it, one file for each time
-// that the machine is started (the format is that of the kernel's dm-log-writes, Documentation/admin-guide/device-mapper/log-writes.rst).
-type recording struct{ pattern string }
-
-// record makes QEMU record the writes to the disk of each machine that the test starts. Merged requests have too many parts for that.
-func record(t *testing.T) recording {
-	t.Helper()
-	dir := t.TempDir()
-	wrapQEMU(t, fmt.Sprintf(`n=$(ls %[1]s/writes.* 2>/dev/null | wc -l)
-log=%[1]s/writes.$(printf %%03d "$n")`, dir), `
-  if=none,id=disk,*) : >"$log"; a="if=none,id=disk,driver=blklogwrites,discard=unmap,file.driver=file,file.filename=${a##*file=},log.driver=file,log.filename=$log" ;;
-  *,drive=disk*) a="$a,request-merging=off" ;;`)
-	return recording{filepath.Join(dir, "writes.*")}
-}
-
-// wrapQEMU changes arguments of QEMU, for each machine that the test starts: cases are those of a shell's case statement, which change $a.
-func wrapQEMU(t *testing.T, before, cases string) {
-	t.Helper()
-	program, err := exec.LookPath(vm.Program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	script := "#!/bin/sh\n" + before + "\nfor a; do\n  shift\n  case $a in" + cases + "\n  esac\n  set -- \"$@\" \"$a\"\ndone\nexec " + program + " \"$@\"\n"
-	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, vm.Program), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-}
+// powerCuts is at how many points of a test the power of its machine is cut.
+const powerCuts = 60
 
 // A write to the disk, or what else the log has.
 type write struct {
@@ -76,14 +45,10 @@ const (
 	flagDiscard = 4
 )
 
-// writes are all of the recording.
-func (r recording) writes(t *testing.T) (all []write) {
+// writesOf are all writes to a machine's disk that are recorded.
+func writesOf(t *testing.T, disk string) (all []write) {
 	t.Helper()
-	files, err := filepath.Glob(r.pattern)
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no recording: %v", err)
-	}
-	for _, path := range files {
+	for _, path := range e2etest.RecordedWrites(t, disk) {
 		log, err := os.Open(path)
 		if err != nil {
 			t.Fatal(err)
@@ -145,6 +110,7 @@ type bootDisk struct {
 	efi     boot.Place
 	systems map[string]string // version by SHA-256
 	loader  []byte            // systemd-boot
+	hashes  map[string]string // of the files of systems in one start: both firmwares mostly start the same one
 }
 
 // start is what a boot loader would start: the version of a whole system, or "" if nothing starts from this disk.
@@ -155,6 +121,7 @@ func (d bootDisk) start(t *testing.T) (uefi, bios string, err error) {
 		t.Fatal(err)
 	}
 	d.oneTable(t)
+	d.hashes = map[string]string{}
 	files, err := fat32.Read(file.New(d.File, true), d.efi.Size, d.efi.Start, logSector)
 	if err != nil {
 		return "", "", err
@@ -207,34 +174,31 @@ func (d bootDisk) starts(loader func(fs.FS) (bootloader.Start, error), files fs.
 
 // system is the version of a system, if the file is whole.
 func (d bootDisk) system(files fs.FS, name string) (string, error) {
-	content, err := fs.ReadFile(files, name)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", name, err)
+	if d.hashes[name] == "" {
+		content, err := fs.ReadFile(files, name)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", name, err)
+		}
+		d.hashes[name] = fmt.Sprintf("%x", sha256.Sum256(content))
 	}
-	version, known := d.systems[fmt.Sprintf("%x", sha256.Sum256(content))]
+	version, known := d.systems[d.hashes[name]]
 	if !known {
-		return "", fmt.Errorf("%s, of %d bytes, isn't whole", name, len(content))
+		return "", fmt.Errorf("%s isn't whole", name)
 	}
 	return version, nil
 }
 
 // powerIsCut cuts the power of a machine at many points of its life. From the disk, each firmware starts a whole system. While the machine
-// is installed, it may start none. The disk has all writes up to the point.
+// is installed, it may start none. The disk has all writes up to the point. Before them, it had the content of base; "": it was empty.
 //
 // A lossy disk has a cache: what the machine hadn't flushed is lost, or is there, or is there in part. FAT has no journal, and for one
 // file that is replaced there is a moment at which such a disk may have neither the old nor the new one. So that is measured only.
-func powerIsCut(t *testing.T, lossy bool, all []write, systems map[string]string, loader []byte, capacity int64) {
+func powerIsCut(t *testing.T, lossy bool, base string, all []write, systems map[string]string, loader []byte, capacity int64) {
 	t.Helper()
 	places := boot.Places(capacity)
 	i := slices.IndexFunc(places, func(p boot.Place) bool { return p.Label == boot.LabelState })
-	image, err := os.Create(filepath.Join(t.TempDir(), "disk"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	image := partOf(t, base, boot.Place{Size: places[i].Start}, capacity)
 	defer image.Close()
-	if err := image.Truncate(capacity); err != nil {
-		t.Fatal(err)
-	}
 	// The data of STATE and EPHEMERAL is of no use to a boot loader.
 	all = slices.DeleteFunc(slices.Clone(all), func(w write) bool { return !w.flush && w.at >= places[i].Start })
 	for j := range all {
@@ -256,6 +220,13 @@ func powerIsCut(t *testing.T, lossy bool, all []write, systems map[string]string
 	slices.Sort(points)
 	t.Logf("%d writes before STATE, seed %d", len(real), seed)
 	kept, seen, counts := 0, "", map[string]int{}
+	if base != "" {
+		uefi, bios, err := d.start(t)
+		if err != nil || uefi == "" || bios != uefi {
+			t.Fatalf("before the first write, UEFI starts %q, and BIOS %q: %v", uefi, bios, err)
+		}
+		seen = uefi
+	}
 	for _, point := range points {
 		last := kept // the last flush
 		for j := kept; j < point; j++ {
@@ -300,4 +271,38 @@ func powerIsCut(t *testing.T, lossy bool, all []write, systems map[string]string
 		}
 	}
 	t.Logf("lossy disk: %v; the power was cut %d times; what started then: %v", lossy, len(points), counts)
+}
+
+// partOf is a file of this size that begins with a part of a disk; "": there is no disk.
+func partOf(t *testing.T, disk string, part boot.Place, size int64) *os.File {
+	t.Helper()
+	image, err := os.Create(filepath.Join(t.TempDir(), "part"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := image.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	if disk == "" {
+		return image
+	}
+	from, err := os.Open(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	block, zeros := make([]byte, 1<<20), make([]byte, 1<<20)
+	for at := int64(0); at < part.Size; at += int64(len(block)) {
+		block = block[:min(int64(len(block)), part.Size-at)]
+		if _, err := from.ReadAt(block, part.Start+at); err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Equal(block, zeros[:len(block)]) {
+			continue // a hole, for the copies that are made of it
+		}
+		if _, err := image.WriteAt(block, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return image
 }

@@ -1,6 +1,7 @@
 //go:build e2e && long
 
-package media
+// Package load tests the upgrade of a machine while clients write. It measures a promise, so that no other test may run beside it.
+package load
 
 import (
 	"context"
@@ -17,13 +18,20 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/registry"
 )
 
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
 const (
-	writeBudget = 30 * time.Second
+	// bootBudget is for a machine to boot, and systemBudget for an operation that restarts it, until its node is Ready again.
+	bootBudget   = 40 * time.Second
+	systemBudget = 3 * time.Minute
+	writeBudget  = 30 * time.Second
 	// writePeriod is what an emulated member of etcd can follow.
 	writePeriod = 200 * time.Millisecond
 	// silence is a promise to clients: the longest time without an acknowledged write.
 	silence = 2 * time.Second
 )
+
+var args = e2etest.SerialArgs()
 
 // inEmulation are the settings of an emulated control plane among others: as a member of etcd it never wants to lead, and its controllers don't fail
 // for want of a lease.

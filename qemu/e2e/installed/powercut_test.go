@@ -214,6 +214,9 @@ func powerIsCut(t *testing.T, lossy bool, base string, all []write, systems map[
 			real = append(real, j)
 		}
 	}
+	if len(real) == 0 {
+		t.Fatal("nothing was written before STATE")
+	}
 	for j := range points {
 		points[j] = real[random.IntN(len(real))] + 1
 	}

@@ -207,21 +207,8 @@ func powerIsCut(t *testing.T, lossy bool, base string, all []write, systems map[
 	d := bootDisk{File: image, efi: places[0], systems: systems, loader: loader}
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
-	points := make([]int, powerCuts)
-	var real []int
-	for j, w := range all {
-		if w.size > 0 {
-			real = append(real, j)
-		}
-	}
-	if len(real) == 0 {
-		t.Fatal("nothing was written before STATE")
-	}
-	for j := range points {
-		points[j] = real[random.IntN(len(real))] + 1
-	}
-	slices.Sort(points)
-	t.Logf("%d writes before STATE, seed %d", len(real), seed)
+	points := somePoints(t, random, all)
+	t.Logf("%d writes and flushes before STATE, seed %d", len(all), seed)
 	kept, seen, counts := 0, "", map[string]int{}
 	if base != "" {
 		uefi, bios, err := d.start(t)
@@ -274,6 +261,26 @@ func powerIsCut(t *testing.T, lossy bool, base string, all []write, systems map[
 		}
 	}
 	t.Logf("lossy disk: %v; the power was cut %d times; what started then: %v", lossy, len(points), counts)
+}
+
+// somePoints are those at which the power is cut, each after a write that isn't only a flush.
+func somePoints(t *testing.T, random *rand.Rand, all []write) []int {
+	t.Helper()
+	var real []int
+	for j, w := range all {
+		if w.size > 0 {
+			real = append(real, j)
+		}
+	}
+	if len(real) == 0 {
+		t.Fatal("nothing was written before STATE")
+	}
+	points := make([]int, powerCuts)
+	for j := range points {
+		points[j] = real[random.IntN(len(real))] + 1
+	}
+	slices.Sort(points)
+	return points
 }
 
 // partOf is a file of this size that begins with a part of a disk; "": there is no disk.

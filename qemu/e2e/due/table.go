@@ -44,8 +44,15 @@ var Folders = map[string]Folder{
 	"qemu/e2e/full": {All: []string{
 		"services/core/logs", "services/operations/doctor", "services/kubernetes/containerd", "services/system/disks",
 	}},
-	"qemu/e2e/host":    {All: []string{"qemu/container", "qemu/host.go", "qemu/network", "init"}},
+	"qemu/e2e/host": {All: []string{"qemu/container", "qemu/host.go", "qemu/network", "init"}},
+	"qemu/e2e/installed": {All: []string{
+		"boot/esp", "boot/meta", "boot/slots.go", "boot/layout.go", "services/system/slots", "services/system/install", "services/system/disks",
+		"services/operations/lifecycle", "init",
+	}},
 	"qemu/e2e/joining": {All: []string{"services/kubernetes/peers", "services/front/trustd", "services/front/apid", "services/kubernetes/secrets"}},
+	"qemu/e2e/load": {All: []string{
+		"services/operations/lifecycle", "services/system/install", "services/system/slots", "services/kubernetes/etcd",
+	}},
 	"qemu/e2e/machines": {
 		All: []string{"qemu/machines.go", "qemu/vm"},
 		Tests: map[string][]string{
@@ -73,8 +80,6 @@ var Folders = map[string]Folder{
 		"TestDiskImageWithConfiguration": {"image/media", "boot/sources.go", "boot/location.go"},
 		"TestExtensions":                 {"image/customize", "image/extensions", "boot/extension", "services/kubernetes/extension", "services/system/udev", "services/system/sysctl"},
 		"TestS200CustomizedByDocker":     {"image/customize", "image/installer", "image/squashfs", "image/sbom", "image/program", "services/system/disks"},
-		"TestInstalledMachine":           {"boot/esp", "boot/meta", "boot/slots.go", "services/system/slots", "services/system/install", "services/operations/lifecycle", "init"},
-		"TestMachineIsUpgradedUnderLoad": {"services/operations/lifecycle", "services/system/install", "services/system/slots", "services/kubernetes/etcd"},
 		"TestSystemWithoutNetwork":       {"services/system/slots", "boot/slots.go", "boot/esp", "init/watchdog.go", "services/operations/rollout", "tools/gbctl/power.go"},
 	}},
 	"qemu/e2e/members": {All: []string{

@@ -77,11 +77,12 @@ func TestGenerateJoining(t *testing.T) {
 			t.Fatal(problems)
 		}
 		s := testSecrets()
-		if c.Cluster.Token != s.BootstrapToken || !slices.Equal(c.Cluster.CA.Crt, s.KubernetesCA.Crt) || c.Cluster.Secret != s.ClusterSecret || c.Cluster.ID != "" {
+		if c.Cluster.Token != s.BootstrapToken || !slices.Equal(c.Cluster.CA.Crt, s.KubernetesCA.Crt) || c.Cluster.ID != "" {
 			t.Errorf("%s isn't of the same cluster", typ)
 		}
 		for name, key := range map[string]KeyPEM{
 			"machine": c.Machine.CA.Key, "cluster": c.Cluster.CA.Key, "aggregator": c.Cluster.AggregatorCA.Key, "etcd": c.Cluster.Etcd.CA.Key, "service account": c.Cluster.ServiceAccount.Key,
+			"Secrets in etcd": KeyPEM(c.Cluster.Secret),
 		} {
 			if (len(key) > 0) != typ.ControlPlane() {
 				t.Errorf("%s: %s key of %d bytes", typ, name, len(key))

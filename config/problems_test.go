@@ -242,7 +242,7 @@ func TestReplaced(t *testing.T) {
 		{"    key: " + encodePEM(s.KubernetesCA.Key) + "\n", "", Init, `cluster.ca.key: is missing: a control plane issues certificates`},
 		{"  # Signs service account tokens.\n  serviceAccount:\n    key: " + encodePEM(s.ServiceAccount) + "\n", "", Init, `cluster.serviceAccount.key: is missing: a control plane signs service account tokens`},
 		{encodePEM(s.ServiceAccount), encodePEM(s.EtcdCA.Crt), Init, `cluster.serviceAccount.key: parse private key: no PRIVATE KEY block`},
-		{string(s.ClusterSecret), "abc", Worker, `cluster.secret: must be base64 of 32 bytes`},
+		{string(s.ClusterSecret), "abc", Init, `cluster.secret: must be base64 of 32 bytes`},
 		{"type: worker", "type: worker\n  network: {interfaces: [{interface: eth0, vip: {ip: 10.0.0.1}}]}", Worker, `machine.network.interfaces[0].vip: is for control planes; this is a worker`},
 		{"type: worker", "type: worker\n  kubelet: {extraArgs: {--v: 2}}\n  x: {", Worker, `SYNTAX`},
 		{"kubelet:\n", "kubelet:\n    extraArgs: {--v: 2}\n", Worker, `machine.kubelet.extraArgs.--v: is written without dashes; did you mean v`},

@@ -236,7 +236,7 @@ func TestWarnings(t *testing.T) {
 	_, warnings = accepted(t, strings.Replace(document(t, Worker), "  kubelet:\n", "  kubelet:\n    clusterDNS: [10.0.0.1]\n", 1))
 	want(t, "machine.kubelet.clusterDNS[0]: 10.0.0.1 is outside of the service subnets", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Init), "type: init", "type: worker", 1))
-	if n := strings.Count(warnings, "a worker doesn't need this private key"); n != 5 {
+	if n := strings.Count(warnings, "a worker doesn't need this private key"); n != 6 {
 		t.Errorf("%d warnings about keys:\n%s", n, warnings)
 	}
 	_, all, _ := load(t, full(t))

@@ -90,12 +90,12 @@ func newToken() Secret {
 // fill gives a node the secrets that its role needs, and no more.
 func (s *Secrets) fill(c *Config) {
 	c.Machine.Token, c.Cluster.Token = s.MachineToken, s.BootstrapToken
-	c.Cluster.Secret = s.ClusterSecret
 	c.Machine.CA, c.Cluster.CA = s.MachineCA, s.KubernetesCA
 	if !c.Machine.Type.ControlPlane() {
 		c.Machine.CA.Key, c.Cluster.CA.Key = nil, nil
 		return
 	}
+	c.Cluster.Secret = s.ClusterSecret
 	c.Cluster.AggregatorCA, c.Cluster.Etcd.CA = s.AggregatorCA, s.EtcdCA
 	c.Cluster.ServiceAccount.Key = s.ServiceAccount
 }

@@ -125,6 +125,9 @@ type Taint struct{ Value, Effect string }
 // taintEffects are those of Kubernetes.
 var taintEffects = []string{"NoSchedule", "PreferNoSchedule", "NoExecute"}
 
+// NodeUser is the beginning of the name of a node's user in Kubernetes. The node's name follows.
+const NodeUser = "system:node:"
+
 // ControlPlaneRole is both the label of a control plane node and the key of its taint.
 const ControlPlaneRole = "node-role.kubernetes.io/control-plane"
 

@@ -32,6 +32,7 @@ func warnWorkerKeys(c *Config, r *report) {
 		{at("cluster", "aggregatorCA", "key"), c.Cluster.AggregatorCA.Key},
 		{at("cluster", "etcd", "ca", "key"), c.Cluster.Etcd.CA.Key},
 		{at("cluster", "serviceAccount", "key"), c.Cluster.ServiceAccount.Key},
+		{at("cluster", "secret"), KeyPEM(c.Cluster.Secret)}, // of Secrets in etcd
 	} {
 		if len(k.key) > 0 {
 			r.warn(k.where, "a worker doesn't need this private key; leave it out: with it, a stolen worker gives control over the cluster")

@@ -183,7 +183,7 @@ func NewNode(o Options) (*Node, error) {
 		balancer.Service(balancer.Options{Store: store}),
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
 		ctrd.Service(),
-		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes}),
+		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Roster: member.Roster, Enlist: member.Enlist}),
 		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
 		vip.Service(vip.Options{Store: store}),
@@ -199,7 +199,7 @@ func NewNode(o Options) (*Node, error) {
 	controllers := slices.Concat(
 		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), udev.ModuleController(udev.Options{Mode: o.Mode}), d.VolumeController()},
 		secrets.Controllers(secrets.Options{}),
-		controlplane.Controllers(controlplane.Options{Logs: o.Logs}),
+		controlplane.Controllers(controlplane.Options{Logs: o.Logs, Roster: member.Roster}),
 	)
 	n.runtime, err = resource.NewRuntime(store, o.Logs.Logger("controller-runtime"), controllers...)
 	if err != nil {

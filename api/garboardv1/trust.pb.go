@@ -27,7 +27,10 @@ type SignRequest struct {
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	// A certificate signing request (PKCS #10) in PEM, with the name of the node and
 	// the address of its connection.
-	Request       []byte `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request []byte `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// If the name has a Node of Kubernetes: the proof of that node's kubelet that the
+	// request is the node's (JSON; config/pki, Proof).
+	Proof         []byte `protobuf:"bytes,3,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -72,6 +75,13 @@ func (x *SignRequest) GetToken() string {
 func (x *SignRequest) GetRequest() []byte {
 	if x != nil {
 		return x.Request
+	}
+	return nil
+}
+
+func (x *SignRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
 	}
 	return nil
 }
@@ -125,10 +135,11 @@ var File_garboard_v1_trust_proto protoreflect.FileDescriptor
 
 const file_garboard_v1_trust_proto_rawDesc = "" +
 	"\n" +
-	"\x17garboard/v1/trust.proto\x12\vgarboard.v1\x1a\x19garboard/v1/options.proto\"=\n" +
+	"\x17garboard/v1/trust.proto\x12\vgarboard.v1\x1a\x19garboard/v1/options.proto\"S\n" +
 	"\vSignRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x18\n" +
-	"\arequest\x18\x02 \x01(\fR\arequest\"0\n" +
+	"\arequest\x18\x02 \x01(\fR\arequest\x12\x14\n" +
+	"\x05proof\x18\x03 \x01(\fR\x05proof\"0\n" +
 	"\fSignResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate2W\n" +
 	"\fTrustService\x12;\n" +

@@ -18,12 +18,22 @@ import (
 type Leaf struct {
 	CN       string
 	Orgs     []string
+	Units    []string // such as WorkerUnit
 	DNS      []string
 	IPs      []netip.Addr
 	Server   bool          // usable by a server; needs DNS or IPs
 	Client   bool          // usable by a client
 	Validity time.Duration // default LeafValidity
 	Now      time.Time     // required
+}
+
+// WorkerUnit is the organisational unit of certificates of workers' machine APIs: no client
+// takes such a server for a control plane.
+const WorkerUnit = "worker"
+
+// IsWorker reports whether a certificate is of a worker's machine API.
+func IsWorker(cert *x509.Certificate) bool {
+	return slices.Contains(cert.Subject.OrganizationalUnit, WorkerUnit)
 }
 
 // Issue makes a fresh key and a certificate for it. The validity of the leaf is
@@ -99,7 +109,7 @@ func (leaf Leaf) template(parent *x509.Certificate) (*x509.Certificate, error) {
 	}
 	t := &x509.Certificate{
 		SerialNumber:          serial,
-		Subject:               pkix.Name{CommonName: leaf.CN, Organization: leaf.Orgs},
+		Subject:               pkix.Name{CommonName: leaf.CN, Organization: leaf.Orgs, OrganizationalUnit: leaf.Units},
 		NotBefore:             notBefore,
 		NotAfter:              notAfter,
 		KeyUsage:              x509.KeyUsageDigitalSignature,

@@ -49,7 +49,7 @@ var Folders = map[string]Folder{
 		"boot/esp", "boot/meta", "boot/slots.go", "boot/layout.go", "services/system/slots", "services/system/install", "services/system/disks",
 		"services/operations/lifecycle", "init",
 	}},
-	"qemu/e2e/joining": {All: []string{"services/kubernetes/peers", "services/front/trustd", "services/front/apid", "services/kubernetes/secrets"}},
+	"qemu/e2e/joining": {All: []string{"services/kubernetes/roster", "services/kubernetes/peers", "services/front/trustd", "services/front/apid", "services/kubernetes/secrets"}},
 	"qemu/e2e/load": {All: []string{
 		"services/operations/lifecycle", "services/system/install", "services/system/slots", "services/kubernetes/etcd",
 	}},
@@ -131,7 +131,7 @@ var Folders = map[string]Folder{
 		},
 	},
 	"qemu/e2e/vip":    {All: []string{"services/kubernetes/vip", "services/system/network", "services/kubernetes/etcd"}},
-	"qemu/e2e/worker": {All: []string{"services/front", "services/kubernetes/kubelet", "services/kubernetes/secrets", "services/system/network", "config/generate.go"}},
+	"qemu/e2e/worker": {All: []string{"services/kubernetes/roster", "services/front", "services/kubernetes/kubelet", "services/kubernetes/secrets", "services/system/network", "config/generate.go"}},
 
 	// Tests of one service with real peers, without a node.
 	"services/kubernetes/vip":        {All: []string{"services/kubernetes/vip"}},

@@ -32,7 +32,7 @@ type facts struct {
 	// itself.
 	Token string `json:"token"`
 	// Taken are the names and addresses under which this control plane is reached, and
-	// all of them together. Those of other nodes aren't known. Pods have addresses of
+	// all of them together. Those of other nodes are known to PID 1. Pods have addresses of
 	// Subnets, and so do services.
 	Taken   []string       `json:"taken"`
 	Subnets []netip.Prefix `json:"subnets"`
@@ -77,7 +77,7 @@ func (p policy) check(text []byte, peer netip.Addr) (crypto.PublicKey, pki.Leaf,
 	}
 	name := request.Subject.CommonName
 	return request.PublicKey, pki.Leaf{
-		CN: name, DNS: []string{name, localhost}, IPs: append([]netip.Addr{peer}, loopback...), Server: true,
+		CN: name, Units: []string{pki.WorkerUnit}, DNS: []string{name, localhost}, IPs: append([]netip.Addr{peer}, loopback...), Server: true,
 	}, nil
 }
 

@@ -31,7 +31,7 @@ func TestS157Signs(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		cert := parse(t, crt)
-		if cert.Subject.CommonName != "worker-1" || len(cert.Subject.Names) != 1 || cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature ||
+		if cert.Subject.CommonName != "worker-1" || len(cert.Subject.Names) != 2 || !pki.IsWorker(cert) || cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature ||
 			!slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || time.Until(cert.NotAfter) > pki.LeafValidity {
 			t.Errorf("%s: %s, CA %v, %v, %v, until %s", name, cert.Subject, cert.IsCA, cert.KeyUsage, cert.ExtKeyUsage, cert.NotAfter)
 		}

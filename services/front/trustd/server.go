@@ -2,10 +2,8 @@ package trustd
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
-	"crypto/subtle"
 	"crypto/tls"
 	"encoding/hex"
 	"errors"
@@ -32,15 +30,17 @@ const (
 	maxNew   = 128
 	// maxCalls bounds what is looked at at once: a call takes a millisecond.
 	maxCalls = 64
-	// maxBody is the largest message: a token, and a request.
-	maxBody = 8 << 10
+	// maxBody is the largest message: a token, a request, and a proof.
+	maxBody = 8<<10 + pki.MaxProof
 	// maxHeader is more than the headers of client libraries need.
 	maxHeader = 8 << 10
 	// maxStreams is for each connection.
 	maxStreams = 4
 	// callTimeout is for a whole request, its answer, and for what follows it: all of
-	// it fits into one segment of TCP.
+	// it fits into a few segments of TCP.
 	callTimeout = 10 * time.Second
+	// signTimeout is what PID 1 gets, which asks etcd. Nodes wait for a little longer.
+	signTimeout = 8 * time.Second
 	// refusedTimeout is for the rest of a request that isn't read: it comes with the
 	// header, or in the next segment. It holds a connection for as long.
 	refusedTimeout = time.Second
@@ -48,13 +48,11 @@ const (
 
 // Files of trustd's state.
 const (
-	caName      = "ca.crt"
-	caKeyName   = "ca.key"
 	certName    = "server.crt"
 	certKeyName = "server.key"
 )
 
-// server signs.
+// server checks who asks for what, and has PID 1 sign.
 type server struct {
 	watcher statefile.Watcher // used by Tick only
 	log     *slog.Logger
@@ -64,26 +62,23 @@ type server struct {
 	limits  limits
 	errors  *connect.ErrorWriter
 	now     func() time.Time
+	sign    func(ctx context.Context, msg *apiv1.SignRequest, peer netip.Addr) (certificate []byte, err error)
 }
 
 // state is what the server uses. It never changes: a new one replaces it.
 type state struct {
 	token  [sha256.Size]byte // hash
 	policy policy
-	ca     pki.CA
 	tls    *tls.Config
 }
 
 func newState(b statefile.State[facts]) (*state, error) {
-	s := &state{policy: newPolicy(b.Facts), ca: pki.CA{Cert: b.Files[caName], Key: b.Files[caKeyName]}}
+	s := &state{policy: newPolicy(b.Facts)}
 	switch hash, err := hex.DecodeString(b.Facts.Token); {
 	case err != nil || len(hash) != len(s.token):
 		return nil, errors.New("the token's hash isn't one")
 	default:
 		copy(s.token[:], hash)
-	}
-	if _, key, err := s.ca.Parse(); err != nil || key == nil {
-		return nil, fmt.Errorf("authority of the machine API: %w", cmp.Or(err, errNoKey))
 	}
 	cert, err := tls.X509KeyPair(b.Files[certName], b.Files[certKeyName])
 	if err != nil {
@@ -99,13 +94,13 @@ func newState(b statefile.State[facts]) (*state, error) {
 func newServer(dir string, log *slog.Logger) (*server, error) {
 	s := &server{
 		watcher: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log),
-		conns: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, errors: connect.NewErrorWriter(), now: time.Now,
+		conns: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, errors: connect.NewErrorWriter(), now: time.Now, sign: asking(dir),
 	}
 	return s, s.watcher.Next(s.refresh)
 }
 
 func (s *server) refresh() error {
-	b, err := statefile.Read[facts](s.watcher.Dir, caName, caKeyName, certName, certKeyName)
+	b, err := statefile.Read[facts](s.watcher.Dir, certName, certKeyName)
 	if err != nil {
 		return err
 	}
@@ -184,22 +179,23 @@ func peerOf(remote string) (netip.Addr, error) {
 }
 
 // Sign implements garboardv1connect.TrustServiceHandler.
-func (s *server) Sign(_ context.Context, r *connect.Request[apiv1.SignRequest]) (*connect.Response[apiv1.SignResponse], error) {
+func (s *server) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest]) (*connect.Response[apiv1.SignResponse], error) {
 	peer, err := peerOf(r.Peer().Addr)
 	if err != nil {
 		return nil, s.refuse(connect.CodeInternal, r.Peer().Addr, err)
 	}
 	by := s.state.Load()
-	// Hashes have one length, so that comparing them reveals nothing of the token.
-	if hash := sha256.Sum256([]byte(r.Msg.GetToken())); subtle.ConstantTimeCompare(hash[:], by.token[:]) != 1 {
-		return nil, s.refuse(connect.CodeUnauthenticated, peer.String(), errors.New("the token isn't machine.token of this control plane"))
+	if !sameToken(r.Msg.GetToken(), by.token) {
+		return nil, s.refuse(connect.CodeUnauthenticated, peer.String(), errToken)
 	}
-	public, leaf, err := by.policy.check(r.Msg.GetRequest(), peer)
+	_, leaf, err := by.policy.check(r.Msg.GetRequest(), peer)
 	if err != nil {
 		return nil, s.refuse(connect.CodePermissionDenied, peer.String(), err)
 	}
-	leaf.Now = s.now()
-	cert, err := by.ca.Sign(public, leaf)
+	cert, err := s.sign(ctx, r.Msg, peer)
+	if refused := new(connect.Error); errors.As(err, &refused) {
+		return nil, s.refuse(refused.Code(), peer.String(), errors.New(refused.Message()))
+	}
 	if err != nil {
 		return nil, s.refuse(connect.CodeInternal, peer.String(), err)
 	}

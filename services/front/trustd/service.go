@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/front/statefile"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -35,24 +37,28 @@ type Options struct {
 	Store     *resource.Store
 	Logs      *logs.Logs
 	Processes *process.Table
+	// Roster is what is known of the cluster's nodes, and Enlist records one.
+	Roster func(ctx context.Context) (roster.Facts, error)
+	Enlist func(ctx context.Context, name string, r roster.Record) error
 
 	// What tests have in another way.
-	dir     string                                         // "": boot.TrustDir
-	uid     int                                            // 0: UID
+	dir     string                                         // "": boot.TrustDir, of UID
+	uid     int                                            // of dir
 	address string                                         // "": trustd's on this node
 	process func(ctx context.Context, h *dag.Handle) error // nil: the sandbox
 }
 
 // Service is trustd in the graph. It waits for the clock: what it signs has dates.
 func Service(o Options) dag.Service {
-	o.dir = cmp.Or(o.dir, boot.TrustDir)
-	o.uid = cmp.Or(o.uid, UID)
+	if o.dir == "" {
+		o.dir, o.uid = boot.TrustDir, UID
+	}
 	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.TrustPort)))
 	if o.process == nil {
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
 			Args:       []string{sandbox.Program, Command},
-			Binds:      []sandbox.Bind{{Source: o.dir}},
+			Binds:      []sandbox.Bind{{Source: o.dir}, {Source: o.dir + signerSuffix}},
 			StopBudget: processStop,
 		}.Run
 	}
@@ -66,13 +72,34 @@ func Service(o Options) dag.Service {
 		Needs:   []dag.Condition{machine.IfControlPlane{Condition: secrets.API.When(o.Store, secrets.APIID, "certificate of trustd to be made", nil), Store: o.Store}},
 		Skip:    o.skip,
 		Prepare: publisher.Prepare,
-		Run:     func(ctx context.Context, h *dag.Handle) error { return publisher.Run(ctx, h, o.process) },
+		Run: func(ctx context.Context, h *dag.Handle) error {
+			return publisher.Run(ctx, h, func(ctx context.Context, h *dag.Handle) error { return o.whileSigning(ctx, h) })
+		},
 		Health: &dag.Health{Check: func(ctx context.Context) error {
 			return publisher.ServesCertificate(ctx, o.address, publisher.Written().Files[certName])
 		}},
 		Restart:    dag.RestartAlways,
 		StopBudget: serviceStop,
 	}
+}
+
+// whileSigning runs trustd, and answers it. The end of one is that of the other.
+func (o Options) whileSigning(ctx context.Context, h *dag.Handle) error {
+	s := signer{o, h.Log}
+	listener, err := s.listen()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	signs := make(chan error, 1)
+	go func() {
+		defer cancel()
+		signs <- s.serve(ctx, listener)
+	}()
+	err = o.process(ctx, h)
+	cancel()
+	return errors.Join(err, <-signs)
 }
 
 func (o Options) skip() string {
@@ -103,7 +130,6 @@ func (o Options) current() (b statefile.State[facts], err error) {
 	return statefile.State[facts]{
 		Facts: facts{Token: fmt.Sprintf("%x", sha256.Sum256([]byte(cfg.Machine.Token))), Taken: taken, Subnets: slices.Concat(network.PodSubnets, network.ServiceSubnets)},
 		Files: map[string][]byte{
-			caName: cfg.Machine.CA.Crt, caKeyName: cfg.Machine.CA.Key,
 			certName: own.Spec.Serving.Crt, certKeyName: own.Spec.Serving.Key,
 		},
 	}, nil

@@ -3,18 +3,20 @@
 //
 // Workers don't hold the key of the machine API's authority. They request certificates
 // from a control plane, with the token in their configuration. The server is a process
-// of its own, in a sandbox (Main). PID 1 writes its state (Service): the authority, the
-// hash of the token, and which names are taken.
+// of its own, in a sandbox (Main), and has no key but that of its own certificate. PID 1
+// writes its state (Service): the hash of the token, and which names are taken. PID 1 has
+// the authority, and signs (signer), after it has applied the policy again.
 //
-//	worker ──TLS 1.3, token, CSR──▶ trustd ──▶ certificate
-//	                                 ▲ authority, hash of the token, names
-//	                                 └── /run/garboard/trustd ◀── Service, in PID 1
+//	worker ──TLS 1.3, token, CSR──▶ trustd ──sign.sock──▶ PID 1 ──▶ certificate
+//	                                 ▲ hash of the token    │ the whole policy, and the
+//	                                 │ names                ▼ names of nodes (roster)
+//	                                 └── state.json ◀── Service
 //
 // The policy (policy.go) decides what is in a certificate, never the request: a client
 // with the token gets a certificate for a server, without a role, for the address that
 // it connects from. So a stolen token gives no certificate of an administrator, of the
-// cluster's endpoint, or of an address that the thief doesn't have. It does give one for
-// any other name: trustd has no list of the nodes' names.
+// cluster's endpoint, or of an address that the thief doesn't have, nor one with the name of
+// a control plane or of another node (services/kubernetes/roster).
 package trustd
 
 import (
@@ -59,5 +61,5 @@ func runAt(dir, address string) int {
 
 var (
 	errNoPeer = errors.New("the caller's address is unknown")
-	errNoKey  = errors.New("its key isn't there")
+	errToken  = errors.New("the token isn't machine.token of this control plane")
 )

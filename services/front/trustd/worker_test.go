@@ -116,7 +116,7 @@ func (c *cluster) later(d time.Duration) {
 func (c *cluster) controlPlane(addr string, ca pki.CA) *bench {
 	c.t.Helper()
 	b := newBench(c.t)
-	b.server.now = c.now
+	b.server.now, b.ca = c.now, ca
 	state := controlPlaneState(c.t, ca, token)
 	cert, key, err := ca.Issue(pki.Leaf{CN: "cp", IPs: []netip.Addr{netip.MustParseAddr(addr)}, Server: true, Now: time.Now()})
 	c.must(err)

@@ -31,6 +31,7 @@ func testConfig(t *testing.T) *config.Config {
 	}
 	c := &config.Config{Version: config.Version}
 	c.Machine.Type = config.Init
+	c.Machine.CA = authority(t, pki.NewMachineCA)
 	c.Cluster = config.Cluster{
 		Name:         "test",
 		Secret:       config.Secret(base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{7}, 32))),

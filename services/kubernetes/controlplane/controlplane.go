@@ -27,6 +27,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -158,6 +159,8 @@ type Options struct {
 	CheckpointsDir string
 	SubnetFile     string // flannel's
 	KubeletURL     string
+	// Roster is what etcd knows of the cluster's nodes.
+	Roster func(ctx context.Context) (roster.Facts, error)
 	// Initialized looks for the mark of a self-hosted control plane in etcd; nil: really.
 	Initialized func(ctx context.Context, r resource.Reader, endpoint string) (bool, error)
 }
@@ -238,12 +241,14 @@ func Controllers(o Options) []resource.Controller {
 			},
 		},
 		{
-			Name: "k8s.ServingApprovalController", Reconcile: (&ServingApprovalController{}).Reconcile,
-			Inputs: []resource.Input{{Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}},
+			Name: "k8s.CertificateApprovalController", Reconcile: (&ApprovalController{roster: o.Roster}).Reconcile,
+			Inputs: []resource.Input{
+				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}, {Type: BootstrapStatuses.Type()},
+			},
 		},
 		{
 			Name: "k8s.NodeLeaveController", Reconcile: (&NodeLeaveController{}).Reconcile,
-			Inputs: []resource.Input{{Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}},
+			Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}},
 		},
 		{
 			Name: "k8s.CNIConfigController", Reconcile: (&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile}).Reconcile,

@@ -22,6 +22,8 @@ const (
 	labelBudget = 15 * time.Second
 	// labelLater is the interval at which a worker checks whether its kubelet has joined.
 	labelLater = time.Second
+	// labelKept is the interval at which the node's labels and taints are looked at, as others may change them.
+	labelKept = time.Minute
 
 	// Annotations of the node record its labels and taints that come from the
 	// configuration, so that they are removed when they leave it: keys, separated
@@ -84,7 +86,7 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 	}
 	patch := nodePatch(cfg, node)
 	if patch == nil {
-		return 0, nil
+		return labelKept, nil
 	}
 	if _, err := client.Merge(ctx, ref, patch); err != nil {
 		c.printf("retrying error: %v", err)
@@ -94,7 +96,7 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 		c.printf("task %s (1/1): done", labelTask)
 	}
 	v.Log().Info("labels and taints of the node are those of the configuration")
-	return 0, nil
+	return labelKept, nil
 }
 
 // client is nil while a worker's kubelet hasn't joined.

@@ -28,6 +28,9 @@ const (
 // register again without the taints that keep certain pods away from it, and get
 // these pods. So a node is deleted only if it has none of these taints and labels,
 // and a false request gains nothing. Otherwise its administrator has to delete it.
+//
+// The machine proves that it asks, with the key of its machine API: whoever may write to a
+// Node ends none.
 type NodeLeaveController struct{ refused map[string]string }
 
 // Reconcile stays in the watch, as ServingApprovalController does.
@@ -49,7 +52,7 @@ func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (t
 		if !leaving(node) {
 			continue
 		}
-		if why := mayLeave(node); why != "" {
+		if why := mayLeave(v, node); why != "" {
 			if seen[node.Name()] = why; c.refused[node.Name()] != why {
 				v.Log().Warn(fmt.Sprintf("node %s is being reset, but isn't deleted: %s; `kubectl delete node %s` deletes it", node.Name(), why, node.Name()))
 			}
@@ -65,7 +68,7 @@ func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (t
 		if e.Type == kubeclient.Deleted || !leaving(e.Object) {
 			return false
 		}
-		why := mayLeave(e.Object)
+		why := mayLeave(v, e.Object)
 		return why == "" || why != seen[e.Object.Name()]
 	}), nil
 }
@@ -75,8 +78,13 @@ func leaving(node kubeclient.Object) bool {
 	return node.Text("metadata", "annotations", kubeclient.Leaving) != ""
 }
 
-// mayLeave is what a node would lose that others have set; "" for nothing.
-func mayLeave(node kubeclient.Object) (why string) {
+// mayLeave says why a node isn't deleted: its machine doesn't ask for that, or it would lose
+// what others have set. It is "" if the node may leave.
+func mayLeave(r resource.Reader, node kubeclient.Object) (why string) {
+	proof := node.Text("metadata", "annotations", kubeclient.LeavingProof)
+	if _, err := proofKey(r, proof, kubeclient.LeavePurpose, []byte(node.Text("metadata", "uid")), node.Name(), time.Now()); err != nil {
+		return err.Error()
+	}
 	for _, taint := range node.List("spec", "taints") {
 		if key := taint.Text("key"); !strings.HasPrefix(key, systemTaint) {
 			return fmt.Sprintf("it has the taint %q", key)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -67,7 +68,7 @@ func (s *spotter) Write(line []byte) (int, error) {
 // kubelet is a client with the certificate of a worker's kubelet.
 func (n *realNode) kubelet(name string) *kubeclient.Client {
 	n.t.Helper()
-	crt, key, err := n.config.Cluster.CA.CA().Issue(pki.Leaf{CN: nodeUser + name, Orgs: []string{nodeGroup}, Client: true, Validity: time.Hour, Now: time.Now()})
+	crt, key, err := n.config.Cluster.CA.CA().Issue(pki.Leaf{CN: config.NodeUser + name, Orgs: []string{nodeGroup}, Client: true, Validity: time.Hour, Now: time.Now()})
 	put(n.t, err)
 	c, err := kubeclient.New(kubeclient.Options{
 		Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, Cert: crt, Key: key,
@@ -75,6 +76,14 @@ func (n *realNode) kubelet(name string) *kubeclient.Client {
 	put(n.t, err)
 	n.t.Cleanup(c.Close)
 	return c
+}
+
+// machine makes the proofs of a worker's machine.
+func (n *realNode) machine(name string) func(message []byte) ([]byte, error) {
+	n.t.Helper()
+	crt, key, err := n.config.Machine.CA.CA().Issue(pki.Leaf{CN: name, DNS: []string{name}, Server: true, Now: time.Now()})
+	put(n.t, err)
+	return func(message []byte) ([]byte, error) { return pki.Prove(crt, key, kubeclient.LeavePurpose, message) }
 }
 
 // checkDrain: a kubelet may evict only the pods of its own node. There is no
@@ -131,7 +140,7 @@ func (n *realNode) checkLeaves(admin, worker *kubeclient.Client) {
 		case <-brief.Done():
 		}
 	}()
-	if err := worker.AskToLeave(brief, "w", "reset-1"); err == nil || !strings.Contains(err.Error(), "kubectl delete node w") {
+	if err := worker.AskToLeave(brief, "w", "reset-1", n.machine("w")); err == nil || !strings.Contains(err.Error(), "kubectl delete node w") {
 		n.t.Errorf("a node with a taint of others leaves: %v", err)
 	}
 	// It withdraws the request: otherwise it would be deleted later, when the taint is gone.
@@ -145,9 +154,16 @@ func (n *realNode) checkLeaves(admin, worker *kubeclient.Client) {
 	}
 	_, err = admin.Merge(ctx, kubeclient.NodeRef("w"), kubeclient.Object{"spec": object{"taints": nil}})
 	put(n.t, err)
+	// Whoever may write to Nodes ends none.
+	brief, cancel = context.WithTimeout(ctx, eventually.Scale(5*time.Second))
+	defer cancel()
+	if err := worker.AskToLeave(brief, "w", "reset-3", n.machine("other")); err == nil {
+		n.t.Error("a node leaves by the proof of another machine")
+	}
+	put(n.t, worker.Stay(ctx, "w", "reset-3"))
 	patient, cancel := context.WithTimeout(ctx, eventually.Scale(30*time.Second))
 	defer cancel()
-	if err := worker.AskToLeave(patient, "w", "reset-1"); err != nil {
+	if err := worker.AskToLeave(patient, "w", "reset-1", n.machine("w")); err != nil {
 		n.t.Error(err)
 	}
 	if _, err := admin.Get(ctx, kubeclient.NodeRef("other")); err != nil {

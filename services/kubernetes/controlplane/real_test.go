@@ -4,13 +4,7 @@ package controlplane
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,10 +21,12 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
@@ -74,6 +70,7 @@ func TestRealControlPlane(t *testing.T) {
 	n.checkBootstrap(client)
 	n.checkCreateOnly(client)
 	n.checkLabel(client)
+	n.checkNodeAdmission(client)
 	n.checkHealthEndpoints()
 	n.checkEncryption(client)
 	n.checkAuditLog()
@@ -103,6 +100,9 @@ func (n *realNode) runControllers() {
 		Controllers(Options{
 			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("static-pods"), CheckpointsDir: n.path("checkpoints"), FilesDir: n.path("files"), AuditDir: n.path("audit"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
+			Roster: func(context.Context) (roster.Facts, error) {
+				return roster.Facts{Names: []string{"n1"}, Nodes: map[string]bool{"n3": true}, Now: time.Now()}, nil
+			},
 		})...)
 	log := testLog(n.t)
 	if n.spots != nil {
@@ -289,36 +289,37 @@ func (n *realNode) checkDrift(want, id string) {
 	})
 }
 
-// checkBootstrap requests a certificate like a joining kubelet.
+// checkBootstrap requests certificates like joining kubelets: the token gives a fresh name,
+// and neither that of a control plane nor that of a node.
 func (n *realNode) checkBootstrap(client *kubeclient.Client) {
 	n.t.Helper()
 	kubelet, err := kubeclient.New(kubeclient.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, Token: testToken})
 	put(n.t, err)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	put(n.t, err)
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: "system:node:n2", Organization: []string{"system:nodes"}},
-	}, key)
-	put(n.t, err)
-	csr := kubeclient.Object{
-		"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": object{"name": "n2"},
-		"spec": object{
-			"request":    base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})),
-			"signerName": "kubernetes.io/kube-apiserver-client-kubelet",
-			"usages":     list{"digital signature", "client auth"},
-		},
-	}
-	if _, err := kubelet.Create(n.t.Context(), csr); err != nil {
-		n.t.Fatalf("a bootstrap token can't ask for a certificate: %v", err)
-	}
-	ref := kubeclient.Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest", Name: "n2"}
-	eventually.That(n.t, 60*time.Second, "kubelet's certificate to be approved and issued", func() error {
-		o, err := client.Get(n.t.Context(), ref)
-		if err == nil && o.Text("status", "certificate") == "" {
-			err = fmt.Errorf("status is %v", o["status"])
+	for name, want := range map[string]string{"n1": "one of the control planes'", "n2": "", "n3": "kubectl delete node n3"} {
+		key, err := pki.NewKey(pki.ECDSA)
+		put(n.t, err)
+		text, err := pki.NewRequest(key, pki.Leaf{CN: config.NodeUser + name, Orgs: []string{nodeGroup}})
+		put(n.t, err)
+		made, err := kubelet.Create(n.t.Context(), kubeclient.Object{
+			"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": object{"name": name},
+			"spec": object{"request": base64.StdEncoding.EncodeToString(text), "signerName": clientSigner, "usages": list{"digital signature", "client auth"}},
+		})
+		if err != nil {
+			n.t.Fatalf("a bootstrap token can't ask for a certificate: %v", err)
 		}
-		return err
-	})
+		eventually.That(n.t, 60*time.Second, "the request of "+name+" to be answered", func() error {
+			o, err := client.Get(n.t.Context(), made.Ref())
+			switch {
+			case err != nil:
+				return err
+			case want == "" && o.Text("status", "certificate") != "":
+				return nil
+			case want != "" && o.Condition(kubeclient.Denied) && strings.Contains(o.List("status", "conditions")[0].Text("message"), want):
+				return nil
+			}
+			return fmt.Errorf("status is %v", o["status"])
+		})
+	}
 }
 
 // checkLabel registers a node like the kubelet (S-221).
@@ -338,6 +339,62 @@ func (n *realNode) checkLabel(client *kubeclient.Client) {
 		}
 		return nil
 	})
+}
+
+// as is a client with a user name of its own.
+func (n *realNode) as(user string, groups ...string) *kubeclient.Client {
+	n.t.Helper()
+	crt, key, err := n.config.Cluster.CA.CA().Issue(pki.Leaf{CN: user, Orgs: groups, Client: true, Validity: time.Hour, Now: time.Now()})
+	put(n.t, err)
+	c, err := kubeclient.New(kubeclient.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, Cert: crt, Key: key})
+	put(n.t, err)
+	n.t.Cleanup(c.Close)
+	return c
+}
+
+// checkNodeAdmission: an account that may patch Nodes, as agents on all nodes have one,
+// doesn't make a node another one. Everything else is its right.
+func (n *realNode) checkNodeAdmission(admin *kubeclient.Client) {
+	n.t.Helper()
+	for _, o := range []kubeclient.Object{
+		{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": object{"name": "agent"}, "rules": list{
+			object{"apiGroups": list{""}, "resources": list{"nodes", "nodes/status"}, "verbs": list{"get", "list", "patch", "update"}},
+		}},
+		{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": object{"name": "agent"},
+			"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "agent"},
+			"subjects": list{object{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "agent"}, object{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "system:serviceaccount:kube-system:flannel"}}},
+	} {
+		_, err := admin.Create(n.t.Context(), o)
+		put(n.t, err)
+	}
+	meta := func(field, key string, value any) kubeclient.Object {
+		return kubeclient.Object{"metadata": object{field: object{key: value}}}
+	}
+	agent := n.as("agent")
+	eventually.That(n.t, 30*time.Second, "an agent to be refused", func() error { // the policy begins to count within seconds
+		if _, err := agent.Merge(n.t.Context(), kubeclient.NodeRef("n1"), meta("labels", "garboard.dev/a", "b")); err == nil || !strings.Contains(err.Error(), "garboard-nodes") {
+			return fmt.Errorf("it says %w", errors.Join(err, errors.New("nothing about the policy")))
+		}
+		return nil
+	})
+	for name, tc := range map[string]struct {
+		as    *kubeclient.Client
+		patch kubeclient.Object
+		want  string
+	}{
+		"a role":               {agent, meta("labels", config.ControlPlaneRole, nil), "labels of"},
+		"a restricted label":   {agent, meta("labels", "node-restriction.kubernetes.io/zone", "a"), "labels of"},
+		"one below it":         {agent, meta("labels", "x.node-restriction.kubernetes.io/zone", "a"), "labels of"},
+		"its end":              {agent, meta("annotations", kubeclient.Leaving, "reset-1"), "annotations of"},
+		"a label of its own":   {agent, meta("labels", "example.com/gpu", "yes"), ""},
+		"flannel on elsewhere": {n.as("system:serviceaccount:kube-system:flannel"), meta("annotations", "flannel.alpha.coreos.com/public-ip", "10.5.0.66"), "flannel changes"},
+		"an administrator":     {admin, meta("labels", "node-restriction.kubernetes.io/zone", "a"), ""},
+	} {
+		_, err := tc.as.Merge(n.t.Context(), kubeclient.NodeRef("n1"), tc.patch)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			n.t.Errorf("%s: %v, want %q", name, err, tc.want)
+		}
+	}
 }
 
 // checkAuditLog: the log has the user who made the Secrets of the bootstrap

@@ -291,7 +291,7 @@ func TestRequestEndsWithContext(t *testing.T) {
 	}
 }
 
-func TestApproveCSR(t *testing.T) {
+func TestDecideCSR(t *testing.T) {
 	const path = "/apis/certificates.k8s.io/v1/certificatesigningrequests/x"
 	var sent Object
 	c, _ := serve(t, map[string]http.HandlerFunc{
@@ -299,10 +299,10 @@ func TestApproveCSR(t *testing.T) {
 		"PUT " + path + "/approval": func(_ http.ResponseWriter, r *http.Request) { json.NewDecoder(r.Body).Decode(&sent) },
 		"GET " + path + "y":         text(200, `{"status":{"conditions":[{"type":"Approved","status":"True"}]}}`),
 	})
-	if err := c.ApproveCSR(t.Context(), "x", "because"); err != nil || !sent.Condition("Approved") {
+	if err := c.DecideCSR(t.Context(), "x", Denied, "because"); err != nil || !sent.Condition(Denied) || sent.Condition(Approved) {
 		t.Errorf("sent %v, error %v", sent, err)
 	}
-	if err := c.ApproveCSR(t.Context(), "xy", "because"); err != nil { // no second PUT
+	if err := c.DecideCSR(t.Context(), "xy", Denied, "because"); err != nil { // no second PUT
 		t.Error(err)
 	}
 }

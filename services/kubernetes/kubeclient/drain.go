@@ -68,17 +68,34 @@ func (c *Client) Uncordon(ctx context.Context, node, by string) (did bool, err e
 // itself, as it could come back without the taints that others have given it.
 const Leaving = "garboard.dev/leaving"
 
+// Proofs of a machine (pki.Proof), and what they are for: JoinProof is an annotation of a
+// request for a certificate, about the request; leavingProof is beside Leaving, about the UID
+// of the Node.
+const (
+	JoinProof    = "garboard.dev/proof"
+	JoinPurpose  = "client certificate of a kubelet"
+	LeavingProof = "garboard.dev/leaving-proof"
+	LeavePurpose = "end of a node"
+)
+
 // leavingPoll is how often a node looks whether it was deleted.
 const leavingPoll = 500 * time.Millisecond
 
-// AskToLeave asks for the end of a node, as that node, and returns once it is gone.
-func (c *Client) AskToLeave(ctx context.Context, node, by string) error {
+// AskToLeave asks for the end of a node, as that node, and returns once it is gone. prove
+// makes the proof that the machine asks.
+func (c *Client) AskToLeave(ctx context.Context, node, by string, prove func(message []byte) ([]byte, error)) error {
+	var unproven error
 	err := c.changeNode(ctx, node, func(n Object) Object {
 		if n.Text("metadata", "annotations", Leaving) == by {
 			return nil
 		}
-		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: by}}}
+		var proof []byte
+		if proof, unproven = prove([]byte(n.Text("metadata", "uid"))); unproven != nil {
+			return nil
+		}
+		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: by, LeavingProof: string(proof)}}}
 	})
+	err = errors.Join(err, unproven)
 	for err == nil {
 		if !sleep.For(ctx, leavingPoll) {
 			return fmt.Errorf("wait for a control plane to delete node %s: %w; `kubectl delete node %s` does it by hand", node, ctx.Err(), node)
@@ -94,7 +111,7 @@ func (c *Client) Stay(ctx context.Context, node, by string) error {
 		if n.Text("metadata", "annotations", Leaving) != by {
 			return nil
 		}
-		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: nil}}}
+		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: nil, LeavingProof: nil}}}
 	})
 	return IgnoreNotFound(err)
 }

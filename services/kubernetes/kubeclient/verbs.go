@@ -175,11 +175,17 @@ func (c *Client) Evict(ctx context.Context, pod Object) error {
 	return nil
 }
 
-// ApproveCSR approves a CertificateSigningRequest; one that already is, stays so.
-func (c *Client) ApproveCSR(ctx context.Context, name, reason string) error {
+// What is decided about a CertificateSigningRequest.
+const (
+	Approved = "Approved"
+	Denied   = "Denied"
+)
+
+// DecideCSR approves or denies a CertificateSigningRequest; one that already is, stays so.
+func (c *Client) DecideCSR(ctx context.Context, name, decision, reason string) error {
 	ref := Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest", Name: name}
 	csr, err := c.Get(ctx, ref)
-	if err != nil || csr.Condition("Approved") {
+	if err != nil || csr.Condition(Approved) || csr.Condition(Denied) {
 		return err
 	}
 	status, _ := csr["status"].(map[string]any)
@@ -187,14 +193,14 @@ func (c *Client) ApproveCSR(ctx context.Context, name, reason string) error {
 		status = map[string]any{}
 	}
 	conditions, _ := status["conditions"].([]any)
-	status["conditions"] = append(conditions, map[string]any{"type": "Approved", "status": "True", "reason": "GarboardApproved", "message": reason})
+	status["conditions"] = append(conditions, map[string]any{"type": decision, "status": "True", "reason": "Garboard" + decision, "message": reason})
 	csr["status"] = status
 	path, err := c.pathOf(ctx, ref)
 	if err != nil {
 		return err
 	}
 	if err := c.do(ctx, request{method: http.MethodPut, path: path + "/approval", body: csr}, nil); err != nil {
-		return fmt.Errorf("approve %s: %w", ref, err)
+		return fmt.Errorf("decide about %s: %w", ref, err)
 	}
 	return nil
 }

@@ -26,66 +26,65 @@ import (
 )
 
 const (
-	configFile          = "/etc/kubernetes/kubelet.yaml"
-	bootstrapKubeconfig = "/etc/kubernetes/bootstrap-kubeconfig"
-	secretsDir          = boot.SecretsDir + "/" + secrets.KubeletID // written there by package secrets
-	caFile              = secretsDir + "/ca.crt"
-	servingCertFile     = secretsDir + "/serving.crt"
-	servingKeyFile      = secretsDir + "/serving.key"
-	kubeconfig          = boot.KubeletDir + "/kubeconfig" // written by the kubelet itself, or for it
-	clientFile          = boot.KubeletClient
+	configFile      = "/etc/kubernetes/kubelet.yaml"
+	secretsDir      = boot.SecretsDir + "/" + secrets.KubeletID // written there by package secrets
+	caFile          = secretsDir + "/ca.crt"
+	servingCertFile = secretsDir + "/serving.crt"
+	servingKeyFile  = secretsDir + "/serving.key"
+	kubeconfig      = boot.KubeletDir + "/kubeconfig" // written once there is a certificate
+	clientFile      = boot.KubeletClient
 	// servingFile is the certificate that the kubelet of a worker gets from the cluster.
 	servingFile = boot.KubeletDir + "/pki/kubelet-server-current.pem"
 )
 
 // prepare writes what the kubelet reads only at its start, and restores what it checks then.
-func (o Options) prepare() error {
+// It reports whether the kubelet has a certificate: it doesn't start without one.
+func (o Options) prepare() (has bool, err error) {
 	cfg, err := machine.Config(o.Store)
 	if err != nil {
-		return err
+		return has, err
 	}
 	s, err := secrets.Kubelet.Get(o.Store, secrets.KubeletID)
 	if err != nil {
-		return err
+		return has, err
 	}
 	if protectsKernel(o.Mode, cfg) {
 		if err := restoreKernelDefaults(sysctlDir); err != nil {
-			return err
+			return has, err
 		}
 	}
 	for _, d := range directories {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
-			return err
+			return has, err
 		}
 	}
 	if err := restoreCheckpoints(boot.CheckpointsDir, boot.StaticPodsDir); err != nil {
-		return err
+		return has, err
 	}
 	for _, v := range cfg.Machine.Kubelet.ExtraMounts {
 		// What is there, a file or a socket perhaps, stays as it is.
 		if _, err := os.Lstat(v.HostPath); errors.Is(err, fs.ErrNotExist) {
 			if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
-				return fmt.Errorf("machine.kubelet.extraMounts: %w", err)
+				return has, fmt.Errorf("machine.kubelet.extraMounts: %w", err)
 			}
 		}
 	}
-	has, err := o.hasCertificate(s.Spec)
-	if err != nil {
-		return err
+	if has, err = o.hasCertificate(s.Spec); err != nil {
+		return has, err
 	}
 	files, err := files(o.Mode, cfg)
 	if err != nil {
-		return err
+		return has, err
 	}
 	for _, f := range files {
 		if f.path == kubeconfig && !has {
-			continue // the kubelet writes it once it has joined
+			continue
 		}
 		if err := boot.WriteFile(f.path, f.data, f.perm); err != nil {
-			return err
+			return has, err
 		}
 	}
-	return nil
+	return has, nil
 }
 
 type file struct {
@@ -94,8 +93,7 @@ type file struct {
 	perm os.FileMode
 }
 
-// files are the kubelet's configuration, and how it reaches the API: to ask for its
-// certificate, and with that.
+// files are the kubelet's configuration, and how it reaches the API.
 func files(mode boot.Mode, c *config.Config) ([]file, error) {
 	var all []file
 	for _, f := range []struct {
@@ -103,7 +101,6 @@ func files(mode boot.Mode, c *config.Config) ([]file, error) {
 		content object
 	}{
 		{configFile, configuration(mode, c)},
-		{bootstrapKubeconfig, kubeconfigFor(c, object{"token": string(c.Cluster.Token)})},
 		{kubeconfig, kubeconfigFor(c, object{"client-certificate": clientFile, "client-key": clientFile})},
 	} {
 		data, err := yaml.Marshal(f.content)
@@ -208,7 +205,7 @@ func configuration(mode boot.Mode, c *config.Config) object {
 	if c.Machine.Type.ControlPlane() {
 		k["tlsCertFile"], k["tlsPrivateKeyFile"] = servingCertFile, servingKeyFile
 	} else {
-		// Signed by the cluster's CA, and renewed; see ServingApprovalController.
+		// Signed by the cluster's CA, and renewed; see ApprovalController.
 		k["serverTLSBootstrap"] = true
 	}
 	if mode == boot.Container {
@@ -293,9 +290,7 @@ func clusterDNS(c *config.Config) []string {
 	return out
 }
 
-// kubeconfigFor is a kubeconfig for the node's balancer. With the join token
-// it is good only for asking for a certificate (kubernetes.io: TLS
-// bootstrapping).
+// kubeconfigFor is a kubeconfig for the node's balancer.
 func kubeconfigFor(c *config.Config, user object) object {
 	return object{
 		"apiVersion": "v1",
@@ -315,13 +310,12 @@ func kubeconfigFor(c *config.Config, user object) object {
 // configuration win.
 func commandLine(c *config.Config, hostname string, addr netip.Addr) []string {
 	flags := map[string]string{
-		"config":               configFile,
-		"bootstrap-kubeconfig": bootstrapKubeconfig,
-		"kubeconfig":           kubeconfig,
-		"cert-dir":             boot.KubeletDir + "/pki",
-		"root-dir":             boot.KubeletDir,
-		"hostname-override":    hostname,
-		"node-ip":              addr.String(),
+		"config":            configFile,
+		"kubeconfig":        kubeconfig,
+		"cert-dir":          boot.KubeletDir + "/pki",
+		"root-dir":          boot.KubeletDir,
+		"hostname-override": hostname,
+		"node-ip":           addr.String(),
 		// Pods without a profile of their own run under the container runtime's. Not in the
 		// configuration file: no flag turns off there what is on in it.
 		"seccomp-default": "true",

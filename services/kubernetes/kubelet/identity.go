@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -25,7 +25,7 @@ const credentialsTime = 30 * time.Second
 
 // user is what the API server calls the kubelet of a node (kubernetes.io: node
 // authorization).
-func user(hostname string) string { return "system:node:" + hostname }
+func user(hostname string) string { return config.NodeUser + hostname }
 
 // awaitIdentity returns once the node's name, address and credentials are those
 // of the configuration that applies now: the kubelet may be started anew because
@@ -58,14 +58,14 @@ func nameIn(crt []byte) string {
 }
 
 // forgetOther removes the credentials that the kubelet got under another name: with them it
-// may not register this one. It also removes those of a former authority. The kubelet asks
-// for new ones with the token.
+// may not register this one. It also removes those of a former authority, and expired ones.
+// The node asks for new ones.
 func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig string) error {
 	have, err := os.ReadFile(client)
 	if err != nil {
 		return boot.IgnoreMissing(err)
 	}
-	if nameIn(have) == user(hostname) && !former(have, s) {
+	if nameIn(have) == user(hostname) && !former(have, s) && !expired(have, time.Now()) {
 		return nil
 	}
 	for _, file := range []string{client, kubeconfig} {
@@ -74,6 +74,11 @@ func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig stri
 		}
 	}
 	return nil
+}
+
+func expired(have []byte, now time.Time) bool {
+	cert, err := pki.ParseCert(have)
+	return err == nil && now.After(cert.NotAfter)
 }
 
 // forgetFormer removes a certificate of a former authority.
@@ -131,37 +136,6 @@ func whileAddressed(ctx context.Context, s *resource.Store, run func(context.Con
 	err = run(ctx)
 	if why := (addressChanged{}); errors.As(context.Cause(ctx), &why) {
 		return why
-	}
-	return err
-}
-
-// joinedPoll is how often one looks whether the kubelet has its certificate.
-const joinedPoll = 250 * time.Millisecond
-
-// againOnceJoined runs the kubelet and, if it began without a certificate, once more as
-// soon as it has got one. By then all that it tries backs off: it registers the node up
-// to 7 s later, and what waits for that, storage drivers, another 19 s. Nothing runs
-// on the node yet that it would have to take over.
-func againOnceJoined(ctx context.Context, client string, run func(context.Context) error) error {
-	joined := func() bool { _, err := os.Stat(client); return err == nil }
-	if joined() {
-		return run(ctx)
-	}
-	first, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for !joined() {
-			if !sleep.For(first, joinedPoll) {
-				return
-			}
-		}
-		cancel()
-	})
-	err := run(first)
-	cancel()
-	wg.Wait()
-	if ctx.Err() == nil && joined() {
-		return run(ctx)
 	}
 	return err
 }

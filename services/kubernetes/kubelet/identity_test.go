@@ -136,36 +136,6 @@ func TestCertificatesOfAFormerAuthorityAreForgotten(t *testing.T) {
 	}
 }
 
-// A kubelet that joins is started anew with its certificate; one that has one isn't.
-func TestStartedAnewOnceJoined(t *testing.T) {
-	t.Parallel()
-	client := filepath.Join(t.TempDir(), "current.pem")
-	runs := 0
-	run := func(ctx context.Context) error {
-		if runs++; runs == 1 {
-			must(t, os.WriteFile(client, nil, 0o600))
-			<-ctx.Done() // the kubelet ends when it is told to
-			return nil
-		}
-		return errors.New("its own end")
-	}
-	if err := againOnceJoined(t.Context(), client, run); runs != 2 || err == nil || err.Error() != "its own end" {
-		t.Errorf("%d runs, then %v", runs, err)
-	}
-	if err := againOnceJoined(t.Context(), client, run); runs != 3 || err == nil {
-		t.Errorf("%d runs, then %v", runs, err)
-	}
-	must(t, os.Remove(client))
-	if err := againOnceJoined(t.Context(), client, run); runs != 4 || err == nil {
-		t.Errorf("one that ended by itself: %d runs, then %v", runs, err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := againOnceJoined(ctx, client, run); runs != 5 || err == nil {
-		t.Errorf("one that is to stop: %d runs, then %v", runs, err)
-	}
-}
-
 // The kubelet is told its address at its start, so it starts anew with another
 // one; not when the node merely has none for a while.
 func TestNewAddressEndsTheRun(t *testing.T) {

@@ -4,10 +4,10 @@
 //
 // It starts as soon as network and containerd are there, on every node, and
 // keeps trying until the control plane answers (acceptance S-211, S-244). A control
-// plane's has a certificate that the node has made with the cluster's authority; a
-// worker's gets its own from the cluster, with the bootstrap token. It talks to the
-// node's load balancer of the API, and is started anew once it has joined, when the
-// node has another address, and when static pods change before it knows from
+// plane's has a certificate that the node has made with the cluster's authority; the one of a
+// worker's comes from the cluster, which the node asks with the bootstrap token (join.go),
+// before the kubelet starts. It talks to the
+// node's load balancer of the API, and is started anew when the node has another address, and when static pods change before it knows from
 // Kubernetes which pods there should be: it would replace none of them.
 package kubelet
 
@@ -69,7 +69,7 @@ func Service(o Options) dag.Service {
 			if err := o.awaitIdentity(ctx); err != nil {
 				return err
 			}
-			if err := o.prepare(); err != nil {
+			if err := o.join(ctx, h); err != nil {
 				return err
 			}
 			if err := o.pullPause(ctx, h); err != nil {
@@ -79,15 +79,8 @@ func Service(o Options) dag.Service {
 		},
 		Run: func(ctx context.Context, h *dag.Handle) error {
 			return whileAddressed(ctx, o.Store, func(ctx context.Context) error {
-				return againOnceJoined(ctx, clientFile, func(ctx context.Context) error {
-					// The kubeconfig that a kubelet writes when it joins lacks the name that it is to
-					// expect of an API server, whose certificate may not have loopback's address.
-					if err := o.prepare(); err != nil {
-						return err
-					}
-					ready := func() bool { return apiServerReady(o.Store) }
-					return restartForStaticPods(ctx, boot.StaticPodsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
-				})
+				ready := func() bool { return apiServerReady(o.Store) }
+				return restartForStaticPods(ctx, boot.StaticPodsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
 			})
 		},
 		Health:     &dag.Health{Check: dag.HTTPCheck(healthURL), Period: healthPeriod, Timeout: healthTimeout},

@@ -87,7 +87,7 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 		}
 	}
 	good := err == nil && signedBy(cert, ca)
-	if good && fits(cert, ca, want) {
+	if good && fits(cert, ca, want) && pki.IsWorker(cert) {
 		if !c.stored.write(v, have.Serving) {
 			return keepAgain, nil
 		}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -39,6 +40,17 @@ const (
 // signingClient gets a worker's certificate from trustd.
 type signingClient struct {
 	dial func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)
+	// kubeletClient is the file with the client certificate of the kubelet, and its key.
+	kubeletClient string
+}
+
+// proveNode proves that this machine is the node that Kubernetes knows.
+func (a *signingClient) proveNode(request []byte) ([]byte, error) {
+	pair, err := os.ReadFile(a.kubeletClient)
+	if err != nil {
+		return nil, err
+	}
+	return pki.Prove(pair, pair, SignPurpose, request)
 }
 
 func dial(ctx context.Context, from netip.Addr, address string) (net.Conn, error) {
@@ -129,7 +141,9 @@ func (a *signingClient) askOne(ctx context.Context, n node, host string, request
 		// Only this server may get the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, "https://"+net.JoinHostPort(host, strconv.Itoa(api.TrustPort)), connect.WithReadMaxBytes(maxAnswer))
-	answer, err := client.Sign(ctx, connect.NewRequest(&apiv1.SignRequest{Token: string(n.config.Machine.Token), Request: request}))
+	// Without a certificate of Kubernetes, the name must be free, or bound to this key.
+	proof, _ := a.proveNode(request)
+	answer, err := client.Sign(ctx, connect.NewRequest(&apiv1.SignRequest{Token: string(n.config.Machine.Token), Request: request, Proof: proof}))
 	if connect.CodeOf(err) == connect.CodeUnauthenticated {
 		return nil, errToken
 	}

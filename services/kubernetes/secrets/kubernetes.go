@@ -91,7 +91,7 @@ func (n node) kubelet(r resource.Reader, now time.Time, spec *KubeletSpec) (err 
 	if o, err := Kubelet.Get(r, KubeletID); err == nil {
 		have = o.Spec
 	}
-	leaf := pki.Leaf{CN: "system:node:" + n.hostname, Orgs: []string{"system:nodes"}, Now: now}
+	leaf := pki.Leaf{CN: config.NodeUser + n.hostname, Orgs: []string{"system:nodes"}, Now: now}
 	client := leaf
 	client.Client = true
 	if spec.Serving, err = keep(have.Serving, n.config.Cluster.CA, n.server(leaf)); err != nil {

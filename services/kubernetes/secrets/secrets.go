@@ -169,6 +169,8 @@ type Options struct {
 	APIFile string
 	// Balancer is the URL for the node's own clients of the Kubernetes API; "": balancer.URL.
 	Balancer string
+	// KubeletClient is the file with the client certificate of the kubelet; "": boot.KubeletClient.
+	KubeletClient string
 	// Dial connects from a local address; nil: the network does.
 	Dial func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)
 }
@@ -189,7 +191,7 @@ func Controllers(o Options) []resource.Controller {
 	}
 	return []resource.Controller{
 		{
-			Name: "secrets.APIController", Reconcile: (&APIController{now: o.Now, stored: stored, signingClient: signingClient{dial: o.Dial}}).Reconcile,
+			Name: "secrets.APIController", Reconcile: (&APIController{now: o.Now, stored: stored, signingClient: signingClient{dial: o.Dial, kubeletClient: cmp.Or(o.KubeletClient, boot.KubeletClient)}}).Reconcile,
 			Inputs:  append(nodeInputs(), resource.Input{Type: balancer.APIServers.Type()}, resource.Input{Type: network.Statuses.Type()}),
 			Outputs: []string{API.Type()},
 		},

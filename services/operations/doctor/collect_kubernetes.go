@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -90,7 +91,7 @@ func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclie
 	}
 	c.through, options.Server = d.o.balancer, d.o.balancer
 	if _, err := readSmall(d.path(clientFile)); err == nil {
-		c.as, options.CertFile = "system:node:"+s.hostname, d.path(clientFile)
+		c.as, options.CertFile = config.NodeUser+s.hostname, d.path(clientFile)
 	} else {
 		c.as, options.Token = "the bootstrap token", string(s.config.Cluster.Token)
 	}

@@ -45,8 +45,8 @@ var nodeConditions = []condition{
 	{
 		id: "node-not-registered", severity: failure,
 		sees: `nodes "NAME" not found`,
-		why: "The API server is up, and the kubelet hasn't registered the node. In most cases it has no client certificate yet: the endpoint must be healthy, the bootstrap manifests must be applied (they " +
-			"approve the request) and kube-controller-manager run (it signs).",
+		why: "The API server is up, and the kubelet hasn't registered the node. In most cases it has no client certificate yet: the endpoint must be healthy, the bootstrap manifests must be applied, " +
+			"a control plane approves the request, and kube-controller-manager signs it.",
 		next:    "If all this is the case, wait a minute. gbctl logs kubelet shows what the kubelet waits for.",
 		follows: append(append([]string{}, apiProblem...), "controller-manager-not-running", "manifests-not-applied"),
 		holds:   nodeMissing,
@@ -139,14 +139,20 @@ func nodeMissing(s *snapshot) []finding {
 		if condition == "Pending" {
 			pending++
 		}
-		f.evidence = append(f.evidence, fmt.Sprintf("csr %s  %s  %s", csr.Name(), csr.Text("spec", "username"), condition))
+		line := fmt.Sprintf("csr %s  %s  %s", csr.Name(), csr.Text("spec", "username"), condition)
+		for _, c := range csr.List("status", "conditions") {
+			if c.Text("type") == kubeclient.Denied {
+				line += ": " + c.Text("message")
+			}
+		}
+		f.evidence = append(f.evidence, line)
 	}
 	switch {
 	case c.csrsErr != nil:
 		f.evidence = append(f.evidence, fmt.Sprintf("csr: %v", c.csrsErr))
 	case pending > 0:
-		f.why = "Certificate requests of kubelets wait for approval: kube-controller-manager approves the requests with the join token, if the bootstrap manifests are applied."
-		f.next = "Check that kube-controller-manager runs. kubectl certificate approve NAME approves one by hand."
+		f.why = "Certificate requests of kubelets wait for a control plane to decide about them."
+		f.next = "gbctl logs controller-runtime of the control planes shows why none does. kubectl certificate approve NAME approves one by hand."
 	case s.files.client == nil:
 		f.evidence = append(f.evidence, "csr: none of a kubelet")
 		f.why = "The kubelet has no client certificate, and hasn't requested one: it hasn't reached the endpoint, or its token isn't accepted."

@@ -13,6 +13,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -218,7 +219,7 @@ func (o Options) deleteNode(ctx context.Context, id string) error {
 		if o.admin() {
 			return c.Delete(ctx, kubeclient.NodeRef(name))
 		}
-		return c.AskToLeave(ctx, name, id)
+		return c.AskToLeave(ctx, name, id, func(message []byte) ([]byte, error) { return secrets.Prove(o.Store, kubeclient.LeavePurpose, message) })
 	})
 }
 

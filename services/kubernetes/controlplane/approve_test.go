@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -56,6 +58,7 @@ func servingRequest(t *testing.T, change func(csr *x509.CertificateRequest, spec
 	return kubeclient.Object{"metadata": map[string]any{"name": "csr-1"}, "spec": spec}
 }
 
+// What a worker may serve with, whatever it says of itself in Kubernetes.
 func TestServingRequests(t *testing.T) {
 	t.Parallel()
 	node := func(name string, addresses ...string) kubeclient.Object {
@@ -67,12 +70,16 @@ func TestServingRequests(t *testing.T) {
 	}
 	// w reports addresses of the API server and of another node as its own.
 	nodes := []kubeclient.Object{
-		node("w", "10.5.0.3", "fd00::3", "10.5.0.1", "10.5.0.9"), node("other", "10.5.0.9"), node("kubernetes"),
+		node("w", "10.5.0.3", "fd00::3", "10.5.0.1", "10.5.0.8", "10.5.0.9"), node("other", "10.5.0.9"), node("kubernetes"),
 	}
 	control := node("control", "10.5.0.4")
 	control["metadata"].(map[string]any)["labels"] = map[string]any{config.ControlPlaneRole: ""}
 	nodes = append(nodes, control)
-	server := &x509.Certificate{DNSNames: []string{"kubernetes", "cp"}, IPAddresses: []net.IP{net.ParseIP("10.5.0.1"), net.ParseIP("10.96.0.1")}}
+	facts := roster.Facts{
+		Names: []string{"kubernetes", "cp"}, Addresses: []netip.Addr{netip.MustParseAddr("10.5.0.1"), netip.MustParseAddr("10.96.0.1")},
+		// The machine with this record hides its address in Kubernetes.
+		Records: map[string]roster.Record{"hidden": {Key: "k", Address: netip.MustParseAddr("10.5.0.8")}}, Nodes: map[string]bool{"hidden": true},
+	}
 	type csr = x509.CertificateRequest
 	ip := func(text string) func(*csr, map[string]any) {
 		return func(c *csr, _ map[string]any) { c.IPAddresses = append(c.IPAddresses, net.ParseIP(text)) }
@@ -89,7 +96,8 @@ func TestServingRequests(t *testing.T) {
 		{"both families", ip("fd00::3"), ""},
 		{"for an RSA key", set("usages", []any{"key encipherment", "digital signature", "server auth"}), ""},
 		{"another's address", ip("10.5.0.7"), "address 10.5.0.7 isn't the node's"},
-		{"the API server's address", ip("10.5.0.1"), "is the API server's"},
+		{"the API server's address", ip("10.5.0.1"), "is one of the control planes'"},
+		{"an address that another machine had", ip("10.5.0.8"), `also that of node "hidden"`},
 		{"an address that two claim", ip("10.5.0.9"), `also that of node "other"`},
 		{"another's name", func(c *csr, _ map[string]any) { c.DNSNames = []string{"w", "cp"} }, `name "cp"`},
 		{"the API server's name", func(c *csr, spec map[string]any) {
@@ -108,17 +116,95 @@ func TestServingRequests(t *testing.T) {
 			c.Subject.CommonName, spec["username"] = "system:node:x", "system:node:x"
 		}, `there is no node "x"`},
 		{"as a client too", set("usages", []any{"server auth", "client auth"}), `usage "client auth"`},
-		{"for another signer", set("signerName", "kubernetes.io/kube-apiserver-client"), "for signer"},
 		{"for nothing", func(c *csr, _ map[string]any) { c.DNSNames, c.IPAddresses = nil, nil }, "no name and no address"},
 		{"for a mail address", func(c *csr, _ map[string]any) { c.EmailAddresses = []string{"a@b"} }, "e-mail"},
 		{"not a request", set("request", "AAAA"), "isn't one PEM block"},
 		{"not base64", set("request", "?"), "request: illegal base64"},
 	} {
-		err := checkServing(servingRequest(t, tc.change), nodes, server)
+		err := checkServing(servingRequest(t, tc.change), nodes, facts)
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}
 	}
+}
+
+// The token for joining gives the name of no other node: neither that of a control plane, nor
+// that of a worker without the key of its machine API.
+func TestJoiningRequests(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t)
+	machineCA, err := pki.NewMachineCA(time.Now())
+	put(t, err)
+	c.Machine.CA = config.CertKey{Crt: machineCA.Cert, Key: machineCA.Key}
+	store := testStore(t, c)
+	machineOf := func(ca pki.CA, name string) (pair config.CertKey, key string) {
+		crt, private, err := ca.Issue(pki.Leaf{CN: name, DNS: []string{name}, Server: true, Now: time.Now()})
+		put(t, err)
+		cert, err := pki.ParseCert(crt)
+		put(t, err)
+		key, err = pki.KeyID(cert.PublicKey)
+		put(t, err)
+		return config.CertKey{Crt: crt, Key: private}, key
+	}
+	own, ownKey := machineOf(machineCA, "w")
+	thief, _ := machineOf(machineCA, "w") // of another machine, which got the name before it was taken
+	stranger, _ := machineOf(newMachineCA(t), "w")
+	other, _ := machineOf(machineCA, "other")
+	facts := roster.Facts{
+		Names: []string{"cp"}, Now: time.Now(),
+		Nodes:   map[string]bool{"w": true, "unknown": true},
+		Records: map[string]roster.Record{"w": {Key: ownKey}, "deleted": {Key: "k"}, "joins": {Key: "k", Since: time.Now()}},
+	}
+	type csr = x509.CertificateRequest
+	for _, tc := range []struct {
+		name, node string
+		by         config.CertKey // whose proof
+		change     func(*csr, map[string]any)
+		want       string
+	}{
+		{"a fresh name", "new", config.CertKey{}, nil, ""},
+		{"a name whose Node was deleted", "deleted", config.CertKey{}, nil, ""},
+		{"its own name again", "w", own, nil, ""},
+		{"a control plane's", "cp", config.CertKey{}, nil, "one of the control planes'"},
+		{"a control plane's in capitals", "CP", config.CertKey{}, nil, "one of the control planes'"},
+		{"another worker's", "w", config.CertKey{}, nil, "belongs to a machine that signs"},
+		{"another worker's with another key", "w", thief, nil, "belongs to a machine with another key"},
+		{"with a certificate of another authority", "w", stranger, nil, "signed by unknown authority"},
+		{"with another worker's proof", "w", other, nil, `the proof is of "other"`},
+		{"that of a worker that joins now", "joins", config.CertKey{}, nil, "belongs to a machine that signs"},
+		{"that of a node whose machine isn't known", "unknown", config.CertKey{}, nil, "kubectl delete node unknown"},
+		{"to serve with", "new", config.CertKey{}, func(_ *csr, spec map[string]any) { spec["usages"] = []any{"client auth", "server auth"} }, `usage "server auth"`},
+		{"with an address", "new", config.CertKey{}, func(c *csr, _ map[string]any) { c.IPAddresses = []net.IP{net.ParseIP("10.5.0.3")} }, "names or addresses"},
+		{"as an administrator", "new", config.CertKey{}, func(c *csr, _ map[string]any) { c.Subject.Organization = []string{"system:masters"} }, "not a node's"},
+		{"as no node", "new", config.CertKey{}, func(c *csr, _ map[string]any) { c.Subject.CommonName = "admin" }, "not a node's"},
+	} {
+		request := servingRequest(t, func(c *csr, spec map[string]any) {
+			c.Subject.CommonName, c.DNSNames, c.IPAddresses = config.NodeUser+tc.node, nil, nil
+			spec["signerName"], spec["usages"], spec["groups"] = clientSigner, []any{"digital signature", "client auth"}, []any{joinGroup}
+			if tc.change != nil {
+				tc.change(c, spec)
+			}
+		})
+		if len(tc.by.Crt) > 0 {
+			text, err := base64.StdEncoding.DecodeString(request.Text("spec", "request"))
+			put(t, err)
+			block, _ := pem.Decode(text)
+			proof, err := pki.Prove(tc.by.Crt, tc.by.Key, kubeclient.JoinPurpose, block.Bytes)
+			put(t, err)
+			request["metadata"].(map[string]any)["annotations"] = map[string]any{kubeclient.JoinProof: string(proof)}
+		}
+		err := checkJoining(store, request, facts)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+		}
+	}
+}
+
+func newMachineCA(t *testing.T) pki.CA {
+	t.Helper()
+	ca, err := pki.NewMachineCA(time.Now())
+	put(t, err)
+	return ca
 }
 
 // requestServer is an API server with requests of kubelets, and the node w.
@@ -162,8 +248,6 @@ func (s *requestServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "w"}, "status": map[string]any{
 			"addresses": []any{map[string]any{"type": "InternalIP", "address": "10.5.0.3"}},
 		}}}})
-	case r.URL.Query().Get("fieldSelector") != "spec.signerName=kubernetes.io/kubelet-serving" && r.URL.Path == path:
-		http.Error(w, "too much", http.StatusBadRequest)
 	case r.URL.Path == path && r.URL.Query().Get("watch") == "true":
 		s.watch(w, r)
 	case r.URL.Path == path:
@@ -233,7 +317,9 @@ func TestServingApproval(t *testing.T) {
 	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}
 	store := served(t, s)
 	s.ask("csr-1", servingRequest(t, nil))
-	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{}, "k8s.ServingApprovalController"))
+	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{Roster: func(context.Context) (roster.Facts, error) {
+		return roster.Facts{Names: []string{"kubernetes"}, Now: time.Now()}, nil
+	}}, "k8s.CertificateApprovalController"))
 	put(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup

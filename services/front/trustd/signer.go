@@ -1,0 +1,207 @@
+package trustd
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	// signerSuffix makes the name of the directory with PID 1's socket out of that of
+	// trustd's state: trustd can't write there.
+	signerSuffix = "-signer"
+	socketName   = "sign.sock"
+	// peerHeader has the address of the node that asks trustd.
+	peerHeader = "Garboard-Peer"
+)
+
+// signer is PID 1's side of a signature: it has the key, and applies the whole policy.
+// trustd, which faces the network, has checked the same before it asks, but isn't trusted.
+type signer struct {
+	o   Options
+	log *slog.Logger
+}
+
+// Sign implements garboardv1connect.TrustServiceHandler.
+func (s signer) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest]) (*connect.Response[apiv1.SignResponse], error) {
+	peer, err := netip.ParseAddr(r.Header().Get(peerHeader))
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, errNoPeer)
+	}
+	cfg, err := machine.Config(s.o.Store)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeUnavailable, err)
+	}
+	if !sameToken(r.Msg.GetToken(), sha256.Sum256([]byte(cfg.Machine.Token))) {
+		return nil, connect.NewError(connect.CodeUnauthenticated, errToken)
+	}
+	now, err := s.o.current()
+	if err != nil {
+		return nil, connect.NewError(connect.CodeUnavailable, err)
+	}
+	public, leaf, err := newPolicy(now.Facts).check(r.Msg.GetRequest(), peer)
+	if err != nil {
+		return nil, connect.NewError(connect.CodePermissionDenied, err)
+	}
+	key, err := pki.KeyID(public)
+	if err != nil {
+		return nil, connect.NewError(connect.CodePermissionDenied, err)
+	}
+	if err := s.enlist(ctx, cfg, r.Msg, leaf.CN, roster.Record{Key: key, Address: peer}); err != nil {
+		return nil, err
+	}
+	leaf.Now = time.Now()
+	cert, err := cfg.Machine.CA.CA().Sign(public, leaf)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	return connect.NewResponse(&apiv1.SignResponse{Certificate: cert}), nil
+}
+
+// enlist records who gets the name, if the machine may have it.
+func (s signer) enlist(ctx context.Context, cfg *config.Config, msg *apiv1.SignRequest, name string, r roster.Record) error {
+	facts, err := s.o.Roster(ctx)
+	if err != nil {
+		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this control plane doesn't know the cluster's nodes now: %w", err))
+	}
+	proven := false
+	if proof := msg.GetProof(); len(proof) > 0 {
+		cert, err := pki.CheckProof(proof, cfg.Cluster.TrustedCAs(), secrets.SignPurpose, msg.GetRequest(), facts.Now)
+		proven = err == nil && cert.Subject.CommonName == config.NodeUser+name
+	}
+	if err := facts.MaySign(name, r.Key, r.Address, proven); err != nil {
+		return connect.NewError(connect.CodePermissionDenied, err)
+	}
+	r.Since, r.Revision = facts.Now, facts.Records[name].Revision
+	if had, known := facts.Record(name); known && had.Key == r.Key {
+		if had.Address == r.Address {
+			return nil
+		}
+		r.Since = had.Since
+		if err := s.o.Enlist(ctx, name, r); err != nil {
+			s.log.Warn("the new address of a worker isn't recorded", "name", name, "err", err.Error())
+		}
+		return nil
+	}
+	if err := s.o.Enlist(ctx, name, r); err != nil {
+		return connect.NewError(connect.CodeUnavailable, err)
+	}
+	s.log.Info("the name of a worker is bound to its key", "name", name, "address", r.Address.String())
+	return nil
+}
+
+func sameToken(token string, want [sha256.Size]byte) bool {
+	// Hashes have one length, so that comparing them reveals nothing of the token.
+	hash := sha256.Sum256([]byte(token))
+	return subtle.ConstantTimeCompare(hash[:], want[:]) == 1
+}
+
+// listen makes the socket.
+func (s signer) listen() (net.Listener, error) {
+	path := filepath.Join(s.o.dir+signerSuffix, socketName)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.Chmod(path, 0o600), os.Lchown(path, s.o.uid, s.o.uid)); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return onlyFrom{listener, s.o.uid}, nil
+}
+
+// serve answers trustd until ctx ends.
+func (s signer) serve(ctx context.Context, listener net.Listener) error {
+	mux := http.NewServeMux()
+	mux.Handle(garboardv1connect.NewTrustServiceHandler(s, connect.WithReadMaxBytes(maxBody)))
+	server := &http.Server{
+		Handler: mux, ReadTimeout: callTimeout, WriteTimeout: signTimeout + callTimeout, IdleTimeout: callTimeout, MaxHeaderBytes: maxHeader,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelInfo),
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// onlyFrom accepts the connections of one user.
+type onlyFrom struct {
+	net.Listener
+	uid int
+}
+
+// Accept implements net.Listener.
+func (l onlyFrom) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if uid, err := uidOf(conn); err == nil && uid == l.uid {
+			return conn, nil
+		}
+		conn.Close()
+	}
+}
+
+func uidOf(conn net.Conn) (uid int, err error) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	control := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(control, err); err != nil {
+		return 0, err
+	}
+	return int(peer.Uid), nil
+}
+
+// asking is trustd's way to PID 1.
+func asking(dir string) func(ctx context.Context, msg *apiv1.SignRequest, peer netip.Addr) ([]byte, error) {
+	client := garboardv1connect.NewTrustServiceClient(&http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir+signerSuffix, socketName))
+		},
+		IdleConnTimeout: callTimeout / 2,
+	}}, "http://"+ID, connect.WithReadMaxBytes(maxBody))
+	return func(ctx context.Context, msg *apiv1.SignRequest, peer netip.Addr) ([]byte, error) {
+		ctx, cancel := context.WithTimeout(ctx, signTimeout)
+		defer cancel()
+		request := connect.NewRequest(msg)
+		request.Header().Set(peerHeader, peer.String())
+		answer, err := client.Sign(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		return answer.Msg.GetCertificate(), nil
+	}
+}

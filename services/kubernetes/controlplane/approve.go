@@ -1,0 +1,330 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	servingSigner = "kubernetes.io/kubelet-serving"
+	clientSigner  = "kubernetes.io/kube-apiserver-client-kubelet"
+	nodeGroup     = "system:nodes"
+	// joinGroup is of those who have a token for joining.
+	joinGroup = "system:bootstrappers"
+
+	// approvalWatch is the duration of one watch of the requests; a server ends
+	// them after some minutes in any case.
+	approvalWatch = 5 * time.Minute
+	// approvalAgain is the pause before another look at requests that couldn't be
+	// approved: the node may be about to report its address.
+	approvalAgain = 10 * time.Second
+	// approvalRetry is the pause while there is no API server.
+	approvalRetry = time.Second
+)
+
+var (
+	certificateRequests = kubeclient.Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
+	allNodes            = kubeclient.Ref{APIVersion: "v1", Kind: "Node"}
+)
+
+// ApprovalController decides about the certificates of workers' kubelets, in the place of
+// Kubernetes, which signs them. Kubernetes would give whoever has a token for joining a
+// client certificate of any node, and approves no serving certificate: without one, logs
+// from that node aren't available. It renews a client certificate by itself, as that is for
+// the same node.
+//
+// It changes nothing for control planes: their nodes issue the kubelets' certificates.
+type ApprovalController struct {
+	roster  func(ctx context.Context) (roster.Facts, error)
+	refused map[string]string
+}
+
+// Reconcile stays in the watch: an idle cluster has no cost, and a request is
+// answered at once.
+func (c *ApprovalController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	cfg, err := machine.Config(v)
+	if err != nil || !cfg.Machine.Type.ControlPlane() {
+		return 0, resource.IgnoreNotFound(err)
+	}
+	client, err := AdminClient(v)
+	if err != nil {
+		return 0, resource.IgnoreNotFound(err)
+	}
+	defer client.Close()
+	if client.Ready(ctx) != nil {
+		return approvalRetry, nil // other controllers report that the apiserver is down
+	}
+	list, err := client.List(ctx, certificateRequests, kubeclient.Selection{})
+	if err != nil {
+		return 0, err
+	}
+	if err := c.closeBinding(ctx, v, client); err != nil {
+		return 0, err
+	}
+	left, seen := false, map[string]string{}
+	for _, request := range list.Items() {
+		if !ours(request) {
+			continue
+		}
+		why, err := c.answer(ctx, v, client, request)
+		if err != nil {
+			return 0, err
+		}
+		if why != "" {
+			left, seen[request.Name()] = true, why
+		}
+	}
+	c.refused = seen
+	limit := approvalWatch
+	if left {
+		limit = approvalAgain
+	}
+	return watchUntil(ctx, client, certificateRequests, kubeclient.Selection{}, list, limit, approvalRetry, func(e kubeclient.Event) bool {
+		return e.Type == kubeclient.Added && ours(e.Object)
+	}), nil
+}
+
+// formerBinding is a bootstrap manifest of releases whose clusters approve each request of
+// whoever has a token.
+var formerBinding = kubeclient.Ref{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding", Name: "system-bootstrap-approve-node-client-csr"}
+
+// closeBinding takes the group out of the binding. It is the one object of the bootstrap
+// manifests that is changed: with it, a token gives the names of all nodes.
+func (c *ApprovalController) closeBinding(ctx context.Context, v resource.View, client *kubeclient.Client) error {
+	binding, err := client.Get(ctx, formerBinding)
+	if err != nil {
+		return kubeclient.IgnoreNotFound(err)
+	}
+	subjects := binding.List("subjects")
+	left := slices.DeleteFunc(slices.Clone(subjects), func(s kubeclient.Object) bool { return s.Text("name") == joinGroup })
+	if len(left) == len(subjects) {
+		return nil
+	}
+	v.Log().Info(fmt.Sprintf("%s doesn't approve requests of %s any more: the control planes do", formerBinding, joinGroup))
+	_, err = client.Merge(ctx, formerBinding, kubeclient.Object{"subjects": left})
+	return err
+}
+
+// errAsked ends a watch: there is a request to answer.
+var errAsked = errors.New("a new request")
+
+// watchUntil watches what follows on a list until an object asks for something, or the
+// limit is over. It returns the pause before the next list.
+func watchUntil(ctx context.Context, client *kubeclient.Client, of kubeclient.Ref, sel kubeclient.Selection, list kubeclient.Object, limit, retry time.Duration, asks func(kubeclient.Event) bool) time.Duration {
+	err := client.Watch(ctx, of, sel, list.ResourceVersion(), limit, func(e kubeclient.Event) error {
+		if asks(e) {
+			return errAsked
+		}
+		return nil
+	})
+	if err == nil || errors.Is(err, errAsked) {
+		return soon
+	}
+	return retry // the watch ended; the next list fails if the server is down
+}
+
+// ours is a request that waits for this controller.
+func ours(request kubeclient.Object) bool {
+	if request.Condition("Approved") || request.Condition("Denied") || request.Condition("Failed") {
+		return false
+	}
+	switch request.Text("spec", "signerName") {
+	case servingSigner:
+		return true
+	case clientSigner:
+		return inGroup(request, joinGroup)
+	}
+	return false
+}
+
+func inGroup(request kubeclient.Object, group string) bool {
+	groups, _ := request.At("spec", "groups").([]any)
+	return slices.Contains(groups, any(group))
+}
+
+// answer approves a request, or says why not. A client certificate is denied, so that the
+// node learns the reason, and asks again later. A request for a serving certificate that
+// doesn't fit now may fit after the node has reported a new address.
+func (c *ApprovalController) answer(ctx context.Context, v resource.View, client *kubeclient.Client, request kubeclient.Object) (why string, err error) {
+	facts, err := c.roster(ctx)
+	if err != nil {
+		return "", err
+	}
+	user, joins := request.Text("spec", "username"), request.Text("spec", "signerName") == clientSigner
+	var problem error
+	if joins {
+		problem = checkJoining(v, request, facts)
+	} else {
+		nodes, err := client.List(ctx, allNodes, kubeclient.Selection{})
+		if err != nil {
+			return "", err
+		}
+		problem = checkServing(request, nodes.Items(), facts)
+	}
+	switch {
+	case problem == nil:
+		if err := client.DecideCSR(ctx, request.Name(), kubeclient.Approved, "names and addresses are those of the node"); err != nil {
+			return "", err
+		}
+		v.Log().Info(fmt.Sprintf("approved request %s of %s for a certificate (%s)", request.Name(), user, request.Text("spec", "signerName")))
+		return "", nil
+	case joins:
+		v.Log().Warn(fmt.Sprintf("request %s of %s for a client certificate is denied: %v", request.Name(), user, problem))
+		return "", client.DecideCSR(ctx, request.Name(), kubeclient.Denied, problem.Error())
+	}
+	if why = problem.Error(); c.refused[request.Name()] != why {
+		v.Log().Warn(fmt.Sprintf("request %s of %s for a serving certificate is not approved: %v", request.Name(), user, problem))
+	}
+	return why, nil
+}
+
+var (
+	// servingUsages are the usages that a kubelet requests; the second is for RSA keys only.
+	servingUsages = []string{"digital signature", "key encipherment", "server auth"}
+	clientUsages  = []string{"digital signature", "key encipherment", "client auth"}
+)
+
+// checkJoining returns what is wrong with the request of a node that joins. A name that a
+// worker has needs the proof that the request is that worker's.
+func checkJoining(r resource.Reader, request kubeclient.Object, facts roster.Facts) error {
+	csr, err := parseRequest(request, clientUsages)
+	if err != nil {
+		return err
+	}
+	name, isNode := strings.CutPrefix(csr.Subject.CommonName, config.NodeUser)
+	if !isNode || name == "" || !slices.Equal(csr.Subject.Organization, []string{nodeGroup}) {
+		return fmt.Errorf("subject is %q, not a node's", csr.Subject)
+	}
+	if len(csr.DNSNames)+len(csr.IPAddresses) > 0 {
+		return errors.New("it asks for names or addresses")
+	}
+	key := ""
+	if proof := request.Text("metadata", "annotations", kubeclient.JoinProof); proof != "" {
+		if key, err = proofKey(r, proof, kubeclient.JoinPurpose, csr.Raw, name, facts.Now); err != nil {
+			return err
+		}
+	}
+	return facts.MayJoin(name, key)
+}
+
+// proofKey is the key of a worker's machine API that has made a message.
+func proofKey(r resource.Reader, proof, purpose string, message []byte, name string, now time.Time) (string, error) {
+	cfg, err := machine.Config(r)
+	if err != nil {
+		return "", err
+	}
+	cert, err := pki.CheckProof([]byte(proof), cfg.Machine.TrustedCAs(), purpose, message, now)
+	if err != nil {
+		return "", err
+	}
+	if cert.Subject.CommonName != name {
+		return "", fmt.Errorf("the proof is of %q, and not of %q", cert.Subject.CommonName, name)
+	}
+	return pki.KeyID(cert.PublicKey)
+}
+
+// checkServing returns what is wrong with a request. A node may have its own
+// name and its own addresses. The node itself reports its addresses to
+// Kubernetes, so they count only if no other node has them, and no other machine had them
+// when it got its certificate from trustd: otherwise a worker could take their place. What
+// Node objects say of themselves can only make less possible.
+func checkServing(request kubeclient.Object, nodes []kubeclient.Object, facts roster.Facts) error {
+	user := request.Text("spec", "username")
+	name, isNode := strings.CutPrefix(user, config.NodeUser)
+	if !isNode || !inGroup(request, nodeGroup) {
+		return fmt.Errorf("%q isn't a node", user)
+	}
+	csr, err := parseRequest(request, servingUsages)
+	if err != nil {
+		return err
+	}
+	if len(csr.DNSNames)+len(csr.IPAddresses) == 0 {
+		return errors.New("it asks for no name and no address")
+	}
+	if csr.Subject.CommonName != user || !slices.Equal(csr.Subject.Organization, []string{nodeGroup}) {
+		return fmt.Errorf("subject is %q, not the node's", csr.Subject)
+	}
+	own, others := map[string]bool{}, map[string]string{}
+	registered := false
+	for _, n := range nodes {
+		for _, a := range n.List("status", "addresses") {
+			if n.Name() == name {
+				own[a.Text("address")] = true
+			} else {
+				others[a.Text("address")] = n.Name()
+			}
+		}
+		if n.Name() == name {
+			registered = true
+			if n.At("metadata", "labels", config.ControlPlaneRole) != nil {
+				return fmt.Errorf("node %q is a control plane, and makes its own; for one of kubeadm: kubectl certificate approve %s", name, request.Name())
+			}
+		}
+	}
+	if !registered {
+		return fmt.Errorf("there is no node %q", name)
+	}
+	for _, dns := range csr.DNSNames {
+		if dns != name || slices.Contains(facts.Names, strings.ToLower(dns)) {
+			return fmt.Errorf("name %q isn't the node's alone", dns)
+		}
+	}
+	for _, ip := range csr.IPAddresses {
+		addr, _ := netip.AddrFromSlice(ip)
+		text := addr.Unmap().String()
+		switch {
+		case !own[text]:
+			return fmt.Errorf("address %s isn't the node's", text)
+		case others[text] != "":
+			return fmt.Errorf("address %s is also that of node %q", text, others[text])
+		}
+		if err := facts.MayServe(name, addr.Unmap()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseRequest reads a request, and checks everything that doesn't depend on its sender.
+func parseRequest(request kubeclient.Object, may []string) (*x509.CertificateRequest, error) {
+	usages, _ := request.At("spec", "usages").([]any)
+	for _, u := range usages {
+		if text, _ := u.(string); !slices.Contains(may, text) {
+			return nil, fmt.Errorf("usage %q isn't one of %s", u, strings.Join(may, ", "))
+		}
+	}
+	text, err := base64.StdEncoding.DecodeString(request.Text("spec", "request"))
+	if err != nil {
+		return nil, fmt.Errorf("request: %w", err)
+	}
+	block, rest := pem.Decode(text)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" || len(rest) > 0 {
+		return nil, errors.New("request isn't one PEM block of a certificate request")
+	}
+	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	if err := csr.CheckSignature(); err != nil {
+		return nil, err
+	}
+	if len(csr.EmailAddresses)+len(csr.URIs) > 0 {
+		return nil, errors.New("it asks for e-mail addresses or URIs")
+	}
+	return csr, nil
+}

@@ -1,0 +1,164 @@
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	// rosterKey is the prefix of the records of workers.
+	rosterKey = "/garboard.dev/nodes/"
+	// kubernetesKey is the default of the API server's --etcd-prefix, and nodesKey is below it.
+	kubernetesKey = "/registry"
+	nodesKey      = "/minions/"
+	// rosterTimeout is for each of two ways to ask: a node that waits for trustd has 10 s.
+	rosterTimeout = 3 * time.Second
+)
+
+// Roster is what etcd knows of the cluster's nodes. A node that has begun no etcd yet knows
+// its own names only: there is no cluster, or it is about to join one.
+func (e *Etcd) Roster(ctx context.Context) (f roster.Facts, err error) {
+	f = roster.Facts{Records: map[string]roster.Record{}, Nodes: map[string]bool{}, Now: time.Now()}
+	if err := e.ownNames(&f); err != nil {
+		return f, err
+	}
+	if r, err := e.read(); err != nil || r.Phase == none {
+		return f, err
+	}
+	if err = e.askRoster(ctx, &f, e.voters); err == nil {
+		return f, nil
+	}
+	// Without a quorum, what this member knows is enough for a machine that is recorded: a name
+	// is given with a quorum only (Enlist).
+	alone := e.askRoster(ctx, &f, func(_, life context.Context) (*clientv3.Client, error) { return e.local(life) }, clientv3.WithSerializable())
+	return f, errors.Join(alone, map[bool]error{true: noAnswer(err)}[alone != nil])
+}
+
+// askRoster adds what etcd knows.
+func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, life context.Context) (*clientv3.Client, error), how ...clientv3.OpOption) error {
+	ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
+	defer cancel()
+	c, err := dial(ctx, ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	found, err := c.MemberList(ctx, how...)
+	if err != nil {
+		return err
+	}
+	cfg, err := machine.Config(e.o.Store)
+	if err != nil {
+		return err
+	}
+	nodes := cmp.Or(cfg.Cluster.APIServer.ExtraArgs["etcd-prefix"], kubernetesKey) + nodesKey
+	// One transaction: a Node and its record are of the same moment.
+	got, err := c.Txn(ctx).Then(
+		clientv3.OpGet(rosterKey, append(how, clientv3.WithPrefix())...), clientv3.OpGet(nodes, append(how, clientv3.WithPrefix(), clientv3.WithKeysOnly())...),
+	).Commit()
+	if err != nil {
+		return err
+	}
+	for _, m := range found.Members {
+		addMember(f, m)
+	}
+	for _, kv := range got.Responses[0].GetResponseRange().Kvs {
+		var r roster.Record
+		if err := json.Unmarshal(kv.Value, &r); err != nil {
+			return fmt.Errorf("record %s in etcd: %w", kv.Key, err)
+		}
+		r.Revision = kv.ModRevision
+		f.Records[strings.TrimPrefix(string(kv.Key), rosterKey)] = r
+	}
+	for _, kv := range got.Responses[1].GetResponseRange().Kvs {
+		f.Nodes[strings.TrimPrefix(string(kv.Key), nodes)] = true
+	}
+	return nil
+}
+
+// ownNames adds the names and addresses of this control plane, those that all share, and the
+// addresses of all API servers.
+func (e *Etcd) ownNames(f *roster.Facts) error {
+	own, err := secrets.API.Get(e.o.Store, secrets.APIID)
+	if err != nil {
+		return err
+	}
+	cert, err := pki.ParseCert(own.Spec.Serving.Crt)
+	if err != nil {
+		return err
+	}
+	for _, name := range cert.DNSNames {
+		f.Names = append(f.Names, strings.ToLower(name))
+	}
+	for _, ip := range cert.IPAddresses {
+		if addr, _ := netip.AddrFromSlice(ip); !addr.IsLoopback() {
+			f.Addresses = append(f.Addresses, addr.Unmap())
+		}
+	}
+	for _, s := range balancer.APIServers.List(e.o.Store) {
+		if at, err := netip.ParseAddrPort(s.ID); err == nil {
+			f.Addresses = append(f.Addresses, at.Addr().Unmap())
+		}
+	}
+	return nil
+}
+
+// addMember adds a member's name and addresses. One that was never started has no name.
+func addMember(f *roster.Facts, m *pb.Member) {
+	if m.Name != "" {
+		f.Names = append(f.Names, strings.ToLower(m.Name))
+	}
+	for _, at := range append(m.PeerURLs, m.ClientURLs...) {
+		if u, err := url.Parse(at); err == nil {
+			if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
+				f.Addresses = append(f.Addresses, addr.Unmap())
+			}
+		}
+	}
+}
+
+// errRosterChanged: another control plane was faster.
+var errRosterChanged = errors.New("the record of this name was changed meanwhile: try again")
+
+// Enlist records a worker, in the place of the record with this revision.
+func (e *Etcd) Enlist(ctx context.Context, name string, r roster.Record) error {
+	if j, err := e.read(); err != nil || j.Phase == none {
+		return err
+	}
+	value, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	c, err := e.voters(ctx, ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	key := rosterKey + name
+	got, err := c.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", r.Revision)).Then(clientv3.OpPut(key, string(value))).Commit()
+	switch {
+	case err != nil:
+		return noAnswer(err)
+	case !got.Succeeded:
+		return errRosterChanged
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package kubelet
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+const (
+	// joinAgain is the pause between two requests, or two tries to make one: a cluster that
+	// begins, and a node that is being recorded, take seconds. It grows to joinAgainMax: each
+	// request is an object that Kubernetes keeps for an hour.
+	joinAgain    = time.Second
+	joinAgainMax = time.Minute
+	// joinAnswer is how long one request may wait for its certificate.
+	joinAnswer = 30 * time.Second
+	joinPoll   = 250 * time.Millisecond
+)
+
+// join returns once the kubelet has a client certificate. A worker asks the cluster for it:
+//
+//	node ── key, request, proof, with the token ──▶ control planes (ApprovalController) ──▶ Kubernetes signs
+//
+// The proof is made with the key of the machine API: without it, only a name that no node has
+// is given. It is left out where a node has no such key yet, because it finds the control
+// planes through Kubernetes.
+func (o Options) join(ctx context.Context, h *dag.Handle) error {
+	told, pause := "", joinAgain
+	for {
+		has, err := o.prepare()
+		if err != nil || has {
+			return err
+		}
+		if err = o.askForCertificate(ctx); err == nil {
+			continue // prepare writes how to use it
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if why := err.Error(); why != told {
+			h.Event("Waiting for a client certificate of Kubernetes: " + why)
+			told, pause = why, joinAgain
+		}
+		if !sleep.For(ctx, pause) {
+			return ctx.Err()
+		}
+		pause = min(2*pause, joinAgainMax)
+	}
+}
+
+// askForCertificate makes one request, and writes the certificate that it gets.
+func (o Options) askForCertificate(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, joinAnswer)
+	defer cancel()
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return err
+	}
+	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
+	if err != nil {
+		return err
+	}
+	client, err := kubeclient.New(kubeclient.Options{
+		Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), Token: string(cfg.Cluster.Token),
+	})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	key, err := pki.NewKey(pki.ECDSA)
+	if err != nil {
+		return err
+	}
+	request, err := joinRequest(name.Spec, key, func(message []byte) ([]byte, error) {
+		return secrets.Prove(o.Store, kubeclient.JoinPurpose, message)
+	})
+	if err != nil {
+		return err
+	}
+	made, err := client.Create(ctx, request)
+	if err != nil {
+		return err
+	}
+	crt, err := awaitCertificate(ctx, client, made.Ref())
+	if err != nil {
+		return err
+	}
+	cert, err := pki.ParseCert(crt)
+	if err != nil {
+		return err
+	}
+	if cert.Subject.CommonName != user(name.Spec) {
+		return fmt.Errorf("the certificate is for %q", cert.Subject.CommonName)
+	}
+	return boot.WriteFile(clientFile, slices.Concat(crt, key), 0o600)
+}
+
+// joinRequest is the object that asks for a certificate for a key.
+func joinRequest(name string, key config.KeyPEM, prove func(message []byte) ([]byte, error)) (kubeclient.Object, error) {
+	text, err := pki.NewRequest(key, pki.Leaf{CN: user(name), Orgs: []string{"system:nodes"}})
+	if err != nil {
+		return nil, err
+	}
+	meta := map[string]any{"generateName": "node-csr-"}
+	if block, _ := pem.Decode(text); block != nil {
+		if proof, err := prove(block.Bytes); err == nil {
+			meta["annotations"] = map[string]any{kubeclient.JoinProof: string(proof)}
+		}
+	}
+	return kubeclient.Object{
+		"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": meta,
+		"spec": map[string]any{
+			"signerName": "kubernetes.io/kube-apiserver-client-kubelet", "request": base64.StdEncoding.EncodeToString(text),
+			"usages": []any{"digital signature", "client auth"},
+		},
+	}, nil
+}
+
+// awaitCertificate returns the certificate of a request, or why there is none.
+func awaitCertificate(ctx context.Context, client *kubeclient.Client, request kubeclient.Ref) (config.PEM, error) {
+	for {
+		now, err := client.Get(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		for _, condition := range now.List("status", "conditions") {
+			if kind := condition.Text("type"); kind == kubeclient.Denied || kind == "Failed" {
+				return nil, errors.New(condition.Text("message"))
+			}
+		}
+		if text := now.Text("status", "certificate"); text != "" {
+			return base64.StdEncoding.DecodeString(text)
+		}
+		if !sleep.For(ctx, joinPoll) {
+			why := "no control plane has approved"
+			if now.Condition(kubeclient.Approved) {
+				why = "kube-controller-manager hasn't signed"
+			}
+			return nil, fmt.Errorf("%s the request %s within %s", why, request.Name, joinAnswer)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+// Package roster decides which node may have a name. The facts are those of etcd alone,
+// where no pod and no worker can write: its members, which are the control planes; a record
+// of each worker, with the key of its machine API; and the names of Kubernetes' Nodes. What
+// a Node object says of itself decides nothing.
+//
+//	trustd ──▶ MaySign: a certificate of the machine API   (the first one binds the name to its key)
+//	kubelet ─▶ MayJoin: a client certificate of Kubernetes (proven with that key)
+//	kubelet ─▶ MayServe: a serving certificate             (for an address of nobody else)
+//
+// A name is free while no Node has it: only administrators delete Nodes.
+package roster
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Grace is how long a record without a Node counts: a worker joins within it. After it, the
+// Node was deleted, and its name is free.
+const Grace = 15 * time.Minute
+
+// A Record is of one worker.
+type Record struct {
+	Key     string     `json:"key"`     // of its machine API (pki.KeyID)
+	Address netip.Addr `json:"address"` // from which it asked, as TCP proves
+	Since   time.Time  `json:"since"`
+
+	// Revision of the record in etcd; 0 if there is none.
+	Revision int64 `json:"-"`
+}
+
+// Facts are what etcd knows of the cluster's nodes. The zero value is a cluster that has
+// not begun.
+type Facts struct {
+	// Names, in lower case, and Addresses are those of the control planes, and of what they share.
+	Names     []string
+	Addresses []netip.Addr
+	Records   map[string]Record
+	Nodes     map[string]bool // Kubernetes has a Node with this name
+	Now       time.Time
+}
+
+// Record is the record of a name, if the name isn't free.
+func (f Facts) Record(name string) (Record, bool) {
+	r, known := f.Records[name]
+	return r, known && (f.Nodes[name] || f.Now.Sub(r.Since) < Grace)
+}
+
+// free says how a name becomes free.
+func free(name string) string {
+	return fmt.Sprintf("if this machine takes the place of that one: kubectl delete node %s", name)
+}
+
+func (f Facts) controlPlane(name string) error {
+	if slices.Contains(f.Names, strings.ToLower(name)) {
+		return fmt.Errorf("the name %s is one of the control planes'", name)
+	}
+	return nil
+}
+
+// MaySign decides about the certificate of the machine API of a node at an address. proven:
+// the caller has shown that it is the node of Kubernetes with this name.
+func (f Facts) MaySign(name, key string, from netip.Addr, proven bool) error {
+	if err := f.controlPlane(name); err != nil {
+		return err
+	}
+	if slices.Contains(f.Addresses, from) {
+		return fmt.Errorf("the address %s is one of the control planes'", from)
+	}
+	r, known := f.Record(name)
+	switch {
+	case known && r.Key == key, proven:
+		return nil
+	case known:
+		return fmt.Errorf("the name %s belongs to a machine with another key, at %s; %s", name, r.Address, free(name))
+	case f.Nodes[name]:
+		return fmt.Errorf("there is a node %s, and this machine doesn't show that it is that node; %s", name, free(name))
+	}
+	return nil
+}
+
+// MayJoin decides about a client certificate of Kubernetes. key is that of the machine API
+// whose holder made the request, or "".
+func (f Facts) MayJoin(name, key string) error {
+	if err := f.controlPlane(name); err != nil {
+		return err
+	}
+	r, known := f.Record(name)
+	switch {
+	case known && r.Key == key:
+		return nil
+	case known && key == "":
+		return fmt.Errorf("the name %s belongs to a machine that signs its requests, and this one isn't signed", name)
+	case known:
+		return fmt.Errorf("the name %s belongs to a machine with another key, at %s; %s", name, r.Address, free(name))
+	case f.Nodes[name]:
+		return fmt.Errorf("there is a node %s, whose machine isn't known; %s", name, free(name))
+	}
+	return nil
+}
+
+// MayServe decides about an address in the serving certificate of a worker's kubelet.
+func (f Facts) MayServe(name string, address netip.Addr) error {
+	if slices.Contains(f.Addresses, address) {
+		return fmt.Errorf("address %s is one of the control planes'", address)
+	}
+	for other := range f.Records {
+		if r, known := f.Record(other); known && other != name && r.Address == address {
+			return fmt.Errorf("address %s is also that of node %q", address, other)
+		}
+	}
+	return nil
+}

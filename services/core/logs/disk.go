@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/garboard-os/garboard/boot/untrusted"
 )
 
 const (
@@ -47,24 +47,7 @@ type file interface {
 }
 
 func openFile(path string) (file, error) {
-	return openRegular(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY)
-}
-
-// openRegular opens a file, and nothing else: a pod that collects logs may have put a link to another file, or a FIFO, in its place.
-func openRegular(path string, flags int) (*os.File, error) {
-	f, err := os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, filePerm)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s isn't a regular file", path)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	return untrusted.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, filePerm)
 }
 
 type record struct{ id, line string }
@@ -74,7 +57,7 @@ type record struct{ id, line string }
 // up; the first line of each has the number of its boot. The directory is made; its
 // parent must exist.
 func (l *Logs) Persist(dir string, boot uint64) error {
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := untrusted.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("persist logs: %w", err)
 	}
 	// With all rings held, each line is either in a ring by now or will come
@@ -267,7 +250,7 @@ func (f *logFile) append(open func(string) (file, error), line string) (err erro
 // shift renames path to path.1, path.1 to path.2 and so on; the oldest goes.
 func shift(path string) error {
 	for i := keepOld - 1; i >= 0; i-- {
-		if err := os.Rename(rotated(path, i), rotated(path, i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := untrusted.Rename(rotated(path, i), rotated(path, i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

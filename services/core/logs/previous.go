@@ -12,6 +12,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/garboard-os/garboard/boot/untrusted"
 )
 
 // ErrNotPersisted: EPHEMERAL isn't mounted.
@@ -117,7 +119,7 @@ func (l *Logs) openPrevious(id string) (files []*os.File, err error) {
 func openFiles(path string, first int) (files []*os.File, err error) {
 	var seen []fs.FileInfo
 	for i := first; i <= keepOld; i++ {
-		f, err := openRegular(rotated(path, i), os.O_RDONLY)
+		f, err := untrusted.OpenLog(rotated(path, i))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

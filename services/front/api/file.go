@@ -13,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -123,7 +124,7 @@ func list(ctx context.Context, dir, name string, depth int, send func(*apiv1.Fil
 
 // readDir is what of a directory is shown, sorted, also where that isn't all.
 func readDir(path string) ([]fs.DirEntry, error) {
-	f, err := openFile(path, unix.O_DIRECTORY)
+	f, err := untrusted.OpenNamed(path, unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot/untrusted"
 )
 
 const (
@@ -235,7 +236,7 @@ func (c *copier) finish() error {
 }
 
 func pseudoDir(path string) bool {
-	f, err := openFile(path, 0)
+	f, err := untrusted.OpenNamed(path, 0)
 	if err != nil {
 		return false
 	}

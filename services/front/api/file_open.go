@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,16 +23,6 @@ var pseudoFilesystems = []int64{
 func isPseudo(f *os.File) bool {
 	var st unix.Statfs_t
 	return unix.Fstatfs(int(f.Fd()), &st) == nil && slices.Contains(pseudoFilesystems, int64(st.Type))
-}
-
-// openFile opens a file without waiting for anything: a pipe for its writer, a
-// terminal for its line.
-func openFile(path string, flags int) (*os.File, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC|flags, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	return os.NewFile(uintptr(fd), path), nil
 }
 
 // regular is a file that has content, and no side effects.
@@ -51,7 +42,7 @@ func openRegular(path string) (*regular, error) {
 	if err := readableKind(path, info); err != nil {
 		return nil, err
 	}
-	f, err := openFile(path, 0)
+	f, err := untrusted.OpenNamed(path, 0)
 	if err != nil {
 		return nil, fileError(err)
 	}

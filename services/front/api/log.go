@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"slices"
 	"strings"
 
@@ -26,19 +25,11 @@ const (
 type logService struct{ opts Options }
 
 func (s *logService) List(_ context.Context, req *connect.Request[apiv1.ListLogsRequest]) (*connect.Response[apiv1.ListLogsResponse], error) {
-	ids := s.ids()
 	if !req.Msg.GetKubernetes() {
-		return connect.NewResponse(&apiv1.ListLogsResponse{Ids: ids}), nil
+		return connect.NewResponse(&apiv1.ListLogsResponse{Ids: s.ids()}), nil
 	}
-	pods, err := openPods(s.opts.PodLogs)
-	if errors.Is(err, fs.ErrNotExist) {
-		return connect.NewResponse(&apiv1.ListLogsResponse{}), nil
-	}
+	ids, err := pods(s.opts.PodLogs).list()
 	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
-	defer pods.close()
-	if ids, err = pods.list(); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&apiv1.ListLogsResponse{Ids: ids}), nil

@@ -16,8 +16,9 @@ import (
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -53,30 +54,17 @@ func parseContainer(text string) (container, error) {
 
 // pods is the kubelet's directory of logs. Nothing is reached through it that
 // is elsewhere.
-type pods struct{ root *os.Root }
+type pods string
 
-// openPods opens the directory. The error wraps fs.ErrNotExist while no pod has
-// run yet.
-func openPods(dir string) (pods, error) {
-	root, err := os.OpenRoot(dir)
-	return pods{root}, err
-}
-
-func (p pods) close() { p.root.Close() }
-
+// entries wrap fs.ErrNotExist while no pod has run yet.
 func (p pods) entries(dir string) ([]fs.DirEntry, error) {
-	f, err := p.root.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return f.ReadDir(-1)
+	return untrusted.ReadDir(filepath.Join(string(p), dir))
 }
 
 // list names the containers that have logs, sorted.
 func (p pods) list() ([]string, error) {
 	dirs, err := p.entries(".")
-	if err != nil {
+	if boot.IgnoreMissing(err) != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
 	var ids []string
@@ -119,8 +107,8 @@ func (p pods) current(c container) (path string, err error) {
 		if !found {
 			continue
 		}
-		file := dir.Name() + "/" + c.name + "/" + run
-		if info, err := p.root.Stat(file); err == nil && (path == "" || info.ModTime().After(newest)) {
+		file := filepath.Join(string(p), dir.Name(), c.name, run)
+		if info, err := untrusted.Stat(file); err == nil && (path == "" || info.ModTime().After(newest)) {
 			path, newest = file, info.ModTime()
 		}
 	}
@@ -157,14 +145,10 @@ func (s *logService) readContainer(ctx context.Context, req *apiv1.ReadLogReques
 	if err != nil {
 		return err
 	}
-	p, err := openPods(s.opts.PodLogs)
-	if errors.Is(err, fs.ErrNotExist) {
+	p := pods(s.opts.PodLogs)
+	if !untrusted.Exists(s.opts.PodLogs) {
 		return failed(connect.CodeNotFound, "no container of Kubernetes has run on this node yet: see gbctl service kubelet")
 	}
-	if err != nil {
-		return connect.NewError(connect.CodeInternal, err)
-	}
-	defer p.close()
 	path, err := p.current(c)
 	if err != nil {
 		ids, _ := p.list()
@@ -217,7 +201,7 @@ func (f *follower) close() {
 // open begins with the last tail lines of a file (0: all, negative: none), and
 // returns the size of these lines.
 func (f *follower) open(path string, tail int) (size int64, err error) {
-	file, err := f.pods.root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // should it be none, opening doesn't block
+	file, err := untrusted.OpenLog(path)
 	if err != nil {
 		return 0, err
 	}
@@ -226,9 +210,6 @@ func (f *follower) open(path string, tail int) (size int64, err error) {
 	info, err := file.Stat()
 	if err != nil {
 		return 0, err
-	}
-	if !info.Mode().IsRegular() {
-		return 0, &fs.PathError{Op: "read", Path: path, Err: fs.ErrInvalid}
 	}
 	from := int64(0)
 	switch {
@@ -352,7 +333,7 @@ func (f *follower) await(ctx context.Context) error {
 // after a rotation, a later run, or a new pod. While a file is
 // rotated, the latest may for a moment be an earlier run.
 func (f *follower) later(path string, now fs.FileInfo) bool {
-	latest, err := f.pods.root.Stat(path)
+	latest, err := untrusted.Stat(path)
 	if err != nil || os.SameFile(latest, now) {
 		return false
 	}

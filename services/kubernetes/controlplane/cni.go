@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -20,7 +20,9 @@ import (
 
 const (
 	cniFile = "10-flannel.conflist"
-	cniMode = 0o600 // containerd reads it, and passes it to the plugins
+	// maxSubnetFile is ample for flannel's six lines.
+	maxSubnetFile = 64 << 10
+	cniMode       = 0o600 // containerd reads it, and passes it to the plugins
 	// cniDataDir is where host-local records used addresses. It is in /run,
 	// because after a power cut no pod is left that has one.
 	cniDataDir = "/run/cni"
@@ -42,7 +44,7 @@ func (c *CNIConfigController) Reconcile(_ context.Context, v resource.View) (tim
 	if o.Spec.Cluster.Network.CNI.Name != config.CNIFlannel {
 		return 0, nil
 	}
-	text, err := os.ReadFile(c.subnetFile)
+	text, err := untrusted.ReadFile(c.subnetFile, maxSubnetFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return soon, nil
 	}
@@ -53,11 +55,11 @@ func (c *CNIConfigController) Reconcile(_ context.Context, v resource.View) (tim
 	if err != nil {
 		return 0, fmt.Errorf("flannel's %s: %w", c.subnetFile, err)
 	}
-	if err := os.MkdirAll(c.confDir, dirMode); err != nil {
+	if err := untrusted.MkdirAll(c.confDir, dirMode); err != nil {
 		return 0, fmt.Errorf("write CNI configuration: %w", err)
 	}
 	path := filepath.Join(c.confDir, cniFile)
-	wrote, err := writeChanged(path, conf, cniMode)
+	wrote, err := untrusted.WriteChanged(path, conf, cniMode)
 	if wrote && err == nil {
 		v.Log().Info(fmt.Sprintf("writing CNI configuration %q", path))
 	}

@@ -7,9 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/pem"
-	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/prometheus/procfs"
 )
 
@@ -56,14 +55,14 @@ type space struct {
 
 func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 	f := files{seen: true, pods: map[string][]string{}}
-	entries, _ := os.ReadDir(d.path(boot.StaticPodsDir))
+	entries, _ := untrusted.ReadDir(d.path(boot.StaticPodsDir)) // none can be read
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), staticPodPrefix) {
 			f.staticPodFiles = append(f.staticPodFiles, e.Name())
 		}
 	}
 	f.etcdData, f.etcdSeen = hasEntries(d.path(boot.EtcdDataDir))
-	if data, err := readSmall(d.path(clientFile)); err == nil {
+	if data, err := untrusted.ReadLinked(d.path(clientFile), maxSmall); err == nil {
 		f.client = firstCertificate(data)
 	}
 	for _, v := range boot.Volumes {
@@ -90,18 +89,11 @@ func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 // hasEntries reports whether a directory holds anything, and whether that is known: one
 // that isn't there holds nothing.
 func hasEntries(dir string) (has, known bool) {
-	f, err := os.Open(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, true
-	}
-	if err != nil {
-		return false, false
-	}
-	defer f.Close()
-	_, err = f.Readdirnames(1)
-	return err == nil, err == nil || errors.Is(err, io.EOF)
+	entries, err := untrusted.ReadDir(dir)
+	return len(entries) > 0, boot.IgnoreMissing(err) == nil
 }
 
+// readSmall reads a file of the kernel.
 func readSmall(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -153,11 +145,14 @@ func meminfo(proc string) (total, available uint64) {
 // lays them out: kube-system_NAME-NODE_UID/CONTAINER/RESTARTS.log. That of a container
 // which has only just started is empty: the one before has why that ended.
 func lastLines(dir, program string) []string {
-	logs, _ := filepath.Glob(filepath.Join(dir, kubeSystem+"_"+program+"-*", program, "*.log"))
+	pods, _ := untrusted.Glob(dir, kubeSystem+"_"+program+"-*") // without them, nothing is shown
 	newest, at := "", int64(0)
-	for _, path := range logs {
-		if info, err := os.Stat(path); err == nil && info.Size() > 0 && info.ModTime().UnixNano() > at {
-			newest, at = path, info.ModTime().UnixNano()
+	for _, pod := range pods {
+		logs, _ := untrusted.Glob(filepath.Join(pod, program), "*.log")
+		for _, path := range logs {
+			if info, err := untrusted.Stat(path); err == nil && info.Size() > 0 && info.ModTime().UnixNano() > at {
+				newest, at = path, info.ModTime().UnixNano()
+			}
 		}
 	}
 	if newest == "" {
@@ -167,7 +162,7 @@ func lastLines(dir, program string) []string {
 }
 
 func tailOf(path string) []string {
-	f, err := os.Open(path)
+	f, err := untrusted.OpenLog(path)
 	if err != nil {
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -157,7 +158,7 @@ func (r *reporter) chart() {
 		r.logs.Printf("boot chart: %v", err)
 		return
 	}
-	if err := boot.WriteFile(filepath.Join(boot.LogDir, chartFile), svg.Bytes(), 0o644); err != nil {
+	if err := untrusted.WriteFile(filepath.Join(boot.LogDir, chartFile), svg.Bytes(), 0o644); err != nil {
 		r.logs.Printf("boot chart: %v", err)
 	}
 	if r.chartTo == "" {

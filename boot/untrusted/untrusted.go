@@ -95,7 +95,7 @@ func OpenFile(path string, flags int, perm fs.FileMode) (*os.File, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s isn't a regular file: %s", path, info.Mode().Type())
+		return nil, fmt.Errorf("%s is not a regular file: %s", path, info.Mode().Type())
 	}
 	fd, err := unix.Open(through(at), harmless|flags&^(os.O_CREATE|os.O_EXCL), 0)
 	if err != nil {
@@ -288,10 +288,15 @@ func Remove(path string) error { return below(path, os.Remove) }
 // RemoveAll removes a tree. Links in it are removed, not followed.
 func RemoveAll(path string) error { return boot.IgnoreMissing(below(path, os.RemoveAll)) }
 
-// Rename moves a file or a directory.
+// Rename moves a file, or a directory, also in the place of an empty one.
 func Rename(from, to string) error {
 	return below(from, func(from string) error {
-		return below(to, func(to string) error { return os.Rename(from, to) })
+		return below(to, func(to string) error {
+			if err := unix.Rename(from, to); err != nil { // os.Rename doesn't replace an empty directory
+				return &fs.PathError{Op: "rename", Path: to, Err: err}
+			}
+			return nil
+		})
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -129,7 +130,7 @@ func (s *serverList) follow(ctx context.Context) {
 	var authority []byte
 	pause, logged := time.Duration(0), ""
 	for ctx.Err() == nil {
-		if _, err := os.Stat(s.o.kubeletClient); err != nil {
+		if !untrusted.Exists(s.o.kubeletClient) {
 			if !sleep.For(ctx, joinPoll) {
 				return
 			}

@@ -29,7 +29,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -38,6 +37,7 @@ import (
 
 	"github.com/garboard-os/garboard/api/balance"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -179,7 +179,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 
 // hold is for a node that has not joined.
 func (o Options) hold() time.Duration {
-	if _, err := os.Stat(o.kubeletClient); err == nil {
+	if untrusted.Exists(o.kubeletClient) {
 		return 0
 	}
 	return hold

@@ -20,6 +20,7 @@ import (
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/log"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
@@ -107,7 +108,7 @@ func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
 		return fmt.Errorf("render %s: %w", configFile, err)
 	}
 	for _, dir := range []string{filepath.Dir(configFile), boot.RunDir, boot.CRIConfDir, boot.CNIConfDir} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+		if err := untrusted.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
 	}

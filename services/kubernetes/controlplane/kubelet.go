@@ -1,18 +1,16 @@
 package controlplane
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -145,11 +143,11 @@ func (c *KubeletStaticPodController) writeFiles(v resource.View) error {
 		return err
 	}
 	dir := filepath.Join(c.filesDir, apiServer)
-	if err := os.MkdirAll(dir, dirMode); err != nil {
+	if err := untrusted.MkdirAll(dir, dirMode); err != nil {
 		return err
 	}
 	for name, data := range files {
-		if _, err := writeChanged(filepath.Join(dir, name), data, fileMode); err != nil {
+		if _, err := untrusted.WriteChanged(filepath.Join(dir, name), data, fileMode); err != nil {
 			return err
 		}
 	}
@@ -161,28 +159,19 @@ func (c *KubeletStaticPodController) writePod(v resource.View, name string, pod 
 	if err != nil {
 		return false, err
 	}
-	if err := os.MkdirAll(c.staticPodsDir, dirMode); err != nil {
+	if err := untrusted.MkdirAll(c.staticPodsDir, dirMode); err != nil {
 		return false, fmt.Errorf("write static pod %s: %w", name, err)
 	}
 	path := c.path(name)
-	wrote, err := writeChanged(path, data, staticPodMode)
+	wrote, err := untrusted.WriteChanged(path, data, staticPodMode)
 	if wrote && err == nil {
 		v.Log().Info(fmt.Sprintf("writing static pod %q", path)) // S-278
 	}
 	return wrote, err
 }
 
-// writeChanged doesn't write a file that already has this content: the kubelet
-// counts any write as a change.
-func writeChanged(path string, data []byte, mode fs.FileMode) (wrote bool, err error) {
-	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
-		return false, nil
-	}
-	return true, boot.WriteFile(path, data, mode)
-}
-
 func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[string]bool) error {
-	entries, err := os.ReadDir(c.staticPodsDir)
+	entries, err := untrusted.ReadDir(c.staticPodsDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -195,7 +184,7 @@ func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[str
 		}
 		path := filepath.Join(c.staticPodsDir, e.Name())
 		v.Log().Info(fmt.Sprintf("removing static pod %q", path))
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := untrusted.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove stale static pod: %w", err)
 		}
 	}

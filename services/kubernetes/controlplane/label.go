@@ -3,11 +3,11 @@ package controlplane
 import (
 	"context"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -102,7 +102,7 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 // client is nil while a worker's kubelet hasn't joined.
 func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kubeclient.Client, error) {
 	if !cfg.Machine.Type.ControlPlane() {
-		if _, err := os.Stat(c.kubeletClient); err != nil {
+		if !untrusted.Exists(c.kubeletClient) {
 			return nil, nil
 		}
 		return kubeclient.New(kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: c.kubeletClient})

@@ -7,12 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
@@ -28,6 +27,8 @@ const (
 	portWait = 10 * time.Minute
 	// portDial bounds a try: loopback answers at once.
 	portDial = 100 * time.Millisecond
+	// maxStaticPod bounds the file of a static pod.
+	maxStaticPod = 1 << 20
 )
 
 // replaced are the programs that still run on this node as pods of DaemonSets, while static pods
@@ -68,7 +69,7 @@ func (c *KubeletStaticPodController) mustWait(replaced map[string]bool, name str
 	if c.since.IsZero() {
 		c.since = time.Now()
 	}
-	if _, err := os.Stat(c.path(name)); err == nil {
+	if untrusted.Exists(c.path(name)) {
 		return false
 	}
 	if replaced[name] {
@@ -96,20 +97,23 @@ func (c *KubeletStaticPodController) mustWait(replaced map[string]bool, name str
 // removeCheckpoints removes what pod-checkpointer has left, so that it doesn't start the
 // programs of a self-hosted control plane beside their static pods.
 func removeCheckpoints(dir, staticPods string) error {
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := untrusted.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	paths, _ := filepath.Glob(filepath.Join(staticPods, "*.json")) // the pattern is right
+	paths, err := untrusted.Glob(staticPods, "*.json")
+	if err != nil {
+		return fmt.Errorf("look for the checkpoints of pods: %w", err)
+	}
 	for _, path := range paths {
-		text, err := os.ReadFile(path)
+		text, err := untrusted.ReadFile(path, maxStaticPod)
 		if err == nil && bytes.Contains(text, []byte(CheckpointOf)) {
-			err = os.Remove(path)
+			err = untrusted.Remove(path)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove the checkpoint of a pod: %w", err)
 		}
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := untrusted.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove the checkpoints of pods: %w", err)
 	}
 	return nil

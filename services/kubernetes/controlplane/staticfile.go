@@ -10,7 +10,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
@@ -78,7 +78,7 @@ func (c *KubeletStaticPodController) startAgain(v resource.View, unstarted []kub
 		c.starts[name] = s
 		data, err := c.file(name, pod.Spec)
 		if err == nil {
-			err = boot.WriteFile(c.path(name), data, staticPodMode)
+			err = untrusted.WriteFile(c.path(name), data, staticPodMode)
 		}
 		if err != nil {
 			return fmt.Errorf("write static pod %s again: %w", name, err)

@@ -5,11 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -34,12 +33,11 @@ type identity struct{ member, cluster uint64 }
 // if etcd doesn't run. ok is false if there is no log yet.
 func (e *Etcd) identity() (id identity, ok bool, err error) {
 	dir := filepath.Join(e.o.DataDir, "member", "wal")
-	names, err := filepath.Glob(filepath.Join(dir, "*.wal"))
+	names, err := untrusted.Glob(dir, "*.wal") // sorted: they have numbers
 	if err != nil || len(names) == 0 {
 		return identity{}, false, err
 	}
-	slices.Sort(names) // they have numbers
-	file, err := os.Open(names[0])
+	file, err := untrusted.Open(names[0])
 	if err != nil {
 		return identity{}, false, boot.IgnoreMissing(err) // purged just now
 	}

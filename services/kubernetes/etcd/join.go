@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -81,10 +81,10 @@ func (t eventFunc) onlyChanges() eventFunc {
 // reports what it waits for (S-355).
 func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 	// etcd demands 0700.
-	if err := os.MkdirAll(e.o.DataDir, 0o700); err != nil {
+	if err := untrusted.MkdirAll(e.o.DataDir, 0o700); err != nil {
 		return err
 	}
-	if err := os.Chmod(e.o.DataDir, 0o700); err != nil {
+	if err := untrusted.Chmod(e.o.DataDir, 0o700); err != nil {
 		return err
 	}
 	event, log = event.onlyChanges(), log.onlyChanges()
@@ -212,7 +212,7 @@ func (e *Etcd) tidy() error {
 		return nil
 	}
 	defer e.uploading.Unlock()
-	return os.RemoveAll(e.recoveryDir())
+	return untrusted.RemoveAll(e.recoveryDir())
 }
 
 // resumeJoin examines the data of a join that was interrupted.

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 )
 
 const (
@@ -148,7 +149,7 @@ func (e *Etcd) begun() (r record, data bool, err error) {
 
 // hasData reports whether the data directory has any content.
 func (e *Etcd) hasData() (bool, error) {
-	entries, err := os.ReadDir(e.o.DataDir)
+	entries, err := untrusted.ReadDir(e.o.DataDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -158,20 +159,20 @@ func (e *Etcd) hasData() (bool, error) {
 // hasLog reports whether a member has begun its log there: etcd makes other
 // files before it knows whether it can join.
 func (e *Etcd) hasLog() bool {
-	entries, err := os.ReadDir(filepath.Join(e.o.DataDir, "member", "wal"))
+	entries, err := untrusted.ReadDir(filepath.Join(e.o.DataDir, "member", "wal"))
 	return err != nil && !errors.Is(err, fs.ErrNotExist) || len(entries) > 0
 }
 
 // clean empties a data directory whose node is no member.
 func (e *Etcd) clean() error {
-	entries, err := os.ReadDir(e.o.DataDir)
+	entries, err := untrusted.ReadDir(e.o.DataDir)
 	if err != nil {
 		return boot.IgnoreMissing(err)
 	}
 	for _, entry := range entries {
-		if err := os.RemoveAll(filepath.Join(e.o.DataDir, entry.Name())); err != nil {
+		if err := untrusted.RemoveAll(filepath.Join(e.o.DataDir, entry.Name())); err != nil {
 			return err
 		}
 	}
-	return boot.SyncDir(e.o.DataDir)
+	return untrusted.Sync(e.o.DataDir)
 }

@@ -6,9 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -192,7 +192,7 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 				} else if errors.Is(err, operation.ErrNoData) { // nothing was restored
 					err = nil
 				}
-				return errors.Join(err, os.RemoveAll(e.recoveryDir()))
+				return errors.Join(err, untrusted.RemoveAll(e.recoveryDir()))
 			},
 		},
 		e.serveStep(),

@@ -8,7 +8,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +15,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
@@ -30,6 +30,8 @@ const (
 	// examineTimeout limits that request: most often there is no answer, and the
 	// other members may be waiting for this one.
 	examineTimeout = 5 * time.Second
+	// maxOwner bounds the file of the owner, which has two digests.
+	maxOwner = 64 << 10
 )
 
 // errRemoved: the data belongs to a member that the cluster has removed.
@@ -47,7 +49,7 @@ func (e *Etcd) ownerFile() string { return e.o.DataDir + ".owner" }
 
 func (e *Etcd) readOwner() (owner, error) {
 	var o owner
-	data, err := os.ReadFile(e.ownerFile())
+	data, err := untrusted.ReadFile(e.ownerFile(), maxOwner)
 	if err != nil {
 		return o, boot.IgnoreMissing(err)
 	}
@@ -71,7 +73,7 @@ func (e *Etcd) own(id identity) error {
 	if err != nil {
 		return err
 	}
-	return boot.WriteFile(e.ownerFile(), append(data, '\n'), 0o600)
+	return untrusted.WriteFile(e.ownerFile(), append(data, '\n'), 0o600)
 }
 
 // authorities are all that are accepted.

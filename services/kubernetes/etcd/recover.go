@@ -16,9 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 )
 
@@ -111,12 +109,12 @@ func (e *Etcd) receive(ctx context.Context, s Snapshot, from io.Reader) (*Begun,
 		return &Begun{Token: r.Token, Cluster: r.Cluster, Already: true}, nil
 	}
 	if err := e.upload(ctx, s, from); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(e.recoveryPath(uploadName)))
+		return nil, errors.Join(err, untrusted.RemoveAll(e.recoveryPath(uploadName)))
 	}
-	if err := os.Rename(e.recoveryPath(uploadName), e.recoveryPath(snapshotName)); err != nil {
+	if err := untrusted.Rename(e.recoveryPath(uploadName), e.recoveryPath(snapshotName)); err != nil {
 		return nil, err
 	}
-	return nil, errors.Join(boot.SyncDir(e.recoveryDir()), boot.SyncDir(filepath.Dir(e.recoveryDir())))
+	return nil, errors.Join(untrusted.Sync(e.recoveryDir()), untrusted.Sync(filepath.Dir(e.recoveryDir())))
 }
 
 func (s Snapshot) check() error {
@@ -165,13 +163,13 @@ func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already bool, e
 func (e *Etcd) upload(ctx context.Context, s Snapshot, from io.Reader) error {
 	ctx, cancel := context.WithTimeout(ctx, uploadTimeout)
 	defer cancel()
-	if err := os.MkdirAll(e.recoveryDir(), 0o700); err != nil {
+	if err := untrusted.MkdirAll(e.recoveryDir(), 0o700); err != nil {
 		return err
 	}
 	if err := e.room(s.Size); err != nil {
 		return err
 	}
-	file, err := os.OpenFile(e.recoveryPath(uploadName), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	file, err := untrusted.OpenFile(e.recoveryPath(uploadName), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -306,17 +304,17 @@ func (e *Etcd) restore(ctx context.Context, r restoring) error {
 	if err := e.write(record{Phase: fresh, Token: r.token, Snapshot: r.SHA256}); err != nil {
 		return err
 	}
-	return os.RemoveAll(e.recoveryDir())
+	return untrusted.RemoveAll(e.recoveryDir())
 }
 
 // restoreAside restores into another directory, which then replaces the data
 // directory atomically.
 func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	aside := e.recoveryPath(restoredName)
-	if _, err := os.Stat(e.recoveryPath(snapshotName)); errors.Is(err, fs.ErrNotExist) {
+	if _, err := untrusted.Stat(e.recoveryPath(snapshotName)); errors.Is(err, fs.ErrNotExist) {
 		return errors.New("it is gone from this node: `gbctl bootstrap --recover-from` sends it again")
 	}
-	if err := os.RemoveAll(aside); err != nil {
+	if err := untrusted.RemoveAll(aside); err != nil {
 		return err
 	}
 	me, err := e.o.self()
@@ -333,17 +331,16 @@ func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	case err != nil:
 		return &wait{what: "the snapshot to be restored", cause: err}
 	}
-	if err := os.Chmod(aside, 0o700); err != nil {
+	if err := untrusted.Chmod(aside, 0o700); err != nil {
 		return err
 	}
 	if err := syncTree(aside); err != nil {
 		return err
 	}
-	// The kernel can replace an empty directory, but os.Rename refuses that.
-	if err := unix.Rename(aside, e.o.DataDir); err != nil {
+	if err := untrusted.Rename(aside, e.o.DataDir); err != nil {
 		return fmt.Errorf("rename %s to %s: %w", aside, e.o.DataDir, err)
 	}
-	return boot.SyncDir(filepath.Dir(e.o.DataDir))
+	return untrusted.Sync(filepath.Dir(e.o.DataDir))
 }
 
 func restoreArguments(me self, r restoring, snapshot, to string) []string {
@@ -361,17 +358,18 @@ func restoreArguments(me self, r restoring, snapshot, to string) []string {
 
 // syncTree makes everything below dir durable.
 func syncTree(dir string) error {
-	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
+	entries, err := untrusted.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		path, sync := filepath.Join(dir, entry.Name()), untrusted.Sync
 		if entry.IsDir() {
-			return boot.SyncDir(path)
+			sync = syncTree
 		}
-		file, err := os.Open(path)
-		if err != nil {
+		if err := sync(path); err != nil {
 			return err
 		}
-		return errors.Join(file.Sync(), file.Close())
-	})
+	}
+	return untrusted.Sync(dir)
 }

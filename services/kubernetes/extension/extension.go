@@ -19,6 +19,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/extension"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
@@ -145,19 +146,19 @@ func (s service) prepare() error {
 	}
 	fill := strings.NewReplacer("${machineID}", strings.TrimSpace(string(id)), hostname, host)
 	for _, d := range s.Service.Defaults {
-		if _, err := os.Lstat(d.Path); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := untrusted.Stat(d.Path); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err := os.MkdirAll(filepath.Dir(d.Path), 0o700); err != nil {
+		if err := untrusted.MkdirAll(filepath.Dir(d.Path), 0o700); err != nil {
 			return err
 		}
-		if err := boot.WriteFile(d.Path, []byte(fill.Replace(d.Content)), 0o600); err != nil {
+		if err := untrusted.WriteFile(d.Path, []byte(fill.Replace(d.Content)), 0o600); err != nil {
 			return err
 		}
 	}
 	for _, m := range s.Service.Mounts {
-		if _, err := os.Lstat(m.Source); errors.Is(err, fs.ErrNotExist) && (strings.HasPrefix(m.Source, "/var/") || strings.HasPrefix(m.Source, "/run/")) {
-			if err := os.MkdirAll(m.Source, 0o700); err != nil {
+		if _, err := untrusted.Stat(m.Source); errors.Is(err, fs.ErrNotExist) && (strings.HasPrefix(m.Source, "/var/") || strings.HasPrefix(m.Source, "/run/")) {
+			if err := untrusted.MkdirAll(m.Source, 0o700); err != nil {
 				return err
 			}
 		}

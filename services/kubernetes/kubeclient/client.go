@@ -25,6 +25,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
@@ -34,6 +35,8 @@ const FieldManager = "garboard"
 const (
 	// dialTimeout: the server is on this node or one hop away; what takes longer is down.
 	dialTimeout = 5 * time.Second
+	// maxCertFile bounds what is read of a certificate and its key.
+	maxCertFile = 1 << 20
 	// requestTimeout bounds one request other than a watch. The API server itself gives up after 60 s.
 	requestTimeout = 30 * time.Second
 	// idleTimeout closes kept connections, so that a client which is asked rarely doesn't hold one.
@@ -86,7 +89,11 @@ func New(o Options) (*Client, error) {
 	switch {
 	case o.CertFile != "":
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			pair, err := tls.LoadX509KeyPair(o.CertFile, o.CertFile)
+			data, err := untrusted.ReadLinked(o.CertFile, maxCertFile)
+			if err != nil {
+				return nil, err
+			}
+			pair, err := tls.X509KeyPair(data, data)
 			return &pair, err
 		}
 	case len(o.Cert) > 0:

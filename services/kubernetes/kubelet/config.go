@@ -16,6 +16,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -35,6 +36,8 @@ const (
 	clientFile      = boot.KubeletClient
 	// servingFile is the certificate that the kubelet of a worker gets from the cluster.
 	servingFile = boot.KubeletDir + "/pki/kubelet-server-current.pem"
+	// maxFile bounds what is read of a certificate or of a static pod.
+	maxFile = 1 << 20
 )
 
 // prepare writes what the kubelet reads only at its start, and restores what it checks then.
@@ -54,7 +57,7 @@ func (o Options) prepare() (has bool, err error) {
 		}
 	}
 	for _, d := range directories {
-		if err := os.MkdirAll(d.path, d.mode); err != nil {
+		if err := untrusted.MkdirAll(d.path, d.mode); err != nil {
 			return has, err
 		}
 	}
@@ -63,8 +66,8 @@ func (o Options) prepare() (has bool, err error) {
 	}
 	for _, v := range cfg.Machine.Kubelet.ExtraMounts {
 		// What is there, a file or a socket perhaps, stays as it is.
-		if _, err := os.Lstat(v.HostPath); errors.Is(err, fs.ErrNotExist) {
-			if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
+		if _, err := untrusted.Stat(v.HostPath); errors.Is(err, fs.ErrNotExist) {
+			if err := untrusted.MkdirAll(v.HostPath, 0o755); err != nil {
 				return has, fmt.Errorf("machine.kubelet.extraMounts: %w", err)
 			}
 		}
@@ -80,7 +83,7 @@ func (o Options) prepare() (has bool, err error) {
 		if f.path == kubeconfig && !has {
 			continue
 		}
-		if err := boot.WriteFile(f.path, f.data, f.perm); err != nil {
+		if err := untrusted.WriteFile(f.path, f.data, f.perm); err != nil {
 			return has, err
 		}
 	}
@@ -128,16 +131,15 @@ func (o Options) hasCertificate(s secrets.KubeletSpec) (bool, error) {
 	if err := forgetFormer(s, servingFile); err != nil {
 		return false, err
 	}
-	_, err = os.Stat(clientFile)
-	return !errors.Is(err, fs.ErrNotExist), nil
+	return untrusted.Exists(clientFile), nil
 }
 
 // writeClient gives the kubelet its first certificate, in the place and form in
 // which it keeps those that it renews itself. What is there and still good stays.
 func writeClient(s secrets.KubeletSpec) error {
-	if have, err := os.ReadFile(clientFile); err != nil || !stillGood(have, s, time.Now()) {
+	if have, err := untrusted.ReadLinked(clientFile, maxFile); err != nil || !stillGood(have, s, time.Now()) {
 		pair := slices.Concat(s.Client.Crt, config.PEM(s.Client.Key))
-		return boot.WriteFile(clientFile, pair, 0o600)
+		return untrusted.WriteFile(clientFile, pair, 0o600)
 	}
 	return nil
 }

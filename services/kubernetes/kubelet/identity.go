@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -61,7 +61,7 @@ func nameIn(crt []byte) string {
 // may not register this one. It also removes those of a former authority, and expired ones.
 // The node asks for new ones.
 func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig string) error {
-	have, err := os.ReadFile(client)
+	have, err := untrusted.ReadLinked(client, maxFile)
 	if err != nil {
 		return boot.IgnoreMissing(err)
 	}
@@ -69,7 +69,7 @@ func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig stri
 		return nil
 	}
 	for _, file := range []string{client, kubeconfig} {
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := untrusted.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
@@ -83,9 +83,9 @@ func expired(have []byte, now time.Time) bool {
 
 // forgetFormer removes a certificate of a former authority.
 func forgetFormer(s secrets.KubeletSpec, file string) error {
-	have, err := os.ReadFile(file)
+	have, err := untrusted.ReadLinked(file, maxFile)
 	if err == nil && former(have, s) {
-		err = os.Remove(file)
+		err = untrusted.Remove(file)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
@@ -107,7 +107,7 @@ func (o Options) askForCertificate(ctx context.Context) error {
 	if cert.Subject.CommonName != user(name.Spec) {
 		return fmt.Errorf("the certificate is for %q", cert.Subject.CommonName)
 	}
-	return boot.WriteFile(clientFile, slices.Concat(crt, key), 0o600)
+	return untrusted.WriteFile(clientFile, slices.Concat(crt, key), 0o600)
 }
 
 // joinRequest is the object that asks for a certificate for a key.

@@ -4,13 +4,12 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -85,10 +84,10 @@ func other(a, b map[string][]byte) string {
 
 // staticPodFiles are the static pods' files. A file that can't be read is left out.
 func staticPodFiles(dir string) map[string][]byte {
-	paths, _ := filepath.Glob(filepath.Join(dir, "*.yaml")) // the pattern is right
+	paths, _ := untrusted.Glob(dir, "*.yaml") // those that can't be read are left out
 	found := map[string][]byte{}
 	for _, path := range paths {
-		if text, err := os.ReadFile(path); err == nil {
+		if text, err := untrusted.ReadFile(path, maxFile); err == nil {
 			found[path] = text
 		}
 	}
@@ -103,11 +102,14 @@ func apiServerReady(r resource.Reader) bool {
 // restoreCheckpoints writes the checkpoints that were active in the last boot to the static
 // pods: they start a self-hosted control plane, and /etc is new after each boot.
 func restoreCheckpoints(from, to string) error {
-	paths, _ := filepath.Glob(filepath.Join(from, "manifests", "*.json")) // the pattern is right
+	paths, err := untrusted.Glob(filepath.Join(from, "manifests"), "*.json")
+	if err != nil {
+		return fmt.Errorf("restore the checkpoints of pods: %w", err)
+	}
 	for _, path := range paths {
-		text, err := os.ReadFile(path)
+		text, err := untrusted.ReadFile(path, maxFile)
 		if err == nil {
-			err = boot.WriteFile(filepath.Join(to, filepath.Base(path)), text, 0o600)
+			err = untrusted.WriteFile(filepath.Join(to, filepath.Base(path)), text, 0o600)
 		}
 		if err != nil {
 			return fmt.Errorf("restore the checkpoint of a pod: %w", err)

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -46,7 +46,7 @@ type signingClient struct {
 
 // proveNode proves that this machine is the node that Kubernetes knows.
 func (a *signingClient) proveNode(request []byte) ([]byte, error) {
-	pair, err := os.ReadFile(a.kubeletClient)
+	pair, err := untrusted.ReadLinked(a.kubeletClient, maxAnswer)
 	if err != nil {
 		return nil, err
 	}

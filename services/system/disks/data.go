@@ -14,6 +14,7 @@ import (
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -110,7 +111,7 @@ func (d *Disks) mountDisk(ctx context.Context, wanted config.DataDisk) (path str
 	}
 	if d.o.Mode == boot.Container {
 		for _, v := range all {
-			err = errors.Join(err, os.MkdirAll(v.Dir, 0o755))
+			err = errors.Join(err, untrusted.MkdirAll(v.Dir, 0o755))
 		}
 		return "", nil, err
 	}
@@ -146,7 +147,7 @@ func (d *Disks) mountDisk(ctx context.Context, wanted config.DataDisk) (path str
 	}
 	sizes = map[string]string{}
 	for _, v := range all {
-		if err := errors.Join(os.MkdirAll(v.Dir, 0o755), d.mountVolume(ctx, dev, v)); err != nil {
+		if err := errors.Join(untrusted.MkdirAll(v.Dir, 0o755), d.mountVolume(ctx, dev, v)); err != nil {
 			return dev.Path, nil, err
 		}
 		p, err := f.partition(dev, v.Label)

@@ -2,8 +2,8 @@ package disks
 
 import (
 	"fmt"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"io/fs"
-	"os"
 	"path/filepath"
 )
 
@@ -36,11 +36,11 @@ var directories = []struct {
 func (d *Disks) makeDirectories() error {
 	for _, dir := range directories {
 		path := filepath.Join(d.o.varDir, dir.path)
-		if err := os.MkdirAll(path, dir.mode.Perm()); err != nil {
+		if err := untrusted.MkdirAll(path, dir.mode.Perm()); err != nil {
 			return fmt.Errorf("make the directories of EPHEMERAL: %w", err)
 		}
 		// Exact, whatever the umask is, also for those of an earlier release.
-		if err := os.Chmod(path, dir.mode); err != nil {
+		if err := untrusted.Chmod(path, dir.mode); err != nil {
 			return fmt.Errorf("make the directories of EPHEMERAL: %w", err)
 		}
 	}

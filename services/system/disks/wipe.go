@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -253,9 +254,9 @@ func (d *Disks) empty(v volume, mark string) error {
 		if path == mark {
 			continue
 		}
-		if err := os.RemoveAll(path); err != nil {
+		if err := untrusted.RemoveAll(path); err != nil {
 			return fmt.Errorf("wipe %s: %w", v.Label, err)
 		}
 	}
-	return boot.SyncDir(v.Dir)
+	return untrusted.Sync(v.Dir)
 }

@@ -8,12 +8,11 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
-	"golang.org/x/sys/unix"
 	"gopkg.in/yaml.v3"
 )
 
@@ -56,7 +55,7 @@ func (d *Daemon) write(img image, path string, f *file) error {
 	d.laid[path] = digest(f.content)
 	err = d.writeRecord()
 	if err == nil {
-		err = boot.WriteFile(full, f.content, fs.FileMode(f.mode))
+		err = untrusted.WriteFile(full, f.content, fs.FileMode(f.mode))
 	}
 	if err != nil && known {
 		d.laid[path] = before
@@ -69,7 +68,7 @@ func (d *Daemon) write(img image, path string, f *file) error {
 // read returns a regular file of the node that may be what is wanted: more than
 // that many bytes are a different content in any case.
 func read(path string, size int) (content []byte, mode fs.FileMode, err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := untrusted.Open(path)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -78,20 +77,17 @@ func read(path string, size int) (content []byte, mode fs.FileMode, err error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	if !info.Mode().IsRegular() {
-		return nil, 0, errors.New("is there already, and is not a regular file")
-	}
 	content, err = io.ReadAll(io.LimitReader(f, int64(max(size, maxImageFile))+1))
 	return content, info.Mode().Perm(), err
 }
 
 // makeDirs makes the directories of a file and remembers those that are new.
 func (d *Daemon) makeDirs(dir string) error {
-	if err := os.Mkdir(dir, 0o755); err == nil {
+	if err := untrusted.Mkdir(dir, 0o755); err == nil {
 		d.made[dir] = true
 		return nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		if info, serr := os.Stat(dir); serr == nil && info.IsDir() {
+		if info, serr := untrusted.Stat(dir); serr == nil && info.IsDir() {
 			return nil
 		}
 		return err
@@ -120,7 +116,7 @@ func (d *Daemon) restore(img image, path string) error {
 		return err
 	}
 	if there {
-		return boot.WriteFile(full, base, mode)
+		return untrusted.WriteFile(full, base, mode)
 	}
 	now, _, err := read(full, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -130,10 +126,10 @@ func (d *Daemon) restore(img image, path string) error {
 		d.log.Warn(fmt.Sprintf("%s isn't configured any more, but was changed by another program: it stays", path))
 		return nil
 	}
-	if err := os.Remove(full); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := untrusted.Remove(full); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for dir := filepath.Dir(full); d.made[dir] && os.Remove(dir) == nil; dir = filepath.Dir(dir) {
+	for dir := filepath.Dir(full); d.made[dir] && untrusted.Remove(dir) == nil; dir = filepath.Dir(dir) {
 		delete(d.made, dir)
 	}
 	return nil
@@ -141,15 +137,10 @@ func (d *Daemon) restore(img image, path string) error {
 
 // readRecord is what earlier boots have laid in /var.
 func (d *Daemon) readRecord() (map[string]string, error) {
-	f, err := os.Open(d.at(recordFile))
+	data, err := untrusted.ReadFile(d.at(recordFile), maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[string]string{}, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxRecord))
 	if err != nil {
 		return nil, err
 	}
@@ -173,12 +164,12 @@ func (d *Daemon) writeRecord() error {
 		return fmt.Errorf("note the files in %s: %w", boot.EphemeralDir, err)
 	}
 	full := d.at(recordFile)
-	old, err := os.ReadFile(full)
+	old, err := untrusted.ReadFile(full, maxRecord)
 	if err == nil && bytes.Equal(old, data) || errors.Is(err, fs.ErrNotExist) && len(kept) == 0 {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+	if err := untrusted.MkdirAll(filepath.Dir(full), 0o755); err != nil {
 		return fmt.Errorf("note the files in %s: %w", boot.EphemeralDir, err)
 	}
-	return boot.WriteFile(full, data, 0o600)
+	return untrusted.WriteFile(full, data, 0o600)
 }

@@ -11,7 +11,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"golang.org/x/sys/unix"
 )
 
@@ -66,9 +66,9 @@ func (f *files) write(name, content string) error {
 // and would keep the old one after a rename. For a short time the end of a longer old
 // content follows the new one; after a power cut /etc is made again in any case.
 func replace(path, content string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	f, err := untrusted.OpenFile(path, os.O_WRONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return boot.WriteFile(path, []byte(content), 0o644)
+		return untrusted.WriteFile(path, []byte(content), 0o644)
 	}
 	if err != nil {
 		return err

@@ -108,6 +108,7 @@ func TestWorkerJoins(t *testing.T) {
 	m.Reached("logs, exec and the network of pods work on both")
 	t.Run("S-098 ports", func(t *testing.T) { ports(t, c.In(t), control, worker) })
 	t.Run("certificate", func(t *testing.T) { serves(t, c.In(t)) })
+	t.Run("taken over", func(t *testing.T) { taken(t, c.In(t), control, worker) })
 	t.Run("cut off", func(t *testing.T) { lost(t, c.In(t), worker.Name) })
 }
 

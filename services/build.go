@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -169,9 +170,10 @@ func NewNode(o Options) (*Node, error) {
 		began := time.Now()
 		since = func() time.Duration { return time.Since(began) }
 	}
+	gate := new(atomic.Int64) // the process of apid
 	services := []dag.Service{
 		udev.Service(udev.Options{Mode: o.Mode, Store: store}),
-		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline}),
+		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, PID: gate}),
 		n.network.Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState,
@@ -212,7 +214,7 @@ func NewNode(o Options) (*Node, error) {
 		Configuration: applier, SinceBoot: since,
 	})
 	n.api, err = api.New(api.Options{
-		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
+		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd, Gate: gate,
 		Since: since, Disks: d.List, UserDisks: d.UserDisks,
 		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -45,6 +46,8 @@ type Options struct {
 	// UserDisks are the disks of these names, if a reset may wipe them.
 	UserDisks func(names []string) ([]disks.UserDisk, error)
 
+	// Gate is the process of the gate, the only one that may connect; nil: this process, as in tests.
+	Gate *atomic.Int64
 	// Socket is where to listen; "" is boot.MachineSocket.
 	Socket string
 	// PodLogs is where the kubelet keeps the logs of containers; "" is

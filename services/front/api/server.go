@@ -22,6 +22,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -95,6 +96,10 @@ func New(o Options) (*Server, error) {
 	o.Socket = cmp.Or(o.Socket, boot.MachineSocket)
 	o.PodLogs = cmp.Or(o.PodLogs, defaultPodLogs)
 	o.Kmsg = cmp.Or(o.Kmsg, defaultKmsg)
+	if o.Gate == nil {
+		o.Gate = new(atomic.Int64)
+		o.Gate.Store(int64(os.Getpid()))
+	}
 	s := &Server{
 		opts:    o,
 		log:     o.Logs.Logger(LogID),
@@ -178,7 +183,9 @@ func (s *Server) serve(ctx context.Context) error {
 		ErrorLog:          slog.NewLogLogger(s.opts.Logs.Quiet(LogID).Handler(), slog.LevelInfo),
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(netutil.LimitListener(listener, maxConnections)) }()
+	go func() {
+		ended <- server.Serve(netutil.LimitListener(gateListener{listener, s.opts.Gate}, maxConnections))
+	}()
 	select {
 	case err := <-ended:
 		server.Close()

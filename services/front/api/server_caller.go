@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"connectrpc.com/connect"
@@ -55,6 +56,11 @@ func (c caller) String() string {
 	return c.peer
 }
 
+// printable reports whether a text can be no more than a part of a line in the audit log.
+func printable(text string) bool {
+	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
+}
+
 // identify reads the gate's headers. A request without them didn't come through the gate.
 func identify(h http.Header) (caller, error) {
 	var c caller
@@ -63,14 +69,14 @@ func identify(h http.Header) (caller, error) {
 		to   *string
 	}{{contract.HeaderPeer, &c.peer}, {contract.HeaderRemote, &c.remote}} {
 		values := h.Values(header.name)
-		if len(values) > 1 || len(values) == 1 && (len(values[0]) > maxName || !utf8.ValidString(values[0])) {
+		if len(values) > 1 || len(values) == 1 && (len(values[0]) > maxName || !printable(values[0])) {
 			return caller{}, failed(connect.CodeUnauthenticated, "header %s is there twice, too long or no text: only the gate (apid) may call here", header.name)
 		}
 		*header.to = h.Get(header.name)
 	}
 	for _, line := range h.Values(contract.HeaderRoles) {
-		if len(line) > maxName {
-			return caller{}, failed(connect.CodeUnauthenticated, "header %s is too long: only the gate (apid) may call here", contract.HeaderRoles)
+		if len(line) > maxName || !printable(line) {
+			return caller{}, failed(connect.CodeUnauthenticated, "header %s is too long or no text: only the gate (apid) may call here", contract.HeaderRoles)
 		}
 		for role := range strings.SplitSeq(line, ",") {
 			if role = strings.TrimSpace(role); role != "" {

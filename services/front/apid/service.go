@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/api"
@@ -43,6 +44,8 @@ type Options struct {
 	Logs      *logs.Logs
 	Processes *process.Table
 	Cmdline   boot.Cmdline
+	// PID is where the process of the gate is noted, for the machine API: only it may connect.
+	PID *atomic.Int64
 
 	// What tests have in another way.
 	dir     string                                         // "": boot.APIDir
@@ -92,7 +95,7 @@ func newSupervisor(o Options) *supervisor {
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
 			Args:       []string{sandbox.Program, Command},
 			Binds:      []sandbox.Bind{{Source: o.dir}, {Source: filepath.Dir(o.socket)}},
-			StopBudget: processStop,
+			StopBudget: processStop, PID: o.PID,
 		}.Run
 	}
 	s := &supervisor{Options: o}

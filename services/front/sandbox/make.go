@@ -177,6 +177,7 @@ func (m *maker) service(ctx context.Context, r Runner) (*process.Child, []string
 	if err != nil {
 		return nil, nil, err
 	}
+	r.PID.Store(int64(child.Pid()))
 	if _, err := m.orders.WriteString(goLine); err != nil {
 		return nil, nil, cmp.Or(ctx.Err(), err)
 	}

@@ -35,6 +35,8 @@ const (
 	// CheckpointsDir has what pod-checkpointer keeps over a reboot, for a self-hosted control
 	// plane; its subdirectory manifests has the static pods that were active.
 	CheckpointsDir = "/var/lib/pod-checkpointer"
+	// SelfHostedFile says over a reboot that the checkpoints count.
+	SelfHostedFile = "/system/state/self-hosted"
 	CRIConfDir     = "/var/cri/conf.d" // containerd drop-ins of the user
 	CNIConfDir     = "/etc/cni/net.d"
 	CNIBinDir      = "/opt/cni/bin"

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/pelletier/go-toml/v2"
 )
@@ -15,6 +17,8 @@ const (
 	configFile = "/etc/containerd/config.toml"
 	hostsDir   = "/etc/containerd/certs.d" // hosts.toml per registry: containerd docs/hosts.md
 	stateDir   = "/run/containerd"
+	// dropInsDir has those drop-ins of /var/cri/conf.d that the configuration lays there.
+	dropInsDir = "/etc/containerd/conf.d"
 
 	// oomScoreAdj is also the kubelet's default: the kernel ends all pods before these two.
 	oomScoreAdj = -999
@@ -28,8 +32,7 @@ type table = map[string]any
 func syncLayers(mode boot.Mode) bool { return mode == boot.Machine }
 
 // renderConfig is containerd's own configuration (version 3, containerd 2.x).
-// The user's drop-ins in /var/cri/conf.d are merged over it by containerd
-// (acceptance S-143). It may hold passwords of registries.
+// The user's drop-ins are merged over it by containerd (acceptance S-143), out of dropInsDir. It may hold passwords of registries.
 func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 	runtime := table{
 		"containerd": table{
@@ -62,7 +65,7 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 		"oom_score": oomScoreAdj,
 		"root":      boot.ContainerdDir,
 		"state":     stateDir,
-		"imports":   []string{filepath.Join(boot.CRIConfDir, "*.toml")},
+		"imports":   []string{filepath.Join(dropInsDir, "*.toml")},
 		"grpc":      table{"address": Socket},
 		"disabled_plugins": []string{
 			"io.containerd.snapshotter.v1.blockfile",
@@ -80,6 +83,38 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 			"io.containerd.service.v1.diff-service": table{"sync_fs": syncLayers(mode)},
 		},
 	})
+}
+
+// writeDropIns writes to dir what machine.files lays in /var/cri/conf.d, out of the configuration:
+// a file that something else has put there, or has changed, would run programs as root.
+func writeDropIns(dir string, entries []config.File) error {
+	if err := untrusted.RemoveAll(dir); err != nil {
+		return err
+	}
+	if err := untrusted.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	content := map[string]string{}
+	for _, e := range entries {
+		path := filepath.Clean(e.Path)
+		if filepath.Dir(path) != boot.CRIConfDir {
+			continue
+		}
+		text := content[path]
+		switch {
+		case text == "":
+			text = e.Content
+		case e.Op == config.FileAppend: // as package files adds it
+			text = strings.TrimSuffix(text, "\n") + "\n" + e.Content
+		}
+		content[path] = text
+	}
+	for path, text := range content {
+		if err := untrusted.WriteFile(filepath.Join(dir, filepath.Base(path)), []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkDropIns says which of the user's files containerd would end on: it says so

@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -89,7 +90,7 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 		if err := toml.Unmarshal(data, &parsed); err != nil {
 			t.Fatalf("%v in\n%s", err, data)
 		}
-		if len(parsed.Imports) != 1 || parsed.Imports[0] != "/var/cri/conf.d/*.toml" {
+		if len(parsed.Imports) != 1 || parsed.Imports[0] != "/etc/containerd/conf.d/*.toml" {
 			t.Errorf("imports %v", parsed.Imports)
 		}
 		if parsed.OOM != -999 {
@@ -106,6 +107,29 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 	}
 }
 
+// Only what the configuration lays in /var/cri/conf.d gets to containerd, with its content.
+func TestDropInsAreTheConfigurations(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "conf.d")
+	for range 2 {
+		must(t, writeDropIns(dir, []config.File{
+			{Path: boot.CRIConfDir + "/a.toml", Content: "[metrics]", Op: config.FileAppend},
+			{Path: boot.CRIConfDir + "/a.toml", Content: "x = 1\n", Op: config.FileAppend},
+			{Path: "/etc/other.toml", Content: "y"},
+		}))
+		all, err := filepath.Glob(filepath.Join(dir, "*"))
+		must(t, err)
+		if len(all) != 1 {
+			t.Errorf("there are %q", all)
+		}
+		text, err := os.ReadFile(filepath.Join(dir, "a.toml"))
+		if must(t, err); string(text) != "[metrics]\nx = 1\n" {
+			t.Errorf("a.toml is %q", text)
+		}
+		write(t, filepath.Join(dir, "evil.toml"), "") // gone at the next start
+	}
+}
+
 // A drop-in that containerd can't read is named, with the place.
 func TestBrokenDropInIsNamed(t *testing.T) {
 	t.Parallel()
@@ -118,5 +142,12 @@ func TestBrokenDropInIsNamed(t *testing.T) {
 	write(t, filepath.Join(dir, "bad.toml"), "[metrics]\naddress = \n")
 	if err := checkDropIns(dir); err == nil || !strings.Contains(err.Error(), "bad.toml:2:") {
 		t.Error(err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

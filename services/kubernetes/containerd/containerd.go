@@ -100,7 +100,10 @@ func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
 	if err := files.Await(ctx, c.Store); err != nil {
 		return err
 	}
-	if err := checkDropIns(boot.CRIConfDir); err != nil {
+	if err := writeDropIns(dropInsDir, cfg.Machine.Files); err != nil {
+		return fmt.Errorf("drop-ins of containerd: %w", err)
+	}
+	if err := checkDropIns(dropInsDir); err != nil {
 		return err
 	}
 	data, err := renderConfig(c.Mode, cfg.Machine.Registries)

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -71,6 +73,9 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		return 0, c.removeStale(v, nil)
 	}
 	if !c.cleaned || c.replaces {
+		if err := boot.IgnoreMissing(os.Remove(boot.SelfHostedFile)); err != nil {
+			return 0, err
+		}
 		if err := removeCheckpoints(c.checkpointsDir, c.staticPodsDir); err != nil {
 			return 0, err
 		}

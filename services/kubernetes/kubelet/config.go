@@ -61,7 +61,7 @@ func (o Options) prepare() (has bool, err error) {
 			return has, err
 		}
 	}
-	if err := restoreCheckpoints(boot.CheckpointsDir, boot.StaticPodsDir); err != nil {
+	if err := checkpoints(cfg.SelfHosted(), boot.SelfHostedFile, boot.CheckpointsDir, boot.StaticPodsDir); err != nil {
 		return has, err
 	}
 	for _, v := range cfg.Machine.Kubelet.ExtraMounts {
@@ -190,9 +190,10 @@ func configuration(mode boot.Mode, c *config.Config) object {
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               "/",
 		"systemCgroups":            "",
-		"volumePluginDir":          boot.KubeletDir + "/volumeplugins",
-		"serializeImagePulls":      false,
-		"logging":                  object{"format": "json"},
+		// Not below /var: what a pod has put there would run as root after the next boot, too.
+		"volumePluginDir":     "/etc/kubernetes/volumeplugins",
+		"serializeImagePulls": false,
+		"logging":             object{"format": "json"},
 		// Static pods are files that PID 1 writes; inotify tells the kubelet at once,
 		// this is only the fallback.
 		"fileCheckFrequency": "5s",

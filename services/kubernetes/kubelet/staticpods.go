@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -97,6 +99,20 @@ func staticPodFiles(dir string) map[string][]byte {
 // apiServerReady reports whether an API server is ready.
 func apiServerReady(r resource.Reader) bool {
 	return slices.ContainsFunc(balancer.APIServers.List(r), func(s resource.Object[balancer.APIServer]) bool { return s.Spec.Ready })
+}
+
+// checkpoints restores those of a control plane that is self-hosted: by its configuration, or
+// by the mark from an earlier boot, because a conversion changes the configuration first. On all
+// other nodes, what is in their place isn't of pod-checkpointer.
+func checkpoints(selfHosted bool, mark, from, to string) error {
+	if selfHosted {
+		if err := boot.WriteFile(mark, nil, 0o600); err != nil {
+			return err
+		}
+	} else if _, err := os.Stat(mark); err != nil {
+		return boot.IgnoreMissing(err)
+	}
+	return restoreCheckpoints(from, to)
 }
 
 // restoreCheckpoints writes the checkpoints that were active in the last boot to the static

@@ -72,6 +72,24 @@ func TestStartedAnewForManifests(t *testing.T) {
 	})
 }
 
+// A node that was never self-hosted starts nothing that a pod has put among the checkpoints.
+func TestCheckpointsCountWhileSelfHosted(t *testing.T) {
+	t.Parallel()
+	from, to, mark := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "self-hosted")
+	must(t, os.MkdirAll(filepath.Join(from, "manifests"), 0o700))
+	must(t, os.WriteFile(filepath.Join(from, "manifests", "evil.json"), []byte("{}"), 0o600))
+	for i, step := range []struct{ selfHosted, restored bool }{{false, false}, {true, true}, {false, true}} { // the last: while it is converted
+		must(t, os.RemoveAll(to))
+		must(t, os.Mkdir(to, 0o700))
+		must(t, checkpoints(step.selfHosted, mark, from, to))
+		found, err := os.ReadDir(to)
+		must(t, err)
+		if restored := len(found) > 0; restored != step.restored {
+			t.Errorf("%d: restored %v, want %v", i, restored, step.restored)
+		}
+	}
+}
+
 // What was active before a reboot is restored, and nothing else.
 func TestCheckpointsAreRestored(t *testing.T) {
 	t.Parallel()

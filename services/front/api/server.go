@@ -30,6 +30,7 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 	"golang.org/x/net/netutil"
 )
 
@@ -184,7 +185,7 @@ func (s *Server) serve(ctx context.Context) error {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- server.Serve(netutil.LimitListener(gateListener{listener, s.opts.Gate}, maxConnections))
+		ended <- server.Serve(netutil.LimitListener(sandbox.Only{Listener: listener, PID: s.opts.Gate}, maxConnections))
 	}()
 	select {
 	case err := <-ended:

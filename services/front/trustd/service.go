@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/api"
@@ -46,6 +47,7 @@ type Options struct {
 	uid     int                                            // of dir
 	address string                                         // "": trustd's on this node
 	process func(ctx context.Context, h *dag.Handle) error // nil: the sandbox
+	pid     *atomic.Int64                                  // of trustd, which alone may ask for signatures
 }
 
 // Service is trustd in the graph. It waits for the clock: what it signs has dates.
@@ -55,11 +57,12 @@ func Service(o Options) dag.Service {
 	}
 	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.TrustPort)))
 	if o.process == nil {
+		o.pid = new(atomic.Int64)
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
 			Args:       []string{sandbox.Program, Command},
 			Binds:      []sandbox.Bind{{Source: o.dir}, {Source: o.dir + signerSuffix}},
-			StopBudget: processStop,
+			StopBudget: processStop, PID: o.pid,
 		}.Run
 	}
 	publisher := &statefile.Publisher[facts]{

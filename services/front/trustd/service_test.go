@@ -67,7 +67,9 @@ func newNode(t *testing.T, cfg *config.Config) *node {
 	n := &node{t: t, store: resource.NewStore(), b: &bench{dir: filepath.Join(t.TempDir(), "trustd"), address: freeport.Find(t).String(), log: new(logBuffer)}}
 	n.b.peer.Store(&worker)
 	l := logs.New(nil)
-	service := Service(Options{Store: n.store, Logs: l, Processes: process.New(), Roster: n.roster, Enlist: n.enlist, dir: n.b.dir, uid: os.Getuid(), address: n.b.address, process: n.run})
+	own := new(atomic.Int64)
+	own.Store(int64(os.Getpid()))
+	service := Service(Options{Store: n.store, Logs: l, Processes: process.New(), Roster: n.roster, Enlist: n.enlist, dir: n.b.dir, uid: os.Getuid(), address: n.b.address, process: n.run, pid: own})
 	service.Health.Period = 100 * time.Millisecond
 	var err error
 	n.graph, err = dag.New(dag.Options{Log: l.Logger}, service)

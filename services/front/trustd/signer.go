@@ -16,12 +16,12 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"golang.org/x/sys/unix"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -133,7 +133,7 @@ func (s signer) listen() (net.Listener, error) {
 	if err := errors.Join(os.Chmod(path, 0o600), os.Lchown(path, s.o.uid, s.o.uid)); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	return onlyFrom{listener, s.o.uid}, nil
+	return sandbox.Only{Listener: listener, PID: s.o.pid}, nil
 }
 
 // serve answers trustd until ctx ends.
@@ -150,39 +150,6 @@ func (s signer) serve(ctx context.Context, listener net.Listener) error {
 		return err
 	}
 	return nil
-}
-
-// onlyFrom accepts the connections of one user.
-type onlyFrom struct {
-	net.Listener
-	uid int
-}
-
-// Accept implements net.Listener.
-func (l onlyFrom) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if uid, err := uidOf(conn); err == nil && uid == l.uid {
-			return conn, nil
-		}
-		conn.Close()
-	}
-}
-
-func uidOf(conn net.Conn) (uid int, err error) {
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var peer *unix.Ucred
-	control := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(control, err); err != nil {
-		return 0, err
-	}
-	return int(peer.Uid), nil
 }
 
 // asking is trustd's way to PID 1.

@@ -1,4 +1,4 @@
-package api
+package sandbox
 
 import (
 	"net"
@@ -7,22 +7,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gateListener takes connections of the gate's process only, as the kernel knows it
-// (SO_PEERCRED, unix(7)). The directory of the socket is visible to pods that mount the root
-// directory, and they may be root: what they say in headers isn't read.
-type gateListener struct {
+// Only takes connections of the process of one service, as the kernel knows it (SO_PEERCRED,
+// unix(7)). The directory of a socket is visible to pods that mount the root directory, and
+// they may be root: what they say isn't read.
+type Only struct {
 	net.Listener
-	gate *atomic.Int64
+	PID *atomic.Int64 // Runner.PID
 }
 
-// Accept closes all other connections at once, so that they take no room of the gate's.
-func (l gateListener) Accept() (net.Conn, error) {
+// Accept closes all other connections at once, so that they take no room of the service's.
+func (l Only) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		if pid := peer(c); pid > 0 && pid == l.gate.Load() {
+		if pid := peer(c); pid > 0 && pid == l.PID.Load() {
 			return c, nil
 		}
 		c.Close()

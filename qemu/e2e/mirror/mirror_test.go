@@ -12,7 +12,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
@@ -60,17 +62,73 @@ func TestImagesFromAMirror(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e2etest.Ready(t, "mirror", qemu.Container, func(o *qemu.Options) {
+	c, _ := e2etest.Ready(t, "mirror", qemu.Container, func(o *qemu.Options) {
 		o.Images = nothing
 		o.Mirrors = map[string][]string{"*": {fmt.Sprintf("http://10.5.0.1:%s/cache/", at.Port())}}
 	})
 	mu.Lock()
-	defer mu.Unlock()
 	for _, image := range config.DefaultImages() {
-		_, rest, _ := strings.Cut(image, "/") // the registry's host is dropped
-		repository, tag, _ := strings.Cut(rest, ":")
-		if path := "/v2/" + repository + "/manifests/" + tag; !asked[path] {
+		if path := manifestPath(image); !asked[path] {
 			t.Errorf("the mirror wasn't asked for %s: %v", path, asked)
 		}
+	}
+	mu.Unlock()
+	t.Run("S-133 each registry has its own", func(t *testing.T) { perRegistry(c.In(t), images) })
+}
+
+// manifestPath is what is asked for first. The registry's host isn't in it.
+func manifestPath(image string) string {
+	_, rest, _ := strings.Cut(image, "/")
+	repository, tag, _ := strings.Cut(rest, ":")
+	return "/v2/" + repository + "/manifests/" + tag
+}
+
+// ofRegistry is the same image of another registry.
+func ofRegistry(image, host string) string {
+	_, rest, _ := strings.Cut(image, "/")
+	return host + "/" + rest
+}
+
+// registries are those of the guides that have a cache each.
+var registries = []string{"docker.io", "registry.k8s.io", "quay.io", "gcr.io", "ghcr.io"}
+
+// mirrorBudget is for a node to use a mirror that it has just got.
+const mirrorBudget = 10 * time.Second
+
+// perRegistry gives each of these registries a mirror of its own. It is asked for the images of
+// its registry.
+func perRegistry(c *e2etest.Cluster, images http.Handler) {
+	t, network := c.T(), c.Network()
+	for _, host := range registries {
+		var asked atomic.Bool
+		image := ofRegistry(config.DefaultFlannelImage, host)
+		if image == config.DefaultFlannelImage { // the node has it already
+			image = ofRegistry(config.DefaultCoreDNSImage, host)
+		}
+		mirror := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == manifestPath(image) {
+				asked.Store(true)
+			}
+			if ns := r.URL.Query().Get("ns"); ns != host {
+				t.Errorf("the mirror of %s is asked for %s of %q", host, r.URL.Path, ns)
+			}
+			images.ServeHTTP(w, r)
+		}))
+		listener, err := network.Listen("10.5.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		mirror.Listener.Close()
+		mirror.Listener = listener
+		mirror.Start()
+		t.Cleanup(mirror.Close)
+		c.Gbctl("patch", "mc", "--immediate", "-p", fmt.Sprintf("machine: {registries: {mirrors: {%s: {endpoints: [%q]}}}}", host, mirror.URL))
+		c.Eventually(mirrorBudget, image+" comes from the mirror of its registry", func() error {
+			out, err := c.TryGbctl("images", "pull", "-k", image)
+			if err == nil && !asked.Load() {
+				err = fmt.Errorf("the mirror wasn't asked: %s", out)
+			}
+			return err
+		})
 	}
 }

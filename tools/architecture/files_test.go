@@ -41,6 +41,7 @@ var own = map[string]string{
 	"services/front/console":                         "/dev, /sys",
 	"services/front/sandbox":                         "/run/garboard, /sys/fs/cgroup; its program isn't PID 1",
 	"services/front/statefile":                       "/run/garboard",
+	"services/front/trustd/signer.go":                "/run/garboard",
 	"services/kubernetes/balancer/apiservers.go":     "STATE",
 	"services/kubernetes/containerd/config.go":       "/etc/containerd, written just before",
 	"services/kubernetes/containerd/containerd.go":   "/etc/containerd, /run/containerd",

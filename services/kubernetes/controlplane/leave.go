@@ -33,7 +33,7 @@ const (
 // Node ends none.
 type NodeLeaveController struct{ refused map[string]string }
 
-// Reconcile stays in the watch, as ServingApprovalController does.
+// Reconcile stays in the watch, as ApprovalController does.
 func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	_, client, err := ownAdmin(v)
 	if err != nil {

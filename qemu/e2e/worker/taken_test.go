@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -25,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/vishvananda/netlink"
 )
 
 const (
@@ -32,6 +34,9 @@ const (
 	trustPort    = "50001"
 	leave        = `{"metadata":{"annotations":{"garboard.dev/leaving":"reset-1"}}}`
 )
+
+// stranger is the address of a machine in the nodes' network.
+var stranger = netip.MustParseAddr("10.5.0.66")
 
 // taken: whoever has all that is on a worker stays that worker. Beside each attack is the use
 // that goes on.
@@ -64,11 +69,7 @@ func taken(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 		c := c.In(t)
 		pod := c.Kubectl("-n", "kube-system", "get", "pods", "-l", "k8s-app=flannel", "--field-selector", "spec.nodeName="+worker.Name, "-o", "jsonpath={.items[0].metadata.name}")
 		token := c.Kubectl("-n", "kube-system", "create", "token", "flannel", "--bound-object-kind", "Pod", "--bound-object-name", pod)
-		thief := bearer(t, c, strings.TrimSpace(token))
-		patch := func(node, patch string) error {
-			_, err := c.Try("--kubeconfig", thief, "patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
-			return err
-		}
+		patch := func(node, patch string) error { return patchStatus(t, c, strings.TrimSpace(token), node, patch) }
 		for what, attack := range map[string][2]string{
 			"the address of a control plane": {control.Name, `{"status":{"addresses":[{"type":"InternalIP","address":"10.5.0.66"}]}}`},
 			"the way to another node's pods": {control.Name, `{"metadata":{"annotations":{"flannel.alpha.coreos.com/public-ip":"10.5.0.66"}}}`},
@@ -103,6 +104,30 @@ users: [{name: a, user: {token: %q}}], clusters: [{name: a, cluster: {server: "h
 	return path
 }
 
+// patchStatus changes the status of a Node, as who has a token. kubectl would also read it, which flannel may not.
+func patchStatus(t *testing.T, c *e2etest.Cluster, token, node, patch string) error {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(c.Secrets().KubernetesCA.Crt)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, fmt.Sprintf("https://127.0.0.1:%d/api/v1/nodes/%s/status", c.KubernetesPort, node), strings.NewReader(patch))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	r.Header.Set("Content-Type", "application/merge-patch+json")
+	client := &http.Client{Timeout: attackBudget, Transport: &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, DisableKeepAlives: true}}
+	answer, err := client.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", answer.Status, text)
+	}
+	return err
+}
+
 // requested asks for the client certificate of a node.
 func requested(t *testing.T, c *e2etest.Cluster, kubeconfig, name string) {
 	t.Helper()
@@ -132,20 +157,28 @@ func request(t *testing.T, leaf pki.Leaf) []byte {
 func signed(t *testing.T, c *e2etest.Cluster, control qemu.Node, token, name string) ([]byte, error) {
 	t.Helper()
 	inside, at := c.Network(), net.JoinHostPort(control.Address.String(), trustPort)
-	conn, err := inside.Dial(t.Context(), at)
+	err := inside.Do(func() error {
+		link, err := netlink.LinkByName("nodes")
+		if err == nil {
+			err = netlink.AddrReplace(link, &netlink.Addr{IPNet: &net.IPNet{IP: stranger.AsSlice(), Mask: net.CIDRMask(32, 32)}})
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	own := netip.MustParseAddrPort(conn.LocalAddr().String()).Addr().Unmap()
-	conn.Close()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(c.Secrets().MachineCA.Crt)
 	transport := &http.Transport{
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots}, DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) { return inside.Dial(ctx, address) },
+		DialContext: func(ctx context.Context, _, address string) (conn net.Conn, err error) {
+			from := net.Dialer{LocalAddr: &net.TCPAddr{IP: stranger.AsSlice()}}
+			err = inside.Do(func() (err error) { conn, err = from.DialContext(ctx, "tcp", address); return err })
+			return conn, err
+		},
 	}
 	client := garboardv1connect.NewTrustServiceClient(&http.Client{Transport: transport, Timeout: attackBudget}, "https://"+at)
-	answer, err := client.Sign(t.Context(), connect.NewRequest(&apiv1.SignRequest{Token: token, Request: request(t, pki.Leaf{CN: name, DNS: []string{name}, IPs: []netip.Addr{own}})}))
+	answer, err := client.Sign(t.Context(), connect.NewRequest(&apiv1.SignRequest{Token: token, Request: request(t, pki.Leaf{CN: name, DNS: []string{name}, IPs: []netip.Addr{stranger}})}))
 	if err != nil {
 		return nil, err
 	}

@@ -168,6 +168,8 @@ var kinds = map[string][]struct{ kind, resource, scope string }{
 	"apps/v1": {{"DaemonSet", "daemonsets", "Namespaced"}, {"Deployment", "deployments", "Namespaced"}},
 	"rbac.authorization.k8s.io/v1": {{"ClusterRole", "clusterroles", "Cluster"}, {"ClusterRoleBinding", "clusterrolebindings", "Cluster"},
 		{"Role", "roles", "Namespaced"}, {"RoleBinding", "rolebindings", "Namespaced"}},
+	"admissionregistration.k8s.io/v1": {{"ValidatingAdmissionPolicy", "validatingadmissionpolicies", "Cluster"},
+		{"ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", "Cluster"}},
 	csrVersion: {{csrKind, "certificatesigningrequests", "Cluster"}},
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -73,6 +74,9 @@ func newRig(t *testing.T) *rig {
 	put(machine.Configs.Put(r.store.As("test"), machine.ConfigID, c))
 	put(network.Hostnames.Put(r.store.As("test"), network.HostnameID, "n1"))
 	put(secrets.Kubernetes.Put(r.store.As("test"), secrets.KubernetesID, secrets.KubernetesSpec{}))
+	crt, key, err := keys().MachineCA.CA().Issue(pki.Leaf{CN: "n1", DNS: []string{"n1"}, Server: true, Now: time.Now()})
+	put(err)
+	put(secrets.API.Put(r.store.As("test"), secrets.APIID, secrets.APISpec{Serving: config.CertKey{Crt: crt, Key: key}}))
 	return r
 }
 

@@ -388,7 +388,7 @@ func (n *realNode) checkNodeAdmission(admin *kubeclient.Client) {
 		"its end":              {agent, meta("annotations", kubeclient.Leaving, "reset-1"), "annotations of"},
 		"a label of its own":   {agent, meta("labels", "example.com/gpu", "yes"), ""},
 		"flannel on elsewhere": {n.as("system:serviceaccount:kube-system:flannel"), meta("annotations", "flannel.alpha.coreos.com/public-ip", "10.5.0.66"), "flannel changes"},
-		"an administrator":     {admin, meta("labels", "node-restriction.kubernetes.io/zone", "a"), ""},
+		"an administrator":     {admin, meta("labels", "node-restriction.kubernetes.io/zone", "b"), ""},
 	} {
 		_, err := tc.as.Merge(n.t.Context(), kubeclient.NodeRef("n1"), tc.patch)
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {

@@ -3,17 +3,13 @@
 package configure
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
@@ -33,7 +29,7 @@ func observed(t *testing.T, c *e2etest.Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := collect(t, listener)
+	lines := e2etest.Collect(t, listener)
 	c.Gbctl("patch", "mc", "--immediate", "-p", strings.Replace(observePatch, "ADDRESS", listener.Addr().String(), 1))
 	c.Kubectl("create", "namespace", "observed")
 	c.Gbctl("service", "kubelet", "restart") // a kubelet without work says nothing
@@ -41,7 +37,7 @@ func observed(t *testing.T, c *e2etest.Cluster) {
 		`"facility":"service","host":"` + c.Node() + `"`, `"service":"kubelet"`, `"rack":"r12"`,
 		`"facility":"audit"`, `namespaces/observed`,
 	} {
-		c.Eventually(upBudget, "a line with "+want, func() error { return lines.has(want) })
+		c.Eventually(upBudget, "a line with "+want, func() error { return lines.Has(want) })
 	}
 	c.Eventually(apiBudget, "the destination takes lines", func() error {
 		out, err := c.TryGbctl("get", "logdestinations")
@@ -82,62 +78,4 @@ func observed(t *testing.T, c *e2etest.Cluster) {
 	}
 	c.Gbctl("apply-config", "--immediate", "-f", c.Configuration(c.Node()))
 	up(c)
-}
-
-// received are lines that arrived.
-type received struct {
-	mu  sync.Mutex // guards all
-	all []string
-}
-
-func (r *received) has(text string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, line := range r.all {
-		if strings.Contains(line, text) {
-			return nil
-		}
-	}
-	return fmt.Errorf("none of %d lines has it", len(r.all))
-}
-
-// collect takes lines from all connections. Each one must be a JSON object.
-func collect(t *testing.T, listener net.Listener) *received {
-	t.Helper()
-	r := &received{}
-	var done sync.WaitGroup
-	conns := make(chan net.Conn, 16)
-	done.Go(func() {
-		defer close(conns)
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return // closed below
-			}
-			conns <- conn
-			done.Go(func() {
-				defer conn.Close()
-				scan := bufio.NewScanner(conn)
-				scan.Buffer(nil, 1<<20)
-				for scan.Scan() {
-					if !json.Valid(scan.Bytes()) {
-						t.Errorf("no JSON: %s", scan.Text())
-					}
-					r.mu.Lock()
-					r.all = append(r.all, scan.Text())
-					r.mu.Unlock()
-				}
-			})
-		}
-	})
-	t.Cleanup(func() {
-		if err := listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			t.Error(err)
-		}
-		for conn := range conns {
-			conn.Close()
-		}
-		done.Wait()
-	})
-	return r
 }

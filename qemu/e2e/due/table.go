@@ -6,6 +6,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/adopt": {All: []string{
 		"tools/gbctl/gen*.go", "config/pki", "config/generate.go", "services/kubernetes/secrets", "services/kubernetes/etcd", "services/kubernetes/controlplane",
 	}},
+	"qemu/e2e/attacks": {All: []string{"boot/untrusted", "services/front/sandbox", "services/system/forward", "services/core/logs", "services/front/api"}},
 	"qemu/e2e/badinput": {
 		All: []string{"boot/sources.go", "boot/cmdline.go", "services/system/disks"},
 		Tests: map[string][]string{

@@ -1,0 +1,214 @@
+//go:build e2e
+
+// Package attacks tests what a pod that has the file system of its node gets with it: nothing
+// that PID 1 opens, runs or answers. Beside each attack is the use that goes on. What else
+// comes with a worker, its tokens and its accounts, is attacked in package worker.
+package attacks
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+const (
+	image     = "registry.example/garboard/intruder:1" // RFC 2606
+	podBudget = 60 * time.Second
+	// logBudget is for lines to arrive, and for PID 1 to look at its files a few times.
+	logBudget = 30 * time.Second
+	// backBudget is for a node to stop and to be Ready again.
+	backBudget = 120 * time.Second
+	// most of PID 1's memory, in MiB: what follows a link to /dev/zero takes ever more.
+	most = 256
+)
+
+// Paths on a node (the table in docs/design.md).
+const (
+	configFile = "/system/state/config.yaml"
+	auditLog   = "/var/log/audit/kube/kube-apiserver.log"
+)
+
+// pod has the node's file system. It asks for no other right.
+const pod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: intruder, namespace: kube-system}
+spec:
+  tolerations: [{operator: Exists}]
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: intruder
+    image: ` + image + `
+    command: [/intruder, wait]
+    volumeMounts: [{name: host, mountPath: /host}]
+  volumes: [{name: host, hostPath: {path: /}}]
+`
+
+type attacked struct{ *e2etest.Cluster }
+
+func TestPodWithTheFileSystem(t *testing.T) {
+	cluster, m := e2etest.Ready(t, "attacks", qemu.Container, e2etest.WithImage(t, image, "intruder"))
+	c := attacked{cluster}
+	c.Apply(pod)
+	c.runs(podBudget)
+	m.Reached("the pod runs")
+	t.Run("machine API behind its gate", func(t *testing.T) { attacked{c.In(t)}.socket(t) })
+	t.Run("links and pipes in place of logs", func(t *testing.T) { attacked{c.In(t)}.logs(t) })
+	m.Reached("the logs are attacked")
+	t.Run("files for the next start", func(t *testing.T) { attacked{c.In(t)}.start(t) })
+	m.Reached("the node has started again")
+}
+
+// runs waits until the pod runs.
+func (c attacked) runs(budget time.Duration) {
+	c.T().Helper()
+	c.Eventually(budget, "the pod runs", func() error {
+		_, err := c.Try("-n", "kube-system", "exec", "intruder", "--", "/intruder", "aside")
+		return err
+	})
+}
+
+// does runs a verb in the pod, whose paths are those of the node.
+func (c attacked) does(verb string, args ...string) string {
+	c.T().Helper()
+	return c.Kubectl(append([]string{"-n", "kube-system", "exec", "intruder", "--", "/intruder", verb}, args...)...)
+}
+
+// host is the place of a path of the node in the pod.
+func host(path string) string { return filepath.Join("/host", path) }
+
+// socket: a header that says who calls counts only from apid.
+func (c attacked) socket(t *testing.T) {
+	out, err := c.Try("-n", "kube-system", "exec", "intruder", "--", "/intruder", "call", host("/run/garboard/machine/machine.sock"))
+	if err == nil || strings.Contains(out, "200 OK") {
+		t.Errorf("a pod calls the machine API: %v\n%s", err, out)
+	}
+	if out := c.Gbctl("read", configFile); !strings.Contains(out, string(c.Secrets().MachineToken)) {
+		t.Errorf("an administrator doesn't get the configuration:\n%.300s", out)
+	}
+}
+
+const destination = `
+machine:
+  logging: {destinations: [{endpoint: "tcp://ADDRESS", format: json_lines}]}
+`
+
+// logs: PID 1 sends the audit log of the API server elsewhere. What a pod puts in its place
+// isn't sent and doesn't fill the memory, and nothing waits for it, nor for its end.
+func (c attacked) logs(t *testing.T) {
+	listener, err := c.Network().Listen("10.5.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := e2etest.Collect(t, listener)
+	c.Gbctl("patch", "mc", "--immediate", "-p", strings.Replace(destination, "ADDRESS", listener.Addr().String(), 1))
+	arrives := func(name string) {
+		t.Helper()
+		c.Eventually(logBudget, "the audit line about "+name, func() error {
+			_, _ = c.Try("create", "namespace", name) // it is there from the second time on
+			return lines.Has("namespaces/" + name)
+		})
+	}
+	arrives("before")
+
+	log := host(auditLog)
+	beside := func(what string) {
+		t.Helper()
+		const other = `"service":"kubelet"`
+		before := lines.Count(other)
+		c.Gbctl("service", "kubelet", "restart")
+		c.Eventually(logBudget, "lines of another log arrive beside "+what, func() error {
+			if lines.Count(other) == before {
+				return fmt.Errorf("there are %d, as before", before)
+			}
+			return c.small()
+		})
+		c.runs(podBudget) // the kubelet serves again
+	}
+	c.does("aside", log)
+	for name, target := range map[string]string{
+		"a link to the configuration":    configFile,
+		"a link up to it":                "../../../.." + configFile,
+		"a link to a device without end": "/dev/zero",
+	} {
+		c.does("link", target, log)
+		beside(name)
+	}
+	for _, secret := range []string{string(c.Secrets().MachineToken), string(c.Secrets().BootstrapToken)} {
+		if lines.Has(secret) == nil {
+			t.Errorf("%q of the configuration was sent to the destination", secret)
+		}
+	}
+	c.does("back", log)
+	arrives("after")
+
+	c.does("aside", log)
+	c.does("fifo", log)
+	beside("a pipe")
+	c.Gbctl("apply-config", "--immediate", "-f", c.Configuration(c.Node()))
+	c.Eventually(logBudget, "the destination isn't served any more", func() error {
+		out, err := c.TryGbctl("get", "logdestinations")
+		if err == nil && strings.Contains(out, listener.Addr().String()) {
+			err = fmt.Errorf("destinations are\n%s", out)
+		}
+		return err
+	})
+	c.does("back", log)
+}
+
+// small returns an error if PID 1 takes too much memory.
+func (c attacked) small() error {
+	out, err := c.TryGbctl("memory", "-o", "json")
+	if err != nil {
+		return err
+	}
+	var memory struct {
+		Pid1PSS uint64 `json:"pid1Pss"`
+	}
+	err = json.Unmarshal([]byte(out), &memory)
+	if err == nil && (memory.Pid1PSS == 0 || memory.Pid1PSS > most<<20) {
+		err = fmt.Errorf("PID 1 takes %d bytes, at most %d MiB are expected:\n%s", memory.Pid1PSS, most, out)
+	}
+	return err
+}
+
+// rooted is a static pod that runs as root with all rights.
+const rooted = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"rooted","namespace":"kube-system"},"spec":{"hostPID":true,"containers":[{"name":"a","image":"` +
+	image + `","command":["/intruder","wait"],"securityContext":{"privileged":true}}]}}`
+
+// start: what a pod leaves on the node's disk doesn't change the next start, and doesn't keep
+// the node from stopping and starting.
+func (c attacked) start(t *testing.T) {
+	const broken = "this isn't TOML\n"
+	configuration := c.Gbctl("read", configFile)
+	c.does("write", host("/var/lib/pod-checkpointer/manifests/rooted.json"), rooted)
+	c.does("write", host("/var/cri/conf.d/intruder.toml"), broken)
+	for _, log := range []string{"kubelet", "etcd"} {
+		path := host("/var/log/" + log + ".log")
+		c.does("aside", path)
+		c.does("link", configFile, path)
+	}
+	c.Patient(backBudget).Gbctl("reboot", "--wait")
+	c.Eventually(backBudget, "the node is Ready", func() error { return c.NodesReady(c.Nodes...) })
+	c.runs(podBudget)
+	if out := c.Gbctl("logs", "kubelet"); !strings.Contains(out, "kubelet") {
+		t.Errorf("the log of the kubelet is\n%.300s", out)
+	}
+	if out := c.Gbctl("containers", "-k"); strings.Contains(out, "rooted") {
+		t.Errorf("a file of a pod is a static pod:\n%s", out)
+	}
+	if out := c.Gbctl("service", "containerd"); !strings.Contains(out, "Running") {
+		t.Errorf("a file of a pod is part of containerd's configuration:\n%s", out)
+	}
+	if out := c.Gbctl("read", configFile); out != configuration {
+		t.Errorf("the configuration is another one:\n%.300s", out)
+	}
+}

@@ -1,0 +1,109 @@
+// Intruder does what a pod can do that has a node's file system mounted: it prepares files for
+// PID 1, and calls the machine API behind its gate.
+//
+//	intruder wait
+//	intruder aside PATH...           rename PATH to PATH.aside
+//	intruder back PATH...            and back
+//	intruder link TARGET PATH        put a symbolic link in the place of PATH
+//	intruder fifo PATH               put a FIFO there
+//	intruder write PATH CONTENT
+//	intruder call SOCKET             ask for the configuration as an administrator
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+)
+
+// timeout bounds the call.
+const timeout = 10 * time.Second
+
+func main() {
+	if err := run(os.Args[1], os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(verb string, args []string) error {
+	switch verb {
+	case "wait":
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		<-ctx.Done()
+		return nil
+	case "aside":
+		return each(args, func(path string) error { return os.Rename(path, path+".aside") })
+	case "back":
+		return each(args, func(path string) error { return os.Rename(path+".aside", path) })
+	case "link":
+		return place(args[1], func() error { return os.Symlink(args[0], args[1]) })
+	case "fifo":
+		return place(args[0], func() error { return unix.Mkfifo(args[0], 0o600) })
+	case "write":
+		return place(args[0], func() error { return os.WriteFile(args[0], []byte(args[1]), 0o600) })
+	case "call":
+		return call(args[0])
+	}
+	return errors.ErrUnsupported
+}
+
+func each(paths []string, do func(path string) error) (err error) {
+	for _, path := range paths {
+		err = errors.Join(err, do(path))
+	}
+	return err
+}
+
+// place makes what is to be at path, instead of what is there.
+func place(path string, make func() error) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return make()
+}
+
+func call(socket string) error {
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	client := &http.Client{Timeout: timeout, Transport: &http.Transport{Protocols: &protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", socket)
+	}}}
+	r, err := http.NewRequest(http.MethodPost, "http://machine"+garboardv1connect.ConfigServiceGetProcedure, strings.NewReader("{}"))
+	if err != nil {
+		return err
+	}
+	for name, value := range map[string]string{
+		"Content-Type": "application/json",
+		api.HeaderMode: api.ModeNormal, api.HeaderPeer: "admin", api.HeaderRoles: string(api.Admin), api.HeaderRemote: "10.5.0.1:1",
+	} {
+		r.Header.Set(name, value)
+	}
+	answer, err := client.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	fmt.Printf("%s %s\n", answer.Status, text)
+	return err
+}

@@ -74,6 +74,11 @@ type member struct {
 
 const image = "registry.example/"
 
+// dark is the value of rig.cut while the node has no power: nothing that it still asks for happens.
+const dark = "dark"
+
+var errDark = errors.New("connection refused")
+
 func newRig(t *testing.T) *rig {
 	r := &rig{t: t, dir: t.TempDir(), shared: &rollouttest.Memory{}, sets: map[string]object{}, secrets: map[string]object{}, pods: map[string]string{}, mark: true}
 	for i, name := range []string{"n1", "n2", "n3", "w1"} {
@@ -157,9 +162,9 @@ func (r *rig) end(id string, answers map[string]string) operation.Operation {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		r.mu.Lock()
-		dark := r.cut == "dark"
+		off := r.cut == dark
 		r.mu.Unlock()
-		if dark {
+		if off {
 			r.off()
 			r.mu.Lock()
 			r.cut = ""
@@ -198,7 +203,7 @@ func (r *rig) said(id string) (lines []string) {
 func (r *rig) note(what string) {
 	r.did = append(r.did, what)
 	if r.cut == what {
-		r.cut = "dark"
+		r.cut = dark
 		r.power()
 	}
 }
@@ -225,6 +230,9 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.at(a)
+	if r.cut == dark {
+		return nil, errDark
+	}
 	if base != strconv.FormatUint(m.version, 10) {
 		return nil, connect.NewError(connect.CodeAborted, errors.New("the configuration has changed"))
 	}
@@ -246,6 +254,9 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.at(a)
+	if r.cut == dark {
+		return nil, errDark
+	}
 	config, err := rollout.ParseConfig(m.document)
 	if err != nil {
 		return nil, err
@@ -289,8 +300,8 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.down && r.mark {
-		return nil, errors.New("connection refused")
+	if r.cut == dark || r.down && r.mark {
+		return nil, errDark
 	}
 	w := httptest.NewRecorder()
 	r.answer(w, q)

@@ -3,9 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -39,23 +42,78 @@ func fuzzTargets(root string) ([]fuzzTarget, error) {
 	return found, err
 }
 
-// fuzz runs each target for a time. Inputs that it found interesting are kept in
-// Go's build cache; one that fails is written below testdata, to be committed.
-func fuzz(ctx context.Context, root string, out io.Writer, each time.Duration) error {
+// fuzzAll runs each target for a time.
+func fuzzAll(ctx context.Context, root string, out io.Writer, each time.Duration) error {
 	targets, err := fuzzTargets(root)
-	if err != nil {
-		return err
-	}
 	for _, target := range targets {
-		var said bytes.Buffer
-		err := goRun(ctx, root, io.MultiWriter(out, &said), "test", "-trimpath", "-run=^$", "-fuzz=^"+target.name+"$", "-fuzztime="+each.String(), target.folder)
-		if err != nil && ctx.Err() == nil && onlyTimeIsUp(said.String()) {
-			fmt.Fprintf(out, "%s has failed with nothing but the end of its time, which is a race in Go (golang.org/issue/75804)\n", target.name)
-			err = nil
+		if err == nil {
+			err = target.fuzz(ctx, root, out, each)
 		}
-		if err != nil {
-			return fmt.Errorf("%s in %s: %w", target.name, target.folder, err)
+	}
+	return err
+}
+
+// fuzzChanged runs briefly each target whose test program isn't the one that it passed with before.
+func fuzzChanged(ctx context.Context, s *suite) (result, error) {
+	targets, err := fuzzTargets(s.root)
+	if err != nil {
+		return result{}, err
+	}
+	passed, err := testCache("fuzzed")
+	if err == nil {
+		err = os.MkdirAll(passed, 0o755)
+	}
+	programs, err := programHashes(ctx, s, targets, err)
+	if err != nil {
+		return result{}, err
+	}
+	same := 0
+	for _, target := range targets {
+		mark, program := filepath.Join(passed, strings.ReplaceAll(target.folder, "/", "_")+"."+target.name), programs[target.folder]
+		if before, err := os.ReadFile(mark); err == nil && string(before) == program {
+			same++
+			continue
 		}
+		if err := target.fuzz(ctx, s.root, s.out, fuzzBriefly); err != nil {
+			return result{}, err
+		}
+		if err := os.WriteFile(mark, []byte(program), 0o644); err != nil {
+			return result{}, err
+		}
+	}
+	fmt.Fprintf(s.out, "%d of %d targets have passed with the same programs before\n", same, len(targets))
+	return result{}, nil
+}
+
+// programHashes are those of the folders' test programs, unless there was an error before.
+func programHashes(ctx context.Context, s *suite, targets []fuzzTarget, err error) (map[string]string, error) {
+	hashes := map[string]string{}
+	for _, target := range targets {
+		if err != nil || hashes[target.folder] != "" {
+			continue
+		}
+		path := filepath.Join(os.TempDir(), fmt.Sprintf("fuzzed-%d.test", os.Getpid()))
+		if err = goRun(ctx, s.root, io.Discard, "test", "-trimpath", "-c", "-o", path, target.folder); err == nil {
+			var program []byte
+			program, err = os.ReadFile(path)
+			hashes[target.folder] = fmt.Sprintf("%x", sha256.Sum256(program))
+			err = errors.Join(err, os.Remove(path))
+		}
+	}
+	return hashes, err
+}
+
+// fuzz runs a target for a time. Inputs that it found interesting are kept in
+// Go's build cache; one that fails is written below testdata, to be committed.
+func (t fuzzTarget) fuzz(ctx context.Context, root string, out io.Writer, each time.Duration) error {
+	var said bytes.Buffer
+	err := goRun(ctx, root, io.MultiWriter(out, &said), "test", "-trimpath", "-run=^$", "-fuzz=^"+t.name+"$", "-fuzztime="+each.String(), t.folder)
+	if err != nil && ctx.Err() == nil && onlyTimeIsUp(said.String()) {
+		fmt.Fprintf(out, "%s has failed with nothing but the end of its time, which is a race in Go (golang.org/issue/75804)\n", t.name)
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s in %s: %w", t.name, t.folder, err)
 	}
 	return nil
 }
@@ -82,7 +140,7 @@ func fuzzCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return fuzz(cmd.Context(), root, cmd.OutOrStdout(), each)
+			return fuzzAll(cmd.Context(), root, cmd.OutOrStdout(), each)
 		},
 	}
 	cmd.Flags().DurationVar(&each, "each", time.Minute, "how long each target runs")

@@ -49,9 +49,7 @@ var phases = []phase{
 	{name: "lint", what: "gofmt, go vet, staticcheck", run: lint},
 	{name: "unit", what: "unit tests, and tests in namespaces of their own, with -race", run: unit},
 	{name: "kernel", what: "tests in a kernel of their own (User Mode Linux)", run: kernelTests},
-	{name: "fuzz", what: "each fuzz target for a few seconds", run: func(ctx context.Context, s *suite) (result, error) {
-		return result{}, fuzz(ctx, s.root, s.out, fuzzBriefly)
-	}},
+	{name: "fuzz", what: "each fuzz target of changed code for a few seconds", run: fuzzChanged},
 	{name: "e2e", what: "end-to-end tests: nodes and clusters, booted for real", run: e2eTests},
 }
 

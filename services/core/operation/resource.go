@@ -12,13 +12,13 @@ const ID = "operations"
 // Spec is an operation in a few words.
 type Spec struct {
 	Name     string    `yaml:"name"`
-	State    State     `yaml:"state"`
-	Step     string    `yaml:"step,omitempty"` // the one that runs
+	State    State     `yaml:"state" column:"STATE"`
+	Step     string    `yaml:"step,omitempty" column:"STEP"` // the one that runs
 	By       string    `yaml:"by"`
-	Began    time.Time `yaml:"began"`
+	Began    time.Time `yaml:"began" column:"BEGAN"`
 	Ended    time.Time `yaml:"ended,omitempty"`
-	Question string    `yaml:"question,omitempty"` // that it waits for an answer to
-	Error    string    `yaml:"error,omitempty"`
+	Question string    `yaml:"question,omitempty" column:"QUESTION"` // that it waits for an answer to
+	Error    string    `yaml:"error,omitempty" column:"ERROR"`
 }
 
 // Operations are those that run, and the last ones that ran.
@@ -27,13 +27,6 @@ var Operations = resource.Define[Spec](resource.Definition{
 	Kind:      "Operation",
 	Aliases:   []string{"op", "ops"},
 	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "STATE", Value: func(s any) string { return string(s.(Spec).State) }},
-		{Name: "STEP", Value: func(s any) string { return s.(Spec).Step }},
-		{Name: "BEGAN", Value: func(s any) string { return s.(Spec).Began.UTC().Format(time.RFC3339) }},
-		{Name: "QUESTION", Value: func(s any) string { return s.(Spec).Question }},
-		{Name: "ERROR", Value: func(s any) string { return s.(Spec).Error }},
-	},
 })
 
 // publish publishes the state of the operation as a resource; the caller holds mu.

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // Definition describes a type to users: its names and its table columns
@@ -24,13 +25,43 @@ type Definition struct {
 // Spec is the Go type of the specs.
 func (d Definition) Spec() reflect.Type { return d.spec }
 
-// Column is a type-specific column of `get` tables.
+// Column is a type-specific column of `get` tables. A field of the spec is one if it has the
+// tag `column:"READY"`; Definition.Columns are those that are no field's value.
 type Column struct {
 	Name string // upper case: READY
 	// From is the type whose object of the same namespace and ID has the value: what
 	// is seen of a thing has another writer than the thing. "" is the type itself.
 	From  string
 	Value func(spec any) string
+}
+
+// fieldColumns are the columns that are fields of a spec.
+func fieldColumns(spec reflect.Type) (all []Column) {
+	if spec.Kind() != reflect.Struct {
+		return nil
+	}
+	for field := range spec.Fields() {
+		if name := field.Tag.Get("column"); name != "" {
+			all = append(all, Column{Name: name, Value: func(s any) string { return cell(reflect.ValueOf(s).FieldByIndex(field.Index).Interface()) }})
+		}
+	}
+	return all
+}
+
+// cell is the value of a field in a table. A time that never was is empty.
+func cell(value any) string {
+	switch v := value.(type) {
+	case time.Time:
+		if v.IsZero() {
+			return ""
+		}
+		return v.UTC().Format(time.RFC3339)
+	case time.Duration:
+		return v.Round(time.Microsecond).String()
+	case []string:
+		return strings.Join(v, "; ")
+	}
+	return fmt.Sprint(value)
 }
 
 // Header names the columns that Row fills. The NODE column in front of them is

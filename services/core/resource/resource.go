@@ -95,6 +95,7 @@ type Kind[S any] struct {
 // define their kinds in variables, so that shows at the first start.
 func Define[S any](d Definition) *Kind[S] {
 	d.spec = reflect.TypeFor[S]()
+	d.Columns = append(fieldColumns(d.spec), d.Columns...)
 	return &Kind[S]{definition: register(d)}
 }
 

@@ -155,6 +155,39 @@ func TestS005S009TableRow(t *testing.T) {
 	}
 }
 
+func TestS009ColumnsAreFieldsOfTheSpec(t *testing.T) {
+	type level string
+	type spec struct {
+		Ready   bool `column:"READY"`
+		Hidden  string
+		Level   level         `column:"LEVEL"`
+		Count   uint64        `column:"COUNT"`
+		Since   time.Time     `column:"SINCE"`
+		Offset  time.Duration `column:"OFFSET"`
+		Reasons []string      `column:"REASONS"`
+	}
+	kind := Define[spec](Definition{
+		Type: "TestColumns.test.garboard.dev", Kind: "TestColumn", Namespace: "test",
+		Columns: []Column{{Name: "MADE", Value: func(s any) string { return s.(spec).Hidden + "!" }}},
+	})
+	d := *kind.definition
+	if diff := cmp.Diff([]string{"READY", "LEVEL", "COUNT", "SINCE", "OFFSET", "REASONS", "MADE"}, d.Header()[4:]); diff != "" {
+		t.Error(diff)
+	}
+	since := time.Date(2026, 5, 1, 12, 0, 0, 0, time.FixedZone("CEST", 7200))
+	for _, test := range []struct {
+		spec spec
+		want []string
+	}{
+		{spec{}, []string{"false", "", "0", "", "0s", "", "!"}},
+		{spec{true, "x", "info", 7, since, 1234567 * time.Nanosecond, []string{"a", "b"}}, []string{"true", "info", "7", "2026-05-01T10:00:00Z", "1.235ms", "a; b", "x!"}},
+	} {
+		if diff := cmp.Diff(test.want, d.Row(Object[any]{Spec: test.spec})[4:]); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
 func TestWhen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()

@@ -83,27 +83,17 @@ var ranks = []string{FromNode, FromKubernetes, FromConfig}
 
 // APIServer is one of those that connections are passed on to.
 type APIServer struct {
-	Ready bool `yaml:"ready"`
+	Ready bool `yaml:"ready" column:"READY"`
 	// Since is when that began; zero: it wasn't asked yet.
-	Since time.Time `yaml:"since"`
+	Since time.Time `yaml:"since" column:"SINCE"`
 	// From is the source: node, kubernetes or config.
-	From   string `yaml:"from"`
+	From   string `yaml:"from" column:"FROM"`
 	Reason string `yaml:"reason,omitempty"` // why it isn't ready
 }
 
 // APIServers are the API servers that this node knows, by host and port.
 var APIServers = resource.Define[APIServer](resource.Definition{
 	Type: "APIServers.kubernetes.garboard.dev", Kind: "APIServer", Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "READY", Value: func(spec any) string { return strconv.FormatBool(spec.(APIServer).Ready) }},
-		{Name: "SINCE", Value: func(spec any) string {
-			if since := spec.(APIServer).Since; !since.IsZero() {
-				return since.UTC().Format(time.RFC3339)
-			}
-			return ""
-		}},
-		{Name: "FROM", Value: func(spec any) string { return spec.(APIServer).From }},
-	},
 })
 
 // Options are what the service stands on.

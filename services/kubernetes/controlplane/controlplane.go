@@ -131,13 +131,12 @@ func Unready(r resource.Reader) (reasons []string) {
 // BootstrapStatus says how the control plane runs.
 type BootstrapStatus struct {
 	// SelfHosted: as pods of the cluster itself, as in older systems.
-	SelfHosted bool `yaml:"selfHosted"`
+	SelfHosted bool `yaml:"selfHosted" column:"SELF HOSTED"`
 }
 
 // BootstrapStatuses has the one object "control-plane" (S-260).
 var BootstrapStatuses = resource.Define[BootstrapStatus](resource.Definition{
 	Type: "BootstrapStatuses.v1alpha1.garboard.dev", Kind: "BootstrapStatus", Aliases: []string{"bs"}, Namespace: "runtime",
-	Columns: []resource.Column{{Name: "SELF HOSTED", Value: func(spec any) string { return strconv.FormatBool(spec.(BootstrapStatus).SelfHosted) }}},
 })
 
 // SelfHosted reports whether the node knows that its control plane is self-hosted.

@@ -8,15 +8,14 @@ const StatusID = "etcd"
 // StatusSpec is the state of this node's member. Only this package publishes it.
 type StatusSpec struct {
 	Ready    bool   `yaml:"ready"`
-	Endpoint string `yaml:"endpoint"` // https://127.0.0.1:2379
-	MemberID string `yaml:"memberID"` // hexadecimal
-	Files    string `yaml:"files"`    // the version of those that it was started with: secrets.StatusSpec
+	Endpoint string `yaml:"endpoint"`                 // https://127.0.0.1:2379
+	MemberID string `yaml:"memberID" column:"MEMBER"` // hexadecimal
+	Files    string `yaml:"files"`                    // the version of those that it was started with: secrets.StatusSpec
 }
 
 // Statuses has the object StatusID, on control planes.
 var Statuses = resource.Define[StatusSpec](resource.Definition{
 	Type: "EtcdStatuses.v1alpha1.garboard.dev", Kind: "EtcdStatus", Namespace: "runtime",
-	Columns: []resource.Column{{Name: "MEMBER", Value: func(spec any) string { return spec.(StatusSpec).MemberID }}},
 })
 
 // Ready reports whether this node's member serves.

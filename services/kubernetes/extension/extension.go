@@ -40,9 +40,9 @@ const (
 
 // Status is an extension of the system.
 type Status struct {
-	Version     string `yaml:"version"`
-	Service     string `yaml:"service,omitempty"`
-	Description string `yaml:"description"`
+	Version     string `yaml:"version" column:"RELEASE"`
+	Service     string `yaml:"service,omitempty" column:"SERVICE"`
+	Description string `yaml:"description" column:"DESCRIPTION"`
 }
 
 // Statuses has an object for each extension; its ID is the extension's name.
@@ -51,11 +51,6 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Kind:      "Extension",
 	Aliases:   []string{"extension"},
 	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "RELEASE", Value: func(s any) string { return s.(Status).Version }},
-		{Name: "SERVICE", Value: func(s any) string { return s.(Status).Service }},
-		{Name: "DESCRIPTION", Value: func(s any) string { return s.(Status).Description }},
-	},
 })
 
 // Options are what the extensions stand on.

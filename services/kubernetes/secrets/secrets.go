@@ -119,7 +119,7 @@ var Kubelet = resource.Define[KubeletSpec](resource.Definition{
 type StatusSpec struct {
 	// Version is a hash of content: it changes only when a program must be
 	// restarted to use the new content. Renewed certificates don't count.
-	Version string `yaml:"version"`
+	Version string `yaml:"version" column:"CONTENT"`
 	// Programs are the same for each program of the control plane.
 	Programs map[string]string `yaml:"programs,omitempty"`
 	// Authorities are what the files are made of: config.Config.Digests.
@@ -158,7 +158,6 @@ const awaitTime = 30 * time.Second
 // the kubelet: one for each, by the ID of its secrets.
 var Statuses = resource.Define[StatusSpec](resource.Definition{
 	Type: "SecretsStatuses.secrets.garboard.dev", Kind: "SecretsStatus", Namespace: "controlplane",
-	Columns: []resource.Column{{Name: "CONTENT", Value: func(spec any) string { return spec.(StatusSpec).Version }}},
 })
 
 // Options are the inputs of the controllers; the zero value is a node's.

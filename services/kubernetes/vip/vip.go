@@ -25,7 +25,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -49,15 +48,15 @@ const (
 // Status is the status of one shared address, as this node sees it.
 type Status struct {
 	Address netip.Addr `yaml:"address"`
-	Link    string     `yaml:"link"`
-	Holder  bool       `yaml:"holder"` // this node has it
+	Link    string     `yaml:"link" column:"LINK"`
+	Holder  bool       `yaml:"holder" column:"HOLDER"` // this node has it
 	// HeldBy is the node that holds it in etcd; "": none, or not Known.
-	HeldBy string `yaml:"heldBy,omitempty"`
+	HeldBy string `yaml:"heldBy,omitempty" column:"HELD BY"`
 	// Known: the answer of etcd is recent.
 	Known bool `yaml:"known"`
 	// Candidates are the nodes that could hold it.
 	Candidates int       `yaml:"candidates"`
-	Why        string    `yaml:"why"`
+	Why        string    `yaml:"why" column:"WHY"`
 	Since      time.Time `yaml:"since,omitempty"`    // when this node took it or gave it up; zero: neither yet
 	Conflict   string    `yaml:"conflict,omitempty"` // MAC address of a machine that has it by mistake
 	Etcd       string    `yaml:"etcd,omitempty"`     // etcd's last error, while there is one
@@ -69,12 +68,6 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Kind:      "VIPStatus",
 	Aliases:   []string{"vip"},
 	Namespace: "network",
-	Columns: []resource.Column{
-		{Name: "LINK", Value: func(s any) string { return s.(Status).Link }},
-		{Name: "HOLDER", Value: func(s any) string { return strconv.FormatBool(s.(Status).Holder) }},
-		{Name: "HELD BY", Value: func(s any) string { return s.(Status).HeldBy }},
-		{Name: "WHY", Value: func(s any) string { return s.(Status).Why }},
-	},
 })
 
 // Options are the inputs of the service.

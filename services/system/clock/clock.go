@@ -13,7 +13,6 @@ package clock
 
 import (
 	"cmp"
-	"strconv"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -42,12 +41,12 @@ const (
 
 // Status is the quality of the node's time.
 type Status struct {
-	Synced  bool   `yaml:"synced"`
-	Source  Source `yaml:"source"`
-	Server  string `yaml:"server,omitempty"`
+	Synced  bool   `yaml:"synced" column:"SYNCED"`
+	Source  Source `yaml:"source" column:"SOURCE"`
+	Server  string `yaml:"server,omitempty" column:"SERVER"`
 	Stratum int    `yaml:"stratum,omitempty"`
 	// Offset is the error of the clock at the last answer.
-	Offset time.Duration `yaml:"offset,omitempty"`
+	Offset time.Duration `yaml:"offset,omitempty" column:"OFFSET"`
 	// MaxError is the largest possible error of the server (root distance, RFC 5905 §11.2).
 	MaxError time.Duration `yaml:"maxError,omitempty"`
 	Jitter   time.Duration `yaml:"jitter,omitempty"`
@@ -62,12 +61,6 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Type:      "TimeStatuses.v1alpha1.garboard.dev",
 	Kind:      "TimeStatus",
 	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "SYNCED", Value: func(s any) string { return strconv.FormatBool(s.(Status).Synced) }},
-		{Name: "SOURCE", Value: func(s any) string { return string(s.(Status).Source) }},
-		{Name: "SERVER", Value: func(s any) string { return s.(Status).Server }},
-		{Name: "OFFSET", Value: func(s any) string { return s.(Status).Offset.Round(time.Microsecond).String() }},
-	},
 })
 
 // kernel is the clock to synchronise: the machine's, or a test's.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -33,10 +32,10 @@ const retryData = 2 * time.Second
 
 // VolumeStatus is a partition of machine.disks; its ID is the last element of its mount point.
 type VolumeStatus struct {
-	Disk    string `yaml:"disk,omitempty"` // such as /dev/sdb
-	Size    string `yaml:"size,omitempty"`
-	Mounted bool   `yaml:"mounted"`
-	Problem string `yaml:"problem,omitempty"`
+	Disk    string `yaml:"disk,omitempty" column:"DISK"` // such as /dev/sdb
+	Size    string `yaml:"size,omitempty" column:"SIZE"`
+	Mounted bool   `yaml:"mounted" column:"MOUNTED"`
+	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 
 // VolumeStatuses has an object for each partition of machine.disks.
@@ -45,12 +44,6 @@ var VolumeStatuses = resource.Define[VolumeStatus](resource.Definition{
 	Kind:      "VolumeStatus",
 	Aliases:   []string{"volumes", "volume"},
 	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "DISK", Value: func(s any) string { return s.(VolumeStatus).Disk }},
-		{Name: "SIZE", Value: func(s any) string { return s.(VolumeStatus).Size }},
-		{Name: "MOUNTED", Value: func(s any) string { return strconv.FormatBool(s.(VolumeStatus).Mounted) }},
-		{Name: "PROBLEM", Value: func(s any) string { return s.(VolumeStatus).Problem }},
-	},
 })
 
 // VolumeController mounts the partitions of machine.disks.

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -41,11 +40,11 @@ const (
 
 // Status is one file of the configuration; its ID is the path there.
 type Status struct {
-	Op          config.FileOp   `yaml:"op"`
-	Permissions config.FileMode `yaml:"permissions"`
-	Size        int             `yaml:"size"`   // bytes, with what it was appended to
-	SHA256      string          `yaml:"sha256"` // of the whole file
-	Problem     string          `yaml:"problem,omitempty"`
+	Op          config.FileOp   `yaml:"op" column:"OP"`
+	Permissions config.FileMode `yaml:"permissions" column:"MODE"`
+	Size        int             `yaml:"size" column:"SIZE"` // bytes, with what it was appended to
+	SHA256      string          `yaml:"sha256"`             // of the whole file
+	Problem     string          `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 
 // Statuses has an object for each path in machine.files.
@@ -54,19 +53,13 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Kind:      "FileStatus",
 	Aliases:   []string{"files", "file"},
 	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "OP", Value: func(s any) string { return string(s.(Status).Op) }},
-		{Name: "MODE", Value: func(s any) string { return s.(Status).Permissions.String() }},
-		{Name: "SIZE", Value: func(s any) string { return strconv.Itoa(s.(Status).Size) }},
-		{Name: "PROBLEM", Value: func(s any) string { return s.(Status).Problem }},
-	},
 })
 
 // Layout is what the service has done last.
 type Layout struct {
-	Config   uint64 `yaml:"config"` // the version of the machine configuration that it was for
-	Files    int    `yaml:"files"`
-	Problems int    `yaml:"problems"`
+	Config   uint64 `yaml:"config" column:"CONFIG"` // the version of the machine configuration that it was for
+	Files    int    `yaml:"files" column:"FILES"`
+	Problems int    `yaml:"problems" column:"PROBLEMS"`
 }
 
 // Layouts has one object, LayoutID, once the service has been through.
@@ -74,11 +67,6 @@ var Layouts = resource.Define[Layout](resource.Definition{
 	Type:      "FileLayouts.runtime.garboard.dev",
 	Kind:      "FileLayout",
 	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "CONFIG", Value: func(s any) string { return strconv.FormatUint(s.(Layout).Config, 10) }},
-		{Name: "FILES", Value: func(s any) string { return strconv.Itoa(s.(Layout).Files) }},
-		{Name: "PROBLEMS", Value: func(s any) string { return strconv.Itoa(s.(Layout).Problems) }},
-	},
 })
 
 // LayoutID names the one layout.

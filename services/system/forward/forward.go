@@ -21,7 +21,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -43,32 +42,19 @@ const (
 
 // Destination is what became of the lines for one server.
 type Destination struct {
-	Format  config.LogFormat `yaml:"format"`
-	Sending bool             `yaml:"sending"` // the last attempt succeeded
+	Format  config.LogFormat `yaml:"format" column:"FORMAT"`
+	Sending bool             `yaml:"sending" column:"SENDING"` // the last attempt succeeded
 	// Since is when that began; zero: nothing was sent yet.
-	Since   time.Time `yaml:"since"`
-	Sent    uint64    `yaml:"sent"`    // lines
-	Dropped uint64    `yaml:"dropped"` // lines that were too many to wait, or that the server refused
+	Since   time.Time `yaml:"since" column:"SINCE"`
+	Sent    uint64    `yaml:"sent" column:"SENT"`       // lines
+	Dropped uint64    `yaml:"dropped" column:"DROPPED"` // lines that were too many to wait, or that the server refused
 	// Error is the last failure; it stays after it was solved.
-	Error string `yaml:"error,omitempty"`
+	Error string `yaml:"error,omitempty" column:"ERROR"`
 }
 
 // Destinations are those of the configuration, by endpoint.
 var Destinations = resource.Define[Destination](resource.Definition{
 	Type: "LogDestinations.runtime.garboard.dev", Kind: "LogDestination", Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "FORMAT", Value: func(s any) string { return string(s.(Destination).Format) }},
-		{Name: "SENDING", Value: func(s any) string { return strconv.FormatBool(s.(Destination).Sending) }},
-		{Name: "SINCE", Value: func(s any) string {
-			if since := s.(Destination).Since; !since.IsZero() {
-				return since.UTC().Format(time.RFC3339)
-			}
-			return ""
-		}},
-		{Name: "SENT", Value: func(s any) string { return strconv.FormatUint(s.(Destination).Sent, 10) }},
-		{Name: "DROPPED", Value: func(s any) string { return strconv.FormatUint(s.(Destination).Dropped, 10) }},
-		{Name: "ERROR", Value: func(s any) string { return s.(Destination).Error }},
-	},
 })
 
 // Options are what the forwarder stands on.

@@ -24,10 +24,10 @@ const (
 // Boot is a start of this node.
 type Boot struct {
 	Number  uint64    `json:"number" yaml:"-"`
-	Began   time.Time `json:"began" yaml:"began"` // by the clock then, which may have been wrong
-	Release string    `json:"release" yaml:"release"`
-	Slot    string    `json:"slot,omitempty" yaml:"slot,omitempty"`
-	Exit    string    `json:"exit,omitempty" yaml:"exit,omitempty"` // how and why it ended; "": it runs
+	Began   time.Time `json:"began" yaml:"began" column:"BEGAN"` // by the clock then, which may have been wrong
+	Release string    `json:"release" yaml:"release" column:"RELEASE"`
+	Slot    string    `json:"slot,omitempty" yaml:"slot,omitempty" column:"SLOT"`
+	Exit    string    `json:"exit,omitempty" yaml:"exit,omitempty" column:"EXIT"` // how and why it ended; "": it runs
 	// Before is what exitFile had at its beginning.
 	Before string `json:"before,omitempty" yaml:"-"`
 }
@@ -35,12 +35,6 @@ type Boot struct {
 // Boots are the last ones, by number.
 var Boots = resource.Define[Boot](resource.Definition{
 	Type: "Boots.runtime.garboard.dev", Kind: "Boot", Aliases: []string{"boot", "reboots"}, Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "BEGAN", Value: func(s any) string { return s.(Boot).Began.UTC().Format(time.RFC3339) }},
-		{Name: "RELEASE", Value: func(s any) string { return s.(Boot).Release }},
-		{Name: "SLOT", Value: func(s any) string { return s.(Boot).Slot }},
-		{Name: "EXIT", Value: func(s any) string { return s.(Boot).Exit }},
-	},
 })
 
 // BootNumber is the number of this boot; 0 until it is recorded.

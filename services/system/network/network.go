@@ -23,7 +23,6 @@ import (
 	"context"
 	"net/netip"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -43,9 +42,9 @@ const ID = "networkd"
 // NodeAddress is the address of the node that the cluster uses, and the reason
 // of the choice.
 type NodeAddress struct {
-	Primary netip.Addr     `yaml:"primary"`
+	Primary netip.Addr     `yaml:"primary" column:"PRIMARY"`
 	All     []netip.Prefix `yaml:"all"` // in the order of the choice
-	Why     string         `yaml:"why"`
+	Why     string         `yaml:"why" column:"WHY"`
 }
 
 // Addresses has one object, "default": it exists once the node has an address.
@@ -53,10 +52,6 @@ var Addresses = resource.Define[NodeAddress](resource.Definition{
 	Type:      "NodeAddresses.net.garboard.dev",
 	Kind:      "NodeAddress",
 	Namespace: "network",
-	Columns: []resource.Column{
-		{Name: "PRIMARY", Value: func(s any) string { return s.(NodeAddress).Primary.String() }},
-		{Name: "WHY", Value: func(s any) string { return s.(NodeAddress).Why }},
-	},
 })
 
 // Hostnames has one object, "hostname".
@@ -87,8 +82,8 @@ var TimeServers = resource.Define[[]netip.Addr](resource.Definition{
 type Status struct {
 	// Config is the version of the machine configuration that was applied; 0 while
 	// there is none.
-	Config   uint64   `yaml:"config"`
-	Problems []string `yaml:"problems,omitempty"` // what the kernel refused; it is tried again
+	Config   uint64   `yaml:"config" column:"CONFIG"`
+	Problems []string `yaml:"problems,omitempty" column:"PROBLEMS"` // what the kernel refused; it is tried again
 	// Addresses are those that the links have, also while networkd waits for others.
 	Addresses []netip.Prefix `yaml:"addresses,omitempty"`
 }
@@ -98,10 +93,6 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Type:      "NetworkStatuses.net.garboard.dev",
 	Kind:      "NetworkStatus",
 	Namespace: "network",
-	Columns: []resource.Column{
-		{Name: "CONFIG", Value: func(s any) string { return strconv.FormatUint(s.(Status).Config, 10) }},
-		{Name: "PROBLEMS", Value: func(s any) string { return strings.Join(s.(Status).Problems, "; ") }},
-	},
 })
 
 // followTime is more than enough to apply a configuration: that is a few calls

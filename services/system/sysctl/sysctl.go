@@ -44,25 +44,19 @@ const (
 
 // Status is one parameter of the configuration; its ID is the name there.
 type Status struct {
-	Value   string `yaml:"value"`   // what the kernel has now
-	Default string `yaml:"default"` // what it had before
-	Problem string `yaml:"problem,omitempty"`
-}
-
-var columns = []resource.Column{
-	{Name: "VALUE", Value: func(s any) string { return s.(Status).Value }},
-	{Name: "DEFAULT", Value: func(s any) string { return s.(Status).Default }},
-	{Name: "PROBLEM", Value: func(s any) string { return s.(Status).Problem }},
+	Value   string `yaml:"value" column:"VALUE"`     // what the kernel has now
+	Default string `yaml:"default" column:"DEFAULT"` // what it had before
+	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 
 // Statuses has an object for each parameter of machine.sysctls.
 var Statuses = resource.Define[Status](resource.Definition{
-	Type: "SysctlStatuses.runtime.garboard.dev", Kind: "SysctlStatus", Aliases: []string{"sysctls", "sysctl"}, Namespace: "runtime", Columns: columns,
+	Type: "SysctlStatuses.runtime.garboard.dev", Kind: "SysctlStatus", Aliases: []string{"sysctls", "sysctl"}, Namespace: "runtime",
 })
 
 // SysfsStatuses has an object for each setting of machine.sysfs.
 var SysfsStatuses = resource.Define[Status](resource.Definition{
-	Type: "SysfsStatuses.runtime.garboard.dev", Kind: "SysfsStatus", Aliases: []string{"sysfs"}, Namespace: "runtime", Columns: columns,
+	Type: "SysfsStatuses.runtime.garboard.dev", Kind: "SysfsStatus", Aliases: []string{"sysfs"}, Namespace: "runtime",
 })
 
 // Options are what the controller stands on.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,8 +16,8 @@ import (
 
 // ModuleStatus is one module of machine.kernel.modules; its ID is the name there.
 type ModuleStatus struct {
-	Loaded  bool   `yaml:"loaded"` // or built in
-	Problem string `yaml:"problem,omitempty"`
+	Loaded  bool   `yaml:"loaded" column:"LOADED"` // or built in
+	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 
 // ModuleStatuses has an object for each module of machine.kernel.modules.
@@ -27,10 +26,6 @@ var ModuleStatuses = resource.Define[ModuleStatus](resource.Definition{
 	Kind:      "KernelModuleStatus",
 	Aliases:   []string{"kernelmodules", "modules"},
 	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "LOADED", Value: func(s any) string { return strconv.FormatBool(s.(ModuleStatus).Loaded) }},
-		{Name: "PROBLEM", Value: func(s any) string { return s.(ModuleStatus).Problem }},
-	},
 })
 
 // retryModules is how often a module that couldn't be loaded is tried again: its device may be added.

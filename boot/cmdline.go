@@ -28,9 +28,6 @@ type Cmdline struct {
 	// Config is the place of the configuration: a URL or "metal-iso"; empty
 	// without garboard.config=.
 	Config string
-	// Consoles are the values of console=, in order; the kernel's /dev/console
-	// is the last one.
-	Consoles []string
 	// Params is everything up to "--", in order.
 	Params []Param
 }
@@ -51,7 +48,6 @@ func ParseCmdline(line string) Cmdline {
 		c.Params = append(c.Params, Param{Key: key, Value: unquote(value)})
 	}
 	c.Config, _ = c.Get(paramConfig)
-	c.Consoles = c.All("console")
 	return c
 }
 

@@ -13,8 +13,7 @@ func TestParseCmdline(t *testing.T) {
 	}{
 		{"empty", " \n", Cmdline{}},
 		{"usual", "BOOT_IMAGE=/vmlinuz quiet  console=tty0 console=ttyS0,115200\n", Cmdline{
-			Consoles: []string{"tty0", "ttyS0,115200"},
-			Params:   []Param{{"BOOT_IMAGE", "/vmlinuz"}, {"quiet", ""}, {"console", "tty0"}, {"console", "ttyS0,115200"}},
+			Params: []Param{{"BOOT_IMAGE", "/vmlinuz"}, {"quiet", ""}, {"console", "tty0"}, {"console", "ttyS0,115200"}},
 		}},
 		{"value with an equals sign", "garboard.config=http://h/c?mac=1", Cmdline{
 			Config: "http://h/c?mac=1", Params: []Param{{"garboard.config", "http://h/c?mac=1"}},

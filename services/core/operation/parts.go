@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -218,24 +217,4 @@ func (s *Status) part(id string) *PartStatus {
 		}
 	}
 	return nil
-}
-
-// Summary is how far the parts of a step are: 2 of 3 done, n2: pulls the image.
-func (s *Status) Summary() string {
-	if len(s.Parts) == 0 {
-		return ""
-	}
-	done := 0
-	var now []string
-	for _, part := range s.Parts {
-		switch part.State {
-		case Done, Skipped:
-			done++
-		case Running:
-			now = append(now, strings.TrimSuffix(part.ID+": "+part.Text, ": "))
-		case Failed:
-			now = append(now, part.ID+" failed")
-		}
-	}
-	return strings.Join(append([]string{fmt.Sprintf("%d of %d done", done, len(s.Parts))}, now...), ", ")
 }

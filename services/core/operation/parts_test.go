@@ -141,7 +141,7 @@ func TestPartsAndDataSurviveARestart(t *testing.T) {
 		synctest.Wait()
 		o := n.want(id, Done, Done, Done)
 		n.expect("n1", "n2 with [{etcd 7}], <nil>", "n3")
-		if got := o.Steps[1].Summary(); got != "3 of 3 done" {
+		if got := summary(o.Steps[1]); got != "3 of 3 done" {
 			t.Errorf("%q", got)
 		}
 	})
@@ -176,4 +176,21 @@ func TestDataThatIsRefused(t *testing.T) {
 		synctest.Wait()
 		n.want(id, Done, Done)
 	})
+}
+
+// summary is how far the parts of a step are: 2 of 3 done, n2: pulls the image.
+func summary(s Status) string {
+	done := 0
+	var now []string
+	for _, part := range s.Parts {
+		switch part.State {
+		case Done, Skipped:
+			done++
+		case Running:
+			now = append(now, part.ID+": "+part.Text)
+		case Failed:
+			now = append(now, part.ID+" failed")
+		}
+	}
+	return strings.Join(append([]string{fmt.Sprintf("%d of %d done", done, len(s.Parts))}, now...), ", ")
 }

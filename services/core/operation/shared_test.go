@@ -235,7 +235,7 @@ func TestTakeOver(t *testing.T) {
 		id := n1.start("upgrade")
 		synctest.Wait()
 		o := n1.want(id, Running, Done, Running)
-		if got := o.Steps[1].Summary(); got != "1 of 3 done, n2: begins" || o.Coordinator != "n1" {
+		if got := summary(o.Steps[1]); got != "1 of 3 done, n2: begins" || o.Coordinator != "n1" {
 			t.Errorf("%q on %s", got, o.Coordinator)
 		}
 		there, err := n3.r.Elsewhere(t.Context())

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -62,30 +61,6 @@ func cell(value any) string {
 		return strings.Join(v, "; ")
 	}
 	return fmt.Sprint(value)
-}
-
-// Header names the columns that Row fills. The NODE column in front of them is
-// the client's.
-func (d Definition) Header() []string {
-	header := []string{"NAMESPACE", "TYPE", "ID", "VERSION"}
-	for _, c := range d.Columns {
-		header = append(header, c.Name)
-	}
-	return header
-}
-
-// Row is an object of this type as a line of a table. Values from other types'
-// objects are left empty.
-func (d Definition) Row(o Object[any]) []string {
-	row := []string{o.Namespace, d.Kind, o.ID, strconv.FormatUint(o.Version, 10)}
-	for _, c := range d.Columns {
-		value := ""
-		if c.From == "" {
-			value = c.Value(o.Spec)
-		}
-		row = append(row, value)
-	}
-	return row
 }
 
 // plural is the type's short name: "staticpods".

@@ -317,8 +317,8 @@ func TestStaticPodStatus(t *testing.T) {
 		eventually.That(t, 20*time.Second, "statuses "+strings.Join(want, ", "), func() error {
 			var got []string
 			for _, o := range StaticPodStatuses.List(f.store) {
-				row := StaticPodStatuses.Definition().Row(resource.Object[any]{Meta: o.Meta, Spec: o.Spec})
-				got = append(got, row[0]+" "+row[1]+" "+row[2]+" "+row[4])
+				d := StaticPodStatuses.Definition()
+				got = append(got, o.Namespace+" "+d.Kind+" "+o.ID+" "+d.Columns[0].Value(o.Spec))
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				return errors.New(diff)
@@ -375,7 +375,7 @@ func TestBootstrapStatus(t *testing.T) {
 			return err
 		}
 		d := BootstrapStatuses.Definition()
-		if diff := cmp.Diff([]string{"runtime", "BootstrapStatus", "control-plane", "1", "false"}, d.Row(resource.Object[any]{Meta: o.Meta, Spec: o.Spec})); diff != "" {
+		if diff := cmp.Diff([]string{"runtime", "BootstrapStatus", "control-plane", "1", "false"}, []string{o.Namespace, d.Kind, o.ID, fmt.Sprint(o.Version), d.Columns[0].Value(o.Spec)}); diff != "" {
 			return errors.New(diff)
 		}
 		return nil

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -204,7 +205,8 @@ func TestRealTakeOver(t *testing.T) {
 	})
 	there, err := second.Elsewhere(t.Context())
 	must(t, err)
-	if len(there) != 1 || there[0].Coordinator != "a" || there[0].Orphaned || there[0].Steps[1].Summary() != "1 of 3 done, n2" {
+	if len(there) != 1 || there[0].Coordinator != "a" || there[0].Orphaned ||
+		!slices.EqualFunc(there[0].Steps[1].Parts, []operation.State{operation.Done, operation.Running, operation.Pending}, func(p operation.PartStatus, s operation.State) bool { return p.State == s }) {
 		t.Fatalf("b sees %+v", there)
 	}
 	id := there[0].ID

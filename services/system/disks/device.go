@@ -22,18 +22,17 @@ const sysSector = 512
 
 // device is a whole disk as the kernel shows it under /sys/block.
 type device struct {
-	Name      string // vda
-	Path      string // /dev/vda
-	Size      int64  // bytes
-	Sector    int    // bytes: the unit of its partition table
-	Model     string
-	Serial    string
-	WWID      string
-	BusPath   string // below /sys/devices
-	Type      config.DiskType
-	ReadOnly  bool
-	Removable bool
-	Remote    bool // on the other side of a network
+	Name     string // vda
+	Path     string // /dev/vda
+	Size     int64  // bytes
+	Sector   int    // bytes: the unit of its partition table
+	Model    string
+	Serial   string
+	WWID     string
+	BusPath  string // below /sys/devices
+	Type     config.DiskType
+	ReadOnly bool
+	Remote   bool // on the other side of a network
 }
 
 // notDisks are block devices that consist of memory, files, or other devices.
@@ -91,18 +90,17 @@ func readDevice(name string) (device, error) {
 	}
 	bus, _, _ := strings.Cut(linkTarget(dir), "/block/")
 	return device{
-		Name:      name,
-		Path:      "/dev/" + strings.ReplaceAll(name, "!", "/"),
-		Size:      size * sysSector,
-		Sector:    int(sector),
-		Model:     firstText(dir, "device/model"),
-		Serial:    firstText(dir, "serial", "device/serial", "device/vpd_pg80"),
-		WWID:      firstText(dir, "wwid", "device/wwid"),
-		BusPath:   strings.TrimPrefix(bus, "/sys/devices"),
-		Type:      kind,
-		ReadOnly:  firstText(dir, "ro") == "1",
-		Removable: firstText(dir, "removable") == "1",
-		Remote:    isRemote(dir),
+		Name:     name,
+		Path:     "/dev/" + strings.ReplaceAll(name, "!", "/"),
+		Size:     size * sysSector,
+		Sector:   int(sector),
+		Model:    firstText(dir, "device/model"),
+		Serial:   firstText(dir, "serial", "device/serial", "device/vpd_pg80"),
+		WWID:     firstText(dir, "wwid", "device/wwid"),
+		BusPath:  strings.TrimPrefix(bus, "/sys/devices"),
+		Type:     kind,
+		ReadOnly: firstText(dir, "ro") == "1",
+		Remote:   isRemote(dir),
 	}, nil
 }
 

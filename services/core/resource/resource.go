@@ -13,7 +13,9 @@ import (
 	"cmp"
 	"errors"
 	"log/slog"
+	"maps"
 	"reflect"
+	"slices"
 )
 
 // What a caller may want to decide on. The errors that are returned wrap these
@@ -152,6 +154,21 @@ func (k *Kind[S]) Put(w Writer, id string, spec S) error {
 // it goes with the last of them. Deleting what isn't there is no error.
 func (k *Kind[S]) Delete(w Writer, id string) error {
 	return w.remove(k.at(id))
+}
+
+// Replace makes these the objects of the kind in its namespace, by ID: it puts each of them,
+// and deletes all others.
+func (k *Kind[S]) Replace(w Writer, specs map[string]S) error {
+	var errs []error
+	for _, id := range slices.Sorted(maps.Keys(specs)) {
+		errs = append(errs, k.Put(w, id, specs[id]))
+	}
+	for _, old := range k.In(k.at("").namespace).List(w) {
+		if _, still := specs[old.ID]; !still {
+			errs = append(errs, k.Delete(w, old.ID))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // AddFinalizer keeps the object, once it is deleted, until RemoveFinalizer: for

@@ -254,24 +254,13 @@ func endpoint(c *config.Config) string {
 
 // publish writes the status of the API servers as resources.
 func (o Options) publish(all []balance.Status) error {
-	w := o.Store.As(ID)
-	names := map[string]bool{}
+	servers := map[string]APIServer{}
 	for _, s := range all {
-		names[s.Name] = true
 		spec := APIServer{Ready: s.Ready, Since: s.Since, From: ranks[s.Rank]}
 		if s.Err != nil {
 			spec.Reason = s.Err.Error()
 		}
-		if err := APIServers.Put(w, s.Name, spec); err != nil {
-			return err
-		}
+		servers[s.Name] = spec
 	}
-	for _, old := range APIServers.List(o.Store) {
-		if !names[old.ID] {
-			if err := APIServers.Delete(w, old.ID); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return APIServers.Replace(o.Store.As(ID), servers)
 }

@@ -76,14 +76,7 @@ func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time
 	if err != nil {
 		return 0, err
 	}
-	wanted := map[string]bool{}
-	for id, objects := range manifests {
-		wanted[id] = true
-		if err := builtin.Put(v, id, objects); err != nil {
-			return 0, err
-		}
-	}
-	if err := prune(v, builtin, wanted); err != nil {
+	if err := builtin.Replace(v, manifests); err != nil {
 		return 0, err
 	}
 	return 0, fetchExtras(ctx, v, c)

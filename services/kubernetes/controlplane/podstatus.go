@@ -18,7 +18,7 @@ import (
 // kubelet's list of its static pods. It returns whether all are ready, and those
 // that the kubelet hasn't begun.
 func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Object) (ready bool, unstarted []kubeclient.Object, err error) {
-	seen, readyCount := map[string]bool{}, 0
+	statuses, readyCount := map[string]PodStatus{}, 0
 	for _, pod := range answer.Items() {
 		meta, _ := pod.At("metadata", "annotations").(map[string]any)
 		if _, checkpoint := meta[CheckpointOf]; checkpoint {
@@ -28,7 +28,6 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 			continue
 		}
 		id := pod.Namespace() + "/" + pod.Name()
-		seen[id] = true
 		status, _ := pod["status"].(map[string]any)
 		if version, known := meta[configVersionAnnotation]; known && status != nil {
 			status[ConfigVersion] = version
@@ -43,16 +42,10 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 		if containers(status) == 0 {
 			unstarted = append(unstarted, pod)
 		}
-		if err := StaticPodStatuses.Put(v, id, status); err != nil {
-			return false, nil, err
-		}
+		statuses[id] = status
 	}
-	for _, o := range StaticPodStatuses.List(v) {
-		if !seen[o.ID] {
-			if err := StaticPodStatuses.Delete(v, o.ID); err != nil {
-				return false, nil, err
-			}
-		}
+	if err := StaticPodStatuses.Replace(v, statuses); err != nil {
+		return false, nil, err
 	}
 	return readyCount == len(programs), unstarted, nil
 }

@@ -68,13 +68,11 @@ func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Dura
 	if len(wanted) > 0 && d.o.Mode == boot.Machine && !d.isMounted(d.o.varDir) {
 		return retryData, nil
 	}
-	kept := map[string]bool{}
-	var errs []error
+	statuses := map[string]VolumeStatus{}
 	for _, disk := range wanted {
 		path, sizes, problem := d.mountDisk(ctx, disk)
 		for _, p := range disk.Partitions {
 			id := filepath.Base(p.Mountpoint)
-			kept[id] = true
 			status := VolumeStatus{Disk: path, Size: sizes[id], Mounted: problem == nil || sizes[id] != ""}
 			if !status.Mounted {
 				again = retryData
@@ -83,15 +81,10 @@ func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Dura
 			if old, err := VolumeStatuses.Get(v, id); (err != nil || old.Spec != status) && !status.Mounted {
 				v.Log().Warn(p.Mountpoint+" isn't mounted", "problem", problem)
 			}
-			errs = append(errs, VolumeStatuses.Put(v, id, status))
+			statuses[id] = status
 		}
 	}
-	for _, old := range VolumeStatuses.List(v) {
-		if !kept[old.ID] {
-			errs = append(errs, VolumeStatuses.Delete(v, old.ID))
-		}
-	}
-	return again, errors.Join(errs...)
+	return again, VolumeStatuses.Replace(v, statuses)
 }
 
 // mountDisk mounts the partitions of a disk, after it has made those that the disk lacks. Those that are mounted have a size, also with an error.

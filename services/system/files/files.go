@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"time"
 
@@ -209,8 +210,7 @@ func (d *Daemon) lay(img image, entries []config.File) (problems int, err error)
 
 // publish writes the statuses and logs each new problem once.
 func (d *Daemon) publish(statuses map[string]Status) (problems int, err error) {
-	w := d.o.Store.As(ID)
-	var errs []error
+	maps.DeleteFunc(d.logged, func(name, _ string) bool { _, still := statuses[name]; return !still })
 	for name, s := range statuses {
 		if s.Problem != "" {
 			problems++
@@ -219,16 +219,9 @@ func (d *Daemon) publish(statuses map[string]Status) (problems int, err error) {
 			}
 		}
 		d.logged[name] = s.Problem
-		errs = append(errs, Statuses.Put(w, name, s))
-	}
-	for _, old := range Statuses.List(w) {
-		if _, still := statuses[old.ID]; !still {
-			delete(d.logged, old.ID)
-			errs = append(errs, Statuses.Delete(w, old.ID))
-		}
 	}
 	d.broken = d.broken || problems > 0
-	return problems, errors.Join(errs...)
+	return problems, Statuses.Replace(d.o.Store.As(ID), statuses)
 }
 
 // at is where a path is in a test's root.

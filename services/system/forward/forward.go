@@ -16,7 +16,6 @@ package forward
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
 	"maps"
 	"reflect"
@@ -192,17 +191,11 @@ func owned(do func(ctx context.Context)) (stop func()) {
 
 // publish shows the state of all destinations.
 func (f *Forwarder) publish() {
-	w := f.o.Store.As(LogID)
-	var errs []error
+	now := map[string]Destination{}
 	for name, r := range f.running {
-		errs = append(errs, Destinations.Put(w, name, r.status()))
+		now[name] = r.status()
 	}
-	for _, old := range Destinations.List(f.o.Store) {
-		if f.running[old.ID] == nil {
-			errs = append(errs, Destinations.Delete(w, old.ID))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := Destinations.Replace(f.o.Store.As(LogID), now); err != nil {
 		f.log.Warn(err.Error())
 	}
 }

@@ -1,9 +1,7 @@
 package network
 
 import (
-	"errors"
 	"net/netip"
-	"slices"
 	"strconv"
 	"time"
 
@@ -67,13 +65,7 @@ func (s WireGuardStatus) latestHandshake() string {
 
 // observe publishes the state of the WireGuard links.
 func (o *owner) observe() error {
-	w := o.o.Store.As(ID)
-	var errs []error
-	for _, old := range WireGuardStatuses.List(o.o.Store) {
-		if !slices.ContainsFunc(o.virtuals, func(v virtual) bool { return v.wireguard != nil && v.name == old.ID }) {
-			errs = append(errs, WireGuardStatuses.Delete(w, old.ID))
-		}
-	}
+	statuses := map[string]WireGuardStatus{}
 	for _, v := range o.virtuals {
 		if v.wireguard == nil {
 			continue
@@ -84,9 +76,9 @@ func (o *owner) observe() error {
 		} else {
 			s = wireguardStatus(d)
 		}
-		errs = append(errs, WireGuardStatuses.Put(w, v.name, s))
+		statuses[v.name] = s
 	}
-	return errors.Join(errs...)
+	return WireGuardStatuses.Replace(o.o.Store.As(ID), statuses)
 }
 
 func wireguardStatus(d *wgtypes.Device) WireGuardStatus {

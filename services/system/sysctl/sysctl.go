@@ -135,20 +135,15 @@ func (c *parameters) makeSo(_ context.Context, v resource.View) (time.Duration, 
 	}
 	c.restore(names, v.Log())
 
-	var errs []error
+	statuses := map[string]Status{}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		if other := names[c.path(name)]; other != name {
-			errs = append(errs, c.statuses.Put(v, name, Status{Problem: "is the same parameter as " + other}))
-			continue
-		}
-		errs = append(errs, c.statuses.Put(v, name, c.apply(name, wanted[name], v.Log())))
-	}
-	for _, old := range c.statuses.List(v) {
-		if _, still := wanted[old.ID]; !still {
-			errs = append(errs, c.statuses.Delete(v, old.ID))
+			statuses[name] = Status{Problem: "is the same parameter as " + other}
+		} else {
+			statuses[name] = c.apply(name, wanted[name], v.Log())
 		}
 	}
-	if err := errors.Join(errs...); err != nil || len(c.set) == 0 {
+	if err := c.statuses.Replace(v, statuses); err != nil || len(c.set) == 0 {
 		return 0, err
 	}
 	return checkEvery, nil

@@ -43,10 +43,8 @@ func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Du
 	if err != nil || !ok {
 		return 0, err
 	}
-	var have APISpec
-	if o, err := API.Get(v, APIID); err == nil {
-		have = o.Spec
-	}
+	o, _ := API.Get(v, APIID) // without one, all are made
+	have := o.Spec
 	ca := n.config.Machine.CA
 	if len(ca.Crt) == 0 {
 		return 0, missingMachine("ca")

@@ -24,10 +24,8 @@ func (c *EtcdController) Reconcile(_ context.Context, v resource.View) (time.Dur
 	if len(ca.Crt) == 0 || len(ca.Key) == 0 {
 		return 0, missing("etcd.ca")
 	}
-	var have EtcdSpec
-	if o, err := Etcd.Get(v, EtcdID); err == nil {
-		have = o.Spec
-	}
+	o, _ := Etcd.Get(v, EtcdID) // without one, all are made
+	have := o.Spec
 	now := c.now()
 	// A member is a client of itself for its gRPC gateway, and of its peers.
 	member := n.server(pki.Leaf{CN: n.hostname, Client: true, Now: now})

@@ -70,11 +70,8 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	if err := complete(cluster); err != nil {
 		return 0, err
 	}
-	var have KubernetesSpec
-	if o, err := Kubernetes.Get(v, KubernetesID); err == nil {
-		have = o.Spec
-	}
-	spec, err := n.kubernetes(have, now)
+	have, _ := Kubernetes.Get(v, KubernetesID) // without one, all are made
+	spec, err := n.kubernetes(have.Spec, now)
 	if err != nil {
 		return 0, err
 	}
@@ -87,10 +84,8 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 // kubelet makes the kubelet's certificates, with the name and group that the
 // cluster's own signers would use.
 func (n node) kubelet(r resource.Reader, now time.Time, spec *KubeletSpec) (err error) {
-	var have KubeletSpec
-	if o, err := Kubelet.Get(r, KubeletID); err == nil {
-		have = o.Spec
-	}
+	o, _ := Kubelet.Get(r, KubeletID) // without one, all are made
+	have := o.Spec
 	leaf := pki.Leaf{CN: config.NodeUser + n.hostname, Orgs: []string{"system:nodes"}, Now: now}
 	client := leaf
 	client.Client = true

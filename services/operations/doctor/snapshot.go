@@ -190,21 +190,17 @@ func (d *Doctor) remember() *snapshot {
 	s := &snapshot{now: d.o.Now(), sinceBoot: d.o.SinceBoot(), mode: d.o.Mode, tail: d.o.Tail, services: map[string]service{}}
 	d.rememberServices(s)
 	store := d.o.Store
-	if o, err := machine.Stages.Get(store, machine.StageID); err == nil {
-		s.stage = o.Spec
-	}
-	if c, err := machine.Config(store); err == nil {
-		s.config = c
-	}
+	stage, _ := machine.Stages.Get(store, machine.StageID)
+	s.stage = stage.Spec
+	s.config, _ = machine.Config(store)
 	if d.o.Configuration != nil {
 		s.situation = d.o.Configuration.Situation()
 		if text, err := d.o.Configuration.Text(0); err == nil {
 			_, s.warnings, _ = config.Load("configuration", text)
 		}
 	}
-	if o, err := network.Hostnames.Get(store, network.HostnameID); err == nil {
-		s.hostname = o.Spec
-	}
+	hostname, _ := network.Hostnames.Get(store, network.HostnameID)
+	s.hostname = hostname.Spec
 	if o, err := network.Addresses.Get(store, network.AddressID); err == nil {
 		s.address = &o.Spec
 	}
@@ -261,26 +257,23 @@ func (d *Doctor) rememberCertificates(c *config.Config) (all []certificate) {
 		add("cluster.aggregatorCA", false, c.Cluster.AggregatorCA.Crt)
 		add("cluster.etcd.ca", false, c.Cluster.Etcd.CA.Crt)
 	}
-	if o, err := secrets.API.Get(d.o.Store, secrets.APIID); err == nil {
-		add("the machine API", true, o.Spec.Serving.Crt)
-	}
-	if o, err := secrets.Etcd.Get(d.o.Store, secrets.EtcdID); err == nil {
-		add("etcd for its clients", true, o.Spec.ServerCert)
-		add("etcd among its members", true, o.Spec.PeerCert)
-		add("Garboard as a client of etcd", true, o.Spec.ClientCert)
-	}
-	if o, err := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID); err == nil {
-		add("kube-apiserver", true, o.Spec.APIServer.Crt)
-		add("kube-apiserver as a client of kubelets", true, o.Spec.KubeletClient.Crt)
-		add("kube-apiserver as a client of etcd", true, o.Spec.EtcdClient.Crt)
-		add("kube-apiserver as a client of aggregated servers", true, o.Spec.FrontProxy.Crt)
-		add("Garboard as the administrator of Kubernetes", true, o.Spec.Admin.Crt)
-		add("kube-controller-manager", true, o.Spec.ControllerManager.Crt)
-		add("kube-scheduler", true, o.Spec.Scheduler.Crt)
-	}
-	if o, err := secrets.Kubelet.Get(d.o.Store, secrets.KubeletID); err == nil {
-		add("the kubelet", true, o.Spec.Serving.Crt)
-	}
+	// What wasn't made yet is empty, and no certificate.
+	ownAPI, _ := secrets.API.Get(d.o.Store, secrets.APIID)
+	add("the machine API", true, ownAPI.Spec.Serving.Crt)
+	ownEtcd, _ := secrets.Etcd.Get(d.o.Store, secrets.EtcdID)
+	add("etcd for its clients", true, ownEtcd.Spec.ServerCert)
+	add("etcd among its members", true, ownEtcd.Spec.PeerCert)
+	add("Garboard as a client of etcd", true, ownEtcd.Spec.ClientCert)
+	ownKubernetes, _ := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID)
+	add("kube-apiserver", true, ownKubernetes.Spec.APIServer.Crt)
+	add("kube-apiserver as a client of kubelets", true, ownKubernetes.Spec.KubeletClient.Crt)
+	add("kube-apiserver as a client of etcd", true, ownKubernetes.Spec.EtcdClient.Crt)
+	add("kube-apiserver as a client of aggregated servers", true, ownKubernetes.Spec.FrontProxy.Crt)
+	add("Garboard as the administrator of Kubernetes", true, ownKubernetes.Spec.Admin.Crt)
+	add("kube-controller-manager", true, ownKubernetes.Spec.ControllerManager.Crt)
+	add("kube-scheduler", true, ownKubernetes.Spec.Scheduler.Crt)
+	ownKubelet, _ := secrets.Kubelet.Get(d.o.Store, secrets.KubeletID)
+	add("the kubelet", true, ownKubelet.Spec.Serving.Crt)
 	return all
 }
 

@@ -120,11 +120,7 @@ func showNotices() error {
 // if one is needed, the mount fails and reports it. (The initramfs has no list
 // of built-in modules.)
 func loadRootModules() error {
-	dir, err := udev.ModulesDir()
-	if err != nil {
-		return err
-	}
-	modules, err := udev.OpenModules(dir)
+	modules, err := udev.RunningModules("/")
 	if err != nil {
 		return boot.IgnoreMissing(err)
 	}

@@ -157,11 +157,7 @@ func (w *watchdog) release(i intent) {
 // armSoftdog loads the kernel's own watchdog. It resets the machine unless stage 2 opens it in time: a new system that hangs there, or while it
 // loads the driver of the hardware's watchdog, doesn't stay (Documentation/watchdog/watchdog-parameters.rst).
 func armSoftdog() error {
-	dir, err := udev.ModulesDir()
-	if err != nil {
-		return err
-	}
-	modules, err := udev.OpenModules(filepath.Join(newRoot, dir))
+	modules, err := udev.RunningModules(newRoot)
 	if err != nil {
 		return err
 	}

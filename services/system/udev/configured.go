@@ -33,13 +33,7 @@ const retryModules = time.Minute
 
 // ModuleController loads the modules of the configuration.
 func ModuleController(o Options) resource.Controller {
-	c := &configured{mode: o.Mode, open: func() (*Modules, error) {
-		dir, err := ModulesDir()
-		if err != nil {
-			return nil, err
-		}
-		return OpenModules(dir)
-	}}
+	c := &configured{mode: o.Mode, open: func() (*Modules, error) { return RunningModules("/") }}
 	return c.controller()
 }
 

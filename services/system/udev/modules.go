@@ -54,6 +54,15 @@ func ModulesDir() (string, error) {
 	return filepath.Join("/lib/modules", unix.ByteSliceToString(u.Release[:])), nil
 }
 
+// RunningModules opens the modules of the running kernel, below a root file system.
+func RunningModules(root string) (*Modules, error) {
+	dir, err := ModulesDir()
+	if err != nil {
+		return nil, err
+	}
+	return OpenModules(filepath.Join(root, dir))
+}
+
 // OpenModules reads the indexes of a module folder. modules.dep is required;
 // other missing files count as empty.
 func OpenModules(dir string) (*Modules, error) {

@@ -41,11 +41,7 @@ var required = []struct{ name, why string }{
 // Documentation/admin-guide/sysctl/kernel.rst), so this runs in a separate
 // process, which the kernel starts and waits for.
 func Modprobe(name string) error {
-	dir, err := ModulesDir()
-	if err != nil {
-		return err
-	}
-	m, err := OpenModules(dir)
+	m, err := RunningModules("/")
 	if err != nil {
 		return err
 	}

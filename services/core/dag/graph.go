@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
@@ -62,18 +63,10 @@ type Graph struct {
 // New makes a graph. Duplicate and unknown IDs, and dependency cycles, are
 // errors that name them.
 func New(opts Options, services ...Service) (*Graph, error) {
-	if opts.Log == nil {
-		opts.Log = func(string) *slog.Logger { return slog.New(slog.DiscardHandler) }
-	}
-	if opts.EventLog == nil {
-		opts.EventLog = opts.Log
-	}
-	if opts.SinceBoot == nil {
-		opts.SinceBoot = SinceBoot
-	}
-	if opts.Now == nil {
-		opts.Now = time.Now
-	}
+	option.Default(&opts.Log, func(string) *slog.Logger { return slog.New(slog.DiscardHandler) })
+	option.Default(&opts.EventLog, opts.Log)
+	option.Default(&opts.SinceBoot, SinceBoot)
+	option.Default(&opts.Now, time.Now)
 	g := &Graph{opts: opts, runners: make(map[string]*runner, len(services))}
 	g.history.subs = make(map[chan Event]struct{})
 	if err := g.connect(services); err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/option"
 )
 
 const (
@@ -52,12 +53,8 @@ type Runner struct {
 
 // New makes a runner; nothing runs yet. An error is a defect of the definitions.
 func New(o Options) (*Runner, error) {
-	if o.Print == nil {
-		o.Print = func(string, ...any) {}
-	}
-	if o.writeFile == nil {
-		o.writeFile = boot.WriteFile
-	}
+	option.Default(&o.Print, func(string, ...any) {})
+	option.Default(&o.writeFile, boot.WriteFile)
 	r := &Runner{
 		o: o, definitions: map[string]Definition{}, files: journals{o.Dir, o.Log, o.writeFile},
 		beginning: make(chan struct{}, 1), operations: map[string]*execution{},

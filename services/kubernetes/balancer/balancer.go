@@ -40,6 +40,7 @@ import (
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -109,14 +110,12 @@ type Options struct {
 
 // Service is the balancer in the graph. STATE is there once disks is up.
 func Service(o Options) dag.Service {
-	o.address = cmp.Or(o.address, Address)
-	o.file = cmp.Or(o.file, filepath.Join(boot.StateDir, listFile))
-	o.kubeletClient = cmp.Or(o.kubeletClient, boot.KubeletClient)
-	if o.dial == nil {
-		o.dial = func(ctx context.Context, address string) (net.Conn, error) {
-			return (&net.Dialer{Timeout: balance.DialBudget}).DialContext(ctx, "tcp", address)
-		}
-	}
+	option.Default(&o.address, Address)
+	option.Default(&o.file, filepath.Join(boot.StateDir, listFile))
+	option.Default(&o.kubeletClient, boot.KubeletClient)
+	option.Default(&o.dial, func(ctx context.Context, address string) (net.Conn, error) {
+		return (&net.Dialer{Timeout: balance.DialBudget}).DialContext(ctx, "tcp", address)
+	})
 	return dag.Service{
 		ID:         ID,
 		Run:        o.run,

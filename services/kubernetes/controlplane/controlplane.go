@@ -24,6 +24,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -176,20 +177,15 @@ const (
 
 // Controllers are the controllers of this package.
 func Controllers(o Options) []resource.Controller {
-	for _, option := range []struct {
-		to    *string
-		value string
-	}{
-		{&o.StaticPodsDir, boot.StaticPodsDir}, {&o.FilesDir, filesDir}, {&o.AuditDir, auditDir}, {&o.SecretsDir, boot.SecretsDir},
-		{&o.CNIConfDir, boot.CNIConfDir}, {&o.CheckpointsDir, boot.CheckpointsDir}, {&o.SubnetFile, subnetFile}, {&o.KubeletURL, kubeletURL},
-	} {
-		if *option.to == "" {
-			*option.to = option.value
-		}
-	}
-	if o.Initialized == nil {
-		o.Initialized = initialized
-	}
+	option.Default(&o.StaticPodsDir, boot.StaticPodsDir)
+	option.Default(&o.FilesDir, filesDir)
+	option.Default(&o.AuditDir, auditDir)
+	option.Default(&o.SecretsDir, boot.SecretsDir)
+	option.Default(&o.CNIConfDir, boot.CNIConfDir)
+	option.Default(&o.CheckpointsDir, boot.CheckpointsDir)
+	option.Default(&o.SubnetFile, subnetFile)
+	option.Default(&o.KubeletURL, kubeletURL)
+	option.Default(&o.Initialized, initialized)
 	return []resource.Controller{
 		{
 			Name: "v1alpha1.BootstrapStatusController", Reconcile: (&BootstrapStatusController{initialized: o.Initialized}).Reconcile,

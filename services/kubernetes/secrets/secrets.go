@@ -28,6 +28,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -176,18 +177,14 @@ type Options struct {
 
 // Controllers are the controllers of this package.
 func Controllers(o Options) []resource.Controller {
-	o.Dir = cmp.Or(o.Dir, boot.SecretsDir)
-	if o.Now == nil {
-		o.Now = time.Now
-	}
+	option.Default(&o.Dir, boot.SecretsDir)
+	option.Default(&o.Now, time.Now)
 	stored := certFile{path: o.APIFile, ready: func() bool { return true }}
 	if o.APIFile == "" {
 		stored = certFile{path: filepath.Join(boot.StateDir, apiFile), ready: func() bool { return boot.IsMountPoint(boot.StateDir) }}
 	}
-	o.Balancer = cmp.Or(o.Balancer, balancer.URL)
-	if o.Dial == nil {
-		o.Dial = dial
-	}
+	option.Default(&o.Balancer, balancer.URL)
+	option.Default(&o.Dial, dial)
 	return []resource.Controller{
 		{
 			Name: "secrets.APIController", Reconcile: (&APIController{now: o.Now, stored: stored, signingClient: signingClient{dial: o.Dial, kubeletClient: cmp.Or(o.KubeletClient, boot.KubeletClient)}}).Reconcile,

@@ -16,7 +16,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -24,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -82,23 +82,13 @@ type diagnosis struct {
 
 // New makes a doctor. It does nothing until it is asked.
 func New(o Options) *Doctor {
-	if o.SinceBoot == nil {
-		o.SinceBoot = dag.SinceBoot
-	}
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-	if o.Tail == nil {
-		o.Tail = func(string, int) []string { return nil }
-	}
-	o.health = cmp.Or(o.health, etcdHealth)
-	o.balancer = cmp.Or(o.balancer, balancer.URL)
-	if o.programs == nil {
-		o.programs = map[string]string{controllerManager: controllerManagerHealth, scheduler: schedulerHealth}
-	}
-	if o.statfs == nil {
-		o.statfs = statfs
-	}
+	option.Default(&o.SinceBoot, dag.SinceBoot)
+	option.Default(&o.Now, time.Now)
+	option.Default(&o.Tail, func(string, int) []string { return nil })
+	option.Default(&o.health, etcdHealth)
+	option.Default(&o.balancer, balancer.URL)
+	option.Default(&o.programs, map[string]string{controllerManager: controllerManagerHealth, scheduler: schedulerHealth})
+	option.Default(&o.statfs, statfs)
 	return &Doctor{o: o, stuck: map[string]struct{}{}}
 }
 

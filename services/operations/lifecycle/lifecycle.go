@@ -27,6 +27,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -118,9 +119,7 @@ type Options struct {
 
 // Definitions are the operations of this package.
 func Definitions(o Options) []operation.Definition {
-	if o.Kubernetes == nil {
-		o.Kubernetes = o.client
-	}
+	option.Default(&o.Kubernetes, o.client)
 	return []operation.Definition{
 		o.reboot().definition(),
 		o.shutdown().definition(),

@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -103,26 +104,16 @@ type Disks struct {
 
 // New makes the service and doesn't start it.
 func New(o Options) *Disks {
-	if o.isDisk == nil {
-		o.isDisk = isDisk
-	}
-	o.stateDir = cmp.Or(o.stateDir, boot.StateDir)
-	o.varDir = cmp.Or(o.varDir, boot.EphemeralDir)
-	o.idFile = cmp.Or(o.idFile, machineIDFile)
-	o.firmware = cmp.Or(o.firmware, esp.FirmwareDir)
-	o.patience = cmp.Or(o.patience, warnAfter)
-	if o.mount == nil {
-		o.mount = mountReadOnly
-	}
-	if o.statfs == nil {
-		o.statfs = unix.Statfs
-	}
-	if o.Sound == nil { // nothing is installed
-		o.Sound = func(context.Context) error { return nil }
-	}
-	if o.before == nil {
-		o.before = func(string) error { return nil }
-	}
+	option.Default(&o.isDisk, isDisk)
+	option.Default(&o.stateDir, boot.StateDir)
+	option.Default(&o.varDir, boot.EphemeralDir)
+	option.Default(&o.idFile, machineIDFile)
+	option.Default(&o.firmware, esp.FirmwareDir)
+	option.Default(&o.patience, warnAfter)
+	option.Default(&o.mount, mountReadOnly)
+	option.Default(&o.statfs, unix.Statfs)
+	option.Default(&o.Sound, func(context.Context) error { return nil })
+	option.Default(&o.before, func(string) error { return nil })
 	return &Disks{o: o, log: o.Logs.Logger(ID), began: time.Now(),
 		volumes: volumes(map[string]string{boot.LabelState: o.stateDir, boot.LabelEphemeral: o.varDir})}
 }

@@ -10,9 +10,7 @@
 package files
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -23,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -112,10 +111,8 @@ type Daemon struct {
 
 // New makes the service; nothing runs yet.
 func New(o Options) *Daemon {
-	o.root = cmp.Or(o.root, "/")
-	if o.image == nil {
-		o.image = openImage
-	}
+	option.Default(&o.root, "/")
+	option.Default(&o.image, openImage)
 	return &Daemon{o: o, log: o.Logs.Logger(ID), made: map[string]bool{}, logged: map[string]string{}}
 }
 

@@ -2,7 +2,6 @@ package machine
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -133,10 +133,8 @@ type Applier struct {
 
 // NewApplier makes an Applier for a node that has no configuration yet.
 func NewApplier(o ApplierOptions) *Applier {
-	o.StateDir = cmp.Or(o.StateDir, boot.StateDir)
-	if o.Now == nil {
-		o.Now = time.Now
-	}
+	option.Default(&o.StateDir, boot.StateDir)
+	option.Default(&o.Now, time.Now)
 	return &Applier{o: o, stored: store{o.StateDir}, given: make(chan struct{}), wake: make(chan struct{}, 1)}
 }
 

@@ -19,7 +19,6 @@
 package network
 
 import (
-	"cmp"
 	"context"
 	"net/netip"
 	"path/filepath"
@@ -32,6 +31,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -170,29 +170,15 @@ func (d *Daemon) Use(n config.Network) {
 
 // New makes the service and doesn't start it.
 func New(o Options) *Daemon {
-	o.etcDir = cmp.Or(o.etcDir, "/etc")
-	o.pinFile = cmp.Or(o.pinFile, filepath.Join(boot.StateDir, "node-address"))
-	if o.pinReady == nil {
-		o.pinReady = func() bool { return boot.IsMountPoint(filepath.Dir(o.pinFile)) }
-	}
-	if o.physical == nil {
-		o.physical = physicalEthernet
-	}
-	if o.sources == nil {
-		o.sources = sources
-	}
-	if o.apply == nil {
-		o.apply = apply
-	}
-	if o.link == nil {
-		o.link = virtual.link
-	}
-	if o.configureWireGuard == nil {
-		o.configureWireGuard = configureWireGuard
-	}
-	if o.wireguardDevice == nil {
-		o.wireguardDevice = wireguardDevice
-	}
+	option.Default(&o.etcDir, "/etc")
+	option.Default(&o.pinFile, filepath.Join(boot.StateDir, "node-address"))
+	option.Default(&o.pinReady, func() bool { return boot.IsMountPoint(filepath.Dir(o.pinFile)) })
+	option.Default(&o.physical, physicalEthernet)
+	option.Default(&o.sources, sources)
+	option.Default(&o.apply, apply)
+	option.Default(&o.link, virtual.link)
+	option.Default(&o.configureWireGuard, configureWireGuard)
+	option.Default(&o.wireguardDevice, wireguardDevice)
 	return &Daemon{o: o, applied: map[string]linkState{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}, typed: make(chan config.Network, 1)}
 }
 

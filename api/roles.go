@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -56,8 +57,8 @@ type Method struct {
 	Procedure string
 	// Role is the least one that may call it; "" for nobody.
 	Role Role
-	// Changes: every call is audited.
-	Changes bool
+	// Changes and Discloses: every call is audited.
+	Changes, Discloses bool
 	// Peer: other nodes may call it, too.
 	Peer bool
 	// Maintenance: it answers while the node has no configuration.
@@ -93,16 +94,21 @@ func method(d protoreflect.MethodDescriptor) Method {
 	maintenance, _ := get(garboardv1.E_Maintenance).(bool)
 	upload, _ := get(garboardv1.E_UploadMib).(uint32)
 	peer, _ := get(garboardv1.E_Peer).(bool)
+	discloses, _ := get(garboardv1.E_Discloses).(bool)
 	return Method{
 		Procedure:   "/" + string(d.Parent().FullName()) + "/" + string(d.Name()),
 		Role:        Role(role),
 		Changes:     changes,
+		Discloses:   discloses,
 		Peer:        peer,
 		Maintenance: maintenance,
 		Streaming:   d.IsStreamingServer() || d.IsStreamingClient(),
 		Upload:      int64(upload) << 20,
 	}
 }
+
+// Audited reports whether each call of the method is written to the audit log.
+func (m Method) Audited() bool { return m.Changes || m.Discloses }
 
 // Methods are all of the API, sorted.
 func Methods() []Method {
@@ -158,6 +164,19 @@ const (
 	HeaderRemote = "Garboard-Remote" // address and port
 	HeaderMode   = "Garboard-Mode"   // ModeNormal or ModeMaintenance
 )
+
+// Refusals is where the gate tells the node of a call that it has refused, for the audit
+// log. It is no method: clients can't reach it.
+const Refusals = "/refusals"
+
+// Refusal is a call that the gate has refused, as JSON.
+type Refusal struct {
+	Peer, Remote string
+	Roles        []string
+	Procedure    string
+	Code         connect.Code
+	Why          string
+}
 
 // Values of HeaderMode.
 const (

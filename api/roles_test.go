@@ -19,6 +19,10 @@ func TestEveryMethodHasARole(t *testing.T) {
 		if m.Changes && m.Role == Reader {
 			t.Errorf("%s changes something and is for readers", m.Procedure)
 		}
+		// What a reader may not have is a change or a secret: somebody wants to know who did it.
+		if least := Allowed(m, []string{string(Reader)}) || m.Role == Operator || m.Role == Peer; !least && !m.Audited() {
+			t.Errorf("%s is for administrators or backups, and has neither the option changes nor discloses", m.Procedure)
+		}
 		if !m.Changes && slices.ContainsFunc([]string{"Apply", "Reboot", "Shutdown", "Control", "Confirm", "Rollback"}, func(verb string) bool {
 			return strings.HasSuffix(m.Procedure, "/"+verb)
 		}) {

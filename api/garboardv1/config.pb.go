@@ -902,9 +902,9 @@ const file_garboard_v1_config_proto_rawDesc = "" +
 	"\x14APPLY_MODE_ON_REBOOT\x10\x02\x12\x15\n" +
 	"\x11APPLY_MODE_REBOOT\x10\x03\x12\x12\n" +
 	"\x0eAPPLY_MODE_TRY\x10\x04\x12\x15\n" +
-	"\x11APPLY_MODE_UNDONE\x10\x052\xfd\x03\n" +
-	"\rConfigService\x12Z\n" +
-	"\x03Get\x12\x1d.garboard.v1.GetConfigRequest\x1a\x1e.garboard.v1.GetConfigResponse\"\x14\x8a\xb5\x18\tos:reader\xa8\xb5\x18\x01\x90\x02\x01\x12d\n" +
+	"\x11APPLY_MODE_UNDONE\x10\x052\x81\x04\n" +
+	"\rConfigService\x12^\n" +
+	"\x03Get\x12\x1d.garboard.v1.GetConfigRequest\x1a\x1e.garboard.v1.GetConfigResponse\"\x18\x8a\xb5\x18\tos:reader\xa8\xb5\x18\x01\xb0\xb5\x18\x01\x90\x02\x01\x12d\n" +
 	"\x05Apply\x12\x1f.garboard.v1.ApplyConfigRequest\x1a .garboard.v1.ApplyConfigResponse\"\x18\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x98\xb5\x18\x01\xa8\xb5\x18\x01\x12b\n" +
 	"\aConfirm\x12!.garboard.v1.ConfirmConfigRequest\x1a\".garboard.v1.ConfirmConfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
 	"\aHistory\x12!.garboard.v1.ConfigHistoryRequest\x1a\".garboard.v1.ConfigHistoryResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12b\n" +

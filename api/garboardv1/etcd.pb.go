@@ -1314,14 +1314,14 @@ const file_garboard_v1_etcd_proto_rawDesc = "" +
 	"\amessage\x18\x01 \x01(\tR\amessage\"\x12\n" +
 	"\x10EtcdLeaveRequest\"-\n" +
 	"\x11EtcdLeaveResponse\x12\x18\n" +
-	"\amessage\x18\x01 \x01(\tR\amessage2\xb7\t\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage2\xbb\t\n" +
 	"\vEtcdService\x12\\\n" +
 	"\tBootstrap\x12\x1d.garboard.v1.BootstrapRequest\x1a\x1e.garboard.v1.BootstrapResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12_\n" +
 	"\aRecover\x12\x1b.garboard.v1.RecoverRequest\x1a\x1e.garboard.v1.BootstrapResponse\"\x15\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\xa0\xb5\x18\x80`(\x01\x12Z\n" +
 	"\tBeginning\x12\x1d.garboard.v1.BeginningRequest\x1a\x1e.garboard.v1.BeginningResponse\"\x0e\x8a\xb5\x18\aos:peer\x90\x02\x01\x12^\n" +
 	"\aMembers\x12\x1f.garboard.v1.EtcdMembersRequest\x1a .garboard.v1.EtcdMembersResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12[\n" +
-	"\x06Status\x12\x1e.garboard.v1.EtcdStatusRequest\x1a\x1f.garboard.v1.EtcdStatusResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12Z\n" +
-	"\bSnapshot\x12 .garboard.v1.EtcdSnapshotRequest\x1a\x16.garboard.v1.FileChunk\"\x12\x8a\xb5\x18\x0eos:etcd:backup0\x01\x12g\n" +
+	"\x06Status\x12\x1e.garboard.v1.EtcdStatusRequest\x1a\x1f.garboard.v1.EtcdStatusResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12^\n" +
+	"\bSnapshot\x12 .garboard.v1.EtcdSnapshotRequest\x1a\x16.garboard.v1.FileChunk\"\x16\x8a\xb5\x18\x0eos:etcd:backup\xb0\xb5\x18\x010\x01\x12g\n" +
 	"\n" +
 	"Defragment\x12\".garboard.v1.EtcdDefragmentRequest\x1a#.garboard.v1.EtcdDefragmentResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12[\n" +
 	"\x06Alarms\x12\x1e.garboard.v1.EtcdAlarmsRequest\x1a\x1f.garboard.v1.EtcdAlarmsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12g\n" +

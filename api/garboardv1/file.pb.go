@@ -336,11 +336,11 @@ const file_garboard_v1_file_proto_rawDesc = "" +
 	"\x10CopyFilesRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"\x1f\n" +
 	"\tFileChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xf9\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\x81\x02\n" +
 	"\vFileService\x12M\n" +
-	"\x04List\x12\x1d.garboard.v1.ListFilesRequest\x1a\x15.garboard.v1.FileInfo\"\r\x8a\xb5\x18\tos:reader0\x01\x12L\n" +
-	"\x04Read\x12\x1c.garboard.v1.ReadFileRequest\x1a\x16.garboard.v1.FileChunk\"\f\x8a\xb5\x18\bos:admin0\x01\x12M\n" +
-	"\x04Copy\x12\x1d.garboard.v1.CopyFilesRequest\x1a\x16.garboard.v1.FileChunk\"\f\x8a\xb5\x18\bos:admin0\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
+	"\x04List\x12\x1d.garboard.v1.ListFilesRequest\x1a\x15.garboard.v1.FileInfo\"\r\x8a\xb5\x18\tos:reader0\x01\x12P\n" +
+	"\x04Read\x12\x1c.garboard.v1.ReadFileRequest\x1a\x16.garboard.v1.FileChunk\"\x10\x8a\xb5\x18\bos:admin\xb0\xb5\x18\x010\x01\x12Q\n" +
+	"\x04Copy\x12\x1d.garboard.v1.CopyFilesRequest\x1a\x16.garboard.v1.FileChunk\"\x10\x8a\xb5\x18\bos:admin\xb0\xb5\x18\x010\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var (
 	file_garboard_v1_file_proto_rawDescOnce sync.Once

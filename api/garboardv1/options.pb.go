@@ -65,6 +65,14 @@ var file_garboard_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Filename:      "garboard/v1/options.proto",
 	},
 	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*bool)(nil),
+		Field:         50006,
+		Name:          "garboard.v1.discloses",
+		Tag:           "varint,50006,opt,name=discloses",
+		Filename:      "garboard/v1/options.proto",
+	},
+	{
 		ExtendedType:  (*descriptorpb.ServiceOptions)(nil),
 		ExtensionType: (*string)(nil),
 		Field:         50001,
@@ -100,6 +108,10 @@ var (
 	//
 	// optional bool peer = 50005;
 	E_Peer = &file_garboard_v1_options_proto_extTypes[4]
+	// The method gives out what may be secret: every call is written to the audit log.
+	//
+	// optional bool discloses = 50006;
+	E_Discloses = &file_garboard_v1_options_proto_extTypes[5]
 )
 
 // Extension fields to descriptorpb.ServiceOptions.
@@ -108,7 +120,7 @@ var (
 	// of the machine API, and can't be reached through it.
 	//
 	// optional string served_by = 50001;
-	E_ServedBy = &file_garboard_v1_options_proto_extTypes[5]
+	E_ServedBy = &file_garboard_v1_options_proto_extTypes[6]
 )
 
 var File_garboard_v1_options_proto protoreflect.FileDescriptor
@@ -122,6 +134,7 @@ const file_garboard_v1_options_proto_rawDesc = "" +
 	"\n" +
 	"upload_mib\x12\x1e.google.protobuf.MethodOptions\x18Ԇ\x03 \x01(\rR\tuploadMib:4\n" +
 	"\x04peer\x12\x1e.google.protobuf.MethodOptions\x18Ն\x03 \x01(\bR\x04peer:>\n" +
+	"\tdiscloses\x12\x1e.google.protobuf.MethodOptions\x18ֆ\x03 \x01(\bR\tdiscloses:>\n" +
 	"\tserved_by\x12\x1f.google.protobuf.ServiceOptions\x18ц\x03 \x01(\tR\bservedByB0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var file_garboard_v1_options_proto_goTypes = []any{
@@ -134,11 +147,12 @@ var file_garboard_v1_options_proto_depIdxs = []int32{
 	0, // 2: garboard.v1.maintenance:extendee -> google.protobuf.MethodOptions
 	0, // 3: garboard.v1.upload_mib:extendee -> google.protobuf.MethodOptions
 	0, // 4: garboard.v1.peer:extendee -> google.protobuf.MethodOptions
-	1, // 5: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	0, // [0:6] is the sub-list for extension extendee
+	0, // 5: garboard.v1.discloses:extendee -> google.protobuf.MethodOptions
+	1, // 6: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	0, // [0:7] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
 }
 
@@ -154,7 +168,7 @@ func file_garboard_v1_options_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_options_proto_rawDesc), len(file_garboard_v1_options_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   0,
-			NumExtensions: 6,
+			NumExtensions: 7,
 			NumServices:   0,
 		},
 		GoTypes:           file_garboard_v1_options_proto_goTypes,

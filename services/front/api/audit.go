@@ -5,44 +5,85 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"slices"
 	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/front/connlimit"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// AuditID is the log of every call that changes something, or was to.
+// AuditID is the log of every call that changes something or discloses what may be secret,
+// and of those that were refused.
 const AuditID = "audit"
 
 // maxOutcome bounds what an error adds to a line of the log.
 const maxOutcome = 200
 
-// audit logs the calls of methods with the option changes: user, method, address,
-// result and duration. It is an interceptor; the guard logs calls that don't reach it,
-// because they are refused or can't be read.
-type audit struct{ log *slog.Logger }
+// audit logs the calls of methods with the options changes and discloses: user, method,
+// address, what was asked for, result and duration. It is an interceptor; the guard logs
+// calls that don't reach it, because they are refused or can't be read.
+type audit struct {
+	log   *slog.Logger
+	lines connlimit.Lines
+}
 
-func (a *audit) record(caller caller, procedure, what string, err error, took time.Duration) {
+// entry is a call in the log.
+type entry struct {
+	caller
+	procedure, what string
+	err             error
+	took            time.Duration
+	refused         bool // the call wasn't let in
+}
+
+// record writes a line. A flood of calls that were refused, or of readers, who get nothing
+// secret, loses lines, and they are counted: there is room for those of others. Each line
+// of others is written.
+func (a *audit) record(e entry) {
+	dropped, ok := 0, true
+	if more := func(role string) bool { return role != string(contract.Reader) }; e.refused || !slices.ContainsFunc(e.roles, more) {
+		dropped, ok = a.lines.Take(e.writer(), time.Now())
+	}
+	if !ok {
+		return
+	}
 	outcome := "ok"
-	if err != nil {
-		outcome = connect.CodeOf(err).String()
-		var e *connect.Error
+	if e.err != nil {
+		outcome = connect.CodeOf(e.err).String()
+		var err *connect.Error
 		// Problems of a document quote it, and it holds secrets.
-		if errors.As(err, &e) && e.Code() != connect.CodeInvalidArgument {
-			outcome += ": " + shortened(e.Message())
+		if errors.As(e.err, &err) && err.Code() != connect.CodeInvalidArgument {
+			outcome += ": " + shortened(err.Message())
 		}
 	}
 	attrs := []slog.Attr{
-		slog.String("peer", caller.String()), slog.String("roles", strings.Join(caller.roles, ",")), slog.String("remote", caller.remote),
-		slog.String("outcome", outcome), slog.Duration("took", took),
+		slog.String("peer", e.caller.String()), slog.String("roles", strings.Join(e.roles, ",")), slog.String("remote", e.remote),
+		slog.String("outcome", outcome), slog.Duration("took", e.took),
 	}
-	if what != "" {
-		attrs = append(attrs, slog.String("what", what))
+	if e.what != "" {
+		attrs = append(attrs, slog.String("what", e.what))
 	}
-	a.log.LogAttrs(context.Background(), slog.LevelInfo, strings.TrimPrefix(procedure, "/garboard.v1."), attrs...)
+	if dropped > 0 {
+		attrs = append(attrs, slog.Int("dropped", dropped))
+	}
+	a.log.LogAttrs(context.Background(), slog.LevelInfo, strings.TrimPrefix(e.procedure, "/garboard.v1."), attrs...)
+}
+
+// writer is who causes a line. A reader doesn't use the lines of an administrator of the
+// same name.
+func (e entry) writer() string {
+	if e.peer != "" {
+		return e.peer + "\x00" + strings.Join(e.roles, ",")
+	}
+	host, _, _ := net.SplitHostPort(e.remote)
+	return host
 }
 
 // shortened is the first line of a text, or the beginning of it.
@@ -56,17 +97,26 @@ func shortened(text string) string {
 
 // WrapUnary implements connect.Interceptor.
 func (a *audit) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-		if m, ok := contract.Lookup(req.Spec().Procedure); ok && !m.Changes {
-			return next(ctx, req)
-		}
-		began := time.Now()
-		res, err := next(ctx, req)
-		call := callOf(ctx)
-		call.audited = true
-		a.record(call.caller, req.Spec().Procedure, summary(req.Any()), err, time.Since(began))
+	return func(ctx context.Context, req connect.AnyRequest) (res connect.AnyResponse, err error) {
+		err = a.audited(ctx, req.Spec().Procedure, func() any { return req.Any() }, func() error {
+			res, err = next(ctx, req)
+			return err
+		})
 		return res, err
 	}
+}
+
+// audited runs a call, and records it.
+func (a *audit) audited(ctx context.Context, procedure string, message func() any, run func() error) error {
+	if m, ok := contract.Lookup(procedure); ok && !m.Audited() {
+		return run()
+	}
+	began := time.Now()
+	err := run()
+	call := callOf(ctx)
+	call.audited = true
+	a.record(entry{caller: call.caller, procedure: procedure, what: summary(message()), err: err, took: time.Since(began)})
+	return err
 }
 
 // WrapStreamingClient implements connect.Interceptor; there is no client here.
@@ -77,16 +127,24 @@ func (a *audit) WrapStreamingClient(next connect.StreamingClientFunc) connect.St
 // WrapStreamingHandler implements connect.Interceptor.
 func (a *audit) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		if m, ok := contract.Lookup(conn.Spec().Procedure); ok && !m.Changes {
-			return next(ctx, conn)
-		}
-		began := time.Now()
-		err := next(ctx, conn)
-		call := callOf(ctx)
-		call.audited = true
-		a.record(call.caller, conn.Spec().Procedure, call.what, err, time.Since(began))
-		return err
+		first := &firstMessage{StreamingHandlerConn: conn}
+		return a.audited(ctx, conn.Spec().Procedure, func() any { return first.message }, func() error { return next(ctx, first) })
 	}
+}
+
+// firstMessage remembers what a stream was asked for.
+type firstMessage struct {
+	connect.StreamingHandlerConn
+	message any
+}
+
+// Receive implements connect.StreamingHandlerConn.
+func (f *firstMessage) Receive(message any) error {
+	err := f.StreamingHandlerConn.Receive(message)
+	if f.message == nil && err == nil {
+		f.message = message
+	}
+	return err
 }
 
 // summary describes a request, without secrets.
@@ -108,10 +166,33 @@ func summary(message any) string {
 		return shortened(fmt.Sprintf("%s %q", actionName(m.GetAction()), m.GetId()))
 	case *apiv1.AnswerOperationRequest:
 		return shortened(fmt.Sprintf("%q, question %q", m.GetId(), m.GetQuestion()))
-	case *apiv1.AbortOperationRequest:
-		return shortened(fmt.Sprintf("%q", m.GetId()))
+	case proto.Message:
+		return shortened(fields(m.ProtoReflect()))
 	}
 	return ""
+}
+
+// fields are the names, numbers and switches of a request. Bytes are content, which may be
+// secret.
+func fields(m protoreflect.Message) string {
+	var parts []string
+	for i := range m.Descriptor().Fields().Len() {
+		f := m.Descriptor().Fields().Get(i)
+		if !m.Has(f) || f.Kind() == protoreflect.BytesKind || f.Message() != nil {
+			continue
+		}
+		values := []protoreflect.Value{m.Get(f)}
+		if f.IsList() {
+			values = nil
+			for j := range m.Get(f).List().Len() {
+				values = append(values, m.Get(f).List().Get(j))
+			}
+		}
+		for _, v := range values {
+			parts = append(parts, fmt.Sprintf("%s %q", f.Name(), v.String()))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 func dryRun(dry bool) string {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -165,7 +164,6 @@ func (s *nodeService) Images(ctx context.Context, req *connect.Request[apiv1.Ima
 // PullImage pulls an image for a person, or for an operation on another node. The pull ends with the call.
 func (s *nodeService) PullImage(ctx context.Context, req *connect.Request[apiv1.PullImageRequest], stream *connect.ServerStream[apiv1.PullImageProgress]) error {
 	image := req.Msg.GetImage()
-	callOf(ctx).what = shortened(fmt.Sprintf("%q", image))
 	switch {
 	case image == "":
 		return failed(connect.CodeInvalidArgument, "the request names no image")

@@ -29,7 +29,6 @@ type caller struct {
 type call struct {
 	caller
 	audited bool
-	what    string // of a stream: what was asked for, for the audit log
 }
 
 type callKey struct{}

@@ -1,13 +1,14 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"runtime/debug"
-	"time"
 
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
@@ -17,7 +18,10 @@ import (
 // its caller is known and may call, and there is room.
 func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		began := time.Now()
+		if r.URL.Path == contract.Refusals {
+			s.refusal(w, r)
+			return
+		}
 		method, known := contract.Lookup(r.URL.Path)
 		caller, err := identify(r.Header)
 		if err == nil {
@@ -28,9 +32,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			leave, err = s.enter(method)
 		}
 		if err != nil {
-			if method.Changes {
-				s.audit.record(caller, method.Procedure, "", err, time.Since(began))
-			}
+			s.audit.record(entry{caller: caller, procedure: cmp.Or(method.Procedure, shortened(readable(r.URL.Path))), err: err, refused: true})
 			s.refuse(w, r, err)
 			return
 		}
@@ -50,9 +52,22 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			}
 		}()
 		next.ServeHTTP(tracked, r)
-		if method.Changes && !call.audited {
-			s.audit.record(caller, method.Procedure, "", failed(connect.CodeInvalidArgument, "the request couldn't be read"), time.Since(began))
+		if method.Audited() && !call.audited {
+			s.audit.record(entry{caller: caller, procedure: method.Procedure, err: failed(connect.CodeInvalidArgument, "the request couldn't be read")})
 		}
+	})
+}
+
+// refusal records a call that the gate has refused.
+func (s *Server) refusal(w http.ResponseWriter, r *http.Request) {
+	var told contract.Refusal
+	if err := json.NewDecoder(io.LimitReader(r.Body, maxHeader)).Decode(&told); err != nil {
+		s.refuse(w, r, failed(connect.CodeInvalidArgument, "a refusal: %w", err))
+		return
+	}
+	s.audit.record(entry{
+		caller:    caller{peer: shortened(told.Peer), roles: told.Roles, remote: shortened(told.Remote)},
+		procedure: shortened(told.Procedure), err: failed(told.Code, "%s", told.Why), refused: true,
 	})
 }
 

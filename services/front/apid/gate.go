@@ -1,7 +1,9 @@
 package apid
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
@@ -159,9 +161,32 @@ func (g *gate) decide(r *http.Request) (call, api.Method, error) {
 	return c, m, nil
 }
 
+// refuse tells PID 1 of the call, for the audit log.
 func (g *gate) refuse(r *http.Request, caller identity, code connect.Code, why error) error {
 	g.log.Warn("refused", "who", caller.name, "from", r.RemoteAddr, "method", printablePath(r), "why", why.Error())
+	told, err := json.Marshal(api.Refusal{Peer: caller.name, Remote: r.RemoteAddr, Roles: caller.roles, Procedure: printablePath(r), Code: code, Why: why.Error()})
+	if err == nil {
+		err = g.tell(r.Context(), told)
+	}
+	if err != nil {
+		g.log.Warn("the audit log lacks a call that was refused", "err", err.Error())
+	}
 	return connect.NewError(code, why)
+}
+
+func (g *gate) tell(ctx context.Context, refusal []byte) error {
+	// The caller may be gone already, which must not hide the call.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+machineHost+api.Refusals, bytes.NewReader(refusal))
+	if err != nil {
+		return err
+	}
+	answer, err := g.backend.RoundTrip(r)
+	if err == nil {
+		answer.Body.Close()
+	}
+	return err
 }
 
 // authenticate identifies the caller with the current authorities, which may be newer

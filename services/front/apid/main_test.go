@@ -5,6 +5,7 @@ import (
 	"crypto"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"io"
 	"log/slog"
 	"net"
@@ -58,11 +59,22 @@ type recorder struct {
 	forget  bool // that is, don't remember
 	close   func()
 
-	mu       sync.Mutex // guards requests
+	mu       sync.Mutex // guards all following fields
 	requests []*http.Request
+	refusals []api.Refusal
 }
 
 func (r *recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if req.URL.Path == api.Refusals {
+		var told api.Refusal
+		if err := json.NewDecoder(req.Body).Decode(&told); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.refusals = append(r.refusals, told)
+		return
+	}
 	if !r.forget {
 		r.mu.Lock()
 		r.requests = append(r.requests, req)
@@ -73,6 +85,16 @@ func (r *recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	_, _ = io.Copy(io.Discard, req.Body)
+}
+
+// refused is the last call that the gate told of as refused, and how many there were.
+func (r *recorder) refused() (last api.Refusal, count int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if count = len(r.refusals); count > 0 {
+		last = r.refusals[count-1]
+	}
+	return last, count
 }
 
 // take returns the requests so far, and forgets them.

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/connlimit"
@@ -127,7 +128,7 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = fmt.Errorf("metrics need the role %s", m.Role)
 		fallthrough
 	case err != nil:
-		s.log.Warn("refused", "who", caller.name, "from", r.RemoteAddr, "method", printablePath(r), "why", err.Error())
+		_ = s.refuse(r, caller, connect.CodePermissionDenied, err)
 		http.Error(w, err.Error(), http.StatusForbidden)
 		return
 	case r.URL.Path != api.MetricsPath:

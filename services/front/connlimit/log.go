@@ -3,6 +3,7 @@ package connlimit
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -16,42 +17,78 @@ const (
 	logEvery = time.Second
 )
 
-// limiter is a log handler that drops lines when there are too many, and adds their
-// number to the next one.
-type limiter struct {
-	slog.Handler
-	now func() time.Time
+// maxWriters bounds how many Lines tells apart; the others share one allowance.
+const maxWriters = 256
 
-	mu      sync.Mutex // guards all following fields
+// Lines bounds how many lines of a log each of its writers causes. The zero value is ready.
+type Lines struct {
+	mu sync.Mutex // guards by
+	by map[string]*allowance
+}
+
+// allowance is what a writer has left.
+type allowance struct {
 	tokens  int
 	last    time.Time // when tokens was counted
 	dropped int
 }
 
+func (a *allowance) refill(now time.Time) {
+	if more := int(now.Sub(a.last) / logEvery); more > 0 {
+		a.tokens, a.last = min(a.tokens+more, logBurst), now
+	}
+}
+
+// Take reports whether a line may be written, and how many of that writer were dropped
+// before it.
+func (l *Lines) Take(writer string, now time.Time) (dropped int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.by[writer] == nil && len(l.by) >= maxWriters {
+		maps.DeleteFunc(l.by, func(_ string, a *allowance) bool { a.refill(now); return a.tokens == logBurst && a.dropped == 0 })
+		if len(l.by) >= maxWriters {
+			writer = ""
+		}
+	}
+	a := l.by[writer]
+	if a == nil {
+		a = &allowance{tokens: logBurst, last: now}
+		if l.by == nil {
+			l.by = map[string]*allowance{}
+		}
+		l.by[writer] = a
+	}
+	if a.refill(now); a.tokens == 0 {
+		a.dropped++
+		return 0, false
+	}
+	a.tokens--
+	dropped, a.dropped = a.dropped, 0
+	return dropped, true
+}
+
+// limiter is a log handler that drops lines when there are too many, and adds their
+// number to the next one.
+type limiter struct {
+	slog.Handler
+	now   func() time.Time
+	lines Lines
+}
+
 // Limited is log, with that limit.
 func Limited(log *slog.Logger) *slog.Logger {
-	return slog.New(&limiter{Handler: log.Handler(), now: time.Now, tokens: logBurst, last: time.Now()})
+	return slog.New(&limiter{Handler: log.Handler(), now: time.Now})
 }
 
 // Handle implements slog.Handler.
 func (l *limiter) Handle(ctx context.Context, r slog.Record) error {
-	l.mu.Lock()
-	now := l.now()
-	if more := int(now.Sub(l.last) / logEvery); more > 0 {
-		l.tokens = min(l.tokens+more, logBurst)
-		l.last = now
-	}
-	if l.tokens == 0 {
-		l.dropped++
-		l.mu.Unlock()
+	dropped, ok := l.lines.Take("", l.now())
+	if !ok {
 		return nil
 	}
-	l.tokens--
-	if l.dropped > 0 {
-		r.AddAttrs(slog.Int("dropped", l.dropped))
-		l.dropped = 0
+	if dropped > 0 {
+		r.AddAttrs(slog.Int("dropped", dropped))
 	}
-	l.mu.Unlock()
 	return l.Handler.Handle(ctx, r)
 }
 

@@ -29,7 +29,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		}
 		var leave func()
 		if err == nil {
-			leave, err = s.enter(method)
+			leave, err = s.enter(caller, method)
 		}
 		if err != nil {
 			s.audit.record(entry{caller: caller, procedure: cmp.Or(method.Procedure, shortened(readable(r.URL.Path))), err: err, refused: true})
@@ -72,11 +72,15 @@ func (s *Server) refusal(w http.ResponseWriter, r *http.Request) {
 }
 
 // enter takes the room for a call. If there is none, the caller gets an error at once:
-// waiting would only hide the load.
-func (s *Server) enter(m contract.Method) (leave func(), err error) {
+// waiting would only hide the load. The gate lets others than administrators use less, but
+// an administrator's room doesn't depend on that.
+func (s *Server) enter(c caller, m contract.Method) (leave func(), err error) {
 	room, what := s.calls, "calls"
 	if m.Streaming {
 		room, what = s.streams, "streams"
+	}
+	if others := cap(room) * 3 / 4; !c.admin() && len(room) >= others {
+		return nil, failed(connect.CodeResourceExhausted, "the node serves %d %s already: the room for the others is for administrators", others, what)
 	}
 	select {
 	case room <- struct{}{}:

@@ -122,7 +122,7 @@ func TestMoreThanThereIsRoomForIsRefused(t *testing.T) {
 	for range maxStreams {
 		r.server.streams <- struct{}{}
 	}
-	client := garboardv1connect.NewServiceServiceClient(r.as(reader), host)
+	client := garboardv1connect.NewServiceServiceClient(r.as(admin), host)
 	stream, err := client.Events(t.Context(), connect.NewRequest(&apiv1.EventsRequest{Tail: 1}))
 	must(t, err)
 	for stream.Receive() {
@@ -141,6 +141,16 @@ func TestMoreThanThereIsRoomForIsRefused(t *testing.T) {
 	if n := len(r.server.streams); n != maxStreams-1 {
 		t.Errorf("%d places are taken", n)
 	}
+	// Others leave room for administrators, whatever the gate does.
+	others := garboardv1connect.NewServiceServiceClient(r.as(reader), host)
+	stream, err = others.Events(t.Context(), connect.NewRequest(&apiv1.EventsRequest{Tail: 1}))
+	must(t, err)
+	for stream.Receive() {
+		t.Error("got an event")
+	}
+	wantCode(t, stream.Err(), connect.CodeResourceExhausted, "192 streams", "for administrators")
+	_, err = ask(t, others.List, &apiv1.ListServicesRequest{})
+	must(t, err)
 }
 
 func TestRequestsAreBounded(t *testing.T) {

@@ -39,7 +39,7 @@ const (
 
 // goMemory is from where on Go collects more often, in bytes: with 200 clients a
 // third of it is garbage otherwise. Beyond it the gate goes on, only slower.
-const goMemory = 24 << 20
+const goMemory = 28 << 20
 
 // Main is the gate's process. It returns the exit status.
 func Main() int {

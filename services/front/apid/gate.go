@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"log/slog"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,14 +35,16 @@ const (
 	// maxNew bounds connections before the first request; two hundred clients may
 	// connect at once.
 	maxNew = 256
+	// maxGuests bounds connections of guests, which use memory also without calls.
+	maxGuests = 224
 	// maxBody is the largest request but for those that bring a configuration: that has 1 MiB,
 	// in base64 as JSON has it, and what is around it. PID 1 reads them whole.
 	maxBody   = 128 << 10
 	maxConfig = 2 << 20
-	// maxConfigs bounds the latter at one time.
+	// maxConfigs bounds those of administrators at one time.
 	maxConfigs = 8
-	// maxCalls bounds what runs at once, for all callers together. Two hundred
-	// clients have one call each; some have a few.
+	// maxCalls bounds the calls of administrators at one time. Two hundred clients have one
+	// call each; some have a few. Guests have room of their own (guestRooms).
 	maxCalls = 384
 	// unaryTimeout ends a call that PID 1 doesn't answer: applying a configuration
 	// restarts services, which takes the longest.
@@ -55,7 +59,8 @@ type gate struct {
 	log     *slog.Logger
 	state   atomic.Pointer[state]
 	calls   atomic.Int32
-	configs atomic.Int32 // that come at the moment
+	configs atomic.Int32 // that administrators send at the moment
+	quotas  *quotas
 	errors  *connect.ErrorWriter
 	proxy   *httputil.ReverseProxy
 	backend *http.Transport
@@ -69,7 +74,7 @@ type gate struct {
 func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 	g := &gate{
 		watcher: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log), errors: connect.NewErrorWriter(),
-		backend: newBackend(socket), open: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, piece: readTimeout, stall: stallTimeout, now: time.Now,
+		backend: newBackend(socket), quotas: newQuotas(), open: connlimit.Conns{Max: maxConns, MaxNew: maxNew, MaxGuests: maxGuests}, piece: readTimeout, stall: stallTimeout, now: time.Now,
 	}
 	g.proxy = g.newProxy()
 	if err := g.watcher.Next(g.refresh); err != nil {
@@ -81,43 +86,29 @@ func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 // call is what the gate found out about a request.
 type call struct {
 	caller identity
+	admin  bool // an administrator, or a node of the cluster; others are guests
 	mode   string
 	remote string
+	guest  *guest // nil for administrators
 }
 
 type callKey struct{}
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if g.calls.Add(1) > maxCalls {
-		g.calls.Add(-1)
-		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the node answers %d calls already, and takes no more; try again later", maxCalls))
-		return
-	}
-	defer g.calls.Add(-1)
-	c, m, err := g.decide(r)
+	c, m, refused := g.decide(r)
+	leave, err := g.enter(r.Context(), &c)
 	if err != nil {
-		g.fail(w, r, connect.CodeOf(err), errors.Unwrap(err))
+		g.failed(w, r, err)
 		return
 	}
-	most := int64(maxBody)
-	switch {
-	case m.Upload > 0:
-		most = m.Upload
-	case m.Procedure == garboardv1connect.ConfigServiceApplyProcedure:
-		most = maxConfig
-		defer g.configs.Add(-1)
-		if g.configs.Add(1) > maxConfigs {
-			g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the node takes %d configurations already; try again later", maxConfigs))
+	defer leave()
+	if refused == nil {
+		leave, err := g.takeBody(w, r, c.guest, m)
+		if err != nil {
+			g.failed(w, r, err)
 			return
 		}
-	}
-	if r.ContentLength > most {
-		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has %d bytes, of at most %d", r.ContentLength, most))
-		return
-	}
-	r.Body = http.MaxBytesReader(w, r.Body, most)
-	if m.Upload > 0 {
-		r.Body = newUpload(w, r.Body, g.piece)
+		defer leave()
 	}
 	ctx := context.WithValue(r.Context(), callKey{}, c)
 	if !m.Streaming {
@@ -125,53 +116,131 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel = context.WithTimeout(ctx, unaryTimeout)
 		defer cancel()
 	}
-	g.proxy.ServeHTTP(newSteady(w, g.stall), r.WithContext(ctx))
+	if c.guest != nil {
+		end, err := g.quotas.turn(ctx, c.guest, m.Streaming && refused == nil)
+		if err != nil {
+			g.failed(w, r, err)
+			return
+		}
+		defer end()
+	}
+	if refused != nil {
+		g.refuse(r, c.caller, refused)
+		g.failed(w, r, refused)
+		return
+	}
+	out := http.ResponseWriter(newSteady(w, g.stall))
+	if c.guest != nil && m.Streaming {
+		out = paced{out, func(bytes int) { g.quotas.pay(ctx, c.guest, bytes) }}
+	}
+	g.proxy.ServeHTTP(out, r.WithContext(ctx))
 }
 
-// decide identifies the caller, and returns an error of connect if the call isn't allowed.
-func (g *gate) decide(r *http.Request) (call, api.Method, error) {
+// enter takes room for a call.
+func (g *gate) enter(ctx context.Context, c *call) (leave func(), err error) {
+	if c.admin {
+		if g.calls.Add(1) > maxCalls {
+			g.calls.Add(-1)
+			return nil, exhausted("the node answers %d calls already, and takes no more; try again later", maxCalls)
+		}
+		return func() { g.calls.Add(-1) }, nil
+	}
+	name := c.caller.name + "\x00" + strings.Join(c.caller.roles, ",")
+	if c.caller.name == "" {
+		name, _, _ = net.SplitHostPort(c.remote)
+	}
+	connlimit.Of(ctx).SetGuest(name)
+	if c.guest, err = g.quotas.enter(name); err != nil {
+		return nil, err
+	}
+	return func() { g.quotas.leave(c.guest, callRoom) }, nil
+}
+
+// takeBody bounds the body of a request. Of guests, it is read before PID 1 hears of the call;
+// only configurations, which strangers bring in maintenance mode, are too large for that.
+func (g *gate) takeBody(w http.ResponseWriter, r *http.Request, of *guest, m api.Method) (leave func(), err error) {
+	most, leave := int64(maxBody), func() {}
+	config := m.Procedure == garboardv1connect.ConfigServiceApplyProcedure
+	switch {
+	case m.Upload > 0:
+		most = m.Upload
+	case config && of != nil:
+		most, leave = maxConfig, func() { g.quotas.leave(of, configRoom) }
+		if err := g.quotas.take(of, configRoom); err != nil {
+			return nil, err
+		}
+	case config:
+		most, leave = maxConfig, func() { g.configs.Add(-1) }
+		if g.configs.Add(1) > maxConfigs {
+			leave()
+			return nil, exhausted("the node takes %d configurations already; try again later", maxConfigs)
+		}
+	case of != nil:
+		most = guestBody
+	}
+	if r.ContentLength > most {
+		leave()
+		return nil, exhausted("the request has %d bytes, of at most %d", r.ContentLength, most)
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, most)
+	switch {
+	case m.Upload > 0:
+		r.Body = newUpload(w, r.Body, g.piece)
+	case of != nil && !config:
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	}
+	return leave, nil
+}
+
+// decide identifies the caller, and returns an error if the call isn't allowed.
+func (g *gate) decide(r *http.Request) (c call, m api.Method, refused *connect.Error) {
 	s := g.state.Load()
-	c := call{mode: s.mode, remote: r.RemoteAddr}
+	c = call{mode: s.mode, remote: r.RemoteAddr}
 	if s.mode == modeClosed {
-		return c, api.Method{}, connect.NewError(connect.CodeUnavailable, errClosed)
+		return c, m, connect.NewError(connect.CodeUnavailable, errClosed)
 	}
 	caller, err := g.authenticate(s, r)
-	if err != nil {
-		return c, api.Method{}, g.refuse(r, caller, connect.CodeUnauthenticated, err)
+	if c.caller = caller; err != nil {
+		return c, m, connect.NewError(connect.CodeUnauthenticated, err)
 	}
-	c.caller = caller
+	c.admin = slices.Contains(caller.roles, string(api.Admin)) || slices.Contains(caller.roles, string(api.Peer))
 	m, known := lookup(r)
 	switch {
 	case s.mode == api.ModeMaintenance && known && m.Maintenance:
-		return c, m, nil
 	case s.mode == api.ModeMaintenance:
-		return c, m, g.refuse(r, caller, connect.CodePermissionDenied,
-			fmt.Errorf("%s isn't there in maintenance mode: the node has no configuration yet; apply one first", printablePath(r)))
+		err = fmt.Errorf("%s isn't there in maintenance mode: the node has no configuration yet; apply one first", printablePath(r))
 	case !known:
-		return c, m, g.refuse(r, caller, connect.CodePermissionDenied,
-			fmt.Errorf("no role may call %s %s", printable(r.Method), printablePath(r)))
+		err = fmt.Errorf("no role may call %s %s", printable(r.Method), printablePath(r))
 	case !api.Allowed(m, caller.roles):
 		has := "none"
 		if len(caller.roles) > 0 {
 			has = strings.Join(caller.roles, ", ")
 		}
-		return c, m, g.refuse(r, caller, connect.CodePermissionDenied,
-			fmt.Errorf("%s needs the role %s; client certificate %q has %s", m.Procedure, m.Role, caller.name, has))
+		err = fmt.Errorf("%s needs the role %s; client certificate %q has %s", m.Procedure, m.Role, caller.name, has)
+	}
+	if err != nil {
+		return c, m, connect.NewError(connect.CodePermissionDenied, err)
 	}
 	return c, m, nil
 }
 
-// refuse tells PID 1 of the call, for the audit log.
-func (g *gate) refuse(r *http.Request, caller identity, code connect.Code, why error) error {
-	g.log.Warn("refused", "who", caller.name, "from", r.RemoteAddr, "method", printablePath(r), "why", why.Error())
-	told, err := json.Marshal(api.Refusal{Peer: caller.name, Remote: r.RemoteAddr, Roles: caller.roles, Procedure: printablePath(r), Code: code, Why: why.Error()})
+// refuse tells PID 1 of a call that is refused, for the audit log.
+func (g *gate) refuse(r *http.Request, caller identity, why *connect.Error) {
+	g.log.Warn("refused", "who", caller.name, "from", r.RemoteAddr, "method", printablePath(r), "why", why.Message())
+	if why.Code() == connect.CodeUnavailable {
+		return // the node has no caller yet that could be known
+	}
+	told, err := json.Marshal(api.Refusal{Peer: caller.name, Remote: r.RemoteAddr, Roles: caller.roles, Procedure: printablePath(r), Code: why.Code(), Why: why.Message()})
 	if err == nil {
 		err = g.tell(r.Context(), told)
 	}
 	if err != nil {
 		g.log.Warn("the audit log lacks a call that was refused", "err", err.Error())
 	}
-	return connect.NewError(code, why)
 }
 
 func (g *gate) tell(ctx context.Context, refusal []byte) error {
@@ -242,7 +311,7 @@ func (g *gate) newProxy() *httputil.ReverseProxy {
 		Rewrite:       rewrite,
 		Transport:     g.backend,
 		FlushInterval: -1, // streams are to arrive as they come
-		ErrorHandler:  g.proxyError,
+		ErrorHandler:  g.failed,
 		ErrorLog:      log.New(connlimit.Writer{Log: g.log}, "", 0),
 		BufferPool:    newBuffers(),
 	}
@@ -270,11 +339,19 @@ func rewrite(p *httputil.ProxyRequest) {
 	out.Header.Set(api.HeaderRemote, c.remote)
 }
 
-// proxyError is for a request that got no answer.
-func (g *gate) proxyError(w http.ResponseWriter, r *http.Request, err error) {
+// exhausted is the error of a call for which there is no room.
+func exhausted(format string, args ...any) error {
+	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf(format, args...))
+}
+
+// failed is for a request that got no answer.
+func (g *gate) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var tooLarge *http.MaxBytesError
 	var dial *net.OpError
+	var own *connect.Error
 	switch {
+	case errors.As(err, &own):
+		g.fail(w, r, own.Code(), own.Unwrap())
 	case errors.As(err, &tooLarge):
 		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has more than %d bytes", tooLarge.Limit))
 	case errors.Is(err, context.DeadlineExceeded):

@@ -47,6 +47,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(gateVariable); dir != "" {
 		os.Exit(gateProcess(dir))
 	}
+	if where := os.Getenv(hostileVariable); where != "" {
+		os.Exit(hostile(where))
+	}
 	os.Exit(m.Run())
 }
 

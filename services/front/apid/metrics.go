@@ -86,7 +86,7 @@ func (g *gate) listenMetrics(ctx context.Context, address string) (*listener, er
 	if err != nil {
 		return nil, err
 	}
-	s := &scrapes{gate: g, open: connlimit.Conns{Max: maxScrapers, MaxNew: maxScraperNew}}
+	s := &scrapes{gate: g, open: connlimit.Conns{Max: maxScrapers, MaxNew: maxScraperNew, MaxGuests: maxScrapers}}
 	server := &connlimit.Server{
 		Handler: s, Log: g.log, Conns: &s.open, TLS: s.config,
 		Read: g.piece, Idle: idleTimeout, Stall: g.stall, MaxHeader: maxHeader, MaxStreams: maxScrapes, Tick: s.sweep,
@@ -128,7 +128,7 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = fmt.Errorf("metrics need the role %s", m.Role)
 		fallthrough
 	case err != nil:
-		_ = s.refuse(r, caller, connect.CodePermissionDenied, err)
+		s.refuse(r, caller, connect.NewError(connect.CodePermissionDenied, err))
 		http.Error(w, err.Error(), http.StatusForbidden)
 		return
 	case r.URL.Path != api.MetricsPath:
@@ -138,8 +138,21 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "there is only GET", http.StatusMethodNotAllowed)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), callKey{}, call{caller, now.mode, r.RemoteAddr}), scrapeTimeout)
+	c := call{caller: caller, mode: now.mode, remote: r.RemoteAddr}
+	leave, err := s.enter(r.Context(), &c)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), callKey{}, c), scrapeTimeout)
 	defer cancel()
+	end, err := s.quotas.turn(ctx, c.guest, false)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	defer end()
 	r.Body = http.NoBody
 	s.proxy.ServeHTTP(newSteady(w, s.stall), r.WithContext(ctx))
 }

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,9 +43,9 @@ func (noConfig) History() ([]machine.Entry, error) { return nil, nil }
 func (noConfig) Text(uint64) ([]byte, error)       { return nil, machine.ErrNoConfig }
 func (noConfig) Situation() (s machine.Situation)  { return s }
 
-// realNode is PID 1's side of the API on socket, with fifty resources of a type and
-// a log.
-func realNode(t testing.TB, socket string) (*resource.Store, *logs.Logs) {
+// realNode is PID 1's side of the API on socket, for the gate with that PID, with fifty
+// resources of a type and a log.
+func realNode(t testing.TB, socket string, gate int) (*resource.Store, *logs.Logs) {
 	t.Helper()
 	store, l := resource.NewStore(), logs.New(nil)
 	graph, err := dag.New(dag.Options{Log: l.Logger})
@@ -60,7 +62,9 @@ func realNode(t testing.TB, socket string) (*resource.Store, *logs.Logs) {
 			t.Fatal(err)
 		}
 	}
-	serveNode(t, server.Options{Store: store, Graph: graph, Runtime: runtime, Logs: l, Config: noConfig{}, Since: dag.SinceBoot, Socket: socket})
+	pid := new(atomic.Int64)
+	pid.Store(int64(gate))
+	serveNode(t, server.Options{Gate: pid, Store: store, Graph: graph, Runtime: runtime, Logs: l, Config: noConfig{}, Since: dag.SinceBoot, Socket: socket})
 	return store, l
 }
 
@@ -96,7 +100,7 @@ func TestWithTheRealServer(t *testing.T) {
 	ca := newCA(t)
 	b := newBench(t, normal(t, ca), nil)
 	b.backend.close()
-	store, l := realNode(t, b.socket)
+	store, l := realNode(t, b.socket, os.Getpid())
 	l.Logger("kubelet").Info("hello")
 	cert := shown(t, ca, pki.Leaf{CN: "bob", Orgs: []string{string(api.Reader)}})
 	for _, p := range protocols {
@@ -149,7 +153,7 @@ func TestWithTheRealServer(t *testing.T) {
 func BenchmarkNode200(b *testing.B) {
 	p := startProgram(b)
 	p.b.backend.close()
-	_, l := realNode(b, p.b.socket)
+	_, l := realNode(b, p.b.socket, p.pid)
 	stuck, err := tls.Dial("tcp", p.b.address, clientTLS(admin(b, p.ca)))
 	if err != nil {
 		b.Fatal(err)

@@ -34,7 +34,7 @@ func TestRefusalsAreTold(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_ = b.gate.refuse(httptest.NewRequest(http.MethodPost, m.Procedure, nil).WithContext(ctx), identity{name: "gone"}, connect.CodePermissionDenied, errors.New("no"))
+	b.gate.refuse(httptest.NewRequest(http.MethodPost, m.Procedure, nil).WithContext(ctx), identity{name: "gone"}, connect.NewError(connect.CodePermissionDenied, errors.New("no")))
 	if told, count := b.backend.refused(); count != 2 || told.Peer != "gone" {
 		t.Errorf("%d, %+v", count, told)
 	}

@@ -6,9 +6,10 @@ import (
 	"time"
 )
 
-// stallTimeout is how long a reader may take nothing at all. A person who reads a log
-// through a pager may pause for some minutes.
-const stallTimeout = 5 * time.Minute
+// stallTimeout is how long a reader may take nothing at all of what is sent. A person who
+// reads a log through a pager may pause for longer: the client and the kernels between keep
+// some megabytes.
+const stallTimeout = 2 * time.Minute
 
 // steady ends an answer that its reader doesn't take. Servers have a timeout for a
 // whole answer only, and following a log has no end.

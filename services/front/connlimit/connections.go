@@ -1,12 +1,12 @@
 package connlimit
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"net"
 	"net/http"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +20,10 @@ const (
 	idleGrace = time.Second
 )
 
+// manyOfGuest connections of a guest are more than some programs have, which make one for
+// each call. When all are in use, the guest with the most loses one.
+const manyOfGuest = 16
+
 // Conn is a connection of a client.
 type Conn struct {
 	net.Conn
@@ -32,6 +36,7 @@ type Conn struct {
 	since        time.Time           // in state
 	chain        []*x509.Certificate // of the client; set after the handshake
 	refusedSince time.Time           // since when the client isn't allowed; zero: it is allowed
+	guest        string              // see SetGuest
 }
 
 // Close implements net.Conn.
@@ -41,6 +46,28 @@ func (c *Conn) Close() error {
 	c.list.mu.Unlock()
 	return c.Conn.Close()
 }
+
+// SetGuest says whose connection this is, of a client that makes place for others.
+func (c *Conn) SetGuest(name string) {
+	l := c.list
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.guest == name {
+		return
+	}
+	c.guest = name
+	guests := 0
+	for other := range l.all {
+		if other.guest != "" {
+			guests++
+		}
+	}
+	if guests > l.MaxGuests {
+		l.evict(l.oldestOfMost(1, guestOf))
+	}
+}
+
+func guestOf(c *Conn) string { return c.guest }
 
 type connKey struct{}
 
@@ -72,6 +99,9 @@ type Conns struct {
 	// replaces the oldest of them: unknown clients can't lock out others, they only
 	// shorten the time for a handshake.
 	MaxNew int
+	// MaxGuests bounds the connections of guests. One more replaces the oldest of the guest
+	// who has the most.
+	MaxGuests int
 
 	mu  sync.Mutex // guards all
 	all map[*Conn]struct{}
@@ -113,19 +143,21 @@ func (l *Conns) add(c net.Conn) *Conn {
 	if many >= l.MaxNew {
 		l.evict(waiting)
 	} else if len(l.all) >= l.Max {
-		idle, _ := l.oldest(http.StateIdle)
-		switch {
-		case idle != nil: // its client makes another one when it needs it
-			l.evict(idle)
-		case waiting != nil:
-			l.evict(waiting)
-		default:
-			busiest := l.oldestOfBusiest(hostOf(c))
-			if busiest == nil {
-				return nil
+		idle, _ := l.oldest(http.StateIdle) // its client makes another one when it needs it
+		gone := cmp.Or(idle, l.oldestOfMost(manyOfGuest, guestOf), waiting)
+		if gone == nil {
+			many := 2 // more than the host of c has
+			for other := range l.all {
+				if hostOf(other) == hostOf(c) {
+					many++
+				}
 			}
-			l.evict(busiest)
+			gone = l.oldestOfMost(many, func(c *Conn) string { return hostOf(c) })
 		}
+		if gone == nil {
+			return nil
+		}
+		l.evict(gone)
 	}
 	own := &Conn{Conn: c, list: l, state: http.StateNew, since: time.Now()}
 	if l.all == nil {
@@ -149,21 +181,19 @@ func (l *Conns) oldest(state http.ConnState) (found *Conn, count int) {
 	return found, count
 }
 
-// oldestOfBusiest is the oldest connection of the host that has the most, if that host
-// has at least two more than host: so no host can lock out all others. The caller holds
-// mu.
-func (l *Conns) oldestOfBusiest(host netip.Addr) (oldest *Conn) {
-	count := make(map[netip.Addr]int)
+// oldestOfMost is the oldest connection of the client that has the most, if these are at
+// least many: so no client can lock out all others. A connection without a client's name
+// doesn't count. The caller holds mu.
+func (l *Conns) oldestOfMost(many int, client func(*Conn) string) (oldest *Conn) {
+	count := make(map[string]int)
 	for c := range l.all {
-		count[hostOf(c)]++
-	}
-	most := count[host] + 2
-	for _, n := range count {
-		most = max(most, n)
+		if name := client(c); name != "" {
+			count[name]++
+			many = max(many, count[name])
+		}
 	}
 	for c := range l.all {
-		host := hostOf(c)
-		if count[host] == most && (oldest == nil || c.since.Before(oldest.since)) {
+		if count[client(c)] == many && (oldest == nil || c.since.Before(oldest.since)) {
 			oldest = c
 		}
 	}
@@ -171,11 +201,11 @@ func (l *Conns) oldestOfBusiest(host netip.Addr) (oldest *Conn) {
 }
 
 // hostOf is the client's address.
-func hostOf(c net.Conn) netip.Addr {
+func hostOf(c net.Conn) string {
 	if tcp, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-		return tcp.AddrPort().Addr().Unmap().WithZone("")
+		return tcp.AddrPort().Addr().Unmap().WithZone("").String()
 	}
-	return netip.Addr{}
+	return ""
 }
 
 // evict closes a connection. The caller holds mu.

@@ -1,6 +1,10 @@
 package boot
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/garboard-os/garboard/config"
+)
 
 // Names of Garboard's kernel parameters.
 const (
@@ -49,6 +53,12 @@ func ParseCmdline(line string) Cmdline {
 	}
 	c.Config, _ = c.Get(paramConfig)
 	return c
+}
+
+// Credentials reports whether this is the place of the configuration with what opens that: a
+// password or a token in the URL, or the whole document. Every pod can read the command line.
+func (p Param) Credentials() bool {
+	return p.Key == paramConfig && (strings.HasPrefix(p.Value, dataPrefix) || config.RedactText(p.Value) != p.Value)
 }
 
 // nextWord cuts at the first blank outside of quotes.

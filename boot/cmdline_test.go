@@ -46,3 +46,17 @@ func TestCmdlineGet(t *testing.T) {
 		t.Error(v, ok)
 	}
 }
+
+func TestCredentials(t *testing.T) {
+	for value, want := range map[string]bool{
+		"http://me:hunter2@h/c": true, "http://hunter2@h/c": true, "http://h/c?token=x": true, "http://h/c?a=1&key=x": true, "data:;base64,eA==": true,
+		"http://h/c?mac=${mac}": false, "https://h/${serial}.yaml": false, ISOLabel: false,
+	} {
+		if got := (Param{paramConfig, value}).Credentials(); got != want {
+			t.Errorf("%s: %v", value, got)
+		}
+	}
+	if (Param{"ip", "http://me:hunter2@h/"}).Credentials() {
+		t.Error("another parameter")
+	}
+}

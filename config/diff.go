@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -152,7 +151,11 @@ func (d *differ) texts(path string, where place, a, b reflect.Value) {
 		default:
 			c.Old, c.New = show(x), show(y)
 		}
+		from := len(d.changes)
 		d.add(path, where.with(key.String()), c)
+		if a.Type() == envType && !openEnv(key.String()) {
+			d.redact(from)
+		}
 	}
 }
 
@@ -307,14 +310,11 @@ const (
 	digestBytes = 6
 )
 
-// userinfo is the password part of URLs within other text, such as a proxy's.
-var userinfo = regexp.MustCompile(`(://[^/\s:@]*:)[^/\s@]+@`)
-
-// showString is one line, without the passwords of URLs, and not longer than maxShown.
+// showString is one line, without secrets, and not longer than maxShown.
 func showString(s string) string {
 	if len(s) > maxShown || strings.ContainsAny(s, "\n\r") {
 		sum := sha256.Sum256([]byte(s))
 		return fmt.Sprintf("(%d bytes, sha256 %x)", len(s), sum[:digestBytes])
 	}
-	return userinfo.ReplaceAllString(s, "${1}xxxxx@")
+	return RedactText(s)
 }

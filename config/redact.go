@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
+	"slices"
+	"strings"
 
 	"gopkg.in/yaml.v3"
 
@@ -11,8 +13,8 @@ import (
 )
 
 // Redact returns the text of a document with "(secret)" for everything that
-// must not leave the node: secrets by type, contents of files that only root
-// may read, manifests of Kubernetes secrets, and passwords within URLs.
+// must not leave the node: secrets by type, contents of files that aren't
+// public, the environment, manifests of Kubernetes secrets, and what RedactText finds.
 // Comments, order and style stay. The document need not be valid, because
 // support must be able to see a broken one. Unknown keys are redacted if their
 // names suggest secrets.
@@ -85,7 +87,7 @@ func (r *redaction) mapping(n *yaml.Node, t reflect.Type) {
 		key, value := n.Content[i].Value, n.Content[i+1]
 		inner, known := fieldType(t, key)
 		switch {
-		case !known && secretName.MatchString(key), t == fileType && key == "content" && isPrivate(n), t == manifestType && key == "contents" && secretManifest.MatchString(value.Value):
+		case !known && secretName.MatchString(key), t == fileType && key == "content" && !isPublic(n), t == envType && !openEnv(key), t == manifestType && key == "contents" && secretManifest.MatchString(value.Value):
 			n.Content[i+1] = r.hidden(value)
 		default:
 			n.Content[i+1] = r.node(value, inner)
@@ -96,7 +98,14 @@ func (r *redaction) mapping(n *yaml.Node, t reflect.Type) {
 var (
 	fileType     = reflect.TypeFor[File]()
 	manifestType = reflect.TypeFor[InlineManifest]()
+	envType      = reflect.TypeFor[Env]()
 )
+
+// openEnv reports whether everybody may see a variable, without the credentials in its URL.
+// Nothing else says which ones are no secrets.
+func openEnv(name string) bool {
+	return slices.Contains([]string{"http_proxy", "https_proxy", "no_proxy", "all_proxy"}, strings.ToLower(name))
+}
 
 // fieldType is the type of the field key inside t, if the schema has it.
 func fieldType(t reflect.Type, key string) (reflect.Type, bool) {
@@ -119,26 +128,22 @@ func fieldType(t reflect.Type, key string) (reflect.Type, bool) {
 	return nil, false
 }
 
-// isPrivate reports whether a file's permissions keep other users from reading it.
-func isPrivate(file *yaml.Node) bool {
+// isPublic reports whether everybody may see a file's content.
+func isPublic(file *yaml.Node) bool {
 	for i := 0; i+1 < len(file.Content); i += 2 {
-		var mode FileMode
-		if file.Content[i].Value == "permissions" && mode.UnmarshalText([]byte(resolve(file.Content[i+1]).Value)) == nil {
-			return mode.private()
+		if file.Content[i].Value == "public" {
+			return resolve(file.Content[i+1]).Value == "true"
 		}
 	}
 	return false
 }
-
-// private reports whether only the owner has permissions.
-func (m FileMode) private() bool { return m != 0 && m&0o077 == 0 }
 
 // holdsSecret reports whether the text called name inside v must be treated as
 // a secret. v is a struct of this package.
 func holdsSecret(v reflect.Value, name string) bool {
 	switch x := v.Interface().(type) {
 	case File:
-		return name == "content" && (x.Permissions.private() || privatePEM.MatchString(x.Content))
+		return name == "content" && (!x.Public || privatePEM.MatchString(x.Content))
 	case InlineManifest:
 		return name == "contents" && secretManifest.MatchString(x.Contents)
 	}
@@ -160,7 +165,7 @@ func scalar(n *yaml.Node, t reflect.Type) *yaml.Node {
 			value = u.Redacted()
 		}
 	}
-	if value = userinfo.ReplaceAllString(value, "${1}xxxxx@"); value == n.Value {
+	if value = RedactText(value); value == n.Value {
 		return n
 	}
 	return replaced(n, value)

@@ -42,17 +42,25 @@ machine:
     ca: {crt: "QUFB", key: QUFB}
     files:
     - path: /etc/motd
+      public: true
       content: |
         hello
+        see http://me:hunter2@intranet/?password=hunter2
     - path: /etc/key
-      permissions: 0600
+      permissions: 0644
       content: |
         hunter2
+    - path: /etc/typo
+      public: yes
+      content: hunter2
     - path: /etc/pem
       content: "-----BEGIN EC PRIVATE KEY-----\nhunter2\n"
     env:
         https_proxy: "http://me:hunter2@proxy:3128"
         TOKEN: hunter2
+        DBPASS: hunter2
+        HOST: hunter2
+        NO_PROXY: 10.0.0.0/8
     registries:
         mirrors:
             '*': {endpoints: ['http://me:hunter2@mirror:5000']}
@@ -79,16 +87,24 @@ machine:
     ca: {crt: "QUFB", key: (secret)}
     files:
     - path: /etc/motd
+      public: true
       content: |
         hello
+        see http://me:xxxxx@intranet/?password=xxxxx
     - path: /etc/key
-      permissions: 0600
+      permissions: 0644
+      content: (secret)
+    - path: /etc/typo
+      public: yes
       content: (secret)
     - path: /etc/pem
       content: (secret)
     env:
         https_proxy: http://me:xxxxx@proxy:3128
         TOKEN: (secret)
+        DBPASS: (secret)
+        HOST: (secret)
+        NO_PROXY: 10.0.0.0/8
     registries:
         mirrors:
             '*': {endpoints: ['http://me:xxxxx@mirror:5000']}
@@ -146,4 +162,26 @@ cluster:
 cluster:
     extraManifests: ['https://example/x.yaml?token=xxxxx']
 `, string(got))
+}
+
+// What is secret in a line of a log or of the kernel is hidden, and nothing else is.
+func TestRedactText(t *testing.T) {
+	t.Parallel()
+	for text, shown := range map[string]string{
+		"Command line: quiet garboard.config=http://me:hunter2@10.0.0.1/a.yaml?x=hunter2 console=ttyS0": "Command line: quiet garboard.config=http://me:xxxxx@10.0.0.1/a.yaml?xxxxx console=ttyS0",
+		"garboard.config=data:;base64,aHVudGVyMg== quiet":                                               "garboard.config=data:xxxxx quiet",
+		"get https://hunter2@host/x: refused":                                                           "get https://xxxxx@host/x: refused",
+		"kubelet --bootstrap-token=hunter2 --v=2":                                                       "kubelet --bootstrap-token=xxxxx --v=2",
+		"DBPASS=hunter2 DB_HOST=db":                                                                     "DBPASS=xxxxx DB_HOST=db",
+		`msg="login" password=\"hunter2\" user=me`:                                                      `msg="login" password=\"xxxxx\" user=me`,
+		"https://bucket/x?X-Amz-Date=1&X-Amz-Signature=hunter2&y=1":                                     "https://bucket/x?X-Amz-Date=1&X-Amz-Signature=xxxxx&y=1",
+		"-----BEGIN EC PRIVATE KEY-----":                                                                "(secret)",
+		"image pause@sha256:abc is there, took=2s":                                                      "image pause@sha256:abc is there, took=2s",
+		`pod="default/a" secret="default/b" tokens=3`:                                                   `pod="default/a" secret="default/b" tokens=3`,
+		"GET https://10.0.0.1:6443/api/v1/nodes?resourceVersion=1&watch=true":                           "GET https://10.0.0.1:6443/api/v1/nodes?resourceVersion=1&watch=true",
+	} {
+		if got := RedactText(text); got != shown {
+			t.Errorf("%q is shown as %q, not %q", text, got, shown)
+		}
+	}
 }

@@ -74,8 +74,9 @@ type Machine struct {
 	Images     Images     `yaml:"images"`
 	Files      []File     `yaml:"files" key:"path"`
 	// Env is the environment of all programs that download over the network, such as
-	// http_proxy, https_proxy, no_proxy.
-	Env map[string]string `yaml:"env"`
+	// http_proxy, https_proxy, no_proxy. Only administrators see the values of others than
+	// these, and of all_proxy.
+	Env Env `yaml:"env"`
 	// Sysctls are kernel parameters by dotted name, such as vm.max_map_count. The ports
 	// of the node's own servers are always added to net.ipv4.ip_local_reserved_ports. If a
 	// parameter differs from what the kubelet demands, such as kernel.panic, the kubelet
@@ -348,7 +349,13 @@ type File struct {
 	Permissions FileMode `yaml:"permissions"` // octal; default 0644
 	Path        string   `yaml:"path"`        // required, below /etc, /run or /var
 	Op          FileOp   `yaml:"op"`          // default create
+	// Public lets all who may read the machine API see the content in the configuration, in
+	// differences and in support bundles. By default only administrators do.
+	Public bool `yaml:"public"`
 }
+
+// Env are variables of the environment, by name.
+type Env map[string]string
 
 // FileOp is how the file is written.
 type FileOp string

@@ -9,6 +9,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/logs"
 )
 
@@ -83,7 +84,7 @@ func nextMessage(ctx context.Context, k *logs.KernelReader, wait bool) (*apiv1.K
 	case r == nil:
 		return nil, nil
 	}
-	return &apiv1.KernelMessage{Level: uint32(r.Level), SinceBootUs: uint64(r.SinceBoot.Microseconds()), Message: readable(r.Message)}, nil
+	return &apiv1.KernelMessage{Level: uint32(r.Level), SinceBootUs: uint64(r.SinceBoot.Microseconds()), Message: config.RedactText(readable(r.Message))}, nil
 }
 
 // tail holds messages back until it is known which are the last.

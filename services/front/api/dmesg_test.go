@@ -53,8 +53,8 @@ func TestDmesgReadsRecordByRecord(t *testing.T) {
 		t.Errorf("after the end: %v, %v", all.Msg(), all.Err())
 	}
 	_, next = read(&apiv1.DmesgRequest{Follow: true, Tail: -1})
-	for _, text := range []string{"second", "third"} {
-		write(text)
+	for _, text := range []string{"second", "third", "garboard.config=http://me:xxxxx@h/"} {
+		write(strings.ReplaceAll(text, "xxxxx", "hunter2"))
 		if got := next(); got != text {
 			t.Errorf("got %q, want %q", got, text)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/logs"
 )
 
@@ -131,7 +132,7 @@ func sendChunks(lines []string, lost uint64, send func([]string, uint64) error) 
 		}
 		chunk := make([]string, n)
 		for i, line := range lines[:n] {
-			chunk[i] = readable(line)
+			chunk[i] = config.RedactText(readable(line))
 		}
 		if n == 0 {
 			chunk = nil

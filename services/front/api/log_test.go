@@ -313,3 +313,16 @@ func TestLongLinesAreCut(t *testing.T) {
 		t.Errorf("%d lines, the longest of %d bytes", len(lines), longest)
 	}
 }
+
+// A password in a log isn't for its readers.
+func TestLogsHideSecrets(t *testing.T) {
+	r := newRig(t).serve()
+	r.opts.Logs.Logger("kubelet").Info("pulls https://me:hunter2@registry/a, token=hunter2")
+	read, err := r.logs().Read(t.Context(), connect.NewRequest(&apiv1.ReadLogRequest{Id: "kubelet"}))
+	must(t, err)
+	for _, text := range []string{r.get(reader, "/v1/logs/kubelet").body, func() string { read.Receive(); return strings.Join(read.Msg().GetLines(), "") }()} {
+		if !strings.Contains(text, "https://me:xxxxx@registry/a, token=xxxxx") || strings.Contains(text, "hunter2") {
+			t.Errorf("%q, %v", text, read.Err())
+		}
+	}
+}

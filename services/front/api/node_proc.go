@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
 	"github.com/moby/sys/mountinfo"
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -58,7 +59,7 @@ func (s *nodeService) Processes(context.Context, *connect.Request[apiv1.Processe
 			Pid: int32(stat.PID), Ppid: int32(stat.PPID), State: stat.State, Threads: uint32(stat.NumThreads),
 			CpuTime:       durationpb.New(time.Duration(stat.CPUTime() * float64(time.Second))),
 			VirtualMemory: uint64(stat.VirtualMemory()), ResidentMemory: uint64(stat.ResidentMemory()),
-			Command: readable(stat.Comm), Executable: readable(executable), Args: readable(text),
+			Command: readable(stat.Comm), Executable: readable(executable), Args: config.RedactText(readable(text)),
 		})
 	}
 	slices.SortFunc(res.Processes, func(a, b *apiv1.Process) int { return int(a.GetPid() - b.GetPid()) })

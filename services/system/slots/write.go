@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/services/system/install"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 )
@@ -298,7 +299,9 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 	err := s.o.Disks.UseEFI(ctx, func(dir string) error {
 		r := install.Request{File: esp.Partition(dir).System(name), Size: src.Size, SHA256: src.SHA256, Args: system.Args}
 		for _, p := range s.o.Cmdline.Params {
-			r.Running = append(r.Running, p.String())
+			if s.keeps(p) {
+				r.Running = append(r.Running, p.String())
+			}
 		}
 		err := s.read(ctx, src, func(from *io.SectionReader) error {
 			written, err := s.install(ctx, r, from, func(done int64) {
@@ -391,10 +394,20 @@ func (o Options) runProgram(ctx context.Context, program, in io.Reader, out io.W
 	return o.Processes.Run(ctx, cmd)
 }
 
+// keeps reports whether a system on the disk has an argument of this boot. Credentials for the
+// configuration are used once, unless the next boot has no configuration without them.
+func (s *Slots) keeps(p boot.Param) bool {
+	if !p.Credentials() {
+		return true
+	}
+	cfg, err := machine.Config(s.o.Store)
+	return err != nil || cfg.Persist != nil && !*cfg.Persist
+}
+
 // args are those that this boot has.
 func (s *Slots) args() (args []string) {
 	for _, p := range s.o.Cmdline.Params {
-		if p.Key != boot.ParamSlot && p.Key != boot.ParamTrial && p.Key != "BOOT_IMAGE" && p.Key != "initrd" {
+		if s.keeps(p) && p.Key != boot.ParamSlot && p.Key != boot.ParamTrial && p.Key != "BOOT_IMAGE" && p.Key != "initrd" {
 			args = append(args, p.String())
 		}
 	}

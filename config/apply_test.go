@@ -94,13 +94,15 @@ func TestDiff(t *testing.T) {
 		{control, "machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 5, mtu: 1400}]}]}", "network: {interfaces: [{interface: eth0, vip: {ip: 10.0.0.9}, vlans: [{vlanId: 5}]}]}",
 			"machine.network.interfaces[eth0].vlans[5].mtu: removed 1400 (live)\nmachine.network.interfaces[eth0].vip.ip: added 10.0.0.9 (live)"},
 		// Containerd reads its drop-ins only when it starts.
-		{control, "machine", "files: [{path: /etc/a, content: x}]", "files: [{path: /etc/a, content: y}]", `machine.files["/etc/a"].content: x → y (live: programs that read it only at their start need a restart)`},
-		{control, "machine", "files: [{path: /var/cri/conf.d/a.toml, content: x}]", "files: [{path: /var/cri/conf.d/a.toml, content: y}]", `machine.files["/var/cri/conf.d/a.toml"].content: x → y (service:containerd: containerd reads it at its start)`},
+		{control, "machine", "files: [{path: /etc/a, public: true, content: x}]", "files: [{path: /etc/a, public: true, content: y}]", `machine.files["/etc/a"].content: x → y (live: programs that read it only at their start need a restart)`},
+		{control, "machine", "files: [{path: /var/cri/conf.d/a.toml, public: true, content: x}]", "files: [{path: /var/cri/conf.d/a.toml, public: true, content: y}]", `machine.files["/var/cri/conf.d/a.toml"].content: x → y (service:containerd: containerd reads it at its start)`},
 		// And the authorities that it trusts.
-		{control, "machine", "files: [{path: /etc/ssl/certs/ca-certificates, op: append, content: x}]", "files: [{path: /etc/ssl/certs/ca-certificates, op: append, content: y}]",
+		{control, "machine", "files: [{path: /etc/ssl/certs/ca-certificates, op: append, public: true, content: x}]", "files: [{path: /etc/ssl/certs/ca-certificates, op: append, public: true, content: y}]",
 			`machine.files["/etc/ssl/certs/ca-certificates"].content: x → y (service:containerd: containerd reads it at its start)`},
-		{control, "machine", "files: [{path: /etc/ssl/certs/ca-certificates.crt, op: append, content: x}]", "files: [{path: /etc/ssl/certs/ca-certificates.crt, op: append, content: y}]",
+		{control, "machine", "files: [{path: /etc/ssl/certs/ca-certificates.crt, op: append, public: true, content: x}]", "files: [{path: /etc/ssl/certs/ca-certificates.crt, op: append, public: true, content: y}]",
 			`machine.files["/etc/ssl/certs/ca-certificates.crt"].content: x → y (service:containerd: containerd reads it at its start)`},
+		{control, "machine", "files: [{path: /etc/a, content: x}]", "files: [{path: /etc/a, content: y}]", `machine.files["/etc/a"].content: (secret) → (secret) (live: programs that read it only at their start need a restart)`},
+		{control, "machine", "env: {a: b, DBPASS: x}", "env: {a: b, DBPASS: y}", "machine.env.DBPASS: (secret) → (secret) (service:containerd)"},
 		{control, "machine", "files: []", "files: [{path: /etc/a, content: hunter2, permissions: 0600}]",
 			"machine.files[\"/etc/a\"].content: added (secret) (live: programs that read it only at their start need a restart)\nmachine.files[\"/etc/a\"].permissions: added 0600 (live)\n" +
 				"machine.files[\"/etc/a\"].op: added create (live)"},

@@ -225,6 +225,7 @@ files:
         address = "0.0.0.0:11234"
     path: /var/cri/conf.d/metrics.toml
     op: create
+    public: true
   - {content: "x\n", permissions: 0600, path: /etc/x, op: append}
 env:
   http_proxy: http://proxy:3128

@@ -45,7 +45,9 @@ machine:
       public: true
       content: |
         hello
-        see http://me:hunter2@intranet/?password=hunter2
+    - path: /etc/proxy
+      public: true
+      content: see http://me:hunter2@intranet/?password=hunter2
     - path: /etc/key
       permissions: 0644
       content: |
@@ -90,7 +92,9 @@ machine:
       public: true
       content: |
         hello
-        see http://me:xxxxx@intranet/?password=xxxxx
+    - path: /etc/proxy
+      public: true
+      content: see http://me:xxxxx@intranet/?password=xxxxx
     - path: /etc/key
       permissions: 0644
       content: (secret)

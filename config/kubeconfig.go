@@ -1,17 +1,62 @@
 package config
 
 import (
+	"cmp"
 	"encoding/base64"
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/garboard-os/garboard/config/pki"
 	"gopkg.in/yaml.v3"
 )
 
-// adminValidity is how long an administrator's access to Kubernetes lasts. It
-// can't be revoked, and one command makes a new one.
-const adminValidity = 365 * 24 * time.Hour
+const (
+	// adminValidity is how long the access of the group system:masters lasts, and the most of
+	// any access. No certificate can be revoked, and one command makes a new one.
+	adminValidity = 365 * 24 * time.Hour
+	// namedValidity is the default for a person: somebody who leaves loses the access in a day.
+	namedValidity = 24 * time.Hour
+	minValidity   = time.Minute
+	// maxAccessName is of common names and of organisations (RFC 5280, A.1).
+	maxAccessName = 64
+
+	mastersGroup = "system:masters"
+	// AdministratorsGroup has all rights by a binding, which can be changed (bootstrap manifest
+	// 02-administrators).
+	AdministratorsGroup = "garboard:administrators"
+)
+
+// Access is who gets a kubeconfig. The zero value is the administrator of a cluster without
+// working roles: the group "system:masters" passes all authorization checks, also before any
+// role exists, and no role takes that back.
+type Access struct {
+	User     string
+	Groups   []string
+	Validity time.Duration
+}
+
+// Complete adds the defaults, and checks the names and the validity.
+func (a Access) Complete() (Access, error) {
+	validity := namedValidity
+	switch {
+	case a.User == "" && len(a.Groups) == 0:
+		a.Groups, validity = []string{mastersGroup}, adminValidity
+	case len(a.Groups) == 0:
+		a.Groups = []string{AdministratorsGroup}
+	}
+	a.User, a.Validity = cmp.Or(a.User, "admin"), cmp.Or(a.Validity, validity)
+	for _, name := range append([]string{a.User}, a.Groups...) {
+		if name == "" || len(name) > maxAccessName || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			return a, fmt.Errorf("%q can't be the name of a user or a group: it must have 1 to %d printable bytes", name, maxAccessName)
+		}
+	}
+	if a.Validity < minValidity || a.Validity > adminValidity {
+		return a, fmt.Errorf("an access for %s: it must be from %s to %s, because it can't be revoked", a.Validity, minValidity, adminValidity)
+	}
+	return a, nil
+}
 
 // Kubeconfig has the fields that AdminKubeconfig sets. kubectl knows more fields.
 type Kubeconfig struct {
@@ -52,19 +97,24 @@ type KubeContext struct {
 }
 
 // AdminKubeconfig makes a self-contained kubeconfig for an administrator of the
-// Kubernetes at server (a URL). The group "system:masters" passes all
-// authorization checks, also before any role exists. trusted are the authorities of the server.
+// Kubernetes at server (a URL). trusted are the authorities of the server.
 func AdminKubeconfig(cluster, server string, ca pki.CA, trusted PEM, now time.Time) (text []byte, expires time.Time, err error) {
-	crt, key, err := ca.Issue(pki.Leaf{CN: "admin", Orgs: []string{"system:masters"}, Client: true, Validity: adminValidity, Now: now})
+	who, _ := Access{}.Complete() // its own defaults
+	return who.Kubeconfig(cluster, server, ca, trusted, now)
+}
+
+// Kubeconfig makes one for a complete access.
+func (a Access) Kubeconfig(cluster, server string, ca pki.CA, trusted PEM, now time.Time) (text []byte, expires time.Time, err error) {
+	crt, key, err := ca.Issue(pki.Leaf{CN: a.User, Orgs: a.Groups, Client: true, Validity: a.Validity, Now: now})
 	if err != nil {
 		return nil, expires, fmt.Errorf("make kubeconfig of %s: %w", cluster, err)
 	}
 	cert, err := pki.ParseCert(crt)
 	if err != nil {
-		return nil, expires, fmt.Errorf("make kubeconfig of %s: %w", cluster, err)
+		return nil, expires, err
 	}
 	b64 := base64.StdEncoding.EncodeToString
-	user := "admin@" + cluster
+	user := a.User + "@" + cluster
 	file := Kubeconfig{
 		APIVersion: "v1", Kind: "Config", CurrentContext: user,
 		Clusters: []KubeCluster{{Name: cluster}}, Users: []KubeUser{{Name: user}}, Contexts: []KubeContext{{Name: user}},

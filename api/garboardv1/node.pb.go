@@ -2187,7 +2187,13 @@ func (x *BootChartResponse) GetChart() []byte {
 }
 
 type KubeconfigRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without user and groups: admin in system:masters, for a year.
+	User string `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	// For a user without groups: garboard:administrators.
+	Groups []string `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
+	// A minute to a year; for a user or groups, the default is a day.
+	Ttl           *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2220,6 +2226,27 @@ func (x *KubeconfigRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use KubeconfigRequest.ProtoReflect.Descriptor instead.
 func (*KubeconfigRequest) Descriptor() ([]byte, []int) {
 	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *KubeconfigRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *KubeconfigRequest) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *KubeconfigRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
 }
 
 type KubeconfigResponse struct {
@@ -3881,8 +3908,11 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x10BootChartRequest\x12\x10\n" +
 	"\x03svg\x18\x01 \x01(\bR\x03svg\")\n" +
 	"\x11BootChartResponse\x12\x14\n" +
-	"\x05chart\x18\x01 \x01(\fR\x05chart\"\x13\n" +
-	"\x11KubeconfigRequest\"j\n" +
+	"\x05chart\x18\x01 \x01(\fR\x05chart\"l\n" +
+	"\x11KubeconfigRequest\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x12\x16\n" +
+	"\x06groups\x18\x02 \x03(\tR\x06groups\x12+\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"j\n" +
 	"\x12KubeconfigResponse\x12\x1e\n" +
 	"\n" +
 	"kubeconfig\x18\x01 \x01(\fR\n" +
@@ -4109,84 +4139,85 @@ var file_garboard_v1_node_proto_depIdxs = []int32{
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
 	64, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	64, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	41, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
-	0,  // 15: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	64, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	63, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	63, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	63, // 21: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 22: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	63, // 23: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 24: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	63, // 25: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 26: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	65, // 27: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	65, // 28: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	65, // 29: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	63, // 30: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 31: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 32: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 33: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 34: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 35: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 36: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 37: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 38: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 39: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 40: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	24, // 41: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	27, // 42: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	29, // 43: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	31, // 44: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
-	33, // 45: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	35, // 46: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	39, // 47: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	37, // 48: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	42, // 49: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	44, // 50: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	46, // 51: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	48, // 52: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	50, // 53: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	60, // 54: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	52, // 55: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	54, // 56: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	56, // 57: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	58, // 58: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 59: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 60: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 61: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 62: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 63: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 64: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 65: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 66: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 67: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 68: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 69: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 70: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 71: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
-	34, // 72: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	36, // 73: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	40, // 74: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	38, // 75: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	43, // 76: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	45, // 77: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	47, // 78: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	49, // 79: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	51, // 80: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	61, // 81: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	53, // 82: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	55, // 83: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	57, // 84: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	59, // 85: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	59, // [59:86] is the sub-list for method output_type
-	32, // [32:59] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	63, // 13: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
+	64, // 14: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	41, // 15: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
+	0,  // 16: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
+	64, // 17: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	63, // 18: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 19: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	63, // 20: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 21: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	63, // 22: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 23: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	63, // 24: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 25: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	63, // 26: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 27: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	65, // 28: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	65, // 29: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	65, // 30: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	63, // 31: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 32: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 33: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 34: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 35: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 36: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 37: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 38: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 39: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 40: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 41: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	24, // 42: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	27, // 43: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	29, // 44: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	31, // 45: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
+	33, // 46: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	35, // 47: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	39, // 48: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	37, // 49: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	42, // 50: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	44, // 51: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	46, // 52: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	48, // 53: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	50, // 54: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	60, // 55: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	52, // 56: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	54, // 57: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	56, // 58: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	58, // 59: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 60: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 61: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 62: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 63: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 64: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 65: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 66: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 67: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 68: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 69: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 70: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 71: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 72: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
+	34, // 73: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	36, // 74: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	40, // 75: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	38, // 76: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	43, // 77: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	45, // 78: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	47, // 79: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	49, // 80: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	51, // 81: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	61, // 82: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	53, // 83: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	55, // 84: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	57, // 85: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	59, // 86: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	60, // [60:87] is the sub-list for method output_type
+	33, // [33:60] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }

@@ -58,6 +58,11 @@ func setup(env *testscript.Env) error {
 	env.Setenv("HOME", home)
 	env.Setenv("KUBECONFIG", "")
 	env.Setenv("TZ", "UTC")
+	crt, err := firstAdmin()
+	if err != nil {
+		return err
+	}
+	env.Setenv("CRT", crt)
 	now := time.Now()
 	ca, err := pki.NewMachineCA(now)
 	if err != nil {

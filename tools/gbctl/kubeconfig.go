@@ -3,22 +3,31 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"gopkg.in/yaml.v3"
 )
 
 func (a *app) kubeconfigCommand() *cobra.Command {
 	var force bool
+	var ttl time.Duration
+	who := &apiv1.KubeconfigRequest{}
 	cmd := &cobra.Command{
 		Use:  "kubeconfig [FILE|-]",
 		Args: cobra.MaximumNArgs(1),
@@ -27,23 +36,33 @@ func (a *app) kubeconfigCommand() *cobra.Command {
 			if len(args) > 0 {
 				to = args[0]
 			}
-			return a.kubeconfig(cmd.Context(), to, force)
+			if cmd.Flags().Changed("ttl") {
+				who.Ttl = durationpb.New(ttl)
+			}
+			return a.kubeconfig(cmd.Context(), who, to, force)
 		},
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace entries of another cluster with the same name")
+	f := cmd.Flags()
+	f.BoolVarP(&force, "force", "f", false, "replace entries of another cluster with the same name")
+	f.StringVar(&who.User, "user", "", "name of the user in Kubernetes (default admin)")
+	f.StringArrayVar(&who.Groups, "group", nil, "group of the user, repeatable (default garboard:administrators, and without --user system:masters)")
+	f.DurationVar(&ttl, "ttl", 0, "how long the access lasts, a minute to a year (default 24h, and without --user and --group a year)")
 	return cmd
 }
 
-func (a *app) kubeconfig(ctx context.Context, to string, force bool) error {
-	text, err := a.fetchKubeconfig(ctx)
+func (a *app) kubeconfig(ctx context.Context, who *apiv1.KubeconfigRequest, to string, force bool) error {
+	text, err := a.fetchKubeconfig(ctx, who)
 	if err != nil {
 		return err
 	}
-	if err := checkKubeconfig(text); err != nil {
+	cert, err := checkKubeconfig(text, who)
+	if err != nil {
 		return fmt.Errorf("the node's kubeconfig: %w; nothing was changed", err)
 	}
+	ends := fmt.Sprintf("%s (%s) has access until %s; the certificate can't be revoked", cert.Subject.CommonName, strings.Join(cert.Subject.Organization, ", "), stamp(cert.NotAfter))
 	if to == "-" {
 		_, err := a.out.Write(text)
+		fmt.Fprintln(a.err, visible(ends))
 		return err
 	}
 	if to == "" {
@@ -58,13 +77,13 @@ func (a *app) kubeconfig(ctx context.Context, to string, force bool) error {
 	if err := writeKubeconfig(to, merged); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "merged into %s; kubectl's context is %q now\n", to, current)
+	fmt.Fprintf(a.out, "merged into %s; kubectl's context is %q now\n%s\n", to, current, visible(ends))
 	return nil
 }
 
 // fetchKubeconfig asks one node after another: any control plane can answer, and some
 // nodes may be workers.
-func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
+func (a *app) fetchKubeconfig(ctx context.Context, who *apiv1.KubeconfigRequest) ([]byte, error) {
 	nodes, err := a.targets(ctx)
 	if err != nil {
 		return nil, err
@@ -73,7 +92,7 @@ func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
 	errs := make([]error, len(nodes))
 	for i, node := range nodes {
 		errs[i] = a.withClient(ctx, node, a.limited(func(ctx context.Context, n *client.Client) error {
-			m, err := client.Unary(ctx, n.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
+			m, err := client.Unary(ctx, n.Node.Kubeconfig, who)
 			if err == nil {
 				text = m.Kubeconfig
 			}
@@ -193,11 +212,36 @@ func flush(n *yaml.Node, end int, lines [][]byte, moved []int) {
 }
 
 // checkKubeconfig refuses all fields that AdminKubeconfig doesn't set: kubectl runs programs
-// and reads files that a kubeconfig names, and an attacker may control the node.
-func checkKubeconfig(text []byte) error {
+// and reads files that a kubeconfig names, and an attacker may control the node. It returns
+// the certificate. A node of an earlier release doesn't know for whom it should be, and makes
+// one of the first administrator.
+func checkKubeconfig(text []byte, who *apiv1.KubeconfigRequest) (*x509.Certificate, error) {
+	var file config.Kubeconfig
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
-	return decoder.Decode(&config.Kubeconfig{})
+	if err := decoder.Decode(&file); err != nil {
+		return nil, err
+	}
+	if len(file.Users) != 1 {
+		return nil, fmt.Errorf("it has %s, not one", plural(len(file.Users), "user"))
+	}
+	crt, err := base64.StdEncoding.DecodeString(file.Users[0].User.Crt)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := pki.ParseCert(crt)
+	if err != nil {
+		return nil, err
+	}
+	is, groups := cert.Subject, who.GetGroups()
+	if len(groups) == 0 && who.GetUser() != "" {
+		groups = []string{config.AdministratorsGroup}
+	}
+	if who.GetUser() != "" && is.CommonName != who.User || len(groups) > 0 && !slices.Equal(slices.Sorted(slices.Values(is.Organization)), slices.Sorted(slices.Values(groups))) ||
+		who.GetTtl() != nil && time.Until(cert.NotAfter) > who.Ttl.AsDuration()+pki.ClockSkew {
+		return nil, fmt.Errorf("it is for %s (%s) until %s: the node runs a release that doesn't know --user, --group and --ttl", is.CommonName, strings.Join(is.Organization, ", "), stamp(cert.NotAfter))
+	}
+	return cert, nil
 }
 
 // get returns the value of a key of a mapping, or nil.

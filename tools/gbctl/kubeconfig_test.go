@@ -6,9 +6,11 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // A node in the hands of somebody else must not get a program run, or a file read,
@@ -22,7 +24,7 @@ func TestKubeconfigOfAHostileNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := checkKubeconfig(data); err != nil {
+	if _, err := checkKubeconfig(data, nil); err != nil {
 		t.Fatalf("a real one: %v", err)
 	}
 	good := string(data)
@@ -39,8 +41,47 @@ func TestKubeconfigOfAHostileNode(t *testing.T) {
 		if bad == good {
 			t.Fatalf("%s: the test changes nothing of %s", name, good)
 		}
-		if err := checkKubeconfig([]byte(bad)); err == nil {
+		if _, err := checkKubeconfig([]byte(bad), nil); err == nil {
 			t.Errorf("%s was taken", name)
+		}
+	}
+}
+
+// A node of an earlier release makes the first administrator's file, whoever is asked for.
+func TestKubeconfigIsForWhoIsAskedFor(t *testing.T) {
+	ca, err := pki.NewKubernetesCA(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	make := func(a config.Access) string {
+		a, err := a.Complete()
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _, err := a.Kubeconfig("home", "https://10.5.0.2:6443", ca, ca.Cert, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for _, tc := range []struct {
+		what string
+		got  config.Access
+		who  *apiv1.KubeconfigRequest
+		want string
+	}{
+		{"the first administrator", config.Access{}, &apiv1.KubeconfigRequest{}, ""},
+		{"a person", config.Access{User: "jo"}, &apiv1.KubeconfigRequest{User: "jo"}, ""},
+		{"a person's groups", config.Access{User: "jo", Groups: []string{"b", "a"}}, &apiv1.KubeconfigRequest{User: "jo", Groups: []string{"a", "b"}}, ""},
+		{"a short one", config.Access{Validity: time.Hour}, &apiv1.KubeconfigRequest{Ttl: durationpb.New(time.Hour)}, ""},
+		{"another user", config.Access{}, &apiv1.KubeconfigRequest{User: "jo"}, "it is for admin (system:masters)"},
+		{"another group", config.Access{User: "jo", Groups: []string{"system:masters"}}, &apiv1.KubeconfigRequest{User: "jo"}, "it is for jo (system:masters)"},
+		{"one more group", config.Access{Groups: []string{"viewers", "system:masters"}}, &apiv1.KubeconfigRequest{Groups: []string{"viewers"}}, "it is for admin (viewers, system:masters)"},
+		{"too long", config.Access{}, &apiv1.KubeconfigRequest{Ttl: durationpb.New(time.Hour)}, "doesn't know --user, --group and --ttl"},
+	} {
+		cert, err := checkKubeconfig([]byte(make(tc.got)), tc.who)
+		if tc.want == "" && (err != nil || cert == nil) || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: %v, want %q", tc.what, err, tc.want)
 		}
 	}
 }

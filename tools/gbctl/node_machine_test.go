@@ -2,13 +2,18 @@ package main
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
@@ -224,11 +229,38 @@ func (nodeService) BootChart(_ context.Context, r *connect.Request[apiv1.BootCha
 	return answerWith(&apiv1.BootChartResponse{Chart: []byte("kubelet ####\n")})
 }
 
-func (s nodeService) Kubeconfig(context.Context, *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
+// firstAdmin is the certificate in the kubeconfig of whoever asks for no other.
+var firstAdmin = sync.OnceValues(func() (string, error) {
+	return kubeClient(config.Access{User: "admin", Groups: []string{"system:masters"}, Validity: 365 * 24 * time.Hour})
+})
+
+// kubeClient is a certificate for Kubernetes, as in a kubeconfig.
+func kubeClient(who config.Access) (string, error) {
+	ca, err := pki.NewKubernetesCA(time.Now())
+	if err != nil {
+		return "", err
+	}
+	crt, _, err := ca.Issue(pki.Leaf{CN: who.User, Orgs: who.Groups, Validity: who.Validity, Client: true, Now: time.Now()})
+	return base64.StdEncoding.EncodeToString(crt), err
+}
+
+// Kubeconfig of a node that is "old" knows one administrator only.
+func (s nodeService) Kubeconfig(_ context.Context, r *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
 	if s.node.kind != "controlplane" {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("a worker doesn't hold the cluster's authority: ask a control plane"))
 	}
-	return answerWith(&apiv1.KubeconfigResponse{Kubeconfig: []byte(`apiVersion: v1
+	who, err := config.Access{User: r.Msg.User, Groups: r.Msg.Groups, Validity: r.Msg.Ttl.AsDuration()}.Complete()
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	crt, err := firstAdmin()
+	if err == nil && !s.node.is("old") && (who.User != "admin" || who.Groups[0] != "system:masters") {
+		crt, err = kubeClient(who)
+	}
+	if err != nil {
+		return nil, err
+	}
+	text := strings.NewReplacer("$USER", who.User, "$CRT", crt).Replace(`apiVersion: v1
 kind: Config
 clusters:
   - name: home
@@ -236,18 +268,19 @@ clusters:
       server: https://10.5.0.2:6443
       certificate-authority-data: Q0E=
 users:
-  - name: admin@home
+  - name: $USER@home
     user:
-      client-certificate-data: TkVX
+      client-certificate-data: $CRT
       client-key-data: S0VZ
 contexts:
-  - name: admin@home
+  - name: $USER@home
     context:
       cluster: home
-      user: admin@home
+      user: $USER@home
       namespace: default
-current-context: admin@home
-`)})
+current-context: $USER@home
+`)
+	return answerWith(&apiv1.KubeconfigResponse{Kubeconfig: []byte(text)})
 }
 
 var findings = []*apiv1.Finding{

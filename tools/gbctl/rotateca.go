@@ -197,7 +197,7 @@ func (a *app) renewKubeconfig(ctx context.Context, c *client.Client) error {
 	if err != nil {
 		return err
 	}
-	if err := checkKubeconfig(m.Kubeconfig); err != nil {
+	if _, err := checkKubeconfig(m.Kubeconfig, nil); err != nil {
 		return fmt.Errorf("the node's kubeconfig: %w; nothing was changed", err)
 	}
 	path, err := defaultKubeconfig()

@@ -123,9 +123,8 @@ type NodeServiceClient interface {
 	CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest]) (*connect.ServerStreamForClient[garboardv1.ImageCheck], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
-	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
-	// authority of the cluster. It works only on control planes, also before
-	// Kubernetes is up.
+	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
+	// cluster. It works only on control planes, also before Kubernetes is up.
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
 	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
@@ -547,9 +546,8 @@ type NodeServiceHandler interface {
 	CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest], *connect.ServerStream[garboardv1.ImageCheck]) error
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
-	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
-	// authority of the cluster. It works only on control planes, also before
-	// Kubernetes is up.
+	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
+	// cluster. It works only on control planes, also before Kubernetes is up.
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
 	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)

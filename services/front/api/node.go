@@ -204,7 +204,7 @@ func (s *nodeService) BootChart(_ context.Context, req *connect.Request[apiv1.Bo
 }
 
 // Kubeconfig is there also before Kubernetes is (S-223).
-func (s *nodeService) Kubeconfig(context.Context, *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
+func (s *nodeService) Kubeconfig(_ context.Context, req *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
 	c, err := machine.Config(s.opts.Store)
 	if err != nil {
 		return nil, applyError(machine.ErrNoConfig)
@@ -212,7 +212,11 @@ func (s *nodeService) Kubeconfig(context.Context, *connect.Request[apiv1.Kubecon
 	if !c.Machine.Type.ControlPlane() || len(c.Cluster.CA.Key) == 0 {
 		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold the cluster's authority: ask a control plane", c.Machine.Type)
 	}
-	data, expires, err := config.AdminKubeconfig(c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String(), c.Cluster.CA.CA(), c.Cluster.TrustedCAs(), time.Now())
+	who, err := config.Access{User: req.Msg.GetUser(), Groups: req.Msg.GetGroups(), Validity: req.Msg.GetTtl().AsDuration()}.Complete()
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	data, expires, err := who.Kubeconfig(c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String(), c.Cluster.CA.CA(), c.Cluster.TrustedCAs(), time.Now())
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}

@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"net"
 	"os"
@@ -22,6 +23,8 @@ import (
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"gopkg.in/yaml.v3"
 )
 
 // own is a nodeService of this machine.
@@ -170,6 +173,55 @@ func TestDisksHaveAllThatIsKnown(t *testing.T) {
 	}}}
 	if !proto.Equal(res.Msg, want) {
 		t.Errorf("got %v\nwant %v", res.Msg, want)
+	}
+}
+
+// Who asks for nothing gets the first administrator's access, and who names a person, that
+// person's: for a day, in a group whose rights a binding can take back. The log says which.
+func TestKubeconfig(t *testing.T) {
+	r := newRig(t)
+	cfg, err := config.Generate(config.Options{ClusterName: "test", Endpoint: "https://10.5.0.2:6443"})
+	must(t, err)
+	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, cfg))
+	r.serve()
+	client := garboardv1connect.NewNodeServiceClient(r.as(admin), host)
+	for _, tc := range []struct {
+		what   string
+		asked  *apiv1.KubeconfigRequest
+		user   string
+		groups []string
+		lasts  time.Duration
+		log    string
+	}{
+		{"nothing", &apiv1.KubeconfigRequest{}, "admin", []string{"system:masters"}, 365 * 24 * time.Hour, `user \"\", groups []`},
+		{"for an hour", &apiv1.KubeconfigRequest{Ttl: durationpb.New(time.Hour)}, "admin", []string{"system:masters"}, time.Hour, "for 1h0m0s"},
+		{"a person", &apiv1.KubeconfigRequest{User: "jo"}, "jo", []string{"garboard:administrators"}, 24 * time.Hour, `user \"jo\"`},
+		{"a group", &apiv1.KubeconfigRequest{Groups: []string{"viewers"}}, "admin", []string{"viewers"}, 24 * time.Hour, `groups [\"viewers\"]`},
+	} {
+		got, err := ask(t, client.Kubeconfig, tc.asked)
+		must(t, err)
+		wantParts(t, r.audited(), "NodeService/Kubeconfig peer=jane", tc.log)
+		var file config.Kubeconfig
+		must(t, yaml.Unmarshal(got.Kubeconfig, &file))
+		crt, err := base64.StdEncoding.DecodeString(file.Users[0].User.Crt)
+		must(t, err)
+		cert, err := pki.ParseCert(crt)
+		must(t, err)
+		if cert.Subject.CommonName != tc.user || !slices.Equal(cert.Subject.Organization, tc.groups) || file.CurrentContext != tc.user+"@test" {
+			t.Errorf("%s: %s, context %s", tc.what, cert.Subject, file.CurrentContext)
+		}
+		if off := time.Until(cert.NotAfter) - tc.lasts; off.Abs() > time.Minute || !cert.NotAfter.Equal(got.Expires.AsTime()) {
+			t.Errorf("%s: until %s, and %s is said", tc.what, cert.NotAfter, got.Expires.AsTime())
+		}
+	}
+	for want, asked := range map[string]*apiv1.KubeconfigRequest{
+		"from 1m0s to 8760h0m0s": {Ttl: durationpb.New(366 * 24 * time.Hour)},
+		"because it can't be":    {User: "jo", Ttl: durationpb.New(-time.Hour)},
+		`"" can't be the name`:   {Groups: []string{""}},
+		`"a\nb" can't be`:        {User: "a\nb"},
+	} {
+		_, err := ask(t, client.Kubeconfig, asked)
+		wantCode(t, err, connect.CodeInvalidArgument, want)
 	}
 }
 

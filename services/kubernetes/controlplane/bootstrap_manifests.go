@@ -46,6 +46,7 @@ var bootstrapManifestTemplates = template.Must(template.New("").Option("missingk
 type bootstrapManifestInput struct {
 	TokenID, TokenSecret string
 	KubeletClientUser    string
+	Administrators       string
 	Balancer, ServerName string
 	FlannelImage         string
 	FlannelConfig        string // net-conf.json
@@ -147,6 +148,7 @@ func newBootstrapManifestInput(c *config.Cluster, hasResolvers bool) (bootstrapM
 	in := bootstrapManifestInput{
 		TokenID: id, TokenSecret: secret,
 		KubeletClientUser: secrets.KubeletClientUser,
+		Administrators:    config.AdministratorsGroup,
 		Balancer:          balancer.URL,
 		ServerName:        balancer.ServerName,
 		FlannelImage:      c.Network.CNI.Flannel.Image,

@@ -90,7 +90,7 @@ func TestManifests(t *testing.T) {
 	put(t, err)
 	want := []string{
 		"00-kubelet-bootstrapping-token", "01-csr-approver-role-binding", "01-csr-node-bootstrap", "01-csr-renewal-role-binding",
-		"02-kube-system-sa-role-binding", "05-flannel", "06-node-admission", "10-kube-proxy", "11-core-dns", "11-core-dns-svc", "11-kube-config-in-cluster",
+		"02-administrators", "02-kube-system-sa-role-binding", "05-flannel", "06-node-admission", "10-kube-proxy", "11-core-dns", "11-core-dns-svc", "11-kube-config-in-cluster",
 	}
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(manifests))); diff != "" {
 		t.Errorf("manifests (-want +got):\n%s", diff)

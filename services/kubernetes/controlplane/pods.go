@@ -248,10 +248,12 @@ func apiServerFlags(c APIServerConfig, secrets, files, audit string, address net
 		"requestheader-group-headers":        "X-Remote-Group",
 		"requestheader-username-headers":     "X-Remote-User",
 		"secure-port":                        strconv.Itoa(c.LocalPort),
-		"service-account-issuer":             c.ControlPlaneEndpoint,
-		"service-account-key-file":           secrets + "/service-account.pub",
-		"service-account-signing-key-file":   secrets + "/service-account.key",
-		"service-cluster-ip-range":           c.ServiceCIDR,
+		// A token of a pod ends after an hour, and isn't valid for a year because its client may be an old one.
+		"service-account-extend-token-expiration": "false",
+		"service-account-issuer":                  c.ControlPlaneEndpoint,
+		"service-account-key-file":                secrets + "/service-account.pub",
+		"service-account-signing-key-file":        secrets + "/service-account.key",
+		"service-cluster-ip-range":                c.ServiceCIDR,
 		// A client with an open connection at the end is asked to retry, and closes it:
 		// otherwise it keeps the connection until the termination grace period is over.
 		"shutdown-send-retry-after": "true",

@@ -50,6 +50,9 @@ const (
 type Client struct {
 	// Name is the node as it was asked for.
 	Name string
+	// Accepts decides about the node's certificate, once that was verified and before a
+	// request is sent. It is set before the first call; nil accepts all.
+	Accepts func(*x509.Certificate) error
 
 	Config    garboardv1connect.ConfigServiceClient
 	Etcd      garboardv1connect.EtcdServiceClient
@@ -192,6 +195,18 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 	config := secure(client)
 	config.MinVersion = tls.VersionTLS13
 	config.ServerName = host
+	verify := config.VerifyConnection
+	config.VerifyConnection = func(state tls.ConnectionState) error {
+		if verify != nil {
+			if err := verify(state); err != nil {
+				return err
+			}
+		}
+		if client.Accepts == nil {
+			return nil
+		}
+		return client.Accepts(state.PeerCertificates[0])
+	}
 	var protocols http.Protocols
 	protocols.SetHTTP2(true)
 	dialer := &net.Dialer{Timeout: dialTimeout}

@@ -94,13 +94,23 @@ func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, erro
 	return configChange{f, done, mode}, err
 }
 
-// apply sends a document to a node. base is the digest of the document that it was made
-// from.
-func (c configChange) apply(ctx context.Context, n *client.Client, document []byte, base string) (*apiv1.ApplyConfigResponse, error) {
+// apply sends a document to a node. base is what it was made from. Keys that the node may
+// lack are sent over a connection of their own: the node proves on it what it is.
+func (c configChange) apply(ctx context.Context, n *client.Client, document []byte, base *apiv1.GetConfigResponse) (*apiv1.ApplyConfigResponse, error) {
 	ctx, done := c.app.request(ctx, n.Name)
 	defer done()
+	if key := givenKey(document, base); key != "" && !c.app.insecure {
+		fresh, err := c.app.dial(n.Name)
+		if err != nil {
+			return nil, err
+		}
+		defer fresh.Close()
+		noWorker(fresh, "the configuration has %s, and keys of the cluster are for control planes only. Remove them for a worker; "+
+			"to make a control plane of it, use 'gbctl -n %s reset', and then 'apply-config --insecure'. If %s is a control plane, another machine answers in its place", key, n.Name, n.Name)
+		n = fresh
+	}
 	return client.Unary(ctx, n.Config.Apply, &apiv1.ApplyConfigRequest{
-		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base, Force: c.force,
+		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base.GetDigest(), Force: c.force,
 	})
 }
 
@@ -215,7 +225,7 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 					return nil, err
 				}
 				defer n.Close()
-				m, err := change.apply(ctx, n, document, "")
+				m, err := change.apply(ctx, n, document, nil)
 				return m, inFile(file, err)
 			})
 		},

@@ -143,7 +143,11 @@ func (c *cluster) serve(n *node, ca pki.CA) (string, error) {
 		config.Certificates = []tls.Certificate{pair}
 		c.env.Setenv("FINGERPRINT", client.Fingerprint(pair.Leaf))
 	} else {
-		crt, key, err := ca.Issue(pki.Leaf{CN: n.name, IPs: []netip.Addr{netip.MustParseAddr(n.name)}, Server: true, Now: time.Now()})
+		leaf := pki.Leaf{CN: n.name, IPs: []netip.Addr{netip.MustParseAddr(n.name)}, Server: true, Now: time.Now()}
+		if n.kind == "worker" {
+			leaf.Units = []string{pki.WorkerUnit}
+		}
+		crt, key, err := ca.Issue(leaf)
 		if err != nil {
 			return "", err
 		}

@@ -107,7 +107,7 @@ func (a *app) editNode(ctx context.Context, n *client.Client, change configChang
 			return nil, d.keep(&exitError{codeRefused, errors.New("the configuration still has problems: nothing was applied")})
 		}
 		text = typed
-		m, err := change.apply(ctx, n, text, current.Digest)
+		m, err := change.apply(ctx, n, text, current)
 		if err == nil {
 			d.discard()
 			return m, nil

@@ -42,6 +42,8 @@ func (a *app) explainTrust(node string, err error) error {
 	var name x509.HostnameError
 	var invalid x509.CertificateInvalidError
 	switch {
+	case errors.Is(err, errWorker):
+		return &exitError{codeRefused, cause(err, errWorker)}
 	case errors.Is(err, client.ErrFingerprint):
 		return denied("%w: this is a different machine, or it has restarted since then: see the fingerprint on its console", cause(err, client.ErrFingerprint))
 	case errors.As(err, &authority) && selfSigned(authority.Cert), errors.As(err, &name) && selfSigned(name.Certificate):

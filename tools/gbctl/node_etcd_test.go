@@ -26,9 +26,6 @@ var etcdMembers = []*apiv1.EtcdMember{
 }
 
 func (s etcdService) Bootstrap(_ context.Context, r *connect.Request[apiv1.BootstrapRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
-	if s.node.kind != "controlplane" {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("bootstrap: etcd runs on control planes only"))
-	}
 	said := "the cluster begins on this node"
 	if told := r.Msg.ControlPlanes; len(told) > 0 {
 		said += ", told of " + strings.Join(told, ", ")
@@ -37,9 +34,6 @@ func (s etcdService) Bootstrap(_ context.Context, r *connect.Request[apiv1.Boots
 }
 
 func (s etcdService) Recover(_ context.Context, stream *connect.ClientStream[apiv1.RecoverRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
-	if s.node.kind != "controlplane" {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("recover: etcd runs on control planes only"))
-	}
 	stream.Receive()
 	first := stream.Msg()
 	want, said := first.Size, fmt.Sprintf("restored %d bytes", first.Size)
@@ -75,7 +69,7 @@ func (s etcdService) Status(context.Context, *connect.Request[apiv1.EtcdStatusRe
 func (s etcdService) Snapshot(_ context.Context, _ *connect.Request[apiv1.EtcdSnapshotRequest], stream *connect.ServerStream[apiv1.FileChunk]) error {
 	database := bytes.Repeat([]byte("database"), 1000)
 	sum := sha256.Sum256(database)
-	if s.node.kind != "controlplane" {
+	if s.node.is("lossy") {
 		database = database[8:]
 	}
 	for chunk := range slices.Chunk(append(database, sum[:]...), 3001) {

@@ -47,6 +47,7 @@ type app struct {
 
 	insecure    bool
 	fingerprint string
+	command     string // if it is for control planes only
 	warned      sync.Map // nodes for which the warning was printed
 
 	loaded *client.Context
@@ -75,6 +76,9 @@ var outputs = map[string][]string{
 }
 
 func (a *app) checkFlags(cmd *cobra.Command) error {
+	if isForControlPlanes(cmd) {
+		a.command = cmd.CommandPath()
+	}
 	switch {
 	case a.timeout <= 0:
 		return errors.New("--timeout must be more than zero")
@@ -213,6 +217,9 @@ func (a *app) dial(node string) (*client.Client, error) {
 	if err != nil { // only if there is no usable certificate
 		return nil, &exitError{codeDenied, fmt.Errorf("%w (%s)", err, a.contextLabel())}
 	}
+	if a.command != "" {
+		noWorker(n, "'%s' is for control planes; name one with -n. If %s is one, another machine answers in its place", a.command, node)
+	}
 	return n, nil
 }
 
@@ -244,7 +251,7 @@ func broken(err error) bool {
 	case !errors.As(err, &answer), connect.IsWireError(err),
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
 		errors.As(err, &op) && op.Op == "dial",
-		errors.As(err, &distrust), errors.Is(err, client.ErrFingerprint):
+		errors.As(err, &distrust), errors.Is(err, client.ErrFingerprint), errors.Is(err, errWorker):
 		return false
 	}
 	// Which of these codes connect uses depends on the moment.

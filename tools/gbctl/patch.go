@@ -60,7 +60,7 @@ func (a *app) patchNode(ctx context.Context, n *client.Client, change configChan
 				return nil, &exitError{codeRefused, err}
 			}
 		}
-		m, err := change.apply(ctx, n, text, current.Digest)
+		m, err := change.apply(ctx, n, text, current)
 		if connect.CodeOf(err) != connect.CodeAborted || try > 1 {
 			return m, err
 		}

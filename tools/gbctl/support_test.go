@@ -57,7 +57,11 @@ func liveNodes(t *testing.T, nodes map[string]http.Handler) *app {
 			t.Fatal(err)
 		}
 		c.Via[name] = l.Addr().String()
-		crt, key, err := ca.Issue(pki.Leaf{CN: name, IPs: []netip.Addr{netip.MustParseAddr(name)}, Server: true, Now: now})
+		leaf := pki.Leaf{CN: name, IPs: []netip.Addr{netip.MustParseAddr(name)}, Server: true, Now: now}
+		if _, worker := handler.(*takenOver); worker {
+			leaf.Units = []string{pki.WorkerUnit}
+		}
+		crt, key, err := ca.Issue(leaf)
 		if err != nil {
 			t.Fatal(err)
 		}

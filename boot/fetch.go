@@ -1,12 +1,15 @@
 package boot
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -63,6 +66,27 @@ func (r request) address() (*url.URL, error) {
 	return u, nil
 }
 
+// CheckSum compares a document with the SHA-256 in the fragment of its URL, if there is one:
+// https://example.org/a.yaml#sha256=0123…
+func CheckSum(u *url.URL, document []byte) error {
+	if sum := fmt.Sprintf("sha256=%x", sha256.Sum256(document)); u.Fragment != "" && !strings.EqualFold(u.Fragment, sum) {
+		return fmt.Errorf("the document has #%s, and its URL demands #%s", sum, u.Fragment)
+	}
+	return nil
+}
+
+// maxRedirects is that of net/http.
+const maxRedirects = 10
+
+// StayEncrypted is for http.Client.CheckRedirect: what was asked for over TLS doesn't come
+// without.
+func StayEncrypted(req *http.Request, via []*http.Request) error {
+	if last := via[len(via)-1].URL; last.Scheme == "https" && req.URL.Scheme != "https" || len(via) >= maxRedirects {
+		return fmt.Errorf("%w: %s leads to %s, which isn't encrypted, or is the redirect %d", errFinal, last.Redacted(), req.URL.Redacted(), len(via))
+	}
+	return nil
+}
+
 // fetch gets a document over HTTP. It retries while the failure may be
 // temporary. Errors show the URL without its password.
 func fetch(ctx context.Context, client *http.Client, wait Waiter, r request) ([]byte, error) {
@@ -100,7 +124,9 @@ func fetchOnce(ctx context.Context, client *http.Client, u *url.URL, r request) 
 		return nil, fmt.Errorf("%w: %w", err, errFinal)
 	}
 	maps.Copy(req.Header, r.header)
-	resp, err := client.Do(req)
+	strict := *client
+	strict.CheckRedirect = StayEncrypted
+	resp, err := strict.Do(req)
 	if err != nil {
 		if inner, ok := errors.AsType[*url.Error](err); ok {
 			err = inner.Err // the outer error repeats method and URL
@@ -110,7 +136,8 @@ func fetchOnce(ctx context.Context, client *http.Client, u *url.URL, r request) 
 	defer resp.Body.Close()
 	switch {
 	case resp.StatusCode == http.StatusOK:
-		return readLimited(resp.Body)
+		data, err := readLimited(resp.Body)
+		return data, cmp.Or(err, CheckSum(u, data))
 	case resp.StatusCode == http.StatusNotFound:
 		return nil, fmt.Errorf("%s: %w", resp.Status, errNotThere)
 	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusRequestTimeout && resp.StatusCode != http.StatusTooManyRequests:

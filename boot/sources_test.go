@@ -172,6 +172,39 @@ func TestFetch(t *testing.T) {
 	}
 }
 
+// A document has the sum that its URL demands, and what is asked for over TLS comes over TLS.
+func TestFetchIsWhatWasMeant(t *testing.T) {
+	const document = "data"
+	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(document)))
+	serve := http.NewServeMux()
+	plain, secure := httptest.NewServer(serve), httptest.NewTLSServer(serve)
+	defer plain.Close()
+	defer secure.Close()
+	serve.HandleFunc("/document", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte(document)) })
+	for path, to := range map[string]string{"/down": plain.URL + "/document", "/up": secure.URL + "/document", "/there": "/document", "/round": "/round"} {
+		serve.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, to, http.StatusFound) })
+	}
+	for _, tc := range []struct{ what, url, err string }{
+		{"no sum", plain.URL + "/document", ""},
+		{"its sum", plain.URL + "/document#sha256=" + sum, ""},
+		{"its sum in capitals", plain.URL + "/document#sha256=" + strings.ToUpper(sum), ""},
+		{"another sum", plain.URL + "/document#sha256=" + strings.Repeat("0", 64), "the document has #sha256=" + sum},
+		{"a part of its sum", plain.URL + "/document#sha256=" + sum[:8], "its URL demands #sha256=" + sum[:8]},
+		{"a misspelt sum", plain.URL + "/document#sha265=" + sum, "its URL demands #sha265="},
+		{"a redirect within TLS", secure.URL + "/there", ""},
+		{"a redirect to TLS", plain.URL + "/up", ""},
+		{"a redirect without TLS on both sides", plain.URL + "/down", ""},
+		{"a redirect out of TLS", secure.URL + "/down", "which isn't encrypted"},
+		{"a redirect out of TLS, with its sum", secure.URL + "/down#sha256=" + sum, "which isn't encrypted"},
+		{"for ever", secure.URL + "/round", "is the redirect 10"},
+	} {
+		data, err := fetch(t.Context(), secure.Client(), noWait, request{url: tc.url})
+		if tc.err == "" && (err != nil || string(data) != document) || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
+			t.Errorf("%s: %q, %v, want %q", tc.what, data, err, tc.err)
+		}
+	}
+}
+
 func TestFetchEnds(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write(make([]byte, config.MaxSize+1)) }))
 	defer server.Close()

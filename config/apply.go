@@ -121,7 +121,7 @@ var applyTable = []applyRow{
 	{path: "cluster.clusterName", effect: Reboot},
 	{path: "cluster.id", effect: Live},
 	{path: "cluster.secret", effect: Reboot},
-	{path: "cluster.token", effect: kubelet, note: "the Secret of the former token lets nodes join until it is deleted"},
+	{path: "cluster.token", effect: Live, note: "for a node that joins; the former token lets nodes join until gbctl token revoke ends it"},
 	{path: "cluster.controlPlane.endpoint", effect: Live, note: "tokens of running pods have the former endpoint as their issuer, and become invalid until the kubelets renew them, unless cluster.apiServer.extraArgs has that as service-account-issuer and api-audiences"},
 	{path: "cluster.controlPlane.localAPIServerPort", effect: Live, note: noteRolling},
 	{path: "cluster.network.cni", effect: Live, note: noteCreated, refine: onControlPlanes},

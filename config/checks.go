@@ -349,7 +349,7 @@ func checkAbsolute(r *report, where place, name string) {
 
 func checkManifests(c *Config, r *report) {
 	for i, u := range c.Cluster.ExtraManifests {
-		checkHTTP(r, at("cluster", "extraManifests", i), u)
+		checkDocument(r, at("cluster", "extraManifests", i), u)
 	}
 	seen := map[string]bool{}
 	for i, m := range c.Cluster.InlineManifests {
@@ -364,6 +364,16 @@ func checkManifests(c *Config, r *report) {
 		if strings.TrimSpace(m.Contents) == "" {
 			r.lacks(where.with("contents"), "")
 		}
+	}
+}
+
+// sumFragment is the SHA-256 of a document in its URL.
+var sumFragment = regexp.MustCompile(`^(?i:sha256=[0-9a-f]{64})?$`)
+
+func checkDocument(r *report, where place, u URL) {
+	checkHTTP(r, where, u)
+	if !sumFragment.MatchString(u.Fragment) {
+		r.bad(where, "#%s isn't #sha256= and the 64 hexadecimal digits of the document's sum", u.Fragment)
 	}
 }
 

@@ -332,6 +332,6 @@ func checkCNI(c *Config, r *report) {
 		r.bad(where, "contradicts name %s; did you mean name %s", cni.Name, CNICustom)
 	}
 	for i, u := range cni.URLs {
-		checkHTTP(r, where.with(i), u)
+		checkDocument(r, where.with(i), u)
 	}
 }

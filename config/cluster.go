@@ -8,7 +8,8 @@ type Cluster struct {
 	ID     string `yaml:"id"`          // accepted, because configurations of earlier releases have it
 	Secret Secret `yaml:"secret"`      // base64 of 32 bytes; known to members only
 	// Token is the Kubernetes bootstrap token of joining kubelets, such as
-	// q9pyzr.0123456789abcdef. Required.
+	// q9pyzr.0123456789abcdef. Required. Control planes make it once, without an end; gbctl token
+	// ends it, and makes others.
 	Token        Secret          `yaml:"token"`
 	ControlPlane ControlPlaneSet `yaml:"controlPlane"`
 	Network      ClusterNetwork  `yaml:"network"`
@@ -28,9 +29,11 @@ type Cluster struct {
 
 	// AllowSchedulingOnControlPlanes removes the taint from control planes, so that pods
 	// can run in a cluster of one node. Default false.
-	AllowSchedulingOnControlPlanes bool             `yaml:"allowSchedulingOnControlPlanes"`
-	ExtraManifests                 []URL            `yaml:"extraManifests"` // http or https; applied at bootstrap
-	InlineManifests                []InlineManifest `yaml:"inlineManifests" key:"name"`
+	AllowSchedulingOnControlPlanes bool `yaml:"allowSchedulingOnControlPlanes"`
+	// ExtraManifests are http or https, and applied at bootstrap. #sha256=… at the end of a URL is the
+	// SHA-256 that its document must have. No redirect from https to http is followed.
+	ExtraManifests  []URL            `yaml:"extraManifests"`
+	InlineManifests []InlineManifest `yaml:"inlineManifests" key:"name"`
 }
 
 // ControlPlaneSet has the addresses of the control plane.
@@ -63,7 +66,7 @@ const (
 // CNI is the choice of pod network.
 type CNI struct {
 	Name    CNIName `yaml:"name"` // default flannel
-	URLs    []URL   `yaml:"urls"` // for custom
+	URLs    []URL   `yaml:"urls"` // for custom; as cluster.extraManifests
 	Flannel Flannel `yaml:"flannel"`
 }
 

@@ -174,6 +174,8 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "metrics: {address: 'node-1:9100'}", `machine.metrics.address: "node-1" is not an IP address of the node`},
 	// The cluster.
 	{"cluster", "extraManifests: ['file:///x']", `cluster.extraManifests[0]: not an absolute URL such as https://host:port/path`},
+	{"cluster", "extraManifests: ['https://example.org/a.yaml#part']", `cluster.extraManifests[0]: #part isn't #sha256= and the 64 hexadecimal digits of the document's sum`},
+	{"cluster", "extraManifests: ['https://example.org/a.yaml#sha256=abc']", `cluster.extraManifests[0]: #sha256=abc isn't #sha256= and the 64 hexadecimal digits of the document's sum`},
 	{"cluster", "inlineManifests: [{contents: x}]", `cluster.inlineManifests[0].name: is missing`},
 	{"cluster", "inlineManifests: [{name: a, contents: x}, {name: a, contents: y}]", `cluster.inlineManifests[1].name: "a" names a second manifest`},
 	{"cluster", "apiServer: {auditPolicy: x}", `cluster.apiServer.auditPolicy: must be a mapping, not text`},
@@ -277,6 +279,32 @@ func TestReplaced(t *testing.T) {
 				t.Errorf("problems:\n%s", strings.Join(problems, "\n"))
 			}
 		})
+	}
+}
+
+// What weakens the node is accepted, and said.
+func TestWeakSettings(t *testing.T) {
+	for _, tc := range []struct{ part, setting, want string }{
+		{"machine", "registries: {mirrors: {docker.io: {endpoints: ['https://m.example', 'http://m.example:5000']}}}", `machine.registries.mirrors["docker.io"].endpoints[1]: images come without TLS`},
+		{"machine", "registries: {mirrors: {docker.io: {endpoints: ['https://m.example']}}}", ""},
+		{"machine", "registries: {config: {r.example: {tls: {insecureSkipVerify: true}}}}", `machine.registries.config["r.example"].tls.insecureSkipVerify: anybody can answer in the place of r.example`},
+		{"machine", "registries: {config: {r.example: {tls: {insecureSkipVerify: false}}}}", ""},
+		{"machine", "logging: {destinations: [{endpoint: 'udp://10.5.0.1:514'}]}", "machine.logging.destinations[0].endpoint: logs go over UDP"},
+		{"machine", "logging: {destinations: [{endpoint: 'tls://10.5.0.1:514'}]}", ""},
+		{"machine", "kubelet: {extraArgs: {anonymous-auth: 'true'}}", "machine.kubelet.extraArgs.anonymous-auth: requests without credentials are answered"},
+		{"machine", "kubelet: {extraArgs: {anonymous-auth: 'false', tls-min-version: VersionTLS12}}", ""},
+		{"machine", "kubelet: {extraArgs: {tls-min-version: VersionTLS11}}", "machine.kubelet.extraArgs.tls-min-version: VersionTLS11 has known weaknesses"},
+		{"cluster", "apiServer: {extraArgs: {anonymous-auth: 'true'}}", "cluster.apiServer.extraArgs.anonymous-auth: requests without"},
+		{"cluster", "apiServer: {extraArgs: {tls-min-version: VersionTLS10}}", "cluster.apiServer.extraArgs.tls-min-version: VersionTLS10 has"},
+		{"cluster", "controllerManager: {extraArgs: {tls-min-version: VersionTLS10}}", "cluster.controllerManager.extraArgs.tls-min-version"},
+		{"cluster", "scheduler: {extraArgs: {tls-min-version: VersionTLS10}}", "cluster.scheduler.extraArgs.tls-min-version"},
+		{"cluster", "extraManifests: ['https://example.org/a.yaml#sha256=" + strings.Repeat("0aF9", 16) + "']", ""},
+	} {
+		key, _, _ := strings.Cut(tc.setting, ":")
+		_, warnings := accepted(t, with(without(document(t, ControlPlane), tc.part, key), tc.part, tc.setting))
+		if tc.want == "" && warnings != "" || !strings.Contains(warnings, tc.want) {
+			t.Errorf("%s: %q, want %q", tc.setting, warnings, tc.want)
+		}
 	}
 }
 

@@ -16,6 +16,8 @@ var warningChecks = []check{
 	{"shared address outside of the subnet", warnVIP},
 	{"gateways outside of the subnet", warnGateways},
 	{"format of a self-hosted control plane", warnSelfHosted},
+	{"what comes or goes unprotected", warnUnprotected},
+	{"arguments that weaken Kubernetes", warnWeakArgs},
 	{"fields without effect in this release", warnNoEffect},
 }
 
@@ -119,6 +121,44 @@ func warnRoutes(r *report, where place, routes []Route, link Link, name string) 
 			continue
 		}
 		r.warn(where.with(i, "gateway"), "%s is in none of the networks of %s: the route works only if the gateway is on that link nevertheless", gateway, name)
+	}
+}
+
+func warnUnprotected(c *Config, r *report) {
+	registries := at("machine", "registries")
+	for host, mirror := range c.Machine.Registries.Mirrors {
+		for i, u := range mirror.Endpoints {
+			if u.Scheme == "http" {
+				r.warn(registries.with("mirrors", host, "endpoints", i), "images come without TLS: whoever is on the way can replace them, unless machine.images.verify demands signatures")
+			}
+		}
+	}
+	for host, registry := range c.Machine.Registries.Config {
+		if registry.TLS != nil && registry.TLS.InsecureSkipVerify {
+			r.warn(registries.with("config", host, "tls", "insecureSkipVerify"), "anybody can answer in the place of %s, and gets its credentials; use tls.ca", host)
+		}
+	}
+	for i, d := range c.Machine.Logging.Destinations {
+		if d.Endpoint.Scheme == "udp" {
+			r.warn(at("machine", "logging", "destinations", i, "endpoint"), "logs go over UDP: anybody on the way can read them, and lines get lost; use tls")
+		}
+	}
+}
+
+func warnWeakArgs(c *Config, r *report) {
+	for _, p := range []struct {
+		where place
+		args  map[string]string
+	}{
+		{at("machine", "kubelet"), c.Machine.Kubelet.ExtraArgs}, {at("cluster", "apiServer"), c.Cluster.APIServer.ExtraArgs},
+		{at("cluster", "controllerManager"), c.Cluster.ControllerManager.ExtraArgs}, {at("cluster", "scheduler"), c.Cluster.Scheduler.ExtraArgs},
+	} {
+		if p.args["anonymous-auth"] == "true" {
+			r.warn(p.where.with("extraArgs", "anonymous-auth"), "requests without credentials are answered")
+		}
+		if v := p.args["tls-min-version"]; v == "VersionTLS10" || v == "VersionTLS11" {
+			r.warn(p.where.with("extraArgs", "tls-min-version"), "%s has known weaknesses; the default is VersionTLS13", v)
+		}
 	}
 }
 

@@ -1,6 +1,8 @@
 package controlplane
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -9,6 +11,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -48,7 +51,7 @@ func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 		}
 		objects, err := fetchManifest(ctx, c.Machine.Env, u)
 		if err != nil {
-			problems = append(problems, err)
+			problems = append(problems, fmt.Errorf("manifest %s: %w", u.Redacted(), err))
 			continue
 		}
 		if err := extraBootstrapManifests.Put(v, id, objects); err != nil {
@@ -74,25 +77,25 @@ func extraURLs(c *config.Cluster) (urls []config.URL) {
 func fetchManifest(ctx context.Context, env map[string]string, u config.URL) ([]kubeclient.Object, error) {
 	transport, err := network.Outbound(env) // S-145, S-146
 	if err != nil {
-		return nil, fmt.Errorf("manifest %s: %w", u.Redacted(), err)
+		return nil, err
 	}
 	defer transport.CloseIdleConnections()
-	client := &http.Client{Timeout: fetchTimeout, Transport: transport}
+	client := &http.Client{Timeout: fetchTimeout, Transport: transport, CheckRedirect: boot.StayEncrypted}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return nil, fmt.Errorf("manifest %s: %w", u.Redacted(), err)
+		return nil, err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("manifest: %w", err) // it has the URL
+		return nil, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("manifest %s: the server answered %s", u.Redacted(), resp.Status)
+		return nil, errors.New("the server answered " + resp.Status)
 	}
-	objects, err := decodeManifest(io.LimitReader(resp.Body, maxManifest))
-	if err != nil {
-		return nil, fmt.Errorf("manifest %s: %w", u.Redacted(), err)
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxManifest))
+	if err = cmp.Or(err, boot.CheckSum(&u.URL, text)); err != nil {
+		return nil, err
 	}
-	return objects, nil
+	return decodeManifest(bytes.NewReader(text))
 }

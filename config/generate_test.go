@@ -111,13 +111,13 @@ func TestGenerateRefuses(t *testing.T) {
 func TestSecretsAreFresh(t *testing.T) {
 	seen := map[string]bool{}
 	for range 200 {
-		for _, s := range []string{string(newToken()), string(newKey32())} {
+		for _, s := range []string{string(NewToken()), string(newKey32())} {
 			if seen[s] {
 				t.Fatal("made twice")
 			}
 			seen[s] = true
 		}
-		if token := newToken(); !bootstrapToken.MatchString(string(token)) {
+		if token := NewToken(); !bootstrapToken.MatchString(string(token)) {
 			t.Fatalf("token %q", string(token))
 		}
 	}

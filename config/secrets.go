@@ -63,7 +63,7 @@ func newSecrets(kubernetes pki.Algorithm, now time.Time) (*Secrets, error) {
 // identify makes all secrets that are only random.
 func (s *Secrets) identify() {
 	s.ClusterSecret = newKey32()
-	s.MachineToken, s.BootstrapToken = newToken(), newToken()
+	s.MachineToken, s.BootstrapToken = NewToken(), NewToken()
 }
 
 func newKey32() Secret {
@@ -72,8 +72,8 @@ func newKey32() Secret {
 	return Secret(base64.StdEncoding.EncodeToString(key))
 }
 
-// newToken makes a bootstrap token: 22 characters of 36 kinds, 113 bits.
-func newToken() Secret {
+// NewToken makes a bootstrap token: 22 characters of 36 kinds, 113 bits.
+func NewToken() Secret {
 	const alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
 	const id, secret = 6, 16
 	var token []byte

@@ -75,7 +75,7 @@ func (x Finding_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Finding_Severity.Descriptor instead.
 func (Finding_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40, 0}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47, 0}
 }
 
 type VersionRequest struct {
@@ -2301,6 +2301,351 @@ func (x *KubeconfigResponse) GetExpires() *timestamppb.Timestamp {
 	return nil
 }
 
+type JoinToken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The part before the dot, which is no secret.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Unset: it has no end.
+	Ends          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ends,proto3" json:"ends,omitempty"`
+	Description   string                 `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JoinToken) Reset() {
+	*x = JoinToken{}
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JoinToken) ProtoMessage() {}
+
+func (x *JoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
+func (*JoinToken) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *JoinToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *JoinToken) GetEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+func (x *JoinToken) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+type CreateTokenRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A minute to a year.
+	Ttl           *durationpb.Duration `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Description   string               `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokenRequest) Reset() {
+	*x = CreateTokenRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokenRequest) ProtoMessage() {}
+
+func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
+func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *CreateTokenRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *CreateTokenRequest) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+type CreateTokenResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For cluster.token.
+	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	Ends          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ends,proto3" json:"ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokenResponse) Reset() {
+	*x = CreateTokenResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokenResponse) ProtoMessage() {}
+
+func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
+func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *CreateTokenResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *CreateTokenResponse) GetEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+type ListTokensRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokensRequest) Reset() {
+	*x = ListTokensRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTokensRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTokensRequest) ProtoMessage() {}
+
+func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
+func (*ListTokensRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
+}
+
+type ListTokensResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tokens        []*JoinToken           `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokensResponse) Reset() {
+	*x = ListTokensResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTokensResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTokensResponse) ProtoMessage() {}
+
+func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
+func (*ListTokensResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ListTokensResponse) GetTokens() []*JoinToken {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+type RevokeTokenRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// How long it may still be used; unset: no more.
+	After         *durationpb.Duration `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeTokenRequest) Reset() {
+	*x = RevokeTokenRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeTokenRequest) ProtoMessage() {}
+
+func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
+func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *RevokeTokenRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RevokeTokenRequest) GetAfter() *durationpb.Duration {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+type RevokeTokenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Message       string                 `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeTokenResponse) Reset() {
+	*x = RevokeTokenResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeTokenResponse) ProtoMessage() {}
+
+func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
+func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *RevokeTokenResponse) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type MetricsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2309,7 +2654,7 @@ type MetricsRequest struct {
 
 func (x *MetricsRequest) Reset() {
 	*x = MetricsRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2321,7 +2666,7 @@ func (x *MetricsRequest) String() string {
 func (*MetricsRequest) ProtoMessage() {}
 
 func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2334,7 +2679,7 @@ func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
 func (*MetricsRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 type MetricsResponse struct {
@@ -2347,7 +2692,7 @@ type MetricsResponse struct {
 
 func (x *MetricsResponse) Reset() {
 	*x = MetricsResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2704,7 @@ func (x *MetricsResponse) String() string {
 func (*MetricsResponse) ProtoMessage() {}
 
 func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2717,7 @@ func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
 func (*MetricsResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MetricsResponse) GetText() []byte {
@@ -2390,7 +2735,7 @@ type DiagnoseRequest struct {
 
 func (x *DiagnoseRequest) Reset() {
 	*x = DiagnoseRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2402,7 +2747,7 @@ func (x *DiagnoseRequest) String() string {
 func (*DiagnoseRequest) ProtoMessage() {}
 
 func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2415,7 +2760,7 @@ func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
 func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 type DiagnoseResponse struct {
@@ -2430,7 +2775,7 @@ type DiagnoseResponse struct {
 
 func (x *DiagnoseResponse) Reset() {
 	*x = DiagnoseResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2787,7 @@ func (x *DiagnoseResponse) String() string {
 func (*DiagnoseResponse) ProtoMessage() {}
 
 func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2800,7 @@ func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
 func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DiagnoseResponse) GetFindings() []*Finding {
@@ -2492,7 +2837,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2504,7 +2849,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2517,7 +2862,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Finding) GetSeverity() Finding_Severity {
@@ -2585,7 +2930,7 @@ type RebootRequest struct {
 
 func (x *RebootRequest) Reset() {
 	*x = RebootRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2942,7 @@ func (x *RebootRequest) String() string {
 func (*RebootRequest) ProtoMessage() {}
 
 func (x *RebootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2955,7 @@ func (x *RebootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
 func (*RebootRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RebootRequest) GetForce() bool {
@@ -2651,7 +2996,7 @@ type RebootResponse struct {
 
 func (x *RebootResponse) Reset() {
 	*x = RebootResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +3008,7 @@ func (x *RebootResponse) String() string {
 func (*RebootResponse) ProtoMessage() {}
 
 func (x *RebootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +3021,7 @@ func (x *RebootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
 func (*RebootResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RebootResponse) GetOperation() *Operation {
@@ -2698,7 +3043,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2710,7 +3055,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2723,7 +3068,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ShutdownRequest) GetForce() bool {
@@ -2763,7 +3108,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2775,7 +3120,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2788,7 +3133,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ShutdownResponse) GetOperation() *Operation {
@@ -2812,7 +3157,7 @@ type InstallSystemRequest struct {
 
 func (x *InstallSystemRequest) Reset() {
 	*x = InstallSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +3169,7 @@ func (x *InstallSystemRequest) String() string {
 func (*InstallSystemRequest) ProtoMessage() {}
 
 func (x *InstallSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +3182,7 @@ func (x *InstallSystemRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallSystemRequest.ProtoReflect.Descriptor instead.
 func (*InstallSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *InstallSystemRequest) GetForce() bool {
@@ -2884,7 +3229,7 @@ type InstallSystemResponse struct {
 
 func (x *InstallSystemResponse) Reset() {
 	*x = InstallSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +3241,7 @@ func (x *InstallSystemResponse) String() string {
 func (*InstallSystemResponse) ProtoMessage() {}
 
 func (x *InstallSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +3254,7 @@ func (x *InstallSystemResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallSystemResponse.ProtoReflect.Descriptor instead.
 func (*InstallSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *InstallSystemResponse) GetOperation() *Operation {
@@ -2938,7 +3283,7 @@ type UpgradeSystemRequest struct {
 
 func (x *UpgradeSystemRequest) Reset() {
 	*x = UpgradeSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2950,7 +3295,7 @@ func (x *UpgradeSystemRequest) String() string {
 func (*UpgradeSystemRequest) ProtoMessage() {}
 
 func (x *UpgradeSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2963,7 +3308,7 @@ func (x *UpgradeSystemRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeSystemRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *UpgradeSystemRequest) GetForce() bool {
@@ -3024,7 +3369,7 @@ type UpgradeSystemResponse struct {
 
 func (x *UpgradeSystemResponse) Reset() {
 	*x = UpgradeSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3381,7 @@ func (x *UpgradeSystemResponse) String() string {
 func (*UpgradeSystemResponse) ProtoMessage() {}
 
 func (x *UpgradeSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3394,7 @@ func (x *UpgradeSystemResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeSystemResponse.ProtoReflect.Descriptor instead.
 func (*UpgradeSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *UpgradeSystemResponse) GetOperation() *Operation {
@@ -3071,7 +3416,7 @@ type RollbackSystemRequest struct {
 
 func (x *RollbackSystemRequest) Reset() {
 	*x = RollbackSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3083,7 +3428,7 @@ func (x *RollbackSystemRequest) String() string {
 func (*RollbackSystemRequest) ProtoMessage() {}
 
 func (x *RollbackSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3096,7 +3441,7 @@ func (x *RollbackSystemRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackSystemRequest.ProtoReflect.Descriptor instead.
 func (*RollbackSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RollbackSystemRequest) GetForce() bool {
@@ -3136,7 +3481,7 @@ type RollbackSystemResponse struct {
 
 func (x *RollbackSystemResponse) Reset() {
 	*x = RollbackSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	mi := &file_garboard_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3493,7 @@ func (x *RollbackSystemResponse) String() string {
 func (*RollbackSystemResponse) ProtoMessage() {}
 
 func (x *RollbackSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	mi := &file_garboard_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3506,7 @@ func (x *RollbackSystemResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackSystemResponse.ProtoReflect.Descriptor instead.
 func (*RollbackSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RollbackSystemResponse) GetOperation() *Operation {
@@ -3190,7 +3535,7 @@ type UpgradeKubernetesRequest struct {
 
 func (x *UpgradeKubernetesRequest) Reset() {
 	*x = UpgradeKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
+	mi := &file_garboard_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3202,7 +3547,7 @@ func (x *UpgradeKubernetesRequest) String() string {
 func (*UpgradeKubernetesRequest) ProtoMessage() {}
 
 func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
+	mi := &file_garboard_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3215,7 +3560,7 @@ func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *UpgradeKubernetesRequest) GetFrom() string {
@@ -3262,7 +3607,7 @@ type UpgradeKubernetesResponse struct {
 
 func (x *UpgradeKubernetesResponse) Reset() {
 	*x = UpgradeKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
+	mi := &file_garboard_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3619,7 @@ func (x *UpgradeKubernetesResponse) String() string {
 func (*UpgradeKubernetesResponse) ProtoMessage() {}
 
 func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
+	mi := &file_garboard_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3632,7 @@ func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesResponse.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *UpgradeKubernetesResponse) GetOperation() *Operation {
@@ -3313,7 +3658,7 @@ type ConvertKubernetesRequest struct {
 
 func (x *ConvertKubernetesRequest) Reset() {
 	*x = ConvertKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[53]
+	mi := &file_garboard_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3325,7 +3670,7 @@ func (x *ConvertKubernetesRequest) String() string {
 func (*ConvertKubernetesRequest) ProtoMessage() {}
 
 func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[53]
+	mi := &file_garboard_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3338,7 +3683,7 @@ func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConvertKubernetesRequest.ProtoReflect.Descriptor instead.
 func (*ConvertKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ConvertKubernetesRequest) GetYes() bool {
@@ -3378,7 +3723,7 @@ type ConvertKubernetesResponse struct {
 
 func (x *ConvertKubernetesResponse) Reset() {
 	*x = ConvertKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[54]
+	mi := &file_garboard_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3390,7 +3735,7 @@ func (x *ConvertKubernetesResponse) String() string {
 func (*ConvertKubernetesResponse) ProtoMessage() {}
 
 func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[54]
+	mi := &file_garboard_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3403,7 +3748,7 @@ func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConvertKubernetesResponse.ProtoReflect.Descriptor instead.
 func (*ConvertKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ConvertKubernetesResponse) GetOperation() *Operation {
@@ -3425,7 +3770,7 @@ type RotateCARequest struct {
 
 func (x *RotateCARequest) Reset() {
 	*x = RotateCARequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[55]
+	mi := &file_garboard_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3782,7 @@ func (x *RotateCARequest) String() string {
 func (*RotateCARequest) ProtoMessage() {}
 
 func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[55]
+	mi := &file_garboard_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3795,7 @@ func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateCARequest.ProtoReflect.Descriptor instead.
 func (*RotateCARequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RotateCARequest) GetAuthorities() []string {
@@ -3476,7 +3821,7 @@ type RotateCAResponse struct {
 
 func (x *RotateCAResponse) Reset() {
 	*x = RotateCAResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[56]
+	mi := &file_garboard_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3488,7 +3833,7 @@ func (x *RotateCAResponse) String() string {
 func (*RotateCAResponse) ProtoMessage() {}
 
 func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[56]
+	mi := &file_garboard_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3501,7 +3846,7 @@ func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateCAResponse.ProtoReflect.Descriptor instead.
 func (*RotateCAResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RotateCAResponse) GetOperation() *Operation {
@@ -3521,7 +3866,7 @@ type ClientCertificateRequest struct {
 
 func (x *ClientCertificateRequest) Reset() {
 	*x = ClientCertificateRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[57]
+	mi := &file_garboard_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3533,7 +3878,7 @@ func (x *ClientCertificateRequest) String() string {
 func (*ClientCertificateRequest) ProtoMessage() {}
 
 func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[57]
+	mi := &file_garboard_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3546,7 +3891,7 @@ func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateRequest.ProtoReflect.Descriptor instead.
 func (*ClientCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ClientCertificateRequest) GetRequest() []byte {
@@ -3567,7 +3912,7 @@ type ClientCertificateResponse struct {
 
 func (x *ClientCertificateResponse) Reset() {
 	*x = ClientCertificateResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[58]
+	mi := &file_garboard_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3579,7 +3924,7 @@ func (x *ClientCertificateResponse) String() string {
 func (*ClientCertificateResponse) ProtoMessage() {}
 
 func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[58]
+	mi := &file_garboard_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +3937,7 @@ func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateResponse.ProtoReflect.Descriptor instead.
 func (*ClientCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ClientCertificateResponse) GetCertificate() []byte {
@@ -3627,7 +3972,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[59]
+	mi := &file_garboard_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3639,7 +3984,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[59]
+	mi := &file_garboard_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3652,7 +3997,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -3706,7 +4051,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[60]
+	mi := &file_garboard_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +4063,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[60]
+	mi := &file_garboard_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +4076,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -3917,7 +4262,25 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"kubeconfig\x18\x01 \x01(\fR\n" +
 	"kubeconfig\x124\n" +
-	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"\x10\n" +
+	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"m\n" +
+	"\tJoinToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
+	"\x04ends\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04ends\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\"c\n" +
+	"\x12CreateTokenRequest\x12+\n" +
+	"\x03ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\"[\n" +
+	"\x13CreateTokenResponse\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12.\n" +
+	"\x04ends\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04ends\"\x13\n" +
+	"\x11ListTokensRequest\"D\n" +
+	"\x12ListTokensResponse\x12.\n" +
+	"\x06tokens\x18\x01 \x03(\v2\x16.garboard.v1.JoinTokenR\x06tokens\"U\n" +
+	"\x12RevokeTokenRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
+	"\x05after\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05after\"/\n" +
+	"\x13RevokeTokenResponse\x12\x18\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"\x10\n" +
 	"\x0eMetricsRequest\"%\n" +
 	"\x0fMetricsResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\fR\x04text\"\x11\n" +
@@ -4011,7 +4374,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb1\x14\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xd9\x16\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -4029,7 +4392,11 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\vCheckImages\x12\x1f.garboard.v1.CheckImagesRequest\x1a\x17.garboard.v1.ImageCheck\"\x12\x8a\xb5\x18\vos:operator\x90\x02\x010\x01\x12\\\n" +
 	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
 	"\n" +
-	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
+	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
+	"\vCreateToken\x12\x1f.garboard.v1.CreateTokenRequest\x1a .garboard.v1.CreateTokenResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12^\n" +
+	"\n" +
+	"ListTokens\x12\x1e.garboard.v1.ListTokensRequest\x1a\x1f.garboard.v1.ListTokensResponse\"\x0f\x8a\xb5\x18\bos:admin\x90\x02\x01\x12b\n" +
+	"\vRevokeToken\x12\x1f.garboard.v1.RevokeTokenRequest\x1a .garboard.v1.RevokeTokenResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
 	"\bDiagnose\x12\x1c.garboard.v1.DiagnoseRequest\x1a\x1d.garboard.v1.DiagnoseResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\aMetrics\x12\x1b.garboard.v1.MetricsRequest\x1a\x1c.garboard.v1.MetricsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\x06Reboot\x12\x1a.garboard.v1.RebootRequest\x1a\x1b.garboard.v1.RebootResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12\\\n" +
@@ -4056,7 +4423,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -4095,129 +4462,147 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*BootChartResponse)(nil),         // 34: garboard.v1.BootChartResponse
 	(*KubeconfigRequest)(nil),         // 35: garboard.v1.KubeconfigRequest
 	(*KubeconfigResponse)(nil),        // 36: garboard.v1.KubeconfigResponse
-	(*MetricsRequest)(nil),            // 37: garboard.v1.MetricsRequest
-	(*MetricsResponse)(nil),           // 38: garboard.v1.MetricsResponse
-	(*DiagnoseRequest)(nil),           // 39: garboard.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),          // 40: garboard.v1.DiagnoseResponse
-	(*Finding)(nil),                   // 41: garboard.v1.Finding
-	(*RebootRequest)(nil),             // 42: garboard.v1.RebootRequest
-	(*RebootResponse)(nil),            // 43: garboard.v1.RebootResponse
-	(*ShutdownRequest)(nil),           // 44: garboard.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),          // 45: garboard.v1.ShutdownResponse
-	(*InstallSystemRequest)(nil),      // 46: garboard.v1.InstallSystemRequest
-	(*InstallSystemResponse)(nil),     // 47: garboard.v1.InstallSystemResponse
-	(*UpgradeSystemRequest)(nil),      // 48: garboard.v1.UpgradeSystemRequest
-	(*UpgradeSystemResponse)(nil),     // 49: garboard.v1.UpgradeSystemResponse
-	(*RollbackSystemRequest)(nil),     // 50: garboard.v1.RollbackSystemRequest
-	(*RollbackSystemResponse)(nil),    // 51: garboard.v1.RollbackSystemResponse
-	(*UpgradeKubernetesRequest)(nil),  // 52: garboard.v1.UpgradeKubernetesRequest
-	(*UpgradeKubernetesResponse)(nil), // 53: garboard.v1.UpgradeKubernetesResponse
-	(*ConvertKubernetesRequest)(nil),  // 54: garboard.v1.ConvertKubernetesRequest
-	(*ConvertKubernetesResponse)(nil), // 55: garboard.v1.ConvertKubernetesResponse
-	(*RotateCARequest)(nil),           // 56: garboard.v1.RotateCARequest
-	(*RotateCAResponse)(nil),          // 57: garboard.v1.RotateCAResponse
-	(*ClientCertificateRequest)(nil),  // 58: garboard.v1.ClientCertificateRequest
-	(*ClientCertificateResponse)(nil), // 59: garboard.v1.ClientCertificateResponse
-	(*ResetRequest)(nil),              // 60: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 61: garboard.v1.ResetResponse
-	nil,                               // 62: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 63: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 64: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 65: garboard.v1.Operation
+	(*JoinToken)(nil),                 // 37: garboard.v1.JoinToken
+	(*CreateTokenRequest)(nil),        // 38: garboard.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 39: garboard.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),         // 40: garboard.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),        // 41: garboard.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),        // 42: garboard.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),       // 43: garboard.v1.RevokeTokenResponse
+	(*MetricsRequest)(nil),            // 44: garboard.v1.MetricsRequest
+	(*MetricsResponse)(nil),           // 45: garboard.v1.MetricsResponse
+	(*DiagnoseRequest)(nil),           // 46: garboard.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),          // 47: garboard.v1.DiagnoseResponse
+	(*Finding)(nil),                   // 48: garboard.v1.Finding
+	(*RebootRequest)(nil),             // 49: garboard.v1.RebootRequest
+	(*RebootResponse)(nil),            // 50: garboard.v1.RebootResponse
+	(*ShutdownRequest)(nil),           // 51: garboard.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),          // 52: garboard.v1.ShutdownResponse
+	(*InstallSystemRequest)(nil),      // 53: garboard.v1.InstallSystemRequest
+	(*InstallSystemResponse)(nil),     // 54: garboard.v1.InstallSystemResponse
+	(*UpgradeSystemRequest)(nil),      // 55: garboard.v1.UpgradeSystemRequest
+	(*UpgradeSystemResponse)(nil),     // 56: garboard.v1.UpgradeSystemResponse
+	(*RollbackSystemRequest)(nil),     // 57: garboard.v1.RollbackSystemRequest
+	(*RollbackSystemResponse)(nil),    // 58: garboard.v1.RollbackSystemResponse
+	(*UpgradeKubernetesRequest)(nil),  // 59: garboard.v1.UpgradeKubernetesRequest
+	(*UpgradeKubernetesResponse)(nil), // 60: garboard.v1.UpgradeKubernetesResponse
+	(*ConvertKubernetesRequest)(nil),  // 61: garboard.v1.ConvertKubernetesRequest
+	(*ConvertKubernetesResponse)(nil), // 62: garboard.v1.ConvertKubernetesResponse
+	(*RotateCARequest)(nil),           // 63: garboard.v1.RotateCARequest
+	(*RotateCAResponse)(nil),          // 64: garboard.v1.RotateCAResponse
+	(*ClientCertificateRequest)(nil),  // 65: garboard.v1.ClientCertificateRequest
+	(*ClientCertificateResponse)(nil), // 66: garboard.v1.ClientCertificateResponse
+	(*ResetRequest)(nil),              // 67: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 68: garboard.v1.ResetResponse
+	nil,                               // 69: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 70: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 71: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 72: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	63, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	70, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	63, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	62, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	70, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	69, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	64, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	63, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	63, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	71, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	70, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	70, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	64, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	63, // 13: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
-	64, // 14: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	41, // 15: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
-	0,  // 16: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	64, // 17: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	63, // 18: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 19: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	63, // 20: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 21: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	63, // 22: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 23: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	63, // 24: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 25: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	63, // 26: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 27: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	65, // 28: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	65, // 29: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	65, // 30: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	63, // 31: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 32: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 33: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 34: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 35: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 36: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 37: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 38: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 39: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 40: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 41: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	24, // 42: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	27, // 43: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	29, // 44: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	31, // 45: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
-	33, // 46: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	35, // 47: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	39, // 48: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	37, // 49: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	42, // 50: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	44, // 51: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	46, // 52: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	48, // 53: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	50, // 54: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	60, // 55: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	52, // 56: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	54, // 57: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	56, // 58: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	58, // 59: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 60: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 61: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 62: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 63: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 64: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 65: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 66: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 67: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 68: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 69: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 70: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 71: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 72: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
-	34, // 73: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	36, // 74: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	40, // 75: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	38, // 76: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	43, // 77: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	45, // 78: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	47, // 79: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	49, // 80: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	51, // 81: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	61, // 82: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	53, // 83: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	55, // 84: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	57, // 85: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	59, // 86: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	60, // [60:87] is the sub-list for method output_type
-	33, // [33:60] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	71, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	70, // 13: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
+	71, // 14: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	71, // 15: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
+	70, // 16: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	71, // 17: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
+	37, // 18: garboard.v1.ListTokensResponse.tokens:type_name -> garboard.v1.JoinToken
+	70, // 19: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
+	48, // 20: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
+	0,  // 21: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
+	71, // 22: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	70, // 23: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	72, // 24: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	70, // 25: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	72, // 26: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	70, // 27: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	72, // 28: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	70, // 29: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	72, // 30: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	70, // 31: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	72, // 32: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	72, // 33: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	72, // 34: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	72, // 35: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	70, // 36: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	72, // 37: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 38: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 39: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 40: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 41: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 42: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 43: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 44: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 45: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 46: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	24, // 47: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	27, // 48: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	29, // 49: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	31, // 50: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
+	33, // 51: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	35, // 52: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	38, // 53: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
+	40, // 54: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
+	42, // 55: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
+	46, // 56: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	44, // 57: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	49, // 58: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	51, // 59: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	53, // 60: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	55, // 61: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	57, // 62: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	67, // 63: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	59, // 64: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	61, // 65: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	63, // 66: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	65, // 67: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 68: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 69: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 70: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 71: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 72: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 73: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 74: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 75: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 76: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 77: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 78: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 79: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 80: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
+	34, // 81: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	36, // 82: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	39, // 83: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
+	41, // 84: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
+	43, // 85: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
+	47, // 86: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	45, // 87: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	50, // 88: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	52, // 89: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	54, // 90: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	56, // 91: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	58, // 92: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	68, // 93: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	60, // 94: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	62, // 95: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	64, // 96: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	66, // 97: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	68, // [68:98] is the sub-list for method output_type
+	38, // [38:68] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -4233,7 +4618,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   62,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

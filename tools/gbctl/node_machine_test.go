@@ -15,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 type nodeService struct {
@@ -281,6 +282,26 @@ contexts:
 current-context: $USER@home
 `)
 	return answerWith(&apiv1.KubeconfigResponse{Kubeconfig: []byte(text)})
+}
+
+// CreateToken makes one that is the same in each test.
+func (s nodeService) CreateToken(_ context.Context, r *connect.Request[apiv1.CreateTokenRequest]) (*connect.Response[apiv1.CreateTokenResponse], error) {
+	if s.node.is("alone") {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("create /v1/Secret/bootstrap-token-q9pyzr: connection refused"))
+	}
+	return answerWith(&apiv1.CreateTokenResponse{Token: "q9pyzr.0123456789abcdef", Ends: timestamppb.New(time.Now().Add(r.Msg.Ttl.AsDuration()))})
+}
+
+func (nodeService) ListTokens(context.Context, *connect.Request[apiv1.ListTokensRequest]) (*connect.Response[apiv1.ListTokensResponse], error) {
+	return answerWith(&apiv1.ListTokensResponse{Tokens: []*apiv1.JoinToken{
+		{Id: "aaaaaa", Ends: timestamppb.New(time.Date(2126, 1, 2, 3, 4, 5, 0, time.UTC)), Description: "rack 4\x1b"},
+		{Id: "bbbbbb", Description: "cluster.token of this node"},
+		{Id: "cccccc", Ends: timestamppb.New(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))},
+	}})
+}
+
+func (nodeService) RevokeToken(_ context.Context, r *connect.Request[apiv1.RevokeTokenRequest]) (*connect.Response[apiv1.RevokeTokenResponse], error) {
+	return answerWith(&apiv1.RevokeTokenResponse{Message: fmt.Sprintf("token %s ends after %s", r.Msg.Id, r.Msg.After.AsDuration())})
 }
 
 var findings = []*apiv1.Finding{

@@ -47,7 +47,7 @@ type app struct {
 
 	insecure    bool
 	fingerprint string
-	command     string // if it is for control planes only
+	command     string   // if it is for control planes only
 	warned      sync.Map // nodes for which the warning was printed
 
 	loaded *client.Context

@@ -62,8 +62,8 @@ func TestWorkerInThePlaceOfAControlPlane(t *testing.T) {
 	control, worker := filepath.Join(dir, "controlplane.yaml"), filepath.Join(dir, "worker.yaml")
 	key := base64.StdEncoding.EncodeToString(cfg.Cluster.CA.Key)
 	for path, text := range map[string]string{
-		control: string(text),
-		worker:  "version: v1alpha1\nmachine: {type: worker}\ncluster: {secret: " + string(cfg.Cluster.Secret) + "}\n",
+		control:                             string(text),
+		worker:                              "version: v1alpha1\nmachine: {type: worker}\ncluster: {secret: " + string(cfg.Cluster.Secret) + "}\n",
 		filepath.Join(dir, "key.yaml"):      "cluster: {ca: {key: " + key + "}}\n",
 		filepath.Join(dir, "accepted.yaml"): "machine: {acceptedCAs: [{crt: x, key: " + key + "}]}\n",
 		filepath.Join(dir, "broken.yaml"):   "cluster: {ca: {key: " + key + "}\n",

@@ -64,6 +64,12 @@ const (
 	NodeServiceBootChartProcedure = "/garboard.v1.NodeService/BootChart"
 	// NodeServiceKubeconfigProcedure is the fully-qualified name of the NodeService's Kubeconfig RPC.
 	NodeServiceKubeconfigProcedure = "/garboard.v1.NodeService/Kubeconfig"
+	// NodeServiceCreateTokenProcedure is the fully-qualified name of the NodeService's CreateToken RPC.
+	NodeServiceCreateTokenProcedure = "/garboard.v1.NodeService/CreateToken"
+	// NodeServiceListTokensProcedure is the fully-qualified name of the NodeService's ListTokens RPC.
+	NodeServiceListTokensProcedure = "/garboard.v1.NodeService/ListTokens"
+	// NodeServiceRevokeTokenProcedure is the fully-qualified name of the NodeService's RevokeToken RPC.
+	NodeServiceRevokeTokenProcedure = "/garboard.v1.NodeService/RevokeToken"
 	// NodeServiceDiagnoseProcedure is the fully-qualified name of the NodeService's Diagnose RPC.
 	NodeServiceDiagnoseProcedure = "/garboard.v1.NodeService/Diagnose"
 	// NodeServiceMetricsProcedure is the fully-qualified name of the NodeService's Metrics RPC.
@@ -126,6 +132,13 @@ type NodeServiceClient interface {
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
 	// cluster. It works only on control planes, also before Kubernetes is up.
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
+	// CreateToken makes a token with which machines join Kubernetes. As the two below, it works
+	// only on control planes.
+	CreateToken(context.Context, *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error)
+	// ListTokens returns all tokens, without their secrets.
+	ListTokens(context.Context, *connect.Request[garboardv1.ListTokensRequest]) (*connect.Response[garboardv1.ListTokensResponse], error)
+	// RevokeToken ends a token. Nodes that have joined with it go on.
+	RevokeToken(context.Context, *connect.Request[garboardv1.RevokeTokenRequest]) (*connect.Response[garboardv1.RevokeTokenResponse], error)
 	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
 	// Metrics returns the metrics of the node in the text format of Prometheus. GET /metrics
@@ -276,6 +289,25 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Kubeconfig")),
 			connect.WithClientOptions(opts...),
 		),
+		createToken: connect.NewClient[garboardv1.CreateTokenRequest, garboardv1.CreateTokenResponse](
+			httpClient,
+			baseURL+NodeServiceCreateTokenProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("CreateToken")),
+			connect.WithClientOptions(opts...),
+		),
+		listTokens: connect.NewClient[garboardv1.ListTokensRequest, garboardv1.ListTokensResponse](
+			httpClient,
+			baseURL+NodeServiceListTokensProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("ListTokens")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		revokeToken: connect.NewClient[garboardv1.RevokeTokenRequest, garboardv1.RevokeTokenResponse](
+			httpClient,
+			baseURL+NodeServiceRevokeTokenProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("RevokeToken")),
+			connect.WithClientOptions(opts...),
+		),
 		diagnose: connect.NewClient[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse](
 			httpClient,
 			baseURL+NodeServiceDiagnoseProcedure,
@@ -370,6 +402,9 @@ type nodeServiceClient struct {
 	checkImages       *connect.Client[garboardv1.CheckImagesRequest, garboardv1.ImageCheck]
 	bootChart         *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
 	kubeconfig        *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
+	createToken       *connect.Client[garboardv1.CreateTokenRequest, garboardv1.CreateTokenResponse]
+	listTokens        *connect.Client[garboardv1.ListTokensRequest, garboardv1.ListTokensResponse]
+	revokeToken       *connect.Client[garboardv1.RevokeTokenRequest, garboardv1.RevokeTokenResponse]
 	diagnose          *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
 	metrics           *connect.Client[garboardv1.MetricsRequest, garboardv1.MetricsResponse]
 	reboot            *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
@@ -457,6 +492,21 @@ func (c *nodeServiceClient) BootChart(ctx context.Context, req *connect.Request[
 // Kubeconfig calls garboard.v1.NodeService.Kubeconfig.
 func (c *nodeServiceClient) Kubeconfig(ctx context.Context, req *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error) {
 	return c.kubeconfig.CallUnary(ctx, req)
+}
+
+// CreateToken calls garboard.v1.NodeService.CreateToken.
+func (c *nodeServiceClient) CreateToken(ctx context.Context, req *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error) {
+	return c.createToken.CallUnary(ctx, req)
+}
+
+// ListTokens calls garboard.v1.NodeService.ListTokens.
+func (c *nodeServiceClient) ListTokens(ctx context.Context, req *connect.Request[garboardv1.ListTokensRequest]) (*connect.Response[garboardv1.ListTokensResponse], error) {
+	return c.listTokens.CallUnary(ctx, req)
+}
+
+// RevokeToken calls garboard.v1.NodeService.RevokeToken.
+func (c *nodeServiceClient) RevokeToken(ctx context.Context, req *connect.Request[garboardv1.RevokeTokenRequest]) (*connect.Response[garboardv1.RevokeTokenResponse], error) {
+	return c.revokeToken.CallUnary(ctx, req)
 }
 
 // Diagnose calls garboard.v1.NodeService.Diagnose.
@@ -549,6 +599,13 @@ type NodeServiceHandler interface {
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
 	// cluster. It works only on control planes, also before Kubernetes is up.
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
+	// CreateToken makes a token with which machines join Kubernetes. As the two below, it works
+	// only on control planes.
+	CreateToken(context.Context, *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error)
+	// ListTokens returns all tokens, without their secrets.
+	ListTokens(context.Context, *connect.Request[garboardv1.ListTokensRequest]) (*connect.Response[garboardv1.ListTokensResponse], error)
+	// RevokeToken ends a token. Nodes that have joined with it go on.
+	RevokeToken(context.Context, *connect.Request[garboardv1.RevokeTokenRequest]) (*connect.Response[garboardv1.RevokeTokenResponse], error)
 	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
 	// Metrics returns the metrics of the node in the text format of Prometheus. GET /metrics
@@ -695,6 +752,25 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Kubeconfig")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceCreateTokenHandler := connect.NewUnaryHandler(
+		NodeServiceCreateTokenProcedure,
+		svc.CreateToken,
+		connect.WithSchema(nodeServiceMethods.ByName("CreateToken")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceListTokensHandler := connect.NewUnaryHandler(
+		NodeServiceListTokensProcedure,
+		svc.ListTokens,
+		connect.WithSchema(nodeServiceMethods.ByName("ListTokens")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceRevokeTokenHandler := connect.NewUnaryHandler(
+		NodeServiceRevokeTokenProcedure,
+		svc.RevokeToken,
+		connect.WithSchema(nodeServiceMethods.ByName("RevokeToken")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceDiagnoseHandler := connect.NewUnaryHandler(
 		NodeServiceDiagnoseProcedure,
 		svc.Diagnose,
@@ -801,6 +877,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceBootChartHandler.ServeHTTP(w, r)
 		case NodeServiceKubeconfigProcedure:
 			nodeServiceKubeconfigHandler.ServeHTTP(w, r)
+		case NodeServiceCreateTokenProcedure:
+			nodeServiceCreateTokenHandler.ServeHTTP(w, r)
+		case NodeServiceListTokensProcedure:
+			nodeServiceListTokensHandler.ServeHTTP(w, r)
+		case NodeServiceRevokeTokenProcedure:
+			nodeServiceRevokeTokenHandler.ServeHTTP(w, r)
 		case NodeServiceDiagnoseProcedure:
 			nodeServiceDiagnoseHandler.ServeHTTP(w, r)
 		case NodeServiceMetricsProcedure:
@@ -892,6 +974,18 @@ func (UnimplementedNodeServiceHandler) BootChart(context.Context, *connect.Reque
 
 func (UnimplementedNodeServiceHandler) Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Kubeconfig is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) CreateToken(context.Context, *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.CreateToken is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) ListTokens(context.Context, *connect.Request[garboardv1.ListTokensRequest]) (*connect.Response[garboardv1.ListTokensResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.ListTokens is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) RevokeToken(context.Context, *connect.Request[garboardv1.RevokeTokenRequest]) (*connect.Response[garboardv1.RevokeTokenResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RevokeToken is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error) {

@@ -110,6 +110,7 @@ func TestWorkerJoins(t *testing.T) {
 	t.Run("certificate", func(t *testing.T) { serves(t, c.In(t)) })
 	t.Run("taken over", func(t *testing.T) { taken(t, c.In(t), control, worker) })
 	t.Run("cut off", func(t *testing.T) { lost(t, c.In(t), worker.Name) })
+	t.Run("tokens end", func(t *testing.T) { ended(t, c.In(t), control, worker) })
 }
 
 type pod struct{ name, ip string }

@@ -164,8 +164,8 @@ func summary(message any) string {
 		return fmt.Sprintf("version %d, mode %s", m.GetVersion(), modeName(m.GetMode())) + dryRun(m.GetDryRun())
 	case *apiv1.ControlServiceRequest:
 		return shortened(fmt.Sprintf("%s %q", actionName(m.GetAction()), m.GetId()))
-	case *apiv1.KubeconfigRequest:
-		return shortened(fmt.Sprintf("user %q, groups %q, for %s", m.GetUser(), m.GetGroups(), m.GetTtl().AsDuration()))
+	case *apiv1.KubeconfigRequest, *apiv1.CreateTokenRequest, *apiv1.RevokeTokenRequest:
+		return shortened(strings.ReplaceAll(fmt.Sprint(m), "  ", " ")) // there are no secrets in them
 	case *apiv1.AnswerOperationRequest:
 		return shortened(fmt.Sprintf("%q, question %q", m.GetId(), m.GetQuestion()))
 	case proto.Message:

@@ -203,14 +203,23 @@ func (s *nodeService) BootChart(_ context.Context, req *connect.Request[apiv1.Bo
 	return connect.NewResponse(&apiv1.BootChartResponse{Chart: out.Bytes()}), nil
 }
 
-// Kubeconfig is there also before Kubernetes is (S-223).
-func (s *nodeService) Kubeconfig(_ context.Context, req *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
+// controlPlane is the configuration of this node, if it is a control plane. Only those hold what.
+func (s *nodeService) controlPlane(what string) (*config.Config, error) {
 	c, err := machine.Config(s.opts.Store)
 	if err != nil {
 		return nil, applyError(machine.ErrNoConfig)
 	}
-	if !c.Machine.Type.ControlPlane() || len(c.Cluster.CA.Key) == 0 {
-		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold the cluster's authority: ask a control plane", c.Machine.Type)
+	if !c.Machine.Type.ControlPlane() || len(c.Cluster.CA.Key)*len(c.Machine.CA.Key) == 0 {
+		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold %s: ask a control plane", c.Machine.Type, what)
+	}
+	return c, nil
+}
+
+// Kubeconfig is there also before Kubernetes is (S-223).
+func (s *nodeService) Kubeconfig(_ context.Context, req *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
+	c, err := s.controlPlane("the cluster's authority")
+	if err != nil {
+		return nil, err
 	}
 	who, err := config.Access{User: req.Msg.GetUser(), Groups: req.Msg.GetGroups(), Validity: req.Msg.GetTtl().AsDuration()}.Complete()
 	if err != nil {
@@ -225,12 +234,9 @@ func (s *nodeService) Kubeconfig(_ context.Context, req *connect.Request[apiv1.K
 
 // ClientCertificate signs for the caller, with its own name and roles.
 func (s *nodeService) ClientCertificate(ctx context.Context, req *connect.Request[apiv1.ClientCertificateRequest]) (*connect.Response[apiv1.ClientCertificateResponse], error) {
-	c, err := machine.Config(s.opts.Store)
+	c, err := s.controlPlane("the authority of the machine API")
 	if err != nil {
-		return nil, applyError(machine.ErrNoConfig)
-	}
-	if len(c.Machine.CA.Key) == 0 {
-		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold the authority of the machine API: ask a control plane", c.Machine.Type)
+		return nil, err
 	}
 	request, err := pki.ParseRequest(req.Msg.GetRequest())
 	if err != nil {

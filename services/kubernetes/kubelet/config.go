@@ -295,18 +295,8 @@ func clusterDNS(c *config.Config) []string {
 
 // kubeconfigFor is a kubeconfig for the node's balancer.
 func kubeconfigFor(c *config.Config, user object) object {
-	return object{
-		"apiVersion": "v1",
-		"kind":       "Config",
-		"clusters": []object{{"name": c.Cluster.Name, "cluster": object{
-			"server":                balancer.URL,
-			"tls-server-name":       balancer.ServerName,
-			"certificate-authority": caFile,
-		}}},
-		"users":           []object{{"name": "kubelet", "user": user}},
-		"contexts":        []object{{"name": "kubelet", "context": object{"cluster": c.Cluster.Name, "user": "kubelet"}}},
-		"current-context": "kubelet",
-	}
+	at := object{"server": balancer.URL, "tls-server-name": balancer.ServerName, "certificate-authority": caFile}
+	return config.KubeconfigOf(c.Cluster.Name, at, "kubelet", user)
 }
 
 // commandLine is what isn't in the configuration file; extra arguments of the

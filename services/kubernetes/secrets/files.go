@@ -132,18 +132,9 @@ func kubernetesFiles(r resource.Reader) (map[string]file, map[string]string, err
 // kubeconfig is a client configuration that refers to its certificate's files,
 // in the same directory: a program would never read embedded certificates again.
 func kubeconfig(server string, ca []byte, user string) ([]byte, error) {
-	const cluster = "local"
-	context := user + "@" + cluster
-	return yaml.Marshal(map[string]any{
-		"apiVersion": "v1",
-		"kind":       "Config",
-		"clusters": []any{map[string]any{"name": cluster, "cluster": map[string]any{
-			"server": server, "tls-server-name": balancer.ServerName, "certificate-authority-data": base64.StdEncoding.EncodeToString(ca),
-		}}},
-		"users":           []any{map[string]any{"name": user, "user": map[string]any{"client-certificate": "client.crt", "client-key": "client.key"}}},
-		"contexts":        []any{map[string]any{"name": context, "context": map[string]any{"cluster": cluster, "user": user}}},
-		"current-context": context,
-	})
+	return yaml.Marshal(config.KubeconfigOf("local", map[string]any{
+		"server": server, "tls-server-name": balancer.ServerName, "certificate-authority-data": base64.StdEncoding.EncodeToString(ca),
+	}, user, map[string]any{"client-certificate": "client.crt", "client-key": "client.key"}))
 }
 
 // encryptionConfig makes the apiserver encrypt Secrets. The last provider is

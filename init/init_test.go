@@ -184,7 +184,7 @@ func TestApplySettings(t *testing.T) {
 	}
 	var skipped []string
 	applySettings(dir, []setting{{"net/ipv4/ip_forward", "1", ""}, {"vm/none", "1", ""}}, func(s setting, err error) {
-		skipped = append(skipped, s.name)
+		skipped = append(skipped, s.Name)
 	})
 	got, err := os.ReadFile(filepath.Join(dir, "net/ipv4/ip_forward"))
 	if string(got) != "1\n" || err != nil {
@@ -198,8 +198,8 @@ func TestApplySettings(t *testing.T) {
 // A container must not change what belongs to the whole host.
 func TestContainerTouchesOnlyItsOwn(t *testing.T) {
 	for _, s := range settingsFor(boot.Container) {
-		if !strings.HasPrefix(s.name, "net/") {
-			t.Errorf("setting %s", s.name)
+		if !strings.HasPrefix(s.Name, "net/") {
+			t.Errorf("setting %s", s.Name)
 		}
 	}
 	for _, m := range forMode(mounts, boot.Container) {
@@ -219,7 +219,7 @@ func TestContainerTouchesOnlyItsOwn(t *testing.T) {
 func TestKubeletFindsItsKernelDefaults(t *testing.T) {
 	set := map[string]string{}
 	for _, s := range settingsFor(boot.Machine) {
-		set[s.name] = s.value
+		set[s.Name] = s.Value
 	}
 	for name, want := range kubelet.KernelDefaults {
 		if set[name] != want {
@@ -230,11 +230,11 @@ func TestKubeletFindsItsKernelDefaults(t *testing.T) {
 
 func TestTablesAreSound(t *testing.T) {
 	seen := map[string]bool{}
-	for _, s := range settings {
-		if s.why == "" || s.value == "" || seen[s.name] || filepath.Clean(s.name) != s.name {
+	for _, s := range settingsFor(boot.Machine) {
+		if s.Why == "" || s.Value == "" || seen[s.Name] || filepath.Clean(s.Name) != s.Name {
 			t.Errorf("setting %+v", s)
 		}
-		seen[s.name] = true
+		seen[s.Name] = true
 	}
 	for _, m := range mounts {
 		if m.fstype == "" || filepath.Clean(m.target) != m.target || seen[m.target] {

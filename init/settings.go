@@ -15,11 +15,10 @@ import (
 )
 
 // setting is a row of the table of kernel settings (sysctl).
-type setting struct {
-	name, value, why string
-}
+type setting boot.Setting
 
-// settings are the kernel parameters that Kubernetes needs. Those below net/
+// settings are the kernel parameters that Kubernetes needs; boot.HardeningParameters are
+// set with them. Those below net/
 // belong to a network namespace, so a container sets its own; all others belong
 // to the machine. (br_netfilter has bridge-nf-call-iptables set to 1 from the
 // start: udevd only has to load it.)
@@ -44,14 +43,9 @@ var settings = []setting{
 	{"kernel/keys/root_maxkeys", "1000000", "the kubelet demands it: each container has a keyring"},
 	{"kernel/keys/root_maxbytes", "25000000", "the same: 25 bytes a key"},
 	{"kernel/pid_max", "4194304", "the most there can be: pods have their own limits"},
-	{"kernel/kptr_restrict", "1", "no program needs the addresses of the kernel"},
-	{"kernel/dmesg_restrict", "1", "nor its log"},
-	{"kernel/unprivileged_bpf_disabled", "1", "a way into the kernel that no pod needs"},
 	{"fs/inotify/max_user_instances", "8192", "each container runtime, log collector and kubelet has some, all as root"},
 	{"fs/inotify/max_user_watches", "524288", "the same"},
 	{"fs/file-max", "9223372036854775807", "limits come from rlimits and cgroups"},
-	{"fs/protected_hardlinks", "1", "known attacks through shared directories"},
-	{"fs/protected_symlinks", "1", "the same"},
 	{"user/max_user_namespaces", "15000", "pods with user namespaces"},
 }
 
@@ -65,7 +59,7 @@ const ownPorts = "2379-2381,6443,7445,8472,10248-10259,30000-32767,50000-50001"
 // lack one; skipped is called for each that couldn't be set.
 func applySettings(dir string, table []setting, skipped func(setting, error)) {
 	for _, s := range table {
-		if err := os.WriteFile(filepath.Join(dir, s.name), []byte(s.value+"\n"), 0); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, s.Name), []byte(s.Value+"\n"), 0); err != nil {
 			skipped(s, err)
 		}
 	}
@@ -73,8 +67,12 @@ func applySettings(dir string, table []setting, skipped func(setting, error)) {
 
 // settingsFor leaves only those of the network namespace for a container.
 func settingsFor(mode boot.Mode) []setting {
-	return slices.DeleteFunc(slices.Clone(settings), func(s setting) bool {
-		return mode == boot.Container && !strings.HasPrefix(s.name, "net/")
+	all := slices.Clone(settings)
+	for _, s := range boot.HardeningParameters {
+		all = append(all, setting(s))
+	}
+	return slices.DeleteFunc(all, func(s setting) bool {
+		return mode == boot.Container && !strings.HasPrefix(s.Name, "net/")
 	})
 }
 

@@ -165,7 +165,7 @@ func (p *pid1) bootSteps() []step {
 		{"set the environment", setEnvironment},
 		{"apply kernel settings", func() error {
 			applySettings("/proc/sys", settingsFor(p.mode), func(s setting, err error) {
-				p.log.Info("kernel setting not applied", "name", s.name, "value", s.value, "err", err)
+				p.log.Info("kernel setting not applied", "name", s.Name, "value", s.Value, "err", err)
 			})
 			return nil
 		}},

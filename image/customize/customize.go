@@ -15,7 +15,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/initramfs"
 	"github.com/garboard-os/garboard/image/media"
@@ -59,6 +61,8 @@ type work struct {
 	// modules is true if a module was added or removed.
 	modules bool
 	release string // of the kernel that the modules are for
+	// unsigned is a module without a signature; "": each that was looked at has one.
+	unsigned string
 }
 
 // Apply changes the system in an installer directory. Without a change, the system stays what it is.
@@ -149,6 +153,10 @@ func (w *work) write(dir string) (err error) {
 		return err
 	}
 	options.Args, options.Modules = w.Args, w.release
+	if w.unsigned != "" { // a kernel that is locked down refuses it
+		options.Cmdline = strings.Join(boot.Yield(strings.Fields(options.Cmdline), []string{boot.Unlocked}), " ")
+		w.say(fmt.Sprintf("module %s isn't signed: the kernel isn't locked down", w.unsigned))
+	}
 	archive, err := os.Create(options.Initramfs)
 	if err != nil {
 		return err

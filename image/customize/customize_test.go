@@ -45,11 +45,40 @@ func put(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
+// signature is what the kernel looks for at the end of a module.
+const signature = "~Module signature appended~\n"
+
+// A kernel is locked down where each module is signed, and not beside one that it would refuse.
+func TestLockdownNeedsSignatures(t *testing.T) {
+	t.Parallel()
+	for of, want := range map[string]bool{signature: true, "": false} {
+		dir, overlay := base(t), t.TempDir()
+		before, _, _ := opened(t, dir)
+		put(t, overlay, map[string]string{modulesDir + "/" + release + "/extra/x.ko": string(module.Module(release)) + of})
+		var said []string
+		c := Change{Overlays: []Overlay{{Name: "mine", Dir: overlay}}}
+		if err := c.Apply(t.Context(), dir, func(line string) { said = append(said, line) }); err != nil {
+			t.Fatal(err)
+		}
+		after, _, _ := opened(t, dir)
+		cmdline := before.Cmdline
+		if !want {
+			cmdline = strings.Replace(cmdline, " lockdown=integrity", "", 1)
+		}
+		if !strings.Contains(before.Cmdline, " lockdown=integrity ") || after.Cmdline != cmdline {
+			t.Errorf("%q became %q", before.Cmdline, after.Cmdline)
+		}
+		if told := strings.Contains(strings.Join(said, "\n"), "module extra/x.ko isn't signed"); told == want {
+			t.Errorf("%q", said)
+		}
+	}
+}
+
 func modules(of string) map[string]string {
 	dir := modulesDir + "/" + of + "/"
 	return map[string]string{
-		dir + "kernel/loop.ko": string(module.Module(of)), dir + "kernel/squashfs.ko": string(module.Module(of, "depends=")),
-		dir + "kernel/usb.ko": string(module.Module(of, "alias=usb:v0001")), dir + "modules.builtin": "kernel/fs/overlay.ko\n", dir + "modules.order": "",
+		dir + "kernel/loop.ko": string(module.Module(of)) + signature, dir + "kernel/squashfs.ko": string(module.Module(of, "depends=")) + signature,
+		dir + "kernel/usb.ko": string(module.Module(of, "alias=usb:v0001")) + signature, dir + "modules.builtin": "kernel/fs/overlay.ko\n", dir + "modules.order": "",
 	}
 }
 

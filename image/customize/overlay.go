@@ -196,6 +196,9 @@ func (w *work) indexModules() error {
 		if magic, err := kernel.Magic(content); err != nil || magic != w.release {
 			return fmt.Errorf("module %s is for Linux %q, and lies in the folder of Linux %s (%v)", name, magic, w.release, err)
 		}
+		if !kernel.Signed(content) && w.unsigned == "" {
+			w.unsigned = name
+		}
 	}
 	indexes, err := kernel.Index(files[w.release], read)
 	if err != nil {

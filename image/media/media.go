@@ -40,8 +40,11 @@ var Kinds = []string{ISO, Disk, UKI, PXE, InstallerKind}
 // BootFile is where UEFI looks on a medium that isn't in its boot entries (UEFI 2.10, 3.5.1.1).
 const BootFile = "/EFI/BOOT/BOOTX64.EFI"
 
-// defaultArgs: the last console is where the kernel writes. A screen is where a person looks, and a machine without a screen has a serial line.
+// defaultArgs follow boot.Hardening. The last console is where the kernel writes. A screen is where a person looks, and a machine without a screen has a serial line.
 const defaultArgs = "console=ttyS0,115200 console=tty0 quiet panic=10"
+
+// maxCmdline is what the kernel takes (COMMAND_LINE_SIZE of x86).
+const maxCmdline = 2048
 
 // Options are what a medium is made of.
 type Options struct {
@@ -75,8 +78,12 @@ func (o Options) With(other Options) Options {
 	return o
 }
 
+// Hardening are the kernel arguments that harden each system, without those that args set otherwise.
+func Hardening(args ...string) []string { return boot.Yield(boot.Hardening(), args) }
+
 func (o Options) cmdline() string {
-	args := append([]string{cmp.Or(o.Cmdline, defaultArgs)}, o.Args...)
+	own := strings.Fields(cmp.Or(o.Cmdline, strings.Join(append(boot.Hardening(), defaultArgs), " ")))
+	args := append(boot.Yield(own, o.Args), o.Args...)
 	if o.Config != nil {
 		args = append(args, boot.ISOArgument)
 	}
@@ -128,11 +135,11 @@ func (o Options) uki() ([]byte, error) {
 		return nil, err
 	}
 	return unified(o.Loader.Stub, []section{
-		{esp.SectionRelease, osRelease(o.Version)},
-		{esp.SectionUname, []byte(o.Release)},
-		{esp.SectionCmdline, []byte(o.cmdline())},
-		{esp.SectionInitramfs, archive},
-		{esp.SectionKernel, kernel},
+		{name: esp.SectionRelease, content: osRelease(o.Version)},
+		{name: esp.SectionUname, content: []byte(o.Release)},
+		{name: esp.SectionCmdline, content: []byte(o.cmdline()), room: maxCmdline},
+		{name: esp.SectionInitramfs, content: archive},
+		{name: esp.SectionKernel, content: kernel},
 	})
 }
 

@@ -71,6 +71,30 @@ func read(t *testing.T, path string) []byte {
 	return content
 }
 
+// hardening is what each command line begins with.
+const hardening = "slab_nomerge init_on_alloc=1 page_alloc.shuffle=1 randomize_kstack_offset=on vsyscall=none proc_mem.force_override=never lockdown=integrity"
+
+// Who sets a hardening argument otherwise has it once only: the kernel can't take back each of them.
+func TestHardeningYields(t *testing.T) {
+	o := options(t)
+	o.Args = []string{"lockdown=none", "init-on-alloc=0"}
+	const rest = "slab_nomerge page_alloc.shuffle=1 randomize_kstack_offset=on vsyscall=none proc_mem.force_override=never"
+	want := rest + " " + defaultArgs + " lockdown=none init-on-alloc=0"
+	if got := o.cmdline(); got != want {
+		t.Errorf("%q", got)
+	}
+	customized := Options{Cmdline: hardening + " " + defaultArgs, Args: o.Args}
+	if got := customized.cmdline(); got != want {
+		t.Errorf("customized: %q", got)
+	}
+	if got := strings.Join(Hardening(o.Args...), " "); got != rest {
+		t.Errorf("%q", got)
+	}
+	if got := (Options{Cmdline: "quiet", Args: []string{"a"}}).cmdline(); got != "quiet a" {
+		t.Errorf("of a former release: %q", got)
+	}
+}
+
 func TestUnifiedKernelImage(t *testing.T) {
 	o := options(t)
 	made := read(t, build(t, o, UKI))
@@ -80,7 +104,7 @@ func TestUnifiedKernelImage(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		".linux": string(uki.Linux("6.12.0-amd64")), ".initrd": string(read(t, o.Initramfs)), ".uname": o.Release,
-		".cmdline": "console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1",
+		".cmdline": hardening + " console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1",
 		".osrel":   "ID=\"garboard\"\nNAME=\"Garboard\"\nPRETTY_NAME=\"Garboard v1.2.3\"\nVERSION_ID=\"v1.2.3\"\n",
 	} {
 		s := file.Section(name)
@@ -260,7 +284,7 @@ func TestGRUBReplacesNothing(t *testing.T) {
 func TestPXE(t *testing.T) {
 	o := options(t)
 	dir := build(t, o, PXE)
-	want := "#!ipxe\nkernel vmlinuz console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1 initrd=initramfs\ninitrd initramfs\nboot\n"
+	want := "#!ipxe\nkernel vmlinuz " + hardening + " console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1 initrd=initramfs\ninitrd initramfs\nboot\n"
 	if got := string(read(t, filepath.Join(dir, ScriptFile))); got != want {
 		t.Errorf("script\n%s", got)
 	}
@@ -287,7 +311,7 @@ func addArgs(t *testing.T, dir string) {
 	if err := files.AddArgs("a=1", "garboard.config=http://h/${serial}?m=${mac}&u=${uuid}"); err != nil {
 		t.Fatal(err)
 	}
-	const cmdline = "console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1 a=1 garboard.config=http://h/"
+	const cmdline = hardening + " console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1 a=1 garboard.config=http://h/"
 	if want := "#!ipxe\nkernel vmlinuz " + cmdline + "${serial:uristring}?m=${netX/mac}&u=${uuid} initrd=initramfs\ninitrd initramfs\nboot\n"; string(files[ScriptFile]) != want {
 		t.Errorf("script\n%s", files[ScriptFile])
 	}
@@ -312,7 +336,7 @@ func addArgs(t *testing.T, dir string) {
 			t.Errorf("section %s differs: %v", s.Name, err)
 		}
 	}
-	if err := files.AddArgs(strings.Repeat("x", 512)); err == nil || !strings.Contains(err.Error(), "has room for a command line of 512 characters") {
+	if err := files.AddArgs(strings.Repeat("x", maxCmdline)); err == nil || !strings.Contains(err.Error(), "has room for a command line of 2048 characters") {
 		t.Errorf("a long command line: %v", err)
 	}
 	if err := os.Remove(filepath.Join(dir, IPXEFile)); err != nil {

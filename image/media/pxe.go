@@ -77,7 +77,7 @@ func (f NetworkFiles) AddArgs(args ...string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", UKIFile, err)
 	}
-	cmdline := strings.Join(append([]string{string(old[:section.VirtualSize])}, args...), " ")
+	cmdline := strings.Join(append(boot.Yield(strings.Fields(string(old[:section.VirtualSize])), args), args...), " ")
 	if len(cmdline) > int(section.Size) {
 		return fmt.Errorf("%s has room for a command line of %d characters, and this one has %d: %s", UKIFile, section.Size, len(cmdline), cmdline)
 	}

@@ -13,6 +13,7 @@ import (
 type section struct {
 	name    string
 	content []byte
+	room    uint32 // at least, in the file: for what is added later
 }
 
 // Characteristics of the sections: initialized data that can be read (PE format, "Section Flags").
@@ -51,7 +52,7 @@ func unified(stub []byte, sections []section) ([]byte, error) {
 	image := append(bytes.Clone(stub), make([]byte, int(align(uint32(len(stub)), header.FileAlignment))-len(stub))...)
 	initialized := header.SizeOfInitializedData
 	for i, s := range sections {
-		size := align(uint32(len(s.content)), header.FileAlignment)
+		size := align(max(uint32(len(s.content)), s.room), header.FileAlignment)
 		h := pe.SectionHeader32{
 			VirtualSize: uint32(len(s.content)), VirtualAddress: address,
 			SizeOfRawData: size, PointerToRawData: uint32(len(image)), Characteristics: sectionFlags,

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu/exit"
 	"github.com/garboard-os/garboard/qemu/osthread"
 	"github.com/garboard-os/garboard/qemu/vm/qmp"
@@ -186,7 +187,8 @@ func (c Config) system() (args []string) {
 		return args
 	}
 	if c.Medium == "" {
-		cmdline := slices.Concat([]string{"console=ttyS0", "quiet", "panic=-1", "garboard.chart=/dev/ttyS1"}, KernelArgs(c.Accelerator), strings.Fields(c.Cmdline))
+		added := strings.Fields(c.Cmdline)
+		cmdline := slices.Concat([]string{"console=ttyS0", "quiet", "panic=-1", "garboard.chart=/dev/ttyS1"}, media.Hardening(added...), KernelArgs(c.Accelerator), added)
 		return append(args, "-kernel", c.Kernel, "-initrd", c.Initramfs, "-append", strings.Join(cmdline, " "))
 	}
 	device := cmp.Or(c.Hardware.Medium, CD)

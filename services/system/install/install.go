@@ -144,6 +144,7 @@ func (r Request) arguments(image esp.Image) (args []string) {
 			args = append(args, p.String())
 		}
 	}
+	args = boot.Yield(args, r.Args)
 	// The system of a medium has the configuration of the medium, and that of a slot the one that is on the same disk.
 	fromMedium := !slices.ContainsFunc(r.Running, func(arg string) bool { return strings.HasPrefix(arg, boot.ParamSlot+"=") })
 	for _, arg := range r.Running {

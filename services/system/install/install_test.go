@@ -53,6 +53,15 @@ func TestProgram(t *testing.T) {
 	if got := (Request{Running: []string{"garboard.platform=metal", boot.ISOArgument}}).arguments(esp.Image{}); !slices.Equal(got, []string{"garboard.platform=metal"}) {
 		t.Errorf("a machine that was installed from a medium has the arguments %q", got)
 	}
+	hard := esp.Image{Cmdline: "lockdown=integrity slab_nomerge quiet"}
+	for _, c := range []struct{ args, want []string }{
+		{nil, []string{"lockdown=integrity", "slab_nomerge", "quiet"}},
+		{[]string{"lockdown=none"}, []string{"slab_nomerge", "quiet", "lockdown=none"}},
+	} {
+		if got := (Request{Args: c.args}).arguments(hard); !slices.Equal(got, c.want) {
+			t.Errorf("a hardened system, with %q: %q", c.args, got)
+		}
+	}
 	if got, err := os.ReadFile(r.File); err != nil || !bytes.Equal(got, image) {
 		t.Errorf("the file has %d bytes, %v", len(got), err)
 	}

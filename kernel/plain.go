@@ -24,4 +24,6 @@ func PlainModule(name string, content io.Reader) (plainName string, plain []byte
 
 // Signed reports whether a module has a signature at its end (MODULE_SIG_STRING in include/linux/module_signature.h). Whose it is, only the
 // kernel knows.
-func Signed(module []byte) bool { return bytes.HasSuffix(module, []byte("~Module signature appended~\n")) }
+func Signed(module []byte) bool {
+	return bytes.HasSuffix(module, []byte("~Module signature appended~\n"))
+}

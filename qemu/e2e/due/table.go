@@ -57,8 +57,9 @@ var Folders = map[string]Folder{
 	"qemu/e2e/machines": {
 		All: []string{"qemu/machines.go", "qemu/vm"},
 		Tests: map[string][]string{
-			"TestMachines":  {"image/initramfs", "kernel", "init", "tools/gbctl/cluster*.go"},
-			"TestWireGuard": {"services/system/network", "qemu/wireguard.go"},
+			"TestMachines":       {"image/initramfs", "kernel", "init", "tools/gbctl/cluster*.go"},
+			"TestHardenedKernel": {"boot/hardening.go", "init/settings.go", "kernel"},
+			"TestWireGuard":      {"services/system/network", "qemu/wireguard.go"},
 		},
 	},
 	"qemu/e2e/maintenance": {

@@ -15,7 +15,12 @@ import (
 // the same directory, fsync, rename, fsync of the directory (see rename(2) and
 // fsync(2): the rename itself is durable only after the directory is synced).
 // The directory must exist. perm is exact: the umask doesn't apply.
-func WriteFile(path string, data []byte, perm fs.FileMode) (err error) {
+func WriteFile(path string, data []byte, perm fs.FileMode) error {
+	return WriteFileFor(-1, path, data, perm)
+}
+
+// WriteFileFor is WriteFile for a user, who never sees a file of another one; -1 is who calls it.
+func WriteFileFor(uid int, path string, data []byte, perm fs.FileMode) (err error) {
 	dir, base := filepath.Split(path)
 	dir = cmp.Or(dir, ".")
 	f, err := os.CreateTemp(dir, "."+base+".*")
@@ -29,7 +34,7 @@ func WriteFile(path string, data []byte, perm fs.FileMode) (err error) {
 			err = fmt.Errorf("write %s: %w", path, err)
 		}
 	}()
-	if err := f.Chmod(perm); err != nil {
+	if err := errors.Join(f.Chmod(perm), f.Chown(uid, uid)); err != nil {
 		return err
 	}
 	if _, err := f.Write(data); err != nil {

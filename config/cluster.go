@@ -152,7 +152,7 @@ type CoreDNS struct {
 
 // Volume is a directory or file of the node in a container.
 type Volume struct {
-	HostPath  string `yaml:"hostPath"`  // required, absolute
+	HostPath  string `yaml:"hostPath"`  // required, absolute; the user of the program must be able to read it: see hardening.md
 	MountPath string `yaml:"mountPath"` // required, absolute
 	ReadOnly  bool   `yaml:"readonly"`  // the container can't write to it
 }

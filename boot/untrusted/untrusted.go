@@ -282,6 +282,43 @@ func Chmod(path string, mode fs.FileMode) error {
 	return os.Chmod(through(at), mode)
 }
 
+// Give makes a user, and its group, the owner of a file, or of a directory with what is in it, at most so many levels
+// deep; -1 changes nothing. What is neither a file nor a directory is refused, and so is a file with a second name,
+// which could be that of another program's secret.
+func Give(path string, uid, levels int) error {
+	at, err := place(path, 0)
+	if err != nil || uid < 0 {
+		return err
+	}
+	defer at.Close()
+	info, err := at.Stat()
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() && (!info.Mode().IsRegular() || st.Nlink > 1) {
+		return fmt.Errorf("%s can't be given to user %d: it is neither a directory nor a file with one name", path, uid)
+	}
+	if info.IsDir() {
+		entries, err := ReadDir(path)
+		if err != nil {
+			return err
+		}
+		if levels == 1 && slices.ContainsFunc(entries, fs.DirEntry.IsDir) {
+			return fmt.Errorf("%s can't be given to user %d: it has directories in it", path, uid)
+		}
+		for _, e := range entries {
+			if err := Give(filepath.Join(path, e.Name()), uid, levels-1); err != nil {
+				return err
+			}
+		}
+	}
+	if int(st.Uid) == uid && int(st.Gid) == uid {
+		return nil
+	}
+	return os.Chown(through(at), uid, uid)
+}
+
 // Remove removes a file, a link or an empty directory.
 func Remove(path string) error { return below(path, os.Remove) }
 

@@ -50,6 +50,9 @@ var accounts = []Entry{
 		"apid:x:50:50:machine API:/nonexistent:/nonexistent",
 		"trustd:x:51:51:certificate signer:/nonexistent:/nonexistent",
 		"etcd:x:60:60:etcd:/nonexistent:/nonexistent",
+		"kube-apiserver:x:61:61:API server:/nonexistent:/nonexistent",
+		"kube-controller-manager:x:62:62:controller manager:/nonexistent:/nonexistent",
+		"kube-scheduler:x:63:63:scheduler:/nonexistent:/nonexistent",
 		"nobody:x:65534:65534:nobody:/nonexistent:/nonexistent",
 	)),
 	text("/etc/group", lines(
@@ -57,6 +60,9 @@ var accounts = []Entry{
 		"apid:x:50:",
 		"trustd:x:51:",
 		"etcd:x:60:",
+		"kube-apiserver:x:61:",
+		"kube-controller-manager:x:62:",
+		"kube-scheduler:x:63:",
 		"nogroup:x:65534:",
 	)),
 	text("/etc/nsswitch.conf", lines(

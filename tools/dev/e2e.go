@@ -49,7 +49,7 @@ type bootTest struct {
 }
 
 // bootRoots are where such tests are: those of a service run what it needs without a node.
-var bootRoots = []string{"qemu/e2e", "services"}
+var bootRoots = []string{"qemu/e2e", "services", "init"}
 
 var (
 	buildTag     = regexp.MustCompile(`^//go:build ([\w &]+)\n`)

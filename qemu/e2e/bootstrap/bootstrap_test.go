@@ -67,6 +67,7 @@ func TestBootstrap(t *testing.T) {
 	}
 	began := clusterID(t, "the cluster begins on this node; cluster ID ", c.Gbctl("bootstrap"))
 	c.Ready(e2etest.Marks(t))
+	programsAreUsers(t, c)
 	again := c.Gbctl("bootstrap")
 	if id := clusterID(t, "begun on this node already: nothing is to be done; cluster ID ", again); id != began {
 		t.Errorf("the cluster's ID was %s, and is %s", began, id)

@@ -4,11 +4,13 @@ package machines
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
@@ -18,6 +20,9 @@ const bootBudget = 30 * time.Second
 
 // unhardened are arguments with which a kernel does what it did before it was hardened.
 const unhardened = "slab_merge init_on_alloc=0 page_alloc.shuffle=0 randomize_kstack_offset=off vsyscall=xonly proc_mem.force_override=always lockdown=none"
+
+// parameter is a row of docs/hardening.md, which is made from the table of what PID 1 sets.
+var parameter = regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+) = ([^`]+)` \\|")
 
 // A machine boots with all that hardens its kernel, and with what its user sets otherwise. The
 // log has the time from the start of the kernel until the machine API serves, of both.
@@ -30,14 +35,24 @@ func hardened(t *testing.T) {
 	c, _ := e2etest.Start(t, "hardened", qemu.QEMU, e2etest.Nodes(1, 0))
 	read := reader(t, c)
 	arguments := " " + strings.TrimSpace(read("/proc/cmdline")) + " "
-	for _, arg := range boot.Hardening() {
+	for _, arg := range media.Hardening() {
 		if !strings.Contains(arguments, " "+arg+" ") {
 			t.Errorf("the kernel has no argument %s: %s", arg, arguments)
 		}
 	}
-	for _, s := range boot.HardeningParameters {
-		if got := strings.TrimSpace(read("/proc/sys/" + s.Name)); got != s.Value {
-			t.Errorf("%s is %q, want %q", s.Name, got, s.Value)
+	page, err := os.ReadFile("../../../docs/hardening.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "### Kernel parameters")
+	table, _, _ = strings.Cut(table, "\n## ")
+	rows := parameter.FindAllStringSubmatch(table, -1)
+	if len(rows) < 15 {
+		t.Errorf("the page has only %d parameters", len(rows))
+	}
+	for _, row := range rows {
+		if got := strings.TrimSpace(read("/proc/sys/" + strings.ReplaceAll(row[1], ".", "/"))); got != row[2] {
+			t.Errorf("%s is %q, want %q", row[1], got, row[2])
 		}
 	}
 	if got := read("/sys/kernel/security/lockdown"); !strings.Contains(got, "[integrity]") {

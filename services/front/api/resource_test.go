@@ -254,7 +254,7 @@ func (r *rig) controlPlane() {
 	path := func(name string) string { return filepath.Join(dir, name) }
 	controllers := secrets.Controllers(secrets.Options{Dir: path("secrets")})
 	for _, c := range controlplane.Controllers(controlplane.Options{
-		Logs: r.opts.Logs, StaticPodsDir: path("static-pods"), CheckpointsDir: path("checkpoints"), FilesDir: path("files"), SecretsDir: path("secrets"),
+		Logs: r.opts.Logs, StaticPodsDir: path("static-pods"), CheckpointsDir: path("checkpoints"), FilesDir: path("files"), AuditDir: path("audit"), SecretsDir: path("secrets"),
 		CNIConfDir: path("cni"), SubnetFile: path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 		Initialized: func(context.Context, resource.Reader, string) (bool, error) { return false, nil },
 	}) {

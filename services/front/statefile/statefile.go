@@ -70,18 +70,12 @@ func (s State[F]) Write(dir string, uid int) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	// Lchown, here and below: the program owns the directory, and where it had put a
-	// link, another file would be given to it.
+	// Lchown: where a link is, nothing is given away by it.
 	if err := os.Lchown(dir, uid, uid); err != nil {
 		return err
 	}
 	put := func(name string, data []byte) error {
-		path := filepath.Join(dir, name)
-		if err := boot.WriteFile(path, data, 0o600); err != nil {
-			return err
-		}
-		// In between the program can't read it, and tries again in a second.
-		return os.Lchown(path, uid, uid)
+		return boot.WriteFileFor(uid, filepath.Join(dir, name), data, 0o600)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Files)) {
 		if err := put(name, s.Files[name]); err != nil {

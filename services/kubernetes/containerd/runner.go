@@ -16,11 +16,14 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/contrib/seccomp"
+	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
@@ -231,6 +234,16 @@ func (r *Runner) from(ctx context.Context, event pullEvent) (oci.SpecOpts, []cli
 		return nil, nil, err
 	}
 	return oci.WithImageConfig(img), []client.NewContainerOpts{client.WithImage(img), client.WithSnapshotter(snapshotter), client.WithNewSnapshot(r.ID, img)}, nil
+}
+
+// Confined lets a container's program run as its own user, with no capability and no way to one, and with the system
+// calls that Kubernetes' RuntimeDefault allows.
+func Confined(program string) oci.SpecOpts {
+	uid := uint32(boot.User(program))
+	return func(ctx context.Context, cl oci.Client, c *containers.Container, s *oci.Spec) error {
+		s.Process.User, s.Process.Capabilities, s.Process.NoNewPrivileges = specs.User{UID: uid, GID: uid}, &specs.LinuxCapabilities{}, true
+		return seccomp.WithDefaultProfile()(ctx, cl, c, s) // which depends on the capabilities
+	}
 }
 
 // setOOMScoreAdj is for a task that hasn't started yet: its children inherit it. Where the

@@ -24,7 +24,7 @@ const (
 	// in the same directory.
 	staticPodPrefix = "garboard-"
 	staticPodMode   = 0o600
-	fileMode        = 0o600 // the programs' configuration files; they run as root
+	fileMode        = 0o600 // the programs' configuration files
 	dirMode         = 0o755
 
 	// How often the kubelet is asked about the pods: they start within seconds,
@@ -167,10 +167,13 @@ func (c *KubeletStaticPodController) writePod(v resource.View, name string, pod 
 	if err := untrusted.MkdirAll(c.staticPodsDir, dirMode); err != nil {
 		return false, fmt.Errorf("write static pod %s: %w", name, err)
 	}
-	path := c.path(name)
+	path, problems := c.path(name), openVolumes(name, pod)
 	wrote, err := untrusted.WriteChanged(path, data, staticPodMode)
 	if wrote && err == nil {
 		v.Log().Info(fmt.Sprintf("writing static pod %q", path)) // S-278
+		for _, problem := range problems {
+			v.Log().Warn(problem.Error())
+		}
 	}
 	return wrote, err
 }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -122,6 +123,13 @@ type container struct {
 
 func (in podInput) pod(c container) kubeclient.Object {
 	name := in.config.program()
+	uid := boot.User(name)
+	capabilities := object{"drop": list{"ALL"}}
+	if name == apiServer {
+		// The publisher's program has it in its file, for ports below 1024, and doesn't start where it may not. A
+		// program without it there, such as ours, doesn't get it: it isn't root.
+		capabilities["add"] = list{"NET_BIND_SERVICE"}
+	}
 	annotations := object{
 		configVersionAnnotation:  strconv.FormatUint(in.configVersion, 10),
 		secretsVersionAnnotation: in.secretsVersion,
@@ -153,7 +161,7 @@ func (in podInput) pod(c container) kubeclient.Object {
 			"hostNetwork":       true,
 			"priority":          criticalPriority,
 			"priorityClassName": "system-node-critical",
-			"securityContext":   object{"seccompProfile": object{"type": "RuntimeDefault"}},
+			"securityContext":   object{"runAsNonRoot": true, "runAsUser": uid, "runAsGroup": uid, "seccompProfile": object{"type": "RuntimeDefault"}},
 			"containers": list{object{
 				"name":           name,
 				"image":          c.image,
@@ -167,7 +175,7 @@ func (in podInput) pod(c container) kubeclient.Object {
 				"terminationMessagePolicy": "FallbackToLogsOnError",
 				"securityContext": object{
 					"allowPrivilegeEscalation": false,
-					"capabilities":             object{"drop": list{"ALL"}},
+					"capabilities":             capabilities,
 					"readOnlyRootFilesystem":   true,
 				},
 			}},

@@ -215,12 +215,7 @@ func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
 	runner := containerd.Runner{
 		Containerd: e.o.Containerd, ID: utilityID, Image: e.o.image, StopBudget: stopBudget,
 		Spec: func(context.Context) ([]oci.SpecOpts, error) {
-			return []oci.SpecOpts{
-				oci.WithProcessArgs(args...),
-				oci.WithCgroup(boot.SystemCgroup + "/etcd"),
-				oci.WithRootFSReadonly(),
-				oci.WithMounts([]specs.Mount{bind(e.recoveryDir(), "rw")}),
-			}, nil
+			return confined(args, bind(e.recoveryDir(), "rw")), nil
 		},
 	}
 	return runner.Once(ctx, ID)
@@ -243,16 +238,14 @@ func (e *Etcd) spec(context.Context) ([]oci.SpecOpts, error) {
 	if err != nil {
 		return nil, err
 	}
+	return append(confined(args, bind(boot.EtcdDataDir, "rw"), bind(secretsDir, "ro")), oci.WithHostNamespace(specs.NetworkNamespace)), nil
+}
+
+// confined is what containers of etcd's image have in common.
+func confined(args []string, mounts ...specs.Mount) []oci.SpecOpts {
 	return []oci.SpecOpts{
-		oci.WithProcessArgs(args...),
-		oci.WithHostNamespace(specs.NetworkNamespace),
-		oci.WithCgroup(boot.SystemCgroup + "/etcd"),
-		oci.WithRootFSReadonly(),
-		oci.WithMounts([]specs.Mount{
-			bind(boot.EtcdDataDir, "rw"),
-			bind(secretsDir, "ro"),
-		}),
-	}, nil
+		oci.WithProcessArgs(args...), oci.WithCgroup(boot.SystemCgroup + "/etcd"), oci.WithRootFSReadonly(), containerd.Confined(ID), oci.WithMounts(mounts),
+	}
 }
 
 // self is this member as other nodes see it.

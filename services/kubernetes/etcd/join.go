@@ -13,6 +13,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
@@ -81,10 +82,7 @@ func (t eventFunc) onlyChanges() eventFunc {
 // reports what it waits for (S-355).
 func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 	// etcd demands 0700.
-	if err := untrusted.MkdirAll(e.o.DataDir, 0o700); err != nil {
-		return err
-	}
-	if err := untrusted.Chmod(e.o.DataDir, 0o700); err != nil {
+	if err := errors.Join(untrusted.MkdirAll(e.o.DataDir, 0o700), untrusted.Chmod(e.o.DataDir, 0o700)); err != nil {
 		return err
 	}
 	event, log = event.onlyChanges(), log.onlyChanges()
@@ -92,6 +90,10 @@ func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 	for {
 		err := e.decide(ctx)
 		var w *wait
+		if err == nil {
+			// DIRECTORY/member/wal/FILE, also of a release in which etcd was root.
+			return untrusted.Give(e.o.DataDir, boot.Owner(ID), 4)
+		}
 		if !errors.As(err, &w) {
 			return err
 		}

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 )
@@ -314,7 +315,7 @@ func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	if _, err := untrusted.Stat(e.recoveryPath(snapshotName)); errors.Is(err, fs.ErrNotExist) {
 		return errors.New("it is gone from this node: `gbctl bootstrap --recover-from` sends it again")
 	}
-	if err := untrusted.RemoveAll(aside); err != nil {
+	if err := errors.Join(untrusted.RemoveAll(aside), untrusted.Give(e.recoveryDir(), boot.Owner(ID), 1)); err != nil {
 		return err
 	}
 	me, err := e.o.self()
@@ -331,10 +332,7 @@ func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	case err != nil:
 		return &wait{what: "the snapshot to be restored", cause: err}
 	}
-	if err := untrusted.Chmod(aside, 0o700); err != nil {
-		return err
-	}
-	if err := syncTree(aside); err != nil {
+	if err := errors.Join(untrusted.Chmod(aside, 0o700), syncTree(aside)); err != nil {
 		return err
 	}
 	if err := untrusted.Rename(aside, e.o.DataDir); err != nil {

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	fileMode = 0o600 // the programs run as root, without capabilities
+	fileMode = 0o600 // of the program's own user
 	dirMode  = 0o700
 	// versionSize: half a SHA-256 is more than enough to detect a change.
 	versionSize = 16
@@ -152,17 +152,22 @@ func encryptionConfig(key []byte) ([]byte, error) {
 	})
 }
 
-// writeAll writes the files that differ. Each file is replaced atomically.
+// writeAll writes the files that differ. Each file is replaced atomically, and belongs to the
+// user of the program that its folder is named after.
 func writeAll(dir string, files map[string]file) error {
 	for _, path := range slices.Sorted(maps.Keys(files)) {
 		full := filepath.Join(dir, path)
 		if err := os.MkdirAll(filepath.Dir(full), dirMode); err != nil {
 			return fmt.Errorf("write secrets: %w", err)
 		}
+		uid := boot.Owner(filepath.Base(filepath.Dir(full)))
+		if err := os.Lchown(filepath.Dir(full), uid, uid); err != nil {
+			return fmt.Errorf("write secrets: %w", err)
+		}
 		if have, err := os.ReadFile(full); err == nil && bytes.Equal(have, files[path].data) {
 			continue
 		}
-		if err := boot.WriteFile(full, files[path].data, fileMode); err != nil {
+		if err := boot.WriteFileFor(uid, full, files[path].data, fileMode); err != nil {
 			return err
 		}
 	}

@@ -187,7 +187,7 @@ func (n *node) publish() {
 	rt, err := resource.NewRuntime(n.store, n.logs.Logger("controller-runtime"), append(
 		makers,
 		controlplane.Controllers(controlplane.Options{
-			Logs: n.logs, StaticPodsDir: n.path(boot.StaticPodsDir), CheckpointsDir: n.path(boot.CheckpointsDir), FilesDir: n.path("etc/kubernetes"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
+			Logs: n.logs, StaticPodsDir: n.path(boot.StaticPodsDir), CheckpointsDir: n.path(boot.CheckpointsDir), FilesDir: n.path("etc/kubernetes"), AuditDir: n.path("audit"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
 			SubnetFile: n.path("subnet.env"), KubeletURL: n.kubelet.url,
 			Initialized: func(context.Context, resource.Reader, string) (bool, error) { return false, nil },
 		})...)...)

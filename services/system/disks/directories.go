@@ -1,10 +1,12 @@
 package disks
 
 import (
+	"errors"
 	"fmt"
-	"github.com/garboard-os/garboard/boot/untrusted"
 	"io/fs"
 	"path/filepath"
+
+	"github.com/garboard-os/garboard/boot/untrusted"
 )
 
 // directories under /var that exist before any program needs them.
@@ -36,11 +38,8 @@ var directories = []struct {
 func (d *Disks) makeDirectories() error {
 	for _, dir := range directories {
 		path := filepath.Join(d.o.varDir, dir.path)
-		if err := untrusted.MkdirAll(path, dir.mode.Perm()); err != nil {
-			return fmt.Errorf("make the directories of EPHEMERAL: %w", err)
-		}
-		// Exact, whatever the umask is, also for those of an earlier release.
-		if err := untrusted.Chmod(path, dir.mode); err != nil {
+		// The mode is exact, whatever the umask is, also for those of an earlier release.
+		if err := errors.Join(untrusted.MkdirAll(path, dir.mode.Perm()), untrusted.Chmod(path, dir.mode)); err != nil {
 			return fmt.Errorf("make the directories of EPHEMERAL: %w", err)
 		}
 	}

@@ -7,6 +7,7 @@ package cis
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -50,7 +51,7 @@ type rule struct {
 	Min   int    `yaml:"min"`
 	Unset bool   `yaml:"unset"`
 	Mode  string `yaml:"mode"`  // at most
-	Owner string `yaml:"owner"` // root
+	Owner string `yaml:"owner"` // root, or the user of a program
 }
 
 // Node is what a node has, as far as one test knows it.
@@ -62,7 +63,7 @@ type Node struct {
 // File is one that was written, or that is going to be.
 type File struct {
 	Mode    fs.FileMode
-	Foreign bool // it belongs to another user than PID 1, which is root
+	User    string // "": root, as PID 1 is
 	Content []byte
 }
 
@@ -111,8 +112,8 @@ func (n Node) check(r rule) error {
 		if most, err := strconv.ParseUint(r.Mode, 8, 32); r.Mode != "" && (err != nil || f.Mode.Perm()&^fs.FileMode(most) != 0) {
 			return fmt.Errorf("%s has the mode %#o", name, f.Mode.Perm())
 		}
-		if r.Owner != "" && f.Foreign {
-			return fmt.Errorf("%s belongs to another user", name)
+		if user := cmp.Or(f.User, "root"); r.Owner != "" && r.Owner != user {
+			return fmt.Errorf("%s belongs to %s", name, user)
 		}
 		if r.Setting != "" {
 			var v any

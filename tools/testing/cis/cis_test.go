@@ -161,7 +161,7 @@ func TestRules(t *testing.T) {
 		Commands: map[string][]string{"p": {"p", "--a=1", "--list=x,y", "--off=false"}},
 		Files: map[string]File{
 			"/f":  {Mode: 0o644, Content: []byte("a: {b: [c, {d: 1}]}")},
-			"/g1": {Mode: 0o600}, "/g2": {Mode: 0o400, Foreign: true},
+			"/g1": {Mode: 0o600}, "/g2": {Mode: 0o400, User: "etcd"},
 		},
 	}
 	for _, tt := range []struct {
@@ -190,6 +190,8 @@ func TestRules(t *testing.T) {
 		{rule{File: "/g*", Mode: "0600"}, true},
 		{rule{File: "/g*", Owner: "root"}, false},
 		{rule{File: "/g1", Owner: "root"}, true},
+		{rule{File: "/g1", Owner: "etcd"}, false},
+		{rule{File: "/g2", Owner: "etcd"}, true},
 		{rule{File: "/h", Mode: "0777"}, false},
 		{rule{File: "/f", Setting: "a.b.1.d", Is: "1"}, true},
 		{rule{File: "/f", Setting: "a.b.2"}, false},

@@ -57,7 +57,11 @@ var booted sync.Once
 
 // Booted tells the test's output, once in a run, that a kernel was booted, so that it can be
 // counted: tests that were skipped boot nothing. What all kernel tests of a package call
-// should call it.
+// should call it. It fails a test that isn't in a guest.
 func Booted(t testing.TB) {
+	t.Helper()
+	if !inside() {
+		t.Fatal("this test changes the kernel, and runs in one of its own only")
+	}
 	booted.Do(func() { t.Attr("booted", "uml") })
 }

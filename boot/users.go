@@ -1,0 +1,18 @@
+package boot
+
+import "os"
+
+// users are those of programs that have one of their own; image/rootfs has their names. Each group has the number of its user.
+var users = map[string]int{"etcd": 60, "kube-apiserver": 61, "kube-controller-manager": 62, "kube-scheduler": 63}
+
+// User is the user that a program runs as: root, unless it has one of its own.
+func User(program string) int { return users[program] }
+
+// Owner is the user that the files of a program are given to; -1 leaves them to who makes them, since only root, as PID 1
+// is, can give files away.
+func Owner(program string) int {
+	if os.Geteuid() != 0 {
+		return -1
+	}
+	return User(program)
+}

@@ -107,6 +107,10 @@ func (s *Slots) Trial(name string) string {
 // SlotsKey is the key of the slots in META.
 var SlotsKey = meta.Key[Slots]{Name: "slots"}
 
+// FloorKey is the key of the highest release that was healthy on the machine: a lower one is taken only on request. A reset removes it with
+// the rest of META.
+var FloorKey = meta.Key[string]{Name: "release-floor"}
+
 // ErrOnlyGood refuses a change after which no slot would have a system that is known to work.
 var ErrOnlyGood = errors.New("it is the only slot with a system that is known to work")
 

@@ -96,6 +96,8 @@ var applyTable = []applyRow{
 	{path: "machine.time.bootTimeout", effect: Live, note: "used at the next boot"},
 	{path: "machine.install", effect: Live, note: noteInstall},
 	{path: "machine.install.extraKernelArgs", effect: Live, note: noteUpgrade},
+	{path: "machine.install.keys", effect: Live, note: noteUpgrade},
+	{path: "machine.install.unsigned", effect: Live, note: noteUpgrade},
 	{path: "machine.disks[]", effect: Live, note: noteDisks},
 	{path: "machine.kubelet.image", effect: kubelet},
 	{path: "machine.kubelet.extraArgs", effect: kubelet},

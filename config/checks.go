@@ -220,6 +220,11 @@ func checkTime(c *Config, r *report) {
 
 func checkInstall(c *Config, r *report) {
 	checkDevice(r, at("machine", "install", "disk"), c.Machine.Install.Disk)
+	for i, key := range c.Machine.Install.Keys {
+		if _, err := pki.ReleaseKey(key); err != nil {
+			r.bad(at("machine", "install", "keys", i), "%v: must be the line of base64 in a file of 'gbctl gen release-key', NAME.pub", err)
+		}
+	}
 	for i, arg := range c.Machine.Install.ExtraKernelArgs {
 		where := at("machine", "install", "extraKernelArgs", i)
 		if err := KernelArg(arg); err != nil {

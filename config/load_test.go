@@ -170,6 +170,8 @@ install:
     type: ssd
   image: ghcr.io/garboard-os/installer:v0.1.0
   extraKernelArgs: [console=ttyS1]
+  keys: [MCowBQYDK2VwAyEAFaDFnUSiMh8dWHx3AfkxcybewkkNtyNtAWdDdFw2a4I=]
+  unsigned: true
   wipe: true
 disks:
   - name: data

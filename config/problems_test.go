@@ -88,6 +88,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "install: {disk: sda}", `machine.install.disk: "sda" is not a device below /dev, such as /dev/sda`},
 	{"machine", "install: {extraKernelArgs: ['two args']}", `machine.install.extraKernelArgs[0]: "two args" is not one kernel argument of printable characters, without blanks and quotes, such as console=ttyS1`},
 	{"machine", "install: {extraKernelArgs: [garboard.slot=B]}", `machine.install.extraKernelArgs[0]: garboard.slot is set by the boot loader`},
+	{"machine", "install: {keys: [abc]}", `machine.install.keys[0]: parse public key: no PUBLIC KEY block: must be the line of base64 in a file of 'gbctl gen release-key', NAME.pub`},
 	{"machine", "install: {diskSelector: {size: 100GB}}", `machine.install.diskSelector.size: must begin with a comparison: >=, <=, ==, >, <`},
 	{"machine", "install: {diskSelector: {size: '>= much'}}", `machine.install.diskSelector.size: must have a size after the comparison, such as 100GB or 2TiB`},
 	{"machine", "disks: [{device: /dev/vdb, partitions: [{mountpoint: /var/mnt/data}]}]", `machine.disks[0].name: is missing: such as data`},

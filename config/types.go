@@ -219,6 +219,11 @@ type Install struct {
 	Wipe bool `yaml:"wipe"`
 	// ExtraKernelArgs are added to the kernel's command line of an installed system. They change at the next installation or upgrade.
 	ExtraKernelArgs []string `yaml:"extraKernelArgs"`
+	// Keys are public keys of whoever makes systems for this machine, each the line between BEGIN and END in a file of
+	// `gbctl gen release-key`. The running system has the key of its own maker, too.
+	Keys []string `yaml:"keys"`
+	// Unsigned installs and runs systems that nobody has signed, or that were changed after that.
+	Unsigned bool `yaml:"unsigned"`
 }
 
 // DiskSelector has properties of a disk. In all but size and type, an asterisk stands for any characters.

@@ -64,7 +64,7 @@ func BuildMedia(ctx context.Context, root string, out io.Writer, flavour Flavour
 	if err != nil {
 		return o, err
 	}
-	o = media.Options{Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs}
+	o = media.Options{Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs, Key: made.Key.Private}
 	if o.Loader, err = loader.Build(ctx, store, r); err != nil {
 		return o, err
 	}
@@ -85,6 +85,9 @@ func BuildMedium(ctx context.Context, root string, out io.Writer, flavour Flavou
 		return "", err
 	}
 	inputs := append([]string{recipe, kind, o.Version, o.Release, o.Loader.Disk, filepath.Base(filepath.Dir(o.Program))}, args...)
+	if o.Key == nil { // the initramfs has its public half
+		inputs = append(inputs, "unsigned")
+	}
 	for _, file := range []string{o.Kernel, o.Initramfs} {
 		hash, err := cache.HashTree(file)
 		if err != nil {

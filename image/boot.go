@@ -76,6 +76,8 @@ type Boot struct {
 	RootFS string
 	// Init is PID 1, to be bound to that place, and Sandbox is what starts a container node. The latter has to be called sandbox: it is runc, too.
 	Init, Sandbox string
+	// Key signs systems, and RootFS has its public half.
+	Key ReleaseKey
 }
 
 // builder holds what all steps need.
@@ -119,6 +121,9 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	if result.Sandbox, err = filepath.EvalSymlinks(filepath.Join(made["runc"], "sandbox")); err != nil {
 		return nil, err
 	}
+	if result.Key, err = ReadKey(store); err != nil {
+		return nil, err
+	}
 	linux, err := b.kernel(ctx, flavour)
 	if err != nil {
 		return nil, err
@@ -142,6 +147,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		CNI:            made["cni"],
 		Tools:          tools,
 		Loaders:        loaders.Disk,
+		ReleaseKeys:    result.Key.Public,
 		KernelPackages: linux.Packages, ModulesDir: linux.ModulesDir(),
 	})
 	if err != nil {

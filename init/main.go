@@ -41,7 +41,7 @@ func main() {
 	case slices.Equal(os.Args[1:], []string{trustd.Command}):
 		os.Exit(trustd.Main())
 	case slices.Equal(os.Args[1:], []string{install.Command}):
-		os.Exit(install.Main(context.Background(), os.Stdin, os.Stdout))
+		os.Exit(install.Main(context.Background(), os.Stdin, os.Stdout, os.NewFile(install.Descriptor, "slot")))
 	}
 	if os.Getpid() != 1 {
 		os.Exit(help(os.Args[1:]))

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,8 +22,10 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/tools/testing/bootloader"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/signer"
 	"github.com/garboard-os/garboard/tools/testing/uki"
 	"github.com/garboard-os/garboard/tools/testing/uml"
 )
@@ -79,6 +80,8 @@ func (c *computer) root() {
 	} {
 		c.must(os.WriteFile(filepath.Join(upper, esp.LoaderDir, name), content, 0o600))
 	}
+	c.must(os.MkdirAll(filepath.Join(upper, filepath.Dir(signed.KeysFile)), 0o755))
+	c.must(os.WriteFile(filepath.Join(upper, signed.KeysFile), signer.Public(c.t, signer.Maker), 0o600))
 	for _, d := range []string{root, filepath.Join(dir, "work")} {
 		c.must(os.Mkdir(d, 0o755))
 	}
@@ -149,18 +152,17 @@ func (c *computer) with(device string, use func(dir string) error) {
 	c.must(errors.Join(err, unix.Unmount(dir, 0)))
 }
 
-// release makes a system, whose program of PID 1 is this test's, and puts it into a directory with its description.
-func (c *computer) release(dir, version string) {
+// release makes a system, whose program of PID 1 is this test's, and puts it into a directory with its description, which a maker has signed.
+func (c *computer) release(dir, version, maker string) {
 	c.t.Helper()
 	program, err := os.ReadFile("/proc/self/exe")
 	c.must(err)
 	image := uki.ImageOf(c.t, version, "quiet", string(program))
 	sum := sha256.Sum256(image)
-	hash := hex.EncodeToString(sum[:])
-	c.systems[hash] = version
-	text, err := json.Marshal(esp.Medium{Version: version, File: "garboard.efi", Size: int64(len(image)), SHA256: hash})
-	c.must(err)
-	c.must(os.WriteFile(filepath.Join(dir, esp.MediumFile), text, 0o600))
+	c.systems[hex.EncodeToString(sum[:])] = version
+	for name, content := range signer.Signed(c.t, maker, esp.Medium{Version: version, File: "garboard.efi"}, image) {
+		c.must(os.WriteFile(filepath.Join(dir, name), content, 0o600))
+	}
 	c.must(os.WriteFile(filepath.Join(dir, "garboard.efi"), image, 0o600))
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -29,6 +30,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/slots"
 	"github.com/garboard-os/garboard/tools/testing/bootloader"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/signer"
 )
 
 // installers are images whose files are in a directory. On a node, containerd has them.
@@ -242,7 +244,7 @@ func (c *computer) boots(by loader, version, slot string, images installers, sic
 func TestSystemsOnADisk(t *testing.T) {
 	c := newComputer(t)
 	c.format(stick, boot.MediumLabel)
-	c.with(stick, func(dir string) error { c.release(dir, "v1.0.0"); return nil })
+	c.with(stick, func(dir string) error { c.release(dir, "v1.0.0", signer.Maker); return nil })
 	image := installers(t.TempDir())
 	files := filepath.Join(string(image), esp.InstallDir)
 	c.must(os.MkdirAll(files, 0o755))
@@ -251,9 +253,10 @@ func TestSystemsOnADisk(t *testing.T) {
 	c.boot("quiet garboard.platform=metal", image, false).restarts() // installed
 	b := c.boots(bootloader.SystemdBoot, "v1.0.0", "A =alone", image, false)
 	b.is("A", "A good v1.0.0, B empty ")
+	b.refuses(files)
 	c.must(os.WriteFile(filepath.Join(boot.EphemeralDir, "kept"), nil, 0o600))
 
-	c.release(files, "v2.0.0")
+	c.release(files, "v2.0.0", signer.Maker)
 	id := b.asks(lifecycle.Upgrade, upgrade)
 	b = c.boots(bootloader.GRUB, "v2.0.0", "B ", image, false)
 	b.is("B", "A good v1.0.0, B good v2.0.0")
@@ -264,7 +267,7 @@ func TestSystemsOnADisk(t *testing.T) {
 	b.ended(id, operation.Done, "")
 
 	// The machine is reset while the new system isn't healthy.
-	c.release(files, "v3.0.0")
+	c.release(files, "v3.0.0", signer.Maker)
 	id = b.asks(lifecycle.Upgrade, upgrade)
 	b = c.boots(bootloader.GRUB, "v3.0.0", "B ", image, true)
 	b.is("B", "A good v1.0.0, B trying v3.0.0")
@@ -274,7 +277,7 @@ func TestSystemsOnADisk(t *testing.T) {
 	b.ended(id, operation.Failed, "slot B is bad: it was started, and didn't become healthy before the machine restarted")
 
 	// The kernel of the new system dies before it has its disk: only the boot loader has counted that.
-	c.release(files, "v4.0.0")
+	c.release(files, "v4.0.0", signer.Maker)
 	id = b.asks(lifecycle.Upgrade, upgrade)
 	if got, _ := c.start(bootloader.SystemdBoot); got != "v4.0.0" {
 		t.Fatalf("the boot loader starts %s", got)
@@ -283,6 +286,56 @@ func TestSystemsOnADisk(t *testing.T) {
 	b.is("A", "A good v1.0.0, B bad v4.0.0")
 	b.ended(id, operation.Failed, "slot B is bad: ")
 	b.looksBack(",A,B,A,B,A,A")
+}
+
+// refuses checks that the machine doesn't run a byte of what nobody has vouched for, and keeps its slots as they are.
+func (b *booted) refuses(files string) {
+	b.t.Helper()
+	before := b.systems()
+	refused := func(name string, args lifecycle.PowerArguments, reason string) {
+		b.t.Helper()
+		o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args.Encode()})
+		b.c.must(err)
+		b.ended(o.ID, operation.Failed, reason)
+		b.is("A", "A good v1.0.0, B empty ")
+		if after := b.systems(); after != before {
+			b.t.Errorf("%s: the EFI system partition has %s, and had %s", reason, after, before)
+		}
+	}
+	upgrade := lifecycle.PowerArguments{Force: true, Image: "registry.test/installer"}
+	b.c.release(files, "v2.0.0", "somebody else")
+	refused(lifecycle.Upgrade, upgrade, "isn't signed by one of the 1 keys that this machine trusts, or was changed since")
+	b.c.must(os.Remove(filepath.Join(files, signed.SignatureFile)))
+	refused(lifecycle.Upgrade, upgrade, "release v2.0.0 isn't signed: nothing of it is run")
+	b.c.release(files, "v0.9.0", signer.Maker)
+	refused(lifecycle.Upgrade, upgrade, "release v0.9.0 is older than v1.0.0, which was healthy on this machine")
+	b.c.release(files, "v2.0.0", signer.Maker)
+	system := filepath.Join(files, "garboard.efi")
+	content, err := os.ReadFile(system)
+	b.c.must(err)
+	content[len(content)/2] ^= 1
+	b.c.must(os.WriteFile(system, content, 0o600))
+	refused(lifecycle.Upgrade, upgrade, "its system has the SHA-256")
+	b.c.must(os.Remove(system))
+	b.c.must(os.Symlink("/proc/self/exe", system))
+	refused(lifecycle.Upgrade, upgrade, "garboard.efi is no regular file")
+	b.c.must(os.Remove(system))
+}
+
+// systems are the names and sizes of what lies in the EFI system partition.
+func (b *booted) systems() (all string) {
+	b.t.Helper()
+	b.c.must(b.disks.UseEFI(b.t.Context(), func(dir string) error {
+		return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				info, err := d.Info()
+				b.c.must(err)
+				all += fmt.Sprintf("%s %d\n", path, info.Size())
+			}
+			return err
+		})
+	}))
+	return all
 }
 
 // looksBack ends the boot, and checks what is left of all of them.

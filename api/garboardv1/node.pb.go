@@ -3150,7 +3150,9 @@ type InstallSystemRequest struct {
 	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
 	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// An installer image. Empty: the system of the medium in the machine.
-	Image         string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
+	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
+	// Take a release that is older than one that was healthy on this machine.
+	AllowOlder    bool `protobuf:"varint,6,opt,name=allow_older,json=allowOlder,proto3" json:"allow_older,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3220,6 +3222,13 @@ func (x *InstallSystemRequest) GetImage() string {
 	return ""
 }
 
+func (x *InstallSystemRequest) GetAllowOlder() bool {
+	if x != nil {
+		return x.AllowOlder
+	}
+	return false
+}
+
 type InstallSystemResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
@@ -3276,7 +3285,9 @@ type UpgradeSystemRequest struct {
 	Stage bool `protobuf:"varint,6,opt,name=stage,proto3" json:"stage,omitempty"`
 	// Leave etcd, and wipe EPHEMERAL: images, the data of pods and of etcd. The node joins the
 	// cluster again. Not with force or stage.
-	Wipe          bool `protobuf:"varint,7,opt,name=wipe,proto3" json:"wipe,omitempty"`
+	Wipe bool `protobuf:"varint,7,opt,name=wipe,proto3" json:"wipe,omitempty"`
+	// Take a release that is older than one that was healthy on this machine.
+	AllowOlder    bool `protobuf:"varint,8,opt,name=allow_older,json=allowOlder,proto3" json:"allow_older,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3356,6 +3367,13 @@ func (x *UpgradeSystemRequest) GetStage() bool {
 func (x *UpgradeSystemRequest) GetWipe() bool {
 	if x != nil {
 		return x.Wipe
+	}
+	return false
+}
+
+func (x *UpgradeSystemRequest) GetAllowOlder() bool {
+	if x != nil {
+		return x.AllowOlder
 	}
 	return false
 }
@@ -4314,15 +4332,17 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"H\n" +
 	"\x10ShutdownResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xb8\x01\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xd9\x01\n" +
 	"\x14InstallSystemRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
 	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
-	"\x05image\x18\x05 \x01(\tR\x05image\"M\n" +
+	"\x05image\x18\x05 \x01(\tR\x05image\x12\x1f\n" +
+	"\vallow_older\x18\x06 \x01(\bR\n" +
+	"allowOlder\"M\n" +
 	"\x15InstallSystemResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xe2\x01\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x83\x02\n" +
 	"\x14UpgradeSystemRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
 	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
@@ -4330,7 +4350,9 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
 	"\x05image\x18\x05 \x01(\tR\x05image\x12\x14\n" +
 	"\x05stage\x18\x06 \x01(\bR\x05stage\x12\x12\n" +
-	"\x04wipe\x18\a \x01(\bR\x04wipe\"M\n" +
+	"\x04wipe\x18\a \x01(\bR\x04wipe\x12\x1f\n" +
+	"\vallow_older\x18\b \x01(\bR\n" +
+	"allowOlder\"M\n" +
 	"\x15UpgradeSystemResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xa3\x01\n" +
 	"\x15RollbackSystemRequest\x12\x14\n" +

@@ -20,6 +20,11 @@ type Medium struct {
 	SHA256  string `json:"sha256"` // in hexadecimal digits
 	// Kernel is the SHA-256 of the kernel in it. In an installer image, the file KernelFile is the same, or a kernel that is to replace it.
 	Kernel string `json:"kernel,omitempty"`
+	// Archive is the SHA-256 of the initramfs, and Program that of PID 1's program in it. Arch is that of the machines that they are for. They are
+	// in signed descriptions only.
+	Archive string `json:"initramfs,omitempty"`
+	Program string `json:"program,omitempty"`
+	Arch    string `json:"arch,omitempty"`
 	// Modules is the release of the kernel that its modules are for.
 	Modules string `json:"modules,omitempty"`
 	// From is the oldest release that can be upgraded to this one.

@@ -87,6 +87,16 @@ func ParsePublicKey(text []byte) (crypto.PublicKey, error) {
 	return nil, errors.New("parse public key: no PUBLIC KEY block")
 }
 
+// ReleaseKey reads a public Ed25519 key out of the base64 of its PEM text.
+func ReleaseKey(line string) (ed25519.PublicKey, error) {
+	key, err := ParsePublicKey([]byte("-----BEGIN PUBLIC KEY-----\n" + line + "\n-----END PUBLIC KEY-----\n"))
+	public, ok := key.(ed25519.PublicKey)
+	if err == nil && !ok {
+		err = errors.New("it is no Ed25519 key")
+	}
+	return public, err
+}
+
 // ParseKey reads the first private key of PEM text: RSA, ECDSA or Ed25519, in
 // any of the three usual encodings. Errors never hold parts of the key.
 func ParseKey(text []byte) (crypto.Signer, error) {

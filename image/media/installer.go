@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/oci"
@@ -24,6 +25,7 @@ import (
 // An installer directory has all that a system of Garboard is made of. It is /usr/install of an installer image:
 //
 //	garboard.efi, garboard.json   the system, and what it is: what a machine installs
+//	release.json, release.sig     what its maker has signed of that (package boot/signed), if anybody has
 //	vmlinuz                       the kernel in it, or another one that is to replace it
 //	loader/                       boot loaders, for media
 //	installer                     the program that customizes the image when another one is built from it
@@ -42,7 +44,7 @@ func (o Options) Directory(dir string) error {
 	if err != nil {
 		return err
 	}
-	described, err := o.description(uki, UKIFile, 0)
+	files, err := o.beside(uki, UKIFile, 0)
 	if err != nil {
 		return err
 	}
@@ -54,7 +56,13 @@ func (o Options) Directory(dir string) error {
 			return err
 		}
 	}
-	for name, content := range map[string][]byte{UKIFile: uki, KernelFile: linux, esp.MediumFile: described} {
+	for _, name := range []string{signed.StatementFile, signed.SignatureFile} { // of another system
+		if err := os.Remove(filepath.Join(dir, name)); boot.IgnoreMissing(err) != nil {
+			return err
+		}
+	}
+	files[UKIFile], files[KernelFile] = uki, linux
+	for name, content := range files {
 		if err := put(filepath.Join(dir, name), content); err != nil {
 			return err
 		}
@@ -101,15 +109,15 @@ func ReadSystem(uki []byte) (s System, err error) {
 type Installer struct {
 	System
 	esp.Medium
+	Signed signed.Files
 	// Replacement is the kernel that is to be the system's; nil: the one that it has.
 	Replacement []byte
 }
 
 // ReadInstaller reads an installer directory, and refuses one that is damaged.
 func ReadInstaller(dir string) (i Installer, err error) {
-	described, err := os.ReadFile(filepath.Join(dir, esp.MediumFile))
-	if err == nil {
-		err = json.Unmarshal(described, &i.Medium)
+	if i.Signed, err = signed.Read(os.DirFS(dir)); err == nil {
+		err = json.Unmarshal(i.Signed.Described, &i.Medium)
 	}
 	if err != nil {
 		return i, fmt.Errorf("%w: it is no installer image of Garboard", err)
@@ -138,7 +146,7 @@ func (i Installer) Options(dir, work string) (o Options, err error) {
 		return o, errors.New("the kernel in it is to be replaced first")
 	}
 	o = Options{
-		Version: i.System.Version, Release: i.Release, Cmdline: i.Cmdline, Modules: i.Modules, From: i.From, PodImages: i.Images, Program: filepath.Join(dir, ProgramFile),
+		Version: i.System.Version, Release: i.Release, Cmdline: i.Cmdline, Modules: i.Modules, From: i.From, PodImages: i.Images, Signed: i.Signed, Program: filepath.Join(dir, ProgramFile),
 		Kernel: filepath.Join(work, KernelFile), Initramfs: filepath.Join(work, InitramfsFile),
 	}
 	if o.Loader, err = loader.Open(filepath.Join(dir, loaderDir)); err != nil {
@@ -152,19 +160,45 @@ func hash(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func (o Options) description(uki []byte, file string, at int) ([]byte, error) {
-	linux, err := os.ReadFile(o.Kernel)
+// beside are the files that lie beside a system: what it is and where, and whose.
+func (o Options) beside(uki []byte, file string, at int) (map[string][]byte, error) {
+	m, err := o.description(uki, file, at)
 	if err != nil {
 		return nil, err
+	}
+	described, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	files, s, was := map[string][]byte{esp.MediumFile: described}, o.Signed, esp.Medium{}
+	if o.Key != nil {
+		if s, err = signed.Sign(o.Key, m, bytes.NewReader(uki)); err != nil {
+			return nil, fmt.Errorf("sign the system: %w", err)
+		}
+	}
+	if json.Unmarshal(s.Statement, &was) == nil && was.SHA256 == m.SHA256 && s.Signature != nil {
+		files[signed.StatementFile], files[signed.SignatureFile] = s.Statement, s.Signature
+	}
+	return files, nil
+}
+
+func (o Options) description(uki []byte, file string, at int) (m esp.Medium, err error) {
+	linux, err := os.ReadFile(o.Kernel)
+	if err != nil {
+		return m, err
+	}
+	archive, err := o.initramfs()
+	if err != nil {
+		return m, err
 	}
 	images := o.PodImages
 	if o.From == "" {
 		images = []string{config.DefaultPauseImage}
 	}
-	return json.Marshal(esp.Medium{
+	return esp.Medium{
 		Version: o.Version, File: file, Offset: int64(at), Size: int64(len(uki)), SHA256: hash(uki), From: cmp.Or(o.From, boot.UpgradesFrom), Kernel: hash(linux), Modules: cmp.Or(o.Modules, o.Release),
-		Images: images,
-	})
+		Archive: hash(archive), Images: images,
+	}, nil
 }
 
 // InstallerImage is the name of the installer image of a release.
@@ -190,7 +224,13 @@ func (o Options) installerImage(dir string) (oci.Image, map[string]map[string]st
 	}
 	image := oci.Image{Ref: cmp.Or(o.Name, InstallerImage(o.Version)), Layers: []string{"tools", "system"}, OnBuild: onBuild, Gzip: true}
 	image.Labels = map[string]string{esp.InstallerLabel: o.Version}
-	return image, map[string]map[string]string{"tools": in(loaderDir, ProgramFile), "system": in(UKIFile, esp.MediumFile, KernelFile)}
+	system := in(UKIFile, esp.MediumFile, KernelFile)
+	for at, file := range in(signed.StatementFile, signed.SignatureFile) {
+		if _, err := os.Stat(file); err == nil {
+			system[at] = file
+		}
+	}
+	return image, map[string]map[string]string{"tools": in(loaderDir, ProgramFile), "system": system}
 }
 
 // InstallerLayout writes the image to a directory, in the OCI image layout.

@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/image/initramfs"
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/oci"
@@ -63,6 +65,9 @@ type Options struct {
 	// From is the oldest release that can be upgraded to this one, and PodImages are what it runs pods with; "": those of this release.
 	From      string
 	PodImages []string
+	// Key signs the system; nil: a system that is the one of Signed keeps its signature, and others have none.
+	Key    crypto.Signer
+	Signed signed.Files
 	// Program is the file of the program in the installer image, and Name the name of that image; "": the usual one.
 	Program, Name string
 	// Config is a machine configuration, and Images a file with container images; nil and "": none. Only an ISO and a disk can have them.
@@ -74,6 +79,9 @@ type Options struct {
 // have them, are the medium's.
 func (o Options) With(other Options) Options {
 	o.Version, o.Kernel, o.Initramfs = cmp.Or(other.Version, o.Version), cmp.Or(other.Kernel, o.Kernel), cmp.Or(other.Initramfs, o.Initramfs)
+	if other.Key != nil {
+		o.Key = other.Key
+	}
 	o.Args, o.Microcode, o.Config, o.Images, o.Name = other.Args, other.Microcode, other.Config, other.Images, other.Name
 	return o
 }
@@ -166,7 +174,7 @@ func (o Options) iso(uki []byte, to string) (err error) {
 	if err := makeFAT(filepath.Join(dir, efiFile), "GARBOARD", []fatFile{{BootFile, uki}}); err != nil {
 		return err
 	}
-	described, err := o.describe(filepath.Join(dir, efiFile), uki)
+	files, err := o.describe(filepath.Join(dir, efiFile), uki)
 	if err != nil {
 		return err
 	}
@@ -174,7 +182,7 @@ func (o Options) iso(uki []byte, to string) (err error) {
 	if err != nil {
 		return err
 	}
-	files := map[string][]byte{biosFile: o.Loader.BIOS, esp.MediumFile: described, strings.TrimPrefix(loader.ConfigFile, "/"): []byte(script)}
+	files[biosFile], files[strings.TrimPrefix(loader.ConfigFile, "/")] = o.Loader.BIOS, []byte(script)
 	label, err := o.added(dir, files)
 	if err != nil {
 		return err
@@ -258,7 +266,7 @@ reboot
 }
 
 // describe says where the system is in the file with the EFI partition, for the installation.
-func (o Options) describe(file string, uki []byte) ([]byte, error) {
+func (o Options) describe(file string, uki []byte) (map[string][]byte, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
@@ -267,5 +275,5 @@ func (o Options) describe(file string, uki []byte) ([]byte, error) {
 	if at < 0 {
 		return nil, fmt.Errorf("%s isn't in one piece in %s", BootFile, efiFile)
 	}
-	return o.description(uki, efiFile, at)
+	return o.beside(uki, efiFile, at)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -113,6 +114,11 @@ func (o Options) pxe(to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
+	beside, err := o.beside(files[UKIFile], UKIFile, 0)
+	if err != nil {
+		return err
+	}
+	maps.Copy(files, beside)
 	for name, content := range files {
 		if err := boot.WriteFile(filepath.Join(to, name), content, 0o644); err != nil {
 			return err

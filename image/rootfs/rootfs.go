@@ -25,6 +25,7 @@ import (
 	"strings"
 
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/image/debian"
 	"github.com/garboard-os/garboard/image/sbom"
 )
@@ -57,6 +58,8 @@ type Sources struct {
 	Tools string
 	// Loaders is a folder with the boot loaders of installed machines; empty for none.
 	Loaders string
+	// ReleaseKeys are the public keys that the system trusts, as PEM.
+	ReleaseKeys string
 	// KernelPackages are the keys of the packages that the kernel was taken from.
 	KernelPackages []string
 	// Init is PID 1's program. It isn't in the tree, but what it is made of is in the list of all software.
@@ -68,7 +71,7 @@ type Sources struct {
 // Plan lists the tree for the sources, sorted by path.
 func Plan(src Sources) ([]Entry, error) {
 	kernel := text(debian.PackagesFolder+"/kernel", strings.Join(src.KernelPackages, "\n")+"\n")
-	entries := slices.Concat(directories, links, accounts, []Entry{initPlace, osRelease(src.Version), kernel})
+	entries := slices.Concat(directories, links, accounts, []Entry{initPlace, osRelease(src.Version), kernel, text(signed.KeysFile, src.ReleaseKeys)})
 	type copied struct{ from, to string }
 	copies := []copied{
 		{src.CNI, "/opt/cni/bin"},

@@ -67,7 +67,7 @@ var own = map[string]string{
 	"services/system/machine":                        "STATE",
 	"services/system/network/nodeip.go":              "STATE",
 	"services/system/network/outbound.go":            "/etc/ssl of the root file system",
-	"services/system/slots":                          "EFI system partition, efivarfs",
+	"services/system/slots":                          "EFI system partition, efivarfs, the root file system",
 	"services/system/sysctl":                         "/proc/sys, /sys",
 	"services/system/udev":                           "/sys, /dev, /lib/modules",
 }

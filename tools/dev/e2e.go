@@ -257,7 +257,8 @@ func kernelTests(ctx context.Context, s *suite) (result, error) {
 		return result{}, fmt.Errorf("name this program: %w", err)
 	}
 	names, folders := chosen(all, func(t bootTest) bool { return t.tag == kernelTag })
-	test := goTest{dir: s.copied, args: []string{
+	// The program of a test can be the one of a system, which sees no library.
+	test := goTest{dir: s.copied, env: []string{"CGO_ENABLED=0"}, args: []string{
 		"-p=2", "-tags=" + kernelTag, "-timeout=" + unitTimeout.String(), "-exec=" + program + " uml",
 	}}
 	return test.run(ctx, s.out, names, folders...)

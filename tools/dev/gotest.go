@@ -22,6 +22,7 @@ const bootedKey = "booted"
 type goTest struct {
 	dir  string
 	args []string // flags other than -run
+	env  []string // in addition
 	// verbose prints also what tests print that pass.
 	verbose bool
 	// ended is told of each test that ends, and why it failed. It may be nil.
@@ -67,7 +68,7 @@ func (g goTest) run(ctx context.Context, out io.Writer, names []string, packages
 		r.names = "^(" + strings.Join(names, "|") + ")$"
 		args = append(args, "-run="+r.names)
 	}
-	err := goRun(ctx, g.dir, r, append(args, packages...)...)
+	err := run(ctx, g.dir, r, "env", slices.Concat(g.env, []string{"go"}, args, packages)...) // env(1) becomes go
 	if r.broken != nil {
 		return r.result, fmt.Errorf("read what go test says: %w", r.broken)
 	}

@@ -31,7 +31,7 @@ func (g *generator) command() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().BoolVar(&g.force, "force", false, "overwrite existing files")
-	cmd.AddCommand(g.configCommand(), g.secretsCommand(), g.caCommand(), g.keyCommand(), g.requestCommand(), g.certificateCommand())
+	cmd.AddCommand(g.configCommand(), g.secretsCommand(), g.caCommand(), g.keyCommand(), g.releaseKeyCommand(), g.requestCommand(), g.certificateCommand())
 	return cmd
 }
 

@@ -96,6 +96,29 @@ func (g *generator) keyCommand() *cobra.Command {
 	return cmd
 }
 
+// releaseKeyCommand makes the key of whoever makes systems.
+func (g *generator) releaseKeyCommand() *cobra.Command {
+	name := "release"
+	cmd := &cobra.Command{
+		Use: "release-key",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			key, err := pki.NewKey(pki.Ed25519)
+			if err != nil {
+				return err
+			}
+			public, err := pki.EncodePublicKey(key)
+			if err != nil {
+				return err
+			}
+			report := fmt.Sprintf("wrote %s.key and %s.pub\nnext: gbctl image build --key %s.key, and for machines that run another maker's system:\nmachine: {install: {keys: [%s]}}",
+				name, name, name, strings.Split(string(public), "\n")[1])
+			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: name + ".key", data: key, mode: secretMode}, output{path: name + ".pub", data: public, mode: publicMode})
+		},
+	}
+	cmd.Flags().StringVar(&name, "name", name, "write NAME.key and NAME.pub")
+	return cmd
+}
+
 // S-151
 func (g *generator) requestCommand() *cobra.Command {
 	var keyPath, name string

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/image/customize"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/image/sbom"
@@ -26,7 +28,7 @@ func (a *app) imageCommand() *cobra.Command {
 
 // imageBuild are the flags of image build.
 type imageBuild struct {
-	from, modules, firmware, configFile string
+	from, modules, firmware, configFile, key string
 	overlays, outputs, mirrors          []string
 	change                              customize.Change
 	media                               media.Options
@@ -62,6 +64,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	f.StringVar(&b.modules, "modules", "", "directory with the modules of the kernel, such as lib/modules, instead of those that are there")
 	f.StringVar(&b.firmware, "firmware", "", "directory that is added to /lib/firmware")
 	kernelArgsVar(f, &b.change.Args)
+	f.StringVar(&b.key, "key", "", "file of 'gbctl gen release-key' that signs the system; machines trust it if machine.install.keys or the system has its public half")
 	f.StringVar(&b.media.Name, "tag", "", "name of the installer image (default the usual one of its release)")
 	f.StringArrayVar(&b.mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry; repeatable")
 	f.StringVar(&b.configFile, "config", "", "machine configuration to put into an iso or disk")
@@ -124,6 +127,17 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 	installer, err := media.ReadInstaller(dir)
 	if err != nil {
 		return err
+	}
+	if b.key != "" {
+		text, err := readInput(b.key)
+		if err != nil {
+			return err
+		}
+		if b.media.Key, err = pki.ParseKey(text); err != nil {
+			return fmt.Errorf("--key: %s: %w", b.key, err)
+		}
+	} else if c := b.changes(); !reflect.DeepEqual(c, customize.Change{}) || b.media.Config != nil || b.media.Microcode != "" {
+		say("note: the system isn't signed, because it was changed: sign it with --key, or machines refuse it unless they have machine.install.unsigned: true")
 	}
 	options, err := installer.Options(dir, work)
 	if options = options.With(b.media); err == nil && b.media.Microcode != "" {

@@ -37,9 +37,9 @@ const (
 
 // powerFlags are the flags of reboot and shutdown.
 type powerFlags struct {
-	wait, force, drain, dryRun, stage, preserve bool
-	drainTimeout                                time.Duration
-	image                                       string
+	wait, force, drain, dryRun, stage, preserve, older bool
+	drainTimeout                                       time.Duration
+	image                                              string
 }
 
 func (f *powerFlags) add(cmd *cobra.Command, wait string) {
@@ -69,7 +69,7 @@ var restarts = []restart{
 	}},
 	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true, stage: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
-			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, Stage: f.stage, Wipe: !f.preserve,
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, Stage: f.stage, Wipe: !f.preserve, AllowOlder: f.older,
 		})
 	}},
 	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
@@ -79,7 +79,7 @@ var restarts = []restart{
 	}},
 	{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", wait: true, image: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.InstallSystem, &apiv1.InstallSystemRequest{
-			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, AllowOlder: f.older,
 		})
 	}},
 }
@@ -108,6 +108,7 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 	f.add(cmd, "wait until each node is back and healthy")
 	if r.image {
 		cmd.Flags().StringVar(&f.image, "image", "", "installer image with the system, such as registry.example/garboard-os/installer:v1.2.0 (default: the medium in the machine)")
+		cmd.Flags().BoolVar(&f.older, "allow-older", false, "take a release that is older than one that was healthy on the machine")
 	}
 	if r.stage {
 		cmd.Flags().BoolVar(&f.preserve, "preserve", true, "keep images, pods' data and etcd's; with --preserve=false, the node leaves etcd, wipes them, and joins the cluster again")

@@ -145,7 +145,12 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	kept := writes(t, c)
 	m.Reached("a pod has written to another disk")
 
-	c.Gbctl("-n", c.Node(), "upgrade", "--image", e2etest.InstallerHost+"/garboard-os/installer:kernel")
+	image := e2etest.InstallerHost + "/garboard-os/installer:kernel"
+	if out, err := c.TryGbctl("-n", c.Node(), "upgrade", "--image", image); err == nil || !strings.Contains(out+err.Error(), "isn't signed") {
+		t.Errorf("a system that nobody has signed: %v\n%s", err, out)
+	}
+	c.Gbctl("-n", c.Node(), "patch", "mc", "-p", "machine: {install: {unsigned: true}}")
+	c.Gbctl("-n", c.Node(), "upgrade", "--image", image)
 	if got := c.Gbctl("-n", c.Node(), "read", "/proc/version"); !strings.Contains(got, "Linux version "+linux+" ") {
 		t.Errorf("the node runs %s, want Linux %s", got, linux)
 	}

@@ -42,7 +42,15 @@ func TestExtensions(t *testing.T) {
 	push(t, base, from)
 
 	made := e2etest.Extensions(t)
-	flags := []string{"image", "build", "--from", from, "--extra-kernel-arg", "garboard.config=metal-iso", "--extension", made["iscsi-tools"], "--extension", made["guest-agent"]}
+	owner := filepath.Join(work, "owner")
+	if out, err := e2etest.UserGbctl(t, customizeBudget, "gen", "release-key", "--name", owner); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	public, err := os.ReadFile(owner + ".pub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := []string{"image", "build", "--from", from, "--key", owner + ".key", "--extra-kernel-arg", "garboard.config=metal-iso", "--extension", made["iscsi-tools"], "--extension", made["guest-agent"]}
 	for name, service := range map[string]string{
 		"login": `command: [/usr/sbin/iscsiadm, --mode, discoverydb, --type, sendtargets, --portal, "` + storage + `", --discover, --login]
   dependsOn: [ext-iscsi-tools]
@@ -74,6 +82,7 @@ func TestExtensions(t *testing.T) {
 		o.DiskGiB, o.Boot.Medium, o.Boot.UEFI, o.Hardware = diskGiB, iso, true, []vm.Hardware{{Agent: agent, Medium: vm.Stick}}
 		o.Unconfigured, o.Prepare = true, func(node string) error { return addConfiguration(iso, filepath.Join(node, "config.yaml")) }
 		o.ControlPlanePatches = [][]byte{[]byte(`machine:
+  install: {keys: [` + strings.Split(string(public), "\n")[1] + `]}
   sysctls: {vm.nr_hugepages: "4"}
   sysfs: {block/vda/queue/read_ahead_kb: "256", block/sdb/queue/read_ahead_kb: "512"}`)}
 	})

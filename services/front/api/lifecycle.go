@@ -49,10 +49,11 @@ func (s *nodeService) RollbackSystem(ctx context.Context, req *connect.Request[a
 func (s *nodeService) system(ctx context.Context, name string, m interface {
 	power
 	GetImage() string
+	GetAllowOlder() bool
 	GetDryRun() bool
 }, own lifecycle.PowerArguments) (*apiv1.Operation, error) {
 	arguments := powerArguments(m)
-	arguments.Stage, arguments.Wipe = own.Stage, own.Wipe
+	arguments.Stage, arguments.Wipe, arguments.Older = own.Stage, own.Wipe, m.GetAllowOlder()
 	if arguments.Image = m.GetImage(); arguments.Image != "" {
 		if err := config.CheckImage(arguments.Image); err != nil {
 			return nil, connect.NewError(connect.CodeInvalidArgument, err)

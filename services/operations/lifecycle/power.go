@@ -23,6 +23,7 @@ type PowerArguments struct {
 	Button       bool          `json:"button,omitempty"`
 	DrainTimeout time.Duration `json:"drainTimeout,omitempty"` // 0: DrainTimeout
 	Image        string        `json:"image,omitempty"`        // of install and upgrade; "": the medium in the machine
+	Older        bool          `json:"older,omitempty"`        // install and upgrade take a release below the floor
 	Stage        bool          `json:"stage,omitempty"`        // upgrade doesn't restart the node
 	Wipe         bool          `json:"wipe,omitempty"`         // upgrade wipes EPHEMERAL, and the node joins the cluster again
 }

@@ -56,8 +56,8 @@ type Systems interface {
 	Begun() bool
 	Where() (string, error)
 	Get() (boot.Slots, error)
-	Medium(ctx context.Context) (slots.Source, error)
-	Pull(ctx context.Context, image string, report func(done, of int64)) (slots.Source, error)
+	Medium(ctx context.Context, older bool) (slots.Source, error)
+	Pull(ctx context.Context, image string, older bool, report func(done, of int64)) (slots.Source, error)
 	Verify(ctx context.Context, src slots.Source, report func(done, of int64)) error
 	Write(ctx context.Context, name string, src slots.Source, system boot.Slot, report func(done, of int64)) error
 	Empty(ctx context.Context, name string) error
@@ -99,7 +99,7 @@ func (o Options) write(r operation.Request, args PowerArguments) []operation.Ste
 	get := operation.Step{
 		ID: "find", What: "find the system on the medium", Deadline: verifyTimeout,
 		Run: func(ctx context.Context, p *operation.Progress) error {
-			src, err := o.Systems.Medium(ctx)
+			src, err := o.Systems.Medium(ctx, args.Older)
 			if err != nil {
 				return err
 			}
@@ -110,7 +110,7 @@ func (o Options) write(r operation.Request, args PowerArguments) []operation.Ste
 		get = operation.Step{
 			ID: "pull", What: "pull the image " + image, Deadline: pullTimeout,
 			Run: func(ctx context.Context, p *operation.Progress) error {
-				src, err := o.Systems.Pull(ctx, image, percent(p, "pulled"))
+				src, err := o.Systems.Pull(ctx, image, args.Older, percent(p, "pulled"))
 				if err != nil {
 					return err
 				}
@@ -351,7 +351,7 @@ func (o Options) replace(name string, may func() error) operation.Definition {
 			err = may()
 		}
 		if err == nil && args.Image == "" {
-			_, err = o.Systems.Medium(ctx)
+			_, err = o.Systems.Medium(ctx, args.Older)
 		}
 		if err == nil && args.Wipe && o.controlPlane() {
 			err = o.Etcd.MayLeave(ctx, 0)

@@ -47,11 +47,11 @@ func (s *systems) Get() (boot.Slots, error) {
 	return s.all, nil
 }
 
-func (s *systems) Medium(context.Context) (slots.Source, error) {
+func (s *systems) Medium(context.Context, bool) (slots.Source, error) {
 	return slots.Source{Medium: esp.Medium{Version: "v2", File: "efi.img", Size: 65_000_000, Images: s.images}, Label: "GARBOARD"}, s.none
 }
 
-func (s *systems) Pull(_ context.Context, image string, report func(done, of int64)) (slots.Source, error) {
+func (s *systems) Pull(_ context.Context, image string, _ bool, report func(done, of int64)) (slots.Source, error) {
 	for _, at := range [][2]int64{{0, 0}, {600, 600}, {20_000_600, 65_000_600}, {20_000_601, 65_000_600}, {65_000_600, 65_000_600}} {
 		report(at[0], at[1]) // the size is known once the manifest is there
 	}

@@ -27,10 +27,13 @@ import (
 // standard output gets reports.
 const Command = "write-system"
 
+// Descriptor is the file of the slot.
+const Descriptor = 3
+
 // Request is what is to be written. Later releases read those of earlier ones: fields are only added.
 type Request struct {
-	// File is the one of the slot, in the EFI system partition, which is mounted.
-	File   string `json:"file"`
+	// File is the one of the slot, in the EFI system partition, which is mounted; "": it is open as Descriptor.
+	File   string `json:"file,omitempty"`
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256"`
 	// Running are the kernel arguments of the running system, and Args those that the configuration adds.
@@ -46,8 +49,8 @@ type Report struct {
 	Error   string   `json:"error,omitempty"`
 }
 
-// Main is the program.
-func Main(ctx context.Context, in io.Reader, out io.Writer) (status int) {
+// Main is the program. slot is Descriptor, which earlier releases don't open.
+func Main(ctx context.Context, in io.Reader, out io.Writer, slot *os.File) (status int) {
 	lines := json.NewEncoder(out)
 	report := func(r Report) { _ = lines.Encode(r) } // without a reader, there is nobody to wait for
 	system := bufio.NewReader(in)
@@ -60,7 +63,7 @@ func Main(ctx context.Context, in io.Reader, out io.Writer) (status int) {
 		report(Report{Error: "the request can't be read: " + err.Error()})
 		return 1
 	}
-	result, err := Write(ctx, request, system, func(done int64) { report(Report{Done: done}) })
+	result, err := Write(ctx, request, system, slot, func(done int64) { report(Report{Done: done}) })
 	if err != nil {
 		report(Report{Error: err.Error()})
 		return 1
@@ -70,10 +73,11 @@ func Main(ctx context.Context, in io.Reader, out io.Writer) (status int) {
 }
 
 // Write writes the system, and reads it back from the disk.
-func Write(ctx context.Context, r Request, system io.Reader, report func(done int64)) (result Report, err error) {
-	file, err := os.OpenFile(r.File, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return result, err
+func Write(ctx context.Context, r Request, system io.Reader, file *os.File, report func(done int64)) (result Report, err error) {
+	if r.File != "" {
+		if file, err = os.OpenFile(r.File, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
+			return result, err
+		}
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
 	var room unix.Statfs_t

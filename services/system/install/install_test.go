@@ -20,7 +20,7 @@ import (
 func run(t *testing.T, in []byte) (last Report, status int) {
 	t.Helper()
 	var out bytes.Buffer
-	status = Main(t.Context(), bytes.NewReader(in), &out)
+	status = Main(t.Context(), bytes.NewReader(in), &out, nil)
 	for line := range bytes.Lines(out.Bytes()) {
 		last = Report{}
 		if err := json.Unmarshal(line, &last); err != nil {

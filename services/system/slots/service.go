@@ -100,7 +100,7 @@ func (o ServiceOptions) begin(ctx context.Context, h *dag.Handle) (message, imag
 	if image := o.Slots.image(); image != "" {
 		return "the machine will be installed from " + image, image
 	}
-	src, err := o.Slots.Medium(ctx)
+	src, err := o.Slots.Medium(ctx, false)
 	if errors.Is(err, ErrNoMedium) {
 		return "the machine was booted without a medium that it could be installed from, and needs the same at each boot: see machine.install.image", ""
 	}

@@ -24,10 +24,12 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/meta"
+	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"golang.org/x/mod/semver"
 )
 
 // ID owns the resources, and is the log.
@@ -98,8 +100,8 @@ type Options struct {
 	Log       *slog.Logger
 
 	// Tests have their own.
-	loaders, firmware string
-	run               func(ctx context.Context, program, in io.Reader, out io.Writer) error
+	loaders, firmware, keys string
+	run                     func(ctx context.Context, program, in io.Reader, out io.Writer, slot *os.File) error
 }
 
 // Slots are those of one machine.
@@ -114,8 +116,9 @@ type Slots struct {
 // New returns the slots; nothing is read yet.
 func New(o Options) *Slots {
 	o.loaders, o.firmware = cmp.Or(o.loaders, esp.LoaderDir), cmp.Or(o.firmware, esp.FirmwareDir)
+	o.keys = cmp.Or(o.keys, signed.KeysFile)
 	if o.run == nil {
-		o.run = o.runProgram
+		o.run = o.jailed
 	}
 	return &Slots{o: o}
 }
@@ -203,12 +206,35 @@ func (s *Slots) record(change func(slots *boot.Slots) error) (slots boot.Slots, 
 		if err := change(&slots); err != nil {
 			return err
 		}
-		return boot.SlotsKey.Put(c, slots)
+		if err := boot.SlotsKey.Put(c, slots); err != nil {
+			return err
+		}
+		return raise(c, slots)
 	})
 	if err == nil {
 		s.publish(slots)
 	}
 	return slots, err
+}
+
+// raise makes the floor at least the release of each good system.
+func raise(c meta.Change, slots boot.Slots) error {
+	floor, err := floorOf(c)
+	for _, name := range boot.SlotNames {
+		if slot, _ := slots.Of(name); err == nil && slot.State == boot.SlotGood && semver.Compare(slot.Version, floor) > 0 {
+			floor = slot.Version
+			err = boot.FloorKey.Put(c, floor)
+		}
+	}
+	return err
+}
+
+func floorOf(c meta.Change) (string, error) {
+	floor, err := boot.FloorKey.In(c)
+	if errors.Is(err, meta.ErrNotFound) {
+		return "", nil
+	}
+	return floor, err
 }
 
 // follow makes the boot loaders start what the slots say, and the firmware start this disk. The loaders themselves are written by an

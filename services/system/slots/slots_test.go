@@ -3,9 +3,6 @@ package slots
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,18 +19,22 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/boot/signed"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/install"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/tools/testing/signer"
 	"github.com/garboard-os/garboard/tools/testing/uki"
 )
 
 // A rig is a machine that has its disk and its medium in files. The loaders are what they are on a node.
 type rig struct {
-	known bool // whether the machine had a STATE
-	t     *testing.T
-	dir   string
+	config *config.Config // nil: none yet
+	known  bool           // whether the machine had a STATE
+	t      *testing.T
+	dir    string
 	// panicked and boots are what is known of the boots before.
 	panicked string
 	boots    []machine.Boot
@@ -52,6 +53,7 @@ func newMachine(t *testing.T) *rig {
 			t.Fatal(err)
 		}
 	}
+	m.put("keys", signer.Public(t, signer.Maker))
 	m.put("disk", make([]byte, 2<<20))
 	m.put("meta", make([]byte, 1<<20))
 	m.put("loaders/"+esp.SystemdBoot, []byte("systemd-boot"))
@@ -71,13 +73,22 @@ func (m *rig) put(name string, content []byte) {
 func (m *rig) insert(version string) {
 	m.t.Helper()
 	image := uki.Image(m.t, version, "quiet "+boot.ISOArgument)
-	sum := sha256.Sum256(image)
-	described, err := json.Marshal(esp.Medium{Version: version, File: "efi.img", Offset: 100, Size: int64(len(image)), SHA256: hex.EncodeToString(sum[:])})
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	m.put("medium/"+esp.MediumFile, described)
+	m.lay(signer.Signed(m.t, signer.Maker, esp.Medium{Version: version, File: "efi.img", Offset: 100}, image))
 	m.put("medium/efi.img", append(make([]byte, 100), append(image, "more"...)...))
+}
+
+// beside are the files that lie beside a system.
+var beside = []string{esp.MediumFile, signed.StatementFile, signed.SignatureFile}
+
+// lay puts them onto the medium, in place of those that are there.
+func (m *rig) lay(files map[string][]byte) {
+	m.t.Helper()
+	for _, name := range beside {
+		must(m.t, boot.IgnoreMissing(os.RemoveAll(filepath.Join(m.dir, "medium", name))))
+		if content, there := files[name]; there {
+			m.put("medium/"+name, content)
+		}
+	}
 }
 
 func (m *rig) Known() bool { return m.known }
@@ -119,7 +130,7 @@ func (m *rig) medium(label string, use func(fs.FS) error) error {
 }
 
 // run is the program of a system.
-func (m *rig) run(ctx context.Context, program, in io.Reader, out io.Writer) error {
+func (m *rig) run(ctx context.Context, program, in io.Reader, out io.Writer, slot *os.File) error {
 	content, err := io.ReadAll(program)
 	if err != nil {
 		return err
@@ -127,7 +138,7 @@ func (m *rig) run(ctx context.Context, program, in io.Reader, out io.Writer) err
 	if !strings.HasPrefix(string(content), uki.Program("")) {
 		m.t.Errorf("%q is run", content)
 	}
-	if status := install.Main(ctx, in, out); status != 0 {
+	if status := install.Main(ctx, in, out, slot); status != 0 {
 		return fmt.Errorf("exit status %d", status)
 	}
 	return nil
@@ -152,17 +163,20 @@ func (m *rig) started(slot string) *Slots {
 		line += " garboard.slot=" + slot
 	}
 	store := resource.NewStore()
+	if m.config != nil {
+		must(m.t, machine.Configs.Put(store.As(machine.ID), machine.ConfigID, m.config))
+	}
 	for i, b := range m.boots {
 		must(m.t, machine.Boots.Put(store.As(machine.ID), fmt.Sprintf("%06d", i+1), b))
 	}
 	panicked := func() string { return m.panicked }
-	return New(Options{Cmdline: boot.ParseCmdline(line), Store: store, Disks: m, Images: m, Panicked: panicked, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), run: m.run})
+	return New(Options{Cmdline: boot.ParseCmdline(line), Store: store, Disks: m, Images: m, Panicked: panicked, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), keys: filepath.Join(m.dir, "keys"), run: m.run})
 }
 
 // write writes the medium's system to the slot that doesn't run.
 func (m *rig) write(s *Slots) error {
 	m.t.Helper()
-	src, err := s.Medium(m.t.Context())
+	src, err := s.Medium(m.t.Context(), false)
 	if err != nil {
 		return err
 	}
@@ -222,7 +236,7 @@ func (m *rig) Files(_ context.Context, ref string, use func(fs.FS) error) error 
 		return err
 	}
 	files := fstest.MapFS{}
-	for _, name := range []string{esp.MediumFile, "efi.img", esp.KernelFile} {
+	for _, name := range append([]string{"efi.img", esp.KernelFile}, beside...) {
 		data, err := os.ReadFile(filepath.Join(m.dir, "medium", name))
 		if err == nil {
 			files[esp.InstallDir+"/"+name] = &fstest.MapFile{Data: data}
@@ -265,8 +279,8 @@ func TestLifeOfAMachine(t *testing.T) {
 	must(t, s.Prove(t.Context(), "healthy"))
 	m.want(s, "A good v1 next, B empty")
 
-	m.put("medium/"+esp.MediumFile, []byte(`{"version": "v9.1.0", "size": 1, "file": "efi.img", "from": "v9.0.0"}`))
-	if _, err := s.Medium(t.Context()); err == nil || !strings.Contains(err.Error(), "upgrades machines from release v9.0.0 on") {
+	m.lay(signer.Signed(t, signer.Maker, esp.Medium{Version: "v9.1.0", File: "efi.img", From: "v9.0.0"}, uki.Image(t, "v9.1.0", "quiet")))
+	if _, err := s.Medium(t.Context(), false); err == nil || !strings.Contains(err.Error(), "upgrades machines from release v9.0.0 on") {
 		t.Errorf("a system that can't take over this one's data: %v", err)
 	}
 	m.insert("v2")
@@ -392,7 +406,7 @@ func TestUpgradeThatIsCutOff(t *testing.T) {
 		s := m.boot("A")
 		must(t, s.Prove(t.Context(), "healthy"))
 		m.insert("v2")
-		src, err := s.Medium(t.Context())
+		src, err := s.Medium(t.Context(), false)
 		must(t, err)
 		n := 0
 		m.before = func(string) error {

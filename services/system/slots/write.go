@@ -2,6 +2,7 @@ package slots
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,12 +12,14 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/boot/meta"
+	"github.com/garboard-os/garboard/boot/signed"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/system/install"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"golang.org/x/mod/semver"
@@ -30,9 +33,17 @@ type Source struct {
 	Image string `json:"image,omitempty"` // where it is instead
 	// Replaced is true if the image has a kernel that isn't in its system, and that the machine is to have.
 	Replaced bool `json:"replaced,omitempty"`
+	// Unsigned is why nobody has vouched for it; the configuration takes it nevertheless.
+	Unsigned string `json:"unsigned,omitempty"`
 }
 
-func (src Source) String() string { return fmt.Sprintf("Garboard %s %s", src.Version, src.where()) }
+func (src Source) String() string {
+	text := fmt.Sprintf("Garboard %s %s", src.Version, src.where())
+	if src.Unsigned != "" {
+		text += ", which " + src.Unsigned + " and is taken because of machine.install.unsigned"
+	}
+	return text
+}
 
 func (src Source) where() string {
 	if src.Image != "" {
@@ -44,10 +55,10 @@ func (src Source) where() string {
 // ErrNoMedium is the error of Medium if no medium with a system is there.
 var ErrNoMedium = errors.New("no medium with a system of Garboard is in this machine: insert a CD or a USB stick with one, or name an image (--image)")
 
-// Medium finds the system on a medium.
-func (s *Slots) Medium(ctx context.Context) (src Source, err error) {
+// Medium finds the system on a medium. older takes one that is older than a release that was healthy here.
+func (s *Slots) Medium(ctx context.Context, older bool) (src Source, err error) {
 	for _, label := range []string{boot.MediumLabel, boot.ISOLabel} {
-		src, err = s.describe(ctx, Source{Label: label})
+		src, err = s.describe(ctx, Source{Label: label}, older)
 		if !errors.Is(err, boot.ErrNone) {
 			return src, err
 		}
@@ -56,32 +67,33 @@ func (s *Slots) Medium(ctx context.Context) (src Source, err error) {
 }
 
 // Pull fetches an installer image, and finds the system in it.
-func (s *Slots) Pull(ctx context.Context, image string, report func(done, of int64)) (src Source, err error) {
+func (s *Slots) Pull(ctx context.Context, image string, older bool, report func(done, of int64)) (src Source, err error) {
 	if err := s.o.Images.Fetch(ctx, image, report); err != nil {
 		return src, err
 	}
-	src, err = s.describe(ctx, Source{Image: image})
+	src, err = s.describe(ctx, Source{Image: image}, older)
 	if errors.Is(err, boot.ErrNone) {
 		err = fmt.Errorf("%s is no installer image: it has no /%s/%s", image, esp.InstallDir, esp.MediumFile)
 	}
 	return src, err
 }
 
-// describe reads what is said of the system there.
-func (s *Slots) describe(ctx context.Context, src Source) (Source, error) {
-	err := s.files(ctx, src, func(files fs.FS) error {
-		data, err := fs.ReadFile(files, esp.MediumFile)
+// describe reads what is said of the system there, and refuses one that this machine doesn't trust.
+func (s *Slots) describe(ctx context.Context, src Source, older bool) (Source, error) {
+	policy, err := s.policy(older)
+	if err != nil {
+		return src, err
+	}
+	err = s.files(ctx, src, func(files fs.FS) error {
+		said, err := signed.Read(files)
 		if errors.Is(err, fs.ErrNotExist) {
 			return boot.ErrNone // a volume that has only a configuration
 		}
-		if err == nil {
-			err = json.Unmarshal(data, &src.Medium)
-		}
-		if err == nil && (src.Offset < 0 || src.Size <= 0 || !fs.ValidPath(src.File)) {
-			err = fmt.Errorf("%s describes no system", esp.MediumFile)
-		}
 		if err != nil {
 			return src.damaged(ctx, err)
+		}
+		if src.Medium, src.Unsigned, err = policy.Judge(said); err != nil {
+			return fmt.Errorf("the system %s: %w", src.where(), err)
 		}
 		if s.Running() != "" && semver.Compare(boot.Version, src.From) < 0 {
 			return fmt.Errorf("release %s upgrades machines from release %s on, and this one runs %s: upgrade to that release first", src.Version, src.From, boot.Version)
@@ -89,13 +101,44 @@ func (s *Slots) describe(ctx context.Context, src Source) (Source, error) {
 		if src.Image == "" {
 			return nil
 		}
-		return src.replace(ctx, files)
+		return src.replace(ctx, files, policy.Unsigned)
 	})
 	return src, err
 }
 
+// policy is what this machine takes.
+func (s *Slots) policy(older bool) (p signed.Policy, err error) {
+	p.Older = older
+	if cfg, err := machine.Config(s.o.Store); err == nil {
+		p.Unsigned = cfg.Machine.Install.Unsigned
+		for _, line := range cfg.Machine.Install.Keys {
+			key, err := pki.ReleaseKey(line)
+			if err != nil {
+				return p, fmt.Errorf("machine.install.keys: %w", err)
+			}
+			p.Keys = append(p.Keys, key)
+		}
+	}
+	text, err := os.ReadFile(s.o.keys)
+	if err := boot.IgnoreMissing(err); err != nil {
+		return p, err
+	}
+	own, err := signed.Keys(text)
+	if err != nil {
+		return p, fmt.Errorf("%s: %w", s.o.keys, err)
+	}
+	p.Keys = append(p.Keys, own...)
+	if s.Running() != "" { // others may have no disk yet
+		err = s.meta(func(c meta.Change) error {
+			p.Floor, err = floorOf(c)
+			return err
+		})
+	}
+	return p, err
+}
+
 // replace finds out whether an installer image has a kernel that is to replace that of its system. The system is then another one.
-func (src *Source) replace(ctx context.Context, files fs.FS) error {
+func (src *Source) replace(ctx context.Context, files fs.FS, unsigned bool) error {
 	kernel, err := readKernel(files)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // earlier releases have none
@@ -114,6 +157,11 @@ func (src *Source) replace(ctx context.Context, files fs.FS) error {
 	if src.Kernel == "" || hex.EncodeToString(sum[:]) == src.Kernel {
 		return nil
 	}
+	why := "isn't signed with the kernel that is to replace its own"
+	if !unsigned {
+		return signed.Refused("the system " + src.where() + " " + why)
+	}
+	src.Unsigned = cmp.Or(src.Unsigned, why)
 	return src.open(files, func(system *io.SectionReader) error {
 		if err := install.Check(ctx, src.SHA256, system, io.Discard, nil); err != nil {
 			return src.damaged(ctx, err)
@@ -161,19 +209,21 @@ const maxKernel = 64 << 20
 
 // readKernel reads the kernel beside the system of an installer image.
 func readKernel(files fs.FS) ([]byte, error) {
-	info, err := fs.Stat(files, esp.KernelFile)
+	f, err := signed.Open(files, esp.KernelFile)
 	if err != nil {
 		return nil, err
 	}
-	if info.Size() > maxKernel {
-		return nil, fmt.Errorf("%s has %d bytes, of at most %d", esp.KernelFile, info.Size(), maxKernel)
+	defer f.Close()
+	kernel, err := io.ReadAll(io.LimitReader(f, maxKernel+1))
+	if err == nil && len(kernel) > maxKernel {
+		err = fmt.Errorf("%s has more than %d bytes", esp.KernelFile, maxKernel)
 	}
-	return fs.ReadFile(files, esp.KernelFile)
+	return kernel, err
 }
 
 // open calls use with the system as it lies there.
 func (src Source) open(files fs.FS, use func(system *io.SectionReader) error) error {
-	f, err := files.Open(src.File)
+	f, err := signed.Open(files, src.File)
 	if errors.Is(err, fs.ErrNotExist) && src.Image == "" {
 		return boot.ErrNone // another volume with the label has it
 	}
@@ -224,7 +274,7 @@ func (s *Slots) Sound(ctx context.Context) error {
 	if s.Running() != "" || s.image() != "" { // an image is pulled to the disk
 		return nil
 	}
-	src, err := s.Medium(ctx)
+	src, err := s.Medium(ctx, false)
 	if errors.Is(err, ErrNoMedium) { // nothing is installed
 		return nil
 	}
@@ -297,14 +347,20 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 		return err
 	}
 	err := s.o.Disks.UseEFI(ctx, func(dir string) error {
-		r := install.Request{File: esp.Partition(dir).System(name), Size: src.Size, SHA256: src.SHA256, Args: system.Args}
+		r := install.Request{Size: src.Size, SHA256: src.SHA256, Args: system.Args}
+		path := esp.Partition(dir).System(name)
+		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
 		for _, p := range s.o.Cmdline.Params {
 			if s.keeps(p) {
 				r.Running = append(r.Running, p.String())
 			}
 		}
-		err := s.read(ctx, src, func(from *io.SectionReader) error {
-			written, err := s.install(ctx, r, from, func(done int64) {
+		err = s.read(ctx, src, func(from *io.SectionReader) error {
+			written, err := s.install(ctx, r, src.Program, from, file, func(done int64) {
 				if report != nil {
 					report(done, src.Size)
 				}
@@ -313,7 +369,7 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 			return err
 		})
 		if err != nil {
-			return errors.Join(err, remove(r.File))
+			return errors.Join(err, remove(path))
 		}
 		return nil
 	})
@@ -338,8 +394,8 @@ func remove(path string) error {
 	return nil
 }
 
-// install runs the program of a system with a request, and returns its last report.
-func (s *Slots) install(ctx context.Context, r install.Request, system *io.SectionReader, report func(done int64)) (last install.Report, err error) {
+// install runs the program of a system with a request, and returns its last report. The program has this hash, unless nobody has vouched for it.
+func (s *Slots) install(ctx context.Context, r install.Request, hash string, system *io.SectionReader, slot *os.File, report func(done int64)) (last install.Report, err error) {
 	request, err := json.Marshal(r)
 	if err != nil {
 		return last, err
@@ -349,6 +405,10 @@ func (s *Slots) install(ctx context.Context, r install.Request, system *io.Secti
 		return last, fmt.Errorf("its program: %w", err)
 	}
 	defer program.Close()
+	var checked io.Reader = program
+	if hash != "" {
+		checked = &vouched{from: program, sum: sha256.New(), want: hash}
+	}
 	reports, out := io.Pipe()
 	var read sync.WaitGroup
 	read.Go(func() {
@@ -365,7 +425,7 @@ func (s *Slots) install(ctx context.Context, r install.Request, system *io.Secti
 		}
 	})
 	if _, err = system.Seek(0, io.SeekStart); err == nil {
-		err = s.o.run(ctx, program, io.MultiReader(bytes.NewReader(append(request, '\n')), system), out)
+		err = s.o.run(ctx, checked, io.MultiReader(bytes.NewReader(append(request, '\n')), system), out, slot)
 	}
 	out.Close()
 	read.Wait()
@@ -376,22 +436,6 @@ func (s *Slots) install(ctx context.Context, r install.Request, system *io.Secti
 		err = errors.New("its program has ended without a result")
 	}
 	return last, err
-}
-
-// runProgram runs the program of another system, from memory.
-func (o Options) runProgram(ctx context.Context, program, in io.Reader, out io.Writer) error {
-	fd, err := unix.MemfdCreate("system", unix.MFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("memory for the program: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), "system")
-	defer file.Close()
-	if _, err := io.Copy(file, program); err != nil {
-		return err
-	}
-	cmd := exec.Command(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), install.Command)
-	cmd.Stdin, cmd.Stdout = in, out
-	return o.Processes.Run(ctx, cmd)
 }
 
 // keeps reports whether a system on the disk has an argument of this boot. Credentials for the

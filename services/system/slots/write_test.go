@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -14,6 +13,8 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/tools/testing/signer"
 	"github.com/garboard-os/garboard/tools/testing/uki"
 )
 
@@ -30,7 +31,7 @@ func TestSystemWithoutRoom(t *testing.T) {
 	s = m.boot("B")
 	must(t, s.Prove(t.Context(), "healthy"))
 
-	src, err := s.Medium(t.Context())
+	src, err := s.Medium(t.Context(), false)
 	must(t, err)
 	m.put("medium/efi.img", append(make([]byte, src.Offset), uki.Image(t, "v2", "quiet "+boot.ISOArgument)...))
 	src.Size = 1 << 60
@@ -52,15 +53,15 @@ func TestSystemOfAnImage(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	s := m.boot("")
-	if _, err := s.Pull(t.Context(), "missing", nil); err == nil || err.Error() != "not found" {
+	if _, err := s.Pull(t.Context(), "missing", false, nil); err == nil || err.Error() != "not found" {
 		t.Error(err)
 	}
 	report := func(int64, int64) {}
-	if _, err := s.Pull(t.Context(), "other", report); err == nil || err.Error() != "other is no installer image: it has no /usr/install/garboard.json" {
+	if _, err := s.Pull(t.Context(), "other", false, report); err == nil || err.Error() != "other is no installer image: it has no /usr/install/garboard.json" {
 		t.Error(err)
 	}
 	m.insert("v1")
-	src, err := s.Pull(t.Context(), "installer", report)
+	src, err := s.Pull(t.Context(), "installer", false, report)
 	must(t, err)
 	must(t, s.Verify(t.Context(), src, nil))
 	must(t, s.Write(t.Context(), "A", src, boot.Slot{}, nil))
@@ -69,7 +70,7 @@ func TestSystemOfAnImage(t *testing.T) {
 		t.Errorf("the image is kept: %v", err)
 	}
 	m.put("medium/efi.img", []byte("short"))
-	src, err = s.Pull(t.Context(), "installer", report)
+	src, err = s.Pull(t.Context(), "installer", false, report)
 	must(t, err)
 	if err := s.Verify(t.Context(), src, nil); err == nil || !strings.Contains(err.Error(), "the system in the image installer is damaged") {
 		t.Error(err)
@@ -84,16 +85,12 @@ func TestKernelOfAnImage(t *testing.T) {
 	s := m.boot("")
 	image := uki.Image(t, "v1", "quiet")
 	describe := func(modules string) {
-		sum, kernel := sha256.Sum256(image), sha256.Sum256(uki.Linux(uki.Release))
-		described, err := json.Marshal(esp.Medium{
-			Version: "v1", File: "efi.img", Size: int64(len(image)), SHA256: hex.EncodeToString(sum[:]), Kernel: hex.EncodeToString(kernel[:]), Modules: modules,
-		})
-		must(t, err)
-		m.put("medium/"+esp.MediumFile, described)
+		kernel := sha256.Sum256(uki.Linux(uki.Release))
+		m.lay(signer.Signed(t, signer.Maker, esp.Medium{Version: "v1", File: "efi.img", Kernel: hex.EncodeToString(kernel[:]), Modules: modules}, image))
 	}
 	pull := func() (Source, error) {
 		must(t, boot.IgnoreMissing(os.Remove(filepath.Join(m.dir, "installer"))))
-		return s.Pull(t.Context(), "installer", func(int64, int64) {})
+		return s.Pull(t.Context(), "installer", false, func(int64, int64) {})
 	}
 	m.put("medium/efi.img", image)
 	describe(uki.Release)
@@ -106,6 +103,11 @@ func TestKernelOfAnImage(t *testing.T) {
 		t.Errorf("modules of another kernel: %v", err)
 	}
 	describe(other)
+	if _, err := pull(); err == nil || !strings.Contains(err.Error(), "the system in the image installer isn't signed with the kernel that is to replace its own") {
+		t.Errorf("a kernel that nobody has vouched for: %v", err)
+	}
+	m.config = &config.Config{Machine: config.Machine{Install: config.Install{Unsigned: true}}}
+	s = m.boot("")
 	src, err := pull()
 	must(t, err)
 	must(t, s.Verify(t.Context(), src, nil))
@@ -159,12 +161,12 @@ func TestDamagedMedium(t *testing.T) {
 	if files, err := os.ReadDir(filepath.Join(m.dir, "efi")); err != nil || len(files) > 0 {
 		t.Errorf("%v was written, %v", files, err)
 	}
-	m.put("medium/"+esp.MediumFile, []byte(`{"version": "v9.1.0", "size": 1, "file": "efi.img", "from": "v9.0.0"}`))
-	if _, err := s.Medium(t.Context()); err != nil {
+	m.lay(signer.Signed(t, signer.Maker, esp.Medium{Version: "v9.1.0", File: "efi.img", From: "v9.0.0"}, uki.Image(t, "v9.1.0", "quiet")))
+	if _, err := s.Medium(t.Context(), false); err != nil {
 		t.Errorf("a new machine takes it: %v", err)
 	}
 	m.put("medium/"+esp.MediumFile, []byte(`{"size": -1}`))
-	if _, err := s.Medium(t.Context()); err == nil || !strings.Contains(err.Error(), "describes no system") {
+	if _, err := s.Medium(t.Context(), false); err == nil || !strings.Contains(err.Error(), "describes no system") {
 		t.Errorf("%v", err)
 	}
 }
@@ -176,7 +178,7 @@ func TestUpgradesComeFromMedia(t *testing.T) {
 	m.insert("v1")
 	asks := func(s *Slots, want string) {
 		t.Helper()
-		if _, err := s.Medium(t.Context()); err != nil || m.asked != want {
+		if _, err := s.Medium(t.Context(), false); err != nil || m.asked != want {
 			t.Errorf("%s are asked for, want %s; %v", m.asked, want, err)
 		}
 	}

@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"path/filepath"
 
@@ -84,10 +85,7 @@ func BuildMedium(ctx context.Context, root string, out io.Writer, flavour Flavou
 	if err != nil {
 		return "", err
 	}
-	inputs := append([]string{recipe, kind, o.Version, o.Release, o.Loader.Disk, filepath.Base(filepath.Dir(o.Program))}, args...)
-	if o.Key == nil { // the initramfs has its public half
-		inputs = append(inputs, "unsigned")
-	}
+	inputs := append([]string{recipe, kind, o.Version, o.Release, o.Loader.Disk, filepath.Base(filepath.Dir(o.Program)), fmt.Sprint("signed: ", o.Key != nil)}, args...)
 	for _, file := range []string{o.Kernel, o.Initramfs} {
 		hash, err := cache.HashTree(file)
 		if err != nil {

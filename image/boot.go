@@ -121,7 +121,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	if result.Sandbox, err = filepath.EvalSymlinks(filepath.Join(made["runc"], "sandbox")); err != nil {
 		return nil, err
 	}
-	if result.Key, err = ReadKey(store); err != nil {
+	if result.Key, err = b.releaseKey(ctx); err != nil {
 		return nil, err
 	}
 	linux, err := b.kernel(ctx, flavour)

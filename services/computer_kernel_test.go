@@ -5,6 +5,7 @@ package services
 import (
 	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -46,6 +47,14 @@ type computer struct {
 func newComputer(t *testing.T) *computer {
 	t.Helper()
 	uml.Booted(t)
+	program, err := elf.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	if libraries, err := program.ImportedLibraries(); err != nil || len(libraries) > 0 {
+		t.Fatalf("the program of this test, which is that of the systems, needs %s, %v: build it with CGO_ENABLED=0, as PID 1's", libraries, err)
+	}
 	c := &computer{t: t, systems: map[string]string{}}
 	c.root()
 	for _, module := range []string{"sd_mod", "target_core_mod"} { // nobody asks for these
@@ -81,7 +90,7 @@ func (c *computer) root() {
 		c.must(os.WriteFile(filepath.Join(upper, esp.LoaderDir, name), content, 0o600))
 	}
 	c.must(os.MkdirAll(filepath.Join(upper, filepath.Dir(signed.KeysFile)), 0o755))
-	c.must(os.WriteFile(filepath.Join(upper, signed.KeysFile), signer.Public(c.t, signer.Maker), 0o600))
+	c.must(os.WriteFile(filepath.Join(upper, signed.KeysFile), signer.Public(c.t, signer.Release), 0o600))
 	for _, d := range []string{root, filepath.Join(dir, "work")} {
 		c.must(os.Mkdir(d, 0o755))
 	}

@@ -244,7 +244,7 @@ func (c *computer) boots(by loader, version, slot string, images installers, sic
 func TestSystemsOnADisk(t *testing.T) {
 	c := newComputer(t)
 	c.format(stick, boot.MediumLabel)
-	c.with(stick, func(dir string) error { c.release(dir, "v1.0.0", signer.Maker); return nil })
+	c.with(stick, func(dir string) error { c.release(dir, "v1.0.0", signer.Release); return nil })
 	image := installers(t.TempDir())
 	files := filepath.Join(string(image), esp.InstallDir)
 	c.must(os.MkdirAll(files, 0o755))
@@ -256,7 +256,7 @@ func TestSystemsOnADisk(t *testing.T) {
 	b.refuses(files)
 	c.must(os.WriteFile(filepath.Join(boot.EphemeralDir, "kept"), nil, 0o600))
 
-	c.release(files, "v2.0.0", signer.Maker)
+	c.release(files, "v2.0.0", signer.Release)
 	id := b.asks(lifecycle.Upgrade, upgrade)
 	b = c.boots(bootloader.GRUB, "v2.0.0", "B ", image, false)
 	b.is("B", "A good v1.0.0, B good v2.0.0")
@@ -267,7 +267,7 @@ func TestSystemsOnADisk(t *testing.T) {
 	b.ended(id, operation.Done, "")
 
 	// The machine is reset while the new system isn't healthy.
-	c.release(files, "v3.0.0", signer.Maker)
+	c.release(files, "v3.0.0", signer.Release)
 	id = b.asks(lifecycle.Upgrade, upgrade)
 	b = c.boots(bootloader.GRUB, "v3.0.0", "B ", image, true)
 	b.is("B", "A good v1.0.0, B trying v3.0.0")
@@ -277,7 +277,7 @@ func TestSystemsOnADisk(t *testing.T) {
 	b.ended(id, operation.Failed, "slot B is bad: it was started, and didn't become healthy before the machine restarted")
 
 	// The kernel of the new system dies before it has its disk: only the boot loader has counted that.
-	c.release(files, "v4.0.0", signer.Maker)
+	c.release(files, "v4.0.0", signer.Release)
 	id = b.asks(lifecycle.Upgrade, upgrade)
 	if got, _ := c.start(bootloader.SystemdBoot); got != "v4.0.0" {
 		t.Fatalf("the boot loader starts %s", got)
@@ -307,9 +307,9 @@ func (b *booted) refuses(files string) {
 	refused(lifecycle.Upgrade, upgrade, "isn't signed by one of the 1 keys that this machine trusts, or was changed since")
 	b.c.must(os.Remove(filepath.Join(files, signed.SignatureFile)))
 	refused(lifecycle.Upgrade, upgrade, "release v2.0.0 isn't signed: nothing of it is run")
-	b.c.release(files, "v0.9.0", signer.Maker)
+	b.c.release(files, "v0.9.0", signer.Release)
 	refused(lifecycle.Upgrade, upgrade, "release v0.9.0 is older than v1.0.0, which was healthy on this machine")
-	b.c.release(files, "v2.0.0", signer.Maker)
+	b.c.release(files, "v2.0.0", signer.Release)
 	system := filepath.Join(files, "garboard.efi")
 	content, err := os.ReadFile(system)
 	b.c.must(err)

@@ -54,11 +54,11 @@ type Files struct{ Described, Statement, Signature []byte }
 
 // Read reads them. The description must be there.
 func Read(dir fs.FS) (f Files, err error) {
-	if f.Described, err = read(dir, esp.MediumFile); err != nil {
+	if f.Described, err = ReadFile(dir, esp.MediumFile, maxText); err != nil {
 		return f, err
 	}
 	for name, to := range map[string]*[]byte{StatementFile: &f.Statement, SignatureFile: &f.Signature} {
-		if *to, err = read(dir, name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if *to, err = ReadFile(dir, name, maxText); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return f, err
 		}
 	}
@@ -77,15 +77,16 @@ func Open(dir fs.FS, name string) (fs.File, error) {
 	return dir.Open(name)
 }
 
-func read(dir fs.FS, name string) ([]byte, error) {
+// ReadFile reads a regular file that has at most so many bytes.
+func ReadFile(dir fs.FS, name string, most int64) ([]byte, error) {
 	f, err := Open(dir, name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxText+1))
-	if err == nil && len(data) > maxText {
-		err = fmt.Errorf("%s has more than %d bytes", name, maxText)
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(data)) > most {
+		err = fmt.Errorf("%s has more than %d bytes", name, most)
 	}
 	return data, err
 }

@@ -45,8 +45,8 @@ func keys(t *testing.T, makers ...string) (all []ed25519.PublicKey) {
 func TestSigned(t *testing.T) {
 	t.Parallel()
 	image := uki.Image(t, "v2.0.0", "quiet")
-	f := files(signer.Signed(t, signer.Maker, place, image))
-	m, unsigned, err := signed.Policy{Keys: keys(t, "another", signer.Maker), Floor: "v2.0.0"}.Judge(f)
+	f := files(signer.Signed(t, signer.Release, place, image))
+	m, unsigned, err := signed.Policy{Keys: keys(t, "another", signer.Release), Floor: "v2.0.0"}.Judge(f)
 	program := sha256.Sum256([]byte(uki.Program("v2.0.0")))
 	if err != nil || unsigned != "" || m.File != "efi.img" || m.Offset != 512 || m.Size != int64(len(image)) || m.From != "v1.0.0" || m.Program != hex.EncodeToString(program[:]) {
 		t.Errorf("%+v, %q, %v", m, unsigned, err)
@@ -59,7 +59,7 @@ func TestSigned(t *testing.T) {
 	lies.Version, lies.From, lies.Images, lies.Size, lies.Program, lies.Kernel = "v9.0.0", "", []string{"evil"}, 7, "00", "00"
 	again := files(signer.Unsigned(t, lies))
 	again.Statement, again.Signature = f.Statement, f.Signature
-	if got, unsigned, err := (signed.Policy{Keys: keys(t, signer.Maker)}).Judge(again); err != nil || unsigned != "" || got.Version != "v2.0.0" || got.From != "v1.0.0" || got.Size != m.Size || got.Program != m.Program || got.Images[0] != "pause:1" {
+	if got, unsigned, err := (signed.Policy{Keys: keys(t, signer.Release)}).Judge(again); err != nil || unsigned != "" || got.Version != "v2.0.0" || got.From != "v1.0.0" || got.Size != m.Size || got.Program != m.Program || got.Images[0] != "pause:1" {
 		t.Errorf("%+v, %q, %v", got, unsigned, err)
 	}
 }
@@ -68,7 +68,7 @@ func TestSigned(t *testing.T) {
 func TestAttacks(t *testing.T) {
 	t.Parallel()
 	image := uki.Image(t, "v2.0.0", "quiet")
-	whole := func() signed.Files { return files(signer.Signed(t, signer.Maker, place, image)) }
+	whole := func() signed.Files { return files(signer.Signed(t, signer.Release, place, image)) }
 	changed := func(content []byte, at int) []byte {
 		content = bytes.Clone(content)
 		content[at] ^= 1
@@ -94,27 +94,27 @@ func TestAttacks(t *testing.T) {
 		}, "has the signature of another system"},
 		"something else was signed": {func(f *signed.Files) {
 			f.Statement = []byte(`{"version": "v2.0.0", "size": 1}`)
-			f.Signature = ed25519.Sign(signer.Key(signer.Maker), f.Statement)
+			f.Signature = ed25519.Sign(signer.Key(signer.Release), f.Statement)
 		}, "is signed, but what was signed describes no system"},
 	} {
 		f := whole()
 		c.change(&f)
-		_, _, err := signed.Policy{Keys: keys(t, signer.Maker)}.Judge(f)
+		_, _, err := signed.Policy{Keys: keys(t, signer.Release)}.Judge(f)
 		if err == nil || !strings.Contains(err.Error(), "release v2.0.0 "+c.want) || !strings.Contains(err.Error(), "machine.install.unsigned") {
 			t.Errorf("%s: %v", name, err)
 		}
-		if m, unsigned, err := (signed.Policy{Keys: keys(t, signer.Maker), Unsigned: true}).Judge(f); err != nil || !strings.Contains(unsigned, c.want) || m.Version != "v2.0.0" {
+		if m, unsigned, err := (signed.Policy{Keys: keys(t, signer.Release), Unsigned: true}).Judge(f); err != nil || !strings.Contains(unsigned, c.want) || m.Version != "v2.0.0" {
 			t.Errorf("%s, which the configuration takes: %q, %v", name, unsigned, err)
 		}
 	}
 	f := whole()
 	for at := range f.Statement {
-		if _, _, err := (signed.Policy{Keys: keys(t, signer.Maker)}).Judge(signed.Files{Described: f.Described, Statement: changed(f.Statement, at), Signature: f.Signature}); err == nil {
+		if _, _, err := (signed.Policy{Keys: keys(t, signer.Release)}).Judge(signed.Files{Described: f.Described, Statement: changed(f.Statement, at), Signature: f.Signature}); err == nil {
 			t.Errorf("byte %d of the statement can be changed", at)
 		}
 	}
 	for at := range f.Signature {
-		if _, _, err := (signed.Policy{Keys: keys(t, signer.Maker)}).Judge(signed.Files{Described: f.Described, Statement: f.Statement, Signature: changed(f.Signature, at)}); err == nil {
+		if _, _, err := (signed.Policy{Keys: keys(t, signer.Release)}).Judge(signed.Files{Described: f.Described, Statement: f.Statement, Signature: changed(f.Signature, at)}); err == nil {
 			t.Errorf("byte %d of the signature can be changed", at)
 		}
 	}
@@ -127,8 +127,8 @@ func TestAttacks(t *testing.T) {
 func TestArchitectureAndFloor(t *testing.T) {
 	t.Parallel()
 	image := uki.Image(t, "v2.0.0", "quiet")
-	f := files(signer.Signed(t, signer.Maker, place, image))
-	trusted := signed.Policy{Keys: keys(t, signer.Maker), Floor: "v2.0.1"}
+	f := files(signer.Signed(t, signer.Release, place, image))
+	trusted := signed.Policy{Keys: keys(t, signer.Release), Floor: "v2.0.1"}
 	if _, _, err := trusted.Judge(f); err == nil || !strings.Contains(err.Error(), "release v2.0.0 is older than v2.0.1, which was healthy on this machine") {
 		t.Errorf("%v", err)
 	}
@@ -141,14 +141,14 @@ func TestArchitectureAndFloor(t *testing.T) {
 		t.Errorf("asked for: %v", err)
 	}
 	for _, floor := range []string{"", "v1.9.9", "v2.0.0-rc.1", "v2.0.0", "v2.0.0+build"} {
-		if _, _, err := (signed.Policy{Keys: keys(t, signer.Maker), Floor: floor}).Judge(f); err != nil {
+		if _, _, err := (signed.Policy{Keys: keys(t, signer.Release), Floor: floor}).Judge(f); err != nil {
 			t.Errorf("floor %s: %v", floor, err)
 		}
 	}
 	f.Statement = bytes.Replace(f.Statement, []byte(`"amd64"`), []byte(`"riscv64"`), 1)
-	f.Signature = ed25519.Sign(signer.Key(signer.Maker), f.Statement)
+	f.Signature = ed25519.Sign(signer.Key(signer.Release), f.Statement)
 	for _, unsigned := range []bool{false, true} {
-		if _, _, err := (signed.Policy{Keys: keys(t, signer.Maker), Unsigned: unsigned}).Judge(f); err == nil || !strings.Contains(err.Error(), "release v2.0.0 is for machines with riscv64") {
+		if _, _, err := (signed.Policy{Keys: keys(t, signer.Release), Unsigned: unsigned}).Judge(f); err == nil || !strings.Contains(err.Error(), "release v2.0.0 is for machines with riscv64") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -158,7 +158,7 @@ func TestArchitectureAndFloor(t *testing.T) {
 func TestOtherFilesInTheirPlace(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for name, content := range signer.Signed(t, signer.Maker, place, uki.Image(t, "v2.0.0", "quiet")) {
+	for name, content := range signer.Signed(t, signer.Release, place, uki.Image(t, "v2.0.0", "quiet")) {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +211,7 @@ func TestKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := signed.Keys(append(signer.Public(t, signer.Maker), public...)); err == nil {
+	if _, err := signed.Keys(append(signer.Public(t, signer.Release), public...)); err == nil {
 		t.Error("a key of another kind is one")
 	}
 	if none, err := signed.Keys([]byte("# none\n")); err != nil || len(none) > 0 {
@@ -227,12 +227,12 @@ func TestOpenSSLUnderstandsIt(t *testing.T) {
 		t.Skip("openssl isn't installed")
 	}
 	dir := t.TempDir()
-	private, err := pki.EncodeKey(signer.Key(signer.Maker))
+	private, err := pki.EncodeKey(signer.Key(signer.Release))
 	if err != nil {
 		t.Fatal(err)
 	}
-	made := signer.Signed(t, signer.Maker, place, uki.Image(t, "v2.0.0", "quiet"))
-	made["release.pub"], made["release.key"] = signer.Public(t, signer.Maker), private
+	made := signer.Signed(t, signer.Release, place, uki.Image(t, "v2.0.0", "quiet"))
+	made["release.pub"], made["release.key"] = signer.Public(t, signer.Release), private
 	for name, content := range made {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -56,10 +57,9 @@ func (o Options) Directory(dir string) error {
 			return err
 		}
 	}
-	for _, name := range []string{signed.StatementFile, signed.SignatureFile} { // of another system
-		if err := os.Remove(filepath.Join(dir, name)); boot.IgnoreMissing(err) != nil {
-			return err
-		}
+	was := []error{os.Remove(filepath.Join(dir, signed.StatementFile)), os.Remove(filepath.Join(dir, signed.SignatureFile))} // of another system
+	if err := errors.Join(boot.IgnoreMissing(was[0]), boot.IgnoreMissing(was[1])); err != nil {
+		return err
 	}
 	files[UKIFile], files[KernelFile] = uki, linux
 	for name, content := range files {
@@ -224,12 +224,8 @@ func (o Options) installerImage(dir string) (oci.Image, map[string]map[string]st
 	}
 	image := oci.Image{Ref: cmp.Or(o.Name, InstallerImage(o.Version)), Layers: []string{"tools", "system"}, OnBuild: onBuild, Gzip: true}
 	image.Labels = map[string]string{esp.InstallerLabel: o.Version}
-	system := in(UKIFile, esp.MediumFile, KernelFile)
-	for at, file := range in(signed.StatementFile, signed.SignatureFile) {
-		if _, err := os.Stat(file); err == nil {
-			system[at] = file
-		}
-	}
+	system := in(UKIFile, esp.MediumFile, KernelFile, signed.StatementFile, signed.SignatureFile)
+	maps.DeleteFunc(system, func(_, file string) bool { _, err := os.Stat(file); return err != nil }) // it may have no signature
 	return image, map[string]map[string]string{"tools": in(loaderDir, ProgramFile), "system": system}
 }
 

@@ -79,9 +79,6 @@ type Options struct {
 // have them, are the medium's.
 func (o Options) With(other Options) Options {
 	o.Version, o.Kernel, o.Initramfs = cmp.Or(other.Version, o.Version), cmp.Or(other.Kernel, o.Kernel), cmp.Or(other.Initramfs, o.Initramfs)
-	if other.Key != nil {
-		o.Key = other.Key
-	}
 	o.Args, o.Microcode, o.Config, o.Images, o.Name = other.Args, other.Microcode, other.Config, other.Images, other.Name
 	return o
 }

@@ -39,6 +39,7 @@ var forTests = []string{
 	module + "/tools/testing/freeport",
 	module + "/tools/testing/isolate",
 	module + "/tools/testing/module",
+	module + "/tools/testing/signer",
 	module + "/tools/testing/uki",
 	module + "/tools/testing/uml",
 }

@@ -29,10 +29,10 @@ func (a *app) imageCommand() *cobra.Command {
 // imageBuild are the flags of image build.
 type imageBuild struct {
 	from, modules, firmware, configFile, key string
-	overlays, outputs, mirrors          []string
-	change                              customize.Change
-	media                               media.Options
-	incomplete                          bool
+	overlays, outputs, mirrors               []string
+	change                                   customize.Change
+	media                                    media.Options
+	incomplete                               bool
 }
 
 func (a *app) imageBuildCommand() *cobra.Command {
@@ -140,6 +140,7 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 		say("note: the system isn't signed, because it was changed: sign it with --key, or machines refuse it unless they have machine.install.unsigned: true")
 	}
 	options, err := installer.Options(dir, work)
+	options.Key = b.media.Key
 	if options = options.With(b.media); err == nil && b.media.Microcode != "" {
 		err = options.CheckSize(say) // what was checked before has no microcode
 	}

@@ -53,7 +53,7 @@ func newMachine(t *testing.T) *rig {
 			t.Fatal(err)
 		}
 	}
-	m.put("keys", signer.Public(t, signer.Maker))
+	m.put("keys", signer.Public(t, signer.Release))
 	m.put("disk", make([]byte, 2<<20))
 	m.put("meta", make([]byte, 1<<20))
 	m.put("loaders/"+esp.SystemdBoot, []byte("systemd-boot"))
@@ -73,7 +73,7 @@ func (m *rig) put(name string, content []byte) {
 func (m *rig) insert(version string) {
 	m.t.Helper()
 	image := uki.Image(m.t, version, "quiet "+boot.ISOArgument)
-	m.lay(signer.Signed(m.t, signer.Maker, esp.Medium{Version: version, File: "efi.img", Offset: 100}, image))
+	m.lay(signer.Signed(m.t, signer.Release, esp.Medium{Version: version, File: "efi.img", Offset: 100}, image))
 	m.put("medium/efi.img", append(make([]byte, 100), append(image, "more"...)...))
 }
 
@@ -279,7 +279,7 @@ func TestLifeOfAMachine(t *testing.T) {
 	must(t, s.Prove(t.Context(), "healthy"))
 	m.want(s, "A good v1 next, B empty")
 
-	m.lay(signer.Signed(t, signer.Maker, esp.Medium{Version: "v9.1.0", File: "efi.img", From: "v9.0.0"}, uki.Image(t, "v9.1.0", "quiet")))
+	m.lay(signer.Signed(t, signer.Release, esp.Medium{Version: "v9.1.0", File: "efi.img", From: "v9.0.0"}, uki.Image(t, "v9.1.0", "quiet")))
 	if _, err := s.Medium(t.Context(), false); err == nil || !strings.Contains(err.Error(), "upgrades machines from release v9.0.0 on") {
 		t.Errorf("a system that can't take over this one's data: %v", err)
 	}

@@ -139,7 +139,7 @@ func (s *Slots) policy(older bool) (p signed.Policy, err error) {
 
 // replace finds out whether an installer image has a kernel that is to replace that of its system. The system is then another one.
 func (src *Source) replace(ctx context.Context, files fs.FS, unsigned bool) error {
-	kernel, err := readKernel(files)
+	kernel, err := signed.ReadFile(files, esp.KernelFile, maxKernel)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // earlier releases have none
 	}
@@ -207,20 +207,6 @@ func (src Source) damaged(ctx context.Context, err error) error {
 // maxKernel is several times the size of Debian's, in bytes. It is read into memory.
 const maxKernel = 64 << 20
 
-// readKernel reads the kernel beside the system of an installer image.
-func readKernel(files fs.FS) ([]byte, error) {
-	f, err := signed.Open(files, esp.KernelFile)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	kernel, err := io.ReadAll(io.LimitReader(f, maxKernel+1))
-	if err == nil && len(kernel) > maxKernel {
-		err = fmt.Errorf("%s has more than %d bytes", esp.KernelFile, maxKernel)
-	}
-	return kernel, err
-}
-
 // open calls use with the system as it lies there.
 func (src Source) open(files fs.FS, use func(system *io.SectionReader) error) error {
 	f, err := signed.Open(files, src.File)
@@ -253,7 +239,7 @@ func (s *Slots) read(ctx context.Context, src Source, use func(system *io.Sectio
 			if !src.Replaced {
 				return use(system)
 			}
-			kernel, err := readKernel(files)
+			kernel, err := signed.ReadFile(files, esp.KernelFile, maxKernel)
 			if err != nil {
 				return err
 			}

@@ -86,7 +86,7 @@ func TestKernelOfAnImage(t *testing.T) {
 	image := uki.Image(t, "v1", "quiet")
 	describe := func(modules string) {
 		kernel := sha256.Sum256(uki.Linux(uki.Release))
-		m.lay(signer.Signed(t, signer.Maker, esp.Medium{Version: "v1", File: "efi.img", Kernel: hex.EncodeToString(kernel[:]), Modules: modules}, image))
+		m.lay(signer.Signed(t, signer.Release, esp.Medium{Version: "v1", File: "efi.img", Kernel: hex.EncodeToString(kernel[:]), Modules: modules}, image))
 	}
 	pull := func() (Source, error) {
 		must(t, boot.IgnoreMissing(os.Remove(filepath.Join(m.dir, "installer"))))
@@ -161,7 +161,7 @@ func TestDamagedMedium(t *testing.T) {
 	if files, err := os.ReadDir(filepath.Join(m.dir, "efi")); err != nil || len(files) > 0 {
 		t.Errorf("%v was written, %v", files, err)
 	}
-	m.lay(signer.Signed(t, signer.Maker, esp.Medium{Version: "v9.1.0", File: "efi.img", From: "v9.0.0"}, uki.Image(t, "v9.1.0", "quiet")))
+	m.lay(signer.Signed(t, signer.Release, esp.Medium{Version: "v9.1.0", File: "efi.img", From: "v9.0.0"}, uki.Image(t, "v9.1.0", "quiet")))
 	if _, err := s.Medium(t.Context(), false); err != nil {
 		t.Errorf("a new machine takes it: %v", err)
 	}

@@ -6,6 +6,8 @@
 //
 //	go test -exec "$PWD/out/dev uml" -tags=kernel ./services/system/disks
 //
+// Tests whose own program is that of a system (./services) need CGO_ENABLED=0: a system's program has no libraries.
+//
 // The guest's root is the host's file system, read-only, so that the test finds its package,
 // and every tool that the host has. Temporary directories are the guest's own, in memory.
 // What go test wants to have written (its log for the cache, a coverage profile) is written

@@ -1,0 +1,64 @@
+package image
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/image/cache"
+)
+
+// A user's builds have one key, which nobody else can read. Another one is named, also by its public half.
+func TestReleaseKey(t *testing.T) {
+	t.Setenv(releaseKeyVariable, "")
+	b := &builder{store: &cache.Store{Dir: t.TempDir()}}
+	own, err := b.releaseKey(t.Context())
+	if err != nil || own.Private == nil || !strings.HasPrefix(own.Public, "-----BEGIN PUBLIC KEY-----\n") {
+		t.Fatalf("%+v, %v", own, err)
+	}
+	if again, err := b.releaseKey(t.Context()); err != nil || again.Public != own.Public {
+		t.Errorf("the second build has another key: %v", err)
+	}
+	found, err := filepath.Glob(filepath.Join(b.store.Dir, stepReleaseKey, "*", "release.key"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%q, %v", found, err)
+	}
+	if info, err := os.Stat(found[0]); err != nil || info.Mode() != fs.FileMode(0o600) {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	dir := t.TempDir()
+	named := func(name string, content []byte) (ReleaseKey, error) {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv(releaseKeyVariable, path)
+		return b.releaseKey(t.Context())
+	}
+	if k, err := named("release.pub", []byte(own.Public)); err != nil || k.Private != nil || k.Public != own.Public {
+		t.Errorf("%+v, %v", k, err)
+	}
+	private, err := os.ReadFile(found[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k, err := named("release.key", private); err != nil || k.Private == nil || k.Public != own.Public {
+		t.Errorf("%+v, %v", k, err)
+	}
+	ecdsa, err := pki.NewKey(pki.ECDSA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"ecdsa.key": ecdsa, "none": nil, "text": []byte("a key")} {
+		if _, err := named(name, content); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	t.Setenv(releaseKeyVariable, filepath.Join(dir, "absent"))
+	if _, err := b.releaseKey(t.Context()); err == nil {
+		t.Error("a file that isn't there is no key")
+	}
+}

@@ -65,7 +65,7 @@ func BuildMedia(ctx context.Context, root string, out io.Writer, flavour Flavour
 	if err != nil {
 		return o, err
 	}
-	o = media.Options{Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs, Key: made.Key.Private}
+	o = media.Options{Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs, Key: made.Key}
 	if o.Loader, err = loader.Build(ctx, store, r); err != nil {
 		return o, err
 	}

@@ -6,6 +6,7 @@ package image
 import (
 	"cmp"
 	"context"
+	"crypto"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -76,8 +77,8 @@ type Boot struct {
 	RootFS string
 	// Init is PID 1, to be bound to that place, and Sandbox is what starts a container node. The latter has to be called sandbox: it is runc, too.
 	Init, Sandbox string
-	// Key signs systems, and RootFS has its public half.
-	Key ReleaseKey
+	// Key signs systems, and RootFS has its public half; nil: somebody else signs them.
+	Key crypto.Signer
 }
 
 // builder holds what all steps need.
@@ -121,9 +122,11 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	if result.Sandbox, err = filepath.EvalSymlinks(filepath.Join(made["runc"], "sandbox")); err != nil {
 		return nil, err
 	}
-	if result.Key, err = b.releaseKey(ctx); err != nil {
+	key, public, err := b.releaseKey(ctx)
+	if err != nil {
 		return nil, err
 	}
+	result.Key = key
 	linux, err := b.kernel(ctx, flavour)
 	if err != nil {
 		return nil, err
@@ -147,7 +150,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		CNI:            made["cni"],
 		Tools:          tools,
 		Loaders:        loaders.Disk,
-		ReleaseKeys:    result.Key.Public,
+		ReleaseKeys:    public,
 		KernelPackages: linux.Packages, ModulesDir: linux.ModulesDir(),
 	})
 	if err != nil {

@@ -19,14 +19,8 @@ const (
 	stepReleaseKey = "release-key"
 )
 
-// ReleaseKey is the key of a build.
-type ReleaseKey struct {
-	Private crypto.Signer // nil: there is only the public one
-	Public  string        // PEM
-}
-
-// releaseKey reads the key that the environment names, or else the user's own one.
-func (b *builder) releaseKey(ctx context.Context) (k ReleaseKey, err error) {
+// releaseKey reads the key that the environment names, or else the user's own one. private is nil if there is only the public one, which is PEM.
+func (b *builder) releaseKey(ctx context.Context) (private crypto.Signer, public string, err error) {
 	path := os.Getenv(releaseKeyVariable)
 	if path == "" {
 		dir, err := b.store.Build(ctx, stepReleaseKey, nil, func(_ context.Context, dir string) error {
@@ -37,22 +31,21 @@ func (b *builder) releaseKey(ctx context.Context) (k ReleaseKey, err error) {
 			return os.WriteFile(filepath.Join(dir, "release.key"), text, 0o600)
 		})
 		if err != nil {
-			return k, err
+			return nil, "", err
 		}
 		path = filepath.Join(dir, "release.key")
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return k, err
+		return nil, "", err
 	}
-	public, err := pki.EncodePublicKey(text)
+	half, err := pki.EncodePublicKey(text)
 	if err == nil {
-		_, err = signed.Keys(public)
+		_, err = signed.Keys(half)
 	}
 	if err != nil {
-		return k, fmt.Errorf("release key %s: %w", path, err)
+		return nil, "", fmt.Errorf("release key %s: %w", path, err)
 	}
-	k.Public = string(public)
-	k.Private, _ = pki.ParseKey(text) // otherwise it is the public key
-	return k, nil
+	private, _ = pki.ParseKey(text) // otherwise it is the public key
+	return private, string(half), nil
 }

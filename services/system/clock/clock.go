@@ -12,12 +12,12 @@
 package clock
 
 import (
-	"cmp"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"golang.org/x/sys/unix"
@@ -94,10 +94,8 @@ func New(o Options) *Daemon {
 		o.kernel = machineClock{}
 		o.ask = network{log: o.Logs.Logger(ID)}.ask
 	}
-	o.file = cmp.Or(o.file, boot.ClockFile)
-	if o.built.IsZero() {
-		o.built = boot.Built()
-	}
+	option.Default(&o.file, boot.ClockFile)
+	option.Default(&o.built, boot.Built())
 	return &Daemon{o: o}
 }
 

@@ -169,12 +169,7 @@ func pick(all []sample) (sample, error) {
 	for _, s := range all {
 		// A common point, if there is one, is the lower end of some interval.
 		point := s.offset - s.distance
-		var agree []sample
-		for _, o := range all {
-			if o.offset-o.distance <= point && point <= o.offset+o.distance {
-				agree = append(agree, o)
-			}
-		}
+		agree := slices.DeleteFunc(slices.Clone(all), func(o sample) bool { return point < o.offset-o.distance || o.offset+o.distance < point })
 		if len(agree) > len(most) {
 			most = agree
 		}

@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -28,13 +29,8 @@ type leaseChange struct {
 }
 
 // sources are the sources of leases for a link with this plan.
-func (o *owner) sources(p config.Link) (out []source) {
-	for _, s := range o.o.sources {
-		if s.wanted(p) {
-			out = append(out, s)
-		}
-	}
-	return out
+func (o *owner) sources(p config.Link) []source {
+	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return !s.wanted(p) })
 }
 
 // leases are those of a link.

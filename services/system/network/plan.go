@@ -82,11 +82,6 @@ func want(p config.Link, leases []*lease, order uint32, t taken, now time.Time) 
 }
 
 // missing is what is in a and not in b.
-func missing[E comparable](a, b []E) (out []E) {
-	for _, e := range a {
-		if !slices.Contains(b, e) {
-			out = append(out, e)
-		}
-	}
-	return out
+func missing[E comparable](a, b []E) []E {
+	return slices.DeleteFunc(slices.Clone(a), func(e E) bool { return slices.Contains(b, e) })
 }

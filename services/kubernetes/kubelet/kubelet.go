@@ -194,18 +194,8 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 // withoutDefaultMounts drops the mounts that a container gets by default and
 // the node's own take the place of.
 func withoutDefaultMounts(destinations ...string) oci.SpecOpts {
-	drop := make(map[string]bool, len(destinations))
-	for _, d := range destinations {
-		drop[d] = true
-	}
 	return func(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
-		kept := s.Mounts[:0]
-		for _, m := range s.Mounts {
-			if !drop[m.Destination] {
-				kept = append(kept, m)
-			}
-		}
-		s.Mounts = kept
+		s.Mounts = slices.DeleteFunc(s.Mounts, func(m specs.Mount) bool { return slices.Contains(destinations, m.Destination) })
 		return nil
 	}
 }

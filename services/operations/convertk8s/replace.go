@@ -135,15 +135,12 @@ func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 // checkpoints are the names of the pods that pod-checkpointer has made.
 func checkpoints(ctx context.Context, client *kubeclient.Client) (names []string, err error) {
 	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: "kube-system"}, kubeclient.Selection{})
-	if err != nil {
-		return nil, err
-	}
 	for _, pod := range list.Items() {
 		if pod.At("metadata", "annotations", controlplane.CheckpointOf) != nil {
 			names = append(names, pod.Name())
 		}
 	}
-	return names, nil
+	return names, err
 }
 
 func confirmStep(a Arguments) operation.Step {
@@ -269,10 +266,7 @@ func (o Options) replace(ctx context.Context, p *operation.Progress, n rollout.N
 func podsOf(ctx context.Context, client *kubeclient.Client, c program, n rollout.Node) ([]kubeclient.Object, error) {
 	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: "kube-system"},
 		kubeclient.Selection{Labels: programLabel + "=" + c.name, Fields: "spec.nodeName=" + n.Name})
-	if err != nil {
-		return nil, err
-	}
-	return list.Items(), nil
+	return list.Items(), err
 }
 
 // present returns nil if Kubernetes has the static pod of each node, and nothing else of the

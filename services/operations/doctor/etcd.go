@@ -199,12 +199,8 @@ func (s *snapshot) isMine(a netip.Addr) bool {
 	if a == s.address.Primary || a == netip.IPv6Loopback() || a == netip.AddrFrom4([4]byte{127, 0, 0, 1}) {
 		return true
 	}
-	for _, p := range s.address.All {
-		if p.Addr() == a {
-			return true
-		}
-	}
-	return slices.ContainsFunc(s.shared, func(v vip.Status) bool { return v.Holder && v.Address == a })
+	return slices.ContainsFunc(s.address.All, func(p netip.Prefix) bool { return p.Addr() == a }) ||
+		slices.ContainsFunc(s.shared, func(v vip.Status) bool { return v.Holder && v.Address == a })
 }
 
 func etcdDown(s *snapshot) []finding {

@@ -103,12 +103,10 @@ func decode(r operation.Request) (chosen []string, err error) {
 			return nil, fmt.Errorf("there is no authority %q; there are %v", name, names)
 		}
 	}
-	for _, name := range names {
-		if len(a.Authorities) == 0 || slices.Contains(a.Authorities, name) {
-			chosen = append(chosen, name)
-		}
+	if len(a.Authorities) == 0 {
+		return slices.Clone(names), nil
 	}
-	return chosen, nil
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !slices.Contains(a.Authorities, name) }), nil
 }
 
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {

@@ -224,8 +224,5 @@ func text(b []byte) string {
 // blank reports whether n bytes from at on are all zero.
 func blank(r io.ReaderAt, at int64, n int) (bool, error) {
 	buf, err := read(r, at, n)
-	if err != nil {
-		return false, err
-	}
-	return len(bytes.TrimLeft(buf, "\x00")) == 0, nil
+	return err == nil && len(bytes.TrimLeft(buf, "\x00")) == 0, err
 }

@@ -193,14 +193,7 @@ func (s *Store) write(values map[string]json.RawMessage) error {
 // Key is the name of a value in the store, with the value's type.
 type Key[T any] struct{ Name string }
 
-// Get reads the value. The error is ErrNotFound if there is none.
-func (k Key[T]) Get(s *Store) (value T, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return k.In(Change{s.values})
-}
-
-// In is Get within Update.
+// In reads the value within Update. The error is ErrNotFound if there is none.
 func (k Key[T]) In(c Change) (value T, err error) {
 	text, there := c.values[k.Name]
 	if !there {
@@ -221,9 +214,6 @@ func (k Key[T]) Put(c Change, value T) error {
 	c.values[k.Name] = text
 	return nil
 }
-
-// Delete removes the value, if there is one.
-func (k Key[T]) Delete(c Change) { delete(c.values, k.Name) }
 
 // OpenFile opens the store of a partition's device, or of a file.
 func OpenFile(path string) (*Store, *os.File, error) {

@@ -10,11 +10,8 @@
 package signed
 
 import (
-	"crypto"
 	"crypto/ed25519"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -34,8 +31,8 @@ const (
 	// KeysFile has the public keys that a system trusts, as PEM. It is in the root file system, so nobody can write it.
 	KeysFile = "/usr/share/garboard/release-keys.pem"
 
-	// arch is that of all machines that systems are made for.
-	arch = "amd64"
+	// Arch is that of all machines that systems are made for.
+	Arch = "amd64"
 	// maxText bounds the description and the statement of a system, which have less than 2 kB.
 	maxText = 64 << 10
 )
@@ -146,25 +143,6 @@ func (p Policy) vouched(f Files, described esp.Medium) (m esp.Medium, why string
 		return m, "has the signature of another system"
 	}
 	return m, ""
-}
-
-// Sign makes the statement of a system, and signs that. The system is read for the hashes of its parts.
-func Sign(key crypto.Signer, m esp.Medium, system io.ReaderAt) (f Files, err error) {
-	program, err := esp.Program(system, m.Size)
-	if err != nil {
-		return f, err
-	}
-	defer program.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, program); err != nil {
-		return f, err
-	}
-	m.Arch, m.Program, m.File, m.Offset = arch, hex.EncodeToString(sum.Sum(nil)), "", 0
-	if f.Statement, err = json.MarshalIndent(m, "", "  "); err != nil {
-		return f, err
-	}
-	f.Signature, err = key.Sign(nil, f.Statement, crypto.Hash(0)) // the same for the same bytes (RFC 8032)
-	return f, err
 }
 
 // Keys reads the public keys of PEM text.

@@ -7,7 +7,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"net/netip"
 )
 
 // NewRequest makes a certificate signing request (PKCS #10) for a key that
@@ -46,18 +45,4 @@ func ParseRequest(text []byte) (*x509.CertificateRequest, error) {
 		return request, nil
 	}
 	return nil, errors.New("parse certificate request: no " + requestType + " block")
-}
-
-// RequestLeaf is the content that a request asks for. A request with
-// organisations is for a client, which has its roles from them. One with names
-// only is for a server, which is also a client of its peers.
-func RequestLeaf(request *x509.CertificateRequest) Leaf {
-	leaf := Leaf{CN: request.Subject.CommonName, Orgs: request.Subject.Organization, DNS: request.DNSNames, Client: true}
-	for _, ip := range request.IPAddresses {
-		if addr, ok := netip.AddrFromSlice(ip); ok {
-			leaf.IPs = append(leaf.IPs, addr)
-		}
-	}
-	leaf.Server = len(leaf.Orgs) == 0 && len(leaf.DNS)+len(leaf.IPs) > 0
-	return leaf
 }

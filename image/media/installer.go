@@ -172,7 +172,7 @@ func (o Options) beside(uki []byte, file string, at int) (map[string][]byte, err
 	}
 	files, s, was := map[string][]byte{esp.MediumFile: described}, o.Signed, esp.Medium{}
 	if o.Key != nil {
-		if s, err = signed.Sign(o.Key, m, bytes.NewReader(uki)); err != nil {
+		if s, err = Sign(o.Key, m, bytes.NewReader(uki)); err != nil {
 			return nil, fmt.Errorf("sign the system: %w", err)
 		}
 	}

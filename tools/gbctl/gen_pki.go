@@ -212,7 +212,7 @@ func (g *generator) certificateCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s: %w", requestPath, err)
 			}
-			leaf := pki.RequestLeaf(request)
+			leaf := requestedLeaf(request)
 			leaf.Now, leaf.Validity = g.now(), valid
 			crt, err := ca.Sign(request.PublicKey, leaf)
 			if err != nil {
@@ -281,4 +281,18 @@ func must(err error) {
 	if err != nil {
 		panic(err)
 	}
+}
+
+// requestedLeaf is the content that a request asks for. A request with
+// organisations is for a client, which has its roles from them. One with names
+// only is for a server, which is also a client of its peers.
+func requestedLeaf(request *x509.CertificateRequest) pki.Leaf {
+	leaf := pki.Leaf{CN: request.Subject.CommonName, Orgs: request.Subject.Organization, DNS: request.DNSNames, Client: true}
+	for _, ip := range request.IPAddresses {
+		if addr, ok := netip.AddrFromSlice(ip); ok {
+			leaf.IPs = append(leaf.IPs, addr)
+		}
+	}
+	leaf.Server = len(leaf.Orgs) == 0 && len(leaf.DNS)+len(leaf.IPs) > 0
+	return leaf
 }

@@ -28,7 +28,7 @@ func TestCredentialsAreUsedOnce(t *testing.T) {
 	} {
 		m := newMachine(t)
 		m.insert("v1")
-		m.config = tc.place
+		m.from = tc.place
 		s := m.boot("")
 		must(t, machine.Configs.Put(s.o.Store.As(machine.ID), machine.ConfigID, &config.Config{Persist: tc.persist}))
 		must(t, m.write(s))

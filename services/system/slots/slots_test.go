@@ -38,7 +38,7 @@ type rig struct {
 	// panicked and boots are what is known of the boots before.
 	panicked string
 	boots    []machine.Boot
-	config   string // garboard.config=
+	from     string // garboard.config=
 	// before is called before the EFI system partition is used, and before the medium is read.
 	before func(what string) error
 	// asked is the last that was asked for: volumes, or only media.
@@ -156,8 +156,8 @@ func (m *rig) boot(slot string) *Slots {
 func (m *rig) started(slot string) *Slots {
 	m.t.Helper()
 	line := "quiet garboard.platform=metal garboard.config=http://10.0.0.1/a"
-	if m.config != "" {
-		line = "quiet garboard.platform=metal garboard.config=" + m.config
+	if m.from != "" {
+		line = "quiet garboard.platform=metal garboard.config=" + m.from
 	}
 	if slot != "" {
 		line += " garboard.slot=" + slot

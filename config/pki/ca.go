@@ -164,9 +164,6 @@ func (ca CA) CrossSign(older CA) ([]byte, error) {
 	return EncodeCert(der), nil
 }
 
-// NewServiceAccountKey makes the key that signs service account tokens.
-func NewServiceAccountKey() ([]byte, error) { return NewKey(ECDSA) }
-
 // NewKey makes the PEM text of a private key.
 func NewKey(alg Algorithm) ([]byte, error) {
 	key, err := newKey(alg)

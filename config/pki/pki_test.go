@@ -188,7 +188,7 @@ func TestIssueRefuses(t *testing.T) {
 }
 
 func TestKeys(t *testing.T) {
-	key, err := NewServiceAccountKey()
+	key, err := NewKey(ECDSA)
 	if err != nil {
 		t.Fatal(err)
 	}

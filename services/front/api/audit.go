@@ -180,18 +180,14 @@ func fields(m protoreflect.Message) string {
 	var parts []string
 	for i := range m.Descriptor().Fields().Len() {
 		f := m.Descriptor().Fields().Get(i)
-		if !m.Has(f) || f.Kind() == protoreflect.BytesKind || f.Message() != nil {
-			continue
-		}
-		values := []protoreflect.Value{m.Get(f)}
-		if f.IsList() {
-			values = nil
+		switch add := func(v protoreflect.Value) { parts = append(parts, fmt.Sprintf("%s %q", f.Name(), v.String())) }; {
+		case !m.Has(f) || f.Kind() == protoreflect.BytesKind || f.Message() != nil:
+		case f.IsList():
 			for j := range m.Get(f).List().Len() {
-				values = append(values, m.Get(f).List().Get(j))
+				add(m.Get(f).List().Get(j))
 			}
-		}
-		for _, v := range values {
-			parts = append(parts, fmt.Sprintf("%s %q", f.Name(), v.String()))
+		default:
+			add(m.Get(f))
 		}
 	}
 	return strings.Join(parts, ", ")

@@ -126,16 +126,14 @@ func (q *quotas) turn(ctx context.Context, g *guest, stream bool) (end func(), e
 			return nil, err
 		}
 	}
-	late := time.NewTimer(turnTimeout)
-	defer late.Stop()
+	ctx, cancel := context.WithTimeoutCause(ctx, turnTimeout, exhausted("the node has been busy with other calls for %s; try again later", turnTimeout))
+	defer cancel()
 	for _, turns := range []chan struct{}{g.turns, q.turns} {
 		select {
 		case turns <- struct{}{}:
 			continue
 		case <-ctx.Done():
-			err = ctx.Err()
-		case <-late.C:
-			err = exhausted("the node has been busy with other calls for %s; try again later", turnTimeout)
+			err = context.Cause(ctx)
 		}
 		if turns == q.turns {
 			<-g.turns

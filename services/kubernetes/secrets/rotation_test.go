@@ -71,7 +71,7 @@ func TestRotation(t *testing.T) {
 		config.MachineAuthority: ca(t, pki.NewMachineCA), config.KubernetesAuthority: ca(t, pki.NewKubernetesCA),
 		config.AggregatorAuthority: ca(t, pki.NewAggregatorCA), config.EtcdAuthority: ca(t, pki.NewEtcdCA),
 	}
-	key, err := pki.NewServiceAccountKey()
+	key, err := pki.NewKey(pki.ECDSA)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -137,7 +137,7 @@ func controlPlane(t *testing.T) *config.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := pki.NewServiceAccountKey()
+	key, err := pki.NewKey(pki.ECDSA)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,8 @@ var guideExamples = []struct {
 		refusal: `machine.registries["*"]: unknown key; did you mean machine.registries.mirrors["*"]`,
 		fix: func(doc string) string {
 			return strings.Replace(doc, "mirrors:\n      '*':", "mirrors:\n        '*':", 1)
-		}},
+		},
+		after: `machine.registries.mirrors["*"].endpoints[0]: images come without TLS: whoever is on the way can replace them, unless machine.images.verify demands signatures`},
 	{file: "03-certificate-authority.yaml", typ: Worker},
 	{file: "04-containerd-metrics.yaml", typ: Worker},
 	{file: "05-proxy-authority.yaml", typ: Worker},

@@ -4396,7 +4396,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xd9\x16\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xdd\x16\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -4415,9 +4415,9 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
 	"\n" +
 	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
-	"\vCreateToken\x12\x1f.garboard.v1.CreateTokenRequest\x1a .garboard.v1.CreateTokenResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12^\n" +
+	"\vCreateToken\x12\x1f.garboard.v1.CreateTokenRequest\x1a .garboard.v1.CreateTokenResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
 	"\n" +
-	"ListTokens\x12\x1e.garboard.v1.ListTokensRequest\x1a\x1f.garboard.v1.ListTokensResponse\"\x0f\x8a\xb5\x18\bos:admin\x90\x02\x01\x12b\n" +
+	"ListTokens\x12\x1e.garboard.v1.ListTokensRequest\x1a\x1f.garboard.v1.ListTokensResponse\"\x13\x8a\xb5\x18\bos:admin\xb0\xb5\x18\x01\x90\x02\x01\x12b\n" +
 	"\vRevokeToken\x12\x1f.garboard.v1.RevokeTokenRequest\x1a .garboard.v1.RevokeTokenResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
 	"\bDiagnose\x12\x1c.garboard.v1.DiagnoseRequest\x1a\x1d.garboard.v1.DiagnoseResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\aMetrics\x12\x1b.garboard.v1.MetricsRequest\x1a\x1c.garboard.v1.MetricsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +

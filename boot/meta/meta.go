@@ -193,7 +193,14 @@ func (s *Store) write(values map[string]json.RawMessage) error {
 // Key is the name of a value in the store, with the value's type.
 type Key[T any] struct{ Name string }
 
-// In reads the value within Update. The error is ErrNotFound if there is none.
+// Get reads the value. The error is ErrNotFound if there is none.
+func (k Key[T]) Get(s *Store) (value T, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return k.In(Change{s.values})
+}
+
+// In is Get within Update.
 func (k Key[T]) In(c Change) (value T, err error) {
 	text, there := c.values[k.Name]
 	if !there {

@@ -272,12 +272,5 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Get reads the value. The error is ErrNotFound if there is none.
-func (k Key[T]) Get(s *Store) (value T, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return k.In(Change{s.values})
-}
-
 // Delete removes the value, if there is one.
 func (k Key[T]) Delete(c Change) { delete(c.values, k.Name) }

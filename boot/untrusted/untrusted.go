@@ -287,12 +287,12 @@ func Chmod(path string, mode fs.FileMode) error {
 // which could be that of another program's secret.
 func Give(path string, uid, levels int) error {
 	at, err := place(path, 0)
-	if err != nil || uid < 0 {
+	if err != nil {
 		return err
 	}
 	defer at.Close()
 	info, err := at.Stat()
-	if err != nil {
+	if err != nil || uid < 0 {
 		return err
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)

@@ -21,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/oci"
+	"github.com/garboard-os/garboard/image/release"
 )
 
 // An installer directory has all that a system of Garboard is made of. It is /usr/install of an installer image:
@@ -172,7 +173,7 @@ func (o Options) beside(uki []byte, file string, at int) (map[string][]byte, err
 	}
 	files, s, was := map[string][]byte{esp.MediumFile: described}, o.Signed, esp.Medium{}
 	if o.Key != nil {
-		if s, err = Sign(o.Key, m, bytes.NewReader(uki)); err != nil {
+		if s, err = release.Sign(o.Key, m, bytes.NewReader(uki)); err != nil {
 			return nil, fmt.Errorf("sign the system: %w", err)
 		}
 	}

@@ -47,7 +47,7 @@ var Folders = map[string]Folder{
 	}},
 	"qemu/e2e/host": {All: []string{"qemu/container", "qemu/host.go", "qemu/network", "init"}},
 	"qemu/e2e/installed": {All: []string{
-		"boot/esp", "boot/meta", "boot/slots.go", "boot/layout.go", "services/system/slots", "services/system/install", "services/system/disks",
+		"boot/esp", "boot/meta", "boot/signed", "image/release", "boot/slots.go", "boot/layout.go", "services/system/slots", "services/system/install", "services/system/disks",
 		"services/operations/lifecycle", "init",
 	}},
 	"qemu/e2e/joining": {All: []string{"services/kubernetes/roster", "services/kubernetes/peers", "services/front/trustd", "services/front/apid", "services/kubernetes/secrets"}},

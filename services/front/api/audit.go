@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,11 +80,8 @@ func (a *audit) record(e entry) {
 // writer is who causes a line. A reader doesn't use the lines of an administrator of the
 // same name.
 func (e entry) writer() string {
-	if e.peer != "" {
-		return e.peer + "\x00" + strings.Join(e.roles, ",")
-	}
 	host, _, _ := net.SplitHostPort(e.remote)
-	return host
+	return cmp.Or(e.peer, host) + "\x00" + strings.Join(e.roles, ",")
 }
 
 // shortened is the first line of a text, or the beginning of it.

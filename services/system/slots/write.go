@@ -427,11 +427,8 @@ func (s *Slots) install(ctx context.Context, r install.Request, hash string, sys
 // keeps reports whether a system on the disk has an argument of this boot. Credentials for the
 // configuration are used once, unless the next boot has no configuration without them.
 func (s *Slots) keeps(p boot.Param) bool {
-	if !p.Credentials() {
-		return true
-	}
 	cfg, err := machine.Config(s.o.Store)
-	return err != nil || cfg.Persist != nil && !*cfg.Persist
+	return !p.Credentials() || err != nil || cfg.Persist != nil && !*cfg.Persist
 }
 
 // args are those that this boot has.

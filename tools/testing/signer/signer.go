@@ -12,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/config/pki"
-	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/image/release"
 )
 
 // Key signs the systems of a maker, by name.
@@ -44,7 +44,7 @@ func Signed(t *testing.T, maker string, m esp.Medium, image []byte) map[string][
 	sum := sha256.Sum256(image)
 	m.Size, m.SHA256 = int64(len(image)), hex.EncodeToString(sum[:])
 	files := Unsigned(t, m)
-	f, err := media.Sign(Key(maker), m, bytes.NewReader(image))
+	f, err := release.Sign(Key(maker), m, bytes.NewReader(image))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,5 @@
-package media
+// Package release signs systems: the running system verifies what it is to install (boot/signed).
+package release
 
 import (
 	"crypto"

@@ -41,6 +41,7 @@ func TestBootTests(t *testing.T) {
 		"qemu/e2e/c/module/m_test.go": tag + "e2e\npackage m" + a,
 		"qemu/e2e/f/f_test.go":        "package f" + a,
 		"qemu/e2e/h/main_test.go":     tag + "e2e\nfunc TestMain(m *testing.M) { }",
+		"init/init_test.go":           "package main" + a,
 		"services/i/i_test.go":        "package i" + a,
 		"services/i/i_kernel_test.go": tag + "kernel\npackage i" + a,
 	})

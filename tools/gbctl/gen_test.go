@@ -283,7 +283,7 @@ func TestGenSecretsFromKubernetes(t *testing.T) {
 // S-003, S-004, S-041: what gen config writes is complete, loads, and is kept.
 func TestS041Config(t *testing.T) {
 	s := newShell(t)
-	out := s.run("config home home.example.org --install-disk /dev/sda --output-dir out --additional-sans a.example.org,192.0.2.1 --registry-mirror *=http://10.5.0.1:5000 --registry-mirror *=http://10.5.0.1:5001 --kubernetes-version 1.35.1")
+	out := s.run("config home home.example.org --install-disk /dev/sda --output-dir out --additional-sans a.example.org,192.0.2.1 --registry-mirror *=https://10.5.0.1:5000 --registry-mirror *=https://10.5.0.1:5001 --kubernetes-version 1.35.1")
 	want := `endpoint is https://home.example.org:6443
 wrote
   out/init.yaml          for the first control plane, which forms the cluster

@@ -10,6 +10,7 @@ package extension
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -104,9 +105,7 @@ func Parse(text []byte) (Manifest, error) {
 		return m, err
 	}
 	if s := m.Service; s != nil {
-		if s.Restart == "" {
-			s.Restart = Always
-		}
+		s.Restart = cmp.Or(s.Restart, Always)
 		for i, mount := range s.Mounts {
 			if mount.Destination == "" {
 				s.Mounts[i].Destination = mount.Source

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -36,10 +37,7 @@ func (s *configService) Get(ctx context.Context, req *connect.Request[apiv1.GetC
 		}
 		return nil, applyError(err)
 	}
-	res := &apiv1.GetConfigResponse{Digest: machine.Digest(text), Version: version, Staged: situation.Staged, TryUntil: timestamp(situation.Try)}
-	if version == 0 {
-		res.Version = situation.Version
-	}
+	res := &apiv1.GetConfigResponse{Digest: machine.Digest(text), Version: cmp.Or(version, situation.Version), Staged: situation.Staged, TryUntil: timestamp(situation.Try)}
 	if res.Redacted = req.Msg.GetRedact() || !callOf(ctx).admin(); res.Redacted {
 		if text, err = config.Redact(text); err != nil {
 			return nil, connect.NewError(connect.CodeInternal, err)

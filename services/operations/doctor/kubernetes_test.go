@@ -395,6 +395,8 @@ func TestConfigurationConditions(t *testing.T) {
 	n.situation = machine.Situation{}
 	n.text = append(n.text, "# a comment\n"...)
 	n.healthy()
+	n.text = []byte(strings.Replace(string(n.text), "type: worker", "type: worker\n  registries: {mirrors: {'*': {endpoints: ['http://10.5.0.1:5000']}}}", 1))
+	n.healthy()
 	n.text = []byte(strings.Replace(string(n.text), "type: worker", "type: join", 1))
 	n.finds("configuration-warnings", warning, "machine.type", `"join" is an alias`)
 }

@@ -197,6 +197,8 @@ func (d *Doctor) remember() *snapshot {
 		s.situation = d.o.Configuration.Situation()
 		if text, err := d.o.Configuration.Text(0); err == nil {
 			_, s.warnings, _ = config.Load("configuration", text)
+			// A mirror without TLS is a choice, and was warned of when the configuration was applied.
+			s.warnings = slices.DeleteFunc(s.warnings, func(w config.Warning) bool { return strings.HasPrefix(w.Path, "machine.registries.mirrors") })
 		}
 	}
 	hostname, _ := network.Hostnames.Get(store, network.HostnameID)

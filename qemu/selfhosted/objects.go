@@ -37,6 +37,8 @@ func daemonSet(name string, pod object) (set object, dirs []string) {
 	spec := part(pod, "spec")
 	delete(spec, "priority") // from priorityClassName
 	container := spec["containers"].([]any)[0].(object)
+	delete(spec, "securityContext") // such programs were root, as the owner of their Secrets' files is
+	delete(container, "securityContext")
 	at := map[string]string{} // where the container has the volumes that are in the Secret
 	var volumes, mounts []any
 	for _, v := range items(spec, "volumes") {

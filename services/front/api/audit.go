@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // AuditID is the log of every call that changes something or discloses what may be secret,
@@ -162,8 +163,6 @@ func summary(message any) string {
 		return fmt.Sprintf("version %d, mode %s", m.GetVersion(), modeName(m.GetMode())) + dryRun(m.GetDryRun())
 	case *apiv1.ControlServiceRequest:
 		return shortened(fmt.Sprintf("%s %q", actionName(m.GetAction()), m.GetId()))
-	case *apiv1.KubeconfigRequest, *apiv1.CreateTokenRequest, *apiv1.RevokeTokenRequest:
-		return shortened(strings.ReplaceAll(fmt.Sprint(m), "  ", " ")) // there are no secrets in them
 	case *apiv1.AnswerOperationRequest:
 		return shortened(fmt.Sprintf("%q, question %q", m.GetId(), m.GetQuestion()))
 	case proto.Message:
@@ -172,14 +171,20 @@ func summary(message any) string {
 	return ""
 }
 
-// fields are the names, numbers and switches of a request. Bytes are content, which may be
+// fields are the names, numbers, times and switches of a request. Bytes are content, which may be
 // secret.
 func fields(m protoreflect.Message) string {
 	var parts []string
 	for i := range m.Descriptor().Fields().Len() {
 		f := m.Descriptor().Fields().Get(i)
 		switch add := func(v protoreflect.Value) { parts = append(parts, fmt.Sprintf("%s %q", f.Name(), v.String())) }; {
-		case !m.Has(f) || f.Kind() == protoreflect.BytesKind || f.Message() != nil:
+		case !m.Has(f) || f.Kind() == protoreflect.BytesKind:
+		case f.Message() != nil:
+			if one, ok := m.Get(f).Interface().(protoreflect.Message); ok {
+				if d, ok := one.Interface().(*durationpb.Duration); ok {
+					parts = append(parts, fmt.Sprintf("%s %s", f.Name(), d.AsDuration()))
+				}
+			}
 		case f.IsList():
 			for j := range m.Get(f).List().Len() {
 				add(m.Get(f).List().Get(j))

@@ -194,9 +194,9 @@ func TestKubeconfig(t *testing.T) {
 		log    string
 	}{
 		{"nothing", &apiv1.KubeconfigRequest{}, "admin", []string{"system:masters"}, 365 * 24 * time.Hour, "outcome=ok"},
-		{"for an hour", &apiv1.KubeconfigRequest{Ttl: durationpb.New(time.Hour)}, "admin", []string{"system:masters"}, time.Hour, "ttl:{seconds:3600}"},
-		{"a person", &apiv1.KubeconfigRequest{User: "jo"}, "jo", []string{"garboard:administrators"}, 24 * time.Hour, `user:\"jo\"`},
-		{"a group", &apiv1.KubeconfigRequest{Groups: []string{"viewers"}}, "admin", []string{"viewers"}, 24 * time.Hour, `groups:\"viewers\"`},
+		{"for an hour", &apiv1.KubeconfigRequest{Ttl: durationpb.New(time.Hour)}, "admin", []string{"system:masters"}, time.Hour, "ttl 1h0m0s"},
+		{"a person", &apiv1.KubeconfigRequest{User: "jo"}, "jo", []string{"garboard:administrators"}, 24 * time.Hour, `user \"jo\"`},
+		{"a group", &apiv1.KubeconfigRequest{Groups: []string{"viewers"}}, "admin", []string{"viewers"}, 24 * time.Hour, `groups \"viewers\"`},
 	} {
 		got, err := ask(t, client.Kubeconfig, tc.asked)
 		must(t, err)

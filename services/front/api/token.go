@@ -106,7 +106,7 @@ func (s *nodeService) RevokeToken(ctx context.Context, req *connect.Request[apiv
 	err := s.withKubernetes(func(_ *config.Config, c *kubeclient.Client) error {
 		o, err := c.Get(ctx, tokenRef(tokenName+id))
 		if err != nil {
-			return err
+			return fmt.Errorf("token %q: %w (`gbctl token list` shows all)", id, err)
 		}
 		if has := tokenEnd(o); !has.IsZero() && has.Before(end) {
 			end = has // it isn't put off

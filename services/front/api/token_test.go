@@ -115,7 +115,7 @@ func TestTokens(t *testing.T) {
 
 	made, err := ask(t, client.CreateToken, &apiv1.CreateTokenRequest{Ttl: durationpb.New(time.Hour), Description: "rack 5"})
 	must(t, err)
-	wantParts(t, r.audited(), "NodeService/CreateToken peer=jane", `description:\"rack 5\"`)
+	wantParts(t, r.audited(), "NodeService/CreateToken peer=jane", `ttl 1h0m0s, description \"rack 5\"`)
 	text := func(field string) string { return kubernetes.body.Text("stringData", field) }
 	if made.Token != text("token-id")+"."+text("token-secret") || strings.Contains(r.audited(), text("token-secret")) {
 		t.Errorf("token %s, and the Secret is %v", made.Token, kubernetes.body)

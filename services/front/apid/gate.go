@@ -234,11 +234,8 @@ func (g *gate) refuse(r *http.Request, caller identity, why *connect.Error) {
 	if why.Code() == connect.CodeUnavailable {
 		return // the node has no caller yet that could be known
 	}
-	told, err := json.Marshal(api.Refusal{Peer: caller.name, Remote: r.RemoteAddr, Roles: caller.roles, Procedure: printablePath(r), Code: why.Code(), Why: why.Message()})
-	if err == nil {
-		err = g.tell(r.Context(), told)
-	}
-	if err != nil {
+	told, _ := json.Marshal(api.Refusal{Peer: caller.name, Remote: r.RemoteAddr, Roles: caller.roles, Procedure: printablePath(r), Code: why.Code(), Why: why.Message()})
+	if err := g.tell(r.Context(), told); err != nil {
 		g.log.Warn("the audit log lacks a call that was refused", "err", err.Error())
 	}
 }

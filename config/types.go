@@ -201,7 +201,7 @@ type WireGuardPeer struct {
 
 // Time has the settings of time synchronisation.
 type Time struct {
-	Servers     []string      `yaml:"servers"`     // default: pool.ntp.org
+	Servers     []string      `yaml:"servers"`     // default: those of DHCP, or pool.ntp.org; two that agree may set the clock to any date, one by a day at most
 	Disabled    bool          `yaml:"disabled"`    // use only the hardware clock
 	BootTimeout time.Duration `yaml:"bootTimeout"` // how long the boot waits for the first synchronisation; default 30s; then it continues without it
 }

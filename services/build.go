@@ -171,6 +171,7 @@ func NewNode(o Options) (*Node, error) {
 		since = func() time.Duration { return time.Since(began) }
 	}
 	gate := new(atomic.Int64) // the process of apid
+	timed := clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs})
 	services := []dag.Service{
 		udev.Service(udev.Options{Mode: o.Mode, Store: store}),
 		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, PID: gate}),
@@ -183,7 +184,7 @@ func NewNode(o Options) (*Node, error) {
 		slots.Service(slots.ServiceOptions{Mode: o.Mode, Slots: n.slots, Install: n.install}),
 		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
 		balancer.Service(balancer.Options{Store: store}),
-		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
+		timed.Service(),
 		ctrd.Service(),
 		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Roster: member.Roster, Enlist: member.Enlist}),
 		member.Service(),
@@ -215,7 +216,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd, Gate: gate,
-		Since: since, Disks: d.List, UserDisks: d.UserDisks,
+		Since: since, Disks: d.List, UserDisks: d.UserDisks, SetTime: timed.Set,
 		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {

@@ -75,7 +75,7 @@ func (x Finding_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Finding_Severity.Descriptor instead.
 func (Finding_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47, 0}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49, 0}
 }
 
 type VersionRequest struct {
@@ -1425,6 +1425,94 @@ func (x *TimeResponse) GetMessage() string {
 	return ""
 }
 
+type SetTimeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTimeRequest) Reset() {
+	*x = SetTimeRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTimeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTimeRequest) ProtoMessage() {}
+
+func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTimeRequest.ProtoReflect.Descriptor instead.
+func (*SetTimeRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SetTimeRequest) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+type SetTimeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Message       string                 `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTimeResponse) Reset() {
+	*x = SetTimeResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTimeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTimeResponse) ProtoMessage() {}
+
+func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTimeResponse.ProtoReflect.Descriptor instead.
+func (*SetTimeResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SetTimeResponse) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type ContainersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// List the containers of Kubernetes instead of those of the system.
@@ -1435,7 +1523,7 @@ type ContainersRequest struct {
 
 func (x *ContainersRequest) Reset() {
 	*x = ContainersRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[20]
+	mi := &file_garboard_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1535,7 @@ func (x *ContainersRequest) String() string {
 func (*ContainersRequest) ProtoMessage() {}
 
 func (x *ContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[20]
+	mi := &file_garboard_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1548,7 @@ func (x *ContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainersRequest.ProtoReflect.Descriptor instead.
 func (*ContainersRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ContainersRequest) GetKubernetes() bool {
@@ -1479,7 +1567,7 @@ type ContainersResponse struct {
 
 func (x *ContainersResponse) Reset() {
 	*x = ContainersResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[21]
+	mi := &file_garboard_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1579,7 @@ func (x *ContainersResponse) String() string {
 func (*ContainersResponse) ProtoMessage() {}
 
 func (x *ContainersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[21]
+	mi := &file_garboard_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1592,7 @@ func (x *ContainersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainersResponse.ProtoReflect.Descriptor instead.
 func (*ContainersResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ContainersResponse) GetContainers() []*Container {
@@ -1532,7 +1620,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_garboard_v1_node_proto_msgTypes[22]
+	mi := &file_garboard_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1544,7 +1632,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[22]
+	mi := &file_garboard_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1557,7 +1645,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Container) GetNamespace() string {
@@ -1611,7 +1699,7 @@ type ImagesRequest struct {
 
 func (x *ImagesRequest) Reset() {
 	*x = ImagesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[23]
+	mi := &file_garboard_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1623,7 +1711,7 @@ func (x *ImagesRequest) String() string {
 func (*ImagesRequest) ProtoMessage() {}
 
 func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[23]
+	mi := &file_garboard_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1636,7 +1724,7 @@ func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ImagesRequest) GetKubernetes() bool {
@@ -1655,7 +1743,7 @@ type ImagesResponse struct {
 
 func (x *ImagesResponse) Reset() {
 	*x = ImagesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[24]
+	mi := &file_garboard_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1755,7 @@ func (x *ImagesResponse) String() string {
 func (*ImagesResponse) ProtoMessage() {}
 
 func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[24]
+	mi := &file_garboard_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1768,7 @@ func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
 func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ImagesResponse) GetImages() []*ContainerImage {
@@ -1703,7 +1791,7 @@ type ContainerImage struct {
 
 func (x *ContainerImage) Reset() {
 	*x = ContainerImage{}
-	mi := &file_garboard_v1_node_proto_msgTypes[25]
+	mi := &file_garboard_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1803,7 @@ func (x *ContainerImage) String() string {
 func (*ContainerImage) ProtoMessage() {}
 
 func (x *ContainerImage) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[25]
+	mi := &file_garboard_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1816,7 @@ func (x *ContainerImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerImage.ProtoReflect.Descriptor instead.
 func (*ContainerImage) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ContainerImage) GetNamespace() string {
@@ -1778,7 +1866,7 @@ type RemoveImagesRequest struct {
 
 func (x *RemoveImagesRequest) Reset() {
 	*x = RemoveImagesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[26]
+	mi := &file_garboard_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +1878,7 @@ func (x *RemoveImagesRequest) String() string {
 func (*RemoveImagesRequest) ProtoMessage() {}
 
 func (x *RemoveImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[26]
+	mi := &file_garboard_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +1891,7 @@ func (x *RemoveImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImagesRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImagesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RemoveImagesRequest) GetKubernetes() bool {
@@ -1830,7 +1918,7 @@ type RemoveImagesResponse struct {
 
 func (x *RemoveImagesResponse) Reset() {
 	*x = RemoveImagesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[27]
+	mi := &file_garboard_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +1930,7 @@ func (x *RemoveImagesResponse) String() string {
 func (*RemoveImagesResponse) ProtoMessage() {}
 
 func (x *RemoveImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[27]
+	mi := &file_garboard_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +1943,7 @@ func (x *RemoveImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImagesResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImagesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemoveImagesResponse) GetRemoved() []string {
@@ -1877,7 +1965,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[28]
+	mi := &file_garboard_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1889,7 +1977,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[28]
+	mi := &file_garboard_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1902,7 +1990,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PullImageRequest) GetImage() string {
@@ -1933,7 +2021,7 @@ type PullImageProgress struct {
 
 func (x *PullImageProgress) Reset() {
 	*x = PullImageProgress{}
-	mi := &file_garboard_v1_node_proto_msgTypes[29]
+	mi := &file_garboard_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +2033,7 @@ func (x *PullImageProgress) String() string {
 func (*PullImageProgress) ProtoMessage() {}
 
 func (x *PullImageProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[29]
+	mi := &file_garboard_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +2046,7 @@ func (x *PullImageProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageProgress.ProtoReflect.Descriptor instead.
 func (*PullImageProgress) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PullImageProgress) GetDone() uint64 {
@@ -1992,7 +2080,7 @@ type CheckImagesRequest struct {
 
 func (x *CheckImagesRequest) Reset() {
 	*x = CheckImagesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[30]
+	mi := &file_garboard_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2092,7 @@ func (x *CheckImagesRequest) String() string {
 func (*CheckImagesRequest) ProtoMessage() {}
 
 func (x *CheckImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[30]
+	mi := &file_garboard_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2105,7 @@ func (x *CheckImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckImagesRequest.ProtoReflect.Descriptor instead.
 func (*CheckImagesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CheckImagesRequest) GetImages() []string {
@@ -2041,7 +2129,7 @@ type ImageCheck struct {
 
 func (x *ImageCheck) Reset() {
 	*x = ImageCheck{}
-	mi := &file_garboard_v1_node_proto_msgTypes[31]
+	mi := &file_garboard_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2053,7 +2141,7 @@ func (x *ImageCheck) String() string {
 func (*ImageCheck) ProtoMessage() {}
 
 func (x *ImageCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[31]
+	mi := &file_garboard_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2066,7 +2154,7 @@ func (x *ImageCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageCheck.ProtoReflect.Descriptor instead.
 func (*ImageCheck) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ImageCheck) GetImage() string {
@@ -2107,7 +2195,7 @@ type BootChartRequest struct {
 
 func (x *BootChartRequest) Reset() {
 	*x = BootChartRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[32]
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2207,7 @@ func (x *BootChartRequest) String() string {
 func (*BootChartRequest) ProtoMessage() {}
 
 func (x *BootChartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[32]
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2220,7 @@ func (x *BootChartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootChartRequest.ProtoReflect.Descriptor instead.
 func (*BootChartRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *BootChartRequest) GetSvg() bool {
@@ -2151,7 +2239,7 @@ type BootChartResponse struct {
 
 func (x *BootChartResponse) Reset() {
 	*x = BootChartResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[33]
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2251,7 @@ func (x *BootChartResponse) String() string {
 func (*BootChartResponse) ProtoMessage() {}
 
 func (x *BootChartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[33]
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2264,7 @@ func (x *BootChartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootChartResponse.ProtoReflect.Descriptor instead.
 func (*BootChartResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *BootChartResponse) GetChart() []byte {
@@ -2200,7 +2288,7 @@ type KubeconfigRequest struct {
 
 func (x *KubeconfigRequest) Reset() {
 	*x = KubeconfigRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2300,7 @@ func (x *KubeconfigRequest) String() string {
 func (*KubeconfigRequest) ProtoMessage() {}
 
 func (x *KubeconfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2313,7 @@ func (x *KubeconfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KubeconfigRequest.ProtoReflect.Descriptor instead.
 func (*KubeconfigRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *KubeconfigRequest) GetUser() string {
@@ -2259,7 +2347,7 @@ type KubeconfigResponse struct {
 
 func (x *KubeconfigResponse) Reset() {
 	*x = KubeconfigResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2359,7 @@ func (x *KubeconfigResponse) String() string {
 func (*KubeconfigResponse) ProtoMessage() {}
 
 func (x *KubeconfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2372,7 @@ func (x *KubeconfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KubeconfigResponse.ProtoReflect.Descriptor instead.
 func (*KubeconfigResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *KubeconfigResponse) GetKubeconfig() []byte {
@@ -2314,7 +2402,7 @@ type JoinToken struct {
 
 func (x *JoinToken) Reset() {
 	*x = JoinToken{}
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2414,7 @@ func (x *JoinToken) String() string {
 func (*JoinToken) ProtoMessage() {}
 
 func (x *JoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +2427,7 @@ func (x *JoinToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
 func (*JoinToken) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *JoinToken) GetId() string {
@@ -2374,7 +2462,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2474,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2487,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreateTokenRequest) GetTtl() *durationpb.Duration {
@@ -2427,7 +2515,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2527,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2540,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2477,7 +2565,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2577,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2590,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 type ListTokensResponse struct {
@@ -2514,7 +2602,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2614,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2627,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListTokensResponse) GetTokens() []*JoinToken {
@@ -2560,7 +2648,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +2660,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,7 +2673,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -2611,7 +2699,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2711,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +2724,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RevokeTokenResponse) GetMessage() string {
@@ -2654,7 +2742,7 @@ type MetricsRequest struct {
 
 func (x *MetricsRequest) Reset() {
 	*x = MetricsRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2666,7 +2754,7 @@ func (x *MetricsRequest) String() string {
 func (*MetricsRequest) ProtoMessage() {}
 
 func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2679,7 +2767,7 @@ func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
 func (*MetricsRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 type MetricsResponse struct {
@@ -2692,7 +2780,7 @@ type MetricsResponse struct {
 
 func (x *MetricsResponse) Reset() {
 	*x = MetricsResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +2792,7 @@ func (x *MetricsResponse) String() string {
 func (*MetricsResponse) ProtoMessage() {}
 
 func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +2805,7 @@ func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
 func (*MetricsResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *MetricsResponse) GetText() []byte {
@@ -2735,7 +2823,7 @@ type DiagnoseRequest struct {
 
 func (x *DiagnoseRequest) Reset() {
 	*x = DiagnoseRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2747,7 +2835,7 @@ func (x *DiagnoseRequest) String() string {
 func (*DiagnoseRequest) ProtoMessage() {}
 
 func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2760,7 +2848,7 @@ func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
 func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 type DiagnoseResponse struct {
@@ -2775,7 +2863,7 @@ type DiagnoseResponse struct {
 
 func (x *DiagnoseResponse) Reset() {
 	*x = DiagnoseResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2875,7 @@ func (x *DiagnoseResponse) String() string {
 func (*DiagnoseResponse) ProtoMessage() {}
 
 func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +2888,7 @@ func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
 func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DiagnoseResponse) GetFindings() []*Finding {
@@ -2837,7 +2925,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2849,7 +2937,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2862,7 +2950,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Finding) GetSeverity() Finding_Severity {
@@ -2930,7 +3018,7 @@ type RebootRequest struct {
 
 func (x *RebootRequest) Reset() {
 	*x = RebootRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3030,7 @@ func (x *RebootRequest) String() string {
 func (*RebootRequest) ProtoMessage() {}
 
 func (x *RebootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3043,7 @@ func (x *RebootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
 func (*RebootRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RebootRequest) GetForce() bool {
@@ -2996,7 +3084,7 @@ type RebootResponse struct {
 
 func (x *RebootResponse) Reset() {
 	*x = RebootResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3096,7 @@ func (x *RebootResponse) String() string {
 func (*RebootResponse) ProtoMessage() {}
 
 func (x *RebootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3109,7 @@ func (x *RebootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
 func (*RebootResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RebootResponse) GetOperation() *Operation {
@@ -3043,7 +3131,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3055,7 +3143,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3068,7 +3156,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ShutdownRequest) GetForce() bool {
@@ -3108,7 +3196,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
+	mi := &file_garboard_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3120,7 +3208,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
+	mi := &file_garboard_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3133,7 +3221,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ShutdownResponse) GetOperation() *Operation {
@@ -3159,7 +3247,7 @@ type InstallSystemRequest struct {
 
 func (x *InstallSystemRequest) Reset() {
 	*x = InstallSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
+	mi := &file_garboard_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3171,7 +3259,7 @@ func (x *InstallSystemRequest) String() string {
 func (*InstallSystemRequest) ProtoMessage() {}
 
 func (x *InstallSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
+	mi := &file_garboard_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3184,7 +3272,7 @@ func (x *InstallSystemRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallSystemRequest.ProtoReflect.Descriptor instead.
 func (*InstallSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *InstallSystemRequest) GetForce() bool {
@@ -3238,7 +3326,7 @@ type InstallSystemResponse struct {
 
 func (x *InstallSystemResponse) Reset() {
 	*x = InstallSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[53]
+	mi := &file_garboard_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3250,7 +3338,7 @@ func (x *InstallSystemResponse) String() string {
 func (*InstallSystemResponse) ProtoMessage() {}
 
 func (x *InstallSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[53]
+	mi := &file_garboard_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3263,7 +3351,7 @@ func (x *InstallSystemResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallSystemResponse.ProtoReflect.Descriptor instead.
 func (*InstallSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *InstallSystemResponse) GetOperation() *Operation {
@@ -3294,7 +3382,7 @@ type UpgradeSystemRequest struct {
 
 func (x *UpgradeSystemRequest) Reset() {
 	*x = UpgradeSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[54]
+	mi := &file_garboard_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3394,7 @@ func (x *UpgradeSystemRequest) String() string {
 func (*UpgradeSystemRequest) ProtoMessage() {}
 
 func (x *UpgradeSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[54]
+	mi := &file_garboard_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3407,7 @@ func (x *UpgradeSystemRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeSystemRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *UpgradeSystemRequest) GetForce() bool {
@@ -3387,7 +3475,7 @@ type UpgradeSystemResponse struct {
 
 func (x *UpgradeSystemResponse) Reset() {
 	*x = UpgradeSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[55]
+	mi := &file_garboard_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3399,7 +3487,7 @@ func (x *UpgradeSystemResponse) String() string {
 func (*UpgradeSystemResponse) ProtoMessage() {}
 
 func (x *UpgradeSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[55]
+	mi := &file_garboard_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3412,7 +3500,7 @@ func (x *UpgradeSystemResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeSystemResponse.ProtoReflect.Descriptor instead.
 func (*UpgradeSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *UpgradeSystemResponse) GetOperation() *Operation {
@@ -3434,7 +3522,7 @@ type RollbackSystemRequest struct {
 
 func (x *RollbackSystemRequest) Reset() {
 	*x = RollbackSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[56]
+	mi := &file_garboard_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3534,7 @@ func (x *RollbackSystemRequest) String() string {
 func (*RollbackSystemRequest) ProtoMessage() {}
 
 func (x *RollbackSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[56]
+	mi := &file_garboard_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3547,7 @@ func (x *RollbackSystemRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackSystemRequest.ProtoReflect.Descriptor instead.
 func (*RollbackSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RollbackSystemRequest) GetForce() bool {
@@ -3499,7 +3587,7 @@ type RollbackSystemResponse struct {
 
 func (x *RollbackSystemResponse) Reset() {
 	*x = RollbackSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[57]
+	mi := &file_garboard_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3511,7 +3599,7 @@ func (x *RollbackSystemResponse) String() string {
 func (*RollbackSystemResponse) ProtoMessage() {}
 
 func (x *RollbackSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[57]
+	mi := &file_garboard_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3524,7 +3612,7 @@ func (x *RollbackSystemResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackSystemResponse.ProtoReflect.Descriptor instead.
 func (*RollbackSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RollbackSystemResponse) GetOperation() *Operation {
@@ -3553,7 +3641,7 @@ type UpgradeKubernetesRequest struct {
 
 func (x *UpgradeKubernetesRequest) Reset() {
 	*x = UpgradeKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[58]
+	mi := &file_garboard_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3565,7 +3653,7 @@ func (x *UpgradeKubernetesRequest) String() string {
 func (*UpgradeKubernetesRequest) ProtoMessage() {}
 
 func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[58]
+	mi := &file_garboard_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3578,7 +3666,7 @@ func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UpgradeKubernetesRequest) GetFrom() string {
@@ -3625,7 +3713,7 @@ type UpgradeKubernetesResponse struct {
 
 func (x *UpgradeKubernetesResponse) Reset() {
 	*x = UpgradeKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[59]
+	mi := &file_garboard_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3637,7 +3725,7 @@ func (x *UpgradeKubernetesResponse) String() string {
 func (*UpgradeKubernetesResponse) ProtoMessage() {}
 
 func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[59]
+	mi := &file_garboard_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3650,7 +3738,7 @@ func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesResponse.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UpgradeKubernetesResponse) GetOperation() *Operation {
@@ -3676,7 +3764,7 @@ type ConvertKubernetesRequest struct {
 
 func (x *ConvertKubernetesRequest) Reset() {
 	*x = ConvertKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[60]
+	mi := &file_garboard_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3688,7 +3776,7 @@ func (x *ConvertKubernetesRequest) String() string {
 func (*ConvertKubernetesRequest) ProtoMessage() {}
 
 func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[60]
+	mi := &file_garboard_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3701,7 +3789,7 @@ func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConvertKubernetesRequest.ProtoReflect.Descriptor instead.
 func (*ConvertKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ConvertKubernetesRequest) GetYes() bool {
@@ -3741,7 +3829,7 @@ type ConvertKubernetesResponse struct {
 
 func (x *ConvertKubernetesResponse) Reset() {
 	*x = ConvertKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[61]
+	mi := &file_garboard_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3753,7 +3841,7 @@ func (x *ConvertKubernetesResponse) String() string {
 func (*ConvertKubernetesResponse) ProtoMessage() {}
 
 func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[61]
+	mi := &file_garboard_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3766,7 +3854,7 @@ func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConvertKubernetesResponse.ProtoReflect.Descriptor instead.
 func (*ConvertKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ConvertKubernetesResponse) GetOperation() *Operation {
@@ -3788,7 +3876,7 @@ type RotateCARequest struct {
 
 func (x *RotateCARequest) Reset() {
 	*x = RotateCARequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[62]
+	mi := &file_garboard_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +3888,7 @@ func (x *RotateCARequest) String() string {
 func (*RotateCARequest) ProtoMessage() {}
 
 func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[62]
+	mi := &file_garboard_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +3901,7 @@ func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateCARequest.ProtoReflect.Descriptor instead.
 func (*RotateCARequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RotateCARequest) GetAuthorities() []string {
@@ -3839,7 +3927,7 @@ type RotateCAResponse struct {
 
 func (x *RotateCAResponse) Reset() {
 	*x = RotateCAResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[63]
+	mi := &file_garboard_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3851,7 +3939,7 @@ func (x *RotateCAResponse) String() string {
 func (*RotateCAResponse) ProtoMessage() {}
 
 func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[63]
+	mi := &file_garboard_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3864,7 +3952,7 @@ func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateCAResponse.ProtoReflect.Descriptor instead.
 func (*RotateCAResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RotateCAResponse) GetOperation() *Operation {
@@ -3884,7 +3972,7 @@ type ClientCertificateRequest struct {
 
 func (x *ClientCertificateRequest) Reset() {
 	*x = ClientCertificateRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[64]
+	mi := &file_garboard_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3896,7 +3984,7 @@ func (x *ClientCertificateRequest) String() string {
 func (*ClientCertificateRequest) ProtoMessage() {}
 
 func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[64]
+	mi := &file_garboard_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3909,7 +3997,7 @@ func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateRequest.ProtoReflect.Descriptor instead.
 func (*ClientCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ClientCertificateRequest) GetRequest() []byte {
@@ -3930,7 +4018,7 @@ type ClientCertificateResponse struct {
 
 func (x *ClientCertificateResponse) Reset() {
 	*x = ClientCertificateResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[65]
+	mi := &file_garboard_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4030,7 @@ func (x *ClientCertificateResponse) String() string {
 func (*ClientCertificateResponse) ProtoMessage() {}
 
 func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[65]
+	mi := &file_garboard_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +4043,7 @@ func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateResponse.ProtoReflect.Descriptor instead.
 func (*ClientCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ClientCertificateResponse) GetCertificate() []byte {
@@ -3990,7 +4078,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[66]
+	mi := &file_garboard_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4002,7 +4090,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[66]
+	mi := &file_garboard_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4015,7 +4103,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -4069,7 +4157,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[67]
+	mi := &file_garboard_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4081,7 +4169,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[67]
+	mi := &file_garboard_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4094,7 +4182,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -4216,7 +4304,11 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x06server\x18\x03 \x01(\tR\x06server\x121\n" +
 	"\x06offset\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06offset\x12/\n" +
 	"\x05error\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05error\x12\x18\n" +
-	"\amessage\x18\x06 \x01(\tR\amessage\"3\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\"@\n" +
+	"\x0eSetTimeRequest\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"+\n" +
+	"\x0fSetTimeResponse\x12\x18\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"3\n" +
 	"\x11ContainersRequest\x12\x1e\n" +
 	"\n" +
 	"kubernetes\x18\x01 \x01(\bR\n" +
@@ -4396,7 +4488,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xdd\x16\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb5\x17\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -4405,7 +4497,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x06Mounts\x12\x1a.garboard.v1.MountsRequest\x1a\x1b.garboard.v1.MountsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12T\n" +
 	"\x05Disks\x12\x19.garboard.v1.DisksRequest\x1a\x1a.garboard.v1.DisksResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12V\n" +
 	"\aNetstat\x12\x1b.garboard.v1.NetstatRequest\x1a\x1c.garboard.v1.NetstatResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12M\n" +
-	"\x04Time\x12\x18.garboard.v1.TimeRequest\x1a\x19.garboard.v1.TimeResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
+	"\x04Time\x12\x18.garboard.v1.TimeRequest\x1a\x19.garboard.v1.TimeResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
+	"\aSetTime\x12\x1b.garboard.v1.SetTimeRequest\x1a\x1c.garboard.v1.SetTimeResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12_\n" +
 	"\n" +
 	"Containers\x12\x1e.garboard.v1.ContainersRequest\x1a\x1f.garboard.v1.ContainersResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12S\n" +
 	"\x06Images\x12\x1a.garboard.v1.ImagesRequest\x1a\x1b.garboard.v1.ImagesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12h\n" +
@@ -4445,7 +4538,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -4468,163 +4561,168 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*Socket)(nil),                    // 18: garboard.v1.Socket
 	(*TimeRequest)(nil),               // 19: garboard.v1.TimeRequest
 	(*TimeResponse)(nil),              // 20: garboard.v1.TimeResponse
-	(*ContainersRequest)(nil),         // 21: garboard.v1.ContainersRequest
-	(*ContainersResponse)(nil),        // 22: garboard.v1.ContainersResponse
-	(*Container)(nil),                 // 23: garboard.v1.Container
-	(*ImagesRequest)(nil),             // 24: garboard.v1.ImagesRequest
-	(*ImagesResponse)(nil),            // 25: garboard.v1.ImagesResponse
-	(*ContainerImage)(nil),            // 26: garboard.v1.ContainerImage
-	(*RemoveImagesRequest)(nil),       // 27: garboard.v1.RemoveImagesRequest
-	(*RemoveImagesResponse)(nil),      // 28: garboard.v1.RemoveImagesResponse
-	(*PullImageRequest)(nil),          // 29: garboard.v1.PullImageRequest
-	(*PullImageProgress)(nil),         // 30: garboard.v1.PullImageProgress
-	(*CheckImagesRequest)(nil),        // 31: garboard.v1.CheckImagesRequest
-	(*ImageCheck)(nil),                // 32: garboard.v1.ImageCheck
-	(*BootChartRequest)(nil),          // 33: garboard.v1.BootChartRequest
-	(*BootChartResponse)(nil),         // 34: garboard.v1.BootChartResponse
-	(*KubeconfigRequest)(nil),         // 35: garboard.v1.KubeconfigRequest
-	(*KubeconfigResponse)(nil),        // 36: garboard.v1.KubeconfigResponse
-	(*JoinToken)(nil),                 // 37: garboard.v1.JoinToken
-	(*CreateTokenRequest)(nil),        // 38: garboard.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 39: garboard.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),         // 40: garboard.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),        // 41: garboard.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),        // 42: garboard.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),       // 43: garboard.v1.RevokeTokenResponse
-	(*MetricsRequest)(nil),            // 44: garboard.v1.MetricsRequest
-	(*MetricsResponse)(nil),           // 45: garboard.v1.MetricsResponse
-	(*DiagnoseRequest)(nil),           // 46: garboard.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),          // 47: garboard.v1.DiagnoseResponse
-	(*Finding)(nil),                   // 48: garboard.v1.Finding
-	(*RebootRequest)(nil),             // 49: garboard.v1.RebootRequest
-	(*RebootResponse)(nil),            // 50: garboard.v1.RebootResponse
-	(*ShutdownRequest)(nil),           // 51: garboard.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),          // 52: garboard.v1.ShutdownResponse
-	(*InstallSystemRequest)(nil),      // 53: garboard.v1.InstallSystemRequest
-	(*InstallSystemResponse)(nil),     // 54: garboard.v1.InstallSystemResponse
-	(*UpgradeSystemRequest)(nil),      // 55: garboard.v1.UpgradeSystemRequest
-	(*UpgradeSystemResponse)(nil),     // 56: garboard.v1.UpgradeSystemResponse
-	(*RollbackSystemRequest)(nil),     // 57: garboard.v1.RollbackSystemRequest
-	(*RollbackSystemResponse)(nil),    // 58: garboard.v1.RollbackSystemResponse
-	(*UpgradeKubernetesRequest)(nil),  // 59: garboard.v1.UpgradeKubernetesRequest
-	(*UpgradeKubernetesResponse)(nil), // 60: garboard.v1.UpgradeKubernetesResponse
-	(*ConvertKubernetesRequest)(nil),  // 61: garboard.v1.ConvertKubernetesRequest
-	(*ConvertKubernetesResponse)(nil), // 62: garboard.v1.ConvertKubernetesResponse
-	(*RotateCARequest)(nil),           // 63: garboard.v1.RotateCARequest
-	(*RotateCAResponse)(nil),          // 64: garboard.v1.RotateCAResponse
-	(*ClientCertificateRequest)(nil),  // 65: garboard.v1.ClientCertificateRequest
-	(*ClientCertificateResponse)(nil), // 66: garboard.v1.ClientCertificateResponse
-	(*ResetRequest)(nil),              // 67: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 68: garboard.v1.ResetResponse
-	nil,                               // 69: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 70: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 71: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 72: garboard.v1.Operation
+	(*SetTimeRequest)(nil),            // 21: garboard.v1.SetTimeRequest
+	(*SetTimeResponse)(nil),           // 22: garboard.v1.SetTimeResponse
+	(*ContainersRequest)(nil),         // 23: garboard.v1.ContainersRequest
+	(*ContainersResponse)(nil),        // 24: garboard.v1.ContainersResponse
+	(*Container)(nil),                 // 25: garboard.v1.Container
+	(*ImagesRequest)(nil),             // 26: garboard.v1.ImagesRequest
+	(*ImagesResponse)(nil),            // 27: garboard.v1.ImagesResponse
+	(*ContainerImage)(nil),            // 28: garboard.v1.ContainerImage
+	(*RemoveImagesRequest)(nil),       // 29: garboard.v1.RemoveImagesRequest
+	(*RemoveImagesResponse)(nil),      // 30: garboard.v1.RemoveImagesResponse
+	(*PullImageRequest)(nil),          // 31: garboard.v1.PullImageRequest
+	(*PullImageProgress)(nil),         // 32: garboard.v1.PullImageProgress
+	(*CheckImagesRequest)(nil),        // 33: garboard.v1.CheckImagesRequest
+	(*ImageCheck)(nil),                // 34: garboard.v1.ImageCheck
+	(*BootChartRequest)(nil),          // 35: garboard.v1.BootChartRequest
+	(*BootChartResponse)(nil),         // 36: garboard.v1.BootChartResponse
+	(*KubeconfigRequest)(nil),         // 37: garboard.v1.KubeconfigRequest
+	(*KubeconfigResponse)(nil),        // 38: garboard.v1.KubeconfigResponse
+	(*JoinToken)(nil),                 // 39: garboard.v1.JoinToken
+	(*CreateTokenRequest)(nil),        // 40: garboard.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 41: garboard.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),         // 42: garboard.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),        // 43: garboard.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),        // 44: garboard.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),       // 45: garboard.v1.RevokeTokenResponse
+	(*MetricsRequest)(nil),            // 46: garboard.v1.MetricsRequest
+	(*MetricsResponse)(nil),           // 47: garboard.v1.MetricsResponse
+	(*DiagnoseRequest)(nil),           // 48: garboard.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),          // 49: garboard.v1.DiagnoseResponse
+	(*Finding)(nil),                   // 50: garboard.v1.Finding
+	(*RebootRequest)(nil),             // 51: garboard.v1.RebootRequest
+	(*RebootResponse)(nil),            // 52: garboard.v1.RebootResponse
+	(*ShutdownRequest)(nil),           // 53: garboard.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),          // 54: garboard.v1.ShutdownResponse
+	(*InstallSystemRequest)(nil),      // 55: garboard.v1.InstallSystemRequest
+	(*InstallSystemResponse)(nil),     // 56: garboard.v1.InstallSystemResponse
+	(*UpgradeSystemRequest)(nil),      // 57: garboard.v1.UpgradeSystemRequest
+	(*UpgradeSystemResponse)(nil),     // 58: garboard.v1.UpgradeSystemResponse
+	(*RollbackSystemRequest)(nil),     // 59: garboard.v1.RollbackSystemRequest
+	(*RollbackSystemResponse)(nil),    // 60: garboard.v1.RollbackSystemResponse
+	(*UpgradeKubernetesRequest)(nil),  // 61: garboard.v1.UpgradeKubernetesRequest
+	(*UpgradeKubernetesResponse)(nil), // 62: garboard.v1.UpgradeKubernetesResponse
+	(*ConvertKubernetesRequest)(nil),  // 63: garboard.v1.ConvertKubernetesRequest
+	(*ConvertKubernetesResponse)(nil), // 64: garboard.v1.ConvertKubernetesResponse
+	(*RotateCARequest)(nil),           // 65: garboard.v1.RotateCARequest
+	(*RotateCAResponse)(nil),          // 66: garboard.v1.RotateCAResponse
+	(*ClientCertificateRequest)(nil),  // 67: garboard.v1.ClientCertificateRequest
+	(*ClientCertificateResponse)(nil), // 68: garboard.v1.ClientCertificateResponse
+	(*ResetRequest)(nil),              // 69: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 70: garboard.v1.ResetResponse
+	nil,                               // 71: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 72: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 73: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 74: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	70, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	72, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	70, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	69, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	72, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	71, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	71, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	70, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	70, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
-	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
-	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	71, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	70, // 13: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
-	71, // 14: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	71, // 15: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
-	70, // 16: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	71, // 17: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
-	37, // 18: garboard.v1.ListTokensResponse.tokens:type_name -> garboard.v1.JoinToken
-	70, // 19: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
-	48, // 20: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
-	0,  // 21: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	71, // 22: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	70, // 23: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	72, // 24: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	70, // 25: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	72, // 26: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	70, // 27: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	72, // 28: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	70, // 29: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	72, // 30: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	70, // 31: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	72, // 32: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	72, // 33: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	72, // 34: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	72, // 35: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	70, // 36: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	72, // 37: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 38: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 39: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 40: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 41: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 42: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 43: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 44: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 45: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 46: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	24, // 47: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	27, // 48: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	29, // 49: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	31, // 50: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
-	33, // 51: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	35, // 52: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	38, // 53: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
-	40, // 54: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
-	42, // 55: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
-	46, // 56: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	44, // 57: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	49, // 58: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	51, // 59: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	53, // 60: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	55, // 61: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	57, // 62: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	67, // 63: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	59, // 64: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	61, // 65: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	63, // 66: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	65, // 67: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 68: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 69: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 70: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 71: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 72: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 73: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 74: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 75: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 76: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 77: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 78: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 79: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 80: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
-	34, // 81: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	36, // 82: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	39, // 83: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
-	41, // 84: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
-	43, // 85: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
-	47, // 86: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	45, // 87: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	50, // 88: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	52, // 89: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	54, // 90: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	56, // 91: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	58, // 92: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	68, // 93: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	60, // 94: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	62, // 95: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	64, // 96: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	66, // 97: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	68, // [68:98] is the sub-list for method output_type
-	38, // [38:68] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	73, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	72, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	72, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	73, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
+	25, // 11: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
+	28, // 12: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
+	73, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	72, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
+	73, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	73, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
+	72, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	73, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
+	39, // 19: garboard.v1.ListTokensResponse.tokens:type_name -> garboard.v1.JoinToken
+	72, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
+	50, // 21: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
+	0,  // 22: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
+	73, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	72, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	74, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	72, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	74, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	72, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	74, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	72, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	74, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	72, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	74, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	74, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	74, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	74, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	72, // 37: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	74, // 38: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 39: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 40: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 41: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 42: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 43: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 44: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 45: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 46: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 47: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
+	23, // 48: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	26, // 49: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	29, // 50: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	31, // 51: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	33, // 52: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
+	35, // 53: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	37, // 54: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	40, // 55: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
+	42, // 56: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
+	44, // 57: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
+	48, // 58: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	46, // 59: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	51, // 60: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	53, // 61: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	55, // 62: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	57, // 63: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	59, // 64: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	69, // 65: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	61, // 66: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	63, // 67: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	65, // 68: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	67, // 69: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 70: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 71: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 72: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 73: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 74: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 75: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 76: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 77: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 78: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
+	24, // 79: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	27, // 80: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	30, // 81: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	32, // 82: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	34, // 83: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
+	36, // 84: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	38, // 85: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	41, // 86: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
+	43, // 87: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
+	45, // 88: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
+	49, // 89: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	47, // 90: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	52, // 91: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	54, // 92: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	56, // 93: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	58, // 94: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	60, // 95: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	70, // 96: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	62, // 97: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	64, // 98: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	66, // 99: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	68, // 100: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	70, // [70:101] is the sub-list for method output_type
+	39, // [39:70] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -4640,7 +4738,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   69,
+			NumMessages:   71,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

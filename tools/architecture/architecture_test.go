@@ -40,6 +40,7 @@ var forTests = []string{
 	module + "/tools/testing/isolate",
 	module + "/tools/testing/module",
 	module + "/tools/testing/signer",
+	module + "/tools/testing/timeserver",
 	module + "/tools/testing/uki",
 	module + "/tools/testing/uml",
 }

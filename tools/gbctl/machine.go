@@ -11,6 +11,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // orders are the sort orders of processes, the largest first except by PID.
@@ -95,9 +96,24 @@ func (a *app) netstatCommand() *cobra.Command {
 }
 
 func (a *app) timeCommand() *cobra.Command {
-	return listCommand(a, "time", []string{"TIME", "SYNCED", "SERVER", "OFFSET", "ERROR", "MESSAGE"}, clock, func(m *apiv1.TimeResponse) [][]string {
+	set := &cobra.Command{
+		Use:  "set [TIME]",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			to := time.Now()
+			if len(args) > 0 {
+				if to, err = time.Parse(time.RFC3339, args[0]); err != nil {
+					return usagef("%s isn't a time such as 2026-11-30T08:15:00Z (RFC 3339)", args[0])
+				}
+			}
+			return printMessage(cmd.Context(), a, "time set", asking(ofNode, nodeAPI.SetTime, &apiv1.SetTimeRequest{Time: timestamppb.New(to)}))
+		},
+	}
+	show := listCommand(a, "time", []string{"TIME", "SYNCED", "SERVER", "OFFSET", "ERROR", "MESSAGE"}, clock, func(m *apiv1.TimeResponse) [][]string {
 		return [][]string{{stampUTC(m.Now.AsTime()), strconv.FormatBool(m.Synced), m.Server, m.Offset.AsDuration().String(), m.Error.AsDuration().String(), m.Message}}
 	})
+	show.AddCommand(set)
+	return show
 }
 
 func (a *app) containersCommand() *cobra.Command {

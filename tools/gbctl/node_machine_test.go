@@ -175,6 +175,14 @@ func (nodeService) Time(context.Context, *connect.Request[apiv1.TimeRequest]) (*
 	return answerWith(&apiv1.TimeResponse{Now: at(now), Synced: true, Server: "pool.ntp.org", Offset: durationpb.New(-1200 * time.Microsecond), Error: durationpb.New(4 * time.Millisecond), Message: "in step"})
 }
 
+func (nodeService) SetTime(_ context.Context, r *connect.Request[apiv1.SetTimeRequest]) (*connect.Response[apiv1.SetTimeResponse], error) {
+	to := r.Msg.Time.AsTime()
+	if time.Since(to).Abs() < time.Minute {
+		return answerWith(&apiv1.SetTimeResponse{Message: "the clock is set to the time of the client"})
+	}
+	return answerWith(&apiv1.SetTimeResponse{Message: "the clock is set to " + to.Format(time.RFC3339)})
+}
+
 func (nodeService) Containers(_ context.Context, r *connect.Request[apiv1.ContainersRequest]) (*connect.Response[apiv1.ContainersResponse], error) {
 	if !r.Msg.Kubernetes {
 		return answerWith(&apiv1.ContainersResponse{Containers: []*apiv1.Container{{Namespace: "system", Id: "etcd", Image: "registry.k8s.io/etcd:3.6.8-0", Pid: 2343, Status: "CONTAINER_RUNNING"}}})

@@ -49,6 +49,8 @@ const (
 	NodeServiceNetstatProcedure = "/garboard.v1.NodeService/Netstat"
 	// NodeServiceTimeProcedure is the fully-qualified name of the NodeService's Time RPC.
 	NodeServiceTimeProcedure = "/garboard.v1.NodeService/Time"
+	// NodeServiceSetTimeProcedure is the fully-qualified name of the NodeService's SetTime RPC.
+	NodeServiceSetTimeProcedure = "/garboard.v1.NodeService/SetTime"
 	// NodeServiceContainersProcedure is the fully-qualified name of the NodeService's Containers RPC.
 	NodeServiceContainersProcedure = "/garboard.v1.NodeService/Containers"
 	// NodeServiceImagesProcedure is the fully-qualified name of the NodeService's Images RPC.
@@ -115,6 +117,8 @@ type NodeServiceClient interface {
 	// Netstat lists the sockets in the network namespace of the node.
 	Netstat(context.Context, *connect.Request[garboardv1.NetstatRequest]) (*connect.Response[garboardv1.NetstatResponse], error)
 	Time(context.Context, *connect.Request[garboardv1.TimeRequest]) (*connect.Response[garboardv1.TimeResponse], error)
+	// SetTime sets the clock, whatever time servers say. They then move it as usual.
+	SetTime(context.Context, *connect.Request[garboardv1.SetTimeRequest]) (*connect.Response[garboardv1.SetTimeResponse], error)
 	// Containers lists the containers of containerd.
 	Containers(context.Context, *connect.Request[garboardv1.ContainersRequest]) (*connect.Response[garboardv1.ContainersResponse], error)
 	// Images lists the images of containerd.
@@ -241,6 +245,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			baseURL+NodeServiceTimeProcedure,
 			connect.WithSchema(nodeServiceMethods.ByName("Time")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		setTime: connect.NewClient[garboardv1.SetTimeRequest, garboardv1.SetTimeResponse](
+			httpClient,
+			baseURL+NodeServiceSetTimeProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("SetTime")),
 			connect.WithClientOptions(opts...),
 		),
 		containers: connect.NewClient[garboardv1.ContainersRequest, garboardv1.ContainersResponse](
@@ -395,6 +405,7 @@ type nodeServiceClient struct {
 	disks             *connect.Client[garboardv1.DisksRequest, garboardv1.DisksResponse]
 	netstat           *connect.Client[garboardv1.NetstatRequest, garboardv1.NetstatResponse]
 	time              *connect.Client[garboardv1.TimeRequest, garboardv1.TimeResponse]
+	setTime           *connect.Client[garboardv1.SetTimeRequest, garboardv1.SetTimeResponse]
 	containers        *connect.Client[garboardv1.ContainersRequest, garboardv1.ContainersResponse]
 	images            *connect.Client[garboardv1.ImagesRequest, garboardv1.ImagesResponse]
 	removeImages      *connect.Client[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse]
@@ -457,6 +468,11 @@ func (c *nodeServiceClient) Netstat(ctx context.Context, req *connect.Request[ga
 // Time calls garboard.v1.NodeService.Time.
 func (c *nodeServiceClient) Time(ctx context.Context, req *connect.Request[garboardv1.TimeRequest]) (*connect.Response[garboardv1.TimeResponse], error) {
 	return c.time.CallUnary(ctx, req)
+}
+
+// SetTime calls garboard.v1.NodeService.SetTime.
+func (c *nodeServiceClient) SetTime(ctx context.Context, req *connect.Request[garboardv1.SetTimeRequest]) (*connect.Response[garboardv1.SetTimeResponse], error) {
+	return c.setTime.CallUnary(ctx, req)
 }
 
 // Containers calls garboard.v1.NodeService.Containers.
@@ -582,6 +598,8 @@ type NodeServiceHandler interface {
 	// Netstat lists the sockets in the network namespace of the node.
 	Netstat(context.Context, *connect.Request[garboardv1.NetstatRequest]) (*connect.Response[garboardv1.NetstatResponse], error)
 	Time(context.Context, *connect.Request[garboardv1.TimeRequest]) (*connect.Response[garboardv1.TimeResponse], error)
+	// SetTime sets the clock, whatever time servers say. They then move it as usual.
+	SetTime(context.Context, *connect.Request[garboardv1.SetTimeRequest]) (*connect.Response[garboardv1.SetTimeResponse], error)
 	// Containers lists the containers of containerd.
 	Containers(context.Context, *connect.Request[garboardv1.ContainersRequest]) (*connect.Response[garboardv1.ContainersResponse], error)
 	// Images lists the images of containerd.
@@ -704,6 +722,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		svc.Time,
 		connect.WithSchema(nodeServiceMethods.ByName("Time")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceSetTimeHandler := connect.NewUnaryHandler(
+		NodeServiceSetTimeProcedure,
+		svc.SetTime,
+		connect.WithSchema(nodeServiceMethods.ByName("SetTime")),
 		connect.WithHandlerOptions(opts...),
 	)
 	nodeServiceContainersHandler := connect.NewUnaryHandler(
@@ -863,6 +887,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceNetstatHandler.ServeHTTP(w, r)
 		case NodeServiceTimeProcedure:
 			nodeServiceTimeHandler.ServeHTTP(w, r)
+		case NodeServiceSetTimeProcedure:
+			nodeServiceSetTimeHandler.ServeHTTP(w, r)
 		case NodeServiceContainersProcedure:
 			nodeServiceContainersHandler.ServeHTTP(w, r)
 		case NodeServiceImagesProcedure:
@@ -946,6 +972,10 @@ func (UnimplementedNodeServiceHandler) Netstat(context.Context, *connect.Request
 
 func (UnimplementedNodeServiceHandler) Time(context.Context, *connect.Request[garboardv1.TimeRequest]) (*connect.Response[garboardv1.TimeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Time is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) SetTime(context.Context, *connect.Request[garboardv1.SetTimeRequest]) (*connect.Response[garboardv1.SetTimeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.SetTime is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) Containers(context.Context, *connect.Request[garboardv1.ContainersRequest]) (*connect.Response[garboardv1.ContainersResponse], error) {

@@ -2,7 +2,8 @@
 
 // Package clock tests machines whose hardware clock is a year wrong. With a time
 // server their clocks are right before a certificate is checked. Without one they
-// start as well, report the wrong clock, and set it when there is a time server.
+// start as well, report the wrong clock, and set it when there is a time server: they are new
+// machines, which believe one. Later, they don't believe one that says a far time.
 // Containers have the clock of this machine, so this test uses QEMU only.
 package clock
 
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 	"github.com/garboard-os/garboard/qemu/osthread"
+	"github.com/garboard-os/garboard/tools/testing/timeserver"
 	"gopkg.in/yaml.v3"
 )
 
@@ -34,6 +37,8 @@ const (
 	syncBudget = 30 * time.Second
 	// etcdBudget is for the image of etcd to be pulled, and for it to start.
 	etcdBudget = 30 * time.Second
+	// liarBudget is for the next question to the time server, once a minute.
+	liarBudget = 2 * time.Minute
 	// near is how old the last answer of the time server may be: it is asked once a minute.
 	near = 2 * time.Minute
 )
@@ -48,8 +53,8 @@ func wrong(t *testing.T, name string, offset time.Duration) (*e2etest.Cluster, *
 }
 
 // serve runs chrony in the nodes' network. It serves this machine's time, and
-// never changes it.
-func serve(t *testing.T, inside *osthread.Thread) {
+// never changes it. stop ends it.
+func serve(t *testing.T, inside *osthread.Thread) (stop func()) {
 	t.Helper()
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "chrony.conf")
@@ -62,10 +67,12 @@ func serve(t *testing.T, inside *osthread.Thread) {
 	if err := inside.Do(cmd.Start); err != nil {
 		t.Fatalf("start chronyd (package chrony): %v", err)
 	}
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
+	t.Cleanup(stop)
+	return stop
 }
 
 // status is a node's time in gbctl's output.
@@ -109,11 +116,30 @@ func votes(c *e2etest.Cluster) error {
 
 func TestAYearAhead(t *testing.T) {
 	c, m := wrong(t, "ahead", year)
-	serve(t, c.Network())
+	inside := c.Network()
+	stop := serve(t, inside)
 	t.Log(c.Says(sayBudget, 0, "timed: Running (up): synchronised with "+timeServer, "the clock was off by -8").Text)
 	c.Eventually(syncBudget, "the time is the time server's", func() error { return right(c) })
 	c.Eventually(etcdBudget, "etcd votes", func() error { return votes(c) })
 	m.Reached("etcd votes")
+
+	// The same server takes to lying: it doesn't make the certificates expire.
+	before := len(c.Text())
+	stop()
+	if err := inside.Do(func() error { _, err := timeserver.Serve(t, timeServer+":123", year); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Log(c.Says(liarBudget, before, "timed: no time: by "+timeServer, "one server alone doesn't move the clock so far").Text)
+	if err := votes(c); err != nil {
+		t.Errorf("after the lie: %v", err)
+	}
+	m.Reached("a liar isn't believed")
+	// The operator sets the clock, which is right already.
+	c.Gbctl("time", "set")
+	c.Says(sayBudget, before, "timed: clock set from", "by the operator")
+	if err := votes(c); err != nil {
+		t.Errorf("after the order: %v", err)
+	}
 }
 
 func TestAYearBehind(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // AuditID is the log of every call that changes something or discloses what may be secret,
@@ -181,8 +182,11 @@ func fields(m protoreflect.Message) string {
 		case !m.Has(f) || f.Kind() == protoreflect.BytesKind:
 		case f.Message() != nil:
 			if one, ok := m.Get(f).Interface().(protoreflect.Message); ok {
-				if d, ok := one.Interface().(*durationpb.Duration); ok {
-					parts = append(parts, fmt.Sprintf("%s %s", f.Name(), d.AsDuration()))
+				switch t := one.Interface().(type) {
+				case *durationpb.Duration:
+					parts = append(parts, fmt.Sprintf("%s %s", f.Name(), t.AsDuration()))
+				case *timestamppb.Timestamp:
+					parts = append(parts, fmt.Sprintf("%s %s", f.Name(), t.AsTime().Format(time.RFC3339)))
 				}
 			}
 		case f.IsList():

@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // audited is the last line of the audit log.
@@ -64,6 +65,20 @@ func TestChangesAreAudited(t *testing.T) {
 	_, err = ask(t, garboardv1connect.NewServiceServiceClient(r.as(operator), host).Control, &apiv1.ControlServiceRequest{Id: "kubelet", Action: apiv1.ControlServiceRequest_ACTION_RESTART})
 	must(t, err)
 	wantParts(t, r.audited(), "ServiceService/Control peer=jane roles=os:operator", `what="restart \"kubelet\""`)
+
+	set := garboardv1connect.NewNodeServiceClient(r.as(admin), host).SetTime
+	_, err = ask(t, set, &apiv1.SetTimeRequest{Time: timestamppb.New(time.Unix(1_800_000_000, 0))})
+	must(t, err)
+	wantParts(t, r.audited(), "NodeService/SetTime peer=jane roles=os:admin", "outcome=ok", `what="time 2027-01-15T08:00:00Z"`)
+	_, err = ask(t, set, &apiv1.SetTimeRequest{Time: timestamppb.New(time.Unix(0, 0))})
+	wantCode(t, err, connect.CodeFailedPrecondition, "was built later")
+	wantParts(t, r.audited(), `outcome="failed_precondition: this system was built later`)
+	for _, wrong := range []*timestamppb.Timestamp{nil, {Seconds: 1 << 60}} {
+		_, err = ask(t, set, &apiv1.SetTimeRequest{Time: wrong})
+		wantCode(t, err, connect.CodeInvalidArgument)
+	}
+	_, err = ask(t, garboardv1connect.NewNodeServiceClient(r.as(operator), host).SetTime, &apiv1.SetTimeRequest{Time: timestamppb.Now()})
+	wantCode(t, err, connect.CodePermissionDenied)
 
 	// Who may not, who can't be known, and who can't be understood.
 	_, err = ask(t, garboardv1connect.NewConfigServiceClient(r.as(reader), host).Confirm, &apiv1.ConfirmConfigRequest{})

@@ -174,6 +174,17 @@ func (s *nodeService) Time(context.Context, *connect.Request[apiv1.TimeRequest])
 	return connect.NewResponse(res), nil
 }
 
+func (s *nodeService) SetTime(ctx context.Context, req *connect.Request[apiv1.SetTimeRequest]) (*connect.Response[apiv1.SetTimeResponse], error) {
+	if err := req.Msg.GetTime().CheckValid(); err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	to := req.Msg.GetTime().AsTime()
+	if err := s.opts.SetTime(ctx, to); err != nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	}
+	return connect.NewResponse(&apiv1.SetTimeResponse{Message: "the clock is set to " + to.Format(time.RFC3339)}), nil
+}
+
 func (s *nodeService) Disks(context.Context, *connect.Request[apiv1.DisksRequest]) (*connect.Response[apiv1.DisksResponse], error) {
 	found, err := s.opts.Disks()
 	if err != nil {

@@ -43,6 +43,8 @@ type Options struct {
 	// Since is the time since boot.
 	Since func() time.Duration
 	Disks func() ([]disks.Disk, error)
+	// SetTime sets the clock.
+	SetTime func(context.Context, time.Time) error
 	// UserDisks are the disks of these names, if a reset may wipe them.
 	UserDisks func(names []string) ([]disks.UserDisk, error)
 

@@ -70,6 +70,12 @@ type gate struct {
 	now     func() time.Time // a node's clock may be wrong; a field for tests
 }
 
+// time is what certificates are compared with. One that has expired doesn't come back when
+// the clock goes back.
+func (g *gate) time() time.Time {
+	return slices.MaxFunc([]time.Time{g.now(), g.state.Load().floor}, time.Time.Compare)
+}
+
 // newGate is a gate with the state in dir that forwards calls to socket.
 func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 	g := &gate{
@@ -262,7 +268,7 @@ func (g *gate) authenticate(s *state, r *http.Request) (identity, error) {
 	if err != nil {
 		return identity{}, err
 	}
-	return caller, caller.current(g.now())
+	return caller, caller.current(g.time())
 }
 
 // lookup finds the method that a request is for. The path that is looked at here

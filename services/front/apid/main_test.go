@@ -33,10 +33,11 @@ type settings struct {
 	cert      []byte
 	key       []byte
 	metricsCA []byte
+	floor     time.Time
 }
 
 func (s settings) toState() statefile.State[facts] {
-	return stateOf(facts{Mode: s.mode, PinnedCA: s.pinnedCA, Metrics: s.metrics}, s.bundle, s.cert, s.key, s.metricsCA)
+	return stateOf(facts{Mode: s.mode, PinnedCA: s.pinnedCA, Metrics: s.metrics, Floor: s.floor}, s.bundle, s.cert, s.key, s.metricsCA)
 }
 
 // gateVariable, in the environment, makes the test program the gate itself: its

@@ -121,7 +121,7 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m, _ := api.Lookup(api.MetricsPath)
 	caller, err := now.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates, now.identifyScraper)
 	if err == nil {
-		err = caller.current(s.now())
+		err = caller.current(s.time())
 	}
 	switch {
 	case err == nil && !api.Allowed(m, caller.roles):
@@ -159,7 +159,7 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // sweep closes connections of clients that are no longer allowed.
 func (s *scrapes) sweep() {
-	state, now := s.state.Load(), s.now()
+	state, now := s.state.Load(), s.time()
 	s.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
 		caller, err := state.recall(c, chain, state.identifyScraper)
 		return err == nil && caller.current(now) == nil

@@ -92,6 +92,12 @@ func TestMetricsAddress(t *testing.T) {
 		t.Errorf("at the machine API: %d %s", code, text)
 	}
 
+	k.floor = time.Now().Add(2 * time.Hour)
+	b.writeAndWait(t, k)
+	brief := shown(t, prometheus, pki.Leaf{CN: "p", Validity: time.Hour})
+	if code, text := get(k.metrics, http.MethodGet, "/metrics", brief); code != 403 || !strings.Contains(text, "expired") {
+		t.Errorf("expired at a time that is over: %d %s", code, text)
+	}
 	former := k.metrics
 	k.metrics, k.metricsCA = freeport.Find(t).String(), nil
 	b.writeAndWait(t, k)

@@ -87,7 +87,7 @@ func (g *gate) refresh() error {
 // allowed.
 func (g *gate) tick() {
 	g.watcher.Poll(g.log, g.refresh)
-	s, now := g.state.Load(), g.now()
+	s, now := g.state.Load(), g.time()
 	g.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
 		caller, err := s.recall(c, chain, s.identify)
 		if err == nil {

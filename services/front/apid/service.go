@@ -24,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/front/statefile"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -100,8 +101,12 @@ func newSupervisor(o Options) *supervisor {
 	}
 	s := &supervisor{Options: o}
 	s.publisher = statefile.Publisher[facts]{
-		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type(), machine.Configs.Type()},
-		Current: s.current,
+		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type(), machine.Configs.Type(), clock.Statuses.Type()},
+		Current: func() (statefile.State[facts], error) {
+			b, err := s.current()
+			b.Facts.Floor = clock.Floor(s.Store)
+			return b, err
+		},
 	}
 	return s
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -26,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/front/statefile"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -210,6 +213,45 @@ func TestServiceComesBack(t *testing.T) {
 func apiSecrets(t *testing.T, ca pki.CA) secrets.APISpec {
 	k := normal(t, ca)
 	return secrets.APISpec{CA: k.bundle, Serving: config.CertKey{Crt: k.cert, Key: k.key}}
+}
+
+// A certificate that has expired stays so when the clock goes back: PID 1 tells the gate what
+// time is over. One that lasts for longer goes on, also on a connection that was open before.
+func TestServiceKnowsTheFloor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	n.b.backend = newRecorder(t, n.b.socket, everything())
+	ca, now := newCA(t), time.Now()
+	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	put(t, n, secrets.API, secrets.APIID, apiSecrets(t, ca))
+	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
+	leaf := pki.Leaf{CN: "alice", Orgs: []string{string(api.Admin)}, Now: now, Validity: time.Hour}
+	brief := shown(t, ca, leaf)
+	leaf.Validity = 3 * time.Hour
+	open, long := n.b.client(t, brief, true), n.b.client(t, shown(t, ca, leaf), true)
+	version, _ := api.Lookup("/garboard.v1.NodeService/Version")
+	for _, client := range []*http.Client{open, long} {
+		if err := ask(t.Context(), client, n.b.url(""), version); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, n, clock.Statuses, clock.StatusID, clock.Status{Floor: now.Add(2 * time.Hour)})
+	eventually.That(t, 10*time.Second, "the certificate to have expired", func() error {
+		for _, client := range []*http.Client{open, n.b.client(t, brief, false)} {
+			if err := ask(t.Context(), client, n.b.url(""), version); err == nil || !refusedAs(err, connect.CodeUnauthenticated, "expired at") {
+				return fmt.Errorf("got %v", err)
+			}
+		}
+		return nil
+	})
+	if err := ask(t.Context(), long, n.b.url(""), version); err != nil {
+		t.Errorf("the one that lasts for longer: %v", err)
+	}
+	// The operator has set a clock back that was wrong.
+	put(t, n, clock.Statuses, clock.StatusID, clock.Status{Floor: now.Add(-time.Hour)})
+	eventually.That(t, 10*time.Second, "the certificate to be good again", func() error {
+		return ask(t.Context(), n.b.client(t, brief, true), n.b.url(""), version)
+	})
 }
 
 // A typing mistake in the pin doesn't open the node to everybody.

@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/services/front/statefile"
@@ -32,6 +33,8 @@ type facts struct {
 	PinnedCA string `json:"pinnedCA,omitempty"`
 	// Metrics is machine.metrics.address; empty: none.
 	Metrics string `json:"metrics,omitempty"`
+	// Floor is a time that is over for certain, whatever the clock shows.
+	Floor time.Time `json:"floor,omitzero"`
 }
 
 // stateOf is what PID 1 writes for the gate.
@@ -48,7 +51,8 @@ func read(dir string) (statefile.State[facts], error) {
 // state is made of what PID 1 has written. It never changes: a new one replaces it.
 type state struct {
 	mode    string
-	pinned  string         // SHA-256 in lower-case hexadecimal; "": none
+	pinned  string // SHA-256 in lower-case hexadecimal; "": none
+	floor   time.Time
 	trusted *x509.CertPool // normal mode
 	tls     *tls.Config    // nil when closed
 	// The metrics' own address.
@@ -59,7 +63,7 @@ type state struct {
 
 // newState parses and checks in.
 func newState(in statefile.State[facts]) (*state, error) {
-	s := &state{mode: in.Facts.Mode, pinned: in.Facts.PinnedCA}
+	s := &state{mode: in.Facts.Mode, pinned: in.Facts.PinnedCA, floor: in.Facts.Floor}
 	switch s.mode {
 	case modeClosed:
 		return s, nil

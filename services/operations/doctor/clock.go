@@ -18,8 +18,14 @@ var clockConditions = []condition{
 		why:     "No time server has answered.",
 		next:    "Add a time server that is reachable from this network to machine.time.servers.",
 		follows: []string{"network-no-address", "network-no-route", "no-nameserver"},
-		causes: []cause{{[]reason.Code{clock.ServersDisagree}, "The time servers don't agree on the time, and there is no majority.",
-			"Remove the wrong ones from machine.time.servers. With four servers, one may be wrong."}},
+		causes: []cause{
+			{[]reason.Code{clock.ServersDisagree}, "The time servers don't agree on the time, and there is no majority.",
+				"Remove the wrong ones from machine.time.servers. With four servers, one may be wrong."},
+			{[]reason.Code{clock.Unconfirmed}, "One time server says that the clock is wrong by more than a day. Others must confirm that: servers that DHCP offers count as one, as do all addresses of one name.",
+				"Name at least two servers in machine.time.servers, or set the clock: gbctl time set."},
+			{[]reason.Code{clock.Impossible}, "Time servers say a time that can't be: the node has had it already, its system was built later, or the cluster's authorities have ended by then.",
+				"Check the time servers. If they are right, and it is the clock that was wrong, set it: gbctl time set."},
+		},
 		holds: func(s *snapshot) []finding {
 			if s.clock == nil || s.clock.Synced || s.config != nil && s.config.Machine.Time.Disabled {
 				return nil

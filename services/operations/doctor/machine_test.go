@@ -100,6 +100,10 @@ func TestClockNotSynced(t *testing.T) {
 	n.finds("clock-not-synced", warning, "10.5.0.1:123", "machine.time.servers")
 	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Message: "a 1s, b 5s", Reason: clock.ServersDisagree}))
 	n.finds("clock-not-synced", warning, "don't agree")
+	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Message: "by a it is 2030", Reason: clock.Unconfirmed}))
+	n.finds("clock-not-synced", warning, "by a it is 2030", "at least two servers", "gbctl time set")
+	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Message: "by a it is 2020", Reason: clock.Impossible}))
+	n.finds("clock-not-synced", warning, "by a it is 2020", "gbctl time set")
 	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Synced: true}))
 	n.healthy()
 }

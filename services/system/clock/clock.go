@@ -8,10 +8,14 @@
 // never blocks a boot: the wait for the first answer is limited, and the
 // quality of the time can be read as a resource.
 //
+// No server sets the clock to before the floor, and one alone moves it by a day at
+// most, except on a new machine (judge.go). The operator may do more.
+//
 // In a container the clock is the host's, and never changed.
 package clock
 
 import (
+	"context"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -54,6 +58,8 @@ type Status struct {
 	LastSync time.Time     `yaml:"lastSync,omitempty"`
 	Message  string        `yaml:"message,omitempty"` // why it isn't synced
 	Reason   reason.Code   `yaml:"reason,omitempty"`
+	// Floor is a time that is over for certain: no server sets the clock to before it.
+	Floor time.Time `yaml:"floor,omitempty"`
 }
 
 // Statuses has one object, "node".
@@ -79,24 +85,29 @@ type Options struct {
 	kernel kernel
 	file   string // the saved time; tests have their own
 	built  time.Time
-	ask    queryFunc
+	// Tests have other servers.
+	resolve func(ctx context.Context, server string) (addrs []string, err error)
+	query   func(ctx context.Context, addr string) (sample, error)
 }
 
 // Daemon is the service.
 type Daemon struct {
 	o      Options
-	raised bool // the hardware clock of this boot was behind the floor
+	orders chan order
+	raised bool      // the hardware clock of this boot was behind the floor
+	floor  time.Time // what was saved last, or is known otherwise
+	fresh  bool      // nothing was saved yet: the machine is new
 }
 
 // New makes the service and doesn't start it.
 func New(o Options) *Daemon {
 	if o.kernel == nil {
-		o.kernel = machineClock{}
-		o.ask = network{log: o.Logs.Logger(ID)}.ask
+		o.kernel, o.resolve = machineClock{}, resolve
+		o.query = func(ctx context.Context, addr string) (sample, error) { return query(ctx, addr, nil) }
 	}
 	option.Default(&o.file, boot.ClockFile)
 	option.Default(&o.built, boot.Built())
-	return &Daemon{o: o}
+	return &Daemon{o: o, orders: make(chan order)}
 }
 
 // Service is timed in the graph: up when the clock is set, or when the wait for

@@ -3,7 +3,6 @@ package clock
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,7 +49,7 @@ func TestRealTimeServer(t *testing.T) {
 	})
 
 	c := &fakeClock{off: -time.Hour}
-	n := startNode(t, Options{kernel: c, ask: network{log: slog.New(slog.DiscardHandler), clock: true}.ask}, config.Time{Servers: []string{"127.0.0.1"}})
+	n := startNode(t, overNetwork(c), config.Time{Servers: []string{"127.0.0.1"}})
 	eventually.That(t, 15*time.Second, "the clock is synchronised", func() error {
 		if s, err := Statuses.Get(n.store, StatusID); err != nil || !s.Spec.Synced {
 			return fmt.Errorf("%+v, %v\n%s", s.Spec, err, n.log)

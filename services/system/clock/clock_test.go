@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -18,7 +17,6 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 	nodenet "github.com/garboard-os/garboard/services/system/network"
@@ -82,16 +80,29 @@ func (c *fakeClock) jumps() int {
 	return len(c.sets)
 }
 
-// truth is a server with the right time: the test's own.
-func truth(_ context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
-	if skip(server) {
-		return nil, nil
-	}
-	return []sample{{server: server, addr: server, stratum: 2, offset: time.Now().Round(0).Sub(now()), distance: 5 * time.Millisecond}}, nil
+// fake is a network of servers. Each of them has an address with its name.
+type fake func(server string) (lie time.Duration, err error)
+
+func (f fake) resolve(_ context.Context, server string) ([]string, error) {
+	return []string{server}, nil
 }
 
-func silence(_ context.Context, server string, _ func() time.Time, _ func(string) bool) ([]sample, error) {
-	return nil, askError{server, errors.New("i/o timeout")}
+func truth(string) (time.Duration, error) { return 0, nil }
+
+func silence(string) (time.Duration, error) { return 0, errors.New("i/o timeout") }
+
+// answer is the one of a server whose time is wrong by that.
+func answer(now time.Time, lie time.Duration) sample {
+	return sample{stratum: 2, offset: time.Now().Round(0).Sub(now) + lie, distance: 5 * time.Millisecond}
+}
+
+// of has the node ask f. Only tests of what depends on the network have something else.
+func of(c *fakeClock, f fake) Options {
+	return Options{kernel: c, resolve: f.resolve, query: func(_ context.Context, addr string) (sample, error) {
+		now := c.Now()
+		lie, err := f(addr)
+		return answer(now, lie), err
+	}}
 }
 
 type syncBuffer struct {
@@ -113,14 +124,15 @@ func (s *syncBuffer) String() string {
 
 // node is timed with its inputs.
 type node struct {
-	t     *testing.T
-	clock *fakeClock
-	store *resource.Store
-	graph *dag.Graph
-	log   *syncBuffer
-	file  string
-	ca    config.CertKey
-	stop  func()
+	t      *testing.T
+	clock  *fakeClock
+	store  *resource.Store
+	graph  *dag.Graph
+	log    *syncBuffer
+	daemon *Daemon
+	file   string
+	ca     config.CertKey
+	stop   func()
 }
 
 // beforeSynctest is a build time for tests that don't depend on it: in a bubble
@@ -148,7 +160,8 @@ func startMember(t *testing.T, o Options, cfg config.Time, ca config.CertKey) *n
 	n.configure(cfg)
 	var err error
 	log := slog.New(slog.NewTextHandler(n.log, nil))
-	n.graph, err = dag.New(dag.Options{Log: func(string) *slog.Logger { return log }}, New(o).Service())
+	n.daemon = New(o)
+	n.graph, err = dag.New(dag.Options{Log: func(string) *slog.Logger { return log }}, n.daemon.Service())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +200,7 @@ func (n *node) up() bool {
 func TestStepThenSlew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &fakeClock{off: -72 * time.Hour}
-		n := startNode(t, Options{kernel: c, ask: truth}, config.Time{Servers: []string{"a"}})
+		n := startNode(t, of(c, truth), config.Time{Servers: []string{"a"}})
 		synctest.Wait()
 		if !n.up() || c.jumps() != 1 || c.error() != 0 {
 			t.Fatalf("up %v, set %d times, off by %s\n%s", n.up(), c.jumps(), c.error(), n.log)
@@ -217,15 +230,13 @@ func TestSpikeIsNotFollowed(t *testing.T) {
 		c := &fakeClock{}
 		var mu sync.Mutex
 		spike := time.Duration(0)
-		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
-			s, err := truth(ctx, server, now, skip)
+		ask := func(server string) (time.Duration, error) {
 			mu.Lock()
 			defer mu.Unlock()
-			s[0].offset += spike
-			return s, err
+			return spike, nil
 		}
 		set := func(d time.Duration) { mu.Lock(); defer mu.Unlock(); spike = d }
-		n := startNode(t, Options{kernel: c, ask: ask}, config.Time{Servers: []string{"a"}})
+		n := startNode(t, of(c, ask), config.Time{Servers: []string{"a"}})
 		synctest.Wait()
 		set(3 * time.Second)
 		time.Sleep(200 * time.Second)
@@ -249,7 +260,7 @@ func TestSpikeIsNotFollowed(t *testing.T) {
 func TestNoTimeServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &fakeClock{}
-		n := startNode(t, Options{kernel: c, ask: silence}, config.Time{Servers: []string{"10.0.0.9"}, BootTimeout: 20 * time.Second})
+		n := startNode(t, of(c, silence), config.Time{Servers: []string{"10.0.0.9"}, BootTimeout: 20 * time.Second})
 		time.Sleep(19 * time.Second)
 		synctest.Wait()
 		if n.up() {
@@ -281,17 +292,18 @@ func TestFloor(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		now, built, saved, made, want string
+		fresh                         bool // no time was saved that can be used
 	}{
-		"dead battery":       {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "", "2026-01-01T00:00:00Z"},
-		"saved is later":     {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "", "2026-03-05T07:00:00Z"},
-		"clock is later":     {"2026-05-01T00:00:00Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "", "2026-05-01T00:00:00Z"},
-		"saved is nonsense":  {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "later", "", "2026-01-01T00:00:00Z"},
-		"an older was saved": {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2025-01-01T00:00:00Z", "", "2026-01-01T00:00:00Z"},
+		"dead battery":       {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "", "2026-01-01T00:00:00Z", true},
+		"saved is later":     {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "", "2026-03-05T07:00:00Z", false},
+		"clock is later":     {"2026-05-01T00:00:00Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "", "2026-05-01T00:00:00Z", false},
+		"saved is nonsense":  {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "later", "", "2026-01-01T00:00:00Z", true},
+		"an older was saved": {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2025-01-01T00:00:00Z", "", "2026-01-01T00:00:00Z", false},
 		// An authority is valid from a day before it was made.
-		"a new cluster":                         {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "2026-07-02T00:00:00Z", "2026-07-01T00:00:00Z"},
-		"a wrong clock was saved":               {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z", "2026-07-02T00:00:00Z", "2026-07-01T00:00:00Z"},
-		"the clock is beyond the cluster's end": {"2099-01-01T00:00:00Z", "2026-01-01T00:00:00Z", "2026-07-03T00:00:00Z", "2026-07-02T00:00:00Z", "2026-07-03T00:00:00Z"},
-		"an older cluster":                      {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "2025-07-02T00:00:00Z", "2026-01-01T00:00:00Z"},
+		"a new cluster":                         {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "2026-07-02T00:00:00Z", "2026-07-01T00:00:00Z", true},
+		"a wrong clock was saved":               {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z", "2026-07-02T00:00:00Z", "2026-07-01T00:00:00Z", true},
+		"the clock is beyond the cluster's end": {"2099-01-01T00:00:00Z", "2026-01-01T00:00:00Z", "2026-07-03T00:00:00Z", "2026-07-02T00:00:00Z", "2026-07-03T00:00:00Z", false},
+		"an older cluster":                      {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "2025-07-02T00:00:00Z", "2026-01-01T00:00:00Z", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -310,7 +322,9 @@ func TestFloor(t *testing.T) {
 					}
 				}
 				clock := &fakeClock{off: time.Until(at(c.now))}
-				n := startMember(t, Options{kernel: clock, ask: silence, built: at(c.built), file: file}, config.Time{}, ca)
+				o := of(clock, silence)
+				o.built, o.file = at(c.built), file
+				n := startMember(t, o, config.Time{}, ca)
 				synctest.Wait()
 				if got := stamp(clock.Now()); got != c.want {
 					t.Errorf("the clock is at %s, want %s", got, c.want)
@@ -318,7 +332,7 @@ func TestFloor(t *testing.T) {
 				n.stop()
 				data, err := os.ReadFile(file)
 				saved := strings.TrimSpace(string(data))
-				if c.now == c.want { // the hardware clock goes on, and may be wrong
+				if c.fresh || c.now == c.want { // the hardware clock goes on, and may be wrong
 					if saved != c.saved {
 						t.Errorf("saved at stop: %q", saved)
 					}
@@ -333,7 +347,9 @@ func TestFloor(t *testing.T) {
 func TestContainerLeavesTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &fakeClock{off: -time.Hour}
-		n := startNode(t, Options{Mode: boot.Container, kernel: c, ask: truth, built: time.Now()}, config.Time{Servers: []string{"a"}})
+		o := of(c, truth)
+		o.Mode, o.built = boot.Container, time.Now()
+		n := startNode(t, o, config.Time{Servers: []string{"a"}})
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if !n.up() || c.jumps() > 0 || len(c.slews) > 0 {
@@ -351,13 +367,13 @@ func TestS063Servers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		asked := ""
-		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+		ask := func(server string) (time.Duration, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			asked = server
-			return truth(ctx, server, now, skip)
+			return truth(server)
 		}
-		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{})
+		n := startNode(t, of(&fakeClock{}, ask), config.Time{})
 		expect := func(want string) {
 			t.Helper()
 			synctest.Wait()
@@ -385,20 +401,20 @@ func TestS063WrongServersAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		count := map[string]int{}
-		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+		ask := func(server string) (time.Duration, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if count[server]++; server == "wrong" {
-				return silence(ctx, server, now, skip)
+				return silence(server)
 			}
-			return truth(ctx, server, now, skip)
+			return truth(server)
 		}
 		asked := func(server string) int {
 			mu.Lock()
 			defer mu.Unlock()
 			return count[server]
 		}
-		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{Servers: []string{"right"}})
+		n := startNode(t, of(&fakeClock{}, ask), config.Time{Servers: []string{"right"}})
 		synctest.Wait()
 		n.configure(config.Time{Servers: []string{"wrong"}})
 		time.Sleep(40 * time.Second)
@@ -430,13 +446,13 @@ func TestS063WrongServersAreReported(t *testing.T) {
 // continues.
 func TestPanicIsSurvived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+		ask := func(server string) (time.Duration, error) {
 			if server == "strange" {
 				panic("an answer that nobody thought of")
 			}
-			return truth(ctx, server, now, skip)
+			return truth(server)
 		}
-		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{Servers: []string{"strange", "kind"}})
+		n := startNode(t, of(&fakeClock{}, ask), config.Time{Servers: []string{"strange", "kind"}})
 		time.Sleep(time.Hour) // virtual
 		synctest.Wait()
 		if !n.status().Synced {
@@ -444,64 +460,4 @@ func TestPanicIsSurvived(t *testing.T) {
 		}
 		n.stop()
 	})
-}
-
-func TestKissOfDeath(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		count := map[string]int{}
-		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
-			if skip(server) {
-				return nil, nil
-			}
-			mu.Lock()
-			count[server]++
-			mu.Unlock()
-			if server == "rude" {
-				return nil, errors.Join(askError{"rude", refusal{"DENY"}})
-			}
-			return truth(ctx, server, now, skip)
-		}
-		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{Servers: []string{"rude", "kind"}})
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		mu.Lock()
-		defer mu.Unlock()
-		if count["rude"] != 1 || count["kind"] < 5 || !n.status().Synced {
-			t.Errorf("asked %v, status %+v", count, n.status())
-		}
-		n.stop()
-	})
-}
-
-func TestPick(t *testing.T) {
-	ms := time.Millisecond
-	s := func(addr string, offset, distance time.Duration) sample {
-		return sample{addr: addr, offset: offset, distance: distance}
-	}
-	for name, c := range map[string]struct {
-		in   []sample
-		want string // address, or the error
-	}{
-		"one":                    {[]sample{s("a", 5*ms, 10*ms)}, "a"},
-		"the smallest error":     {[]sample{s("a", 5*ms, 30*ms), s("b", 8*ms, 2*ms), s("c", 6*ms, 9*ms)}, "b"},
-		"two against one":        {[]sample{s("a", 5*ms, 30*ms), s("liar", time.Hour, ms), s("c", 6*ms, 9*ms)}, "c"},
-		"one word against other": {[]sample{s("a", 0, ms), s("b", time.Hour, ms)}, "the time servers disagree: a 0s, b 1h0m0s"},
-		"none":                   {nil, "no time server is good enough"},
-		"too far away":           {[]sample{s("a", 0, 2*time.Second)}, "no time server is good enough"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := pick(c.in)
-			text := got.addr
-			if err != nil {
-				text = fmt.Sprint(err)
-			}
-			if disagree := reason.Of(err) == ServersDisagree; disagree != strings.Contains(c.want, "disagree") {
-				t.Errorf("reason %q", reason.Of(err))
-			}
-			if text != c.want {
-				t.Errorf("got %q, want %q", text, c.want)
-			}
-		})
-	}
 }

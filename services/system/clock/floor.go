@@ -11,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -19,17 +20,16 @@ import (
 // 5). Before that time no certificate of the cluster is valid, and without a time
 // server the node could never join. It returns a description of what it did, or "".
 func (d *Daemon) raise() (string, error) {
-	floor, why := d.o.built, "this system was built then"
-	made, name, until, last := d.authorities()
-	saved, err := d.saved()
+	floor, why, until, last := d.earliest()
+	saved, err := saved(d.o.file)
 	if !until.IsZero() && saved.After(until) { // a clock that was wrong once: no certificate would be valid
 		err = fmt.Errorf("the saved time %s isn't used: the configuration's authorities are valid until %s", stamp(saved), stamp(until))
-	} else if saved.After(floor) {
+		saved = time.Time{}
+	}
+	if saved.After(floor) {
 		floor, why = saved, "that was saved last"
 	}
-	if made.After(floor) {
-		floor, why = made, fmt.Sprintf("authority %q of the configuration is valid from then on", name)
-	}
+	d.floor, d.fresh = floor, saved.IsZero()
 	now := d.o.kernel.Now()
 	late := !last.IsZero() && now.After(last) && floor.Before(last) // not where one of them has really ended
 	if late {
@@ -45,13 +45,15 @@ func (d *Daemon) raise() (string, error) {
 	return fmt.Sprintf("the clock was at %s, and is put to %s: %s", stamp(now), stamp(floor), why), err
 }
 
-// authorities is when the last of the configuration's authorities was made, and
-// its name, and when the first and the last of them end. An authority that can't be read is
+// earliest is the time before which it can't be, and why: the time of the build, or the one
+// from which the last of the configuration's authorities is valid. The first and the last of
+// these end at until and last; both are zero without any. An authority that can't be read is
 // ignored: other code reports it.
-func (d *Daemon) authorities() (made time.Time, name string, until, last time.Time) {
+func (d *Daemon) earliest() (floor time.Time, why string, until, last time.Time) {
+	floor, why = d.o.built, "this system was built then"
 	cfg, err := machine.Config(d.o.Store)
 	if err != nil {
-		return made, "", until, last
+		return floor, why, until, last
 	}
 	c := cfg.Cluster
 	for _, ca := range []config.CertKey{cfg.Machine.CA, c.CA, c.AggregatorCA, c.Etcd.CA} {
@@ -59,8 +61,8 @@ func (d *Daemon) authorities() (made time.Time, name string, until, last time.Ti
 		if err != nil {
 			continue
 		}
-		if cert.NotBefore.After(made) {
-			made, name = cert.NotBefore, cert.Subject.String()
+		if cert.NotBefore.After(floor) {
+			floor, why = cert.NotBefore, fmt.Sprintf("authority %q of the configuration is valid from then on", cert.Subject)
 		}
 		if until.IsZero() || cert.NotAfter.Before(until) {
 			until = cert.NotAfter
@@ -69,12 +71,21 @@ func (d *Daemon) authorities() (made time.Time, name string, until, last time.Ti
 			last = cert.NotAfter
 		}
 	}
-	return made, name, until, last
+	return floor, why, until, last
+}
+
+// Floor is a time that is over for certain, also before the service has begun.
+func Floor(r resource.Reader) time.Time {
+	if o, err := Statuses.Get(r, StatusID); err == nil {
+		return o.Spec.Floor
+	}
+	t, _ := saved(boot.ClockFile) // the service reports an error
+	return t
 }
 
 // saved is the zero time if nothing was saved.
-func (d *Daemon) saved() (time.Time, error) {
-	data, err := os.ReadFile(d.o.file)
+func saved(file string) (time.Time, error) {
+	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return time.Time{}, nil
 	}
@@ -83,16 +94,9 @@ func (d *Daemon) saved() (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, strings.TrimSpace(string(data)))
 	if err != nil {
-		return time.Time{}, fmt.Errorf("saved time in %s: %w", d.o.file, err)
+		return time.Time{}, fmt.Errorf("saved time in %s: %w", file, err)
 	}
 	return t, nil
-}
-
-func (d *Daemon) save() error {
-	if err := boot.WriteFile(d.o.file, []byte(stamp(d.o.kernel.Now())+"\n"), 0o644); err != nil {
-		return fmt.Errorf("save the time: %w", err)
-	}
-	return nil
 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

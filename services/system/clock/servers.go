@@ -5,16 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/beevik/ntp"
-	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
@@ -31,74 +28,22 @@ const (
 	maxDistance = 1500 * time.Millisecond
 )
 
-// sample is one server's answer.
+// sample is one address's answer.
 type sample struct {
-	server   string // as configured
+	server   string // as configured, or the offer
 	addr     string
+	err      error // nothing else is known then
 	stratum  int
 	offset   time.Duration // to add to our clock
 	distance time.Duration // the largest possible error of the offset
 	leap     int32         // status bits for the kernel
+	voices   int           // of servers that agree: see pick
 }
 
 // refusal is a server's kiss of death (RFC 5905 §7.4).
 type refusal struct{ code string }
 
 func (r refusal) Error() string { return "the server refuses us: " + r.code }
-
-// queryFunc asks every address of one server.
-type queryFunc func(ctx context.Context, server string, now func() time.Time, skip func(addr string) bool) ([]sample, error)
-
-// network asks over the network.
-type network struct {
-	log   *slog.Logger
-	clock bool // use the given clock instead of the kernel's timestamps
-}
-
-func (n network) ask(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
-	addrs, err := resolve(ctx, server)
-	if err != nil {
-		return nil, err
-	}
-	var (
-		mu   sync.Mutex // guards good and errs
-		good []sample
-		errs []error
-		wg   sync.WaitGroup
-	)
-	for _, addr := range addrs {
-		if skip(addr) {
-			continue
-		}
-		wg.Go(func() {
-			var s sample
-			// The answer may come from any host.
-			err := dag.Guard(n.log, func() (err error) {
-				s, err = n.query(ctx, addr, now)
-				return err
-			})
-			s.server = server
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				errs = append(errs, askError{addr, err})
-				return
-			}
-			good = append(good, s)
-		})
-	}
-	wg.Wait()
-	return good, errors.Join(errs...)
-}
-
-// askError has the address, so that a server that refuses isn't asked again.
-type askError struct {
-	addr string
-	err  error
-}
-
-func (e askError) Error() string { return e.addr + ": " + e.err.Error() }
-func (e askError) Unwrap() error { return e.err }
 
 // resolve is the addresses of a server with port, at most perName.
 func resolve(ctx context.Context, server string) ([]string, error) {
@@ -122,15 +67,14 @@ func resolve(ctx context.Context, server string) ([]string, error) {
 	return out, nil
 }
 
-func (n network) query(ctx context.Context, addr string, now func() time.Time) (sample, error) {
+// query asks one address. now is a test's clock, or nil for the kernel's timestamps.
+func query(ctx context.Context, addr string, now func() time.Time) (sample, error) {
 	opt := ntp.QueryOptions{
 		Timeout: queryTimeout,
 		Dialer: func(_, remote string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: queryTimeout}).DialContext(ctx, "udp", remote)
 		},
-	}
-	if n.clock {
-		opt.GetSystemTime = now
+		GetSystemTime: now,
 	}
 	r, err := ntp.QueryWithOptions(addr, opt)
 	if err != nil {
@@ -142,7 +86,7 @@ func (n network) query(ctx context.Context, addr string, now func() time.Time) (
 	if err := r.Validate(); err != nil {
 		return sample{}, err
 	}
-	s := sample{addr: addr, stratum: int(r.Stratum), offset: r.ClockOffset, distance: r.RootDistance}
+	s := sample{stratum: int(r.Stratum), offset: r.ClockOffset, distance: r.RootDistance}
 	switch r.Leap {
 	case ntp.LeapAddSecond:
 		s.leap = staIns
@@ -159,11 +103,16 @@ var errDisagree = reason.With(ServersDisagree, errors.New("the time servers disa
 
 // pick takes the servers that agree with the majority, and of them the one with
 // the smallest error. Servers agree if the intervals of their times and errors
-// have a common point (RFC 5905 §11.2.1).
+// have a common point (RFC 5905 §11.2.1). All addresses of one name have one voice, as
+// have all names of one address, and all servers that DHCP offers.
 func pick(all []sample) (sample, error) {
-	all = slices.DeleteFunc(slices.Clone(all), func(s sample) bool { return s.distance > maxDistance })
+	var errs []error
+	for _, s := range all {
+		errs = append(errs, s.err)
+	}
+	all = slices.DeleteFunc(slices.Clone(all), func(s sample) bool { return s.err != nil || s.distance > maxDistance })
 	if len(all) == 0 {
-		return sample{}, errors.New("no time server is good enough")
+		return sample{}, cmp.Or(errors.Join(errs...), errors.New("no time server is good enough"))
 	}
 	var most []sample
 	for _, s := range all {
@@ -181,5 +130,11 @@ func pick(all []sample) (sample, error) {
 		}
 		return sample{}, fmt.Errorf("%w: %s", errDisagree, strings.Join(times, ", "))
 	}
-	return slices.MinFunc(most, func(a, b sample) int { return cmp.Compare(a.distance, b.distance) }), nil
+	best := slices.MinFunc(most, func(a, b sample) int { return cmp.Compare(a.distance, b.distance) })
+	servers, addrs := map[string]bool{}, map[string]bool{}
+	for _, s := range most {
+		servers[s.server], addrs[s.addr] = true, true
+	}
+	best.voices = min(len(servers), len(addrs))
+	return best, nil
 }

@@ -21,8 +21,12 @@ import (
 )
 
 const (
-	// saveEvery limits how much time a machine without a hardware clock loses at a boot.
-	saveEvery = 5 * time.Minute
+	// saveEvery limits how much time a machine without a hardware clock loses at a boot, how far
+	// servers set a clock back, and for how long a new machine takes any date of one server.
+	saveEvery = time.Hour
+	// farOff is how far servers that nobody else confirms may move the clock. Certificates and
+	// tokens live for longer, and a machine without a hardware clock may be off for as long.
+	farOff = 24 * time.Hour
 	// bootTimeout is for a configuration without one (Load fills it in).
 	bootTimeout = 15 * time.Second
 	// retryFirst is the pause after the first round without an answer; it doubles
@@ -31,6 +35,8 @@ const (
 	// reachLimit is the number of rounds without an answer, in a row, after which the clock
 	// no longer counts as synchronised: RFC 5905 §9.2 keeps eight bits of reachability.
 	reachLimit = 8
+	// offer is the one server that those of DHCP count as.
+	offer = "DHCP"
 	// publicPool is the configuration's default: servers from DHCP are preferred.
 	publicPool = "pool.ntp.org"
 )
@@ -42,6 +48,7 @@ type syncer struct {
 	log *slog.Logger
 
 	servers  []string
+	offered  bool // by DHCP: nobody vouches for them
 	disabled bool
 	limit    time.Duration // of the wait for the first answer
 
@@ -50,23 +57,17 @@ type syncer struct {
 	rate           bool            // a server wants fewer requests
 	fails          int             // rounds in a row
 	serversChanged bool            // the servers were changed while running, and none has answered yet
+	doubt          bool            // a server says that the clock is wrong, and isn't believed yet
+	sure, since    time.Time       // the last time that nobody doubted, and when it was so (monotonic)
 	lastErr        error
 	status         Status
 	started        bool
 }
 
-// answer is the result of a round.
-type answer struct {
-	samples []sample
-	err     error
-}
-
 func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	s := &syncer{Daemon: d, h: h, log: h.Log, refused: map[string]bool{}}
 	if d.o.Mode == boot.Container {
-		if err := s.publish(Status{Synced: true, Source: SourceHost}); err != nil {
-			return err
-		}
+		s.setStatus(Status{Synced: true, Source: SourceHost})
 		h.Started("the clock is the host's")
 		<-ctx.Done()
 		return nil
@@ -78,48 +79,47 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	if raised != "" {
 		s.log.Warn(raised)
 	}
+	s.sure, s.since = d.o.kernel.Now(), time.Now()
+	s.setStatus(Status{Source: SourceNone, Message: "no answer yet"})
 	defer s.save()
-	if _, err := s.configure(); err != nil {
-		return err
-	}
 	return s.loop(ctx)
 }
 
-// configure reports whether the servers changed.
-func (s *syncer) configure() (changed bool, err error) {
+// configure asks changed servers at once.
+func (s *syncer) configure(next *time.Timer) error {
 	cfg, err := machine.Config(s.o.Store)
 	if err != nil {
-		return false, err
+		return err
 	}
-	t := cfg.Machine.Time
-	servers := s.choose(t)
-	changed = !slices.Equal(servers, s.servers) || t.Disabled != s.disabled
-	s.servers, s.disabled, s.limit = servers, t.Disabled, t.BootTimeout
+	t, former := cfg.Machine.Time, s.servers
+	s.servers, s.offered = s.choose(t)
+	if !slices.Equal(s.servers, former) || t.Disabled != s.disabled {
+		clear(s.refused)
+		s.rate, s.fails, s.serversChanged = false, 0, s.started
+		next.Reset(0)
+	}
+	s.disabled, s.limit = t.Disabled, t.BootTimeout
 	if s.limit <= 0 {
 		s.limit = bootTimeout
 	}
-	return changed, nil
+	return nil
 }
 
 // choose returns the configured servers, or DHCP's if none are configured.
-func (s *syncer) choose(t config.Time) []string {
-	if len(t.Servers) > 0 && !slices.Equal(t.Servers, []string{publicPool}) {
-		return t.Servers
+func (s *syncer) choose(t config.Time) (servers []string, offered bool) {
+	offer, err := nodenet.TimeServers.Get(s.o.Store, nodenet.TimeServersID)
+	if err != nil || len(offer.Spec) == 0 || len(t.Servers) > 0 && !slices.Equal(t.Servers, []string{publicPool}) {
+		return t.Servers, false
 	}
-	offered, err := nodenet.TimeServers.Get(s.o.Store, nodenet.TimeServersID)
-	if err != nil || len(offered.Spec) == 0 {
-		return t.Servers
+	for _, a := range offer.Spec {
+		servers = append(servers, a.String())
 	}
-	var out []string
-	for _, a := range offered.Spec {
-		out = append(out, a.String())
-	}
-	return out
+	return servers, true
 }
 
 func (s *syncer) loop(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	answers := make(chan answer, 1)
+	answers := make(chan []sample, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -128,50 +128,47 @@ func (s *syncer) loop(ctx context.Context) error {
 	offers := s.o.Store.Watch(ctx, nodenet.TimeServers.Type())
 	save := time.NewTicker(saveEvery)
 	defer save.Stop()
-	limit := time.NewTimer(s.limit)
-	defer limit.Stop()
 	next := time.NewTimer(0)
 	defer next.Stop()
+	err := s.configure(next)
+	limit := time.NewTimer(s.limit)
+	defer limit.Stop()
 	asking, again := false, false
-	for {
-		changed := false
+	void := false // the clock was set since the question
+	for err == nil {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-save.C:
+			s.fresh = false
 			s.save()
 		case <-limit.C:
 			s.startUnsynchronised()
+		case o := <-s.orders:
+			o.done <- s.obey(o.to)
+			void = asking
+			next.Reset(0)
 		case <-next.C:
 			if again = asking; !asking && s.start() {
 				asking = true
-				servers, refused := s.servers, maps.Clone(s.refused)
-				wg.Go(func() { answers <- s.round(ctx, servers, refused) })
+				servers, offered, refused := s.servers, s.offered, maps.Clone(s.refused)
+				wg.Go(func() { answers <- s.round(ctx, servers, offered, refused) })
 			}
 		case a := <-answers:
-			asking = false
-			s.take(a)
-			if next.Reset(s.pause()); again {
+			if !void {
+				s.take(a)
+			}
+			if next.Reset(s.pause()); again || void {
 				next.Reset(0)
 			}
+			asking, void = false, false
 		case <-configs:
-			changed = true
+			err = s.configure(next)
 		case <-offers:
-			changed = true
-		}
-		if !changed {
-			continue
-		}
-		different, err := s.configure()
-		if err != nil {
-			return err
-		}
-		if different {
-			clear(s.refused)
-			s.rate, s.fails, s.serversChanged = false, 0, s.started
-			next.Reset(0)
+			err = s.configure(next)
 		}
 	}
+	return err
 }
 
 // start returns false if there is no server to ask; then the service is up.
@@ -190,50 +187,57 @@ func (s *syncer) start() bool {
 	return false
 }
 
-// round asks all servers once. It runs beside the syncer's goroutine and uses none of its
-// fields that change.
-func (s *syncer) round(ctx context.Context, servers []string, refused map[string]bool) answer {
-	skip := func(addr string) bool { return refused[addr] }
-	var (
-		mu   sync.Mutex // guards a
-		a    answer
-		errs []error
-		wg   sync.WaitGroup
-	)
+// round asks all addresses of all servers once. It runs beside the syncer's goroutine and
+// uses none of its fields that change. Answers may come from any host, and be anything.
+func (s *syncer) round(ctx context.Context, servers []string, offered bool, refused map[string]bool) (all []sample) {
+	var mu sync.Mutex // guards all
+	var wg sync.WaitGroup
+	note := func(got sample, err error) {
+		if err != nil {
+			got.err = fmt.Errorf("%s: %w", got.addr, err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, got)
+	}
 	for _, server := range servers {
 		wg.Go(func() {
-			var samples []sample
-			err := dag.Guard(s.log, func() (err error) {
-				samples, err = s.o.ask(ctx, server, s.o.kernel.Now, skip)
-				return err
-			})
-			mu.Lock()
-			defer mu.Unlock()
-			a.samples = append(a.samples, samples...)
-			errs = append(errs, err)
+			var addrs []string
+			err := dag.Guard(s.log, func() (err error) { addrs, err = s.o.resolve(ctx, server); return err })
+			if err != nil {
+				note(sample{addr: server}, err)
+			}
+			for _, addr := range slices.DeleteFunc(addrs, func(addr string) bool { return refused[addr] }) {
+				wg.Go(func() {
+					var got sample
+					err := dag.Guard(s.log, func() (err error) { got, err = s.o.query(ctx, addr); return err })
+					if got.addr, got.server = addr, server; offered {
+						got.server = offer
+					}
+					note(got, err)
+				})
+			}
 		})
 	}
 	wg.Wait()
-	a.err = errors.Join(errs...)
-	return a
+	return all
 }
 
-// take processes the answer of a round.
-func (s *syncer) take(a answer) {
-	s.handleRefusals(a.err)
-	best, err := pick(a.samples)
-	if err != nil && !errors.Is(err, errDisagree) && a.err != nil {
-		err = a.err // the reason why there was no answer is more useful
+// take processes the answers of a round.
+func (s *syncer) take(all []sample) {
+	s.handleRefusals(all)
+	best, err := pick(all)
+	if err == nil {
+		if err = s.judge(best); err != nil {
+			s.d.poll, s.d.counter = min(s.d.poll, minPoll), 0 // soon it is clear who is wrong
+		}
+		s.doubt = err != nil
 	}
-	if now := s.o.kernel.Now(); err == nil && now.Add(best.offset).Before(s.o.built) {
-		err = fmt.Errorf("by %s it is %s, and this system was built later", best.addr, stamp(now.Add(best.offset)))
+	if err == nil {
+		s.fails, s.serversChanged, s.lastErr = 0, false, nil
+		err = s.follow(best)
 	}
 	if err != nil {
-		s.failed(err)
-		return
-	}
-	s.fails, s.serversChanged, s.lastErr = 0, false, nil
-	if err := s.follow(best); err != nil {
 		s.failed(err)
 		return
 	}
@@ -241,39 +245,26 @@ func (s *syncer) take(a answer) {
 }
 
 // handleRefusals does what servers that refuse us ask for (RFC 5905 §7.4).
-func (s *syncer) handleRefusals(err error) {
-	for _, e := range flatten(err) {
-		var from askError
+func (s *syncer) handleRefusals(all []sample) {
+	for _, a := range all {
 		var r refusal
-		if !errors.As(e, &from) || !errors.As(e, &r) {
+		if !errors.As(a.err, &r) {
 			continue
 		}
 		if r.code == "RATE" {
 			s.rate = true
 			continue
 		}
-		s.refused[from.addr] = true
-		s.log.Warn(fmt.Sprintf("time server %s refuses us (%s): leaving it alone", from.addr, r.code))
+		s.refused[a.addr] = true
+		s.log.Warn(fmt.Sprintf("time server %s refuses us (%s): leaving it alone", a.addr, r.code))
 	}
-}
-
-// flatten lists the errors that errors.Join joined.
-func flatten(err error) []error {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return []error{err}
-	}
-	var out []error
-	for _, e := range joined.Unwrap() {
-		out = append(out, flatten(e)...)
-	}
-	return out
 }
 
 // follow moves the clock.
 func (s *syncer) follow(best sample) error {
 	before := s.d.synced
 	what := s.d.decide(best.offset, time.Now())
+	s.doubt = what == wait
 	var err error
 	switch what {
 	case wait:
@@ -284,13 +275,18 @@ func (s *syncer) follow(best sample) error {
 		if err = s.o.kernel.Set(now.Add(best.offset)); err == nil {
 			err = slew(s.o.kernel, 0, best.distance, s.d.jitter, s.d.poll, best.leap)
 			s.log.Info(fmt.Sprintf("clock set from %s to %s by %s", stamp(now), stamp(now.Add(best.offset)), best.addr))
-			s.save()
 		}
 	case pull:
 		err = slew(s.o.kernel, best.offset, best.distance, s.d.jitter, s.d.poll, best.leap)
 	}
 	if err != nil {
 		return err
+	}
+	if !s.doubt && (s.fresh || best.voices > 1) {
+		s.sure, s.since = s.o.kernel.Now(), time.Now()
+	}
+	if s.fresh = s.fresh && s.doubt; what == step || !before {
+		s.save()
 	}
 	if !before && s.started {
 		s.log.Warn(fmt.Sprintf("time is synchronised now, with %s", best.addr))
@@ -359,24 +355,26 @@ func (s *syncer) up(message string) {
 }
 
 func (s *syncer) setStatus(status Status) {
-	if err := s.publish(status); err != nil {
+	status.Floor = s.floor
+	s.status = status
+	if err := Statuses.Put(s.o.Store.As(ID), StatusID, status); err != nil {
 		s.log.Warn(err.Error())
 	}
 }
 
-func (s *syncer) publish(status Status) error {
-	s.status = status
-	return Statuses.Put(s.o.Store.As(ID), StatusID, status)
-}
-
-// save keeps the time for the next boot, unless it is only that of the hardware clock: that goes on by itself, and one that is wrong can be set.
+// save keeps the latest time that is certain for the next boot. That of the hardware clock alone isn't: it goes on by itself, and may be wrong. Nor is one that
+// a server contradicts. That something was saved also says that this machine isn't new.
 func (s *syncer) save() {
-	if !s.raised && !s.d.synced {
+	if s.fresh {
 		return
 	}
-	if err := s.Daemon.save(); err != nil {
-		s.log.Warn(err.Error())
+	if now := s.o.kernel.Now(); !s.doubt && (s.raised || s.d.synced) && now.After(s.floor) {
+		s.floor = now
 	}
+	if err := boot.WriteFile(s.o.file, []byte(stamp(s.floor)+"\n"), 0o644); err != nil {
+		s.log.Warn("save the time: " + err.Error())
+	}
+	s.setStatus(s.status)
 }
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -122,7 +122,8 @@ var applyTable = []applyRow{
 
 	{path: "cluster.clusterName", effect: Reboot},
 	{path: "cluster.id", effect: Live},
-	{path: "cluster.secret", effect: Reboot},
+	{path: "cluster.secret", effect: Reboot, note: "Secrets in etcd can't be read any more, unless acceptedSecrets has the old one", refine: encrypting},
+	{path: "cluster.acceptedSecrets", effect: Live, note: noteRolling, refine: onControlPlanes},
 	{path: "cluster.token", effect: Live, note: "for a node that joins; the former token lets nodes join until gbctl token revoke ends it"},
 	{path: "cluster.controlPlane.endpoint", effect: Live, note: "tokens of running pods have the former endpoint as their issuer, and become invalid until the kubelets renew them, unless cluster.apiServer.extraArgs has that as service-account-issuer and api-audiences"},
 	{path: "cluster.controlPlane.localAPIServerPort", effect: Live, note: noteRolling},
@@ -217,6 +218,14 @@ func issuing(row *applyRow, where place, c Change, from, to *Config) (Effect, st
 		return kubelet, "the kubelet gets another certificate"
 	}
 	return Live, "certificates are issued again"
+}
+
+// encrypting: with both secrets before and after, all Secrets in etcd can be read.
+func encrypting(row *applyRow, where place, c Change, from, to *Config) (Effect, string) {
+	if slices.Contains(from.Cluster.AcceptedSecrets, to.Cluster.Secret) && slices.Contains(to.Cluster.AcceptedSecrets, from.Cluster.Secret) {
+		return Live, noteRolling
+	}
+	return onControlPlanes(row, where, c, from, to)
 }
 
 func accepts(accepted []CertKey, crt PEM) bool {

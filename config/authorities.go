@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/pem"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,14 +24,15 @@ type Authority struct {
 	Of func(*Config) (issuing *CertKey, accepted *[]CertKey)
 }
 
-// Names of the authorities, and of the key of service accounts, which is replaced in the
-// same way.
+// Names of the authorities, and of the keys of service accounts and of Secrets in etcd, which are
+// replaced in the same way.
 const (
 	MachineAuthority    = "machine"
 	KubernetesAuthority = "kubernetes"
 	AggregatorAuthority = "aggregator"
 	EtcdAuthority       = "etcd"
 	ServiceAccountKey   = "service-account"
+	AtRestKey           = "encryption"
 )
 
 // Authorities are all authorities.
@@ -77,7 +79,7 @@ func (s *ServiceAccount) PublicKeys() (PEM, error) {
 }
 
 // Digests are, for each authority that the configuration has, a digest of which certificate
-// issues and which are accepted; the same for the key of service accounts.
+// issues and which are accepted; the same for the keys.
 func (c *Config) Digests() (map[string]string, error) {
 	all := map[string]string{}
 	add := func(name string, issuing, trusted PEM) {
@@ -102,7 +104,20 @@ func (c *Config) Digests() (map[string]string, error) {
 		}
 		add(ServiceAccountKey, issuing, trusted)
 	}
+	if c.Cluster.Secret != "" {
+		var accepted PEM
+		for _, other := range c.Cluster.AcceptedSecrets {
+			accepted = append(accepted, other.ID()...)
+		}
+		add(AtRestKey, c.Cluster.Secret.ID(), accepted)
+	}
 	return all, nil
+}
+
+// ID tells apart random secrets, and doesn't reveal them.
+func (s Secret) ID() PEM {
+	sum := sha256.Sum256([]byte(s))
+	return pem.EncodeToMemory(&pem.Block{Type: "SHA-256", Bytes: sum[:]})
 }
 
 // bundle is PEM text of several parts, in an order that is always the same.

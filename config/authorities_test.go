@@ -72,9 +72,45 @@ func TestRotationNeedsNoReboot(t *testing.T) {
 	}
 }
 
+// The key of Secrets in etcd is replaced without a reboot in the same steps.
+func TestSecretRotatesWithoutAReboot(t *testing.T) {
+	before, _ := accepted(t, document(t, ControlPlane))
+	with := func(used Secret, accepted ...Secret) *Config {
+		c := *before
+		c.Cluster.Secret, c.Cluster.AcceptedSecrets = used, accepted
+		return &c
+	}
+	old, fresh := NewKey32(), NewKey32()
+	for name, c := range map[string]struct {
+		from, to *Config
+		want     Effect
+	}{
+		"accept": {with(old), with(old, fresh), Live}, "exchange": {with(old, fresh), with(fresh, old), Live}, "end": {with(fresh, old), with(fresh), Live},
+		"not accepted before": {with(old), with(fresh, old), Reboot}, "old one not accepted": {with(old, fresh), with(fresh), Reboot},
+	} {
+		got := Effects(Diff(c.from, c.to))
+		if slices.Contains(got, Reboot) != (c.want == Reboot) || !slices.Contains(got, c.want) {
+			t.Errorf("%s: %v, want %v: %v", name, got, c.want, Diff(c.from, c.to))
+		}
+		was, err := c.from.Digests()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is, err := c.to.Digests(); err != nil || is[AtRestKey] == was[AtRestKey] {
+			t.Errorf("%s: the digest stays %s, %v", name, is[AtRestKey], err)
+		}
+	}
+	worker, _ := accepted(t, document(t, Worker))
+	next := *worker
+	next.Cluster.Secret = fresh
+	if got := Effects(Diff(worker, &next)); !slices.Equal(got, []Effect{Live}) {
+		t.Errorf("on a worker: %v", got)
+	}
+}
+
 func TestAcceptedAuthoritiesAreChecked(t *testing.T) {
 	s := testSecrets()
-	other := authority(t)
+	other, one, two := authority(t), string(NewKey32()), string(NewKey32())
 	text := func(k CertKey) string { return fmt.Sprintf("{crt: %s}", encodePEM(k.Crt)) }
 	leaf, _, err := other.CA().Issue(pki.Leaf{CN: "x", Client: true, Now: testTime})
 	if err != nil {
@@ -92,6 +128,11 @@ func TestAcceptedAuthoritiesAreChecked(t *testing.T) {
 		"acceptedCAs: [{key: " + encodePEM(other.Key) + "}]":                                 "cluster.acceptedCAs[0].crt",
 		"acceptedCAs: [" + strings.Repeat(text(other)+",", 9) + "]":                          "has 9 authorities; at most 8",
 		"serviceAccount: {acceptedKeys: [" + encodePEM(public) + "]}":                        "",
+		"secret: " + one + "\nacceptedSecrets: [" + two + "]":                                "",
+		"secret: " + one + "\nacceptedSecrets: [" + one + "]":                                "cluster.acceptedSecrets[0]: must be base64 of 32 bytes, one of at most 8",
+		"secret: " + one + "\nacceptedSecrets: [" + two + ", " + two + "]":                   "cluster.acceptedSecrets[1]: must be",
+		"secret: " + one + "\nacceptedSecrets: [YQ==]":                                       "cluster.acceptedSecrets[0]: must be",
+		"secret: ''\nacceptedSecrets: [" + two + "]":                                         "cluster.acceptedSecrets[0]: must be base64",
 		"serviceAccount: {acceptedKeys: [" + encodePEM(other.Crt) + "]}":                     "cluster.serviceAccount.acceptedKeys[0]",
 		"serviceAccount: {acceptedKeys: [" + strings.Repeat(encodePEM(public)+",", 2) + "]}": "acceptedKeys[1]: is there twice",
 	} {
@@ -124,7 +165,7 @@ func TestTrustedAndDigests(t *testing.T) {
 		return all
 	}
 	before := digests()
-	if len(before) != 5 {
+	if len(before) != 6 {
 		t.Errorf("digests of %v", before)
 	}
 	old := c.Cluster.CA

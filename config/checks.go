@@ -194,6 +194,13 @@ func checkAccepted(c *Config, r *report) {
 		}
 		seen = append(seen, public)
 	}
+	secrets := c.Cluster.AcceptedSecrets
+	for i, key := range secrets {
+		if !isKey32(string(key)) || c.Cluster.Secret == "" || key == c.Cluster.Secret || slices.Contains(secrets[:i], key) || i == maxAccepted {
+			r.bad(at("cluster", "acceptedSecrets", i), "must be base64 of 32 bytes, one of at most %d beside cluster.secret, and in no other place", maxAccepted)
+			break
+		}
+	}
 }
 
 func checkEndpoint(c *Config, r *report) {

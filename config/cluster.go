@@ -6,7 +6,9 @@ import "net/netip"
 type Cluster struct {
 	Name   string `yaml:"clusterName"` // default "garboard"
 	ID     string `yaml:"id"`          // accepted, because configurations of earlier releases have it
-	Secret Secret `yaml:"secret"`      // base64 of 32 bytes; known to members only
+	Secret Secret `yaml:"secret"`      // base64 of 32 bytes; known to control planes only: Secrets in etcd are encrypted with it
+	// AcceptedSecrets are further ones, with which Secrets in etcd can be read that were encrypted with them.
+	AcceptedSecrets []Secret `yaml:"acceptedSecrets"`
 	// Token is the Kubernetes bootstrap token of joining kubelets, such as
 	// q9pyzr.0123456789abcdef. Required. Control planes make it once, without an end; gbctl token
 	// ends it, and makes others.

@@ -111,7 +111,7 @@ func TestGenerateRefuses(t *testing.T) {
 func TestSecretsAreFresh(t *testing.T) {
 	seen := map[string]bool{}
 	for range 200 {
-		for _, s := range []string{string(NewToken()), string(newKey32())} {
+		for _, s := range []string{string(NewToken()), string(NewKey32())} {
 			if seen[s] {
 				t.Fatal("made twice")
 			}

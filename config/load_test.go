@@ -294,6 +294,7 @@ cluster:
   clusterName: big
   id: garboard
   secret: %s
+  acceptedSecrets: [AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=]
   token: %s
   ca: %s
   acceptedCAs: [%s]

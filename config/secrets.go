@@ -2,9 +2,7 @@ package config
 
 import (
 	"bytes"
-	"crypto/rand"
 	"crypto/x509/pkix"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"time"
@@ -62,14 +60,8 @@ func newSecrets(kubernetes pki.Algorithm, now time.Time) (*Secrets, error) {
 
 // identify makes all secrets that are only random.
 func (s *Secrets) identify() {
-	s.ClusterSecret = newKey32()
+	s.ClusterSecret = NewKey32()
 	s.MachineToken, s.BootstrapToken = NewToken(), NewToken()
-}
-
-func newKey32() Secret {
-	key := make([]byte, keyBytes)
-	rand.Read(key) // never fails, see crypto/rand
-	return Secret(base64.StdEncoding.EncodeToString(key))
 }
 
 // fill gives a node the secrets that its role needs, and no more.

@@ -1,6 +1,16 @@
 package config
 
-import "crypto/rand"
+import (
+	"crypto/rand"
+	"encoding/base64"
+)
+
+// NewKey32 makes 32 random bytes, as base64.
+func NewKey32() Secret {
+	key := make([]byte, keyBytes)
+	rand.Read(key) // never fails, see crypto/rand
+	return Secret(base64.StdEncoding.EncodeToString(key))
+}
 
 // NewToken makes a bootstrap token: 22 characters of 36 kinds, 113 bits.
 func NewToken() Secret {

@@ -3866,7 +3866,7 @@ func (x *ConvertKubernetesResponse) GetOperation() *Operation {
 
 type RotateCARequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// etcd, aggregator, kubernetes, service-account, machine; empty: all.
+	// etcd, aggregator, kubernetes, service-account, encryption, machine, join-tokens; empty: all.
 	Authorities []string `protobuf:"bytes,1,rep,name=authorities,proto3" json:"authorities,omitempty"`
 	// Only check the cluster, and return the steps.
 	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`

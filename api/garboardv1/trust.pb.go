@@ -23,13 +23,13 @@ const (
 
 type SignRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// machine.token of the configuration.
+	// machine.token of the configuration. A node with a certificate that counts needs none.
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	// A certificate signing request (PKCS #10) in PEM, with the name of the node and
 	// the address of its connection.
 	Request []byte `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
-	// If the name has a Node of Kubernetes: the proof of that node's kubelet that the
-	// request is the node's (JSON; config/pki, Proof).
+	// The proof of the present certificate of the node's machine API that the request is the
+	// node's; or of its kubelet, without such a certificate (JSON; config/pki, Proof).
 	Proof         []byte `protobuf:"bytes,3,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -283,8 +283,8 @@ func Chmod(path string, mode fs.FileMode) error {
 }
 
 // Give makes a user, and its group, the owner of a file, or of a directory with what is in it, at most so many levels
-// deep; -1 changes nothing. What is neither a file nor a directory is refused, and so is a file with a second name,
-// which could be that of another program's secret.
+// deep; -1 changes nothing. What is neither a file nor a directory is refused. So is what belongs to the user of another
+// program, and a file with a second name, which could be that of another program's secret.
 func Give(path string, uid, levels int) error {
 	at, err := place(path, 0)
 	if err != nil {
@@ -296,8 +296,8 @@ func Give(path string, uid, levels int) error {
 		return err
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || !info.IsDir() && (!info.Mode().IsRegular() || st.Nlink > 1) {
-		return fmt.Errorf("%s can't be given to user %d: it is neither a directory nor a file with one name", path, uid)
+	if !ok || !info.IsDir() && (!info.Mode().IsRegular() || st.Nlink > 1) || int(st.Uid) != uid && boot.OfProgram(int(st.Uid)) {
+		return fmt.Errorf("%s can't be given to user %d: it is neither a directory nor a file with one name, or it is of another program", path, uid)
 	}
 	if info.IsDir() {
 		entries, err := ReadDir(path)

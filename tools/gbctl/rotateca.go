@@ -48,6 +48,7 @@ func (a *app) rotateCACommand() *cobra.Command {
 	for name, what := range map[string]string{
 		config.MachineAuthority: "the authority of the machine API", config.KubernetesAuthority: "the authority of Kubernetes", config.EtcdAuthority: "the authority of etcd",
 		config.AggregatorAuthority: "the authority of aggregated APIs", config.ServiceAccountKey: "the key of service accounts",
+		config.AtRestKey: "the key of Secrets in etcd, and encrypt them again", "join-tokens": "the tokens with which machines join",
 	} {
 		chosen[name] = f.Bool(name, false, "only "+what+", and others that are named")
 	}

@@ -87,7 +87,7 @@ func findKeys(v any, at string, found map[string]string) {
 	case string:
 		value := strings.Join(strings.Fields(v), "")
 		text, _ := base64.StdEncoding.DecodeString(value)
-		if at == ".machine.type" || at == ".cluster.secret" || ofCluster.MatchString(at) && strings.Contains(v+string(text), "PRIVATE KEY-----") {
+		if at == ".machine.type" || at == ".cluster.secret" || strings.HasPrefix(at, ".cluster.acceptedSecrets") || ofCluster.MatchString(at) && strings.Contains(v+string(text), "PRIVATE KEY-----") {
 			found[at] = value
 		}
 	}

@@ -172,8 +172,8 @@ type NodeServiceClient interface {
 	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
 	// static pods, on all control planes. Only a control plane does it.
 	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
-	// RotateCA starts an operation that replaces the authorities of the cluster and the key of
-	// service accounts, on all nodes. Only a control plane does it.
+	// RotateCA starts an operation that replaces the authorities of the cluster, the keys of service
+	// accounts and of Secrets in etcd, and the tokens with which nodes join. Only a control plane does it.
 	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
 	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
 	// a year. Only a control plane does it.
@@ -653,8 +653,8 @@ type NodeServiceHandler interface {
 	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
 	// static pods, on all control planes. Only a control plane does it.
 	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
-	// RotateCA starts an operation that replaces the authorities of the cluster and the key of
-	// service accounts, on all nodes. Only a control plane does it.
+	// RotateCA starts an operation that replaces the authorities of the cluster, the keys of service
+	// accounts and of Secrets in etcd, and the tokens with which nodes join. Only a control plane does it.
 	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
 	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
 	// a year. Only a control plane does it.

@@ -107,7 +107,7 @@ func controlPlaneState(t testing.TB, ca pki.CA, token string) statefile.State[fa
 		Facts: facts{
 			Token:   hex.EncodeToString(hash[:]),
 			Taken:   []string{"cp-1", "localhost", "cluster.example.org", controlPlane.String(), "127.0.0.1"},
-			Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+			Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Authorities: ca.Cert,
 		},
 		Files: map[string][]byte{certName: cert, certKeyName: key},
 	}
@@ -169,8 +169,13 @@ func (b *bench) client(t testing.TB) *http.Client {
 
 func (b *bench) sign(t testing.TB, token string, request []byte, options ...connect.ClientOption) ([]byte, error) {
 	t.Helper()
+	return b.ask(t, &apiv1.SignRequest{Token: token, Request: request}, options...)
+}
+
+func (b *bench) ask(t testing.TB, msg *apiv1.SignRequest, options ...connect.ClientOption) ([]byte, error) {
+	t.Helper()
 	client := garboardv1connect.NewTrustServiceClient(b.client(t), "https://"+b.address, options...)
-	answer, err := client.Sign(t.Context(), connect.NewRequest(&apiv1.SignRequest{Token: token, Request: request}))
+	answer, err := client.Sign(t.Context(), connect.NewRequest(msg))
 	if err != nil {
 		return nil, err
 	}

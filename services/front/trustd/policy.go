@@ -36,6 +36,8 @@ type facts struct {
 	// Subnets, and so do services.
 	Taken   []string       `json:"taken"`
 	Subnets []netip.Prefix `json:"subnets"`
+	// Authorities are those of the machine API, PEM.
+	Authorities []byte `json:"authorities"`
 }
 
 // policy is which certificates nodes get.

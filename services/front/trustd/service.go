@@ -131,7 +131,7 @@ func (o Options) current() (b statefile.State[facts], err error) {
 	}
 	network := cfg.Cluster.Network
 	return statefile.State[facts]{
-		Facts: facts{Token: fmt.Sprintf("%x", sha256.Sum256([]byte(cfg.Machine.Token))), Taken: taken, Subnets: slices.Concat(network.PodSubnets, network.ServiceSubnets)},
+		Facts: facts{Token: fmt.Sprintf("%x", sha256.Sum256([]byte(cfg.Machine.Token))), Taken: taken, Subnets: slices.Concat(network.PodSubnets, network.ServiceSubnets), Authorities: cfg.Machine.TrustedCAs()},
 		Files: map[string][]byte{
 			certName: own.Spec.Serving.Crt, certKeyName: own.Spec.Serving.Key,
 		},

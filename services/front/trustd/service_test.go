@@ -18,6 +18,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
@@ -225,6 +226,103 @@ func (n *node) good() []byte {
 	l.CN, l.DNS = fmt.Sprintf("worker-%d", n.names), nil
 	l.IPs = append([]netip.Addr{*n.b.peer.Load()}, loopback...)
 	return request(n.t, pki.Ed25519, l)
+}
+
+// A node needs the token to join. With its certificate it gets the next one without it, also for another key and from
+// another address; for no other name, and only while the name belongs to the key of that certificate.
+func TestRenewalWithoutTheToken(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	cfg := configuration(config.ControlPlane, ca)
+	n := newNode(t, cfg)
+	n.certify(ca)
+	n.b.ca = ca
+	n.wait("trustd to be up", func(s dag.Status) bool { return s.Up })
+	key, err := pki.NewKey(pki.Ed25519)
+	must(t, err)
+	first, err := pki.NewRequest(key, leaf())
+	must(t, err)
+	crt, err := n.b.sign(t, token, first)
+	must(t, err)
+
+	other := *cfg
+	other.Machine.Token = "zzzzzz.0123456789abcdef"
+	n.configure(&other)
+	eventually.That(t, 20*time.Second, "the former token to end", func() error {
+		n.another(&n.b.peer)
+		if _, err := n.b.sign(t, token, n.good()); connect.CodeOf(err) != connect.CodeUnauthenticated {
+			return fmt.Errorf("%w", errors.Join(err, errors.New("not yet")))
+		}
+		return nil
+	})
+
+	// ask asks for a name with a proof, from an address that hasn't asked before.
+	ask := func(name string, own, crt, key []byte, purpose string) ([]byte, error) {
+		n.another(&n.b.peer)
+		l := leaf()
+		l.CN, l.DNS, l.IPs = name, nil, append([]netip.Addr{*n.b.peer.Load()}, loopback...)
+		text, err := pki.NewRequest(own, l)
+		must(t, err)
+		proof, err := pki.Prove(crt, key, purpose, text)
+		must(t, err)
+		return n.b.ask(t, &apiv1.SignRequest{Request: text, Proof: proof})
+	}
+	renewed, err := ask("worker-1", key, crt, key, secrets.RenewPurpose)
+	if err != nil || !pki.IsWorker(parse(t, renewed)) {
+		t.Errorf("its own key: %s, %v", renewed, err)
+	}
+	next, err := pki.NewKey(pki.Ed25519)
+	must(t, err)
+	last, err := ask("worker-1", next, renewed, key, secrets.RenewPurpose)
+	if err != nil {
+		t.Fatalf("another key: %v", err)
+	}
+
+	strange, foreign, err := newCA(t).Issue(pki.Leaf{CN: "worker-1", DNS: []string{"worker-1"}, Server: true, Now: time.Now()})
+	must(t, err)
+	user, users, err := ca.Issue(pki.Leaf{CN: "worker-1", Orgs: []string{"os:reader"}, Client: true, Now: time.Now()})
+	must(t, err)
+	for what, try := range map[string]func() ([]byte, error){
+		"another name":              func() ([]byte, error) { return ask("worker-2", next, last, next, secrets.RenewPurpose) },
+		"a control plane's name":    func() ([]byte, error) { return ask("cp-1", next, last, next, secrets.RenewPurpose) },
+		"the key before the last":   func() ([]byte, error) { return ask("worker-1", key, renewed, key, secrets.RenewPurpose) },
+		"another authority":         func() ([]byte, error) { return ask("worker-1", foreign, strange, foreign, secrets.RenewPurpose) },
+		"a user of the machine API": func() ([]byte, error) { return ask("worker-1", users, user, users, secrets.RenewPurpose) },
+		"another key's signature":   func() ([]byte, error) { return ask("worker-1", key, last, key, secrets.RenewPurpose) },
+		"another purpose":           func() ([]byte, error) { return ask("worker-1", next, last, next, secrets.SignPurpose) },
+		"no certificate": func() ([]byte, error) {
+			return n.b.sign(t, token, n.good())
+		},
+		"the request of another": func() ([]byte, error) {
+			text := n.good()
+			proof, err := pki.Prove(last, next, secrets.RenewPurpose, first)
+			must(t, err)
+			return n.b.ask(t, &apiv1.SignRequest{Request: text, Proof: proof})
+		},
+	} {
+		n.another(&n.b.peer)
+		if crt, err := try(); connect.CodeOf(err) != connect.CodeUnauthenticated {
+			t.Errorf("%s: %s, %v", what, crt, err)
+		}
+	}
+	if _, err := ask("worker-1", next, last, next, secrets.RenewPurpose); err != nil {
+		t.Errorf("after them the node itself: %v", err)
+	}
+	// An administrator has deleted the Node: the machine has to join again.
+	n.mu.Lock()
+	r := n.facts.Records["worker-1"]
+	r.Since = r.Since.Add(-roster.Grace)
+	n.facts.Records["worker-1"] = r
+	n.mu.Unlock()
+	_, err = ask("worker-1", next, last, next, secrets.RenewPurpose)
+	wantRefused(t, err, connect.CodeUnauthenticated, "the certificate to which the name belongs")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestWorkersHaveNoTrustd(t *testing.T) {

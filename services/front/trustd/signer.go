@@ -53,9 +53,6 @@ func (s signer) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest])
 	if err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
-	if !sameToken(r.Msg.GetToken(), sha256.Sum256([]byte(cfg.Machine.Token))) {
-		return nil, connect.NewError(connect.CodeUnauthenticated, errToken)
-	}
 	now, err := s.o.current()
 	if err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, err)
@@ -79,22 +76,26 @@ func (s signer) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest])
 	return connect.NewResponse(&apiv1.SignResponse{Certificate: cert}), nil
 }
 
-// enlist records who gets the name, if the machine may have it.
+// enlist records who gets the name, if the machine may join with it, or has it.
 func (s signer) enlist(ctx context.Context, cfg *config.Config, msg *apiv1.SignRequest, name string, r roster.Record) error {
 	facts, err := s.o.Roster(ctx)
 	if err != nil {
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this control plane doesn't know the cluster's nodes now: %w", err))
 	}
-	proven := false
-	if proof := msg.GetProof(); len(proof) > 0 {
-		cert, err := pki.CheckProof(proof, cfg.Cluster.TrustedCAs(), secrets.SignPurpose, msg.GetRequest(), facts.Now)
-		proven = err == nil && cert.Subject.CommonName == config.NodeUser+name
+	// A certificate counts without the token as long as its key has the name: not after the Node was deleted.
+	had, known := facts.Record(name)
+	by := renewedBy(msg, cfg.Machine.TrustedCAs(), name, facts.Now)
+	renews := by != "" && known && had.Key == by
+	if !renews && !sameToken(msg.GetToken(), sha256.Sum256([]byte(cfg.Machine.Token))) {
+		return connect.NewError(connect.CodeUnauthenticated, errToken)
 	}
+	cert, err := pki.CheckProof(msg.GetProof(), cfg.Cluster.TrustedCAs(), secrets.SignPurpose, msg.GetRequest(), facts.Now)
+	proven := renews || err == nil && cert.Subject.CommonName == config.NodeUser+name
 	if err := facts.MaySign(name, r.Key, r.Address, proven); err != nil {
 		return connect.NewError(connect.CodePermissionDenied, err)
 	}
 	r.Since, r.Revision = facts.Now, facts.Records[name].Revision
-	if had, known := facts.Record(name); known && had.Key == r.Key {
+	if known && had.Key == r.Key {
 		if had.Address == r.Address {
 			return nil
 		}
@@ -109,6 +110,17 @@ func (s signer) enlist(ctx context.Context, cfg *config.Config, msg *apiv1.SignR
 	}
 	s.log.Info("the name of a worker is bound to its key", "name", name, "address", r.Address.String())
 	return nil
+}
+
+// renewedBy is the key (pki.KeyID) of the certificate of the machine API that has signed a request for its
+// own name, or "".
+func renewedBy(msg *apiv1.SignRequest, authorities []byte, name string, now time.Time) string {
+	cert, err := pki.CheckProof(msg.GetProof(), authorities, secrets.RenewPurpose, msg.GetRequest(), now)
+	if err != nil || cert.Subject.CommonName != name {
+		return ""
+	}
+	key, _ := pki.KeyID(cert.PublicKey)
+	return key
 }
 
 func sameToken(token string, want [sha256.Size]byte) bool {

@@ -2,15 +2,16 @@
 // PID 1's side of that.
 //
 // Workers don't hold the key of the machine API's authority. They request certificates
-// from a control plane, with the token in their configuration. The server is a process
+// from a control plane: the first one with the token in their configuration, and others with
+// a proof of the one that they have. The server is a process
 // of its own, in a sandbox (Main), and has no key but that of its own certificate. PID 1
 // writes its state (Service): the hash of the token, and which names are taken. PID 1 has
 // the authority, and signs (signer), after it has applied the policy again.
 //
-//	worker ──TLS 1.3, token, CSR──▶ trustd ──sign.sock──▶ PID 1 ──▶ certificate
-//	                                 ▲ hash of the token    │ the whole policy, and the
-//	                                 │ names                ▼ names of nodes (roster)
-//	                                 └── state.json ◀── Service
+//	worker ──TLS 1.3, token or proof, CSR──▶ trustd ──sign.sock──▶ PID 1 ──▶ certificate
+//	                                          ▲ hash of the token    │ the whole policy, and the
+//	                                          │ names                ▼ names of nodes (roster)
+//	                                          └── state.json ◀── Service
 //
 // The policy (policy.go) decides what is in a certificate, never the request: a client
 // with the token gets a certificate for a server, without a role, for the address that
@@ -61,5 +62,5 @@ func runAt(dir, address string) int {
 
 var (
 	errNoPeer = errors.New("the caller's address is unknown")
-	errToken  = errors.New("the token isn't machine.token of this control plane")
+	errToken  = errors.New("the token isn't machine.token of this control plane, and the certificate to which the name belongs doesn't prove the request")
 )

@@ -131,6 +131,19 @@ func create(ctx context.Context, v resource.View, client *kubeclient.Client, mis
 	return errors.Join(problems...)
 }
 
+// EncryptAgain writes all Secrets as they are. API servers keep those that are as they should be in etcd, and write those
+// that they have read with another key than the present one. It can be done again at any time.
+func EncryptAgain(ctx context.Context, client *kubeclient.Client) error {
+	list, err := client.Metadata(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Secret"})
+	for _, o := range list.Items() {
+		ref := kubeclient.Ref{APIVersion: "v1", Kind: "Secret", Namespace: o.Namespace(), Name: o.Name()}
+		if _, err := client.Merge(ctx, ref, kubeclient.Object{}); kubeclient.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	return err
+}
+
 // AdminClient is a client of the cluster's API as its administrator, which a control plane
 // is.
 func AdminClient(r resource.Reader) (*kubeclient.Client, error) {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -171,8 +172,8 @@ func (n *realNode) startEtcd() {
 	put(n.t, etcd.Statuses.Put(n.store.As("test"), etcd.StatusID, etcd.StatusSpec{Ready: true, Endpoint: n.etcdURL}))
 }
 
-// startProgram runs the command of a static pod's file.
-func (n *realNode) startProgram(name string) {
+// startProgram runs the command of a static pod's file, until stop or the end of the test.
+func (n *realNode) startProgram(name string) (stop func()) {
 	var pod map[string]any // the decoder would make nested maps Objects too
 	eventually.That(n.t, 10*time.Second, "static pod "+name, func() error {
 		data, err := os.ReadFile(n.path("static-pods", "garboard-"+name+".yaml"))
@@ -185,7 +186,7 @@ func (n *realNode) startProgram(name string) {
 	for _, arg := range kubeclient.Object(pod).List("spec", "containers")[0]["command"].([]any) {
 		command = append(command, arg.(string))
 	}
-	n.start(command[0], command[1:]...)
+	return n.start(command[0], command[1:]...)
 }
 
 // program finds a program that was built.
@@ -205,15 +206,15 @@ func executable(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o100 != 0
 }
 
-// start runs a program until the test ends; its output is shown if the test fails.
-func (n *realNode) start(name string, args ...string) {
+// start runs a program until stop or the end of the test; its output is shown if the test fails.
+func (n *realNode) start(name string, args ...string) (stop func()) {
 	output, err := os.Create(n.path(name + ".log"))
 	put(n.t, err)
 	cmd := exec.Command(n.program(name), args...)
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	put(n.t, cmd.Start())
-	n.t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		output.Close()
@@ -222,6 +223,8 @@ func (n *realNode) start(name string, args ...string) {
 			n.t.Logf("%s said:\n%s", name, said[max(0, len(said)-8000):])
 		}
 	})
+	n.t.Cleanup(stop)
+	return stop
 }
 
 func (n *realNode) admin() *kubeclient.Client {

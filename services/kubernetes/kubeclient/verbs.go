@@ -87,6 +87,11 @@ func (c *Client) List(ctx context.Context, r Ref, s Selection) (Object, error) {
 	return c.about(ctx, "list", r, request{method: http.MethodGet, query: s.query()})
 }
 
+// Metadata is a list of all objects of a kind without their content, of which there may be too much.
+func (c *Client) Metadata(ctx context.Context, r Ref) (Object, error) {
+	return c.about(ctx, "list", r, request{method: http.MethodGet, accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"})
+}
+
 // Create makes a new object; IsAlreadyExists(err) where there is one.
 func (c *Client) Create(ctx context.Context, o Object) (Object, error) {
 	return c.send(ctx, "create", o, request{method: http.MethodPost, query: url.Values{"fieldManager": {FieldManager}}})

@@ -75,11 +75,13 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 	if len(have.Serving.Crt) == 0 {
 		have.Serving = c.stored.read(v, now, authorities...)
 	}
+	var present config.CertKey
 	cert, err := pki.ParseCert(have.Serving.Crt)
 	// The certificate of an earlier boot, or of a former authority that is still accepted, is
 	// used until there is a better one, even if it has a name or an address that the node had
 	// then.
 	if err == nil && signedByAny(cert, authorities...) {
+		present = have.Serving
 		if err := API.Put(v, APIID, APISpec{CA: trusted, Serving: have.Serving}); err != nil {
 			return 0, err
 		}
@@ -99,7 +101,7 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 		}
 		key = made
 	}
-	crt, err := c.ask(ctx, n, controlPlanes(balancer.APIServers.List(v)), key, want)
+	crt, err := c.ask(ctx, n, controlPlanes(balancer.APIServers.List(v)), present, key, want)
 	if err != nil {
 		return 0, laterWith(err, cert, good && stillFits(cert, ca, want))
 	}

@@ -44,8 +44,12 @@ type signingClient struct {
 	kubeletClient string
 }
 
-// proveNode proves that this machine is the node that Kubernetes knows.
-func (a *signingClient) proveNode(request []byte) ([]byte, error) {
+// prove signs a request with the present certificate of the machine API, which makes the token needless.
+// Without one, it proves that this machine is the node that Kubernetes knows.
+func (a *signingClient) prove(present config.CertKey, request []byte) ([]byte, error) {
+	if len(present.Crt) > 0 {
+		return pki.Prove(present.Crt, present.Key, RenewPurpose, request)
+	}
 	pair, err := untrusted.ReadLinked(a.kubeletClient, maxAnswer)
 	if err != nil {
 		return nil, err
@@ -58,12 +62,14 @@ func dial(ctx context.Context, from netip.Addr, address string) (net.Conn, error
 	return d.DialContext(ctx, "tcp", address)
 }
 
-// ask asks one host after the other until one has signed.
-func (a *signingClient) ask(ctx context.Context, n node, hosts []string, key config.KeyPEM, want pki.Leaf) (config.PEM, error) {
+// ask asks one host after the other until one has signed. present is the certificate that counts now, or none.
+func (a *signingClient) ask(ctx context.Context, n node, hosts []string, present config.CertKey, key config.KeyPEM, want pki.Leaf) (config.PEM, error) {
 	request, err := pki.NewRequest(key, want)
 	if err != nil {
 		return nil, err
 	}
+	// Without any proof, the name must be free, or bound to this key.
+	proof, _ := a.prove(present, request)
 	var errs []error
 	if len(hosts) == 0 {
 		errs = append(errs, errNoneKnown)
@@ -72,7 +78,7 @@ func (a *signingClient) ask(ctx context.Context, n node, hosts []string, key con
 		hosts = append(slices.Clone(hosts), endpoint)
 	}
 	for _, host := range hosts {
-		crt, err := a.askOne(ctx, n, host, request)
+		crt, err := a.askOne(ctx, n, host, request, proof)
 		if err == nil {
 			err = checkAnswer(crt, key, n.config.Machine.CA.Crt, want)
 		}
@@ -121,7 +127,7 @@ func (e noneSigned) Error() string {
 func (e noneSigned) Unwrap() []error { return e }
 
 // askOne asks one control plane, from the address for which the certificate is.
-func (a *signingClient) askOne(ctx context.Context, n node, host string, request []byte) (config.PEM, error) {
+func (a *signingClient) askOne(ctx context.Context, n node, host string, request, proof []byte) (config.PEM, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	roots := x509.NewCertPool()
@@ -141,8 +147,6 @@ func (a *signingClient) askOne(ctx context.Context, n node, host string, request
 		// Only this server may get the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, "https://"+net.JoinHostPort(host, strconv.Itoa(api.TrustPort)), connect.WithReadMaxBytes(maxAnswer))
-	// Without a certificate of Kubernetes, the name must be free, or bound to this key.
-	proof, _ := a.proveNode(request)
 	answer, err := client.Sign(ctx, connect.NewRequest(&apiv1.SignRequest{Token: string(n.config.Machine.Token), Request: request, Proof: proof}))
 	if connect.CodeOf(err) == connect.CodeUnauthenticated {
 		return nil, errToken
@@ -153,7 +157,7 @@ func (a *signingClient) askOne(ctx context.Context, n node, host string, request
 	return answer.Msg.GetCertificate(), nil
 }
 
-var errToken = errors.New("it doesn't take this node's token: machine.token must be the same on all nodes of the cluster. " +
+var errToken = errors.New("it doesn't take this node's token: a node that joins, or whose certificate or Node object is gone, needs machine.token as the control planes have it. " +
 	"Without a certificate the machine API of this node can't take another token, so give it a new configuration with the control planes' token; " +
 	"or, if theirs is the wrong one, change that: it takes effect at once")
 

@@ -98,7 +98,7 @@ func kubernetesFiles(r resource.Reader) (map[string]file, map[string]string, err
 		return nil, nil, err
 	}
 	s := o.Spec
-	encryption, err := encryptionConfig(s.EncryptionKey)
+	encryption, err := encryptionConfig(s.EncryptionKeys)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -138,13 +138,16 @@ func kubeconfig(server string, ca []byte, user string) ([]byte, error) {
 }
 
 // encryptionConfig makes the apiserver encrypt Secrets. The last provider is
-// for reading Secrets that were written before there was a key.
-func encryptionConfig(key []byte) ([]byte, error) {
-	providers := []any{map[string]any{"identity": map[string]any{}}}
-	if len(key) > 0 {
+// for reading Secrets that were written before there was a key. All keys have the name that
+// earlier releases know: the apiserver tries each provider, and what another one than the first
+// can read is written anew at the next change, also at one that changes nothing.
+func encryptionConfig(keys []config.KeyPEM) ([]byte, error) {
+	var providers []any
+	for _, key := range keys {
 		secretbox := map[string]any{"keys": []any{map[string]any{"name": "key1", "secret": base64.StdEncoding.EncodeToString(key)}}}
-		providers = slices.Insert(providers, 0, any(map[string]any{"secretbox": secretbox}))
+		providers = append(providers, map[string]any{"secretbox": secretbox})
 	}
+	providers = append(providers, map[string]any{"identity": map[string]any{}})
 	return yaml.Marshal(map[string]any{
 		"apiVersion": "apiserver.config.k8s.io/v1",
 		"kind":       "EncryptionConfiguration",

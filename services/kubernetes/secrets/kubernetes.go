@@ -130,10 +130,10 @@ func (n node) kubernetes(have KubernetesSpec, now time.Time) (KubernetesSpec, er
 		Endpoint:       cluster.ControlPlane.Endpoint.String(),
 		LocalEndpoint:  "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(cluster.ControlPlane.LocalAPIServerPort)),
 	}
-	if spec.Authorities, err = n.digests(config.KubernetesAuthority, config.EtcdAuthority, config.AggregatorAuthority, config.ServiceAccountKey); err != nil {
+	if spec.Authorities, err = n.digests(config.KubernetesAuthority, config.EtcdAuthority, config.AggregatorAuthority, config.ServiceAccountKey, config.AtRestKey); err != nil {
 		return have, err
 	}
-	if spec.EncryptionKey, err = encryptionKey(cluster.Secret); err != nil {
+	if spec.EncryptionKeys, err = encryptionKeys(cluster); err != nil {
 		return have, fmt.Errorf("cluster.secret: %w", err)
 	}
 	for _, c := range []struct {
@@ -186,14 +186,18 @@ func (n node) apiServer() pki.Leaf {
 	return n.server(leaf)
 }
 
-// encryptionKey is the key of Secrets in etcd; nil for a cluster without a secret.
-func encryptionKey(secret config.Secret) ([]byte, error) {
-	if secret == "" {
-		return nil, nil
+// encryptionKeys are the keys of Secrets in etcd; none for a cluster without a secret.
+func encryptionKeys(c *config.Cluster) (keys []config.KeyPEM, err error) {
+	for _, secret := range append([]config.Secret{c.Secret}, c.AcceptedSecrets...) {
+		seed, err := base64.StdEncoding.DecodeString(string(secret))
+		if err != nil || len(seed) == 0 {
+			return nil, err
+		}
+		key, err := hkdf.Key(sha256.New, seed, nil, encryptionInfo, encryptionKeySize)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
 	}
-	seed, err := base64.StdEncoding.DecodeString(string(secret))
-	if err != nil {
-		return nil, err
-	}
-	return hkdf.Key(sha256.New, seed, nil, encryptionInfo, encryptionKeySize)
+	return keys, nil
 }

@@ -9,6 +9,10 @@ import (
 // the machine API.
 const SignPurpose = "certificate of the machine API"
 
+// RenewPurpose is that of the proof with which a node's present certificate of the machine API asks
+// for the next one.
+const RenewPurpose = "renewal of the certificate of the machine API"
+
 // Prove proves that this machine has made a message, with the key of its machine API.
 func Prove(r resource.Reader, purpose string, message []byte) ([]byte, error) {
 	own, err := API.Get(r, APIID)

@@ -80,10 +80,10 @@ type KubernetesSpec struct {
 	ControllerManager config.CertKey `yaml:"controllerManager"`
 	Scheduler         config.CertKey `yaml:"scheduler"`
 
-	// EncryptionKey encrypts Secrets in etcd: 32 bytes, or none.
-	EncryptionKey config.KeyPEM `yaml:"encryptionKey"`
-	Endpoint      string        `yaml:"endpoint"`      // URL of the cluster's API
-	LocalEndpoint string        `yaml:"localEndpoint"` // URL of this node's apiserver
+	// EncryptionKeys are of 32 bytes each. Secrets in etcd are written with the first one.
+	EncryptionKeys []config.KeyPEM `yaml:"encryptionKeys"`
+	Endpoint       string          `yaml:"endpoint"`      // URL of the cluster's API
+	LocalEndpoint  string          `yaml:"localEndpoint"` // URL of this node's apiserver
 	// Balancer is the URL at which the node's own clients reach a ready apiserver,
 	// with balancer.ServerName in its certificate.
 	Balancer string `yaml:"balancer"`

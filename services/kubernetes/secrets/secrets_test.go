@@ -426,7 +426,7 @@ func TestKeysDontShow(t *testing.T) {
 }
 
 func TestEncryptionConfig(t *testing.T) {
-	with, err := encryptionConfig(bytes.Repeat([]byte{1}, 32))
+	with, err := encryptionConfig([]config.KeyPEM{bytes.Repeat([]byte{1}, 32)})
 	if err != nil || strings.Index(string(with), "secretbox") > strings.Index(string(with), "identity") {
 		t.Errorf("the first provider writes: %s %v", with, err)
 	}
@@ -434,9 +434,18 @@ func TestEncryptionConfig(t *testing.T) {
 	if err != nil || strings.Contains(string(without), "secretbox") {
 		t.Errorf("%s %v", without, err)
 	}
-	key, err := encryptionKey(config.Secret(base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32))))
-	again, _ := encryptionKey(config.Secret(base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32))))
-	if err != nil || len(key) != 32 || !bytes.Equal(key, again) {
-		t.Errorf("key %d bytes, the same on each node: %v, %v", len(key), bytes.Equal(key, again), err)
+	one, two := config.Secret(base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32))), config.NewKey32()
+	keys, err := encryptionKeys(&config.Cluster{Secret: one, AcceptedSecrets: []config.Secret{two}})
+	again, _ := encryptionKeys(&config.Cluster{Secret: two, AcceptedSecrets: []config.Secret{one}})
+	if err != nil || len(keys) != 2 || len(again) != 2 || len(keys[0]) != 32 || !bytes.Equal(keys[0], again[1]) || !bytes.Equal(keys[1], again[0]) || bytes.Equal(keys[0], keys[1]) {
+		t.Errorf("%d and %d keys, %v", len(keys), len(again), err)
+	}
+	if none, err := encryptionKeys(&config.Cluster{}); len(none) > 0 || err != nil {
+		t.Errorf("without a secret: %d, %v", len(none), err)
+	}
+	both, err := encryptionConfig(keys)
+	first, second := strings.Index(string(both), base64.StdEncoding.EncodeToString(keys[0])), strings.Index(string(both), base64.StdEncoding.EncodeToString(keys[1]))
+	if err != nil || first < 0 || first > second || second > strings.Index(string(both), "identity") {
+		t.Errorf("the first key writes, and the other one reads: %s %v", both, err)
 	}
 }

@@ -3,7 +3,6 @@ package rotateca
 import (
 	"bytes"
 	"context"
-	"crypto/rsa"
 	"crypto/x509"
 	"fmt"
 	"slices"
@@ -30,6 +29,8 @@ const (
 // rotation is what is replaced by what. It has certificates and public keys only.
 type rotation struct {
 	Nodes []rollout.Node `json:"nodes"`
+	// Token is the ID of cluster.token before.
+	Token string `json:"token,omitempty"`
 	// Fresh: nothing of an earlier rotation is left, so new authorities are made. Otherwise
 	// all nodes get those with which the coordinator issues, and nothing is made.
 	Fresh bool `json:"fresh"`
@@ -39,13 +40,13 @@ type rotation struct {
 	Former map[string][]config.PEM `json:"former"` // by name
 }
 
-// needless reports whether a phase changes nothing, in a rotation that isn't fresh. The keys of
-// service accounts of other nodes aren't known, and are replaced in any case.
+// needless reports whether a phase changes nothing, in a rotation that isn't fresh. The shared keys of
+// other nodes aren't known, and are replaced in any case.
 func (r rotation) needless(name string, to phase) bool {
 	if r.Fresh {
 		return false
 	}
-	if name == config.ServiceAccountKey {
+	if _, found := authority(name); !found {
 		return to == accepted
 	}
 	return r.Issued && (to == accepted || to == issuing)
@@ -67,12 +68,11 @@ func (n node) chosen(all []string) (mine []string) {
 	return mine
 }
 
-func authority(name string) (config.Authority, bool) {
-	i := slices.IndexFunc(config.Authorities, func(a config.Authority) bool { return a.Name == name })
-	if i < 0 {
-		return config.Authority{}, false
-	}
-	return config.Authorities[i], true
+// authority is the one with a name. If found is false, it is a key.
+func authority(name string) (a config.Authority, found bool) {
+	all := slices.Concat(config.Authorities, keys)
+	a = all[slices.IndexFunc(all, func(a config.Authority) bool { return a.Name == name })]
+	return a, a.Of != nil
 }
 
 // nodes in the order in which they get a phase: the coordinator first, as it has the keys,
@@ -110,34 +110,19 @@ func (o Options) make(ctx context.Context, p *operation.Progress, chosen []strin
 	next := *own
 	for _, name := range chosen {
 		// What this node already accepts is of an attempt that ended before it was recorded.
-		var public config.PEM
-		if a, found := authority(name); found {
-			was, is := a.Of(&next)
-			if len(*is) == 0 {
-				made, err := newAuthority(*was)
-				if err != nil {
-					return r, err
-				}
-				*is = []config.CertKey{made}
-			}
-			public = (*is)[0].Crt
-		} else {
-			account := &next.Cluster.ServiceAccount
-			if len(account.AcceptedKeys) == 0 {
-				made, err := newKey(account.Key)
-				if err != nil {
-					return r, err
-				}
-				account.AcceptedKeys = []config.KeyPEM{made}
-			}
-			if public, err = pki.EncodePublicKey(account.AcceptedKeys[0]); err != nil {
+		all := pairs(&next, name)
+		if len(all) == 1 {
+			made, err := another(name, all[0])
+			if err != nil {
 				return r, err
 			}
+			all = append(all, made)
+			setPairs(&next, name, all)
 		}
 		if r.New == nil {
 			r.New = map[string]config.PEM{}
 		}
-		r.New[name] = public
+		r.New[name] = all[1].Crt
 	}
 	me := r.nodes(o, accepted)[0]
 	patch := patchOf(&next, me, chosen, true)
@@ -158,19 +143,6 @@ func newAuthority(old config.CertKey) (config.CertKey, error) {
 	return config.CertKey{Crt: ca.Cert, Key: ca.Key}, err
 }
 
-// newKey makes a key of the same kind.
-func newKey(old config.KeyPEM) (config.KeyPEM, error) {
-	key, err := pki.ParseKey(old)
-	if err != nil {
-		return nil, err
-	}
-	algorithm := pki.ECDSA
-	if _, yes := key.(*rsa.PrivateKey); yes {
-		algorithm = pki.RSA
-	}
-	return pki.NewKey(algorithm)
-}
-
 // target is the configuration of a node in a phase, as far as its authorities go. The keys
 // are those that this node has.
 func (o Options) target(ctx context.Context, r rotation, n node, chosen []string, to phase) (*config.Config, error) {
@@ -184,15 +156,8 @@ func (o Options) target(ctx context.Context, r rotation, n node, chosen []string
 	}
 	c := *own
 	for _, name := range chosen {
-		a, found := authority(name)
-		if !found {
-			if err := serviceAccount(&c, r, to); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		issues, accepts := a.Of(&c)
-		known := append([]config.CertKey{*issues}, *accepts...)
+		_, certified := authority(name)
+		known := pairs(&c, name)
 		pair := func(crt config.PEM) config.CertKey {
 			i := slices.IndexFunc(known, func(k config.CertKey) bool { return bytes.Equal(k.Crt, crt) })
 			if i < 0 || !n.ControlPlane {
@@ -201,51 +166,26 @@ func (o Options) target(ctx context.Context, r rotation, n node, chosen []string
 			return known[i]
 		}
 		crt := r.New[name]
-		switch now, _ := a.Of(has); {
+		switch {
 		case to == accepted && !r.Fresh:
-			crt = now.Crt
+			crt = pairs(has, name)[0].Crt
 		case to == accepted || to == former:
 			crt = r.Former[name][0]
 		}
-		*issues, *accepts = pair(crt), nil
-		if n.ControlPlane && len(issues.Key) == 0 && (to != accepted || r.Fresh) {
+		all := []config.CertKey{pair(crt)}
+		if n.ControlPlane && len(all[0].Key) == 0 && (to != accepted || r.Fresh) {
 			return nil, rollout.Lasting{Err: fmt.Errorf("this node doesn't have the key of the %s authority: its coordinator ended before another control plane had it; run gbctl rotate-ca again", name)}
 		}
 		if to == accepted || to == issuing {
 			for _, other := range append([]config.PEM{r.New[name]}, r.Former[name]...) {
-				if !bytes.Equal(other, crt) {
-					*accepts = append(*accepts, pair(other))
+				if k := pair(other); !bytes.Equal(other, crt) && (certified || len(k.Key) > 0) {
+					all = append(all, k)
 				}
 			}
 		}
+		setPairs(&c, name, all)
 	}
 	return &c, nil
-}
-
-// serviceAccount gives c the keys of a phase.
-func serviceAccount(c *config.Config, r rotation, to phase) error {
-	s := &c.Cluster.ServiceAccount
-	all := append([]config.KeyPEM{s.Key}, s.AcceptedKeys...)
-	wanted := r.New[config.ServiceAccountKey]
-	if r.Fresh && (to == accepted || to == former) {
-		wanted = r.Former[config.ServiceAccountKey][0]
-	}
-	s.Key, s.AcceptedKeys = nil, nil
-	for _, key := range all {
-		public, err := pki.EncodePublicKey(key)
-		if err != nil {
-			return err
-		}
-		if bytes.Equal(public, wanted) && !bytes.Equal(public, key) {
-			s.Key = key
-		} else if to == accepted || to == issuing {
-			s.AcceptedKeys = append(s.AcceptedKeys, key)
-		}
-	}
-	if len(s.Key) == 0 {
-		return rollout.Lasting{Err: fmt.Errorf("this node doesn't have the %s key: its coordinator ended before another control plane had it; run gbctl rotate-ca again", config.ServiceAccountKey)}
-	}
-	return nil
 }
 
 // patchOf is the strategic merge patch that gives a node the authorities of c that are
@@ -262,42 +202,36 @@ func patchOf(c *config.Config, n node, chosen []string, issues bool) map[string]
 		}
 		at[path[len(path)-1]] = value
 	}
-	pair := func(k config.CertKey) map[string]any {
-		if m := map[string]any{"crt": encode(k.Crt)}; len(k.Key) == 0 || !n.ControlPlane {
+	value := func(name string, k config.CertKey) any {
+		switch m := map[string]any{"crt": encode(k.Crt)}; {
+		case name == config.ServiceAccountKey:
+			return encode(k.Key)
+		case name == config.AtRestKey:
+			return string(k.Key)
+		case len(k.Key) == 0 || !n.ControlPlane:
 			return m
-		} else {
+		default:
 			m["key"] = encode(k.Key)
 			return m
 		}
 	}
 	for _, name := range chosen {
 		a, found := authority(name)
-		if !found {
-			s := c.Cluster.ServiceAccount
-			var keys any // null removes the list
-			if len(s.AcceptedKeys) > 0 {
-				all := []string{}
-				for _, key := range s.AcceptedKeys {
-					all = append(all, encode(key))
-				}
-				keys = all
+		all := pairs(c, name)
+		var list any // null removes it
+		if len(all) > 1 {
+			var entries []any
+			if found {
+				entries = []any{map[string]any{"$patch": "replace"}}
 			}
-			put([]string{"cluster", "serviceAccount", "acceptedKeys"}, keys)
-			put([]string{"cluster", "serviceAccount", "key"}, encode(s.Key))
-			continue
-		}
-		issuing, accepts := a.Of(c)
-		var list any
-		if len(*accepts) > 0 {
-			all := []any{map[string]any{"$patch": "replace"}}
-			for _, k := range *accepts {
-				all = append(all, pair(k))
+			for _, k := range all[1:] {
+				entries = append(entries, value(name, k))
 			}
-			list = all
+			list = entries
 		}
 		put(a.Accepted, list)
 		if issues {
-			put(a.Issuing, pair(*issuing))
+			put(a.Issuing, value(name, all[0]))
 		}
 	}
 	return tree

@@ -82,7 +82,11 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 	if own.SelfHosted() {
 		return r, nil, errors.New("the control plane is self-hosted: convert it first, by `gbctl convert-k8s`")
 	}
+	if own.Cluster.Secret == "" && slices.Contains(chosen, config.AtRestKey) {
+		return r, nil, errors.New("cluster.secret is missing, so Secrets in etcd have no key to replace: name what else is replaced, such as --machine --kubernetes --etcd --aggregator --service-account")
+	}
 	r = rotation{Fresh: true, Issued: true, Former: map[string][]config.PEM{}}
+	r.Token, _, _ = strings.Cut(string(own.Cluster.Token), ".")
 	var problems []error
 	err = o.Kubernetes.With(func(client *kubeclient.Client) error {
 		nodes, err := rollout.Nodes(ctx, client)
@@ -108,9 +112,10 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 	if len(rollout.ControlPlanes(r.Nodes)) == 0 {
 		problems = append(problems, fmt.Errorf("no node has the label %s", rollout.ControlPlaneLabel))
 	}
-	if err := errors.Join(append(problems, r.complete(own, chosen))...); err != nil {
+	if err := errors.Join(problems...); err != nil {
 		return r, nil, err
 	}
+	r.complete(own, chosen)
 	if !r.Fresh {
 		warnings = append(warnings, "the nodes have accepted authorities, as after a rotation that failed: all get those with which this node issues, and nothing else stays accepted; no new authority is made")
 	}
@@ -118,30 +123,22 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 }
 
 // complete adds what is known from the configuration of this node.
-func (r *rotation) complete(own *config.Config, chosen []string) error {
+func (r *rotation) complete(own *config.Config, chosen []string) {
 	if !r.Fresh {
 		r.New = map[string]config.PEM{}
 	}
 	for _, name := range chosen {
-		a, found := authority(name)
-		if !found {
-			for i, key := range append([]config.KeyPEM{own.Cluster.ServiceAccount.Key}, own.Cluster.ServiceAccount.AcceptedKeys...) {
-				public, err := pki.EncodePublicKey(key)
-				switch {
-				case err != nil:
-					return err
-				case !r.Fresh && i == 0:
-					r.New[name] = public
-				default:
-					r.Former[name] = append(r.Former[name], public)
-				}
+		all := pairs(own, name)
+		if _, found := authority(name); !found {
+			for _, k := range all {
+				r.Former[name] = append(r.Former[name], k.Crt)
 			}
-		} else if issues, _ := a.Of(own); !r.Fresh {
-			r.New[name] = issues.Crt
-			r.Former[name] = slices.DeleteFunc(r.Former[name], func(crt config.PEM) bool { return slices.Equal(crt, issues.Crt) })
+		}
+		if !r.Fresh {
+			r.New[name] = all[0].Crt
+			r.Former[name] = slices.DeleteFunc(r.Former[name], func(crt config.PEM) bool { return slices.Equal(crt, all[0].Crt) })
 		}
 	}
-	return nil
 }
 
 // ask completes the rotation by what a node itself says.
@@ -170,12 +167,12 @@ func (o Options) ask(ctx context.Context, n node, own *config.Config, chosen []s
 		}
 	}
 	statuses, err := o.healthy(ctx, n)
-	if err != nil || len(own.Cluster.ServiceAccount.AcceptedKeys) > 0 {
-		r.Fresh = false
-	}
 	digests, derr := own.Digests()
-	if key := statuses[secrets.KubernetesID].Authorities[config.ServiceAccountKey]; key != "" && key != digests[config.ServiceAccountKey] {
-		r.Fresh = false
+	for _, k := range keys {
+		digest := statuses[secrets.KubernetesID].Authorities[k.Name]
+		if slices.Contains(chosen, k.Name) && (len(pairs(own, k.Name)) > 1 || digest != "" && digest != digests[k.Name]) {
+			r.Fresh = false
+		}
 	}
 	return errors.Join(err, derr)
 }
@@ -378,6 +375,9 @@ func IssuedBy(ctx context.Context, server netip.AddrPort, authority config.PEM) 
 func (o Options) noneIssues(ctx context.Context, r rotation, chosen []string) error {
 	for _, n := range r.Nodes {
 		has, err := o.read(ctx, node{n})
+		if mine := []string{config.AtRestKey}; err == nil && n.ControlPlane && slices.Contains(chosen, mine[0]) && o.settled(ctx, r, node{n}, mine, former) != nil {
+			err = o.settled(ctx, r, node{n}, mine, accepted)
+		}
 		if err != nil {
 			return fmt.Errorf("node %s: %w", n.Name, err)
 		}

@@ -4,15 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"maps"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -68,6 +65,9 @@ type rig struct {
 	lost string
 	// authentication is the ConfigMap to which API servers only add.
 	authentication map[string]any
+	// sealed are Secrets in etcd, with the key that encrypts each of them. API servers write others at any time.
+	sealed map[string]config.Secret
+	ended  string // the ID of the token of nodes that join
 }
 
 type member struct {
@@ -98,6 +98,7 @@ func newRig(t *testing.T) *rig {
 	r := &rig{t: t, dir: t.TempDir(), shared: &rollouttest.Memory{}}
 	s, err := authorities()
 	put(t, err)
+	r.sealed = map[string]config.Secret{"first": s.ClusterSecret}
 	for i, name := range []string{"n1", "n2", "n3", "w1"} {
 		typ := config.ControlPlane
 		if name[0] == 'w' {
@@ -361,13 +362,31 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 	if m == r.nodes[r.me] {
 		put(r.t, machine.Configs.Put(r.store.As("test"), machine.ConfigID, next))
 	}
+	r.write(m)
 	r.note(m.name + " " + r.phase(before, next))
 	return &apiv1.ApplyConfigResponse{}, nil
+}
+
+// write is a Secret that a node writes, which each control plane can read, with all others.
+func (r *rig) write(m *member) {
+	if m.name[0] == 'n' {
+		r.sealed["of "+m.name] = m.config.Cluster.Secret
+	}
+	for name, key := range r.sealed {
+		for _, n := range r.nodes {
+			if c := n.config.Cluster; n.name[0] == 'n' && c.Secret != key && !slices.Contains(c.AcceptedSecrets, key) {
+				r.t.Errorf("node %s can't read the Secret %s, after a change of %s", n.name, name, m.name)
+			}
+		}
+	}
 }
 
 // phase is what a change of a configuration is, and which effects it has.
 func (r *rig) phase(before, after *config.Config) string {
 	was, is := before.Machine, after.Machine
+	if was.Token != is.Token && before.Cluster.Token != after.Cluster.Token {
+		return "join"
+	}
 	if bytesEqual(was.CA.Crt, is.CA.Crt) && len(was.AcceptedCAs) == len(is.AcceptedCAs) {
 		return "kubelets"
 	}
@@ -408,7 +427,7 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 			for _, name := range programs {
 				versions[name] = fmt.Sprint(files)
 			}
-			add(secrets.KubernetesID, secrets.StatusSpec{Programs: versions, Authorities: only(files, config.KubernetesAuthority, config.EtcdAuthority, config.AggregatorAuthority, config.ServiceAccountKey)})
+			add(secrets.KubernetesID, secrets.StatusSpec{Programs: versions, Authorities: only(files, config.KubernetesAuthority, config.EtcdAuthority, config.AggregatorAuthority, config.ServiceAccountKey, config.AtRestKey)})
 		}
 	case etcd.Statuses.Type():
 		add(etcd.StatusID, etcd.StatusSpec{Ready: true, Files: running[config.EtcdAuthority]})
@@ -429,49 +448,4 @@ func only(all map[string]string, names ...string) map[string]string {
 	some := maps.Clone(all)
 	maps.DeleteFunc(some, func(name, _ string) bool { return !slices.Contains(names, name) })
 	return some
-}
-
-// RoundTrip is the API server.
-func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	w := httptest.NewRecorder()
-	r.answer(w, q)
-	return w.Result(), nil
-}
-
-const discovery = `{"kind":"APIGroupDiscoveryList","items":[{"metadata":{},"versions":[{"version":"v1","resources":[
-	{"resource":"configmaps","scope":"Namespaced","responseKind":{"kind":"ConfigMap"}},{"resource":"nodes","scope":"Cluster","responseKind":{"kind":"Node"}}]}]}]}`
-
-func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
-	switch {
-	case q.URL.Path == "/api" || q.URL.Path == "/apis":
-		io.WriteString(w, discovery)
-	case q.URL.Path == "/api/v1/nodes":
-		items := []object{}
-		for _, m := range r.nodes {
-			labels := object{}
-			if m.name[0] == 'n' {
-				labels[rollout.ControlPlaneLabel] = ""
-			}
-			items = append(items, object{
-				"metadata": object{"name": m.name, "labels": labels},
-				"status":   object{"addresses": []object{{"type": "InternalIP", "address": m.address}}, "conditions": []object{{"type": "Ready", "status": "True"}}},
-			})
-		}
-		json.NewEncoder(w).Encode(object{"items": items})
-	case strings.HasSuffix(q.URL.Path, "/configmaps/"+authentication.Name):
-		if q.Method == http.MethodPatch {
-			var patch object
-			json.NewDecoder(q.Body).Decode(&patch)
-			maps.Copy(r.authentication, patch["data"].(object))
-			r.note("authentication")
-		}
-		json.NewEncoder(w).Encode(object{"data": r.authentication})
-	case strings.HasSuffix(q.URL.Path, "/configmaps"):
-		trusted := string(r.nodes[1].running().Cluster.TrustedCAs())
-		json.NewEncoder(w).Encode(object{"items": []object{{"metadata": object{"name": rootCA, "namespace": "default"}, "data": object{"ca.crt": trusted}}}})
-	default:
-		w.WriteHeader(http.StatusNotFound)
-	}
 }

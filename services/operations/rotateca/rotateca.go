@@ -1,7 +1,7 @@
 // Package rotateca is the operation rotate-ca: it replaces the authorities of a running
-// cluster, and the key of service accounts.
+// cluster, the keys of service accounts and of Secrets in etcd, and the tokens with which nodes join.
 //
-//	preflight ─▶ accept ─▶ issue ─▶ kubelets ─▶ workloads ─▶ tokens ─▶ confirm ═▶ drop ═▶ verify
+//	preflight ─▶ accept ─▶ issue ─▶ encrypt ─▶ kubelets ─▶ workloads ─▶ tokens ─▶ confirm ═▶ drop ═▶ join ═▶ verify
 //
 // accept makes all nodes accept the new authorities beside the old ones. Then, in issue and
 // kubelets, all certificates are issued again. Servers also show the new authority as signed
@@ -19,14 +19,17 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // Name of the operation.
@@ -48,12 +51,15 @@ const (
 	tokenAgain = 4 * time.Minute
 )
 
-// names are all that can be replaced.
-var names = []string{config.EtcdAuthority, config.AggregatorAuthority, config.KubernetesAuthority, config.ServiceAccountKey, config.MachineAuthority}
+// names are all that can be replaced, in the order of the patches.
+var names = []string{config.EtcdAuthority, config.AggregatorAuthority, config.KubernetesAuthority, config.ServiceAccountKey, config.AtRestKey, config.MachineAuthority, JoinTokens}
+
+// JoinTokens is the name of cluster.token and machine.token, which end without another being accepted beside them.
+const JoinTokens = "join-tokens"
 
 // Arguments of the operation.
 type Arguments struct {
-	// Authorities are what is replaced: names of package config. None means all.
+	// Authorities are what is replaced: names of package config, and JoinTokens. None means all.
 	Authorities []string `json:"authorities,omitempty"`
 }
 
@@ -78,7 +84,7 @@ func Definition(o Options) operation.Definition {
 }
 
 func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan, error) {
-	chosen, err := decode(r)
+	chosen, _, err := decode(r)
 	if err != nil {
 		return operation.Plan{}, err
 	}
@@ -92,25 +98,26 @@ func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan,
 	return operation.Plan{Steps: steps, Warnings: warnings}, err
 }
 
-// decode returns the names that are chosen, in the order of names.
-func decode(r operation.Request) (chosen []string, err error) {
+// decode returns the authorities and keys that are chosen, in the order of names, and whether the tokens are.
+func decode(r operation.Request) (chosen []string, tokens bool, err error) {
 	a, err := operation.Decode[Arguments](r)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	for _, name := range a.Authorities {
 		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("there is no authority %q; there are %v", name, names)
+			return nil, false, fmt.Errorf("there is no authority %q; there are %v", name, names)
 		}
 	}
 	if len(a.Authorities) == 0 {
-		return slices.Clone(names), nil
+		a.Authorities = names
 	}
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !slices.Contains(a.Authorities, name) }), nil
+	chosen = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == JoinTokens || !slices.Contains(a.Authorities, name) })
+	return chosen, slices.Contains(a.Authorities, JoinTokens), nil
 }
 
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	chosen, err := decode(r)
+	chosen, joins, err := decode(r)
 	if err != nil {
 		return nil, err
 	}
@@ -121,13 +128,20 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 	if len(first) > 0 {
 		steps = append(steps, o.issueStep("issue", "issue certificates again", first))
 	}
+	if slices.Contains(chosen, config.AtRestKey) {
+		steps = append(steps, o.encryptStep())
+	}
 	if kubernetes {
 		steps = append(steps, o.issueStep("kubelets", "issue the certificates of Kubernetes again, with those of the kubelets", []string{config.KubernetesAuthority}), o.workloadsStep(r.ID))
 	}
 	if tokens {
 		steps = append(steps, tokensStep(kubernetes))
 	}
-	return append(steps, o.confirmStep(), o.dropStep(chosen), o.verifyStep(chosen)), nil
+	steps = append(steps, o.confirmStep(), o.dropStep(chosen))
+	if joins {
+		steps = append(steps, o.joinStep())
+	}
+	return append(steps, o.verifyStep(chosen)), nil
 }
 
 // acceptStep makes the new authorities, and all nodes accept them.
@@ -149,7 +163,11 @@ func (o Options) acceptStep(chosen []string) operation.Step {
 				return err
 			}
 			if _, err := issued.Get(p); err == nil { // it has begun
-				if err := o.noneIssues(ctx, r, chosen); err != nil {
+				err := o.noneIssues(ctx, r, chosen)
+				if err == nil && slices.Contains(chosen, config.AtRestKey) {
+					err = o.Kubernetes.Poll(ctx, p, controlplane.EncryptAgain) // what has the new key
+				}
+				if err != nil {
 					return err
 				}
 			}
@@ -176,6 +194,16 @@ func (o Options) issueStep(id, what string, chosen []string) operation.Step {
 			}
 			return p.UndoEach(ctx, o.parts(r, chosen, issuing, accepted)...)
 		}),
+	}
+}
+
+// encryptStep is done once all API servers write with the new key. Undoing acceptStep is its undo.
+func (o Options) encryptStep() operation.Step {
+	return operation.Step{
+		ID: "encrypt", What: "encrypt all Secrets in etcd again", Deadline: allTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			return o.Kubernetes.Poll(ctx, p, controlplane.EncryptAgain)
+		},
 	}
 }
 
@@ -241,6 +269,40 @@ func (o Options) dropStep(chosen []string) operation.Step {
 		ID: "drop", What: "end the old authorities on one node after another", Deadline: allTimeout, PointOfNoReturn: true,
 		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
 			return p.Each(ctx, 1, o.parts(r, chosen, dropped, dropped)...)
+		}),
+	}
+}
+
+// joinStep gives control planes other tokens with which nodes join. Those of workers are worth nothing then, and
+// they need none. The new ones are those of this node once it has them, so that it can be done again.
+func (o Options) joinStep() operation.Step {
+	return operation.Step{
+		ID: "join", What: "end the tokens with which nodes join", Deadline: allTimeout, PointOfNoReturn: true,
+		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
+			own, err := machine.Config(o.Store)
+			if err != nil {
+				return err
+			}
+			bootstrap, trust := own.Cluster.Token, own.Machine.Token
+			if strings.HasPrefix(string(bootstrap), r.Token+".") {
+				bootstrap, trust = config.NewToken(), config.NewToken()
+			}
+			patch := map[string]any{"machine": map[string]any{"token": string(trust)}, "cluster": map[string]any{"token": string(bootstrap)}}
+			for _, n := range r.nodes(o, accepted) {
+				if !n.ControlPlane {
+					continue
+				}
+				if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, n, patch) }); err != nil {
+					return fmt.Errorf("node %s: %w", n.Name, err)
+				}
+			}
+			ended := kubeclient.Object{"stringData": map[string]any{"expiration": time.Now().UTC().Format(time.RFC3339)}}
+			ref := kubeclient.Ref{APIVersion: "v1", Kind: "Secret", Namespace: "kube-system", Name: "bootstrap-token-" + r.Token}
+			p.Report("machines that join from now on need the tokens that this node has")
+			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+				_, err := client.Merge(ctx, ref, ended)
+				return kubeclient.IgnoreNotFound(err)
+			})
 		}),
 	}
 }

@@ -26,7 +26,7 @@ func whole() (all []string) {
 			all = append(all, n+" "+phase)
 		}
 	}
-	return append(all, "n2 drop", "n3 drop", "w1 drop", "n1 drop", "authentication")
+	return append(all, "n2 drop", "n3 drop", "w1 drop", "n1 drop", "n1 join", "n2 join", "n3 join", "token ended", "authentication")
 }
 
 // rotated checks that all nodes have new authorities, the same, and nothing else.
@@ -51,6 +51,17 @@ func (r *rig) rotated(before *config.Config) {
 		if m.name[0] == 'n' && (len(key.AcceptedKeys) > 0 || bytes.Equal(key.Key, before.Cluster.ServiceAccount.Key) || !bytes.Equal(key.Key, first.Cluster.ServiceAccount.Key)) {
 			r.t.Errorf("node %s has another key of service accounts", m.name)
 		}
+		r.sealedWith(m, first.Cluster.Secret)
+	}
+	for _, token := range []func(*config.Config) config.Secret{func(c *config.Config) config.Secret { return c.Cluster.Token }, func(c *config.Config) config.Secret { return c.Machine.Token }} {
+		for _, m := range r.nodes {
+			if now := token(m.config); (now == token(before)) != (m.name[0] == 'w') || m.name[0] == 'n' && now != token(first) {
+				r.t.Errorf("node %s has the token %s, and before %s", m.name, now, token(before))
+			}
+		}
+	}
+	if first.Cluster.Secret == before.Cluster.Secret || !strings.HasPrefix(string(before.Cluster.Token), r.ended+".") {
+		r.t.Errorf("the key of Secrets is the old one: %v; the token that has ended is %s", first.Cluster.Secret == before.Cluster.Secret, r.ended)
 	}
 }
 
@@ -67,6 +78,10 @@ func (r *rig) unchanged(before *config.Config) {
 		if key := m.config.Cluster.ServiceAccount; m.name[0] == 'n' && (len(key.AcceptedKeys) > 0 || !bytes.Equal(key.Key, before.Cluster.ServiceAccount.Key)) {
 			r.t.Errorf("node %s has another key of service accounts", m.name)
 		}
+		r.sealedWith(m, before.Cluster.Secret)
+		if m.config.Cluster.Token != before.Cluster.Token || m.config.Machine.Token != before.Machine.Token || r.ended != "" {
+			r.t.Errorf("node %s has other tokens, or %q has ended", m.name, r.ended)
+		}
 	}
 }
 
@@ -75,6 +90,12 @@ func (r *rig) noKeys() {
 	r.t.Helper()
 	var keys []string
 	for _, m := range r.nodes {
+		c := m.config
+		for _, secret := range append([]config.Secret{c.Cluster.Secret, c.Cluster.Token, c.Machine.Token}, c.Cluster.AcceptedSecrets...) {
+			if len(secret) > 0 {
+				keys = append(keys, string(secret))
+			}
+		}
 		for _, a := range config.Authorities {
 			issuing, accepts := a.Of(m.config)
 			for _, k := range append([]config.CertKey{*issuing}, *accepts...) {

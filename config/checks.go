@@ -267,26 +267,37 @@ const maxKernelArg = 256
 // that restarts must run the same image as before.
 var imageReference = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*(:[0-9]+)?(/[a-z0-9._-]+)*(:[a-zA-Z0-9_][a-zA-Z0-9._-]*)?(@sha256:[a-f0-9]{64})?$`)
 
+// program is what the configuration has about a program that the node runs.
+type program struct {
+	where      place
+	image      string
+	args       map[string]string // in extraArgs
+	volumesKey string
+	volumes    []Volume
+}
+
+func (c *Config) programs() []program {
+	k := &c.Cluster
+	return []program{
+		{where: at("machine", "install"), image: c.Machine.Install.Image},
+		{at("machine", "kubelet"), c.Machine.Kubelet.Image, c.Machine.Kubelet.ExtraArgs, "extraMounts", c.Machine.Kubelet.ExtraMounts},
+		{where: at("cluster", "etcd"), image: k.Etcd.Image, args: k.Etcd.ExtraArgs},
+		{at("cluster", "apiServer"), k.APIServer.Image, k.APIServer.ExtraArgs, "extraVolumes", k.APIServer.ExtraVolumes},
+		{at("cluster", "controllerManager"), k.ControllerManager.Image, k.ControllerManager.ExtraArgs, "extraVolumes", k.ControllerManager.ExtraVolumes},
+		{at("cluster", "scheduler"), k.Scheduler.Image, k.Scheduler.ExtraArgs, "extraVolumes", k.Scheduler.ExtraVolumes},
+		{where: at("cluster", "proxy"), image: k.Proxy.Image, args: k.Proxy.ExtraArgs},
+		{where: at("cluster", "coreDNS"), image: k.CoreDNS.Image},
+		{where: at("cluster", "network", "cni", "flannel"), image: k.Network.CNI.Flannel.Image},
+	}
+}
+
 func checkImages(c *Config, r *report) {
-	for _, i := range []struct {
-		where place
-		image string
-	}{
-		{at("machine", "install", "image"), c.Machine.Install.Image},
-		{at("machine", "kubelet", "image"), c.Machine.Kubelet.Image},
-		{at("cluster", "etcd", "image"), c.Cluster.Etcd.Image},
-		{at("cluster", "apiServer", "image"), c.Cluster.APIServer.Image},
-		{at("cluster", "controllerManager", "image"), c.Cluster.ControllerManager.Image},
-		{at("cluster", "scheduler", "image"), c.Cluster.Scheduler.Image},
-		{at("cluster", "proxy", "image"), c.Cluster.Proxy.Image},
-		{at("cluster", "coreDNS", "image"), c.Cluster.CoreDNS.Image},
-		{at("cluster", "network", "cni", "flannel", "image"), c.Cluster.Network.CNI.Flannel.Image},
-	} {
-		if i.image == "" {
+	for _, p := range c.programs() {
+		if p.image == "" {
 			continue
 		}
-		if err := CheckImage(i.image); err != nil {
-			r.bad(i.where, "%s", err)
+		if err := CheckImage(p.image); err != nil {
+			r.bad(p.where.with("image"), "%s", err)
 		}
 	}
 }
@@ -303,46 +314,30 @@ func CheckImage(image string) error {
 }
 
 func checkArgs(c *Config, r *report) {
-	for _, a := range []struct {
-		where place
-		args  map[string]string
-	}{
-		{at("machine", "kubelet", "extraArgs"), c.Machine.Kubelet.ExtraArgs},
-		{at("cluster", "etcd", "extraArgs"), c.Cluster.Etcd.ExtraArgs},
-		{at("cluster", "apiServer", "extraArgs"), c.Cluster.APIServer.ExtraArgs},
-		{at("cluster", "controllerManager", "extraArgs"), c.Cluster.ControllerManager.ExtraArgs},
-		{at("cluster", "scheduler", "extraArgs"), c.Cluster.Scheduler.ExtraArgs},
-		{at("cluster", "proxy", "extraArgs"), c.Cluster.Proxy.ExtraArgs},
-	} {
-		for _, flag := range slices.Sorted(maps.Keys(a.args)) {
+	for _, p := range c.programs() {
+		for _, flag := range slices.Sorted(maps.Keys(p.args)) {
+			where := p.where.with("extraArgs", flag)
 			switch bare := strings.TrimLeft(flag, "-"); {
 			case bare == "" || strings.ContainsAny(flag, "= \t\n"):
-				r.bad(a.where.with(flag), "is not the name of a flag")
+				r.bad(where, "is not the name of a flag")
 			case bare != flag:
-				r.bad(a.where.with(flag), "is written without dashes; did you mean %s", bare)
+				r.bad(where, "is written without dashes; did you mean %s", bare)
 			}
 		}
 	}
 }
 
 func checkVolumes(c *Config, r *report) {
-	for _, v := range []struct {
-		where   place
-		volumes []Volume
-	}{
-		{at("machine", "kubelet", "extraMounts"), c.Machine.Kubelet.ExtraMounts},
-		{at("cluster", "apiServer", "extraVolumes"), c.Cluster.APIServer.ExtraVolumes},
-		{at("cluster", "controllerManager", "extraVolumes"), c.Cluster.ControllerManager.ExtraVolumes},
-		{at("cluster", "scheduler", "extraVolumes"), c.Cluster.Scheduler.ExtraVolumes},
-	} {
+	for _, p := range c.programs() {
 		seen := map[string]bool{}
-		for i, volume := range v.volumes {
+		for i, volume := range p.volumes {
+			where := p.where.with(p.volumesKey, i)
 			if seen[volume.MountPath] {
-				r.bad(v.where.with(i, "mountPath"), "%s is taken by an earlier entry", quote(volume.MountPath))
+				r.bad(where.with("mountPath"), "%s is taken by an earlier entry", quote(volume.MountPath))
 			}
 			seen[volume.MountPath] = volume.MountPath != ""
-			checkAbsolute(r, v.where.with(i, "hostPath"), volume.HostPath)
-			checkAbsolute(r, v.where.with(i, "mountPath"), volume.MountPath)
+			checkAbsolute(r, where.with("hostPath"), volume.HostPath)
+			checkAbsolute(r, where.with("mountPath"), volume.MountPath)
 		}
 	}
 }

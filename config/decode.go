@@ -320,7 +320,7 @@ func (d *decoder) duration(n *yaml.Node, v reflect.Value) {
 	span, err := time.ParseDuration(n.Value)
 	switch {
 	case err != nil && n.ShortTag() == "!!int":
-		d.bad(n, "lacks a unit; did you mean %ss", shorten(n.Value))
+		d.bad(n, "lacks a unit; did you mean %ss", Shorten(n.Value, maxQuoted))
 	case err != nil:
 		d.bad(n, "%s is not a duration, such as 30s or 5m", quote(n.Value))
 	case span < 0:

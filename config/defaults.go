@@ -71,7 +71,7 @@ var defaults = []struct {
 	{"cluster.network.serviceSubnets", func(c *Config) { list(&c.Cluster.Network.ServiceSubnets, defaultServiceSubnet) }},
 	{"machine.kubelet.clusterDNS", func(c *Config) {
 		if c.Machine.Kubelet.ClusterDNS == nil {
-			c.Machine.Kubelet.ClusterDNS = clusterDNS(c.Cluster.Network.ServiceSubnets)
+			c.Machine.Kubelet.ClusterDNS = ClusterDNS(c.Cluster.Network.ServiceSubnets)
 		}
 	}},
 	{"machine.kubelet.image", func(c *Config) { keep(&c.Machine.Kubelet.Image, DefaultKubeletImage) }},
@@ -118,7 +118,8 @@ func list[T any](v *[]T, to ...T) {
 	}
 }
 
-func clusterDNS(subnets []netip.Prefix) (addrs []netip.Addr) {
+// ClusterDNS are the addresses of the cluster's DNS service in its subnets.
+func ClusterDNS(subnets []netip.Prefix) (addrs []netip.Addr) {
 	for _, subnet := range subnets {
 		if !subnet.IsValid() {
 			continue

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bytes"
 	"encoding"
 	"fmt"
 	"reflect"
@@ -34,20 +33,17 @@ var comments = map[string]string{
 	"machine.systemDiskEncryption": "Losing these keys is losing the data.",
 }
 
+// indent is that of the documents that are written here, in spaces.
+const indent = 2
+
 // Encode writes the document: every field that isn't zero, in the order of the
 // types, secrets included. Load reads it back to an equal Config.
 func (c *Config) Encode() ([]byte, error) {
-	root := encodeValue(reflect.ValueOf(c).Elem(), nil)
-	var b bytes.Buffer
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(2)
-	if err := enc.Encode(root); err != nil {
+	text, err := tree.Encode(encodeValue(reflect.ValueOf(c).Elem(), nil), indent)
+	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
-	if err := enc.Close(); err != nil {
-		return nil, fmt.Errorf("encode configuration: %w", err)
-	}
-	return b.Bytes(), nil
+	return text, nil
 }
 
 func encodeValue(v reflect.Value, where place) *yaml.Node {

@@ -101,14 +101,15 @@ func plainKey(key string) bool {
 // bytes: enough to find it again.
 const maxQuoted = 60
 
-func shorten(s string) string {
-	if len(s) <= maxQuoted {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxQuoted], "") + "…"
-}
+func quote(s string) string { return strconv.Quote(Shorten(s, maxQuoted)) }
 
-func quote(s string) string { return strconv.Quote(shorten(s)) }
+// Shorten is the beginning of a text that is longer than so many bytes, for a message.
+func Shorten(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}
 
 // report collects problems and warnings and finds the position of a path in the
 // document.

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bytes"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/config/tree"
 )
 
 // Secrets are shared by the nodes of one cluster and known only to them.
@@ -110,17 +110,15 @@ type textPair struct {
 	Key string `yaml:"key"`
 }
 
-// pairs are the authorities, with the paths of their fields.
-func (f *secretsFile) pairs(s *Secrets) []struct {
+// filePair is an authority, with the path of its field.
+type filePair struct {
 	path string
 	text *textPair
 	pair *CertKey
-} {
-	return []struct {
-		path string
-		text *textPair
-		pair *CertKey
-	}{
+}
+
+func (f *secretsFile) pairs(s *Secrets) []filePair {
+	return []filePair{
 		{"machine.ca", &f.Machine.CA, &s.MachineCA},
 		{"cluster.ca", &f.Cluster.CA, &s.KubernetesCA},
 		{"cluster.aggregatorCA", &f.Cluster.AggregatorCA, &s.AggregatorCA},
@@ -137,13 +135,11 @@ func (s *Secrets) Encode() ([]byte, error) {
 	for _, p := range f.pairs(s) {
 		p.text.Crt, p.text.Key = encodePEM(p.pair.Crt), encodePEM(p.pair.Key)
 	}
-	b := bytes.NewBufferString(secretsHeader)
-	enc := yaml.NewEncoder(b)
-	enc.SetIndent(2)
-	if err := enc.Encode(f); err != nil {
+	text, err := tree.Encode(f, indent)
+	if err != nil {
 		return nil, fmt.Errorf("encode secrets: %w", err)
 	}
-	return b.Bytes(), enc.Close()
+	return append([]byte(secretsHeader), text...), nil
 }
 
 // LoadSecrets reads a file of secrets, or the configuration of a control plane,

@@ -146,13 +146,7 @@ func warnUnprotected(c *Config, r *report) {
 }
 
 func warnWeakArgs(c *Config, r *report) {
-	for _, p := range []struct {
-		where place
-		args  map[string]string
-	}{
-		{at("machine", "kubelet"), c.Machine.Kubelet.ExtraArgs}, {at("cluster", "apiServer"), c.Cluster.APIServer.ExtraArgs},
-		{at("cluster", "controllerManager"), c.Cluster.ControllerManager.ExtraArgs}, {at("cluster", "scheduler"), c.Cluster.Scheduler.ExtraArgs},
-	} {
+	for _, p := range c.programs() {
 		if p.args["anonymous-auth"] == "true" {
 			r.warn(p.where.with("extraArgs", "anonymous-auth"), "requests without credentials are answered")
 		}

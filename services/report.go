@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -144,29 +145,25 @@ func (r *reporter) pods(ready map[string]bool) {
 // chart shows how the boot went: as text on the console, as a picture beside the
 // logs.
 func (r *reporter) chart() {
-	chart := dag.NewChart(r.graph.BootEvents())
-	var text, svg bytes.Buffer
-	if err := chart.Text(&text); err != nil {
+	if err := r.draw(dag.NewChart(r.graph.BootEvents())); err != nil {
 		r.logs.Printf("boot chart: %v", err)
-		return
+	}
+}
+
+func (r *reporter) draw(chart dag.Chart) error {
+	var text, svg bytes.Buffer
+	if err := errors.Join(chart.Text(&text), chart.SVG(&svg)); err != nil {
+		return err
 	}
 	r.logs.Printf("boot chart:")
 	for line := range strings.Lines(text.String()) {
 		r.logs.Printf("%s", strings.TrimRight(line, "\n"))
 	}
-	if err := chart.SVG(&svg); err != nil {
-		r.logs.Printf("boot chart: %v", err)
-		return
+	err := untrusted.WriteFile(filepath.Join(boot.LogDir, chartFile), svg.Bytes(), 0o644)
+	if r.chartTo != "" {
+		err = errors.Join(err, writeDevice(r.chartTo, svg.Bytes()))
 	}
-	if err := untrusted.WriteFile(filepath.Join(boot.LogDir, chartFile), svg.Bytes(), 0o644); err != nil {
-		r.logs.Printf("boot chart: %v", err)
-	}
-	if r.chartTo == "" {
-		return
-	}
-	if err := writeDevice(r.chartTo, svg.Bytes()); err != nil {
-		r.logs.Printf("boot chart: %v", err)
-	}
+	return err
 }
 
 func writeDevice(path string, data []byte) error {

@@ -1,10 +1,9 @@
 package merge
 
 import (
-	"strings"
-
 	"gopkg.in/yaml.v3"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/tree"
 )
 
@@ -12,12 +11,7 @@ import (
 const maxShown = 200
 
 // Brief is text, shortened for a message.
-func Brief(text string) string {
-	if len(text) <= maxShown {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxShown], "") + "…"
-}
+func Brief(text string) string { return config.Shorten(text, maxShown) }
 
 // InPlaceOf is new with the comments of the node that it replaces, unless it has its own.
 func InPlaceOf(old, new *yaml.Node) *yaml.Node {

@@ -210,7 +210,7 @@ func (s *splicer) render(now []*yaml.Node, col int) bool {
 	if len(now) == 2 {
 		kind = yaml.MappingNode
 	}
-	text, err := encode(&yaml.Node{Kind: kind, Content: now}, s.spaces)
+	text, err := Encode(&yaml.Node{Kind: kind, Content: now}, s.spaces)
 	if err != nil {
 		return false
 	}

@@ -31,7 +31,7 @@ func Text(text []byte, doc *yaml.Node) ([]byte, error) {
 		}
 	}
 	for _, style := range []func(*yaml.Node) *yaml.Node{asIs, plain} {
-		out, err := encode(style(doc), indent(text))
+		out, err := Encode(style(doc), indent(text))
 		if err != nil {
 			return nil, err
 		}
@@ -85,7 +85,8 @@ func eachComment(n *yaml.Node, f func(string)) {
 	}
 }
 
-func encode(doc *yaml.Node, spaces int) (out []byte, err error) {
+// Encode writes a value with an indentation of that many spaces.
+func Encode(value any, spaces int) (out []byte, err error) {
 	defer func() {
 		// The encoder panics if nodes and comments contradict each other.
 		if r := recover(); r != nil {
@@ -95,10 +96,7 @@ func encode(doc *yaml.Node, spaces int) (out []byte, err error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(spaces)
-	if err := enc.Encode(doc); err != nil {
-		return nil, fmt.Errorf("can't be written: %w", err)
-	}
-	if err := enc.Close(); err != nil {
+	if err := errors.Join(enc.Encode(value), enc.Close()); err != nil {
 		return nil, fmt.Errorf("can't be written: %w", err)
 	}
 	return b.Bytes(), nil

@@ -3,6 +3,7 @@ package dag
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -66,20 +67,17 @@ var bars = []struct {
 func NewChart(events []Event) Chart {
 	var c Chart
 	rows := make(map[string]*Row)
-	for i, e := range events {
-		if i == 0 {
-			c.From = e.SinceBoot
-		}
+	var end time.Duration
+	if len(events) > 0 {
+		c.From, end = events[0].SinceBoot, events[len(events)-1].SinceBoot
+	}
+	for _, e := range events {
 		row := rows[e.Service]
 		if row == nil {
 			row = &Row{ID: e.Service}
 			rows[e.Service] = row
 		}
 		row.take(e)
-	}
-	end := c.From
-	if len(events) > 0 {
-		end = events[len(events)-1].SinceBoot
 	}
 	allUp := true
 	for _, row := range rows {
@@ -96,14 +94,9 @@ func NewChart(events []Event) Chart {
 	for _, row := range rows {
 		c.Rows = append(c.Rows, *row)
 	}
+	upOrNever := func(r Row) time.Duration { return cmp.Or(r.Up, math.MaxInt64) }
 	slices.SortFunc(c.Rows, func(a, b Row) int {
-		if (a.Up == 0) != (b.Up == 0) {
-			if a.Up == 0 {
-				return 1
-			}
-			return -1
-		}
-		return cmp.Or(cmp.Compare(a.Up, b.Up), strings.Compare(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(upOrNever(a), upOrNever(b)), strings.Compare(a.ID, b.ID))
 	})
 	return c
 }

@@ -2,7 +2,6 @@ package dag
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
@@ -121,12 +120,4 @@ func (g *Graph) Subscribe(ctx context.Context) <-chan Event {
 		close(sub)
 	})
 	return sub
-}
-
-// bounded shortens a message to messageSize, between two characters.
-func bounded(message string) string {
-	if len(message) <= messageSize {
-		return message
-	}
-	return strings.ToValidUTF8(message[:messageSize], "") + "…"
 }

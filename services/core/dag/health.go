@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -99,7 +100,7 @@ func (a *attempt) evaluate(err error, period time.Duration) {
 		} else if r.health != HealthFail && a.failures >= HealthFailures && now.Sub(a.failedAt) >= (HealthFailures-1)*period {
 			log = r.record(messageUnhealthy+err.Error(), change{health: HealthFail, reason: reason.Of(err), level: slog.LevelWarn})
 		} else {
-			r.message, r.reason = bounded(messageUnhealthy+err.Error()), reason.Of(err)
+			r.message, r.reason = config.Shorten(messageUnhealthy+err.Error(), messageSize), reason.Of(err)
 		}
 	}
 	r.g.mu.Unlock()

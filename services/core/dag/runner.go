@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -146,7 +147,7 @@ func (r *runner) record(message string, c change) (log func()) {
 	if c.health != "" {
 		r.health = c.health
 	}
-	r.message, r.reason, r.waiting = bounded(message), c.reason, c.waiting
+	r.message, r.reason, r.waiting = config.Shorten(message, messageSize), c.reason, c.waiting
 	up := r.up()
 	if up != wasUp {
 		close(r.upChanged)

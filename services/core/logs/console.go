@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -35,8 +37,7 @@ type console struct {
 	remember func(level slog.Level, text string) // nil: the kernel does
 
 	mu      sync.Mutex // guards all below and the order of writes
-	tokens  float64
-	filled  time.Time
+	limit   *rate.Limiter
 	dropped int
 	now     func() time.Time
 }
@@ -45,19 +46,14 @@ func newConsole(w io.Writer) *console {
 	if w == nil {
 		w = io.Discard
 	}
-	return &console{w: w, tokens: consoleBurst, now: time.Now}
+	return &console{w: w, limit: rate.NewLimiter(consolePerSecond, consoleBurst), now: time.Now}
 }
 
 func (c *console) write(level slog.Level, text string) {
 	text = oneLine(text)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := c.now()
-	if !c.filled.IsZero() {
-		c.tokens = min(consoleBurst, c.tokens+now.Sub(c.filled).Seconds()*consolePerSecond)
-	}
-	c.filled = now
-	if c.tokens < 1 {
+	if !c.limit.AllowN(c.now(), 1) {
 		c.dropped++
 		return
 	}
@@ -68,7 +64,6 @@ func (c *console) write(level slog.Level, text string) {
 			c.dropped = 0
 		}
 	}
-	c.tokens--
 	c.keep(level, text)
 	if c.dropped > 0 || c.show(level, text) != nil {
 		c.dropped++

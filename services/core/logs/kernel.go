@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,10 +32,8 @@ type KernelRecord struct {
 // Documentation/ABI/testing/dev-kmsg.
 type KernelReader struct {
 	file *os.File
-	raw  interface {
-		Read(func(fd uintptr) bool) error
-	}
-	buf []byte
+	raw  syscall.RawConn
+	buf  []byte
 }
 
 // ReadKernel begins with the oldest message that the kernel has.

@@ -189,7 +189,7 @@ func (x *execution) write(next *record, events []Event) error {
 	if next.Wiped {
 		return nil
 	}
-	if !x.r.journalled() {
+	if !x.r.opened.Load() {
 		return errNoState
 	}
 	next.Events = x.eventsOf(events)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -17,6 +16,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/config"
 )
 
 const (
@@ -292,23 +293,9 @@ func (j journals) read() []*record {
 
 // load reads a journal. Another release, or a defect of the disk, may have changed it.
 func (j journals) load(name string) (*record, error) {
-	path := filepath.Join(j.dir, name)
-	if info, err := os.Lstat(path); err != nil {
-		return nil, err
-	} else if !info.Mode().IsRegular() {
-		return nil, errors.New("it isn't a file")
-	}
-	f, err := os.Open(path)
+	data, err := untrusted.ReadFile(filepath.Join(j.dir, name), maxJournal)
 	if err != nil {
 		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxJournal+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxJournal {
-		return nil, fmt.Errorf("it has more than %d bytes", maxJournal)
 	}
 	r, err := decode(data)
 	if err == nil && r.ID+journalSuffix != name {
@@ -340,8 +327,5 @@ func bounded(text string) string {
 		}
 		return r
 	}, text)
-	if len(text) > maxText {
-		text = strings.ToValidUTF8(text[:maxText], "") + "…"
-	}
-	return text
+	return config.Shorten(text, maxText)
 }

@@ -12,7 +12,7 @@ func (r *Runner) find(id string) (*execution, error) {
 	if x := r.operations[id]; x != nil {
 		return x, nil
 	}
-	if !r.read {
+	if !r.read.Load() {
 		return nil, fmt.Errorf("operation %q: %w", bounded(id), errUnread)
 	}
 	return nil, fmt.Errorf("operation %q: %w on this node (any more)", bounded(id), ErrNotFound)
@@ -24,10 +24,7 @@ var errUnread = errors.New("the node has just started, and hasn't read the journ
 // Running returns the ID of an operation with one of these names that runs, and isn't being
 // undone; "": none does.
 func (r *Runner) Running(names ...string) (id string, err error) {
-	r.mu.Lock()
-	read := r.read
-	r.mu.Unlock()
-	if !read {
+	if !r.read.Load() {
 		return "", errUnread
 	}
 	for _, x := range r.all() {
@@ -46,9 +43,7 @@ func (r *Runner) Holds() bool {
 // List returns all operations of which the node has a record, oldest first. If there is
 // an error, too, they are those of this boot.
 func (r *Runner) List() ([]Operation, error) {
-	r.mu.Lock()
-	read := r.read
-	r.mu.Unlock()
+	read := r.read.Load()
 	var all []Operation
 	for _, x := range r.all() {
 		x.mu.Lock()

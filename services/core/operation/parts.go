@@ -1,11 +1,13 @@
 package operation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
@@ -46,35 +48,23 @@ func (p *Progress) Each(ctx context.Context, atOnce int, parts ...Part) error {
 	}
 	places := make(chan struct{}, max(atOnce, 1))
 	var running sync.WaitGroup
-	var mu sync.Mutex // guards failed
-	var failed []error
-	fail := func(err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		failed = append(failed, err)
-	}
-	stopped := func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		return len(failed) > 0 || ctx.Err() != nil
-	}
-	for _, part := range parts {
+	var failed atomic.Bool
+	errs := make([]error, len(parts))
+	for i, part := range parts {
 		places <- struct{}{}
-		if stopped() {
+		if failed.Load() || ctx.Err() != nil {
 			break
 		}
 		running.Go(func() {
 			defer func() { <-places }()
 			if err := p.runPart(ctx, part); err != nil {
-				fail(fmt.Errorf("%s: %w", part.ID, err))
+				errs[i] = fmt.Errorf("%s: %w", part.ID, err)
+				failed.Store(true)
 			}
 		})
 	}
 	running.Wait()
-	if len(failed) == 0 {
-		return context.Cause(ctx)
-	}
-	return errors.Join(failed...)
+	return cmp.Or(errors.Join(errs...), context.Cause(ctx))
 }
 
 // plan puts the parts into the record. Those that are there stay as they are.

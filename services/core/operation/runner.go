@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -43,10 +44,11 @@ type Runner struct {
 	beginning chan struct{}
 	running   sync.WaitGroup
 
+	opened atomic.Bool // STATE is there
+	read   atomic.Bool // and so is what its journals say
+
 	// mu guards all following fields.
 	mu         sync.Mutex
-	opened     bool // STATE is there
-	read       bool // and so is what its journals say
 	leaving    bool // nothing is begun any more
 	operations map[string]*execution
 }
@@ -101,10 +103,9 @@ func (r *Runner) Run(ctx context.Context) error {
 func (r *Runner) Open() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.opened || r.leaving {
+	if r.leaving || !r.opened.CompareAndSwap(false, true) {
 		return
 	}
-	r.opened = true
 	mine := false
 	select {
 	case r.beginning <- struct{}{}: // nothing new begins before what goes on
@@ -124,16 +125,8 @@ func (r *Runner) Open() {
 			r.resume(rec)
 		}
 		r.forget()
-		r.mu.Lock()
-		r.read = true
-		r.mu.Unlock()
+		r.read.Store(true)
 	})
-}
-
-func (r *Runner) journalled() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.opened
 }
 
 // Ask is the argument of Start.
@@ -298,17 +291,21 @@ func (r *Runner) begin(ctx context.Context, def Definition, request Request, p P
 	rec.State, rec.Began, rec.Unlocked = Running, began, lock == nil
 	x := newExecution(r, rec)
 	x.lock = lock
+	launched := false
+	defer func() {
+		if !launched {
+			x.release(0)
+			x.dropClaim()
+		}
+	}()
 	if def.Shared {
 		claim, err := r.claim(ctx, Holder{Name: def.Name, ID: request.ID, Since: began})
 		if err != nil {
-			x.release(0)
 			return Operation{}, err
 		}
 		x.claim, rec.Coordinator = claim, claim.Node()
 	}
 	if called := ctx.Err(); called != nil {
-		x.release(0)
-		x.dropClaim()
 		return Operation{}, calledOff(def.Name, called)
 	}
 	err := x.commit(func(*record) ([]Event, error) {
@@ -319,17 +316,14 @@ func (r *Runner) begin(ctx context.Context, def Definition, request Request, p P
 		return events, nil
 	}, nil)
 	if err != nil {
-		x.release(0)
-		x.dropClaim()
 		return Operation{}, err
 	}
 	begun := x.record().clone().Operation
 	if err := r.launch(x, p.Steps); err != nil {
-		x.release(0)
-		x.dropClaim()
 		r.drop(x)
 		return Operation{}, err
 	}
+	launched = true
 	return begun, nil
 }
 
@@ -362,10 +356,7 @@ func (r *Runner) resume(rec *record) {
 	rec.Boots++
 	x := newExecution(r, rec)
 	if rec.Finished() {
-		close(x.ended)
-		r.mu.Lock()
-		r.operations[x.id] = x
-		r.mu.Unlock()
+		r.keep(x)
 		x.mu.Lock()
 		x.publish()
 		x.mu.Unlock()
@@ -399,10 +390,15 @@ func (r *Runner) resume(rec *record) {
 		next.Error = bounded(strings.TrimPrefix(fmt.Sprintf("%s; can't go on after a restart: %v", next.Error, err), "; "))
 		return x.conclude(next, Failed), nil
 	})
+	r.keep(x)
+}
+
+// keep remembers an operation that has ended.
+func (r *Runner) keep(x *execution) {
 	close(x.ended)
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.operations[x.id] = x
-	r.mu.Unlock()
 }
 
 // forget keeps the last finished operations.

@@ -28,6 +28,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"golang.org/x/sys/unix"
 )
 
@@ -207,11 +208,7 @@ func (c *Child) leadsGroup() bool {
 // describe is the command line, shortened, as errors name it.
 func describe(cmd *exec.Cmd) string {
 	args := append([]string{cmd.Path}, cmd.Args[min(1, len(cmd.Args)):]...)
-	line := strings.Join(args, " ")
-	if len(line) > maxCommand {
-		line = strings.ToValidUTF8(line[:maxCommand], "") + "…"
-	}
-	return line
+	return config.Shorten(strings.Join(args, " "), maxCommand)
 }
 
 // OrClean makes an exit with status 0, which no daemon should do by itself, readable.

@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/front/connlimit"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/proto"
@@ -33,6 +34,7 @@ const maxOutcome = 200
 // address, what was asked for, result and duration. It is an interceptor; the guard logs
 // calls that don't reach it, because they are refused or can't be read.
 type audit struct {
+	unchanged
 	log   *slog.Logger
 	lines connlimit.Lines
 }
@@ -89,10 +91,7 @@ func (e entry) writer() string {
 // shortened is the first line of a text, or the beginning of it.
 func shortened(text string) string {
 	text, _, _ = strings.Cut(text, "\n")
-	if len(text) > maxOutcome {
-		text = strings.ToValidUTF8(text[:maxOutcome], "") + "…"
-	}
-	return text
+	return config.Shorten(text, maxOutcome)
 }
 
 // WrapUnary implements connect.Interceptor.
@@ -117,11 +116,6 @@ func (a *audit) audited(ctx context.Context, procedure string, message func() an
 	call.audited = true
 	a.record(entry{caller: call.caller, procedure: procedure, what: summary(message()), err: err, took: time.Since(began)})
 	return err
-}
-
-// WrapStreamingClient implements connect.Interceptor; there is no client here.
-func (a *audit) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
-	return next
 }
 
 // WrapStreamingHandler implements connect.Interceptor.

@@ -185,24 +185,14 @@ func (s *configService) History(_ context.Context, _ *connect.Request[apiv1.Conf
 	return connect.NewResponse(res), nil
 }
 
-// modes are those of the contract in the words of package machine.
-var modes = map[apiv1.ApplyMode]machine.Mode{
-	apiv1.ApplyMode_APPLY_MODE_AUTO:      machine.Auto,
-	apiv1.ApplyMode_APPLY_MODE_IMMEDIATE: machine.Immediate,
-	apiv1.ApplyMode_APPLY_MODE_ON_REBOOT: machine.OnReboot,
-	apiv1.ApplyMode_APPLY_MODE_REBOOT:    machine.Reboot,
-	apiv1.ApplyMode_APPLY_MODE_TRY:       machine.Try,
-}
-
 func modeNumber(mode machine.Mode) apiv1.ApplyMode {
 	return enum[apiv1.ApplyMode](apiv1.ApplyMode_value, "APPLY_MODE_", mode)
 }
 
 // applyRequest is what Apply and Rollback have in common.
 func applyRequest(mode apiv1.ApplyMode, try *durationpb.Duration, dry bool, by string) (machine.Request, error) {
-	r := machine.Request{DryRun: dry, By: by}
-	var known bool
-	if r.Mode, known = modes[mode]; !known {
+	r := machine.Request{DryRun: dry, By: by, Mode: machine.Mode(modeName(mode))}
+	if modeNumber(r.Mode) != mode || r.Mode == machine.Undone {
 		return r, failed(connect.CodeInvalidArgument, "mode %d isn't one; there are auto, immediate, on-reboot, reboot and try", mode)
 	}
 	if try == nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -15,6 +14,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -212,19 +212,18 @@ func (s *nodeService) CheckImages(ctx context.Context, req *connect.Request[apiv
 	checks := make([]*apiv1.ImageCheck, len(images))
 	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	var all sync.WaitGroup
-	turns := make(chan struct{}, checksAtOnce)
+	var all errgroup.Group
+	all.SetLimit(checksAtOnce)
 	for i, image := range images {
-		turns <- struct{}{}
-		all.Go(func() {
-			defer func() { <-turns }()
+		all.Go(func() error {
 			digest, here, err := s.opts.Containerd.Check(bounded, image)
 			if checks[i] = (&apiv1.ImageCheck{Image: image, Here: here, Digest: digest}); err != nil {
 				checks[i].Error = err.Error()
 			}
+			return nil
 		})
 	}
-	all.Wait()
+	_ = all.Wait() // each check has its own error
 	for _, check := range checks {
 		if err := stream.Send(check); err != nil {
 			return err

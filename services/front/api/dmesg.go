@@ -36,7 +36,8 @@ func (s *logService) Dmesg(ctx context.Context, req *connect.Request[apiv1.Dmesg
 		m.Time = timestamppb.New(booted.Add(time.Duration(m.GetSinceBootUs()) * time.Microsecond))
 		return stream.Send(m)
 	}
-	tail := newTail(int(req.Msg.GetTail()))
+	most := min(int(req.Msg.GetTail()), maxTail) // 0: all, negative: none
+	var last []*apiv1.KernelMessage              // held back until it is known which are the last
 	for {
 		m, err := nextMessage(ctx, k, false)
 		if err != nil {
@@ -45,13 +46,17 @@ func (s *logService) Dmesg(ctx context.Context, req *connect.Request[apiv1.Dmesg
 		if m == nil {
 			break
 		}
-		if m = tail.push(m); m != nil {
+		switch {
+		case most == 0:
 			if err := send(m); err != nil {
 				return err
 			}
+		case most > 0:
+			last = append(last, m)
+			last = last[max(len(last)-most, 0):]
 		}
 	}
-	for _, m := range tail.lines {
+	for _, m := range last {
 		if err := send(m); err != nil {
 			return err
 		}
@@ -85,28 +90,6 @@ func nextMessage(ctx context.Context, k *logs.KernelReader, wait bool) (*apiv1.K
 		return nil, nil
 	}
 	return &apiv1.KernelMessage{Level: uint32(r.Level), SinceBootUs: uint64(r.SinceBoot.Microseconds()), Message: config.RedactText(readable(r.Message))}, nil
-}
-
-// tail holds messages back until it is known which are the last.
-type tail struct {
-	most  int // 0: all, negative: none
-	lines []*apiv1.KernelMessage
-}
-
-func newTail(most int) *tail { return &tail{most: min(most, maxTail)} }
-
-// push returns a message that needn't be held back, or nil.
-func (t *tail) push(m *apiv1.KernelMessage) *apiv1.KernelMessage {
-	switch {
-	case t.most == 0:
-		return m
-	case t.most > 0:
-		if t.lines = append(t.lines, m); len(t.lines) > t.most {
-			t.lines[0] = nil
-			t.lines = t.lines[1:]
-		}
-	}
-	return nil
 }
 
 // console is the text of the node's console, for nodes in containers.

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -68,7 +69,7 @@ func bootstrapped(begun *etcd.Begun, now, already string) *apiv1.BootstrapRespon
 
 func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[apiv1.RecoverRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
 	if !stream.Receive() {
-		return nil, orInvalid(stream.Err(), "recover: nothing was sent")
+		return nil, cmp.Or(stream.Err(), failed(connect.CodeInvalidArgument, "recover: nothing was sent"))
 	}
 	first := stream.Msg()
 	if len(first.GetSha256()) != sha256.Size {
@@ -130,13 +131,6 @@ func (s *etcdService) operate(ctx context.Context, a operation.Ask, step string)
 		return o, failed(connect.CodeFailedPrecondition, "%s %s: %s", o.ID, o.State, readable(o.Error))
 	}
 	return o, failed(connect.CodeUnavailable, "%s continues on the node: gbctl operation attach %s", o.ID, o.ID)
-}
-
-func orInvalid(err error, instead string) error {
-	if err != nil {
-		return err
-	}
-	return failed(connect.CodeInvalidArgument, "%s", instead)
 }
 
 // received is what a stream brings, as a reader.

@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"connectrpc.com/connect"
@@ -133,7 +136,7 @@ func readDir(path string) ([]fs.DirEntry, error) {
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	sortEntries(entries)
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	if len(entries) > maxEntries {
 		return entries[:maxEntries], fmt.Errorf("%s has more than %d entries: the others aren't listed", path, maxEntries)
 	}
@@ -198,35 +201,20 @@ func (s *fileService) Read(ctx context.Context, req *connect.Request[apiv1.ReadF
 		return err
 	}
 	defer f.Close()
-	most := int64(-1)
+	most := int64(math.MaxInt64)
 	if f.pseudo {
 		most = maxPseudo
 	}
-	return sendAll(ctx, f, most, stream)
-}
-
-// sendAll streams r, of which most bytes are allowed; -1 is any number.
-func sendAll(ctx context.Context, r io.Reader, most int64, stream *connect.ServerStream[apiv1.FileChunk]) error {
-	buf := make([]byte, fileChunk)
-	sent := int64(0)
-	for {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		n, err := r.Read(buf)
-		if n > 0 {
-			if err := stream.Send(&apiv1.FileChunk{Data: buf[:n]}); err != nil {
-				return err
-			}
-		}
-		sent += int64(n)
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return fileError(err)
-		case most >= 0 && sent >= most:
-			return failed(connect.CodeResourceExhausted, "the kernel makes this file up as it is read, and it has more than %d MiB: that was the beginning", most>>20)
-		}
+	out := &chunks{stream: stream, buf: make([]byte, 0, fileChunk)}
+	n, err := io.CopyN(out, &callersReader{ctx, f}, most)
+	sent := out.flush()
+	switch {
+	case errors.As(err, new(*fs.PathError)):
+		return fileError(err)
+	case err != nil && !errors.Is(err, io.EOF):
+		return err
+	case sent == nil && n >= most:
+		return failed(connect.CodeResourceExhausted, "the kernel makes this file up as it is read, and it has more than %d MiB: that was the beginning", most>>20)
 	}
+	return sent
 }

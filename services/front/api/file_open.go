@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/boot/untrusted"
@@ -84,8 +83,4 @@ func (r *regular) Read(p []byte) (int, error) {
 		}
 		return n, nil
 	}
-}
-
-func sortEntries(entries []fs.DirEntry) {
-	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 }

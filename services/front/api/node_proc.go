@@ -51,15 +51,11 @@ func (s *nodeService) Processes(context.Context, *connect.Request[apiv1.Processe
 			args, _ = p.CmdLine()
 		}
 		executable, _ := p.Executable()
-		text := strings.Join(args, " ")
-		if len(text) > maxArgs {
-			text = text[:maxArgs] + "…"
-		}
 		res.Processes = append(res.Processes, &apiv1.Process{
 			Pid: int32(stat.PID), Ppid: int32(stat.PPID), State: stat.State, Threads: uint32(stat.NumThreads),
 			CpuTime:       durationpb.New(time.Duration(stat.CPUTime() * float64(time.Second))),
 			VirtualMemory: uint64(stat.VirtualMemory()), ResidentMemory: uint64(stat.ResidentMemory()),
-			Command: readable(stat.Comm), Executable: readable(executable), Args: config.RedactText(readable(text)),
+			Command: readable(stat.Comm), Executable: readable(executable), Args: config.RedactText(readable(config.Shorten(strings.Join(args, " "), maxArgs))),
 		})
 	}
 	slices.SortFunc(res.Processes, func(a, b *apiv1.Process) int { return int(a.GetPid() - b.GetPid()) })

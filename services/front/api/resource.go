@@ -71,15 +71,6 @@ func there(ids []string) string {
 	return "there are " + strings.Join(ids, ", ")
 }
 
-// eventKinds are those of package resource in the contract's words.
-var eventKinds = map[resource.EventKind]apiv1.ResourceEvent_Kind{
-	resource.Present: apiv1.ResourceEvent_KIND_PRESENT,
-	resource.Created: apiv1.ResourceEvent_KIND_CREATED,
-	resource.Updated: apiv1.ResourceEvent_KIND_UPDATED,
-	resource.Deleted: apiv1.ResourceEvent_KIND_DELETED,
-	resource.Synced:  apiv1.ResourceEvent_KIND_SYNCED,
-}
-
 // Watch sends as fast as the caller reads; meanwhile the store merges what comes.
 func (s *resourceService) Watch(ctx context.Context, req *connect.Request[apiv1.ListResourcesRequest], stream *connect.ServerStream[apiv1.ResourceEvent]) error {
 	d, err := find(req.Msg)
@@ -90,7 +81,7 @@ func (s *resourceService) Watch(ctx context.Context, req *connect.Request[apiv1.
 	defer cancel() // the store's side ends with it
 	first := definition(d)
 	for e := range s.opts.Store.WatchSynced(ctx, d.Type, req.Msg.GetNamespace(), req.Msg.GetId()) {
-		event := &apiv1.ResourceEvent{Kind: eventKinds[e.Kind], Definition: first}
+		event := &apiv1.ResourceEvent{Kind: enum[apiv1.ResourceEvent_Kind](apiv1.ResourceEvent_Kind_value, "KIND_", e.Kind.String()), Definition: first}
 		first = nil
 		if e.Kind != resource.Synced {
 			if event.Resource, err = s.object(d, e.Object); err != nil {

@@ -5,10 +5,13 @@ import (
 	"encoding/base64"
 	"fmt"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/tree"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"gopkg.in/yaml.v3"
 )
@@ -95,13 +98,11 @@ func specYAML(o resource.Object[any]) (string, error) {
 		return "", fmt.Errorf("show %s %s/%s: %w", o.Type, o.Namespace, o.ID, err)
 	}
 	hide(node)
-	var b bytes.Buffer
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(specIndent)
-	if err := enc.Encode(node); err != nil {
+	text, err := tree.Encode(node, specIndent)
+	if err != nil {
 		return "", fmt.Errorf("show %s %s/%s: %w", o.Type, o.Namespace, o.ID, err)
 	}
-	return b.String(), nil
+	return string(text), nil
 }
 
 func specNode(spec any) (*yaml.Node, error) {
@@ -185,46 +186,19 @@ func hideScalars(n *yaml.Node) {
 const (
 	pemBegin = "-----BEGIN "
 	pemKey   = "PRIVATE KEY-----"
-	// base64Begin is how base64 of PEM begins.
-	base64Begin = "LS0tLS1CRUdJTi"
 )
+
+// base64PEM is base64 of PEM, in lines or not.
+var base64PEM = regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/ \t\n\r]*`)
 
 // privateKey reports whether a text has a private key, as PEM or as base64 of it.
 func privateKey(text string) bool {
 	if strings.Contains(text, pemBegin) && strings.Contains(text, pemKey) {
 		return true
 	}
-	for {
-		i := strings.Index(text, base64Begin)
-		if i < 0 {
-			return false
-		}
-		text = text[i:]
-		end := strings.IndexFunc(text, func(r rune) bool { return base64Rune(r) == 0 })
-		if end < 0 {
-			end = len(text)
-		}
+	return slices.ContainsFunc(base64PEM.FindAllString(text, -1), func(found string) bool {
 		// What was decoded up to an error counts: words may follow the PEM.
-		decoded, _ := base64.RawStdEncoding.DecodeString(strings.Map(func(r rune) rune {
-			if r == base64Rune(r) {
-				return r
-			}
-			return -1 // a blank: tools wrap lines
-		}, text[:end]))
-		if bytes.Contains(decoded, []byte(pemKey)) {
-			return true
-		}
-		text = text[end:]
-	}
-}
-
-// base64Rune is r if it belongs to base64, '_' for a blank, else 0.
-func base64Rune(r rune) rune {
-	switch {
-	case 'A' <= r && r <= 'Z', 'a' <= r && r <= 'z', '0' <= r && r <= '9', r == '+', r == '/':
-		return r
-	case r == ' ', r == '\t', r == '\n', r == '\r':
-		return '_'
-	}
-	return 0
+		decoded, _ := base64.RawStdEncoding.DecodeString(strings.Join(strings.Fields(found), ""))
+		return bytes.Contains(decoded, []byte(pemKey))
+	})
 }

@@ -16,7 +16,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -120,13 +119,13 @@ func (s *Server) routes() http.Handler {
 		// No compression: a small message may unfold to gigabytes, and PID 1 has
 		// better things to do.
 		connect.WithCompression("gzip", nil, nil),
-		connect.WithInterceptors(s.audit, farewell{s.stopping}),
+		connect.WithInterceptors(s.audit, farewell{stopping: s.stopping}),
 		connect.WithRecover(s.recovered),
 	}
 	s.errors = connect.NewErrorWriter(options...)
 	mux := http.NewServeMux()
 	logs := &logService{opts: s.opts}
-	s.services = newServiceService(s.opts, s.stopping)
+	s.services = &serviceService{opts: s.opts, stopping: s.stopping}
 	mux.Handle(garboardv1connect.NewConfigServiceHandler(&configService{opts: s.opts}, options...))
 	mux.Handle(garboardv1connect.NewResourceServiceHandler(&resourceService{opts: s.opts}, options...))
 	mux.Handle(garboardv1connect.NewServiceServiceHandler(s.services, options...))
@@ -209,7 +208,7 @@ func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := boot.IgnoreMissing(os.Remove(path)); err != nil {
 		return nil, err
 	}
 	listener, err := net.Listen("unix", path)

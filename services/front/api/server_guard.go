@@ -102,15 +102,16 @@ func (s *Server) bound(ctx context.Context, m contract.Method) (context.Context,
 
 // farewell ends streams with the reason why the node ends. It is an
 // interceptor.
-type farewell struct{ stopping context.Context }
+type farewell struct {
+	unchanged
+	stopping context.Context
+}
+
+// unchanged is an interceptor that changes no call of a client, and none that isn't a stream.
+type unchanged struct{ connect.UnaryInterceptorFunc }
 
 // WrapUnary implements connect.Interceptor.
-func (f farewell) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc { return next }
-
-// WrapStreamingClient implements connect.Interceptor.
-func (f farewell) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
-	return next
-}
+func (unchanged) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc { return next }
 
 // WrapStreamingHandler implements connect.Interceptor.
 func (f farewell) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {

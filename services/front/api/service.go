@@ -42,10 +42,6 @@ type serviceService struct {
 	background sync.WaitGroup
 }
 
-func newServiceService(o Options, stopping context.Context) *serviceService {
-	return &serviceService{opts: o, stopping: stopping}
-}
-
 // noService is the error for a name that no service has.
 func (s *serviceService) noService(name string) error {
 	var ids []string

@@ -41,11 +41,6 @@ const (
 	// in base64 as JSON has it, and what is around it. PID 1 reads them whole.
 	maxBody   = 128 << 10
 	maxConfig = 2 << 20
-	// maxConfigs bounds those of administrators at one time.
-	maxConfigs = 8
-	// maxCalls bounds the calls of administrators at one time. Two hundred clients have one
-	// call each; some have a few. Guests have room of their own (guestRooms).
-	maxCalls = 384
 	// unaryTimeout ends a call that PID 1 doesn't answer: applying a configuration
 	// restarts services, which takes the longest.
 	unaryTimeout = 5 * time.Minute
@@ -58,9 +53,8 @@ type gate struct {
 	watcher statefile.Watcher // used by tick only
 	log     *slog.Logger
 	state   atomic.Pointer[state]
-	calls   atomic.Int32
-	configs atomic.Int32 // that administrators send at the moment
-	quotas  *quotas
+	admins  *quotas
+	guests  *quotas
 	errors  *connect.ErrorWriter
 	proxy   *httputil.ReverseProxy
 	backend *http.Transport
@@ -80,7 +74,9 @@ func (g *gate) time() time.Time {
 func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 	g := &gate{
 		watcher: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log), errors: connect.NewErrorWriter(),
-		backend: newBackend(socket), quotas: newQuotas(), open: connlimit.Conns{Max: maxConns, MaxNew: maxNew, MaxGuests: maxGuests}, piece: readTimeout, stall: stallTimeout, now: time.Now,
+		backend: newBackend(socket), admins: newQuotas(adminRooms), guests: newQuotas(guestRooms),
+		open:  connlimit.Conns{Max: maxConns, MaxNew: maxNew, MaxGuests: maxGuests},
+		piece: readTimeout, stall: stallTimeout, now: time.Now,
 	}
 	g.proxy = g.newProxy()
 	if err := g.watcher.Next(g.refresh); err != nil {
@@ -95,13 +91,19 @@ type call struct {
 	admin  bool // an administrator, or a node of the cluster; others are guests
 	mode   string
 	remote string
-	guest  *guest // nil for administrators
+	client *client
 }
 
 type callKey struct{}
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c, m, refused := g.decide(r)
+	s := g.state.Load()
+	g.serve(w, r, s, s.identify)
+}
+
+// serve answers a call of the client that identify finds.
+func (g *gate) serve(w http.ResponseWriter, r *http.Request, s *state, identify identifier) {
+	c, m, refused := g.decide(r, s, identify)
 	leave, err := g.enter(r.Context(), &c)
 	if err != nil {
 		g.failed(w, r, err)
@@ -109,7 +111,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer leave()
 	if refused == nil {
-		leave, err := g.takeBody(w, r, c.guest, m)
+		leave, err := g.takeBody(w, r, c, m)
 		if err != nil {
 			g.failed(w, r, err)
 			return
@@ -122,8 +124,8 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel = context.WithTimeout(ctx, unaryTimeout)
 		defer cancel()
 	}
-	if c.guest != nil {
-		end, err := g.quotas.turn(ctx, c.guest, m.Streaming && refused == nil)
+	if !c.admin {
+		end, err := c.client.turn(ctx, m.Streaming && refused == nil)
 		if err != nil {
 			g.failed(w, r, err)
 			return
@@ -135,53 +137,43 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.failed(w, r, refused)
 		return
 	}
-	out := http.ResponseWriter(newSteady(w, g.stall))
-	if c.guest != nil && m.Streaming {
-		out = paced{out, func(bytes int) { g.quotas.pay(ctx, c.guest, bytes) }}
+	out := newSteady(w, g.stall)
+	if !c.admin && m.Streaming {
+		out.pace = func(bytes int) { _ = c.client.sent.WaitN(ctx, bytes) } // an error is that ctx has ended
 	}
 	g.proxy.ServeHTTP(out, r.WithContext(ctx))
 }
 
 // enter takes room for a call.
 func (g *gate) enter(ctx context.Context, c *call) (leave func(), err error) {
-	if c.admin {
-		if g.calls.Add(1) > maxCalls {
-			g.calls.Add(-1)
-			return nil, exhausted("the node answers %d calls already, and takes no more; try again later", maxCalls)
+	q, name := g.admins, ""
+	if !c.admin {
+		q, name = g.guests, c.caller.name+"\x00"+strings.Join(c.caller.roles, ",")
+		if c.caller.name == "" {
+			name, _, _ = net.SplitHostPort(c.remote)
 		}
-		return func() { g.calls.Add(-1) }, nil
+		connlimit.Of(ctx).SetGuest(name)
 	}
-	name := c.caller.name + "\x00" + strings.Join(c.caller.roles, ",")
-	if c.caller.name == "" {
-		name, _, _ = net.SplitHostPort(c.remote)
-	}
-	connlimit.Of(ctx).SetGuest(name)
-	if c.guest, err = g.quotas.enter(name); err != nil {
+	if c.client, err = q.enter(name); err != nil {
 		return nil, err
 	}
-	return func() { g.quotas.leave(c.guest, callRoom) }, nil
+	return func() { c.client.leave(callRoom) }, nil
 }
 
 // takeBody bounds the body of a request. Of guests, it is read before PID 1 hears of the call;
 // only configurations, which strangers bring in maintenance mode, are too large for that.
-func (g *gate) takeBody(w http.ResponseWriter, r *http.Request, of *guest, m api.Method) (leave func(), err error) {
+func (g *gate) takeBody(w http.ResponseWriter, r *http.Request, c call, m api.Method) (leave func(), err error) {
 	most, leave := int64(maxBody), func() {}
 	config := m.Procedure == garboardv1connect.ConfigServiceApplyProcedure
 	switch {
 	case m.Upload > 0:
 		most = m.Upload
-	case config && of != nil:
-		most, leave = maxConfig, func() { g.quotas.leave(of, configRoom) }
-		if err := g.quotas.take(of, configRoom); err != nil {
+	case config:
+		if err := c.client.take(configRoom); err != nil {
 			return nil, err
 		}
-	case config:
-		most, leave = maxConfig, func() { g.configs.Add(-1) }
-		if g.configs.Add(1) > maxConfigs {
-			leave()
-			return nil, exhausted("the node takes %d configurations already; try again later", maxConfigs)
-		}
-	case of != nil:
+		most, leave = maxConfig, func() { c.client.leave(configRoom) }
+	case !c.admin:
 		most = guestBody
 	}
 	if r.ContentLength > most {
@@ -192,7 +184,7 @@ func (g *gate) takeBody(w http.ResponseWriter, r *http.Request, of *guest, m api
 	switch {
 	case m.Upload > 0:
 		r.Body = newUpload(w, r.Body, g.piece)
-	case of != nil && !config:
+	case !c.admin && !config:
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			return nil, err
@@ -203,14 +195,17 @@ func (g *gate) takeBody(w http.ResponseWriter, r *http.Request, of *guest, m api
 }
 
 // decide identifies the caller, and returns an error if the call isn't allowed.
-func (g *gate) decide(r *http.Request) (c call, m api.Method, refused *connect.Error) {
-	s := g.state.Load()
+func (g *gate) decide(r *http.Request, s *state, identify identifier) (c call, m api.Method, refused *connect.Error) {
 	c = call{mode: s.mode, remote: r.RemoteAddr}
 	if s.mode == modeClosed {
 		return c, m, connect.NewError(connect.CodeUnavailable, errClosed)
 	}
-	caller, err := g.authenticate(s, r)
-	if c.caller = caller; err != nil {
+	// With the current authorities, which may be newer than the connection.
+	caller, err := s.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates, identify)
+	if err == nil {
+		c.caller, err = caller, caller.current(g.time())
+	}
+	if err != nil {
 		return c, m, connect.NewError(connect.CodeUnauthenticated, err)
 	}
 	c.admin = slices.Contains(caller.roles, string(api.Admin)) || slices.Contains(caller.roles, string(api.Peer))
@@ -259,16 +254,6 @@ func (g *gate) tell(ctx context.Context, refusal []byte) error {
 		answer.Body.Close()
 	}
 	return err
-}
-
-// authenticate identifies the caller with the current authorities, which may be newer
-// than the connection.
-func (g *gate) authenticate(s *state, r *http.Request) (identity, error) {
-	caller, err := s.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates, s.identify)
-	if err != nil {
-		return identity{}, err
-	}
-	return caller, caller.current(g.time())
 }
 
 // lookup finds the method that a request is for. The path that is looked at here

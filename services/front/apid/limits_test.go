@@ -66,6 +66,13 @@ func TestTooMuch(t *testing.T) {
 	}
 }
 
+// used is how much room is in use.
+func used(q *quotas, r room) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.used[r]
+}
+
 // A configuration may be larger. Several come at a time.
 func TestConfigurations(t *testing.T) {
 	t.Parallel()
@@ -75,11 +82,11 @@ func TestConfigurations(t *testing.T) {
 	if code, text, err := post(c, apply, nil, bytes.NewReader(make([]byte, maxConfig))); code != http.StatusOK {
 		t.Errorf("%d %s, %v", code, text, err)
 	}
-	b.gate.configs.Add(maxConfigs)
+	b.gate.admins.used[configRoom] += adminRooms[configRoom].all
 	if code, text, err := post(c, apply, nil, http.NoBody); code != http.StatusTooManyRequests {
 		t.Errorf("one more: %d %s, %v", code, text, err)
 	}
-	b.gate.configs.Add(-1)
+	b.gate.admins.used[configRoom]--
 	if code, text, err := post(c, apply, nil, http.NoBody); code != http.StatusOK {
 		t.Errorf("after the end of one: %d %s, %v", code, text, err)
 	}
@@ -221,8 +228,8 @@ func TestTooManyCalls(t *testing.T) {
 		}
 	}))
 	var c *http.Client
-	done := make(chan struct{}, maxCalls)
-	for i := range maxCalls {
+	done := make(chan struct{}, adminRooms[callRoom].all)
+	for i := range adminRooms[callRoom].all {
 		if i%(maxStreams/2) == 0 {
 			c = b.client(t, admin(t, ca), true)
 			// It has its connection then, and knows how many calls that takes.
@@ -236,7 +243,7 @@ func TestTooManyCalls(t *testing.T) {
 		}(c)
 	}
 	eventually.That(t, 20*time.Second, "all calls to be there", func() error {
-		if n := b.gate.calls.Load(); n != maxCalls {
+		if n := used(b.gate.admins, callRoom); n != adminRooms[callRoom].all {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
@@ -245,11 +252,11 @@ func TestTooManyCalls(t *testing.T) {
 		t.Errorf("%d %s, %v", code, text, err)
 	}
 	close(free)
-	for range maxCalls {
+	for range adminRooms[callRoom].all {
 		<-done
 	}
 	eventually.That(t, 10*time.Second, "the calls to be over", func() error {
-		if n := b.gate.calls.Load(); n != 0 {
+		if n := used(b.gate.admins, callRoom); n != 0 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil

@@ -94,7 +94,7 @@ func TestAReaderLocksNobodyOut(t *testing.T) {
 		send(c, http.MethodPost, version)
 	}
 	eventually.That(t, 30*time.Second, "the attack to have all that it gets", func() error {
-		g := b.gate.quotas
+		g := b.gate.guests
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if all := guestRooms[callRoom].each; g.used[callRoom] != all || int(refused.Load()+held.Load()) < streams {
@@ -126,12 +126,13 @@ func TestAReaderLocksNobodyOut(t *testing.T) {
 	stop()
 	attack.Wait()
 	eventually.That(t, 20*time.Second, "the reader to be forgotten", func() error {
-		g := b.gate.quotas
+		g := b.gate.guests
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if len(g.guests) > 0 || g.used != [rooms]int{} || len(g.turns) > 0 {
-			return fmt.Errorf("%d guests use %v, %d turns", len(g.guests), g.used, len(g.turns))
+		if len(g.clients) > 0 || g.used != [rooms]int{} || !g.turns.TryAcquire(guestTurns) {
+			return fmt.Errorf("%d guests use %v", len(g.clients), g.used)
 		}
+		g.turns.Release(guestTurns)
 		return nil
 	})
 	m := methodOf(t, version)

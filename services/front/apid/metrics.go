@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/connlimit"
@@ -117,20 +116,7 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer s.running.Add(-1)
-	now := s.state.Load()
-	m, _ := api.Lookup(api.MetricsPath)
-	caller, err := now.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates, now.identifyScraper)
-	if err == nil {
-		err = caller.current(s.time())
-	}
 	switch {
-	case err == nil && !api.Allowed(m, caller.roles):
-		err = fmt.Errorf("metrics need the role %s", m.Role)
-		fallthrough
-	case err != nil:
-		s.refuse(r, caller, connect.NewError(connect.CodePermissionDenied, err))
-		http.Error(w, err.Error(), http.StatusForbidden)
-		return
 	case r.URL.Path != api.MetricsPath:
 		http.Error(w, "there is only "+api.MetricsPath, http.StatusNotFound)
 		return
@@ -138,23 +124,11 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "there is only GET", http.StatusMethodNotAllowed)
 		return
 	}
-	c := call{caller: caller, mode: now.mode, remote: r.RemoteAddr}
-	leave, err := s.enter(r.Context(), &c)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	defer leave()
-	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), callKey{}, c), scrapeTimeout)
+	ctx, cancel := context.WithTimeout(r.Context(), scrapeTimeout)
 	defer cancel()
-	end, err := s.quotas.turn(ctx, c.guest, false)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	defer end()
-	r.Body = http.NoBody
-	s.proxy.ServeHTTP(newSteady(w, s.stall), r.WithContext(ctx))
+	r.Body, r.ContentLength = http.NoBody, 0
+	now := s.state.Load()
+	s.serve(w, r.WithContext(ctx), now, now.identifyScraper)
 }
 
 // sweep closes connections of clients that are no longer allowed.

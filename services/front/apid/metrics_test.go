@@ -73,9 +73,9 @@ func TestMetricsAddress(t *testing.T) {
 		{"reader", "GET", "/metrics", reader, 200, "GET /metrics as os:reader"},
 		{"administrator", "GET", "/metrics", shown(t, ca, pki.Leaf{CN: "me", Orgs: []string{string(api.Admin)}}), 200, "GET /metrics as os:admin"},
 		{"Prometheus' own authority", "GET", "/metrics", shown(t, prometheus, pki.Leaf{CN: "p", Orgs: []string{string(api.Admin)}}), 200, "GET /metrics as os:reader"},
-		{"wrong role", "GET", "/metrics", shown(t, ca, pki.Leaf{CN: "etcd", Orgs: []string{string(api.EtcdBackup)}}), 403, "need the role os:reader"},
-		{"no role", "GET", "/metrics", shown(t, ca, pki.Leaf{CN: "nobody"}), 403, "need the role os:reader"},
-		{"expired", "GET", "/metrics", shown(t, prometheus, pki.Leaf{CN: "p", Now: time.Now().Add(-700 * 24 * time.Hour)}), 403, "expired"},
+		{"wrong role", "GET", "/metrics", shown(t, ca, pki.Leaf{CN: "etcd", Orgs: []string{string(api.EtcdBackup)}}), 403, "needs the role os:reader"},
+		{"no role", "GET", "/metrics", shown(t, ca, pki.Leaf{CN: "nobody"}), 403, "needs the role os:reader"},
+		{"expired", "GET", "/metrics", shown(t, prometheus, pki.Leaf{CN: "p", Now: time.Now().Add(-700 * 24 * time.Hour)}), 401, "expired"},
 		{"other authority", "GET", "/metrics", shown(t, other, pki.Leaf{CN: "p", Orgs: []string{string(api.Admin)}}), 0, ""},
 		{"no certificate", "GET", "/metrics", nil, 0, ""},
 		{"other path", "GET", "/garboard.v1.NodeService/Metrics", reader, 404, "/metrics"},
@@ -95,7 +95,7 @@ func TestMetricsAddress(t *testing.T) {
 	k.floor = time.Now().Add(2 * time.Hour)
 	b.writeAndWait(t, k)
 	brief := shown(t, prometheus, pki.Leaf{CN: "p", Validity: time.Hour})
-	if code, text := get(k.metrics, http.MethodGet, "/metrics", brief); code != 403 || !strings.Contains(text, "expired") {
+	if code, text := get(k.metrics, http.MethodGet, "/metrics", brief); code != 401 || !strings.Contains(text, "expired") {
 		t.Errorf("expired at a time that is over: %d %s", code, text)
 	}
 	former := k.metrics

@@ -2,11 +2,11 @@ package apid
 
 import (
 	"context"
-	"net/http"
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/services/core/sleep"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/time/rate"
 )
 
 // Guests are all callers but administrators and nodes of the cluster. Together they can't
@@ -35,122 +35,118 @@ type room int
 const (
 	callRoom room = iota
 	streamRoom
-	configRoom // configurations that come, in maintenance mode
+	configRoom // configurations that come
 	rooms
 )
 
-// guestRooms bound what guests have at once: calls, whatever they wait for, and streams.
-// Two hundred clients may have one certificate, with one call each. PID 1 has room for 256
-// streams.
-var guestRooms = [rooms]struct {
-	all, each int
-	what      string
-}{
-	callRoom:   {384, 224, "calls"},
-	streamRoom: {128, 48, "streams"},
-	configRoom: {8, 2, "configurations"},
-}
+var roomNames = [rooms]string{"calls", "streams", "configurations"}
 
-// quotas are what guests use.
+// limit is how many there may be at once: of all clients, and of one of them.
+type limit struct{ all, each int }
+
+var (
+	// adminRooms are for administrators, who count as one client: two hundred programs have one
+	// call each, and some have a few.
+	adminRooms = [rooms]limit{callRoom: {384, 384}, streamRoom: {384, 384}, configRoom: {8, 8}}
+	// guestRooms bound calls, whatever they wait for, and streams. Two hundred clients may have
+	// one certificate, with one call each. PID 1 has room for 256 streams. In maintenance mode
+	// strangers bring configurations.
+	guestRooms = [rooms]limit{callRoom: {384, 224}, streamRoom: {128, 48}, configRoom: {8, 2}}
+)
+
+// quotas are what administrators, or guests, use.
 type quotas struct {
-	turns chan struct{} // one element per call that has its turn
+	limits [rooms]limit
+	turns  *semaphore.Weighted
 
-	mu     sync.Mutex // guards all following fields, and those of guests
-	used   [rooms]int
-	guests map[string]*guest // that have calls
+	mu      sync.Mutex // guards all following fields, and used of clients
+	used    [rooms]int
+	clients map[string]*client // that have calls
 }
 
-type guest struct {
+type client struct {
+	of    *quotas
 	name  string
-	turns chan struct{} // one element per call that has, or is next to have, its turn
+	turns *semaphore.Weighted // of calls that have, or are next to have, their turn
+	sent  *rate.Limiter       // bytes of streams
 	used  [rooms]int
-	paid  time.Time // until when what was sent counts, at guestRate
 }
 
-func newQuotas() *quotas {
-	return &quotas{turns: make(chan struct{}, guestTurns), guests: make(map[string]*guest)}
+func newQuotas(limits [rooms]limit) *quotas {
+	return &quotas{limits: limits, turns: semaphore.NewWeighted(guestTurns), clients: make(map[string]*client)}
 }
 
-// enter is a guest with room for one call more.
-func (q *quotas) enter(name string) (*guest, error) {
+// enter is a client with room for one call more.
+func (q *quotas) enter(name string) (*client, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	g := q.guests[name]
-	if g == nil {
-		g = &guest{name: name, turns: make(chan struct{}, eachTurns)}
+	c := q.clients[name]
+	if c == nil {
+		c = &client{of: q, name: name, turns: semaphore.NewWeighted(eachTurns), sent: rate.NewLimiter(guestRate, guestRate)}
 	}
-	if err := q.takeLocked(g, callRoom); err != nil {
+	if err := c.takeLocked(callRoom); err != nil {
 		return nil, err
 	}
-	q.guests[name] = g
-	return g, nil
+	q.clients[name] = c
+	return c, nil
 }
 
 // take takes room for something of a call.
-func (q *quotas) take(g *guest, r room) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.takeLocked(g, r)
+func (c *client) take(r room) error {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	return c.takeLocked(r)
 }
 
 // takeLocked is take for who holds mu.
-func (q *quotas) takeLocked(g *guest, r room) error {
-	most := guestRooms[r]
-	switch {
-	case g.used[r] >= most.each:
-		return exhausted("the node serves %d %s of this client already, and takes no more; end some of them", most.each, most.what)
-	case q.used[r] >= most.all:
-		return exhausted("the node serves %d %s of clients that aren't administrators already; try again later", most.all, most.what)
+func (c *client) takeLocked(r room) error {
+	switch most := c.of.limits[r]; {
+	case c.of.used[r] >= most.all:
+		return exhausted("the node serves %d %s already, and takes no more; try again later", most.all, roomNames[r])
+	case c.used[r] >= most.each:
+		return exhausted("the node serves %d %s of this client already, and takes no more; end some of them", most.each, roomNames[r])
 	}
-	g.used[r]++
-	q.used[r]++
+	c.used[r]++
+	c.of.used[r]++
 	return nil
 }
 
-// leave gives room back. A guest without calls is forgotten.
-func (q *quotas) leave(g *guest, r room) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	g.used[r]--
-	q.used[r]--
-	if g.used[callRoom] == 0 {
-		delete(q.guests, g.name)
+// leave gives room back. A client without calls is forgotten.
+func (c *client) leave(r room) {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	c.used[r]--
+	c.of.used[r]--
+	if c.used[callRoom] == 0 {
+		delete(c.of.clients, c.name)
 	}
 }
 
 // turn waits until it is a call's turn. A stream, and a call that takes long, ends the turn
 // before it ends.
-func (q *quotas) turn(ctx context.Context, g *guest, stream bool) (end func(), err error) {
+func (c *client) turn(ctx context.Context, stream bool) (end func(), err error) {
 	if stream {
-		if err := q.take(g, streamRoom); err != nil {
+		if err := c.take(streamRoom); err != nil {
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, turnTimeout, exhausted("the node has been busy with other calls for %s; try again later", turnTimeout))
-	defer cancel()
-	for _, turns := range []chan struct{}{g.turns, q.turns} {
-		select {
-		case turns <- struct{}{}:
-			continue
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		}
-		if turns == q.turns {
-			<-g.turns
-		}
+	if err := c.awaitTurn(ctx); err != nil {
 		if stream {
-			q.leave(g, streamRoom)
+			c.leave(streamRoom)
 		}
 		return nil, err
 	}
 	var mu sync.Mutex // guards stream and over
-	free := sync.OnceFunc(func() { <-q.turns; <-g.turns })
+	free := sync.OnceFunc(func() {
+		c.of.turns.Release(1)
+		c.turns.Release(1)
+	})
 	over := false
 	long := time.AfterFunc(turnTime, func() {
 		mu.Lock()
 		defer mu.Unlock()
 		if !over && !stream {
-			stream = q.take(g, streamRoom) == nil
+			stream = c.take(streamRoom) == nil
 		}
 		if stream {
 			free()
@@ -163,38 +159,22 @@ func (q *quotas) turn(ctx context.Context, g *guest, stream bool) (end func(), e
 		long.Stop()
 		free()
 		if stream {
-			q.leave(g, streamRoom)
+			c.leave(streamRoom)
 		}
 	}, nil
 }
 
-// pay waits until a guest may send more than these bytes.
-func (q *quotas) pay(ctx context.Context, g *guest, bytes int) {
-	q.mu.Lock()
-	now := time.Now()
-	if earliest := now.Add(-time.Second); g.paid.Before(earliest) {
-		g.paid = earliest
+// awaitTurn takes a turn of the client's, and then one of all.
+func (c *client) awaitTurn(ctx context.Context) error {
+	busy := exhausted("the node has been busy with other calls for %s; try again later", turnTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, turnTimeout, busy)
+	defer cancel()
+	if c.turns.Acquire(ctx, 1) != nil {
+		return context.Cause(ctx)
 	}
-	g.paid = g.paid.Add(time.Duration(bytes) * time.Second / guestRate)
-	wait := g.paid.Sub(now)
-	q.mu.Unlock()
-	if wait > 0 {
-		sleep.For(ctx, wait)
+	if c.of.turns.Acquire(ctx, 1) != nil {
+		c.turns.Release(1)
+		return context.Cause(ctx)
 	}
+	return nil
 }
-
-// paced is the answer of a guest's stream.
-type paced struct {
-	http.ResponseWriter
-	pay func(bytes int)
-}
-
-// Write implements http.ResponseWriter.
-func (p paced) Write(data []byte) (int, error) {
-	n, err := p.ResponseWriter.Write(data)
-	p.pay(n)
-	return n, err
-}
-
-// Unwrap is what http.ResponseController looks for.
-func (p paced) Unwrap() http.ResponseWriter { return p.ResponseWriter }

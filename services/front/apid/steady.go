@@ -17,10 +17,11 @@ type steady struct {
 	http.ResponseWriter
 	limit   time.Duration
 	stalled *time.Timer
+	pace    func(bytes int) // waits until more may be sent than these; nil: it needn't
 }
 
 func newSteady(w http.ResponseWriter, limit time.Duration) *steady {
-	s := &steady{w, limit, time.AfterFunc(limit, func() {
+	s := &steady{ResponseWriter: w, limit: limit, stalled: time.AfterFunc(limit, func() {
 		// What is being written fails at once.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0))
 	})}
@@ -34,8 +35,12 @@ func (s *steady) pause() { s.stalled.Stop() }
 // Write implements http.ResponseWriter.
 func (s *steady) Write(p []byte) (int, error) {
 	s.stalled.Reset(s.limit)
-	defer s.pause()
-	return s.ResponseWriter.Write(p)
+	n, err := s.ResponseWriter.Write(p)
+	s.pause()
+	if s.pace != nil {
+		s.pace(n)
+	}
+	return n, err
 }
 
 // FlushError is what http.ResponseController looks for.

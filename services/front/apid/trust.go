@@ -59,8 +59,11 @@ type verdict struct {
 	err    error
 }
 
-// recall is identify, or identifyScraper, once per connection and state.
-func (s *state) recall(c *connlimit.Conn, chain []*x509.Certificate, identify func([]*x509.Certificate) (identity, error)) (identity, error) {
+// identifier is identify or identifyScraper.
+type identifier func(chain []*x509.Certificate) (identity, error)
+
+// recall is identify once per connection and state.
+func (s *state) recall(c *connlimit.Conn, chain []*x509.Certificate, identify identifier) (identity, error) {
 	if v, _ := c.Memo.Load().(*verdict); v != nil && v.by == s {
 		return v.caller, v.err
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -28,15 +30,8 @@ type Lines struct {
 
 // allowance is what a writer has left.
 type allowance struct {
-	tokens  int
-	last    time.Time // when tokens was counted
+	*rate.Limiter
 	dropped int
-}
-
-func (a *allowance) refill(now time.Time) {
-	if more := int(now.Sub(a.last) / logEvery); more > 0 {
-		a.tokens, a.last = min(a.tokens+more, logBurst), now
-	}
 }
 
 // Take reports whether a line may be written, and how many of that writer were dropped
@@ -45,24 +40,23 @@ func (l *Lines) Take(writer string, now time.Time) (dropped int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.by[writer] == nil && len(l.by) >= maxWriters {
-		maps.DeleteFunc(l.by, func(_ string, a *allowance) bool { a.refill(now); return a.tokens == logBurst && a.dropped == 0 })
+		maps.DeleteFunc(l.by, func(_ string, a *allowance) bool { return a.TokensAt(now) >= logBurst && a.dropped == 0 })
 		if len(l.by) >= maxWriters {
 			writer = ""
 		}
 	}
 	a := l.by[writer]
 	if a == nil {
-		a = &allowance{tokens: logBurst, last: now}
+		a = &allowance{Limiter: rate.NewLimiter(rate.Every(logEvery), logBurst)}
 		if l.by == nil {
 			l.by = map[string]*allowance{}
 		}
 		l.by[writer] = a
 	}
-	if a.refill(now); a.tokens == 0 {
+	if !a.AllowN(now, 1) {
 		a.dropped++
 		return 0, false
 	}
-	a.tokens--
 	dropped, a.dropped = a.dropped, 0
 	return dropped, true
 }

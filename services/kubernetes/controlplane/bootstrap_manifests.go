@@ -158,20 +158,10 @@ func newBootstrapManifestInput(c *config.Cluster, hasResolvers bool) (bootstrapM
 		CoreDNSImage:      c.CoreDNS.Image,
 		Corefile:          corefile(c.Network.DNSDomain, hasResolvers),
 	}
-	for _, subnet := range c.Network.ServiceSubnets {
-		in.DNSAddresses = append(in.DNSAddresses, dnsAddress(subnet).String())
+	for _, addr := range config.ClusterDNS(c.Network.ServiceSubnets) {
+		in.DNSAddresses = append(in.DNSAddresses, addr.String())
 	}
 	return in, nil
-}
-
-// dnsAddress is the tenth address of a service subnet, the usual one of
-// Kubernetes installers.
-func dnsAddress(subnet netip.Prefix) netip.Addr {
-	addr := subnet.Masked().Addr()
-	for range 10 {
-		addr = addr.Next()
-	}
-	return addr
 }
 
 // proxyFlags: the limits of connection tracking belong to the node, which may

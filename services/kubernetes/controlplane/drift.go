@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -235,10 +236,7 @@ func shown(value any) string {
 	if err != nil {
 		return err.Error()
 	}
-	if len(text) > maxShown {
-		return strings.ToValidUTF8(string(text[:maxShown]), "") + "…"
-	}
-	return string(text)
+	return config.Shorten(string(text), maxShown)
 }
 
 // owned is an object without what the API server keeps there itself.

@@ -75,7 +75,7 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 		c.announced = true
 		c.printf("task %s (1/1): starting", labelTask) // S-255
 	}
-	ref := kubeclient.Ref{APIVersion: "v1", Kind: "Node", Name: hostname.Spec}
+	ref := kubeclient.NodeRef(hostname.Spec)
 	node, err := client.Get(ctx, ref)
 	if kubeclient.IsNotFound(err) {
 		return later, nil // the kubelet hasn't registered it yet
@@ -105,10 +105,15 @@ func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kube
 		if !untrusted.Exists(c.kubeletClient) {
 			return nil, nil
 		}
-		return kubeclient.New(kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: c.kubeletClient})
+		return WorkerClient(cfg, c.kubeletClient)
 	}
 	_, client, err := ownAdmin(v)
 	return client, err
+}
+
+// WorkerClient is a client of the cluster's API as a kubelet, whose certificate is in a file.
+func WorkerClient(cfg *config.Config, certFile string) (*kubeclient.Client, error) {
+	return kubeclient.New(kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: certFile})
 }
 
 // nodePatch is the change of the node; nil if there is none.

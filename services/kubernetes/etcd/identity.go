@@ -72,65 +72,41 @@ func parseIdentity(head []byte) (identity, error) {
 		if size == 0 || size > uint64(len(head)) {
 			break
 		}
-		kind, data := walRecord(head[:size])
-		if kind == walMetadata {
-			return identityOf(data)
+		// A record has its type and its data; it ends where the padding begins.
+		if numbers, texts := fields(head[:size]); numbers[1] == walMetadata {
+			numbers, _ = fields(texts[3])
+			if numbers[1] == 0 || numbers[2] == 0 {
+				return identity{}, errNoMetadata
+			}
+			return identity{member: numbers[1], cluster: numbers[2]}, nil
 		}
 		head = head[size:]
 	}
 	return identity{}, errNoMetadata
 }
 
-// walRecord is type (1) and data (3); it ends where the padding begins.
-func walRecord(b []byte) (kind uint64, data []byte) {
-	fields(b, func(n protowire.Number, v uint64, d []byte) {
-		switch n {
-		case 1:
-			kind = v
-		case 3:
-			data = d
-		}
-	})
-	return kind, data
-}
-
-func identityOf(b []byte) (id identity, err error) {
-	fields(b, func(n protowire.Number, v uint64, _ []byte) {
-		switch n {
-		case 1:
-			id.member = v
-		case 2:
-			id.cluster = v
-		}
-	})
-	if id.member == 0 || id.cluster == 0 {
-		return identity{}, errNoMetadata
-	}
-	return id, nil
-}
-
-// fields calls take for each field of a message, until a field can't be read.
-func fields(b []byte, take func(n protowire.Number, v uint64, data []byte)) {
+// fields are the numbers and the texts of a message, by the number of the field, until a field
+// can't be read.
+func fields(b []byte) (numbers map[protowire.Number]uint64, texts map[protowire.Number][]byte) {
+	numbers, texts = map[protowire.Number]uint64{}, map[protowire.Number][]byte{}
 	for len(b) > 0 {
 		n, t, used := protowire.ConsumeTag(b)
 		if used < 0 {
-			return
+			break
 		}
 		b = b[used:]
-		var v uint64
-		var data []byte
 		switch t {
 		case protowire.VarintType:
-			v, used = protowire.ConsumeVarint(b)
+			numbers[n], used = protowire.ConsumeVarint(b)
 		case protowire.BytesType:
-			data, used = protowire.ConsumeBytes(b)
+			texts[n], used = protowire.ConsumeBytes(b)
 		default:
 			used = protowire.ConsumeFieldValue(n, t, b)
 		}
 		if used < 0 {
-			return
+			break
 		}
-		take(n, v, data)
 		b = b[used:]
 	}
+	return numbers, texts
 }

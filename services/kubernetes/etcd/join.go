@@ -109,16 +109,11 @@ func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 
 // decide records in the journal how the member begins, or returns a *wait.
 func (e *Etcd) decide(ctx context.Context) error {
-	done, err := e.take(ctx)
-	if err != nil {
+	return e.inTurn(ctx, func() error {
+		err := e.settleBeginning(ctx)
+		e.going.Store(err == nil)
 		return err
-	}
-	defer done()
-	if err := e.settleBeginning(ctx); err != nil {
-		return err
-	}
-	e.going.Store(true)
-	return nil
+	})
 }
 
 // settleBeginning is called by the holder of turn.
@@ -288,8 +283,7 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 		}
 		w := &wait{what: fmt.Sprintf("etcd at %s to answer", strings.Join(urls, ", ")), cause: err}
 		if data, _ := e.hasData(); r.Phase == member && !data {
-			w.code = DataLost
-			w.what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
+			e.addLoss(w)
 		}
 		return nil, nil, w
 	}
@@ -307,10 +301,15 @@ func (e *Etcd) waitForCluster(r record, seen error) error {
 	}
 	w := &wait{what: fmt.Sprintf("bootstrap, or for a control plane to join at %s", cfg.Cluster.ControlPlane.Endpoint), seen: seen}
 	if r.Phase == member {
-		w.code = DataLost
-		w.what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
+		e.addLoss(w)
 	}
 	return w
+}
+
+// addLoss says what a node waits for that has lost its data.
+func (e *Etcd) addLoss(w *wait) {
+	w.code = DataLost
+	w.what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
 }
 
 // join adds this node to the cluster as a learner.

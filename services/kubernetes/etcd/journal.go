@@ -108,19 +108,16 @@ func (e *Etcd) keep(r record) {
 
 // settle ends a beginning: from now on, an empty data directory means lost data.
 func (e *Etcd) settle(ctx context.Context, r record) error {
-	done, err := e.take(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if id, ok, err := e.identity(); err != nil {
-		// etcd serves with it, which is enough. The API server waits for this.
-		e.o.Log.Warn("the identity of etcd's data isn't known, so other data in its place can't be detected", "error", err)
-	} else if ok {
-		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
-	}
-	r.Phase, r.Initial = member, ""
-	return e.write(r)
+	return e.inTurn(ctx, func() error {
+		if id, ok, err := e.identity(); err != nil {
+			// etcd serves with it, which is enough. The API server waits for this.
+			e.o.Log.Warn("the identity of etcd's data isn't known, so other data in its place can't be detected", "error", err)
+		} else if ok {
+			r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
+		}
+		r.Phase, r.Initial = member, ""
+		return e.write(r)
+	})
 }
 
 // take waits for turn.
@@ -131,6 +128,16 @@ func (e *Etcd) take(ctx context.Context) (done func(), err error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// inTurn calls do while it has turn.
+func (e *Etcd) inTurn(ctx context.Context, do func() error) error {
+	done, err := e.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return do()
 }
 
 func newToken() string {

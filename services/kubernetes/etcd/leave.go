@@ -66,14 +66,6 @@ func settle(ctx context.Context, patience time.Duration, count func(context.Cont
 	}
 }
 
-// remove removes the member from the cluster.
-func (p *removal) remove(ctx context.Context) error {
-	if err := settle(ctx, SettleTimeout, p.mayLeave); err != nil {
-		return err
-	}
-	return takeOut(ctx, p.client, p.own)
-}
-
 // MayLeave reports whether this node's member could leave now. It returns nil
 // if it could, or if there is no member that the cluster would miss: nothing
 // was begun, or it has left. A Refusal (with ErrQuorum or ErrLast) lists the
@@ -142,7 +134,10 @@ func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
 	defer done()
 	// The member itself, once removed, may have ended before it could answer. Then
 	// there is an error although the removal has succeeded.
-	if err := p.remove(ctx); err != nil && !e.removed(ctx, p) {
+	if err = settle(ctx, SettleTimeout, p.mayLeave); err == nil {
+		err = takeOut(ctx, p.client, p.own)
+	}
+	if err != nil && !e.removed(ctx, p) {
 		return "", false, fmt.Errorf("leave etcd: %w", err)
 	}
 	return called(p.own), true, nil
@@ -151,34 +146,29 @@ func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
 // discard stops the service and removes the data of a member that was removed.
 // It can't be undone or interrupted, whether the caller waits or not.
 func (e *Etcd) discard(ctx context.Context) error {
-	done, err := e.take(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	before, err := e.read()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
-	defer cancel()
-	if err := e.o.Stop(ctx); err != nil {
-		return fmt.Errorf("leave etcd: its member is removed; stop the service: %w", err)
-	}
-	if err := e.clean(); err != nil {
-		return fmt.Errorf("leave etcd: its member is removed; remove its data: %w", err)
-	}
-	return e.write(record{Phase: waiting, Peers: before.Peers})
+	return e.inTurn(ctx, func() error {
+		before, err := e.read()
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+		defer cancel()
+		if err := e.o.Stop(ctx); err != nil {
+			return fmt.Errorf("leave etcd: its member is removed; stop the service: %w", err)
+		}
+		if err := e.clean(); err != nil {
+			return fmt.Errorf("leave etcd: its member is removed; remove its data: %w", err)
+		}
+		return e.write(record{Phase: waiting, Peers: before.Peers})
+	})
 }
 
 // Settled returns when nothing is in progress that a start of the service would
 // disturb: a member that leaves, joins or is recovered.
 func (e *Etcd) Settled(ctx context.Context) error {
-	done, err := e.take(ctx)
-	if err != nil {
+	if err := e.inTurn(ctx, func() error { return nil }); err != nil {
 		return fmt.Errorf("wait until etcd has left: %w", err)
 	}
-	done()
 	return nil
 }
 

@@ -130,26 +130,23 @@ func (e *Etcd) serveStep() operation.Step {
 // withdraw undoes a beginning that etcd doesn't know yet. restored is the token
 // of data that was restored for it; "" if there is none.
 func (e *Etcd) withdraw(ctx context.Context, report func(format string, args ...any), restored string) error {
-	done, err := e.take(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	r, data, err := e.begun()
-	switch {
-	case err != nil:
-		return err
-	case e.going.Load() || r.Phase == member || r.Phase == joining || data && restored == "",
-		restored != "" && r.Phase == fresh && r.Token != restored: // begun by an earlier operation
-		report("the cluster that has begun on this node stays")
-		return nil
-	case restored == "" && r.Phase != fresh:
-		return nil
-	}
-	if err := e.clean(); err != nil {
-		return err
-	}
-	return e.write(record{Phase: waiting, Peers: r.Peers})
+	return e.inTurn(ctx, func() error {
+		r, data, err := e.begun()
+		switch {
+		case err != nil:
+			return err
+		case e.going.Load() || r.Phase == member || r.Phase == joining || data && restored == "",
+			restored != "" && r.Phase == fresh && r.Token != restored: // begun by an earlier operation
+			report("the cluster that has begun on this node stays")
+			return nil
+		case restored == "" && r.Phase != fresh:
+			return nil
+		}
+		if err := e.clean(); err != nil {
+			return err
+		}
+		return e.write(record{Phase: waiting, Peers: r.Peers})
+	})
 }
 
 func (e *Etcd) planRecover(_ context.Context, r operation.Request) (operation.Plan, error) {

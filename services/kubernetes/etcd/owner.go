@@ -193,15 +193,12 @@ func (e *Etcd) notePeers(ctx context.Context) error {
 		}
 	}
 	slices.Sort(peers)
-	done, err := e.take(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	r, err := e.read()
-	if err != nil || r.Phase != member || slices.Equal(r.Peers, peers) {
-		return err
-	}
-	r.Peers = peers
-	return e.write(r)
+	return e.inTurn(ctx, func() error {
+		r, err := e.read()
+		if err != nil || r.Phase != member || slices.Equal(r.Peers, peers) {
+			return err
+		}
+		r.Peers = peers
+		return e.write(r)
+	})
 }

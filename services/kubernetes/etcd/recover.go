@@ -262,50 +262,37 @@ func (e *Etcd) prepareRestore(ctx context.Context, a RecoverArguments) error {
 	if err != nil || len(sum) != sha256.Size {
 		return fmt.Errorf("sha256 %q isn't one", a.SHA256)
 	}
-	done, err := e.take(ctx)
-	if err != nil {
+	return e.inTurn(ctx, func() error {
+		r, already, err := e.clear(ctx, Snapshot{SHA256: [sha256.Size]byte(sum), Raw: a.Raw, ControlPlanes: a.ControlPlanes})
+		if err == nil && !already && r.Phase == fresh { // a bootstrap that etcd doesn't know yet is replaced
+			err = e.write(record{Phase: waiting, Peers: r.Peers})
+		}
 		return err
-	}
-	defer done()
-	r, already, err := e.clear(ctx, Snapshot{SHA256: [sha256.Size]byte(sum), Raw: a.Raw, ControlPlanes: a.ControlPlanes})
-	if err != nil || already {
-		return err
-	}
-	if r.Phase == fresh { // a bootstrap that etcd doesn't know yet is replaced
-		return e.write(record{Phase: waiting, Peers: r.Peers})
-	}
-	return nil
+	})
 }
 
 // restore makes the data directory from the snapshot, whatever an earlier
 // attempt has left. After a *wait it should be tried again.
 func (e *Etcd) restore(ctx context.Context, r restoring) error {
-	done, err := e.take(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	defer e.wake()
-	now, err := e.read()
-	if err != nil {
-		return err
-	}
-	if now.Snapshot == r.SHA256 && (now.Phase == fresh || now.Phase == member) {
-		return nil // done before a restart
-	}
-	data, err := e.hasData()
-	if err != nil {
-		return err
-	}
-	if !data {
-		if err := e.restoreAside(ctx, r); err != nil {
+	return e.inTurn(ctx, func() error {
+		defer e.wake()
+		now, data, err := e.begun()
+		if err != nil {
 			return err
 		}
-	}
-	if err := e.write(record{Phase: fresh, Token: r.token, Snapshot: r.SHA256}); err != nil {
-		return err
-	}
-	return untrusted.RemoveAll(e.recoveryDir())
+		if now.Snapshot == r.SHA256 && (now.Phase == fresh || now.Phase == member) {
+			return nil // done before a restart
+		}
+		if !data {
+			if err := e.restoreAside(ctx, r); err != nil {
+				return err
+			}
+		}
+		if err := e.write(record{Phase: fresh, Token: r.token, Snapshot: r.SHA256}); err != nil {
+			return err
+		}
+		return untrusted.RemoveAll(e.recoveryDir())
+	})
 }
 
 // restoreAside restores into another directory, which then replaces the data

@@ -164,15 +164,14 @@ func extraMounts(c *config.Config) (out []specs.Mount) {
 }
 
 func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
-	args, err := o.arguments()
-	if err != nil {
-		return nil, err
-	}
 	cfg, err := machine.Config(o.Store)
 	if err != nil {
 		return nil, err
 	}
-	extra := extraMounts(cfg)
+	args, err := o.arguments(cfg)
+	if err != nil {
+		return nil, err
+	}
 	return []oci.SpecOpts{
 		oci.WithProcessArgs(args...),
 		oci.WithPrivileged,
@@ -184,7 +183,7 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 		oci.WithHostNamespace(specs.CgroupNamespace),
 		oci.WithCgroup(boot.SystemCgroup + "/kubelet"),
 		withoutDefaultMounts("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
-		oci.WithMounts(slices.Concat(mounts, extra)),
+		oci.WithMounts(slices.Concat(mounts, extraMounts(cfg))),
 		withSharedMounts,
 		oci.WithMaskedPaths(nil),
 		oci.WithReadonlyPaths(nil),
@@ -207,11 +206,7 @@ func withSharedMounts(_ context.Context, _ oci.Client, _ *containers.Container, 
 	return nil
 }
 
-func (o Options) arguments() ([]string, error) {
-	cfg, err := machine.Config(o.Store)
-	if err != nil {
-		return nil, err
-	}
+func (o Options) arguments(cfg *config.Config) ([]string, error) {
 	addr, err := network.Addresses.Get(o.Store, network.AddressID)
 	if err != nil {
 		return nil, err

@@ -7,11 +7,11 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
@@ -166,15 +166,7 @@ func bounded(lines []string) (out []string) {
 // fit makes a line fit to be sent and read: logs and servers say anything, and a
 // message with a string that isn't UTF-8 can't be sent at all.
 func fit(line string) string {
-	line = strings.ToValidUTF8(strings.TrimSpace(line), "\uFFFD")
-	if len(line) <= maxLine {
-		return line
-	}
-	cut := maxLine
-	for !utf8.RuneStart(line[cut]) {
-		cut--
-	}
-	return line[:cut] + "…"
+	return config.Shorten(strings.ToValidUTF8(strings.TrimSpace(line), "\uFFFD"), maxLine)
 }
 
 // one is the result of a condition that holds at most once.

@@ -30,9 +30,10 @@ import (
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -144,17 +145,14 @@ func drainTimeout(d time.Duration) (time.Duration, error) {
 // client is of the cluster's API: a control plane's own as its administrator, a
 // worker's as its kubelet, which may do to its own node and pods what is needed here.
 func (o Options) client() (*kubeclient.Client, error) {
-	if keys, err := secrets.Kubernetes.Get(o.Store, secrets.KubernetesID); err == nil {
-		k := keys.Spec
-		return kubeclient.New(kubeclient.Options{Server: k.Balancer, ServerName: balancer.ServerName, CA: k.Trusted, Cert: k.Admin.Crt, Key: k.Admin.Key})
+	if o.admin() {
+		return controlplane.AdminClient(o.Store)
 	}
 	cfg, err := machine.Config(o.Store)
 	if err != nil {
 		return nil, err
 	}
-	return kubeclient.New(kubeclient.Options{
-		Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: boot.KubeletClient,
-	})
+	return controlplane.WorkerClient(cfg, boot.KubeletClient)
 }
 
 // node calls do with a client and this node's name in Kubernetes.
@@ -169,24 +167,6 @@ func (o Options) node(do func(c *kubeclient.Client, name string) error) error {
 	}
 	defer c.Close()
 	return do(c, name.Spec)
-}
-
-// retry tries again until do has done it, or the time of the step is up.
-func retry(ctx context.Context, p *operation.Progress, do func(context.Context) error) error {
-	told := ""
-	for {
-		err := do(ctx)
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		if text := err.Error(); text != told {
-			told = text
-			p.Report("trying again: %s", text)
-		}
-		if !sleep.For(ctx, changeRetry) {
-			return err
-		}
-	}
 }
 
 // admin tells whether this node is an administrator of Kubernetes: control planes are.
@@ -243,7 +223,7 @@ func (o Options) cordon(id string) operation.Step {
 		ID: "cordon", What: "keep new pods from this node", Deadline: changeTimeout, Optional: true,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			skip := ""
-			err := retry(ctx, p, func(ctx context.Context) error {
+			err := rollout.Poll(ctx, p, func(ctx context.Context) error {
 				return o.node(func(c *kubeclient.Client, name string) error {
 					did, err := c.Cordon(ctx, name, id)
 					switch {
@@ -286,7 +266,7 @@ func (o Options) back(id string) operation.Step {
 
 // uncordon takes back what this operation has asked for. A node that has asked in vain to be deleted (a worker with taints of its own) stays.
 func (o Options) uncordon(ctx context.Context, p *operation.Progress, id string) error {
-	return retry(ctx, p, func(ctx context.Context) error {
+	return rollout.Poll(ctx, p, func(ctx context.Context) error {
 		return o.node(func(c *kubeclient.Client, name string) error {
 			if err := c.Stay(ctx, name, id); err != nil {
 				return err

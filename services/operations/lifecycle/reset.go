@@ -14,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -151,17 +152,17 @@ func (o Options) leaveCluster(r operation.Request, timeout time.Duration) []oper
 		operation.Step{
 			ID: "node", What: "delete the Node from Kubernetes", Deadline: nodeTimeout, Optional: true,
 			Run: func(ctx context.Context, p *operation.Progress) error {
-				return retry(ctx, p, func(ctx context.Context) error { return o.deleteNode(ctx, r.ID) })
+				return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.deleteNode(ctx, r.ID) })
 			},
 			Undo: func(ctx context.Context, p *operation.Progress) error {
-				return retry(ctx, p, func(ctx context.Context) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error {
 					return o.node(func(c *kubeclient.Client, name string) error { return c.Stay(ctx, name, r.ID) })
 				})
 			},
 		},
 		operation.Step{
 			ID: "pods", What: "stop the pods that are left, the control plane's among them", Deadline: podsTimeout, Optional: true,
-			Run: func(ctx context.Context, p *operation.Progress) error { return retry(ctx, p, o.StopPods) },
+			Run: func(ctx context.Context, p *operation.Progress) error { return rollout.Poll(ctx, p, o.StopPods) },
 		},
 		operation.Step{
 			ID: "etcd", What: "leave etcd, and remove its data", Deadline: leaveTimeout,

@@ -96,37 +96,27 @@ func (o Options) mayInstall() error {
 
 // write are the steps up to a complete system in a slot. It comes from an image, or from the medium in the machine.
 func (o Options) write(r operation.Request, args PowerArguments) []operation.Step {
-	get := operation.Step{
-		ID: "find", What: "find the system on the medium", Deadline: verifyTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			src, err := o.Systems.Medium(ctx, args.Older)
-			if err != nil {
-				return err
-			}
-			return source.Put(p, src)
-		},
+	get := operation.Step{ID: "find", What: "find the system on the medium", Deadline: verifyTimeout}
+	if args.Image != "" {
+		get = operation.Step{ID: "pull", What: "pull the image " + args.Image, Deadline: pullTimeout}
 	}
-	if image := args.Image; image != "" {
-		get = operation.Step{
-			ID: "pull", What: "pull the image " + image, Deadline: pullTimeout,
-			Run: func(ctx context.Context, p *operation.Progress) error {
-				src, err := o.Systems.Pull(ctx, image, args.Older, percent(p, "pulled"))
-				if err != nil {
-					return err
-				}
-				return source.Put(p, src)
-			},
+	get.Run = func(ctx context.Context, p *operation.Progress) (err error) {
+		var src slots.Source
+		if args.Image == "" {
+			src, err = o.Systems.Medium(ctx, args.Older)
+		} else {
+			src, err = o.Systems.Pull(ctx, args.Image, args.Older, percent(p, "pulled"))
 		}
+		if err != nil {
+			return err
+		}
+		return source.Put(p, src)
 	}
 	all := []operation.Step{
 		get,
 		{
 			ID: "verify", What: "read the system, and compare its checksum", Deadline: verifyTimeout,
-			Run: func(ctx context.Context, p *operation.Progress) error {
-				src, err := source.Get(p)
-				if err != nil {
-					return err
-				}
+			Run: source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
 				p.Report("%s", src)
 				if err := o.Systems.Verify(ctx, src, percent(p, "read")); err != nil {
 					return err
@@ -136,15 +126,11 @@ func (o Options) write(r operation.Request, args PowerArguments) []operation.Ste
 					return err
 				}
 				return target.Put(p, all.Target(o.Systems.Running()))
-			},
+			}),
 		},
 		{
 			ID: "write", What: "write the system to the slot that doesn't run", Deadline: writeTimeout,
-			Run: func(ctx context.Context, p *operation.Progress) error {
-				src, err := source.Get(p)
-				if err != nil {
-					return err
-				}
+			Run: source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
 				slot, err := target.Get(p)
 				if err != nil || slot == o.Systems.Running() { // it was written, and the machine has restarted
 					return err
@@ -158,17 +144,13 @@ func (o Options) write(r operation.Request, args PowerArguments) []operation.Ste
 				}
 				p.Report("to slot %s", slot)
 				return o.Systems.Write(ctx, slot, src, system, percent(p, "written"))
-			},
-			Undo: func(ctx context.Context, p *operation.Progress) error {
-				slot, err := target.Get(p)
-				if err != nil {
-					return err
-				}
+			}),
+			Undo: target.Then(func(ctx context.Context, _ *operation.Progress, slot string) error {
 				if slot == o.Systems.Running() {
 					return fmt.Errorf("the machine has restarted, with the new system in slot %s, which stays if it is healthy: `gbctl rollback` goes back to the former one", slot)
 				}
 				return o.Systems.Empty(ctx, slot)
-			},
+			}),
 		},
 	}
 	for i := range all {
@@ -229,11 +211,7 @@ func (o Options) containerd(ctx context.Context, p *operation.Progress) (there b
 func (o Options) images() operation.Step {
 	return operation.Step{
 		ID: "images", What: "pull the images that the system runs pods with", Deadline: pullTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			src, err := source.Get(p)
-			if err != nil {
-				return err
-			}
+		Run: source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
 			if there, err := o.containerd(ctx, p); err != nil {
 				return err
 			} else if !there {
@@ -246,7 +224,7 @@ func (o Options) images() operation.Step {
 				}
 			}
 			return nil
-		},
+		}),
 	}
 }
 
@@ -405,10 +383,7 @@ func (o Options) wiping(r operation.Request, timeout time.Duration, all []operat
 }
 
 func (o Options) mayUpgrade() error {
-	if err := o.installed(); err != nil {
-		return err
-	}
-	all, err := o.Systems.Get()
+	all, err := o.installed()
 	if err != nil {
 		return err
 	}
@@ -420,14 +395,15 @@ func (o Options) mayUpgrade() error {
 	return nil
 }
 
-func (o Options) installed() error {
+// installed are the slots of a machine that runs from its disk.
+func (o Options) installed() (boot.Slots, error) {
 	switch {
 	case o.Systems == nil:
-		return errNoSlots
+		return boot.Slots{}, errNoSlots
 	case o.Systems.Running() == "":
-		return errors.New("this machine doesn't run from its disk: it has the system of its medium, or of the network")
+		return boot.Slots{}, errors.New("this machine doesn't run from its disk: it has the system of its medium, or of the network")
 	}
-	return nil
+	return o.Systems.Get()
 }
 
 func (o Options) rollback() operation.Definition {
@@ -479,20 +455,17 @@ func (o Options) choose(r operation.Request) operation.Step {
 			}
 			return o.Systems.Rollback(ctx, "rolled back by "+r.By, o.excused(p))
 		},
-		Undo: func(ctx context.Context, p *operation.Progress) error {
-			if to, err := target.Get(p); err != nil || to == o.Systems.Running() {
-				return err
+		Undo: target.Then(func(ctx context.Context, _ *operation.Progress, to string) error {
+			if to == o.Systems.Running() {
+				return nil
 			}
 			return o.Systems.Stay(ctx)
-		},
+		}),
 	}
 }
 
 func (o Options) mayRollback() error {
-	if err := o.installed(); err != nil {
-		return err
-	}
-	all, err := o.Systems.Get()
+	all, err := o.installed()
 	if err != nil {
 		return err
 	}

@@ -30,11 +30,7 @@ var proxyRef = kubeclient.Ref{APIVersion: "apps/v1", Kind: "DaemonSet", Namespac
 // manifests are made of it, and in the DaemonSet. Its other fields belong to the cluster's
 // owner.
 func (o Options) proxyStep(a Arguments) operation.Step {
-	set := func(ctx context.Context, p *operation.Progress, version string) error {
-		nodes, err := inventory.Get(p)
-		if err != nil {
-			return err
-		}
+	set := func(ctx context.Context, p *operation.Progress, nodes []rollout.Node, version string) error {
 		for _, n := range rollout.ControlPlanes(nodes) {
 			if _, _, err := o.setImage(ctx, p, n, proxy, version); err != nil {
 				return fmt.Errorf("node %s: %w", n.Name, err)
@@ -44,8 +40,8 @@ func (o Options) proxyStep(a Arguments) operation.Step {
 	}
 	return operation.Step{
 		ID: proxy.name, What: fmt.Sprintf("updating daemonset %q to version %q", proxy.name, strings.TrimPrefix(a.To, "v")), Deadline: rolloutTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			if err := set(ctx, p, a.To); err != nil {
+		Run: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+			if err := set(ctx, p, nodes, a.To); err != nil {
 				return err
 			}
 			if err := o.awaitRollout(ctx, p, proxyRef); kubeclient.IsNotFound(err) {
@@ -54,13 +50,13 @@ func (o Options) proxyStep(a Arguments) operation.Step {
 				return err
 			}
 			return finish(p, proxy.name)
-		},
-		Undo: func(ctx context.Context, p *operation.Progress) error {
+		}),
+		Undo: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
 			if stays, err := isFinished(p, proxy.name); err != nil || stays {
 				return err
 			}
-			return set(ctx, p, a.From)
-		},
+			return set(ctx, p, nodes, a.From)
+		}),
 	}
 }
 

@@ -24,8 +24,6 @@ const (
 	undrainTimeout = time.Minute
 )
 
-func versionValid(version string) bool { return semver.IsValid(version) }
-
 // kubeletsStep changes one kubelet after another. by is the operation, for the cordon.
 func (o Options) kubeletsStep(a Arguments, by string) operation.Step {
 	parts := func(nodes []rollout.Node) (parts []operation.Part) {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
@@ -16,6 +15,8 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
+	"golang.org/x/mod/semver"
+	"golang.org/x/sync/errgroup"
 )
 
 // atOnce is how many nodes are asked at the same time.
@@ -23,8 +24,6 @@ const atOnce = 8
 
 // inventory has the nodes in the order of their names.
 var inventory = operation.Data[[]rollout.Node]{Key: "nodes"}
-
-func noData(err error) bool { return errors.Is(err, operation.ErrNoData) }
 
 // state of a node, as far as an upgrade needs it.
 type state struct {
@@ -102,16 +101,12 @@ func (o Options) survey(ctx context.Context) (s survey, err error) {
 		st := state{Node: rollout.NodeOf(n), ready: n.Condition("Ready"), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")}
 		s.states = append(s.states, st)
 	}
-	var asking sync.WaitGroup
-	places := make(chan struct{}, atOnce)
+	var asking errgroup.Group
+	asking.SetLimit(atOnce)
 	for i := range s.states {
-		places <- struct{}{}
-		asking.Go(func() {
-			defer func() { <-places }()
-			o.ask(ctx, &s.states[i])
-		})
+		asking.Go(func() error { o.ask(ctx, &s.states[i]); return nil })
 	}
-	asking.Wait()
+	_ = asking.Wait() // each state has its own problems
 	if len(rollout.ControlPlanes(s.nodes())) == 0 {
 		return s, fmt.Errorf("no node has the label %s", rollout.ControlPlaneLabel)
 	}
@@ -180,7 +175,7 @@ func (s state) mismatches(a Arguments) (all []string) {
 	}
 	check(proxy.name, s.ControlPlane)
 	check(kubelet.name, !a.NoKubelet)
-	if a.NoKubelet && versionValid(s.kubelet) {
+	if a.NoKubelet && semver.IsValid(s.kubelet) {
 		switch ahead := minor(a.To) - minor(s.kubelet); {
 		case ahead > maxKubeletSkew:
 			all = append(all, fmt.Sprintf("its kubelet has version %s, which an API server %s doesn't support: upgrade the kubelets too", s.kubelet, a.To))

@@ -131,7 +131,7 @@ var finished = operation.Data[[]string]{Key: "finished"}
 
 func isFinished(p *operation.Progress, component string) (bool, error) {
 	all, err := finished.Get(p)
-	if noData(err) {
+	if errors.Is(err, operation.ErrNoData) {
 		err = nil
 	}
 	return slices.Contains(all, component), err

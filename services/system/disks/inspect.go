@@ -65,9 +65,7 @@ func examine(file *os.File, dev device) (found, error) {
 		return f, err
 	}
 	switch f.pending.step {
-	case stepNone, stepFormat, stepWipe:
-	case stepLayout: // whoever has used the disk since then hasn't removed it
-		return examineUnfinished(file, dev, f)
+	case stepNone, stepFormat, stepWipe, stepLayout:
 	default:
 		f.verdict, f.holds = newer, "a Garboard system that a newer release was changing"
 		return f, nil
@@ -80,20 +78,15 @@ func examine(file *os.File, dev device) (found, error) {
 		f.verdict, f.holds = foreign, describe(whole)
 		return f, nil
 	}
+	if f.pending.step == stepLayout { // whoever has used the disk since then hasn't removed it
+		return examineUnfinished(file, dev, f)
+	}
 	return examineTable(file, dev, f)
 }
 
 // examineUnfinished examines a disk whose layout was begun. It is foreign if it has what another system has made: all of that was erased at first, unless
 // it was allowed to be.
 func examineUnfinished(file *os.File, dev device, f found) (found, error) {
-	whole, err := identify(file, dev.Size)
-	if err != nil {
-		return f, err
-	}
-	if whole.kind != "" {
-		f.verdict, f.holds = foreign, describe(whole)
-		return f, nil
-	}
 	all, err := examineTable(file, dev, f)
 	if err != nil {
 		return f, err

@@ -195,17 +195,7 @@ func (a *Applier) decide(res *Result, next *config.Config, r Request) error {
 		res.Mode = Immediate
 		return nil
 	}
-	var reboot, restarts []string
-	for _, change := range res.Changes {
-		if change.Effect == config.Reboot {
-			reboot = append(reboot, change.Path)
-		}
-	}
-	for _, effect := range config.Effects(res.Changes) {
-		if id, ok := effect.Service(); ok {
-			restarts = append(restarts, id)
-		}
-	}
+	reboot, restarts := needs(res.Changes)
 	res.Mode = r.Mode
 	switch r.Mode {
 	case Auto, "":
@@ -242,6 +232,21 @@ func (a *Applier) decide(res *Result, next *config.Config, r Request) error {
 		res.Restarted = restarts
 	}
 	return nil
+}
+
+// needs are the paths of changes that take a reboot, and the services that restart for others.
+func needs(changes []config.Change) (reboot, restarts []string) {
+	for _, change := range changes {
+		if change.Effect == config.Reboot {
+			reboot = append(reboot, change.Path)
+		}
+	}
+	for _, effect := range config.Effects(changes) {
+		if id, ok := effect.Service(); ok {
+			restarts = append(restarts, id)
+		}
+	}
+	return reboot, restarts
 }
 
 func tryTimeout(d time.Duration) (time.Duration, error) {
@@ -334,7 +339,8 @@ func (a *Applier) entry(mode Mode, by string, changes []config.Change) Entry {
 	for _, c := range changes {
 		paths = append(paths, c.Path)
 	}
-	return Entry{Time: a.o.Now(), By: by, Mode: mode, Summary: summary(paths)}
+	const longest = 200 // bytes: a line of a table
+	return Entry{Time: a.o.Now(), By: by, Mode: mode, Summary: config.Shorten(strings.Join(paths, ", "), longest)}
 }
 
 // first gives a node in maintenance mode its configuration.

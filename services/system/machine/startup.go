@@ -25,15 +25,18 @@ func (a *Applier) stateFound() error {
 	if a.state {
 		return nil
 	}
-	if err := a.settle(); err != nil {
-		return fmt.Errorf("settle the configuration on STATE: %w", err)
-	}
-	a.state = true
-	return nil
+	err := a.settle()
+	a.state = err == nil
+	return err
 }
 
 // settle ends, or begins, a trial, and takes over what was staged.
-func (a *Applier) settle() error {
+func (a *Applier) settle() (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("settle the configuration on STATE: %w", err)
+		}
+	}()
 	if err := a.stored.sweep(); err != nil {
 		return err
 	}
@@ -281,7 +284,7 @@ func (a *Applier) StateReady() error {
 		return nil
 	}
 	if err := a.settle(); err != nil {
-		return fmt.Errorf("settle the configuration on STATE: %w", err)
+		return err
 	}
 	keep := false
 	own, err := a.stored.read(filepath.Base(boot.ConfigFile))

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -195,14 +194,4 @@ func (k store) readTrial() (*trial, error) {
 		return nil, fmt.Errorf("%s: %w", k.path(tryFile), err)
 	}
 	return &t, nil
-}
-
-// summary is paths in a line.
-func summary(paths []string) string {
-	const longest = 200 // bytes: a line of a table
-	text := strings.Join(paths, ", ")
-	if len(text) > longest {
-		text = strings.ToValidUTF8(text[:longest], "") + "…"
-	}
-	return text
 }

@@ -119,15 +119,10 @@ func (a *Applier) undo(why string) (rebooting bool, restarts []string, err error
 		a.o.Log.Warn("the journal of a tried configuration stays until the next change", "err", err)
 	}
 	a.trial, a.deadline = nil, time.Time{}
-	for _, effect := range config.Effects(changes) {
-		if id, ok := effect.Service(); ok {
-			restarts = append(restarts, id)
-		}
-		rebooting = rebooting || effect == config.Reboot
-	}
+	reboot, restarts := needs(changes)
 	entry := a.entry(Undone, why, changes)
 	defer a.forget()
-	if rebooting {
+	if len(reboot) > 0 {
 		a.remember(entry, text)
 		a.reboot("a tried configuration is undone: " + why)
 		return true, nil, nil

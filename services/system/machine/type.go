@@ -2,7 +2,6 @@ package machine
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -31,11 +30,8 @@ func TypeController() resource.Controller {
 
 func publishType(_ context.Context, v resource.View) (time.Duration, error) {
 	o, err := Configs.Get(v, ConfigID)
-	if errors.Is(err, resource.ErrNotFound) {
-		return 0, nil
-	}
 	if err != nil {
-		return 0, err
+		return 0, resource.IgnoreNotFound(err)
 	}
 	return 0, Types.Put(v, TypeID, o.Spec.Machine.Type)
 }

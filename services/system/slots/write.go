@@ -355,7 +355,7 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 			return err
 		})
 		if err != nil {
-			return errors.Join(err, remove(path))
+			return errors.Join(err, boot.IgnoreMissing(os.Remove(path)))
 		}
 		return nil
 	})
@@ -369,13 +369,6 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 		if err := s.o.Images.Forget(ctx); err != nil {
 			s.o.Log.Warn("remove the installer image", "image", src.Image, "err", err)
 		}
-	}
-	return nil
-}
-
-func remove(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func (c *configured) makeSo(_ context.Context, v resource.View) (time.Duration, 
 		}
 	}
 	var again time.Duration
-	var errs []error
+	statuses := map[string]ModuleStatus{}
 	for _, m := range wanted {
 		status := ModuleStatus{Loaded: true}
 		if modules == nil {
@@ -85,12 +85,7 @@ func (c *configured) makeSo(_ context.Context, v resource.View) (time.Duration, 
 		if old, err := ModuleStatuses.Get(v, m.Name); (err != nil || old.Spec != status) && status.Problem != "" {
 			v.Log().Warn("machine.kernel.modules", "module", m.Name, "problem", status.Problem)
 		}
-		errs = append(errs, ModuleStatuses.Put(v, m.Name, status))
+		statuses[m.Name] = status
 	}
-	for _, old := range ModuleStatuses.List(v) {
-		if !slices.ContainsFunc(wanted, func(m config.KernelModule) bool { return m.Name == old.ID }) {
-			errs = append(errs, ModuleStatuses.Delete(v, old.ID))
-		}
-	}
-	return again, errors.Join(errs...)
+	return again, ModuleStatuses.Replace(v, statuses)
 }

@@ -43,6 +43,17 @@ var HardeningParameters = []Setting{
 	{"net/ipv4/conf/default/send_redirects", "0", "the same, for links to come"},
 }
 
+// KubeletParameters are those that the kubelet demands where it may not set them itself
+// (protectKernelDefaults). PID 1 sets them at boot, too.
+var KubeletParameters = []Setting{
+	{"vm/overcommit_memory", "1", "limits come from cgroups"},
+	{"vm/panic_on_oom", "0", "one pod out of memory isn't the machine's end"},
+	{"kernel/panic", "10", "a machine that died comes back, and the console can be read before"},
+	{"kernel/panic_on_oops", "1", "a damaged kernel must not go on"},
+	{"kernel/keys/root_maxkeys", "1000000", "each container has a keyring"},
+	{"kernel/keys/root_maxbytes", "25000000", "the same: 25 bytes a key"},
+}
+
 // Hardening are HardeningArguments as they are on a command line.
 func Hardening() (args []string) {
 	for _, s := range HardeningArguments {

@@ -87,9 +87,7 @@ func Sources(o SourceOptions) []Source {
 	if o.Root == nil {
 		o.Root = os.DirFS("/")
 	}
-	if o.HTTP == nil {
-		o.HTTP = http.DefaultClient
-	}
+	o.HTTP = cmp.Or(o.HTTP, http.DefaultClient)
 	if o.Wait == nil {
 		o.Wait = wait
 	}

@@ -90,6 +90,10 @@ func TestDiff(t *testing.T) {
 			"machine.network.interfaces: eth0, eth1 → eth1, eth0 (live)"},
 		{control, "machine", "network: {interfaces: [{interface: eth0}, {interface: eth0, cidr: 10.0.0.1/8}]}", "network: {interfaces: [{interface: eth0}, {interface: eth0, cidr: 10.0.0.2/8}]}",
 			"machine.network.interfaces[\"eth0#2\"].cidr: 10.0.0.1/8 → 10.0.0.2/8 (live)"},
+		// Or by what selects them.
+		{control, "machine", "network: {interfaces: [{hardwareAddr: '02:ab:12:34:00:01', mtu: 1400}, {hardwareAddr: '02:ab:12:34:00:02', mtu: 1400}]}", "network: {interfaces: [{hardwareAddr: '02:ab:12:34:00:02', mtu: 9000}, {driver: igb}]}",
+			"machine.network.interfaces[\"02:ab:12:34:00:02\"].mtu: 1400 → 9000 (live)\nmachine.network.interfaces[igb].driver: added igb (live)\n" +
+				"machine.network.interfaces[\"02:ab:12:34:00:01\"].hardwareAddr: removed 02:ab:12:34:00:01 (live)\nmachine.network.interfaces[\"02:ab:12:34:00:01\"].mtu: removed 1400 (live)"},
 		{control, "machine", "network: {}", "network: {interfaces: [{interface: eth5}]}", "machine.network.interfaces[eth5].interface: added eth5 (live)"},
 		{control, "machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 5, mtu: 1400}]}]}", "network: {interfaces: [{interface: eth0, vip: {ip: 10.0.0.9}, vlans: [{vlanId: 5}]}]}",
 			"machine.network.interfaces[eth0].vlans[5].mtu: removed 1400 (live)\nmachine.network.interfaces[eth0].vip.ip: added 10.0.0.9 (live)"},

@@ -34,8 +34,11 @@ var checks = []check{
 	{"interfaces are consistent", checkInterfaces},
 	{"bonds are consistent", checkBonds},
 	{"VLANs are consistent", checkVLANs},
+	{"addresses and gateways are those of hosts", checkAddresses},
+	{"rules are consistent", checkRules},
 	{"shared address is possible", checkVIP},
 	{"WireGuard is consistent", checkWireGuard},
+	{"firewall lets its operator in", checkFirewall},
 	{"time servers are named", checkTime},
 	{"install disk is a device", checkInstall},
 	{"data disks are distinct", checkDisks},
@@ -211,6 +214,7 @@ func checkEndpoint(c *Config, r *report) {
 	switch {
 	case u.Scheme != "https":
 		r.bad(where, "must be https, not %s", quote(u.Scheme))
+	case lacksColon(r, where, u.Hostname()):
 	case u.Port() == "":
 		r.bad(where, "lacks the port; did you mean https://%s:%d", u.Host, DefaultAPIServerPort)
 	case strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil:
@@ -277,13 +281,13 @@ type program struct {
 }
 
 func (c *Config) programs() []program {
-	k := &c.Cluster
+	k, own, manager := &c.Cluster, &c.Machine.Kubelet, &c.Cluster.ControllerManager
 	return []program{
 		{where: at("machine", "install"), image: c.Machine.Install.Image},
-		{at("machine", "kubelet"), c.Machine.Kubelet.Image, c.Machine.Kubelet.ExtraArgs, "extraMounts", c.Machine.Kubelet.ExtraMounts},
+		{at("machine", "kubelet"), own.Image, own.ExtraArgs, "extraMounts", own.ExtraMounts},
 		{where: at("cluster", "etcd"), image: k.Etcd.Image, args: k.Etcd.ExtraArgs},
 		{at("cluster", "apiServer"), k.APIServer.Image, k.APIServer.ExtraArgs, "extraVolumes", k.APIServer.ExtraVolumes},
-		{at("cluster", "controllerManager"), k.ControllerManager.Image, k.ControllerManager.ExtraArgs, "extraVolumes", k.ControllerManager.ExtraVolumes},
+		{at("cluster", "controllerManager"), manager.Image, manager.ExtraArgs, "extraVolumes", manager.ExtraVolumes},
 		{at("cluster", "scheduler"), k.Scheduler.Image, k.Scheduler.ExtraArgs, "extraVolumes", k.Scheduler.ExtraVolumes},
 		{where: at("cluster", "proxy"), image: k.Proxy.Image, args: k.Proxy.ExtraArgs},
 		{where: at("cluster", "coreDNS"), image: k.CoreDNS.Image},
@@ -387,5 +391,8 @@ func checkDocument(r *report, where place, u URL) {
 func checkHTTP(r *report, where place, u URL) {
 	if u.Scheme != "http" && u.Scheme != "https" {
 		r.bad(where, "must be http or https, not %s", quote(u.Scheme))
+	}
+	if numbers.MatchString(u.Hostname()) { // names with an underscore are common here
+		checkHost(r, where, u.Hostname())
 	}
 }

@@ -1,8 +1,10 @@
 package config
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,41 +17,13 @@ const (
 	// minMTU is the minimum of IPv4 (RFC 791), maxMTU the maximum of the kernel.
 	minMTU, maxMTU = 68, 65535
 	maxVLAN        = 4094 // IEEE 802.1Q: 4095 is reserved
-	// maxHostname is the limit of Linux and of a DNS label.
-	maxHostname = 63
-	maxDNSName  = 253
 )
 
 var (
-	dnsName   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
 	bondModes = []string{"balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb"}
 	lacpRates = []string{"slow", "fast"}
 	hashes    = []string{"layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac"}
 )
-
-func isDNSName(name string) bool { return len(name) <= maxDNSName && dnsName.MatchString(name) }
-
-// checkHost requires a DNS name or an IP address.
-func checkHost(r *report, where place, host string) {
-	if _, err := netip.ParseAddr(host); err != nil && !isDNSName(strings.ToLower(host)) {
-		r.bad(where, "%s is neither a DNS name nor an IP address", quote(host))
-	}
-}
-
-func checkHostname(c *Config, r *report) {
-	name := c.Machine.Network.Hostname
-	if name != "" && (len(name) > maxHostname || !dnsName.MatchString(name)) {
-		r.bad(at("machine", "network", "hostname"), "%s must be of lower-case letters, digits, dashes and dots, %d at most: Kubernetes names the node after it", quote(name), maxHostname)
-	}
-	if domain := c.Cluster.Network.DNSDomain; !isDNSName(domain) {
-		r.bad(at("cluster", "network", "dnsDomain"), "%s is not a DNS name", quote(domain))
-	}
-	for i, server := range c.Machine.Network.Nameservers {
-		if server.IsUnspecified() || server.IsMulticast() {
-			r.bad(at("machine", "network", "nameservers", i), "%s can't be the address of a server", server)
-		}
-	}
-}
 
 // interfaceAt is the place of entry i.
 func interfaceAt(i int, elems ...any) place {
@@ -57,30 +31,74 @@ func interfaceAt(i int, elems ...any) place {
 }
 
 func checkInterfaces(c *Config, r *report) {
-	mtus, ignored := map[string]int{}, map[string]bool{}
+	links, of := c.Machine.Network.entries()
+	ignored, aliases := map[int]bool{}, map[string]string{}
 	for i, in := range c.Machine.Network.Interfaces {
-		checkLinkName(r, interfaceAt(i, "interface"), in.Name)
+		by, link, id := in.selector(), links[of[i]], of[i]
+		if in.Name == "" && by == "" {
+			r.lacks(interfaceAt(i, "interface"), "or hardwareAddr, driver or busPath, which select a card")
+		} else if in.Name != "" {
+			checkLinkName(r, interfaceAt(i, "interface"), in.Name)
+		}
+		checkSelector(r, interfaceAt(i), in, link)
+		card := cmp.Or(in.HardwareAddr, by)
+		if other, twice := aliases[card]; twice && card != "" && other != link.String() {
+			r.bad(interfaceAt(i), "%s selects the card of %s, too: give all entries of one card the same alias", card, other)
+		}
+		aliases[card] = link.String()
 		checkMTU(r, interfaceAt(i, "mtu"), in.MTU)
 		checkRoutes(r, interfaceAt(i, "routes"), in.Routes)
-		if old := mtus[in.Name]; old != 0 && in.MTU != 0 && old != in.MTU {
-			r.bad(interfaceAt(i, "mtu"), "%d contradicts %d in an earlier entry for %s", in.MTU, old, in.Name)
-		}
-		keepIn(mtus, in.Name, in.MTU)
-		says := in.DHCP || in.CIDR.IsValid() || in.MTU != 0 || len(in.Routes)+len(in.VLANs) > 0 || in.Bond != nil || in.VIP != nil || in.WireGuard != nil
-		before, named := ignored[in.Name]
+		contradicts(r, interfaceAt(i, "hardwareAddr"), link, in.HardwareAddr, link.HardwareAddr)
+		contradicts(r, interfaceAt(i, "driver"), link, in.Driver, link.Driver)
+		contradicts(r, interfaceAt(i, "busPath"), link, in.BusPath, link.BusPath)
+		contradicts(r, interfaceAt(i, "mtu"), link, in.MTU, link.MTU)
+		contradicts(r, interfaceAt(i, "acceptRA"), link, plainShow(reflect.ValueOf(in.AcceptRA)), plainShow(reflect.ValueOf(link.AcceptRA)))
+		contradicts(r, interfaceAt(i, "dhcpOptions", "routeMetric"), link, in.DHCPOptions.RouteMetric, link.DHCPOptions.RouteMetric)
+		contradicts(r, interfaceAt(i, "dhcpOptions", "clientIdentifier"), link, in.DHCPOptions.ClientIdentifier, link.DHCPOptions.ClientIdentifier)
+		says := in.addressed() || in.MTU != 0 || in.Required || in.AcceptRA != nil || in.DHCPOptions != DHCPOptions{} || in.Bond != nil || in.VIP != nil || in.WireGuard != nil
+		before, named := ignored[id]
 		switch {
 		case in.Ignore && says:
 			r.bad(interfaceAt(i, "ignore"), "contradicts the rest of the entry: an ignored interface isn't configured")
 		case named && before != in.Ignore:
-			r.bad(interfaceAt(i), "contradicts an earlier entry for %s: one of them ignores it", in.Name)
+			r.bad(interfaceAt(i), "contradicts an earlier entry for %s: one of them ignores it", link)
+		case (in.DHCP6 || in.AcceptRA != nil && *in.AcceptRA) && (in.Name == loopback || link.WireGuard != nil):
+			r.bad(interfaceAt(i), "has dhcp6 or acceptRA, and there is no router on %s; leave them out", link)
 		}
-		ignored[in.Name] = in.Ignore
+		ignored[id] = in.Ignore
 	}
 }
 
-func keepIn(m map[string]int, key string, v int) {
-	if v != 0 {
-		m[key] = v
+var (
+	hardwarePattern = regexp.MustCompile(`^[0-9a-f:]*[*][0-9a-f:*]*$`) // a MAC address with asterisks
+	propertyPattern = regexp.MustCompile(`^[!-~]{1,128}$`)             // of other properties
+)
+
+// checkSelector requires one card, which is no link that the node makes.
+func checkSelector(r *report, where place, in Interface, link Link) {
+	mac, err := net.ParseMAC(in.HardwareAddr)
+	switch {
+	case in.HardwareAddr == "":
+	case err != nil && !hardwarePattern.MatchString(in.HardwareAddr):
+		r.bad(where.with("hardwareAddr"), "%s is not a MAC address, such as 02:ab:12:34:00:01, or 02:ab:* for all that begin so", quote(in.HardwareAddr))
+	case err == nil && mac[0]&1 != 0:
+		r.bad(where.with("hardwareAddr"), "%s is the address of a group, and no card has such an address", mac)
+	}
+	for name, text := range map[string]string{"driver": in.Driver, "busPath": in.BusPath} {
+		if text != "" && !propertyPattern.MatchString(text) {
+			r.bad(where.with(name), "%s is not the %s of a card, such as virtio_net and 0000:00:04.0", quote(text), name)
+		}
+	}
+	if by := in.selector(); by != "" && (link.Bond != nil || link.WireGuard != nil || in.Name == loopback) {
+		r.bad(where, "%s selects a card, and %s is none: the node makes it", by, link)
+	}
+}
+
+// contradicts compares a value with that of the first entry for the same link that has one.
+func contradicts[T comparable](r *report, where place, link Link, value, first T) {
+	var zero T
+	if value != zero && value != first {
+		r.bad(where, "%v contradicts %v in an earlier entry for %s", value, first, link)
 	}
 }
 
@@ -101,21 +119,21 @@ func checkMTU(r *report, where place, mtu int) {
 	}
 }
 
-func checkRoutes(r *report, where place, routes []Route) {
-	for i, route := range routes {
-		switch {
-		case !route.Network.IsValid():
-			r.lacks(where.with(i, "network"), "0.0.0.0/0 is the default route")
-		case route.Network != route.Network.Masked():
-			r.bad(where.with(i, "network"), "%s has bits set outside of its prefix; did you mean %s", route.Network, route.Network.Masked())
-		case route.Gateway.IsValid() && route.Gateway.Is4() != route.Network.Addr().Is4():
-			r.bad(where.with(i, "gateway"), "%s is of another address family than %s", route.Gateway, route.Network)
-		}
+// cards are the names of the links in messages by what a bond may call its members: a name, an alias or a MAC address.
+func cards(links []Link) map[string]string {
+	names := map[string]string{}
+	for _, l := range links {
+		names[l.HardwareAddr] = l.String()
 	}
+	for _, l := range links {
+		names[l.Name] = l.String()
+	}
+	return names
 }
 
 func checkBonds(c *Config, r *report) {
-	masters := map[string]string{}
+	links, of := c.Machine.Network.entries()
+	names, masters := cards(links), map[string]string{}
 	for i, in := range c.Machine.Network.Interfaces {
 		b := in.Bond
 		if b == nil {
@@ -143,19 +161,21 @@ func checkBonds(c *Config, r *report) {
 			r.lacks(interfaceAt(i, "bond", "interfaces"), "a bond needs members")
 		}
 		for j, member := range b.Interfaces {
-			where := interfaceAt(i, "bond", "interfaces", j)
-			checkLinkName(r, where, member)
-			if other, twice := masters[member]; twice {
+			where, id := interfaceAt(i, "bond", "interfaces", j), cmp.Or(names[member], member)
+			if _, err := net.ParseMAC(member); err != nil {
+				checkLinkName(r, where, member)
+			}
+			if other, twice := masters[id]; twice {
 				r.bad(where, "%s is already a member of %s", quote(member), other)
 			} else if member == in.Name {
 				r.bad(where, "a bond can't be its own member")
 			}
-			masters[member] = in.Name
+			masters[id] = in.Name
 		}
 	}
 	for i, in := range c.Machine.Network.Interfaces {
-		if master := masters[in.Name]; master != "" && (in.CIDR.IsValid() || in.DHCP || len(in.Routes) > 0 || len(in.VLANs) > 0) {
-			r.bad(interfaceAt(i, "interface"), "%s is a member of %s: addresses, DHCP, routes and VLANs belong to the bond", quote(in.Name), master)
+		if master := masters[links[of[i]].String()]; master != "" && in.addressed() {
+			r.bad(interfaceAt(i, "interface"), "%s is a member of %s: addresses, DHCP, routes and VLANs belong to the bond", quote(links[of[i]].String()), master)
 		}
 	}
 }
@@ -167,21 +187,28 @@ func oneOf(r *report, where place, value string, values []string) {
 }
 
 func checkVLANs(c *Config, r *report) {
-	type link struct {
-		parent string
-		id     int
+	links, of := c.Machine.Network.entries()
+	type vlan struct{ link, id int }
+	seen, names, owns := map[vlan]bool{}, map[string]place{}, map[string]int{}
+	for i, l := range links {
+		owns[l.Name] = i
 	}
-	seen := map[link]bool{}
 	for i, in := range c.Machine.Network.Interfaces {
 		for j, v := range in.VLANs {
-			where := interfaceAt(i, "vlans", j)
+			where, link, name := interfaceAt(i, "vlans", j), links[of[i]], VLANName(links[of[i]].Name, v.ID)
+			first, taken := names[name]
+			own, listed := owns[name]
 			switch {
 			case v.ID < 1 || v.ID > maxVLAN:
 				r.bad(where.with("vlanId"), "%d is out of range (1 to %d)", v.ID, maxVLAN)
-			case seen[link{in.Name, v.ID}]:
-				r.bad(where.with("vlanId"), "%d is given twice for %s", v.ID, in.Name)
+			case seen[vlan{of[i], v.ID}]:
+				r.bad(where.with("vlanId"), "%d is given twice for %s", v.ID, link)
+			case taken && link.Name != "":
+				r.bad(where.with("vlanId"), "the link of this VLAN would be %s, and so would that of %s: choose another name for one of the interfaces", name, r.point(first))
+			case listed && (link.selector()+links[own].selector() != "" || links[own].Bond != nil || links[own].WireGuard != nil):
+				r.bad(where.with("vlanId"), "the link of this VLAN would be %s, and %s is for a link of this name: keep only one of them", name, r.point(interfaceAt(slices.Index(of, own))))
 			}
-			seen[link{in.Name, v.ID}] = true
+			seen[vlan{of[i], v.ID}], names[name] = true, where
 			checkMTU(r, where.with("mtu"), v.MTU)
 			checkRoutes(r, where.with("routes"), v.Routes)
 		}
@@ -189,6 +216,7 @@ func checkVLANs(c *Config, r *report) {
 }
 
 func checkVIP(c *Config, r *report) {
+	links, of := c.Machine.Network.entries()
 	taken := map[netip.Addr]string{} // the nodes' own addresses, and the shared addresses seen so far
 	for _, in := range c.Machine.Network.Interfaces {
 		taken[in.CIDR.Addr()] = in.Name
@@ -202,6 +230,9 @@ func checkVIP(c *Config, r *report) {
 		}
 		if in.WireGuard != nil {
 			r.bad(interfaceAt(i, "vip"), "isn't possible on WireGuard, which has no neighbour discovery")
+		}
+		if links[of[i]].Name == "" {
+			r.lacks(interfaceAt(i, "interface"), "an alias for the card: commands show the shared address with the name of its link")
 		}
 		where, ip := interfaceAt(i, "vip", "ip"), in.VIP.IP
 		switch other, is := taken[ip]; {
@@ -218,9 +249,6 @@ func checkVIP(c *Config, r *report) {
 		}
 	}
 }
-
-// dottedPort is an endpoint with a dot instead of a colon before the port.
-var dottedPort = regexp.MustCompile(`^(\d+\.\d+\.\d+\.\d+)\.(\d+)$`)
 
 func checkWireGuard(c *Config, r *report) {
 	for i, in := range c.Machine.Network.Interfaces {
@@ -252,8 +280,7 @@ func checkPeer(r *report, where place, p WireGuardPeer) {
 	if p.Endpoint == "" {
 		return
 	}
-	if m := dottedPort.FindStringSubmatch(p.Endpoint); m != nil {
-		r.bad(where.with("endpoint"), "%s lacks a colon before the port; did you mean %s:%s", quote(p.Endpoint), m[1], m[2])
+	if lacksColon(r, where.with("endpoint"), p.Endpoint) {
 		return
 	}
 	host, port, err := net.SplitHostPort(p.Endpoint)
@@ -293,8 +320,7 @@ func checkSubnets(c *Config, r *report) {
 			bits := subnet.Addr().BitLen() - subnet.Bits()
 			switch {
 			case !subnet.IsValid():
-			case subnet != subnet.Masked():
-				r.bad(where.with(i), "%s has bits set outside of its prefix; did you mean %s", subnet, subnet.Masked())
+			case !masked(r, where.with(i), subnet):
 			case s.name == "serviceSubnets" && bits > maxServiceBits:
 				r.bad(where.with(i), "%s is larger than kube-apiserver allows; use a prefix length of %d or more", subnet, subnet.Addr().BitLen()-maxServiceBits)
 			case s.name == "podSubnets" && bits < podBits(subnet):

@@ -37,6 +37,7 @@ var defaults = []struct {
 			c.Persist = new(true)
 		}
 	}},
+	{"machine.network.autoHostname", func(c *Config) { keep(&c.Machine.Network.AutoHostname, HostnameAuto) }},
 	{"machine.network.interfaces", func(c *Config) {
 		for i := range c.Machine.Network.Interfaces {
 			fillInterface(&c.Machine.Network.Interfaces[i])
@@ -96,6 +97,7 @@ func fillInterface(in *Interface) {
 	routes := func(routes []Route) {
 		for i := range routes {
 			keep(&routes[i].Metric, defaultRouteMetric)
+			keep(&routes[i].Type, RouteUnicast)
 		}
 	}
 	routes(in.Routes)

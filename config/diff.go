@@ -110,7 +110,7 @@ func (d *differ) field(path string, where place, f reflect.StructField, a, b ref
 			d.fields(path+suffix, where.with(key.String()), orZero(a.MapIndex(key), inner), orZero(b.MapIndex(key), inner))
 		}
 	case f.Type.Kind() == reflect.Slice:
-		d.entries(path+suffix, where, f.Tag.Get("key"), a, b)
+		d.entries(path+suffix, where, keysOfTag(f.Tag), a, b)
 	default:
 		d.fields(path, where, orZero(reflect.Indirect(a), inner), orZero(reflect.Indirect(b), inner))
 	}
@@ -192,9 +192,10 @@ func (d *differ) add(path string, where place, c Change) {
 
 // entries compares two lists of structs by the key of the entries. If a key occurs
 // twice, the second entry is compared with the second one in the other list.
-func (d *differ) entries(path string, where place, key string, a, b reflect.Value) {
-	old, names := byKey(key, a)
-	new, order := byKey(key, b)
+func (d *differ) entries(path string, where place, keys []string, a, b reflect.Value) {
+	key := keys[0]
+	old, names := byKey(keys, a)
+	new, order := byKey(keys, b)
 	var common []entry
 	for _, name := range names { // the keys in both lists, in the order of old
 		if _, kept := new[name]; kept {
@@ -236,15 +237,20 @@ func (d *differ) unname(from int, key place) {
 // entry is the key of a list's entry, as an element of a place.
 type entry string
 
-// byKey finds entries by the text of their key, and lists the keys.
-func byKey(key string, list reflect.Value) (map[entry]reflect.Value, []entry) {
+// byKey finds entries by the text of the first key that they have, and lists the keys.
+func byKey(keys []string, list reflect.Value) (map[entry]reflect.Value, []entry) {
 	entries := make(map[entry]reflect.Value, list.Len())
 	seen := map[entry]int{}
 	var order []entry
 	for i := range list.Len() {
 		v := list.Index(i)
-		f, _ := fieldByName(v.Type(), key)
-		base := entry(plainShow(v.FieldByIndex(f.Index)))
+		var base entry
+		for _, key := range keys {
+			f, _ := fieldByName(v.Type(), key)
+			if base == "" {
+				base = entry(plainShow(v.FieldByIndex(f.Index)))
+			}
+		}
 		name := base
 		for entries[name].IsValid() { // more than once if a key itself ends in #2
 			seen[base]++

@@ -20,8 +20,8 @@ type Field struct {
 	Choices []string
 	// Deprecated are former names of the field.
 	Deprecated []string
-	// Key names the field that identifies the entries of a list, or is "".
-	Key string
+	// Keys are the fields that identify the entries of a list.
+	Keys []string
 	// Default is the value of a field that isn't set, as text, or "".
 	Default string
 	// Effect and Note are those of a change; a field that has fields of its own
@@ -85,7 +85,10 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
 		name := f.Tag.Get("yaml")
-		field := Field{Path: join(path, name), Type: f.Type, Owner: v.Type(), Name: f.Name, Key: f.Tag.Get("key")}
+		field := Field{Path: join(path, name), Type: f.Type, Owner: v.Type(), Name: f.Name, Keys: keysOfTag(f.Tag)}
+		if apart := f.Tag.Get("apart"); apart != "" {
+			field.Keys = append(field.Keys, apart)
+		}
 		for old, now := range renamed {
 			if now == name {
 				field.Deprecated = append(field.Deprecated, old)
@@ -107,7 +110,9 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 		} else {
 			row := rowOf(at)
 			field.Effect, field.Note = row.effect, row.note
-			field.Default = defaultText(inner)
+			if !inner.IsZero() && (inner.Kind() != reflect.Slice || inner.Len() > 0) {
+				field.Default = plainShow(inner)
+			}
 			field.Choices = choices[f.Type]
 			if few, ok := choicesAt[at]; ok {
 				field.Choices = few
@@ -124,13 +129,6 @@ var choicesAt = map[string][]string{
 	"machine.network.interfaces[].bond.mode":           bondModes,
 	"machine.network.interfaces[].bond.lacpRate":       lacpRates,
 	"machine.network.interfaces[].bond.xmitHashPolicy": hashes,
-}
-
-func defaultText(v reflect.Value) string {
-	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 {
-		return ""
-	}
-	return plainShow(v)
 }
 
 // forms are the names of types that are text of a certain form.

@@ -15,8 +15,8 @@ var fileRoots = []string{"/etc", "/run", "/var"}
 // instead.
 var reservedPlaces = []struct{ path, instead string }{
 	{"/etc/hostname", "it is made from machine.network.hostname"},
-	{"/etc/hosts", "it is made from machine.network"},
-	{"/etc/resolv.conf", "it is made from machine.network.nameservers"},
+	{"/etc/hosts", "it is made from machine.network; further lines belong into machine.network.extraHostEntries"},
+	{"/etc/resolv.conf", "it is made from machine.network.nameservers and searchDomains"},
 	{"/etc/machine-id", "the node has its own, on STATE"},
 	{"/etc/containerd", "settings of containerd belong into " + containerdDropIns + "/*.toml, mirrors into machine.registries"},
 	{"/etc/kubernetes/manifests", "it holds the control plane's static pods"},
@@ -87,4 +87,15 @@ func SysctlPath(name string) string {
 		}
 		return r
 	}, name)
+}
+
+// warnSysctls: a link has one folder, and a dot in its name isn't a slash.
+func warnSysctls(c *Config, r *report) {
+	for name := range c.Machine.Sysctls {
+		// net/ipv4/conf/LINK/PARAMETER
+		if parts := strings.Split(SysctlPath(name), "/"); len(parts) > 5 && parts[0] == "net" && (parts[2] == "conf" || parts[2] == "neigh") {
+			link, last := strings.Join(parts[3:len(parts)-1], "."), parts[len(parts)-1]
+			r.warn(at("machine", "sysctls", name), "there is no such parameter; did you mean %s/%s/%s for the link %[2]s", strings.Join(parts[:3], "/"), link, last)
+		}
+	}
 }

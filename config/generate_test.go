@@ -46,6 +46,7 @@ machine:
     - 127.0.0.1
   network:
     hostname: dev-1
+    autoHostname: auto
   time:
     servers:
       - pool.ntp.org

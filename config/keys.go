@@ -2,13 +2,17 @@ package config
 
 import (
 	"reflect"
+	"strings"
 	"sync"
 )
 
-// ListKey is the name of the field that identifies the entries of a list, or ""
-// if they have no identity. path is that of the list in the schema, with [] for
-// entries, such as machine.network.interfaces[].vlans.
-func ListKey(path string) string { return shapes()[path].key }
+// ListKeys are the names of the fields that identify the entries of a list: the first one that both of
+// two entries have. They are nil if the entries have no identity. Entries that differ in apart aren't the
+// same. path is that of the list in the schema, with [] for entries, such as machine.network.interfaces[].vlans.
+func ListKeys(path string) (keys []string, apart string) {
+	shape := shapes()[path]
+	return shape.keys, shape.apart
+}
 
 // IsMap reports whether the keys at a path are chosen by the user, such as
 // those of machine.env, and aren't fields.
@@ -16,8 +20,13 @@ func IsMap(path string) bool { return shapes()[path].isMap }
 
 // shape describes what is at a path of the schema.
 type shape struct {
-	key   string
+	keys  []string
+	apart string
 	isMap bool
+}
+
+func keysOfTag(tag reflect.StructTag) []string {
+	return strings.FieldsFunc(tag.Get("key"), func(r rune) bool { return r == ',' })
 }
 
 var shapes = sync.OnceValue(func() map[string]shape {
@@ -27,7 +36,7 @@ var shapes = sync.OnceValue(func() map[string]shape {
 		for i := range t.NumField() {
 			f := t.Field(i)
 			path := prefix + f.Tag.Get("yaml")
-			all[path] = shape{key: f.Tag.Get("key"), isMap: f.Type.Kind() == reflect.Map}
+			all[path] = shape{keysOfTag(f.Tag), f.Tag.Get("apart"), f.Type.Kind() == reflect.Map}
 			if inner, suffix := element(f.Type); inner != nil {
 				visit(inner, path+suffix+".")
 			}

@@ -114,14 +114,33 @@ func fieldAt(t *testing.T, c *Config, path string) reflect.Value {
 // checks that.
 const fullMachine = `certSANs: [node.example.org, 10.0.0.9]
 network:
+  firewall:
+    enabled: false
+    allowMetadata: true
+    nodeNetworks: [10.0.0.0/8, "fd00::/8"]
+    rules:
+      - {name: admin, action: accept, interface: eth0, protocol: tcp, ports: [50000, 6443-6444], sources: [10.0.0.0/8], destinations: [10.0.0.201/32]}
+      - {name: rest, action: drop, protocol: tcp}
   hostname: one
+  autoHostname: stable
   nameservers: [10.0.0.1, "fe80::1%eth0"]
+  searchDomains: [example.org]
+  extraHostEntries: [{ip: 10.0.0.9, aliases: [registry.example.org, registry]}]
+  rules: [{priority: 1000, from: 10.0.0.0/8, to: 172.16.0.0/12, fwMark: 7, table: 100}]
   interfaces:
     - interface: eth0
+      hardwareAddr: 02:ab:12:34:00:01
+      driver: virtio_*
+      busPath: "0000:00:04.0"
       cidr: 10.0.0.201/8
       mtu: 8765
+      dhcp6: true
+      acceptRA: false
+      dhcpOptions: {routeMetric: 50, clientIdentifier: one}
+      required: true
       routes:
-        - {network: 0.0.0.0/0, gateway: 10.0.0.1, metric: 7}
+        - {network: 0.0.0.0/0, gateway: 10.0.0.1, metric: 7, source: 10.0.0.201, mtu: 1400, table: 100}
+        - {network: 10.9.0.0/16, type: blackhole}
       vlans:
         - vlanId: 100
           cidr: "192.168.2.10/28"
@@ -129,6 +148,10 @@ network:
           routes:
             - network: 192.168.3.0/24
               gateway: 192.168.2.1
+              source: 192.168.2.10
+              mtu: 1300
+              table: 100
+              type: unicast
         - vlanId: 101
           dhcp: true
     - interface: eth1
@@ -146,7 +169,7 @@ network:
         downdelay: 200
         interfaces: [eth2, eth3]
     - interface: wg0
-      cidr: 192.168.2.1/24
+      cidr: 192.168.5.1/24
       wireguard:
         privateKey: yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=
         listenPort: 51820
@@ -391,7 +414,7 @@ func TestLoadValues(t *testing.T) {
 		c.Cluster.ControlPlane.Endpoint.Hostname(), c.Machine.Network.Interfaces[0].Routes[0], *c.Machine.SystemDiskEncryption.Ephemeral.Keys[0].Slot,
 	}
 	want := "[false map[fail-swap-on:false text:1 v:4] map[vm.max_map_count:262144] map[quota-backend-bytes:8000000000] [metrics]\n" +
-		"  address = \"0.0.0.0:11234\"\n 0644 0600 1m30s cluster.example.org {0.0.0.0/0 10.0.0.1 7} 1]"
+		"  address = \"0.0.0.0:11234\"\n 0644 0600 1m30s cluster.example.org {0.0.0.0/0 10.0.0.1 7 10.0.0.201 1400 100 unicast} 1]"
 	if diff := cmp.Diff(want, fmt.Sprint(got)); diff != "" {
 		t.Error(diff)
 	}

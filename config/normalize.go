@@ -1,13 +1,18 @@
 package config
 
+import (
+	"net"
+	"strings"
+)
+
 // joinAlias is the name of a worker in older files.
 const joinAlias = "join"
 
 // loAlias is the name of the loopback interface in some files.
 const loAlias, loopback = "lo0", "lo"
 
-// normalize replaces deprecated spellings of values, with a warning each, so
-// that the rest of the system knows only one spelling. The decoder handles
+// normalize replaces deprecated spellings of values, with a warning each, and the forms of
+// MAC addresses, so that the rest of the system knows only one spelling. The decoder handles
 // deprecated names of fields (see renamed and lenientLists).
 func normalize(c *Config, r *report) {
 	if c.Machine.Type == joinAlias {
@@ -15,9 +20,22 @@ func normalize(c *Config, r *report) {
 		c.Machine.Type = Worker
 	}
 	for i := range c.Machine.Network.Interfaces {
-		if in := &c.Machine.Network.Interfaces[i]; in.Name == loAlias {
+		in := &c.Machine.Network.Interfaces[i]
+		if in.Name == loAlias {
 			r.warn(at("machine", "network", "interfaces", i, "interface"), "%q is an alias; Linux calls it %q", loAlias, loopback)
 			in.Name = loopback
 		}
+		in.HardwareAddr = macAddress(strings.ToLower(strings.ReplaceAll(in.HardwareAddr, "-", ":")))
+		for j := 0; in.Bond != nil && j < len(in.Bond.Interfaces); j++ {
+			in.Bond.Interfaces[j] = macAddress(in.Bond.Interfaces[j])
+		}
 	}
+}
+
+// macAddress is a MAC address as Linux writes it. Other texts stay.
+func macAddress(text string) string {
+	if mac, err := net.ParseMAC(text); err == nil {
+		return mac.String()
+	}
+	return text
 }

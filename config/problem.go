@@ -166,6 +166,14 @@ func (r *report) warn(p place, format string, args ...any) {
 	r.warnings = append(r.warnings, Warning{Problem{Name: r.name, Line: line, Column: column, Path: p.String(), What: fmt.Sprintf(format, args...)}})
 }
 
+// point is a place for a message about another place.
+func (r *report) point(p place) string {
+	if _, line, _ := r.locate(p); line > 0 {
+		return fmt.Sprintf("%s, line %d", p, line)
+	}
+	return p.String()
+}
+
 // locate finds p, or the nearest node that would contain it.
 func (r *report) locate(p place) (n *yaml.Node, line, column int) {
 	n = r.root

@@ -52,7 +52,22 @@ var oneProblem = []struct{ section, lines, want string }{
 	// Addresses and links.
 	{"machine", "network: {hostname: My_Host}", `machine.network.hostname: "My_Host" must be of lower-case letters, digits, dashes and dots, 63 at most: Kubernetes names the node after it`},
 	{"machine", "network: {nameservers: [0.0.0.0]}", `machine.network.nameservers[0]: 0.0.0.0 can't be the address of a server`},
-	{"machine", "network: {interfaces: [{cidr: 10.0.0.1/8}]}", `machine.network.interfaces[0].interface: is missing`},
+	{"machine", "network: {interfaces: [{cidr: 10.0.0.1/8}]}", `machine.network.interfaces[0].interface: is missing: or hardwareAddr, driver or busPath, which select a card`},
+	{"machine", "network: {firewall: {nodeNetworks: [10.0.0.1/8]}}", `machine.network.firewall.nodeNetworks[0]: 10.0.0.1/8 has bits set outside of its prefix; did you mean 10.0.0.0/8`},
+	{"machine", "network: {firewall: {rules: [{action: accept}]}}", `machine.network.firewall.rules[0].name: "" must be of 1 to 32 lower-case letters, digits and dashes, and no other rule's name`},
+	{"machine", "network: {firewall: {rules: [{name: Web, action: accept}]}}", `machine.network.firewall.rules[0].name: "Web" must be of 1 to 32 lower-case letters, digits and dashes, and no other rule's name`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: accept}, {name: a, action: accept}]}}", `machine.network.firewall.rules[1].name: "a" must be of 1 to 32 lower-case letters, digits and dashes, and no other rule's name`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: reject}]}}", `machine.network.firewall.rules[0].action: "reject" is not one of accept, drop`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: accept, protocol: gre}]}}", `machine.network.firewall.rules[0].protocol: "gre" is not one of tcp, udp, icmp`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: accept, ports: [80]}]}}", `machine.network.firewall.rules[0].ports: need protocol tcp or udp`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: accept, protocol: icmp, ports: [80]}]}}", `machine.network.firewall.rules[0].ports: need protocol tcp or udp`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: drop, protocol: tcp, ports: [80, http]}]}}", `machine.network.firewall.rules[0].ports[1]: "http" is neither a port nor a range of ports, such as 443 or 8000-8100`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: drop, protocol: tcp, ports: [90-80]}]}}", `machine.network.firewall.rules[0].ports[0]: "90-80" is neither a port nor a range of ports, such as 443 or 8000-8100`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: drop, protocol: udp, ports: [65536]}]}}", `machine.network.firewall.rules[0].ports[0]: "65536" is neither a port nor a range of ports, such as 443 or 8000-8100`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: drop, interface: a-name-of-16-bytes}]}}", `machine.network.firewall.rules[0].interface: "a-name-of-16-bytes" is longer than the 15 bytes that Linux allows`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: drop, sources: [10.0.0.0/8], destinations: ['fd00::1/128']}]}}", `machine.network.firewall.rules[0]: matches no packet: its sources and destinations are of different address families`},
+	{"machine", "network: {firewall: {rules: [{name: a, action: drop}]}}", `machine.network.firewall.rules[0]: drops the machine API, tcp port 50000, from everywhere: gbctl couldn't reach the node any more; put a rule before this one that accepts the port from where you work`},
+	{"machine", "network: {firewall: {rules: [{name: b, action: accept, protocol: tcp, ports: [22]}, {name: a, action: drop, protocol: tcp, ports: [40000-60000], sources: [0.0.0.0/0]}]}}", `machine.network.firewall.rules[1]: drops the machine API, tcp port 50000, from everywhere: gbctl couldn't reach the node any more; put a rule before this one that accepts the port from where you work`},
 	{"machine", "network: {interfaces: [{interface: a-name-of-16-bytes}]}", `machine.network.interfaces[0].interface: "a-name-of-16-bytes" is longer than the 15 bytes that Linux allows`},
 	{"machine", "network: {interfaces: [{interface: eth/0}]}", `machine.network.interfaces[0].interface: "eth/0" can't be the name of an interface`},
 	{"machine", "network: {interfaces: [{interface: eth0, mtu: 10}]}", `machine.network.interfaces[0].mtu: 10 is out of range (68 to 65535 bytes)`},
@@ -83,6 +98,79 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "network: {interfaces: [{interface: eth0, vip: {ip: \"::ffff:10.0.0.9\"}}]}", `machine.network.interfaces[0].vip.ip: ::ffff:10.0.0.9 is not an address at which other hosts can reach a machine: it must be an IPv4 or a global IPv6 address`},
 	{"machine", "network: {interfaces: [{interface: eth0, vip: {ip: 239.0.0.9}}]}", `machine.network.interfaces[0].vip.ip: 239.0.0.9 is not an address at which other hosts can reach a machine: it must be an IPv4 or a global IPv6 address`},
 	{"machine", "network: {interfaces: [{interface: wg0, wireguard: {privateKey: abc}}]}", `machine.network.interfaces[0].wireguard.privateKey: must be base64 of 32 bytes, as wg genkey prints it`},
+	// Cards.
+	{"machine", "network: {interfaces: [{hardwareAddr: '02:ab'}]}", `machine.network.interfaces[0].hardwareAddr: "02:ab" is not a MAC address, such as 02:ab:12:34:00:01, or 02:ab:* for all that begin so`},
+	{"machine", "network: {interfaces: [{hardwareAddr: '02:xy:*'}]}", `machine.network.interfaces[0].hardwareAddr: "02:xy:*" is not a MAC address, such as 02:ab:12:34:00:01, or 02:ab:* for all that begin so`},
+	{"machine", "network: {interfaces: [{hardwareAddr: '01:00:5e:00:00:01'}]}", `machine.network.interfaces[0].hardwareAddr: 01:00:5e:00:00:01 is the address of a group, and no card has such an address`},
+	{"machine", "network: {interfaces: [{interface: lan0, dhcp: true, hardwareAddr: '02:ab:12:34:00:01'}, {interface: lan1, dhcp: true, hardwareAddr: 02-AB-12-34-00-01}]}",
+		`machine.network.interfaces[1]: 02:ab:12:34:00:01 selects the card of lan0, too: give all entries of one card the same alias`},
+	{"machine", "network: {interfaces: [{dhcp: true, hardwareAddr: '02:ab:12:34:00:01'}, {hardwareAddr: '02:ab:12:34:00:01', driver: e1000, mtu: 1400}]}",
+		`machine.network.interfaces[1]: 02:ab:12:34:00:01 selects the card of hardwareAddr 02:ab:12:34:00:01, too: give all entries of one card the same alias`},
+	{"machine", "network: {interfaces: [{interface: lan0, dhcp: true, driver: igb}, {interface: lan1, dhcp: true, driver: igb}]}", `machine.network.interfaces[1]: driver igb selects the card of lan0, too: give all entries of one card the same alias`},
+	{"machine", "network: {interfaces: [{dhcp: true, driver: 'igb 2'}]}", `machine.network.interfaces[0].driver: "igb 2" is not the driver of a card, such as virtio_net and 0000:00:04.0`},
+	{"machine", "network: {interfaces: [{interface: lan0, dhcp: true, driver: e1000}, {interface: lan0, driver: igb}]}", `machine.network.interfaces[1].driver: igb contradicts e1000 in an earlier entry for lan0`},
+	{"machine", "network: {interfaces: [{interface: bond0, driver: e1000, bond: {interfaces: [eth0]}}]}", `machine.network.interfaces[0]: driver e1000 selects a card, and bond0 is none: the node makes it`},
+	{"machine", "network: {interfaces: [{interface: wg0, hardwareAddr: '02:ab:*', wireguard: {privateKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=}}]}", `machine.network.interfaces[0]: hardwareAddr 02:ab:* selects a card, and wg0 is none: the node makes it`},
+	{"machine", "network: {interfaces: [{interface: lo, busPath: '0000:*'}]}", `machine.network.interfaces[0]: busPath 0000:* selects a card, and lo is none: the node makes it`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, vlans: [{vlanId: 100}]}, {interface: eth0.100, driver: e1000}]}", `machine.network.interfaces[0].vlans[0].vlanId: the link of this VLAN would be eth0.100, and machine.network.interfaces[1], line N is for a link of this name: keep only one of them`},
+	{"machine", "network: {interfaces: [{interface: bond0, dhcp: true, bond: {interfaces: ['02:AB:12:34:00:01', lan0]}}, {interface: lan0, hardwareAddr: '02:ab:12:34:00:01'}]}", `machine.network.interfaces[0].bond.interfaces[1]: "lan0" is already a member of bond0`},
+	{"machine", "network: {interfaces: [{interface: bond0, dhcp: true, bond: {interfaces: [02-AB-12-34-00-01]}}, {interface: lan0, dhcp: true, hardwareAddr: '02:ab:12:34:00:01'}]}",
+		`machine.network.interfaces[1].interface: "lan0" is a member of bond0: addresses, DHCP, routes and VLANs belong to the bond`},
+	{"machine", "network: {interfaces: [{interface: bond0, dhcp: true, bond: {interfaces: ['02:ab:*']}}]}", `machine.network.interfaces[0].bond.interfaces[0]: "02:ab:*" can't be the name of an interface`},
+	{"machine", "network: {interfaces: [{interface: eth0, acceptRA: true}, {interface: eth0, acceptRA: false}]}", `machine.network.interfaces[1].acceptRA: false contradicts true in an earlier entry for eth0`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcpOptions: {routeMetric: 5}}, {interface: eth0, dhcpOptions: {routeMetric: 6}}]}", `machine.network.interfaces[1].dhcpOptions.routeMetric: 6 contradicts 5 in an earlier entry for eth0`},
+	{"machine", "network: {interfaces: [{interface: lo, dhcp6: true}]}", `machine.network.interfaces[0]: has dhcp6 or acceptRA, and there is no router on lo; leave them out`},
+	{"machine", "network: {interfaces: [{interface: eth0, ignore: true, required: true}]}", `machine.network.interfaces[0].ignore: contradicts the rest of the entry: an ignored interface isn't configured`},
+	// Names of VLANs' links.
+	{"machine", "network: {interfaces: [{interface: bond-storage-a, dhcp: true, vlans: [{vlanId: 100}]}, {interface: bond-st6c93, dhcp: true, vlans: [{vlanId: 100}]}]}",
+		`machine.network.interfaces[1].vlans[0].vlanId: the link of this VLAN would be bond-st6c93.100, and so would that of machine.network.interfaces[0].vlans[0], line N: choose another name for one of the interfaces`},
+	{"machine", "network: {interfaces: [{interface: lan0, hardwareAddr: '02:ab:12:34:00:01', vlans: [{vlanId: 100}]}, {interface: lan0.100, dhcp: true}]}",
+		`machine.network.interfaces[0].vlans[0].vlanId: the link of this VLAN would be lan0.100, and machine.network.interfaces[1], line N is for a link of this name: keep only one of them`},
+	{"machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 100}]}, {interface: eth0.100, bond: {interfaces: [eth1]}}]}",
+		`machine.network.interfaces[0].vlans[0].vlanId: the link of this VLAN would be eth0.100, and machine.network.interfaces[1], line N is for a link of this name: keep only one of them`},
+	// Addresses, routes and rules.
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: 10.0.0.255/24}]}", `machine.network.interfaces[0].cidr: 10.0.0.255 is the broadcast address of 10.0.0.0/24, which no host can have`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, vlans: [{vlanId: 5, cidr: 10.0.3.255/22}]}]}", `machine.network.interfaces[0].vlans[0].cidr: 10.0.3.255 is the broadcast address of 10.0.0.0/22, which no host can have`},
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: 10.0.0.5/24, routes: [{network: 0.0.0.0/0, gateway: 10.0.0.5}]}]}", `machine.network.interfaces[0].routes[0].gateway: 10.0.0.5 is the address of this node itself, on eth0: a gateway is another machine`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, routes: [{network: 10.3.0.0/16, gateway: 10.0.0.5}], vlans: [{vlanId: 7, cidr: 10.0.0.5/24}]}]}",
+		`machine.network.interfaces[0].routes[0].gateway: 10.0.0.5 is the address of this node itself, on VLAN 7 of eth0: a gateway is another machine`},
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: 10.0.0.5/24}, {interface: eth0, routes: [{network: 0.0.0.0/0, gateway: 10.0.0.0}]}]}", `machine.network.interfaces[1].routes[0].gateway: 10.0.0.0 is the first or the last address of 10.0.0.0/24, which no gateway can have`},
+	{"machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 7, cidr: 10.0.0.5/24, routes: [{network: 0.0.0.0/0, gateway: 10.0.0.255}]}]}]}",
+		`machine.network.interfaces[0].vlans[0].routes[0].gateway: 10.0.0.255 is the first or the last address of 10.0.0.0/24, which no gateway can have`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, routes: [{network: 10.3.0.0/16, gateway: 10.0.0.1, type: blackhole}]}]}", `machine.network.interfaces[0].routes[0].type: a route of type blackhole sends nothing, so it has neither gateway nor source`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, routes: [{network: 10.3.0.0/16, type: blakhole}]}]}", `machine.network.interfaces[0].routes[0].type: "blakhole" is not one of unicast, blackhole, unreachable, prohibit; did you mean blackhole`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, routes: [{network: 10.3.0.0/16, source: 'fd00::5'}]}]}", `machine.network.interfaces[0].routes[0].source: fd00::5 is of another address family than 10.3.0.0/16`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, routes: [{network: 10.3.0.0/16, table: 255}]}]}", `machine.network.interfaces[0].routes[0].table: 255 is the table of the kernel's own addresses; choose another one`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, routes: [{network: 10.3.0.0/16, table: 4294967296}]}]}", `machine.network.interfaces[0].routes[0].table: must be a whole number from 0 to 4294967295, not "4294967296"`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, routes: [{network: 10.3.0.0/16, mtu: 10}]}]}", `machine.network.interfaces[0].routes[0].mtu: 10 is out of range (68 to 65535 bytes)`},
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: 0.0.0.0/24}]}", `machine.network.interfaces[0].cidr: 0.0.0.0 can't be the address of a host`},
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: 'ff02::1/64'}]}", `machine.network.interfaces[0].cidr: ff02::1 can't be the address of a host`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, routes: [{network: 10.3.0.0/16, gateway: 0.0.0.0}]}]}", `machine.network.interfaces[0].routes[0].gateway: 0.0.0.0 can't be the address of a gateway; without gateway, the network is directly on the link`},
+	{"machine", "network: {interfaces: [{hardwareAddr: '02:ab:*', dhcp: true, vip: {ip: 10.0.0.9}}]}", `machine.network.interfaces[0].interface: is missing: an alias for the card: commands show the shared address with the name of its link`},
+	{"machine", "network: {rules: [{from: 10.0.0.0/8, table: 254}]}", `machine.network.rules[0].priority: is missing: 1 to 32765, the lowest is first`},
+	{"machine", "network: {rules: [{priority: 32766, from: 10.0.0.0/8, table: 254}]}", `machine.network.rules[0].priority: 32766 is out of range (1 to 32765)`},
+	{"machine", "network: {rules: [{priority: 5, from: 10.0.0.0/8, table: 254}, {priority: 5, fwMark: 1, table: 254}]}", `machine.network.rules[1].priority: 5 is also that of an earlier rule: which of them is first would be open`},
+	{"machine", "network: {rules: [{priority: 5, table: 254}]}", `machine.network.rules[0]: needs from, to or fwMark: the rule would be for all packets; 0.0.0.0/0 or ::/0 says so`},
+	{"machine", "network: {rules: [{priority: 5, from: 10.0.0.0/8}]}", `machine.network.rules[0].table: is missing: the table of routes for these packets`},
+	{"machine", "network: {rules: [{priority: 5, from: 10.0.0.1/8, table: 254}]}", `machine.network.rules[0].from: 10.0.0.1/8 has bits set outside of its prefix; did you mean 10.0.0.0/8`},
+	{"machine", "network: {rules: [{priority: 5, from: 10.0.0.0/8, to: 'fd00::/8', table: 254}]}", `machine.network.rules[0].to: fd00::/8 is of another address family than 10.0.0.0/8`},
+	// Names.
+	{"machine", "network: {autoHostname: dhcp}", `machine.network.autoHostname: "dhcp" is not one of auto, stable`},
+	{"machine", "network: {searchDomains: [example.org, a_b]}", `machine.network.searchDomains[1]: "a_b" is not a DNS name, such as example.org`},
+	{"machine", "network: {extraHostEntries: [{aliases: [a]}]}", `machine.network.extraHostEntries[0].ip: is missing: the address of the names in aliases`},
+	{"machine", "network: {extraHostEntries: [{ip: 10.0.0.9}]}", `machine.network.extraHostEntries[0].aliases: is missing: the names of the address, such as [registry.example.org]`},
+	{"machine", "network: {extraHostEntries: [{ip: 10.0.0.9, aliases: ['*.example.org']}]}", `machine.network.extraHostEntries[0].aliases[0]: "*.example.org" is not the name of a host, such as registry.example.org`},
+	{"machine", "network: {extraHostEntries: [{ip: 10.0.0.9, aliases: [10.0.0.8]}]}", `machine.network.extraHostEntries[0].aliases[0]: "10.0.0.8" is not the name of a host, such as registry.example.org`},
+	{"machine", "network: {extraHostEntries: [{ip: 10.0.0.9, aliases: [Localhost]}]}", `machine.network.extraHostEntries[0].aliases[0]: "Localhost" is the name of the node itself, which has lines of its own in /etc/hosts`},
+	{"machine", "network: {hostname: one, extraHostEntries: [{ip: 10.0.0.9, aliases: [two, one]}]}", `machine.network.extraHostEntries[0].aliases[1]: "one" is the name of the node itself, which has lines of its own in /etc/hosts`},
+	// Mistyped IP addresses.
+	{"machine", "time: {servers: [10.0.0.256]}", `machine.time.servers[0]: "10.0.0.256" is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255`},
+	{"machine", "certSANs: [10.0.0]", `machine.certSANs[0]: "10.0.0" is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255`},
+	{"machine", "registries: {mirrors: {docker.io: {endpoints: ['https://10.0.0.256:5000']}}}", `machine.registries.mirrors["docker.io"].endpoints[0]: "10.0.0.256" is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255`},
+	{"machine", "registries: {mirrors: {docker.io: {endpoints: ['https://10.0.0.1.5000']}}}", `machine.registries.mirrors["docker.io"].endpoints[0]: "10.0.0.1.5000" lacks a colon before the port; did you mean 10.0.0.1:5000`},
+	{"machine", "logging: {destinations: [{endpoint: 'tcp://10.0.0.256:514'}]}", `machine.logging.destinations[0].endpoint: "10.0.0.256" is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255`},
+	{"machine", "network: {interfaces: [{interface: wg0, cidr: 10.1.0.1/24, wireguard: {privateKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=, peers: [{publicKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=, endpoint: '10.0.0.256:51820'}]}}]}",
+		`machine.network.interfaces[0].wireguard.peers[0].endpoint: "10.0.0.256" is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255`},
 	// The machine.
 	{"machine", "time: {servers: ['a b']}", `machine.time.servers[0]: "a b" is neither a DNS name nor an IP address`},
 	{"machine", "install: {disk: sda}", `machine.install.disk: "sda" is not a device below /dev, such as /dev/sda`},
@@ -112,7 +200,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "files: [{path: /var/../etc/x}]", `machine.files[0].path: "/var/../etc/x" is not a clean path; did you mean /etc/x`},
 	{"machine", "files: [{path: /etc/a}, {path: /etc/a, op: append}]", `machine.files[1].path: "/etc/a" is also written by an earlier entry; only entries with op append can share a path`},
 	{"machine", "files: [{path: /usr/bin/x}]", `machine.files[0].path: files can be written only in /etc, /run, /var; everything else is read-only`},
-	{"machine", "files: [{path: /etc/hosts}]", `machine.files[0].path: /etc/hosts can't be replaced: it is made from machine.network`},
+	{"machine", "files: [{path: /etc/hosts}]", `machine.files[0].path: /etc/hosts can't be replaced: it is made from machine.network; further lines belong into machine.network.extraHostEntries`},
 	{"machine", "files: [{path: /etc/a}, {path: /etc/a/b}]", `machine.files[1].path: conflicts with /etc/a of an earlier entry: one of them would have to be a directory`},
 	{"machine", "sysctls: {net.core.somaxconn: '1', net/core/somaxconn: '2'}", `machine.sysctls["net/core/somaxconn"]: is the same parameter as net.core.somaxconn`},
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0]}}, {interface: eth0, dhcp: true}]}", `machine.network.interfaces[1].interface: "eth0" is a member of bond0: addresses, DHCP, routes and VLANs belong to the bond`},
@@ -201,7 +289,7 @@ var oneProblem = []struct{ section, lines, want string }{
 }
 
 var (
-	lineNumber = regexp.MustCompile(`first on line \d+`)
+	lineNumber = regexp.MustCompile(`\bline \d+`)
 	location   = regexp.MustCompile(`^test\.yaml:\d+:\d+: `)
 )
 
@@ -216,7 +304,7 @@ func TestOneProblem(t *testing.T) {
 			if len(problems) != 1 || !location.MatchString(problems[0]) {
 				t.Fatalf("problems:\n%s", strings.Join(problems, "\n"))
 			}
-			got := lineNumber.ReplaceAllString(location.ReplaceAllString(problems[0], ""), "first on line N")
+			got := lineNumber.ReplaceAllString(location.ReplaceAllString(problems[0], ""), "line N")
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Error(diff)
 			}
@@ -238,6 +326,8 @@ func TestReplaced(t *testing.T) {
 		{"type: init", "type: inti", Init, `machine.type: "inti" is not one of init, controlplane, worker, join; did you mean init`},
 		{string(s.MachineToken), "abc", Init, `machine.token: must be six characters, a dot and sixteen characters, all of a-z and 0-9`},
 		{"https://10.5.0.2:6443", "http://10.5.0.2:6443", Init, `cluster.controlPlane.endpoint: must be https, not "http"`},
+		{"https://10.5.0.2:6443", "https://10.5.0.256:6443", Init, `cluster.controlPlane.endpoint: "10.5.0.256" is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255`},
+		{"https://10.5.0.2:6443", "https://10.5.0.2.6443", Init, `cluster.controlPlane.endpoint: "10.5.0.2.6443" lacks a colon before the port; did you mean 10.5.0.2:6443`},
 		{"https://10.5.0.2:6443", "https://10.5.0.2", Init, `cluster.controlPlane.endpoint: lacks the port; did you mean https://10.5.0.2:6443`},
 		{"https://10.5.0.2:6443", "https://10.5.0.2:6443/api", Init, `cluster.controlPlane.endpoint: must be a scheme, a host and a port only; did you mean https://10.5.0.2:6443`},
 		{"https://10.5.0.2:6443", "10.5.0.2:6443", Init, `cluster.controlPlane.endpoint: not a URL: first path segment in URL cannot contain colon`},
@@ -342,7 +432,7 @@ test.yaml:2:1: machine.ca.crt: is missing
 test.yaml:4:3: machine.tokn: unknown key; did you mean token
 test.yaml:6:15: machine.network.hostname: must be text, not a list
 test.yaml:9:15: machine.network.interfaces[0].cidr: lacks the prefix length; did you mean 10.0.0.1/24
-test.yaml:10:9: machine.network.interfaces[1].interface: is missing
+test.yaml:10:9: machine.network.interfaces[1].interface: is missing: or hardwareAddr, driver or busPath, which select a card
 test.yaml:10:9: machine.network.interfaces[1].mtu: 1 is out of range (68 to 65535 bytes)
 test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, disks, kubelet, registries, images, files, env, sysctls, sysfs, udev, kernel, systemDiskEncryption, logging, metrics, console
 test.yaml:12:1: cluster.token: is missing

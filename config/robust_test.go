@@ -132,7 +132,7 @@ func TestTextRoundTrip(t *testing.T) {
 		c.Cluster.APIServer.AdmissionControl = []AdmissionPlugin{{Name: "A", Configuration: Object(object)}}
 		var addr [16]byte
 		copy(addr[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "address"))
-		c.Machine.Network.Interfaces = []Interface{{Name: "eth0", CIDR: netip.PrefixFrom(netip.AddrFrom16(addr), rapid.IntRange(0, 128).Draw(t, "bits"))}}
+		c.Machine.Kubelet.NodeIP.ValidSubnets = []netip.Prefix{netip.PrefixFrom(netip.AddrFrom16(addr), rapid.IntRange(0, 128).Draw(t, "bits"))}
 		if again := roundTrip(t, &c); !reflect.DeepEqual(&c, again) {
 			t.Fatalf("\n%#v\n%#v", c.Machine.Files, again.Machine.Files)
 		}

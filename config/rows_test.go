@@ -120,7 +120,7 @@ func TestQ06EntriesMerge(t *testing.T) {
 	for _, l := range c.Machine.Network.Links() {
 		got = append(got, fmt.Sprintf("%s %v %d %t %v %d", l.Name, l.Addresses, l.MTU, l.DHCP, l.Routes, len(l.VLANs)))
 	}
-	want(t, "eth0 [10.0.0.2/8 192.168.0.2/24] 1400 false [{0.0.0.0/0 10.0.0.1 1024} {172.16.0.0/12 10.0.0.3 1024}] 1\neth1 [] 0 true [] 0", strings.Join(got, "\n"))
+	want(t, "eth0 [10.0.0.2/8 192.168.0.2/24] 1400 false [{0.0.0.0/0 10.0.0.1 1024 invalid IP 0 0 unicast} {172.16.0.0/12 10.0.0.3 1024 invalid IP 0 0 unicast}] 1\neth1 [] 0 true [] 0", strings.Join(got, "\n"))
 }
 
 func TestQ13Join(t *testing.T) {

@@ -32,8 +32,7 @@ func NewSecrets(now time.Time) (*Secrets, error) { return newSecrets(pki.ECDSA, 
 func NewRSASecrets(now time.Time) (*Secrets, error) { return newSecrets(pki.RSA, now) }
 
 func newSecrets(kubernetes pki.Algorithm, now time.Time) (*Secrets, error) {
-	s := &Secrets{}
-	s.identify()
+	s := &Secrets{ClusterSecret: NewKey32(), MachineToken: NewToken(), BootstrapToken: NewToken()}
 	for _, a := range []struct {
 		to   *CertKey
 		alg  pki.Algorithm
@@ -56,12 +55,6 @@ func newSecrets(kubernetes pki.Algorithm, now time.Time) (*Secrets, error) {
 	}
 	s.ServiceAccount = key
 	return s, nil
-}
-
-// identify makes all secrets that are only random.
-func (s *Secrets) identify() {
-	s.ClusterSecret = NewKey32()
-	s.MachineToken, s.BootstrapToken = NewToken(), NewToken()
 }
 
 // fill gives a node the secrets that its role needs, and no more.

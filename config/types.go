@@ -6,8 +6,9 @@
 // The types below are the schema: the tag of a field has its YAML name, and the comment
 // has its unit and default. A field is a pointer if its zero value differs from its
 // default. Zero values are not written. The key tag of a list names the field that
-// identifies an entry: Diff compares, and a strategic merge patch merges, entries with
-// the same key.
+// identifies an entry, or several, of which the first one counts that both entries have:
+// Diff compares, and a strategic merge patch merges, entries with the same key, unless they
+// differ in the field that the apart tag names.
 package config
 
 import (
@@ -77,7 +78,8 @@ type Machine struct {
 	// http_proxy, https_proxy, no_proxy. Only administrators see the values of others than
 	// these, and of all_proxy.
 	Env Env `yaml:"env"`
-	// Sysctls are kernel parameters by dotted name, such as vm.max_map_count. The ports
+	// Sysctls are kernel parameters by dotted name, such as vm.max_map_count. With slashes, a dot belongs to a part of
+	// the name, such as that of a VLAN's link: net/ipv6/conf/eth0.103/disable_ipv6. The ports
 	// of the node's own servers are always added to net.ipv4.ip_local_reserved_ports. If a
 	// parameter differs from what the kubelet demands, such as kernel.panic, the kubelet
 	// doesn't check those parameters any more.
@@ -126,21 +128,57 @@ type ConsoleCommand string
 
 // Network has the network settings of the node.
 type Network struct {
-	Hostname    string       `yaml:"hostname"`    // default: from DHCP, else made from a MAC address
-	Nameservers []netip.Addr `yaml:"nameservers"` // default: from DHCP
+	Hostname string `yaml:"hostname"` // default: see autoHostname
+	// AutoHostname is where the name comes from if hostname has none: auto (default) takes the first valid name of a lease, else makes
+	// one from a MAC address; stable makes it from the MAC address always. A name is kept over reboots.
+	AutoHostname AutoHostname `yaml:"autoHostname"`
+	Nameservers  []netip.Addr `yaml:"nameservers"` // default: from DHCP and router advertisements; three at most are used
+	// SearchDomains complete short names. Default: from DHCP and router advertisements.
+	SearchDomains    []string    `yaml:"searchDomains"`
+	ExtraHostEntries []HostEntry `yaml:"extraHostEntries" key:"ip"` // further lines of /etc/hosts
 	// Interfaces are the links of the node. Several entries for one interface are
 	// combined. An empty list means DHCP on every physical interface.
-	Interfaces []Interface `yaml:"interfaces" key:"interface"`
+	Interfaces []Interface `yaml:"interfaces" key:"interface,hardwareAddr,driver,busPath"`
+	Rules      []Rule      `yaml:"rules" key:"priority"`
+	Firewall   Firewall    `yaml:"firewall"`
+}
+
+// AutoHostname is a way to name a node.
+type AutoHostname string
+
+// Ways to name a node.
+const (
+	HostnameAuto   AutoHostname = "auto"
+	HostnameStable AutoHostname = "stable"
+)
+
+// HostEntry is a line of /etc/hosts.
+type HostEntry struct {
+	IP      netip.Addr `yaml:"ip"`      // required
+	Aliases []string   `yaml:"aliases"` // required; the names of the address
 }
 
 // Interface is an entry for a link. Several entries may name the same link.
 type Interface struct {
-	Name   string       `yaml:"interface"` // required, such as eth0, bond0 or wg0; lo0 is accepted for lo
-	CIDR   netip.Prefix `yaml:"cidr"`      // an address with its prefix length
-	MTU    int          `yaml:"mtu"`       // bytes; default: the kernel's
-	DHCP   bool         `yaml:"dhcp"`      // DHCPv4
-	Ignore bool         `yaml:"ignore"`    // don't configure the link
-	Routes []Route      `yaml:"routes" key:"network"`
+	// Name is the kernel's, such as eth0, bond0 or wg0. With hardwareAddr, driver or busPath it is an alias for the card that these
+	// select, and may be left out. lo0 is accepted for lo.
+	Name         string       `yaml:"interface"`
+	HardwareAddr string       `yaml:"hardwareAddr"` // the card with this MAC address, such as 02:ab:12:34:00:01; the permanent one where the card has one; * stands for any text
+	Driver       string       `yaml:"driver"`       // the only card with this driver, such as virtio_net; * stands for any text
+	BusPath      string       `yaml:"busPath"`      // the only card at this place, such as 0000:00:04.0; * stands for any text
+	CIDR         netip.Prefix `yaml:"cidr"`         // an address with its prefix length
+	MTU          int          `yaml:"mtu"`          // bytes; default: the kernel's
+	DHCP         bool         `yaml:"dhcp"`         // DHCPv4; cards without an entry have it
+	DHCP6        bool         `yaml:"dhcp6"`        // DHCPv6, with an address; without, a router advertisement decides
+	// AcceptRA takes addresses, routes, name servers and search domains of router advertisements. Default true, except on members of a bond
+	// or bridge.
+	AcceptRA *bool `yaml:"acceptRA"`
+	// DHCPOptions are for dhcp.
+	DHCPOptions DHCPOptions `yaml:"dhcpOptions"`
+	// Required makes the node wait for this link for up to two minutes at its start. Default: the link with the node's address.
+	Required bool    `yaml:"required"`
+	Ignore   bool    `yaml:"ignore"` // don't configure the link
+	Routes   []Route `yaml:"routes" key:"network" apart:"table"`
 
 	Bond      *Bond      `yaml:"bond"`
 	VLANs     []VLAN     `yaml:"vlans" key:"vlanId"`
@@ -148,11 +186,41 @@ type Interface struct {
 	WireGuard *WireGuard `yaml:"wireguard"`
 }
 
+// DHCPOptions are for a DHCP client.
+type DHCPOptions struct {
+	RouteMetric      uint32 `yaml:"routeMetric"`      // of the routes of the lease; default 1024, and one more for each link before
+	ClientIdentifier string `yaml:"clientIdentifier"` // option 61, a text; default: none, so that servers know the node by its MAC address
+}
+
 // Route is a static route.
 type Route struct {
 	Network netip.Prefix `yaml:"network"` // required; 0.0.0.0/0 or ::/0 is the default route
 	Gateway netip.Addr   `yaml:"gateway"` // without it, the network is directly on the link
 	Metric  uint32       `yaml:"metric"`  // the lowest is preferred; default 1024
+	Source  netip.Addr   `yaml:"source"`  // the address that packets over this route are sent from; default: the kernel's choice
+	MTU     int          `yaml:"mtu"`     // bytes; default: that of the interface
+	Table   uint32       `yaml:"table"`   // 1 to 4294967295; default 254, the main one (0 is the main one, too); rules choose others
+	Type    RouteType    `yaml:"type"`    // unicast (default), blackhole, unreachable or prohibit; the last three have no gateway
+}
+
+// RouteType is what happens to a packet.
+type RouteType string
+
+// What can happen to a packet.
+const (
+	RouteUnicast     RouteType = "unicast"
+	RouteBlackhole   RouteType = "blackhole"   // it is dropped
+	RouteUnreachable RouteType = "unreachable" // its sender is told that the host is unreachable
+	RouteProhibit    RouteType = "prohibit"    // its sender is told that this is forbidden
+)
+
+// Rule chooses a table of routes (ip-rule(8)).
+type Rule struct {
+	Priority uint32       `yaml:"priority"` // required; 1 to 32765: the lowest is first, and no two rules have the same
+	From     netip.Prefix `yaml:"from"`     // packets from these addresses
+	To       netip.Prefix `yaml:"to"`       // packets to these addresses
+	FwMark   uint32       `yaml:"fwMark"`   // packets with this mark
+	Table    uint32       `yaml:"table"`    // required
 }
 
 // Bond makes the interface a bond of several links.
@@ -163,16 +231,19 @@ type Bond struct {
 	MIIMon         *int     `yaml:"miimon"`         // ms between link checks; default 100; 0 isn't allowed, because a failed link wouldn't be detected
 	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
 	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
-	Interfaces     []string `yaml:"interfaces"`     // required; the members; the bond has the MAC address of the first one
+	Interfaces     []string `yaml:"interfaces"`     // required; the members, by name, alias or MAC address; the bond has the MAC address of the first one
 }
 
-// VLAN is a tagged link on top of the interface.
+// VLAN is a tagged link on top of the interface. Its name is that of the interface, a dot and the ID, such as eth0.100. Linux accepts 15 bytes:
+// if the name is longer, four digits of a hash take the place of the end of the interface's name. Earlier releases cut the name, so
+// such a link gets another name with the first boot of this release: sysctls and programs that name it must follow. An entry of
+// machine.network.interfaces for the link itself gives it what a VLAN doesn't have here, such as vip.
 type VLAN struct {
 	ID     int          `yaml:"vlanId"` // required, 1 to 4094
 	CIDR   netip.Prefix `yaml:"cidr"`   // an address with its prefix length
 	DHCP   bool         `yaml:"dhcp"`   // DHCPv4
 	MTU    int          `yaml:"mtu"`    // bytes; default that of the interface
-	Routes []Route      `yaml:"routes" key:"network"`
+	Routes []Route      `yaml:"routes" key:"network" apart:"table"`
 }
 
 // VIP is a virtual address that the control planes share. One of them has it at a time;

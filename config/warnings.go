@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -15,6 +14,10 @@ var warningChecks = []check{
 	{"extra certificate names on a worker", warnWorkerNames},
 	{"shared address outside of the subnet", warnVIP},
 	{"gateways outside of the subnet", warnGateways},
+	{"addresses that are hardly meant", warnAddresses},
+	{"entries that do something else", warnEntries},
+	{"name servers that nobody asks", warnNameservers},
+	{"sysctls of links with dots in their names", warnSysctls},
 	{"format of a self-hosted control plane", warnSelfHosted},
 	{"what comes or goes unprotected", warnUnprotected},
 	{"arguments that weaken Kubernetes", warnWeakArgs},
@@ -78,31 +81,25 @@ func warnClusterDNS(c *Config, r *report) {
 // warnVIP: hosts on the link find the address with ARP or neighbour discovery, which works
 // within the subnet; for other hosts, routers do it. With DHCP the subnet isn't known yet.
 func warnVIP(c *Config, r *report) {
-	links := c.Machine.Network.Links()
+	links, of := c.Machine.Network.entries()
 	for i, in := range c.Machine.Network.Interfaces {
 		if in.VIP == nil || !in.VIP.IP.IsValid() {
 			continue
 		}
-		link := links[slices.IndexFunc(links, func(l Link) bool { return l.Name == in.Name })]
+		link := links[of[i]]
 		own := slices.DeleteFunc(slices.Clone(link.Addresses), func(p netip.Prefix) bool { return p.Addr().Is4() != in.VIP.IP.Is4() })
 		if len(own) == 0 || link.DHCP || slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(in.VIP.IP) }) {
 			continue
 		}
-		r.warn(interfaceAt(i, "vip", "ip"), "%s is outside of %s, the subnet of %s: other hosts reach it only through routes to that link", in.VIP.IP, own[0].Masked(), in.Name)
+		r.warn(interfaceAt(i, "vip", "ip"), "%s is outside of %s, the subnet of %s: other hosts reach it only through routes to that link", in.VIP.IP, own[0].Masked(), link)
 	}
 }
 
 // warnGateways: the kernel still looks for a gateway outside of the link's networks on the link,
 // but it is mostly a mistake. Networks of DHCP and of router advertisements aren't known yet.
 func warnGateways(c *Config, r *report) {
-	links := c.Machine.Network.Links()
-	for i, in := range c.Machine.Network.Interfaces {
-		link := links[slices.IndexFunc(links, func(l Link) bool { return l.Name == in.Name })]
-		warnRoutes(r, interfaceAt(i, "routes"), in.Routes, link, in.Name)
-		for j, v := range in.VLANs {
-			own := Link{Addresses: []netip.Prefix{v.CIDR}, DHCP: v.DHCP, Routes: v.Routes}
-			warnRoutes(r, interfaceAt(i, "vlans", j, "routes"), v.Routes, own, fmt.Sprintf("VLAN %d of %s", v.ID, in.Name))
-		}
+	for _, s := range segments(c) {
+		warnRoutes(r, s.where.with("routes"), s.routes, s.all, s.name)
 	}
 }
 

@@ -20,7 +20,6 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
-	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 )
 
@@ -221,9 +220,9 @@ func TestKubeletFindsItsKernelDefaults(t *testing.T) {
 	for _, s := range settingsFor(boot.Machine) {
 		set[s.Name] = s.Value
 	}
-	for name, want := range kubelet.KernelDefaults {
-		if set[name] != want {
-			t.Errorf("%s is set to %q, want %q", name, set[name], want)
+	for _, s := range boot.KubeletParameters {
+		if set[s.Name] != s.Value {
+			t.Errorf("%s is set to %q, want %q", s.Name, set[s.Name], s.Value)
 		}
 	}
 }

@@ -17,11 +17,10 @@ import (
 // setting is a row of the table of kernel settings (sysctl).
 type setting boot.Setting
 
-// settings are the kernel parameters that Kubernetes needs; boot.HardeningParameters are
-// set with them. Those below net/
-// belong to a network namespace, so a container sets its own; all others belong
-// to the machine. (br_netfilter has bridge-nf-call-iptables set to 1 from the
-// start: udevd only has to load it.)
+// settings are the kernel parameters that Kubernetes needs; boot.KubeletParameters and
+// boot.HardeningParameters are set with them. Those below net/ belong to a network namespace,
+// so a container sets its own; all others belong to the machine. (br_netfilter has
+// bridge-nf-call-iptables set to 1 from the start: udevd only has to load it.)
 var settings = []setting{
 	{"net/ipv4/ip_forward", "1", "pods send through the node"},
 	{"net/ipv4/conf/all/rp_filter", "0", "answers may take another way than requests, with overlays and several links"},
@@ -33,15 +32,9 @@ var settings = []setting{
 	{"net/ipv4/neigh/default/gc_thresh1", "1024", "a cluster has more neighbours than a home network"},
 	{"net/ipv4/neigh/default/gc_thresh2", "4096", "the same"},
 	{"net/ipv4/neigh/default/gc_thresh3", "8192", "the same"},
-	{"vm/overcommit_memory", "1", "the kubelet demands it: limits come from cgroups"},
-	{"vm/panic_on_oom", "0", "the kubelet demands it: one pod out of memory isn't the machine's end"},
 	{"vm/max_map_count", "262144", "databases and search engines map many files"},
 	{"kernel/modprobe", self, "there is no modprobe but this program: see help"},
 	{"kernel/poweroff_cmd", self + " " + askPowerOff, "hypervisors and hot processors power off through a program"},
-	{"kernel/panic", "10", "the kubelet demands it: a machine that died comes back, and the console can be read before"},
-	{"kernel/panic_on_oops", "1", "the kubelet demands it: a damaged kernel must not go on"},
-	{"kernel/keys/root_maxkeys", "1000000", "the kubelet demands it: each container has a keyring"},
-	{"kernel/keys/root_maxbytes", "25000000", "the same: 25 bytes a key"},
 	{"kernel/pid_max", "4194304", "the most there can be: pods have their own limits"},
 	{"fs/inotify/max_user_instances", "8192", "each container runtime, log collector and kubelet has some, all as root"},
 	{"fs/inotify/max_user_watches", "524288", "the same"},
@@ -68,7 +61,7 @@ func applySettings(dir string, table []setting, skipped func(setting, error)) {
 // settingsFor leaves only those of the network namespace for a container.
 func settingsFor(mode boot.Mode) []setting {
 	all := slices.Clone(settings)
-	for _, s := range boot.HardeningParameters {
+	for _, s := range slices.Concat(boot.KubeletParameters, boot.HardeningParameters) {
 		all = append(all, setting(s))
 	}
 	return slices.DeleteFunc(all, func(s setting) bool {

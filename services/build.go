@@ -24,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/extension"
+	"github.com/garboard-os/garboard/services/kubernetes/firewall"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
@@ -90,6 +91,7 @@ func NewNode(o Options) (*Node, error) {
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
 		Place:   place,
+		HasWay:  func(next config.Network) bool { return network.HasWay(store, next) },
 	})
 	// What the kernel has stored is read once, because the reporter removes it.
 	panicked := sync.OnceValue(func() string { _, why, _ := logs.Crash(boot.PstoreDir); return why })
@@ -200,7 +202,7 @@ func NewNode(o Options) (*Node, error) {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
 	controllers := slices.Concat(
-		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), udev.ModuleController(udev.Options{Mode: o.Mode}), d.VolumeController()},
+		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), firewall.Controller(), udev.ModuleController(udev.Options{Mode: o.Mode}), d.VolumeController()},
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{Logs: o.Logs, Roster: member.Roster}),
 	)

@@ -205,16 +205,13 @@ func (p Partition) startUEFI(name string, slot boot.Slot, chosen bool, line stri
 // entries are the files of systemd-boot for a slot. After a power cut there may be two.
 func (p Partition) entries(slot string) (names []string, err error) {
 	all, err := os.ReadDir(p.path(entriesDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
 	prefix := entryPrefix + strings.ToLower(slot)
 	for _, e := range all {
 		if rest, found := strings.CutPrefix(strings.ToLower(e.Name()), prefix); found && (rest == entrySuffix || strings.HasPrefix(rest, "+")) {
 			names = append(names, filepath.Join(entriesDir, e.Name()))
 		}
 	}
-	return names, err
+	return names, boot.IgnoreMissing(err)
 }
 
 // Started reports whether a boot loader has started the system in a slot that is trying.

@@ -175,10 +175,8 @@ func absolute(field string, paths ...string) error {
 // manifest that can't be used: the extensions that it returns have none of these.
 func Of(system fs.FS) ([]Manifest, error) {
 	dirs, err := fs.ReadDir(system, Dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
+	if err != nil {
+		return nil, boot.IgnoreMissing(err)
 	}
 	var all []Manifest
 	var errs []error

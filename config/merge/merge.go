@@ -4,11 +4,11 @@
 //
 //   - Mappings merge, key by key; null deletes a key, "$patch: delete" does, too, and
 //     "$patch: replace" takes the mapping as it is.
-//   - Lists whose entries have an identity (config.ListKey: interfaces by their name,
-//     files by their path, and so on) merge entry by entry, new ones come last, and the
-//     second entry of a name goes to the second; "$patch: delete" in an entry deletes all
-//     of its name, "$patch: replace" takes the entry as it is, and "- $patch: replace"
-//     alone makes the list the one given.
+//   - Lists whose entries have an identity (config.ListKeys: interfaces by their name,
+//     files by their path, and so on) merge entry by entry, and new ones come last.
+//     Which of several entries of a name is meant: see choose. "$patch: delete" in an
+//     entry deletes all of its name, "$patch: replace" takes the entry as it is, and
+//     "- $patch: replace" alone makes the list the one given.
 //   - Anything else replaces what was there.
 package merge
 
@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"gopkg.in/yaml.v3"
 
@@ -171,8 +172,8 @@ func within(path, key string) string {
 }
 
 func mergeList(old, patch *yaml.Node, path string) (*yaml.Node, error) {
-	key := config.ListKey(path)
-	whole := key == "" || old == nil || old.Kind != yaml.SequenceNode
+	keys, _ := config.ListKeys(path)
+	whole := len(keys) == 0 || old == nil || old.Kind != yaml.SequenceNode
 	if i := slices.IndexFunc(patch.Content, isReplaceOnly); i >= 0 {
 		patch.Content = slices.Delete(patch.Content, i, i+1)
 		whole = true
@@ -183,32 +184,36 @@ func mergeList(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 		}
 		before := old
 		old = like(before, patch)
-		if key == "" { // entries without an identity are replaced as a whole
+		if len(keys) == 0 { // entries without an identity are replaced as a whole
 			old.Content = patch.Content
 			return old, nil
 		}
 	}
-	return old, mergeEntries(old, patch, key, path)
+	return old, mergeEntries(old, patch, path)
 }
 
 // mergeEntries merges two lists whose entries are identified by a key.
-func mergeEntries(old, patch *yaml.Node, key, path string) error {
-	places := map[string][]int{} // of the entries that no entry of the patch was merged into yet
-	for i, entry := range old.Content {
-		if id := Field(entry, key); id != nil {
-			places[id.Value] = append(places[id.Value], i)
-		}
+func mergeEntries(old, patch *yaml.Node, path string) error {
+	if len(patch.Content)*(len(old.Content)+len(patch.Content)) > maxCompared {
+		return fmt.Errorf("%s: has too many entries to merge", Brief(path))
 	}
-	gone := map[int]bool{}
+	l := list{path: path}
+	l.keys, l.apart = config.ListKeys(path)
+	gone, merged, ours := map[int]bool{}, map[int]bool{}, len(old.Content) // the others are new ones
 	for _, entry := range patch.Content {
-		id := Field(entry, key)
-		if id == nil || isNull(id) {
-			return fmt.Errorf("%s: an entry has no %s, which identifies it", Brief(path), key)
+		if !slices.ContainsFunc(l.keys, func(key string) bool { return value(entry, key) != "" }) {
+			return fmt.Errorf("%s: an entry has no %s, which identifies it", Brief(path), strings.Join(l.keys, ", "))
+		}
+		all := l.alike(old.Content[:ours], entry)
+		known := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return merged[i] })
+		i := l.choose(old.Content, known, entry)
+		if i < 0 && len(known) > 0 && len(l.alike(patch.Content, entry)) >= len(all) {
+			i = known[0] // the patch has all of them
 		}
 		var before *yaml.Node
-		known := places[id.Value]
-		if len(known) > 0 {
-			before = old.Content[known[0]]
+		if i >= 0 {
+			before = old.Content[i]
+			merged[i] = true
 		}
 		after, err := merge(before, entry, path+"[]")
 		switch {
@@ -216,12 +221,10 @@ func mergeEntries(old, patch *yaml.Node, key, path string) error {
 			return err
 		case after == nil:
 			for _, i := range known {
-				gone[i] = true
+				gone[i], merged[i] = true, true
 			}
-			delete(places, id.Value)
 		case before != nil:
-			old.Content[known[0]] = after
-			places[id.Value] = known[1:]
+			old.Content[i] = after
 		default:
 			old.Content = append(old.Content, after)
 		}

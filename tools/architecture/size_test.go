@@ -22,9 +22,9 @@ type budget struct {
 }
 
 var budgets = []budget{
-	{"a node", []string{"config", "boot", "init", "services", "api"}, 56_500},
+	{"a node", []string{"config", "boot", "init", "services", "api"}, 59_500},
 	// What others use of the node's rooms, and PID 1 doesn't, is counted there.
-	{"gbctl", []string{"tools/gbctl", "config/patch"}, 10_400},
+	{"gbctl", []string{"tools/gbctl", "config/patch"}, 10_700},
 	{"what builds and boots it", []string{"image", "kernel", "qemu", "tools", "api/client", "config/fields.go", "config/generate.go", "config/kubeconfig.go", "config/secrets.go", "config/secrets_kubernetes.go"}, 19_100},
 }
 

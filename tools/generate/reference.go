@@ -30,7 +30,8 @@ defaults below. A node keeps its document at ` + "`" + `/system/state/config.yam
   the node undoes the change unless you confirm it. With several nodes, gbctl waits for a node that reboots until it is healthy again before it changes the next one.
   A node takes changes while it boots, too, whatever its services wait for. It refuses all changes, also those for the next boot, until STATE is mounted, while another change is being tried, and when it is about to reboot.
 - **Patches** are JSON patches (RFC 6902, a list of operations), or a part of a configuration to merge. In a merge, mappings are merged, ` + "`" + `key: null` + "`" + ` deletes a key, and lists are replaced. In lists
-  that are marked *by …* below, entries with the same key are merged instead. ` + "`" + `$patch: delete` + "`" + ` in an entry deletes it, ` + "`" + `$patch: replace` + "`" + ` replaces it. Comments and the order of the document stay.
+  that are marked *by …* below, entries with the same key are merged instead: of several keys, the first one that both entries
+  have counts. If the document has several entries of a key, a patch with fewer of them changes the one that has its values, and adds an entry if none has. ` + "`" + `$patch: delete` + "`" + ` in an entry deletes it, ` + "`" + `$patch: replace` + "`" + ` replaces it. Comments and the order of the document stay.
 - **Editors.** ` + "`" + `gbctl schema` + "`" + ` prints a JSON schema; it is also in [config/schema/v1alpha1.json](../config/schema/v1alpha1.json).
 
 The smallest document of a worker, with shortened secrets:
@@ -144,8 +145,8 @@ func anchor(path string) string {
 
 func typeCell(f config.Field) string {
 	name := config.TypeName(f.Type)
-	if f.Key != "" {
-		name += ", by `" + f.Key + "`"
+	if len(f.Keys) > 0 {
+		name += ", by `" + strings.Join(f.Keys, "`, `") + "`"
 	}
 	return name
 }

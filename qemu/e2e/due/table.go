@@ -6,7 +6,13 @@ var Folders = map[string]Folder{
 	"qemu/e2e/adopt": {All: []string{
 		"tools/gbctl/gen*.go", "config/pki", "config/generate.go", "services/kubernetes/secrets", "services/kubernetes/etcd", "services/kubernetes/controlplane",
 	}},
-	"qemu/e2e/attacks": {All: []string{"boot/untrusted", "services/front/sandbox", "services/system/forward", "services/core/logs", "services/front/api"}},
+	"qemu/e2e/attacks": {
+		All: []string{"services/front/api"},
+		Tests: map[string][]string{
+			"TestPodWithTheFileSystem": {"boot/untrusted", "services/front/sandbox", "services/system/forward", "services/core/logs"},
+			"TestFirewall":             {"services/kubernetes/firewall"},
+		},
+	},
 	"qemu/e2e/badinput": {
 		All: []string{"boot/sources.go", "boot/cmdline.go", "services/system/disks"},
 		Tests: map[string][]string{
@@ -113,10 +119,11 @@ var Folders = map[string]Folder{
 		"TestBrokenRegistries":   {"services/kubernetes/kubelet"},
 		"TestSignedImages":       {"services/kubernetes/kubelet", "services/kubernetes/etcd"},
 	}},
-	"qemu/e2e/reset":  {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/system/disks", "services/kubernetes/controlplane", "tools/gbctl/reset.go"}},
-	"qemu/e2e/rotate": {All: []string{"services/operations/rotateca", "services/operations/rollout", "services/kubernetes/secrets", "config/pki", "tools/gbctl/rotateca.go"}},
-	"qemu/e2e/scale":  {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/lifecycle"}},
-	"qemu/e2e/stale":  {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/doctor"}},
+	"qemu/e2e/renamed": {All: []string{"services/kubernetes/roster", "services/kubernetes/kubelet", "services/front/trustd", "services/operations/doctor"}},
+	"qemu/e2e/reset":   {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/system/disks", "services/kubernetes/controlplane", "tools/gbctl/reset.go"}},
+	"qemu/e2e/rotate":  {All: []string{"services/operations/rotateca", "services/operations/rollout", "services/kubernetes/secrets", "config/pki", "tools/gbctl/rotateca.go"}},
+	"qemu/e2e/scale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/lifecycle"}},
+	"qemu/e2e/stale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/doctor"}},
 	"qemu/e2e/threenodes": {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers"}, Tests: map[string][]string{
 		"TestOneCommandKeepsTheQuorum": {"services/operations/rollout", "services/system/machine", "tools/gbctl/services.go"},
 		"TestRecoverFromSnapshot":      {"tools/gbctl/etcd.go", "tools/gbctl/bootstrap.go"},

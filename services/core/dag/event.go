@@ -2,6 +2,7 @@ package dag
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
@@ -84,17 +85,12 @@ func (h *history) add(e Event) {
 	}
 }
 
-func (h *history) all() []Event {
-	events := make([]Event, 0, len(h.ring))
-	events = append(events, h.ring[h.next:]...)
-	return append(events, h.ring[:h.next]...)
-}
-
 // Events returns the last events, oldest first.
 func (g *Graph) Events() []Event {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.history.all()
+	h := &g.history
+	return slices.Concat(h.ring[h.next:], h.ring[:h.next])
 }
 
 // BootEvents returns the first events, oldest first, however many came later:

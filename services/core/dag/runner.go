@@ -80,15 +80,6 @@ func (s *session) stop() {
 	})
 }
 
-func (s *session) stopping() bool {
-	select {
-	case <-s.asked:
-		return true
-	default:
-		return false
-	}
-}
-
 func (s *session) hurry() { sleep.Wake(s.kick) }
 
 func newRunner(g *Graph, svc Service) *runner {
@@ -189,7 +180,7 @@ func (r *runner) start() {
 	switch {
 	case r.session == nil:
 		r.open(r.lifetime)
-	case r.session.stopping():
+	case sleep.Closed(r.session.asked):
 		r.again = true
 	default:
 		r.session.hurry()
@@ -327,13 +318,5 @@ func (r *runner) skip() (why string, err error) {
 func (r *runner) abandoned() bool {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
-	if r.former == nil {
-		return false
-	}
-	select {
-	case <-r.former:
-		return false
-	default:
-		return true
-	}
+	return r.former != nil && !sleep.Closed(r.former)
 }

@@ -42,13 +42,6 @@ type console struct {
 	now     func() time.Time
 }
 
-func newConsole(w io.Writer) *console {
-	if w == nil {
-		w = io.Discard
-	}
-	return &console{w: w, limit: rate.NewLimiter(consolePerSecond, consoleBurst), now: time.Now}
-}
-
 func (c *console) write(level slog.Level, text string) {
 	text = oneLine(text)
 	c.mu.Lock()

@@ -12,6 +12,7 @@
 package logs
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,6 +20,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -63,9 +66,11 @@ type Logs struct {
 // Kmsg and Plain. It may be nil.
 func New(consoleWriter io.Writer) *Logs {
 	l := &Logs{
-		console: newConsole(consoleWriter),
-		now:     time.Now,
-		byID:    map[string]*ring{},
+		console: &console{
+			w: cmp.Or(consoleWriter, io.Discard), limit: rate.NewLimiter(consolePerSecond, consoleBurst), now: time.Now,
+		},
+		now:  time.Now,
+		byID: map[string]*ring{},
 	}
 	if _, kernel := consoleWriter.(leveled); !kernel {
 		l.console.remember = func(level slog.Level, text string) {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -314,7 +313,7 @@ func (j journals) putAside(name string) string {
 
 // remove is for files that may come back after a power cut.
 func (j journals) remove(name string) {
-	if err := os.RemoveAll(filepath.Join(j.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.RemoveAll(filepath.Join(j.dir, name)); err != nil {
 		j.log.Warn("a journal that isn't needed any more stays", "err", err)
 	}
 }

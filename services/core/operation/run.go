@@ -98,14 +98,7 @@ func (x *execution) run(ctx context.Context) {
 }
 
 // over reports whether no part of it runs any more.
-func (x *execution) over() bool {
-	select {
-	case <-x.ended:
-		return true
-	default:
-		return false
-	}
-}
+func (x *execution) over() bool { return sleep.Closed(x.ended) }
 
 // release gives the lock back, if it has one.
 func (x *execution) release(after time.Duration) {

@@ -191,18 +191,13 @@ func (c *Child) signal(s os.Signal, group bool) error {
 		return os.ErrProcessDone
 	}
 	target := c.pid
-	if group && c.leadsGroup() {
+	if attr := c.cmd.SysProcAttr; group && (attr.Setsid || attr.Pgid == 0) { // it leads the group
 		target = -c.pid
 	}
 	if err := unix.Kill(target, sig); err != nil {
 		return fmt.Errorf("kill %d with %s: %w", target, unix.SignalName(sig), err)
 	}
 	return nil
-}
-
-func (c *Child) leadsGroup() bool {
-	attr := c.cmd.SysProcAttr
-	return attr.Setsid || attr.Pgid == 0
 }
 
 // describe is the command line, shortened, as errors name it.

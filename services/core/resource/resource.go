@@ -16,6 +16,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"time"
 )
 
 // What a caller may want to decide on. The errors that are returned wrap these
@@ -54,6 +55,8 @@ type Meta struct {
 	Phase      Phase
 	Finalizers []string // sorted
 	Owner      string   // the controller that writes it
+	// Troubled is since when the spec has had problems (Problems); zero: it has none.
+	Troubled time.Time
 }
 
 // Object is a fact.

@@ -132,7 +132,7 @@ func TestS008TypesByAnyName(t *testing.T) {
 	if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "testpods") {
 		t.Error(err)
 	}
-	if all := Definitions(); len(all) != 4 || all[0].Type != Failures.Type() {
+	if all := Definitions(); len(all) != 5 || all[0].Type != Failures.Type() {
 		t.Errorf("%v", all)
 	}
 	defer func() {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -100,6 +101,11 @@ func (w *writer) put(at target, spec any) error {
 	}
 	o.Version++
 	o.Spec = spec
+	if len(Problems(spec)) == 0 {
+		o.Troubled = time.Time{}
+	} else if o.Troubled.IsZero() {
+		o.Troubled = time.Now()
+	}
 	s.store(k, o, kind)
 	return nil
 }

@@ -19,6 +19,16 @@ func Until(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
+// Closed reports whether nobody waits for a channel any more, because it is closed.
+func Closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 // Wake sends a message that ends Until, unless there is one already.
 func Wake(c chan<- struct{}) {
 	select {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"slices"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -107,7 +109,8 @@ func (s *configService) patched(patch []byte, base string) (text []byte, from st
 // change applies a request. If the node reboots or restarts etcd for it, the
 // cluster must be able to work without the node.
 func (s *configService) change(ctx context.Context, r machine.Request, force bool, interrupt func(context.Context, string, bool, func() error) (string, error), apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
-	would := "" // what the node would do for this
+	former, _ := network.Hostnames.Get(s.opts.Store, network.HostnameID) // none in maintenance
+	would := ""                                                          // what the node would do for this
 	if !r.DryRun && !r.First {
 		planned := r
 		planned.DryRun = true
@@ -127,7 +130,7 @@ func (s *configService) change(ctx context.Context, r machine.Request, force boo
 		if err != nil {
 			return nil, applyError(err)
 		}
-		return applied(result), nil
+		return applied(result, former.Spec), nil
 	}
 	var result machine.Result
 	var failure error // of apply; another one is the cluster's
@@ -141,7 +144,7 @@ func (s *configService) change(ctx context.Context, r machine.Request, force boo
 	case err != nil:
 		return nil, failed(connect.CodeFailedPrecondition, would+" for this: %w. With --on-reboot it takes effect with the next reboot", err)
 	}
-	return applied(result), nil
+	return applied(result, former.Spec), nil
 }
 
 func (s *configService) Rollback(ctx context.Context, req *connect.Request[apiv1.RollbackConfigRequest]) (*connect.Response[apiv1.ApplyConfigResponse], error) {
@@ -211,7 +214,8 @@ func applyRequest(mode apiv1.ApplyMode, try *durationpb.Duration, dry bool, by s
 	return r, nil
 }
 
-func applied(r machine.Result) *connect.Response[apiv1.ApplyConfigResponse] {
+// applied is the answer of a node with this name.
+func applied(r machine.Result, name string) *connect.Response[apiv1.ApplyConfigResponse] {
 	res := &apiv1.ApplyConfigResponse{
 		Mode: modeNumber(r.Mode), Reboot: r.Rebooting, Restarts: r.Restarted, Version: r.Version, TryUntil: timestamp(r.Deadline),
 	}
@@ -219,6 +223,9 @@ func applied(r machine.Result) *connect.Response[apiv1.ApplyConfigResponse] {
 		res.Changes = append(res.Changes, &apiv1.ConfigChange{
 			Path: readable(c.Path), Kind: string(c.Op), Old: readable(c.Old), New: readable(c.New), Effect: string(c.Effect), Note: readable(c.Note),
 		})
+		if c.Path == "machine.network.hostname" && name != "" && c.New != "" && c.New != name {
+			res.Warnings = append(res.Warnings, fmt.Sprintf("the Node %s stays in Kubernetes, with the address of this machine: delete it with kubectl delete node %s; before that, a worker gets no certificate for kubectl logs and exec under its new name", name, name))
+		}
 	}
 	for _, w := range r.Warnings {
 		res.Warnings = append(res.Warnings, readable(w.String()))
@@ -233,7 +240,7 @@ func applyError(err error) error {
 	switch {
 	case errors.As(err, new(config.Problems)):
 		code = connect.CodeInvalidArgument
-	case errors.As(err, new(*machine.NeedsReboot)), errors.Is(err, machine.ErrNothingToConfirm):
+	case errors.As(err, new(*machine.NeedsReboot)), errors.Is(err, machine.ErrNothingToConfirm), errors.Is(err, machine.ErrNoWay):
 	case errors.Is(err, machine.ErrNoConfig):
 		return failed(code, "%w: give it one with gbctl apply-config", err)
 	case errors.Is(err, machine.ErrConfigured):

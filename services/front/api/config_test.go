@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -96,6 +97,16 @@ func TestApplyAsksForWhatTheCallerMeans(t *testing.T) {
 	if diff := cmp.Diff(want, res, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
+	// A node that Kubernetes may know by its former name says so; one that gets the name that it has does not.
+	for name, want := range map[string]string{"a": "kubectl delete node a", "b": ""} {
+		must(t, network.Hostnames.Put(r.opts.Store.As("test"), network.HostnameID, name))
+		res, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x"), DryRun: true})
+		must(t, err)
+		if got := strings.Join(res.GetWarnings(), " "); strings.Contains(got, "kubectl delete node") != (want != "") || !strings.Contains(got, want) {
+			t.Errorf("as %s: warnings %q, want %q", name, got, want)
+		}
+	}
+	r.applier.requests = r.applier.requests[:1]
 	for i := range 5 {
 		_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x"), Mode: apiv1.ApplyMode(i)})
 		must(t, err)

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"connectrpc.com/connect"
+	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
@@ -154,8 +155,11 @@ func (r *received) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (s *etcdService) Beginning(context.Context, *connect.Request[apiv1.BeginningRequest]) (*connect.Response[apiv1.BeginningResponse], error) {
+func (s *etcdService) Beginning(ctx context.Context, _ *connect.Request[apiv1.BeginningRequest]) (*connect.Response[apiv1.BeginningResponse], error) {
 	m, err := s.member.Beginning()
+	if c := callOf(ctx); err == nil && slices.Contains(c.roles, string(contract.Peer)) {
+		err = s.member.Meet(c.remote)
+	}
 	if err != nil {
 		return nil, etcdError(err)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,8 +14,10 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
 )
 
 // S-213: a worker says why it does nothing of the kind.
@@ -53,6 +57,33 @@ func TestS213EtcdOnAWorker(t *testing.T) {
 	must(t, err)
 	if stream.Receive() || connect.CodeOf(stream.Err()) != connect.CodeFailedPrecondition {
 		t.Errorf("snapshot: %v", stream.Err())
+	}
+}
+
+// Whoever calls with the certificate of a control plane may reach etcd from then on; nobody else's call says so.
+func TestControlPlanesAreMet(t *testing.T) {
+	t.Parallel()
+	store, dir := resource.NewStore(), t.TempDir()
+	cfg := &config.Config{Version: config.Version}
+	cfg.Machine.Type = config.ControlPlane
+	w := store.As("test")
+	must(t, machine.Configs.Put(w, machine.ConfigID, cfg))
+	must(t, network.Hostnames.Put(w, network.HostnameID, "one"))
+	must(t, network.Addresses.Put(w, network.AddressID, network.NodeAddress{Primary: netip.MustParseAddr("10.5.0.2")}))
+	s := &etcdService{member: etcd.New(etcd.Options{Store: store, DataDir: dir + "/data", Journal: dir + "/etcd.json"})}
+	for remote, role := range map[string]contract.Role{"10.9.0.3:40000": contract.Peer, "[fd00:9::3]:40000": contract.Peer, "10.9.0.4:40000": contract.Admin, "10.9.0.5:40000": contract.Reader} {
+		ctx := context.WithValue(t.Context(), callKey{}, &call{caller: caller{peer: "x", roles: []string{string(role)}, remote: remote}})
+		if _, err := s.Beginning(ctx, connect.NewRequest(&apiv1.BeginningRequest{})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var met []string
+	for _, m := range etcd.Met.List(store) {
+		met = append(met, m.ID)
+	}
+	slices.Sort(met)
+	if want := []string{"10.9.0.3", "fd00:9::3"}; !slices.Equal(met, want) {
+		t.Errorf("met %v, want %v", met, want)
 	}
 }
 

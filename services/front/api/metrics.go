@@ -129,8 +129,8 @@ func (s *nodeService) clusterMetrics(m *measures) {
 	}
 	if o, err := secrets.Etcd.Get(s.opts.Store, secrets.EtcdID); err == nil {
 		certificates["etcd-ca"] = o.Spec.CA
-		certificates["etcd-server"] = o.Spec.ServerCert
-		certificates["etcd-peer"] = o.Spec.PeerCert
+		certificates["etcd-server"] = o.Spec.Server.Crt
+		certificates["etcd-peer"] = o.Spec.Peer.Crt
 	}
 	for name, text := range certificates {
 		if cert, err := pki.ParseCert(text); err == nil {

@@ -51,14 +51,6 @@ func newNodeService(o Options) *nodeService {
 	return s
 }
 
-// bootID is another one after each restart.
-func (s *nodeService) bootID() string {
-	if s.boot != "" {
-		return s.boot
-	}
-	return s.text("/proc/sys/kernel/random/boot_id")
-}
-
 // path is where something of the node is.
 func (s *nodeService) path(name string) string { return filepath.Join(s.root, name) }
 
@@ -98,7 +90,8 @@ func (s *nodeService) hostname() string {
 func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRequest]) (*connect.Response[apiv1.NodeStatusResponse], error) {
 	res := &apiv1.NodeStatusResponse{
 		Hostname: s.hostname(), Version: boot.Version, Uptime: durationpb.New(s.opts.Since()), Cpus: uint32(runtime.NumCPU()),
-		LastExit: readable(s.text(filepath.Join(boot.StateDir, lastExitFile))), BootId: s.bootID(),
+		LastExit: readable(s.text(filepath.Join(boot.StateDir, lastExitFile))),
+		BootId:   cmp.Or(s.boot, s.text("/proc/sys/kernel/random/boot_id")),
 	}
 	if stage, err := machine.Stages.Get(s.opts.Store, machine.StageID); err == nil {
 		res.Stage = string(stage.Spec)

@@ -301,7 +301,7 @@ func (g *gate) newProxy() *httputil.ReverseProxy {
 		FlushInterval: -1, // streams are to arrive as they come
 		ErrorHandler:  g.failed,
 		ErrorLog:      log.New(connlimit.Writer{Log: g.log}, "", 0),
-		BufferPool:    newBuffers(),
+		BufferPool:    &buffers{sync.Pool{New: func() any { return new([bufferSize]byte) }}},
 	}
 }
 
@@ -361,10 +361,6 @@ func (g *gate) failed(w http.ResponseWriter, r *http.Request, err error) {
 type buffers struct{ pool sync.Pool }
 
 const bufferSize = 8 << 10
-
-func newBuffers() *buffers {
-	return &buffers{sync.Pool{New: func() any { return new([bufferSize]byte) }}}
-}
 
 func (b *buffers) Get() []byte { return b.pool.Get().(*[bufferSize]byte)[:] }
 

@@ -71,11 +71,6 @@ func guestOf(c *Conn) string { return c.guest }
 
 type connKey struct{}
 
-// withConn is http.Server.ConnContext.
-func withConn(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, under(c))
-}
-
 // Of is the connection of a request.
 func Of(ctx context.Context) *Conn {
 	c, _ := ctx.Value(connKey{}).(*Conn)

@@ -162,9 +162,11 @@ func (s *Server) http(handler http.Handler) *http.Server {
 			PingTimeout:                   pingTimeout,
 			WriteByteTimeout:              s.Stall,
 		},
-		ConnContext: withConn,
-		ConnState:   s.Conns.changed,
-		ErrorLog:    log.New(Writer{s.Log}, "", 0),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, under(c))
+		},
+		ConnState: s.Conns.changed,
+		ErrorLog:  log.New(Writer{s.Log}, "", 0),
 	}
 }
 

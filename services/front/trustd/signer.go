@@ -6,7 +6,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,6 +18,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/front/sandbox"
@@ -135,7 +135,7 @@ func (s signer) listen() (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := boot.IgnoreMissing(os.Remove(path)); err != nil {
 		return nil, err
 	}
 	listener, err := net.Listen("unix", path)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
@@ -178,14 +178,14 @@ func (c *ApprovalController) answer(ctx context.Context, v resource.View, client
 	}
 	switch {
 	case problem == nil:
-		if err := client.DecideCSR(ctx, request.Name(), kubeclient.Approved, "names and addresses are those of the node"); err != nil {
+		if err := client.DecideCSR(ctx, request.Name(), kubeclient.Approved, "", "names and addresses are those of the node"); err != nil {
 			return "", err
 		}
 		v.Log().Info(fmt.Sprintf("approved request %s of %s for a certificate (%s)", request.Name(), user, request.Text("spec", "signerName")))
 		return "", nil
 	case joins:
 		v.Log().Warn(fmt.Sprintf("request %s of %s for a client certificate is denied: %v", request.Name(), user, problem))
-		return "", client.DecideCSR(ctx, request.Name(), kubeclient.Denied, problem.Error())
+		return "", client.DecideCSR(ctx, request.Name(), kubeclient.Denied, string(reason.Of(problem)), problem.Error())
 	}
 	if why = problem.Error(); c.refused[request.Name()] != why {
 		v.Log().Warn(fmt.Sprintf("request %s of %s for a serving certificate is not approved: %v", request.Name(), user, problem))
@@ -213,16 +213,22 @@ func checkJoining(r resource.Reader, request kubeclient.Object, facts roster.Fac
 	if len(csr.DNSNames)+len(csr.IPAddresses) > 0 {
 		return errors.New("it asks for names or addresses")
 	}
-	key := ""
+	key, unproven := "", error(nil)
 	if proof := request.Text("metadata", "annotations", kubeclient.JoinProof); proof != "" {
-		if key, err = proofKey(r, proof, kubeclient.JoinPurpose, csr.Raw, name, facts.Now); err != nil {
-			return err
+		if key, unproven = proofKey(r, proof, kubeclient.JoinPurpose, csr.Raw, name, facts.Now); key == "" {
+			return unproven
 		}
 	}
-	return facts.MayJoin(name, key)
+	if taken := facts.MayJoin(name, key); taken != nil && unproven != nil {
+		return fmt.Errorf("%w (%w)", taken, unproven) // the owner of the name learns which machine wants it
+	} else if taken != nil {
+		return taken
+	}
+	return unproven // until trustd has given the machine its new name
 }
 
-// proofKey is the key of a worker's machine API that has made a message.
+// proofKey is the key of a worker's machine API that has made a message. With a key, the error
+// is that the machine has the certificate of another name.
 func proofKey(r resource.Reader, proof, purpose string, message []byte, name string, now time.Time) (string, error) {
 	cfg, err := machine.Config(r)
 	if err != nil {
@@ -232,10 +238,11 @@ func proofKey(r resource.Reader, proof, purpose string, message []byte, name str
 	if err != nil {
 		return "", err
 	}
-	if cert.Subject.CommonName != name {
-		return "", fmt.Errorf("the proof is of %q, and not of %q", cert.Subject.CommonName, name)
+	key, err := pki.KeyID(cert.PublicKey)
+	if err == nil && cert.Subject.CommonName != name {
+		err = fmt.Errorf("the proof is of %q, and not of %q", cert.Subject.CommonName, name)
 	}
-	return pki.KeyID(cert.PublicKey)
+	return key, err
 }
 
 // checkServing returns what is wrong with a request. A node may have its own
@@ -312,15 +319,8 @@ func parseRequest(request kubeclient.Object, may []string) (*x509.CertificateReq
 	if err != nil {
 		return nil, fmt.Errorf("request: %w", err)
 	}
-	block, rest := pem.Decode(text)
-	if block == nil || block.Type != "CERTIFICATE REQUEST" || len(rest) > 0 {
-		return nil, errors.New("request isn't one PEM block of a certificate request")
-	}
-	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	csr, err := pki.ParseRequest(text) // the first one, as Kubernetes does that signs it
 	if err != nil {
-		return nil, err
-	}
-	if err := csr.CheckSignature(); err != nil {
 		return nil, err
 	}
 	if len(csr.EmailAddresses)+len(csr.URIs) > 0 {

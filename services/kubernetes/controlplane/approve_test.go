@@ -26,6 +26,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -118,7 +119,7 @@ func TestServingRequests(t *testing.T) {
 		{"as a client too", set("usages", []any{"server auth", "client auth"}), `usage "client auth"`},
 		{"for nothing", func(c *csr, _ map[string]any) { c.DNSNames, c.IPAddresses = nil, nil }, "no name and no address"},
 		{"for a mail address", func(c *csr, _ map[string]any) { c.EmailAddresses = []string{"a@b"} }, "e-mail"},
-		{"not a request", set("request", "AAAA"), "isn't one PEM block"},
+		{"not a request", set("request", "AAAA"), "no CERTIFICATE REQUEST block"},
 		{"not base64", set("request", "?"), "request: illegal base64"},
 	} {
 		err := checkServing(servingRequest(t, tc.change), nodes, facts)
@@ -170,7 +171,8 @@ func TestJoiningRequests(t *testing.T) {
 		{"another worker's", "w", config.CertKey{}, nil, "belongs to a machine that signs"},
 		{"another worker's with another key", "w", thief, nil, "belongs to a machine with another key"},
 		{"with a certificate of another authority", "w", stranger, nil, "signed by unknown authority"},
-		{"with another worker's proof", "w", other, nil, `the proof is of "other"`},
+		{"with another worker's proof", "w", other, nil, `another machine.network.hostname, or if that one is gone: kubectl delete node w (the proof is of "other"`},
+		{"a fresh name, before trustd has given it", "new", other, nil, `the proof is of "other"`},
 		{"that of a worker that joins now", "joins", config.CertKey{}, nil, "belongs to a machine that signs"},
 		{"that of a node whose machine isn't known", "unknown", config.CertKey{}, nil, "kubectl delete node unknown"},
 		{"to serve with", "new", config.CertKey{}, func(_ *csr, spec map[string]any) { spec["usages"] = []any{"client auth", "server auth"} }, `usage "server auth"`},
@@ -194,6 +196,9 @@ func TestJoiningRequests(t *testing.T) {
 			request["metadata"].(map[string]any)["annotations"] = map[string]any{kubeclient.JoinProof: string(proof)}
 		}
 		err := checkJoining(store, request, facts)
+		if code := reason.Of(err); (code == roster.NameTaken) != (strings.Contains(tc.want, "belongs") || strings.Contains(tc.want, "kubectl") || strings.Contains(tc.want, "one of the control")) {
+			t.Errorf("%s: code %q of %v", tc.name, code, err)
+		}
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}

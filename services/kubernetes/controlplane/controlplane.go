@@ -230,7 +230,7 @@ func Controllers(o Options) []resource.Controller {
 			Outputs: []string{ManifestDrifts.Type()},
 		},
 		{
-			Name: "k8s.NodeLabelController", Reconcile: (&NodeLabelController{printf: o.Logs.Printf, kubeletClient: boot.KubeletClient}).Reconcile,
+			Name: "k8s.NodeLabelController", Reconcile: (&NodeLabelController{printf: o.Logs.Printf, kubeletClient: boot.KubeletClient, machineID: "/etc/machine-id"}).Reconcile,
 			Inputs: []resource.Input{
 				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Hostnames.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: StaticPodStatuses.Type()},
 			},

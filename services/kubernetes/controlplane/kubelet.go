@@ -2,9 +2,7 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -180,10 +178,7 @@ func (c *KubeletStaticPodController) writePod(v resource.View, name string, pod 
 
 func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[string]bool) error {
 	entries, err := untrusted.ReadDir(c.staticPodsDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if boot.IgnoreMissing(err) != nil {
 		return fmt.Errorf("look for stale static pods: %w", err)
 	}
 	for _, e := range entries {
@@ -192,7 +187,7 @@ func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[str
 		}
 		path := filepath.Join(c.staticPodsDir, e.Name())
 		v.Log().Info(fmt.Sprintf("removing static pod %q", path))
-		if err := untrusted.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := boot.IgnoreMissing(untrusted.Remove(path)); err != nil {
 			return fmt.Errorf("remove stale static pod: %w", err)
 		}
 	}

@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +43,8 @@ const (
 type NodeLabelController struct {
 	printf        func(format string, args ...any) // to the console
 	kubeletClient string
-	announced     bool // the start of the task was reported
+	machineID     string // the file
+	announced     bool   // the start of the task was reported
 }
 
 func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
@@ -77,8 +79,9 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 	}
 	ref := kubeclient.NodeRef(hostname.Spec)
 	node, err := client.Get(ctx, ref)
-	if kubeclient.IsNotFound(err) {
-		return later, nil // the kubelet hasn't registered it yet
+	own, _ := os.ReadFile(c.machineID)
+	if id := node.Text("status", "nodeInfo", "machineID"); kubeclient.IsNotFound(err) || id != "" && id != strings.TrimSpace(string(own)) {
+		return later, nil // the kubelet hasn't registered it yet; it waits while another machine has the name
 	}
 	if err != nil {
 		c.printf("retrying error: %v", err)

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -108,5 +110,37 @@ func TestS255LabelTaskIsOnTheConsole(t *testing.T) {
 	put(t, err)
 	if diff := cmp.Diff(string(want), console.String()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// A Node that another machine has registered gets nothing of this control plane's, which waits
+// for the name; its own one does.
+func TestLabelsAreForTheOwnNode(t *testing.T) {
+	t.Parallel()
+	patches := 0
+	store := served(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/readyz":
+		case r.URL.Path == "/api":
+			fmt.Fprint(w, `{"items":[{"metadata":{},"versions":[{"version":"v1","resources":[{"resource":"nodes","scope":"Cluster","responseKind":{"kind":"Node"}}]}]}]}`)
+		case r.URL.Path == "/apis":
+			fmt.Fprint(w, `{"items":[]}`)
+		case r.Method == http.MethodPatch:
+			patches++
+			fallthrough
+		default:
+			fmt.Fprint(w, `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1","resourceVersion":"1"},"status":{"nodeInfo":{"machineID":"m1"}}}`)
+		}
+	}))
+	file := filepath.Join(t.TempDir(), "machine-id")
+	l := logs.New(io.Discard)
+	for i, own := range []string{"m2\n", "m1\n"} {
+		put(t, os.WriteFile(file, []byte(own), 0o600))
+		c := NodeLabelController{printf: l.Printf, machineID: file}
+		_, err := c.Reconcile(t.Context(), view{store.As("test"), l.Logger(controllerLog)})
+		put(t, err)
+		if patches != i {
+			t.Errorf("as machine %q: %d patches", own, patches)
+		}
 	}
 }

@@ -84,7 +84,7 @@ func (n *realNode) served(address string) time.Time {
 	n.t.Helper()
 	o, err := secrets.Etcd.Get(n.store, secrets.EtcdID)
 	put(n.t, err)
-	pair, err := tls.X509KeyPair(o.Spec.ClientCert, o.Spec.ClientKey)
+	pair, err := tls.X509KeyPair(o.Spec.Client.Crt, o.Spec.Client.Key)
 	put(n.t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(n.config.Cluster.CA.Crt)

@@ -93,7 +93,7 @@ func trust(r resource.Reader) (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	pair, err := tls.X509KeyPair(keys.Spec.ClientCert, keys.Spec.ClientKey)
+	pair, err := tls.X509KeyPair(keys.Spec.Client.Crt, keys.Spec.Client.Key)
 	if err != nil {
 		return nil, fmt.Errorf("etcd client certificate: %w", err)
 	}

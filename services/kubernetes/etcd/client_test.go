@@ -57,7 +57,7 @@ func TestClientWhileTheAuthorityIsReplaced(t *testing.T) {
 	use := func(ca config.CertKey) {
 		crt, key, err := ca.CA().Issue(pki.Leaf{CN: "garboard", Client: true, Now: time.Now()})
 		must(t, err)
-		must(t, secrets.Etcd.Put(store.As("test"), secrets.EtcdID, secrets.EtcdSpec{CA: ca.Crt, ClientCert: crt, ClientKey: key}))
+		must(t, secrets.Etcd.Put(store.As("test"), secrets.EtcdID, secrets.EtcdSpec{CA: ca.Crt, Client: config.CertKey{Crt: crt, Key: key}}))
 	}
 	use(former)
 	client, err := Dial(t.Context(), store, clientURL(addr))

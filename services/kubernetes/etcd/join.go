@@ -119,6 +119,9 @@ func (e *Etcd) decide(ctx context.Context) error {
 // settleBeginning is called by the holder of turn.
 func (e *Etcd) settleBeginning(ctx context.Context) error {
 	r, err := e.readOrPutAside()
+	if err == nil {
+		err = e.Meet(r.Peers...)
+	}
 	if err != nil {
 		return err
 	}
@@ -270,6 +273,9 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 		if len(urls) == 0 {
 			return nil, nil, e.waitForCluster(r, err)
 		}
+	}
+	if r.Phase != joining {
+		e.greet(ctx, urls)
 	}
 	c, err := Dial(ctx, e.o.Store, urls...)
 	if err != nil {

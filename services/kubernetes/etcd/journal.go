@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -157,17 +156,14 @@ func (e *Etcd) begun() (r record, data bool, err error) {
 // hasData reports whether the data directory has any content.
 func (e *Etcd) hasData() (bool, error) {
 	entries, err := untrusted.ReadDir(e.o.DataDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return len(entries) > 0, err
+	return len(entries) > 0, boot.IgnoreMissing(err)
 }
 
 // hasLog reports whether a member has begun its log there: etcd makes other
 // files before it knows whether it can join.
 func (e *Etcd) hasLog() bool {
 	entries, err := untrusted.ReadDir(filepath.Join(e.o.DataDir, "member", "wal"))
-	return err != nil && !errors.Is(err, fs.ErrNotExist) || len(entries) > 0
+	return boot.IgnoreMissing(err) != nil || len(entries) > 0
 }
 
 // clean empties a data directory whose node is no member.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -95,11 +94,7 @@ func (e *Etcd) candidates(ctx context.Context, cfg *config.Config, r record, giv
 			}
 		}
 	}
-	for _, text := range r.Peers {
-		if u, err := url.Parse(text); err == nil {
-			add(addresses(u.Hostname())...)
-		}
-	}
+	add(hosts(r.Peers)...)
 	for _, text := range slices.Concat(given[:min(len(given), maxCandidates)], cfg.Cluster.APIServer.CertSANs, cfg.Machine.CertSANs) {
 		add(addresses(text)...)
 	}

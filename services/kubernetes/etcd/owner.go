@@ -190,7 +190,11 @@ func (e *Etcd) notePeers(ctx context.Context) error {
 	for _, m := range found.Members {
 		if m.ID != found.Header.MemberId {
 			peers = append(peers, m.ClientURLs...)
+			err = errors.Join(err, e.Meet(m.PeerURLs...))
 		}
+	}
+	if err != nil {
+		return err
 	}
 	slices.Sort(peers)
 	return e.inTurn(ctx, func() error {

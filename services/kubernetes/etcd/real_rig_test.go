@@ -92,8 +92,8 @@ func (n *realNode) writeKeys() {
 	keys, err := secrets.Etcd.Get(n.o.Store, secrets.EtcdID)
 	must(t, err)
 	must(t, os.WriteFile(n.path("ca.crt"), keys.Spec.CA, 0o600))
-	must(t, os.WriteFile(n.path("tls.crt"), keys.Spec.ServerCert, 0o600))
-	must(t, os.WriteFile(n.path("tls.key"), keys.Spec.ServerKey, 0o600))
+	must(t, os.WriteFile(n.path("tls.crt"), keys.Spec.Server.Crt, 0o600))
+	must(t, os.WriteFile(n.path("tls.key"), keys.Spec.Server.Key, 0o600))
 	n.cfg.Cluster.Etcd.ExtraArgs = map[string]string{
 		"data-dir": n.path("data"), "listen-client-urls": clientURL(n.addr), "listen-metrics-urls": "http://" + netip.AddrPortFrom(n.addr, 2381).String(),
 		"trusted-ca-file": n.path("ca.crt"), "cert-file": n.path("tls.crt"), "key-file": n.path("tls.key"),

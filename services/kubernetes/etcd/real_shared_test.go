@@ -61,7 +61,7 @@ func coordinate(dir, name, address string) error {
 	err = errors.Join(
 		network.Hostnames.Put(as, network.HostnameID, name),
 		network.Addresses.Put(as, network.AddressID, network.NodeAddress{Primary: addr}),
-		secrets.Etcd.Put(as, secrets.EtcdID, secrets.EtcdSpec{CA: files[0], ClientCert: files[1], ClientKey: files[2]}),
+		secrets.Etcd.Put(as, secrets.EtcdID, secrets.EtcdSpec{CA: files[0], Client: config.CertKey{Crt: files[1], Key: files[2]}}),
 	)
 	if err != nil {
 		return err

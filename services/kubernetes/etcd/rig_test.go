@@ -140,9 +140,9 @@ func (r *rig) node(name string, machineType config.MachineType, addr netip.Addr)
 	must(t, network.Hostnames.Put(as, network.HostnameID, name))
 	must(t, network.Addresses.Put(as, network.AddressID, network.NodeAddress{Primary: addr}))
 	keys := secrets.EtcdSpec{CA: r.etcd.Cert}
-	keys.ClientCert, keys.ClientKey, err = r.etcd.Issue(pki.Leaf{CN: "garboard", Client: true, Now: time.Now()})
+	keys.Client.Crt, keys.Client.Key, err = r.etcd.Issue(pki.Leaf{CN: "garboard", Client: true, Now: time.Now()})
 	must(t, err)
-	keys.ServerCert, keys.ServerKey, err = r.etcd.Issue(pki.Leaf{
+	keys.Server.Crt, keys.Server.Key, err = r.etcd.Issue(pki.Leaf{
 		CN: name, Client: true, Server: true, IPs: []netip.Addr{addr, netip.MustParseAddr("127.0.0.1")}, Now: time.Now(),
 	})
 	must(t, err)

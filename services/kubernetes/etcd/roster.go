@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"net/url"
 	"strings"
 	"time"
 
@@ -124,13 +123,7 @@ func addMember(f *roster.Facts, m *pb.Member) {
 	if m.Name != "" {
 		f.Names = append(f.Names, strings.ToLower(m.Name))
 	}
-	for _, at := range append(m.PeerURLs, m.ClientURLs...) {
-		if u, err := url.Parse(at); err == nil {
-			if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
-				f.Addresses = append(f.Addresses, addr.Unmap())
-			}
-		}
-	}
+	f.Addresses = append(f.Addresses, hosts(append(m.PeerURLs, m.ClientURLs...))...)
 }
 
 // errRosterChanged: another control plane was faster.

@@ -299,10 +299,10 @@ func TestDecideCSR(t *testing.T) {
 		"PUT " + path + "/approval": func(_ http.ResponseWriter, r *http.Request) { json.NewDecoder(r.Body).Decode(&sent) },
 		"GET " + path + "y":         text(200, `{"status":{"conditions":[{"type":"Approved","status":"True"}]}}`),
 	})
-	if err := c.DecideCSR(t.Context(), "x", Denied, "because"); err != nil || !sent.Condition(Denied) || sent.Condition(Approved) {
+	if err := c.DecideCSR(t.Context(), "x", Denied, "", "because"); err != nil || !sent.Condition(Denied) || sent.Condition(Approved) {
 		t.Errorf("sent %v, error %v", sent, err)
 	}
-	if err := c.DecideCSR(t.Context(), "xy", Denied, "because"); err != nil { // no second PUT
+	if err := c.DecideCSR(t.Context(), "xy", Denied, "", "because"); err != nil { // no second PUT
 		t.Error(err)
 	}
 }

@@ -1,6 +1,7 @@
 package kubeclient
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -186,8 +187,8 @@ const (
 	Denied   = "Denied"
 )
 
-// DecideCSR approves or denies a CertificateSigningRequest; one that already is, stays so.
-func (c *Client) DecideCSR(ctx context.Context, name, decision, reason string) error {
+// DecideCSR approves or denies a CertificateSigningRequest, with a reason code if there is one; one that already is, stays so.
+func (c *Client) DecideCSR(ctx context.Context, name, decision, code, message string) error {
 	ref := Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest", Name: name}
 	csr, err := c.Get(ctx, ref)
 	if err != nil || csr.Condition(Approved) || csr.Condition(Denied) {
@@ -198,7 +199,7 @@ func (c *Client) DecideCSR(ctx context.Context, name, decision, reason string) e
 		status = map[string]any{}
 	}
 	conditions, _ := status["conditions"].([]any)
-	status["conditions"] = append(conditions, map[string]any{"type": decision, "status": "True", "reason": "Garboard" + decision, "message": reason})
+	status["conditions"] = append(conditions, map[string]any{"type": decision, "status": "True", "reason": cmp.Or(code, "Garboard"+decision), "message": message})
 	csr["status"] = status
 	path, err := c.pathOf(ctx, ref)
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -183,7 +182,7 @@ func configuration(mode boot.Mode, c *config.Config) object {
 		"rotateCertificates":       true,
 		"tlsMinVersion":            "VersionTLS13",
 		"clusterDomain":            c.Cluster.Network.DNSDomain,
-		"clusterDNS":               clusterDNS(c),
+		"clusterDNS":               c.Machine.Kubelet.ClusterDNS,
 		"resolvConf":               "/etc/resolv.conf",
 		"containerRuntimeEndpoint": "unix://" + containerd.Socket,
 		"imageServiceEndpoint":     "unix://" + containerd.ImageSocket,
@@ -231,26 +230,15 @@ const podPidsLimit = 4096
 // sysctlDir is where the kernel has its parameters.
 const sysctlDir = "/proc/sys"
 
-// KernelDefaults are the kernel parameters that the kubelet demands where it may not set
-// them itself (protectKernelDefaults), by path below sysctlDir. PID 1 sets them at boot.
-var KernelDefaults = map[string]string{
-	"kernel/keys/root_maxbytes": "25000000",
-	"kernel/keys/root_maxkeys":  "1000000",
-	"kernel/panic":              "10",
-	"kernel/panic_on_oops":      "1",
-	"vm/overcommit_memory":      "1",
-	"vm/panic_on_oom":           "0",
-}
-
 // restoreKernelDefaults is for what a privileged pod has changed since boot: the kubelet
 // would not start again.
 func restoreKernelDefaults(dir string) error {
-	for name, want := range KernelDefaults {
-		path := filepath.Join(dir, name)
-		if have, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(have)) == want {
+	for _, s := range boot.KubeletParameters {
+		path := filepath.Join(dir, s.Name)
+		if have, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(have)) == s.Value {
 			continue
 		}
-		if err := os.WriteFile(path, []byte(want), 0); err != nil {
+		if err := os.WriteFile(path, []byte(s.Value), 0); err != nil {
 			return fmt.Errorf("set a kernel parameter that the kubelet demands: %w", err)
 		}
 	}
@@ -264,7 +252,9 @@ func protectsKernel(mode boot.Mode, c *config.Config) bool {
 		return false
 	}
 	for name, value := range c.Machine.Sysctls {
-		if want, ok := KernelDefaults[config.SysctlPath(name)]; ok && value != want {
+		path := config.SysctlPath(name)
+		differs := func(s boot.Setting) bool { return s.Name == path && s.Value != value }
+		if slices.ContainsFunc(boot.KubeletParameters, differs) {
 			return false
 		}
 	}
@@ -282,15 +272,6 @@ func registerWithTaints(c *config.Config) (taints []object) {
 		taints = append(taints, taint)
 	}
 	return taints
-}
-
-// clusterDNS is in the order of the configuration.
-func clusterDNS(c *config.Config) []string {
-	out := make([]string, 0, len(c.Machine.Kubelet.ClusterDNS))
-	for _, a := range c.Machine.Kubelet.ClusterDNS {
-		out = append(out, a.String())
-	}
-	return out
 }
 
 // kubeconfigFor is a kubeconfig for the node's balancer.
@@ -315,10 +296,9 @@ func commandLine(c *config.Config, hostname string, addr netip.Addr) []string {
 	}
 	if labels := c.Machine.Kubelet.NodeLabels; len(labels) > 0 {
 		pairs := make([]string, 0, len(labels))
-		for k, v := range labels {
-			pairs = append(pairs, k+"="+v)
+		for _, key := range slices.Sorted(maps.Keys(labels)) {
+			pairs = append(pairs, key+"="+labels[key])
 		}
-		sort.Strings(pairs)
 		flags["node-labels"] = strings.Join(pairs, ",")
 	}
 	return containerd.CommandLine("kubelet", flags, c.Machine.Kubelet.ExtraArgs)

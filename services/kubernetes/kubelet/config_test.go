@@ -81,9 +81,9 @@ func TestS243Configuration(t *testing.T) {
 	machine := configuration(boot.Machine, cluster(t, nil))
 	for key, want := range map[string]any{
 		"healthzBindAddress": "127.0.0.1", "healthzPort": 10248, "staticPodPath": "/etc/kubernetes/manifests",
-		"cgroupDriver": "cgroupfs", "clusterDNS": []string{"10.96.0.10"}, "tlsCertFile": servingCertFile,
+		"cgroupDriver": "cgroupfs", "clusterDNS": []netip.Addr{netip.MustParseAddr("10.96.0.10")}, "tlsCertFile": servingCertFile,
 	} {
-		if diff := cmp.Diff(want, machine[key]); diff != "" {
+		if diff := cmp.Diff(want, machine[key], cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("%s: %s", key, diff)
 		}
 	}
@@ -132,20 +132,20 @@ func TestKernelDefaultsAreProtected(t *testing.T) {
 func TestKernelDefaultsAreRestored(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for name := range KernelDefaults {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+	for _, s := range boot.KubeletParameters {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, s.Name)), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("7\n"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, s.Name), []byte("7\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := restoreKernelDefaults(dir); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range KernelDefaults {
-		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || strings.TrimSpace(string(got)) != want {
-			t.Errorf("%s is %q (%v), want %s", name, got, err, want)
+	for _, s := range boot.KubeletParameters {
+		if got, err := os.ReadFile(filepath.Join(dir, s.Name)); err != nil || strings.TrimSpace(string(got)) != s.Value {
+			t.Errorf("%s is %q (%v), want %s", s.Name, got, err, s.Value)
 		}
 	}
 	if err := restoreKernelDefaults(filepath.Join(dir, "none")); err == nil {

@@ -5,7 +5,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"sync"
 	"time"
@@ -69,7 +68,7 @@ func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig stri
 		return nil
 	}
 	for _, file := range []string{client, kubeconfig} {
-		if err := untrusted.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := boot.IgnoreMissing(untrusted.Remove(file)); err != nil {
 			return err
 		}
 	}
@@ -87,10 +86,7 @@ func forgetFormer(s secrets.KubeletSpec, file string) error {
 	if err == nil && former(have, s) {
 		err = untrusted.Remove(file)
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return boot.IgnoreMissing(err)
 }
 
 // former reports whether a certificate is of an authority that is accepted, but doesn't

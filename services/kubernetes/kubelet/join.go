@@ -1,21 +1,26 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -30,9 +35,16 @@ const (
 	// joinAnswer is how long one request may wait for its certificate.
 	joinAnswer = 30 * time.Second
 	joinPoll   = 250 * time.Millisecond
+	// nameAsk is the time for Kubernetes to say who has a name: the kubelet of a cluster's first
+	// control plane starts without an answer.
+	nameAsk = 3 * time.Second
+	// leaseFresh is how long a kubelet that runs leaves its lease alone at most
+	// (node-monitor-grace-period): the machine of an older lease doesn't run.
+	leaseFresh = 50 * time.Second
 )
 
-// join returns once the kubelet has a client certificate. A worker asks the cluster for it:
+// join returns once the kubelet has a client certificate, and its name. A worker asks the cluster
+// for both:
 //
 //	node ── key, request, proof, with the token ──▶ control planes (ApprovalController) ──▶ Kubernetes signs
 //
@@ -43,17 +55,21 @@ func (o Options) join(ctx context.Context, h *dag.Handle) error {
 	told, pause := "", joinAgain
 	for {
 		has, err := o.prepare()
-		if err != nil || has {
+		if err != nil {
 			return err
 		}
-		if err = o.askForCertificate(ctx); err == nil {
+		if has {
+			if err = o.checkName(ctx); err == nil {
+				return nil
+			}
+		} else if err = o.askForCertificate(ctx); err == nil {
 			continue // prepare writes how to use it
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if why := err.Error(); why != told {
-			h.Event("Waiting for a client certificate of Kubernetes: " + why)
+			h.EventOf(reason.Of(err), map[bool]string{false: "Waiting for a client certificate of Kubernetes: ", true: "Waiting for the node's name: "}[has]+why)
 			told, pause = why, joinAgain
 		}
 		if !sleep.For(ctx, pause) {
@@ -63,21 +79,65 @@ func (o Options) join(ctx context.Context, h *dag.Handle) error {
 	}
 }
 
+// kubernetes is a client for this node, with its name. joined: as the node, and not with the token.
+func (o Options) kubernetes(joined bool) (cfg *config.Config, name string, client *kubeclient.Client, err error) {
+	if cfg, err = machine.Config(o.Store); err != nil {
+		return nil, "", nil, err
+	}
+	hostname, err := network.Hostnames.Get(o.Store, network.HostnameID)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	how := kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: clientFile}
+	if !joined {
+		how.CertFile, how.Token = "", string(cfg.Cluster.Token)
+	}
+	client, err = kubeclient.New(how)
+	return cfg, hostname.Spec, client, err
+}
+
+// checkName returns an error while a machine that runs has the name of this control plane, which
+// makes its certificate itself. Who can make it wait, with a Node, is root on a control plane.
+func (o Options) checkName(ctx context.Context) error {
+	cfg, name, client, err := o.kubernetes(true)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if !cfg.Machine.Type.ControlPlane() {
+		return nil
+	}
+	own, err := os.ReadFile("/etc/machine-id")
+	if err != nil {
+		return err
+	}
+	return nameTaken(ctx, client, name, strings.TrimSpace(string(own)))
+}
+
+// nameTaken is nil if no other machine that runs has the name, and if there is no answer.
+func nameTaken(ctx context.Context, client *kubeclient.Client, name, own string) error {
+	ctx, cancel := context.WithTimeout(ctx, nameAsk)
+	defer cancel()
+	node, _ := client.Get(ctx, kubeclient.NodeRef(name))
+	id := node.Text("status", "nodeInfo", "machineID")
+	if id == "" || id == own {
+		return nil
+	}
+	lease, _ := client.Get(ctx, kubeclient.Ref{APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: "kube-node-lease", Name: name})
+	// A kubelet makes the lease some seconds after the Node.
+	renewed, err := time.Parse(time.RFC3339, cmp.Or(lease.Text("spec", "renewTime"), node.Text("metadata", "creationTimestamp")))
+	if err != nil || time.Since(renewed).Abs() > leaseFresh {
+		return nil
+	}
+	at := append(node.List("status", "addresses"), nil)[0].Text("address")
+	return reason.With(roster.NameTaken, fmt.Errorf("the machine %s has the name %s, at %s; give one of the two another machine.network.hostname, or switch that one off", id, name, at))
+}
+
 // askForCertificate makes one request, and writes the certificate that it gets.
 func (o Options) askForCertificate(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, joinAnswer)
 	defer cancel()
-	cfg, err := machine.Config(o.Store)
-	if err != nil {
-		return err
-	}
-	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
-	if err != nil {
-		return err
-	}
-	client, err := kubeclient.New(kubeclient.Options{
-		Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), Token: string(cfg.Cluster.Token),
-	})
+	_, name, client, err := o.kubernetes(false)
 	if err != nil {
 		return err
 	}
@@ -86,7 +146,7 @@ func (o Options) askForCertificate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	request, err := joinRequest(name.Spec, key, func(message []byte) ([]byte, error) {
+	request, err := joinRequest(name, key, func(message []byte) ([]byte, error) {
 		return secrets.Prove(o.Store, kubeclient.JoinPurpose, message)
 	})
 	if err != nil {
@@ -104,7 +164,7 @@ func (o Options) askForCertificate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if cert.Subject.CommonName != user(name.Spec) {
+	if cert.Subject.CommonName != user(name) {
 		return fmt.Errorf("the certificate is for %q", cert.Subject.CommonName)
 	}
 	return untrusted.WriteFile(clientFile, slices.Concat(crt, key), 0o600)
@@ -140,7 +200,7 @@ func awaitCertificate(ctx context.Context, client *kubeclient.Client, request ku
 		}
 		for _, condition := range now.List("status", "conditions") {
 			if kind := condition.Text("type"); kind == kubeclient.Denied || kind == "Failed" {
-				return nil, errors.New(condition.Text("message"))
+				return nil, reason.With(reason.Code(condition.Text("reason")), errors.New(condition.Text("message")))
 			}
 		}
 		if text := now.Text("status", "certificate"); text != "" {

@@ -23,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/disks"
@@ -79,7 +80,8 @@ func Service(o Options) dag.Service {
 		},
 		Run: func(ctx context.Context, h *dag.Handle) error {
 			return whileAddressed(ctx, o.Store, func(ctx context.Context) error {
-				ready := func() bool { return apiServerReady(o.Store) }
+				isReady := func(s resource.Object[balancer.APIServer]) bool { return s.Spec.Ready }
+				ready := func() bool { return slices.ContainsFunc(balancer.APIServers.List(o.Store), isReady) }
 				return restartForStaticPods(ctx, boot.StaticPodsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
 			})
 		},

@@ -6,15 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
-	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 )
 
 const (
@@ -94,11 +91,6 @@ func staticPodFiles(dir string) map[string][]byte {
 		}
 	}
 	return found
-}
-
-// apiServerReady reports whether an API server is ready.
-func apiServerReady(r resource.Reader) bool {
-	return slices.ContainsFunc(balancer.APIServers.List(r), func(s resource.Object[balancer.APIServer]) bool { return s.Spec.Ready })
 }
 
 // checkpoints restores those of a control plane that is self-hosted: by its configuration, or

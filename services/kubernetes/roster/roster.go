@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // Grace is how long a record without a Node counts: a worker joins within it. After it, the
@@ -51,55 +53,45 @@ func (f Facts) Record(name string) (Record, bool) {
 
 // free says how a name becomes free.
 func free(name string) string {
-	return fmt.Sprintf("if this machine takes the place of that one: kubectl delete node %s", name)
-}
-
-func (f Facts) controlPlane(name string) error {
-	if slices.Contains(f.Names, strings.ToLower(name)) {
-		return fmt.Errorf("the name %s is one of the control planes'", name)
-	}
-	return nil
+	return fmt.Sprintf("give one of the two another machine.network.hostname, or if that one is gone: kubectl delete node %s", name)
 }
 
 // MaySign decides about the certificate of the machine API of a node at an address. proven:
 // the caller has shown that it is the node of Kubernetes with this name.
 func (f Facts) MaySign(name, key string, from netip.Addr, proven bool) error {
-	if err := f.controlPlane(name); err != nil {
-		return err
-	}
 	if slices.Contains(f.Addresses, from) {
 		return fmt.Errorf("the address %s is one of the control planes'", from)
 	}
-	r, known := f.Record(name)
-	switch {
-	case known && r.Key == key, proven:
-		return nil
-	case known:
-		return fmt.Errorf("the name %s belongs to a machine with another key, at %s; %s", name, r.Address, free(name))
-	case f.Nodes[name]:
-		return fmt.Errorf("there is a node %s, and this machine doesn't show that it is that node; %s", name, free(name))
-	}
-	return nil
+	return f.mayHave(name, key, proven)
 }
 
 // MayJoin decides about a client certificate of Kubernetes. key is that of the machine API
 // whose holder made the request, or "".
-func (f Facts) MayJoin(name, key string) error {
-	if err := f.controlPlane(name); err != nil {
-		return err
-	}
+func (f Facts) MayJoin(name, key string) error { return f.mayHave(name, key, false) }
+
+// mayHave decides about a name. Its errors have the code NameTaken.
+func (f Facts) mayHave(name, key string, proven bool) error {
 	r, known := f.Record(name)
 	switch {
-	case known && r.Key == key:
+	case slices.Contains(f.Names, strings.ToLower(name)):
+		return taken("the name %s is one of the control planes'; give this machine another machine.network.hostname", name)
+	case known && r.Key == key, proven:
 		return nil
 	case known && key == "":
-		return fmt.Errorf("the name %s belongs to a machine that signs its requests, and this one isn't signed", name)
+		return taken("the name %s belongs to a machine that signs its requests, and this one isn't signed; %s", name, free(name))
 	case known:
-		return fmt.Errorf("the name %s belongs to a machine with another key, at %s; %s", name, r.Address, free(name))
+		return taken("the name %s belongs to a machine with another key, at %s; %s", name, r.Address, free(name))
 	case f.Nodes[name]:
-		return fmt.Errorf("there is a node %s, whose machine isn't known; %s", name, free(name))
+		return taken("there is a node %s, and this machine doesn't show that it is that node; %s", name, free(name))
 	}
 	return nil
+}
+
+// NameTaken is the code of errors about a name that another machine has.
+const NameTaken reason.Code = "NameTaken"
+
+func taken(format string, args ...any) error {
+	return reason.With(NameTaken, fmt.Errorf(format, args...))
 }
 
 // MayServe decides about an address in the serving certificate of a worker's kubelet.

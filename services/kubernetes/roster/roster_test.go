@@ -47,7 +47,7 @@ func TestMaySign(t *testing.T) {
 		{"a fresh name", "w2", "k9", second, false, ""},
 		{"its own again", "w1", "k1", first, false, ""},
 		{"its own at another address", "w1", "k1", second, false, ""},
-		{"another's", "w1", "k9", second, false, "another key, at 10.5.0.3; if this machine takes the place of that one: kubectl delete node w1"},
+		{"another's", "w1", "k9", second, false, "another key, at 10.5.0.3; give one of the two another machine.network.hostname, or if that one is gone: kubectl delete node w1"},
 		{"another's, of the joining", "joins", "k9", first, false, "another key"},
 		{"its own with a new key, as the node", "w1", "k9", first, true, ""},
 		{"of a node that isn't recorded", "old", "k9", first, false, "doesn't show that it is that node"},
@@ -72,7 +72,7 @@ func TestMayJoin(t *testing.T) {
 		{"another's", "w1", "", "signs its requests"},
 		{"another's, with another key", "w1", "k9", "another key"},
 		{"another's, of the joining", "joins", "", "signs its requests"},
-		{"of a node that isn't recorded", "old", "k9", "isn't known"},
+		{"of a node that isn't recorded", "old", "k9", "doesn't show that it is that node"},
 		{"of a deleted node", "deleted", "", ""},
 		{"a control plane's", "cp-1", "k1", "one of the control planes'"},
 	} {

@@ -47,13 +47,13 @@ func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Du
 	have := o.Spec
 	ca := n.config.Machine.CA
 	if len(ca.Crt) == 0 {
-		return 0, missingMachine("ca")
+		return 0, missing("machine.ca")
 	}
 	if !n.config.Machine.Type.ControlPlane() {
 		return c.worker(ctx, v, n, have)
 	}
 	if len(ca.Key) == 0 {
-		return 0, missingMachine("ca")
+		return 0, missing("machine.ca")
 	}
 	now := c.now()
 	serving, err := keep(have.Serving, ca, n.api(now))

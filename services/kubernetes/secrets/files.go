@@ -73,8 +73,8 @@ func etcdFiles(r resource.Reader) (map[string]file, map[string]string, error) {
 		return nil, nil, err
 	}
 	files := map[string]file{"ca.crt": {data: o.Spec.CA}}
-	leaf(files, "server", config.CertKey{Crt: o.Spec.ServerCert, Key: o.Spec.ServerKey})
-	leaf(files, "peer", config.CertKey{Crt: o.Spec.PeerCert, Key: o.Spec.PeerKey})
+	leaf(files, "server", o.Spec.Server)
+	leaf(files, "peer", o.Spec.Peer)
 	return files, o.Spec.Authorities, nil
 }
 

@@ -45,7 +45,7 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	}
 	cluster := &n.config.Cluster
 	if len(cluster.CA.Crt) == 0 {
-		return 0, missing("ca")
+		return 0, missing("cluster.ca")
 	}
 	authorities, err := n.digests(config.KubernetesAuthority)
 	if err != nil {
@@ -56,7 +56,7 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 		return 0, Kubelet.Put(v, KubeletID, kubelet)
 	}
 	if len(cluster.CA.Key) == 0 {
-		return 0, missing("ca")
+		return 0, missing("cluster.ca")
 	}
 	// The kubelet first: it also runs where the control plane is self-hosted, and its
 	// configuration lacks the secrets for static pods.
@@ -108,7 +108,7 @@ func complete(c *config.Cluster) error {
 		{"etcd.ca", len(c.Etcd.CA.Crt) > 0 && len(c.Etcd.CA.Key) > 0},
 	} {
 		if !need.have {
-			return missing(need.field)
+			return missing("cluster." + need.field)
 		}
 	}
 	return nil

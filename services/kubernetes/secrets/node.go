@@ -126,9 +126,5 @@ func (n node) digests(names ...string) (map[string]string, error) {
 const Missing reason.Code = "SecretMissing"
 
 func missing(field string) error {
-	return reason.With(Missing, fmt.Errorf("missing cluster.%s secret", field))
-}
-
-func missingMachine(field string) error {
-	return reason.With(Missing, fmt.Errorf("missing machine.%s secret", field))
+	return reason.With(Missing, fmt.Errorf("missing %s secret", field))
 }

@@ -116,7 +116,7 @@ func TestRenewalWhileServing(t *testing.T) {
 		t.Helper()
 		o, err := Etcd.Get(b.store, EtcdID)
 		b.put(err)
-		client, err := tls.X509KeyPair(o.Spec.ClientCert, o.Spec.ClientKey)
+		client, err := tls.X509KeyPair(o.Spec.Client.Crt, o.Spec.Client.Key)
 		b.put(err)
 		roots := x509.NewCertPool()
 		roots.AppendCertsFromPEM(c.Cluster.Etcd.CA.Crt)

@@ -48,13 +48,10 @@ const namespace = "secrets"
 
 // EtcdSpec is the secrets for etcd and its clients on this node. PEM.
 type EtcdSpec struct {
-	CA         config.PEM    `yaml:"ca"`         // all that are accepted
-	ServerCert config.PEM    `yaml:"serverCert"` // for clients of this member
-	ServerKey  config.KeyPEM `yaml:"serverKey"`
-	PeerCert   config.PEM    `yaml:"peerCert"` // among members
-	PeerKey    config.KeyPEM `yaml:"peerKey"`
-	ClientCert config.PEM    `yaml:"clientCert"` // of Garboard itself
-	ClientKey  config.KeyPEM `yaml:"clientKey"`
+	CA     config.PEM     `yaml:"ca"`     // all that are accepted
+	Server config.CertKey `yaml:"server"` // for clients of this member
+	Peer   config.CertKey `yaml:"peer"`   // among members
+	Client config.CertKey `yaml:"client"` // of Garboard itself
 
 	Authorities map[string]string `yaml:"authorities,omitempty"` // see StatusSpec
 }

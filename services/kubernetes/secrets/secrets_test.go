@@ -408,7 +408,7 @@ func TestEtcd(t *testing.T) {
 	pool := x509.NewCertPool()
 	pool.AddCert(parse(t, c.Cluster.Etcd.CA.Crt))
 	for _, name := range []string{"n1", "localhost", "127.0.0.1", "192.0.2.10"} {
-		for _, cert := range []config.PEM{spec.ServerCert, spec.PeerCert} {
+		for _, cert := range []config.PEM{spec.Server.Crt, spec.Peer.Crt} {
 			if _, err := parse(t, cert).Verify(x509.VerifyOptions{Roots: pool, CurrentTime: start, DNSName: name}); err != nil {
 				t.Errorf("as %s: %v", name, err)
 			}

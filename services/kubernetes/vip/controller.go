@@ -35,10 +35,10 @@ type controller struct {
 	views     chan view
 	checks    chan [2]bool // whether the check left out etcd, and whether it succeeded
 	frames    chan observed
-	alone     atomic.Bool            // for the checks: etcd doesn't count
-	etcdError atomic.Pointer[string] // why etcd gave no view
-	problem   map[string]string      // by operation: the last error that was logged
-	onLink    bool                   // the address may be on a link
+	alone     atomic.Bool           // for the checks: etcd doesn't count
+	etcdError atomic.Pointer[error] // why etcd gave no view
+	problem   map[string]string     // by operation: the last error that was logged
+	onLink    bool                  // the address may be on a link
 
 	// Calls of the kernel; tests replace them.
 	find   func(link string) (netlink.Link, error)
@@ -56,19 +56,9 @@ func newController(s shared, store *resource.Store, h *dag.Handle) *controller {
 		problem: map[string]string{}, find: netlink.LinkByName, remove: remove,
 		onLink: true, // it may be left from before a restart
 	}
-	c.election = newElection(store, s.address, c.viewReceived, c.electionFailed)
+	c.election = newElection(store, s.address,
+		func(w view) { offer(c.views, w) }, func(err error) { c.etcdError.Store(&err) })
 	return c
-}
-
-// viewReceived and electionFailed are called by the election.
-func (c *controller) viewReceived(w view) { offer(c.views, w) }
-
-func (c *controller) electionFailed(err error) {
-	var why *string
-	if err != nil {
-		why = new(err.Error())
-	}
-	c.etcdError.Store(why)
 }
 
 // offer sends v if the channel has room. Otherwise v is dropped: a newer one comes.
@@ -218,7 +208,7 @@ func (c *controller) attach() (netlink.Link, error) {
 	if err != nil {
 		err = fmt.Errorf("link %s: %w", c.link, err)
 	}
-	if c.wire != nil && (err != nil || c.wire.index != l.Attrs().Index || c.wire.mac.String() != l.Attrs().HardwareAddr.String() || isClosed(c.wire.dead)) {
+	if c.wire != nil && (err != nil || c.wire.index != l.Attrs().Index || c.wire.mac.String() != l.Attrs().HardwareAddr.String() || sleep.Closed(c.wire.dead)) {
 		c.note("wire", c.wire.close())
 		c.wire = nil
 	}
@@ -232,15 +222,6 @@ func (c *controller) attach() (netlink.Link, error) {
 		c.state.mac = c.wire.mac
 	}
 	return l, nil
-}
-
-func isClosed(api <-chan struct{}) bool {
-	select {
-	case <-api:
-		return true
-	default:
-		return false
-	}
 }
 
 // ensure adds the address to the link if it isn't there, for example after the
@@ -333,8 +314,8 @@ func (c *controller) publish() {
 			status.Candidates++
 		}
 	}
-	if why := c.etcdError.Load(); why != nil {
-		status.Etcd = *why
+	if err := c.etcdError.Load(); err != nil && *err != nil {
+		status.Etcd = (*err).Error()
 	}
 	_ = Statuses.Put(c.store.As(ID), c.address.String(), status) // the service is its only writer
 }

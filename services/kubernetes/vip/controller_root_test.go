@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/vishvananda/netlink"
 )
@@ -262,7 +263,7 @@ func TestAPanic(t *testing.T) {
 	other, _ := f.listen(shared4)
 	f.must(other.send(probeFrame(f.mac, nil, shared4)))
 	eventually.That(t, 5*time.Second, "the wire is closed", func() error {
-		if !isClosed(w.dead) {
+		if !sleep.Closed(w.dead) {
 			return errors.New("it is open")
 		}
 		return nil

@@ -75,12 +75,12 @@ func realEtcds(t *testing.T, count int) (stores []*resource.Store, members []*me
 	ca, err := pki.NewEtcdCA(time.Now())
 	must(err)
 	keys := secrets.EtcdSpec{CA: ca.Cert}
-	keys.ClientCert, keys.ClientKey, err = ca.Issue(pki.Leaf{CN: "garboard", Client: true, Now: time.Now()})
+	keys.Client.Crt, keys.Client.Key, err = ca.Issue(pki.Leaf{CN: "garboard", Client: true, Now: time.Now()})
 	must(err)
-	keys.ServerCert, keys.ServerKey, err = ca.Issue(pki.Leaf{CN: "etcd", Client: true, Server: true, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Now: time.Now()})
+	keys.Server.Crt, keys.Server.Key, err = ca.Issue(pki.Leaf{CN: "etcd", Client: true, Server: true, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Now: time.Now()})
 	must(err)
 	dir := t.TempDir()
-	for name, data := range map[string][]byte{"ca.crt": keys.CA, "tls.crt": keys.ServerCert, "tls.key": keys.ServerKey} {
+	for name, data := range map[string][]byte{"ca.crt": keys.CA, "tls.crt": keys.Server.Crt, "tls.key": keys.Server.Key} {
 		must(os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
 	program := "etcd"

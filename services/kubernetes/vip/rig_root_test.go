@@ -212,7 +212,7 @@ func newRig(t *testing.T, link string, address netip.Addr, etcdView func() view,
 			if r.view != nil {
 				w := r.view()
 				w.askedAt = time.Now()
-				r.viewReceived(w)
+				offer(r.views, w)
 			}
 			r.mu.Unlock()
 			offer(r.checks, [2]bool{false, true}) // more often than the controller's own checks fail

@@ -40,6 +40,7 @@ var rooms = []struct {
 	conditions []condition
 }{
 	{"The machine", machineConditions},
+	{"Settings", problemConditions},
 	{"The network", networkConditions},
 	{"The clock", clockConditions},
 	{"Services and images", serviceConditions},
@@ -58,7 +59,7 @@ func catalogue() string {
 	b.WriteString(`# Troubleshooting
 
 ` + "`gbctl doctor`" + ` examines a node and reports which of the conditions below hold, the worst first, with the evidence: the event, the log line, or the answer that
-shows it. It examines services and their last log lines, controllers, files, free space, memory, routes, the clock, certificates, etcd, the programs of the control plane, the
+shows it. It examines services and their last log lines, controllers, problems of resources, files, free space, memory, routes, the clock, certificates, etcd, the programs of the control plane, the
 cluster's endpoint, and the status of the node in Kubernetes. It changes nothing, and takes a few seconds.
 
 - **error**: something doesn't work. **warning**: it works now, but needs a correction. **info**: it passes by itself.

@@ -67,7 +67,7 @@ type finding struct {
 }
 
 // conditions are all of them, causes before consequences.
-var conditions = slices.Concat(machineConditions, networkConditions, clockConditions, serviceConditions, etcdConditions, kubeletConditions,
+var conditions = slices.Concat(machineConditions, problemConditions, networkConditions, clockConditions, serviceConditions, etcdConditions, kubeletConditions,
 	controlPlaneConditions, sharedConditions, endpointConditions, nodeConditions, configurationConditions, operationConditions)
 
 // evaluate evaluates every condition, and puts causes before their consequences.

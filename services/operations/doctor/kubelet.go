@@ -1,26 +1,67 @@
 package doctor
 
 import (
+	"encoding/base64"
+	"fmt"
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 )
 
 // bootstrapTime is what a cluster's first start may take: images over a slow line,
 // or an emulated machine.
 const bootstrapTime = 5 * time.Minute
 
+// nameTime is longer than the pause between two requests of a kubelet for a certificate.
+const nameTime = 3 * time.Minute
+
 var kubeletConditions = []condition{
+	{
+		id: "node-name-taken", severity: failure,
+		sees:    "gbctl service kubelet waits, because another machine has the name of the node. On that machine: requests for certificates of its name are denied (kubectl get csr).",
+		why:     "Two machines have the same name.",
+		next:    "Give one of the two another machine.network.hostname (gbctl patch mc). If the machine that had the name is gone: kubectl delete node NAME.",
+		follows: []string{"maintenance"},
+		holds:   nameTaken,
+	},
 	{
 		id: "kubelet-not-running", severity: failure,
 		sees:    "Service kubelet isn't up. No pod of this node starts, and on a control plane no API server.",
 		why:     "The cause is mostly a wrong argument in machine.kubelet.extraArgs.",
 		next:    "Its last log lines show what is missing; gbctl logs kubelet shows the rest.",
-		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling", "secrets-missing"},
+		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling", "secrets-missing", "node-name-taken"},
 		holds:   kubeletDown,
 	},
+}
+
+// nameTaken is said on both machines: by the kubelet that waits, and by the requests that were
+// denied since the other one has been up.
+func nameTaken(s *snapshot) []finding {
+	svc := s.services[kubelet.ID]
+	if !svc.Up && svc.Reason == roster.NameTaken {
+		return one(finding{what: fmt.Sprintf("Another machine has the name %q, so this one doesn't register.", s.hostname), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
+	}
+	if !svc.Up || s.cluster == nil {
+		return nil
+	}
+	for _, csr := range s.cluster.csrs {
+		text, _ := base64.StdEncoding.DecodeString(csr.Text("spec", "request"))
+		request, err := pki.ParseRequest(text)
+		if err != nil || request.Subject.CommonName != config.NodeUser+s.hostname {
+			continue
+		}
+		for _, c := range csr.List("status", "conditions") {
+			if at := since(c); c.Text("reason") == string(roster.NameTaken) && at.After(s.at(svc.Since)) && s.now.Sub(at) < nameTime {
+				return one(finding{what: fmt.Sprintf("Another machine wants the name %q of this node, and doesn't get it.", s.hostname), severity: warning, evidence: []string{asRequest(csr)}})
+			}
+		}
+	}
+	return nil
 }
 
 func kubeletDown(s *snapshot) []finding {

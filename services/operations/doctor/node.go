@@ -135,17 +135,10 @@ func nodeMissing(s *snapshot) []finding {
 		if csr.Text("spec", "signerName") != "kubernetes.io/kube-apiserver-client-kubelet" {
 			continue
 		}
-		condition := csrCondition(csr)
-		if condition == "Pending" {
+		if csrCondition(csr) == "Pending" {
 			pending++
 		}
-		line := fmt.Sprintf("csr %s  %s  %s", csr.Name(), csr.Text("spec", "username"), condition)
-		for _, c := range csr.List("status", "conditions") {
-			if c.Text("type") == kubeclient.Denied {
-				line += ": " + c.Text("message")
-			}
-		}
-		f.evidence = append(f.evidence, line)
+		f.evidence = append(f.evidence, asRequest(csr))
 	}
 	switch {
 	case c.csrsErr != nil:
@@ -165,6 +158,17 @@ func nodeMissing(s *snapshot) []finding {
 // isn't allowed to see nodes.
 func (s *snapshot) unjoined() bool {
 	return s.cluster.nodeErr != nil && s.files.seen && s.files.client == nil && !s.controlPlane()
+}
+
+// asRequest is a request in a line, with the reason if it was denied.
+func asRequest(csr kubeclient.Object) string {
+	line := fmt.Sprintf("csr %s  %s  %s", csr.Name(), csr.Text("spec", "username"), csrCondition(csr))
+	for _, c := range csr.List("status", "conditions") {
+		if c.Text("type") == kubeclient.Denied {
+			line += ": " + c.Text("message")
+		}
+	}
+	return line
 }
 
 // csrCondition is a request's condition as kubectl prints it.

@@ -47,6 +47,7 @@ type snapshot struct {
 	operations  []resource.Object[operation.Spec]
 	slots       []resource.Object[slots.Status]
 	controllers []resource.Object[resource.Failure] // those that fail
+	troubled    []resource.Object[any]
 
 	hostname  string
 	address   *network.NodeAddress
@@ -217,6 +218,7 @@ func (d *Doctor) remember() *snapshot {
 	}
 	s.slots = slots.Statuses.List(store)
 	s.operations, s.controllers = operation.Operations.List(store), resource.Failures.List(store)
+	s.troubled = store.Troubled()
 	s.staticPods = len(controlplane.StaticPods.List(store))
 	s.pods = map[string]kubeclient.Object{}
 	for _, o := range controlplane.StaticPodStatuses.List(store) {
@@ -226,7 +228,7 @@ func (d *Doctor) remember() *snapshot {
 	s.certificates = d.rememberCertificates(s.config)
 	s.checked = append(s.checked,
 		fmt.Sprintf("services: %s, with their events and last log lines", strings.Join(slices.Sorted(maps.Keys(s.services)), ", ")),
-		"failures of controllers", "the machine configuration, its warnings and whether one is staged or tried",
+		"failures of controllers", "problems of resources", "the machine configuration, its warnings and whether one is staged or tried",
 		"operations", "slots", "addresses, the shared one among them, name servers, clock", fmt.Sprintf("%d certificates", len(s.certificates)))
 	return s
 }
@@ -263,9 +265,9 @@ func (d *Doctor) rememberCertificates(c *config.Config) (all []certificate) {
 	ownAPI, _ := secrets.API.Get(d.o.Store, secrets.APIID)
 	add("the machine API", true, ownAPI.Spec.Serving.Crt)
 	ownEtcd, _ := secrets.Etcd.Get(d.o.Store, secrets.EtcdID)
-	add("etcd for its clients", true, ownEtcd.Spec.ServerCert)
-	add("etcd among its members", true, ownEtcd.Spec.PeerCert)
-	add("Garboard as a client of etcd", true, ownEtcd.Spec.ClientCert)
+	add("etcd for its clients", true, ownEtcd.Spec.Server.Crt)
+	add("etcd among its members", true, ownEtcd.Spec.Peer.Crt)
+	add("Garboard as a client of etcd", true, ownEtcd.Spec.Client.Crt)
 	ownKubernetes, _ := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID)
 	add("kube-apiserver", true, ownKubernetes.Spec.APIServer.Crt)
 	add("kube-apiserver as a client of kubelets", true, ownKubernetes.Spec.KubeletClient.Crt)

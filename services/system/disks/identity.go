@@ -3,9 +3,7 @@ package disks
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,7 +21,7 @@ const (
 func (d *Disks) nameMachine() error {
 	kept := filepath.Join(d.o.stateDir, "machine-id")
 	text, err := os.ReadFile(kept)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if boot.IgnoreMissing(err) != nil {
 		return fmt.Errorf("read the machine ID: %w", err)
 	}
 	id := strings.TrimSpace(string(text))

@@ -3,7 +3,6 @@ package disks
 import (
 	"fmt"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
@@ -21,20 +20,11 @@ func misfit(disk Disk, s config.DiskSelector) string {
 	for _, p := range []struct{ name, pattern, value string }{
 		{"model", s.Model, disk.Model}, {"serial", s.Serial, disk.Serial}, {"wwid", s.WWID, disk.WWID}, {"busPath", s.BusPath, disk.BusPath},
 	} {
-		if p.pattern != "" && !matches(p.pattern, p.value) {
+		if p.pattern != "" && !config.Matches(p.pattern, p.value) {
 			why = append(why, fmt.Sprintf("its %s is %q", p.name, p.value))
 		}
 	}
 	return strings.Join(why, ", ")
-}
-
-// matches compares a text with one in which an asterisk stands for any characters.
-func matches(pattern, text string) bool {
-	parts := strings.Split(pattern, "*")
-	for i, part := range parts {
-		parts[i] = regexp.QuoteMeta(part)
-	}
-	return regexp.MustCompile(`^` + strings.Join(parts, `.*`) + `$`).MatchString(text)
 }
 
 // rejected says of disks, by their paths, why they don't fit.

@@ -99,6 +99,8 @@ type ApplierOptions struct {
 	Reboot func(why string)
 	// Place says what a machine without a system has of its disk with a configuration, or why that can't be; nil: it has no disk.
 	Place func(config.Install) (string, error)
+	// HasWay says whether the node could be reached with these settings; nil: nobody knows.
+	HasWay func(config.Network) bool
 
 	StateDir string           // default boot.StateDir
 	Now      func() time.Time // default time.Now
@@ -214,6 +216,9 @@ func (a *Applier) decide(res *Result, next *config.Config, r Request) error {
 	case OnReboot, Reboot:
 	default:
 		return fmt.Errorf("mode %q isn't one; there are auto, immediate, on-reboot, reboot and try", r.Mode)
+	}
+	if res.Mode == Immediate && a.o.HasWay != nil && !a.o.HasWay(next.Machine.Network) {
+		return ErrNoWay
 	}
 	res.Rebooting = res.Mode == Reboot || res.Mode == Try && len(reboot) > 0
 	if !isPersistent(next) && (res.Rebooting || res.Mode == OnReboot) {

@@ -3,9 +3,7 @@ package machine
 import (
 	"crypto/sha256"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,10 +41,7 @@ func (k store) config() string { return k.path(filepath.Base(boot.ConfigFile)) }
 // read returns nil for a file that isn't there.
 func (k store) read(name string) ([]byte, error) {
 	data, err := os.ReadFile(k.path(name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return data, err
+	return data, boot.IgnoreMissing(err)
 }
 
 // write replaces a file by value as JSON.

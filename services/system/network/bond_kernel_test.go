@@ -69,14 +69,14 @@ func (p *peer) tagged(id int, cidr string) {
 	p.do(func() {
 		parent, err := netlink.LinkByName(far)
 		if err == nil {
-			err = netlink.LinkAdd(virtual{name: vlanName(far, id), vlan: &tag{far, id}}.link(parent.Attrs().Index))
+			err = netlink.LinkAdd(virtual{name: config.VLANName(far, id), vlan: &tag{far, id}}.link(parent.Attrs().Index))
 		}
 		if err != nil {
 			p.t.Errorf("make VLAN %d: %v", id, err)
 			return
 		}
-		p.address(vlanName(far, id), cidr)
-		linkUp(p.t, vlanName(far, id))
+		p.address(config.VLANName(far, id), cidr)
+		linkUp(p.t, config.VLANName(far, id))
 	})
 }
 
@@ -271,7 +271,7 @@ func TestS092LACPAndVLAN(t *testing.T) {
 	p := newPeer(t)
 	p.joined(lacpTrunk(), "10.21.0.1/24", "eth0", "eth1")
 	p.tagged(7, "10.21.7.1/24")
-	p.dnsmasq("--interface="+vlanName(far, 7), "--dhcp-range=10.21.7.50,10.21.7.59,2m")
+	p.dnsmasq("--interface="+config.VLANName(far, 7), "--dhcp-range=10.21.7.50,10.21.7.59,2m")
 	p.echo()
 	n := startNode(t, bonded("802.3ad", 50, config.VLAN{ID: 7, DHCP: true}))
 	n.up(20 * time.Second)

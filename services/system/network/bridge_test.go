@@ -13,7 +13,7 @@ import (
 // bridge, that looked like the removal of the link.
 func TestBridgePortIsNotALinkOfItsOwn(t *testing.T) {
 	t.Parallel()
-	o := &owner{Daemon: &Daemon{o: Options{physical: physicalEthernet}, applied: map[string]linkState{}}, links: map[string]netlink.Link{}}
+	o := &owner{Daemon: &Daemon{o: Options{physical: physicalEthernet}}, links: map[string]netlink.Link{}}
 	o.plans = []config.Link{{Name: "eth0"}}
 	attrs := netlink.LinkAttrs{Name: "veth1", Index: 7, EncapType: "ether"}
 

@@ -91,6 +91,7 @@ func (c *client) keep(ctx context.Context) {
 }
 
 func (c *client) have(l *lease) {
+	l.source = c.source
 	if len(l.addresses) > 0 {
 		c.prefer = l.addresses[0].Addr()
 	}
@@ -110,6 +111,9 @@ func (c *client) obtain(ctx context.Context) *lease {
 		}
 		if err == nil {
 			c.log.Info(fmt.Sprintf("%s lease on %s: %s from %s", c.source, c.link, l, l.server))
+			for _, p := range l.problems {
+				c.log.Warn(fmt.Sprintf("%s lease on %s: %s", c.source, c.link, p))
+			}
 			return l
 		}
 		now := time.Now()

@@ -23,7 +23,12 @@ const (
 	minMTU = 576
 	// infiniteLease is the lease time without an end (RFC 2131 §3.3).
 	infiniteLease = 0xffffffff * time.Second
+	// vendorClass is option 60: a server can tell nodes from other clients.
+	vendorClass = "garboard"
 )
+
+// minLease is the shortest time of a lease, whatever the server says: each client asks servers at most that often.
+var minLease = 20 * time.Second
 
 // dhcp is the protocol for IPv4 (RFC 2131) on one link.
 //
@@ -33,13 +38,15 @@ const (
 // reservations by MAC work.
 type dhcp struct {
 	link     string
+	id       string        // option 61; "" for none
 	hostname func() string // sent if the configuration has one
 }
 
 // requested are the options that newLease reads.
 var requested = []dhcpv4.OptionCode{
 	dhcpv4.OptionSubnetMask, dhcpv4.OptionRouter, dhcpv4.OptionDomainNameServer, dhcpv4.OptionHostName,
-	dhcpv4.OptionInterfaceMTU, dhcpv4.OptionNTPServers, dhcpv4.OptionClasslessStaticRoute,
+	dhcpv4.OptionInterfaceMTU, dhcpv4.OptionNTPServers, dhcpv4.OptionClasslessStaticRoute, dhcpv4.OptionStaticRoutingTable,
+	dhcpv4.OptionDomainName, dhcpv4.OptionDNSDomainSearchList,
 	dhcpv4.OptionIPAddressLeaseTime, dhcpv4.OptionRenewTimeValue, dhcpv4.OptionRebindingTimeValue,
 }
 
@@ -47,6 +54,10 @@ func (d dhcp) modifiers(more ...dhcpv4.Modifier) []dhcpv4.Modifier {
 	m := []dhcpv4.Modifier{
 		dhcpv4.WithRequestedOptions(requested...),
 		dhcpv4.WithOption(dhcpv4.OptMaxMessageSize(nclient4.MaxMessageSize)),
+		dhcpv4.WithOption(dhcpv4.OptClassIdentifier(vendorClass)),
+	}
+	if d.id != "" {
+		m = append(m, dhcpv4.WithOption(dhcpv4.OptClientIdentifier(append([]byte{0}, d.id...)))) // type 0: a text (RFC 2132 §9.14)
 	}
 	if name := d.hostname(); name != "" {
 		m = append(m, dhcpv4.WithOption(dhcpv4.OptHostName(name)))
@@ -97,7 +108,7 @@ func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := d.listen(ctx, address(last.YourIPAddr))
+	conn, err := d.listen(ctx, address4(last.YourIPAddr))
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", last.YourIPAddr, err)
 	}
@@ -178,11 +189,11 @@ func send(ctx context.Context, c *nclient4.Client, dest *net.UDPAddr, msg *dhcpv
 // answers matches the answers of the offering server to a request. If a server
 // sends 0.0.0.0 as its identifier, or none, its answers must have the same.
 func answers(offer *dhcpv4.DHCPv4) nclient4.Matcher {
-	server := address(offer.ServerIdentifier())
+	server := address4(offer.ServerIdentifier())
 	return nclient4.IsAll(
 		nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak),
 		func(p *dhcpv4.DHCPv4) bool {
-			from := address(p.ServerIdentifier())
+			from := address4(p.ServerIdentifier())
 			return from == server || from.IsUnspecified() || server.IsUnspecified()
 		},
 	)
@@ -195,43 +206,87 @@ func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 	if !ok || !addr.IsGlobalUnicast() {
 		return nil, fmt.Errorf("DHCP server granted no usable address: %s", ack.YourIPAddr)
 	}
-	mask := ack.SubnetMask()
-	if mask == nil {
-		mask = net.IP(addr.AsSlice()).DefaultMask()
-	}
-	ones, bits := mask.Size()
-	if bits != 32 {
-		return nil, fmt.Errorf("DHCP server granted %s with mask %s, which is none", addr, mask)
-	}
-	l := &lease{server: serverOf(ack).String(), hostname: ack.HostName(), routes: leaseRoutes(ack), grant: ack}
+	l := &lease{server: serverOf(ack).String(), hostname: ack.HostName(), grant: ack}
 	l.setTimes(ack, asked)
-	l.addresses = []leasedAddress{{netip.PrefixFrom(addr, ones), l.expireAt}}
-	for _, ip := range ack.DNS() {
-		l.resolvers = append(l.resolvers, address(ip))
+	own := l.prefix(addr, ack.SubnetMask())
+	l.addresses = []leasedAddress{{own, l.expireAt}}
+	l.routes = l.leaseRoutes(ack, own)
+	l.resolvers, l.ntp = l.servers("name server", ack.DNS()), l.servers("time server", ack.NTPServers())
+	domains := []string{ack.DomainName()}
+	if list := ack.DomainSearch(); list != nil {
+		domains = list.Labels // option 119 is the better one
 	}
-	for _, ip := range ack.NTPServers() {
-		l.ntp = append(l.ntp, address(ip))
-	}
+	l.setSearch(domains)
 	if v := ack.Options.Get(dhcpv4.OptionInterfaceMTU); len(v) == 2 {
-		if mtu := int(v[0])<<8 | int(v[1]); mtu >= minMTU {
-			l.mtu = mtu
+		if size := int(v[0])<<8 | int(v[1]); size >= minMTU {
+			l.mtu = size
+		} else {
+			l.leftOut("the MTU %d", size)
 		}
 	}
 	return l, nil
 }
 
+func (l *lease) setSearch(domains []string) {
+	for _, d := range domains {
+		if clean := cleanDomain(d); clean != "" {
+			l.search = append(l.search, clean)
+		} else if d != "" {
+			l.leftOut("the domain %q", d)
+		}
+	}
+}
+
+// leftOut notes a value of the server that can't be.
+func (l *lease) leftOut(format string, args ...any) {
+	if len(l.problems) < maxAdvertised {
+		l.problems = append(l.problems, fmt.Sprintf(format, args...)+" can't be used, and is left out")
+	}
+}
+
+// prefix is the address with its mask. Without one, and with one that can't be, the mask is that
+// of the address's class.
+func (l *lease) prefix(addr netip.Addr, mask net.IPMask) netip.Prefix {
+	ones, bits := mask.Size()
+	if mask != nil && (bits != 32 || ones == 0) {
+		l.leftOut("the mask %s", net.IP(mask))
+		mask = nil
+	}
+	if mask == nil {
+		ones, _ = net.IP(addr.AsSlice()).DefaultMask().Size()
+	}
+	return netip.PrefixFrom(addr, ones)
+}
+
+// servers are those that other hosts can be.
+func (l *lease) servers(what string, all []net.IP) (out []netip.Addr) {
+	for _, ip := range all {
+		a, _ := netip.AddrFromSlice(ip)
+		if a = a.Unmap(); a.IsGlobalUnicast() || a.Is6() && a.IsLinkLocalUnicast() {
+			out = append(out, a)
+		} else {
+			l.leftOut("the %s %s", what, ip)
+		}
+	}
+	return out
+}
+
 // serverOf is the server's address, or 0.0.0.0 if it has sent none.
 func serverOf(ack *dhcpv4.DHCPv4) netip.Addr {
-	if id := address(ack.ServerIdentifier()); !id.IsUnspecified() {
+	if id := address4(ack.ServerIdentifier()); !id.IsUnspecified() {
 		return id
 	}
-	return address(ack.ServerIPAddr)
+	return address4(ack.ServerIPAddr)
 }
 
 func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
 	length := ack.IPAddressLeaseTime(fallbackLeaseTime)
 	if length >= infiniteLease {
 		return
+	}
+	if length < minLease {
+		l.leftOut("the lease time %s", length)
+		length = minLease
 	}
 	// The defaults of RFC 2131 §4.4.5 are also used if the server's values are invalid.
 	t1 := ack.IPAddressRenewalTime(length / 2)
@@ -242,28 +297,53 @@ func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
 	l.renewAt, l.rebindAt, l.expireAt = asked.Add(t1), asked.Add(t2), asked.Add(length)
 }
 
-// leaseRoutes are the classless routes (option 121), or else the routers: with
-// the first, the second must be ignored (RFC 3442).
-func leaseRoutes(ack *dhcpv4.DHCPv4) (out []route) {
-	for _, r := range ack.ClasslessStaticRoute() {
-		ones, _ := r.Dest.Mask.Size()
-		gw := address(r.Router)
-		if gw.IsUnspecified() {
-			gw = netip.Addr{} // on the link itself
+// leaseRoutes are the classless routes (option 121), or else the routers and the routes by class
+// (options 3 and 33): with the first, the others must be ignored (RFC 3442).
+func (l *lease) leaseRoutes(ack *dhcpv4.DHCPv4, own netip.Prefix) (out []route) {
+	add := func(network netip.Prefix, gateway netip.Addr) {
+		switch {
+		case !gateway.IsValid() || gateway.IsUnspecified():
+			gateway = netip.Addr{} // on the link itself
+		case gateway == own.Addr() || !gateway.IsGlobalUnicast() && !gateway.IsLinkLocalUnicast() || isEdge(own, gateway):
+			l.leftOut("the route to %s with the gateway %s", network, gateway)
+			return
 		}
-		out = append(out, route{network: netip.PrefixFrom(address(r.Dest.IP), ones).Masked(), gateway: gw})
+		out = append(out, route{network: network.Masked(), gateway: gateway})
 	}
-	if len(out) > 0 {
+	if classless := ack.ClasslessStaticRoute(); len(classless) > 0 {
+		for _, r := range classless {
+			ones, _ := r.Dest.Mask.Size()
+			add(netip.PrefixFrom(address4(r.Dest.IP), ones), address4(r.Router))
+		}
 		return out
 	}
-	if routers := ack.Router(); len(routers) > 0 && !routers[0].IsUnspecified() {
-		return []route{{network: netip.PrefixFrom(netip.IPv4Unspecified(), 0), gateway: address(routers[0])}}
+	for _, router := range ack.Router() {
+		if !router.IsUnspecified() {
+			add(netip.PrefixFrom(netip.IPv4Unspecified(), 0), address4(router))
+		}
+		if len(out) > 0 {
+			break // the first that can be
+		}
 	}
-	return nil
+	for pairs := ack.Options.Get(dhcpv4.OptionStaticRoutingTable); len(pairs) >= 8; pairs = pairs[8:] {
+		to := net.IP(pairs[:4])
+		if ones, bits := to.DefaultMask().Size(); bits > 0 && !to.IsUnspecified() {
+			add(netip.PrefixFrom(address4(to), ones), address4(net.IP(pairs[4:8])))
+		}
+	}
+	return out
 }
 
-// address is 0.0.0.0 for anything that isn't an IPv4 address.
-func address(ip net.IP) netip.Addr {
+// isEdge reports whether an address is that of the network, or its broadcast address.
+func isEdge(network netip.Prefix, a netip.Addr) bool {
+	if network.Bits() > 30 || !network.Contains(a) {
+		return false
+	}
+	return network.Masked().Addr() == a || !network.Contains(a.Next())
+}
+
+// address4 is 0.0.0.0 for anything that isn't an IPv4 address.
+func address4(ip net.IP) netip.Addr {
 	a, ok := netip.AddrFromSlice(ip.To4())
 	if !ok {
 		return netip.IPv4Unspecified()

@@ -21,6 +21,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
+// quickLeases allows leases of a few seconds.
+func quickLeases(t *testing.T) {
+	t.Helper()
+	before := minLease
+	minLease = 5 * time.Second
+	t.Cleanup(func() { minLease = before })
+}
+
 // shortServer grants leases of a few seconds, unlike real servers.
 type shortServer struct {
 	t       *testing.T
@@ -99,6 +107,7 @@ func (s *shortServer) set(f func(*shortServer)) {
 func TestRenewalAndExpiryOnTheWire(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.0.1/24")
+	quickLeases(t)
 	s := p.shortServer("far0", "10.8.0.1", "10.8.0.77", 6)
 	n := startNode(t, config.Network{})
 	n.up(10 * time.Second)
@@ -138,6 +147,7 @@ func TestRenewalAndExpiryOnTheWire(t *testing.T) {
 func TestServerWithIdentifierZero(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.1.1/24")
+	quickLeases(t)
 	s := p.shortServer("far0", "0.0.0.0", "10.8.1.77", 6)
 	n := startNode(t, config.Network{})
 	n.up(10 * time.Second)
@@ -154,6 +164,7 @@ func TestServerWithIdentifierZero(t *testing.T) {
 func TestChangedLease(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.2.1/24")
+	quickLeases(t)
 	s := p.shortServer("far0", "10.8.2.1", "10.8.2.77", 6)
 	n := startNode(t, config.Network{})
 	n.up(10 * time.Second)

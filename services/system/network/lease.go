@@ -33,6 +33,7 @@ func familyOf(a netip.Addr) family {
 // clock, so that a change of the wall clock neither ends nor extends a lease.
 type lease struct {
 	addresses []leasedAddress
+	source    string // the name of its protocol
 	server    string // that granted it
 
 	renewAt, rebindAt, expireAt time.Time // zero: never
@@ -42,6 +43,8 @@ type lease struct {
 	resolvers []netip.Addr
 	ntp       []netip.Addr
 	hostname  string
+	search    []string // domains that complete short names
+	problems  []string // values that were left out
 
 	grant any // data that its protocol needs to extend it
 }
@@ -64,11 +67,6 @@ func (l *lease) String() string {
 	return strings.Join(all, ", ")
 }
 
-// has reports whether the lease has an address.
-func (l *lease) has(a netip.Addr) bool {
-	return slices.ContainsFunc(l.addresses, func(own leasedAddress) bool { return own.Addr() == a })
-}
-
 // near reports whether an address of another lease is in the same network.
 func (l *lease) near(other *lease) bool {
 	return slices.ContainsFunc(l.addresses, func(own leasedAddress) bool {
@@ -87,14 +85,20 @@ type source struct {
 	// wanted reports whether a link with this plan gets its leases.
 	wanted func(p config.Link) bool
 	// open begins on one link. hostname is sent to servers, "" for none.
-	open func(link string, hostname func() string) protocol
+	open func(p config.Link, hostname func() string) protocol
 }
 
 // sources of leases, in the order of their priority if values differ.
 var sources = []source{{
 	name: "DHCP", family: ipv4,
 	wanted: func(p config.Link) bool { return p.DHCP },
-	open:   func(link string, hostname func() string) protocol { return dhcp{link: link, hostname: hostname} },
+	open: func(p config.Link, hostname func() string) protocol {
+		return dhcp{link: p.Name, id: p.DHCPOptions.ClientIdentifier, hostname: hostname}
+	},
+}, {
+	name: "DHCPv6", family: ipv6,
+	wanted: func(p config.Link) bool { return p.DHCP6 },
+	open:   func(p config.Link, _ func() string) protocol { return dhcp6{link: p.Name} },
 }}
 
 // protocol asks for leases on one link. Each call asks once, at most until ctx

@@ -54,18 +54,18 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link, managed 
 			o.stopClient(key)
 		}
 		if wanted && l.Attrs().Flags&net.FlagUp != 0 { // a link that isn't up yet is handled when it is
-			o.startClient(ctx, key, s, l.Attrs().Index)
+			o.startClient(ctx, key, s, p, l.Attrs().Index)
 		}
 	}
 }
 
-func (o *owner) startClient(ctx context.Context, key leaseKey, s source, index int) {
+func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p config.Link, index int) {
 	ctx, cancel := context.WithCancel(ctx)
 	running := &leased{index: index, cancel: cancel, done: make(chan struct{}), kick: make(chan struct{}, 1)}
 	o.clients[key] = running
 	c := &client{
 		source: s.name, link: key.link, log: o.log, kick: running.kick,
-		protocol: s.open(key.link, func() string { return *o.announced.Load() }),
+		protocol: s.open(p, func() string { return *o.announced.Load() }),
 		report: func(l *lease) {
 			select {
 			case o.changed <- leaseChange{key, running, l}:

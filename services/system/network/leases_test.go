@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,35 +28,45 @@ type leasing struct {
 	t      *testing.T
 	v4, v6 *script
 	log    *syncBuffer
+	kernel map[object]bool
 }
 
 func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasing {
 	t.Helper()
 	n := &leasing{
-		t: t, log: &syncBuffer{},
+		t: t, log: &syncBuffer{}, kernel: map[object]bool{},
 		v4: &script{start: time.Now(), answer: v4}, v6: &script{start: time.Now(), answer: v6},
 	}
-	open := func(p protocol) func(string, func() string) protocol {
-		return func(string, func() string) protocol { return p }
+	open := func(p protocol) func(config.Link, func() string) protocol {
+		return func(config.Link, func() string) protocol { return p }
 	}
-	both, dir := slices.Clone(sources), t.TempDir()
+	both, dir := slices.Clone(sources[:1]), t.TempDir()
 	both[0].open = open(n.v4)
 	both = append(both, source{name: "DHCPv6", family: ipv6, wanted: both[0].wanted, open: open(n.v6)})
+	host, err := os.Hostname() // so that it isn't set
+	if err != nil {
+		t.Fatal(err)
+	}
 	cfg := &config.Config{Machine: config.Machine{Network: config.Network{
-		Hostname: "n", Interfaces: []config.Interface{{Name: "eth0", DHCP: true}},
+		Hostname: host, Interfaces: []config.Interface{{Name: "eth0", DHCP: true}},
 	}}}
 	n.owner = &owner{
 		Daemon: New(Options{
 			Store: resource.NewStore(), sources: both, pinFile: filepath.Join(dir, "pin"),
-			apply: func(l netlink.Link, _, is linkState) (linkState, error) {
-				is.index = l.Attrs().Index
-				return is, nil
+			read: func() (actual, error) { return actual{objects: maps.Clone(n.kernel)}, nil },
+			change: func(o object, add bool) error {
+				if delete(n.kernel, o); add {
+					n.kernel[o] = true
+				}
+				return nil
 			},
+			receive:  func(string, string) (bool, error) { return false, nil },
+			pinReady: func() bool { return false },
 		}),
-		log: slog.New(slog.NewTextHandler(n.log, nil)), cfg: cfg, plans: cfg.Machine.Network.Links(),
+		log: slog.New(slog.NewTextHandler(n.log, nil)), cfg: cfg, attempts: map[object]*attempt{},
 		links:   map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2, Flags: net.FlagUp}}},
 		clients: map[leaseKey]*leased{}, changed: make(chan leaseChange), errs: map[string]error{},
-		files:   files{dir: dir, written: map[string]string{"hostname": "n\n"}}, // so that it isn't set
+		files:   files{dir: dir},
 		settled: true, pinSaved: true,
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -64,7 +76,7 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 	go func() {
 		defer n.stopClients()
 		defer cancel()
-		done <- n.loop(ctx, nil, nil)
+		done <- n.loop(ctx, nil, events{})
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -83,10 +95,23 @@ func (n *leasing) after(d time.Duration, want ...string) {
 	synctest.Wait()
 	var got []string
 	add := func(what string, is any) { got = append(got, fmt.Sprintf("%s %v", what, is)) }
-	s := n.applied["eth0"]
-	add("addresses", s.addresses)
-	add("routes", s.routes)
-	add("MTU", s.mtu)
+	addresses, routes, size := []netip.Prefix{}, []route{}, 0
+	for _, w := range n.wanted {
+		if !n.kernel[w.object] {
+			n.t.Errorf("the kernel hasn't %v", w.object)
+		}
+		switch w := w.object.(type) {
+		case address:
+			addresses = append(addresses, w.prefix)
+		case route:
+			routes = append(routes, w)
+		case mtu:
+			size = w.bytes
+		}
+	}
+	add("addresses", addresses)
+	add("routes", routes)
+	add("MTU", size)
 	resolvers, err := Resolvers.Get(n.o.Store, ResolversID)
 	if err != nil {
 		n.t.Fatal(err)
@@ -178,8 +203,8 @@ func TestEachSourceIsWaitedFor(t *testing.T) {
 		time.Sleep(warnAfter + 10*time.Second)
 		synctest.Wait()
 		var lacking []string
-		for _, err := range n.lacking() {
-			lacking = append(lacking, err.Error())
+		for _, l := range n.pending() {
+			lacking = append(lacking, l.Error())
 		}
 		if diff := cmp.Diff([]string{`DHCPv6 answer on "eth0"`}, lacking); diff != "" {
 			t.Error(diff)

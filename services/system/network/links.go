@@ -52,13 +52,6 @@ func (v virtual) sameLink(other virtual) bool {
 	return v.kind() == other.kind() && reflect.DeepEqual(v.vlan, other.vlan)
 }
 
-// vlanName is the name of a VLAN's link; the name of a parent with a long one
-// is shortened, because Linux accepts 15 bytes.
-func vlanName(parent string, id int) string {
-	suffix := fmt.Sprintf(".%d", id)
-	return parent[:min(len(parent), unix.IFNAMSIZ-1-len(suffix))] + suffix
-}
-
 // expand makes one plan for each link: VLANs and the members of bonds are
 // inside of another link's entry in the configuration. A member has no
 // addresses: the bond has them. Bonds come before the links on top of them.
@@ -87,11 +80,13 @@ func expand(links []config.Link) (plans []config.Link, virtuals []virtual, membe
 		for _, v := range l.VLANs {
 			// Linux gives a new VLAN the current MTU of its parent, which isn't set yet
 			// at that time.
-			p := config.Link{Name: vlanName(l.Name, v.ID), MTU: cmp.Or(v.MTU, l.MTU), DHCP: v.DHCP, Routes: v.Routes}
+			p := config.Link{Name: config.VLANName(l.Name, v.ID), MTU: cmp.Or(v.MTU, l.MTU), DHCP: v.DHCP, Routes: v.Routes}
 			if v.CIDR.IsValid() {
 				p.Addresses = []netip.Prefix{v.CIDR}
 			}
-			plans = append(plans, p)
+			if !slices.ContainsFunc(links, func(own config.Link) bool { return own.Name == p.Name }) { // else that has the VLAN's settings, too
+				plans = append(plans, p)
+			}
 			virtuals = append(virtuals, virtual{name: p.Name, vlan: &tag{l.Name, v.ID}})
 		}
 	}
@@ -177,8 +172,8 @@ func (o *owner) drop(l netlink.Link) {
 	name := l.Attrs().Name
 	o.gone[l.Attrs().Index] = true
 	delete(o.links, name)
-	delete(o.applied, name)
 	delete(o.keyed, name)
+	o.dropped(l.Attrs().Index, true)
 }
 
 func (o *owner) make(ctx context.Context, v virtual) error {
@@ -248,8 +243,13 @@ func firstAddress(links []string) net.HardwareAddr {
 func (o *owner) enslave(bond netlink.Link, members []string) error {
 	index := bond.Attrs().Index
 	var errs []error
-	for name, l := range o.links {
-		if slices.Contains(members, name) || l.Attrs().MasterIndex != index || o.slaves[name] != [2]int{index, l.Attrs().Index} {
+	for name := range o.slaves {
+		l, err := netlink.LinkByName(name) // events may be late
+		if err != nil || slices.Contains(members, name) || o.slaves[name] != [2]int{index, l.Attrs().Index} {
+			continue
+		}
+		if l.Attrs().MasterIndex != index {
+			delete(o.slaves, name)
 			continue
 		}
 		if err := netlink.LinkSetNoMaster(l); err != nil {
@@ -259,9 +259,12 @@ func (o *owner) enslave(bond netlink.Link, members []string) error {
 		delete(o.slaves, name)
 	}
 	for i, name := range members {
-		l := o.links[name]
-		if l == nil || o.slaves[name] == [2]int{index, l.Attrs().Index} {
+		l, err := netlink.LinkByName(name)
+		if err != nil || l.Attrs().MasterIndex == index {
 			continue
+		}
+		if o.slaves[name] == [2]int{index, l.Attrs().Index} {
+			o.log.Warn(fmt.Sprintf("%s was taken out of %s by another program; it is a member again", name, bond.Attrs().Name))
 		}
 		// A driver may have found the first card after another one. Later the address stays,
 		// because others know the node by it.
@@ -270,8 +273,7 @@ func (o *owner) enslave(bond netlink.Link, members []string) error {
 				o.log.Warn(fmt.Sprintf("%s doesn't get the address of %s: %v", bond.Attrs().Name, name, err))
 			}
 		}
-		err := netlink.LinkSetDown(l)
-		if err == nil {
+		if err = netlink.LinkSetDown(l); err == nil {
 			err = netlink.LinkSetMaster(l, bond)
 		}
 		if err != nil {

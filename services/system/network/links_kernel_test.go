@@ -73,16 +73,21 @@ func TestVirtualLinksFollow(t *testing.T) {
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.18.0.50,10.18.0.59,2m")
 	var mu sync.Mutex
 	var keys []string
+	var key wgtypes.Key
 	n := newNode(t, t.TempDir())
 	n.change = func(o *Options) {
 		o.link = bridges
 		o.configureWireGuard = func(name string, c wgtypes.Config) error {
 			mu.Lock()
 			defer mu.Unlock()
-			keys = append(keys, fmt.Sprintf("%s port %d peers %d", name, *c.ListenPort, len(c.Peers)))
+			keys, key = append(keys, fmt.Sprintf("%s port %d peers %d", name, *c.ListenPort, len(c.Peers))), *c.PrivateKey
 			return nil
 		}
-		o.wireguardDevice = func(name string) (*wgtypes.Device, error) { return &wgtypes.Device{ListenPort: len(name)}, nil }
+		o.wireguardDevice = func(name string) (*wgtypes.Device, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return &wgtypes.Device{ListenPort: len(name), PrivateKey: key}, nil
+		}
 	}
 	// Like the kernel's own bond0, which the module makes when the first bond is
 	// requested.

@@ -48,15 +48,6 @@ func TestS093OnePlanForEachLink(t *testing.T) {
 	}
 }
 
-func TestVLANNameFits(t *testing.T) {
-	t.Parallel()
-	for parent, want := range map[string]string{"eth0": "eth0.4094", "enp129s0f1np1": "enp129s0f1.4094", "fifteenletters1": "fifteenlet.4094"} {
-		if got := vlanName(parent, 4094); got != want || len(got) > 15 {
-			t.Errorf("%s: %s, want %s", parent, got, want)
-		}
-	}
-}
-
 // S-092: the kernel gets only options of the mode, because it refuses others.
 func TestS092BondOptions(t *testing.T) {
 	t.Parallel()
@@ -138,7 +129,7 @@ func TestSubscriptionEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range first { // until it is closed
+	for range first.links { // until it is closed
 		continue
 	}
 }

@@ -272,9 +272,9 @@ func TestUnusableChangeIsWithdrawn(t *testing.T) {
 		problems []string
 	}{
 		"nothing left":        {config.Network{Interfaces: []config.Interface{{Name: "eth0", Ignore: true}, {Name: "eth1", Ignore: true}}}, nil},
-		"a link that isn't":   {config.Network{Interfaces: []config.Interface{static("eth7", "10.17.0.2/24", 0), {Name: "eth0", Ignore: true}, {Name: "eth1", Ignore: true}}}, nil},
+		"a link that isn't":   {config.Network{Interfaces: []config.Interface{static("eth7", "10.17.0.2/24", 0), {Name: "eth0", Ignore: true}, {Name: "eth1", Ignore: true}}}, []string{`interface "eth7" to appear`}},
 		"another network":     {config.Network{Interfaces: []config.Interface{static("eth0", "10.99.0.2/24", 0), static("eth1", "10.98.0.2/24", 0)}}, nil},
-		"what can't be":       {config.Network{Interfaces: []config.Interface{static("eth0", "10.17.0.2/24", 99999), {Name: "eth1", DHCP: true}}}, []string{"set the MTU of eth0 to 99999"}},
+		"what can't be":       {config.Network{Interfaces: []config.Interface{static("eth0", "10.17.0.2/24", 99999), {Name: "eth1", DHCP: true}}}, []string{"MTU 99999 of eth0"}},
 		"a gateway elsewhere": {config.Network{Interfaces: []config.Interface{static("eth0", "10.17.0.2/24", 0, config.Route{Network: prefix("0.0.0.0/0"), Gateway: addr("10.17.9.1")}), {Name: "eth1", DHCP: true}}}, nil},
 	} {
 		n.configure(tt.bad)

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/config"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,19 +22,40 @@ const (
 	// maxHostname is the kernel's limit (sethostname(2)); Kubernetes allows node
 	// names of 253, so this one is the limit.
 	maxHostname = 63
+	// maxDomain is the limit of a DNS name (RFC 1035 §2.3.4).
+	maxDomain = 253
 )
 
 // hostnameSyntax is a DNS name in lower case (RFC 1123 §2.1), as Kubernetes
 // demands for names of nodes.
 var hostnameSyntax = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// cleanHostname is name as the name of a node, or "" if it isn't valid.
-func cleanHostname(name string) string {
-	name = strings.ToLower(strings.TrimSuffix(name, "."))
-	if len(name) > maxHostname || !hostnameSyntax.MatchString(name) {
+// cleanHostname is name as the name of a node. Of a name that is too long, its first label is
+// enough. Every machine calls itself localhost.
+func cleanHostname(name string) (string, error) {
+	clean := strings.ToLower(strings.TrimSuffix(strings.TrimRight(name, "\x00"), "."))
+	label, _, _ := strings.Cut(clean, ".")
+	if len(clean) > maxHostname {
+		clean = label
+	}
+	switch {
+	case label == "localhost":
+		return "", fmt.Errorf("%q is every machine's own name", name)
+	case len(clean) > maxHostname:
+		return "", fmt.Errorf("%q is longer than the %d bytes that Linux allows", name, maxHostname)
+	case !hostnameSyntax.MatchString(clean):
+		return "", fmt.Errorf("%q isn't a DNS name of lower-case letters, digits, dashes and dots (RFC 1123)", name)
+	}
+	return clean, nil
+}
+
+// cleanDomain is a domain as a search domain, or "" if it isn't one.
+func cleanDomain(domain string) string {
+	domain = strings.ToLower(strings.TrimSuffix(strings.TrimSpace(domain), "."))
+	if len(domain) > maxDomain || !hostnameSyntax.MatchString(domain) {
 		return ""
 	}
-	return name
+	return domain
 }
 
 // hostnameFromMAC is the name of a node without a configured one: the same at each boot.
@@ -41,25 +63,19 @@ func hostnameFromMAC(mac net.HardwareAddr) string {
 	return fmt.Sprintf("garboard-%x", []byte(mac))
 }
 
-// files keeps the files under /etc that other programs read. It records their
-// content, so that an unchanged file isn't written again.
-type files struct {
-	dir     string
-	written map[string]string
-}
+// files are those under /etc that other programs read.
+type files struct{ dir string }
 
-func (f *files) write(name, content string) error {
-	if f.written[name] == content {
+// maxFile is more than any of the files can have.
+const maxFile = 1 << 16
+
+// write changes a file that has another content, whoever has written that.
+func (f files) write(name, content string) error {
+	path := filepath.Join(f.dir, name)
+	if old, err := untrusted.ReadFile(path, maxFile); err == nil && string(old) == content {
 		return nil
 	}
-	if err := replace(filepath.Join(f.dir, name), content); err != nil {
-		return err
-	}
-	if f.written == nil {
-		f.written = map[string]string{}
-	}
-	f.written[name] = content
-	return nil
+	return replace(path, content)
 }
 
 // replace changes a file in place: the kubelet's container has the file itself mounted,
@@ -80,8 +96,8 @@ func replace(path, content string) error {
 }
 
 // names sets the kernel's host name and writes /etc/hostname and /etc/hosts.
-func (f *files) names(hostname string, node netip.Addr) error {
-	if f.written["hostname"] != hostname+"\n" {
+func (f files) names(hostname string, node netip.Addr, entries []config.HostEntry) error {
+	if now, err := os.Hostname(); err != nil || now != hostname {
 		if err := unix.Sethostname([]byte(hostname)); err != nil {
 			return fmt.Errorf("set host name to %s: %w", hostname, err)
 		}
@@ -89,10 +105,10 @@ func (f *files) names(hostname string, node netip.Addr) error {
 	if err := f.write("hostname", hostname+"\n"); err != nil {
 		return err
 	}
-	return f.write("hosts", hosts(hostname, node))
+	return f.write("hosts", hosts(hostname, node, entries))
 }
 
-func hosts(hostname string, node netip.Addr) string {
+func hosts(hostname string, node netip.Addr, entries []config.HostEntry) string {
 	own := node.String()
 	if !node.IsValid() {
 		own = "127.0.1.1" // so that the node's own name always resolves
@@ -100,16 +116,23 @@ func hosts(hostname string, node netip.Addr) string {
 	if short, _, dotted := strings.Cut(hostname, "."); dotted {
 		hostname += " " + short
 	}
-	return "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n" + own + " " + hostname + "\n"
+	text := "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n" + own + " " + hostname + "\n"
+	for _, e := range entries {
+		text += e.IP.String() + " " + strings.Join(e.Aliases, " ") + "\n"
+	}
+	return text
 }
 
-func (f *files) resolvers(servers []netip.Addr) error {
+func (f files) resolvers(servers []netip.Addr, search []string) error {
 	var b strings.Builder
 	for i, s := range servers {
 		if i == maxNameservers {
 			break
 		}
 		fmt.Fprintf(&b, "nameserver %s\n", s)
+	}
+	if len(search) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(search, " "))
 	}
 	return f.write("resolv.conf", b.String())
 }

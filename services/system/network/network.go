@@ -1,9 +1,11 @@
 // Package network configures the node's links.
 //
 // It is the service `networkd`. One goroutine does all changes through netlink.
-// Whenever the configuration, a link or a lease changes, it compares the
-// settings of the configuration and the leases with those that it has applied,
-// and applies the difference. A client for each link and source of leases runs
+// Whenever the configuration, a lease or the kernel's state changes, and each
+// minute, it computes the objects that the configuration and the leases want
+// (addresses, routes, rules, MTUs), reads those that the kernel has, and applies
+// the difference. What isn't ours stays; what another program removed comes back;
+// what the kernel refuses is a problem of that object. A client for each link and source of leases runs
 // in parallel and only sends it leases. It names the node, chooses the address
 // that the cluster uses for it, and publishes addresses, host name, resolvers
 // and time servers.
@@ -11,9 +13,10 @@
 // A machine without a configuration must be reachable to get one: until then
 // the service behaves as with an empty configuration.
 //
-//	configuration ───┐
-//	links (netlink) ─┼─▶ owner: want − applied ─▶ netlink, /etc, resources
-//	leases ──────────┘
+//	configuration ───────────┐
+//	leases ──────────────────┼─▶ wanted − actual ─▶ netlink, /etc, resources
+//	kernel (netlink events) ─┘                          │
+//	   ▲────────────────────────────────────────────────┘
 //	   ▲
 //	client: one for each link and source ─▶ protocol (DHCP)
 package network
@@ -136,9 +139,12 @@ type Options struct {
 	pinFile  string                  // on STATE; different in tests
 	pinReady func() bool             // whether STATE is mounted
 	physical func(netlink.Link) bool // which links get DHCP without being listed
-	sources  []source                // of leases; tests have more
-	// How links are changed; unit tests don't use the kernel.
-	apply func(l netlink.Link, was, is linkState) (linkState, error)
+	card     func(netlink.Link) config.Card
+	sources  []source // of leases; tests have more
+	// The kernel's objects, and how they are changed; unit tests don't use the kernel.
+	read    func() (actual, error)
+	change  func(o object, add bool) error
+	receive func(link, value string) (changed bool, err error) // router advertisements
 	// How virtual links are made: the kernel of a test may not have them.
 	link               func(v virtual, parent int) netlink.Link
 	configureWireGuard func(name string, c wgtypes.Config) error
@@ -148,12 +154,16 @@ type Options struct {
 // Daemon is the service; its state belongs to the goroutine of run.
 type Daemon struct {
 	o Options
-	// applied is kept over a restart of the service, so that settings by an
-	// earlier run are known and can be removed.
-	applied map[string]linkState
-	made    map[string]virtual // the virtual links
-	slaves  map[string][2]int  // by member of a bond: the indexes of bond and member
-	keyed   map[string]keyed   // the last settings of WireGuard links
+	// These are kept over a restart of the service. known are the objects that it has added,
+	// and whether they were there at the last look.
+	known      map[object]bool
+	mtuBefore  map[int]int // by index of a link: its MTU before ours
+	advertised map[int]*advertised
+	managed    map[int]bool       // by index: whether routers say that addresses come by DHCPv6
+	chosen     map[string]int     // by selector: the index of its card
+	made       map[string]virtual // the virtual links
+	slaves     map[string][2]int  // by member of a bond: the indexes of bond and member
+	keyed      map[string]keyed   // the last settings of WireGuard links
 
 	typed   chan config.Network // new ones
 	without config.Network      // settings while there is no configuration
@@ -174,12 +184,15 @@ func New(o Options) *Daemon {
 	option.Default(&o.pinFile, filepath.Join(boot.StateDir, "node-address"))
 	option.Default(&o.pinReady, func() bool { return boot.IsMountPoint(filepath.Dir(o.pinFile)) })
 	option.Default(&o.physical, physicalEthernet)
+	option.Default(&o.card, cardOf)
 	option.Default(&o.sources, sources)
-	option.Default(&o.apply, apply)
+	option.Default(&o.read, readKernel)
+	option.Default(&o.change, changeKernel)
+	option.Default(&o.receive, acceptRA)
 	option.Default(&o.link, virtual.link)
 	option.Default(&o.configureWireGuard, configureWireGuard)
 	option.Default(&o.wireguardDevice, wireguardDevice)
-	return &Daemon{o: o, applied: map[string]linkState{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}, typed: make(chan config.Network, 1)}
+	return &Daemon{o: o, known: map[object]bool{}, mtuBefore: map[int]int{}, advertised: map[int]*advertised{}, managed: map[int]bool{}, chosen: map[string]int{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}, typed: make(chan config.Network, 1)}
 }
 
 // Service is networkd in the graph. It is up after the links of the

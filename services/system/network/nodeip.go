@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
 )
@@ -21,16 +24,9 @@ type candidate struct {
 
 const noDefault = ^uint32(0)
 
-// candidates are the addresses of one link, in their order.
-func candidates(link string, s linkState, valid []netip.Prefix) []candidate {
-	metric := noDefault
-	for _, r := range s.routes {
-		if r.network.Bits() == 0 {
-			metric = min(metric, r.metric)
-		}
-	}
-	var out []candidate
-	for _, p := range s.addresses {
+// candidates are the addresses of one link that can be the node's, in their order.
+func candidates(link string, metric uint32, addresses []netip.Prefix, valid []netip.Prefix) (out []candidate) {
+	for _, p := range addresses {
 		a := p.Addr()
 		if !a.IsGlobalUnicast() {
 			continue // loopback and link-local addresses can't be reached from other nodes
@@ -39,6 +35,40 @@ func candidates(link string, s linkState, valid []netip.Prefix) []candidate {
 			continue
 		}
 		out = append(out, candidate{prefix: p, link: link, metric: metric})
+	}
+	return out
+}
+
+// candidates are those of all links: the wanted addresses that are there, then those of router
+// advertisements.
+func (o *owner) candidates() (out []candidate) {
+	for _, name := range o.order() {
+		index := o.links[name].Attrs().Index
+		metric, advertised := o.state.gateways[index]
+		if !advertised {
+			metric = noDefault
+		}
+		var addresses []netip.Prefix
+		for _, w := range o.wanted {
+			switch w := w.object.(type) {
+			case address:
+				if w.index == index && o.state.objects[w] && !o.state.failed[w] {
+					addresses = append(addresses, w.prefix)
+				}
+			case route:
+				if w.index == index && w.network.Bits() == 0 && w.table == unix.RT_TABLE_MAIN && o.state.objects[w] {
+					metric = min(metric, w.metric)
+				}
+			}
+		}
+		if _, managed := o.plan(o.links[name]); managed {
+			for _, a := range o.state.advertised {
+				if a.index == index && !slices.Contains(addresses, a.prefix) {
+					addresses = append(addresses, a.prefix)
+				}
+			}
+		}
+		out = append(out, candidates(name, metric, addresses, o.cfg.Machine.Kubelet.NodeIP.ValidSubnets)...)
 	}
 	return out
 }
@@ -92,4 +122,24 @@ func readPin(file string) (netip.Addr, error) {
 
 func writePin(file string, a netip.Addr) error {
 	return boot.WriteFile(file, []byte(a.String()+"\n"), 0o644)
+}
+
+// nameFile is where the node's name is kept, beside its address.
+func nameFile(pinFile string) string { return filepath.Join(filepath.Dir(pinFile), "node-name") }
+
+// readName is the name that the node had at an earlier boot, if any.
+func readName(pinFile string) (string, error) {
+	data, err := os.ReadFile(nameFile(pinFile))
+	if err != nil {
+		return "", boot.IgnoreMissing(err)
+	}
+	name, err := cleanHostname(strings.TrimSpace(string(data)))
+	if err != nil {
+		return "", fmt.Errorf("name of the node in %s: %w", nameFile(pinFile), err)
+	}
+	return name, nil
+}
+
+func writeName(pinFile, name string) error {
+	return boot.WriteFile(nameFile(pinFile), []byte(name+"\n"), 0o644)
 }

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,14 +28,6 @@ const (
 	// retryEvery is how often unfinished work is retried: a link that the kernel
 	// refused, a node address to store, a link that others depend on.
 	retryEvery = time.Second
-	// linkGrace is how long links without configuration may take to get an address
-	// after the first one has one, so that the node's address doesn't depend on
-	// which server was faster.
-	linkGrace = 5 * time.Second
-	// pinGrace is the same if none of them has the address of an earlier boot:
-	// etcd and others identify the node by it. After a loss of power, a server or
-	// a switch may start more slowly than the machine.
-	pinGrace = time.Minute
 )
 
 // owner is one run of the service. Only one goroutine uses it.
@@ -50,26 +42,32 @@ type owner struct {
 	plans      []config.Link
 	virtuals   []virtual
 	members    map[string]string // of bonds: the bond's name
+	aliases    map[string]string // by name of a link: its name in the configuration, if that is another
 	links      map[string]netlink.Link
 	gone       map[int]bool // by index: links that we have removed, until the kernel has reported it
 	// unsubscribe ends the last subscription to links.
 	unsubscribe context.CancelFunc
 	clients     map[leaseKey]*leased
 	changed     chan leaseChange
-	ends        time.Time        // when the next leased address ends; zero: none does
+	due         time.Time        // when there is something to do without an event
 	errs        map[string]error // by link: what the kernel refused
+	wanted      []want
+	state       actual // at the last look
+	attempts    map[object]*attempt
 	files       files
 	named       map[string]lookup // by name of a WireGuard peer
 	found       chan lookup
 	lookups     sync.WaitGroup
 
-	firstAddr       time.Time // when the first unlisted link had an address
-	waiting         string    // the last reported reason to wait
-	since           time.Time // since when
-	linkWarned      bool      // a missing link was logged at the console
-	settled         bool      // everything was there once
-	warnedNoAddress bool      // the loss of the address was logged
-	hostname        string    // from a lease or a MAC address: not changed once chosen
+	firstAddr       time.Time       // when the node first had an address
+	waiting         string          // the last reported reason to wait
+	since           time.Time       // since when
+	linkWarned      bool            // a missing link was logged at the console
+	settled         bool            // everything was there once
+	warnedNoAddress bool            // the loss of the address was logged
+	hostname        string          // from an earlier boot, a lease or a MAC address: not changed once chosen
+	savedName       string          // on STATE
+	toldNames       map[string]bool // names of leases that were logged because they aren't used
 	// announced is the configured name, for the goroutines of the clients: a
 	// server gets a new one when the lease is extended.
 	announced atomic.Pointer[string]
@@ -79,23 +77,29 @@ type owner struct {
 
 func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	o := &owner{
-		Daemon:  d,
-		h:       h,
-		log:     h.Log,
-		links:   map[string]netlink.Link{},
-		gone:    map[int]bool{},
-		clients: map[leaseKey]*leased{},
-		changed: make(chan leaseChange),
-		errs:    map[string]error{},
-		files:   files{dir: d.o.etcDir},
-		named:   map[string]lookup{},
-		found:   make(chan lookup),
+		Daemon:    d,
+		h:         h,
+		log:       h.Log,
+		links:     map[string]netlink.Link{},
+		gone:      map[int]bool{},
+		clients:   map[leaseKey]*leased{},
+		changed:   make(chan leaseChange),
+		errs:      map[string]error{},
+		attempts:  map[object]*attempt{},
+		files:     files{dir: d.o.etcDir},
+		named:     map[string]lookup{},
+		found:     make(chan lookup),
+		toldNames: map[string]bool{},
 	}
 	var err error
 	if o.pinned, err = readPin(d.o.pinFile); err != nil {
 		o.log.Warn("the address of earlier boots is unknown: " + err.Error())
 	}
 	o.pinSaved = o.pinned.IsValid()
+	if o.savedName, err = readName(d.o.pinFile); err != nil {
+		o.log.Warn("the name of earlier boots is unknown: " + err.Error())
+	}
+	o.hostname = o.savedName
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer o.lookups.Wait()
@@ -105,30 +109,52 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	if err := o.configure(); err != nil {
 		return err
 	}
-	links, err := o.subscribe(ctx)
+	events, err := o.subscribe(ctx)
 	if err != nil {
 		return err
 	}
-	return o.loop(ctx, configs, links)
+	return o.loop(ctx, configs, events)
 }
 
-// subscribe receives events of every link, and lists all in one step: with some of them only,
+// events are what the kernel reports. A channel is closed when it lost some.
+type events struct {
+	links     <-chan netlink.LinkUpdate
+	addresses <-chan netlink.AddrUpdate
+	routes    <-chan netlink.RouteUpdate
+	notices   <-chan notice
+}
+
+// subscribe receives the events of the kernel, and lists all links in one step: with some of them only,
 // the clients and addresses of the others would be removed.
-func (o *owner) subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
+func (o *owner) subscribe(ctx context.Context) (events, error) {
 	if o.unsubscribe != nil {
 		o.unsubscribe()
 	}
 	ctx, o.unsubscribe = context.WithCancel(ctx)
-	ch := make(chan netlink.LinkUpdate)
-	if err := netlink.LinkSubscribe(ch, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("subscribe to links: %w", err)
+	links, addresses, routes := make(chan netlink.LinkUpdate), make(chan netlink.AddrUpdate), make(chan netlink.RouteUpdate)
+	e := events{links: links, addresses: addresses, routes: routes}
+	// The library's senders end only after their last message was received.
+	context.AfterFunc(ctx, func() {
+		go drain(links)
+		go drain(addresses)
+		go drain(routes)
+	})
+	for what, err := range map[string]error{
+		"links":     netlink.LinkSubscribe(links, ctx.Done()),
+		"addresses": netlink.AddrSubscribe(addresses, ctx.Done()),
+		"routes":    netlink.RouteSubscribe(routes, ctx.Done()),
+	} {
+		if err != nil {
+			return e, fmt.Errorf("subscribe to %s: %w", what, err)
+		}
 	}
-	all, err := netlink.LinkList()
-	for errors.Is(err, netlink.ErrDumpInterrupted) && ctx.Err() == nil { // a link came or went meanwhile
-		all, err = netlink.LinkList()
+	var err error
+	if e.notices, err = advertisements(ctx, o.log); err != nil {
+		return e, err
 	}
+	all, err := dump(netlink.LinkList)
 	if err != nil {
-		return nil, fmt.Errorf("list the links: %w", err)
+		return e, fmt.Errorf("list the links: %w", err)
 	}
 	clear(o.gone)
 	for _, l := range all {
@@ -137,7 +163,13 @@ func (o *owner) subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error
 	maps.DeleteFunc(o.links, func(_ string, l netlink.Link) bool {
 		return !slices.ContainsFunc(all, func(a netlink.Link) bool { return a.Attrs().Index == l.Attrs().Index })
 	})
-	return ch, nil
+	return e, nil
+}
+
+// drain receives until the channel is closed.
+func drain[T any](c <-chan T) {
+	for range c {
+	}
 }
 
 // configure applies the configuration; without one, an empty one.
@@ -145,7 +177,7 @@ func (o *owner) configure() error {
 	cfg, err := machine.Configs.Get(o.o.Store, machine.ConfigID)
 	if errors.Is(err, resource.ErrNotFound) {
 		o.cfg = &config.Config{Machine: config.Machine{Network: o.without}}
-		o.plans, o.virtuals, o.members = expand(o.without.Links())
+		o.replan()
 		o.announced.Store(new(string))
 		return nil
 	}
@@ -153,7 +185,7 @@ func (o *owner) configure() error {
 		return err
 	}
 	o.cfg, o.version = cfg.Spec, cfg.Version
-	o.plans, o.virtuals, o.members = expand(cfg.Spec.Machine.Network.Links())
+	o.replan()
 	o.announced.Store(&cfg.Spec.Machine.Network.Hostname)
 	if !o.configured {
 		o.configured = true
@@ -170,12 +202,28 @@ func (o *owner) takeOver() error {
 		return nil
 	}
 	o.log.Info("the configuration has come: going on with it")
-	o.settled, o.firstAddr, o.hostname = false, time.Time{}, ""
+	o.settled, o.firstAddr, o.hostname = false, time.Time{}, o.savedName
 	if !o.pinSaved {
 		o.pinned = netip.Addr{}
 	}
 	w := o.o.Store.As(ID)
 	return errors.Join(Addresses.Delete(w, AddressID), Hostnames.Delete(w, HostnameID))
+}
+
+// noteAddress reports whether an event of an address matters: one of ours is gone, or the kernel
+// has made one, of a router advertisement, or found that another host has it.
+func (o *owner) noteAddress(u netlink.AddrUpdate) bool {
+	a := address{u.LinkIndex, prefixOf(&u.LinkAddress)}
+	if _, mine := o.known[a]; mine {
+		return !u.NewAddr || u.Flags&unix.IFA_F_DADFAILED != 0
+	}
+	name := o.linkName(u.LinkIndex)
+	l := o.links[name]
+	if l == nil || u.Flags&unix.IFA_F_PERMANENT != 0 {
+		return false
+	}
+	_, managed := o.plan(l)
+	return managed
 }
 
 // note processes an event of a link and reports whether it matters: pods' links
@@ -193,11 +241,13 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 	maps.DeleteFunc(o.links, func(name string, l netlink.Link) bool {
 		return l.Attrs().Index == a.Index && name != a.Name // renamed
 	})
-	_, managed := planFor(o.plans, a.Name, o.o.physical(u.Link))
+	_, managed := o.plan(u.Link)
 	if u.Header.Type == unix.RTM_DELLINK {
 		delete(o.gone, a.Index)
 		delete(o.links, a.Name)
-		delete(o.applied, a.Name)
+		delete(o.advertised, a.Index)
+		delete(o.managed, a.Index)
+		o.dropped(a.Index, true)
 		return managed
 	}
 	old, known := o.links[a.Name]
@@ -208,13 +258,13 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 	if !known {
 		return true
 	}
-	if old.Attrs().Flags&net.FlagUp == 0 && a.Flags&net.FlagUp != 0 {
-		delete(o.applied, a.Name) // the kernel has dropped the routes with the link's down
+	if (old.Attrs().Flags^a.Flags)&net.FlagUp != 0 {
+		o.dropped(a.Index, false)
 	}
 	// A new member of a bond is up before it is a member, and a link that was
 	// removed from the configuration meanwhile can leave only then.
 	changed := old.Attrs().Index != a.Index || old.Attrs().Flags != a.Flags || carrier(old) != carrier(u.Link) ||
-		old.Attrs().MasterIndex != a.MasterIndex
+		old.Attrs().MasterIndex != a.MasterIndex || old.Attrs().MTU != a.MTU || !bytes.Equal(old.Attrs().HardwareAddr, a.HardwareAddr)
 	for key, c := range o.clients {
 		// A cable that was unplugged for a short time may be visible only as an event without a change.
 		if key.link == a.Name && carrier(u.Link) && (!carrier(old) || !changed && c.lease == nil) {
@@ -225,47 +275,6 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 }
 
 func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
-
-// reconcile makes the links, leases, files and resources match the configuration.
-func (o *owner) reconcile(ctx context.Context) {
-	var all []candidate
-	order, routes, now := uint32(0), taken{}, time.Now()
-	o.build(ctx)
-	for _, name := range o.order() {
-		l := o.links[name]
-		p, managed := planFor(o.plans, name, o.o.physical(l))
-		o.ask(ctx, l, p, managed)
-		if !managed {
-			o.withdraw(l)
-			continue
-		}
-		is := want(p, o.leases(name), order, routes, now)
-		if len(o.sources(p)) > 0 {
-			order++
-		}
-		o.applyTo(l, is)
-		all = append(all, candidates(name, o.applied[name], o.cfg.Machine.Kubelet.NodeIP.ValidSubnets)...)
-	}
-	for key := range o.clients {
-		if _, here := o.links[key.link]; !here {
-			o.stopClient(key)
-		}
-	}
-	o.ends = o.nextEnd(now)
-	o.forget()
-	o.publish(all)
-}
-
-// forget drops errors of links that don't exist, or aren't wanted, any more.
-func (o *owner) forget() {
-	maps.DeleteFunc(o.errs, func(key string, _ error) bool {
-		if name, ok := strings.CutPrefix(key, making); ok {
-			return !slices.ContainsFunc(o.virtuals, func(v virtual) bool { return v.name == name })
-		}
-		_, here := o.links[key]
-		return !here && key != namesKey
-	})
-}
 
 // order is listed links in the order of the list, then the others by name.
 func (o *owner) order() []string {
@@ -281,46 +290,8 @@ func (o *owner) order() []string {
 	return names
 }
 
-func (o *owner) applyTo(l netlink.Link, is linkState) {
-	name, index := l.Attrs().Name, l.Attrs().Index
-	err := bringUp(l)
-	if err == nil {
-		was := o.applied[name]
-		if was.index != index {
-			was = linkState{}
-		}
-		o.applied[name], err = o.o.apply(l, was, is)
-	}
-	o.refused(name, err)
-}
-
-// withdraw removes our settings from a link that isn't managed any more.
-func (o *owner) withdraw(l netlink.Link) {
-	name := l.Attrs().Name
-	was, ours := o.applied[name]
-	if !ours || was.index != l.Attrs().Index {
-		delete(o.errs, name)
-		return
-	}
-	_, err := o.o.apply(l, was, linkState{})
-	delete(o.applied, name)
-	o.refused(name, err)
-}
-
-// refused records, and logs once, what the kernel refused.
-func (o *owner) refused(name string, err error) {
-	if err == nil {
-		delete(o.errs, name)
-		return
-	}
-	if old := o.errs[name]; old == nil || old.Error() != err.Error() {
-		o.log.Warn(err.Error() + "; trying again")
-	}
-	o.errs[name] = err
-}
-
 // loop reconciles at first, and after each change.
-func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <-chan netlink.LinkUpdate) error {
+func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, e events) error {
 	tick := time.NewTicker(retryEvery)
 	defer tick.Stop()
 	observe := time.NewTicker(observeEvery)
@@ -333,6 +304,7 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 			return err
 		}
 		changed = false
+		lost := false
 		select {
 		case <-ctx.Done():
 			return nil
@@ -348,22 +320,26 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 				return err
 			}
 			o.settled, changed = false, true
-		case u, open := <-links:
-			if !open { // the kernel's buffer overflowed: list all anew
-				if ctx.Err() != nil {
-					return nil
-				}
-				var err error
-				if links, err = o.subscribe(ctx); err != nil {
-					return err
-				}
-			}
-			changed = !open || o.note(u)
+		case u, open := <-e.links:
+			changed = open && o.note(u)
+			lost = !open
+		case u, open := <-e.addresses:
+			changed = open && o.noteAddress(u)
+			lost = !open
+		case u, open := <-e.routes:
+			changed = open && (u.Type == unix.RTM_DELROUTE && u.Protocol == ours || u.Protocol == unix.RTPROT_RA)
+			lost = !open
+		case n, open := <-e.notices:
+			changed = open && o.advertise(n, time.Now())
+			lost = !open
 		case c := <-o.changed:
 			if changed = o.clients[c.key] == c.from; changed { // it may have been stopped meanwhile
 				c.from.lease = c.lease
 			}
 		case l := <-o.found:
+			if l.err != nil {
+				l.addr = o.named[l.host].addr
+			}
 			o.named[l.host] = l
 			changed = true
 		case <-observe.C:
@@ -371,20 +347,14 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 				return err
 			}
 		case now := <-tick.C:
-			ended := !o.ends.IsZero() && !now.Before(o.ends)
-			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0 || ended
+			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0 || !now.Before(o.due)
+		}
+		if lost && ctx.Err() == nil { // the kernel's buffer overflowed: list all anew
+			var err error
+			if e, err = o.subscribe(ctx); err != nil {
+				return err
+			}
+			changed = true
 		}
 	}
-}
-
-// report publishes the progress.
-func (o *owner) report() error {
-	s := Status{Config: o.version}
-	for _, name := range slices.Sorted(maps.Keys(o.errs)) {
-		s.Problems = append(s.Problems, o.errs[name].Error())
-	}
-	for _, name := range o.order() {
-		s.Addresses = append(s.Addresses, o.applied[name].addresses...)
-	}
-	return Statuses.Put(o.o.Store.As(ID), ID, s)
 }

@@ -7,35 +7,36 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // defaultMetric of a lease's routes is that of static ones without a metric.
 const defaultMetric = 1024
 
-// route is a route on a known link. Without a gateway the network is on the
-// link itself.
-type route struct {
-	network netip.Prefix
-	gateway netip.Addr
-	metric  uint32
+// Who wants an object: the layers of settings, the last one first.
+const (
+	byConfiguration = "machine.network.interfaces"
+	byRules         = "machine.network.rules"
+	byKernel        = "router advertisement"
+)
+
+// want is an object that is wanted, and by whom.
+type want struct {
+	object
+	by string
 }
 
-// linkState is our settings on a link, current or wanted.
-type linkState struct {
-	index     int // of the link that it was applied to: a new link of the same name has another
-	mtu       int // bytes; 0: unchanged
-	mtuBefore int // before we set it
-	addresses []netip.Prefix
-	routes    []route
-}
-
-// planFor is the plan of a link: the configuration's, or DHCP for a physical
+// plan is the plan of a link: the configuration's, or the default for a physical
 // link that it doesn't name (S-094), or nothing.
-func planFor(all []config.Link, name string, physical bool) (p config.Link, managed bool) {
-	if i := slices.IndexFunc(all, func(l config.Link) bool { return l.Name == name }); i >= 0 {
-		return all[i], !all[i].Ignore
+func (o *owner) plan(l netlink.Link) (p config.Link, managed bool) {
+	name, physical := l.Attrs().Name, o.o.physical(l)
+	p, managed = config.Link{Name: name, DHCP: physical}, physical || name == "lo"
+	if i := slices.IndexFunc(o.plans, func(l config.Link) bool { return l.Name == name }); i >= 0 {
+		p, managed = o.plans[i], !o.plans[i].Ignore
 	}
-	return config.Link{Name: name, DHCP: physical}, physical || name == "lo"
+	p.DHCP6 = p.DHCP6 || o.managed[l.Attrs().Index] && o.acceptsRA(p)
+	return p, managed
 }
 
 // taken are the routes of the links so far. The kernel has one route per
@@ -46,7 +47,7 @@ type taken map[route]bool
 // priority.
 func (t taken) place(r route) route {
 	for {
-		key := route{network: r.network, metric: r.metric}
+		key := route{network: r.network, metric: r.metric, table: r.table}
 		if !t[key] {
 			t[key] = true
 			return r
@@ -55,33 +56,72 @@ func (t taken) place(r route) route {
 	}
 }
 
-// want is the link's wanted state now. order counts the links that should have leases: the
-// metric of a link's routes doesn't depend on whether another link has a lease already.
-func want(p config.Link, leases []*lease, order uint32, t taken, now time.Time) linkState {
-	s := linkState{mtu: p.MTU, addresses: slices.Clone(p.Addresses)}
-	for _, r := range p.Routes {
-		s.routes = append(s.routes, t.place(route{network: r.Network.Masked(), gateway: r.Gateway, metric: r.Metric}))
+// kinds of routes.
+var kinds = map[config.RouteType]int{
+	"": unix.RTN_UNICAST, config.RouteUnicast: unix.RTN_UNICAST, config.RouteBlackhole: unix.RTN_BLACKHOLE,
+	config.RouteUnreachable: unix.RTN_UNREACHABLE, config.RouteProhibit: unix.RTN_PROHIBIT,
+}
+
+func staticRoute(index int, r config.Route) route {
+	s := route{
+		index: index, network: r.Network.Masked(), gateway: r.Gateway, metric: r.Metric, source: r.Source, mtu: r.MTU,
+		table: cmp.Or(r.Table, unix.RT_TABLE_MAIN), kind: kinds[r.Type],
 	}
-	for _, l := range leases {
-		s.mtu = cmp.Or(s.mtu, l.mtu)
-		for _, a := range l.addresses {
-			if a.lasts(now) && !slices.Contains(s.addresses, a.Prefix) {
-				s.addresses = append(s.addresses, a.Prefix)
-			}
-		}
-		for _, r := range l.routes {
-			// A static route to the same network has priority.
-			if slices.ContainsFunc(s.routes, func(o route) bool { return o.network == r.network }) {
-				continue
-			}
-			r.metric = defaultMetric + order
-			s.routes = append(s.routes, t.place(r))
-		}
+	if s.kind != unix.RTN_UNICAST {
+		s.index = 0
 	}
 	return s
 }
 
-// missing is what is in a and not in b.
-func missing[E comparable](a, b []E) []E {
-	return slices.DeleteFunc(slices.Clone(a), func(e E) bool { return slices.Contains(b, e) })
+// wanted are the objects of a link now. order counts the links that should have leases: the
+// metric of a link's routes doesn't depend on whether another link has a lease already.
+func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, now time.Time) (out []want) {
+	size, sizeBy := p.MTU, byConfiguration
+	var addresses []netip.Prefix
+	var static, routes []want
+	for _, a := range p.Addresses {
+		addresses = append(addresses, a)
+		out = append(out, want{address{index, a}, byConfiguration})
+	}
+	for _, r := range p.Routes {
+		static = append(static, want{t.place(staticRoute(index, r)), byConfiguration})
+	}
+	for _, l := range leases {
+		by := l.source + " from " + l.server
+		if size == 0 {
+			size, sizeBy = l.mtu, by
+		}
+		for _, a := range l.addresses {
+			if a.lasts(now) && !slices.Contains(addresses, a.Prefix) {
+				addresses = append(addresses, a.Prefix)
+				out = append(out, want{address{index, a.Prefix}, by})
+			}
+		}
+		for _, r := range l.routes {
+			// A static route to the same network has priority.
+			if slices.ContainsFunc(static, func(w want) bool { return w.object.(route).network == r.network }) {
+				continue
+			}
+			r.index, r.metric, r.table, r.kind = index, cmp.Or(p.DHCPOptions.RouteMetric, defaultMetric+order), unix.RT_TABLE_MAIN, unix.RTN_UNICAST
+			routes = append(routes, want{t.place(r), by})
+		}
+	}
+	if size != 0 {
+		out = append(out, want{mtu{index, size}, sizeBy})
+	}
+	for _, w := range append(static, routes...) {
+		// A gateway outside of the link's networks is reached on the link as well: some clouds assign /32.
+		r := w.object.(route)
+		near := slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Masked().Contains(r.gateway) })
+		r.onlink = r.gateway.IsValid() && !near && !r.gateway.IsLinkLocalUnicast()
+		out = append(out, want{r, w.by})
+	}
+	return out
+}
+
+func wantedRules(rules []config.Rule) (out []want) {
+	for _, r := range rules {
+		out = append(out, want{rule{r.Priority, r.From, r.To, r.FwMark, r.Table}, byRules})
+	}
+	return out
 }

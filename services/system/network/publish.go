@@ -4,6 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
 )
 
 // namesKey is the key for errors of the node's names, among those of its links:
@@ -11,14 +16,11 @@ import (
 const namesKey = "the node's names"
 
 // publish writes files and resources, after everything is there and on each later change.
-func (o *owner) publish(all []candidate) {
-	lacking := o.lacking()
+func (o *owner) publish() {
+	all := o.candidates()
 	addr, chosen := choose(all, o.pinned)
 	if !o.settled {
-		if len(lacking) == 0 && !chosen {
-			lacking = []error{lack(NoValidSubnet, "an address that machine.kubelet.nodeIP.validSubnets allows")}
-		}
-		if len(lacking) > 0 {
+		if lacking := o.lacking(all); len(lacking) > 0 {
 			o.reportWaiting(lacking)
 			return
 		}
@@ -32,6 +34,11 @@ func (o *owner) publish(all []candidate) {
 	if !o.settled {
 		o.settled = true
 		o.log.Info(fmt.Sprintf("node address %s: %s", addr.Primary, addr.Why))
+		for _, l := range o.pending() {
+			if l.listed {
+				o.log.Warn("going on without " + l.Error())
+			}
+		}
 		o.h.Started(fmt.Sprintf("node %s has address %s", o.name(), addr.Primary))
 	}
 }
@@ -40,7 +47,7 @@ func (o *owner) publish(all []candidate) {
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
 	errs := []error{
-		o.files.resolvers(o.resolvers()),
+		o.files.resolvers(o.resolvers(), o.search()),
 		Resolvers.Put(w, ResolversID, o.resolvers()),
 		TimeServers.Put(w, TimeServersID, o.timeServers()),
 	}
@@ -58,48 +65,125 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 		o.pinSaved = false
 	}
 	o.pinned = addr.Primary
-	if o.configured && !o.pinSaved && o.o.pinReady() {
-		err := writePin(o.o.pinFile, o.pinned)
-		o.pinSaved = err == nil
-		errs = append(errs, err)
-	}
+	name := o.name()
 	return errors.Join(append(errs,
-		o.files.names(o.name(), addr.Primary),
-		Hostnames.Put(w, HostnameID, o.name()),
+		o.pin(name),
+		o.files.names(name, addr.Primary, o.cfg.Machine.Network.ExtraHostEntries),
+		Hostnames.Put(w, HostnameID, name),
 		Addresses.Put(w, AddressID, addr),
 	)...)
 }
 
-// name is the configured one, or else the first lease's, or else made from the first MAC
-// address. It doesn't change once chosen, because the cluster identifies the node by it.
+// pin keeps the node's address and name for later boots.
+func (o *owner) pin(name string) error {
+	if !o.configured || o.pinSaved && o.savedName == name || !o.o.pinReady() {
+		return nil
+	}
+	err := errors.Join(writePin(o.o.pinFile, o.pinned), writeName(o.o.pinFile, name))
+	if o.pinSaved = err == nil; o.pinSaved {
+		o.savedName = name
+	}
+	return err
+}
+
+// name is the configured one, or else that of an earlier boot, or else the first valid one of a
+// lease, or else made from the first MAC address. It doesn't change once chosen, because the
+// cluster identifies the node by it.
 func (o *owner) name() string {
 	if name := o.cfg.Machine.Network.Hostname; name != "" {
 		return name
 	}
-	if o.hostname != "" {
-		return o.hostname
+	if o.hostname == "" {
+		o.hostname = o.nameOfLease()
 	}
-	for _, name := range o.order() {
-		for _, l := range o.leases(name) {
-			if o.hostname = cleanHostname(l.hostname); o.hostname != "" {
-				return o.hostname
+	if o.hostname == "" {
+		for _, name := range o.order() {
+			mac := o.links[name].Attrs().HardwareAddr
+			if _, managed := o.plan(o.links[name]); managed && len(mac) > 0 && name != "lo" {
+				o.hostname = hostnameFromMAC(mac)
+				break
 			}
 		}
 	}
-	for _, name := range o.order() {
-		if _, ours := o.applied[name]; ours && len(o.links[name].Attrs().HardwareAddr) > 0 && name != "lo" {
-			o.hostname = hostnameFromMAC(o.links[name].Attrs().HardwareAddr)
-			return o.hostname
+	if o.hostname == "" {
+		return "garboard"
+	}
+	o.tellNames()
+	return o.hostname
+}
+
+// nameOfLease is the first valid name of a lease.
+func (o *owner) nameOfLease() string {
+	if o.cfg.Machine.Network.AutoHostname == config.HostnameStable {
+		return ""
+	}
+	for _, link := range o.order() {
+		for _, l := range o.leases(link) {
+			if name, err := cleanHostname(l.hostname); err == nil {
+				return name
+			}
 		}
 	}
-	return "garboard"
+	return ""
+}
+
+// tellNames logs, once for each name, that the node doesn't take the name of a lease.
+func (o *owner) tellNames() {
+	if o.cfg.Machine.Network.AutoHostname == config.HostnameStable {
+		return
+	}
+	for _, link := range o.order() {
+		for _, l := range o.leases(link) {
+			name, err := cleanHostname(l.hostname)
+			if l.hostname == "" || name == o.hostname || o.toldNames[l.hostname] || len(o.toldNames) > maxAdvertised {
+				continue
+			}
+			o.toldNames[l.hostname] = true
+			why := "a node keeps the name that it has in its cluster; machine.network.hostname changes it"
+			if err != nil {
+				why = err.Error()
+			}
+			o.log.Warn(fmt.Sprintf("%s on %s names the node %q; its name is %s: %s", l.source, link, l.hostname, o.hostname, why))
+		}
+	}
 }
 
 func (o *owner) resolvers() []netip.Addr {
 	if ns := o.cfg.Machine.Network.Nameservers; len(ns) > 0 {
 		return ns
 	}
-	return o.fromLeases(func(l *lease) []netip.Addr { return l.resolvers })
+	out := o.fromLeases(func(l *lease) []netip.Addr { return l.resolvers })
+	for _, a := range o.routers() {
+		out = append(out, missing(lasting(a.servers, time.Now(), netip.Addr.Compare), out)...)
+	}
+	return out
+}
+
+// search are the domains that complete short names.
+func (o *owner) search() (out []string) {
+	if s := o.cfg.Machine.Network.SearchDomains; len(s) > 0 {
+		return s
+	}
+	for _, name := range o.order() {
+		for _, l := range o.leases(name) {
+			out = append(out, missing(l.search, out)...)
+		}
+	}
+	for _, a := range o.routers() {
+		out = append(out, missing(lasting(a.search, time.Now(), strings.Compare), out)...)
+	}
+	return out
+}
+
+// routers is what the routers of the links have advertised, in the order of the links.
+func (o *owner) routers() (out []*advertised) {
+	for _, name := range o.order() {
+		p, managed := o.plan(o.links[name])
+		if a := o.advertised[o.links[name].Attrs().Index]; a != nil && managed && o.acceptsRA(p) {
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 func (o *owner) timeServers() []netip.Addr {
@@ -114,4 +198,23 @@ func (o *owner) fromLeases(what func(*lease) []netip.Addr) []netip.Addr {
 		}
 	}
 	return out
+}
+
+// missing is what is in a and not in b.
+func missing[E comparable](a, b []E) []E {
+	return slices.DeleteFunc(slices.Clone(a), func(e E) bool { return slices.Contains(b, e) })
+}
+
+// report publishes the progress.
+func (o *owner) report() error {
+	s := Status{Config: o.version, Problems: o.problems()}
+	for _, w := range o.wanted {
+		if a, is := w.object.(address); is && o.state.objects[a] {
+			s.Addresses = append(s.Addresses, a.prefix)
+		}
+	}
+	for _, a := range o.state.advertised {
+		s.Addresses = append(s.Addresses, a.prefix)
+	}
+	return errors.Join(Statuses.Put(o.o.Store.As(ID), ID, s), o.reportObjects())
 }

@@ -3,6 +3,7 @@ package network
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -19,103 +20,165 @@ const (
 	NoValidSubnet  reason.Code = "NoValidSubnet"  // there are addresses, but none that nodeIP.validSubnets allows
 )
 
-// lack is one thing that the node waits for.
-func lack(code reason.Code, format string, args ...any) error {
+// How long a node that has an address waits for other links. It waits for its first address without an end, because
+// nothing can go on without one.
+const (
+	// linkGrace is for links that have a carrier, so that the node's address doesn't depend on which server was faster.
+	linkGrace = 5 * time.Second
+	// listedGrace is for links that the configuration lists, while the node's address isn't chosen for good.
+	listedGrace = 30 * time.Second
+	// pinGrace is for the address of an earlier boot: etcd and others identify the node by it. After a loss of power, a
+	// server or a switch may start more slowly than the machine.
+	pinGrace = time.Minute
+	// requiredGrace is for links with required: true.
+	requiredGrace = 2 * time.Minute
+)
+
+// lack is one thing that isn't there yet.
+type lack struct {
+	error
+	most   time.Duration // how long a node with an address waits for it
+	listed bool          // the configuration demands it
+}
+
+func lackOf(code reason.Code, format string, args ...any) error {
 	return reason.With(code, fmt.Errorf(format, args...))
 }
 
-// lacking is everything that the node waits for, sorted; empty after it has its addresses.
-func (o *owner) lacking() (out []error) {
-	listed := false
+// pending is everything that isn't there yet.
+func (o *owner) pending() (out []lack) {
+	var bare []string // links that may still get the address of an earlier boot
+	addressed := false
 	for _, p := range o.plans {
 		if p.Ignore || p.Name == "lo" || o.members[p.Name] != "" {
 			continue // a bond works without some of its members
 		}
-		listed = listed || len(o.sources(p)) > 0 || len(p.Addresses) > 0
-		_, here := o.links[p.Name]
-		unanswered := o.unanswered(p)
-		switch {
-		case !here && o.errs[making+p.Name] != nil:
-			out = append(out, o.errs[making+p.Name])
-		case !here:
-			out = append(out, lack(LinkMissing, "interface %q to appear", p.Name))
-		case len(unanswered) > 0:
-			out = append(out, unanswered...)
-		case o.errs[p.Name] != nil:
-			out = append(out, o.errs[p.Name])
-		case len(o.applied[p.Name].addresses) < len(p.Addresses):
-			out = append(out, lack("", "addresses on %q", p.Name))
+		l, here := o.links[p.Name]
+		if here {
+			p, _ = o.plan(l)
+		}
+		addressed = addressed || len(o.sources(p)) > 0 || len(p.Addresses) > 0
+		lacks := o.lacksOf(p)
+		for _, err := range lacks {
+			out = append(out, lack{err, o.grace(p, true), true})
+		}
+		if len(lacks) > 0 && (slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr() == o.pinned }) || o.mayGetPinned(p)) {
+			bare = append(bare, p.Name)
 		}
 	}
-	if !listed {
-		out = append(out, o.lackingUnlisted()...)
+	if !addressed {
+		var unlisted []string
+		out, unlisted = o.pendingUnlisted(out)
+		bare = append(bare, unlisted...)
 	}
-	slices.SortFunc(out, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	if has := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned }); !has && len(bare) > 0 {
+		err := lackOf("", "the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), pinGrace)
+		out = append(out, lack{err, pinGrace, false})
+	}
+	slices.SortFunc(out, func(a, b lack) int { return strings.Compare(a.Error(), b.Error()) })
 	return out
+}
+
+// pendingUnlisted adds what is pending of links that the configuration doesn't list.
+func (o *owner) pendingUnlisted(out []lack) (_ []lack, bare []string) {
+	var names, without []string
+	for _, name := range o.order() {
+		p, managed := o.plan(o.links[name])
+		if !managed || len(o.sources(p)) == 0 {
+			continue
+		}
+		names = append(names, name)
+		if o.mayGetPinned(p) {
+			bare = append(bare, name)
+		}
+		if !carrier(o.links[name]) {
+			without = append(without, name)
+			continue
+		}
+		for _, err := range o.unanswered(p) {
+			out = append(out, lack{err, o.grace(p, false), false})
+		}
+	}
+	switch {
+	case len(names) == 0:
+		out = append(out, lack{lackOf(LinkMissing, "a network card to appear"), 0, false})
+	case len(without) == len(names):
+		out = append(out, lack{lackOf(NoCarrier, "a link on %s", strings.Join(names, ", ")), 0, false})
+	}
+	return out, bare
+}
+
+// mayGetPinned reports whether the link may still get the address of an earlier boot.
+func (o *owner) mayGetPinned(p config.Link) bool {
+	if o.pinned.Is6() && o.acceptsRA(p) {
+		return true
+	}
+	return slices.ContainsFunc(o.sources(p), func(s source) bool {
+		c := o.clients[leaseKey{p.Name, s.name}]
+		return s.family == familyOf(o.pinned) && (c == nil || c.lease == nil)
+	})
+}
+
+// lacksOf is what a listed link lacks.
+func (o *owner) lacksOf(p config.Link) (out []error) {
+	l, here := o.links[p.Name]
+	if !here {
+		if err := o.errs[making+p.Name]; err != nil {
+			return []error{err}
+		}
+		return []error{lackOf(LinkMissing, "interface %q to appear", p.Name)}
+	}
+	out = o.unanswered(p)
+	for _, a := range p.Addresses {
+		if own := (address{l.Attrs().Index, a}); !o.state.objects[own] && o.problem(own) == "" {
+			out = append(out, lackOf("", "address %s on %q", a, p.Name))
+		}
+	}
+	return out
+}
+
+// grace is how long a node with an address waits for a link.
+func (o *owner) grace(p config.Link, listed bool) time.Duration {
+	l, here := o.links[p.Name]
+	chosen := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned })
+	switch {
+	case p.Required:
+		return requiredGrace
+	case listed && !chosen:
+		return listedGrace
+	case here && carrier(l):
+		return linkGrace
+	}
+	return 0
 }
 
 // unanswered are the missing answers for the leases of a link.
 func (o *owner) unanswered(p config.Link) (out []error) {
 	for _, s := range o.sources(p) {
 		if c := o.clients[leaseKey{p.Name, s.name}]; c == nil || c.lease == nil {
-			out = append(out, s.answerOn(p.Name))
+			out = append(out, lackOf(DHCPUnanswered, "%s answer on %q", s.name, p.Name))
 		}
 	}
 	return out
 }
 
-// answerOn is the name of a source's answer in the reason of a wait.
-func (s source) answerOn(link string) error {
-	return lack(DHCPUnanswered, "%s answer on %q", s.name, link)
-}
-
-// lackingUnlisted: without listed links one address is enough. The other links have a
-// grace period, and one that may get the address of an earlier boot has a longer one.
-func (o *owner) lackingUnlisted() (without []error) {
-	var names []string
-	var bare []string // links that may still get the address of an earlier boot
-	have, pinned := false, false
-	for _, name := range o.order() {
-		for _, s := range o.o.sources {
-			c := o.clients[leaseKey{name, s.name}]
-			if c == nil {
-				continue
-			}
-			names = append(names, name)
-			if c.lease != nil {
-				have, pinned = true, pinned || c.lease.has(o.pinned)
-				continue
-			}
-			if s.family == familyOf(o.pinned) {
-				bare = append(bare, name)
-			}
-			if carrier(o.links[name]) {
-				without = append(without, s.answerOn(name))
-			}
-		}
-	}
-	names = slices.Compact(names)
-	switch {
-	case len(names) == 0:
-		return []error{lack(LinkMissing, "a network card to appear")}
-	case !have && len(without) == 0:
-		return []error{lack(NoCarrier, "a link on %s", strings.Join(names, ", "))}
-	case !have:
+// lacking is what the node waits for; empty when it can go on.
+func (o *owner) lacking(all []candidate) (out []error) {
+	pending := o.pending()
+	if len(all) == 0 {
 		o.firstAddr = time.Time{}
-		return without
-	}
-	if o.firstAddr.IsZero() {
+	} else if o.firstAddr.IsZero() {
 		o.firstAddr = time.Now()
 	}
-	grace := linkGrace
-	if !pinned && len(bare) > 0 {
-		grace = pinGrace
-		without = append(without, lack("", "the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), grace))
+	for _, l := range pending {
+		if len(all) == 0 || time.Since(o.firstAddr) < l.most {
+			out = append(out, l.error)
+		}
 	}
-	if time.Since(o.firstAddr) >= grace {
-		return nil
+	if len(all) == 0 && len(out) == 0 {
+		out = append(out, lackOf(NoValidSubnet, "an address that machine.kubelet.nodeIP.validSubnets allows"))
 	}
-	return without
+	return out
 }
 
 // reportWaiting reports what the service waits for, once per change, and at the console

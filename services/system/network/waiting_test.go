@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -28,34 +29,37 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 		"it is there already":              {was, was, true, linkGrace},
 		"it may come with the other link":  {was, other, true, pinGrace},
 		"or with one that has no link yet": {was, other, false, pinGrace},
-		"one that DHCP doesn't give":       {"2001:db8::9/64", other, false, 0},
+		"or with an advertisement":         {"2001:db8::9/64", other, false, pinGrace},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				quick, slow := netlink.LinkAttrs{Name: "eth0", RawFlags: unix.IFF_LOWER_UP}, netlink.LinkAttrs{Name: "eth1"}
+				quick, slow := netlink.LinkAttrs{Name: "eth0", Index: 2, RawFlags: unix.IFF_LOWER_UP}, netlink.LinkAttrs{Name: "eth1", Index: 3}
 				if test.carrier {
 					slow.RawFlags = unix.IFF_LOWER_UP
 				}
 				o := &owner{
+					cfg:   &config.Config{},
 					links: map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: quick}, "eth1": &netlink.Device{LinkAttrs: slow}},
 					clients: map[leaseKey]*leased{
 						{"eth0", "DHCP"}: {lease: &lease{addresses: []leasedAddress{{Prefix: netip.MustParsePrefix(test.first)}}}},
 						{"eth1", "DHCP"}: {},
 					},
-					Daemon: New(Options{}),
+					Daemon: New(Options{physical: func(netlink.Link) bool { return true }}),
+					wanted: []want{{address{2, netip.MustParsePrefix(test.first)}, ""}},
+					state:  actual{objects: map[object]bool{address{2, netip.MustParsePrefix(test.first)}: true}},
 				}
 				if test.pinned != "" {
 					o.pinned = netip.MustParsePrefix(test.pinned).Addr()
 				}
 				began, reported := time.Now(), ""
-				for lacking := o.lackingUnlisted(); len(lacking) > 0; lacking = o.lackingUnlisted() {
+				for lacking := o.lacking(o.candidates()); len(lacking) > 0; lacking = o.lacking(o.candidates()) {
 					reported = errors.Join(lacking...).Error()
 					time.Sleep(time.Second)
 				}
 				if took := time.Since(began); took != test.want {
 					t.Errorf("it waits %s, not %s, for %s", took, test.want, reported)
 				}
-				if named := strings.Contains(reported, "10.0.0.9, on eth1"); named != (test.want == pinGrace) {
+				if named := strings.Contains(reported, "the address that the node has had"); named != (test.want == pinGrace) {
 					t.Errorf("it says that it waits for %s", reported)
 				}
 			})

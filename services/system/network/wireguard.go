@@ -24,10 +24,11 @@ const (
 
 // lookup is the result of a query for the name of a peer.
 type lookup struct {
-	host string
-	addr netip.Addr
-	err  error
-	at   time.Time // when it was answered
+	host  string
+	addr  netip.Addr
+	err   error
+	at    time.Time // when it was answered
+	again bool      // the peer doesn't answer at this address
 }
 
 // keyed is the last settings of a WireGuard link.
@@ -53,6 +54,8 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 		}
 		if named[host] = o.named[host].addr; !named[host].IsValid() {
 			errs = append(errs, o.resolve(ctx, host))
+		} else if o.named[host].again {
+			o.resolve(ctx, host)
 		}
 	}
 	name := l.Attrs().Name
@@ -75,8 +78,8 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 // address yet.
 func (o *owner) resolve(ctx context.Context, host string) error {
 	last, asked := o.named[host]
-	if !asked || last.err != nil && time.Since(last.at) >= lookupAgain {
-		o.named[host] = lookup{host: host} // under way
+	if !asked || last.again || last.err != nil && time.Since(last.at) >= lookupAgain {
+		o.named[host] = lookup{host: host, addr: last.addr} // under way
 		o.lookups.Go(func() {
 			lctx, cancel := context.WithTimeout(ctx, lookupTime)
 			defer cancel()

@@ -1,7 +1,9 @@
 package network
 
 import (
+	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,6 +15,9 @@ import (
 // observeEvery is how often the kernel is asked for the state of WireGuard links: it reports no
 // changes by itself. At each keepalive of 5 s the counters change.
 const observeEvery = 5 * time.Second
+
+// silentAfter is when a session without a new handshake has ended (REJECT_AFTER_TIME of WireGuard).
+const silentAfter = 3 * time.Minute
 
 // WireGuardStatus is the state of a WireGuard link in the kernel, as `wg show` prints it. The
 // private key isn't part of it.
@@ -75,10 +80,32 @@ func (o *owner) observe() error {
 			s.Problem = err.Error()
 		} else {
 			s = wireguardStatus(d)
+			o.reviewWireGuard(v, d)
 		}
 		statuses[v.name] = s
 	}
 	return WireGuardStatuses.Replace(o.o.Store.As(ID), statuses)
+}
+
+// reviewWireGuard sets a link again that another program has changed, and looks for the address of a peer again that doesn't answer: it may
+// have moved.
+func (o *owner) reviewWireGuard(v virtual, d *wgtypes.Device) {
+	if key, err := wgtypes.ParseKey(string(v.wireguard.PrivateKey)); err == nil && (key != d.PrivateKey || len(d.Peers) != len(v.wireguard.Peers)) {
+		delete(o.keyed, v.name)
+		o.due = time.Time{}
+	}
+	for _, p := range v.wireguard.Peers {
+		host, _, _ := net.SplitHostPort(p.Endpoint)
+		l := o.named[host]
+		silent := slices.ContainsFunc(d.Peers, func(own wgtypes.Peer) bool {
+			return own.PublicKey.String() == p.PublicKey && time.Since(own.LastHandshakeTime) > silentAfter
+		})
+		if silent && l.addr.IsValid() && time.Since(l.at) > silentAfter {
+			l.again = true
+			o.named[host] = l
+			o.due = time.Time{}
+		}
+	}
 }
 
 func wireguardStatus(d *wgtypes.Device) WireGuardStatus {

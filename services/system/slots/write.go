@@ -140,11 +140,8 @@ func (s *Slots) policy(older bool) (p signed.Policy, err error) {
 // replace finds out whether an installer image has a kernel that is to replace that of its system. The system is then another one.
 func (src *Source) replace(ctx context.Context, files fs.FS, unsigned bool) error {
 	kernel, err := signed.ReadFile(files, esp.KernelFile, maxKernel)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // earlier releases have none
-	}
 	if err != nil {
-		return err
+		return boot.IgnoreMissing(err) // earlier releases have none
 	}
 	release, err := esp.Release(kernel)
 	if err != nil {

@@ -3,7 +3,6 @@ package udev
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,7 +78,7 @@ func OpenModules(dir string) (*Modules, error) {
 		"modules.alias":   func(text string) { alias = text },
 	} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if boot.IgnoreMissing(err) != nil {
 			return nil, fmt.Errorf("open modules: %w", err)
 		}
 		parse(string(text))

@@ -140,7 +140,9 @@ func (d *daemon) run(ctx context.Context, started func(string)) error {
 	if err := makeStaticNodes(d.modules.dir, d.dev); err != nil {
 		d.log.Warn("device nodes for modules that load on demand", "err", err)
 	}
-	d.require()
+	for _, r := range required {
+		d.later = append(d.later, job{module: r.name, why: r.why})
+	}
 	d.coldplug()
 	d.linkAll()
 
@@ -300,13 +302,6 @@ func (d *daemon) seqnum() (uint64, error) {
 		return 0, err
 	}
 	return strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
-}
-
-// require queues the modules of the table.
-func (d *daemon) require() {
-	for _, r := range required {
-		d.later = append(d.later, job{module: r.name, why: r.why})
-	}
 }
 
 // plug queues a device. Processors can wait: their modules only make things

@@ -1,5 +1,5 @@
 // Intruder does what a pod can do that has a node's file system mounted: it prepares files for
-// PID 1, and calls the machine API behind its gate.
+// PID 1, and calls the machine API behind its gate. It also connects to what only nodes should reach.
 //
 //	intruder wait
 //	intruder aside PATH...           rename PATH to PATH.aside
@@ -8,6 +8,7 @@
 //	intruder fifo PATH               put a FIFO there
 //	intruder write PATH CONTENT
 //	intruder call SOCKET             ask for the configuration as an administrator
+//	intruder dial HOST:PORT...       connect to each, and print those that accept
 package main
 
 import (
@@ -21,6 +22,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -30,8 +32,12 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 )
 
-// timeout bounds the call.
-const timeout = 10 * time.Second
+const (
+	// timeout bounds the call.
+	timeout = 10 * time.Second
+	// dialTimeout is for all connections together: packets that are dropped are never answered.
+	dialTimeout = 3 * time.Second
+)
 
 func main() {
 	if err := run(os.Args[1], os.Args[2:]); err != nil {
@@ -57,6 +63,9 @@ func run(verb string, args []string) error {
 		return place(args[0], func() error { return unix.Mkfifo(args[0], 0o600) })
 	case "write":
 		return place(args[0], func() error { return os.WriteFile(args[0], []byte(args[1]), 0o600) })
+	case "dial":
+		dial(args)
+		return nil
 	case "call":
 		return call(args[0])
 	}
@@ -79,6 +88,19 @@ func place(path string, make func() error) error {
 		return err
 	}
 	return make()
+}
+
+func dial(addresses []string) {
+	var all sync.WaitGroup
+	for _, address := range addresses {
+		all.Go(func() {
+			if c, err := net.DialTimeout("tcp", address, dialTimeout); err == nil {
+				_ = c.Close()
+				fmt.Println(address)
+			}
+		})
+	}
+	all.Wait()
 }
 
 func call(socket string) error {

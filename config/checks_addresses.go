@@ -1,0 +1,213 @@
+package config
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+const (
+	localTable  = 255   // of the kernel's own addresses (rt_tables)
+	maxPriority = 32765 // the kernel's own rules are behind it
+	usualMTU    = 1500  // Ethernet's
+)
+
+func checkRoutes(r *report, where place, routes []Route) {
+	for i, route := range routes {
+		where := where.with(i)
+		switch {
+		case !route.Network.IsValid():
+			r.lacks(where.with("network"), "0.0.0.0/0 is the default route")
+		case !masked(r, where.with("network"), route.Network):
+		case route.Gateway.IsValid() && route.Gateway.Is4() != route.Network.Addr().Is4():
+			r.bad(where.with("gateway"), "%s is of another address family than %s", route.Gateway, route.Network)
+		case route.Gateway.IsMulticast() || route.Gateway.IsUnspecified():
+			r.bad(where.with("gateway"), "%s can't be the address of a gateway; without gateway, the network is directly on the link", route.Gateway)
+		case route.Source.IsValid() && route.Source.Is4() != route.Network.Addr().Is4():
+			r.bad(where.with("source"), "%s is of another address family than %s", route.Source, route.Network)
+		case route.Type != RouteUnicast && (route.Gateway.IsValid() || route.Source.IsValid()):
+			r.bad(where.with("type"), "a route of type %s sends nothing, so it has neither gateway nor source", route.Type)
+		case route.Table == localTable:
+			r.bad(where.with("table"), "%d is the table of the kernel's own addresses; choose another one", localTable)
+		}
+		checkMTU(r, where.with("mtu"), route.MTU)
+	}
+}
+
+// masked reports whether a network is written with its own address.
+func masked(r *report, where place, p netip.Prefix) bool {
+	ok := p == p.Masked() || !p.IsValid()
+	if !ok {
+		r.bad(where, "%s has bits set outside of its prefix; did you mean %s", p, p.Masked())
+	}
+	return ok
+}
+
+func checkRules(c *Config, r *report) {
+	seen := map[uint32]bool{}
+	for i, rule := range c.Machine.Network.Rules {
+		where := at("machine", "network", "rules", i)
+		switch {
+		case rule.Priority == 0:
+			r.lacks(where.with("priority"), fmt.Sprintf("1 to %d, the lowest is first", maxPriority))
+		case rule.Priority > maxPriority:
+			r.bad(where.with("priority"), "%d is out of range (1 to %d)", rule.Priority, maxPriority)
+		case seen[rule.Priority]:
+			r.bad(where.with("priority"), "%d is also that of an earlier rule: which of them is first would be open", rule.Priority)
+		}
+		seen[rule.Priority] = true
+		masked(r, where.with("from"), rule.From)
+		masked(r, where.with("to"), rule.To)
+		switch {
+		case !rule.From.IsValid() && !rule.To.IsValid() && rule.FwMark == 0:
+			r.bad(where, "needs from, to or fwMark: the rule would be for all packets; 0.0.0.0/0 or ::/0 says so")
+		case rule.From.IsValid() && rule.To.IsValid() && rule.From.Addr().Is4() != rule.To.Addr().Is4():
+			r.bad(where.with("to"), "%s is of another address family than %s", rule.To, rule.From)
+		}
+		if rule.Table == 0 {
+			r.lacks(where.with("table"), "the table of routes for these packets")
+		}
+	}
+}
+
+// segment is what the configuration has at one place for a link: an entry, or a VLAN in it.
+type segment struct {
+	where  place
+	name   string // of the link, for users
+	link   any    // identifies it
+	cidr   netip.Prefix
+	routes []Route
+	all    Link // of all entries for the link
+}
+
+func segments(c *Config) (all []segment) {
+	links, of := c.Machine.Network.entries()
+	for i, in := range c.Machine.Network.Interfaces {
+		link := links[of[i]]
+		all = append(all, segment{interfaceAt(i), link.String(), of[i], in.CIDR, in.Routes, link})
+		for j, v := range in.VLANs {
+			own := Link{DHCP: v.DHCP, Routes: v.Routes}
+			if v.CIDR.IsValid() {
+				own.Addresses = []netip.Prefix{v.CIDR}
+			}
+			all = append(all, segment{interfaceAt(i, "vlans", j), fmt.Sprintf("VLAN %d of %s", v.ID, link), [2]int{of[i], v.ID}, v.CIDR, v.Routes, own})
+		}
+	}
+	return all
+}
+
+// ends are the network address of an IPv4 network and its broadcast address. Networks of one or two addresses have none.
+func ends(p netip.Prefix) (network, broadcast netip.Addr) {
+	if !p.IsValid() || !p.Addr().Is4() || p.Bits() > 30 {
+		return network, broadcast
+	}
+	last := p.Masked().Addr().As4()
+	binary.BigEndian.PutUint32(last[:], binary.BigEndian.Uint32(last[:])|(1<<(32-p.Bits())-1))
+	return p.Masked().Addr(), netip.AddrFrom4(last)
+}
+
+func checkAddresses(c *Config, r *report) {
+	all, own := segments(c), map[netip.Addr]string{}
+	for _, s := range all {
+		addr := s.cidr.Addr()
+		own[addr] = s.name
+		if addr.IsMulticast() || addr.IsUnspecified() {
+			r.bad(s.where.with("cidr"), "%s can't be the address of a host", addr)
+		} else if _, broadcast := ends(s.cidr); broadcast.IsValid() && addr == broadcast {
+			r.bad(s.where.with("cidr"), "%s is the broadcast address of %s, which no host can have", broadcast, s.cidr.Masked())
+		}
+	}
+	for _, s := range all {
+		for i, route := range s.routes {
+			where := s.where.with("routes", i, "gateway")
+			if name, is := own[route.Gateway]; is && route.Gateway.IsValid() {
+				r.bad(where, "%s is the address of this node itself, on %s: a gateway is another machine", route.Gateway, name)
+			}
+			for _, p := range s.all.Addresses {
+				if network, broadcast := ends(p); network.IsValid() && (route.Gateway == network || route.Gateway == broadcast) {
+					r.bad(where, "%s is the first or the last address of %s, which no gateway can have", route.Gateway, p.Masked())
+				}
+			}
+		}
+	}
+}
+
+// warnAddresses: such an address can work, but it is mostly a mistake.
+func warnAddresses(c *Config, r *report) {
+	first := map[netip.Addr]segment{}
+	for _, s := range segments(c) {
+		addr, where := s.cidr.Addr(), s.where.with("cidr")
+		if !addr.IsValid() {
+			continue
+		}
+		if network, _ := ends(s.cidr); addr == network || addr.Is6() && s.cidr.Bits() < 127 && s.cidr == s.cidr.Masked() {
+			r.warn(where, "%s is the address of the network itself; did you mean %s/%d", s.cidr, addr.Next(), s.cidr.Bits())
+		}
+		other, twice := first[addr]
+		if twice && other.link != s.link && !addr.IsLinkLocalUnicast() && !s.cidr.IsSingleIP() && !other.cidr.IsSingleIP() {
+			r.warn(where, "%s is also the address of %s (%s): which link answers for it is open; remove one of them", addr, other.name, r.point(other.where))
+		}
+		first[addr] = s
+		warnInside(c, r, where, addr)
+	}
+	for i, in := range c.Machine.Network.Interfaces {
+		if in.VIP != nil {
+			warnInside(c, r, interfaceAt(i, "vip", "ip"), in.VIP.IP)
+		}
+	}
+	for i, server := range c.Machine.Network.Nameservers {
+		warnInside(c, r, at("machine", "network", "nameservers", i), server)
+	}
+	if addr, err := netip.ParseAddr(c.Cluster.ControlPlane.Endpoint.Hostname()); err == nil {
+		warnInside(c, r, at("cluster", "controlPlane", "endpoint"), addr)
+	}
+}
+
+// warnInside: in the networks of pods and Services, an address is that of a pod or a Service.
+func warnInside(c *Config, r *report, where place, addr netip.Addr) {
+	for name, subnets := range map[string][]netip.Prefix{"podSubnets": c.Cluster.Network.PodSubnets, "serviceSubnets": c.Cluster.Network.ServiceSubnets} {
+		if i := slices.IndexFunc(subnets, func(p netip.Prefix) bool { return p.Contains(addr) }); i >= 0 {
+			r.warn(where, "%s is inside of %s, one of cluster.network.%s: choose another address, or other subnets", addr, subnets[i], name)
+		}
+	}
+}
+
+// warnEntries finds entries that do something else than they seem to do.
+func warnEntries(c *Config, r *report) {
+	n := c.Machine.Network
+	links, of := n.entries()
+	names, members, vlans := cards(links), map[string]bool{}, map[string]place{}
+	for i, in := range n.Interfaces {
+		for j := 0; in.Bond != nil && j < len(in.Bond.Interfaces); j++ {
+			members[cmp.Or(names[in.Bond.Interfaces[j]], in.Bond.Interfaces[j])] = true
+		}
+		for j, v := range in.VLANs {
+			link, where := links[of[i]], interfaceAt(i, "vlans", j)
+			vlans[VLANName(link.Name, v.ID)] = where
+			if v.MTU > link.MTU && link.MTU != 0 {
+				r.warn(where.with("mtu"), "%d is larger than %d, the MTU of %s: Linux refuses that; raise that of %[3]s", v.MTU, link.MTU, link)
+			} else if v.MTU > usualMTU && link.MTU == 0 {
+				r.warn(where.with("mtu"), "%d is larger than %d, which a card has without mtu; set mtu of %s", v.MTU, usualMTU, link)
+			}
+		}
+	}
+	for i, in := range n.Interfaces {
+		link, first := links[of[i]], slices.Index(of, of[i]) == i
+		parent, id := vlanOf(in.Name)
+		made, isVLAN := vlans[in.Name]
+		switch {
+		case !first:
+		case isVLAN:
+			r.warn(interfaceAt(i), "%s is the link of %s: both entries are combined; keep its addresses and routes there", in.Name, r.point(made))
+		case id > 0 && link.selector() == "" && link.Bond == nil && link.WireGuard == nil && !link.Ignore:
+			r.warn(interfaceAt(i), "nothing in this configuration makes %s: VLAN %d of %s is interface: %[3]s with vlans: [{vlanId: %[2]d}]", in.Name, id, parent)
+		case link.Unaddressed() && !members[link.String()] && in.Name != loopback:
+			r.warn(interfaceAt(i), "%s gets no address: set dhcp or cidr; only interfaces that aren't listed have DHCP by themselves", link)
+		}
+		if in.DHCPOptions != (DHCPOptions{}) && !link.DHCP {
+			r.warn(interfaceAt(i, "dhcpOptions"), "have no effect without dhcp: true")
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package config
+
+import (
+	"net/netip"
+	"regexp"
+	"strings"
+)
+
+const (
+	// maxHostname is the limit of Linux and of a DNS label.
+	maxHostname = 63
+	maxDNSName  = 253
+	// maxNameservers is how many of them the resolvers of programs ask (MAXNS in resolv.h).
+	maxNameservers = 3
+)
+
+var (
+	dnsName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+	// numbers are never the name of a host: its last part would have a letter (RFC 3696).
+	numbers = regexp.MustCompile(`^[0-9.]+$`)
+	// dottedPort is an endpoint with a dot instead of a colon before the port.
+	dottedPort = regexp.MustCompile(`^(\d+\.\d+\.\d+\.\d+)\.(\d+)$`)
+)
+
+func isDNSName(name string) bool { return len(name) <= maxDNSName && dnsName.MatchString(name) }
+
+// checkHost requires a DNS name or an IP address.
+func checkHost(r *report, where place, host string) {
+	if _, err := netip.ParseAddr(host); err == nil || lacksColon(r, where, host) {
+		return
+	}
+	if numbers.MatchString(host) {
+		r.bad(where, "%s is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255", quote(host))
+	} else if !isDNSName(strings.ToLower(host)) {
+		r.bad(where, "%s is neither a DNS name nor an IP address", quote(host))
+	}
+}
+
+// lacksColon reports an endpoint such as 10.0.0.1.6443.
+func lacksColon(r *report, where place, endpoint string) bool {
+	m := dottedPort.FindStringSubmatch(endpoint)
+	if m != nil {
+		r.bad(where, "%s lacks a colon before the port; did you mean %s:%s", quote(endpoint), m[1], m[2])
+	}
+	return m != nil
+}
+
+func checkHostname(c *Config, r *report) {
+	name := c.Machine.Network.Hostname
+	if name != "" && (len(name) > maxHostname || !dnsName.MatchString(name)) {
+		r.bad(at("machine", "network", "hostname"), "%s must be of lower-case letters, digits, dashes and dots, %d at most: Kubernetes names the node after it", quote(name), maxHostname)
+	}
+	if domain := c.Cluster.Network.DNSDomain; !isDNSName(domain) {
+		r.bad(at("cluster", "network", "dnsDomain"), "%s is not a DNS name", quote(domain))
+	}
+	for i, server := range c.Machine.Network.Nameservers {
+		if server.IsUnspecified() || server.IsMulticast() {
+			r.bad(at("machine", "network", "nameservers", i), "%s can't be the address of a server", server)
+		}
+	}
+	for i, domain := range c.Machine.Network.SearchDomains {
+		if !isDNSName(strings.ToLower(domain)) {
+			r.bad(at("machine", "network", "searchDomains", i), "%s is not a DNS name, such as example.org", quote(domain))
+		}
+	}
+	for i, entry := range c.Machine.Network.ExtraHostEntries {
+		where := at("machine", "network", "extraHostEntries", i)
+		if !entry.IP.IsValid() {
+			r.lacks(where.with("ip"), "the address of the names in aliases")
+		}
+		if len(entry.Aliases) == 0 {
+			r.lacks(where.with("aliases"), "the names of the address, such as [registry.example.org]")
+		}
+		for j, alias := range entry.Aliases {
+			switch name := strings.ToLower(alias); {
+			case !isDNSName(name) || numbers.MatchString(name):
+				r.bad(where.with("aliases", j), "%s is not the name of a host, such as registry.example.org", quote(alias))
+			case name == "localhost" || name == c.Machine.Network.Hostname:
+				r.bad(where.with("aliases", j), "%s is the name of the node itself, which has lines of its own in /etc/hosts", quote(alias))
+			}
+		}
+	}
+}
+
+func warnNameservers(c *Config, r *report) {
+	if servers := c.Machine.Network.Nameservers; len(servers) > maxNameservers {
+		r.warn(at("machine", "network", "nameservers", maxNameservers), "programs ask the first %d name servers only, and never %s; leave out the others", maxNameservers, servers[maxNameservers])
+	}
+}

@@ -1,0 +1,46 @@
+//go:build kernel
+
+package network
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/vishvananda/netlink"
+)
+
+// A network with DHCPv4 and IPv6 by router advertisements; forwarding is on, as init sets it (init/settings.go).
+// The link gets an address and the default route of the advertisement (accept_ra=2 on the node's own links).
+func TestRouterAdvertisements(t *testing.T) {
+	os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1\n"), 0)
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.46.0.1/24")
+	p.do(func() { p.address("far0", "fd46::1/64") })
+	p.dnsmasq("--interface=far0", "--dhcp-range=10.46.0.50,10.46.0.60,1h", "--dhcp-range=fd46::,ra-only,64,1h", "--enable-ra", "--ra-param=far0,4,600")
+	n := startNode(t, config.Network{})
+	n.up(20 * time.Second)
+	eventually.That(t, 20*time.Second, "an address of fd46::/64", func() error {
+		l, _ := netlink.LinkByName("eth0")
+		all, _ := netlink.AddrList(l, netlink.FAMILY_V6)
+		for _, a := range all {
+			if ip, ok := netip.AddrFromSlice(a.IP); ok && prefix("fd46::/64").Contains(ip) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v", all)
+	})
+}
+
+// The same network without DHCPv4. The node is up with the address of the advertisement.
+func TestOnlyRouterAdvertisements(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.47.0.1/24")
+	p.do(func() { p.address("far0", "fd47::1/64") })
+	p.dnsmasq("--interface=far0", "--dhcp-range=fd47::,ra-only,64,1h", "--enable-ra", "--ra-param=far0,4,600")
+	startNode(t, config.Network{}).up(2 * time.Minute)
+}

@@ -1,0 +1,98 @@
+package network
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/vishvananda/netlink"
+)
+
+// cardOf is what the configuration can select a card by.
+func cardOf(l netlink.Link) config.Card {
+	a := l.Attrs()
+	device := filepath.Join("/sys/class/net", a.Name, "device")
+	link := func(path string) string { // "" for a link without a device
+		to, _ := os.Readlink(path)
+		return strings.TrimPrefix(filepath.Base(to), ".")
+	}
+	mac := a.PermHWAddr
+	if len(mac) == 0 {
+		mac = a.HardwareAddr
+	}
+	return config.Card{Name: a.Name, HardwareAddr: mac.String(), Driver: link(filepath.Join(device, "driver")), BusPath: link(device)}
+}
+
+// replan makes the plans of the links from the configuration and the cards that are there. A
+// selected card keeps its entry as long as it is there, also with another MAC address: a bond
+// gives its members its own.
+func (o *owner) replan() {
+	links := o.cfg.Machine.Network.Links()
+	o.aliases = map[string]string{}
+	real := map[string]string{} // by name in the configuration
+	for i := range links {
+		l := &links[i]
+		if l.HardwareAddr == "" && l.Driver == "" && l.BusPath == "" {
+			continue
+		}
+		key := strings.Join([]string{l.HardwareAddr, l.Driver, l.BusPath}, " ")
+		alias := cmp.Or(l.Name, strings.TrimSpace(key))
+		l.Name = o.selected(key, alias, *l)
+		if real[alias] = l.Name; l.Name != alias {
+			o.aliases[l.Name] = alias
+		}
+	}
+	for i := range links {
+		if links[i].Bond == nil {
+			continue
+		}
+		bond := *links[i].Bond
+		bond.Interfaces = slices.Clone(bond.Interfaces)
+		for j, m := range bond.Interfaces {
+			if name, known := real[m]; known {
+				bond.Interfaces[j] = name
+			} else if mac, err := net.ParseMAC(m); err == nil {
+				bond.Interfaces[j] = o.selected(m, m, config.Link{HardwareAddr: mac.String()})
+			}
+		}
+		links[i].Bond = &bond
+	}
+	o.plans, o.virtuals, o.members = expand(links)
+}
+
+// selected is the name of the card that an entry selects, or its alias while there is none, or more than one.
+func (o *owner) selected(key, alias string, entry config.Link) string {
+	var names []string
+	for name, l := range o.links {
+		if !o.o.physical(l) {
+			continue
+		}
+		if o.chosen[key] == l.Attrs().Index {
+			return name
+		}
+		if entry.Selects(o.o.card(l)) {
+			names = append(names, name)
+		}
+	}
+	switch len(names) {
+	case 0:
+		delete(o.errs, choosing+alias)
+		return alias
+	case 1:
+		delete(o.errs, choosing+alias)
+		o.chosen[key] = o.links[names[0]].Attrs().Index
+		o.log.Info(fmt.Sprintf("%s is the card of the entry %q", names[0], alias))
+		return names[0]
+	}
+	slices.Sort(names)
+	o.refused(choosing+alias, fmt.Errorf("choose the card of the entry %q: %s match: select it by its hardwareAddr", alias, strings.Join(names, ", ")))
+	return alias
+}
+
+// choosing distinguishes errors of choosing a card from those of its link.
+const choosing = "choose "

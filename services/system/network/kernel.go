@@ -1,0 +1,308 @@
+package network
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ours is the mark of our routes and rules: their protocol. The kernel's table of protocols
+// (rtnetlink.h) doesn't have the number.
+const ours = 103
+
+// object is a setting in the kernel that networkd makes: an address, a route, a rule or an MTU.
+// Its value identifies it.
+type object interface {
+	// link is the index of its link; 0 for none.
+	link() int
+	add() error
+	remove() error
+	// on is its name for users; link is the name of its link.
+	on(link string) string
+}
+
+type (
+	address struct {
+		index  int
+		prefix netip.Prefix
+	}
+	// route without a gateway is to a network on the link itself.
+	route struct {
+		index   int
+		network netip.Prefix
+		gateway netip.Addr
+		metric  uint32
+		table   uint32
+		source  netip.Addr
+		mtu     int
+		kind    int  // RTN_UNICAST …
+		onlink  bool // the gateway isn't in a network of the link
+	}
+	rule struct {
+		priority uint32
+		from, to netip.Prefix
+		mark     uint32
+		table    uint32
+	}
+	mtu     struct{ index, bytes int }
+	altname struct { // a second name of a link, which programs can use as the first
+		index int
+		name  string
+	}
+)
+
+func (a address) link() int { return a.index }
+func (r route) link() int   { return r.index }
+func (r rule) link() int    { return 0 }
+func (m mtu) link() int     { return m.index }
+func (a altname) link() int { return a.index }
+
+func (a address) on(link string) string { return fmt.Sprintf("address %s of %s", a.prefix, link) }
+func (a altname) on(link string) string { return fmt.Sprintf("name %s of %s", a.name, link) }
+func (r rule) on(string) string         { return fmt.Sprintf("rule %d", r.priority) }
+func (m mtu) on(link string) string     { return fmt.Sprintf("MTU %d of %s", m.bytes, link) }
+func (r route) on(link string) string {
+	if r.index == 0 {
+		return fmt.Sprintf("route %s", r)
+	}
+	return fmt.Sprintf("route %s on %s", r, link)
+}
+
+func (r route) String() string {
+	text := r.network.String()
+	if r.gateway.IsValid() {
+		text += " via " + r.gateway.String()
+	}
+	text = fmt.Sprintf("%s metric %d", text, r.metric)
+	if r.table != unix.RT_TABLE_MAIN && r.table != 0 {
+		text = fmt.Sprintf("%s table %d", text, r.table)
+	}
+	return text
+}
+
+func linkOf(index int) netlink.Link {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
+}
+
+func (a address) add() error {
+	return netlink.AddrReplace(linkOf(a.index), &netlink.Addr{IPNet: ipNet(a.prefix)})
+}
+func (a address) remove() error {
+	return netlink.AddrDel(linkOf(a.index), &netlink.Addr{IPNet: ipNet(a.prefix)})
+}
+
+func (a altname) add() error    { return netlink.LinkAddAltName(linkOf(a.index), a.name) }
+func (a altname) remove() error { return netlink.LinkDelAltName(linkOf(a.index), a.name) }
+
+func (r route) add() error    { return netlink.RouteAdd(r.kernel()) }
+func (r route) remove() error { return netlink.RouteDel(r.kernel()) }
+
+func (r rule) add() error    { return netlink.RuleAdd(r.kernel()) }
+func (r rule) remove() error { return netlink.RuleDel(r.kernel()) }
+
+func (m mtu) add() error    { return netlink.LinkSetMTU(linkOf(m.index), m.bytes) }
+func (m mtu) remove() error { return nil } // another one replaces it
+
+func (r route) kernel() *netlink.Route {
+	k := &netlink.Route{
+		LinkIndex: r.index, Dst: ipNet(r.network), Priority: int(r.metric), Protocol: ours, Table: int(r.table), MTU: r.mtu,
+		Type: r.kind, Gw: r.gateway.AsSlice(), Src: r.source.AsSlice(),
+	}
+	if !r.gateway.IsValid() && r.kind == unix.RTN_UNICAST {
+		k.Scope = netlink.SCOPE_LINK
+	}
+	if r.onlink {
+		k.Flags = int(netlink.FLAG_ONLINK)
+	}
+	return k
+}
+
+func (r rule) kernel() *netlink.Rule {
+	k := netlink.NewRule()
+	k.Priority, k.Table, k.Mark, k.Protocol, k.Family = int(r.priority), int(r.table), r.mark, ours, netlink.FAMILY_V4
+	if r.from.IsValid() {
+		k.Src = ipNet(r.from)
+	}
+	if r.to.IsValid() {
+		k.Dst = ipNet(r.to)
+	}
+	if r.from.Addr().Is6() || r.to.Addr().Is6() {
+		k.Family = netlink.FAMILY_V6
+	}
+	return k
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, bits := n.Mask.Size()
+	if a.Is4In6() && bits == 32 {
+		a = a.Unmap()
+	}
+	return netip.PrefixFrom(a, ones)
+}
+
+// actual is the state of the kernel: all MTUs, names and addresses, and the routes and rules that are ours or
+// those of router advertisements.
+type actual struct {
+	objects map[object]bool
+	// advertised are addresses that the kernel has made of router advertisements and that can be used, in its order.
+	advertised []address
+	// gateways are the metrics of the default routes of router advertisements, by index of the link.
+	gateways map[int]uint32
+	// failed are addresses that another host has, by duplicate address detection (RFC 4862 §5.4).
+	failed map[address]bool
+}
+
+// dump calls list again if it was interrupted by a change, a few times.
+func dump[T any](list func() ([]T, error)) (all []T, err error) {
+	for range 5 {
+		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return all, err
+		}
+	}
+	return all, err
+}
+
+func readKernel() (actual, error) {
+	now := actual{objects: map[object]bool{}, gateways: map[int]uint32{}, failed: map[address]bool{}}
+	links, err := dump(netlink.LinkList)
+	if err != nil {
+		return now, fmt.Errorf("list the links: %w", err)
+	}
+	for _, l := range links {
+		now.objects[mtu{l.Attrs().Index, l.Attrs().MTU}] = true
+		for _, name := range l.Attrs().AltNames {
+			now.objects[altname{l.Attrs().Index, name}] = true
+		}
+	}
+	addresses, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return now, fmt.Errorf("list the addresses: %w", err)
+	}
+	for _, a := range addresses {
+		own := address{a.LinkIndex, prefixOf(a.IPNet)}
+		switch {
+		case a.Flags&unix.IFA_F_DADFAILED != 0:
+			now.failed[own] = true
+		case a.Flags&(unix.IFA_F_PERMANENT|unix.IFA_F_TENTATIVE|unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) == 0 && own.prefix.Addr().Is6():
+			now.advertised = append(now.advertised, own)
+		}
+		now.objects[own] = true
+	}
+	routes, err := dump(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return now, fmt.Errorf("list the routes: %w", err)
+	}
+	for _, k := range routes {
+		switch {
+		case k.Protocol == ours:
+			now.objects[routeOf(k)] = true
+		case k.Protocol == unix.RTPROT_RA && k.Gw != nil && (k.Dst == nil || prefixOf(k.Dst).Bits() == 0):
+			metric, known := now.gateways[k.LinkIndex]
+			if !known {
+				metric = math.MaxUint32
+			}
+			now.gateways[k.LinkIndex] = min(metric, uint32(k.Priority))
+		}
+	}
+	rules, err := dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })
+	if err != nil {
+		return now, fmt.Errorf("list the rules: %w", err)
+	}
+	for _, k := range rules {
+		if k.Protocol == ours {
+			now.objects[rule{uint32(k.Priority), prefixOf(k.Src), prefixOf(k.Dst), k.Mark, uint32(k.Table)}] = true
+		}
+	}
+	return now, nil
+}
+
+// routeOf is the kernel's route in our form. A gateway is onlink only if we said so: the kernel
+// reports that of IPv4 only.
+func routeOf(k netlink.Route) route {
+	r := route{
+		index: k.LinkIndex, network: prefixOf(k.Dst), metric: uint32(k.Priority), table: uint32(k.Table), mtu: k.MTU, kind: k.Type,
+		onlink: k.Flags&int(netlink.FLAG_ONLINK) != 0,
+	}
+	r.gateway, _ = netip.AddrFromSlice(k.Gw)
+	r.source, _ = netip.AddrFromSlice(k.Src)
+	r.gateway, r.source = r.gateway.Unmap(), r.source.Unmap()
+	if !r.network.IsValid() {
+		r.network = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if k.Family == netlink.FAMILY_V6 {
+			r.network = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+	}
+	if r.kind != unix.RTN_UNICAST {
+		r.index = 0 // IPv6 has it on lo
+	}
+	return r
+}
+
+// rank is the order in which objects are added; they are removed in the reverse order. A route
+// needs the addresses of its link, and the network of its gateway.
+func rank(o object) int {
+	switch o := o.(type) {
+	case mtu, altname:
+		return 0
+	case address:
+		return 1
+	case rule:
+		return 2
+	case route:
+		if !o.gateway.IsValid() {
+			return 3
+		}
+	}
+	return 4
+}
+
+// difference is what has to be removed from the kernel, and added to it, in that order. known
+// are objects that networkd added: an address has no mark.
+func difference(now map[object]bool, known map[object]bool, wanted []object) (remove, add []object) {
+	for o := range now {
+		_, mine := known[o]
+		switch o.(type) {
+		case mtu:
+			continue
+		case route, rule:
+			mine = true // readKernel reads only those with our mark
+		}
+		if mine && !slices.Contains(wanted, o) {
+			remove = append(remove, o)
+		}
+	}
+	for _, o := range wanted {
+		if !now[o] {
+			add = append(add, o)
+		}
+	}
+	slices.SortFunc(remove, func(a, b object) int {
+		return cmp.Or(rank(b)-rank(a), cmp.Compare(a.on(""), b.on("")))
+	})
+	slices.SortStableFunc(add, func(a, b object) int { return rank(a) - rank(b) })
+	return remove, add
+}
+
+func changeKernel(o object, add bool) error {
+	if add {
+		return o.add()
+	}
+	return o.remove()
+}

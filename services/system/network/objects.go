@@ -1,0 +1,132 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+// LinkStatus is a link that networkd configures.
+type LinkStatus struct {
+	Index   int    `yaml:"index"`
+	Kind    string `yaml:"kind" column:"KIND"` // device for a network card, else as ip-link(8) names it
+	MAC     string `yaml:"mac,omitempty" column:"MAC"`
+	Alias   string `yaml:"alias,omitempty" column:"ALIAS"` // its name in the configuration, if that is another
+	MTU     int    `yaml:"mtu" column:"MTU"`               // bytes
+	State   string `yaml:"state" column:"STATE"`           // up, no carrier, down
+	Master  string `yaml:"master,omitempty" column:"MASTER"`
+	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
+}
+
+// Object is an address, a route or a rule that networkd wants.
+type Object struct {
+	Link    string `yaml:"link,omitempty" column:"LINK"`
+	What    string `yaml:"what" column:"WHAT"`
+	By      string `yaml:"by" column:"BY"` // who wants it
+	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
+}
+
+// LeaseStatus is what a link was granted.
+type LeaseStatus struct {
+	Link      string         `yaml:"link" column:"LINK"`
+	Source    string         `yaml:"source" column:"SOURCE"`
+	Addresses []netip.Prefix `yaml:"addresses"`
+	Server    string         `yaml:"server" column:"SERVER"`
+	Resolvers []netip.Addr   `yaml:"resolvers,omitempty"`
+	Search    []string       `yaml:"search,omitempty"`
+	Hostname  string         `yaml:"hostname,omitempty" column:"HOSTNAME"`
+	Expires   time.Time      `yaml:"expires,omitempty"` // zero: never
+	Problems  []string       `yaml:"problems,omitempty" column:"PROBLEMS"`
+}
+
+func kindOf[T any](plural, kind string) *resource.Kind[T] {
+	return resource.Define[T](resource.Definition{Type: plural + ".net.garboard.dev", Kind: kind, Namespace: "network"})
+}
+
+// The objects of networkd; their IDs are names of links, and of objects on them.
+var (
+	Links     = kindOf[LinkStatus]("Links", "Link")
+	OnLinks   = kindOf[Object]("Addresses", "Address")
+	Routes    = kindOf[Object]("Routes", "Route")
+	Rules     = kindOf[Object]("Rules", "Rule")
+	LeaseList = kindOf[LeaseStatus]("Leases", "Lease")
+)
+
+// reportObjects publishes them.
+func (o *owner) reportObjects() error {
+	w := o.o.Store.As(ID)
+	links, leases := map[string]LinkStatus{}, map[string]LeaseStatus{}
+	addresses, routes, rules := map[string]Object{}, map[string]Object{}, map[string]Object{}
+	for _, p := range o.plans {
+		if _, here := o.links[p.Name]; !here && !p.Ignore {
+			links[p.Name] = LinkStatus{State: "missing", Problem: "there is no such interface"}
+		}
+	}
+	for _, name := range o.order() {
+		if _, managed := o.plan(o.links[name]); managed {
+			links[name] = o.linkStatus(name)
+		}
+		for _, l := range o.leases(name) {
+			s := LeaseStatus{Link: name, Source: l.source, Server: l.server, Resolvers: l.resolvers, Search: l.search, Hostname: l.hostname, Expires: l.expireAt.Round(0), Problems: l.problems}
+			for _, a := range l.addresses {
+				s.Addresses = append(s.Addresses, a.Prefix)
+			}
+			leases[name+"-"+l.source] = s
+		}
+	}
+	for _, want := range o.wanted {
+		link := o.linkName(want.link())
+		s := Object{Link: link, By: want.by, Problem: o.problem(want.object)}
+		switch w := want.object.(type) {
+		case address:
+			s.What = w.prefix.String()
+			addresses[link+"-"+s.What] = s
+		case route:
+			s.What = w.String()
+			if w.index == 0 {
+				s.Link = ""
+			}
+			routes[strings.TrimPrefix(s.Link+"-"+s.What, "-")] = s
+		case rule:
+			s.Link, s.What = "", fmt.Sprintf("from %s to %s mark %d table %d", anyOf(w.from), anyOf(w.to), w.mark, w.table)
+			rules[fmt.Sprint(w.priority)] = s
+		}
+	}
+	for _, a := range o.state.advertised {
+		link := o.linkName(a.index)
+		addresses[link+"-"+a.prefix.String()] = Object{Link: link, What: a.prefix.String(), By: byKernel}
+	}
+	return errors.Join(Links.Replace(w, links), OnLinks.Replace(w, addresses), Routes.Replace(w, routes), Rules.Replace(w, rules), LeaseList.Replace(w, leases))
+}
+
+func anyOf(p netip.Prefix) string {
+	if !p.IsValid() {
+		return "all"
+	}
+	return p.String()
+}
+
+func (o *owner) linkStatus(name string) LinkStatus {
+	l := o.links[name]
+	a := l.Attrs()
+	s := LinkStatus{Index: a.Index, Kind: l.Type(), MAC: a.HardwareAddr.String(), MTU: a.MTU, State: "down", Alias: o.aliases[name], Master: o.members[name]}
+	switch {
+	case carrier(l):
+		s.State = "up"
+	case a.Flags&net.FlagUp != 0:
+		s.State = "no carrier"
+	}
+	if err := errors.Join(o.errs[name], o.errs[making+name]); err != nil {
+		s.Problem = err.Error()
+	}
+	if i := slices.IndexFunc(o.wanted, func(w want) bool { m, is := w.object.(mtu); return is && m.index == a.Index }); s.Problem == "" && i >= 0 {
+		s.Problem = o.problem(o.wanted[i].object)
+	}
+	return s
+}

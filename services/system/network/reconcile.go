@@ -1,0 +1,291 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// A refused or removed object is set again after a pause that doubles from the first to the last: that for refused ones,
+	// and a shorter one for those that another program removes again and again.
+	againFirst   = time.Second
+	againMax     = time.Minute
+	againRemoved = 5 * time.Second
+)
+
+// attempt is the last time that an object was added.
+type attempt struct {
+	at    time.Time
+	pause time.Duration // before the next one
+	err   error         // what the kernel said
+	told  string        // the error that was logged
+}
+
+// reconcile makes the links, their objects, files and resources match the configuration.
+func (o *owner) reconcile(ctx context.Context) {
+	now := time.Now()
+	o.replan()
+	o.build(ctx)
+	o.want(ctx, now)
+	for key := range o.clients {
+		if _, here := o.links[key.link]; !here {
+			o.stopClient(key)
+		}
+	}
+	o.due = now.Add(againMax)
+	err := o.settle(now)
+	o.refused(stateKey, err)
+	if end := o.nextEnd(now); !end.IsZero() && end.Before(o.due) {
+		o.due = end
+	}
+	o.forget()
+	o.publish()
+}
+
+// Keys for errors of reading the kernel's state and of removing objects, among those of links: no link has these names.
+const (
+	stateKey  = "the state of the network"
+	removeKey = "objects to remove"
+)
+
+// want collects the objects that all links want.
+func (o *owner) want(ctx context.Context, now time.Time) {
+	order, routes := uint32(0), taken{}
+	o.wanted = nil
+	for _, name := range o.order() {
+		l := o.links[name]
+		p, managed := o.plan(l)
+		o.ask(ctx, l, p, managed)
+		if !managed {
+			continue
+		}
+		o.refused(name, errors.Join(o.receive(l, p), bringUp(l)))
+		index := l.Attrs().Index
+		objects := wanted(index, p, o.leases(name), order, routes, now)
+		if len(o.sources(p)) > 0 {
+			order++
+		}
+		if before, set := o.mtuBefore[index]; set && !slices.ContainsFunc(objects, func(w want) bool { _, is := w.object.(mtu); return is }) {
+			objects = append(objects, want{mtu{index, before}, "the kernel"})
+		}
+		if alias := o.aliases[name]; alias != "" && !strings.ContainsAny(alias, ":* ") {
+			objects = append(objects, want{altname{index, alias}, byConfiguration})
+		}
+		o.wanted = append(o.wanted, objects...)
+	}
+	o.wanted = append(o.wanted, wantedRules(o.cfg.Machine.Network.Rules)...)
+}
+
+// settle changes the kernel until it has the wanted objects, and no others of ours.
+func (o *owner) settle(now time.Time) error {
+	state, err := o.o.read()
+	if err != nil {
+		return err
+	}
+	objects := make([]object, len(o.wanted))
+	for i, w := range o.wanted {
+		objects[i] = w.object
+	}
+	remove, add := difference(state.objects, o.known, objects)
+	var errs []error
+	for _, r := range remove {
+		err := o.o.change(r, false)
+		if err == nil || slices.ContainsFunc([]error{unix.ESRCH, unix.EADDRNOTAVAIL, unix.ENODEV, unix.ENOENT}, func(gone error) bool { return errors.Is(err, gone) }) {
+			delete(o.known, r)
+			continue
+		}
+		errs = append(errs, fmt.Errorf("remove the %s: %w", r.on(o.linkName(r.link())), err))
+	}
+	o.refused(removeKey, errors.Join(errs...))
+	if len(remove) > 0 {
+		// With an address, the kernel also drops the routes that depend on it and the other addresses of its network.
+		if state, err = o.o.read(); err != nil {
+			return err
+		}
+		_, add = difference(state.objects, o.known, objects)
+	}
+	for _, a := range add {
+		o.set(a, now, state, len(remove) > 0)
+	}
+	for _, w := range objects {
+		if state.objects[w] {
+			o.known[w] = true
+			if a := o.attempts[w]; a != nil && now.Sub(a.at) > againMax {
+				delete(o.attempts, w)
+			}
+		}
+	}
+	maps.DeleteFunc(o.attempts, func(w object, _ *attempt) bool { return !slices.Contains(objects, w) })
+	if len(add) > 0 {
+		state, err = o.o.read()
+	}
+	o.state = state
+	return err
+}
+
+// set adds an object that isn't there. There is a pause before the next attempt, so that
+// neither a refusal nor another program that removes the object costs more than that.
+func (o *owner) set(w object, now time.Time, state actual, removed bool) {
+	a := o.attempts[w]
+	if a == nil {
+		a = &attempt{}
+		o.attempts[w] = a
+	}
+	if next := a.at.Add(a.pause); now.Before(next) {
+		o.due = minTime(o.due, next)
+		return
+	}
+	name := w.on(o.linkName(w.link()))
+	if m, is := w.(mtu); is {
+		for _, l := range o.links {
+			if _, set := o.mtuBefore[m.index]; !set && l.Attrs().Index == m.index {
+				o.mtuBefore[m.index] = l.Attrs().MTU
+			}
+		}
+	}
+	a.at, a.pause = now, min(max(2*a.pause, againFirst), againMax)
+	o.due = minTime(o.due, now.Add(a.pause))
+	err := o.o.change(w, true)
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		err = errors.New("another program has one like it, which stays")
+	case err == nil && o.known[w] && !removed:
+		o.log.Warn(fmt.Sprintf("the %s was removed by another program; it is set again", name))
+	}
+	// A link that has just come up may refuse the first attempt.
+	if err != nil && a.err != nil && a.told != err.Error() {
+		a.told = err.Error()
+		o.log.Warn(fmt.Sprintf("the %s isn't possible: %v; trying again", name, err))
+	}
+	if a.err = err; err == nil {
+		o.known[w] = true
+		a.pause = min(a.pause, againRemoved)
+	}
+}
+
+func minTime(a, b time.Time) time.Time {
+	if a.IsZero() || b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// linkName is the name of a link.
+func (o *owner) linkName(index int) string {
+	for name, l := range o.links {
+		if l.Attrs().Index == index {
+			return name
+		}
+	}
+	return fmt.Sprintf("link %d", index)
+}
+
+// dropped notes that the kernel has dropped objects with their link's state: they weren't removed by a program.
+func (o *owner) dropped(index int, gone bool) {
+	for w := range o.known {
+		if w.link() != index {
+			continue
+		}
+		if o.known[w] = false; gone {
+			delete(o.known, w)
+		}
+		delete(o.attempts, w)
+	}
+	if gone {
+		delete(o.mtuBefore, index)
+	}
+}
+
+// problems are what the kernel refuses, and what the configuration demands and isn't there.
+func (o *owner) problems() (out []string) {
+	for _, name := range slices.Sorted(maps.Keys(o.errs)) {
+		out = append(out, o.errs[name].Error())
+	}
+	for _, w := range o.wanted {
+		if p := o.problem(w.object); p != "" {
+			out = append(out, w.on(o.linkName(w.link()))+": "+p)
+		}
+	}
+	if o.settled {
+		for _, l := range o.pending() {
+			if l.listed {
+				out = append(out, "waiting for "+l.Error())
+			}
+		}
+	}
+	for _, name := range o.order() {
+		for _, l := range o.leases(name) {
+			for _, p := range l.problems {
+				out = append(out, fmt.Sprintf("%s lease on %s: %s", l.source, name, p))
+			}
+		}
+	}
+	return out
+}
+
+// problem is why a wanted object isn't there; "" if it is.
+func (o *owner) problem(w object) string {
+	a, isAddress := w.(address)
+	switch tried := o.attempts[w]; {
+	case isAddress && o.state.failed[a]:
+		return "another host of the network has this address"
+	case o.state.objects[w]:
+	case tried != nil && tried.err != nil:
+		return tried.err.Error()
+	}
+	return ""
+}
+
+// forget drops errors of links that don't exist, or aren't wanted, any more.
+func (o *owner) forget() {
+	maps.DeleteFunc(o.errs, func(key string, _ error) bool {
+		if strings.HasPrefix(key, choosing) {
+			return false
+		}
+		if name, ok := strings.CutPrefix(key, making); ok {
+			return !slices.ContainsFunc(o.virtuals, func(v virtual) bool { return v.name == name })
+		}
+		_, here := o.links[key]
+		return !here && !slices.Contains([]string{namesKey, stateKey, removeKey}, key)
+	})
+}
+
+// refused records, and logs once, what the kernel refused.
+func (o *owner) refused(name string, err error) {
+	if err == nil {
+		delete(o.errs, name)
+		return
+	}
+	if old := o.errs[name]; old == nil || old.Error() != err.Error() {
+		o.log.Warn(err.Error() + "; trying again")
+	}
+	o.errs[name] = err
+}
+
+// bringUp sets the link up if it isn't.
+func bringUp(l netlink.Link) error {
+	a := l.Attrs()
+	if a.Flags&net.FlagUp != 0 {
+		return nil
+	}
+	if err := netlink.LinkSetUp(l); err != nil {
+		return fmt.Errorf("set %s up: %w", a.Name, err)
+	}
+	return nil
+}
+
+// physicalEthernet reports whether a link is a network card: its kind isn't a
+// virtual one of the kernel (veth, bridge, vxlan …), and it is Ethernet.
+func physicalEthernet(l netlink.Link) bool {
+	a := l.Attrs()
+	return l.Type() == "device" && a.EncapType == "ether" && a.Flags&net.FlagLoopback == 0
+}

@@ -64,6 +64,8 @@ type Hardware struct {
 	Medium string `json:"medium,omitempty"`
 	// Agent is the socket of the channel for a guest agent; "": there is none.
 	Agent string `json:"agent,omitempty"`
+	// Silent is a second card, with a carrier and with nobody behind it.
+	Silent bool `json:"silent,omitempty"`
 }
 
 const (
@@ -157,6 +159,9 @@ func (c Config) arguments(now time.Time) []string {
 		"-device", c.networkCard(),
 		"-device", "virtio-rng-pci",
 		"-device", "i6300esb", "-action", "watchdog=reset")
+	if c.Hardware.Silent {
+		args = append(args, "-netdev", "hubport,id=silent,hubid=1", "-device", virtioNIC+",netdev=silent")
+	}
 	return append(args, monitorArguments()...)
 }
 

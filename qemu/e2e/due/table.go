@@ -66,6 +66,7 @@ var Folders = map[string]Folder{
 			"TestMachines":       {"image/initramfs", "kernel", "init", "tools/gbctl/cluster*.go"},
 			"TestHardenedKernel": {"boot/hardening.go", "init/settings.go", "kernel"},
 			"TestWireGuard":      {"services/system/network", "qemu/wireguard.go"},
+			"TestSilentCard":     {"services/system/network"},
 		},
 	},
 	"qemu/e2e/maintenance": {

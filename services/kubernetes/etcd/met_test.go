@@ -19,7 +19,7 @@ func TestMeet(t *testing.T) {
 	}
 	for _, places := range [][]string{
 		{"https://10.9.0.3:2380", "10.9.0.4:43210"}, {"[fd00:9::3]:43210", "https://[fd00:9::3]:2379"}, {"[::ffff:10.9.0.3]:1"},
-		{"https://name.example:2380", "", "10.9.0.5", "%zz", "https://"},
+		{"https://name.example:2380", "", "%zz", "https://"},
 	} {
 		if err := e.Meet(places...); err != nil {
 			t.Fatal(err)

@@ -15,7 +15,7 @@ var networkConditions = []condition{
 	{
 		id: "network-no-address", severity: failure,
 		sees: "Service networkd isn't up. A node without an address can't be reached; a control plane answers at each address that it has.",
-		why:  "A link of the configuration is missing or has no carrier, or no DHCP server answers on it.",
+		why:  "No link has an address yet: it is missing, has no carrier, or no DHCP server answers on it. With one address, a node goes on without the others after a time (docs/networking.md).",
 		next: "Connect the cable, correct machine.network.interfaces, or check the DHCP server.",
 		causes: []cause{
 			{[]reason.Code{network.LinkMissing}, "A network interface of the configuration is missing.", "Connect it, load its driver, or correct machine.network.interfaces."},

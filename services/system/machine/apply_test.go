@@ -203,6 +203,28 @@ func TestS033ImmediateRefusesReboot(t *testing.T) {
 	})
 }
 
+// A live change that takes the node's last way away is refused, and can be tried.
+func TestLastWayIsOnlyTriedAway(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		p.o.HasWay = func(n config.Network) bool { return n.Hostname != "lost" }
+		lost := with(base, "lost")
+		for _, mode := range []Mode{Auto, Immediate} {
+			if _, err := p.Apply(t.Context(), Request{Text: lost, Mode: mode}); !errors.Is(err, ErrNoWay) || p.hostname() != "one" || strings.Contains(p.onDisk(), "hostname: lost") {
+				t.Errorf("mode %s: %v", mode, err)
+			}
+		}
+		p.must(Request{Text: with(base, "two")})
+		if res := p.must(Request{Text: lost, Mode: Try}); p.hostname() != "lost" || res.Deadline.IsZero() {
+			t.Errorf("tried: %+v", res)
+		}
+		time.Sleep(DefaultTryTimeout + time.Second)
+		synctest.Wait()
+		if p.hostname() != "two" {
+			t.Errorf("after the trial: %s", p.hostname())
+		}
+	})
+}
+
 // S-032: a change that takes a reboot has one, and counts before it.
 func TestS032Reboot(t *testing.T) {
 	start(t, func(p *power, base []byte) {

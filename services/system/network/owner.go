@@ -296,12 +296,15 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, e event
 	defer tick.Stop()
 	observe := time.NewTicker(observeEvery)
 	defer observe.Stop()
-	for changed := true; ; {
+	for changed, reported := true, uint64(0); ; {
 		if changed {
 			o.reconcile(ctx)
 		}
-		if err := o.report(); err != nil {
-			return err
+		if changed || reported != o.version { // not at each event of a pod's link
+			if err := o.report(); err != nil {
+				return err
+			}
+			reported = o.version
 		}
 		changed = false
 		lost := false

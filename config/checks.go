@@ -57,6 +57,7 @@ var checks = []check{
 	{"metrics have an address", checkMetrics},
 	{"certificate names are valid", checkSANs},
 	{"subnets fit", checkSubnets},
+	{"address families fit", checkFamilies},
 	{"CNI is chosen once", checkCNI},
 	{"volumes are absolute", checkVolumes},
 	{"audit policy is one", checkAudit},

@@ -23,8 +23,8 @@ const (
 )
 
 var (
-	defaultPodSubnet     = netip.MustParsePrefix("10.244.0.0/16") // flannel's default
-	defaultServiceSubnet = netip.MustParsePrefix("10.96.0.0/12")  // kubeadm's default
+	DefaultPodSubnet     = netip.MustParsePrefix("10.244.0.0/16") // flannel's default
+	DefaultServiceSubnet = netip.MustParsePrefix("10.96.0.0/12")  // kubeadm's default
 )
 
 // defaults fill in what a document leaves out, in this order. Each names its field.
@@ -68,8 +68,8 @@ var defaults = []struct {
 	{"cluster.network.cni.name", func(c *Config) { keep(&c.Cluster.Network.CNI.Name, CNIFlannel) }},
 	{"cluster.network.cni.flannel.image", func(c *Config) { keep(&c.Cluster.Network.CNI.Flannel.Image, DefaultFlannelImage) }},
 	{"cluster.network.dnsDomain", func(c *Config) { keep(&c.Cluster.Network.DNSDomain, "cluster.local") }},
-	{"cluster.network.podSubnets", func(c *Config) { list(&c.Cluster.Network.PodSubnets, defaultPodSubnet) }},
-	{"cluster.network.serviceSubnets", func(c *Config) { list(&c.Cluster.Network.ServiceSubnets, defaultServiceSubnet) }},
+	{"cluster.network.podSubnets", func(c *Config) { list(&c.Cluster.Network.PodSubnets, DefaultPodSubnet) }},
+	{"cluster.network.serviceSubnets", func(c *Config) { list(&c.Cluster.Network.ServiceSubnets, DefaultServiceSubnet) }},
 	{"machine.kubelet.clusterDNS", func(c *Config) {
 		if c.Machine.Kubelet.ClusterDNS == nil {
 			c.Machine.Kubelet.ClusterDNS = ClusterDNS(c.Cluster.Network.ServiceSubnets)

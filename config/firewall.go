@@ -33,7 +33,7 @@ type FirewallRule struct {
 	Protocol  string `yaml:"protocol"`  // tcp, udp or icmp, of both families; default: all protocols
 	// Ports are destination ports of tcp or udp, such as 443 or 8000-8100.
 	Ports        []string       `yaml:"ports"`
-	Sources      []netip.Prefix `yaml:"sources"`
+	Sources      []netip.Prefix `yaml:"sources"`      // networks that the packet comes from; default: all
 	Destinations []netip.Prefix `yaml:"destinations"` // addresses of the node
 }
 

@@ -65,6 +65,8 @@ type Options struct {
 	// Network has the addresses of the nodes; default 10.5.0.0/24. The first address is
 	// this machine's, with the registry and the load balancer.
 	Network netip.Prefix
+	// Second is the nodes' network of the other address family; default: they have none.
+	Second netip.Prefix
 	// SharedAddress makes the cluster's endpoint an address that the control planes share,
 	// the last of the network, instead of a load balancer.
 	SharedAddress bool

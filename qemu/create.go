@@ -3,7 +3,6 @@ package qemu
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -115,7 +114,12 @@ func writeCluster(ctx context.Context, d clusterDir, plan *Plan, o Options, file
 }
 
 func newPlan(o Options, choice Choice) (Plan, error) {
-	addresses, prefix, err := o.addresses()
+	prefix := cmp.Or(o.Network, defaultNetwork)
+	addresses, err := o.addresses(prefix)
+	var second []netip.Addr
+	if err == nil && o.Second.IsValid() {
+		second, err = o.addresses(o.Second)
+	}
 	if err == nil {
 		err = o.check(choice)
 	}
@@ -132,12 +136,15 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	}
 	p := Plan{
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
-		Network: prefix, Mirrors: mirrors, Kubernetes: o.Kubernetes, SelfHosted: o.SelfHosted, Unplugged: o.Unplugged,
+		Network: prefix, Second: o.Second, Mirrors: mirrors, Kubernetes: o.Kubernetes, SelfHosted: o.SelfHosted, Unplugged: o.Unplugged,
 		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
 	}
 	if o.SharedAddress {
 		if p.Shared = last(prefix); slices.Contains(addresses, p.Shared) {
 			return Plan{}, fmt.Errorf("network %s has no room for %s and an address that they share", prefix, counted(o.controlPlanes(), o.Workers))
+		}
+		if p.Second.IsValid() {
+			p.SecondShared = last(p.Second)
 		}
 	}
 	for i, address := range addresses {
@@ -152,6 +159,9 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 			Name: fmt.Sprintf("%s-%s-%d", o.Name, role, number), Type: kind, Address: address, APIPort: ports[i+1],
 			Later: i < o.controlPlanes() && i >= o.controlPlanes()-o.Later,
 			CPUs:  o.CPUs, MemoryMiB: o.MemoryMiB,
+		}
+		if second != nil {
+			n.Second = second[i]
 		}
 		if choice.Name == QEMU {
 			n.ClockOffset = o.ClockOffset
@@ -169,6 +179,7 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 
 // check returns errors of the options before anything is made.
 func (o Options) check(choice Choice) error {
+	first := cmp.Or(o.Network, defaultNetwork).Addr()
 	version := "v" + strings.TrimPrefix(cmp.Or(o.KubernetesVersion, config.KubernetesVersion), "v")
 	switch {
 	case version != config.KubernetesVersion && !slices.Contains(o.Kubernetes, version) && len(o.Mirrors) == 0:
@@ -176,6 +187,12 @@ func (o Options) check(choice Choice) error {
 			version, strings.Join(components.KubernetesVersions(), ", "))
 	case o.ClockOffset != 0 && choice.Name != QEMU:
 		return errSharedClock
+	case o.Second.IsValid() && o.Second.Addr().Is4() == first.Is4():
+		return fmt.Errorf("networks %s and %s: must be one of IPv4 and one of IPv6", cmp.Or(o.Network, defaultNetwork), o.Second)
+	case choice.Name == Docker && (first.Is6() || o.Second.IsValid()):
+		return errors.New("nodes in Docker have addresses of IPv4 only: choose another provisioner for IPv6")
+	case o.Unconfigured && first.Is6():
+		return errors.New("nodes without a configuration have addresses from DHCP, which is here for IPv4 only")
 	case o.CPUs < 0 || o.MemoryMiB < 0:
 		return errors.New("a node's processors and memory can't be negative")
 	case o.Disks < 0 || o.Disks > maxDisks:
@@ -194,36 +211,37 @@ func (o Options) controlPlanes() int { return cmp.Or(o.ControlPlanes, 1) }
 
 func (o Options) nodes() int { return o.controlPlanes() + o.Workers }
 
-// addresses returns those of the nodes, control planes first, from the second address of
-// the network on. The first is this machine's.
-func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
+// addresses returns those of the nodes in a network, control planes first, from the second
+// address of the network on. The first is this machine's.
+func (o Options) addresses(prefix netip.Prefix) ([]netip.Addr, error) {
 	if o.ControlPlanes < 0 || o.Workers < 0 {
-		return nil, netip.Prefix{}, fmt.Errorf("a cluster of %s can't be", counted(o.ControlPlanes, o.Workers))
+		return nil, fmt.Errorf("a cluster of %s can't be", counted(o.ControlPlanes, o.Workers))
 	}
 	if o.Later < 0 || o.Later >= o.controlPlanes() {
-		return nil, netip.Prefix{}, fmt.Errorf("of %d control planes %d can't be turned on later: one must start the cluster", o.controlPlanes(), o.Later)
+		return nil, fmt.Errorf("of %d control planes %d can't be turned on later: one must start the cluster", o.controlPlanes(), o.Later)
 	}
-	prefix := cmp.Or(o.Network, defaultNetwork)
-	if !prefix.Addr().Is4() || prefix != prefix.Masked() {
-		return nil, prefix, fmt.Errorf("network %s: must be an IPv4 network, such as %s", prefix, defaultNetwork)
+	if prefix != prefix.Masked() {
+		return nil, fmt.Errorf("network %s: must be a network, such as %s", prefix, prefix.Masked())
 	}
 	var all []netip.Addr
 	for next := network.Gateway(prefix).Next(); len(all) < o.nodes(); next = next.Next() {
 		// The last address of a network is the broadcast address (RFC 919).
 		if !prefix.Contains(next.Next()) {
-			return nil, prefix, fmt.Errorf("network %s has no room for %s", prefix, counted(o.controlPlanes(), o.Workers))
+			return nil, fmt.Errorf("network %s has no room for %s", prefix, counted(o.controlPlanes(), o.Workers))
 		}
 		all = append(all, next)
 	}
-	return all, prefix, nil
+	return all, nil
 }
 
-// last returns the highest address of an IPv4 network that a node may have.
+// last returns the highest address of a network that a node may have.
 func last(network netip.Prefix) netip.Addr {
-	bytes := network.Masked().Addr().As4()
-	hosts := uint32(1)<<(32-network.Bits()) - 1
-	binary.BigEndian.PutUint32(bytes[:], binary.BigEndian.Uint32(bytes[:])|hosts)
-	return netip.AddrFrom4(bytes).Prev()
+	bytes := network.Masked().Addr().AsSlice()
+	for bit := network.Bits(); bit < network.Addr().BitLen(); bit++ {
+		bytes[bit/8] |= 0x80 >> (bit % 8)
+	}
+	highest, _ := netip.AddrFromSlice(bytes)
+	return highest.Prev()
 }
 
 // counted returns the numbers of nodes in words.

@@ -59,8 +59,12 @@ func TestPlansThatCantBe(t *testing.T) {
 		{QEMU, Options{WireGuard: netip.MustParsePrefix("10.5.0.128/25")}, "has addresses of the nodes' network"},
 		{Container, Options{Workers: -1}, "can't be"},
 		{Container, Options{ControlPlanes: 2, Later: 2}, "of 2 control planes 2 can't be turned on later"},
-		{Container, Options{Network: netip.MustParsePrefix("10.5.0.1/24")}, "must be an IPv4 network"},
-		{Container, Options{Network: netip.MustParsePrefix("fd00::/64")}, "must be an IPv4 network"},
+		{Container, Options{Network: netip.MustParsePrefix("10.5.0.1/24")}, "must be a network, such as 10.5.0.0/24"},
+		{Container, Options{Second: netip.MustParsePrefix("10.6.0.0/24")}, "must be one of IPv4 and one of IPv6"},
+		{Container, Options{Network: netip.MustParsePrefix("fd00::/64"), Second: netip.MustParsePrefix("fd01::/64")}, "must be one of IPv4 and one of IPv6"},
+		{Container, Options{Second: netip.MustParsePrefix("fd00:5::/126"), Workers: 5}, "network fd00:5::/126 has no room"},
+		{Docker, Options{Second: netip.MustParsePrefix("fd00:5::/64")}, "IPv4 only"},
+		{QEMU, Options{Network: netip.MustParsePrefix("fd00:5::/64"), Unconfigured: true}, "DHCP"},
 		{Container, Options{Network: netip.MustParsePrefix("10.5.0.0/29"), Workers: 5}, "no room for 1 control plane and 5 workers"},
 	} {
 		tc.o.Name = "c"
@@ -70,6 +74,52 @@ func TestPlansThatCantBe(t *testing.T) {
 	}
 	if p, err := newPlan(Options{Name: "c", Network: netip.MustParsePrefix("10.5.0.0/29"), Workers: 4}, Choice{Name: Container}); err != nil || p.Nodes[4].Address.String() != "10.5.0.6" {
 		t.Errorf("a full network: %v, %v", p.Nodes, err)
+	}
+}
+
+// A cluster has the networks, addresses, subnets and shared addresses of one family or both.
+func TestFamiliesOfAPlan(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	four, six := netip.MustParsePrefix("10.5.0.0/24"), netip.MustParsePrefix("fd00:5::/64")
+	for _, tc := range []struct {
+		provisioner string
+		o           Options
+		want        string
+	}{
+		{Container, Options{}, "10.5.0.2/24 via 10.5.0.1 shares 10.5.0.254; pods [10.244.0.0/16] services [10.96.0.0/12]"},
+		{Container, Options{Second: six}, "10.5.0.2/24 via 10.5.0.1 shares 10.5.0.254; fd00:5::2/64 via fd00:5::1 shares fd00:5::ffff:ffff:ffff:fffe; " +
+			"pods [10.244.0.0/16 fd00:10:244::/56] services [10.96.0.0/12 fd00:10:96::/112]"},
+		{Container, Options{Network: six, Second: four}, "fd00:5::2/64 via fd00:5::1 shares fd00:5::ffff:ffff:ffff:fffe; 10.5.0.2/24 via 10.5.0.1 shares 10.5.0.254; " +
+			"pods [fd00:10:244::/56 10.244.0.0/16] services [fd00:10:96::/112 10.96.0.0/12]"},
+		{Container, Options{Network: six}, "fd00:5::2/64 via fd00:5::1 shares fd00:5::ffff:ffff:ffff:fffe; pods [fd00:10:244::/56] services [fd00:10:96::/112]"},
+		{QEMU, Options{Second: six}, "dhcp shares 10.5.0.254; fd00:5::2/64 via fd00:5::1 shares fd00:5::ffff:ffff:ffff:fffe; " +
+			"pods [10.244.0.0/16 fd00:10:244::/56] services [10.96.0.0/12 fd00:10:96::/112]"},
+	} {
+		tc.o.Name, tc.o.SharedAddress = "c", true
+		p, err := newPlan(tc.o, Choice{Name: tc.provisioner})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := configurations(p, tc.o, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, _, err := config.Load("c", f.nodes[p.Nodes[0].Name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, in := range c.Machine.Network.Interfaces {
+			where := "dhcp"
+			if !in.DHCP {
+				where = fmt.Sprintf("%s via %s", in.CIDR, in.Routes[0].Gateway)
+			}
+			got += fmt.Sprintf("%s shares %s; ", where, in.VIP.IP)
+		}
+		got += fmt.Sprintf("pods %v services %v", c.Cluster.Network.PodSubnets, c.Cluster.Network.ServiceSubnets)
+		if got != tc.want {
+			t.Errorf("%+v:\n%s, want\n%s", tc.o, got, tc.want)
+		}
 	}
 }
 

@@ -142,7 +142,7 @@ func host(ctx context.Context, name string, log *slog.Logger, send func(report))
 		return err
 	}
 	defer closeMirrors()
-	if plan.Provisioner == QEMU {
+	if plan.Provisioner == QEMU && plan.Network.Addr().Is4() {
 		send(report{Step: "creating dhcpd"})
 		dhcpd, err := lan.ServeDHCP()
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 
 // lan is the network of the cluster's nodes.
 func (p Plan) lan() network.Config {
-	c := network.Config{Cluster: p.Name, Prefix: p.Network, Images: []string{p.Images}, Boot: p.Boot.Network, Mirrors: p.Mirrors}
+	c := network.Config{Cluster: p.Name, Prefix: p.Network, Second: p.Second, Images: []string{p.Images}, Boot: p.Boot.Network, Mirrors: p.Mirrors}
 	if p.Provisioner == Docker { // the host process is in a container, too
 		c.Host = p.router().String()
 	}

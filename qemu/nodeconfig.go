@@ -109,6 +109,7 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 	}
 	c.Machine.Install.Image = o.InstallImage
 	c.Machine.Network.Interfaces = p.interfaces(n, more)
+	c.Cluster.Network.PodSubnets, c.Cluster.Network.ServiceSubnets = p.subnets()
 	text, err := c.Encode()
 	if err != nil {
 		return nil, err
@@ -124,27 +125,32 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 	return text, err
 }
 
-// interfaces returns those of a node: a container has its address from its configuration. A
-// machine has it from DHCP, which is the default.
-func (p Plan) interfaces(n Node, more []config.Interface) []config.Interface {
-	var shared *config.VIP
-	if p.Shared.IsValid() && n.Type != string(config.Worker) {
-		shared = &config.VIP{IP: p.Shared}
-	}
-	switch {
-	case p.Provisioner != QEMU:
-		return append([]config.Interface{{
-			Name: "eth0",
-			CIDR: netip.PrefixFrom(n.Address, p.Network.Bits()),
+// interfaces returns those of a node: a container has its addresses from its configuration. A
+// machine has that of IPv4 from DHCP, which is the default.
+func (p Plan) interfaces(n Node, more []config.Interface) (all []config.Interface) {
+	for _, own := range []struct {
+		address, router, shared netip.Addr
+		network                 netip.Prefix
+	}{{n.Address, p.router(), p.Shared, p.Network}, {n.Second, network.Gateway(p.Second), p.SecondShared, p.Second}} {
+		if !own.address.IsValid() {
+			continue
+		}
+		in := config.Interface{Name: "eth0"}
+		if in.DHCP = p.Provisioner == QEMU && own.address.Is4(); !in.DHCP {
+			in.CIDR = netip.PrefixFrom(own.address, own.network.Bits())
 			// It may be connected to nothing, but Kubernetes gets its address from the default
 			// route.
-			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: p.router()}},
-			VIP:    shared,
-		}}, more...)
-	case len(more) > 0 || shared != nil:
-		return append([]config.Interface{{Name: "eth0", DHCP: true, VIP: shared}}, more...)
+			in.Routes = []config.Route{{Network: netip.PrefixFrom(own.network.Masked().Addr(), 0).Masked(), Gateway: own.router}}
+		}
+		if own.shared.IsValid() && n.Type != string(config.Worker) {
+			in.VIP = &config.VIP{IP: own.shared}
+		}
+		all = append(all, in)
 	}
-	return nil
+	if all = append(all, more...); len(all) == 1 && all[0].DHCP && all[0].VIP == nil {
+		return nil
+	}
+	return all
 }
 
 // mirrors are the registry mirrors in a node's configuration, by host. The last one of every

@@ -30,6 +30,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu/network"
 	"github.com/garboard-os/garboard/qemu/vm"
 )
@@ -41,9 +42,12 @@ type Plan struct {
 	Provisioner string       `json:"provisioner"` // QEMU, Container or Docker
 	Accelerator string       `json:"accelerator,omitempty"`
 	Network     netip.Prefix `json:"network"` // of the nodes
-	// Shared is the address that the control planes share, and the cluster's endpoint;
-	// invalid: they share none.
-	Shared netip.Addr `json:"shared,omitzero"`
+	// Second is their network of the other address family; invalid: they have none.
+	Second netip.Prefix `json:"secondNetwork,omitzero"`
+	// Shared is the address that the control planes share, and the cluster's endpoint, and
+	// SecondShared the one in Second; invalid: they share none.
+	Shared       netip.Addr `json:"shared,omitzero"`
+	SecondShared netip.Addr `json:"secondShared,omitzero"`
 	// Mirrors are registries outside of the nodes' network.
 	Mirrors []network.Mirror `json:"mirrors,omitempty"`
 	// Unplugged gives nodes in QEMU a network card that is connected to nothing.
@@ -89,6 +93,25 @@ func (p Plan) endpoint() netip.AddrPort {
 	}
 	return netip.AddrPortFrom(p.Nodes[0].Address, kubernetesPort)
 }
+
+// subnets are those of pods and services: of the families of the nodes' networks; none: the default, which is IPv4.
+func (p Plan) subnets() (pods, services []netip.Prefix) {
+	if p.Network.Addr().Is4() && !p.Second.IsValid() {
+		return nil, nil
+	}
+	for _, network := range []netip.Prefix{p.Network, p.Second} {
+		switch {
+		case network.Addr().Is4():
+			pods, services = append(pods, config.DefaultPodSubnet), append(services, config.DefaultServiceSubnet)
+		case network.Addr().Is6():
+			pods, services = append(pods, podSubnet6), append(services, serviceSubnet6)
+		}
+	}
+	return pods, services
+}
+
+// Subnets of IPv6: those of kind, which fit kubeadm's of IPv4.
+var podSubnet6, serviceSubnet6 = netip.MustParsePrefix("fd00:10:244::/56"), netip.MustParsePrefix("fd00:10:96::/112")
 
 // localAddress is where the host process listens for users. In Docker, the network container does, and Docker forwards to it from 127.0.0.1.
 func (p Plan) localAddress() string {
@@ -151,6 +174,7 @@ type Node struct {
 	Name      string     `json:"name"`
 	Type      string     `json:"type"` // machine.type of its configuration
 	Address   netip.Addr `json:"address"`
+	Second    netip.Addr `json:"secondAddress,omitzero"`
 	APIPort   int        `json:"apiPort"`   // on 127.0.0.1, forwards to its machine API
 	CPUs      int        `json:"cpus"`      // of a container: its limit, 0 for none
 	MemoryMiB int        `json:"memoryMiB"` // likewise

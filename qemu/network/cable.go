@@ -50,8 +50,8 @@ func (l *LAN) Veth(n Node) (peer string, err error) {
 
 // linkName returns the name of a link: short, and unique in the namespace.
 func linkName(what string, n Node) string {
-	host := n.Address.As4()
-	return fmt.Sprintf("%s%d.%d", what, host[2], host[3])
+	host := n.Address.AsSlice()
+	return fmt.Sprintf("%s%d.%d", what, host[len(host)-2], host[len(host)-1])
 }
 
 // removeLink removes a node's port of the bridge, if an earlier run has left one.

@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/wire"
 	"github.com/garboard-os/garboard/qemu/osthread"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -29,6 +30,7 @@ const (
 type Config struct {
 	Cluster string       // the cluster's name; hardware addresses are made from it
 	Prefix  netip.Prefix // the first address is the host process's
+	Second  netip.Prefix // likewise, of the other address family; invalid: none
 	Nodes   []Node
 	Images  []string // OCI layouts of the registry
 	Mirrors []Mirror // registries outside of the network that nodes may use
@@ -137,9 +139,17 @@ func (l *LAN) makeBridge() error {
 	if err := l.links.LinkAdd(bridge); err != nil {
 		return err
 	}
-	address := netip.PrefixFrom(Gateway(l.config.Prefix), l.config.Prefix.Bits())
-	if err := l.links.AddrAdd(bridge, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
-		return err
+	for _, prefix := range []netip.Prefix{l.config.Prefix, l.config.Second} {
+		if !prefix.IsValid() {
+			continue
+		}
+		address := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(Gateway(prefix), prefix.Bits()))}
+		if prefix.Addr().Is6() {
+			address.Flags = unix.IFA_F_NODAD // usable at once, for the registry
+		}
+		if err := l.links.AddrAdd(bridge, address); err != nil {
+			return err
+		}
 	}
 	return errors.Join(l.links.LinkSetUp(lo), l.links.LinkSetUp(bridge))
 }

@@ -133,7 +133,7 @@ func (t *Thread) Close() error {
 func (t *Thread) Listen(address string) (net.Listener, error) {
 	var l net.Listener
 	err := t.Do(func() (err error) {
-		l, err = net.Listen("tcp4", address)
+		l, err = net.Listen("tcp", address)
 		return err
 	})
 	return l, err
@@ -149,7 +149,7 @@ func (t *Thread) Dial(ctx context.Context, address string) (conn net.Conn, err e
 			err = t.enter()
 		}
 		if err == nil {
-			conn, err = new(net.Dialer).DialContext(ctx, "tcp4", address)
+			conn, err = new(net.Dialer).DialContext(ctx, "tcp", address)
 		}
 	})
 	<-done

@@ -80,7 +80,7 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "number of control planes, at least 1; use an odd number (default 1; for an existing cluster without --workers: unchanged)")
 	f.IntVar(&q.Workers, "workers", 0, "number of workers (default 0; for an existing cluster without --controlplanes: unchanged)")
 	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container (needs root), docker, or auto (QEMU if KVM can run a guest, else containers, or Docker without root)")
-	f.StringVar(&o.cidr, "cidr", "", "IPv4 network of the nodes (default 10.5.0.0/24); this machine is the gateway, with the first address")
+	f.StringVar(&o.cidr, "cidr", "", "network of the nodes, of IPv4 or IPv6, or one of each, such as 10.5.0.0/24,fd00:5::/64 (default 10.5.0.0/24); this machine is the gateway, with the first address")
 	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a WireGuard VPN between the nodes, such as 10.1.0.0/24 (default none)")
 	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes use URL, through this machine, instead of the registry HOST, and then the images that were built; '*' is every registry without a mirror of its own; repeatable")
 	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "version of Kubernetes: "+strings.Join(components.KubernetesVersions(), " or ")+", which can be built, or another one from a registry mirror (default "+config.KubernetesVersion+"); nodes of an existing cluster keep theirs, and can pull this one too")
@@ -144,10 +144,11 @@ func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
 	if q.Mirrors, err = parseMirrors(o.mirrors); err != nil {
 		return o.cluster, err
 	}
+	cidr, second, _ := strings.Cut(o.cidr, ",")
 	for _, network := range []struct {
 		flag, text, example string
 		to                  *netip.Prefix
-	}{{"cidr", o.cidr, "10.5.0.0/24", &q.Network}, {"wireguard-cidr", o.wireguard, "10.1.0.0/24", &q.WireGuard}} {
+	}{{"cidr", cidr, "10.5.0.0/24", &q.Network}, {"cidr", second, "fd00:5::/64", &q.Second}, {"wireguard-cidr", o.wireguard, "10.1.0.0/24", &q.WireGuard}} {
 		if network.text == "" {
 			continue
 		}

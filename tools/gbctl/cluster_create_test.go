@@ -52,6 +52,9 @@ func TestS332FlagsOfClusterCreate(t *testing.T) {
 		{[]string{"--controlplanes", "3", "--workers", "2"}, func(o *devcluster.Options) { o.Cluster.ControlPlanes, o.Cluster.Workers = 3, 2 }},
 		{[]string{"--provisioner", "qemu"}, func(o *devcluster.Options) { o.Cluster.Provisioner = qemu.QEMU }},
 		{[]string{"--cidr", "10.9.0.0/16"}, func(o *devcluster.Options) { o.Cluster.Network = netip.MustParsePrefix("10.9.0.0/16") }},
+		{[]string{"--cidr", "10.9.0.0/16,fd00:9::/64"}, func(o *devcluster.Options) {
+			o.Cluster.Network, o.Cluster.Second = netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("fd00:9::/64")
+		}},
 		{[]string{"--wireguard-cidr", "10.1.0.0/24"}, func(o *devcluster.Options) { o.Cluster.WireGuard = netip.MustParsePrefix("10.1.0.0/24") }},
 		{[]string{"--registry-mirror", "*=http://a:1", "--registry-mirror", "docker.io=http://b", "--registry-mirror", "*=http://c"},
 			func(o *devcluster.Options) {
@@ -121,23 +124,24 @@ func texts(all ...string) (to [][]byte) {
 func TestFlagsThatCantBe(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	for args, want := range map[string]string{
-		"--workers -1":                       "--workers: must not be negative",
-		"--controlplanes -1":                 "--controlplanes: must not be negative",
-		"--cpus -1":                          "--cpus: must not be negative",
-		"--memory -1":                        "--memory: must not be negative",
-		"--disk -1":                          "--disk: must not be negative",
-		"--boot floppy":                      "--boot floppy: must be direct or one of iso, disk, pxe",
-		"--uefi --bios":                      "[bios uefi]",
-		"--wait-timeout -1s":                 "--wait-timeout: must not be negative",
-		"--cidr 10.9.0.0":                    `--cidr "10.9.0.0": must be a network, such as 10.5.0.0/24`,
-		"--wireguard-cidr wg0":               `--wireguard-cidr "wg0": must be a network, such as 10.1.0.0/24`,
-		"--registry-mirror docker.io":        "must be HOST=URL",
-		"--config-patch @nosuch.yaml":        "nosuch.yaml",
-		"--source /":                         "isn't inside a checkout of Garboard; use --source",
-		"--name Upper --provisioner qemu":    `cluster name "Upper": must be`,
-		"--provisioner podman":               `provisioner "podman": must be`,
-		"--registry-mirror *=nowhere":        "must be a URL such as http://127.0.0.1:5000",
-		"--provisioner qemu --cidr fd00::/8": "must be an IPv4 network",
+		"--workers -1":                    "--workers: must not be negative",
+		"--controlplanes -1":              "--controlplanes: must not be negative",
+		"--cpus -1":                       "--cpus: must not be negative",
+		"--memory -1":                     "--memory: must not be negative",
+		"--disk -1":                       "--disk: must not be negative",
+		"--boot floppy":                   "--boot floppy: must be direct or one of iso, disk, pxe",
+		"--uefi --bios":                   "[bios uefi]",
+		"--wait-timeout -1s":              "--wait-timeout: must not be negative",
+		"--cidr 10.9.0.0":                 `--cidr "10.9.0.0": must be a network, such as 10.5.0.0/24`,
+		"--wireguard-cidr wg0":            `--wireguard-cidr "wg0": must be a network, such as 10.1.0.0/24`,
+		"--registry-mirror docker.io":     "must be HOST=URL",
+		"--config-patch @nosuch.yaml":     "nosuch.yaml",
+		"--source /":                      "isn't inside a checkout of Garboard; use --source",
+		"--name Upper --provisioner qemu": `cluster name "Upper": must be`,
+		"--provisioner podman":            `provisioner "podman": must be`,
+		"--registry-mirror *=nowhere":     "must be a URL such as http://127.0.0.1:5000",
+		"--cidr 10.5.0.0/24,fd00:5::1/64": "must be a network, such as fd00:5::/64",
+		"--cidr 10.5.0.0/24,fd00:5::":     `--cidr "fd00:5::": must be a network, such as fd00:5::/64`,
 	} {
 		var out strings.Builder
 		a := &app{out: &out, err: &out}

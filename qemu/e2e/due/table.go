@@ -43,7 +43,10 @@ var Folders = map[string]Folder{
 	"qemu/e2e/create": {All: []string{
 		"qemu", "tools/devcluster", "tools/gbctl/cluster*.go", "tools/gbctl/progress.go",
 	}},
-	"qemu/e2e/docker":   {All: []string{"qemu/docker", "qemu/dockernodes.go", "qemu/containers.go", "qemu/container"}},
+	"qemu/e2e/docker": {All: []string{"qemu/docker", "qemu/dockernodes.go", "qemu/containers.go", "qemu/container"}},
+	"qemu/e2e/dualstack": {All: []string{
+		"config/families.go", "services/kubernetes/kubelet", "services/kubernetes/controlplane", "services/system/network", "image/components/flannel", "qemu/network", "qemu/plan.go",
+	}},
 	"qemu/e2e/endpoint": {All: []string{"services/kubernetes/balancer", "api/balance", "services/kubernetes/peers", "services/front/trustd"}},
 	"qemu/e2e/extensions": {All: []string{
 		"boot/extension", "image/extensions", "services/kubernetes/extension", "image/rootfs",

@@ -22,10 +22,11 @@ func TestSilentCard(t *testing.T) {
 	})
 	node := c.Nodes[0].Address.String()
 	c.Eventually(3*time.Minute, "the problem is told", func() error {
-		if status := c.Gbctl("get", "networkstatuses", "-n", node); !strings.Contains(status, `waiting for DHCP answer on "eth1"`) {
-			return errors.New(status)
+		status, err := c.TryGbctl("get", "networkstatuses", "-n", node)
+		if err == nil && !strings.Contains(status, `waiting for DHCP answer on "eth1"`) {
+			err = errors.New(status)
 		}
-		return nil
+		return err
 	})
 	for file, want := range map[string]string{"/etc/resolv.conf": "nameserver ", "/etc/hostname": c.Nodes[0].Name} {
 		if text := c.Gbctl("read", "-n", node, file); !strings.Contains(text, want) {

@@ -25,6 +25,9 @@ import (
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
+// controlPlanes share the address.
+const controlPlanes = 3
+
 const (
 	// joinBudget is for a node to boot and to become a candidate for the address.
 	joinBudget = 60 * time.Second
@@ -140,10 +143,13 @@ func (c *scenario) leaves(was qemu.Node, began time.Time, promise time.Duration)
 // candidates waits until all nodes are candidates for the address.
 func (c *scenario) candidates(budget time.Duration, of qemu.Node) {
 	c.t.Helper()
-	want := fmt.Sprintf("candidates: %d\n", len(c.Nodes))
+	want, addresses := fmt.Sprintf("candidates: %d\n", controlPlanes), 1
+	if c.SecondShared.IsValid() {
+		addresses = 2
+	}
 	c.Eventually(budget, "all control planes could have the address", func() error {
 		out, err := c.TryGbctl("-n", of.Address.String(), "get", "vip", "-o", "yaml")
-		if err == nil && !strings.Contains(out, want) {
+		if err == nil && strings.Count(out, want) != addresses {
 			err = errors.New(out)
 		}
 		return err
@@ -151,12 +157,14 @@ func (c *scenario) candidates(budget time.Duration, of qemu.Node) {
 }
 
 // share starts three control planes that share an address, and are all candidates.
-func share(t *testing.T, name string) *scenario {
+func share(t *testing.T, name string, options ...e2etest.Option) *scenario {
 	t.Helper()
-	cluster, m := e2etest.Ready(t, name, qemu.Container, e2etest.Nodes(3, 0), func(o *qemu.Options) { o.SharedAddress = true })
+	options = append([]e2etest.Option{e2etest.Nodes(controlPlanes, 0), func(o *qemu.Options) { o.SharedAddress = true }}, options...)
+	cluster, m := e2etest.Ready(t, name, qemu.Container, options...)
 	c := &scenario{Cluster: cluster, t: t, shared: cluster.Shared, inside: cluster.Network(), member: map[string]*clientv3.Client{}}
-	c.etcd = c.Etcd(c.inside, c.Nodes...)
-	for _, n := range c.Nodes {
+	members := c.Nodes[:controlPlanes]
+	c.etcd = c.Etcd(c.inside, members...)
+	for _, n := range members {
 		c.member[n.Name] = c.Etcd(c.inside, n)
 	}
 	holder := c.one(joinBudget)
@@ -164,6 +172,39 @@ func share(t *testing.T, name string) *scenario {
 	m.Reached("three control planes share the address")
 	t.Log(c.Gbctl("-n", holder.Address.String(), "get", "vip"))
 	return c
+}
+
+// Three control planes and a worker share an address of each family, which move on their own. Kubernetes and the machine
+// API answer at both, before and after.
+func TestSharedAddressesOfBothFamilies(t *testing.T) {
+	c := share(t, "vips", e2etest.Nodes(controlPlanes, 1), func(o *qemu.Options) { o.Second = netip.MustParsePrefix("fd00:5::/64") })
+	for _, shared := range []netip.Addr{c.Shared, c.SecondShared} {
+		t.Run(shared.String(), func(t *testing.T) {
+			own := c.in(t)
+			own.shared = shared
+			own.serves()
+			own.killed()
+			own.serves()
+		})
+	}
+}
+
+func TestSharedAddressOfIPv6(t *testing.T) {
+	c := share(t, "vip6", e2etest.Nodes(controlPlanes, 1), func(o *qemu.Options) { o.Network = netip.MustParsePrefix("fd00:5::/64") })
+	c.serves()
+	c.killed()
+	c.serves()
+}
+
+// serves: Kubernetes and the machine API answer at the address.
+func (c *scenario) serves() {
+	c.t.Helper()
+	server := c.Server(c.inside, qemu.Node{Address: c.shared}).Anew(askBudget)
+	c.Eventually(moveBudget, "Kubernetes answers at "+c.shared.String(), func() error {
+		_, err := server.Get(c.t.Context(), "/readyz")
+		return err
+	})
+	c.answers(c.one(moveBudget))
 }
 
 // S-115, S-116, S-119

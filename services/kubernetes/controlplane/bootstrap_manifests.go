@@ -50,6 +50,7 @@ type bootstrapManifestInput struct {
 	Balancer, ServerName string
 	FlannelImage         string
 	FlannelConfig        string // net-conf.json
+	FirstIPv6            bool   // pods have addresses of IPv6 first: flannel then wants this one by another argument
 	ProxyImage           string
 	ProxyCommand         []any
 	CoreDNSImage         string
@@ -153,6 +154,7 @@ func newBootstrapManifestInput(c *config.Cluster, hasResolvers bool) (bootstrapM
 		ServerName:        balancer.ServerName,
 		FlannelImage:      c.Network.CNI.Flannel.Image,
 		FlannelConfig:     flannel,
+		FirstIPv6:         c.Network.PodSubnets[0].Addr().Is6(),
 		ProxyImage:        c.Proxy.Image,
 		ProxyCommand:      arguments("kube-proxy", proxyFlags(c), c.Proxy.ExtraArgs),
 		CoreDNSImage:      c.CoreDNS.Image,

@@ -3,6 +3,7 @@ package controlplane
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -127,15 +128,46 @@ func TestManifestChoices(t *testing.T) {
 		t.Errorf("inline manifest: %v", inline)
 	}
 
-	c = testConfig(t)
-	c.Cluster.Network.PodSubnets = append(c.Cluster.Network.PodSubnets, netip.MustParsePrefix("fd00:244::/56"))
-	c.Cluster.Network.ServiceSubnets = append(c.Cluster.Network.ServiceSubnets, netip.MustParsePrefix("fd00:10:96::/112"))
-	manifests, err = renderBootstrapManifests(&c.Cluster, true)
-	put(t, err)
-	if diff := cmp.Diff([]any{"10.96.0.10", "fd00:10:96::a"}, manifests["11-core-dns-svc"][0].At("spec", "clusterIPs")); diff != "" {
-		t.Error(diff)
+}
+
+// Clusters of both families, and of IPv6 only: what differs from one of IPv4.
+func TestFamilies(t *testing.T) {
+	four := [2]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/12")}
+	six := [2]netip.Prefix{netip.MustParsePrefix("fd00:10:244::/56"), netip.MustParsePrefix("fd00:10:96::/112")}
+	for name, families := range map[string][][2]netip.Prefix{"dualstack": {four, six}, "dualstack-ipv6-first": {six, four}, "ipv6": {six}} {
+		c := testConfig(t)
+		c.Cluster.Network.PodSubnets, c.Cluster.Network.ServiceSubnets = nil, nil
+		for _, f := range families {
+			c.Cluster.Network.PodSubnets = append(c.Cluster.Network.PodSubnets, f[0])
+			c.Cluster.Network.ServiceSubnets = append(c.Cluster.Network.ServiceSubnets, f[1])
+		}
+		manifests, err := renderBootstrapManifests(&c.Cluster, true)
+		put(t, err)
+		for _, id := range []string{"05-flannel", "10-kube-proxy", "11-core-dns-svc"} {
+			golden(t, "manifests/"+name+"/"+id, manifests[id])
+		}
+		// The kernel's addresses of the node, in networkd's order.
+		all := []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64")}
+		address := c.Cluster.Network.NodeIPs(all[0].Addr(), all)[0]
+		for _, spec := range programConfigs(&c.Cluster) {
+			pod, err := staticPod(podInput{config: spec, address: address, secretsDir: "/system/secrets/kubernetes", filesDir: "/etc/kubernetes", auditDir: "/var/log/audit/kube"})
+			put(t, err)
+			if spec.program() == scheduler {
+				continue // it knows no addresses
+			}
+			var flags []any
+			for _, arg := range pod.List("spec", "containers")[0]["command"].(list) {
+				if name, _, _ := strings.Cut(fmt.Sprint(arg), "="); slices.Contains(addressFlags, name) {
+					flags = append(flags, arg)
+				}
+			}
+			golden(t, "pods/"+name+"/"+spec.program(), flags)
+		}
 	}
 }
+
+// addressFlags are those that depend on the families.
+var addressFlags = []string{"--advertise-address", "--bind-address", "--cluster-cidr", "--service-cluster-ip-range"}
 
 // CoreDNS doesn't start if it has no name server to forward to.
 func TestCorefileWithoutResolvers(t *testing.T) {

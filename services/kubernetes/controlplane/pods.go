@@ -49,7 +49,7 @@ type podInput struct {
 	config         ProgramConfig
 	configVersion  uint64
 	secretsVersion string
-	address        netip.Addr // this node's, for the apiserver to advertise
+	address        netip.Addr // this node's, of the first family of Services, for the apiserver to advertise
 	secretsDir     string
 	filesDir       string
 	auditDir       string
@@ -217,7 +217,7 @@ const (
 
 func apiServerFlags(c APIServerConfig, secrets, files, audit string, address netip.Addr) map[string]string {
 	bind := "0.0.0.0"
-	if address.Is6() {
+	if address.Is6() || strings.Contains(c.ServiceCIDR, ":") {
 		bind = "::" // accepts IPv4 too
 	}
 	return map[string]string{

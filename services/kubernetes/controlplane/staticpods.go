@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"time"
 
@@ -25,7 +26,7 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}
-	address, err := network.Addresses.Get(v, network.AddressID)
+	address, err := advertised(v)
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}
@@ -38,7 +39,7 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 			config:         o.Spec,
 			configVersion:  o.Version,
 			secretsVersion: cmp.Or(status.Spec.Programs[o.Spec.program()], status.Spec.Version),
-			address:        address.Spec.Primary,
+			address:        address,
 			secretsDir:     c.secretsDir,
 			filesDir:       c.filesDir,
 			auditDir:       c.auditDir,
@@ -53,13 +54,26 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 	return 0, nil
 }
 
+// advertised is the node's address for the Service kubernetes, whose family is that of the first subnet.
+func advertised(r resource.Reader) (netip.Addr, error) {
+	c, err := machine.Configs.Get(r, machine.ConfigID)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	a, err := network.Addresses.Get(r, network.AddressID)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return c.Spec.Cluster.Network.NodeIPs(a.Spec.Primary, a.Spec.All)[0], nil
+}
+
 // Rendered is the static pod that this node would write for a program with an image.
 func Rendered(r resource.Reader, name, image string) (kubeclient.Object, error) {
 	c, err := machine.Config(r)
 	if err != nil {
 		return nil, err
 	}
-	address, err := network.Addresses.Get(r, network.AddressID)
+	address, err := advertised(r)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +81,7 @@ func Rendered(r resource.Reader, name, image string) (kubeclient.Object, error) 
 	cluster.APIServer.Image, cluster.ControllerManager.Image, cluster.Scheduler.Image = image, image, image
 	for _, spec := range programConfigs(&cluster) {
 		if spec.program() == name {
-			return staticPod(podInput{config: spec, address: address.Spec.Primary, secretsDir: filepath.Join(boot.SecretsDir, "kubernetes"), filesDir: filesDir, auditDir: auditDir})
+			return staticPod(podInput{config: spec, address: address, secretsDir: filepath.Join(boot.SecretsDir, "kubernetes"), filesDir: filesDir, auditDir: auditDir})
 		}
 	}
 	return nil, fmt.Errorf("%s is no program of the control plane", name)

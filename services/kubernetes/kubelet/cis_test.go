@@ -15,7 +15,7 @@ func TestCIS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := cis.Node{Commands: map[string][]string{ID: commandLine(c, "cp-1", netip.MustParseAddr("10.5.0.2"))}, Files: map[string]cis.File{}}
+	node := cis.Node{Commands: map[string][]string{ID: commandLine(c, "cp-1", []netip.Addr{netip.MustParseAddr("10.5.0.2")})}, Files: map[string]cis.File{}}
 	for _, f := range rendered {
 		node.Files[f.path] = cis.File{Mode: f.perm, Content: f.data}
 	}

@@ -168,7 +168,7 @@ func configuration(mode boot.Mode, c *config.Config) object {
 		"apiVersion":         "kubelet.config.k8s.io/v1beta1",
 		"kind":               "KubeletConfiguration",
 		"staticPodPath":      boot.StaticPodsDir,
-		"address":            "0.0.0.0",
+		"address":            listenAddress(c),
 		"healthzBindAddress": "127.0.0.1",
 		"healthzPort":        10248,
 		"authentication": object{
@@ -274,6 +274,22 @@ func registerWithTaints(c *config.Config) (taints []object) {
 	return taints
 }
 
+// listenAddress is that of all of a node's addresses: "::" accepts IPv4 too, and needs IPv6 in the kernel.
+func listenAddress(c *config.Config) string {
+	if c.Cluster.Network.IPv6() {
+		return "::"
+	}
+	return "0.0.0.0"
+}
+
+func texts(all []netip.Addr) []string {
+	out := make([]string, 0, len(all))
+	for _, a := range all {
+		out = append(out, a.String())
+	}
+	return out
+}
+
 // kubeconfigFor is a kubeconfig for the node's balancer.
 func kubeconfigFor(c *config.Config, user object) object {
 	at := object{"server": balancer.URL, "tls-server-name": balancer.ServerName, "certificate-authority": caFile}
@@ -282,14 +298,14 @@ func kubeconfigFor(c *config.Config, user object) object {
 
 // commandLine is what isn't in the configuration file; extra arguments of the
 // configuration win.
-func commandLine(c *config.Config, hostname string, addr netip.Addr) []string {
+func commandLine(c *config.Config, hostname string, ips []netip.Addr) []string {
 	flags := map[string]string{
 		"config":            configFile,
 		"kubeconfig":        kubeconfig,
 		"cert-dir":          boot.KubeletDir + "/pki",
 		"root-dir":          boot.KubeletDir,
 		"hostname-override": hostname,
-		"node-ip":           addr.String(),
+		"node-ip":           strings.Join(texts(ips), ","),
 		// Pods without a profile of their own run under the container runtime's. Not in the
 		// configuration file: no flag turns off there what is on in it.
 		"seccomp-default": "true",

@@ -158,13 +158,13 @@ func TestS074CommandLine(t *testing.T) {
 	args := commandLine(cluster(t, func(c *config.Config) {
 		c.Machine.Kubelet.NodeLabels = map[string]string{"b": "2", "a": "1"}
 		c.Machine.Kubelet.ExtraArgs = map[string]string{"v": "4", "node-ip": "10.9.9.9", "seccomp-default": "false"}
-	}), "cp-1", netip.MustParseAddr("10.5.0.2"))
+	}), "cp-1", []netip.Addr{netip.MustParseAddr("10.5.0.2")})
 	for _, want := range []string{"--hostname-override=cp-1", "--node-labels=a=1,b=2", "--v=4", "--node-ip=10.9.9.9", "--seccomp-default=false"} {
 		if !slices.Contains(args, want) {
 			t.Errorf("%s is missing in %q", want, args)
 		}
 	}
-	if plain := commandLine(cluster(t, nil), "cp-1", netip.MustParseAddr("10.5.0.2")); !slices.Contains(plain, "--seccomp-default=true") {
+	if plain := commandLine(cluster(t, nil), "cp-1", []netip.Addr{netip.MustParseAddr("10.5.0.2")}); !slices.Contains(plain, "--seccomp-default=true") {
 		t.Errorf("pods run without seccomp: %q", plain)
 	}
 	if args[0] != "kubelet" || !slices.IsSorted(args[1:]) {
@@ -173,6 +173,38 @@ func TestS074CommandLine(t *testing.T) {
 	for _, a := range args {
 		if a == "q9pyzr.0123456789abcdef" {
 			t.Error("the token is on the command line")
+		}
+	}
+}
+
+// The kubelet is told one address of each of the cluster's families, and listens at all of them.
+func TestAddressesOfBothFamilies(t *testing.T) {
+	t.Parallel()
+	four, six := netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")
+	all := []netip.Prefix{
+		netip.MustParsePrefix("10.5.0.2/24"), netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("fd00:5::2/64"), netip.MustParsePrefix("fd00:6::2/64"),
+	}
+	for _, tt := range []struct {
+		pods         []netip.Prefix
+		primary      string
+		all          []netip.Prefix
+		want, listen string
+	}{
+		{[]netip.Prefix{four}, "10.5.0.2", all, "10.5.0.2", "0.0.0.0"},
+		{[]netip.Prefix{four, six}, "10.5.0.2", all, "10.5.0.2,fd00:5::2", "::"},
+		{[]netip.Prefix{six, four}, "10.5.0.2", all, "fd00:5::2,10.5.0.2", "::"},
+		{[]netip.Prefix{six}, "10.5.0.2", all, "fd00:5::2", "::"},
+		{[]netip.Prefix{four, six}, "fd00:6::2", all, "10.5.0.2,fd00:6::2", "::"}, // the primary one first among its family
+		{[]netip.Prefix{four, six}, "10.5.0.2", all[:2], "10.5.0.2", "::"},        // the other family may come later
+		{[]netip.Prefix{four}, "fd00:5::2", all[2:], "fd00:5::2", "0.0.0.0"},      // a network plugin may have other subnets
+	} {
+		c := cluster(t, func(c *config.Config) { c.Cluster.Network.PodSubnets = tt.pods })
+		args := commandLine(c, "cp-1", c.Cluster.Network.NodeIPs(netip.MustParseAddr(tt.primary), tt.all))
+		if !slices.Contains(args, "--node-ip="+tt.want) {
+			t.Errorf("%v: %q, want %s", tt.pods, args, tt.want)
+		}
+		if got := configuration(boot.Machine, c)["address"]; got != tt.listen {
+			t.Errorf("%v: listens at %s, want %s", tt.pods, got, tt.listen)
 		}
 	}
 }

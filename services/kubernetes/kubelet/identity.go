@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -108,13 +111,14 @@ func former(have []byte, s secrets.KubeletSpec) bool {
 	return false
 }
 
-// whileAddressed runs the kubelet for as long as the node keeps the address that
-// it was started with: it doesn't look for another by itself.
+// whileAddressed runs the kubelet for as long as the node keeps the addresses that
+// it was started with: it doesn't look for others by itself.
 func whileAddressed(ctx context.Context, s *resource.Store, run func(context.Context) error) error {
 	began, err := network.Addresses.Get(s, network.AddressID)
 	if err != nil {
 		return err
 	}
+	was := nodeIPs(s, began.Spec)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -124,8 +128,11 @@ func whileAddressed(ctx context.Context, s *resource.Store, run func(context.Con
 		for range changes {
 			// An address that is gone for the moment is no reason: pods go on.
 			now, err := network.Addresses.Get(s, network.AddressID)
-			if err == nil && now.Spec.Primary != began.Spec.Primary {
-				cancel(addressChanged{began.Spec.Primary, now.Spec.Primary})
+			if err != nil {
+				continue
+			}
+			if is := nodeIPs(s, now.Spec); now.Spec.Primary != began.Spec.Primary || slices.ContainsFunc(is, replaces(was, now.Spec)) {
+				cancel(addressChanged{was, is})
 			}
 		}
 	})
@@ -136,8 +143,27 @@ func whileAddressed(ctx context.Context, s *resource.Store, run func(context.Con
 	return err
 }
 
-type addressChanged struct{ from, to netip.Addr }
+// nodeIPs are the node's addresses in the cluster; without a configuration, the primary one.
+func nodeIPs(r resource.Reader, a network.NodeAddress) []netip.Addr {
+	cfg, err := machine.Config(r)
+	if err != nil {
+		return []netip.Addr{a.Primary}
+	}
+	return cfg.Cluster.Network.NodeIPs(a.Primary, a.All)
+}
+
+// replaces is whether an address is new to the kubelet, which has none of its family, or one
+// that is gone.
+func replaces(was []netip.Addr, now network.NodeAddress) func(netip.Addr) bool {
+	return func(a netip.Addr) bool {
+		return !slices.ContainsFunc(was, func(old netip.Addr) bool {
+			return old.BitLen() == a.BitLen() && (old == now.Primary || slices.ContainsFunc(now.All, func(p netip.Prefix) bool { return p.Addr() == old }))
+		})
+	}
+}
+
+type addressChanged struct{ from, to []netip.Addr }
 
 func (a addressChanged) Error() string {
-	return fmt.Sprintf("the node's address changed from %s to %s", a.from, a.to)
+	return fmt.Sprintf("the node's addresses changed from %s to %s", strings.Join(texts(a.from), " "), strings.Join(texts(a.to), " "))
 }

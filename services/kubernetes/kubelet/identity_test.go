@@ -164,11 +164,61 @@ func TestNewAddressEndsTheRun(t *testing.T) {
 		default:
 		}
 		at("10.5.0.3")
-		if err := <-done; err == nil || err.Error() != "the node's address changed from 10.5.0.2 to 10.5.0.3" {
+		if err := <-done; err == nil || err.Error() != "the node's addresses changed from 10.5.0.2 to 10.5.0.3" {
 			t.Error(err)
 		}
 		if err := whileAddressed(t.Context(), store, func(context.Context) error { return errors.New("its own end") }); err == nil || err.Error() != "its own end" {
 			t.Error(err)
+		}
+	})
+}
+
+// With pods of both families, an address of the second one counts, too: the kubelet starts anew when one comes, or
+// another one takes its place, but not for one that is gone, or beside it.
+func TestAddressOfTheSecondFamilyEndsTheRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := resource.NewStore()
+		w := store.As("test")
+		c := cluster(t, func(c *config.Config) {
+			c.Cluster.Network.PodSubnets = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
+		})
+		must(t, machine.Configs.Put(w, machine.ConfigID, c))
+		at := func(more ...string) {
+			a := network.NodeAddress{Primary: netip.MustParseAddr("10.5.0.2"), All: []netip.Prefix{netip.MustParsePrefix("10.5.0.2/24")}}
+			for _, text := range more {
+				a.All = append(a.All, netip.MustParsePrefix(text))
+			}
+			must(t, network.Addresses.Put(w, network.AddressID, a))
+			synctest.Wait()
+		}
+		at()
+		for _, run := range []struct {
+			stays, ends []string
+			want        string
+		}{
+			{nil, []string{"fd00:5::2/64"}, "the node's addresses changed from 10.5.0.2 to 10.5.0.2 fd00:5::2"},
+			{[]string{"fd00:6::2/64", "fd00:5::2/64"}, []string{"fd00:6::2/64"}, "the node's addresses changed from 10.5.0.2 fd00:5::2 to 10.5.0.2 fd00:6::2"},
+		} {
+			done := make(chan error, 1)
+			go func() {
+				done <- whileAddressed(t.Context(), store, func(ctx context.Context) error {
+					<-ctx.Done()
+					return nil
+				})
+			}()
+			synctest.Wait()
+			at(run.stays...)
+			at()
+			at(run.stays...)
+			select {
+			case err := <-done:
+				t.Fatalf("it ended: %v", err)
+			default:
+			}
+			at(run.ends...)
+			if err := <-done; err == nil || err.Error() != run.want {
+				t.Error(err)
+			}
 		}
 	})
 }

@@ -217,5 +217,5 @@ func (o Options) arguments(cfg *config.Config) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return commandLine(cfg, name.Spec, addr.Spec.Primary), nil
+	return commandLine(cfg, name.Spec, cfg.Cluster.Network.NodeIPs(addr.Spec.Primary, addr.Spec.All)), nil
 }

@@ -148,9 +148,9 @@ func (o Options) wanted() (map[shared]bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, l := range cfg.Machine.Network.Links() {
-		if l.VIP != nil && !l.Ignore {
-			all[shared{l.Name, l.VIP.IP}] = true
+	for _, in := range cfg.Machine.Network.Interfaces { // not of Links: several entries of one link have one each
+		if in.VIP != nil && !in.Ignore {
+			all[shared{in.Name, in.VIP.IP}] = true
 		}
 	}
 	return all, nil

@@ -26,6 +26,28 @@ var networkConditions = []condition{
 		holds: func(s *snapshot) []finding { return s.down("networkd", "The node has no address yet.") },
 	},
 	{
+		id: "network-no-family", severity: failure,
+		sees:    "kube-flannel of a node doesn't start; the node or its pods have no address of IPv4, or of IPv6.",
+		why:     "cluster.network.podSubnets has a subnet of an address family of which the node has no address: other nodes can't reach its pods in that family.",
+		next:    "Give the node an address of the family, in machine.network.interfaces, by DHCP or by router advertisements. The kubelet takes it at once.",
+		follows: []string{"network-no-address"},
+		holds: func(s *snapshot) (found []finding) {
+			if s.config == nil || s.address == nil {
+				return nil
+			}
+			for _, subnet := range s.config.Cluster.Network.PodSubnets {
+				if slices.ContainsFunc(s.address.All, func(p netip.Prefix) bool { return p.Addr().BitLen() == subnet.Addr().BitLen() }) {
+					continue
+				}
+				found = append(found, finding{
+					what:     fmt.Sprintf("Pods have addresses of %s, and the node has none of that family.", subnet),
+					evidence: []string{fmt.Sprintf("NodeAddresses network/default: %v", s.address.All)},
+				})
+			}
+			return found
+		},
+	},
+	{
 		id: "network-no-route", severity: warning,
 		sees:    "network is unreachable in logs; nothing outside the node's own network answers.",
 		why:     "No link has a default route, from DHCP or from the configuration.",

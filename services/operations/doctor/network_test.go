@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/garboard-os/garboard/config"
@@ -33,6 +34,19 @@ func TestNoAddress(t *testing.T) {
 		n.finds("kubelet-not-running", info, "Follows from network-no-address")
 		n.finds("service-failing", info, "Follows from network-no-address", "timed")
 	}
+}
+
+func TestNoFamily(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker, func(n *node, _ map[string]*dag.Service) {
+		n.config.Cluster.Network.PodSubnets = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
+	})
+	n.finds("network-no-family", failure, "fd00:10:244::/56", "machine.network.interfaces")
+	a, err := network.Addresses.Get(n.store, network.AddressID)
+	n.must(err)
+	a.Spec.All = append(slices.Clone(a.Spec.All), netip.MustParsePrefix("fd00:5::2/64"))
+	n.must(network.Addresses.Put(n.store.As(network.ID), network.AddressID, a.Spec))
+	n.healthy()
 }
 
 func TestNoRoute(t *testing.T) {

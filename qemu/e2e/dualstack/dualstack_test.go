@@ -41,7 +41,7 @@ spec:
       containers:
       - name: web
         image: IMAGE
-        command: [/usr/local/bin/kubectl, proxy, "--address=::", --port=8080, --accept-hosts=.*, --www=/etc/pod, --www-prefix=/pod/]
+        command: [/usr/local/bin/kubectl, proxy, "--address=[::]", --port=8080, --accept-hosts=.*, --www=/etc/pod, --www-prefix=/pod/]
         readinessProbe: {httpGet: {path: /pod/node, port: 8080}, periodSeconds: 1, timeoutSeconds: 5}
         volumeMounts: [{name: pod, mountPath: /etc/pod}]
       volumes:
@@ -81,7 +81,12 @@ func serves(t *testing.T, name string, first, second netip.Prefix) {
 		if !slices.Equal(got, want) {
 			t.Errorf("addresses of %s are %q, want %q", n.Name, got, want)
 		}
-		if out := c.Gbctl("-n", n.Address.String(), "doctor"); strings.Contains(out, "no-family") {
+		address := n.Address.String()
+		c.Eventually(time.Minute, n.Name+" has its certificate", func() error {
+			_, err := c.TryGbctl("-n", address, "services")
+			return err
+		})
+		if out := c.Gbctl("-n", address, "doctor"); strings.Contains(out, "no-family") {
 			t.Error(out)
 		}
 	}

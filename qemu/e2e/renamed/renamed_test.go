@@ -1,4 +1,4 @@
-//go:build e2e
+//go:build e2e && long
 
 // Package renamed tests nodes that get other names, and the same name: the second machine with
 // a name doesn't register, and both say why.

@@ -14,6 +14,8 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -150,6 +152,31 @@ func TestWorkerReportsWhoWasAsked(t *testing.T) {
 			}
 		case <-deadline:
 			t.Fatalf("never said %q", want)
+		}
+	}
+}
+
+// A worker's certificate is for its address of the cluster's first family: control planes are
+// known by theirs of that family, and none can be reached from an address of the other one.
+func TestFamilyOfAWorker(t *testing.T) {
+	t.Parallel()
+	four, six := netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")
+	for want, pods := range map[string][]netip.Prefix{"192.0.2.10": {four, six}, "2001:db8::10": {six, four}} {
+		c := controlPlane(t)
+		c.Cluster.Network.PodSubnets = pods
+		store := resource.NewStore()
+		w := store.As("test")
+		addresses := network.NodeAddress{Primary: netip.MustParseAddr("192.0.2.10"), All: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64")}}
+		for _, err := range []error{
+			machine.Configs.Put(w, machine.ConfigID, c), network.Hostnames.Put(w, network.HostnameID, "n1"), network.Addresses.Put(w, network.AddressID, addresses),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		n, ok, err := readNode(store)
+		if err != nil || !ok || n.primary.String() != want || len(n.addrs) != 2 {
+			t.Errorf("%v: %s of %v (%t, %v), want %s", pods, n.primary, n.addrs, ok, err, want)
 		}
 	}
 }

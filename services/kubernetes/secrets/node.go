@@ -20,7 +20,7 @@ import (
 type node struct {
 	config   *config.Config
 	hostname string
-	primary  netip.Addr // the node's address in the cluster
+	primary  netip.Addr // the node's address in the cluster, of the family in which API servers are known
 	addrs    []netip.Addr
 }
 
@@ -49,7 +49,7 @@ func readNode(r resource.Reader) (n node, ok bool, err error) {
 	if err != nil {
 		return n, false, resource.IgnoreNotFound(err)
 	}
-	n = node{config: cfg.Spec, hostname: hostname.Spec, primary: addresses.Spec.Primary.Unmap(), addrs: nodeAddrs(cfg.Spec, addresses.Spec)}
+	n = node{config: cfg.Spec, hostname: hostname.Spec, primary: cfg.Spec.Cluster.Network.NodeIPs(addresses.Spec.Primary, addresses.Spec.All)[0].Unmap(), addrs: nodeAddrs(cfg.Spec, addresses.Spec)}
 	return n, len(n.addrs) > 0, nil
 }
 

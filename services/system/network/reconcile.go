@@ -108,10 +108,16 @@ func (o *owner) settle(now time.Time) error {
 	o.refused(removeKey, errors.Join(errs...))
 	if len(remove) > 0 {
 		// With an address, the kernel also drops the routes that depend on it and the other addresses of its network.
+		before := state.objects
 		if state, err = o.o.read(); err != nil {
 			return err
 		}
 		_, add = difference(state.objects, o.known, objects)
+		for _, a := range add {
+			if before[a] {
+				delete(o.attempts, a) // it has to be there again at once
+			}
+		}
 	}
 	for _, a := range add {
 		o.set(a, now, state, len(remove) > 0)

@@ -283,10 +283,11 @@ func bringUp(l netlink.Link) error {
 	if a.Flags&net.FlagUp != 0 {
 		return nil
 	}
-	if err := netlink.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set %s up: %w", a.Name, err)
+	err := netlink.LinkSetUp(l)
+	if err == nil || errors.Is(err, unix.ENETDOWN) { // the link below it isn't up yet: its event comes back here
+		return nil
 	}
-	return nil
+	return fmt.Errorf("set %s up: %w", a.Name, err)
 }
 
 // physicalEthernet reports whether a link is a network card: its kind isn't a

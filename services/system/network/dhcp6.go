@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
@@ -26,9 +27,23 @@ type grant6 struct {
 
 // with calls f with a client on the link.
 func (d dhcp6) with(f func(c *nclient6.Client, own dhcpv6.Modifier) (*lease, error)) (*lease, error) {
-	c, err := nclient6.New(d.link, nclient6.WithRetry(1), nclient6.WithTimeout(answerWait))
+	ifi, err := net.InterfaceByName(d.link)
+	if err != nil {
+		return nil, err
+	}
+	ip, err := dhcpv6.GetLinkLocalAddr(d.link)
+	if err != nil {
+		return nil, err
+	}
+	// By its number: Go knows a name for a minute, also of a link that was replaced.
+	conn, err := net.ListenUDP("udp6", &net.UDPAddr{IP: ip, Port: dhcpv6.DefaultClientPort, Zone: strconv.Itoa(ifi.Index)})
 	if err != nil {
 		return nil, err // until duplicate address detection ends, the link has no address to send from
+	}
+	c, err := nclient6.NewWithConn(conn, ifi.HardwareAddr, nclient6.WithRetry(1), nclient6.WithTimeout(answerWait))
+	if err != nil {
+		conn.Close()
+		return nil, err
 	}
 	defer c.Close()
 	return f(c, dhcpv6.WithClientID(&dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: c.InterfaceAddr()}))

@@ -179,7 +179,7 @@ func send(ctx context.Context, c *nclient4.Client, dest *net.UDPAddr, msg *dhcpv
 		return nil, err
 	case answer.MessageType() == dhcpv4.MessageTypeNak:
 		if text := answer.Message(); text != "" {
-			return nil, fmt.Errorf("%w (NAK): %s", errRefused, text)
+			return nil, fmt.Errorf("%w (NAK): %q", errRefused, text)
 		}
 		return nil, fmt.Errorf("%w (NAK)", errRefused)
 	}

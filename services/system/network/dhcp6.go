@@ -118,7 +118,7 @@ func newLease6(m *dhcpv6.Message, asked time.Time) (*lease, error) {
 	}
 	for _, s := range []*dhcpv6.OptStatusCode{o.Status(), ia.Options.Status()} {
 		if s != nil && s.StatusCode != iana.StatusSuccess {
-			return nil, fmt.Errorf("%w: %s %s", errRefused, s.StatusCode, s.StatusMessage)
+			return nil, fmt.Errorf("%w: %s %q", errRefused, s.StatusCode, s.StatusMessage)
 		}
 	}
 	l := &lease{server: o.ServerID().String(), grant: grant6{o.ClientID(), o.ServerID(), ia}}
@@ -126,8 +126,8 @@ func newLease6(m *dhcpv6.Message, asked time.Time) (*lease, error) {
 	for _, a := range ia.Options.Addresses() {
 		addr, _ := netip.AddrFromSlice(a.IPv6Addr)
 		switch {
-		case a.ValidLifetime <= 0:
-			continue // the server has taken it away
+		case a.ValidLifetime <= 0 || len(l.addresses) == maxAdvertised:
+			continue // the server has taken it away, or gives more than a node can want
 		case !addr.Is6() || addr.Is4In6() || !addr.IsGlobalUnicast():
 			l.leftOut("the address %s", a.IPv6Addr)
 			continue

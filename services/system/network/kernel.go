@@ -165,6 +165,8 @@ type actual struct {
 	gateways map[int]uint32
 	// failed are addresses that another host has, by duplicate address detection (RFC 4862 §5.4).
 	failed map[address]bool
+	// tentative are addresses for which that isn't over: nothing can be sent from them yet.
+	tentative map[address]bool
 }
 
 // dump calls list again if it was interrupted by a change, a few times.
@@ -178,7 +180,7 @@ func dump[T any](list func() ([]T, error)) (all []T, err error) {
 }
 
 func readKernel() (actual, error) {
-	now := actual{objects: map[object]bool{}, gateways: map[int]uint32{}, failed: map[address]bool{}}
+	now := actual{objects: map[object]bool{}, gateways: map[int]uint32{}, failed: map[address]bool{}, tentative: map[address]bool{}}
 	links, err := dump(netlink.LinkList)
 	if err != nil {
 		return now, fmt.Errorf("list the links: %w", err)
@@ -198,7 +200,9 @@ func readKernel() (actual, error) {
 		switch {
 		case a.Flags&unix.IFA_F_DADFAILED != 0:
 			now.failed[own] = true
-		case a.Flags&(unix.IFA_F_PERMANENT|unix.IFA_F_TENTATIVE|unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) == 0 && own.prefix.Addr().Is6():
+		case a.Flags&unix.IFA_F_TENTATIVE != 0:
+			now.tentative[own] = true
+		case a.Flags&(unix.IFA_F_PERMANENT|unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) == 0 && own.prefix.Addr().Is6():
 			now.advertised = append(now.advertised, own)
 		}
 		now.objects[own] = true

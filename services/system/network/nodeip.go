@@ -52,7 +52,7 @@ func (o *owner) candidates() (out []candidate) {
 		for _, w := range o.wanted {
 			switch w := w.object.(type) {
 			case address:
-				if w.index == index && o.state.objects[w] && !o.state.failed[w] {
+				if w.index == index && o.state.objects[w] && !o.state.failed[w] && !o.state.tentative[w] {
 					addresses = append(addresses, w.prefix)
 				}
 			case route:

@@ -215,7 +215,7 @@ func (o *owner) takeOver() error {
 func (o *owner) noteAddress(u netlink.AddrUpdate) bool {
 	a := address{u.LinkIndex, prefixOf(&u.LinkAddress)}
 	if _, mine := o.known[a]; mine {
-		return !u.NewAddr || u.Flags&unix.IFA_F_DADFAILED != 0
+		return !u.NewAddr || a.prefix.Addr().Is6() // duplicate address detection has ended
 	}
 	name := o.linkName(u.LinkIndex)
 	l := o.links[name]

@@ -130,7 +130,7 @@ func (o *owner) lacksOf(p config.Link) (out []error) {
 	}
 	out = o.unanswered(p)
 	for _, a := range p.Addresses {
-		if own := (address{l.Attrs().Index, a}); !o.state.objects[own] && o.problem(own) == "" {
+		if own := (address{l.Attrs().Index, a}); (!o.state.objects[own] || o.state.tentative[own]) && o.problem(own) == "" {
 			out = append(out, lackOf("", "address %s on %q", a, p.Name))
 		}
 	}

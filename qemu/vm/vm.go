@@ -64,8 +64,9 @@ type Hardware struct {
 	Medium string `json:"medium,omitempty"`
 	// Agent is the socket of the channel for a guest agent; "": there is none.
 	Agent string `json:"agent,omitempty"`
-	// Silent is a second card, with a carrier and with nobody behind it.
-	Silent bool `json:"silent,omitempty"`
+	// Silent is a second card, with a carrier and with nobody behind it: Before or After the
+	// other one in the order of the bus; "": there is none.
+	Silent string `json:"silent,omitempty"`
 }
 
 const (
@@ -85,6 +86,8 @@ const (
 	Network = "network"
 	HTTP    = "http"
 	OwnDisk = "disk"
+
+	Before, After = "before", "after"
 )
 
 // The UEFI of Debian's package ovmf, and its variables in a new machine.
@@ -154,14 +157,16 @@ func (c Config) arguments(now time.Time) []string {
 			"-chardev", "socket,id=agent,server=on,wait=off,path="+option(c.Hardware.Agent),
 			"-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0")
 	}
-	args = append(args,
-		"-netdev", c.network(),
-		"-device", c.networkCard(),
-		"-device", "virtio-rng-pci",
-		"-device", "i6300esb", "-action", "watchdog=reset")
-	if c.Hardware.Silent {
-		args = append(args, "-netdev", "hubport,id=silent,hubid=1", "-device", virtioNIC+",netdev=silent")
+	cards := [][]string{{"-netdev", c.network(), "-device", c.networkCard()}}
+	silent := []string{"-netdev", "hubport,id=silent,hubid=1", "-device", virtioNIC + ",netdev=silent"}
+	switch c.Hardware.Silent {
+	case Before:
+		cards = slices.Insert(cards, 0, silent)
+	case After:
+		cards = append(cards, silent)
 	}
+	args = append(args, slices.Concat(cards...)...)
+	args = append(args, "-device", "virtio-rng-pci", "-device", "i6300esb", "-action", "watchdog=reset")
 	return append(args, monitorArguments()...)
 }
 

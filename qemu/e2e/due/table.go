@@ -66,10 +66,12 @@ var Folders = map[string]Folder{
 	"qemu/e2e/machines": {
 		All: []string{"qemu/machines.go", "qemu/vm"},
 		Tests: map[string][]string{
-			"TestMachines":       {"image/initramfs", "kernel", "init", "tools/gbctl/cluster*.go"},
-			"TestHardenedKernel": {"boot/hardening.go", "init/settings.go", "kernel"},
-			"TestWireGuard":      {"services/system/network", "qemu/wireguard.go"},
-			"TestSilentCard":     {"services/system/network"},
+			"TestMachines":         {"image/initramfs", "kernel", "init", "tools/gbctl/cluster*.go"},
+			"TestHardenedKernel":   {"boot/hardening.go", "init/settings.go", "kernel"},
+			"TestWireGuard":        {"services/system/network", "qemu/wireguard.go"},
+			"TestSilentCard":       {"services/system/network"},
+			"TestCardsChangeNames": {"services/system/network", "services/system/udev"},
+			"TestIPv6Only":         {"services/system/network", "services/system/install", "config/families.go"},
 		},
 	},
 	"qemu/e2e/maintenance": {

@@ -27,8 +27,8 @@ const (
 )
 
 // Machine turns on a virtual machine in the place of a container that is off. It has the container's address, and its configuration with patches;
-// its disk and memory are those of an option like DiskImage. It starts again after each restart, until the test ends. The cluster that is returned has this
-// node alone, and budgets for its speed.
+// its disk and memory are those of an option like DiskImage, whose Hardware has the devices at each start (the last ones from then on). It starts again
+// after each restart, until the test ends. The cluster that is returned has this node alone, and budgets for its speed.
 func (c *Cluster) Machine(n qemu.Node, disk Option, patches ...string) *Cluster {
 	c.t.Helper()
 	choice, err := qemu.Choose(c.t.Context(), qemu.QEMU)
@@ -51,12 +51,19 @@ func (c *Cluster) Machine(n qemu.Node, disk Option, patches ...string) *Cluster 
 	}
 	boots := qemu.Options{MemoryMiB: memoryMiB}
 	disk(&boots)
+	hardware := boots.Hardware
+	if len(hardware) == 0 {
+		hardware = []vm.Hardware{{}}
+	}
+	for i := range hardware {
+		hardware[i].Medium = vm.OwnDisk
+	}
 	c.supervise(fmt.Sprintf("tap%d", n.Address.As4()[3]), vm.Config{
 		Name: c.Name + "/" + n.Name, Accelerator: choice.Accelerator, CPUs: 2, MemoryMiB: boots.MemoryMiB,
 		Console: c.Console(n.Name), Chart: filepath.Join(dir, "chart"), Configuration: configuration,
 		Disk: filepath.Join(dir, "disk.img"), DiskImage: boots.Boot.Disk, DiskGiB: boots.DiskGiB,
-		Hardware: vm.Hardware{Medium: vm.OwnDisk}, HardwareAddr: network.HardwareAddress(c.Name, n.Name),
-	})
+		HardwareAddr: network.HardwareAddress(c.Name, n.Name),
+	}, hardware)
 	plan := *c.Cluster
 	plan.Accelerator, plan.Nodes = choice.Accelerator, []qemu.Node{n}
 	alone := *c
@@ -65,10 +72,11 @@ func (c *Cluster) Machine(n qemu.Node, disk Option, patches ...string) *Cluster 
 }
 
 // supervise starts a machine at a tap, and again whenever it has ended.
-func (c *Cluster) supervise(tap string, machine vm.Config) {
+func (c *Cluster) supervise(tap string, machine vm.Config, hardware []vm.Hardware) {
 	c.t.Helper()
 	thread := c.Network()
 	start := func() (running *vm.Running, err error) {
+		machine.Hardware, hardware = hardware[0], hardware[min(1, len(hardware)-1):]
 		var cable *os.File
 		err = thread.Do(func() (err error) {
 			if err = unix.Setpriority(unix.PRIO_PROCESS, 0, politeness); err == nil {

@@ -17,7 +17,7 @@ import (
 // its files.
 func TestSilentCard(t *testing.T) {
 	c, _ := e2etest.Start(t, "silent", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
-		o.Hardware = []vm.Hardware{{Silent: true}}
+		o.Hardware = []vm.Hardware{{Silent: vm.After}}
 		o.ControlPlanePatches = [][]byte{[]byte("machine: {network: {interfaces: [{interface: eth1, dhcp: true}]}}\n")}
 	})
 	node := c.Nodes[0].Address.String()

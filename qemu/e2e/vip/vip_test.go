@@ -175,11 +175,23 @@ func share(t *testing.T, name string, options ...e2etest.Option) *scenario {
 }
 
 // Three control planes and a worker share an address of each family, which move on their own. Kubernetes and the machine
-// API answer at both, before and after.
+// API answer at both, before and after, and so do Services of both families.
 func TestSharedAddressesOfBothFamilies(t *testing.T) {
 	c := share(t, "vips", e2etest.Nodes(controlPlanes, 1), func(o *qemu.Options) { o.Second = netip.MustParsePrefix("fd00:5::/64") })
-	for _, shared := range []netip.Addr{c.Shared, c.SecondShared} {
-		t.Run(shared.String(), func(t *testing.T) {
+	c.moveBeside(c.Shared, c.SecondShared)
+}
+
+func TestSharedAddressOfIPv6(t *testing.T) {
+	c := share(t, "vip6", e2etest.Nodes(controlPlanes, 1), func(o *qemu.Options) { o.Network = netip.MustParsePrefix("fd00:5::/64") })
+	c.moveBeside(c.shared)
+}
+
+// moveBeside: each address serves, moves, and serves; and so do the Services.
+func (c *scenario) moveBeside(addresses ...netip.Addr) {
+	c.Web()
+	c.WebAnswers()
+	for _, shared := range addresses {
+		c.t.Run(shared.String(), func(t *testing.T) {
 			own := c.in(t)
 			own.shared = shared
 			own.serves()
@@ -187,13 +199,8 @@ func TestSharedAddressesOfBothFamilies(t *testing.T) {
 			own.serves()
 		})
 	}
-}
-
-func TestSharedAddressOfIPv6(t *testing.T) {
-	c := share(t, "vip6", e2etest.Nodes(controlPlanes, 1), func(o *qemu.Options) { o.Network = netip.MustParsePrefix("fd00:5::/64") })
-	c.serves()
-	c.killed()
-	c.serves()
+	c.Eventually(2*e2etest.ReadyBudget, "all nodes are Ready", func() error { return c.NodesReady(c.Nodes...) })
+	c.WebAnswers()
 }
 
 // serves: Kubernetes and the machine API answer at the address.

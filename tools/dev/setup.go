@@ -18,19 +18,22 @@ import (
 
 // testPackages are what only the tests need: real peers for real protocols.
 var testPackages = map[string]string{
-	"chrony":          "a real time server for the tests of timed (takes the place of systemd-timesyncd)",
-	"dnsmasq-base":    "a real DHCP server for the tests of networkd",
-	"docker.io":       "customizes the system as users do",
-	"e2fsprogs":       "disks with somebody's file system on them, for the tests of disks",
-	"fdisk":           "a further partition on a stick, for the test of media",
-	"iproute2":        "links and namespaces in network tests",
-	"mitmproxy":       "a proxy that opens TLS, as some sites have one",
-	"nfs-ganesha":     "an NFS 4 server for the tests of volumes",
-	"nfs-ganesha-vfs": "the same server's access to files",
-	"nftables":        "counts packets in the test of an air gap",
-	"tgt":             "an iSCSI target for the test of extensions",
-	"user-mode-linux": "kernels of their own for tests of disks and links",
-	"xfsprogs":        "file systems for the tests of disks",
+	"chrony":           "a real time server for the tests of timed (takes the place of systemd-timesyncd)",
+	"dnsmasq-base":     "a real DHCP server for the tests of networkd",
+	"docker.io":        "customizes the system as users do",
+	"e2fsprogs":        "disks with somebody's file system on them, for the tests of disks",
+	"fdisk":            "a further partition on a stick, for the test of media",
+	"iproute2":         "links and namespaces in network tests",
+	"kea-dhcp4-server": "another real DHCP server for the tests of networkd",
+	"kea-dhcp6-server": "likewise, of DHCPv6",
+	"mitmproxy":        "a proxy that opens TLS, as some sites have one",
+	"nfs-ganesha":      "an NFS 4 server for the tests of volumes",
+	"nfs-ganesha-vfs":  "the same server's access to files",
+	"nftables":         "counts packets in the test of an air gap",
+	"radvd":            "a router for the tests of networkd",
+	"tgt":              "an iSCSI target for the test of extensions",
+	"user-mode-linux":  "kernels of their own for tests of disks and links",
+	"xfsprogs":         "file systems for the tests of disks",
 }
 
 func setupCommand() *cobra.Command {

@@ -132,23 +132,30 @@ func (p *peer) address(link, cidr string) {
 // dnsmasq serves DHCP on the peer until the test ends or stop is called.
 func (p *peer) dnsmasq(args ...string) (stop func()) {
 	p.t.Helper()
-	cmd := exec.Command("dnsmasq", append([]string{
+	return p.runs("dnsmasq", append([]string{
 		"--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--user=root", "--pid-file=",
 		"--log-facility=-", "--dhcp-authoritative", "--dhcp-leasefile=" + filepath.Join(p.t.TempDir(), "leases"),
 		"--no-ping",
 	}, args...)...)
+}
+
+// runs starts a program at the other end, until the test or stop ends it.
+func (p *peer) runs(program string, args ...string) (stop func()) {
+	p.t.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), "KEA_PIDFILE_DIR="+p.t.TempDir(), "KEA_LOCKFILE_DIR=none")
 	var out bytes.Buffer
-	cmd.Stderr = &out
+	cmd.Stdout, cmd.Stderr = &out, &out
 	p.do(func() {
 		if err := cmd.Start(); err != nil {
-			p.t.Errorf("start dnsmasq (package dnsmasq-base): %v", err)
+			p.t.Errorf("start %s (dev setup installs it): %v", program, err)
 		}
 	})
 	stop = sync.OnceFunc(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
 		if p.t.Failed() {
-			p.t.Logf("dnsmasq: %s", out.String())
+			p.t.Logf("%s: %s", program, out.String())
 		}
 	})
 	p.t.Cleanup(stop)

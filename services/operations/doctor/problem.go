@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,7 +21,11 @@ var problemConditions = []condition{
 		next: "Remove the cause that the problem names; mostly it is a field of the machine configuration. The node tries again by itself: gbctl get, with the type of the resource, shows whether the problem has ended.",
 		holds: func(s *snapshot) (out []finding) {
 			for _, o := range s.troubled {
-				age, problems := s.now.Sub(o.Troubled), resource.Problems(o.Spec)
+				problems := slices.DeleteFunc(resource.Problems(o.Spec), func(p string) bool { return s.retells(o, p) })
+				if len(problems) == 0 {
+					continue
+				}
+				age := s.now.Sub(o.Troubled)
 				name, _, _ := strings.Cut(o.Type, ".")
 				out = append(out, finding{what: fmt.Sprintf("%s %s has a problem: %s.", name, o.ID, problems[0]), since: s.now.Add(-age), passing: age < problemTime,
 					evidence: append([]string{fmt.Sprintf("resource %s %s", name, o.ID)}, problems...)})
@@ -28,4 +33,14 @@ var problemConditions = []condition{
 			return out
 		},
 	},
+}
+
+// retells reports whether an object only repeats the problem of another one: a status in which the same owner sums its objects up has the text
+// of theirs at the end of its own.
+func (s *snapshot) retells(o resource.Object[any], problem string) bool {
+	return slices.ContainsFunc(s.troubled, func(other resource.Object[any]) bool {
+		return other.Owner == o.Owner && other.Type != o.Type && slices.ContainsFunc(resource.Problems(other.Spec), func(p string) bool {
+			return strings.HasSuffix(problem, p) && (problem != p || other.Type < o.Type)
+		})
+	})
 }

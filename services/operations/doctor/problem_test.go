@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -34,4 +35,34 @@ func TestProblems(t *testing.T) {
 	n.must(udev.ModuleStatuses.Put(w, "drbd", udev.ModuleStatus{Loaded: true}))
 	n.must(network.Statuses.Put(n.store.As(network.ID), network.ID, network.Status{}))
 	n.lacks("problem-stays")
+}
+
+// networkd tells a problem with the object that has it, and again in its status: it is found once, and what only the status has, too. Objects of
+// one type may have the same problem, and so may those of another owner.
+func TestProblemIsFoundOnce(t *testing.T) {
+	t.Parallel()
+	const taken, mask, missing = "another host of the network has this address", "the mask 0.0.0.0 can't be used, and is left out", `waiting for interface "eth9" to appear`
+	n := start(t, config.Worker)
+	w := n.store.As(network.ID)
+	for _, a := range []string{"192.0.2.1/24", "192.0.2.2/24"} {
+		n.must(network.OnLinks.Put(w, "eth0-"+a, network.Object{Link: "eth0", What: a, Problem: taken}))
+	}
+	n.must(network.LeaseList.Put(w, "eth0-DHCP", network.LeaseStatus{Link: "eth0", Problems: []string{mask}}))
+	n.must(network.Links.Put(w, "eth9", network.LinkStatus{Problem: missing}))
+	n.must(sysctl.Statuses.Put(n.store.As("test"), "net.ipv4.ipforward", sysctl.Status{Problem: taken}))
+	told := []string{"address 192.0.2.1/24 of eth0: " + taken, "address 192.0.2.2/24 of eth0: " + taken, missing, "DHCP lease on eth0: " + mask}
+	n.must(network.Statuses.Put(w, network.ID, network.Status{Problems: told}))
+	for words, times := range map[string]int{taken: 3, mask: 1, missing: 1, "NetworkStatuses": 0} {
+		found := 0
+		for _, f := range n.diagnose() {
+			if f.Id == "problem-stays" && strings.Contains(f.What, words) {
+				found++
+			}
+		}
+		if found != times {
+			t.Errorf("%q is found %d times, want %d", words, found, times)
+		}
+	}
+	n.must(network.Statuses.Put(w, network.ID, network.Status{Problems: append(told, "choose the card of the entry \"lan\"")}))
+	n.finds("problem-stays", info, `NetworkStatuses networkd has a problem: choose the card`)
 }

@@ -65,7 +65,7 @@ func (o *owner) reportObjects() error {
 	addresses, routes, rules := map[string]Object{}, map[string]Object{}, map[string]Object{}
 	for _, p := range o.plans {
 		if _, here := o.links[p.Name]; !here && !p.Ignore {
-			links[p.Name] = LinkStatus{State: "missing", Problem: "there is no such interface"}
+			links[p.Name] = LinkStatus{State: "missing", Problem: "waiting for " + o.lacksOf(p)[0].Error()}
 		}
 	}
 	for _, name := range o.order() {

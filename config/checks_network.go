@@ -16,7 +16,9 @@ const (
 	maxLinkName = 15
 	// minMTU is the minimum of IPv4 (RFC 791), maxMTU the maximum of the kernel.
 	minMTU, maxMTU = 68, 65535
-	maxVLAN        = 4094 // IEEE 802.1Q: 4095 is reserved
+	// maxOption is what an option of DHCP holds (RFC 2132 §2), without the byte for its kind or length.
+	maxOption = 254
+	maxVLAN   = 4094 // IEEE 802.1Q: 4095 is reserved
 )
 
 var (
@@ -53,8 +55,7 @@ func checkInterfaces(c *Config, r *report) {
 		contradicts(r, interfaceAt(i, "busPath"), link, in.BusPath, link.BusPath)
 		contradicts(r, interfaceAt(i, "mtu"), link, in.MTU, link.MTU)
 		contradicts(r, interfaceAt(i, "acceptRA"), link, plainShow(reflect.ValueOf(in.AcceptRA)), plainShow(reflect.ValueOf(link.AcceptRA)))
-		contradicts(r, interfaceAt(i, "dhcpOptions", "routeMetric"), link, in.DHCPOptions.RouteMetric, link.DHCPOptions.RouteMetric)
-		contradicts(r, interfaceAt(i, "dhcpOptions", "clientIdentifier"), link, in.DHCPOptions.ClientIdentifier, link.DHCPOptions.ClientIdentifier)
+		checkDHCPOptions(r, interfaceAt(i, "dhcpOptions"), link, in.DHCPOptions)
 		says := in.addressed() || in.MTU != 0 || in.Required || in.AcceptRA != nil || in.DHCPOptions != DHCPOptions{} || in.Bond != nil || in.VIP != nil || in.WireGuard != nil
 		before, named := ignored[id]
 		switch {
@@ -66,6 +67,16 @@ func checkInterfaces(c *Config, r *report) {
 			r.bad(interfaceAt(i), "has dhcp6 or acceptRA, and there is no router on %s; leave them out", link)
 		}
 		ignored[id] = in.Ignore
+	}
+}
+
+func checkDHCPOptions(r *report, where place, link Link, o DHCPOptions) {
+	contradicts(r, where.with("routeMetric"), link, o.RouteMetric, link.DHCPOptions.RouteMetric)
+	contradicts(r, where.with("clientIdentifier"), link, o.ClientIdentifier, link.DHCPOptions.ClientIdentifier)
+	contradicts(r, where.with("userClass"), link, o.UserClass, link.DHCPOptions.UserClass)
+	contradicts(r, where.with("vendorClassIdentifier"), link, o.VendorClassIdentifier, link.DHCPOptions.VendorClassIdentifier)
+	if n := max(len(o.ClientIdentifier), len(o.UserClass), len(o.VendorClassIdentifier)); n > maxOption {
+		r.bad(where, "has a text of %d bytes, and an option holds %d at most: shorten it", n, maxOption)
 	}
 }
 
@@ -276,6 +287,9 @@ func checkPeer(r *report, where place, p WireGuardPeer) {
 		r.lacks(where.with("publicKey"), "")
 	} else if !isKey32(p.PublicKey) {
 		r.bad(where.with("publicKey"), "must be base64 of 32 bytes, as wg pubkey prints it")
+	}
+	if p.PresharedKey != "" && !isKey32(string(p.PresharedKey)) {
+		r.bad(where.with("presharedKey"), "must be base64 of 32 bytes, as wg genpsk prints it")
 	}
 	if p.Endpoint == "" {
 		return

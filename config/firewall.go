@@ -29,7 +29,7 @@ func (f Firewall) On() bool { return f.Enabled == nil || *f.Enabled }
 type FirewallRule struct {
 	Name      string `yaml:"name"`      // required: at most 32 of the characters a-z, 0-9 and -
 	Action    string `yaml:"action"`    // required: accept or drop
-	Interface string `yaml:"interface"` // the link that the packet comes from, by its name in the kernel, such as eth0
+	Interface string `yaml:"interface"` // the link that the packet comes from, by its name in the kernel, such as eth0, or the alias of a card in machine.network.interfaces
 	Protocol  string `yaml:"protocol"`  // tcp, udp or icmp, of both families; default: all protocols
 	// Ports are destination ports of tcp or udp, such as 443 or 8000-8100.
 	Ports        []string       `yaml:"ports"`

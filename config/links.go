@@ -164,6 +164,8 @@ func (l *Link) add(in Interface) {
 	keep(&l.AcceptRA, in.AcceptRA)
 	keep(&l.DHCPOptions.RouteMetric, in.DHCPOptions.RouteMetric)
 	keep(&l.DHCPOptions.ClientIdentifier, in.DHCPOptions.ClientIdentifier)
+	keep(&l.DHCPOptions.UserClass, in.DHCPOptions.UserClass)
+	keep(&l.DHCPOptions.VendorClassIdentifier, in.DHCPOptions.VendorClassIdentifier)
 	keep(&l.Bond, in.Bond)
 	keep(&l.VIP, in.VIP)
 	keep(&l.WireGuard, in.WireGuard)

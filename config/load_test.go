@@ -136,7 +136,7 @@ network:
       mtu: 8765
       dhcp6: true
       acceptRA: false
-      dhcpOptions: {routeMetric: 50, clientIdentifier: one}
+      dhcpOptions: {routeMetric: 50, clientIdentifier: one, userClass: two, vendorClassIdentifier: three}
       required: true
       routes:
         - {network: 0.0.0.0/0, gateway: 10.0.0.1, metric: 7, source: 10.0.0.201, mtu: 1400, table: 100}
@@ -173,10 +173,12 @@ network:
       wireguard:
         privateKey: yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=
         listenPort: 51820
+        firewallMark: 7
         peers:
           - allowedIPs: [192.168.88.0/24]
             endpoint: 209.202.254.14:8172
             publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=
+            presharedKey: FpCyhws9cxwWoV4xELtfJvjJN+zQVRPISllRWgeopVE=
             persistentKeepaliveInterval: 5s
 time:
   servers: [time.example.org]

@@ -98,6 +98,12 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "network: {interfaces: [{interface: eth0, vip: {ip: \"::ffff:10.0.0.9\"}}]}", `machine.network.interfaces[0].vip.ip: ::ffff:10.0.0.9 is not an address at which other hosts can reach a machine: it must be an IPv4 or a global IPv6 address`},
 	{"machine", "network: {interfaces: [{interface: eth0, vip: {ip: 239.0.0.9}}]}", `machine.network.interfaces[0].vip.ip: 239.0.0.9 is not an address at which other hosts can reach a machine: it must be an IPv4 or a global IPv6 address`},
 	{"machine", "network: {interfaces: [{interface: wg0, wireguard: {privateKey: abc}}]}", `machine.network.interfaces[0].wireguard.privateKey: must be base64 of 32 bytes, as wg genkey prints it`},
+	{"machine", "network: {interfaces: [{interface: wg0, wireguard: {privateKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=, peers: [{publicKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=, presharedKey: abc}]}}]}",
+		`machine.network.interfaces[0].wireguard.peers[0].presharedKey: must be base64 of 32 bytes, as wg genpsk prints it`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, dhcpOptions: {userClass: " + strings.Repeat("a", 255) + "}}]}",
+		`machine.network.interfaces[0].dhcpOptions: has a text of 255 bytes, and an option holds 254 at most: shorten it`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, dhcpOptions: {userClass: a}}, {interface: eth0, dhcpOptions: {userClass: b}}]}",
+		`machine.network.interfaces[1].dhcpOptions.userClass: b contradicts a in an earlier entry for eth0`},
 	// Cards.
 	{"machine", "network: {interfaces: [{hardwareAddr: '02:ab'}]}", `machine.network.interfaces[0].hardwareAddr: "02:ab" is not a MAC address, such as 02:ab:12:34:00:01, or 02:ab:* for all that begin so`},
 	{"machine", "network: {interfaces: [{hardwareAddr: '02:xy:*'}]}", `machine.network.interfaces[0].hardwareAddr: "02:xy:*" is not a MAC address, such as 02:ab:12:34:00:01, or 02:ab:* for all that begin so`},

@@ -190,6 +190,9 @@ type Interface struct {
 type DHCPOptions struct {
 	RouteMetric      uint32 `yaml:"routeMetric"`      // of the routes of the lease; default 1024, and one more for each link before
 	ClientIdentifier string `yaml:"clientIdentifier"` // option 61, a text; default: none, so that servers know the node by its MAC address
+	UserClass        string `yaml:"userClass"`        // option 77, one text, by which servers choose what they give; default: none
+	// VendorClassIdentifier is option 60, a text; default garboard. This and the other texts have 254 bytes at most.
+	VendorClassIdentifier string `yaml:"vendorClassIdentifier"`
 }
 
 // Route is a static route.
@@ -256,16 +259,19 @@ type VIP struct {
 
 // WireGuard makes the interface a WireGuard interface.
 type WireGuard struct {
-	PrivateKey Secret          `yaml:"privateKey"` // required, base64 of 32 bytes
-	ListenPort int             `yaml:"listenPort"` // default: chosen by the kernel
-	Peers      []WireGuardPeer `yaml:"peers" key:"publicKey"`
+	PrivateKey Secret `yaml:"privateKey"` // required, base64 of 32 bytes
+	ListenPort int    `yaml:"listenPort"` // default: chosen by the kernel
+	// FirewallMark marks the encrypted packets that the interface sends: a rule with this fwMark chooses their table. Default none.
+	FirewallMark uint32          `yaml:"firewallMark"`
+	Peers        []WireGuardPeer `yaml:"peers" key:"publicKey"`
 }
 
 // WireGuardPeer is a peer.
 type WireGuardPeer struct {
-	PublicKey  string         `yaml:"publicKey"`  // required, base64 of 32 bytes
-	Endpoint   string         `yaml:"endpoint"`   // host:port
-	AllowedIPs []netip.Prefix `yaml:"allowedIPs"` // source addresses that the peer may use, and destinations that are sent to it
+	PublicKey    string         `yaml:"publicKey"`    // required, base64 of 32 bytes
+	PresharedKey Secret         `yaml:"presharedKey"` // base64 of 32 bytes; a second key that only this node and this peer have; default none
+	Endpoint     string         `yaml:"endpoint"`     // host:port
+	AllowedIPs   []netip.Prefix `yaml:"allowedIPs"`   // source addresses that the peer may use, and destinations that are sent to it
 	// PersistentKeepalive is the interval of keepalive packets; default none.
 	PersistentKeepalive time.Duration `yaml:"persistentKeepaliveInterval"`
 }

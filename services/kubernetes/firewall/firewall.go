@@ -8,6 +8,7 @@
 package firewall
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -58,7 +59,7 @@ func Controller() resource.Controller { return (&firewall{kernel: nft{}}).contro
 func (f *firewall) controller() resource.Controller {
 	return resource.Controller{
 		Name: "network.FirewallController", Reconcile: f.reconcile, Outputs: []string{Rules.Type()},
-		Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Addresses.Type()}, {Type: etcd.Met.Type()}, {Type: balancer.APIServers.Type()}},
+		Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Addresses.Type()}, {Type: network.Links.Type()}, {Type: etcd.Met.Type()}, {Type: balancer.APIServers.Type()}},
 	}
 }
 
@@ -71,6 +72,15 @@ func (f *firewall) reconcile(_ context.Context, v resource.View) (time.Duration,
 	if cfg.Machine.Network.Firewall.On() {
 		own, _ := network.Addresses.Get(v, network.AddressID) // none yet: nobody but the control planes that were met reaches etcd
 		wanted = rules(cfg, own.Spec.All, f.controlPlanes(v))
+		cards := map[string]string{} // by alias: nftables has the kernel's names only
+		for _, l := range network.Links.List(v) {
+			cards[l.Spec.Alias] = l.ID
+		}
+		for i, r := range wanted {
+			if len(r.links) > 0 {
+				wanted[i].links = []string{cmp.Or(cards[r.links[0]], r.links[0])}
+			}
+		}
 	} else if f.applied == nil {
 		return 0, Rules.Replace(v, nil)
 	}

@@ -182,6 +182,19 @@ func TestController(t *testing.T) {
 			t.Errorf("%+v, %d rules", got, len(b.kernel.rules))
 		}
 
+		// The alias of a card is its kernel's name for nftables, and follows the card.
+		lan := config.FirewallRule{Name: "lan", Action: config.FirewallDrop, Interface: "lan"}
+		b.configure(node(config.ControlPlane, func(f *config.Firewall) { f.Rules = []config.FirewallRule{lan} }))
+		for _, card := range []string{"eth2", "eth3"} {
+			if err := network.Links.Replace(b.store.As("test"), map[string]network.LinkStatus{card: {Alias: "lan"}, "eth9": {}}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if action, by := decide(b.kernel.rules, packet{chain: input, link: card, protocol: "tcp", port: 99, from: "192.0.2.9", to: "10.5.0.2"}); by != "lan" {
+				t.Errorf("from %s: %s by %q, want lan", card, action, by)
+			}
+		}
+
 		// A table without counters isn't taken for one that is gone.
 		b.configure(node(config.Worker, func(f *config.Firewall) { f.AllowMetadata = true }))
 		if err := network.Addresses.Delete(b.store.As("test"), network.AddressID); err != nil {

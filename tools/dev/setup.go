@@ -26,6 +26,7 @@ var testPackages = map[string]string{
 	"iproute2":         "links and namespaces in network tests",
 	"kea-dhcp4-server": "another real DHCP server for the tests of networkd",
 	"kea-dhcp6-server": "likewise, of DHCPv6",
+	"lldpd":            "a real neighbour for the tests of networkd",
 	"mitmproxy":        "a proxy that opens TLS, as some sites have one",
 	"nfs-ganesha":      "an NFS 4 server for the tests of volumes",
 	"nfs-ganesha-vfs":  "the same server's access to files",
@@ -33,6 +34,7 @@ var testPackages = map[string]string{
 	"radvd":            "a router for the tests of networkd",
 	"tgt":              "an iSCSI target for the test of extensions",
 	"user-mode-linux":  "kernels of their own for tests of disks and links",
+	"wireguard-tools":  "shows what networkd has given the links",
 	"xfsprogs":         "file systems for the tests of disks",
 }
 

@@ -78,8 +78,8 @@ func TestS092BondOptions(t *testing.T) {
 func TestS105WireGuard(t *testing.T) {
 	t.Parallel()
 	const key = "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk="
-	spec := &config.WireGuard{PrivateKey: key, ListenPort: 51111, Peers: []config.WireGuardPeer{
-		{PublicKey: key, Endpoint: "[2001:db8::1]:51820", AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.1.0.7/24")}, PersistentKeepalive: 5 * time.Second},
+	spec := &config.WireGuard{PrivateKey: key, ListenPort: 51111, FirewallMark: 0x20, Peers: []config.WireGuardPeer{
+		{PublicKey: key, PresharedKey: key, Endpoint: "[2001:db8::1]:51820", AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.1.0.7/24")}, PersistentKeepalive: 5 * time.Second},
 		{PublicKey: key, Endpoint: "peer.example.org:51820"},
 		{PublicKey: key},
 	}}
@@ -87,11 +87,11 @@ func TestS105WireGuard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.PrivateKey.String() != key || *c.ListenPort != 51111 || !c.ReplacePeers || len(c.Peers) != 3 {
+	if c.PrivateKey.String() != key || *c.ListenPort != 51111 || *c.FirewallMark != 0x20 || !c.ReplacePeers || len(c.Peers) != 3 {
 		t.Errorf("%+v", c)
 	}
 	p := c.Peers[0]
-	if p.Endpoint.String() != "[2001:db8::1]:51820" || p.AllowedIPs[0].String() != "10.1.0.0/24" || *p.PersistentKeepaliveInterval != 5*time.Second || !p.ReplaceAllowedIPs {
+	if p.Endpoint.String() != "[2001:db8::1]:51820" || p.AllowedIPs[0].String() != "10.1.0.0/24" || *p.PersistentKeepaliveInterval != 5*time.Second || !p.ReplaceAllowedIPs || p.PresharedKey.String() != key {
 		t.Errorf("peer %+v", p)
 	}
 	if c.Peers[1].Endpoint != nil || c.Peers[2].Endpoint != nil {
@@ -108,13 +108,21 @@ func TestS105WireGuard(t *testing.T) {
 	if !samePeers(had, &same, nil) || samePeers(had, &same, named) {
 		t.Error("what is the same is set again, or what isn't is not")
 	}
+	same.Peers[0].PresharedKey = ""
+	marked := *spec
+	marked.FirewallMark = 0
+	if samePeers(had, &same, nil) || samePeers(had, &marked, nil) {
+		t.Error("another preshared key or mark is not set")
+	}
+	same.Peers[0].PresharedKey = key
 	same.Peers[2].Endpoint = "192.0.2.1:1"
 	if samePeers(had, &same, nil) {
 		t.Error("a new endpoint is not set")
 	}
-	_, err = wireguardConfig(&config.WireGuard{PrivateKey: "c2VjcmV0"}, nil)
-	if err == nil || strings.Contains(err.Error(), "c2VjcmV0") {
-		t.Errorf("a broken key: %v", err)
+	for _, broken := range []*config.WireGuard{{PrivateKey: "c2VjcmV0"}, {PrivateKey: key, Peers: []config.WireGuardPeer{{PublicKey: key, PresharedKey: "c2VjcmV0"}}}} {
+		if _, err = wireguardConfig(broken, nil); err == nil || strings.Contains(err.Error(), "c2VjcmV0") {
+			t.Errorf("a broken key: %v", err)
+		}
 	}
 }
 

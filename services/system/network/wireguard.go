@@ -102,12 +102,12 @@ func (o *owner) resolve(ctx context.Context, host string) error {
 }
 
 func samePeers(had keyed, w *config.WireGuard, named map[string]netip.Addr) bool {
-	if had.spec == nil || had.spec.PrivateKey != w.PrivateKey || had.spec.ListenPort != w.ListenPort {
+	if had.spec == nil || had.spec.PrivateKey != w.PrivateKey || had.spec.ListenPort != w.ListenPort || had.spec.FirewallMark != w.FirewallMark {
 		return false
 	}
 	return slices.EqualFunc(had.spec.Peers, w.Peers, func(a, b config.WireGuardPeer) bool {
 		host, _, _ := net.SplitHostPort(b.Endpoint)
-		return a.PublicKey == b.PublicKey && a.Endpoint == b.Endpoint && slices.Equal(a.AllowedIPs, b.AllowedIPs) &&
+		return a.PublicKey == b.PublicKey && a.PresharedKey == b.PresharedKey && a.Endpoint == b.Endpoint && slices.Equal(a.AllowedIPs, b.AllowedIPs) &&
 			a.PersistentKeepalive == b.PersistentKeepalive && had.named[host] == named[host]
 	})
 }
@@ -118,7 +118,7 @@ func wireguardConfig(w *config.WireGuard, named map[string]netip.Addr) (wgtypes.
 	if err != nil {
 		return wgtypes.Config{}, errors.New("the private key isn't one") // err may contain it
 	}
-	c := wgtypes.Config{PrivateKey: &private, ReplacePeers: true}
+	c := wgtypes.Config{PrivateKey: &private, ReplacePeers: true, FirewallMark: new(int(w.FirewallMark))}
 	if w.ListenPort != 0 {
 		c.ListenPort = &w.ListenPort
 	}
@@ -128,6 +128,13 @@ func wireguardConfig(w *config.WireGuard, named map[string]netip.Addr) (wgtypes.
 			return c, fmt.Errorf("public key of a peer: %w", err)
 		}
 		peer := wgtypes.PeerConfig{PublicKey: public, ReplaceAllowedIPs: true, PersistentKeepaliveInterval: &p.PersistentKeepalive}
+		if p.PresharedKey != "" {
+			shared, err := wgtypes.ParseKey(string(p.PresharedKey))
+			if err != nil {
+				return c, fmt.Errorf("the preshared key of the peer %s isn't one", p.PublicKey) // err may contain it
+			}
+			peer.PresharedKey = &shared
+		}
 		for _, a := range p.AllowedIPs {
 			peer.AllowedIPs = append(peer.AllowedIPs, *ipNet(a.Masked()))
 		}

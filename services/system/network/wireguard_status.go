@@ -20,12 +20,13 @@ const observeEvery = 5 * time.Second
 const silentAfter = 3 * time.Minute
 
 // WireGuardStatus is the state of a WireGuard link in the kernel, as `wg show` prints it. The
-// private key isn't part of it.
+// private key and preshared ones aren't part of it.
 type WireGuardStatus struct {
-	PublicKey  string                `yaml:"publicKey,omitempty"`
-	ListenPort int                   `yaml:"listenPort,omitempty"`
-	Peers      []WireGuardPeerStatus `yaml:"peers,omitempty"`
-	Problem    string                `yaml:"problem,omitempty"` // why the kernel's state is unknown
+	PublicKey    string                `yaml:"publicKey,omitempty"`
+	ListenPort   int                   `yaml:"listenPort,omitempty"`
+	FirewallMark int                   `yaml:"firewallMark,omitempty"` // of the packets that it sends
+	Peers        []WireGuardPeerStatus `yaml:"peers,omitempty"`
+	Problem      string                `yaml:"problem,omitempty"` // why the kernel's state is unknown
 }
 
 // WireGuardPeerStatus is the state of one peer.
@@ -90,7 +91,7 @@ func (o *owner) observe() error {
 // reviewWireGuard sets a link again that another program has changed, and looks for the address of a peer again that doesn't answer: it may
 // have moved.
 func (o *owner) reviewWireGuard(v virtual, d *wgtypes.Device) {
-	if key, err := wgtypes.ParseKey(string(v.wireguard.PrivateKey)); err == nil && (key != d.PrivateKey || len(d.Peers) != len(v.wireguard.Peers)) {
+	if key, err := wgtypes.ParseKey(string(v.wireguard.PrivateKey)); err == nil && (key != d.PrivateKey || int(v.wireguard.FirewallMark) != d.FirewallMark || len(d.Peers) != len(v.wireguard.Peers)) {
 		delete(o.keyed, v.name)
 		o.due = time.Time{}
 	}
@@ -109,7 +110,7 @@ func (o *owner) reviewWireGuard(v virtual, d *wgtypes.Device) {
 }
 
 func wireguardStatus(d *wgtypes.Device) WireGuardStatus {
-	s := WireGuardStatus{PublicKey: d.PublicKey.String(), ListenPort: d.ListenPort}
+	s := WireGuardStatus{PublicKey: d.PublicKey.String(), ListenPort: d.ListenPort, FirewallMark: d.FirewallMark}
 	for _, p := range d.Peers {
 		peer := WireGuardPeerStatus{
 			PublicKey: p.PublicKey.String(), LatestHandshake: p.LastHandshakeTime,

@@ -33,6 +33,7 @@ func TestS108WireGuardStatus(t *testing.T) {
 	})
 	const want = `publicKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=
 listenPort: 51111
+firewallMark: 1
 peers:
     - publicKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAI=
       endpoint: 192.0.2.9:51820

@@ -19,6 +19,9 @@ import (
 // MAC address, so that it is the same at each boot.
 type dhcp6 struct{ link string }
 
+// requested6 are the options that newLease6 reads besides those of addresses.
+var requested6 = []dhcpv6.OptionCode{dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList, dhcpv6.OptionNTPServer}
+
 // grant6 is what extends a lease.
 type grant6 struct {
 	client, server dhcpv6.DUID
@@ -52,7 +55,7 @@ func (d dhcp6) with(f func(c *nclient6.Client, own dhcpv6.Modifier) (*lease, err
 func (d dhcp6) acquire(ctx context.Context, _ netip.Addr) (*lease, error) {
 	return d.with(func(c *nclient6.Client, own dhcpv6.Modifier) (*lease, error) {
 		asked := time.Now()
-		wanted := dhcpv6.WithRequestedOptions(dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList, dhcpv6.OptionNTPServer)
+		wanted := dhcpv6.WithRequestedOptions(requested6...)
 		solicit, err := dhcpv6.NewSolicit(c.InterfaceAddr(), own, wanted)
 		if err != nil {
 			return nil, err
@@ -92,7 +95,7 @@ func (d dhcp6) extend(ctx context.Context, l *lease, rebind bool) (*lease, error
 			m.AddOption(dhcpv6.OptServerID(last.server))
 		}
 		m.AddOption(dhcpv6.OptElapsedTime(0))
-		m.AddOption(dhcpv6.OptRequestedOption(dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList, dhcpv6.OptionNTPServer))
+		m.AddOption(dhcpv6.OptRequestedOption(requested6...))
 		reply, err := send6(ctx, c, m, dhcpv6.MessageTypeReply)
 		if err != nil {
 			return nil, err
@@ -150,14 +153,7 @@ func newLease6(m *dhcpv6.Message, asked time.Time) (*lease, error) {
 		}
 		l.renewAt, l.rebindAt, l.expireAt = asked.Add(t1), asked.Add(t2), asked.Add(shortest)
 	}
-	for what, all := range map[string][]net.IP{"name server": o.DNS(), "time server": o.NTPServers()} {
-		servers := l.servers(what, all)
-		if what == "name server" {
-			l.resolvers = servers
-		} else {
-			l.ntp = servers
-		}
-	}
+	l.resolvers, l.ntp = l.servers("name server", o.DNS()), l.servers("time server", o.NTPServers())
 	if list := o.DomainSearchList(); list != nil {
 		l.setSearch(list.Labels)
 	}

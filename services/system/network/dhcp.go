@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
 	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/config"
 )
 
 const (
@@ -23,7 +26,7 @@ const (
 	minMTU = 576
 	// infiniteLease is the lease time without an end (RFC 2131 §3.3).
 	infiniteLease = 0xffffffff * time.Second
-	// vendorClass is option 60: a server can tell nodes from other clients.
+	// vendorClass is option 60 by default: a server can tell nodes from other clients.
 	vendorClass = "garboard"
 )
 
@@ -38,7 +41,7 @@ var minLease = 20 * time.Second
 // reservations by MAC work.
 type dhcp struct {
 	link     string
-	id       string        // option 61; "" for none
+	options  config.DHCPOptions
 	hostname func() string // sent if the configuration has one
 }
 
@@ -54,10 +57,13 @@ func (d dhcp) modifiers(more ...dhcpv4.Modifier) []dhcpv4.Modifier {
 	m := []dhcpv4.Modifier{
 		dhcpv4.WithRequestedOptions(requested...),
 		dhcpv4.WithOption(dhcpv4.OptMaxMessageSize(nclient4.MaxMessageSize)),
-		dhcpv4.WithOption(dhcpv4.OptClassIdentifier(vendorClass)),
+		dhcpv4.WithOption(dhcpv4.OptClassIdentifier(cmp.Or(d.options.VendorClassIdentifier, vendorClass))),
 	}
-	if d.id != "" {
-		m = append(m, dhcpv4.WithOption(dhcpv4.OptClientIdentifier(append([]byte{0}, d.id...)))) // type 0: a text (RFC 2132 §9.14)
+	if id := d.options.ClientIdentifier; id != "" {
+		m = append(m, dhcpv4.WithOption(dhcpv4.OptClientIdentifier(append([]byte{0}, id...)))) // type 0: a text (RFC 2132 §9.14)
+	}
+	if class := d.options.UserClass; class != "" {
+		m = append(m, dhcpv4.WithOption(dhcpv4.OptRFC3004UserClass([]string{class})))
 	}
 	if name := d.hostname(); name != "" {
 		m = append(m, dhcpv4.WithOption(dhcpv4.OptHostName(name)))

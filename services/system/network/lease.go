@@ -93,7 +93,7 @@ var sources = []source{{
 	name: "DHCP", family: ipv4,
 	wanted: func(p config.Link) bool { return p.DHCP },
 	open: func(p config.Link, hostname func() string) protocol {
-		return dhcp{link: p.Name, id: p.DHCPOptions.ClientIdentifier, hostname: hostname}
+		return dhcp{link: p.Name, options: p.DHCPOptions, hostname: hostname}
 	},
 }, {
 	name: "DHCPv6", family: ipv6,

@@ -17,6 +17,7 @@ type leaseKey struct{ link, source string }
 type leased struct {
 	lease  *lease // nil while there is none
 	index  int    // of the link
+	sent   config.DHCPOptions
 	cancel context.CancelFunc
 	done   chan struct{}
 	kick   chan struct{}
@@ -46,15 +47,17 @@ func (o *owner) leases(link string) (out []*lease) {
 // ask starts and stops the clients of a link.
 func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link, managed bool) {
 	for _, s := range o.o.sources {
-		key, wanted := leaseKey{l.Attrs().Name, s.name}, managed && s.wanted(p)
+		key, wanted, sent := leaseKey{l.Attrs().Name, s.name}, managed && s.wanted(p), p.DHCPOptions
+		sent.RouteMetric = 0 // no server gets that
 		if c := o.clients[key]; c != nil {
-			if wanted && c.index == l.Attrs().Index {
+			if wanted && c.index == l.Attrs().Index && c.sent == sent {
 				continue
 			}
 			o.stopClient(key)
 		}
 		if wanted && l.Attrs().Flags&net.FlagUp != 0 { // a link that isn't up yet is handled when it is
 			o.startClient(ctx, key, s, p, l.Attrs().Index)
+			o.clients[key].sent = sent
 		}
 	}
 }

@@ -87,3 +87,19 @@ func TestSearchDomain(t *testing.T) {
 		t.Errorf("resolv.conf: %q", text)
 	}
 }
+
+// A server chooses by the classes of a node (options 60 and 77), and other classes get another address at once.
+func TestClassesOfDHCP(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.99.0.1/24")
+	p.dnsmasq("--interface=far0", "--dhcp-range=tag:storage,10.99.0.50,10.99.0.50,2m", "--dhcp-range=tag:plain,10.99.0.60,10.99.0.60,2m",
+		"--dhcp-userclass=set:user,rack-7", "--dhcp-vendorclass=set:vendor,storage", "--dhcp-vendorclass=set:plain,garboard",
+		"--tag-if=set:storage,tag:user,tag:vendor")
+	entry := config.Interface{Name: "eth0", DHCP: true, DHCPOptions: config.DHCPOptions{UserClass: "rack-7", VendorClassIdentifier: "storage"}}
+	n := startNode(t, config.Network{Interfaces: []config.Interface{entry}})
+	n.up(20 * time.Second)
+	becomes(t, "eth0", "10.99.0.50/24")
+	entry.DHCPOptions = config.DHCPOptions{RouteMetric: 7}
+	n.configure(config.Network{Interfaces: []config.Interface{entry}})
+	becomes(t, "eth0", "10.99.0.60/24")
+}

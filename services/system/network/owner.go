@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -58,6 +59,9 @@ type owner struct {
 	named       map[string]lookup // by name of a WireGuard peer
 	found       chan lookup
 	lookups     sync.WaitGroup
+	lldp        syscall.RawConn // nil: the kernel has no such sockets
+	heard       chan func()
+	neighbors   map[int]map[string]LinkNeighbor // by index of a card that has joined, and chassis
 
 	firstAddr       time.Time       // when the node first had an address
 	waiting         string          // the last reported reason to wait
@@ -90,6 +94,8 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		named:     map[string]lookup{},
 		found:     make(chan lookup),
 		toldNames: map[string]bool{},
+		heard:     make(chan func()),
+		neighbors: map[int]map[string]LinkNeighbor{},
 	}
 	var err error
 	if o.pinned, err = readPin(d.o.pinFile); err != nil {
@@ -108,6 +114,9 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	configs := d.o.Store.Watch(ctx, machine.Configs.Type())
 	if err := o.configure(); err != nil {
 		return err
+	}
+	if err := o.hear(ctx); err != nil {
+		o.log.Warn("the neighbours of links stay unknown: " + err.Error())
 	}
 	events, err := o.subscribe(ctx)
 	if err != nil {
@@ -345,8 +354,10 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, e event
 			}
 			o.named[l.host] = l
 			changed = true
+		case take := <-o.heard:
+			take()
 		case <-observe.C:
-			if err := o.observe(); err != nil {
+			if err := errors.Join(o.observe(), o.reportNeighbors(time.Now())); err != nil {
 				return err
 			}
 		case now := <-tick.C:

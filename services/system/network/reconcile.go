@@ -69,6 +69,9 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 			continue
 		}
 		o.refused(name, errors.Join(o.receive(l, p), bringUp(l)))
+		if o.o.physical(l) {
+			o.join(l.Attrs().Index)
+		}
 		index := l.Attrs().Index
 		objects := wanted(index, p, o.leases(name), order, routes, now)
 		if len(o.sources(p)) > 0 {

@@ -43,13 +43,7 @@ func (p Problem) String() string {
 // document, one problem per line.
 type Problems []Problem
 
-func (ps Problems) Error() string {
-	lines := make([]string, len(ps))
-	for i, p := range ps {
-		lines[i] = p.String()
-	}
-	return strings.Join(lines, "\n")
-}
+func (ps Problems) Error() string { return Joined(ps, "\n") }
 
 // Warning is about something that is accepted, but that the author of the document should know.
 type Warning struct{ Problem }

@@ -266,3 +266,12 @@ func (m *FileMode) UnmarshalText(text []byte) error {
 	*m = FileMode(v)
 	return nil
 }
+
+// Joined is a list as text.
+func Joined[T fmt.Stringer](all []T, separator string) string {
+	texts := make([]string, 0, len(all))
+	for _, one := range all {
+		texts = append(texts, one.String())
+	}
+	return strings.Join(texts, separator)
+}

@@ -147,21 +147,20 @@ func EncryptAgain(ctx context.Context, client *kubeclient.Client) error {
 // AdminClient is a client of the cluster's API as its administrator, which a control plane
 // is.
 func AdminClient(r resource.Reader) (*kubeclient.Client, error) {
-	_, client, err := ownAdmin(r)
+	client, err := ownAdmin(r)
 	if errors.Is(err, resource.ErrNotFound) {
 		return selfHostedClient(r)
 	}
 	return client, err
 }
 
-// ownAdmin is the administrator's client by the secrets for static pods, and these secrets.
-func ownAdmin(r resource.Reader) (keys secrets.KubernetesSpec, client *kubeclient.Client, err error) {
+// ownAdmin is the administrator's client by the secrets for static pods.
+func ownAdmin(r resource.Reader) (*kubeclient.Client, error) {
 	found, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
 	if err != nil {
-		return keys, nil, err
+		return nil, err
 	}
-	client, err = adminClient(found.Spec)
-	return found.Spec, client, err
+	return adminClient(found.Spec)
 }
 
 // selfHostedClient is that of a node whose configuration lacks the secrets for static pods.

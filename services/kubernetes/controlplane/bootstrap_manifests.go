@@ -170,7 +170,7 @@ func newBootstrapManifestInput(c *config.Cluster, hasResolvers bool) (bootstrapM
 // share them with others, so kube-proxy doesn't set them.
 func proxyFlags(c *config.Cluster) map[string]string {
 	return map[string]string{
-		"cluster-cidr":                      joinPrefixes(c.Network.PodSubnets),
+		"cluster-cidr":                      config.Joined(c.Network.PodSubnets, ","),
 		"conntrack-max-per-core":            "0",
 		"conntrack-min":                     "0",
 		"conntrack-tcp-timeout-close-wait":  "0",

@@ -3,9 +3,7 @@ package controlplane
 import (
 	"context"
 	"maps"
-	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -24,13 +22,6 @@ var Configs = resource.Define[ProgramConfig](resource.Definition{
 	Type: "KubernetesControlPlaneConfigs.config.garboard.dev", Kind: "KubernetesControlPlaneConfig", Aliases: []string{"kcpc"}, Namespace: configNamespace,
 })
 
-// Volume is a path of the node in the pod.
-type Volume struct {
-	HostPath  string `yaml:"hostPath"`
-	MountPath string `yaml:"mountPath"`
-	ReadOnly  bool   `yaml:"readonly"`
-}
-
 // APIServerConfig is kube-apiserver's.
 type APIServerConfig struct {
 	Image                string            `yaml:"image"`
@@ -40,7 +31,7 @@ type APIServerConfig struct {
 	LocalPort            int               `yaml:"localPort"`
 	ServiceCIDR          string            `yaml:"serviceCIDR"`
 	ExtraArgs            map[string]string `yaml:"extraArgs"`
-	ExtraVolumes         []Volume          `yaml:"extraVolumes"`
+	ExtraVolumes         []config.Volume   `yaml:"extraVolumes"`
 
 	AuditPolicy      config.Object            `yaml:"auditPolicy,omitempty"`
 	AdmissionControl []config.AdmissionPlugin `yaml:"admissionControl,omitempty"`
@@ -53,14 +44,14 @@ type ControllerManagerConfig struct {
 	PodCIDR       string            `yaml:"podCIDR"`
 	ServiceCIDR   string            `yaml:"serviceCIDR"`
 	ExtraArgs     map[string]string `yaml:"extraArgs"`
-	ExtraVolumes  []Volume          `yaml:"extraVolumes"`
+	ExtraVolumes  []config.Volume   `yaml:"extraVolumes"`
 }
 
 // SchedulerConfig is kube-scheduler's.
 type SchedulerConfig struct {
 	Image        string            `yaml:"image"`
 	ExtraArgs    map[string]string `yaml:"extraArgs"`
-	ExtraVolumes []Volume          `yaml:"extraVolumes"`
+	ExtraVolumes []config.Volume   `yaml:"extraVolumes"`
 }
 
 func (APIServerConfig) program() string         { return apiServer }
@@ -93,41 +84,25 @@ func programConfigs(c *config.Cluster) []ProgramConfig {
 			ControlPlaneEndpoint: c.ControlPlane.Endpoint.String(),
 			EtcdServers:          []string{localEtcd},
 			LocalPort:            c.ControlPlane.LocalAPIServerPort,
-			ServiceCIDR:          joinPrefixes(c.Network.ServiceSubnets),
+			ServiceCIDR:          config.Joined(c.Network.ServiceSubnets, ","),
 			ExtraArgs:            maps.Clone(c.APIServer.ExtraArgs),
-			ExtraVolumes:         volumes(c.APIServer.ExtraVolumes),
+			ExtraVolumes:         slices.Clone(c.APIServer.ExtraVolumes),
 			AuditPolicy:          c.APIServer.AuditPolicy,
 			AdmissionControl:     c.APIServer.AdmissionControl,
 		},
 		ControllerManagerConfig{
 			Image:        c.ControllerManager.Image,
-			PodCIDR:      joinPrefixes(c.Network.PodSubnets),
-			ServiceCIDR:  joinPrefixes(c.Network.ServiceSubnets),
+			PodCIDR:      config.Joined(c.Network.PodSubnets, ","),
+			ServiceCIDR:  config.Joined(c.Network.ServiceSubnets, ","),
 			ExtraArgs:    maps.Clone(c.ControllerManager.ExtraArgs),
-			ExtraVolumes: volumes(c.ControllerManager.ExtraVolumes),
+			ExtraVolumes: slices.Clone(c.ControllerManager.ExtraVolumes),
 		},
 		SchedulerConfig{
 			Image:        c.Scheduler.Image,
 			ExtraArgs:    maps.Clone(c.Scheduler.ExtraArgs),
-			ExtraVolumes: volumes(c.Scheduler.ExtraVolumes),
+			ExtraVolumes: slices.Clone(c.Scheduler.ExtraVolumes),
 		},
 	}
-}
-
-func volumes(from []config.Volume) []Volume {
-	to := make([]Volume, 0, len(from))
-	for _, v := range from {
-		to = append(to, Volume(v))
-	}
-	return to
-}
-
-func joinPrefixes(prefixes []netip.Prefix) string {
-	text := make([]string, 0, len(prefixes))
-	for _, p := range prefixes {
-		text = append(text, p.String())
-	}
-	return strings.Join(text, ",")
 }
 
 // controlPlaneConfig is the machine configuration, or nil if there is none yet

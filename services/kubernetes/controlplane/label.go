@@ -110,8 +110,7 @@ func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kube
 		}
 		return WorkerClient(cfg, c.kubeletClient)
 	}
-	_, client, err := ownAdmin(v)
-	return client, err
+	return ownAdmin(v)
 }
 
 // WorkerClient is a client of the cluster's API as a kubelet, whose certificate is in a file.

@@ -35,7 +35,7 @@ type NodeLeaveController struct{ refused map[string]string }
 
 // Reconcile stays in the watch, as ApprovalController does.
 func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	_, client, err := ownAdmin(v)
+	client, err := ownAdmin(v)
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -73,7 +74,7 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 			image:   c.Image,
 			command: arguments(apiServer, flags, c.ExtraArgs),
 			cpu:     "200m", memory: "256Mi",
-			mounts:       []Volume{{secrets, secrets, true}, {files, files, true}, {in.auditDir, in.auditDir, false}},
+			mounts:       []config.Volume{inPlace(secrets, true), inPlace(files, true), inPlace(in.auditDir, false)},
 			extra:        c.ExtraVolumes,
 			filesVersion: filesVersion(rendered),
 			port:         c.LocalPort,
@@ -87,7 +88,7 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 			image:   c.Image,
 			command: arguments(controllerManager, controllerManagerFlags(c, secrets), c.ExtraArgs),
 			cpu:     "50m", memory: "64Mi",
-			mounts: []Volume{{secrets, secrets, true}},
+			mounts: []config.Volume{inPlace(secrets, true)},
 			extra:  c.ExtraVolumes,
 			port:   controllerManagerPort,
 			live:   "/healthz",
@@ -98,7 +99,7 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 			image:   c.Image,
 			command: arguments(scheduler, schedulerFlags(secrets), c.ExtraArgs),
 			cpu:     "20m", memory: "32Mi",
-			mounts: []Volume{{secrets, secrets, true}},
+			mounts: []config.Volume{inPlace(secrets, true)},
 			extra:  c.ExtraVolumes,
 			port:   schedulerPort,
 			live:   "/livez",
@@ -108,13 +109,18 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 	return nil, fmt.Errorf("render static pod: unknown program %T", in.config)
 }
 
+// inPlace is a path of the node that the pod has at the same place.
+func inPlace(path string, readOnly bool) config.Volume {
+	return config.Volume{HostPath: path, MountPath: path, ReadOnly: readOnly}
+}
+
 // container is what differs between the pods.
 type container struct {
 	image       string
 	command     list
 	cpu, memory string // requests
-	mounts      []Volume
-	extra       []Volume // of the user: they replace those of the same path in the pod
+	mounts      []config.Volume
+	extra       []config.Volume // of the user: they replace those of the same path in the pod
 	port        int
 	live, ready string // paths of the probes
 
@@ -138,8 +144,8 @@ func (in podInput) pod(c container) kubeclient.Object {
 		annotations[filesVersionAnnotation] = c.filesVersion
 	}
 	mounts, hostPaths := list{}, list{}
-	own := slices.DeleteFunc(c.mounts, func(v Volume) bool {
-		return slices.ContainsFunc(c.extra, func(extra Volume) bool { return extra.MountPath == v.MountPath })
+	own := slices.DeleteFunc(c.mounts, func(v config.Volume) bool {
+		return slices.ContainsFunc(c.extra, func(extra config.Volume) bool { return extra.MountPath == v.MountPath })
 	})
 	for i, v := range append(own, c.extra...) {
 		volume := "v" + strconv.Itoa(i)

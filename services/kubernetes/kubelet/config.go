@@ -282,14 +282,6 @@ func listenAddress(c *config.Config) string {
 	return "0.0.0.0"
 }
 
-func texts(all []netip.Addr) []string {
-	out := make([]string, 0, len(all))
-	for _, a := range all {
-		out = append(out, a.String())
-	}
-	return out
-}
-
 // kubeconfigFor is a kubeconfig for the node's balancer.
 func kubeconfigFor(c *config.Config, user object) object {
 	at := object{"server": balancer.URL, "tls-server-name": balancer.ServerName, "certificate-authority": caFile}
@@ -305,7 +297,7 @@ func commandLine(c *config.Config, hostname string, ips []netip.Addr) []string {
 		"cert-dir":          boot.KubeletDir + "/pki",
 		"root-dir":          boot.KubeletDir,
 		"hostname-override": hostname,
-		"node-ip":           strings.Join(texts(ips), ","),
+		"node-ip":           config.Joined(ips, ","),
 		// Pods without a profile of their own run under the container runtime's. Not in the
 		// configuration file: no flag turns off there what is on in it.
 		"seccomp-default": "true",

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -165,5 +164,5 @@ func replaces(was []netip.Addr, now network.NodeAddress) func(netip.Addr) bool {
 type addressChanged struct{ from, to []netip.Addr }
 
 func (a addressChanged) Error() string {
-	return fmt.Sprintf("the node's addresses changed from %s to %s", strings.Join(texts(a.from), " "), strings.Join(texts(a.to), " "))
+	return fmt.Sprintf("the node's addresses changed from %s to %s", config.Joined(a.from, " "), config.Joined(a.to, " "))
 }

@@ -118,8 +118,7 @@ func TestVerbs(t *testing.T) {
 		t.Errorf("list: %v, %v", list, err)
 	}
 	check(c.Create(ctx, pod))
-	check(c.Apply(ctx, pod, false))
-	check(c.Apply(ctx, pod, true))
+	check(c.Apply(ctx, pod))
 	check(c.Merge(ctx, ref, Object{"metadata": map[string]any{"labels": nil}}))
 	for _, err := range []error{
 		c.Delete(ctx, ref),
@@ -138,7 +137,6 @@ func TestVerbs(t *testing.T) {
 		"GET " + one + "  ",
 		"GET /api/v1/namespaces/ns/pods?fieldSelector=spec.nodeName%3Dn&labelSelector=app%3Dx  ",
 		"POST /api/v1/namespaces/ns/pods?fieldManager=garboard application/json " + string(body),
-		"PATCH " + one + "?fieldManager=garboard application/apply-patch+yaml " + string(body),
 		"PATCH " + one + "?fieldManager=garboard&force=true application/apply-patch+yaml " + string(body),
 		"PATCH " + one + `?fieldManager=garboard application/merge-patch+json {"metadata":{"labels":null}}`,
 		"DELETE " + one + ` application/json {"apiVersion":"v1","kind":"DeleteOptions","propagationPolicy":"Background"}`,

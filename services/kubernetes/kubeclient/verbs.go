@@ -122,13 +122,10 @@ func (c *Client) Missing(ctx context.Context, o Object) (bool, error) {
 	return IsNotFound(err), IgnoreNotFound(err)
 }
 
-// Apply makes the fields of o so (server-side apply), creating the object if it
-// is missing. A field that somebody else owns is an error unless force is set.
-func (c *Client) Apply(ctx context.Context, o Object, force bool) (Object, error) {
-	query := url.Values{"fieldManager": {FieldManager}}
-	if force {
-		query.Set("force", "true")
-	}
+// Apply makes the fields of o so (server-side apply), creating the object if it is
+// missing. It takes over fields that somebody else owns.
+func (c *Client) Apply(ctx context.Context, o Object) (Object, error) {
+	query := url.Values{"fieldManager": {FieldManager}, "force": {"true"}}
 	return c.send(ctx, "apply", o, request{method: http.MethodPatch, query: query, content: typeApply})
 }
 

@@ -143,7 +143,7 @@ func (o Options) manifests(ctx context.Context, p *operation.Progress, client *k
 		return operation.Skip("the objects stay as they are: `gbctl get manifestdrifts` shows the differences")
 	}
 	for _, wanted := range differ {
-		if err := rollout.Poll(ctx, p, func(ctx context.Context) error { _, err := client.Apply(ctx, wanted, true); return err }); err != nil {
+		if err := rollout.Poll(ctx, p, func(ctx context.Context) error { _, err := client.Apply(ctx, wanted); return err }); err != nil {
 			return err
 		}
 		p.Report("applied %s", wanted)

@@ -57,12 +57,8 @@ func (d *Disks) VolumeController() resource.Controller {
 }
 
 func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Duration, err error) {
-	var wanted []config.DataDisk
-	cfg, err := machine.Config(v)
-	switch {
-	case err == nil:
-		wanted = cfg.Machine.Disks
-	case !errors.Is(err, resource.ErrNotFound):
+	wanted, err := machine.Wanted(v, func(c *config.Config) []config.DataDisk { return c.Machine.Disks })
+	if err != nil {
 		return 0, err
 	}
 	if len(wanted) > 0 && d.o.Mode == boot.Machine && !d.isMounted(d.o.varDir) {

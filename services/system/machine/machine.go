@@ -48,6 +48,15 @@ func Config(r resource.Reader) (*config.Config, error) {
 	return o.Spec, nil
 }
 
+// Wanted is a part of the configuration. Before there is one, nothing is wanted.
+func Wanted[T any](r resource.Reader, part func(*config.Config) T) (wanted T, err error) {
+	c, err := Config(r)
+	if err != nil {
+		return wanted, resource.IgnoreNotFound(err)
+	}
+	return part(c), nil
+}
+
 // Options are what the service stands on.
 type Options struct {
 	Store   *resource.Store

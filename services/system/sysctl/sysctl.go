@@ -121,12 +121,8 @@ func (o Options) controller(name string, f files) resource.Controller {
 }
 
 func (c *parameters) makeSo(_ context.Context, v resource.View) (time.Duration, error) {
-	wanted := map[string]string{}
-	cfg, err := machine.Config(v)
-	switch {
-	case err == nil:
-		wanted = c.wanted(cfg)
-	case !errors.Is(err, resource.ErrNotFound):
+	wanted, err := machine.Wanted(v, c.wanted)
+	if err != nil {
 		return 0, err
 	}
 	names := map[string]string{} // by path: the last of those that mean one parameter

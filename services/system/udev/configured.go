@@ -2,7 +2,6 @@ package udev
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -51,12 +50,8 @@ type configured struct {
 }
 
 func (c *configured) makeSo(_ context.Context, v resource.View) (time.Duration, error) {
-	var wanted []config.KernelModule
-	cfg, err := machine.Config(v)
-	switch {
-	case err == nil:
-		wanted = cfg.Machine.Kernel.Modules
-	case !errors.Is(err, resource.ErrNotFound):
+	wanted, err := machine.Wanted(v, func(c *config.Config) []config.KernelModule { return c.Machine.Kernel.Modules })
+	if err != nil {
 		return 0, err
 	}
 	var modules *Modules

@@ -30,7 +30,7 @@ func (t *Table) Adopt(by *Child, pid int, args ...string) (*Child, error) {
 		return nil, fmt.Errorf("adopt process %d: %w", pid, err)
 	}
 	c := &Child{table: t, cmd: &exec.Cmd{Path: args[0], Args: args, Process: p, SysProcAttr: &syscall.SysProcAttr{}}}
-	c.pid, c.tail, c.done = pid, new(tail), make(chan struct{})
+	c.pid, c.tail, c.done = pid, new(Tail), make(chan struct{})
 	t.known[pid] = c
 	go func() {
 		<-by.done // before that it is by's to wait for

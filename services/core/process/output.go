@@ -19,13 +19,13 @@ const (
 	tailLines = 8
 )
 
-// tail keeps the last bytes that were written to it.
-type tail struct {
+// Tail keeps the last bytes that were written to it.
+type Tail struct {
 	mu  sync.Mutex
 	buf []byte // at most 2*tailBytes, so that writes needn't shift each time
 }
 
-func (t *tail) Write(p []byte) (int, error) {
+func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := len(p)
@@ -41,7 +41,7 @@ func (t *tail) Write(p []byte) (int, error) {
 
 // String is the last lines, as valid UTF-8: a cut may have split a character,
 // and not every tool writes UTF-8.
-func (t *tail) String() string {
+func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.buf
@@ -58,7 +58,7 @@ func (t *tail) String() string {
 
 // tee makes cmd's output pass through t. Files are left alone: a pipe in front
 // of them would change what the child writes to.
-func tee(cmd *exec.Cmd, t *tail) {
+func tee(cmd *exec.Cmd, t *Tail) {
 	if cmd.Stdout == nil && cmd.Stderr == nil {
 		cmd.Stdout, cmd.Stderr = t, t
 		return
@@ -77,7 +77,7 @@ func tee(cmd *exec.Cmd, t *tail) {
 	}
 }
 
-func behind(w io.Writer, t *tail) (io.Writer, bool) {
+func behind(w io.Writer, t *Tail) (io.Writer, bool) {
 	switch w.(type) {
 	case nil:
 		return t, true

@@ -67,7 +67,7 @@ type Child struct {
 	table *Table
 	cmd   *exec.Cmd
 	pid   int
-	tail  *tail
+	tail  *Tail
 
 	done chan struct{} // closed when err is final
 	err  error
@@ -79,7 +79,7 @@ type Child struct {
 // returns; a Stdout or Stderr that is an *os.File is left alone. What else is in
 // cmd.SysProcAttr is kept.
 func (t *Table) Start(cmd *exec.Cmd) (*Child, error) {
-	c := &Child{table: t, cmd: cmd, tail: new(tail), done: make(chan struct{})}
+	c := &Child{table: t, cmd: cmd, tail: new(Tail), done: make(chan struct{})}
 	tee(cmd, c.tail)
 	attr := syscall.SysProcAttr{}
 	if cmd.SysProcAttr != nil {

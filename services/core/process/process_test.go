@@ -225,7 +225,7 @@ func TestAttributesOfTheCallerAreKept(t *testing.T) {
 
 func TestTailIsBoundedAndValid(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var kept tail
+		var kept Tail
 		var all []byte
 		for range rapid.IntRange(0, 20).Draw(t, "writes") {
 			p := bytes.Repeat(rapid.SliceOf(rapid.Byte()).Draw(t, "p"), rapid.IntRange(1, 400).Draw(t, "times"))

@@ -188,7 +188,7 @@ func helperBehind(args []string) {
 	orphan := exec.Command("/bin/true")
 	check(orphan.Start())
 	awaitExit(orphan.Process.Pid)
-	c := &Child{table: table, cmd: own, pid: own.Process.Pid, tail: new(tail), done: make(chan struct{})}
+	c := &Child{table: table, cmd: own, pid: own.Process.Pid, tail: new(Tail), done: make(chan struct{})}
 	table.known[c.pid] = c
 
 	want := 1

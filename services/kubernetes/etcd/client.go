@@ -129,13 +129,13 @@ func AcceptedBy(ctx context.Context, r resource.Reader, member netip.Addr, ca co
 	return err
 }
 
-// list asks the quorum for the members.
-func list(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListResponse, error) {
+// list asks for the members: the quorum, unless an option says otherwise.
+func list(ctx context.Context, c *clientv3.Client, how ...clientv3.OpOption) (*clientv3.MemberListResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	got, err := c.MemberList(ctx)
+	got, err := c.MemberList(ctx, how...)
 	if err != nil {
-		return nil, fmt.Errorf("list the members of etcd at %v: %w", c.Endpoints(), err)
+		return nil, fmt.Errorf("ask etcd at %s for its members: %w", strings.Join(c.Endpoints(), ", "), err)
 	}
 	return got, nil
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -31,11 +32,10 @@ func (e *Etcd) foreign(seen error) error {
 		return err
 	}
 	endpoint := cfg.Cluster.ControlPlane.Endpoint
-	var status *kubeclient.StatusError
-	switch {
+	switch status, ok := errors.AsType[*kubeclient.StatusError](seen); {
 	case unknownAuthority(seen):
 		return &wait{code: OtherSecrets, what: fmt.Sprintf("the right cluster.ca: the API server at %s has a certificate of another authority: %s", endpoint, remedy), seen: seen}
-	case errors.As(seen, &status) && status.Code == http.StatusUnauthorized:
+	case ok && status.Code == http.StatusUnauthorized:
 		return &wait{code: OtherSecrets, what: fmt.Sprintf("the right cluster.ca: the API server at %s doesn't know this node's authority: %s", endpoint, remedy), seen: seen}
 	}
 	return nil
@@ -104,12 +104,7 @@ func (e *Etcd) sameTokens(ctx context.Context) error {
 	sum := sha256.Sum256(public)
 	name := base64.RawURLEncoding.EncodeToString(sum[:])
 	known := found.List("keys")
-	for _, k := range known {
-		if k.At("kid") == name {
-			return nil
-		}
-	}
-	if len(known) == 0 {
+	if len(known) == 0 || slices.ContainsFunc(known, func(k kubeclient.Object) bool { return k.At("kid") == name }) {
 		return nil
 	}
 	return &wait{code: OtherSecrets, what: fmt.Sprintf("the right cluster.serviceAccount.key: the API servers at %s sign the tokens of pods with another: %s", cfg.Cluster.ControlPlane.Endpoint, remedy)}

@@ -36,20 +36,14 @@ func (p *removal) close() {
 	}
 }
 
-// mayLeave counts the remaining voting members.
-func (p *removal) mayLeave(ctx context.Context) error {
-	if p.own == nil {
-		return nil
+// may counts the members by a rule: mayRemove or mayStop.
+func (p *removal) may(rule func([]*pb.Member, *pb.Member, map[uint64]bool) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if p.own == nil {
+			return nil
+		}
+		return rule(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
 	}
-	return mayRemove(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
-}
-
-// mayStop counts the members that answer, without this one.
-func (p *removal) mayStop(ctx context.Context) error {
-	if p.own == nil {
-		return nil
-	}
-	return mayStop(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
 }
 
 // settle counts again until the others have settled, or patience is over.
@@ -57,10 +51,7 @@ func settle(ctx context.Context, patience time.Duration, count func(context.Cont
 	end := time.Now().Add(patience)
 	for {
 		err := count(ctx)
-		if !errors.Is(err, ErrQuorum) || !time.Now().Before(end) {
-			return err
-		}
-		if !sleep.For(ctx, promoteRetry) {
+		if !errors.Is(err, ErrQuorum) || !time.Now().Before(end) || !sleep.For(ctx, promoteRetry) {
 			return err
 		}
 	}
@@ -74,12 +65,12 @@ func settle(ctx context.Context, patience time.Duration, count func(context.Cont
 // over: 0 for a plan, SettleTimeout for a running operation. It changes
 // nothing, and takes at most half a minute in addition. On a worker it refuses.
 func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
-	p, err := e.ownMember(ctx, list)
+	p, err := e.ownMember(ctx)
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	return settle(ctx, patience, p.mayLeave)
+	return settle(ctx, patience, p.may(mayRemove))
 }
 
 // MayStop reports whether this node could go down and come back, as a member all the
@@ -88,12 +79,12 @@ func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
 // nil if the cluster would miss nothing. It changes nothing, and takes at most half a
 // minute, in addition to patience as in MayLeave. On a worker it refuses.
 func (e *Etcd) MayStop(ctx context.Context, patience time.Duration) error {
-	p, err := e.ownMember(ctx, known)
+	p, err := e.ownMember(ctx, clientv3.WithSerializable())
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	return settle(ctx, patience, p.mayStop)
+	return settle(ctx, patience, p.may(mayStop))
 }
 
 // Leave removes this node's member from the cluster, stops the service and
@@ -111,7 +102,7 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 // remove removes this node's member from the cluster. was is false if the node
 // has no member and no data of one; name is "" if the member was removed before.
 func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
-	p, err := e.ownMember(ctx, list)
+	p, err := e.ownMember(ctx)
 	if err != nil {
 		return "", false, fmt.Errorf("leave etcd: %w", err)
 	}
@@ -119,7 +110,7 @@ func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
 	if p.own == nil {
 		return "", p.client != nil, nil
 	}
-	if err := settle(ctx, SettleTimeout, p.mayLeave); err != nil {
+	if err := settle(ctx, SettleTimeout, p.may(mayRemove)); err != nil {
 		return "", false, err
 	}
 	if p.local && !p.own.IsLearner {
@@ -134,7 +125,7 @@ func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
 	defer done()
 	// The member itself, once removed, may have ended before it could answer. Then
 	// there is an error although the removal has succeeded.
-	if err = settle(ctx, SettleTimeout, p.mayLeave); err == nil {
+	if err = settle(ctx, SettleTimeout, p.may(mayRemove)); err == nil {
 		err = takeOut(ctx, p.client, p.own)
 	}
 	if err != nil && !e.removed(ctx, p) {
@@ -193,12 +184,8 @@ func (e *Etcd) removed(ctx context.Context, p *removal) bool {
 		!slices.ContainsFunc(now.Members, func(m *pb.Member) bool { return m.ID == p.own.ID })
 }
 
-// asking is a kind of request to this node's own member for the member list:
-// through the quorum, as in list, or from its own knowledge.
-type asking func(context.Context, *clientv3.Client) (*clientv3.MemberListResponse, error)
-
 // ownMember asks this node's own member, or else the others, for the member of this node.
-func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
+func (e *Etcd) ownMember(ctx context.Context, how ...clientv3.OpOption) (*removal, error) {
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("%s", why)
 	}
@@ -211,7 +198,7 @@ func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
 	}
 	silent := errors.New("it has no data")
 	if data {
-		p, err := e.ownMemberLocal(ctx, ask)
+		p, err := e.ownMemberLocal(ctx, how...)
 		if err == nil {
 			return p, nil
 		}
@@ -244,8 +231,8 @@ func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
 }
 
 // ownMemberLocal asks this node's own member.
-func (e *Etcd) ownMemberLocal(ctx context.Context, ask asking) (*removal, error) {
-	c, found, err := e.askLocal(ctx, ask)
+func (e *Etcd) ownMemberLocal(ctx context.Context, how ...clientv3.OpOption) (*removal, error) {
+	c, found, err := e.askLocal(ctx, how...)
 	if err != nil {
 		return nil, err
 	}

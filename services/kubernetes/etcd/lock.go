@@ -133,7 +133,7 @@ func (e *Etcd) voters(ctx, life context.Context) (*clientv3.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := known(ctx, c)
+	found, err := list(ctx, c, clientv3.WithSerializable())
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -241,20 +241,17 @@ func (t *held) Release(ctx context.Context, after time.Duration) error {
 
 // release gives the key back, unless another hold of it has begun.
 func (t *held) release(ctx context.Context, after time.Duration) error {
-	mine := clientv3.Compare(clientv3.ModRevision(t.key), "=", t.revision)
-	if after == 0 {
-		if _, err := t.client.Txn(ctx).If(mine).Then(clientv3.OpDelete(t.key)).Commit(); err != nil {
-			return noAnswer(err)
-		}
-	} else {
+	then := clientv3.OpDelete(t.key)
+	if after > 0 {
 		longer, err := t.client.Grant(ctx, int64(after/time.Second))
 		if err != nil {
 			return noAnswer(err)
 		}
-		put := clientv3.OpPut(t.key, t.value, clientv3.WithLease(longer.ID))
-		if _, err := t.client.Txn(ctx).If(mine).Then(put).Commit(); err != nil {
-			return noAnswer(err)
-		}
+		then = clientv3.OpPut(t.key, t.value, clientv3.WithLease(longer.ID))
+	}
+	mine := clientv3.Compare(clientv3.ModRevision(t.key), "=", t.revision)
+	if _, err := t.client.Txn(ctx).If(mine).Then(then).Commit(); err != nil {
+		return noAnswer(err)
 	}
 	if _, err := t.client.Revoke(ctx, t.lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return noAnswer(err)

@@ -130,9 +130,9 @@ func (e *Etcd) askAPIServer(ctx context.Context, endpoint string, me self) []see
 		return nil
 	}
 	defer c.Close()
-	var status *kubeclient.StatusError
 	// The API server answers this request without etcd.
-	if _, err := c.Raw(ctx, "/version"); errors.As(err, &status) {
+	_, err = c.Raw(ctx, "/version")
+	if status, ok := errors.AsType[*kubeclient.StatusError](err); ok {
 		return []seen{{what: fmt.Sprintf("an API server of this cluster answers at %s, with %d: the cluster has begun elsewhere; once it is well, this node joins it by itself", endpoint, status.Code)}}
 	} else if unknownAuthority(err) {
 		return []seen{{lives: true, what: fmt.Sprintf("an API server of another cluster answers at %s: %s", endpoint, remedy)}}

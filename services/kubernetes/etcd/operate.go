@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -32,14 +31,14 @@ func (e *Etcd) local(ctx context.Context) (*clientv3.Client, error) {
 	return Dial(ctx, e.o.Store, clientURL(me.addr))
 }
 
-// askLocal asks this node's own member for the members: known or list. The caller closes
-// the client.
-func (e *Etcd) askLocal(ctx context.Context, ask asking) (*clientv3.Client, *clientv3.MemberListResponse, error) {
+// askLocal asks this node's own member for the members: through the quorum, or
+// with clientv3.WithSerializable for those that it knows. The caller closes the client.
+func (e *Etcd) askLocal(ctx context.Context, how ...clientv3.OpOption) (*clientv3.Client, *clientv3.MemberListResponse, error) {
 	c, err := e.local(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := ask(ctx, c)
+	found, err := list(ctx, c, how...)
 	if err != nil {
 		c.Close()
 		return nil, nil, err
@@ -49,7 +48,7 @@ func (e *Etcd) askLocal(ctx context.Context, ask asking) (*clientv3.Client, *cli
 
 // Members are those that this node's member knows: it needs no quorum for that.
 func (e *Etcd) Members(ctx context.Context) (clusterID string, members []*pb.Member, err error) {
-	c, found, err := e.askLocal(ctx, known)
+	c, found, err := e.askLocal(ctx, clientv3.WithSerializable())
 	if err != nil {
 		return "", nil, err
 	}
@@ -57,19 +56,9 @@ func (e *Etcd) Members(ctx context.Context) (clusterID string, members []*pb.Mem
 	return HexID(found.Header.ClusterId), found.Members, nil
 }
 
-func known(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	found, err := c.MemberList(ctx, clientv3.WithSerializable())
-	if err != nil {
-		return nil, fmt.Errorf("ask etcd at %s for its members: %w", strings.Join(c.Endpoints(), ", "), err)
-	}
-	return found, nil
-}
-
 // Status asks each member for its status.
 func (e *Etcd) Status(ctx context.Context) ([]MemberStatus, error) {
-	c, found, err := e.askLocal(ctx, known)
+	c, found, err := e.askLocal(ctx, clientv3.WithSerializable())
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +133,7 @@ func (e *Etcd) Alarms(ctx context.Context, disarm bool) ([]*pb.AlarmMember, erro
 // ForfeitLeadership makes another member the leader, and returns its name; was
 // is false if this node's member wasn't the leader.
 func (e *Etcd) ForfeitLeadership(ctx context.Context) (leader string, was bool, err error) {
-	c, found, err := e.askLocal(ctx, list)
+	c, found, err := e.askLocal(ctx)
 	if err != nil {
 		return "", false, err
 	}
@@ -188,7 +177,7 @@ func (e *Etcd) RemoveMember(ctx context.Context, text string) (name string, err 
 	if err != nil {
 		return "", err
 	}
-	c, found, err := e.askLocal(ctx, list)
+	c, found, err := e.askLocal(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -60,8 +60,8 @@ func (a RecoverArguments) Encode() []byte { return operation.Encode(a) }
 // Definitions are the operations that begin and end this node's membership.
 func (e *Etcd) Definitions() []operation.Definition {
 	return []operation.Definition{
-		{Name: BootstrapOperation, Plan: e.planBootstrap, Steps: e.bootstrapSteps},
-		{Name: RecoverOperation, Plan: e.planRecover, Steps: e.recoverSteps},
+		{Name: BootstrapOperation, Plan: e.planned(e.bootstrapSteps), Steps: e.bootstrapSteps},
+		{Name: RecoverOperation, Plan: e.planned(e.recoverSteps), Steps: e.recoverSteps},
 		{Name: LeaveOperation, Exclusive: true, Plan: e.planLeave, Steps: e.leaveSteps},
 	}
 }
@@ -82,12 +82,15 @@ func (e *Etcd) running(names ...string) (id string, err error) {
 	return e.o.Running(names...)
 }
 
-func (e *Etcd) planBootstrap(ctx context.Context, r operation.Request) (operation.Plan, error) {
-	steps, err := e.bootstrapSteps(r)
-	if err == nil {
-		err = e.idle()
+// planned is the plan of an operation that begins a cluster.
+func (e *Etcd) planned(steps func(operation.Request) ([]operation.Step, error)) func(context.Context, operation.Request) (operation.Plan, error) {
+	return func(_ context.Context, r operation.Request) (operation.Plan, error) {
+		all, err := steps(r)
+		if err == nil {
+			err = e.idle()
+		}
+		return operation.Plan{Steps: all}, err
 	}
-	return operation.Plan{Steps: steps}, err
 }
 
 func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
@@ -149,14 +152,6 @@ func (e *Etcd) withdraw(ctx context.Context, report func(format string, args ...
 	})
 }
 
-func (e *Etcd) planRecover(_ context.Context, r operation.Request) (operation.Plan, error) {
-	steps, err := e.recoverSteps(r)
-	if err == nil {
-		err = e.idle()
-	}
-	return operation.Plan{Steps: steps}, err
-}
-
 // restoredAs is the token of the cluster that a restore makes. It is in the record before
 // the first attempt.
 var restoredAs = operation.Data[string]{Key: "token"}
@@ -201,8 +196,8 @@ func (e *Etcd) restoreUntilDone(ctx context.Context, p *operation.Progress, r re
 	event := eventFunc(func(_ reason.Code, text string) { p.Report("%s", text) }).onlyChanges()
 	for {
 		err := e.restore(ctx, r)
-		var w *wait
-		if !errors.As(err, &w) {
+		w, ok := errors.AsType[*wait](err)
+		if !ok {
 			return err
 		}
 		event(reason.Of(err), "Waiting for "+w.Error())

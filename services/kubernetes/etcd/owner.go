@@ -13,6 +13,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
@@ -181,7 +182,7 @@ func (e *Etcd) watchOnce(ctx context.Context) error {
 
 // notePeers records the addresses of the other members in the journal, if they have changed.
 func (e *Etcd) notePeers(ctx context.Context) error {
-	c, found, err := e.askLocal(ctx, known)
+	c, found, err := e.askLocal(ctx, clientv3.WithSerializable())
 	if err != nil {
 		return err
 	}

@@ -47,10 +47,7 @@ func takeOut(ctx context.Context, c *clientv3.Client, m *pb.Member) error {
 			return nil
 		}
 		// etcd doesn't count a member that it has seen for less than 5 s. mayRemove does.
-		if !errors.Is(err, rpctypes.ErrUnhealthy) {
-			return fmt.Errorf("remove etcd member %s: %w", called(m), err)
-		}
-		if !sleep.For(ctx, promoteRetry) {
+		if !errors.Is(err, rpctypes.ErrUnhealthy) || !sleep.For(ctx, promoteRetry) {
 			return fmt.Errorf("remove etcd member %s: %w", called(m), err)
 		}
 	}

@@ -379,8 +379,8 @@ func TestRealOperate(t *testing.T) {
 	defer leaves.close()
 	must(t, a.cmd.Process.Signal(syscall.SIGSTOP))
 	settled := make(chan error, 1)
-	go func() { settled <- settle(ctx, SettleTimeout, leaves.mayLeave) }()
-	if err := leaves.mayLeave(ctx); !errors.Is(err, ErrQuorum) { // settle, which began before, was refused, too
+	go func() { settled <- settle(ctx, SettleTimeout, leaves.may(mayRemove)) }()
+	if err := leaves.may(mayRemove)(ctx); !errors.Is(err, ErrQuorum) { // settle, which began before, was refused, too
 		t.Errorf("a stands still, and c may leave: %v", err)
 	}
 	must(t, a.cmd.Process.Signal(syscall.SIGCONT))

@@ -312,9 +312,8 @@ func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout) // other decisions about this member wait for it
 	defer cancel()
 	said, err := e.utility(ctx, restoreArguments(me, r, e.recoveryPath(snapshotName), aside))
-	var exit *containerd.ExitError
-	switch {
-	case errors.As(err, &exit):
+	switch exit, isExit := errors.AsType[*containerd.ExitError](err); {
+	case isExit:
 		return refuse("etcdutl ended with status %d: %s", exit.Status, said)
 	case err != nil:
 		return &wait{what: "the snapshot to be restored", cause: err}

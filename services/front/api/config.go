@@ -37,7 +37,7 @@ func (s *configService) Get(ctx context.Context, req *connect.Request[apiv1.GetC
 		if version != 0 && !errors.Is(err, machine.ErrNoConfig) {
 			return nil, connect.NewError(connect.CodeNotFound, err)
 		}
-		return nil, applyError(err)
+		return nil, err
 	}
 	res := &apiv1.GetConfigResponse{Digest: machine.Digest(text), Version: cmp.Or(version, situation.Version), Staged: situation.Staged, TryUntil: timestamp(situation.Try)}
 	if res.Redacted = req.Msg.GetRedact() || !callOf(ctx).admin(); res.Redacted {
@@ -95,7 +95,7 @@ func checkDocument(c caller, m *apiv1.ApplyConfigRequest) error {
 func (s *configService) patched(patch []byte, base string) (text []byte, from string, err error) {
 	now, err := s.opts.Config.Text(0)
 	if err != nil {
-		return nil, "", applyError(err)
+		return nil, "", err
 	}
 	if from = base; from == "" {
 		from = machine.Digest(now)
@@ -116,7 +116,7 @@ func (s *configService) change(ctx context.Context, r machine.Request, force boo
 		planned.DryRun = true
 		result, err := apply(ctx, planned)
 		if err != nil {
-			return nil, applyError(err)
+			return nil, err
 		}
 		switch {
 		case result.Rebooting:
@@ -128,7 +128,7 @@ func (s *configService) change(ctx context.Context, r machine.Request, force boo
 	if would == "" {
 		result, err := apply(ctx, r)
 		if err != nil {
-			return nil, applyError(err)
+			return nil, err
 		}
 		return applied(result, former.Spec), nil
 	}
@@ -140,7 +140,7 @@ func (s *configService) change(ctx context.Context, r machine.Request, force boo
 	})
 	switch {
 	case failure != nil:
-		return nil, applyError(failure)
+		return nil, failure
 	case err != nil:
 		return nil, failed(connect.CodeFailedPrecondition, would+" for this: %w. With --on-reboot it takes effect with the next reboot", err)
 	}
@@ -155,7 +155,7 @@ func (s *configService) Rollback(ctx context.Context, req *connect.Request[apiv1
 	if version := req.Msg.GetVersion(); version != 0 {
 		history, err := s.opts.Config.History()
 		if err != nil {
-			return nil, applyError(err)
+			return nil, err
 		}
 		if !slices.ContainsFunc(history, func(e machine.Entry) bool { return e.Version == version }) {
 			return nil, failed(connect.CodeNotFound, "version %d isn't in the history; see gbctl config history", version)
@@ -167,17 +167,12 @@ func (s *configService) Rollback(ctx context.Context, req *connect.Request[apiv1
 }
 
 func (s *configService) Confirm(ctx context.Context, _ *connect.Request[apiv1.ConfirmConfigRequest]) (*connect.Response[apiv1.ConfirmConfigResponse], error) {
-	if err := s.opts.Config.Confirm(ctx, callOf(ctx).String()); err != nil {
-		return nil, applyError(err)
-	}
-	return connect.NewResponse(&apiv1.ConfirmConfigResponse{}), nil
+	err := s.opts.Config.Confirm(ctx, callOf(ctx).String())
+	return connect.NewResponse(&apiv1.ConfirmConfigResponse{}), err
 }
 
 func (s *configService) History(_ context.Context, _ *connect.Request[apiv1.ConfigHistoryRequest]) (*connect.Response[apiv1.ConfigHistoryResponse], error) {
 	history, err := s.opts.Config.History()
-	if err != nil {
-		return nil, applyError(err)
-	}
 	res := &apiv1.ConfigHistoryResponse{}
 	for _, e := range history {
 		res.Versions = append(res.Versions, &apiv1.ConfigVersion{
@@ -185,7 +180,7 @@ func (s *configService) History(_ context.Context, _ *connect.Request[apiv1.Conf
 			Digest: e.Digest, Summary: readable(e.Summary), Current: e.Current,
 		})
 	}
-	return connect.NewResponse(res), nil
+	return connect.NewResponse(res), err
 }
 
 func modeNumber(mode machine.Mode) apiv1.ApplyMode {

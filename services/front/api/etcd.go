@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -43,7 +44,7 @@ func (s *etcdService) Bootstrap(ctx context.Context, req *connect.Request[apiv1.
 	told := req.Msg.GetControlPlanes()
 	begun, err := s.member.MayBootstrap(ctx, told)
 	if err != nil {
-		return nil, etcdError(err)
+		return nil, err
 	}
 	if begun == nil {
 		arguments := etcd.BootstrapArguments{ControlPlanes: told}.Encode()
@@ -81,7 +82,7 @@ func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[
 	}
 	already, release, err := s.member.Receive(ctx, snapshot, &received{stream: stream, rest: first.GetData()})
 	if err != nil {
-		return nil, etcdError(err)
+		return nil, err
 	}
 	begun := already
 	if begun == nil {
@@ -100,11 +101,7 @@ func (s *etcdService) begin(ctx context.Context, a operation.Ask, step string) (
 	if _, err := s.operate(ctx, a, step); err != nil {
 		return nil, err
 	}
-	begun, err := s.member.Begun()
-	if err != nil {
-		return nil, etcdError(err)
-	}
-	return begun, nil
+	return s.member.Begun()
 }
 
 // errStepDone ends the watch of an operation.
@@ -160,10 +157,7 @@ func (s *etcdService) Beginning(ctx context.Context, _ *connect.Request[apiv1.Be
 	if c := callOf(ctx); err == nil && slices.Contains(c.roles, string(contract.Peer)) {
 		err = s.member.Meet(c.remote)
 	}
-	if err != nil {
-		return nil, etcdError(err)
-	}
-	return connect.NewResponse(m), nil
+	return connect.NewResponse(m), err
 }
 
 func etcdMember(m *pb.Member) *apiv1.EtcdMember {
@@ -174,21 +168,15 @@ func etcdMember(m *pb.Member) *apiv1.EtcdMember {
 
 func (s *etcdService) Members(ctx context.Context, _ *connect.Request[apiv1.EtcdMembersRequest]) (*connect.Response[apiv1.EtcdMembersResponse], error) {
 	cluster, members, err := s.member.Members(ctx)
-	if err != nil {
-		return nil, etcdError(err)
-	}
 	res := &apiv1.EtcdMembersResponse{ClusterId: cluster}
 	for _, m := range members {
 		res.Members = append(res.Members, etcdMember(m))
 	}
-	return connect.NewResponse(res), nil
+	return connect.NewResponse(res), err
 }
 
 func (s *etcdService) Status(ctx context.Context, _ *connect.Request[apiv1.EtcdStatusRequest]) (*connect.Response[apiv1.EtcdStatusResponse], error) {
 	statuses, err := s.member.Status(ctx)
-	if err != nil {
-		return nil, etcdError(err)
-	}
 	res := &apiv1.EtcdStatusResponse{}
 	for _, st := range statuses {
 		m := &apiv1.EtcdMemberStatus{Member: etcdMember(st.Member)}
@@ -204,23 +192,20 @@ func (s *etcdService) Status(ctx context.Context, _ *connect.Request[apiv1.EtcdS
 			m.Problems = append(m.Problems, readable(problem))
 		}
 	}
-	return connect.NewResponse(res), nil
+	return connect.NewResponse(res), err
 }
 
 func (s *etcdService) Snapshot(ctx context.Context, _ *connect.Request[apiv1.EtcdSnapshotRequest], stream *connect.ServerStream[apiv1.FileChunk]) error {
-	out := &chunks{stream: stream, buf: make([]byte, 0, fileChunk)}
+	out := bufio.NewWriterSize(chunks{stream}, fileChunk)
 	if err := s.member.Snapshot(ctx, out); err != nil {
-		return etcdError(err)
+		return err
 	}
-	return out.flush()
+	return out.Flush()
 }
 
 func (s *etcdService) Defragment(ctx context.Context, _ *connect.Request[apiv1.EtcdDefragmentRequest]) (*connect.Response[apiv1.EtcdDefragmentResponse], error) {
 	before, after, err := s.member.Defragment(ctx)
-	if err != nil {
-		return nil, etcdError(err)
-	}
-	return connect.NewResponse(&apiv1.EtcdDefragmentResponse{SizeBefore: uint64(before), SizeAfter: uint64(after)}), nil
+	return connect.NewResponse(&apiv1.EtcdDefragmentResponse{SizeBefore: uint64(before), SizeAfter: uint64(after)}), err
 }
 
 func (s *etcdService) Alarms(ctx context.Context, _ *connect.Request[apiv1.EtcdAlarmsRequest]) (*connect.Response[apiv1.EtcdAlarmsResponse], error) {
@@ -233,40 +218,31 @@ func (s *etcdService) DisarmAlarms(ctx context.Context, _ *connect.Request[apiv1
 
 func (s *etcdService) alarms(ctx context.Context, disarm bool) (*connect.Response[apiv1.EtcdAlarmsResponse], error) {
 	found, err := s.member.Alarms(ctx, disarm)
-	if err != nil {
-		return nil, etcdError(err)
-	}
 	res := &apiv1.EtcdAlarmsResponse{}
 	for _, a := range found {
 		res.Alarms = append(res.Alarms, &apiv1.EtcdAlarm{Member: etcd.HexID(a.MemberID), Alarm: a.Alarm.String()})
 	}
-	return connect.NewResponse(res), nil
+	return connect.NewResponse(res), err
 }
 
 func (s *etcdService) ForfeitLeadership(ctx context.Context, _ *connect.Request[apiv1.EtcdForfeitLeadershipRequest]) (*connect.Response[apiv1.EtcdForfeitLeadershipResponse], error) {
 	leader, was, err := s.member.ForfeitLeadership(ctx)
-	if err != nil {
-		return nil, etcdError(err)
-	}
 	message := fmt.Sprintf("etcd member %s leads now", leader)
 	if !was {
 		message = fmt.Sprintf("this node's member doesn't lead: %s does", leader)
 	}
-	return connect.NewResponse(&apiv1.EtcdForfeitLeadershipResponse{Message: readable(message)}), nil
+	return connect.NewResponse(&apiv1.EtcdForfeitLeadershipResponse{Message: readable(message)}), err
 }
 
 func (s *etcdService) RemoveMember(ctx context.Context, req *connect.Request[apiv1.EtcdRemoveMemberRequest]) (*connect.Response[apiv1.EtcdRemoveMemberResponse], error) {
 	name, err := s.member.RemoveMember(ctx, readable(req.Msg.GetId()))
-	if err != nil {
-		return nil, etcdError(err)
-	}
-	return connect.NewResponse(&apiv1.EtcdRemoveMemberResponse{Message: readable(fmt.Sprintf("etcd member %s is removed", name))}), nil
+	return connect.NewResponse(&apiv1.EtcdRemoveMemberResponse{Message: readable(fmt.Sprintf("etcd member %s is removed", name))}), err
 }
 
 func (s *etcdService) Leave(ctx context.Context, _ *connect.Request[apiv1.EtcdLeaveRequest]) (*connect.Response[apiv1.EtcdLeaveResponse], error) {
 	// Without an answer of the cluster, the caller may try again.
 	if err := s.member.MayLeave(ctx, 0); err != nil {
-		return nil, etcdError(err)
+		return nil, err
 	}
 	o, err := s.operate(ctx, operation.Ask{Name: etcd.LeaveOperation}, "")
 	if err != nil {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -205,9 +206,9 @@ func (s *fileService) Read(ctx context.Context, req *connect.Request[apiv1.ReadF
 	if f.pseudo {
 		most = maxPseudo
 	}
-	out := &chunks{stream: stream, buf: make([]byte, 0, fileChunk)}
+	out := bufio.NewWriterSize(chunks{stream}, fileChunk)
 	n, err := io.CopyN(out, &callersReader{ctx, f}, most)
-	sent := out.flush()
+	sent := out.Flush()
 	switch {
 	case errors.As(err, new(*fs.PathError)):
 		return fileError(err)

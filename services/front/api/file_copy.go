@@ -2,6 +2,7 @@ package api
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -34,7 +36,7 @@ func (s *fileService) Copy(ctx context.Context, req *connect.Request[apiv1.CopyF
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return fileError(err)
 	}
-	out := &chunks{stream: stream, buf: make([]byte, 0, fileChunk)}
+	out := bufio.NewWriterSize(chunks{stream}, fileChunk)
 	c := &copier{ctx: ctx, tar: tar.NewWriter(out), top: path, pseudo: pseudoDir(path)}
 	if err := filepath.WalkDir(path, c.visit); err != nil {
 		return err
@@ -42,37 +44,21 @@ func (s *fileService) Copy(ctx context.Context, req *connect.Request[apiv1.CopyF
 	if err := c.finish(); err != nil {
 		return err
 	}
-	return out.flush()
+	return out.Flush()
 }
 
-// chunks is a stream as a writer. Its messages are as large as they may be.
+// chunks is a stream as a writer. Buffered, its messages are as large as they may be.
 type chunks struct {
-	stream *connect.ServerStream[apiv1.FileChunk]
-	buf    []byte
+	*connect.ServerStream[apiv1.FileChunk]
 }
 
-func (c *chunks) Write(p []byte) (int, error) {
-	written := 0
-	for len(p) > 0 {
-		n := min(len(p), cap(c.buf)-len(c.buf))
-		c.buf = append(c.buf, p[:n]...)
-		p, written = p[n:], written+n
-		if len(c.buf) == cap(c.buf) {
-			if err := c.flush(); err != nil {
-				return written, err
-			}
+func (c chunks) Write(p []byte) (int, error) {
+	for part := range slices.Chunk(p, fileChunk) {
+		if err := c.Send(&apiv1.FileChunk{Data: part}); err != nil {
+			return 0, err
 		}
 	}
-	return written, nil
-}
-
-func (c *chunks) flush() error {
-	if len(c.buf) == 0 {
-		return nil
-	}
-	err := c.stream.Send(&apiv1.FileChunk{Data: c.buf})
-	c.buf = c.buf[:0]
-	return err
+	return len(p), nil
 }
 
 // copier makes an archive of a tree. What can't be read doesn't end it: it is

@@ -30,10 +30,7 @@ func (s *logService) List(_ context.Context, req *connect.Request[apiv1.ListLogs
 		return connect.NewResponse(&apiv1.ListLogsResponse{Ids: s.ids()}), nil
 	}
 	ids, err := pods(s.opts.PodLogs).list()
-	if err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(&apiv1.ListLogsResponse{Ids: ids}), nil
+	return connect.NewResponse(&apiv1.ListLogsResponse{Ids: ids}), err
 }
 
 // ids are the existing logs, and those of services without any line.
@@ -108,7 +105,7 @@ func (s *logService) readEarlier(id string, req *apiv1.ReadLogRequest, send func
 			return connect.NewError(connect.CodeNotFound, err)
 		}
 		if err != nil {
-			return connect.NewError(connect.CodeInternal, err)
+			return err
 		}
 		lines, size = append(lines, line), size+len(line)
 		if size < maxChunk {

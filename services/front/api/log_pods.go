@@ -65,7 +65,7 @@ func (p pods) entries(dir string) ([]fs.DirEntry, error) {
 func (p pods) list() ([]string, error) {
 	dirs, err := p.entries(".")
 	if boot.IgnoreMissing(err) != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
+		return nil, err
 	}
 	var ids []string
 	for _, dir := range dirs {
@@ -158,7 +158,7 @@ func (s *logService) readContainer(ctx context.Context, req *apiv1.ReadLogReques
 	defer f.close()
 	size, err := f.open(path, int(req.GetTail()))
 	if err != nil {
-		return connect.NewError(connect.CodeInternal, err)
+		return err
 	}
 	if err := send(nil, 0); err != nil {
 		return err
@@ -264,7 +264,7 @@ func (f *follower) drain(ctx context.Context, r io.Reader) error {
 		case err == io.EOF:
 			return nil
 		case err != nil:
-			return connect.NewError(connect.CodeInternal, err)
+			return err
 		}
 	}
 }
@@ -303,20 +303,18 @@ func (f *follower) await(ctx context.Context) error {
 	for sleep.For(ctx, podPoll) {
 		at, err := f.file.Seek(0, io.SeekCurrent)
 		if err != nil {
-			return connect.NewError(connect.CodeInternal, err)
+			return err
 		}
 		now, err := f.file.Stat()
 		if err != nil {
-			return connect.NewError(connect.CodeInternal, err)
+			return err
 		}
 		if now.Size() > at {
 			return nil
 		}
 		if now.Size() < at { // cut short in place
-			if _, err := f.file.Seek(0, io.SeekStart); err != nil {
-				return connect.NewError(connect.CodeInternal, err)
-			}
-			return nil
+			_, err := f.file.Seek(0, io.SeekStart)
+			return err
 		}
 		path, err := f.pods.current(f.container)
 		if err != nil {
@@ -353,7 +351,7 @@ func (f *follower) change(ctx context.Context, path string) error {
 		return err
 	}
 	if _, err := f.open(path, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return connect.NewError(connect.CodeInternal, err)
+		return err
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ func (s *Server) ndjson(logs *logService) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		req, err := logRequest(r)
 		if err != nil {
-			writeError(w, err)
+			s.refuse(w, r, err)
 			return
 		}
 		begun := false
@@ -43,7 +43,7 @@ func (s *Server) ndjson(logs *logService) http.HandlerFunc {
 		switch {
 		case err == nil:
 		case !begun:
-			writeError(w, err)
+			s.refuse(w, r, err)
 		default:
 			panic(http.ErrAbortHandler) // the caller must not take this for the end
 		}

@@ -54,13 +54,7 @@ func newNodeService(o Options) *nodeService {
 // path is where something of the node is.
 func (s *nodeService) path(name string) string { return filepath.Join(s.root, name) }
 
-func (s *nodeService) proc() (procfs.FS, error) {
-	fs, err := procfs.NewFS(s.path("proc"))
-	if err != nil {
-		return fs, connect.NewError(connect.CodeInternal, err)
-	}
-	return fs, nil
-}
+func (s *nodeService) proc() (procfs.FS, error) { return procfs.NewFS(s.path("proc")) }
 
 func (s *nodeService) Version(context.Context, *connect.Request[apiv1.VersionRequest]) (*connect.Response[apiv1.VersionResponse], error) {
 	return connect.NewResponse(&apiv1.VersionResponse{
@@ -180,9 +174,6 @@ func (s *nodeService) SetTime(ctx context.Context, req *connect.Request[apiv1.Se
 
 func (s *nodeService) Disks(context.Context, *connect.Request[apiv1.DisksRequest]) (*connect.Response[apiv1.DisksResponse], error) {
 	found, err := s.opts.Disks()
-	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
 	res := &apiv1.DisksResponse{}
 	for _, disk := range found {
 		res.Disks = append(res.Disks, &apiv1.Disk{
@@ -191,7 +182,7 @@ func (s *nodeService) Disks(context.Context, *connect.Request[apiv1.DisksRequest
 			Wwid: disk.WWID, BusPath: disk.BusPath, Type: string(disk.Type),
 		})
 	}
-	return connect.NewResponse(res), nil
+	return connect.NewResponse(res), err
 }
 
 func (s *nodeService) BootChart(_ context.Context, req *connect.Request[apiv1.BootChartRequest]) (*connect.Response[apiv1.BootChartResponse], error) {
@@ -201,10 +192,8 @@ func (s *nodeService) BootChart(_ context.Context, req *connect.Request[apiv1.Bo
 	if req.Msg.GetSvg() {
 		draw = chart.SVG
 	}
-	if err := draw(&out); err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
-	return connect.NewResponse(&apiv1.BootChartResponse{Chart: out.Bytes()}), nil
+	err := draw(&out)
+	return connect.NewResponse(&apiv1.BootChartResponse{Chart: out.Bytes()}), err
 }
 
 // controlPlane is the configuration of this node, if it is a control plane. Only those hold what.
@@ -230,10 +219,7 @@ func (s *nodeService) Kubeconfig(_ context.Context, req *connect.Request[apiv1.K
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
 	data, expires, err := who.Kubeconfig(c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String(), c.Cluster.CA.CA(), c.Cluster.TrustedCAs(), time.Now())
-	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
-	return connect.NewResponse(&apiv1.KubeconfigResponse{Kubeconfig: data, Expires: timestamppb.New(expires)}), nil
+	return connect.NewResponse(&apiv1.KubeconfigResponse{Kubeconfig: data, Expires: timestamppb.New(expires)}), err
 }
 
 // ClientCertificate signs for the caller, with its own name and roles.
@@ -248,10 +234,7 @@ func (s *nodeService) ClientCertificate(ctx context.Context, req *connect.Reques
 	}
 	caller := callOf(ctx)
 	crt, err := c.Machine.CA.CA().Sign(request.PublicKey, pki.Leaf{CN: caller.peer, Orgs: caller.roles, Client: true, Now: time.Now()})
-	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
-	return connect.NewResponse(&apiv1.ClientCertificateResponse{Certificate: crt, Authorities: c.Machine.TrustedCAs()}), nil
+	return connect.NewResponse(&apiv1.ClientCertificateResponse{Certificate: crt, Authorities: c.Machine.TrustedCAs()}), err
 }
 
 func (s *nodeService) Diagnose(ctx context.Context, _ *connect.Request[apiv1.DiagnoseRequest]) (*connect.Response[apiv1.DiagnoseResponse], error) {

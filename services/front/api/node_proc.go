@@ -36,7 +36,7 @@ func (s *nodeService) Processes(context.Context, *connect.Request[apiv1.Processe
 	}
 	all, err := fs.AllProcs()
 	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
+		return nil, err
 	}
 	res := &apiv1.ProcessesResponse{}
 	for _, p := range all {
@@ -65,7 +65,7 @@ func (s *nodeService) Processes(context.Context, *connect.Request[apiv1.Processe
 func (s *nodeService) Memory(context.Context, *connect.Request[apiv1.MemoryRequest]) (*connect.Response[apiv1.MemoryResponse], error) {
 	data, err := os.ReadFile(s.path("proc/meminfo"))
 	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
+		return nil, err
 	}
 	res := &apiv1.MemoryResponse{Meminfo: map[string]uint64{}}
 	for line := range strings.Lines(string(data)) {
@@ -98,12 +98,12 @@ func (s *nodeService) Memory(context.Context, *connect.Request[apiv1.MemoryReque
 func (s *nodeService) Mounts(ctx context.Context, _ *connect.Request[apiv1.MountsRequest]) (*connect.Response[apiv1.MountsResponse], error) {
 	f, err := os.Open(s.path("proc/self/mountinfo"))
 	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
+		return nil, err
 	}
 	defer f.Close()
 	mounts, err := mountinfo.GetMountsFromReader(f, nil)
 	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
+		return nil, err
 	}
 	res := &apiv1.MountsResponse{}
 	for _, m := range mounts {

@@ -40,7 +40,7 @@ const elsewhereTimeout = 3 * time.Second
 func (s *operationService) List(ctx context.Context, _ *connect.Request[apiv1.ListOperationsRequest]) (*connect.Response[apiv1.ListOperationsResponse], error) {
 	all, err := s.runner.List()
 	if err != nil && len(all) == 0 {
-		return nil, operationError(err)
+		return nil, err
 	}
 	res := &apiv1.ListOperationsResponse{}
 	ctx, cancel := context.WithTimeout(ctx, elsewhereTimeout)
@@ -56,7 +56,7 @@ func (s *operationService) List(ctx context.Context, _ *connect.Request[apiv1.Li
 }
 
 func (s *operationService) Watch(ctx context.Context, req *connect.Request[apiv1.WatchOperationRequest], stream *connect.ServerStream[apiv1.OperationUpdate]) error {
-	err := s.runner.Watch(ctx, req.Msg.GetId(), req.Msg.GetAfter(), func(u operation.Update) error {
+	return s.runner.Watch(ctx, req.Msg.GetId(), req.Msg.GetAfter(), func(u operation.Update) error {
 		m := &apiv1.OperationUpdate{Operation: operationMessage(u.Operation), Lost: u.Lost}
 		for _, e := range u.Events {
 			m.Events = append(m.Events, &apiv1.OperationEvent{
@@ -66,20 +66,14 @@ func (s *operationService) Watch(ctx context.Context, req *connect.Request[apiv1
 		}
 		return stream.Send(m)
 	})
-	if sent := new(connect.Error); err == nil || errors.As(err, &sent) {
-		return err // sent: the stream's own
-	}
-	return operationError(err)
 }
 
 func (s *operationService) Answer(ctx context.Context, req *connect.Request[apiv1.AnswerOperationRequest]) (*connect.Response[apiv1.AnswerOperationResponse], error) {
 	if err := s.permitHere(ctx, "answer", req.Msg.GetId()); err != nil {
 		return nil, err
 	}
-	if err := s.runner.Answer(req.Msg.GetId(), req.Msg.GetQuestion(), req.Msg.GetAnswer(), asked(ctx)); err != nil {
-		return nil, operationError(err)
-	}
-	return connect.NewResponse(&apiv1.AnswerOperationResponse{}), nil
+	err := s.runner.Answer(req.Msg.GetId(), req.Msg.GetQuestion(), req.Msg.GetAnswer(), asked(ctx))
+	return connect.NewResponse(&apiv1.AnswerOperationResponse{}), err
 }
 
 func (s *operationService) Abort(ctx context.Context, req *connect.Request[apiv1.AbortOperationRequest]) (*connect.Response[apiv1.AbortOperationResponse], error) {
@@ -87,10 +81,8 @@ func (s *operationService) Abort(ctx context.Context, req *connect.Request[apiv1
 	if err := s.permitHere(ctx, "abort", id); err != nil {
 		return nil, err
 	}
-	if err := s.runner.Abort(id, asked(ctx)); err != nil {
-		return nil, operationError(err)
-	}
-	return connect.NewResponse(&apiv1.AbortOperationResponse{Message: readable(id) + " is aborted; what it did is undone where that is possible: gbctl operation attach " + readable(id)}), nil
+	err := s.runner.Abort(id, asked(ctx))
+	return connect.NewResponse(&apiv1.AbortOperationResponse{Message: readable(id) + " is aborted; what it did is undone where that is possible: gbctl operation attach " + readable(id)}), err
 }
 
 func (s *operationService) TakeOver(ctx context.Context, req *connect.Request[apiv1.TakeOverOperationRequest]) (*connect.Response[apiv1.TakeOverOperationResponse], error) {
@@ -99,7 +91,7 @@ func (s *operationService) TakeOver(ctx context.Context, req *connect.Request[ap
 	if denied := new(connect.Error); errors.As(err, &denied) {
 		return nil, denied
 	} else if err != nil {
-		return nil, operationError(err)
+		return nil, err
 	}
 	return connect.NewResponse(&apiv1.TakeOverOperationResponse{Operation: operationMessage(o)}), nil
 }
@@ -108,7 +100,7 @@ func (s *operationService) TakeOver(ctx context.Context, req *connect.Request[ap
 func (s *operationService) permitHere(ctx context.Context, verb, id string) error {
 	o, err := s.runner.Get(id)
 	if err != nil {
-		return operationError(err)
+		return err
 	}
 	return permit(ctx, verb, o)
 }

@@ -42,7 +42,7 @@ func (s *resourceService) List(_ context.Context, req *connect.Request[apiv1.Lis
 		}
 		item, err := s.object(d, o)
 		if err != nil {
-			return nil, connect.NewError(connect.CodeInternal, err)
+			return nil, err
 		}
 		res.Items = append(res.Items, item)
 	}
@@ -85,7 +85,7 @@ func (s *resourceService) Watch(ctx context.Context, req *connect.Request[apiv1.
 		first = nil
 		if e.Kind != resource.Synced {
 			if event.Resource, err = s.object(d, e.Object); err != nil {
-				return connect.NewError(connect.CodeInternal, err)
+				return err
 			}
 		}
 		if err := stream.Send(event); err != nil {
@@ -109,10 +109,8 @@ func (s *resourceService) Graph(_ context.Context, req *connect.Request[apiv1.Gr
 	if req.Msg.GetServices() {
 		draw = s.opts.Graph.DOT
 	}
-	if err := draw(&dot); err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
-	return connect.NewResponse(&apiv1.GraphResponse{Dot: dot.String()}), nil
+	err := draw(&dot)
+	return connect.NewResponse(&apiv1.GraphResponse{Dot: dot.String()}), err
 }
 
 func definition(d resource.Definition) *apiv1.ResourceDefinition {

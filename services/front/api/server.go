@@ -21,6 +21,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -122,20 +123,23 @@ func (s *Server) routes() http.Handler {
 		connect.WithInterceptors(s.audit, farewell{stopping: s.stopping}),
 		connect.WithRecover(s.recovered),
 	}
+	with := func(of func(error) error) []connect.HandlerOption {
+		return append(slices.Clip(options), connect.WithInterceptors(codes{of: of}))
+	}
 	s.errors = connect.NewErrorWriter(options...)
 	mux := http.NewServeMux()
 	logs := &logService{opts: s.opts}
 	s.services = &serviceService{opts: s.opts, stopping: s.stopping}
-	mux.Handle(garboardv1connect.NewConfigServiceHandler(&configService{opts: s.opts}, options...))
-	mux.Handle(garboardv1connect.NewResourceServiceHandler(&resourceService{opts: s.opts}, options...))
-	mux.Handle(garboardv1connect.NewServiceServiceHandler(s.services, options...))
-	mux.Handle(garboardv1connect.NewLogServiceHandler(logs, options...))
+	mux.Handle(garboardv1connect.NewConfigServiceHandler(&configService{opts: s.opts}, with(applyError)...))
+	mux.Handle(garboardv1connect.NewResourceServiceHandler(&resourceService{opts: s.opts}, with(internal)...))
+	mux.Handle(garboardv1connect.NewServiceServiceHandler(s.services, with(internal)...))
+	mux.Handle(garboardv1connect.NewLogServiceHandler(logs, with(internal)...))
 	node := newNodeService(s.opts)
-	mux.Handle(garboardv1connect.NewNodeServiceHandler(node, options...))
+	mux.Handle(garboardv1connect.NewNodeServiceHandler(node, with(internal)...))
 	mux.HandleFunc("GET "+contract.MetricsPath, node.serveMetrics)
 	mux.Handle(garboardv1connect.NewFileServiceHandler(&fileService{root: "/"}, options...))
-	mux.Handle(garboardv1connect.NewEtcdServiceHandler(&etcdService{s.opts.Etcd, s.opts.Operations}, options...))
-	mux.Handle(garboardv1connect.NewOperationServiceHandler(&operationService{s.opts.Operations}, options...))
+	mux.Handle(garboardv1connect.NewEtcdServiceHandler(&etcdService{s.opts.Etcd, s.opts.Operations}, with(etcdError)...))
+	mux.Handle(garboardv1connect.NewOperationServiceHandler(&operationService{s.opts.Operations}, with(operationError)...))
 	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))
 	return mux
 }

@@ -124,6 +124,39 @@ func (f farewell) WrapStreamingHandler(next connect.StreamingHandlerFunc) connec
 	}
 }
 
+// codes give errors that have none the code on which a client decides: each service
+// has its own.
+type codes struct {
+	unchanged
+	of func(error) error
+}
+
+func (c codes) coded(err error) error {
+	if _, has := err.(*connect.Error); has || err == nil {
+		return err
+	}
+	return c.of(err)
+}
+
+func (c codes) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		res, err := next(ctx, req)
+		return res, c.coded(err)
+	}
+}
+
+func (c codes) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error { return c.coded(next(ctx, conn)) }
+}
+
+// internal is for services whose other errors are of the node itself.
+func internal(err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return connect.NewError(connect.CodeInternal, err)
+}
+
 // panicked notes a panic, and is what its caller gets.
 func (s *Server) panicked(procedure string, p any) error {
 	if p == http.ErrAbortHandler {
@@ -133,40 +166,10 @@ func (s *Server) panicked(procedure string, p any) error {
 	return failed(connect.CodeInternal, "a defect of the node: it is in the log %q (gbctl logs %s)", LogID, LogID)
 }
 
-// refuse answers with an error in the caller's protocol.
+// refuse answers with an error in the caller's protocol. Plain HTTP gets a status and a
+// JSON object, as by Connect.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	if s.errors.IsSupported(r) {
-		_ = s.errors.Write(w, r, err) // whoever is gone isn't told
-		return
-	}
-	writeError(w, err)
-}
-
-// writeError answers plain HTTP as Connect does: a status and a JSON object.
-func writeError(w http.ResponseWriter, err error) {
-	var e *connect.Error
-	if !errors.As(err, &e) {
-		e = connect.NewError(connect.CodeInternal, err)
-	}
-	status, ok := httpStatus[e.Code()]
-	if !ok {
-		status = http.StatusInternalServerError
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]string{"code": e.Code().String(), "message": e.Message()})
-}
-
-// httpStatus of errors: https://connectrpc.com/docs/protocol#error-codes
-var httpStatus = map[connect.Code]int{
-	connect.CodeInvalidArgument:    http.StatusBadRequest,
-	connect.CodeFailedPrecondition: http.StatusBadRequest,
-	connect.CodeUnauthenticated:    http.StatusUnauthorized,
-	connect.CodePermissionDenied:   http.StatusForbidden,
-	connect.CodeNotFound:           http.StatusNotFound,
-	connect.CodeResourceExhausted:  http.StatusTooManyRequests,
-	connect.CodeUnimplemented:      http.StatusNotImplemented,
-	connect.CodeUnavailable:        http.StatusServiceUnavailable,
+	_ = s.errors.Write(w, r, codes{of: internal}.coded(err)) // whoever is gone isn't told
 }
 
 // failed is an error for the caller.

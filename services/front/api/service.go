@@ -144,7 +144,7 @@ func (s *serviceService) Control(ctx context.Context, req *connect.Request[apiv1
 		if errors.Is(err, etcd.ErrQuorum) || errors.As(err, new(*operation.HeldError)) {
 			return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 		}
-		return nil, connect.NewError(connect.CodeInternal, err)
+		return nil, err
 	}
 	return connect.NewResponse(&apiv1.ControlServiceResponse{Message: did}), nil
 }

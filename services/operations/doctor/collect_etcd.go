@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -22,6 +23,10 @@ type member struct {
 	ready   answer
 	members []*pb.Member
 	alarms  []string // NOSPACE, CORRUPT
+}
+
+func (m *member) voters() int {
+	return len(slices.DeleteFunc(slices.Clone(m.members), func(one *pb.Member) bool { return one.IsLearner }))
 }
 
 func describeMember(m *pb.Member) string {

@@ -71,11 +71,8 @@ var etcdConditions = []condition{
 			if s.etcd == nil || len(s.etcd.members) == 0 {
 				return nil
 			}
-			voters, f := 0, finding{}
+			voters, f := s.etcd.voters(), finding{}
 			for _, m := range s.etcd.members {
-				if !m.IsLearner {
-					voters++
-				}
 				f.evidence = append(f.evidence, describeMember(m))
 			}
 			if voters%2 != 0 || voters == 0 {

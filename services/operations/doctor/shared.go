@@ -70,14 +70,8 @@ var sharedConditions = []condition{
 			if s.etcd == nil {
 				return nil
 			}
-			voters := 0
-			for _, m := range s.etcd.members {
-				if !m.IsLearner {
-					voters++
-				}
-			}
 			return s.eachShared(func(a vip.Status) (string, bool) {
-				return fmt.Sprintf("The shared address %s can't move: etcd has 2 members.", a.Address), voters == 2
+				return fmt.Sprintf("The shared address %s can't move: etcd has 2 members.", a.Address), s.etcd.voters() == 2
 			})
 		},
 	},

@@ -91,7 +91,7 @@ func ready(ctx context.Context, client *http.Client) error {
 		return err
 	}
 	resp, err := client.Do(req)
-	if outer := (*url.Error)(nil); errors.As(err, &outer) {
+	if outer, ok := errors.AsType[*url.Error](err); ok {
 		return outer.Err
 	}
 	if err != nil {

@@ -68,11 +68,10 @@ func (r *Runner) take(ctx context.Context, h Holder) (t Taken, without string, e
 	defer cancel()
 	for {
 		t, err = r.tryLock(patience, h)
-		var held *HeldError
-		switch {
+		switch held, isHeld := errors.AsType[*HeldError](err); {
 		case err == nil:
 			return t, "", nil
-		case errors.As(err, &held):
+		case isHeld:
 			return nil, "", refuse("%s: %w: one of them at a time; wait for its end (gbctl -n %s operation attach %s)", h.Name, held, held.Holder.Node, held.Holder.ID)
 		case ctx.Err() != nil:
 			return nil, "", calledOff(h.Name, ctx.Err())

@@ -105,11 +105,10 @@ func (x *execution) coordinate(ctx context.Context) bool {
 	reported := ""
 	for ctx.Err() == nil {
 		err := x.coordinateOnce(ctx)
-		var held *HeldError
-		switch {
+		switch held, isHeld := errors.AsType[*HeldError](err); {
 		case err == nil:
 			return !x.record().Finished()
-		case errors.As(err, &held):
+		case isHeld:
 			x.moved(held.Holder.Node)
 			return false
 		}

@@ -118,8 +118,7 @@ func (s service) dag(c *containerd.Containerd) dag.Service {
 		Prepare:   func(context.Context, *dag.Handle) error { return s.prepare() },
 		Run: func(ctx context.Context, h *dag.Handle) error {
 			err := runner.Run(ctx, h)
-			var exit *containerd.ExitError
-			if errors.As(err, &exit) && exit.Status == 0 {
+			if exit, ended := errors.AsType[*containerd.ExitError](err); ended && exit.Status == 0 {
 				return nil
 			}
 			return err

@@ -76,11 +76,10 @@ func (o Options) takeTurn(ctx context.Context, what string, force bool) (taken o
 	defer cancel()
 	for {
 		taken, err = o.Lock.Take(bounded, operation.Holder{Name: what, ID: what, Since: time.Now(), Stays: interruptStays})
-		var held *operation.HeldError
-		switch {
+		switch _, isHeld := errors.AsType[*operation.HeldError](err); {
 		case err == nil:
 			return taken, "", nil
-		case !errors.As(err, &held) || force:
+		case !isHeld || force:
 			return nil, err.Error(), nil
 		}
 		if !sleep.For(bounded, changeRetry) {

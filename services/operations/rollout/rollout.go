@@ -102,11 +102,10 @@ func Poll(ctx context.Context, p *operation.Progress, do func(context.Context) e
 	said := ""
 	for {
 		err := do(ctx)
-		var l Lasting
-		switch {
+		switch l, lasts := errors.AsType[Lasting](err); {
 		case err == nil:
 			return nil
-		case errors.As(err, &l):
+		case lasts:
 			return l.Err
 		case ctx.Err() != nil:
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)

@@ -125,7 +125,7 @@ func (d *Disks) repair(ctx context.Context, kind fsType, path string, discard bo
 
 // exitCode is that of a program that has failed; 0 for other errors.
 func exitCode(err error) int {
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exit.ExitCode()
 	}
 	return 0

@@ -14,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/neighbor"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -34,7 +35,7 @@ type controller struct {
 
 	views     chan view
 	checks    chan [2]bool // whether the check left out etcd, and whether it succeeded
-	frames    chan observed
+	frames    chan neighbor.Observed
 	alone     atomic.Bool           // for the checks: etcd doesn't count
 	etcdError atomic.Pointer[error] // why etcd gave no view
 	problem   map[string]string     // by operation: the last error that was logged
@@ -45,14 +46,14 @@ type controller struct {
 	remove func(netip.Addr) error // removes an address from all links
 
 	state state
-	wire  *wire // nil while there is no link
+	wire  *neighbor.Wire // nil while there is no link
 }
 
 func newController(s shared, store *resource.Store, h *dag.Handle) *controller {
 	c := &controller{
 		shared: s, store: store, h: h,
 		// Buffers, because the controller can be busy for milliseconds.
-		views: make(chan view, 8), checks: make(chan [2]bool, 8), frames: make(chan observed, 64),
+		views: make(chan view, 8), checks: make(chan [2]bool, 8), frames: make(chan neighbor.Observed, 64),
 		problem: map[string]string{}, find: netlink.LinkByName, remove: remove,
 		onLink: true, // it may be left from before a restart
 	}
@@ -86,7 +87,7 @@ func (c *controller) run(ctx context.Context) {
 		c.drop()
 	}
 	if c.wire != nil {
-		c.note("wire", c.wire.close())
+		c.note("wire", c.wire.Close())
 	}
 	if c.state.hold {
 		c.h.Log.Info(fmt.Sprintf("gave %s up: the service ends", c.address))
@@ -171,13 +172,13 @@ func (c *controller) step(now time.Time) (again time.Duration) {
 	c.reportChange(before)
 	c.election.setCandidate(c.self(l, o))
 	if c.wire != nil && o.announce {
-		c.note("announce", c.wire.send(announcements(c.wire.mac, c.address)...))
+		c.note("announce", c.wire.Send(neighbor.Announcements(c.wire.MAC, c.address)...))
 	}
 	if c.wire != nil && o.probe {
 		c.note("probe", c.probe(l, o))
 	}
 	if c.wire != nil && o.keepalive != nil {
-		c.note("keepalive", c.wire.send(keepalive(c.wire.mac, o.keepalive, c.address)))
+		c.note("keepalive", c.wire.Send(neighbor.KeepaliveFrame(c.wire.MAC, o.keepalive, c.address)))
 	}
 	if c.wire != nil && o.checkHolder {
 		c.note("holder", c.checkHolder(o.evict))
@@ -199,7 +200,7 @@ func (c *controller) checkHolder(reason string) error {
 	if bad != nil {
 		return errors.Join(err, bad)
 	}
-	return errors.Join(err, c.wire.send(probeFrame(c.wire.mac, to, c.address)))
+	return errors.Join(err, c.wire.Send(neighbor.ProbeFrame(c.wire.MAC, to, c.address)))
 }
 
 // attach finds the link, and opens a wire on it; a new wire if the link was made again.
@@ -208,18 +209,18 @@ func (c *controller) attach() (netlink.Link, error) {
 	if err != nil {
 		err = fmt.Errorf("link %s: %w", c.link, err)
 	}
-	if c.wire != nil && (err != nil || c.wire.index != l.Attrs().Index || c.wire.mac.String() != l.Attrs().HardwareAddr.String() || sleep.Closed(c.wire.dead)) {
-		c.note("wire", c.wire.close())
+	if c.wire != nil && (err != nil || c.wire.Index != l.Attrs().Index || c.wire.MAC.String() != l.Attrs().HardwareAddr.String() || sleep.Closed(c.wire.Dead)) {
+		c.note("wire", c.wire.Close())
 		c.wire = nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	if c.wire == nil {
-		if c.wire, err = openWire(l, c.address, c.h.Log, func(h observed) { offer(c.frames, h) }); err != nil {
+		if c.wire, err = neighbor.Open(l, c.address, c.h.Log, func(h neighbor.Observed) { offer(c.frames, h) }); err != nil {
 			return nil, err
 		}
-		c.state.mac = c.wire.mac
+		c.state.mac = c.wire.MAC
 	}
 	return l, nil
 }
@@ -259,7 +260,7 @@ func (c *controller) probe(l netlink.Link, o orders) error {
 	}
 	var errs []error
 	for _, t := range targets {
-		errs = append(errs, c.wire.send(probeFrame(c.wire.mac, nil, t)))
+		errs = append(errs, c.wire.Send(neighbor.ProbeFrame(c.wire.MAC, nil, t)))
 	}
 	return errors.Join(errs...)
 }

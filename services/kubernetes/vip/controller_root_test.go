@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/neighbor"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/vishvananda/netlink"
 )
@@ -111,13 +112,13 @@ func TestLeavesWhenStale(t *testing.T) {
 		r.setView(nil)
 		r.status(10*time.Second, "it is stale", func(s Status) bool { return s.Holder && !s.Known })
 		w, seen := f.listen(address)
-		waitForFrame(t, seen, observedProbe, "it asks for another holder")
-		f.must(w.send(announcements(f.mac, address)...))
+		waitForFrame(t, seen, neighbor.Probe, "it asks for another holder")
+		f.must(w.Send(neighbor.Announcements(f.mac, address)...))
 		r.status(5*time.Second, "it leaves the address", func(s Status) bool { return !s.Holder })
 		if r.here() {
 			t.Errorf("%s is still on the link", address)
 		}
-		f.must(w.close())
+		f.must(w.Close())
 		r.end()
 		l, err := netlink.LinkByName("eth0")
 		f.must(err)
@@ -139,11 +140,11 @@ func TestSendsKeepalives(t *testing.T) {
 		l, err := netlink.LinkByName("eth0")
 		f.must(err)
 		w, seen := f.listen(address)
-		check := func() { f.must(w.send(probeFrame(f.mac, l.Attrs().HardwareAddr, address))) }
+		check := func() { f.must(w.Send(neighbor.ProbeFrame(f.mac, l.Attrs().HardwareAddr, address))) }
 		eventually.That(t, 10*time.Second, "it sends a keepalive", func() error {
 			check() // each time: after a delay its view can be stale for a short time
 			for len(seen) > 0 {
-				if h := <-seen; h.what == observedKeepalive {
+				if h := <-seen; h.What == neighbor.Keepalive {
 					return nil
 				}
 			}
@@ -155,12 +156,12 @@ func TestSendsKeepalives(t *testing.T) {
 			<-seen
 		}
 		check()
-		before := waitForFrame(t, seen, observedReply, "its kernel answers")
-		before = append(before, waitForFrame(t, seen, observedProbe, "it has had time to say more")...) // each second
-		if slices.Contains(before, observedKeepalive) {
+		before := waitForFrame(t, seen, neighbor.Reply, "its kernel answers")
+		before = append(before, waitForFrame(t, seen, neighbor.Probe, "it has had time to say more")...) // each second
+		if slices.Contains(before, neighbor.Keepalive) {
 			t.Error("it sends keepalives with a stale view")
 		}
-		f.must(w.close())
+		f.must(w.Close())
 		r.end()
 		f.must(netlink.LinkDel(l))
 	}
@@ -233,7 +234,7 @@ func TestManyFrames(t *testing.T) {
 	steps.Store(0)
 	began, sent := time.Now(), 0
 	for ; time.Since(began) < time.Second; sent++ {
-		f.must(w.send(probeFrame(f.mac, nil, shared4)))
+		f.must(w.Send(neighbor.ProbeFrame(f.mac, nil, shared4)))
 	}
 	took := int32(time.Since(began) / frameEvery)
 	t.Logf("%d frames, acted upon %d times in %s", sent, steps.Load(), time.Since(began))
@@ -241,15 +242,15 @@ func TestManyFrames(t *testing.T) {
 		t.Errorf("%d frames were acted upon %d times within %s", sent, done, time.Since(began))
 	}
 	eventually.That(t, 10*time.Second, "it answers", func() error {
-		f.must(w.send(probeFrame(f.mac, nil, shared4)))
+		f.must(w.Send(neighbor.ProbeFrame(f.mac, nil, shared4)))
 		for len(seen) > 0 {
-			if h := <-seen; h.what == observedAnnouncement {
+			if h := <-seen; h.What == neighbor.Announcement {
 				return nil
 			}
 		}
 		return errors.New("it doesn't announce itself")
 	})
-	f.must(w.close())
+	f.must(w.Close())
 	r.end()
 }
 
@@ -258,18 +259,18 @@ func TestAPanic(t *testing.T) {
 	f := cable(t, "eth0")
 	l, err := netlink.LinkByName("eth0")
 	f.must(err)
-	w, err := openWire(l, shared4, slog.New(slog.DiscardHandler), func(observed) { panic("a frame that nobody thought of") })
+	w, err := neighbor.Open(l, shared4, slog.New(slog.DiscardHandler), func(neighbor.Observed) { panic("a frame that nobody thought of") })
 	f.must(err)
 	other, _ := f.listen(shared4)
-	f.must(other.send(probeFrame(f.mac, nil, shared4)))
+	f.must(other.Send(neighbor.ProbeFrame(f.mac, nil, shared4)))
 	eventually.That(t, 5*time.Second, "the wire is closed", func() error {
-		if !sleep.Closed(w.dead) {
+		if !sleep.Closed(w.Dead) {
 			return errors.New("it is open")
 		}
 		return nil
 	})
-	f.must(w.close())
-	f.must(other.close())
+	f.must(w.Close())
+	f.must(other.Close())
 
 	var bad atomic.Bool
 	r := newRig(t, "eth0", shared4, mine, func(k *controller) {

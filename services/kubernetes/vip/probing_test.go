@@ -3,6 +3,8 @@ package vip
 import (
 	"testing"
 	"time"
+
+	"github.com/garboard-os/garboard/services/system/neighbor"
 )
 
 // A process that was frozen after its first probe has received no answers, however
@@ -35,7 +37,7 @@ func TestForeignMachineHasIt(t *testing.T) {
 	w.pass(800 * time.Millisecond)
 	for range 3 {
 		w.pass(100 * time.Millisecond)
-		w.observe(observedReply, foreignMAC)
+		w.observe(neighbor.Reply, foreignMAC)
 	}
 	w.want(false, foreignMAC.String())
 	if w.last.candidate || w.s.foreign != foreignMAC.String() {
@@ -50,7 +52,7 @@ func TestForeignMachineHasIt(t *testing.T) {
 	// A foreign machine that comes later is reported, and doesn't get the address.
 	w.pass(5 * time.Second)
 	w.announced = 0
-	w.observe(observedAnnouncement, foreignMAC)
+	w.observe(neighbor.Announcement, foreignMAC)
 	w.want(true, "elected")
 	if w.announced != 1 || w.s.foreign != foreignMAC.String() {
 		t.Errorf("announced %d times; the foreign is %q", w.announced, w.s.foreign)

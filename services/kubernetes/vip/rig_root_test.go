@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/neighbor"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/vishvananda/netlink"
@@ -84,15 +85,15 @@ func (f *far) must(err error) {
 }
 
 // listen is the other machine's wire, and the frames that it receives.
-func (f *far) listen(address netip.Addr) (w *wire, seen chan observed) {
+func (f *far) listen(address netip.Addr) (w *neighbor.Wire, seen chan neighbor.Observed) {
 	f.t.Helper()
 	done := make(chan error)
-	seen = make(chan observed, 64)
+	seen = make(chan neighbor.Observed, 64)
 	go func() {
 		runtime.LockOSThread()
 		err := netns.Set(f.ns)
 		if err == nil {
-			w, err = openWire(f.link(), address, slog.New(slog.DiscardHandler), func(h observed) { offer(seen, h) })
+			w, err = neighbor.Open(f.link(), address, slog.New(slog.DiscardHandler), func(h neighbor.Observed) { offer(seen, h) })
 		}
 		done <- err
 	}()
@@ -101,16 +102,16 @@ func (f *far) listen(address netip.Addr) (w *wire, seen chan observed) {
 }
 
 // waitForFrame waits for a frame, and returns the frames before it.
-func waitForFrame(t *testing.T, all chan observed, want observation, name string) (before []observation) {
+func waitForFrame(t *testing.T, all chan neighbor.Observed, want neighbor.Observation, name string) (before []neighbor.Observation) {
 	t.Helper()
 	eventually.That(t, 10*time.Second, name, func() error {
 		for {
 			select {
 			case h := <-all:
-				if h.what == want {
+				if h.What == want {
 					return nil
 				}
-				before = append(before, h.what)
+				before = append(before, h.What)
 			default:
 				return errors.New("no such frame")
 			}

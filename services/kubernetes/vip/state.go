@@ -6,6 +6,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/garboard-os/garboard/services/system/neighbor"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -186,31 +187,31 @@ func (s *state) counted(now time.Time, frames uint64) {
 }
 
 // observe records a frame of another machine.
-func (s *state) observe(now time.Time, h observed) {
-	switch h.what {
-	case observedProbe:
+func (s *state) observe(now time.Time, h neighbor.Observed) {
+	switch h.What {
+	case neighbor.Probe:
 		s.probeSeen = true
 		return
-	case observedDirectProbe:
-		if _, peer := s.view.nodeByMAC(h.mac); peer {
-			s.keepaliveTo = h.mac
+	case neighbor.DirectProbe:
+		if _, peer := s.view.nodeByMAC(h.MAC); peer {
+			s.keepaliveTo = h.MAC
 		}
 		return
 	}
-	if s.view.holder.MAC == h.mac.String() {
+	if s.view.holder.MAC == h.MAC.String() {
 		s.unanswered, s.answered = 0, true
-		if h.what == observedKeepalive {
+		if h.What == neighbor.Keepalive {
 			s.missedKeepalives, s.sendsKeepalives = 0, true
 		}
 	}
 	r := s.conflict
-	if r == nil || !bytes.Equal(r.mac, h.mac) || now.Sub(r.last) > conflictMemory {
-		r = &conflict{mac: h.mac, first: now}
+	if r == nil || !bytes.Equal(r.mac, h.MAC) || now.Sub(r.last) > conflictMemory {
+		r = &conflict{mac: h.MAC, first: now}
 		s.conflict = r
 	}
-	r.name, _ = s.view.nodeByMAC(h.mac)
+	r.name, _ = s.view.nodeByMAC(h.MAC)
 	r.last = now
-	if h.what == observedAnnouncement || h.what == observedKeepalive {
+	if h.What == neighbor.Announcement || h.What == neighbor.Keepalive {
 		r.announced = now
 	}
 }

@@ -2,14 +2,18 @@ package vip
 
 import (
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/services/system/neighbor"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 var (
+	shared4    = netip.MustParseAddr("10.5.0.254")
+	shared6    = netip.MustParseAddr("fd00::5:fe")
 	ownMAC     = net.HardwareAddr{2, 0, 0, 0, 0, 5}
 	peerMAC    = net.HardwareAddr{2, 0, 0, 0, 0, 6}
 	foreignMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
@@ -79,17 +83,17 @@ func (w *world) step(full bool) {
 	if w.last.checkHolder {
 		w.holderChecks++
 		if w.replies {
-			w.s.observe(w.now, observed{observedReply, peerMAC})
+			w.s.observe(w.now, neighbor.Observed{What: neighbor.Reply, MAC: peerMAC})
 		}
 		if w.sendsKeepalives {
-			w.s.observe(w.now, observed{observedKeepalive, peerMAC})
+			w.s.observe(w.now, neighbor.Observed{What: neighbor.Keepalive, MAC: peerMAC})
 		}
 	}
 }
 
 // observe reports a frame of another machine, and lets this node act on it at once.
-func (w *world) observe(what observation, mac net.HardwareAddr) orders {
-	w.s.observe(w.now, observed{what, mac})
+func (w *world) observe(what neighbor.Observation, mac net.HardwareAddr) orders {
+	w.s.observe(w.now, neighbor.Observed{What: what, MAC: mac})
 	w.step(false)
 	return w.last
 }
@@ -225,9 +229,9 @@ func TestThawed(t *testing.T) {
 	if w.probed != 1 {
 		t.Fatal("it didn't ask at once who has it")
 	}
-	w.observe(observedReply, peerMAC) // an answer of the kernel alone means nothing
+	w.observe(neighbor.Reply, peerMAC) // an answer of the kernel alone means nothing
 	w.want(true, "")
-	w.observe(observedAnnouncement, peerMAC)
+	w.observe(neighbor.Announcement, peerMAC)
 	w.want(false, "peer announces")
 	w.pass(time.Minute)
 	w.want(false, "")
@@ -236,7 +240,7 @@ func TestThawed(t *testing.T) {
 	other := holding(t)
 	other.pass(5 * time.Second)
 	other.announced = 0
-	other.observe(observedProbe, peerMAC)
+	other.observe(neighbor.Probe, peerMAC)
 	if other.announced != 1 {
 		t.Errorf("asked, it announced itself %d times, want once", other.announced)
 	}
@@ -253,13 +257,13 @@ func TestAFrozenOnesAnswersDontMatter(t *testing.T) {
 	w.holder = "self"
 	for range 13 {
 		w.pass(100 * time.Millisecond)
-		w.observe(observedReply, peerMAC)
+		w.observe(neighbor.Reply, peerMAC)
 	}
 	w.want(true, "elected")
 	w.pass(4 * time.Second)
 	w.announced = 0
 	for range 10 {
-		w.observe(observedReply, peerMAC)
+		w.observe(neighbor.Reply, peerMAC)
 		w.pass(time.Second)
 	}
 	if w.announced < 9 {
@@ -303,7 +307,7 @@ func TestCutOff(t *testing.T) {
 	healed.want(false, "cut off")
 	healed.link = true
 	healed.pass(200 * time.Millisecond)
-	healed.observe(observedReply, peerMAC)
+	healed.observe(neighbor.Reply, peerMAC)
 	healed.want(false, "peer holds it")
 	healed.pass(time.Minute)
 	healed.want(false, "")
@@ -318,7 +322,7 @@ func TestTwoStaleHolders(t *testing.T) {
 		w.etcd = false
 		w.pass(5 * time.Second)
 		for range 10 {
-			w.observe(observedReply, peerMAC)
+			w.observe(neighbor.Reply, peerMAC)
 			w.pass(time.Second)
 		}
 		if stays := own[5] < peerMAC[5]; w.last.hold != stays {
@@ -435,7 +439,7 @@ func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 	old := newWorld(t)
 	old.holder, old.next, old.replies = "peer", true, true
 	old.pass(time.Minute)
-	old.observe(observedAnnouncement, peerMAC)
+	old.observe(neighbor.Announcement, peerMAC)
 	old.pass(time.Minute)
 	if old.evicted > 0 {
 		t.Error("one that has never sent keepalives counts as frozen")
@@ -447,24 +451,24 @@ func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 func TestTheHolderSendsKeepalives(t *testing.T) {
 	t.Parallel()
 	w := holding(t)
-	if o := w.observe(observedDirectProbe, peerMAC); o.keepalive.String() != peerMAC.String() {
+	if o := w.observe(neighbor.DirectProbe, peerMAC); o.keepalive.String() != peerMAC.String() {
 		t.Errorf("it answers %q", o.keepalive)
 	}
 	if o := w.pass(time.Second); o.keepalive != nil {
 		t.Errorf("it answers %q, which hasn't asked again", o.keepalive)
 	}
-	if o := w.observe(observedDirectProbe, foreignMAC); o.keepalive != nil {
+	if o := w.observe(neighbor.DirectProbe, foreignMAC); o.keepalive != nil {
 		t.Errorf("it answers %q, a foreign machine", o.keepalive)
 	}
 	w.etcd = false
 	w.pass(staleAfter + time.Second)
-	if o := w.observe(observedDirectProbe, peerMAC); o.keepalive != nil || !o.hold {
+	if o := w.observe(neighbor.DirectProbe, peerMAC); o.keepalive != nil || !o.hold {
 		t.Errorf("with a stale view it answers %q", o.keepalive)
 	}
 	other := newWorld(t)
 	other.holder = "peer"
 	other.pass(5 * time.Second)
-	if o := other.observe(observedDirectProbe, peerMAC); o.keepalive != nil {
+	if o := other.observe(neighbor.DirectProbe, peerMAC); o.keepalive != nil {
 		t.Errorf("without the address it answers %q", o.keepalive)
 	}
 }

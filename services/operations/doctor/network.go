@@ -21,6 +21,7 @@ var networkConditions = []condition{
 			{[]reason.Code{network.LinkMissing}, "A network interface of the configuration is missing.", "Connect it, load its driver, or correct machine.network.interfaces."},
 			{codes: []reason.Code{network.NoCarrier}, why: "No network interface has a carrier."},
 			{[]reason.Code{network.DHCPUnanswered}, "No DHCP server answers.", "Check the DHCP server and the cable, or configure an address in machine.network.interfaces."},
+			{[]reason.Code{network.AddressTaken}, "Another host of the network has the node's address.", "Find it by the MAC address in the state of networkd, or give the node another address."},
 			{[]reason.Code{network.NoValidSubnet}, "No address is in a subnet of machine.kubelet.nodeIP.validSubnets.", "Correct machine.kubelet.nodeIP.validSubnets or the addresses."},
 		},
 		holds: func(s *snapshot) []finding { return s.down("networkd", "The node has no address yet.") },

@@ -25,7 +25,7 @@ func waits(code reason.Code, text string) func(context.Context, *dag.Handle) err
 func TestNoAddress(t *testing.T) {
 	t.Parallel()
 	for code, why := range map[reason.Code]string{
-		network.LinkMissing: "network interface of the configuration is missing", network.DHCPUnanswered: "No DHCP server answers", network.NoValidSubnet: "validSubnets", network.NoCarrier: "carrier", "": "no DHCP server answers on it",
+		network.LinkMissing: "network interface of the configuration is missing", network.DHCPUnanswered: "No DHCP server answers", network.NoValidSubnet: "validSubnets", network.AddressTaken: "Another host of the network has the node's address", network.NoCarrier: "carrier", "": "no DHCP server answers on it",
 	} {
 		n := start(t, config.Worker, func(_ *node, services map[string]*dag.Service) { services["networkd"].Run = waits(code, "some text") })
 		n.finds("network-no-address", info, "some text", why)

@@ -58,9 +58,7 @@ func (d dhcp) modifiers(more ...dhcpv4.Modifier) []dhcpv4.Modifier {
 		dhcpv4.WithRequestedOptions(requested...),
 		dhcpv4.WithOption(dhcpv4.OptMaxMessageSize(nclient4.MaxMessageSize)),
 		dhcpv4.WithOption(dhcpv4.OptClassIdentifier(cmp.Or(d.options.VendorClassIdentifier, vendorClass))),
-	}
-	if id := d.options.ClientIdentifier; id != "" {
-		m = append(m, dhcpv4.WithOption(dhcpv4.OptClientIdentifier(append([]byte{0}, id...)))) // type 0: a text (RFC 2132 §9.14)
+		d.withID,
 	}
 	if class := d.options.UserClass; class != "" {
 		m = append(m, dhcpv4.WithOption(dhcpv4.OptRFC3004UserClass([]string{class})))
@@ -69,6 +67,12 @@ func (d dhcp) modifiers(more ...dhcpv4.Modifier) []dhcpv4.Modifier {
 		m = append(m, dhcpv4.WithOption(dhcpv4.OptHostName(name)))
 	}
 	return append(m, more...)
+}
+
+func (d dhcp) withID(m *dhcpv4.DHCPv4) {
+	if id := d.options.ClientIdentifier; id != "" {
+		m.UpdateOption(dhcpv4.OptClientIdentifier(append([]byte{0}, id...))) // type 0: a text (RFC 2132 §9.14)
+	}
 }
 
 // acquire does discover, offer, request, ack.

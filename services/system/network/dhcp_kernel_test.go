@@ -41,6 +41,8 @@ type shortServer struct {
 	mute bool     // receives and doesn't answer
 	nak  bool     // refuses to extend a lease, to all as RFC 2131 §4.1 demands
 	seen []string // requests that extend a lease: source, destination, address
+	// declined are the addresses that clients gave back.
+	declined []decline
 }
 
 func (p *peer) shortServer(link, addr, give string, seconds uint32) *shortServer {
@@ -63,6 +65,10 @@ func (p *peer) shortServer(link, addr, give string, seconds uint32) *shortServer
 func (s *shortServer) handle(conn net.PacketConn, from net.Addr, m *dhcpv4.DHCPv4) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if m.MessageType() == dhcpv4.MessageTypeDecline {
+		s.noteDecline(m)
+		return
+	}
 	kind := dhcpv4.MessageTypeOffer
 	if m.MessageType() == dhcpv4.MessageTypeRequest {
 		kind = dhcpv4.MessageTypeAck

@@ -21,6 +21,7 @@ type leased struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	kick   chan struct{}
+	protocol
 }
 
 type leaseChange struct {
@@ -55,7 +56,9 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link, managed 
 			}
 			o.stopClient(key)
 		}
-		if wanted && l.Attrs().Flags&net.FlagUp != 0 { // a link that isn't up yet is handled when it is
+		if again := o.declined[key].until; time.Now().Before(again) {
+			o.due = minTime(o.due, again)
+		} else if wanted && l.Attrs().Flags&net.FlagUp != 0 { // a link that isn't up yet is handled when it is
 			o.startClient(ctx, key, s, p, l.Attrs().Index)
 			o.clients[key].sent = sent
 		}
@@ -64,11 +67,11 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link, managed 
 
 func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p config.Link, index int) {
 	ctx, cancel := context.WithCancel(ctx)
-	running := &leased{index: index, cancel: cancel, done: make(chan struct{}), kick: make(chan struct{}, 1)}
+	running := &leased{index: index, cancel: cancel, done: make(chan struct{}), kick: make(chan struct{}, 1), protocol: s.open(p, func() string { return *o.announced.Load() })}
 	o.clients[key] = running
 	c := &client{
 		source: s.name, link: key.link, log: o.log, kick: running.kick,
-		protocol: s.open(p, func() string { return *o.announced.Load() }),
+		protocol: running.protocol,
 		report: func(l *lease) {
 			select {
 			case o.changed <- leaseChange{key, running, l}:
@@ -76,7 +79,7 @@ func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p confi
 			}
 		},
 	}
-	if familyOf(o.pinned) == s.family {
+	if familyOf(o.pinned) == s.family && o.declined[key].address != o.pinned {
 		c.prefer = o.pinned // a server of another network offers another address
 	}
 	go func() {

@@ -16,8 +16,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
-// maxNeighbors limits what other hosts can make the node remember for a link, and maxText each text (in bytes).
-const maxNeighbors, maxText = 8, 64
+// maxSwitches limits what other hosts can make the node remember for a link, and maxText each text (in bytes).
+const maxSwitches, maxText = 8, 64
 
 // lldpPace is the pause after each frame: a neighbour sends one in 30 s.
 const lldpPace = 10 * time.Millisecond
@@ -38,8 +38,8 @@ var LinkNeighbors = resource.Define[LinkNeighbor](resource.Definition{
 	Type: "LinkNeighbors.net.garboard.dev", Kind: "LinkNeighbor", Aliases: []string{"lldp"}, Namespace: "network",
 })
 
-// hear opens the socket, which receives little before a card joins, and receives beside the owner's goroutine.
-func (o *owner) hear(ctx context.Context) error {
+// hearLLDP opens the socket, which receives little before a card joins, and receives beside the owner's goroutine.
+func (o *owner) hearLLDP(ctx context.Context) error {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC,
 		int(binary.NativeEndian.Uint16([]byte{0x88, 0xcc})))
 	if err != nil {
@@ -61,7 +61,7 @@ func (o *owner) hear(ctx context.Context) error {
 			if at, is := from.(*unix.SockaddrLinklayer); is {
 				told := slices.Clone(frame[:n])
 				select {
-				case o.heard <- func() { o.told(at.Ifindex, told, time.Now()) }:
+				case o.heard <- func() bool { o.told(at.Ifindex, told, time.Now()); return false }:
 				case <-ctx.Done():
 				}
 			}
@@ -73,10 +73,10 @@ func (o *owner) hear(ctx context.Context) error {
 
 // join lets a card receive what is sent to the groups of IEEE 802.1AB §7.1; one that refuses has no neighbours.
 func (o *owner) join(index int) {
-	if o.lldp == nil || o.neighbors[index] != nil {
+	if o.lldp == nil || o.switches[index] != nil {
 		return
 	}
-	o.neighbors[index] = map[string]LinkNeighbor{}
+	o.switches[index] = map[string]LinkNeighbor{}
 	_ = o.lldp.Control(func(fd uintptr) {
 		for _, last := range []byte{0x0e, 0x03, 0x00} {
 			group := unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_MULTICAST, Alen: 6, Address: [8]byte{0x01, 0x80, 0xc2, 5: last}}
@@ -88,21 +88,21 @@ func (o *owner) join(index int) {
 // told takes a frame over. Other links than cards have neighbours, too: pods.
 func (o *owner) told(index int, frame []byte, now time.Time) {
 	n, ttl, ok := parseLLDP(frame)
-	of := o.neighbors[index]
+	of := o.switches[index]
 	switch _, had := of[n.Chassis]; {
 	case !ok || of == nil:
 	case ttl == 0:
 		delete(of, n.Chassis)
-	case had || len(of) < maxNeighbors:
+	case had || len(of) < maxSwitches:
 		n.Heard, n.Expires = now, now.Add(ttl)
 		of[n.Chassis] = n
 	}
 }
 
-// reportNeighbors publishes them, and forgets those that have ended: with their time, their link or its carrier.
-func (o *owner) reportNeighbors(now time.Time) error {
+// reportLLDP publishes them, and forgets those that have ended: with their time, their link or its carrier.
+func (o *owner) reportLLDP(now time.Time) error {
 	all := map[string]LinkNeighbor{}
-	for index, of := range o.neighbors {
+	for index, of := range o.switches {
 		name := o.linkName(index)
 		l := o.links[name]
 		for chassis, n := range of {
@@ -114,7 +114,7 @@ func (o *owner) reportNeighbors(now time.Time) error {
 			all[name+"-"+chassis] = n
 		}
 		if l == nil {
-			delete(o.neighbors, index)
+			delete(o.switches, index)
 		}
 	}
 	return LinkNeighbors.Replace(o.o.Store.As(ID), all)

@@ -77,21 +77,21 @@ func FuzzParseLLDP(f *testing.F) {
 // A link has a few neighbours at most, only cards have any, and a time of 0 is a neighbour's farewell.
 func TestNeighborsHaveABound(t *testing.T) {
 	t.Parallel()
-	l := owner{neighbors: map[int]map[string]LinkNeighbor{1: {}}}
+	l := owner{switches: map[int]map[string]LinkNeighbor{1: {}}}
 	now := time.Now()
 	frame := func(i int, ttl string) []byte {
 		return []byte(tlv(1, fmt.Sprintf("\x07chassis%d", i)) + tlv(2, "\x05swp7") + tlv(3, ttl))
 	}
-	for i := range 2 * maxNeighbors {
+	for i := range 2 * maxSwitches {
 		l.told(1, frame(i, "\x00\x78"), now)
 		l.told(2, frame(i, "\x00\x78"), now)
 	}
-	if len(l.neighbors[1]) != maxNeighbors || len(l.neighbors) != 1 {
-		t.Errorf("there are %d neighbours of %d links", len(l.neighbors[1]), len(l.neighbors))
+	if len(l.switches[1]) != maxSwitches || len(l.switches) != 1 {
+		t.Errorf("there are %d neighbours of %d links", len(l.switches[1]), len(l.switches))
 	}
 	l.told(1, frame(0, "\x00\x00"), now)
-	l.told(1, frame(2*maxNeighbors, "\x00\x78"), now)
-	if n := l.neighbors[1]; len(n) != maxNeighbors || n["chassis0"].Port != "" || n[fmt.Sprintf("chassis%d", 2*maxNeighbors)].Expires != now.Add(120*time.Second) {
+	l.told(1, frame(2*maxSwitches, "\x00\x78"), now)
+	if n := l.switches[1]; len(n) != maxSwitches || n["chassis0"].Port != "" || n[fmt.Sprintf("chassis%d", 2*maxSwitches)].Expires != now.Add(120*time.Second) {
 		t.Errorf("after a farewell and another neighbour: %+v", n)
 	}
 }

@@ -29,6 +29,8 @@ const (
 	// retryEvery is how often unfinished work is retried: a link that the kernel
 	// refused, a node address to store, a link that others depend on.
 	retryEvery = time.Second
+	// maxAtOnce is how many changes by routers are taken over at once after a calm tick; more, with each tick.
+	maxAtOnce = 8
 )
 
 // owner is one run of the service. Only one goroutine uses it.
@@ -51,17 +53,21 @@ type owner struct {
 	clients     map[leaseKey]*leased
 	changed     chan leaseChange
 	due         time.Time        // when there is something to do without an event
+	spent       int              // how many changes of routers were taken over since the last calm tick
 	errs        map[string]error // by link: what the kernel refused
 	wanted      []want
 	state       actual // at the last look
 	attempts    map[object]*attempt
+	watches     map[address]watch // the searches for other hosts with our addresses
+	held        map[object]bool   // addresses that other hosts know to be ours
+	declined    map[leaseKey]declined
 	files       files
 	named       map[string]lookup // by name of a WireGuard peer
 	found       chan lookup
 	lookups     sync.WaitGroup
-	lldp        syscall.RawConn // nil: the kernel has no such sockets
-	heard       chan func()
-	neighbors   map[int]map[string]LinkNeighbor // by index of a card that has joined, and chassis
+	lldp        syscall.RawConn                 // nil: the kernel has no such sockets
+	heard       chan func() bool                // what goroutines of this one have heard; they report whether that changes what is wanted
+	switches    map[int]map[string]LinkNeighbor // by index of a card that has joined, and chassis
 
 	firstAddr       time.Time       // when the node first had an address
 	waiting         string          // the last reported reason to wait
@@ -90,12 +96,15 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		changed:   make(chan leaseChange),
 		errs:      map[string]error{},
 		attempts:  map[object]*attempt{},
+		watches:   map[address]watch{},
+		held:      maps.Clone(d.known), // over a restart of the service
+		declined:  map[leaseKey]declined{},
 		files:     files{dir: d.o.etcDir},
 		named:     map[string]lookup{},
 		found:     make(chan lookup),
 		toldNames: map[string]bool{},
-		heard:     make(chan func()),
-		neighbors: map[int]map[string]LinkNeighbor{},
+		heard:     make(chan func() bool),
+		switches:  map[int]map[string]LinkNeighbor{},
 	}
 	var err error
 	if o.pinned, err = readPin(d.o.pinFile); err != nil {
@@ -115,7 +124,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	if err := o.configure(); err != nil {
 		return err
 	}
-	if err := o.hear(ctx); err != nil {
+	if err := o.hearLLDP(ctx); err != nil {
 		o.log.Warn("the neighbours of links stay unknown: " + err.Error())
 	}
 	events, err := o.subscribe(ctx)
@@ -232,7 +241,17 @@ func (o *owner) noteAddress(u netlink.AddrUpdate) bool {
 		return false
 	}
 	_, managed := o.plan(l)
-	return managed
+	return managed && o.afford()
+}
+
+// afford reports whether what a router has changed is taken over at once; else it is with the next tick. So no router makes
+// networkd work all the time.
+func (o *owner) afford() bool {
+	if o.spent++; o.spent <= maxAtOnce {
+		return true
+	}
+	o.due = time.Now()
+	return false
 }
 
 // note processes an event of a link and reports whether it matters: pods' links
@@ -339,10 +358,10 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, e event
 			changed = open && o.noteAddress(u)
 			lost = !open
 		case u, open := <-e.routes:
-			changed = open && (u.Type == unix.RTM_DELROUTE && u.Protocol == ours || u.Protocol == unix.RTPROT_RA)
+			changed = open && (u.Type == unix.RTM_DELROUTE && u.Protocol == ours || u.Protocol == unix.RTPROT_RA && o.afford())
 			lost = !open
 		case n, open := <-e.notices:
-			changed = open && o.advertise(n, time.Now())
+			changed = open && o.advertise(n, time.Now()) && o.afford()
 			lost = !open
 		case c := <-o.changed:
 			if changed = o.clients[c.key] == c.from; changed { // it may have been stopped meanwhile
@@ -355,13 +374,16 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, e event
 			o.named[l.host] = l
 			changed = true
 		case take := <-o.heard:
-			take()
+			changed = take()
 		case <-observe.C:
-			if err := errors.Join(o.observe(), o.reportNeighbors(time.Now())); err != nil {
+			if err := errors.Join(o.observe(), o.reportNeighbors(), o.reportLLDP(time.Now())); err != nil {
 				return err
 			}
 		case now := <-tick.C:
 			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0 || !now.Before(o.due)
+			if !changed {
+				o.spent = 0
+			}
 		}
 		if lost && ctx.Err() == nil { // the kernel's buffer overflowed: list all anew
 			var err error

@@ -33,6 +33,7 @@ type attempt struct {
 // reconcile makes the links, their objects, files and resources match the configuration.
 func (o *owner) reconcile(ctx context.Context) {
 	now := time.Now()
+	o.due = now.Add(againMax)
 	o.replan()
 	o.build(ctx)
 	o.want(ctx, now)
@@ -41,12 +42,12 @@ func (o *owner) reconcile(ctx context.Context) {
 			o.stopClient(key)
 		}
 	}
-	o.due = now.Add(againMax)
 	err := o.settle(now)
 	o.refused(stateKey, err)
 	if end := o.nextEnd(now); !end.IsZero() && end.Before(o.due) {
 		o.due = end
 	}
+	o.watchAddresses(ctx)
 	o.forget()
 	o.publish()
 }
@@ -94,9 +95,11 @@ func (o *owner) settle(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	objects := make([]object, len(o.wanted))
-	for i, w := range o.wanted {
-		objects[i] = w.object
+	var objects []object
+	for _, w := range o.wanted {
+		if a, is := w.object.(address); !is || !o.watches[a].first {
+			objects = append(objects, w.object)
+		}
 	}
 	remove, add := difference(state.objects, o.known, objects)
 	var errs []error
@@ -238,6 +241,11 @@ func (o *owner) problems() (out []string) {
 			}
 		}
 	}
+	for _, d := range o.declined {
+		if time.Now().Before(d.until) {
+			out = append(out, d.problem)
+		}
+	}
 	return out
 }
 
@@ -247,6 +255,8 @@ func (o *owner) problem(w object) string {
 	switch tried := o.attempts[w]; {
 	case isAddress && o.state.failed[a]:
 		return "another host of the network has this address"
+	case isAddress && o.watches[a].other != "":
+		return o.watches[a].String()
 	case o.state.objects[w]:
 	case tried != nil && tried.err != nil:
 		return tried.err.Error()

@@ -17,6 +17,7 @@ const (
 	LinkMissing    reason.Code = "LinkMissing"    // an interface doesn't exist
 	NoCarrier      reason.Code = "NoCarrier"      // all exist, and none has a carrier
 	DHCPUnanswered reason.Code = "DHCPUnanswered" // there is no answer on a link
+	AddressTaken   reason.Code = "AddressTaken"   // another host has the address
 	NoValidSubnet  reason.Code = "NoValidSubnet"  // there are addresses, but none that nodeIP.validSubnets allows
 )
 
@@ -74,6 +75,13 @@ func (o *owner) pending() (out []lack) {
 	if has := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned }); !has && len(bare) > 0 {
 		err := lackOf("", "the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), pinGrace)
 		out = append(out, lack{err, pinGrace, false})
+	}
+	for a, w := range o.watches {
+		if name := a.on(o.linkName(a.index)); w.first {
+			out = append(out, lack{lackOf(AddressTaken, "the %s to be free: %s", name, w.conflict), 0, false})
+		} else if !w.asked {
+			out = append(out, lack{lackOf("", "an answer of other hosts that have the %s, for %s at most", name, probeGrace), probeGrace, false})
+		}
 	}
 	slices.SortFunc(out, func(a, b lack) int { return strings.Compare(a.Error(), b.Error()) })
 	return out

@@ -1,4 +1,9 @@
-package vip
+// Package neighbor sends and receives what machines on one link say about one
+// address: probes, answers and announcements of ARP (RFC 826, RFC 5227) and
+// neighbour discovery (RFC 4861). A packet socket gets them before the kernel
+// acts on them, and a filter in the kernel selects the few frames about the
+// address, so that other traffic doesn't wake PID 1.
+package neighbor
 
 import (
 	"bytes"
@@ -40,30 +45,30 @@ var (
 	allNodes  = netip.MustParseAddr("ff02::1")
 )
 
-// observation is the meaning of a frame for the address.
-type observation int
+// Observation is the meaning of a frame for the address.
+type Observation int
 
 const (
-	observedNothing observation = iota
-	// observedProbe: a probe of the address, sent to all (RFC 5227 §2.1.1, RFC 4862 §5.4).
-	observedProbe
-	// observedDirectProbe: a probe sent to this machine alone, to check whether it is there.
-	observedDirectProbe
-	// observedReply: the answer of the kernel of a machine that has the address, also if
+	Nothing Observation = iota
+	// Probe: a probe of the address, sent to all (RFC 5227 §2.1.1, RFC 4862 §5.4).
+	Probe
+	// DirectProbe: a probe sent to this machine alone, to check whether it is there.
+	DirectProbe
+	// Reply: the answer of the kernel of a machine that has the address, also if
 	// nothing else of that machine works any more.
-	observedReply
-	// observedAnnouncement: a machine announces, unasked, that it has the address. Our
+	Reply
+	// Announcement: a machine announces, unasked, that it has the address. Our
 	// nodes do that only while etcd agrees.
-	observedAnnouncement
-	// observedKeepalive: an announcement to this machine alone, after its probe. So more
+	Announcement
+	// Keepalive: an announcement to this machine alone, after its probe. So more
 	// than the kernel of that machine works.
-	observedKeepalive
+	Keepalive
 )
 
-// probeFrame asks for the owner of an address without the sender's own address: it
+// ProbeFrame asks for the owner of an address without the sender's own address: it
 // changes no neighbour cache. It can be sent while another machine has the address, and
 // while this one has it. to is the only receiver; nil: all machines on the link.
-func probeFrame(mac, to net.HardwareAddr, target netip.Addr) []byte {
+func ProbeFrame(mac, to net.HardwareAddr, target netip.Addr) []byte {
 	if target.Is4() {
 		if to == nil {
 			to = broadcast
@@ -80,9 +85,9 @@ func probeFrame(mac, to net.HardwareAddr, target netip.Addr) []byte {
 	return frame
 }
 
-// announcements announce to all machines on the link that the address is at
+// Announcements announce to all machines on the link that the address is at
 // mac. ARP has two forms, because some machines accept only one of them.
-func announcements(mac net.HardwareAddr, address netip.Addr) [][]byte {
+func Announcements(mac net.HardwareAddr, address netip.Addr) [][]byte {
 	if address.Is4() {
 		return [][]byte{
 			arp(mac, broadcast, arpRequest, address, zeroMAC, address),
@@ -96,9 +101,9 @@ func announcements(mac net.HardwareAddr, address netip.Addr) [][]byte {
 	return [][]byte{icmp6(mac, address, allNodes, advertisement, override, address, options)}
 }
 
-// keepalive is an announcement to one machine.
-func keepalive(mac, to net.HardwareAddr, address netip.Addr) []byte {
-	all := announcements(mac, address)
+// KeepaliveFrame is an announcement to one machine.
+func KeepaliveFrame(mac, to net.HardwareAddr, address netip.Addr) []byte {
+	all := Announcements(mac, address)
 	frame := all[len(all)-1] // ARP's reply
 	copy(frame, to)
 	return frame
@@ -151,12 +156,12 @@ func checksum(ip []byte) uint16 {
 
 // read returns what a frame means for the address, and the MAC address of its sender.
 // Any machine may send frames: those that aren't exactly as expected are ignored.
-func read(frame []byte, address netip.Addr) (observation, net.HardwareAddr) {
+func read(frame []byte, address netip.Addr) (Observation, net.HardwareAddr) {
 	if len(frame) < ethernetSize {
-		return observedNothing, nil
+		return Nothing, nil
 	}
 	kind, body := binary.BigEndian.Uint16(frame[2*macSize:]), frame[ethernetSize:]
-	var what observation
+	var what Observation
 	var mac net.HardwareAddr
 	switch {
 	case address.Is4() && kind == typeARP:
@@ -168,46 +173,46 @@ func read(frame []byte, address netip.Addr) (observation, net.HardwareAddr) {
 		return what, mac
 	}
 	switch what {
-	case observedProbe:
-		return observedDirectProbe, net.HardwareAddr(bytes.Clone(frame[macSize : 2*macSize]))
-	case observedAnnouncement:
-		return observedKeepalive, mac
+	case Probe:
+		return DirectProbe, net.HardwareAddr(bytes.Clone(frame[macSize : 2*macSize]))
+	case Announcement:
+		return Keepalive, mac
 	}
 	return what, mac
 }
 
-func readARP(body []byte, address [4]byte) (observation, net.HardwareAddr) {
+func readARP(body []byte, address [4]byte) (Observation, net.HardwareAddr) {
 	if len(body) < arpSize || !bytes.Equal(body[:6], []byte{0, 1, 8, 0, macSize, 4}) {
-		return observedNothing, nil
+		return Nothing, nil
 	}
 	mac := net.HardwareAddr(bytes.Clone(body[8:14]))
 	sender, target := [4]byte(body[14:18]), [4]byte(body[24:28])
 	switch {
 	case sender == address && target == address:
-		return observedAnnouncement, mac
+		return Announcement, mac
 	case sender == address:
-		return observedReply, mac
+		return Reply, mac
 	case sender == [4]byte{} && target == address && binary.BigEndian.Uint16(body[6:]) == arpRequest:
-		return observedProbe, mac
+		return Probe, mac
 	}
-	return observedNothing, nil
+	return Nothing, nil
 }
 
-func readICMP6(body []byte, address [16]byte) (observation, net.HardwareAddr) {
+func readICMP6(body []byte, address [16]byte) (Observation, net.HardwareAddr) {
 	if len(body) < ip6Size+icmpSize || body[6] != nextICMP6 || body[7] != farthest || [16]byte(body[ip6Size+8:]) != address {
-		return observedNothing, nil
+		return Nothing, nil
 	}
 	message, unspecified := body[ip6Size:], [16]byte(body[8:24]) == [16]byte{}
 	size := int(binary.BigEndian.Uint16(body[4:]))
 	if size < icmpSize || size > len(message) {
-		return observedNothing, nil
+		return Nothing, nil
 	}
 	var mac net.HardwareAddr
 	marked := false
 	for options := message[icmpSize:size]; len(options) >= optionSize; {
 		length := int(options[1]) * optionSize
 		if length == 0 || length > len(options) {
-			return observedNothing, nil
+			return Nothing, nil
 		}
 		switch options[0] {
 		case optionTarget:
@@ -219,11 +224,11 @@ func readICMP6(body []byte, address [16]byte) (observation, net.HardwareAddr) {
 	}
 	switch {
 	case message[0] == solicitation && unspecified:
-		return observedProbe, zeroMAC
+		return Probe, zeroMAC
 	case message[0] == advertisement && mac != nil && marked:
-		return observedAnnouncement, mac
+		return Announcement, mac
 	case message[0] == advertisement && mac != nil:
-		return observedReply, mac
+		return Reply, mac
 	}
-	return observedNothing, nil
+	return Nothing, nil
 }

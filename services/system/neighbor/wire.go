@@ -1,4 +1,4 @@
-package vip
+package neighbor
 
 import (
 	"encoding/binary"
@@ -15,34 +15,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// observed is a frame of another machine about the address.
-type observed struct {
-	what observation
-	mac  net.HardwareAddr
+// Observed is a frame of another machine about the address.
+type Observed struct {
+	What Observation
+	MAC  net.HardwareAddr
 }
 
-// wire is a packet socket on a link that receives frames about one address.
-type wire struct {
-	index   int
-	mac     net.HardwareAddr
+// Wire is a packet socket on a link that receives frames about one address.
+type Wire struct {
+	Index   int
+	MAC     net.HardwareAddr
 	address netip.Addr
 	file    *os.File
 	done    sync.WaitGroup
-	dead    chan struct{} // closed when it stops receiving
+	Dead    chan struct{} // closed when it stops receiving
 }
 
-// openWire listens on a link until close, or until the link is removed. receive must not
+// On reports whether the kernel finds neighbours on a link by ARP and ND.
+func On(l netlink.Link) bool {
+	return len(l.Attrs().HardwareAddr) == macSize && l.Attrs().RawFlags&(unix.IFF_NOARP|unix.IFF_LOOPBACK) == 0
+}
+
+// Open listens on a link until close, or until the link is removed. receive must not
 // block.
-func openWire(l netlink.Link, address netip.Addr, log *slog.Logger, receive func(observed)) (_ *wire, err error) {
+func Open(l netlink.Link, address netip.Addr, log *slog.Logger, receive func(Observed)) (_ *Wire, err error) {
 	a := l.Attrs()
-	if len(a.HardwareAddr) != macSize {
-		return nil, fmt.Errorf("%s is no Ethernet link: an address can't be shared on it", a.Name)
+	if !On(l) {
+		return nil, fmt.Errorf("%s is no Ethernet link: it has no neighbours by MAC address", a.Name)
 	}
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("packet socket: %w", err)
 	}
-	w := &wire{index: a.Index, mac: a.HardwareAddr, address: address, file: os.NewFile(uintptr(fd), "packets of "+a.Name), dead: make(chan struct{})}
+	w := &Wire{Index: a.Index, MAC: a.HardwareAddr, address: address, file: os.NewFile(uintptr(fd), "packets of "+a.Name), Dead: make(chan struct{})}
 	// The filter first: the socket receives nothing before it is bound.
 	program := filter(address)
 	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
@@ -53,33 +58,33 @@ func openWire(l netlink.Link, address netip.Addr, log *slog.Logger, receive func
 		return nil, errors.Join(fmt.Errorf("listen to %s: %w", a.Name, err), w.file.Close())
 	}
 	w.done.Go(func() {
-		defer close(w.dead)
+		defer close(w.Dead)
 		// Guard: any machine may send frames. After a panic the controller opens another wire.
 		_ = dag.Guard(log, func() error { w.listen(receive); return nil })
 	})
 	return w, nil
 }
 
-func (w *wire) listen(receive func(observed)) {
+func (w *Wire) listen(receive func(Observed)) {
 	frame := make([]byte, longestReceive)
 	for {
 		n, err := w.file.Read(frame)
 		if err != nil {
 			return
 		}
-		if what, mac := read(frame[:n], w.address); what != observedNothing && mac.String() != w.mac.String() {
-			receive(observed{what, mac})
+		if what, mac := read(frame[:n], w.address); what != Nothing && mac.String() != w.MAC.String() {
+			receive(Observed{what, mac})
 		}
 	}
 }
 
-func (w *wire) close() error {
+func (w *Wire) Close() error {
 	err := w.file.Close()
 	w.done.Wait()
 	return err
 }
 
-func (w *wire) send(frames ...[]byte) error {
+func (w *Wire) Send(frames ...[]byte) error {
 	var errs []error
 	for _, f := range frames {
 		if _, err := w.file.Write(f); err != nil {

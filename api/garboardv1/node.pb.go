@@ -4060,6 +4060,275 @@ func (x *ClientCertificateResponse) GetAuthorities() []byte {
 	return nil
 }
 
+type CheckNetworkRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A name or an address.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// 0: only the way to the host.
+	Port          uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckNetworkRequest) Reset() {
+	*x = CheckNetworkRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckNetworkRequest) ProtoMessage() {}
+
+func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
+func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *CheckNetworkRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *CheckNetworkRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+type NetworkStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// DNS, route, link, address, neighbour, TCP, TLS.
+	Layer string `protobuf:"bytes,1,opt,name=layer,proto3" json:"layer,omitempty"`
+	// What was found.
+	Result string `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	// Why it ends at this layer.
+	Error         string               `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Took          *durationpb.Duration `protobuf:"bytes,4,opt,name=took,proto3" json:"took,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkStep) Reset() {
+	*x = NetworkStep{}
+	mi := &file_garboard_v1_node_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkStep) ProtoMessage() {}
+
+func (x *NetworkStep) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkStep.ProtoReflect.Descriptor instead.
+func (*NetworkStep) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *NetworkStep) GetLayer() string {
+	if x != nil {
+		return x.Layer
+	}
+	return ""
+}
+
+func (x *NetworkStep) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
+func (x *NetworkStep) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *NetworkStep) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+type CaptureRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A link of Ethernet, or lo.
+	Link string `protobuf:"bytes,1,opt,name=link,proto3" json:"link,omitempty"`
+	// At most 5 minutes.
+	Duration *durationpb.Duration `protobuf:"bytes,2,opt,name=duration,proto3" json:"duration,omitempty"`
+	// Of all packets together, at most 64 MiB.
+	Bytes uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// 0: any number.
+	Packets uint64 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`
+	// A program of classic BPF: the code, both jumps and the constant of an instruction have 16, 8,
+	// 8 and 32 bits of each number, from the highest. Empty: all packets.
+	Filter        []uint64 `protobuf:"varint,5,rep,packed,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureRequest) Reset() {
+	*x = CaptureRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureRequest) ProtoMessage() {}
+
+func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
+func (*CaptureRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *CaptureRequest) GetLink() string {
+	if x != nil {
+		return x.Link
+	}
+	return ""
+}
+
+func (x *CaptureRequest) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+func (x *CaptureRequest) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *CaptureRequest) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *CaptureRequest) GetFilter() []uint64 {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+type CapturedPacket struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Time  *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Of Ethernet.
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// Only in the last message, which has no packet: those that came faster than they could be sent.
+	Lost          uint64 `protobuf:"varint,3,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CapturedPacket) Reset() {
+	*x = CapturedPacket{}
+	mi := &file_garboard_v1_node_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CapturedPacket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CapturedPacket) ProtoMessage() {}
+
+func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
+func (*CapturedPacket) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *CapturedPacket) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *CapturedPacket) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *CapturedPacket) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
 type ResetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Skip all steps and checks in the cluster (gbctl reset --graceful=false).
@@ -4078,7 +4347,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[68]
+	mi := &file_garboard_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4090,7 +4359,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[68]
+	mi := &file_garboard_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4103,7 +4372,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -4157,7 +4426,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[69]
+	mi := &file_garboard_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4169,7 +4438,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[69]
+	mi := &file_garboard_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4182,7 +4451,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -4479,7 +4748,25 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\fR\arequest\"_\n" +
 	"\x19ClientCertificateResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12 \n" +
-	"\vauthorities\x18\x02 \x01(\fR\vauthorities\"\xf5\x01\n" +
+	"\vauthorities\x18\x02 \x01(\fR\vauthorities\"=\n" +
+	"\x13CheckNetworkRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\"\x80\x01\n" +
+	"\vNetworkStep\x12\x14\n" +
+	"\x05layer\x18\x01 \x01(\tR\x05layer\x12\x16\n" +
+	"\x06result\x18\x02 \x01(\tR\x06result\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12-\n" +
+	"\x04took\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04took\"\xa3\x01\n" +
+	"\x0eCaptureRequest\x12\x12\n" +
+	"\x04link\x18\x01 \x01(\tR\x04link\x125\n" +
+	"\bduration\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\apackets\x18\x04 \x01(\x04R\apackets\x12\x16\n" +
+	"\x06filter\x18\x05 \x03(\x04R\x06filter\"h\n" +
+	"\x0eCapturedPacket\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
+	"\x04lost\x18\x03 \x01(\x04R\x04lost\"\xf5\x01\n" +
 	"\fResetRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x16\n" +
 	"\x06reboot\x18\x02 \x01(\bR\x06reboot\x121\n" +
@@ -4488,7 +4775,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb5\x17\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xf1\x18\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -4504,7 +4791,9 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x06Images\x12\x1a.garboard.v1.ImagesRequest\x1a\x1b.garboard.v1.ImagesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12h\n" +
 	"\fRemoveImages\x12 .garboard.v1.RemoveImagesRequest\x1a!.garboard.v1.RemoveImagesResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12e\n" +
 	"\tPullImage\x12\x1d.garboard.v1.PullImageRequest\x1a\x1e.garboard.v1.PullImageProgress\"\x17\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\xa8\xb5\x18\x010\x01\x12]\n" +
-	"\vCheckImages\x12\x1f.garboard.v1.CheckImagesRequest\x1a\x17.garboard.v1.ImageCheck\"\x12\x8a\xb5\x18\vos:operator\x90\x02\x010\x01\x12\\\n" +
+	"\vCheckImages\x12\x1f.garboard.v1.CheckImagesRequest\x1a\x17.garboard.v1.ImageCheck\"\x12\x8a\xb5\x18\vos:operator\x90\x02\x010\x01\x12a\n" +
+	"\fCheckNetwork\x12 .garboard.v1.CheckNetworkRequest\x1a\x18.garboard.v1.NetworkStep\"\x13\x8a\xb5\x18\vos:operator\xb0\xb5\x18\x010\x01\x12W\n" +
+	"\aCapture\x12\x1b.garboard.v1.CaptureRequest\x1a\x1b.garboard.v1.CapturedPacket\"\x10\x8a\xb5\x18\bos:admin\xb0\xb5\x18\x010\x01\x12\\\n" +
 	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
 	"\n" +
 	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
@@ -4538,7 +4827,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -4609,120 +4898,131 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*RotateCAResponse)(nil),          // 66: garboard.v1.RotateCAResponse
 	(*ClientCertificateRequest)(nil),  // 67: garboard.v1.ClientCertificateRequest
 	(*ClientCertificateResponse)(nil), // 68: garboard.v1.ClientCertificateResponse
-	(*ResetRequest)(nil),              // 69: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 70: garboard.v1.ResetResponse
-	nil,                               // 71: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 72: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 73: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 74: garboard.v1.Operation
+	(*CheckNetworkRequest)(nil),       // 69: garboard.v1.CheckNetworkRequest
+	(*NetworkStep)(nil),               // 70: garboard.v1.NetworkStep
+	(*CaptureRequest)(nil),            // 71: garboard.v1.CaptureRequest
+	(*CapturedPacket)(nil),            // 72: garboard.v1.CapturedPacket
+	(*ResetRequest)(nil),              // 73: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 74: garboard.v1.ResetResponse
+	nil,                               // 75: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 76: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 77: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 78: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	72, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	76, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	72, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	71, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	76, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	75, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	73, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	72, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	72, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
-	73, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
+	77, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	76, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	76, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	77, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
 	25, // 11: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	28, // 12: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	73, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	72, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
-	73, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	73, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
-	72, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	73, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
+	77, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	76, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
+	77, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	77, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
+	76, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	77, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
 	39, // 19: garboard.v1.ListTokensResponse.tokens:type_name -> garboard.v1.JoinToken
-	72, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
+	76, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
 	50, // 21: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 22: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	73, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	72, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	74, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	72, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	74, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	72, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	74, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	72, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	74, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	72, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	74, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	74, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	74, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	74, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	72, // 37: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	74, // 38: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 39: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 40: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 41: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 42: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 43: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 44: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 45: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 46: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 47: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
-	23, // 48: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	26, // 49: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	29, // 50: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	31, // 51: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	33, // 52: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
-	35, // 53: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	37, // 54: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	40, // 55: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
-	42, // 56: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
-	44, // 57: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
-	48, // 58: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	46, // 59: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	51, // 60: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	53, // 61: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	55, // 62: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	57, // 63: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	59, // 64: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	69, // 65: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	61, // 66: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	63, // 67: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	65, // 68: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	67, // 69: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 70: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 71: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 72: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 73: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 74: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 75: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 76: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 77: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 78: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
-	24, // 79: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	27, // 80: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	30, // 81: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	32, // 82: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	34, // 83: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
-	36, // 84: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	38, // 85: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	41, // 86: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
-	43, // 87: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
-	45, // 88: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
-	49, // 89: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	47, // 90: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	52, // 91: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	54, // 92: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	56, // 93: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	58, // 94: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	60, // 95: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	70, // 96: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	62, // 97: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	64, // 98: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	66, // 99: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	68, // 100: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	70, // [70:101] is the sub-list for method output_type
-	39, // [39:70] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	77, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	76, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	78, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	76, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	78, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	76, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	78, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	76, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	78, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	76, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	78, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	78, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	78, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	78, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	76, // 37: garboard.v1.NetworkStep.took:type_name -> google.protobuf.Duration
+	76, // 38: garboard.v1.CaptureRequest.duration:type_name -> google.protobuf.Duration
+	77, // 39: garboard.v1.CapturedPacket.time:type_name -> google.protobuf.Timestamp
+	76, // 40: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	78, // 41: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 42: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 43: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 44: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 45: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 46: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 47: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 48: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 49: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 50: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
+	23, // 51: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	26, // 52: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	29, // 53: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	31, // 54: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	33, // 55: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
+	69, // 56: garboard.v1.NodeService.CheckNetwork:input_type -> garboard.v1.CheckNetworkRequest
+	71, // 57: garboard.v1.NodeService.Capture:input_type -> garboard.v1.CaptureRequest
+	35, // 58: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	37, // 59: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	40, // 60: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
+	42, // 61: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
+	44, // 62: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
+	48, // 63: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	46, // 64: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	51, // 65: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	53, // 66: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	55, // 67: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	57, // 68: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	59, // 69: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	73, // 70: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	61, // 71: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	63, // 72: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	65, // 73: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	67, // 74: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 75: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 76: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 77: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 78: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 79: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 80: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 81: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 82: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 83: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
+	24, // 84: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	27, // 85: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	30, // 86: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	32, // 87: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	34, // 88: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
+	70, // 89: garboard.v1.NodeService.CheckNetwork:output_type -> garboard.v1.NetworkStep
+	72, // 90: garboard.v1.NodeService.Capture:output_type -> garboard.v1.CapturedPacket
+	36, // 91: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	38, // 92: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	41, // 93: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
+	43, // 94: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
+	45, // 95: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
+	49, // 96: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	47, // 97: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	52, // 98: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	54, // 99: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	56, // 100: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	58, // 101: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	60, // 102: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	74, // 103: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	62, // 104: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	64, // 105: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	66, // 106: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	68, // 107: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	75, // [75:108] is the sub-list for method output_type
+	42, // [42:75] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -4738,7 +5038,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   71,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -327,3 +327,34 @@ func (s nodeService) Diagnose(context.Context, *connect.Request[apiv1.DiagnoseRe
 	}
 	return answerWith(m)
 }
+
+func (s nodeService) CheckNetwork(_ context.Context, r *connect.Request[apiv1.CheckNetworkRequest], stream *connect.ServerStream[apiv1.NetworkStep]) error {
+	m := r.Msg
+	steps := []*apiv1.NetworkStep{
+		{Layer: "DNS", Result: "10.5.0.1 says [10.5.0.9]", Took: durationpb.New(12 * time.Millisecond)},
+		{Layer: "TCP", Result: "connected from 10.5.0.2:4000", Took: durationpb.New(0)},
+	}
+	switch {
+	case m.Port == 0:
+		steps = steps[:1]
+	case m.Host == "silent.example":
+		steps[1].Result, steps[1].Error = "", "connection refused"
+	}
+	for _, step := range steps {
+		if err := stream.Send(step); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s nodeService) Capture(_ context.Context, r *connect.Request[apiv1.CaptureRequest], stream *connect.ServerStream[apiv1.CapturedPacket]) error {
+	if r.Msg.Link != "eth0" {
+		return connect.NewError(connect.CodeNotFound, errors.New("no link to capture: "+r.Msg.Link))
+	}
+	text := fmt.Sprintf("%s with a filter of %d for %s", r.Msg.Link, len(r.Msg.Filter), r.Msg.Duration.AsDuration())
+	if err := stream.Send(&apiv1.CapturedPacket{Time: timestamppb.Now(), Data: []byte(text)}); err != nil {
+		return err
+	}
+	return stream.Send(&apiv1.CapturedPacket{Lost: 3})
+}

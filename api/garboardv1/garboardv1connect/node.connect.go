@@ -62,6 +62,11 @@ const (
 	NodeServicePullImageProcedure = "/garboard.v1.NodeService/PullImage"
 	// NodeServiceCheckImagesProcedure is the fully-qualified name of the NodeService's CheckImages RPC.
 	NodeServiceCheckImagesProcedure = "/garboard.v1.NodeService/CheckImages"
+	// NodeServiceCheckNetworkProcedure is the fully-qualified name of the NodeService's CheckNetwork
+	// RPC.
+	NodeServiceCheckNetworkProcedure = "/garboard.v1.NodeService/CheckNetwork"
+	// NodeServiceCaptureProcedure is the fully-qualified name of the NodeService's Capture RPC.
+	NodeServiceCaptureProcedure = "/garboard.v1.NodeService/Capture"
 	// NodeServiceBootChartProcedure is the fully-qualified name of the NodeService's BootChart RPC.
 	NodeServiceBootChartProcedure = "/garboard.v1.NodeService/BootChart"
 	// NodeServiceKubeconfigProcedure is the fully-qualified name of the NodeService's Kubeconfig RPC.
@@ -131,6 +136,11 @@ type NodeServiceClient interface {
 	// CheckImages asks registries for images as a pull does, by mirrors, credentials and rules for
 	// signatures, and pulls nothing.
 	CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest]) (*connect.ServerStreamForClient[garboardv1.ImageCheck], error)
+	// CheckNetwork tries the way from the node to a host, layer by layer, and streams a step for
+	// each. It ends at the first step with an error. A step takes 5 seconds at most.
+	CheckNetwork(context.Context, *connect.Request[garboardv1.CheckNetworkRequest]) (*connect.ServerStreamForClient[garboardv1.NetworkStep], error)
+	// Capture streams the packets of a link. One capture runs at a time.
+	Capture(context.Context, *connect.Request[garboardv1.CaptureRequest]) (*connect.ServerStreamForClient[garboardv1.CapturedPacket], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
@@ -286,6 +296,18 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		checkNetwork: connect.NewClient[garboardv1.CheckNetworkRequest, garboardv1.NetworkStep](
+			httpClient,
+			baseURL+NodeServiceCheckNetworkProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("CheckNetwork")),
+			connect.WithClientOptions(opts...),
+		),
+		capture: connect.NewClient[garboardv1.CaptureRequest, garboardv1.CapturedPacket](
+			httpClient,
+			baseURL+NodeServiceCaptureProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Capture")),
+			connect.WithClientOptions(opts...),
+		),
 		bootChart: connect.NewClient[garboardv1.BootChartRequest, garboardv1.BootChartResponse](
 			httpClient,
 			baseURL+NodeServiceBootChartProcedure,
@@ -411,6 +433,8 @@ type nodeServiceClient struct {
 	removeImages      *connect.Client[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse]
 	pullImage         *connect.Client[garboardv1.PullImageRequest, garboardv1.PullImageProgress]
 	checkImages       *connect.Client[garboardv1.CheckImagesRequest, garboardv1.ImageCheck]
+	checkNetwork      *connect.Client[garboardv1.CheckNetworkRequest, garboardv1.NetworkStep]
+	capture           *connect.Client[garboardv1.CaptureRequest, garboardv1.CapturedPacket]
 	bootChart         *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
 	kubeconfig        *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
 	createToken       *connect.Client[garboardv1.CreateTokenRequest, garboardv1.CreateTokenResponse]
@@ -498,6 +522,16 @@ func (c *nodeServiceClient) PullImage(ctx context.Context, req *connect.Request[
 // CheckImages calls garboard.v1.NodeService.CheckImages.
 func (c *nodeServiceClient) CheckImages(ctx context.Context, req *connect.Request[garboardv1.CheckImagesRequest]) (*connect.ServerStreamForClient[garboardv1.ImageCheck], error) {
 	return c.checkImages.CallServerStream(ctx, req)
+}
+
+// CheckNetwork calls garboard.v1.NodeService.CheckNetwork.
+func (c *nodeServiceClient) CheckNetwork(ctx context.Context, req *connect.Request[garboardv1.CheckNetworkRequest]) (*connect.ServerStreamForClient[garboardv1.NetworkStep], error) {
+	return c.checkNetwork.CallServerStream(ctx, req)
+}
+
+// Capture calls garboard.v1.NodeService.Capture.
+func (c *nodeServiceClient) Capture(ctx context.Context, req *connect.Request[garboardv1.CaptureRequest]) (*connect.ServerStreamForClient[garboardv1.CapturedPacket], error) {
+	return c.capture.CallServerStream(ctx, req)
 }
 
 // BootChart calls garboard.v1.NodeService.BootChart.
@@ -612,6 +646,11 @@ type NodeServiceHandler interface {
 	// CheckImages asks registries for images as a pull does, by mirrors, credentials and rules for
 	// signatures, and pulls nothing.
 	CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest], *connect.ServerStream[garboardv1.ImageCheck]) error
+	// CheckNetwork tries the way from the node to a host, layer by layer, and streams a step for
+	// each. It ends at the first step with an error. A step takes 5 seconds at most.
+	CheckNetwork(context.Context, *connect.Request[garboardv1.CheckNetworkRequest], *connect.ServerStream[garboardv1.NetworkStep]) error
+	// Capture streams the packets of a link. One capture runs at a time.
+	Capture(context.Context, *connect.Request[garboardv1.CaptureRequest], *connect.ServerStream[garboardv1.CapturedPacket]) error
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
@@ -763,6 +802,18 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceCheckNetworkHandler := connect.NewServerStreamHandler(
+		NodeServiceCheckNetworkProcedure,
+		svc.CheckNetwork,
+		connect.WithSchema(nodeServiceMethods.ByName("CheckNetwork")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceCaptureHandler := connect.NewServerStreamHandler(
+		NodeServiceCaptureProcedure,
+		svc.Capture,
+		connect.WithSchema(nodeServiceMethods.ByName("Capture")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceBootChartHandler := connect.NewUnaryHandler(
 		NodeServiceBootChartProcedure,
 		svc.BootChart,
@@ -899,6 +950,10 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServicePullImageHandler.ServeHTTP(w, r)
 		case NodeServiceCheckImagesProcedure:
 			nodeServiceCheckImagesHandler.ServeHTTP(w, r)
+		case NodeServiceCheckNetworkProcedure:
+			nodeServiceCheckNetworkHandler.ServeHTTP(w, r)
+		case NodeServiceCaptureProcedure:
+			nodeServiceCaptureHandler.ServeHTTP(w, r)
 		case NodeServiceBootChartProcedure:
 			nodeServiceBootChartHandler.ServeHTTP(w, r)
 		case NodeServiceKubeconfigProcedure:
@@ -996,6 +1051,14 @@ func (UnimplementedNodeServiceHandler) PullImage(context.Context, *connect.Reque
 
 func (UnimplementedNodeServiceHandler) CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest], *connect.ServerStream[garboardv1.ImageCheck]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.CheckImages is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) CheckNetwork(context.Context, *connect.Request[garboardv1.CheckNetworkRequest], *connect.ServerStream[garboardv1.NetworkStep]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.CheckNetwork is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Capture(context.Context, *connect.Request[garboardv1.CaptureRequest], *connect.ServerStream[garboardv1.CapturedPacket]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Capture is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error) {

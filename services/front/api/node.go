@@ -41,6 +41,8 @@ type nodeService struct {
 	boot string // tells this boot of a container from others; "" on a machine, whose kernel does
 	// hanging are the paths of file systems that don't answer.
 	hanging sync.Map
+	// capturing is locked while a capture runs: each one has buffers of its own.
+	capturing sync.Mutex
 }
 
 func newNodeService(o Options) *nodeService {

@@ -62,6 +62,7 @@ type applyRow struct {
 
 const (
 	noteCreated   = "created in the cluster if missing, never changed there"
+	notePolicies  = "the agent is created in the cluster if missing, never removed there: docs/network-policies.md"
 	noteDisks     = "what is mounted stays so until the next boot"
 	noteInstall   = "used at the next installation"
 	noteUpgrade   = "used at the next installation or upgrade"
@@ -128,6 +129,8 @@ var applyTable = []applyRow{
 	{path: "cluster.controlPlane.endpoint", effect: Live, note: "tokens of running pods have the former endpoint as their issuer, and become invalid until the kubelets renew them, unless cluster.apiServer.extraArgs has that as service-account-issuer and api-audiences"},
 	{path: "cluster.controlPlane.localAPIServerPort", effect: Live, note: noteRolling},
 	{path: "cluster.network.cni", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.network.policies", effect: Live, note: notePolicies},
+	{path: "cluster.network.policyAgent", effect: Live, note: noteCreated, refine: onControlPlanes},
 	{path: "cluster.network.dnsDomain", effect: kubelet, note: "pods use it from their next start"},
 	{path: "cluster.network.podSubnets", effect: Reboot},
 	{path: "cluster.network.serviceSubnets", effect: Reboot},

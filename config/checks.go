@@ -293,6 +293,7 @@ func (c *Config) programs() []program {
 		{where: at("cluster", "proxy"), image: k.Proxy.Image, args: k.Proxy.ExtraArgs},
 		{where: at("cluster", "coreDNS"), image: k.CoreDNS.Image},
 		{where: at("cluster", "network", "cni", "flannel"), image: k.Network.CNI.Flannel.Image},
+		{where: at("cluster", "network", "policyAgent"), image: k.Network.PolicyAgent.Image},
 	}
 }
 

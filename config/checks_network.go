@@ -374,4 +374,7 @@ func checkCNI(c *Config, r *report) {
 	for i, u := range cni.URLs {
 		checkDocument(r, where.with(i), u)
 	}
+	if c.Cluster.Network.Policies && cni.Name != CNIFlannel {
+		r.bad(at("cluster", "network", "policies"), "is for the CNI %s only: another one enforces NetworkPolicies by itself, or brings what does", CNIFlannel)
+	}
 }

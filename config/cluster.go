@@ -50,7 +50,11 @@ type ControlPlaneSet struct {
 
 // ClusterNetwork has the networks of pods and services.
 type ClusterNetwork struct {
-	CNI            CNI            `yaml:"cni"`
+	CNI CNI `yaml:"cni"`
+	// Policies makes nodes enforce NetworkPolicies. It needs flannel, and kernels with nft_queue,
+	// as those of Garboard's machines. Default false.
+	Policies       bool           `yaml:"policies"`
+	PolicyAgent    PolicyAgent    `yaml:"policyAgent"`
 	DNSDomain      string         `yaml:"dnsDomain"`      // default cluster.local
 	PodSubnets     []netip.Prefix `yaml:"podSubnets"`     // default 10.244.0.0/16
 	ServiceSubnets []netip.Prefix `yaml:"serviceSubnets"` // default 10.96.0.0/12
@@ -75,6 +79,11 @@ type CNI struct {
 // Flannel has the settings of flannel.
 type Flannel struct {
 	Image string `yaml:"image"` // default DefaultFlannelImage
+}
+
+// PolicyAgent has the settings of kube-network-policies, which enforces NetworkPolicies.
+type PolicyAgent struct {
+	Image string `yaml:"image"` // default DefaultPoliciesImage
 }
 
 // ServiceAccount holds the key that signs service account tokens.

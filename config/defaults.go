@@ -67,6 +67,7 @@ var defaults = []struct {
 	{"cluster.controlPlane.localAPIServerPort", func(c *Config) { keep(&c.Cluster.ControlPlane.LocalAPIServerPort, DefaultAPIServerPort) }},
 	{"cluster.network.cni.name", func(c *Config) { keep(&c.Cluster.Network.CNI.Name, CNIFlannel) }},
 	{"cluster.network.cni.flannel.image", func(c *Config) { keep(&c.Cluster.Network.CNI.Flannel.Image, DefaultFlannelImage) }},
+	{"cluster.network.policyAgent.image", func(c *Config) { keep(&c.Cluster.Network.PolicyAgent.Image, DefaultPoliciesImage) }},
 	{"cluster.network.dnsDomain", func(c *Config) { keep(&c.Cluster.Network.DNSDomain, "cluster.local") }},
 	{"cluster.network.podSubnets", func(c *Config) { list(&c.Cluster.Network.PodSubnets, DefaultPodSubnet) }},
 	{"cluster.network.serviceSubnets", func(c *Config) { list(&c.Cluster.Network.ServiceSubnets, DefaultServiceSubnet) }},

@@ -186,6 +186,9 @@ func (c *Config) Images() []string {
 		if cmp.Or(c.Cluster.Network.CNI.Name, CNIFlannel) == CNIFlannel {
 			all = append(all, cmp.Or(c.Cluster.Network.CNI.Flannel.Image, DefaultFlannelImage))
 		}
+		if c.Cluster.Network.Policies {
+			all = append(all, cmp.Or(c.Cluster.Network.PolicyAgent.Image, DefaultPoliciesImage))
+		}
 		if !c.Cluster.CoreDNS.Disabled {
 			all = append(all, cmp.Or(c.Cluster.CoreDNS.Image, DefaultCoreDNSImage))
 		}

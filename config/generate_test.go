@@ -142,6 +142,10 @@ func TestImagesOfWhatIsLeftOut(t *testing.T) {
 	if slices.Contains(c.Images(), DefaultFlannelImage) {
 		t.Error("flannel with another CNI")
 	}
+	c = Config{Cluster: Cluster{Network: ClusterNetwork{Policies: true}}}
+	if !slices.Contains(c.Images(), DefaultPoliciesImage) {
+		t.Error("no agent with policies")
+	}
 }
 
 func TestDefaultImages(t *testing.T) {

@@ -16,6 +16,7 @@ const (
 	PauseVersion      = "3.10.1"
 	CoreDNSVersion    = "v1.14.7"
 	FlannelVersion    = "v0.28.4"
+	PoliciesVersion   = "v0.8.0"
 )
 
 // Default image references, named as their publishers name them.
@@ -29,6 +30,7 @@ const (
 	DefaultPauseImage             = "registry.k8s.io/pause:" + PauseVersion
 	DefaultCoreDNSImage           = "registry.k8s.io/coredns/coredns:" + CoreDNSVersion
 	DefaultFlannelImage           = "ghcr.io/flannel-io/flannel:" + FlannelVersion
+	DefaultPoliciesImage          = "registry.k8s.io/networking/kube-network-policies:" + PoliciesVersion
 )
 
 // kubernetesVersion matches the versions that a node can run.

@@ -50,6 +50,7 @@ var purposes = map[string]string{
 	"runtime.KernelModuleController":          "modules of the kernel",
 	"runtime.SysfsController":                 "settings below /sys",
 	"runtime.SysctlController":                "kernel parameters",
+	"network.PolicyController":                "whether NetworkPolicies have an effect",
 	"network.FirewallController":              "what reaches the node, and what its pods reach",
 	"runtime.VolumeController":                "the partitions of machine.disks",
 	"secrets.APIController":                   "the machine API's certificate",

@@ -1,5 +1,5 @@
-// Package components builds the programs that Garboard didn't write: Kubernetes, etcd, containerd, runc, the CNI plugins, CoreDNS, flannel
-// and pause. The pod-checkpointer is an exception: it is its own source, and only for development clusters with a self-hosted control plane.
+// Package components builds the programs that Garboard didn't write: Kubernetes, etcd, containerd, runc, the CNI plugins, CoreDNS, flannel,
+// the enforcer of NetworkPolicies and pause. The pod-checkpointer is an exception: it is its own source, and only for development clusters with a self-hosted control plane.
 //
 // Each is a small Go module of its own below this directory, with a go.mod that pins the version and, where needed, a main of a few lines.
 // Modules of their own because they disagree about their dependencies (containerd and Kubernetes about client-go, for one), and because a
@@ -54,6 +54,7 @@ const (
 	CNIVersion                = "v1.9.1"
 	CoreDNSVersion            = "v1.14.7"
 	FlannelVersion            = "v0.28.4"
+	PoliciesVersion           = "v0.8.0"
 	PauseVersion              = "3.10.1"
 	PodCheckpointerVersion    = "v1"
 )
@@ -122,6 +123,11 @@ var All = []Component{
 			Stamp: []string{"main.version=" + FlannelVersion, "github.com/flannel-io/flannel/pkg/version.Version=" + FlannelVersion},
 		}},
 	},
+	{
+		Name: policies, Version: PoliciesVersion, Dir: policies, Guess: 50 * time.Second,
+		Files:    []string{"netpol"},
+		Programs: []Program{{File: "netpol", Package: "sigs.k8s.io/kube-network-policies/cmd"}},
+	},
 	{Name: "pause", Version: PauseVersion, Dir: "pause", Files: []string{"pause"}, C: "pause.c", Guess: time.Second},
 	{
 		Name: PodCheckpointer, Version: PodCheckpointerVersion, Dir: "podcheckpointer", Optional: true, Guess: 30 * time.Second,
@@ -130,7 +136,10 @@ var All = []Component{
 	},
 }
 
-const kubernetesName = "kubernetes"
+const (
+	kubernetesName = "kubernetes"
+	policies       = "kube-network-policies"
+)
 
 // kubernetes completes the component of a version. All versions have the same main.
 func kubernetes(c Component) Component {

@@ -37,6 +37,7 @@ var modules = map[string][]string{
 	"cni":                 {"github.com/containernetworking/plugins"},
 	"coredns":             {"github.com/coredns/coredns"},
 	"flannel":             {"github.com/flannel-io/flannel"},
+	policies:              {"sigs.k8s.io/kube-network-policies"},
 }
 
 // pinned is the version of a component's modules: the relinked Kubernetes is made of another version's.

@@ -31,7 +31,7 @@ const (
 	pauseUser   = "65535:65535"
 )
 
-// images are in the order of config.DefaultImages: what a node needs first comes first. Images that share layers share them from the bottom up,
+// images are in the order of config.Images: what a node needs first comes first. Images that share layers share them from the bottom up,
 // because a node unpacks a layer once for each different stack below it.
 //
 // Kubernetes' and etcd's publishers leave the entry point to the manifest, whose command names the program; a Cmd does the same for those
@@ -45,6 +45,7 @@ var images = []Image{
 	{Ref: config.DefaultSchedulerImage, Layers: []string{"base", "kubernetes"}, Cmd: []string{"/usr/local/bin/kube-scheduler"}},
 	{Ref: config.DefaultProxyImage, Layers: []string{"base", "kubernetes", "tools"}, Cmd: []string{"/usr/local/bin/kube-proxy"}},
 	{Ref: config.DefaultFlannelImage, Layers: []string{"base", "tools", "flannel"}, Entrypoint: []string{"/opt/bin/flanneld"}},
+	{Ref: config.DefaultPoliciesImage, Layers: []string{"base", "kube-network-policies"}, Cmd: []string{"/bin/netpol"}},
 	{Ref: config.DefaultCoreDNSImage, Layers: []string{"base", "coredns"}, Entrypoint: []string{"/coredns"}, User: nonRootUser, WorkingDir: "/"},
 }
 
@@ -115,6 +116,9 @@ var layers = map[string]func(binaries map[string]string, tools string) tree{
 	},
 	"flannel": func(binaries map[string]string, _ string) tree {
 		return tree{"opt/bin/flanneld": copyOf(binaries["flannel"]+"/flanneld", 0o755)}
+	},
+	"kube-network-policies": func(binaries map[string]string, _ string) tree {
+		return tree{"usr/bin/netpol": copyOf(binaries["kube-network-policies"]+"/netpol", 0o755)} // the publisher's /bin, which is a link
 	},
 	"pause": func(binaries map[string]string, _ string) tree {
 		return tree{"pause": copyOf(binaries["pause"]+"/pause", 0o755)}

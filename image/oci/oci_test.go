@@ -99,7 +99,8 @@ func TestImagesAreThoseOfTheDefaultConfiguration(t *testing.T) {
 	for _, i := range imagesOf(map[string]string{"kubernetes": "/"}) {
 		refs = append(refs, i.Ref)
 	}
-	if diff := cmp.Diff(config.DefaultImages(), refs); diff != "" {
+	all := (&config.Config{Cluster: config.Cluster{Network: config.ClusterNetwork{Policies: true}}}).Images()
+	if diff := cmp.Diff(all, refs); diff != "" {
 		t.Error(diff)
 	}
 	for _, i := range allImages() {
@@ -146,6 +147,7 @@ func TestVersionsAgreeWithComponents(t *testing.T) {
 		config.KubernetesVersion:                           components.KubernetesVersion,
 		config.CoreDNSVersion:                              components.CoreDNSVersion,
 		config.FlannelVersion:                              components.FlannelVersion,
+		config.PoliciesVersion:                             components.PoliciesVersion,
 		config.PauseVersion:                                components.PauseVersion,
 		"v" + strings.TrimSuffix(config.EtcdVersion, "-0"): components.EtcdVersion, // -0 is the publisher's count of rebuilds
 	} {

@@ -124,6 +124,7 @@ var images = map[string]string{
 	"DefaultAPIServerImage": config.DefaultAPIServerImage, "DefaultControllerManagerImage": config.DefaultControllerManagerImage,
 	"DefaultSchedulerImage": config.DefaultSchedulerImage, "DefaultProxyImage": config.DefaultProxyImage,
 	"DefaultCoreDNSImage": config.DefaultCoreDNSImage, "DefaultFlannelImage": config.DefaultFlannelImage,
+	"DefaultPoliciesImage": config.DefaultPoliciesImage,
 }
 
 // of is the comment of a field, or that of its type if the field has none.

@@ -48,9 +48,11 @@ type bootstrapManifestInput struct {
 	KubeletClientUser    string
 	Administrators       string
 	Balancer, ServerName string
+	BalancerAt           netip.AddrPort
 	FlannelImage         string
 	FlannelConfig        string // net-conf.json
-	FirstIPv6            bool   // pods have addresses of IPv6 first: flannel then wants this one by another argument
+	PoliciesImage        string
+	FirstIPv6            bool // pods have addresses of IPv6 first: flannel then wants this one by another argument
 	ProxyImage           string
 	ProxyCommand         []any
 	CoreDNSImage         string
@@ -106,10 +108,11 @@ func renderBootstrapManifests(c *config.Cluster, hasResolvers bool) (map[string]
 		return nil, err
 	}
 	skip := map[string]bool{
-		"05-flannel":      c.Network.CNI.Name != config.CNIFlannel,
-		"10-kube-proxy":   c.Proxy.Disabled,
-		"11-core-dns":     c.CoreDNS.Disabled,
-		"11-core-dns-svc": c.CoreDNS.Disabled,
+		"05-flannel":          c.Network.CNI.Name != config.CNIFlannel,
+		"06-network-policies": !c.Network.Policies,
+		"10-kube-proxy":       c.Proxy.Disabled,
+		"11-core-dns":         c.CoreDNS.Disabled,
+		"11-core-dns-svc":     c.CoreDNS.Disabled,
 	}
 	manifests := map[string][]kubeclient.Object{}
 	for _, t := range bootstrapManifestTemplates.Templates() {
@@ -152,8 +155,10 @@ func newBootstrapManifestInput(c *config.Cluster, hasResolvers bool) (bootstrapM
 		Administrators:    config.AdministratorsGroup,
 		Balancer:          balancer.URL,
 		ServerName:        balancer.ServerName,
+		BalancerAt:        netip.MustParseAddrPort(balancer.Address),
 		FlannelImage:      c.Network.CNI.Flannel.Image,
 		FlannelConfig:     flannel,
+		PoliciesImage:     c.Network.PolicyAgent.Image,
 		FirstIPv6:         c.Network.PodSubnets[0].Addr().Is6(),
 		ProxyImage:        c.Proxy.Image,
 		ProxyCommand:      arguments("kube-proxy", proxyFlags(c), c.Proxy.ExtraArgs),

@@ -87,11 +87,12 @@ func TestIPv6NodeBindsBoth(t *testing.T) {
 // policy that Kubernetes no longer has, and with flannel, the default CNI.
 func TestManifests(t *testing.T) {
 	c := testConfig(t)
+	c.Cluster.Network.Policies, c.Cluster.Network.PolicyAgent.Image = true, config.DefaultPoliciesImage
 	manifests, err := renderBootstrapManifests(&c.Cluster, true)
 	put(t, err)
 	want := []string{
 		"00-kubelet-bootstrapping-token", "01-csr-approver-role-binding", "01-csr-node-bootstrap", "01-csr-renewal-role-binding",
-		"02-administrators", "02-kube-system-sa-role-binding", "05-flannel", "06-node-admission", "10-kube-proxy", "11-core-dns", "11-core-dns-svc", "11-kube-config-in-cluster",
+		"02-administrators", "02-kube-system-sa-role-binding", "05-flannel", "06-network-policies", "06-node-admission", "10-kube-proxy", "11-core-dns", "11-core-dns-svc", "11-kube-config-in-cluster",
 	}
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(manifests))); diff != "" {
 		t.Errorf("manifests (-want +got):\n%s", diff)
@@ -113,13 +114,13 @@ func TestManifests(t *testing.T) {
 // Parts that the configuration disables aren't rendered, and dual stack is.
 func TestManifestChoices(t *testing.T) {
 	c := testConfig(t)
-	c.Cluster.Network.CNI.Name = config.CNINone
+	c.Cluster.Network.CNI.Name = config.CNINone // and policies are off, as is the default
 	c.Cluster.Proxy.Disabled = true
 	c.Cluster.CoreDNS.Disabled = true
 	c.Cluster.InlineManifests = []config.InlineManifest{{Name: "mine", Contents: "# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {apiVersion: v1, kind: Namespace, metadata: {name: b}}\n"}}
 	manifests, err := renderBootstrapManifests(&c.Cluster, true)
 	put(t, err)
-	for _, id := range []string{"05-flannel", "10-kube-proxy", "11-core-dns", "11-core-dns-svc"} {
+	for _, id := range []string{"05-flannel", "06-network-policies", "10-kube-proxy", "11-core-dns", "11-core-dns-svc"} {
 		if manifests[id] != nil {
 			t.Errorf("%s is rendered", id)
 		}

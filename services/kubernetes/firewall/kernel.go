@@ -67,11 +67,16 @@ func (nft) replace(rules []rule, counted hits) error {
 			c.AddRule(&nftables.Rule{Table: t, Chain: chains[r.chain], Exprs: exprs})
 		}
 	}
-	if err := c.Flush(); err != nil {
-		first, _, _ := strings.Cut(err.Error(), "\n") // of those of all messages of the transaction
-		return errors.New(first)
+	return firstError(c.Flush())
+}
+
+// firstError is the first one of those of all messages of a transaction.
+func firstError(err error) error {
+	if err == nil {
+		return nil
 	}
-	return nil
+	first, _, _ := strings.Cut(err.Error(), "\n")
+	return errors.New(first)
 }
 
 // read returns no counters if there is no table.

@@ -1,0 +1,98 @@
+package firewall
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	// policiesID is the only object of PolicyStatuses.
+	policiesID = "policies"
+	// agentTable is what kube-network-policies makes as soon as it knows all policies.
+	agentTable = "kube-network-policies"
+	// policiesEvery is how old the status may be. An agent keeps its table for the time of a boot.
+	policiesEvery = time.Minute
+	noEffect      = "NetworkPolicies have no effect on this node: "
+)
+
+// PolicyStatus is whether the node enforces NetworkPolicies.
+type PolicyStatus struct {
+	Enforced bool   `yaml:"enforced" column:"ENFORCED"`
+	Problem  string `yaml:"problem,omitempty" column:"PROBLEM"`
+}
+
+// PolicyStatuses has one object while the configuration asks for NetworkPolicies.
+var PolicyStatuses = resource.Define[PolicyStatus](resource.Definition{
+	Type: "NetworkPolicyStatuses.net.garboard.dev", Kind: "NetworkPolicyStatus", Aliases: []string{"policies"}, Namespace: "network",
+})
+
+// policies looks whether the kernel and the agent do what cluster.network.policies asks for.
+type policies struct {
+	queue func() error         // whether the kernel has what the agent needs
+	agent func() (bool, error) // whether it has its rules in the kernel
+}
+
+// PolicyController tells of NetworkPolicies that have no effect.
+func PolicyController() resource.Controller {
+	return (&policies{queue: tryQueue, agent: hasAgent}).controller()
+}
+
+func (p *policies) controller() resource.Controller {
+	return resource.Controller{
+		Name: "network.PolicyController", Reconcile: p.reconcile, Outputs: []string{PolicyStatuses.Type()},
+		Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+	}
+}
+
+func (p *policies) reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+	cfg, err := machine.Config(v)
+	if err != nil {
+		return 0, resource.IgnoreNotFound(err)
+	}
+	if !cfg.Cluster.Network.Policies {
+		return 0, PolicyStatuses.Replace(v, nil)
+	}
+	var s PolicyStatus
+	if err := p.queue(); err != nil {
+		s.Problem = fmt.Sprintf("%sits kernel can't queue packets for a program (nft_queue): %v", noEffect, err)
+	} else if s.Enforced, err = p.agent(); err != nil {
+		s.Problem = fmt.Sprintf("it isn't known whether NetworkPolicies have an effect on this node: read the kernel's rules: %v", err)
+	} else if !s.Enforced {
+		s.Problem = noEffect + "kube-network-policies hasn't made its rules yet; see the node's pod of that name in kube-system"
+	}
+	return policiesEvery, PolicyStatuses.Replace(v, map[string]PolicyStatus{policiesID: s})
+}
+
+// tryQueue makes a rule that queues, in a chain that no packet passes, and removes it in the same transaction.
+func tryQueue() error {
+	c, err := dial()
+	if err != nil {
+		return err
+	}
+	t := c.AddTable(&nftables.Table{Name: "garboard-try", Family: nftables.TableFamilyINet})
+	chain := c.AddChain(&nftables.Chain{Name: "queue", Table: t})
+	c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{&expr.Queue{}}})
+	c.DelTable(t)
+	return firstError(c.Flush())
+}
+
+func hasAgent() (bool, error) {
+	c, err := dial()
+	if err != nil {
+		return false, err
+	}
+	all, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	for _, t := range all {
+		if t.Name == agentTable {
+			return true, nil
+		}
+	}
+	return false, err
+}

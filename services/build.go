@@ -91,6 +91,7 @@ func NewNode(o Options) (*Node, error) {
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
 		Place:   place,
+		Unable:  firewall.Unable,
 		HasWay:  func(next config.Network) bool { return network.HasWay(store, next) },
 	})
 	// What the kernel has stored is read once, because the reporter removes it.

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -60,14 +61,27 @@ func (p *policies) reconcile(_ context.Context, v resource.View) (time.Duration,
 		return 0, PolicyStatuses.Replace(v, nil)
 	}
 	var s PolicyStatus
-	if err := p.queue(); err != nil {
-		s.Problem = fmt.Sprintf("%sits kernel can't queue packets for a program (nft_queue): %v", noEffect, err)
+	if s.Problem = p.unable(cfg); s.Problem != "" {
+		// The agent can't do better.
 	} else if s.Enforced, err = p.agent(); err != nil {
 		s.Problem = fmt.Sprintf("it isn't known whether NetworkPolicies have an effect on this node: read the kernel's rules: %v", err)
 	} else if !s.Enforced {
 		s.Problem = noEffect + "kube-network-policies hasn't made its rules yet; see the node's pod of that name in kube-system"
 	}
 	return policiesEvery, PolicyStatuses.Replace(v, map[string]PolicyStatus{policiesID: s})
+}
+
+// Unable is what this node can't do of a configuration; "": nothing is known.
+func Unable(c *config.Config) string { return (&policies{queue: tryQueue}).unable(c) }
+
+func (p *policies) unable(c *config.Config) string {
+	if !c.Cluster.Network.Policies {
+		return ""
+	}
+	if err := p.queue(); err != nil {
+		return fmt.Sprintf("%sits kernel can't queue packets for a program (nft_queue): %v", noEffect, err)
+	}
+	return ""
 }
 
 // tryQueue makes a rule that queues, in a chain that no packet passes, and removes it in the same transaction.

@@ -101,6 +101,8 @@ type ApplierOptions struct {
 	Place func(config.Install) (string, error)
 	// HasWay says whether the node could be reached with these settings; nil: nobody knows.
 	HasWay func(config.Network) bool
+	// Unable says what this node can't do of a configuration; "": nothing is known. nil: nobody looks.
+	Unable func(*config.Config) string
 
 	StateDir string           // default boot.StateDir
 	Now      func() time.Time // default time.Now
@@ -162,6 +164,11 @@ func (a *Applier) Apply(_ context.Context, r Request) (Result, error) {
 		}
 		if err != nil || r.DryRun {
 			warnings = append(warnings, config.Warning{Problem: config.Problem{Name: "configuration", What: place}})
+		}
+	}
+	if a.o.Unable != nil {
+		if what := a.o.Unable(next); what != "" {
+			warnings = append(warnings, config.Warning{Problem: config.Problem{Name: "configuration", What: what}})
 		}
 	}
 	a.mu.Lock()

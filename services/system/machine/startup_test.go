@@ -115,6 +115,20 @@ func TestPlanOfAnInstallation(t *testing.T) {
 	}
 }
 
+// Who changes a configuration hears what the node can't do of it; it is applied all the same.
+func TestWhatANodeCantDo(t *testing.T) {
+	a := NewApplier(ApplierOptions{
+		Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler),
+		Unable: func(c *config.Config) string { return c.Machine.Network.Hostname },
+	})
+	for name, want := range map[string]int{"": 0, "unable": 1} {
+		res, err := a.Apply(t.Context(), Request{Text: with(document(t), name), DryRun: true})
+		if err != nil || len(res.Warnings) != want || want > 0 && res.Warnings[0].What != name {
+			t.Errorf("%q: %+v, %v", name, res.Warnings, err)
+		}
+	}
+}
+
 // A bad sector below the document on STATE doesn't open maintenance mode: a directory can't be read, either.
 func TestUnreadableConfiguration(t *testing.T) {
 	base := document(t)

@@ -135,6 +135,11 @@ func warnUnprotected(c *Config, r *report) {
 			r.warn(registries.with("config", host, "tls", "insecureSkipVerify"), "anybody can answer in the place of %s, and gets its credentials; use tls.ca", host)
 		}
 	}
+	for i, arg := range c.Machine.Install.ExtraKernelArgs {
+		if RedactText(arg) != arg {
+			r.warn(at("machine", "install", "extraKernelArgs", i), "every pod can read the arguments of the kernel, and this one has credentials in it: %s; docs/media.md has better places", RedactText(arg))
+		}
+	}
 	for i, d := range c.Machine.Logging.Destinations {
 		if d.Endpoint.Scheme == "udp" {
 			r.warn(at("machine", "logging", "destinations", i, "endpoint"), "logs go over UDP: anybody on the way can read them, and lines get lost; use tls")

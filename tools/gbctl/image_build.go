@@ -63,7 +63,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	f.StringVar(&b.change.Kernel, "kernel", "", "another kernel (vmlinuz); its modules come with --modules")
 	f.StringVar(&b.modules, "modules", "", "directory with the modules of the kernel, such as lib/modules, instead of those that are there")
 	f.StringVar(&b.firmware, "firmware", "", "directory that is added to /lib/firmware")
-	kernelArgsVar(f, &b.change.Args)
+	kernelArgsVar(f, a.err, &b.change.Args)
 	f.StringVar(&b.key, "key", "", "file of 'gbctl gen release-key' that signs the system; machines trust it if machine.install.keys or the system has its public half")
 	f.StringVar(&b.media.Name, "tag", "", "name of the installer image (default the usual one of its release)")
 	f.StringArrayVar(&b.mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry; repeatable")

@@ -51,9 +51,13 @@ func TestKernelArgs(t *testing.T) {
 	t.Parallel()
 	var args []string
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
-	kernelArgsVar(f, &args)
+	var notes strings.Builder
+	kernelArgsVar(f, &notes, &args)
 	if err := f.Parse([]string{"--extra-kernel-arg", "console=ttyS1", "--extra-kernel-arg=quiet"}); err != nil || !slices.Equal(args, []string{"console=ttyS1", "quiet"}) {
 		t.Errorf("%q, %v", args, err)
+	}
+	if err := f.Parse([]string{"--extra-kernel-arg", "garboard.config=https://jo:hush@10.0.0.1/w.yaml"}); err != nil || strings.Count(notes.String(), "\n") != 1 || !strings.Contains(notes.String(), "has credentials in it: garboard.config=https://jo:xxxxx@") {
+		t.Errorf("%v, and it says %q", err, &notes)
 	}
 	for _, bad := range []string{"a\nb", "a b", `a="b"`, "", "garboard.slot=A"} {
 		if err := f.Parse([]string{"--extra-kernel-arg", bad}); err == nil {

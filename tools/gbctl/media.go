@@ -66,7 +66,7 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 	f.StringVar(&images, "images", "", "file of 'gbctl images bundle' to put into the iso or disk: the machine takes its images from it, and needs no registry for them")
 	f.BoolVar(&incomplete, "incomplete", false, "accept --images without some of the images that a node needs, such as for an upgrade")
 	f.StringVar(&microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware: its intel-ucode and amd-ucode")
-	kernelArgsVar(f, &args)
+	kernelArgsVar(f, a.err, &args)
 	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	return cmd
 }
@@ -141,16 +141,22 @@ func buildParts(cmd *cobra.Command, source, flavour string, o *media.Options) er
 }
 
 // kernelArgs are those of a flag that is repeated.
-type kernelArgs []string
-
-func kernelArgsVar(f *pflag.FlagSet, args *[]string) {
-	f.Var((*kernelArgs)(args), "extra-kernel-arg", "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
+type kernelArgs struct {
+	args  *[]string
+	notes io.Writer
 }
 
-func (k *kernelArgs) String() string { return "" }
-func (k *kernelArgs) Type() string   { return "stringArray" }
+func kernelArgsVar(f *pflag.FlagSet, notes io.Writer, args *[]string) {
+	f.Var(kernelArgs{args, notes}, "extra-kernel-arg", "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
+}
 
-func (k *kernelArgs) Set(arg string) error {
-	*k = append(*k, arg)
+func (k kernelArgs) String() string { return "" }
+func (k kernelArgs) Type() string   { return "stringArray" }
+
+func (k kernelArgs) Set(arg string) error {
+	*k.args = append(*k.args, arg)
+	if shown := config.RedactText(arg); shown != arg {
+		fmt.Fprintf(k.notes, "warning: every pod can read the arguments of the kernel, and this one has credentials in it: %s; docs/media.md has better places\n", shown)
+	}
 	return config.KernelArg(arg)
 }

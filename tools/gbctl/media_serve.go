@@ -33,7 +33,7 @@ func (a *app) mediaServeCommand() *cobra.Command {
 	f.StringVar(&o.configs.File, "config", "", "configuration of all machines that boot here")
 	f.StringVar(&o.configs.Dir, "config-dir", "", "directory with a configuration for each machine, such as 52-54-00-12-34-56.yaml, and default.yaml")
 	f.IntVar(&o.httpPort, "http-port", defaultHTTPPort, "TCP port for HTTP")
-	kernelArgsVar(f, &o.args)
+	kernelArgsVar(f, a.err, &o.args)
 	f.StringVar(&o.flavour, "flavour", string(kernel.Generic), "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines")
 	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	cmd.MarkFlagsMutuallyExclusive("config", "config-dir")

@@ -251,7 +251,10 @@ type ApplyConfigRequest struct {
 	// or JSON, at most 1 MiB. Secrets need not be read to change other fields.
 	Patch []byte `protobuf:"bytes,6,opt,name=patch,proto3" json:"patch,omitempty"`
 	// Reboot the node or restart its etcd also if the cluster loses its quorum.
-	Force         bool `protobuf:"varint,7,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,7,opt,name=force,proto3" json:"force,omitempty"`
+	// In maintenance mode, for a document with machine.install.unsigned: the caller wants a system
+	// installed that nobody vouches for.
+	Unsigned      bool `protobuf:"varint,8,opt,name=unsigned,proto3" json:"unsigned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -331,6 +334,13 @@ func (x *ApplyConfigRequest) GetPatch() []byte {
 func (x *ApplyConfigRequest) GetForce() bool {
 	if x != nil {
 		return x.Force
+	}
+	return false
+}
+
+func (x *ApplyConfigRequest) GetUnsigned() bool {
+	if x != nil {
+		return x.Unsigned
 	}
 	return false
 }
@@ -852,7 +862,7 @@ const file_garboard_v1_config_proto_rawDesc = "" +
 	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x1a\n" +
 	"\bredacted\x18\x04 \x01(\bR\bredacted\x12\x16\n" +
 	"\x06staged\x18\x05 \x01(\bR\x06staged\x127\n" +
-	"\ttry_until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\btryUntil\"\xf1\x01\n" +
+	"\ttry_until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\btryUntil\"\x8d\x02\n" +
 	"\x12ApplyConfigRequest\x12\x1a\n" +
 	"\bdocument\x18\x01 \x01(\fR\bdocument\x12*\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x16.garboard.v1.ApplyModeR\x04mode\x12:\n" +
@@ -861,7 +871,8 @@ const file_garboard_v1_config_proto_rawDesc = "" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x12\n" +
 	"\x04base\x18\x05 \x01(\tR\x04base\x12\x14\n" +
 	"\x05patch\x18\x06 \x01(\fR\x05patch\x12\x14\n" +
-	"\x05force\x18\a \x01(\bR\x05force\"\x99\x02\n" +
+	"\x05force\x18\a \x01(\bR\x05force\x12\x1a\n" +
+	"\bunsigned\x18\b \x01(\bR\bunsigned\"\x99\x02\n" +
 	"\x13ApplyConfigResponse\x123\n" +
 	"\achanges\x18\x01 \x03(\v2\x19.garboard.v1.ConfigChangeR\achanges\x12\x1a\n" +
 	"\bwarnings\x18\x02 \x03(\tR\bwarnings\x12*\n" +

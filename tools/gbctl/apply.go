@@ -39,6 +39,7 @@ type applyFlags struct {
 	modeName      string
 	timeout, wait time.Duration // of a try, and until a node is healthy
 	dryRun, force bool
+	unsigned      bool // of apply-config
 }
 
 func (f *applyFlags) add(cmd *cobra.Command) {
@@ -110,7 +111,7 @@ func (c configChange) apply(ctx context.Context, n *client.Client, document []by
 		n = fresh
 	}
 	return client.Unary(ctx, n.Config.Apply, &apiv1.ApplyConfigRequest{
-		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base.GetDigest(), Force: c.force,
+		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base.GetDigest(), Force: c.force, Unsigned: c.unsigned,
 	})
 }
 
@@ -215,6 +216,9 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 			if file == "" {
 				return usagef("no configuration given: use -f FILE")
 			}
+			if flags.unsigned && !a.insecure {
+				return usagef("--unsigned is for a machine in maintenance mode: with --insecure")
+			}
 			document, err := a.readInput(file)
 			if err != nil {
 				return err
@@ -231,6 +235,7 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "file with the configuration, or - for standard input")
+	cmd.Flags().BoolVar(&flags.unsigned, "unsigned", false, "with --insecure and machine.install.unsigned in the file: install a system although nobody vouches for it")
 	flags.add(cmd)
 	return a.insecureFlags(cmd)
 }

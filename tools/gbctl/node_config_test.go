@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -62,6 +63,9 @@ func (s *configService) Apply(_ context.Context, r *connect.Request[apiv1.ApplyC
 	text := string(r.Msg.Document)
 	if r.Msg.Base != "" && r.Msg.Base != digestOf(s.text) {
 		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("the configuration has changed meanwhile"))
+	}
+	if strings.Contains(text, "unsigned: true") && !r.Msg.Unsigned {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("a system although nobody vouches for it"))
 	}
 	var problems []string
 	number := 0

@@ -304,6 +304,41 @@ func TestUnknownClientsConfigureANodeOnce(t *testing.T) {
 	wantCode(t, err, connect.CodeUnavailable, "still looking")
 }
 
+// A file that is lying around, and takes unsigned systems, is given to a machine in maintenance mode: nobody asked for such a system now.
+func TestUnsignedSystemNeedsLeave(t *testing.T) {
+	c, plain := document(t)
+	c.Machine.Install.Unsigned = true
+	text, err := c.Encode()
+	must(t, err)
+	for _, tc := range []struct {
+		what  string
+		r     *apiv1.ApplyConfigRequest
+		as    map[string]string
+		taken bool
+	}{
+		{"a stranger", &apiv1.ApplyConfigRequest{Document: text}, unknownClient, false},
+		{"a stranger, to look only", &apiv1.ApplyConfigRequest{Document: text, DryRun: true}, unknownClient, false},
+		{"a stranger who says so", &apiv1.ApplyConfigRequest{Document: text, Unsigned: true}, unknownClient, true},
+		{"a stranger with a file without it", &apiv1.ApplyConfigRequest{Document: plain}, unknownClient, true},
+		{"an administrator of a node", &apiv1.ApplyConfigRequest{Document: text}, admin, true},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			r := newRig(t)
+			if tc.as[contract.HeaderMode] == contract.ModeMaintenance {
+				must(t, machine.Stages.Put(r.opts.Store.As(machine.ID), machine.StageID, machine.Maintenance))
+			}
+			r.serve()
+			_, err := ask(t, garboardv1connect.NewConfigServiceClient(r.as(tc.as), host).Apply, tc.r)
+			if taken := len(r.applier.requests) > 0; taken != tc.taken || taken != (err == nil) {
+				t.Errorf("taken: %t, %v", taken, err)
+			}
+			if !tc.taken {
+				wantCode(t, err, connect.CodeFailedPrecondition, "gbctl apply-config --insecure --unsigned says that you want this")
+			}
+		})
+	}
+}
+
 // A patch is merged into the node's own document, and counts only for that one.
 func TestApplyPatch(t *testing.T) {
 	r := newRig(t)

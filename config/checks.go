@@ -115,7 +115,7 @@ func checkTokens(c *Config, r *report) {
 		switch {
 		case t.token == "":
 			r.lacks(t.where, "")
-		case !bootstrapToken.MatchString(string(t.token)):
+		case !IsToken(string(t.token)):
 			r.bad(t.where, "must be six characters, a dot and sixteen characters, all of a-z and 0-9")
 		}
 	}

@@ -12,6 +12,9 @@ func NewKey32() Secret {
 	return Secret(base64.StdEncoding.EncodeToString(key))
 }
 
+// IsToken reports whether a text has the form of a token with which nodes join.
+func IsToken(text string) bool { return bootstrapToken.MatchString(text) }
+
 // NewToken makes a bootstrap token: 22 characters of 36 kinds, 113 bits.
 func NewToken() Secret {
 	const alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"

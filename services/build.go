@@ -220,7 +220,7 @@ func NewNode(o Options) (*Node, error) {
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd, Gate: gate,
 		Since: since, Disks: d.List, UserDisks: d.UserDisks, SetTime: timed.Set,
-		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
+		Diagnose: doctor.Diagnose, Etcd: member, Roster: member.Roster, EnlistToken: member.EnlistToken, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {
 		return nil, err

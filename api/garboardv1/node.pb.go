@@ -2506,7 +2506,7 @@ func (x *CreateTokenRequest) GetDescription() string {
 
 type CreateTokenResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// For cluster.token.
+	// For machine.token and cluster.token.
 	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	Ends          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ends,proto3" json:"ends,omitempty"`
 	unknownFields protoimpl.UnknownFields

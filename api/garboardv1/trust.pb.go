@@ -23,7 +23,7 @@ const (
 
 type SignRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// machine.token of the configuration. A node with a certificate that counts needs none.
+	// machine.token of the configuration of the node. One with a certificate that counts needs none.
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	// A certificate signing request (PKCS #10) in PEM, with the name of the node and
 	// the address of its connection.

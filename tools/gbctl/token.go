@@ -60,7 +60,7 @@ func (a *app) tokenCreateCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				added := fmt.Sprintf("cluster:\n  token: %s\n", m.Token)
+				added := fmt.Sprintf("machine:\n  token: %s\ncluster:\n  token: %[1]s\n", m.Token)
 				fmt.Fprintf(a.err, "machines join with it until %s; it belongs into the configuration of workers:\n", stamp(m.Ends.AsTime()))
 				text := []byte(added)
 				if file != "" {

@@ -146,7 +146,7 @@ type NodeServiceClient interface {
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
 	// cluster. It works only on control planes, also before Kubernetes is up.
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
-	// CreateToken makes a token with which machines join Kubernetes. As the two below, it works
+	// CreateToken makes a token with which machines join. As the two below, it works
 	// only on control planes.
 	CreateToken(context.Context, *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error)
 	// ListTokens returns all tokens, without their secrets.
@@ -656,7 +656,7 @@ type NodeServiceHandler interface {
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
 	// cluster. It works only on control planes, also before Kubernetes is up.
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
-	// CreateToken makes a token with which machines join Kubernetes. As the two below, it works
+	// CreateToken makes a token with which machines join. As the two below, it works
 	// only on control planes.
 	CreateToken(context.Context, *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error)
 	// ListTokens returns all tokens, without their secrets.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
@@ -22,15 +23,18 @@ const (
 )
 
 // ended: a token that ends lets nobody join any more, and that of the configuration isn't made
-// again. The cluster goes on without any token: a node needs one only to join.
+// again; neither does trustd sign for it. The cluster goes on without any token: a node needs one only to join.
 func ended(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 	made := c.Gbctl("-n", control.Name, "token", "create", "--ttl", "10m", "--description", "rack 4")
-	_, token, _ := strings.Cut(strings.TrimSpace(made), "token: ")
+	both := strings.Fields(made)
+	token := both[len(both)-1]
 	id, secret, _ := strings.Cut(token, ".")
 	configured := string(c.Secrets().BootstrapToken)
 	first, _, _ := strings.Cut(configured, ".")
 	list := c.Gbctl("-n", control.Name, "token", "list")
-	if !e2etest.Row(list, id, "rack", "4") || !e2etest.Row(list, first, "never", "cluster.token") || secret == "" || strings.Contains(list, secret) {
+	machines := string(c.Secrets().MachineToken)
+	last, _, _ := strings.Cut(machines, ".")
+	if !e2etest.Row(list, id, "rack", "4") || !e2etest.Row(list, last, "never", "machine.token") || !e2etest.Row(list, first, "never", "cluster.token") || secret == "" || strings.Contains(list, secret) {
 		t.Fatalf("tokens are\n%s", list)
 	}
 	who := func(token string) error {
@@ -45,12 +49,21 @@ func ended(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 		}
 		return err
 	})
+	if _, err := signed(t, c, control, token, "rack-4"); err != nil {
+		t.Errorf("trustd, with the same token: %v", err)
+	}
 	c.Gbctl("-n", control.Name, "token", "revoke", id)
+	strange(t, c, control, token)
 	c.Eventually(attackBudget, "the token has ended", func() error { return refused(who(token)) })
 	if err := who(configured); err != nil {
 		t.Errorf("the token of the configuration: %v", err)
 	}
 
+	if _, err := signed(t, c, control, machines, "by-file"); err != nil {
+		t.Errorf("trustd, with machine.token: %v", err)
+	}
+	c.Gbctl("-n", control.Name, "token", "revoke", last)
+	strange(t, c, control, machines)
 	c.Gbctl("-n", control.Name, "token", "revoke", first)
 	c.Eventually(attackBudget, "the token of the configuration has ended", func() error { return refused(who(configured)) })
 	c.Eventually(cleanBudget, "Kubernetes has tried to remove the tokens", func() error {
@@ -69,7 +82,7 @@ func ended(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 	if err := refused(who(configured)); err != nil {
 		t.Errorf("the token of the configuration is there again: %v", err)
 	}
-	if list := c.Gbctl("-n", control.Name, "token", "list"); !e2etest.Row(list, first, "has", "ended") || strings.Contains(list, id) {
+	if list := c.Gbctl("-n", control.Name, "token", "list"); !e2etest.Row(list, first, "has", "ended") || !e2etest.Row(list, last, "has", "ended") || strings.Contains(list, id) {
 		t.Errorf("tokens are\n%s", list)
 	}
 
@@ -91,7 +104,7 @@ func ended(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 		})
 	}
 	// What the worker joined with isn't needed to change its configuration either.
-	c.Gbctl("-n", worker.Name, "patch", "mc", "-p", "cluster: {token: "+token+"}")
+	c.Gbctl("-n", worker.Name, "patch", "mc", "-p", "{machine: {token: "+token+"}, cluster: {token: "+token+"}}")
 
 	// A worker has all that a worker may have, and answers for no control plane.
 	if _, err := c.TryGbctl("-n", worker.Name, "etcd", "members"); err == nil || !strings.Contains(err.Error(), "its certificate is that of a worker, and nothing was sent") {
@@ -116,6 +129,14 @@ func ended(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 		}
 		return nil
 	})
+}
+
+// strange: trustd signs nothing for who has a token that has ended.
+func strange(t *testing.T, c *e2etest.Cluster, control qemu.Node, token string) {
+	t.Helper()
+	if _, err := signed(t, c, control, token, "too-late"); connect.CodeOf(err) != connect.CodeUnauthenticated {
+		t.Errorf("trustd, with a token that has ended: %v", err)
+	}
 }
 
 // refused: the API server doesn't know who asks.

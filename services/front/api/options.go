@@ -13,6 +13,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -28,6 +29,9 @@ type Options struct {
 	Containerd *containerd.Containerd
 	Etcd       *etcd.Etcd
 	Operations *operation.Runner
+	// Roster is what is known of the cluster's nodes, and EnlistToken records a token with which they join.
+	Roster      func(ctx context.Context) (roster.Facts, error)
+	EnlistToken func(ctx context.Context, id string, t roster.Token, forget bool) error
 	// Interrupt calls do, which stops or restarts this node's etcd, if the cluster can do
 	// without its member. force: also if not; the warning is why not.
 	Interrupt func(ctx context.Context, what string, force bool, do func() error) (warning string, err error)

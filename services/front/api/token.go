@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,10 +16,12 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 )
 
 // A token with which machines join is a Secret. The API server accepts it until its end, and
-// then kube-controller-manager removes it. A node that has joined needs none.
+// then kube-controller-manager removes it. Its hash is in etcd, where trustd of all control planes
+// looks it up; machine.token of the configuration is there when it has an end. A node that has joined needs none.
 const (
 	tokenType = "bootstrap.kubernetes.io/token"
 	tokenName = "bootstrap-token-" // its ID follows
@@ -70,6 +74,9 @@ func (s *nodeService) CreateToken(ctx context.Context, req *connect.Request[apiv
 	token, end := string(config.NewToken()), time.Now().Add(life)
 	id, secret, _ := strings.Cut(token, ".")
 	err := s.withKubernetes(func(_ *config.Config, c *kubeclient.Client) error {
+		if err := s.opts.EnlistToken(ctx, id, roster.NewToken(token, end), true); err != nil {
+			return err
+		}
 		_, err := c.Create(ctx, kubeclient.Object{
 			"apiVersion": "v1", "kind": "Secret", "type": tokenType,
 			"metadata": map[string]any{"name": tokenName + id, "namespace": tokenRef("").Namespace, "labels": map[string]any{madeToken: ""}},
@@ -86,14 +93,30 @@ func (s *nodeService) CreateToken(ctx context.Context, req *connect.Request[apiv
 func (s *nodeService) ListTokens(ctx context.Context, _ *connect.Request[apiv1.ListTokensRequest]) (*connect.Response[apiv1.ListTokensResponse], error) {
 	res := &apiv1.ListTokensResponse{}
 	return connect.NewResponse(res), s.withKubernetes(func(cfg *config.Config, c *kubeclient.Client) error {
+		facts, err := s.opts.Roster(ctx)
+		if err != nil {
+			return err
+		}
 		list, err := c.List(ctx, tokenRef(""), kubeclient.Selection{Fields: "type=" + tokenType})
 		for _, o := range list.Items() {
 			token := &apiv1.JoinToken{Id: strings.TrimPrefix(o.Name(), tokenName), Description: tokenText(o, "description")}
 			if end := tokenEnd(o); !end.IsZero() {
 				token.Ends = timestamppb.New(end)
 			}
-			if strings.HasPrefix(string(cfg.Cluster.Token), token.Id+".") {
+			if token.Id == roster.TokenID(string(cfg.Cluster.Token)) {
 				token.Description = "cluster.token of this node"
+			}
+			delete(facts.Tokens, token.Id)
+			res.Tokens = append(res.Tokens, token)
+		}
+		own := roster.TokenID(string(cfg.Machine.Token))
+		if _, ends := facts.Tokens[own]; !ends {
+			res.Tokens = append(res.Tokens, &apiv1.JoinToken{Id: own, Description: "machine.token of this node"})
+		}
+		for _, id := range slices.Sorted(maps.Keys(facts.Tokens)) {
+			token := &apiv1.JoinToken{Id: id, Ends: timestamppb.New(facts.Tokens[id].Ends), Description: "for the machine API only"}
+			if id == own {
+				token.Description = "machine.token of this node"
 			}
 			res.Tokens = append(res.Tokens, token)
 		}
@@ -103,8 +126,15 @@ func (s *nodeService) ListTokens(ctx context.Context, _ *connect.Request[apiv1.L
 
 func (s *nodeService) RevokeToken(ctx context.Context, req *connect.Request[apiv1.RevokeTokenRequest]) (*connect.Response[apiv1.RevokeTokenResponse], error) {
 	id, end := req.Msg.GetId(), time.Now().Add(max(req.Msg.GetAfter().AsDuration(), 0))
-	err := s.withKubernetes(func(_ *config.Config, c *kubeclient.Client) error {
+	err := s.withKubernetes(func(cfg *config.Config, c *kubeclient.Client) error {
+		forMachines, err := s.endForMachines(ctx, cfg, id, &end)
+		if err != nil {
+			return err
+		}
 		o, err := c.Get(ctx, tokenRef(tokenName+id))
+		if forMachines && kubeclient.IsNotFound(err) {
+			return nil
+		}
 		if err != nil {
 			return fmt.Errorf("token %q: %w (`gbctl token list` shows all)", id, err)
 		}
@@ -119,4 +149,26 @@ func (s *nodeService) RevokeToken(ctx context.Context, req *connect.Request[apiv
 		return err
 	})
 	return connect.NewResponse(&apiv1.RevokeTokenResponse{Message: fmt.Sprintf("token %s ends at %s", id, end.UTC().Format(time.RFC3339))}), err
+}
+
+// endForMachines ends the token with an ID for the machine API, unless it ends before. It reports whether there is one.
+func (s *nodeService) endForMachines(ctx context.Context, cfg *config.Config, id string, end *time.Time) (bool, error) {
+	facts, err := s.opts.Roster(ctx)
+	if err != nil {
+		return false, err
+	}
+	token, recorded := facts.Tokens[id]
+	configured := id == roster.TokenID(string(cfg.Machine.Token))
+	switch {
+	case recorded && token.Ends.Before(*end):
+		*end = token.Ends // it isn't put off
+	case recorded:
+		token.Ends = *end
+	case configured:
+		token = roster.NewToken(string(cfg.Machine.Token), *end)
+	default:
+		return false, nil
+	}
+	// That of the configuration is remembered for good: without its record it would have no end.
+	return true, s.opts.EnlistToken(ctx, id, token, !configured)
 }

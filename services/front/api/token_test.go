@@ -1,10 +1,12 @@
 package api
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -96,7 +99,17 @@ func TestTokens(t *testing.T) {
 	server.TLS = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	cfg.Cluster.Token = "bbbbbb.hushhushhushhush"
+	cfg.Cluster.Token, cfg.Machine.Token = "bbbbbb.hushhushhushhush", "mmmmmm.hushhushhushhush"
+	recorded := map[string]roster.Token{
+		"aaaaaa": roster.NewToken("aaaaaa.hushhushhushhush", later),
+		"dddddd": roster.NewToken("dddddd.hushhushhushhush", later), // somebody has deleted its Secret
+	}
+	forgets := map[string]bool{}
+	r.opts.Roster = func(context.Context) (roster.Facts, error) { return roster.Facts{Tokens: maps.Clone(recorded)}, nil }
+	r.opts.EnlistToken = func(_ context.Context, id string, t roster.Token, forget bool) error {
+		recorded[id], forgets[id] = t, forget
+		return nil
+	}
 	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, cfg))
 	pair, err := secrets.Admin(cfg.Cluster.CA, time.Now())
 	must(t, err)
@@ -108,7 +121,7 @@ func TestTokens(t *testing.T) {
 
 	list, err := ask(t, client.ListTokens, &apiv1.ListTokensRequest{})
 	must(t, err)
-	wantParts(t, list.String(), `id:"aaaaaa"`, `description:"rack 4"`, `id:"bbbbbb" `, `description:"cluster.token of this node"`, `id:"cccccc"`)
+	wantParts(t, list.String(), `id:"aaaaaa"`, `description:"rack 4"`, `id:"bbbbbb" `, `description:"cluster.token of this node"`, `id:"cccccc"`, `id:"mmmmmm" `, `description:"machine.token of this node"`, `id:"dddddd"`, `description:"for the machine API only"`)
 	if !list.Tokens[0].Ends.AsTime().Equal(later) || list.Tokens[1].Ends != nil || strings.Contains(list.String(), "hush") {
 		t.Errorf("the list is %v", list)
 	}
@@ -119,6 +132,10 @@ func TestTokens(t *testing.T) {
 	text := func(field string) string { return kubernetes.body.Text("stringData", field) }
 	if made.Token != text("token-id")+"."+text("token-secret") || strings.Contains(r.audited(), text("token-secret")) {
 		t.Errorf("token %s, and the Secret is %v", made.Token, kubernetes.body)
+	}
+	// The same token is for the machine API, until the same moment; its secret is nowhere else.
+	if got := recorded[text("token-id")]; got != roster.NewToken(made.Token, got.Ends) || !got.Ends.Equal(made.Ends.AsTime()) || !forgets[text("token-id")] {
+		t.Errorf("%s is recorded as %+v", made.Token, got)
 	}
 	if end, err := time.Parse(time.RFC3339, text("expiration")); err != nil || time.Until(end) > time.Hour || time.Until(end) < 59*time.Minute || text("usage-bootstrap-authentication") != "true" {
 		t.Errorf("the Secret is %v", kubernetes.body["stringData"])
@@ -141,6 +158,7 @@ func TestTokens(t *testing.T) {
 		{"bbbbbb", -time.Hour, time.Now(), true},
 		{"cccccc", 0, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), true},
 	} {
+		recorded["aaaaaa"] = roster.NewToken("aaaaaa.hushhushhushhush", later)
 		got, err := ask(t, client.RevokeToken, &apiv1.RevokeTokenRequest{Id: tc.id, After: durationpb.New(tc.after)})
 		must(t, err)
 		end, err := time.Parse(time.RFC3339, text("expiration"))
@@ -149,6 +167,22 @@ func TestTokens(t *testing.T) {
 		}
 		if kept := kubernetes.body.At("metadata", "finalizers") != nil; kept != tc.kept {
 			t.Errorf("%s is kept: %t", tc.id, kept)
+		}
+	}
+	// machine.token, and a token whose Secret is gone, end where trustd looks. That of the configuration is remembered for good.
+	for id, forget := range map[string]bool{"aaaaaa": true, "dddddd": true, "mmmmmm": false} {
+		got, err := ask(t, client.RevokeToken, &apiv1.RevokeTokenRequest{Id: id})
+		must(t, err)
+		token := recorded[id]
+		if since := time.Since(token.Ends); since < 0 || since > time.Minute || token.Hash != roster.NewToken(id+".hushhushhushhush", token.Ends).Hash || forgets[id] != forget {
+			t.Errorf("%s: %s, and it is recorded as %+v, forgotten: %t", id, got.Message, token, forgets[id])
+		}
+	}
+	list, err = ask(t, client.ListTokens, &apiv1.ListTokensRequest{})
+	must(t, err)
+	for _, token := range list.Tokens {
+		if token.Id == "mmmmmm" && (token.Ends == nil || token.Description != "machine.token of this node") {
+			t.Errorf("the list has %v", token)
 		}
 	}
 	_, err = ask(t, client.RevokeToken, &apiv1.RevokeTokenRequest{Id: "nosuch"})

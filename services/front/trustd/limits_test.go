@@ -33,7 +33,7 @@ func TestWrongToken(t *testing.T) {
 	good := request(t, pki.Ed25519, leaf())
 	for _, wrong := range []string{"", token[:len(token)-1], token + "0", strings.ToUpper(token), "abcdef.0123456789abcdeg", strings.Repeat("x", 4<<10)} {
 		_, err := b.sign(t, wrong, good)
-		wantRefused(t, err, connect.CodeUnauthenticated, "the token isn't machine.token of this control plane")
+		wantRefused(t, err, connect.CodeUnauthenticated, "the token is neither machine.token of this control plane nor one of gbctl token create that still counts")
 	}
 	if text := b.log.String(); strings.Contains(text, "012345") || strings.Contains(text, "signed") {
 		t.Errorf("the log says %s", text)

@@ -3,10 +3,8 @@ package trustd
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net"
@@ -25,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/front/statefile"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 )
 
 const token = "abcdef.0123456789abcdef"
@@ -78,6 +77,7 @@ func (f from) RemoteAddr() net.Addr {
 
 // bench is a trustd in this process.
 type bench struct {
+	token   string // machine.token
 	dir     string
 	ca      pki.CA
 	server  *server
@@ -96,16 +96,14 @@ func newCA(t testing.TB) pki.CA {
 }
 
 // controlPlaneState is what PID 1 of a control plane writes.
-func controlPlaneState(t testing.TB, ca pki.CA, token string) statefile.State[facts] {
+func controlPlaneState(t testing.TB, ca pki.CA) statefile.State[facts] {
 	t.Helper()
 	cert, key, err := ca.Issue(pki.Leaf{CN: "cp-1", DNS: []string{"cp-1", "localhost", "cluster.example.org"}, IPs: []netip.Addr{controlPlane, netip.MustParseAddr("127.0.0.1")}, Server: true, Now: time.Now()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	hash := sha256.Sum256([]byte(token))
 	return statefile.State[facts]{
 		Facts: facts{
-			Token:   hex.EncodeToString(hash[:]),
 			Taken:   []string{"cp-1", "localhost", "cluster.example.org", controlPlane.String(), "127.0.0.1"},
 			Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Authorities: ca.Cert,
 		},
@@ -115,9 +113,9 @@ func controlPlaneState(t testing.TB, ca pki.CA, token string) statefile.State[fa
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
-	b := &bench{dir: t.TempDir(), ca: newCA(t), log: new(logBuffer)}
+	b := &bench{token: token, dir: t.TempDir(), ca: newCA(t), log: new(logBuffer)}
 	b.peer.Store(&worker)
-	b.write(t, controlPlaneState(t, b.ca, token))
+	b.write(t, controlPlaneState(t, b.ca))
 	var err error
 	if b.server, err = newServer(b.dir, slog.New(slog.NewTextHandler(b.log, nil))); err != nil {
 		t.Fatal(err)
@@ -142,9 +140,12 @@ func newBench(t testing.TB) *bench {
 
 // issue is PID 1's side, for a name that is free.
 func (b *bench) issue(_ context.Context, msg *apiv1.SignRequest, peer netip.Addr) ([]byte, error) {
+	if !(roster.Facts{Now: time.Now()}).Admits(msg.GetToken(), b.token) && len(msg.GetProof()) == 0 {
+		return nil, connect.NewError(connect.CodeUnauthenticated, errToken)
+	}
 	public, leaf, err := b.server.state.Load().policy.check(msg.GetRequest(), peer)
 	if err != nil {
-		return nil, err
+		return nil, connect.NewError(connect.CodePermissionDenied, err)
 	}
 	leaf.Now = b.server.now()
 	return b.ca.Sign(public, leaf)

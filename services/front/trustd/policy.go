@@ -28,9 +28,6 @@ const (
 
 // facts are the part of trustd's state that isn't in files of its own.
 type facts struct {
-	// Token is the SHA-256 of machine.token, hexadecimal. trustd doesn't get the token
-	// itself.
-	Token string `json:"token"`
 	// Taken are the names and addresses under which this control plane is reached, and
 	// all of them together. Those of other nodes are known to PID 1. Pods have addresses of
 	// Subnets, and so do services.

@@ -3,9 +3,7 @@ package trustd
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"errors"
-	"fmt"
 	"net"
 	"slices"
 	"strconv"
@@ -131,7 +129,7 @@ func (o Options) current() (b statefile.State[facts], err error) {
 	}
 	network := cfg.Cluster.Network
 	return statefile.State[facts]{
-		Facts: facts{Token: fmt.Sprintf("%x", sha256.Sum256([]byte(cfg.Machine.Token))), Taken: taken, Subnets: slices.Concat(network.PodSubnets, network.ServiceSubnets), Authorities: cfg.Machine.TrustedCAs()},
+		Facts: facts{Taken: taken, Subnets: slices.Concat(network.PodSubnets, network.ServiceSubnets), Authorities: cfg.Machine.TrustedCAs()},
 		Files: map[string][]byte{
 			certName: own.Spec.Serving.Crt, certKeyName: own.Spec.Serving.Key,
 		},

@@ -49,7 +49,7 @@ func (n *node) roster(context.Context) (roster.Facts, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f := n.facts
-	f.Records, f.Now = maps.Clone(f.Records), time.Now()
+	f.Records, f.Tokens, f.Now = maps.Clone(f.Records), maps.Clone(f.Tokens), time.Now()
 	return f, nil
 }
 
@@ -115,7 +115,7 @@ func (n *node) configure(cfg *config.Config) {
 // certify is what secrets.APIController does on a control plane.
 func (n *node) certify(ca pki.CA) {
 	n.t.Helper()
-	files := controlPlaneState(n.t, ca, token).Files
+	files := controlPlaneState(n.t, ca).Files
 	spec := secrets.APISpec{CA: ca.Cert, Serving: config.CertKey{Crt: files[certName], Key: files[certKeyName]}}
 	if err := secrets.API.Put(n.store.As("test"), secrets.APIID, spec); err != nil {
 		n.t.Fatal(err)
@@ -318,6 +318,70 @@ func TestRenewalWithoutTheToken(t *testing.T) {
 	wantRefused(t, err, connect.CodeUnauthenticated, "the certificate to which the name belongs")
 }
 
+// A machine that was given a token for an hour tries it later; and somebody has machine.token out of an old file, which an administrator
+// has ended. Both are refused from that moment on, and so is what only looks like a token. Who has joined goes on.
+func TestTokensEnd(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	n := newNode(t, configuration(config.ControlPlane, ca))
+	n.certify(ca)
+	n.b.ca = ca
+	n.wait("trustd to be up", func(s dag.Status) bool { return s.Up })
+	record := func(token string, ends time.Time) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		tokens := maps.Clone(n.facts.Tokens)
+		if tokens == nil {
+			tokens = map[string]roster.Token{}
+		}
+		tokens[roster.TokenID(token)] = roster.NewToken(token, ends)
+		n.facts.Tokens = tokens
+	}
+	const made, guessed = "rack04.0123456789abcdef", "rack04.0123456789abcdeg"
+	tries := func(what, with string, counts bool) {
+		t.Helper()
+		n.another(&n.b.peer)
+		crt, err := n.b.sign(t, with, n.good())
+		if counts && (err != nil || !pki.IsWorker(parse(t, crt))) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if !counts {
+			wantRefused(t, err, connect.CodeUnauthenticated, "nor one of gbctl token create that still counts")
+			// What is wrong with its request isn't told to a stranger.
+			_, err = n.b.sign(t, with, []byte("nothing"))
+			wantRefused(t, err, connect.CodeUnauthenticated)
+		}
+	}
+	tries("before it is made", made, false)
+	record(made, time.Now().Add(time.Hour))
+	tries("the token of a rack", made, true)
+	tries("with its ID only", guessed, false)
+	tries("machine.token", token, true)
+
+	key, err := pki.NewKey(pki.Ed25519)
+	must(t, err)
+	own := func() []byte {
+		n.another(&n.b.peer)
+		l := leaf()
+		l.IPs = append([]netip.Addr{*n.b.peer.Load()}, loopback...)
+		text, err := pki.NewRequest(key, l)
+		must(t, err)
+		return text
+	}
+	crt, err := n.b.sign(t, made, own())
+	must(t, err)
+	record(made, time.Now())
+	record(token, time.Now().Add(-time.Minute))
+	tries("after its end", made, false)
+	tries("machine.token after its end", token, false)
+	text := own()
+	proof, err := pki.Prove(crt, key, secrets.RenewPurpose, text)
+	must(t, err)
+	if _, err := n.b.ask(t, &apiv1.SignRequest{Token: made, Request: text, Proof: proof}); err != nil {
+		t.Errorf("who has joined: %v", err)
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -338,13 +402,13 @@ func TestBadStateIsNotTaken(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	was := b.server.state.Load()
-	for name, change := range map[string]func(map[string][]byte, *facts){
-		"half a pair":                  func(f map[string][]byte, _ *facts) { f[certKeyName] = nil },
-		"no token":                     func(_ map[string][]byte, f *facts) { f.Token = "" },
-		"a token that isn't a SHA-256": func(_ map[string][]byte, f *facts) { f.Token = "00" },
+	other := controlPlaneState(t, b.ca)
+	for name, change := range map[string]func(map[string][]byte){
+		"half a pair":        func(f map[string][]byte) { f[certKeyName] = nil },
+		"the key of another": func(f map[string][]byte) { f[certKeyName] = other.Files[certKeyName] },
 	} {
-		next := controlPlaneState(t, b.ca, token)
-		change(next.Files, &next.Facts)
+		next := controlPlaneState(t, b.ca)
+		change(next.Files)
 		dir := t.TempDir()
 		if err := next.Write(dir, os.Getuid()); err != nil {
 			t.Fatal(err)

@@ -2,8 +2,6 @@ package trustd
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -37,7 +35,7 @@ const (
 )
 
 // signer is PID 1's side of a signature: it has the key, and applies the whole policy.
-// trustd, which faces the network, has checked the same before it asks, but isn't trusted.
+// trustd, which faces the network, isn't trusted.
 type signer struct {
 	o   Options
 	log *slog.Logger
@@ -57,43 +55,44 @@ func (s signer) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest])
 	if err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
-	public, leaf, err := newPolicy(now.Facts).check(r.Msg.GetRequest(), peer)
+	facts, err := s.o.Roster(ctx)
 	if err != nil {
-		return nil, connect.NewError(connect.CodePermissionDenied, err)
+		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("this control plane doesn't know the cluster's nodes now: %w", err))
+	}
+	public, leaf, refused := newPolicy(now.Facts).check(r.Msg.GetRequest(), peer)
+	// A certificate counts without the token as long as its key has the name: not after the Node was deleted.
+	had, known := facts.Record(leaf.CN)
+	by := renewedBy(r.Msg, cfg.Machine.TrustedCAs(), leaf.CN, facts.Now)
+	renews := by != "" && known && had.Key == by
+	if !renews && !facts.Admits(r.Msg.GetToken(), string(cfg.Machine.Token)) {
+		return nil, connect.NewError(connect.CodeUnauthenticated, errToken) // of the request, nothing is told
+	}
+	if refused != nil {
+		return nil, connect.NewError(connect.CodePermissionDenied, refused)
 	}
 	key, err := pki.KeyID(public)
 	if err != nil {
 		return nil, connect.NewError(connect.CodePermissionDenied, err)
 	}
-	if err := s.enlist(ctx, cfg, r.Msg, leaf.CN, roster.Record{Key: key, Address: peer}); err != nil {
+	cert, err := pki.CheckProof(r.Msg.GetProof(), cfg.Cluster.TrustedCAs(), secrets.SignPurpose, r.Msg.GetRequest(), facts.Now)
+	proven := renews || err == nil && cert.Subject.CommonName == config.NodeUser+leaf.CN
+	if err := s.enlist(ctx, facts, leaf.CN, roster.Record{Key: key, Address: peer}, proven); err != nil {
 		return nil, err
 	}
 	leaf.Now = time.Now()
-	cert, err := cfg.Machine.CA.CA().Sign(public, leaf)
+	signed, err := cfg.Machine.CA.CA().Sign(public, leaf)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
-	return connect.NewResponse(&apiv1.SignResponse{Certificate: cert}), nil
+	return connect.NewResponse(&apiv1.SignResponse{Certificate: signed}), nil
 }
 
-// enlist records who gets the name, if the machine may join with it, or has it.
-func (s signer) enlist(ctx context.Context, cfg *config.Config, msg *apiv1.SignRequest, name string, r roster.Record) error {
-	facts, err := s.o.Roster(ctx)
-	if err != nil {
-		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this control plane doesn't know the cluster's nodes now: %w", err))
-	}
-	// A certificate counts without the token as long as its key has the name: not after the Node was deleted.
-	had, known := facts.Record(name)
-	by := renewedBy(msg, cfg.Machine.TrustedCAs(), name, facts.Now)
-	renews := by != "" && known && had.Key == by
-	if !renews && !sameToken(msg.GetToken(), sha256.Sum256([]byte(cfg.Machine.Token))) {
-		return connect.NewError(connect.CodeUnauthenticated, errToken)
-	}
-	cert, err := pki.CheckProof(msg.GetProof(), cfg.Cluster.TrustedCAs(), secrets.SignPurpose, msg.GetRequest(), facts.Now)
-	proven := renews || err == nil && cert.Subject.CommonName == config.NodeUser+name
+// enlist records who gets the name, if the machine may have it. proven: it has shown that it is the node.
+func (s signer) enlist(ctx context.Context, facts roster.Facts, name string, r roster.Record, proven bool) error {
 	if err := facts.MaySign(name, r.Key, r.Address, proven); err != nil {
 		return connect.NewError(connect.CodePermissionDenied, err)
 	}
+	had, known := facts.Record(name)
 	r.Since, r.Revision = facts.Now, facts.Records[name].Revision
 	if known && had.Key == r.Key {
 		if had.Address == r.Address {
@@ -121,12 +120,6 @@ func renewedBy(msg *apiv1.SignRequest, authorities []byte, name string, now time
 	}
 	key, _ := pki.KeyID(cert.PublicKey)
 	return key
-}
-
-func sameToken(token string, want [sha256.Size]byte) bool {
-	// Hashes have one length, so that comparing them reveals nothing of the token.
-	hash := sha256.Sum256([]byte(token))
-	return subtle.ConstantTimeCompare(hash[:], want[:]) == 1
 }
 
 // listen makes the socket.

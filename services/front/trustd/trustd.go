@@ -62,5 +62,5 @@ func runAt(dir, address string) int {
 
 var (
 	errNoPeer = errors.New("the caller's address is unknown")
-	errToken  = errors.New("the token isn't machine.token of this control plane, and the certificate to which the name belongs doesn't prove the request")
+	errToken  = errors.New("the token is neither machine.token of this control plane nor one of gbctl token create that still counts, and the certificate to which the name belongs doesn't prove the request")
 )

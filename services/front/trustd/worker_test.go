@@ -117,8 +117,8 @@ func (c *cluster) later(d time.Duration) {
 func (c *cluster) controlPlane(addr string, ca pki.CA) *bench {
 	c.t.Helper()
 	b := newBench(c.t)
-	b.server.now, b.ca = c.now, ca
-	state := controlPlaneState(c.t, ca, c.token)
+	b.server.now, b.ca, b.token = c.now, ca, c.token
+	state := controlPlaneState(c.t, ca)
 	cert, key, err := ca.Issue(pki.Leaf{CN: "cp", IPs: []netip.Addr{netip.MustParseAddr(addr)}, Server: true, Now: time.Now()})
 	c.must(err)
 	state.Files[certName], state.Files[certKeyName] = cert, key

@@ -23,6 +23,8 @@ import (
 const (
 	// rosterKey is the prefix of the records of workers.
 	rosterKey = "/garboard.dev/nodes/"
+	// tokensKey is the prefix of the hashes of tokens.
+	tokensKey = "/garboard.dev/join-tokens/"
 	// kubernetesKey is the default of the API server's --etcd-prefix, and nodesKey is below it.
 	kubernetesKey = "/registry"
 	nodesKey      = "/minions/"
@@ -33,7 +35,7 @@ const (
 // Roster is what etcd knows of the cluster's nodes. A node that has begun no etcd yet knows
 // its own names only: there is no cluster, or it is about to join one.
 func (e *Etcd) Roster(ctx context.Context) (f roster.Facts, err error) {
-	f = roster.Facts{Records: map[string]roster.Record{}, Nodes: map[string]bool{}, Now: time.Now()}
+	f = roster.Facts{Records: map[string]roster.Record{}, Tokens: map[string]roster.Token{}, Nodes: map[string]bool{}, Now: time.Now()}
 	if err := e.ownNames(&f); err != nil {
 		return f, err
 	}
@@ -70,6 +72,7 @@ func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, li
 	// One transaction: a Node and its record are of the same moment.
 	got, err := c.Txn(ctx).Then(
 		clientv3.OpGet(rosterKey, append(how, clientv3.WithPrefix())...), clientv3.OpGet(nodes, append(how, clientv3.WithPrefix(), clientv3.WithKeysOnly())...),
+		clientv3.OpGet(tokensKey, append(how, clientv3.WithPrefix())...),
 	).Commit()
 	if err != nil {
 		return err
@@ -87,6 +90,13 @@ func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, li
 	}
 	for _, kv := range got.Responses[1].GetResponseRange().Kvs {
 		f.Nodes[strings.TrimPrefix(string(kv.Key), nodes)] = true
+	}
+	for _, kv := range got.Responses[2].GetResponseRange().Kvs {
+		var t roster.Token
+		if err := json.Unmarshal(kv.Value, &t); err != nil {
+			return fmt.Errorf("record %s in etcd: %w", kv.Key, err)
+		}
+		f.Tokens[strings.TrimPrefix(string(kv.Key), tokensKey)] = t
 	}
 	return nil
 }
@@ -131,10 +141,41 @@ var errRosterChanged = errors.New("the record of this name was changed meanwhile
 
 // Enlist records a worker, in the place of the record with this revision.
 func (e *Etcd) Enlist(ctx context.Context, name string, r roster.Record) error {
+	return e.record(ctx, r, func(ctx context.Context, c *clientv3.Client, value string) error {
+		key := rosterKey + name
+		got, err := c.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", r.Revision)).Then(clientv3.OpPut(key, value)).Commit()
+		if err == nil && !got.Succeeded {
+			return errRosterChanged
+		}
+		return noAnswer(err)
+	})
+}
+
+// forgetToken is how long a token that has ended is remembered: longer than clocks of control planes differ.
+const forgetToken = time.Hour
+
+// EnlistToken records the token with an ID. forget: its record is needed until its end only.
+func (e *Etcd) EnlistToken(ctx context.Context, id string, t roster.Token, forget bool) error {
+	return e.record(ctx, t, func(ctx context.Context, c *clientv3.Client, value string) error {
+		var how []clientv3.OpOption
+		if forget {
+			lease, err := c.Grant(ctx, int64((max(time.Until(t.Ends), 0) + forgetToken).Seconds()))
+			if err != nil {
+				return noAnswer(err)
+			}
+			how = append(how, clientv3.WithLease(lease.ID))
+		}
+		_, err := c.Put(ctx, tokensKey+id, value, how...)
+		return noAnswer(err)
+	})
+}
+
+// record has put write a value, with a quorum. A node that has begun no etcd yet records nothing.
+func (e *Etcd) record(ctx context.Context, value any, put func(ctx context.Context, c *clientv3.Client, value string) error) error {
 	if j, err := e.read(); err != nil || j.Phase == none {
 		return err
 	}
-	value, err := json.Marshal(r)
+	text, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
@@ -145,13 +186,5 @@ func (e *Etcd) Enlist(ctx context.Context, name string, r roster.Record) error {
 		return err
 	}
 	defer c.Close()
-	key := rosterKey + name
-	got, err := c.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", r.Revision)).Then(clientv3.OpPut(key, string(value))).Commit()
-	switch {
-	case err != nil:
-		return noAnswer(err)
-	case !got.Succeeded:
-		return errRosterChanged
-	}
-	return nil
+	return put(ctx, c, string(text))
 }

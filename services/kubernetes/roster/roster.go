@@ -1,7 +1,7 @@
 // Package roster decides which node may have a name. The facts are those of etcd alone,
 // where no pod and no worker can write: its members, which are the control planes; a record
-// of each worker, with the key of its machine API; and the names of Kubernetes' Nodes. What
-// a Node object says of itself decides nothing.
+// of each worker, with the key of its machine API; the hashes of the tokens with which machines
+// join; and the names of Kubernetes' Nodes. What a Node object says of itself decides nothing.
 //
 //	trustd ──▶ MaySign: a certificate of the machine API   (the first one binds the name to its key)
 //	kubelet ─▶ MayJoin: a client certificate of Kubernetes (proven with that key)
@@ -41,7 +41,8 @@ type Facts struct {
 	Names     []string
 	Addresses []netip.Addr
 	Records   map[string]Record
-	Nodes     map[string]bool // Kubernetes has a Node with this name
+	Nodes     map[string]bool  // Kubernetes has a Node with this name
+	Tokens    map[string]Token // by TokenID
 	Now       time.Time
 }
 

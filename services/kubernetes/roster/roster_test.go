@@ -97,3 +97,27 @@ func TestMayServe(t *testing.T) {
 		check(t, tc.what, facts().MayServe(tc.name, tc.address), tc.want)
 	}
 }
+
+func TestAdmits(t *testing.T) {
+	t.Parallel()
+	const configured, made, ended = "cccccc.0123456789abcdef", "mmmmmm.0123456789abcdef", "eeeeee.0123456789abcdef"
+	f := Facts{Now: now, Tokens: map[string]Token{"mmmmmm": NewToken(made, now.Add(time.Minute)), "eeeeee": NewToken(ended, now)}}
+	for _, tc := range []struct {
+		what, token, configured string
+		want                    bool
+	}{
+		{"that of the configuration", configured, configured, true},
+		{"a made one", made, configured, true},
+		{"one that has ended", ended, configured, false},
+		{"that of the configuration, which has ended", ended, ended, false},
+		{"its ID only", "mmmmmm", configured, false},
+		{"another secret", "mmmmmm.0123456789abcdeg", configured, false},
+		{"another secret with the ID of the configuration's", "cccccc.0123456789abcdeg", configured, false},
+		{"none", "", configured, false},
+		{"one of the configuration with the ID of another", "mmmmmm.0123456789abcdeg", "mmmmmm.0123456789abcdeg", false},
+	} {
+		if got := f.Admits(tc.token, tc.configured); got != tc.want {
+			t.Errorf("%s: %t", tc.what, got)
+		}
+	}
+}

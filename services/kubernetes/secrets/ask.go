@@ -157,9 +157,9 @@ func (a *signingClient) askOne(ctx context.Context, n node, host string, request
 	return answer.Msg.GetCertificate(), nil
 }
 
-var errToken = errors.New("it doesn't take this node's token: a node that joins, or whose certificate or Node object is gone, needs machine.token as the control planes have it. " +
-	"Without a certificate the machine API of this node can't take another token, so give it a new configuration with the control planes' token; " +
-	"or, if theirs is the wrong one, change that: it takes effect at once")
+var errToken = errors.New("it doesn't take this node's token: a node that joins, or whose certificate or Node object is gone, needs a machine.token that counts (gbctl token list, gbctl token create). " +
+	"Without a certificate the machine API of this node can't take another token, so give it a new configuration with such a token; " +
+	"or, if machine.token of the control planes is the wrong one, change that: it takes effect at once")
 
 // checkAnswer makes sure that the answer is a certificate of the cluster, for
 // our key, with the required content.

@@ -86,7 +86,7 @@ var nodeConditions = []condition{
 		id: "worker-api-waits", severity: failure,
 		sees:    "apid of a worker isn't healthy.",
 		why:     "A worker has no certificate for its API before a control plane signs one. It finds the control planes through Kubernetes after its kubelet has joined; before that, it uses the endpoint.",
-		next:    "Check that the endpoint is healthy, that the worker's kubelet has joined the cluster, that machine.token is the same on all nodes, and that port 50001 of the control planes is reachable. An administrator corrects the configuration with gbctl apply-config --insecure and the fingerprint on the worker's console.",
+		next:    "Check that the endpoint is healthy, that the worker's kubelet has joined the cluster, that machine.token of the worker counts (gbctl token list), and that port 50001 of the control planes is reachable. An administrator corrects the configuration with gbctl apply-config --insecure and the fingerprint on the worker's console.",
 		follows: append(append([]string{}, apiProblem...), "node-not-registered"),
 		holds: func(s *snapshot) []finding {
 			if s.config == nil || s.controlPlane() {

@@ -1,0 +1,64 @@
+//go:build e2e
+
+package etcd
+
+import (
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+// A token that one control plane makes or ends counts, or doesn't, on the other one from then on. Records of made tokens
+// go by themselves; that of a token of the configuration doesn't, because the token would count again.
+func TestRealTokens(t *testing.T) {
+	t.Parallel()
+	r, node := realRig(t)
+	a, b := node("a", config.Init), node("b", config.ControlPlane)
+	a.start()
+	a.serves()
+	r.knows(0, a.addr)
+	b.start()
+	b.serves()
+	crt, key, err := r.machine.Issue(pki.Leaf{CN: "b", DNS: []string{"b"}, Server: true, Now: time.Now()})
+	must(t, err)
+	must(t, secrets.API.Put(b.o.Store.As("test"), secrets.APIID, secrets.APISpec{Serving: config.CertKey{Crt: crt, Key: key}}))
+
+	const made, configured = "mmmmmm.0123456789abcdef", "cccccc.0123456789abcdef"
+	admits := func(what, token string, want bool) {
+		t.Helper()
+		facts, err := b.Roster(t.Context())
+		must(t, err)
+		if facts.Admits(token, configured) != want {
+			t.Errorf("%s: it counts: %t; %+v", what, !want, facts.Tokens)
+		}
+	}
+	leases := func(id string) bool {
+		t.Helper()
+		c, err := Dial(t.Context(), a.o.Store, clientURL(a.addr))
+		must(t, err)
+		defer c.Close()
+		got, err := c.Get(t.Context(), tokensKey+id)
+		must(t, err)
+		if len(got.Kvs) != 1 {
+			t.Fatalf("there are %d records of %s", len(got.Kvs), id)
+		}
+		return clientv3.LeaseID(got.Kvs[0].Lease) != clientv3.NoLease
+	}
+	admits("before it is made", made, false)
+	admits("that of the configuration", configured, true)
+	must(t, a.EnlistToken(t.Context(), "mmmmmm", roster.NewToken(made, time.Now().Add(time.Hour)), true))
+	admits("when it is made", made, true)
+	must(t, a.EnlistToken(t.Context(), "mmmmmm", roster.NewToken(made, time.Now()), true))
+	must(t, a.EnlistToken(t.Context(), "cccccc", roster.NewToken(configured, time.Now()), false))
+	admits("when it is ended", made, false)
+	admits("that of the configuration, when it is ended", configured, false)
+	if !leases("mmmmmm") || leases("cccccc") {
+		t.Errorf("it goes: that which was made %t, that of the configuration %t", leases("mmmmmm"), leases("cccccc"))
+	}
+}

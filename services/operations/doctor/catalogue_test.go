@@ -66,14 +66,15 @@ cluster's endpoint, and the status of the node in Kubernetes. It changes nothing
 - A consequence of another condition is reported as info, with the name of that condition: solve that one first. A cause is as severe as its worst consequence.
 - The normal delays of a cluster's first start are also info, until they take too long.
 
-This page is made from the table in ` + "`services/operations/doctor`" + `; a test compares them.
+This page is made from the table and the texts in ` + "`services/operations/doctor`" + `; a test compares them.
 `)
 	for _, room := range rooms {
 		fmt.Fprintf(&b, "\n## %s\n", room.title)
 		for _, c := range room.conditions {
 			fmt.Fprintf(&b, "\n### %s\n\n", c.id)
 			fmt.Fprintf(&b, "| | %s |\n|---|---|\n", strings.ToLower(strings.TrimPrefix(c.severity.String(), "SEVERITY_")))
-			for _, row := range [][2]string{{"Symptom", c.sees}, {"Cause", c.why}, {"Solution", c.next}} {
+			own := texts()[c.id]
+			for _, row := range [][2]string{{"Symptom", own.Sees}, {"Cause", own.Why}, {"Solution", own.Next}} {
 				fmt.Fprintf(&b, "| %s | %s |\n", row[0], strings.ReplaceAll(row[1], "|", `\|`))
 			}
 			for _, cause := range c.causes {
@@ -112,7 +113,8 @@ func TestTable(t *testing.T) {
 		if before[c.id] {
 			t.Errorf("%s is there twice", c.id)
 		}
-		if c.id == "" || c.severity == 0 || c.sees == "" || c.why == "" || c.next == "" || c.holds == nil {
+		own := texts()[c.id]
+		if c.id == "" || c.severity == 0 || own.Sees == "" || own.Why == "" || own.Next == "" || c.holds == nil {
 			t.Errorf("%s lacks something", c.id)
 		}
 		for _, id := range c.follows {
@@ -121,6 +123,9 @@ func TestTable(t *testing.T) {
 			}
 		}
 		before[c.id] = true
+	}
+	if len(before) != len(texts()) {
+		t.Errorf("%d conditions have %d texts", len(before), len(texts()))
 	}
 	count := 0
 	for _, room := range rooms {

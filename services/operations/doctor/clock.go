@@ -14,9 +14,6 @@ const maxSkew = 15 * time.Second
 var clockConditions = []condition{
 	{
 		id: "clock-not-synced", severity: warning,
-		sees:    "gbctl time shows that the time isn't synchronised. Certificates count as expired or not yet valid.",
-		why:     "No time server has answered.",
-		next:    "Add a time server that is reachable from this network to machine.time.servers.",
 		follows: []string{"network-no-address", "network-no-route", "no-nameserver"},
 		causes: []cause{
 			{[]reason.Code{clock.ServersDisagree}, "The time servers don't agree on the time, and there is no majority.",
@@ -39,9 +36,6 @@ var clockConditions = []condition{
 	},
 	{
 		id: "clock-wrong", severity: failure,
-		sees:    "x509: certificate has expired or is not yet valid; the clocks of nodes differ.",
-		why:     "The clocks of this node and of another control plane differ too much for certificates and leases.",
-		next:    "Configure the same time servers on all nodes (machine.time.servers), and correct the clock of the machine that is wrong.",
 		follows: []string{"clock-not-synced"},
 		holds:   clockWrong,
 	},

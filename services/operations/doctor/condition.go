@@ -2,13 +2,16 @@ package doctor
 
 import (
 	"cmp"
+	_ "embed"
 	"fmt"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
+	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
@@ -32,17 +35,26 @@ const (
 type condition struct {
 	id       string
 	severity garboardv1.Finding_Severity
-	// sees is what a person sees of it, for the catalogue.
-	sees string
-	// why and next are for findings that know no better, and for the catalogue.
-	why, next string
 	// follows are the conditions that explain this one where they hold, the
 	// likeliest root first. They are before this one in the table.
 	follows []string
-	// causes know better than why and next, where what failed has published a reason.
+	// causes know better than its texts, where what failed has published a reason.
 	causes []cause
 	holds  func(*snapshot) []finding
 }
+
+// text is what a person reads of a condition: what is seen of it, for the catalogue, and why and what next, also for
+// findings that know no better.
+type text struct{ Sees, Why, Next string }
+
+//go:embed texts.yaml
+var textFile []byte
+
+// texts are those of all conditions, by ID. A test reads them all.
+var texts = sync.OnceValue(func() (all map[string]text) {
+	_ = yaml.Unmarshal(textFile, &all)
+	return all
+})
 
 // cause is the texts for some reasons.
 type cause struct {
@@ -139,8 +151,9 @@ func fold(found []*finding, held map[string]*condition) {
 }
 
 func (f *finding) message() *garboardv1.Finding {
+	own := texts()[f.of.id]
 	m := &garboardv1.Finding{
-		Severity: f.severity, Id: f.of.id, What: fit(f.what), Why: fit(cmp.Or(f.why, f.of.why)), Next: fit(cmp.Or(f.next, f.of.next)), Evidence: bounded(f.evidence),
+		Severity: f.severity, Id: f.of.id, What: fit(f.what), Why: fit(cmp.Or(f.why, own.Why)), Next: fit(cmp.Or(f.next, own.Next)), Evidence: bounded(f.evidence),
 	}
 	if f.cause != nil {
 		m.Why = strings.TrimSpace(fmt.Sprintf("Follows from %s. %s", f.cause.id, fit(f.why)))

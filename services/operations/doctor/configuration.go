@@ -8,9 +8,6 @@ import (
 var configurationConditions = []condition{
 	{
 		id: "configuration-tried", severity: warning,
-		sees: "A change of the configuration is undone after a while.",
-		why:  "It was applied with --mode=try: it is undone unless a user confirms it.",
-		next: "If the node works, confirm the change: gbctl config confirm. Otherwise wait, or undo it: gbctl config rollback.",
 		holds: func(s *snapshot) []finding {
 			t := s.situation.Try
 			if t.IsZero() {
@@ -22,9 +19,6 @@ var configurationConditions = []condition{
 	},
 	{
 		id: "configuration-staged", severity: info,
-		sees: "A change of the configuration has no effect.",
-		why:  "It was applied with --on-reboot, or contains a field that takes effect only at the next boot.",
-		next: "Reboot the node at a suitable time: gbctl reboot.",
 		holds: func(s *snapshot) []finding {
 			if !s.situation.Staged {
 				return nil
@@ -34,9 +28,6 @@ var configurationConditions = []condition{
 	},
 	{
 		id: "configuration-warnings", severity: warning,
-		sees: "gbctl validate, and machined at boot, warn about fields.",
-		why:  "The configuration is accepted, but parts of it are deprecated or risky.",
-		next: "Change it as the warning describes: gbctl edit mc.",
 		holds: func(s *snapshot) []finding {
 			if len(s.warnings) == 0 {
 				return nil

@@ -31,9 +31,6 @@ var podProblem = append(slices.Clone(etcdProblem), "secrets-missing", "static-po
 var controlPlaneConditions = []condition{
 	{
 		id: "static-pods-not-generated", severity: failure,
-		sees:    boot.StaticPodsDir + " lacks one of garboard-kube-apiserver.yaml, garboard-kube-controller-manager.yaml, garboard-kube-scheduler.yaml.",
-		why:     "Controllers write them when etcd is up and all secrets exist. A controller may fail.",
-		next:    "Look at gbctl service etcd and gbctl get controllerfailures.",
 		follows: append(slices.Clone(etcdProblem), "secrets-missing", "disk-full", "network-no-address"),
 		holds: func(s *snapshot) []finding {
 			if !s.controlPlane() || !s.files.seen {
@@ -61,9 +58,6 @@ var controlPlaneConditions = []condition{
 	programCondition(scheduler, "scheduler-not-running", append(slices.Clone(podProblem), "apiserver-not-running")),
 	{
 		id: "controller-failing", severity: warning,
-		sees: "gbctl get controllerfailures shows a failure. gbctl logs controller-runtime contains controller failed: … again and again.",
-		why:  "A controller of the node can't establish the desired state. It retries by itself: a failure only while a cluster starts is normal.",
-		next: "Its error shows what is missing.",
 		causes: []cause{{[]reason.Code{controlplane.ManifestUnavailable}, "A manifest of the configuration can't be downloaded or read.",
 			"Correct cluster.extraManifests or cluster.network.cni.urls, or repair the server."}},
 		follows: append(slices.Clone(etcdProblem), "disk-full", "secrets-missing", "kubelet-not-running", "apiserver-not-running"),
@@ -83,18 +77,10 @@ var controlPlaneConditions = []condition{
 
 // programCondition is that one program of the control plane doesn't serve.
 func programCondition(program, id string, follows []string) condition {
-	c := condition{
+	return condition{
 		id: id, severity: failure, follows: append(slices.Clone(follows), "image-pull-failing"),
-		sees:  fmt.Sprintf("gbctl containers -k shows %s as CONTAINER_EXITED or not at all.", program),
-		why:   "Its image is still being pulled, or it ends, mostly because of a wrong argument.",
-		next:  fmt.Sprintf("Its last log lines show what is missing; gbctl logs -k %s/%s-NODE:%s shows the rest.", kubeSystem, program, program),
 		holds: func(s *snapshot) []finding { return s.programDown(program) },
 	}
-	if program == apiServer {
-		c.sees += ` Others print: an error on the server ("") has prevented the request from succeeding.`
-		c.why += " During the first start, and for a while after a reboot, that is normal."
-	}
-	return c
 }
 
 func (s *snapshot) programDown(program string) []finding {

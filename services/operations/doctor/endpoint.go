@@ -22,9 +22,6 @@ const (
 var endpointConditions = []condition{
 	{
 		id: "endpoint-not-resolving", severity: failure,
-		sees:    "lookup …: no such host; kubelets can't reach the API server.",
-		why:     "The name in cluster.controlPlane.endpoint can't be resolved.",
-		next:    "Add a DNS record for it, or correct the name, or correct the name servers in machine.network.nameservers.",
 		follows: []string{"network-no-address", "no-nameserver", "network-no-route"},
 		holds: func(s *snapshot) []finding {
 			e := s.endpoint
@@ -36,9 +33,6 @@ var endpointConditions = []condition{
 	},
 	{
 		id: "endpoint-other-cluster", severity: failure,
-		sees: `x509: certificate signed by unknown authority … "kubernetes"`,
-		why:  "cluster.controlPlane.endpoint points to another cluster, or to a server that terminates TLS: its certificate is not signed by this cluster's CA.",
-		next: "Correct cluster.controlPlane.endpoint, or its target: DNS, load balancer, shared address. If you make a new configuration for an existing cluster, make it from the secrets of that cluster.",
 		holds: func(s *snapshot) []finding {
 			return s.eachAnswer("shows a certificate of another cluster", func(a answer) bool {
 				return errors.As(a.err, new(x509.UnknownAuthorityError))
@@ -47,9 +41,6 @@ var endpointConditions = []condition{
 	},
 	{
 		id: "endpoint-wrong-name", severity: failure,
-		sees: "x509: certificate is valid for …, not …",
-		why:  "The API server at the endpoint has no certificate for the name or address in cluster.controlPlane.endpoint.",
-		next: "Configure the same cluster.controlPlane.endpoint on all control planes, or add the name to cluster.apiServer.certSANs.",
 		holds: func(s *snapshot) []finding {
 			return s.eachAnswer("shows a certificate for other names", func(a answer) bool {
 				return errors.As(a.err, new(x509.HostnameError))
@@ -58,9 +49,6 @@ var endpointConditions = []condition{
 	},
 	{
 		id: "endpoint-not-kubernetes", severity: failure,
-		sees: "http: server gave HTTP response to HTTPS client, or 404 page not found.",
-		why:  "The server at the endpoint is no Kubernetes API server.",
-		next: "Correct cluster.controlPlane.endpoint (host and port), or its target.",
 		holds: func(s *snapshot) []finding {
 			return s.eachAnswer("is no Kubernetes API server", func(a answer) bool {
 				return errors.Is(a.err, http.ErrSchemeMismatch) || errors.As(a.err, new(tls.RecordHeaderError)) ||
@@ -70,18 +58,12 @@ var endpointConditions = []condition{
 	},
 	{
 		id: "endpoint-not-answering", severity: failure,
-		sees: "At the endpoint: dial tcp …: connection refused, no route to host, or i/o timeout; or an error on the server.",
-		why:  "No API server answers at cluster.controlPlane.endpoint: no API server runs yet, or no machine has this address.",
-		next: "The endpoint must always point to a healthy API server: the address of a control plane, a load balancer that checks port 6443, or a shared address. Start the control plane, or correct the endpoint.",
 		follows: append([]string{"network-no-address", "network-no-route", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated"}, "apiserver-not-running",
 			"shared-address-taken", "shared-address-not-held", "shared-address-not-served"),
 		holds: endpointSilent,
 	},
 	{
 		id: "certificate-expired", severity: failure,
-		sees:    "x509: certificate has expired or is not yet valid.",
-		why:     "A certificate has expired.",
-		next:    "The node replaces its own certificates automatically: check that the clock is right. CAs, and certificates from other sources, must be replaced in the configuration.",
 		follows: []string{"clock-wrong"},
 		holds: func(s *snapshot) []finding {
 			return s.expiring(func(left time.Duration, _ certificate) bool { return left <= 0 })
@@ -89,9 +71,6 @@ var endpointConditions = []condition{
 	},
 	{
 		id: "certificate-expiring", severity: warning,
-		sees:    "Nothing yet.",
-		why:     "A certificate expires soon. The node replaces its own certificates three months earlier, so the replacement fails.",
-		next:    "Look at gbctl get controllerfailures. A CA must be replaced in the configuration of every node.",
 		follows: []string{"clock-wrong"},
 		holds: func(s *snapshot) []finding {
 			return s.expiring(func(left time.Duration, c certificate) bool {

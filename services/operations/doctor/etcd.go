@@ -20,9 +20,6 @@ import (
 var etcdConditions = []condition{
 	{
 		id: "etcd-waits-for-bootstrap", severity: warning,
-		sees:    "Service etcd on a control plane stays in Preparing, and reports that it waits for bootstrap, or for a control plane to join.",
-		why:     "The etcd of this node has no data, and this node doesn't begin the cluster. It joins when Kubernetes serves on the bootstrap node: it finds the other members through cluster.controlPlane.endpoint.",
-		next:    "Wait until the bootstrap node is up. If there is none, start the cluster on exactly one control plane, once: gbctl -n ADDRESS bootstrap. A second bootstrap would make a second cluster.",
 		follows: []string{"maintenance", "network-no-address"},
 		causes: []cause{{[]reason.Code{etcd.DataLost}, "This node was a member of a cluster and has lost its data, and no other member that it knows answers.",
 			"Start the others again: it joins them by itself. If they are lost for good, start a new cluster from a snapshot on one node: gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT."}},
@@ -30,16 +27,10 @@ var etcdConditions = []condition{
 	},
 	{
 		id: "etcd-foreign-data", severity: failure,
-		sees:  "etcd doesn't become ready, or ends, on a machine whose disk was in use before; it looks for members that the cluster doesn't have.",
-		why:   boot.EtcdDataDir + " contains data of another cluster, or of this node with another address.",
-		next:  "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If only the address has changed, give the node its old address again.",
 		holds: func(s *snapshot) []finding { return append(etcdForeign(s), foreignSecrets(s)...) },
 	},
 	{
 		id: "etcd-no-space", severity: failure,
-		sees: "etcdserver: mvcc: database space exceeded; Kubernetes can be read and not changed.",
-		why:  "etcd's database has reached its quota, and takes no more writes until the alarm is cleared.",
-		next: "Delete objects (often there are too many events, or a controller creates objects without end). Wait five minutes until etcd has compacted its database. Then run gbctl etcd defrag and gbctl etcd alarm disarm. quota-backend-bytes in cluster.etcd.extraArgs allows a larger database.",
 		holds: func(s *snapshot) []finding {
 			if s.etcd == nil || len(s.etcd.alarms) == 0 {
 				return nil
@@ -53,9 +44,6 @@ var etcdConditions = []condition{
 	},
 	{
 		id: "etcd-not-running", severity: failure,
-		sees: "Service etcd isn't up: it crashes and is restarted, or it runs and isn't healthy.",
-		why:  "The cause is mostly a wrong argument in cluster.etcd.extraArgs, or data of an older installation in " + boot.EtcdDataDir + ". If etcd runs and isn't healthy, too few of the other members answer in most cases.",
-		next: "Its last log lines show what is missing; gbctl logs etcd shows the rest. Start the other members again. If they are lost for good, recover the cluster from a snapshot: see gbctl bootstrap --help.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling",
 			"etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "clock-wrong"},
 		causes: []cause{{[]reason.Code{etcd.Learner}, "It is a learner until it has all data of the cluster. Then it is promoted.",
@@ -64,9 +52,6 @@ var etcdConditions = []condition{
 	},
 	{
 		id: "etcd-even-members", severity: warning,
-		sees: "The cluster has 2, 4 or 6 control planes.",
-		why:  "An even number of members tolerates no more failures than one member less: with 2 members, the loss of either one stops all writes.",
-		next: "Add or remove a control plane: the cluster should have 1, 3 or 5.",
 		holds: func(s *snapshot) []finding {
 			if s.etcd == nil || len(s.etcd.members) == 0 {
 				return nil

@@ -23,17 +23,11 @@ const nameTime = 3 * time.Minute
 var kubeletConditions = []condition{
 	{
 		id: "node-name-taken", severity: failure,
-		sees:    "gbctl service kubelet waits, because another machine has the name of the node. On that machine: requests for certificates of its name are denied (kubectl get csr).",
-		why:     "Two machines have the same name.",
-		next:    "Give one of the two another machine.network.hostname (gbctl patch mc). If the machine that had the name is gone: kubectl delete node NAME.",
 		follows: []string{"maintenance"},
 		holds:   nameTaken,
 	},
 	{
 		id: "kubelet-not-running", severity: failure,
-		sees:    "Service kubelet isn't up. No pod of this node starts, and on a control plane no API server.",
-		why:     "The cause is mostly a wrong argument in machine.kubelet.extraArgs.",
-		next:    "Its last log lines show what is missing; gbctl logs kubelet shows the rest.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling", "secrets-missing", "node-name-taken"},
 		holds:   kubeletDown,
 	},

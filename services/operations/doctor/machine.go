@@ -25,9 +25,6 @@ const (
 var machineConditions = []condition{
 	{
 		id: "look-unanswered", severity: warning,
-		sees: "gbctl doctor, and other commands that look at files, take long or print nothing.",
-		why:  "A part of the node didn't answer in time. For files, the cause is mostly a disk that hangs or fails.",
-		next: "Look for errors of disks and network devices in gbctl dmesg. The other findings may be incomplete.",
 		holds: func(s *snapshot) []finding {
 			if len(s.silent) == 0 {
 				return nil
@@ -37,9 +34,6 @@ var machineConditions = []condition{
 	},
 	{
 		id: "maintenance", severity: failure,
-		sees:   "The console shows that there is no usable configuration; only the commands that maintenance mode allows are answered.",
-		why:    "No source of the configuration has a usable one.",
-		next:   "Apply one: gbctl -n ADDRESS apply-config --insecure -f FILE.",
 		causes: []cause{{codes: []reason.Code{machine.ConfigurationUnusable}, why: "A configuration was found, but it can't be used. The evidence shows where it is wrong, or why it can't be read."}},
 		holds: func(s *snapshot) []finding {
 			if s.stage != machine.Maintenance || s.config != nil {
@@ -55,9 +49,6 @@ var machineConditions = []condition{
 	},
 	{
 		id: "secrets-missing", severity: failure,
-		sees: "gbctl get controllerfailures shows missing cluster.aggregatorCA secret (or another one).",
-		why:  "The configuration lacks a secret that a control plane needs: it was made for an older release, or by hand.",
-		next: "Make a configuration with gbctl gen config from the cluster's secrets, and apply it.",
 		holds: func(s *snapshot) (out []finding) {
 			for _, c := range s.controllers {
 				if c.Spec.Reason == secrets.Missing {
@@ -69,24 +60,15 @@ var machineConditions = []condition{
 	},
 	{
 		id: "disks-not-ready", severity: failure,
-		sees:    "Service disks isn't up; containerd, etcd and the kubelet wait for it.",
-		why:     "The system disk is missing, contains other data, or fails.",
-		next:    "Connect the disk, or correct machine.install.disk. A disk with other data is used only with machine.install.wipe, or if machine.install.diskSelector has its serial number.",
 		follows: []string{"maintenance"},
 		holds:   func(s *snapshot) []finding { return s.down("disks", "The system disk is not ready.") },
 	},
 	{
 		id: "disk-full", severity: failure,
-		sees:  "The console says that STATE or EPHEMERAL is full; no space left on device in logs; images can't be pulled; etcd and the kubelet end.",
-		why:   "A file system of the node is full.",
-		next:  "Remove data from it, usually unused images (gbctl -n NODE images -k, then images rm -k IMAGE) and logs of pods (gbctl -n NODE ls -l /var), or give the machine a larger disk.",
 		holds: func(s *snapshot) []finding { return s.filled(0, full) },
 	},
 	{
 		id: "disk-nearly-full", severity: warning,
-		sees: "Pods are evicted; DiskPressure on the node.",
-		why:  "A file system of the node is nearly full. Below 15 % of free space the kubelet removes images that no container uses, and below 10 % it evicts pods.",
-		next: "Remove data from it, or give the machine a larger disk.",
 		holds: func(s *snapshot) []finding {
 			if s.mode == boot.Container {
 				return nil // it is the host's, and not this node's doing
@@ -96,9 +78,6 @@ var machineConditions = []condition{
 	},
 	{
 		id: "memory-low", severity: warning,
-		sees: "Processes end with status 137; pods are evicted.",
-		why:  "The programs on this node need more memory than the machine has.",
-		next: "Look at gbctl processes and gbctl memory. Run less on this node, or give it more memory: 2 GiB for a control plane or 1 GiB for a worker, and the memory that the pods need.",
 		holds: func(s *snapshot) []finding {
 			f := s.files
 			if f.memory == 0 || f.available*100 >= f.memory*lowMemory || f.available >= lowMemoryBytes {

@@ -14,9 +14,6 @@ import (
 var networkConditions = []condition{
 	{
 		id: "network-no-address", severity: failure,
-		sees: "Service networkd isn't up. A node without an address can't be reached; a control plane answers at each address that it has.",
-		why:  "No link has an address yet: it is missing, has no carrier, or no DHCP server answers on it. With one address, a node goes on without the others after a time (docs/networking.md).",
-		next: "Connect the cable, correct machine.network.interfaces, or check the DHCP server.",
 		causes: []cause{
 			{[]reason.Code{network.LinkMissing}, "A network interface of the configuration is missing.", "Connect it, load its driver, or correct machine.network.interfaces."},
 			{codes: []reason.Code{network.NoCarrier}, why: "No network interface has a carrier."},
@@ -28,9 +25,6 @@ var networkConditions = []condition{
 	},
 	{
 		id: "network-no-family", severity: failure,
-		sees:    "kube-flannel of a node doesn't start; the node or its pods have no address of IPv4, or of IPv6.",
-		why:     "cluster.network.podSubnets has a subnet of an address family of which the node has no address: other nodes can't reach its pods in that family.",
-		next:    "Give the node an address of the family, in machine.network.interfaces, by DHCP or by router advertisements. The kubelet takes it at once.",
 		follows: []string{"network-no-address"},
 		holds: func(s *snapshot) (found []finding) {
 			if s.config == nil || s.address == nil {
@@ -50,9 +44,6 @@ var networkConditions = []condition{
 	},
 	{
 		id: "network-no-route", severity: warning,
-		sees:    "network is unreachable in logs; nothing outside the node's own network answers.",
-		why:     "No link has a default route, from DHCP or from the configuration.",
-		next:    "Add a route for 0.0.0.0/0 (or ::/0) to machine.network.interfaces, or configure one in the DHCP server. A cluster that uses no other network doesn't need one.",
 		follows: []string{"network-no-address"},
 		holds: func(s *snapshot) []finding {
 			if !s.route.seen || s.route.v4 || s.route.v6 || s.address == nil {
@@ -67,9 +58,6 @@ var networkConditions = []condition{
 	},
 	{
 		id: "no-nameserver", severity: failure,
-		sees:    "lookup …: no such host, or server misbehaving, in logs.",
-		why:     "The node must resolve names, and has no name server, from DHCP or from the configuration.",
-		next:    "Add name servers to machine.network.nameservers.",
 		follows: []string{"network-no-address"},
 		holds: func(s *snapshot) []finding {
 			if !s.known || len(s.resolvers) > 0 {

@@ -21,9 +21,6 @@ var apiProblem = []string{"maintenance", "network-no-address", "etcd-waits-for-b
 var nodeConditions = []condition{
 	{
 		id: "manifests-not-applied", severity: failure,
-		sees:    "Nodes can't join, or there is no cluster DNS or no pod network: objects of a new cluster are missing.",
-		why:     "One control plane at a time creates them when the API server serves. The missing ones couldn't be created, or were deleted.",
-		next:    "gbctl get controllerfailures shows the reason (k8s.ManifestApplyController). After that is solved, the missing objects are created automatically.",
 		follows: apiProblem,
 		holds: func(s *snapshot) []finding {
 			if s.cluster == nil || len(s.cluster.missing) == 0 {
@@ -44,26 +41,16 @@ var nodeConditions = []condition{
 	},
 	{
 		id: "node-not-registered", severity: failure,
-		sees: `nodes "NAME" not found`,
-		why: "The API server is up, and the kubelet hasn't registered the node. In most cases it has no client certificate yet: the endpoint must be healthy, the bootstrap manifests must be applied, " +
-			"a control plane approves the request, and kube-controller-manager signs it.",
-		next:    "If all this is the case, wait a minute. gbctl logs kubelet shows what the kubelet waits for.",
 		follows: append(append([]string{}, apiProblem...), "controller-manager-not-running", "manifests-not-applied"),
 		holds:   nodeMissing,
 	},
 	{
 		id: "node-not-ready", severity: failure,
-		sees:    "kubectl get nodes shows NotReady.",
-		why:     "A node is Ready when its pod network is up. The images of the CNI are pulled for that.",
-		next:    "Wait a minute or two. If the node is still not Ready, look at the pods of the CNI in kube-system.",
 		follows: []string{"disk-full", "kubelet-not-running", "image-pull-failing", "controller-manager-not-running", "manifests-not-applied", "endpoint-not-answering", "endpoint-other-cluster"},
 		holds:   nodeNotReady,
 	},
 	{
 		id: "node-pressure", severity: warning,
-		sees:    "The node has MemoryPressure, DiskPressure or PIDPressure. Pods are evicted.",
-		why:     "The node has too little memory, disk space or process IDs for its pods.",
-		next:    "Run less on this node, or give the machine more of it.",
 		follows: []string{"disk-full", "disk-nearly-full", "memory-low"},
 		holds: func(s *snapshot) (out []finding) {
 			for _, c := range s.nodeConditions() {
@@ -76,17 +63,11 @@ var nodeConditions = []condition{
 	},
 	{
 		id: "system-pods-failing", severity: warning,
-		sees:    "Pods of kube-system restart, or don't run.",
-		why:     "One of their containers ends again and again, or can't be started.",
-		next:    "kubectl -n kube-system logs POD --previous, or gbctl logs -k, shows its last log lines.",
 		follows: []string{"disk-full", "memory-low", "image-pull-failing", "apiserver-not-running", "controller-manager-not-running", "scheduler-not-running"},
 		holds:   systemPods,
 	},
 	{
 		id: "worker-api-waits", severity: failure,
-		sees:    "apid of a worker isn't healthy.",
-		why:     "A worker has no certificate for its API before a control plane signs one. It finds the control planes through Kubernetes after its kubelet has joined; before that, it uses the endpoint.",
-		next:    "Check that the endpoint is healthy, that the worker's kubelet has joined the cluster, that machine.token of the worker counts (gbctl token list), and that port 50001 of the control planes is reachable. An administrator corrects the configuration with gbctl apply-config --insecure and the fingerprint on the worker's console.",
 		follows: append(append([]string{}, apiProblem...), "node-not-registered"),
 		holds: func(s *snapshot) []finding {
 			if s.config == nil || s.controlPlane() {
@@ -104,9 +85,6 @@ var nodeConditions = []condition{
 	},
 	{
 		id: "api-not-up", severity: failure,
-		sees:    "gbctl can't connect; apid isn't up on a control plane.",
-		why:     "It ends, or has no certificate.",
-		next:    "Its last log lines show what is missing.",
 		follows: []string{"network-no-address", "secrets-missing", "disk-full"},
 		holds: func(s *snapshot) []finding {
 			if s.config != nil && !s.controlPlane() {

@@ -17,9 +17,6 @@ const failedTime = 24 * time.Hour
 var operationConditions = []condition{
 	{
 		id: "operation-asks", severity: warning,
-		sees: "gbctl get operations shows a question, and the operation doesn't continue.",
-		why:  "An operation needs information that only a person has.",
-		next: "Answer it: gbctl operation answer ID ANSWER.",
 		holds: func(s *snapshot) (out []finding) {
 			for _, o := range s.operations {
 				if o.Spec.Question != "" {
@@ -35,9 +32,6 @@ var operationConditions = []condition{
 	},
 	{
 		id: "operation-failed", severity: warning,
-		sees: "gbctl operation list shows an operation that failed.",
-		why:  "One of its steps failed, or exceeded its deadline.",
-		next: "Look at its events (gbctl operation attach ID), remove the cause, and start it again.",
 		holds: func(s *snapshot) (out []finding) {
 			last := map[string]resource.Object[operation.Spec]{} // of each name
 			for _, o := range s.operations {
@@ -60,9 +54,6 @@ var operationConditions = []condition{
 	},
 	{
 		id: "system-failed", severity: warning,
-		sees: "The node runs another system than the one that was to start; gbctl get slots shows one that is bad.",
-		why:  "The system of that slot was started, such as one of gbctl upgrade --stage, and wasn't healthy in time. So the machine has started the other one again.",
-		next: "Remove the cause, which the reason of the slot names, and upgrade the node with gbctl upgrade.",
 		holds: func(s *snapshot) (out []finding) {
 			for _, slot := range s.slots {
 				// Who asked for its end, or waited for it, knows it.

@@ -16,9 +16,6 @@ const problemTime = 2 * time.Minute
 var problemConditions = []condition{
 	{
 		id: "problem-stays", severity: warning,
-		sees: "A setting has no effect: gbctl get sysctls, sysfs, modules, files, volumes, or another type, shows a problem.",
-		why:  "The node can't do what its configuration asks for, or what belongs to it is in disorder. The problem of the resource tells the reason.",
-		next: "Remove the cause that the problem names; mostly it is a field of the machine configuration. The node tries again by itself: gbctl get, with the type of the resource, shows whether the problem has ended.",
 		holds: func(s *snapshot) (out []finding) {
 			for _, o := range s.troubled {
 				problems := slices.DeleteFunc(resource.Problems(o.Spec), func(p string) bool { return s.retells(o, p) })

@@ -26,9 +26,6 @@ var own = []string{"networkd", "disks", "etcd", "kubelet", "apid", "vip"}
 var serviceConditions = []condition{
 	{
 		id: "service-failing", severity: failure,
-		sees:    "A service is Failed and is restarted after longer and longer pauses, or it runs and isn't healthy.",
-		why:     "It ends with an error each time, or doesn't answer.",
-		next:    "Its last log lines show what is missing; gbctl logs SERVICE shows the rest.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "memory-low"},
 		holds: func(s *snapshot) (out []finding) {
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
@@ -41,9 +38,6 @@ var serviceConditions = []condition{
 	},
 	{
 		id: "service-restarting", severity: warning,
-		sees:    "A service runs, and has ended several times within minutes.",
-		why:     "It starts each time, and then ends again.",
-		next:    "Its last log lines show why; gbctl logs SERVICE shows the rest.",
 		follows: []string{"disk-full", "memory-low", "service-failing"},
 		holds: func(s *snapshot) (out []finding) {
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
@@ -61,9 +55,6 @@ var serviceConditions = []condition{
 	},
 	{
 		id: "service-stopped", severity: warning,
-		sees: "A service is Finished, message Stopped.",
-		why:  "A user stopped it (gbctl service SERVICE stop). It stays stopped until a user starts it, or until the next boot.",
-		next: "Start it: gbctl service SERVICE start.",
 		holds: func(s *snapshot) (out []finding) {
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
 				if svc := s.services[id]; stopped(svc) {
@@ -76,9 +67,6 @@ var serviceConditions = []condition{
 	},
 	{
 		id: "image-pulling", severity: info,
-		sees: "A service stays in Preparing, and its last event is Pulling image.",
-		why:  "An image is pulled from its registry. Over a slow network this takes some time.",
-		next: "Wait until the image is pulled. A registry or mirror in the same network (machine.registries.mirrors) is faster.",
 		holds: func(s *snapshot) (out []finding) {
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
 				svc := s.services[id]
@@ -91,9 +79,6 @@ var serviceConditions = []condition{
 	},
 	{
 		id: "image-pull-failing", severity: failure,
-		sees:    "The events of a service contain Pull image …, or a pod has ErrImagePull or ImagePullBackOff.",
-		why:     "The registry, or the mirror that is configured for it, doesn't serve the image.",
-		next:    "Correct the image's name, or machine.registries.",
 		follows: []string{"disk-full", "network-no-address", "no-nameserver", "network-no-route", "clock-wrong"},
 		holds:   func(s *snapshot) []finding { return append(s.servicePulls(), s.podPulls()...) },
 		causes: []cause{

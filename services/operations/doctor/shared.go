@@ -17,9 +17,6 @@ const moveTime = 30 * time.Second
 var sharedConditions = []condition{
 	{
 		id: "shared-address-taken", severity: failure,
-		sees: "Another server than Kubernetes answers at the shared address, always or sometimes.",
-		why:  "A machine that is no control plane has the shared address: a DHCP server assigned it, or it is configured there.",
-		next: "Find the machine by its MAC address, and give it another address. Or change machine.network.interfaces[].vip.ip on all control planes.",
 		holds: func(s *snapshot) []finding {
 			return s.eachShared(func(a vip.Status) (string, bool) {
 				return fmt.Sprintf("The machine %s on %s has the shared address %s.", a.Conflict, a.Link, a.Address), a.Conflict != ""
@@ -28,9 +25,6 @@ var sharedConditions = []condition{
 	},
 	{
 		id: "shared-address-not-held", severity: failure,
-		sees:    "At the shared address: no route to host.",
-		why:     "No control plane has a ready API server, so none may have the address.",
-		next:    "Look at the other findings on each control plane, at its own address. Before the cluster is bootstrapped, this is normal.",
 		follows: append(slices.Clone(etcdProblem), "apiserver-not-running", "shared-address-taken"),
 		holds: func(s *snapshot) []finding {
 			found := s.eachShared(func(a vip.Status) (string, bool) {
@@ -44,9 +38,6 @@ var sharedConditions = []condition{
 	},
 	{
 		id: "shared-address-not-served", severity: failure,
-		sees:    "At the shared address: connection refused.",
-		why:     "This node has the address, and its API server doesn't serve. It keeps the address if no other control plane can take it: no other API server is ready, or etcd has no quorum.",
-		next:    "Start the API server of this node, or start another control plane.",
 		follows: append(slices.Clone(etcdProblem), "apiserver-not-running"),
 		holds: func(s *snapshot) []finding {
 			if s.local == nil || s.local.okButForEtcd() {
@@ -63,9 +54,6 @@ var sharedConditions = []condition{
 	},
 	{
 		id: "shared-address-two-members", severity: warning,
-		sees: "Nothing yet.",
-		why:  "Two control planes share the address. If one is lost, etcd has no quorum: the holder can keep the address, but the other one can't take it.",
-		next: "Add a third control plane.",
 		holds: func(s *snapshot) []finding {
 			if s.etcd == nil {
 				return nil

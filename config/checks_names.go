@@ -50,6 +50,9 @@ func checkHostname(c *Config, r *report) {
 	if name != "" && (len(name) > maxHostname || !dnsName.MatchString(name)) {
 		r.bad(at("machine", "network", "hostname"), "%s must be of lower-case letters, digits, dashes and dots, %d at most: Kubernetes names the node after it", quote(name), maxHostname)
 	}
+	if name == "" && c.Machine.Network.AutoHostname == HostnameOff {
+		r.lacks(at("machine", "network", "hostname"), "the name of the node, because autoHostname is off")
+	}
 	if domain := c.Cluster.Network.DNSDomain; !isDNSName(domain) {
 		r.bad(at("cluster", "network", "dnsDomain"), "%s is not a DNS name", quote(domain))
 	}

@@ -346,7 +346,7 @@ func (d *decoder) choice(n *yaml.Node, v reflect.Value) {
 // choices are the values of the types that have only a few. Aliases are last.
 var choices = map[reflect.Type][]string{
 	reflect.TypeFor[MachineType]():    {string(Init), string(ControlPlane), string(Worker), joinAlias},
-	reflect.TypeFor[AutoHostname]():   {string(HostnameAuto), string(HostnameStable)},
+	reflect.TypeFor[AutoHostname]():   {string(HostnameAuto), string(HostnameStable), string(HostnameOff)},
 	reflect.TypeFor[RouteType]():      {string(RouteUnicast), string(RouteBlackhole), string(RouteUnreachable), string(RouteProhibit)},
 	reflect.TypeFor[FileOp]():         {string(FileCreate), string(FileAppend), string(FileOverwrite)},
 	reflect.TypeFor[LogFormat]():      {string(LogJSONLines), string(LogRFC5424)},

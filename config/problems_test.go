@@ -161,7 +161,8 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "network: {rules: [{priority: 5, from: 10.0.0.1/8, table: 254}]}", `machine.network.rules[0].from: 10.0.0.1/8 has bits set outside of its prefix; did you mean 10.0.0.0/8`},
 	{"machine", "network: {rules: [{priority: 5, from: 10.0.0.0/8, to: 'fd00::/8', table: 254}]}", `machine.network.rules[0].to: fd00::/8 is of another address family than 10.0.0.0/8`},
 	// Names.
-	{"machine", "network: {autoHostname: dhcp}", `machine.network.autoHostname: "dhcp" is not one of auto, stable`},
+	{"machine", "network: {autoHostname: dhcp}", `machine.network.autoHostname: "dhcp" is not one of auto, stable, off`},
+	{"machine", "network: {autoHostname: off}", `machine.network.hostname: is missing: the name of the node, because autoHostname is off`},
 	{"machine", "network: {searchDomains: [example.org, a_b]}", `machine.network.searchDomains[1]: "a_b" is not a DNS name, such as example.org`},
 	{"machine", "network: {extraHostEntries: [{aliases: [a]}]}", `machine.network.extraHostEntries[0].ip: is missing: the address of the names in aliases`},
 	{"machine", "network: {extraHostEntries: [{ip: 10.0.0.9}]}", `machine.network.extraHostEntries[0].aliases: is missing: the names of the address, such as [registry.example.org]`},

@@ -130,7 +130,7 @@ type ConsoleCommand string
 type Network struct {
 	Hostname string `yaml:"hostname"` // default: see autoHostname
 	// AutoHostname is where the name comes from if hostname has none: auto (default) takes the first valid name of a lease, else makes
-	// one from a MAC address; stable makes it from the MAC address always. A name is kept over reboots.
+	// one from a MAC address; stable makes it from the MAC address always; off makes none, so that hostname is required. A name is kept over reboots.
 	AutoHostname AutoHostname `yaml:"autoHostname"`
 	Nameservers  []netip.Addr `yaml:"nameservers"` // default: from DHCP and router advertisements; three at most are used
 	// SearchDomains complete short names. Default: from DHCP and router advertisements.
@@ -150,6 +150,7 @@ type AutoHostname string
 const (
 	HostnameAuto   AutoHostname = "auto"
 	HostnameStable AutoHostname = "stable"
+	HostnameOff    AutoHostname = "off"
 )
 
 // HostEntry is a line of /etc/hosts.

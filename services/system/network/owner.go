@@ -75,6 +75,7 @@ type owner struct {
 	linkWarned      bool            // a missing link was logged at the console
 	settled         bool            // everything was there once
 	warnedNoAddress bool            // the loss of the address was logged
+	toldServers     []netip.Addr    // too many name servers that were logged
 	hostname        string          // from an earlier boot, a lease or a MAC address: not changed once chosen
 	savedName       string          // on STATE
 	toldNames       map[string]bool // names of leases that were logged because they aren't used

@@ -46,6 +46,10 @@ func (o *owner) publish() {
 // writeAll writes files and resources.
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
+	if servers := o.resolvers(); len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
+		o.toldServers = servers
+		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), maxNameservers, servers[maxNameservers]))
+	}
 	errs := []error{
 		o.files.resolvers(o.resolvers(), o.search()),
 		Resolvers.Put(w, ResolversID, o.resolvers()),

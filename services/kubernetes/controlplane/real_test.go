@@ -436,7 +436,7 @@ func (n *realNode) checkEncryption(client *kubeclient.Client) {
 	const marker = "garboard-plain-text-marker"
 	_, err := client.Apply(n.t.Context(), kubeclient.Object{
 		"apiVersion": "v1", "kind": "Secret", "metadata": object{"name": "probe", "namespace": "default"}, "stringData": object{"k": marker},
-	}, false)
+	})
 	put(n.t, err)
 	put(n.t, filepath.WalkDir(n.path("etcd"), func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

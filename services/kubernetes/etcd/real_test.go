@@ -293,7 +293,7 @@ func TestRealOperate(t *testing.T) {
 
 	// c leaves in order, and joins again.
 	c.o.Stop = func(context.Context) error { c.kill(); return nil }
-	p, err := c.ownMember(ctx, list)
+	p, err := c.ownMember(ctx)
 	must(t, err)
 	p.close()
 	if c.removed(ctx, p) {
@@ -374,7 +374,7 @@ func TestRealOperate(t *testing.T) {
 	must(t, c.exec())
 	eventually.That(t, 20*time.Second, "c to answer again", func() error { return c.MayLeave(ctx, 0) })
 	// c waits if a doesn't answer for a short time; the case without an end is above.
-	leaves, err := c.ownMember(ctx, list)
+	leaves, err := c.ownMember(ctx)
 	must(t, err)
 	defer leaves.close()
 	must(t, a.cmd.Process.Signal(syscall.SIGSTOP))

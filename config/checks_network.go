@@ -375,6 +375,6 @@ func checkCNI(c *Config, r *report) {
 		checkDocument(r, where.with(i), u)
 	}
 	if c.Cluster.Network.Policies && cni.Name != CNIFlannel {
-		r.bad(at("cluster", "network", "policies"), "is for the CNI %s only: another one enforces NetworkPolicies by itself, or brings what does", CNIFlannel)
+		r.warn(at("cluster", "network", "policies"), "is tested with the CNI %s only: a network that enforces NetworkPolicies by itself needs no second one for that", CNIFlannel)
 	}
 }

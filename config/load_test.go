@@ -277,6 +277,8 @@ network:
     name: custom
     urls: [https://example.org/cni.yaml]
     flannel: {image: "ghcr.io/flannel-io/flannel:v1"}
+  policies: true
+  policyAgent: {image: "registry.k8s.io/networking/kube-network-policies:v1"}
   dnsDomain: k8s.example.org
   podSubnets: [10.1.0.0/16, "fd00:1::/56"]
   serviceSubnets: [10.2.0.0/16, "fd00:2::/112"]

@@ -363,7 +363,6 @@ func TestReplaced(t *testing.T) {
 			`cluster.network.podSubnets[1]: fd00:10::/32 is larger than kube-controller-manager allows; use a prefix length of 48 or more`},
 		{"  network:\n", "  network:\n    dnsDomain: a_b\n", Init, `cluster.network.dnsDomain: "a_b" is not a DNS name`},
 		{"    cni:\n", "    cni:\n      urls: [http://a]\n", Init, `cluster.network.cni.urls: contradicts name flannel; did you mean name custom`},
-		{"    cni:\n", "    policies: true\n    cni:\n      name: none\n", Init, `cluster.network.policies: is for the CNI flannel only: another one enforces NetworkPolicies by itself, or brings what does`},
 		{"    cni:\n", "    cni:\n      name: custom\n", Init, `cluster.network.cni.urls: is missing: a custom CNI needs at least one`},
 		{"controlPlane:\n", "controlPlane:\n    localAPIServerPort: 70000\n", Init, `cluster.controlPlane.localAPIServerPort: 70000 is not a port (1 to 65535)`},
 		{"  apiServer:\n", "  apiServer:\n    extraVolumes: [{hostPath: a, mountPath: /b}]\n", Init, `cluster.apiServer.extraVolumes[0].hostPath: "a" is not an absolute path`},

@@ -235,6 +235,8 @@ func TestWarnings(t *testing.T) {
 	want(t, "machine.systemDiskEncryption.state.keys[0].static: a passphrase for STATE is kept unencrypted on META; use nodeID, and static for the ephemeral partition only", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Worker), "  kubelet:\n", "  kubelet:\n    clusterDNS: [10.0.0.1]\n", 1))
 	want(t, "machine.kubelet.clusterDNS[0]: 10.0.0.1 is outside of the service subnets", warnings)
+	_, warnings = accepted(t, strings.Replace(document(t, Init), "    cni:\n", "    policies: true\n    cni:\n      name: none\n", 1))
+	want(t, "cluster.network.policies: is tested with the CNI flannel only: a network that enforces NetworkPolicies by itself needs no second one for that", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Init), "type: init", "type: worker", 1))
 	if n := strings.Count(warnings, "a worker doesn't need this private key"); n != 6 {
 		t.Errorf("%d warnings about keys:\n%s", n, warnings)

@@ -3,6 +3,7 @@ package firewall
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/nftables"
@@ -103,10 +104,5 @@ func hasAgent() (bool, error) {
 		return false, err
 	}
 	all, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
-	for _, t := range all {
-		if t.Name == agentTable {
-			return true, nil
-		}
-	}
-	return false, err
+	return slices.ContainsFunc(all, func(t *nftables.Table) bool { return t.Name == agentTable }), err
 }

@@ -63,10 +63,7 @@ var machineConditions = []condition{
 		follows: []string{"maintenance"},
 		holds:   func(s *snapshot) []finding { return s.down("disks", "The system disk is not ready.") },
 	},
-	{
-		id: "disk-full", severity: failure,
-		holds: func(s *snapshot) []finding { return s.filled(0, full) },
-	},
+	{id: "disk-full", severity: failure, holds: func(s *snapshot) []finding { return s.filled(0, full) }},
 	{
 		id: "disk-nearly-full", severity: warning,
 		holds: func(s *snapshot) []finding {

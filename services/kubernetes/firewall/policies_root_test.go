@@ -47,6 +47,9 @@ func TestPoliciesInTheKernel(t *testing.T) {
 			t.Fatal(err, dialed)
 		}
 		all, err := c.ListTables()
+		if err != nil {
+			return err
+		}
 		for _, table := range all {
 			if table.Name != "agents" {
 				t.Errorf("table %s is left", table.Name)

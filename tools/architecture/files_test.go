@@ -70,6 +70,7 @@ var own = map[string]string{
 	"services/system/network/advertisements.go":      "/proc/sys",
 	"services/system/network/cards.go":               "/sys",
 	"services/system/network/nodeip.go":              "STATE",
+	"services/system/network/owner.go":               "/sys",
 	"services/system/network/outbound.go":            "/etc/ssl of the root file system",
 	"services/system/slots":                          "EFI system partition, efivarfs, the root file system",
 	"services/system/sysctl":                         "/proc/sys, /sys",

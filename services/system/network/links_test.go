@@ -129,7 +129,7 @@ func TestS105WireGuard(t *testing.T) {
 // Each overflow of the kernel's buffer takes a new subscription. The one before ends, with its socket.
 func TestSubscriptionEnds(t *testing.T) {
 	t.Parallel()
-	o := &owner{Daemon: &Daemon{o: Options{physical: physicalEthernet}}, links: map[string]netlink.Link{}, gone: map[int]bool{}}
+	o := &owner{Daemon: &Daemon{o: Options{physical: physicalEthernet}}, links: map[string]netlink.Link{}, ups: map[string]string{}, gone: map[int]bool{}}
 	first, err := o.subscribe(t.Context())
 	if err == nil {
 		_, err = o.subscribe(t.Context())

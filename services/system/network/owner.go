@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"sync"
@@ -47,7 +48,8 @@ type owner struct {
 	members    map[string]string // of bonds: the bond's name
 	aliases    map[string]string // by name of a link: its name in the configuration, if that is another
 	links      map[string]netlink.Link
-	gone       map[int]bool // by index: links that we have removed, until the kernel has reported it
+	ups        map[string]string // by name: how often a link got a carrier
+	gone       map[int]bool      // by index: links that we have removed, until the kernel has reported it
 	// unsubscribe ends the last subscription to links.
 	unsubscribe context.CancelFunc
 	clients     map[leaseKey]*leased
@@ -92,6 +94,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		h:         h,
 		log:       h.Log,
 		links:     map[string]netlink.Link{},
+		ups:       map[string]string{},
 		gone:      map[int]bool{},
 		clients:   map[leaseKey]*leased{},
 		changed:   make(chan leaseChange),
@@ -260,12 +263,10 @@ func (o *owner) afford() bool {
 func (o *owner) note(u netlink.LinkUpdate) bool {
 	// An event of a bridge's port doesn't have the link's kind, so that a pod's veth
 	// would look like a network card, and "deleted" only means removed from the bridge.
-	if u.Family == unix.AF_BRIDGE {
-		return false
-	}
+	// An event that is older than the removal of a link is of one that can't be used.
 	a := u.Attrs()
-	if o.gone[a.Index] && u.Header.Type != unix.RTM_DELLINK {
-		return false // older than the removal: the link can't be used
+	if u.Family == unix.AF_BRIDGE || o.gone[a.Index] && u.Header.Type != unix.RTM_DELLINK {
+		return false
 	}
 	maps.DeleteFunc(o.links, func(name string, l netlink.Link) bool {
 		return l.Attrs().Index == a.Index && name != a.Name // renamed
@@ -281,11 +282,13 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 	}
 	old, known := o.links[a.Name]
 	o.links[a.Name] = u.Link
-	if !managed {
-		return false
+	plugged := false
+	if managed && carrier(u.Link) {
+		ups, _ := os.ReadFile("/sys/class/net/" + a.Name + "/carrier_up_count")
+		plugged, o.ups[a.Name] = o.ups[a.Name] != string(ups), string(ups)
 	}
-	if !known {
-		return true
+	if !managed || !known {
+		return managed
 	}
 	if (old.Attrs().Flags^a.Flags)&net.FlagUp != 0 {
 		o.dropped(a.Index, false)
@@ -296,7 +299,7 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 		old.Attrs().MasterIndex != a.MasterIndex || old.Attrs().MTU != a.MTU || !bytes.Equal(old.Attrs().HardwareAddr, a.HardwareAddr)
 	for key, c := range o.clients {
 		// A cable that was unplugged for a short time may be visible only as an event without a change.
-		if key.link == a.Name && carrier(u.Link) && (!carrier(old) || !changed && c.lease == nil) {
+		if key.link == a.Name && carrier(u.Link) && (plugged || !carrier(old)) {
 			sleep.Wake(c.kick)
 		}
 	}

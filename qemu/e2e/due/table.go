@@ -105,7 +105,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/onenode": {Tests: map[string][]string{
 		// It runs with every change: so it also covers what no long test was written for.
 		"TestOneNodeInContainer": {
-			"services/*.go", "services/core", "services/kubernetes", "services/system/forward", "init", "config", "boot/*.go", "boot/untrusted",
+			"services/*.go", "services/core", "services/kubernetes", "services/system/forward", "services/system/netcheck", "init", "config", "boot/*.go", "boot/untrusted",
 			"image/*.go", "image/cache", "image/components", "image/debian", "image/oci", "image/program", "image/progress", "image/rootfs",
 			"qemu/*.go", "qemu/container", "qemu/exit", "qemu/osthread", "tools/devcluster", "tools/gbctl/*.go", "go.mod", "go.sum",
 		},
@@ -146,11 +146,11 @@ var Folders = map[string]Folder{
 			"TestUpgradeIsInterrupted": {"services/core/operation", "tools/gbctl/follow.go"},
 		},
 	},
-	"qemu/e2e/vip":    {All: []string{"services/kubernetes/vip", "services/system/network", "services/kubernetes/etcd"}},
+	"qemu/e2e/vip":    {All: []string{"services/kubernetes/vip", "services/system/neighbor", "services/system/network", "services/kubernetes/etcd"}},
 	"qemu/e2e/worker": {All: []string{"services/kubernetes/roster", "services/front", "services/kubernetes/kubelet", "services/kubernetes/secrets", "services/system/network", "config/generate.go"}},
 
 	// Tests of one service with real peers, without a node.
-	"services/kubernetes/vip":        {All: []string{"services/kubernetes/vip"}},
+	"services/kubernetes/vip":        {All: []string{"services/kubernetes/vip", "services/system/neighbor"}},
 	"services/operations/upgradek8s": {All: []string{"services/operations/upgradek8s", "image/components/kubernetes*/*"}},
 }
 

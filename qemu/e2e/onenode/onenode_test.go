@@ -102,6 +102,7 @@ func oneNode(t *testing.T, c *e2etest.Cluster, m *e2etest.Mark) {
 	inside(t, c)
 	unreachable(t, c)
 	m.Reached("nothing outside does")
+	finds(t, c)
 	boots(t, c)
 	before := objects(c)
 
@@ -127,6 +128,19 @@ func oneNode(t *testing.T, c *e2etest.Cluster, m *e2etest.Mark) {
 	}
 	if len(before) > 0 {
 		t.Errorf("lost in the power cut: %v", before)
+	}
+}
+
+// finds: the node says how far it gets, to what answers and to what doesn't.
+func finds(t *testing.T, c *e2etest.Cluster) {
+	t.Helper()
+	const router = "10.5.0.1" // this machine in the nodes' network; it has a registry without TLS
+	for to, want := range map[string]string{
+		net.JoinHostPort(router, "5000"): "has no TLS", net.JoinHostPort(router, "1"): "ENDS", router: "neighbour",
+	} {
+		if out, err := c.TryGbctl("-n", c.Node(), "netcheck", to); !strings.Contains(out, want) {
+			t.Errorf("netcheck %s: %v, want %q\n%s", to, err, want, out)
+		}
 	}
 }
 

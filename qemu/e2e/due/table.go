@@ -71,7 +71,7 @@ var Folders = map[string]Folder{
 			"TestWireGuard":        {"services/system/network", "qemu/wireguard.go"},
 			"TestSilentCard":       {"services/system/network"},
 			"TestCardsChangeNames": {"services/system/network", "services/system/udev"},
-			"TestIPv6Only":         {"services/system/network", "services/system/install", "config/families.go"},
+			"TestIPv6OnlyInQEMU":   {"services/system/network", "services/system/install", "config/families.go"},
 		},
 	},
 	"qemu/e2e/maintenance": {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,9 +18,13 @@ import (
 // What is asked for and has no effect is a problem, which the doctor finds; it ends by itself.
 func TestPoliciesWithoutEffect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var kernel, unknown error
-		there := false
-		p := &policies{queue: func() error { return kernel }, agent: func() (bool, error) { return there, unknown }}
+		type answers struct {
+			kernel, unknown error
+			there           bool
+		}
+		var now atomic.Pointer[answers] // the controller asks at its own moments
+		now.Store(&answers{})
+		p := &policies{queue: func() error { return now.Load().kernel }, agent: func() (bool, error) { return now.Load().there, now.Load().unknown }}
 		store := resource.NewStore()
 		runtime, err := resource.NewRuntime(store, slog.New(slog.DiscardHandler), p.controller())
 		if err != nil {
@@ -55,16 +60,16 @@ func TestPoliciesWithoutEffect(t *testing.T) {
 		if all := PolicyStatuses.List(store); len(all) > 0 {
 			t.Errorf("a status of what isn't asked for: %v", all)
 		}
-		kernel = errors.New("no such file or directory")
+		now.Store(&answers{kernel: errors.New("no such file or directory")})
 		configure(true)
 		says("NetworkPolicies have no effect on this node: its kernel can't queue packets for a program (nft_queue): no such file or directory")
-		kernel = nil
+		now.Store(&answers{})
 		later()
 		says("NetworkPolicies have no effect on this node: kube-network-policies hasn't made its rules yet")
-		there = true
+		now.Store(&answers{there: true})
 		later()
 		says("")
-		there, unknown = false, errors.New("no buffer space")
+		now.Store(&answers{unknown: errors.New("no buffer space")})
 		later()
 		says("it isn't known whether NetworkPolicies have an effect on this node")
 		configure(false)

@@ -113,6 +113,7 @@ func (s *nodeService) ListTokens(ctx context.Context, _ *connect.Request[apiv1.L
 		if _, ends := facts.Tokens[own]; !ends {
 			res.Tokens = append(res.Tokens, &apiv1.JoinToken{Id: own, Description: "machine.token of this node"})
 		}
+		maps.DeleteFunc(facts.Tokens, func(id string, t roster.Token) bool { return id != own && t.Ends.Before(time.Now()) })
 		for _, id := range slices.Sorted(maps.Keys(facts.Tokens)) {
 			token := &apiv1.JoinToken{Id: id, Ends: timestamppb.New(facts.Tokens[id].Ends), Description: "for the machine API only"}
 			if id == own {

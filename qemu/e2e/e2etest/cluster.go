@@ -288,6 +288,9 @@ func (c *Cluster) TryWith(stdin string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
+// wrong matches errors of manifests that no repetition heals.
+var wrong = regexp.MustCompile(`BadRequest|error parsing|is invalid:`)
+
 // passing matches errors of a cluster that temporarily can't answer: its etcd
 // elects a leader or waits for a disk, or an API server is replaced. The
 // request may have been executed despite the error.
@@ -376,6 +379,9 @@ func (c *Cluster) Apply(manifests string) {
 	c.t.Helper()
 	c.Eventually(askBudget, "the manifests are applied", func() error {
 		_, err := c.TryWith(manifests, "apply", "-f", "-")
+		if err != nil && wrong.MatchString(err.Error()) {
+			c.t.Fatal(err)
+		}
 		return err
 	})
 }

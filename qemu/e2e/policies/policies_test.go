@@ -44,7 +44,7 @@ spec:
     readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 2, timeoutSeconds: 10, failureThreshold: 10}
 ---`
 
-// cluster is one with the pods x/a, x/b and y/a.
+// cluster is one with the pods x/a, x/b and z/a.
 type cluster struct {
 	*e2etest.Cluster
 	at map[string]string // addresses of pods
@@ -56,8 +56,8 @@ func TestNetworkPolicies(t *testing.T) {
 	})
 	c := cluster{started, map[string]string{}}
 	node := c.Nodes[0].Address.String()
-	c.Apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: x}\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: y}\n")
-	pods := []string{"x/a", "x/b", "y/a"}
+	c.Apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: x}\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: z}\n")
+	pods := []string{"x/a", "x/b", "z/a"}
 	for _, pod := range pods {
 		space, pod, _ := strings.Cut(pod, "/")
 		c.Apply(fmt.Sprintf(peer, space, pod, image))
@@ -108,42 +108,42 @@ var cases = []struct {
 	{"should support a default-deny-ingress policy",
 		func(cluster) []string { return []string{"{podSelector: {}, policyTypes: [Ingress]}"} },
 		func(c cluster) map[string][]string {
-			return map[string][]string{"x/a": c.all("y/a"), "x/b": c.all("y/a"), "y/a": {name}}
+			return map[string][]string{"x/a": c.all("z/a"), "x/b": c.all("z/a"), "z/a": {name}}
 		}},
 	{"should enforce policy based on PodSelector",
 		func(cluster) []string {
 			return []string{"{podSelector: {matchLabels: {pod: a}}, ingress: [{from: [{podSelector: {matchLabels: {pod: b}}}]}]}"}
 		},
 		func(c cluster) map[string][]string {
-			return map[string][]string{"x/b": c.all("x/a", "y/a"), "y/a": c.all("x/b")}
+			return map[string][]string{"x/b": c.all("x/a", "z/a"), "z/a": c.all("x/b")}
 		}},
 	{"should enforce policy to allow traffic only from a different namespace, based on NamespaceSelector",
 		func(cluster) []string {
-			return []string{"{podSelector: {matchLabels: {pod: a}}, ingress: [{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: y}}}]}]}"}
+			return []string{"{podSelector: {matchLabels: {pod: a}}, ingress: [{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: z}}}]}]}"}
 		},
 		func(c cluster) map[string][]string {
-			return map[string][]string{"x/b": c.all("y/a"), "y/a": c.all("x/a", "x/b")}
+			return map[string][]string{"x/b": c.all("z/a"), "z/a": c.all("x/a", "x/b")}
 		}},
 	{"should enforce policy based on Ports",
 		func(cluster) []string {
 			return []string{"{podSelector: {matchLabels: {pod: a}}, ingress: [{ports: [{port: 8081}]}]}"}
 		},
 		func(c cluster) map[string][]string {
-			return map[string][]string{"x/b": append(c.all("y/a"), c.port("x/a", "8081")), "y/a": append(c.all("x/b"), c.port("x/a", "8081"))}
+			return map[string][]string{"x/b": append(c.all("z/a"), c.port("x/a", "8081")), "z/a": append(c.all("x/b"), c.port("x/a", "8081"))}
 		}},
 	{"should support denying of egress traffic, with DNS",
 		func(cluster) []string {
 			return []string{"{podSelector: {matchLabels: {pod: b}}, policyTypes: [Egress], egress: [{ports: [{port: 53, protocol: UDP}]}]}"}
 		},
 		func(c cluster) map[string][]string {
-			return map[string][]string{"x/b": {name}, "y/a": c.all("x/a", "x/b")}
+			return map[string][]string{"x/b": {name}, "z/a": c.all("x/a", "x/b")}
 		}},
 	{"should enforce except clause while egress access to server in CIDR block",
 		func(c cluster) []string {
 			return []string{fmt.Sprintf("{podSelector: {matchLabels: {pod: b}}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0, except: [%s/32]}}]}]}", c.at["x/a"])}
 		},
 		func(c cluster) map[string][]string {
-			return map[string][]string{"x/b": c.all("y/a"), "y/a": c.all("x/a", "x/b")}
+			return map[string][]string{"x/b": c.all("z/a"), "z/a": c.all("x/a", "x/b")}
 		}},
 	{"should ensure an IP overlapping both IPBlock.CIDR and IPBlock.Except is allowed",
 		func(c cluster) []string {
@@ -152,11 +152,11 @@ var cases = []struct {
 				fmt.Sprintf("{podSelector: {matchLabels: {pod: b}}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: %s/32}}]}]}", c.at["x/a"]),
 			}
 		},
-		func(c cluster) map[string][]string { return map[string][]string{"x/b": c.all("x/a", "y/a")} }},
+		func(c cluster) map[string][]string { return map[string][]string{"x/b": c.all("x/a", "z/a")} }},
 	{"should stop enforcing policies after they are deleted",
 		func(cluster) []string { return nil },
 		func(c cluster) map[string][]string {
-			return map[string][]string{"x/a": c.all("x/b", "y/a"), "x/b": c.all("x/a", "y/a"), "y/a": c.all("x/a", "x/b")}
+			return map[string][]string{"x/a": c.all("x/b", "z/a"), "x/b": c.all("x/a", "z/a"), "z/a": c.all("x/a", "x/b")}
 		}},
 }
 
@@ -164,7 +164,7 @@ var cases = []struct {
 func (c cluster) withoutAgent() {
 	c.T().Helper()
 	c.apply([]string{"{podSelector: {matchLabels: {pod: a}}, ingress: [{from: [{podSelector: {matchLabels: {pod: b}}}]}]}"})
-	c.reaches("y/a", c.all("x/b"))
+	c.reaches("z/a", c.all("x/b"))
 	where := func(selector string) {
 		c.T().Helper()
 		patch := fmt.Sprintf(`[{"op":"add","path":"/spec/template/spec/nodeSelector","value":%s}]`, selector)
@@ -178,11 +178,11 @@ func (c cluster) withoutAgent() {
 		}
 		return err
 	})
-	c.reaches("y/a", c.all("x/b"))
-	c.reaches("x/b", c.all("y/a"))
+	c.reaches("z/a", c.all("x/b"))
+	c.reaches("x/b", c.all("z/a"))
 	where(`{}`)
-	c.reaches("x/b", c.all("x/a", "y/a"))
-	c.reaches("y/a", c.all("x/b"))
+	c.reaches("x/b", c.all("x/a", "z/a"))
+	c.reaches("z/a", c.all("x/b"))
 }
 
 // apply makes these policies of namespace x all that there are.

@@ -26,6 +26,7 @@ func TestCardsChangeNames(t *testing.T) {
 	if err := all.Cut(t.Context(), worker.Name); err != nil {
 		t.Fatal(err)
 	}
+	all.Kubectl("delete", "node", worker.Name) // the machine has other keys: the name is free for it now
 	mac := network.HardwareAddress(all.Name, worker.Name).String()
 	c := all.Machine(worker, func(o *qemu.Options) {
 		disk(o)

@@ -98,7 +98,7 @@ func (s signer) enlist(ctx context.Context, facts roster.Facts, name string, r r
 		if had.Address == r.Address {
 			return nil
 		}
-		r.Since = had.Since
+		r.Since, r.Joined = had.Since, had.Joined
 		if err := s.o.Enlist(ctx, name, r); err != nil {
 			s.log.Warn("the new address of a worker isn't recorded", "name", name, "err", err.Error())
 		}

@@ -161,20 +161,18 @@ func inGroup(request kubeclient.Object, group string) bool {
 // node learns the reason, and asks again later. A request for a serving certificate that
 // doesn't fit now may fit after the node has reported a new address.
 func (c *ApprovalController) answer(ctx context.Context, v resource.View, client *kubeclient.Client, request kubeclient.Object) (why string, err error) {
-	facts, err := c.roster(ctx)
+	user, joins := request.Text("spec", "username"), request.Text("spec", "signerName") == clientSigner
+	nodes, err := client.List(ctx, allNodes, kubeclient.Selection{})
 	if err != nil {
 		return "", err
 	}
-	user, joins := request.Text("spec", "username"), request.Text("spec", "signerName") == clientSigner
-	var problem error
+	facts, err := c.roster(ctx) // it has seen all of nodes
+	if err != nil {
+		return "", err
+	}
+	problem := checkServing(request, nodes.Items(), facts)
 	if joins {
 		problem = checkJoining(v, request, facts)
-	} else {
-		nodes, err := client.List(ctx, allNodes, kubeclient.Selection{})
-		if err != nil {
-			return "", err
-		}
-		problem = checkServing(request, nodes.Items(), facts)
 	}
 	switch {
 	case problem == nil:

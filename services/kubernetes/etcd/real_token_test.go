@@ -3,6 +3,7 @@
 package etcd
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -29,6 +30,27 @@ func TestRealTokens(t *testing.T) {
 	must(t, err)
 	must(t, secrets.API.Put(b.o.Store.As("test"), secrets.APIID, secrets.APISpec{Serving: config.CertKey{Crt: crt, Key: key}}))
 
+	// A worker that has joined, and whose Node an administrator deletes at once: a machine with another key may have its name.
+	taken := func(what string, want bool) {
+		t.Helper()
+		facts, err := b.Roster(t.Context())
+		must(t, err)
+		if err := facts.MaySign("w1", "another", netip.MustParseAddr("192.0.2.9"), false); (err != nil) != want {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	c, err := Dial(t.Context(), a.o.Store, clientURL(a.addr))
+	must(t, err)
+	defer c.Close()
+	must(t, a.Enlist(t.Context(), "w1", roster.Record{Key: "k1", Since: time.Now()}))
+	taken("while it joins", true)
+	_, err = c.Put(t.Context(), kubernetesKey+nodesKey+"w1", "{}")
+	must(t, err)
+	taken("when it has joined", true)
+	_, err = c.Delete(t.Context(), kubernetesKey+nodesKey+"w1")
+	must(t, err)
+	taken("when its Node is deleted", false)
+
 	const made, configured = "mmmmmm.0123456789abcdef", "cccccc.0123456789abcdef"
 	admits := func(what, token string, want bool) {
 		t.Helper()
@@ -40,9 +62,6 @@ func TestRealTokens(t *testing.T) {
 	}
 	leases := func(id string) bool {
 		t.Helper()
-		c, err := Dial(t.Context(), a.o.Store, clientURL(a.addr))
-		must(t, err)
-		defer c.Close()
 		got, err := c.Get(t.Context(), tokensKey+id)
 		must(t, err)
 		if len(got.Kvs) != 1 {

@@ -43,6 +43,12 @@ func (e *Etcd) Roster(ctx context.Context) (f roster.Facts, err error) {
 		return f, err
 	}
 	if err = e.askRoster(ctx, &f, e.voters); err == nil {
+		for name, r := range f.Records {
+			if f.Nodes[name] && !r.Joined {
+				r.Joined = true
+				_ = e.Enlist(ctx, name, r) // else the next one who asks does
+			}
+		}
 		return f, nil
 	}
 	// Without a quorum, what this member knows is enough for a machine that is recorded: a name

@@ -20,8 +20,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
-// Grace is how long a record without a Node counts: a worker joins within it. After it, the
-// Node was deleted, and its name is free.
+// Grace is how long a record counts of a worker that hasn't joined: its Node is still to come.
 const Grace = 15 * time.Minute
 
 // A Record is of one worker.
@@ -29,6 +28,7 @@ type Record struct {
 	Key     string     `json:"key"`     // of its machine API (pki.KeyID)
 	Address netip.Addr `json:"address"` // from which it asked, as TCP proves
 	Since   time.Time  `json:"since"`
+	Joined  bool       `json:"joined,omitempty"` // its Node was seen: the name is free when there is none any more
 
 	// Revision of the record in etcd; 0 if there is none.
 	Revision int64 `json:"-"`
@@ -49,7 +49,7 @@ type Facts struct {
 // Record is the record of a name, if the name isn't free.
 func (f Facts) Record(name string) (Record, bool) {
 	r, known := f.Records[name]
-	return r, known && (f.Nodes[name] || f.Now.Sub(r.Since) < Grace)
+	return r, known && (f.Nodes[name] || !r.Joined && f.Now.Sub(r.Since) < Grace)
 }
 
 // free says how a name becomes free.

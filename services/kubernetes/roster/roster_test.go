@@ -15,7 +15,7 @@ var (
 )
 
 // facts are of a cluster with a control plane, two workers of which one isn't recorded, a
-// worker that joins now, and one whose Node was deleted.
+// worker that joins now, one whose Node was deleted, and one that never joined.
 func facts() Facts {
 	return Facts{
 		Names: []string{"cp-1", "cluster.example.org"}, Addresses: []netip.Addr{control}, Now: now,
@@ -23,7 +23,8 @@ func facts() Facts {
 		Records: map[string]Record{
 			"w1":      {Key: "k1", Address: first, Since: now.Add(-24 * time.Hour)},
 			"joins":   {Key: "k2", Address: second, Since: now.Add(-time.Minute)},
-			"deleted": {Key: "k3", Address: second, Since: now.Add(-time.Hour)},
+			"deleted": {Key: "k3", Address: second, Since: now.Add(-time.Minute), Joined: true},
+			"never":   {Key: "k4", Address: second, Since: now.Add(-time.Hour)},
 		},
 	}
 }
@@ -53,6 +54,7 @@ func TestMaySign(t *testing.T) {
 		{"of a node that isn't recorded", "old", "k9", first, false, "doesn't show that it is that node"},
 		{"of a node that isn't recorded, as that node", "old", "k9", first, true, ""},
 		{"of a deleted node", "deleted", "k9", first, false, ""},
+		{"of a machine that never joined", "never", "k9", first, false, ""},
 		{"a control plane's", "cp-1", "k9", second, true, "one of the control planes'"},
 		{"a control plane's, in capitals", "CP-1", "k9", second, false, "one of the control planes'"},
 		{"the endpoint's", "cluster.example.org", "k9", second, false, "one of the control planes'"},

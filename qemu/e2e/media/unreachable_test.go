@@ -37,7 +37,7 @@ func TestSystemWithoutNetwork(t *testing.T) {
 	images := httptest.NewServer(registry.New(half, stuck, layout, healthy))
 	t.Cleanup(images.Close)
 	disk := e2etest.DiskImage(t, media.Options{Args: args, Version: "v1.0.0"})
-	all, m := e2etest.Start(t, "unreachable", qemu.Container, e2etest.Nodes(1, 2), func(o *qemu.Options) {
+	all, m := e2etest.Ready(t, "unreachable", qemu.Container, e2etest.Nodes(1, 2), func(o *qemu.Options) {
 		o.Mirrors = map[string][]string{e2etest.InstallerHost: {images.URL}}
 	})
 	machine := func(n qemu.Node) *e2etest.Cluster {
@@ -45,6 +45,7 @@ func TestSystemWithoutNetwork(t *testing.T) {
 		if err := all.Cut(t.Context(), n.Name); err != nil {
 			t.Fatal(err)
 		}
+		all.Kubectl("delete", "node", n.Name) // the machine has other keys: the name is free for it now
 		return all.Machine(n, func(o *qemu.Options) { disk(o); o.MemoryMiB = 1024 }, "machine: {install: {disk: /dev/vda}}")
 	}
 	c := machine(all.Nodes[1]).Patient(systemBudget)

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"os"
@@ -10,6 +11,15 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/system/clock"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
 )
 
 var update = flag.Bool("update", false, "write the catalogue anew")
@@ -34,10 +44,10 @@ func TestCatalogue(t *testing.T) {
 	}
 }
 
-// rooms of the catalogue, by the tables that conditions are in.
-var rooms = []struct {
-	title      string
-	conditions []condition
+// titles of the catalogue's rooms, by the checks of their conditions.
+var titles = []struct {
+	title  string
+	checks checks
 }{
 	{"The machine", machineConditions},
 	{"Settings", problemConditions},
@@ -68,23 +78,25 @@ cluster's endpoint, and the status of the node in Kubernetes. It changes nothing
 
 This page is made from the table and the texts in ` + "`services/operations/doctor`" + `; a test compares them.
 `)
-	for _, room := range rooms {
+	for _, room := range titles {
 		fmt.Fprintf(&b, "\n## %s\n", room.title)
-		for _, c := range room.conditions {
-			fmt.Fprintf(&b, "\n### %s\n\n", c.id)
-			fmt.Fprintf(&b, "| | %s |\n|---|---|\n", strings.ToLower(strings.TrimPrefix(c.severity.String(), "SEVERITY_")))
-			own := texts()[c.id]
-			for _, row := range [][2]string{{"Symptom", own.Sees}, {"Cause", own.Why}, {"Solution", own.Next}} {
+		for _, c := range conditions() {
+			if room.checks[c.ID] == nil {
+				continue
+			}
+			fmt.Fprintf(&b, "\n### %s\n\n", c.ID)
+			fmt.Fprintf(&b, "| | %s |\n|---|---|\n", c.Severity)
+			for _, row := range [][2]string{{"Symptom", c.Sees}, {"Cause", c.Why}, {"Solution", c.Next}} {
 				fmt.Fprintf(&b, "| %s | %s |\n", row[0], strings.ReplaceAll(row[1], "|", `\|`))
 			}
-			for _, cause := range c.causes {
-				row := fmt.Sprintf("| With the reason %s | %s |", strings.Join(codes(cause), ", "), strings.TrimSpace(cause.why+" "+cause.next))
-				if cause.why+cause.next != "" {
+			for _, cause := range c.Causes {
+				row := fmt.Sprintf("| With the reason %s | %s |", strings.Join(codes(cause), ", "), strings.TrimSpace(cause.Why+" "+cause.Next))
+				if cause.Why+cause.Next != "" {
 					fmt.Fprintln(&b, row)
 				}
 			}
-			if len(c.follows) > 0 {
-				fmt.Fprintf(&b, "| Possible consequence of | %s |\n", strings.Join(slices.Compact(slices.Sorted(slices.Values(links(c.follows)))), ", "))
+			if len(c.Follows) > 0 {
+				fmt.Fprintf(&b, "| Possible consequence of | %s |\n", strings.Join(slices.Compact(slices.Sorted(slices.Values(links(c.Follows)))), ", "))
 			}
 		}
 	}
@@ -92,7 +104,7 @@ This page is made from the table and the texts in ` + "`services/operations/doct
 }
 
 func codes(c cause) (out []string) {
-	for _, code := range c.codes {
+	for _, code := range c.Codes {
 		out = append(out, string(code))
 	}
 	return out
@@ -109,30 +121,67 @@ func links(ids []string) []string {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	before := map[string]bool{}
-	for _, c := range conditions {
-		if before[c.id] {
-			t.Errorf("%s is there twice", c.id)
+	for _, c := range conditions() {
+		if before[c.ID] {
+			t.Errorf("%s is there twice", c.ID)
 		}
-		own := texts()[c.id]
-		if c.id == "" || c.severity == 0 || own.Sees == "" || own.Why == "" || own.Next == "" || c.holds == nil {
-			t.Errorf("%s lacks something", c.id)
+		if c.ID == "" || c.severity == 0 || c.Sees == "" || c.Why == "" || c.Next == "" || c.holds == nil {
+			t.Errorf("%s lacks something", c.ID)
 		}
-		for _, id := range c.follows {
+		for _, id := range c.Follows {
 			if !before[id] {
-				t.Errorf("%s follows %s, which isn't before it", c.id, id)
+				t.Errorf("%s follows %s, which isn't before it", c.ID, id)
 			}
 		}
-		before[c.id] = true
+		before[c.ID] = true
 	}
-	if len(before) != len(texts()) {
-		t.Errorf("%d conditions have %d texts", len(before), len(texts()))
-	}
-	count := 0
 	for _, room := range rooms {
-		count += len(room.conditions)
+		for id := range room {
+			if !before[id] {
+				t.Errorf("%s isn't in the table", id)
+			}
+		}
 	}
-	if count != len(conditions) {
-		t.Errorf("the catalogue has %d conditions, the table %d", count, len(conditions))
+	if len(titles) != len(rooms) {
+		t.Errorf("the catalogue has %d rooms, the doctor %d", len(titles), len(rooms))
+	}
+}
+
+// published are the reasons that the table may name. A code that its package changes is missed in it.
+var published = []reason.Code{
+	machine.ConfigurationUnusable, network.LinkMissing, network.NoCarrier, network.DHCPUnanswered, network.AddressTaken, network.NoValidSubnet,
+	clock.ServersDisagree, clock.Unconfirmed, clock.Impossible, etcd.DataLost, etcd.Learner, controlplane.ManifestUnavailable,
+	containerd.ImageNoSpace, containerd.ImageUnsigned, containerd.RegistryDenied, containerd.RegistryUntrusted, containerd.RegistryUnresolved,
+	containerd.RegistryUnanswered, containerd.RegistryNoRoute, containerd.RegistryPlainHTTP, containerd.ImageNotFound, containerd.ImageNameInvalid,
+	containerd.RegistryLimits,
+}
+
+func TestReasonsAreKnown(t *testing.T) {
+	t.Parallel()
+	var named []reason.Code
+	for _, c := range conditions() {
+		for _, cause := range c.Causes {
+			named = append(named, cause.Codes...)
+			if len(cause.Codes) == 0 || cause.Why == "" {
+				t.Errorf("a cause of %s lacks something", c.ID)
+			}
+		}
+	}
+	slices.Sort(named)
+	want := slices.Sorted(slices.Values(published))
+	if diff := cmp.Diff(want, named); diff != "" {
+		t.Errorf("the reasons of the table (-published +named):\n%s", diff)
+	}
+}
+
+// A key that the table doesn't know would be left out without a word.
+func TestTableHasNoUnknownKeys(t *testing.T) {
+	t.Parallel()
+	decoder := yaml.NewDecoder(bytes.NewReader(table))
+	decoder.KnownFields(true)
+	var all []condition
+	if err := decoder.Decode(&all); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -154,9 +203,9 @@ func TestEveryConditionIsProvoked(t *testing.T) {
 		}
 		text.Write(data)
 	}
-	for _, c := range conditions {
-		if !strings.Contains(text.String(), `"`+c.id+`"`) {
-			t.Errorf("no test provokes %s", c.id)
+	for _, c := range conditions() {
+		if !strings.Contains(text.String(), `"`+c.ID+`"`) {
+			t.Errorf("no test provokes %s", c.ID)
 		}
 	}
 }

@@ -3,42 +3,20 @@ package doctor
 import (
 	"fmt"
 	"time"
-
-	"github.com/garboard-os/garboard/services/core/reason"
-	"github.com/garboard-os/garboard/services/system/clock"
 )
 
 // maxSkew: leases of Kubernetes are over after 15 s; an HTTP date counts seconds.
 const maxSkew = 15 * time.Second
 
-var clockConditions = []condition{
-	{
-		id: "clock-not-synced", severity: warning,
-		follows: []string{"network-no-address", "network-no-route", "no-nameserver"},
-		causes: []cause{
-			{[]reason.Code{clock.ServersDisagree}, "The time servers don't agree on the time, and there is no majority.",
-				"Remove the wrong ones from machine.time.servers. With four servers, one may be wrong."},
-			{[]reason.Code{clock.Unconfirmed}, "One time server says that the clock is wrong by more than a day. Others must confirm that: servers that DHCP offers count as one, as do all addresses of one name.",
-				"Name at least two servers in machine.time.servers, or set the clock: gbctl time set."},
-			{[]reason.Code{clock.Impossible}, "Time servers say a time that can't be: the node has had it already, its system was built later, or the cluster's authorities have ended by then.",
-				"Check the time servers. If they are right, and it is the clock that was wrong, set it: gbctl time set."},
-		},
-		holds: func(s *snapshot) []finding {
-			if s.clock == nil || s.clock.Synced || s.config != nil && s.config.Machine.Time.Disabled {
-				return nil
-			}
-			f := finding{what: "The clock isn't synchronised.", code: s.clock.Reason, passing: s.sinceBoot < startTime, evidence: []string{"time status: " + s.clock.Message}}
-			if !s.clock.LastSync.IsZero() {
-				f.since = s.clock.LastSync
-			}
-			return one(f)
-		},
+var clockConditions = checks{
+	"clock-not-synced": func(s *snapshot) []finding {
+		if s.clock == nil || s.clock.Synced || s.config != nil && s.config.Machine.Time.Disabled {
+			return nil
+		}
+		return one(finding{what: "The clock isn't synchronised.", code: s.clock.Reason, since: s.clock.LastSync, passing: s.sinceBoot < startTime,
+			evidence: []string{"time status: " + s.clock.Message}})
 	},
-	{
-		id: "clock-wrong", severity: failure,
-		follows: []string{"clock-not-synced"},
-		holds:   clockWrong,
-	},
+	"clock-wrong": clockWrong,
 }
 
 // clockWrong compares the clock with those of others, as their answers say them,

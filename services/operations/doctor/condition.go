@@ -33,34 +33,56 @@ const (
 
 // condition is something that can be the matter with a node.
 type condition struct {
-	id       string
-	severity garboardv1.Finding_Severity
-	// follows are the conditions that explain this one where they hold, the
+	ID       string
+	Severity string // as users read it
+	// What a person reads of it: what is seen of it, for the catalogue, and why and what next, also for findings that
+	// know no better.
+	Sees, Why, Next string
+	// Follows are the conditions that explain this one where they hold, the
 	// likeliest root first. They are before this one in the table.
-	follows []string
-	// causes know better than its texts, where what failed has published a reason.
-	causes []cause
-	holds  func(*snapshot) []finding
+	Follows []string
+	// Causes know better than its texts, where what failed has published a reason.
+	Causes []cause
+
+	severity garboardv1.Finding_Severity
+	holds    func(*snapshot) []finding
 }
-
-// text is what a person reads of a condition: what is seen of it, for the catalogue, and why and what next, also for
-// findings that know no better.
-type text struct{ Sees, Why, Next string }
-
-//go:embed texts.yaml
-var textFile []byte
-
-// texts are those of all conditions, by ID. A test reads them all.
-var texts = sync.OnceValue(func() (all map[string]text) {
-	_ = yaml.Unmarshal(textFile, &all)
-	return all
-})
 
 // cause is the texts for some reasons.
 type cause struct {
-	codes     []reason.Code
-	why, next string // "": the condition's
+	Codes     []reason.Code
+	Why, Next string // "": the condition's
 }
+
+// checks find conditions, by their IDs.
+type checks map[string]func(*snapshot) []finding
+
+//go:embed conditions.yaml
+var table []byte
+
+// rooms are the checks of all parts of a node.
+var rooms = []checks{
+	machineConditions, problemConditions, networkConditions, clockConditions, serviceConditions, etcdConditions, kubeletConditions,
+	controlPlaneConditions, sharedConditions, endpointConditions, nodeConditions, configurationConditions, operationConditions,
+}
+
+// severities are those of the table.
+var severities = map[string]garboardv1.Finding_Severity{"info": info, "warning": warning, "error": failure}
+
+// conditions are all of them, causes before consequences. A test reads the whole table.
+var conditions = sync.OnceValue(func() (all []condition) {
+	_ = yaml.Unmarshal(table, &all)
+	for i := range all {
+		c := &all[i]
+		c.severity = severities[c.Severity]
+		for _, room := range rooms {
+			if holds := room[c.ID]; holds != nil {
+				c.holds = holds
+			}
+		}
+	}
+	return all
+})
 
 // finding is that a condition holds.
 type finding struct {
@@ -78,21 +100,18 @@ type finding struct {
 	ordinal int        // of the condition in the table
 }
 
-// conditions are all of them, causes before consequences.
-var conditions = slices.Concat(machineConditions, problemConditions, networkConditions, clockConditions, serviceConditions, etcdConditions, kubeletConditions,
-	controlPlaneConditions, sharedConditions, endpointConditions, nodeConditions, configurationConditions, operationConditions)
-
 // evaluate evaluates every condition, and puts causes before their consequences.
 func evaluate(s *snapshot) []*garboardv1.Finding {
 	var found []*finding
 	held := map[string]*condition{}
-	for i := range conditions {
-		c := &conditions[i]
+	all := conditions()
+	for i := range all {
+		c := &all[i]
 		for _, f := range c.ask(s) {
 			f.of, f.ordinal = c, i
-			for _, cause := range c.causes {
-				if slices.Contains(cause.codes, f.code) {
-					f.why, f.next = cmp.Or(f.why, cause.why), cmp.Or(f.next, cause.next)
+			for _, cause := range c.Causes {
+				if slices.Contains(cause.Codes, f.code) {
+					f.why, f.next = cmp.Or(f.why, cause.Why), cmp.Or(f.next, cause.Next)
 				}
 			}
 			f.severity = cmp.Or(f.severity, c.severity)
@@ -100,7 +119,7 @@ func evaluate(s *snapshot) []*garboardv1.Finding {
 				f.severity = info
 			}
 			found = append(found, &f)
-			held[c.id] = c
+			held[c.ID] = c
 		}
 	}
 	fold(found, held)
@@ -130,7 +149,7 @@ func (c *condition) ask(s *snapshot) (found []finding) {
 func fold(found []*finding, held map[string]*condition) {
 	worst := map[*condition]garboardv1.Finding_Severity{}
 	for _, f := range found {
-		for _, id := range f.of.follows {
+		for _, id := range f.of.Follows {
 			if c := held[id]; c != nil {
 				f.cause = c
 				break
@@ -151,13 +170,12 @@ func fold(found []*finding, held map[string]*condition) {
 }
 
 func (f *finding) message() *garboardv1.Finding {
-	own := texts()[f.of.id]
 	m := &garboardv1.Finding{
-		Severity: f.severity, Id: f.of.id, What: fit(f.what), Why: fit(cmp.Or(f.why, own.Why)), Next: fit(cmp.Or(f.next, own.Next)), Evidence: bounded(f.evidence),
+		Severity: f.severity, Id: f.of.ID, What: fit(f.what), Why: fit(cmp.Or(f.why, f.of.Why)), Next: fit(cmp.Or(f.next, f.of.Next)), Evidence: bounded(f.evidence),
 	}
 	if f.cause != nil {
-		m.Why = strings.TrimSpace(fmt.Sprintf("Follows from %s. %s", f.cause.id, fit(f.why)))
-		m.Next = fmt.Sprintf("Solve %s: this is its consequence.", f.cause.id)
+		m.Why = strings.TrimSpace(fmt.Sprintf("Follows from %s. %s", f.cause.ID, fit(f.why)))
+		m.Next = fmt.Sprintf("Solve %s: this is its consequence.", f.cause.ID)
 	}
 	if !f.since.IsZero() {
 		m.Since = timestamppb.New(f.since)

@@ -5,38 +5,29 @@ import (
 	"time"
 )
 
-var configurationConditions = []condition{
-	{
-		id: "configuration-tried", severity: warning,
-		holds: func(s *snapshot) []finding {
-			t := s.situation.Try
-			if t.IsZero() {
-				return nil
-			}
-			return one(finding{what: fmt.Sprintf("A change of the configuration is being tried, and is undone in %s.", max(t.Sub(s.now), 0).Round(time.Second)),
-				evidence: []string{fmt.Sprintf("configuration version %d: tried until %s", s.situation.Version, stamp(t))}})
-		},
+var configurationConditions = checks{
+	"configuration-tried": func(s *snapshot) []finding {
+		t := s.situation.Try
+		if t.IsZero() {
+			return nil
+		}
+		return one(finding{what: fmt.Sprintf("A change of the configuration is being tried, and is undone in %s.", max(t.Sub(s.now), 0).Round(time.Second)),
+			evidence: []string{fmt.Sprintf("configuration version %d: tried until %s", s.situation.Version, stamp(t))}})
 	},
-	{
-		id: "configuration-staged", severity: info,
-		holds: func(s *snapshot) []finding {
-			if !s.situation.Staged {
-				return nil
-			}
-			return one(finding{what: "A configuration waits for the next boot.", evidence: []string{fmt.Sprintf("configuration version %d: staged", s.situation.Version)}})
-		},
+	"configuration-staged": func(s *snapshot) []finding {
+		if !s.situation.Staged {
+			return nil
+		}
+		return one(finding{what: "A configuration waits for the next boot.", evidence: []string{fmt.Sprintf("configuration version %d: staged", s.situation.Version)}})
 	},
-	{
-		id: "configuration-warnings", severity: warning,
-		holds: func(s *snapshot) []finding {
-			if len(s.warnings) == 0 {
-				return nil
-			}
-			f := finding{what: fmt.Sprintf("The configuration has %d warnings.", len(s.warnings))}
-			for _, w := range s.warnings {
-				f.evidence = append(f.evidence, w.String())
-			}
-			return one(f)
-		},
+	"configuration-warnings": func(s *snapshot) []finding {
+		if len(s.warnings) == 0 {
+			return nil
+		}
+		f := finding{what: fmt.Sprintf("The configuration has %d warnings.", len(s.warnings))}
+		for _, w := range s.warnings {
+			f.evidence = append(f.evidence, w.String())
+		}
+		return one(f)
 	},
 }

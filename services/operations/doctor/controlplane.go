@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/services/core/reason"
-	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
@@ -22,67 +20,44 @@ const (
 
 var controlPlanePrograms = []string{apiServer, controllerManager, scheduler}
 
-// etcdProblem is what keeps etcd from running.
-var etcdProblem = []string{"maintenance", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "etcd-not-running"}
-
-// podProblem is what keeps the control plane's pods from running.
-var podProblem = append(slices.Clone(etcdProblem), "secrets-missing", "static-pods-not-generated", "kubelet-not-running")
-
-var controlPlaneConditions = []condition{
-	{
-		id: "static-pods-not-generated", severity: failure,
-		follows: append(slices.Clone(etcdProblem), "secrets-missing", "disk-full", "network-no-address"),
-		holds: func(s *snapshot) []finding {
-			if !s.controlPlane() || !s.files.seen {
-				return nil
+var controlPlaneConditions = checks{
+	"static-pods-not-generated": func(s *snapshot) []finding {
+		if !s.controlPlane() || !s.files.seen {
+			return nil
+		}
+		var missing []string
+		for _, p := range controlPlanePrograms {
+			if name := staticPodPrefix + p + ".yaml"; !slices.Contains(s.files.staticPodFiles, name) {
+				missing = append(missing, name)
 			}
-			var missing []string
-			for _, p := range controlPlanePrograms {
-				if name := staticPodPrefix + p + ".yaml"; !slices.Contains(s.files.staticPodFiles, name) {
-					missing = append(missing, name)
-				}
-			}
-			if len(missing) == 0 {
-				return nil
-			}
-			f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", passing: s.sinceBoot < startTime}
-			f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.StaticPodsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
-			for _, c := range s.controllers {
-				f.evidence = append(f.evidence, asFailure(c))
-			}
-			return one(f)
-		},
+		}
+		if len(missing) == 0 {
+			return nil
+		}
+		f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", passing: s.sinceBoot < startTime}
+		f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.StaticPodsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
+		for _, c := range s.controllers {
+			f.evidence = append(f.evidence, asFailure(c))
+		}
+		return one(f)
 	},
-	programCondition(apiServer, "apiserver-not-running", podProblem),
-	programCondition(controllerManager, "controller-manager-not-running", append(slices.Clone(podProblem), "apiserver-not-running")),
-	programCondition(scheduler, "scheduler-not-running", append(slices.Clone(podProblem), "apiserver-not-running")),
-	{
-		id: "controller-failing", severity: warning,
-		causes: []cause{{[]reason.Code{controlplane.ManifestUnavailable}, "A manifest of the configuration can't be downloaded or read.",
-			"Correct cluster.extraManifests or cluster.network.cni.urls, or repair the server."}},
-		follows: append(slices.Clone(etcdProblem), "disk-full", "secrets-missing", "kubelet-not-running", "apiserver-not-running"),
-		holds: func(s *snapshot) (out []finding) {
-			for _, c := range s.controllers {
-				if c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 ||
-					c.ID == apiSecrets && len(s.down("apid", "")) > 0 {
-					continue // said by other conditions
-				}
-				f := finding{what: "Controller " + c.ID + " fails.", code: c.Spec.Reason, since: c.Spec.Since, passing: s.sinceBoot < bootstrapTime, evidence: []string{asFailure(c)}}
-				out = append(out, f)
+	"apiserver-not-running":          func(s *snapshot) []finding { return s.programDown(apiServer) },
+	"controller-manager-not-running": func(s *snapshot) []finding { return s.programDown(controllerManager) },
+	"scheduler-not-running":          func(s *snapshot) []finding { return s.programDown(scheduler) },
+	"controller-failing": func(s *snapshot) (out []finding) {
+		for _, c := range s.controllers {
+			if c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 ||
+				c.ID == apiSecrets && len(s.down("apid", "")) > 0 {
+				continue // said by other conditions
 			}
-			return out
-		},
+			f := finding{what: "Controller " + c.ID + " fails.", code: c.Spec.Reason, since: c.Spec.Since, passing: s.sinceBoot < bootstrapTime, evidence: []string{asFailure(c)}}
+			out = append(out, f)
+		}
+		return out
 	},
 }
 
-// programCondition is that one program of the control plane doesn't serve.
-func programCondition(program, id string, follows []string) condition {
-	return condition{
-		id: id, severity: failure, follows: append(slices.Clone(follows), "image-pull-failing"),
-		holds: func(s *snapshot) []finding { return s.programDown(program) },
-	}
-}
-
+// programDown is that one program of the control plane doesn't serve.
 func (s *snapshot) programDown(program string) []finding {
 	if !s.controlPlane() {
 		return nil

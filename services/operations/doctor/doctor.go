@@ -1,6 +1,6 @@
 // Package doctor reports what is wrong with a node, why, and what ends it.
 //
-// It is a table of conditions. A condition has an ID that doesn't change, texts for
+// It is a table of conditions (conditions.yaml). A condition has an ID that doesn't change, texts for
 // the user, and a small function over a snapshot: everything that is known about the
 // node at one moment, collected first. So one command does what a person would do with
 // a dozen commands and a troubleshooting guide (look at services and their logs, at

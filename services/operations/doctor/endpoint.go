@@ -19,68 +19,42 @@ const (
 	authoritySoon = 180 * 24 * time.Hour
 )
 
-var endpointConditions = []condition{
-	{
-		id: "endpoint-not-resolving", severity: failure,
-		follows: []string{"network-no-address", "no-nameserver", "network-no-route"},
-		holds: func(s *snapshot) []finding {
-			e := s.endpoint
-			if e == nil || e.resolve == nil {
-				return nil
+var endpointConditions = checks{
+	"endpoint-not-resolving": func(s *snapshot) []finding {
+		e := s.endpoint
+		if e == nil || e.resolve == nil {
+			return nil
+		}
+		return one(finding{what: fmt.Sprintf("The cluster's endpoint %s can't be resolved.", e.url), evidence: []string{e.resolve.Error()}})
+	},
+	"endpoint-other-cluster": func(s *snapshot) []finding {
+		return s.eachAnswer("shows a certificate of another cluster", func(a answer) bool {
+			return errors.As(a.err, new(x509.UnknownAuthorityError))
+		})
+	},
+	"endpoint-wrong-name": func(s *snapshot) []finding {
+		return s.eachAnswer("shows a certificate for other names", func(a answer) bool {
+			return errors.As(a.err, new(x509.HostnameError))
+		})
+	},
+	"endpoint-not-kubernetes": func(s *snapshot) []finding {
+		return s.eachAnswer("is no Kubernetes API server", func(a answer) bool {
+			return errors.Is(a.err, http.ErrSchemeMismatch) || errors.As(a.err, new(tls.RecordHeaderError)) ||
+				a.err == nil && (a.code == http.StatusNotFound || a.code >= 300 && a.code < 400 || a.code == http.StatusOK && strings.TrimSpace(a.body) != "ok")
+		})
+	},
+	"endpoint-not-answering": endpointSilent,
+	"certificate-expired": func(s *snapshot) []finding {
+		return s.expiring(func(left time.Duration, _ certificate) bool { return left <= 0 })
+	},
+	"certificate-expiring": func(s *snapshot) []finding {
+		return s.expiring(func(left time.Duration, c certificate) bool {
+			if c.cert.IsCA {
+				return left > 0 && left <= authoritySoon
 			}
-			return one(finding{what: fmt.Sprintf("The cluster's endpoint %s can't be resolved.", e.url), evidence: []string{e.resolve.Error()}})
-		},
-	},
-	{
-		id: "endpoint-other-cluster", severity: failure,
-		holds: func(s *snapshot) []finding {
-			return s.eachAnswer("shows a certificate of another cluster", func(a answer) bool {
-				return errors.As(a.err, new(x509.UnknownAuthorityError))
-			})
-		},
-	},
-	{
-		id: "endpoint-wrong-name", severity: failure,
-		holds: func(s *snapshot) []finding {
-			return s.eachAnswer("shows a certificate for other names", func(a answer) bool {
-				return errors.As(a.err, new(x509.HostnameError))
-			})
-		},
-	},
-	{
-		id: "endpoint-not-kubernetes", severity: failure,
-		holds: func(s *snapshot) []finding {
-			return s.eachAnswer("is no Kubernetes API server", func(a answer) bool {
-				return errors.Is(a.err, http.ErrSchemeMismatch) || errors.As(a.err, new(tls.RecordHeaderError)) ||
-					a.err == nil && (a.code == http.StatusNotFound || a.code >= 300 && a.code < 400 || a.code == http.StatusOK && strings.TrimSpace(a.body) != "ok")
-			})
-		},
-	},
-	{
-		id: "endpoint-not-answering", severity: failure,
-		follows: append([]string{"network-no-address", "network-no-route", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated"}, "apiserver-not-running",
-			"shared-address-taken", "shared-address-not-held", "shared-address-not-served"),
-		holds: endpointSilent,
-	},
-	{
-		id: "certificate-expired", severity: failure,
-		follows: []string{"clock-wrong"},
-		holds: func(s *snapshot) []finding {
-			return s.expiring(func(left time.Duration, _ certificate) bool { return left <= 0 })
-		},
-	},
-	{
-		id: "certificate-expiring", severity: warning,
-		follows: []string{"clock-wrong"},
-		holds: func(s *snapshot) []finding {
-			return s.expiring(func(left time.Duration, c certificate) bool {
-				if c.cert.IsCA {
-					return left > 0 && left <= authoritySoon
-				}
-				// What lives shorter than that is renewed by its own measure.
-				return left > 0 && left <= min(expireSoon, c.cert.NotAfter.Sub(c.cert.NotBefore)/10)
-			})
-		},
+			// What lives shorter than that is renewed by its own measure.
+			return left > 0 && left <= min(expireSoon, c.cert.NotAfter.Sub(c.cert.NotBefore)/10)
+		})
 	},
 }
 

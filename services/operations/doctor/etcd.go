@@ -11,61 +11,38 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
 )
 
-var etcdConditions = []condition{
-	{
-		id: "etcd-waits-for-bootstrap", severity: warning,
-		follows: []string{"maintenance", "network-no-address"},
-		causes: []cause{{[]reason.Code{etcd.DataLost}, "This node was a member of a cluster and has lost its data, and no other member that it knows answers.",
-			"Start the others again: it joins them by itself. If they are lost for good, start a new cluster from a snapshot on one node: gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT."}},
-		holds: etcdWaits,
+var etcdConditions = checks{
+	"etcd-waits-for-bootstrap": etcdWaits,
+	"etcd-foreign-data":        func(s *snapshot) []finding { return append(etcdForeign(s), foreignSecrets(s)...) },
+	"etcd-no-space": func(s *snapshot) []finding {
+		if s.etcd == nil || len(s.etcd.alarms) == 0 {
+			return nil
+		}
+		f := finding{what: "etcd has an alarm: " + strings.Join(s.etcd.alarms, ", ") + ".", evidence: []string{"etcd alarms: " + strings.Join(s.etcd.alarms, ", ")}}
+		if strings.Join(s.etcd.alarms, "") != "NOSPACE" {
+			f.why, f.next = "A member's data differs from that of the others.", "Replace the member whose data is corrupt: gbctl reset --system-labels-to-wipe EPHEMERAL --reboot on its node, which then joins again."
+		}
+		return one(f)
 	},
-	{
-		id: "etcd-foreign-data", severity: failure,
-		holds: func(s *snapshot) []finding { return append(etcdForeign(s), foreignSecrets(s)...) },
-	},
-	{
-		id: "etcd-no-space", severity: failure,
-		holds: func(s *snapshot) []finding {
-			if s.etcd == nil || len(s.etcd.alarms) == 0 {
-				return nil
-			}
-			f := finding{what: "etcd has an alarm: " + strings.Join(s.etcd.alarms, ", ") + ".", evidence: []string{"etcd alarms: " + strings.Join(s.etcd.alarms, ", ")}}
-			if strings.Join(s.etcd.alarms, "") != "NOSPACE" {
-				f.why, f.next = "A member's data differs from that of the others.", "Replace the member whose data is corrupt: gbctl reset --system-labels-to-wipe EPHEMERAL --reboot on its node, which then joins again."
-			}
-			return one(f)
-		},
-	},
-	{
-		id: "etcd-not-running", severity: failure,
-		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling",
-			"etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "clock-wrong"},
-		causes: []cause{{[]reason.Code{etcd.Learner}, "It is a learner until it has all data of the cluster. Then it is promoted.",
-			"Wait. gbctl etcd status on another control plane shows how much data is missing, and gbctl service etcd shows what delays it."}},
-		holds: etcdDown,
-	},
-	{
-		id: "etcd-even-members", severity: warning,
-		holds: func(s *snapshot) []finding {
-			if s.etcd == nil || len(s.etcd.members) == 0 {
-				return nil
-			}
-			voters, f := s.etcd.voters(), finding{}
-			for _, m := range s.etcd.members {
-				f.evidence = append(f.evidence, describeMember(m))
-			}
-			if voters%2 != 0 || voters == 0 {
-				return nil
-			}
-			f.what = fmt.Sprintf("etcd has %d members.", voters)
-			return one(f)
-		},
+	"etcd-not-running": etcdDown,
+	"etcd-even-members": func(s *snapshot) []finding {
+		if s.etcd == nil || len(s.etcd.members) == 0 {
+			return nil
+		}
+		voters, f := s.etcd.voters(), finding{}
+		for _, m := range s.etcd.members {
+			f.evidence = append(f.evidence, describeMember(m))
+		}
+		if voters%2 != 0 || voters == 0 {
+			return nil
+		}
+		f.what = fmt.Sprintf("etcd has %d members.", voters)
+		return one(f)
 	},
 }
 

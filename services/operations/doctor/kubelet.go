@@ -20,17 +20,9 @@ const bootstrapTime = 5 * time.Minute
 // nameTime is longer than the pause between two requests of a kubelet for a certificate.
 const nameTime = 3 * time.Minute
 
-var kubeletConditions = []condition{
-	{
-		id: "node-name-taken", severity: failure,
-		follows: []string{"maintenance"},
-		holds:   nameTaken,
-	},
-	{
-		id: "kubelet-not-running", severity: failure,
-		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling", "secrets-missing", "node-name-taken"},
-		holds:   kubeletDown,
-	},
+var kubeletConditions = checks{
+	"node-name-taken":     nameTaken,
+	"kubelet-not-running": kubeletDown,
 }
 
 // nameTaken is said on both machines: by the kubelet that waits, and by the requests that were

@@ -22,67 +22,47 @@ const (
 	lowMemoryBytes = 256 << 20
 )
 
-var machineConditions = []condition{
-	{
-		id: "look-unanswered", severity: warning,
-		holds: func(s *snapshot) []finding {
-			if len(s.silent) == 0 {
-				return nil
-			}
-			return one(finding{what: "Not everything could be examined within " + collectBudget.String() + ".", evidence: s.silent})
-		},
+var machineConditions = checks{
+	"look-unanswered": func(s *snapshot) []finding {
+		if len(s.silent) == 0 {
+			return nil
+		}
+		return one(finding{what: "Not everything could be examined within " + collectBudget.String() + ".", evidence: s.silent})
 	},
-	{
-		id: "maintenance", severity: failure,
-		causes: []cause{{codes: []reason.Code{machine.ConfigurationUnusable}, why: "A configuration was found, but it can't be used. The evidence shows where it is wrong, or why it can't be read."}},
-		holds: func(s *snapshot) []finding {
-			if s.stage != machine.Maintenance || s.config != nil {
-				return nil
-			}
-			f := finding{what: "The node has no configuration and is in maintenance mode."}
-			if svc, ok := s.services[machine.ID]; ok {
-				f.since, f.evidence = s.at(svc.Since), []string{svc.asStatus()}
-				f.code = svc.Reason
-			}
-			return one(f)
-		},
+	"maintenance": func(s *snapshot) []finding {
+		if s.stage != machine.Maintenance || s.config != nil {
+			return nil
+		}
+		f := finding{what: "The node has no configuration and is in maintenance mode."}
+		if svc, ok := s.services[machine.ID]; ok {
+			f.since, f.evidence = s.at(svc.Since), []string{svc.asStatus()}
+			f.code = svc.Reason
+		}
+		return one(f)
 	},
-	{
-		id: "secrets-missing", severity: failure,
-		holds: func(s *snapshot) (out []finding) {
-			for _, c := range s.controllers {
-				if c.Spec.Reason == secrets.Missing {
-					out = append(out, finding{what: "The configuration is incomplete: " + c.Spec.Error + ".", since: c.Spec.Since, evidence: []string{asFailure(c)}})
-				}
+	"secrets-missing": func(s *snapshot) (out []finding) {
+		for _, c := range s.controllers {
+			if c.Spec.Reason == secrets.Missing {
+				out = append(out, finding{what: "The configuration is incomplete: " + c.Spec.Error + ".", since: c.Spec.Since, evidence: []string{asFailure(c)}})
 			}
-			return out
-		},
+		}
+		return out
 	},
-	{
-		id: "disks-not-ready", severity: failure,
-		follows: []string{"maintenance"},
-		holds:   func(s *snapshot) []finding { return s.down("disks", "The system disk is not ready.") },
+	"disks-not-ready": func(s *snapshot) []finding { return s.down("disks", "The system disk is not ready.") },
+	"disk-full":       func(s *snapshot) []finding { return s.filled(0, full) },
+	"disk-nearly-full": func(s *snapshot) []finding {
+		if s.mode == boot.Container {
+			return nil // it is the host's, and not this node's doing
+		}
+		return s.filled(full, nearlyFull)
 	},
-	{id: "disk-full", severity: failure, holds: func(s *snapshot) []finding { return s.filled(0, full) }},
-	{
-		id: "disk-nearly-full", severity: warning,
-		holds: func(s *snapshot) []finding {
-			if s.mode == boot.Container {
-				return nil // it is the host's, and not this node's doing
-			}
-			return s.filled(full, nearlyFull)
-		},
-	},
-	{
-		id: "memory-low", severity: warning,
-		holds: func(s *snapshot) []finding {
-			f := s.files
-			if f.memory == 0 || f.available*100 >= f.memory*lowMemory || f.available >= lowMemoryBytes {
-				return nil
-			}
-			return one(finding{what: fmt.Sprintf("Only %s of %s memory are available.", inBytes(f.available), inBytes(f.memory)),
-				evidence: []string{fmt.Sprintf("/proc/meminfo: MemTotal: %d kB, MemAvailable: %d kB", f.memory>>10, f.available>>10)}})
-		},
+	"memory-low": func(s *snapshot) []finding {
+		f := s.files
+		if f.memory == 0 || f.available*100 >= f.memory*lowMemory || f.available >= lowMemoryBytes {
+			return nil
+		}
+		return one(finding{what: fmt.Sprintf("Only %s of %s memory are available.", inBytes(f.available), inBytes(f.memory)),
+			evidence: []string{fmt.Sprintf("/proc/meminfo: MemTotal: %d kB, MemAvailable: %d kB", f.memory>>10, f.available>>10)}})
 	},
 }
 

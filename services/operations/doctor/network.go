@@ -8,67 +8,44 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
-	"github.com/garboard-os/garboard/services/system/network"
 )
 
-var networkConditions = []condition{
-	{
-		id: "network-no-address", severity: failure,
-		causes: []cause{
-			{[]reason.Code{network.LinkMissing}, "A network interface of the configuration is missing.", "Connect it, load its driver, or correct machine.network.interfaces."},
-			{codes: []reason.Code{network.NoCarrier}, why: "No network interface has a carrier."},
-			{[]reason.Code{network.DHCPUnanswered}, "No DHCP server answers.", "Check the DHCP server and the cable, or configure an address in machine.network.interfaces."},
-			{[]reason.Code{network.AddressTaken}, "Another host of the network has the node's address.", "Find it by the MAC address in the state of networkd, or give the node another address."},
-			{[]reason.Code{network.NoValidSubnet}, "No address is in a subnet of machine.kubelet.nodeIP.validSubnets.", "Correct machine.kubelet.nodeIP.validSubnets or the addresses."},
-		},
-		holds: func(s *snapshot) []finding { return s.down("networkd", "The node has no address yet.") },
+var networkConditions = checks{
+	"network-no-address": func(s *snapshot) []finding { return s.down("networkd", "The node has no address yet.") },
+	"network-no-family": func(s *snapshot) (found []finding) {
+		if s.config == nil || s.address == nil {
+			return nil
+		}
+		for _, subnet := range s.config.Cluster.Network.PodSubnets {
+			if slices.ContainsFunc(s.address.All, func(p netip.Prefix) bool { return p.Addr().BitLen() == subnet.Addr().BitLen() }) {
+				continue
+			}
+			found = append(found, finding{
+				what:     fmt.Sprintf("Pods have addresses of %s, and the node has none of that family.", subnet),
+				evidence: []string{fmt.Sprintf("NodeAddresses network/default: %v", s.address.All)},
+			})
+		}
+		return found
 	},
-	{
-		id: "network-no-family", severity: failure,
-		follows: []string{"network-no-address"},
-		holds: func(s *snapshot) (found []finding) {
-			if s.config == nil || s.address == nil {
-				return nil
-			}
-			for _, subnet := range s.config.Cluster.Network.PodSubnets {
-				if slices.ContainsFunc(s.address.All, func(p netip.Prefix) bool { return p.Addr().BitLen() == subnet.Addr().BitLen() }) {
-					continue
-				}
-				found = append(found, finding{
-					what:     fmt.Sprintf("Pods have addresses of %s, and the node has none of that family.", subnet),
-					evidence: []string{fmt.Sprintf("NodeAddresses network/default: %v", s.address.All)},
-				})
-			}
-			return found
-		},
+	"network-no-route": func(s *snapshot) []finding {
+		if !s.route.seen || s.route.v4 || s.route.v6 || s.address == nil {
+			return nil
+		}
+		outside := s.outside()
+		if len(outside) == 0 {
+			return nil
+		}
+		return one(finding{what: "The node has no default route.", evidence: append([]string{"/proc/net/route: no entry for 0.0.0.0/0; /proc/net/ipv6_route: none for ::/0"}, outside...)})
 	},
-	{
-		id: "network-no-route", severity: warning,
-		follows: []string{"network-no-address"},
-		holds: func(s *snapshot) []finding {
-			if !s.route.seen || s.route.v4 || s.route.v6 || s.address == nil {
-				return nil
-			}
-			outside := s.outside()
-			if len(outside) == 0 {
-				return nil
-			}
-			return one(finding{what: "The node has no default route.", evidence: append([]string{"/proc/net/route: no entry for 0.0.0.0/0; /proc/net/ipv6_route: none for ::/0"}, outside...)})
-		},
-	},
-	{
-		id: "no-nameserver", severity: failure,
-		follows: []string{"network-no-address"},
-		holds: func(s *snapshot) []finding {
-			if !s.known || len(s.resolvers) > 0 {
-				return nil
-			}
-			names := s.names()
-			if len(names) == 0 {
-				return nil
-			}
-			return one(finding{what: "The node has no name server.", evidence: append([]string{"Resolvers network/resolvers: none"}, names...)})
-		},
+	"no-nameserver": func(s *snapshot) []finding {
+		if !s.known || len(s.resolvers) > 0 {
+			return nil
+		}
+		names := s.names()
+		if len(names) == 0 {
+			return nil
+		}
+		return one(finding{what: "The node has no name server.", evidence: append([]string{"Resolvers network/resolvers: none"}, names...)})
 	},
 }
 

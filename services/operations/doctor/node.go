@@ -14,84 +14,52 @@ const manifestApplier = "k8s.ManifestApplyController"
 // apiSecrets gets the certificate of a worker's API.
 const apiSecrets = "secrets.APIController"
 
-// apiProblem is what keeps Kubernetes from being asked.
-var apiProblem = []string{"maintenance", "network-no-address", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated",
-	"apiserver-not-running", "endpoint-not-resolving", "endpoint-other-cluster", "endpoint-wrong-name", "endpoint-not-kubernetes", "endpoint-not-answering", "certificate-expired"}
-
-var nodeConditions = []condition{
-	{
-		id: "manifests-not-applied", severity: failure,
-		follows: apiProblem,
-		holds: func(s *snapshot) []finding {
-			if s.cluster == nil || len(s.cluster.missing) == 0 {
-				return nil
+var nodeConditions = checks{
+	"manifests-not-applied": func(s *snapshot) []finding {
+		if s.cluster == nil || len(s.cluster.missing) == 0 {
+			return nil
+		}
+		f := finding{what: fmt.Sprintf("Objects of the bootstrap manifests are missing, %s among them.", s.cluster.missing[0]), passing: s.sinceBoot < bootstrapTime}
+		for _, m := range s.cluster.missing {
+			f.evidence = append(f.evidence, "missing "+m)
+		}
+		for _, c := range s.controllers {
+			if c.ID == manifestApplier {
+				f.why = "They can't be created: " + c.Spec.Error + "."
+				f.evidence = append([]string{asFailure(c)}, f.evidence...)
 			}
-			f := finding{what: fmt.Sprintf("Objects of the bootstrap manifests are missing, %s among them.", s.cluster.missing[0]), passing: s.sinceBoot < bootstrapTime}
-			for _, m := range s.cluster.missing {
-				f.evidence = append(f.evidence, "missing "+m)
-			}
-			for _, c := range s.controllers {
-				if c.ID == manifestApplier {
-					f.why = "They can't be created: " + c.Spec.Error + "."
-					f.evidence = append([]string{asFailure(c)}, f.evidence...)
-				}
-			}
-			return one(f)
-		},
+		}
+		return one(f)
 	},
-	{
-		id: "node-not-registered", severity: failure,
-		follows: append(append([]string{}, apiProblem...), "controller-manager-not-running", "manifests-not-applied"),
-		holds:   nodeMissing,
-	},
-	{
-		id: "node-not-ready", severity: failure,
-		follows: []string{"disk-full", "kubelet-not-running", "image-pull-failing", "controller-manager-not-running", "manifests-not-applied", "endpoint-not-answering", "endpoint-other-cluster"},
-		holds:   nodeNotReady,
-	},
-	{
-		id: "node-pressure", severity: warning,
-		follows: []string{"disk-full", "disk-nearly-full", "memory-low"},
-		holds: func(s *snapshot) (out []finding) {
-			for _, c := range s.nodeConditions() {
-				if typ := c.Text("type"); strings.HasSuffix(typ, "Pressure") && c.Text("status") == "True" {
-					out = append(out, finding{what: "The node has " + typ + ".", since: since(c), evidence: []string{asCondition(s.hostname, c)}})
-				}
+	"node-not-registered": nodeMissing,
+	"node-not-ready":      nodeNotReady,
+	"node-pressure": func(s *snapshot) (out []finding) {
+		for _, c := range s.nodeConditions() {
+			if typ := c.Text("type"); strings.HasSuffix(typ, "Pressure") && c.Text("status") == "True" {
+				out = append(out, finding{what: "The node has " + typ + ".", since: since(c), evidence: []string{asCondition(s.hostname, c)}})
 			}
-			return out
-		},
+		}
+		return out
 	},
-	{
-		id: "system-pods-failing", severity: warning,
-		follows: []string{"disk-full", "memory-low", "image-pull-failing", "apiserver-not-running", "controller-manager-not-running", "scheduler-not-running"},
-		holds:   systemPods,
+	"system-pods-failing": systemPods,
+	"worker-api-waits": func(s *snapshot) []finding {
+		if s.config == nil || s.controlPlane() {
+			return nil
+		}
+		found := s.down("apid", "The machine API of this worker is not up.")
+		for _, c := range s.controllers {
+			if c.ID == apiSecrets && len(found) > 0 {
+				found[0].why = "It has no certificate: " + c.Spec.Error + "."
+				found[0].evidence = append(found[0].evidence, asFailure(c))
+			}
+		}
+		return found
 	},
-	{
-		id: "worker-api-waits", severity: failure,
-		follows: append(append([]string{}, apiProblem...), "node-not-registered"),
-		holds: func(s *snapshot) []finding {
-			if s.config == nil || s.controlPlane() {
-				return nil
-			}
-			found := s.down("apid", "The machine API of this worker is not up.")
-			for _, c := range s.controllers {
-				if c.ID == apiSecrets && len(found) > 0 {
-					found[0].why = "It has no certificate: " + c.Spec.Error + "."
-					found[0].evidence = append(found[0].evidence, asFailure(c))
-				}
-			}
-			return found
-		},
-	},
-	{
-		id: "api-not-up", severity: failure,
-		follows: []string{"network-no-address", "secrets-missing", "disk-full"},
-		holds: func(s *snapshot) []finding {
-			if s.config != nil && !s.controlPlane() {
-				return nil
-			}
-			return s.down("apid", "The machine API is not up.")
-		},
+	"api-not-up": func(s *snapshot) []finding {
+		if s.config != nil && !s.controlPlane() {
+			return nil
+		}
+		return s.down("apid", "The machine API is not up.")
 	},
 }
 

@@ -14,61 +14,52 @@ import (
 // it within a day has given it up.
 const failedTime = 24 * time.Hour
 
-var operationConditions = []condition{
-	{
-		id: "operation-asks", severity: warning,
-		holds: func(s *snapshot) (out []finding) {
-			for _, o := range s.operations {
-				if o.Spec.Question != "" {
-					out = append(out, finding{
-						what: fmt.Sprintf("Operation %s waits for an answer: %s", o.ID, o.Spec.Question), since: o.Spec.Began,
-						next:     fmt.Sprintf("Answer it: gbctl operation answer %s ANSWER. gbctl operation attach %s shows the events before it.", o.ID, o.ID),
-						evidence: []string{asOperation(o)},
-					})
-				}
-			}
-			return out
-		},
-	},
-	{
-		id: "operation-failed", severity: warning,
-		holds: func(s *snapshot) (out []finding) {
-			last := map[string]resource.Object[operation.Spec]{} // of each name
-			for _, o := range s.operations {
-				if before, ok := last[o.Spec.Name]; !ok || o.Spec.Began.After(before.Spec.Began) {
-					last[o.Spec.Name] = o
-				}
-			}
-			for _, o := range s.operations {
-				if o.Spec.State != operation.Failed || last[o.Spec.Name].ID != o.ID || s.now.Sub(o.Spec.Ended) > failedTime {
-					continue
-				}
+var operationConditions = checks{
+	"operation-asks": func(s *snapshot) (out []finding) {
+		for _, o := range s.operations {
+			if o.Spec.Question != "" {
 				out = append(out, finding{
-					what: fmt.Sprintf("Operation %s has failed: %s", o.ID, o.Spec.Error), since: o.Spec.Ended,
-					next:     fmt.Sprintf("Look at its events (gbctl operation attach %s), remove the cause, and start it again.", o.ID),
+					what: fmt.Sprintf("Operation %s waits for an answer: %s", o.ID, o.Spec.Question), since: o.Spec.Began,
+					next:     fmt.Sprintf("Answer it: gbctl operation answer %s ANSWER. gbctl operation attach %s shows the events before it.", o.ID, o.ID),
 					evidence: []string{asOperation(o)},
 				})
 			}
-			return out
-		},
+		}
+		return out
 	},
-	{
-		id: "system-failed", severity: warning,
-		holds: func(s *snapshot) (out []finding) {
-			for _, slot := range s.slots {
-				// Who asked for its end, or waited for it, knows it.
-				told := slices.ContainsFunc(s.operations, func(o resource.Object[operation.Spec]) bool {
-					return slices.Contains([]string{"install", "upgrade", "rollback"}, o.Spec.Name) && !o.Spec.Began.After(slot.Spec.Since) && !o.Spec.Ended.Before(slot.Spec.Since)
-				})
-				if slot.Spec.State == boot.SlotBad && s.now.Sub(slot.Spec.Since) <= failedTime && !told {
-					out = append(out, finding{
-						what: fmt.Sprintf("Garboard %s in slot %s has failed: %s", slot.Spec.Version, slot.ID, slot.Spec.Reason), since: slot.Spec.Since,
-						evidence: []string{fmt.Sprintf("resource Slots %s: %s since %s", slot.ID, slot.Spec.State, stamp(slot.Spec.Since))},
-					})
-				}
+	"operation-failed": func(s *snapshot) (out []finding) {
+		last := map[string]resource.Object[operation.Spec]{} // of each name
+		for _, o := range s.operations {
+			if before, ok := last[o.Spec.Name]; !ok || o.Spec.Began.After(before.Spec.Began) {
+				last[o.Spec.Name] = o
 			}
-			return out
-		},
+		}
+		for _, o := range s.operations {
+			if o.Spec.State != operation.Failed || last[o.Spec.Name].ID != o.ID || s.now.Sub(o.Spec.Ended) > failedTime {
+				continue
+			}
+			out = append(out, finding{
+				what: fmt.Sprintf("Operation %s has failed: %s", o.ID, o.Spec.Error), since: o.Spec.Ended,
+				next:     fmt.Sprintf("Look at its events (gbctl operation attach %s), remove the cause, and start it again.", o.ID),
+				evidence: []string{asOperation(o)},
+			})
+		}
+		return out
+	},
+	"system-failed": func(s *snapshot) (out []finding) {
+		for _, slot := range s.slots {
+			// Who asked for its end, or waited for it, knows it.
+			told := slices.ContainsFunc(s.operations, func(o resource.Object[operation.Spec]) bool {
+				return slices.Contains([]string{"install", "upgrade", "rollback"}, o.Spec.Name) && !o.Spec.Began.After(slot.Spec.Since) && !o.Spec.Ended.Before(slot.Spec.Since)
+			})
+			if slot.Spec.State == boot.SlotBad && s.now.Sub(slot.Spec.Since) <= failedTime && !told {
+				out = append(out, finding{
+					what: fmt.Sprintf("Garboard %s in slot %s has failed: %s", slot.Spec.Version, slot.ID, slot.Spec.Reason), since: slot.Spec.Since,
+					evidence: []string{fmt.Sprintf("resource Slots %s: %s since %s", slot.ID, slot.Spec.State, stamp(slot.Spec.Since))},
+				})
+			}
+		}
+		return out
 	},
 }
 

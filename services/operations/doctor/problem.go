@@ -13,22 +13,19 @@ import (
 // done is tried again within a minute.
 const problemTime = 2 * time.Minute
 
-var problemConditions = []condition{
-	{
-		id: "problem-stays", severity: warning,
-		holds: func(s *snapshot) (out []finding) {
-			for _, o := range s.troubled {
-				problems := slices.DeleteFunc(resource.Problems(o.Spec), func(p string) bool { return s.retells(o, p) })
-				if len(problems) == 0 {
-					continue
-				}
-				age := s.now.Sub(o.Troubled)
-				name, _, _ := strings.Cut(o.Type, ".")
-				out = append(out, finding{what: fmt.Sprintf("%s %s has a problem: %s.", name, o.ID, problems[0]), since: s.now.Add(-age), passing: age < problemTime,
-					evidence: append([]string{fmt.Sprintf("resource %s %s", name, o.ID)}, problems...)})
+var problemConditions = checks{
+	"problem-stays": func(s *snapshot) (out []finding) {
+		for _, o := range s.troubled {
+			problems := slices.DeleteFunc(resource.Problems(o.Spec), func(p string) bool { return s.retells(o, p) })
+			if len(problems) == 0 {
+				continue
 			}
-			return out
-		},
+			age := s.now.Sub(o.Troubled)
+			name, _, _ := strings.Cut(o.Type, ".")
+			out = append(out, finding{what: fmt.Sprintf("%s %s has a problem: %s.", name, o.ID, problems[0]), since: s.now.Add(-age), passing: age < problemTime,
+				evidence: append([]string{fmt.Sprintf("resource %s %s", name, o.ID)}, problems...)})
+		}
+		return out
 	},
 }
 

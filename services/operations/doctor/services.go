@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -23,77 +22,47 @@ const (
 // own are services with conditions of their own: vip only waits for etcd.
 var own = []string{"networkd", "disks", "etcd", "kubelet", "apid", "vip"}
 
-var serviceConditions = []condition{
-	{
-		id: "service-failing", severity: failure,
-		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "memory-low"},
-		holds: func(s *snapshot) (out []finding) {
-			for _, id := range slices.Sorted(maps.Keys(s.services)) {
-				if !slices.Contains(own, id) && (id != machine.ID || s.stage != machine.Maintenance) {
-					out = append(out, s.down(id, "Service "+id+" is not up.")...)
-				}
+var serviceConditions = checks{
+	"service-failing": func(s *snapshot) (out []finding) {
+		for _, id := range slices.Sorted(maps.Keys(s.services)) {
+			if !slices.Contains(own, id) && (id != machine.ID || s.stage != machine.Maintenance) {
+				out = append(out, s.down(id, "Service "+id+" is not up.")...)
 			}
-			return out
-		},
+		}
+		return out
 	},
-	{
-		id: "service-restarting", severity: warning,
-		follows: []string{"disk-full", "memory-low", "service-failing"},
-		holds: func(s *snapshot) (out []finding) {
-			for _, id := range slices.Sorted(maps.Keys(s.services)) {
-				svc := s.services[id]
-				ends := s.failures(svc, flapping)
-				if !svc.Up || len(ends) < flaps {
-					continue
-				}
-				f := finding{what: fmt.Sprintf("Service %s is up, and ended %d times in the last %s.", id, len(ends), flapping), since: s.at(ends[0].SinceBoot)}
-				f.evidence = []string{asEvent(ends[len(ends)-1]), asLog(id, lastError(s.tail(id, tailLines)))}
-				out = append(out, f)
+	"service-restarting": func(s *snapshot) (out []finding) {
+		for _, id := range slices.Sorted(maps.Keys(s.services)) {
+			svc := s.services[id]
+			ends := s.failures(svc, flapping)
+			if !svc.Up || len(ends) < flaps {
+				continue
 			}
-			return out
-		},
+			f := finding{what: fmt.Sprintf("Service %s is up, and ended %d times in the last %s.", id, len(ends), flapping), since: s.at(ends[0].SinceBoot)}
+			f.evidence = []string{asEvent(ends[len(ends)-1]), asLog(id, lastError(s.tail(id, tailLines)))}
+			out = append(out, f)
+		}
+		return out
 	},
-	{
-		id: "service-stopped", severity: warning,
-		holds: func(s *snapshot) (out []finding) {
-			for _, id := range slices.Sorted(maps.Keys(s.services)) {
-				if svc := s.services[id]; stopped(svc) {
-					out = append(out, finding{what: "Service " + id + " was stopped.", next: "Start it: gbctl service " + id + " start.",
-						since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
-				}
+	"service-stopped": func(s *snapshot) (out []finding) {
+		for _, id := range slices.Sorted(maps.Keys(s.services)) {
+			if svc := s.services[id]; stopped(svc) {
+				out = append(out, finding{what: "Service " + id + " was stopped.", next: "Start it: gbctl service " + id + " start.",
+					since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
 			}
-			return out
-		},
+		}
+		return out
 	},
-	{
-		id: "image-pulling", severity: info,
-		holds: func(s *snapshot) (out []finding) {
-			for _, id := range slices.Sorted(maps.Keys(s.services)) {
-				svc := s.services[id]
-				if svc.Reason == containerd.Pulling {
-					out = append(out, finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
-				}
+	"image-pulling": func(s *snapshot) (out []finding) {
+		for _, id := range slices.Sorted(maps.Keys(s.services)) {
+			svc := s.services[id]
+			if svc.Reason == containerd.Pulling {
+				out = append(out, finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
 			}
-			return out
-		},
+		}
+		return out
 	},
-	{
-		id: "image-pull-failing", severity: failure,
-		follows: []string{"disk-full", "network-no-address", "no-nameserver", "network-no-route", "clock-wrong"},
-		holds:   func(s *snapshot) []finding { return append(s.servicePulls(), s.podPulls()...) },
-		causes: []cause{
-			{[]reason.Code{containerd.ImageNoSpace}, "The disk has no space for it.", "See disk-full."},
-			{[]reason.Code{containerd.ImageUnsigned}, "The image isn't signed as machine.images.verify demands.", "Use an image that is signed by one of the keys, or correct the rule."},
-			{[]reason.Code{containerd.RegistryDenied}, "The registry requires authentication, and doesn't accept the credentials of the node.", "Add or correct the credentials in machine.registries.config."},
-			{[]reason.Code{containerd.RegistryUntrusted}, "The registry's certificate isn't accepted.", "Add its CA to machine.registries.config.HOST.tls.ca, and check that the node's clock is right."},
-			{[]reason.Code{containerd.RegistryUnresolved}, "The registry's name can't be resolved.", "Correct machine.network.nameservers or the name, or configure a mirror in machine.registries.mirrors."},
-			{[]reason.Code{containerd.RegistryUnanswered, containerd.RegistryNoRoute}, "The registry, or the mirror that is configured for it, doesn't answer.", "Make it reachable, or correct machine.registries.mirrors."},
-			{[]reason.Code{containerd.RegistryPlainHTTP}, "The registry uses plain HTTP.", "Add a mirror with an http:// endpoint for it to machine.registries.mirrors."},
-			{[]reason.Code{containerd.ImageNotFound}, "The registry has no image with this name.", "Correct the image's name and tag in the configuration, or push the image to the mirror."},
-			{[]reason.Code{containerd.ImageNameInvalid}, "This is no valid image name.", "Correct it in the configuration."},
-			{[]reason.Code{containerd.RegistryLimits}, "The registry limits the rate of requests.", "Wait, add credentials to machine.registries.config, or use a mirror."},
-		},
-	},
+	"image-pull-failing": func(s *snapshot) []finding { return append(s.servicePulls(), s.podPulls()...) },
 }
 
 // stopped by an operator, or at the end.

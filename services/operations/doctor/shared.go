@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -14,54 +13,40 @@ import (
 // also when etcd has to elect a leader first.
 const moveTime = 30 * time.Second
 
-var sharedConditions = []condition{
-	{
-		id: "shared-address-taken", severity: failure,
-		holds: func(s *snapshot) []finding {
-			return s.eachShared(func(a vip.Status) (string, bool) {
-				return fmt.Sprintf("The machine %s on %s has the shared address %s.", a.Conflict, a.Link, a.Address), a.Conflict != ""
-			})
-		},
+var sharedConditions = checks{
+	"shared-address-taken": func(s *snapshot) []finding {
+		return s.eachShared(func(a vip.Status) (string, bool) {
+			return fmt.Sprintf("The machine %s on %s has the shared address %s.", a.Conflict, a.Link, a.Address), a.Conflict != ""
+		})
 	},
-	{
-		id: "shared-address-not-held", severity: failure,
-		follows: append(slices.Clone(etcdProblem), "apiserver-not-running", "shared-address-taken"),
-		holds: func(s *snapshot) []finding {
-			found := s.eachShared(func(a vip.Status) (string, bool) {
-				return fmt.Sprintf("No node holds the shared address %s.", a.Address), a.Known && a.HeldBy == "" && !a.Holder && s.now.Sub(a.Since) > moveTime
-			})
-			for i := range found {
-				found[i].passing = s.sinceBoot < bootstrapTime
-			}
-			return found
-		},
+	"shared-address-not-held": func(s *snapshot) []finding {
+		found := s.eachShared(func(a vip.Status) (string, bool) {
+			return fmt.Sprintf("No node holds the shared address %s.", a.Address), a.Known && a.HeldBy == "" && !a.Holder && s.now.Sub(a.Since) > moveTime
+		})
+		for i := range found {
+			found[i].passing = s.sinceBoot < bootstrapTime
+		}
+		return found
 	},
-	{
-		id: "shared-address-not-served", severity: failure,
-		follows: append(slices.Clone(etcdProblem), "apiserver-not-running"),
-		holds: func(s *snapshot) []finding {
-			if s.local == nil || s.local.okButForEtcd() {
-				return nil
-			}
-			found := s.eachShared(func(a vip.Status) (string, bool) {
-				return fmt.Sprintf("No API server serves at the shared address %s: this node has it.", a.Address), a.Holder
-			})
-			for i := range found {
-				found[i].evidence = append(found[i].evidence, s.local.text())
-			}
-			return found
-		},
+	"shared-address-not-served": func(s *snapshot) []finding {
+		if s.local == nil || s.local.okButForEtcd() {
+			return nil
+		}
+		found := s.eachShared(func(a vip.Status) (string, bool) {
+			return fmt.Sprintf("No API server serves at the shared address %s: this node has it.", a.Address), a.Holder
+		})
+		for i := range found {
+			found[i].evidence = append(found[i].evidence, s.local.text())
+		}
+		return found
 	},
-	{
-		id: "shared-address-two-members", severity: warning,
-		holds: func(s *snapshot) []finding {
-			if s.etcd == nil {
-				return nil
-			}
-			return s.eachShared(func(a vip.Status) (string, bool) {
-				return fmt.Sprintf("The shared address %s can't move: etcd has 2 members.", a.Address), s.etcd.voters() == 2
-			})
-		},
+	"shared-address-two-members": func(s *snapshot) []finding {
+		if s.etcd == nil {
+			return nil
+		}
+		return s.eachShared(func(a vip.Status) (string, bool) {
+			return fmt.Sprintf("The shared address %s can't move: etcd has 2 members.", a.Address), s.etcd.voters() == 2
+		})
 	},
 }
 

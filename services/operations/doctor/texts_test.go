@@ -72,7 +72,7 @@ func nothing(string, int) []string { return nil }
 // that looks.
 func TestDefect(t *testing.T) {
 	t.Parallel()
-	c := condition{id: "x", severity: failure, holds: func(s *snapshot) []finding { panic("oh") }}
+	c := condition{ID: "x", severity: failure, holds: func(s *snapshot) []finding { panic("oh") }}
 	if found := c.ask(nil); len(found) != 1 || !strings.Contains(found[0].evidence[0], "oh") {
 		t.Errorf("found %v", found)
 	}

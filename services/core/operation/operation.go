@@ -23,6 +23,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -55,7 +56,8 @@ type Definition struct {
 	// Shared: the record is also in Options.Shared, where the other control planes read
 	// it, so that one of them can take the operation over.
 	Shared bool
-	// Plan returns what would be done, or refuses with the reason. It changes nothing.
+	// Plan returns what would be done, or refuses with the reason. It changes nothing. A plan
+	// without steps has those of Steps.
 	Plan func(ctx context.Context, r Request) (Plan, error)
 	// Steps are all steps that a plan for these arguments may have. After a restart, and
 	// on a node that takes the operation over, the record has the plan and Steps has its
@@ -90,6 +92,8 @@ type Plan struct {
 type Step struct {
 	ID   string // unique in the plan: drain
 	What string // evict the pods of this node
+	// Omit leaves it out. So an operation is one list of all steps that it may have.
+	Omit bool
 	// Deadline bounds Run, and Undo; the time that a question waits for its answer
 	// doesn't count. Never 0.
 	Deadline time.Duration
@@ -156,6 +160,11 @@ func (d Definition) validate() error {
 		return fmt.Errorf("operation %q: its name must be like %s, and it needs a plan and steps", d.Name, nameForm)
 	}
 	return nil
+}
+
+// kept are the steps that aren't left out.
+func kept(steps []Step) []Step {
+	return slices.DeleteFunc(steps, func(s Step) bool { return s.Omit })
 }
 
 // validateSteps finds what the program has done wrong; plans don't come from outside.

@@ -202,7 +202,10 @@ func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p P
 	ctx, cancel := context.WithTimeout(ctx, planTimeout)
 	defer cancel()
 	err = dag.Guard(r.o.Log, func() (err error) {
-		p, err = def.Plan(ctx, request)
+		if p, err = def.Plan(ctx, request); err == nil && p.Steps == nil {
+			p.Steps, err = def.Steps(request)
+		}
+		p.Steps = kept(p.Steps)
 		return err
 	})
 	if called := ctx.Err(); called != nil {
@@ -221,6 +224,7 @@ func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p P
 func (r *Runner) steps(def Definition, rec *record) (steps []Step, err error) {
 	err = dag.Guard(r.o.Log, func() (err error) {
 		steps, err = def.Steps(Request{Arguments: rec.Arguments, By: rec.By, ID: rec.ID, Resuming: true})
+		steps = kept(steps)
 		return err
 	})
 	if err == nil {

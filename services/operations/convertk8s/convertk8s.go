@@ -86,42 +86,59 @@ func Definition(o Options) operation.Definition {
 	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
 }
 
-func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan, error) {
+func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	steps, err := o.steps(r)
+	a, err := operation.Decode[Arguments](r)
 	if err != nil {
-		return operation.Plan{}, err
+		return plan, err
 	}
 	seen, err := o.look(ctx)
-	if err != nil {
-		return operation.Plan{}, err
+	if err != nil || !a.OnlyKey {
+		plan.Warnings = slices.Concat(seen.Differences, seen.Servers)
+		return plan, err
 	}
-	plan := operation.Plan{Steps: steps, Warnings: slices.Concat(seen.Differences, seen.Servers)}
-	if len(steps) == 1 {
-		plan.Warnings = nil
-		for _, n := range rollout.ControlPlanes(seen.Nodes) {
-			if len(seen.Before[n.Name].Lacks) > 0 {
-				return plan, fmt.Errorf("node %s: its configuration has no cluster.aggregatorCA or no cluster.serviceAccount: without them no static pod starts", n.Name)
-			}
+	for _, n := range rollout.ControlPlanes(seen.Nodes) {
+		if len(seen.Before[n.Name].Lacks) > 0 {
+			return plan, fmt.Errorf("node %s: its configuration has no cluster.aggregatorCA or no cluster.serviceAccount: without them no static pod starts", n.Name)
 		}
 	}
 	return plan, nil
 }
 
+// job is a conversion that was asked for.
+type job struct {
+	Options
+	Arguments
+}
+
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 	a, err := operation.Decode[Arguments](r)
-	if err != nil {
-		return nil, err
+	j := job{o, a}
+	steps := []operation.Step{
+		{ID: "discover", What: "look for the control planes", Omit: a.OnlyKey,
+			Deadline: nodeTimeout, Run: o.discover}, // a restart may have come between
+		{ID: "gather", What: "gathering control plane configuration", Omit: a.OnlyKey,
+			Deadline: nodeTimeout, Run: seen.Then(j.gather), Undo: j.ungather},
+		{ID: "patch", What: "complete the configurations of the control planes", Omit: a.OnlyKey,
+			Deadline: allTimeout, Run: seen.Then(o.patches), Undo: seen.Then(o.unpatches)},
+		{ID: "render", What: "waiting for static pod definitions to be generated", Omit: a.OnlyKey,
+			Deadline: nodeTimeout, Run: seen.Then(o.render)},
+		{ID: "checkpointer", What: "disabling pod-checkpointer", Omit: a.OnlyKey,
+			Deadline: allTimeout, Run: j.disable, Undo: j.enable},
+		{ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Omit: a.OnlyKey,
+			Deadline: time.Minute, Run: j.confirmAll},
+		{ID: "key", What: "removing self-hosted initialized key", PointOfNoReturn: true,
+			Deadline: nodeTimeout, Run: o.removeKey},
 	}
-	if a.OnlyKey {
-		return []operation.Step{o.keyStep()}, nil
-	}
-	steps := []operation.Step{o.discoverStep(), o.gatherStep(a), o.patchStep(), o.renderStep(), o.checkpointerStep(a), confirmStep(a), o.keyStep()}
 	for _, c := range programs {
-		steps = append(steps, o.programStep(c))
+		steps = append(steps, operation.Step{
+			ID: c.name, What: fmt.Sprintf("replace daemonset %q by static pods", c.name), PointOfNoReturn: true, Omit: a.OnlyKey,
+			Deadline: allTimeout, Run: seen.Then(o.program(c))})
 	}
-	return append(steps, o.verifyStep()), nil
+	return append(steps, operation.Step{
+		ID: "verify", What: "check that all control planes run static pods", PointOfNoReturn: true, Omit: a.OnlyKey,
+		Deadline: nodeTimeout, Run: seen.Then(o.verify)}), err
 }
 
 // before is the configuration of a node at the beginning, as far as the operation changes it.
@@ -235,21 +252,16 @@ func daemonSet(name string) kubeclient.Ref {
 	return kubeclient.Ref{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "kube-system", Name: name}
 }
 
-func (o Options) discoverStep() operation.Step {
-	return operation.Step{
-		ID: "discover", What: "look for the control planes", Deadline: nodeTimeout, // a restart may have come between
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			if _, err := seen.Get(p); err == nil {
-				return nil // what was there before the first change counts
-			}
-			var s survey
-			if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = o.look(ctx); return err }); err != nil {
-				return err
-			}
-			slices.SortFunc(s.Nodes, func(a, b rollout.Node) int { return a.Address.Compare(b.Address) })
-			p.Report("%s", rollout.Discovered(s.Nodes))
-			p.Report("current self-hosted status: %v", s.SelfHosted)
-			return seen.Put(p, s)
-		},
+func (o Options) discover(ctx context.Context, p *operation.Progress) error {
+	if _, err := seen.Get(p); err == nil {
+		return nil // what was there before the first change counts
 	}
+	var s survey
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = o.look(ctx); return err }); err != nil {
+		return err
+	}
+	slices.SortFunc(s.Nodes, func(a, b rollout.Node) int { return a.Address.Compare(b.Address) })
+	p.Report("%s", rollout.Discovered(s.Nodes))
+	p.Report("current self-hosted status: %v", s.SelfHosted)
+	return seen.Put(p, s)
 }

@@ -135,33 +135,29 @@ func hostPaths(pod kubeclient.Object) (paths []string) {
 	return paths
 }
 
-func (o Options) gatherStep(a Arguments) operation.Step {
-	return operation.Step{
-		ID: "gather", What: "gathering control plane configuration", Deadline: nodeTimeout,
-		Run: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error {
-			for _, line := range s.Differences {
-				p.Report("%s", line)
-			}
-			if len(s.Differences) > 0 {
-				text := fmt.Sprintf("the static pods differ from the DaemonSets in %d points: accept this", len(s.Differences))
-				if err := confirm(ctx, p, a, "differences", text); err != nil {
-					return err
-				}
-			}
-			own, err := machine.Config(o.Store)
-			if err != nil {
-				return err
-			}
-			if len(own.Cluster.AggregatorCA.Key) > 0 {
-				return nil // of the manual way, or of an earlier conversion
-			}
-			p.Report("aggregator CA key can't be recovered from bootkube-boostrapped control plane, generating new CA") // S-293
-			return o.Kubernetes.Poll(ctx, p, createAuthority)
-		}),
-		Undo: func(ctx context.Context, p *operation.Progress) error {
-			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return client.Delete(ctx, newSecret) })
-		},
+func (j job) gather(ctx context.Context, p *operation.Progress, s survey) error {
+	for _, line := range s.Differences {
+		p.Report("%s", line)
 	}
+	if len(s.Differences) > 0 {
+		text := fmt.Sprintf("the static pods differ from the DaemonSets in %d points: accept this", len(s.Differences))
+		if err := j.confirm(ctx, p, "differences", text); err != nil {
+			return err
+		}
+	}
+	own, err := machine.Config(j.Store)
+	if err != nil {
+		return err
+	}
+	if len(own.Cluster.AggregatorCA.Key) > 0 {
+		return nil // of the manual way, or of an earlier conversion
+	}
+	p.Report("aggregator CA key can't be recovered from bootkube-boostrapped control plane, generating new CA") // S-293
+	return j.Kubernetes.Poll(ctx, p, createAuthority)
+}
+
+func (j job) ungather(ctx context.Context, p *operation.Progress) error {
+	return j.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return client.Delete(ctx, newSecret) })
 }
 
 func createAuthority(ctx context.Context, client *kubeclient.Client) error {
@@ -178,8 +174,8 @@ func createAuthority(ctx context.Context, client *kubeclient.Client) error {
 }
 
 // confirm asks a question, unless all are answered.
-func confirm(ctx context.Context, p *operation.Progress, a Arguments, id, text string) error {
-	if a.Yes {
+func (j job) confirm(ctx context.Context, p *operation.Progress, id, text string) error {
+	if j.Yes {
 		p.Report("%s: yes", text)
 		return nil
 	}
@@ -215,26 +211,27 @@ func (o Options) secrets(ctx context.Context, client *kubeclient.Client) (map[st
 	return map[string]any{"aggregatorCA": authority, "serviceAccount": map[string]any{"key": key}}, nil
 }
 
-func (o Options) patchStep() operation.Step {
-	parts := func(s survey) (parts []operation.Part) {
-		for _, n := range rollout.ControlPlanes(s.Nodes) {
-			parts = append(parts, operation.Part{
-				ID: n.Name, What: fmt.Sprintf("patching control plane node %q configuration", n.Address), Deadline: nodeTimeout,
-				Run: func(ctx context.Context, p *operation.Progress) error {
-					return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return o.patch(ctx, client, n, s) })
-				},
-				Undo: func(ctx context.Context, p *operation.Progress) error {
-					return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.unpatch(ctx, n, s.Before[n.Name]) })
-				},
-			})
-		}
-		return parts
+func (o Options) patches(ctx context.Context, p *operation.Progress, s survey) error {
+	return p.Each(ctx, 1, o.patchParts(s)...)
+}
+
+func (o Options) unpatches(ctx context.Context, p *operation.Progress, s survey) error {
+	return p.UndoEach(ctx, o.patchParts(s)...)
+}
+
+func (o Options) patchParts(s survey) (parts []operation.Part) {
+	for _, n := range rollout.ControlPlanes(s.Nodes) {
+		parts = append(parts, operation.Part{
+			ID: n.Name, What: fmt.Sprintf("patching control plane node %q configuration", n.Address), Deadline: nodeTimeout,
+			Run: func(ctx context.Context, p *operation.Progress) error {
+				return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return o.patch(ctx, client, n, s) })
+			},
+			Undo: func(ctx context.Context, p *operation.Progress) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.unpatch(ctx, n, s.Before[n.Name]) })
+			},
+		})
 	}
-	return operation.Step{
-		ID: "patch", What: "complete the configurations of the control planes", Deadline: allTimeout,
-		Run:  seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error { return p.Each(ctx, 1, parts(s)...) }),
-		Undo: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error { return p.UndoEach(ctx, parts(s)...) }),
-	}
+	return parts
 }
 
 func (o Options) patch(ctx context.Context, client *kubeclient.Client, n rollout.Node, s survey) error {

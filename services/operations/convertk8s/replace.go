@@ -21,73 +21,64 @@ const (
 	programLabel = "k8s-app"
 )
 
-func (o Options) renderStep() operation.Step {
-	return operation.Step{
-		ID: "render", What: "waiting for static pod definitions to be generated", Deadline: nodeTimeout,
-		Run: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error {
-			generated := func(typ string, least int) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error {
-					for _, n := range rollout.ControlPlanes(s.Nodes) {
-						found, err := o.Peers.Resources(ctx, n.Address, typ, "")
-						if err != nil {
-							return err
-						}
-						if len(found) < least {
-							return fmt.Errorf("node %s has %d of %s, and not yet %d: gbctl -n %s logs controller-runtime", n.Name, len(found), typ, least, n.Address)
-						}
-					}
-					return nil
-				})
+func (o Options) render(ctx context.Context, p *operation.Progress, s survey) error {
+	generated := func(typ string, least int) error {
+		return rollout.Poll(ctx, p, func(ctx context.Context) error {
+			for _, n := range rollout.ControlPlanes(s.Nodes) {
+				found, err := o.Peers.Resources(ctx, n.Address, typ, "")
+				if err != nil {
+					return err
+				}
+				if len(found) < least {
+					return fmt.Errorf("node %s has %d of %s, and not yet %d: gbctl -n %s logs controller-runtime", n.Name, len(found), typ, least, n.Address)
+				}
 			}
-			if err := generated(controlplane.StaticPods.Type(), len(programs)); err != nil {
-				return err
-			}
-			p.Report("waiting for manifests to be generated")
-			return generated(controlplane.BootstrapManifests.Type(), 1)
-		}),
+			return nil
+		})
 	}
+	if err := generated(controlplane.StaticPods.Type(), len(programs)); err != nil {
+		return err
+	}
+	p.Report("waiting for manifests to be generated")
+	return generated(controlplane.BootstrapManifests.Type(), 1)
 }
 
 // saved is the DaemonSet of pod-checkpointer, for the way back.
 var saved = operation.Data[kubeclient.Object]{Key: "checkpointer"}
 
-func (o Options) checkpointerStep(a Arguments) operation.Step {
-	return operation.Step{
-		ID: "checkpointer", What: "disabling pod-checkpointer", Deadline: allTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			p.Report("static pod definitions and bootstrap manifests are generated; check them:")
-			p.Report("    gbctl -n <control plane IP> get %s", controlplane.StaticPods.Type())
-			p.Report("    gbctl -n <control plane IP> get %s", controlplane.BootstrapManifests.Type())
-			p.Report("pod-checkpointer must be disabled before the self-hosted control plane is removed")
-			p.Report("once pod-checkpointer is disabled, the cluster shouldn't be rebooted until the entire conversion process is complete")
-			if err := confirm(ctx, p, a, "checkpointer", "confirm disabling pod-checkpointer to proceed with control plane update"); err != nil {
-				return err
-			}
-			return o.Kubernetes.With(func(client *kubeclient.Client) error { return disable(ctx, p, client, a) })
-		},
-		Undo: func(ctx context.Context, p *operation.Progress) error {
-			set, err := saved.Get(p)
-			if errors.Is(err, operation.ErrNoData) {
-				return nil
-			} else if err != nil {
-				return err
-			}
-			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
-				_, err := client.CreateIfMissing(ctx, set)
-				return err
-			})
-		},
+func (j job) disable(ctx context.Context, p *operation.Progress) error {
+	p.Report("static pod definitions and bootstrap manifests are generated; check them:")
+	p.Report("    gbctl -n <control plane IP> get %s", controlplane.StaticPods.Type())
+	p.Report("    gbctl -n <control plane IP> get %s", controlplane.BootstrapManifests.Type())
+	p.Report("pod-checkpointer must be disabled before the self-hosted control plane is removed")
+	p.Report("once pod-checkpointer is disabled, the cluster shouldn't be rebooted until the entire conversion process is complete")
+	if err := j.confirm(ctx, p, "checkpointer", "confirm disabling pod-checkpointer to proceed with control plane update"); err != nil {
+		return err
 	}
+	return j.Kubernetes.With(func(client *kubeclient.Client) error { return j.awaitDisabled(ctx, p, client) })
 }
 
-// disable deletes pod-checkpointer, and waits until its checkpoints are gone. After a reboot
+func (j job) enable(ctx context.Context, p *operation.Progress) error {
+	set, err := saved.Get(p)
+	if errors.Is(err, operation.ErrNoData) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return j.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+		_, err := client.CreateIfMissing(ctx, set)
+		return err
+	})
+}
+
+// awaitDisabled deletes pod-checkpointer, and waits until its checkpoints are gone. After a reboot
 // in between, nothing may start an API server any more: then it doesn't wait for one.
-func disable(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) error {
+func (j job) awaitDisabled(ctx context.Context, p *operation.Progress, client *kubeclient.Client) error {
 	p.Report("deleting daemonset %q", checkpointer)
 	checking := sync.OnceFunc(func() { p.Report("checking for active pod checkpoints") }) // S-299
 	var down time.Time
 	return rollout.Poll(ctx, p, func(ctx context.Context) error {
-		answered, err := deleted(ctx, p, client, a, checking)
+		answered, err := j.deleted(ctx, p, client, checking)
 		_, begun := saved.Get(p)
 		switch {
 		case answered || begun != nil:
@@ -104,7 +95,7 @@ func disable(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 
 // deleted deletes pod-checkpointer, and returns nil if nothing is left of it. answered: the
 // API server did.
-func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments, checking func()) (answered bool, err error) {
+func (j job) deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Client, checking func()) (answered bool, err error) {
 	set, err := client.Get(ctx, daemonSet(checkpointer))
 	if err == nil {
 		meta := map[string]any{"name": set.Name(), "namespace": set.Namespace(), "labels": set.At("metadata", "labels"), "annotations": set.At("metadata", "annotations")}
@@ -117,7 +108,7 @@ func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 	if err != nil && !kubeclient.IsNotFound(err) {
 		return errors.As(err, new(*kubeclient.StatusError)), err
 	}
-	if a.RemoveCheckpoints {
+	if j.RemoveCheckpoints {
 		p.Report("the nodes will remove the active pod checkpoints themselves")
 		return true, nil
 	}
@@ -143,80 +134,67 @@ func checkpoints(ctx context.Context, client *kubeclient.Client) (names []string
 	return names, err
 }
 
-func confirmStep(a Arguments) operation.Step {
-	return operation.Step{
-		ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Deadline: time.Minute,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			return confirm(ctx, p, a, "apply", "confirm applying static pod definitions and manifests")
-		},
-	}
+func (j job) confirmAll(ctx context.Context, p *operation.Progress) error {
+	return j.confirm(ctx, p, "apply", "confirm applying static pod definitions and manifests")
 }
 
-// keyStep lets the nodes write their static pods.
-func (o Options) keyStep() operation.Step {
-	return operation.Step{
-		ID: "key", What: "removing self-hosted initialized key", Deadline: nodeTimeout, PointOfNoReturn: true,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			s, err := seen.Get(p)
-			if errors.Is(err, operation.ErrNoData) { // where only the key is removed, no step has looked
-				if s, err = o.look(ctx); err == nil {
-					err = seen.Put(p, s)
-				}
+// removeKey lets the nodes write their static pods.
+func (o Options) removeKey(ctx context.Context, p *operation.Progress) error {
+	s, err := seen.Get(p)
+	if errors.Is(err, operation.ErrNoData) { // where only the key is removed, no step has looked
+		if s, err = o.look(ctx); err == nil {
+			err = seen.Put(p, s)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return rollout.Poll(ctx, p, func(ctx context.Context) error {
+		if err := o.RemoveInitialized(ctx); err != nil {
+			return err
+		}
+		for _, n := range rollout.ControlPlanes(s.Nodes) {
+			if yes, err := o.selfHosted(ctx, n); err != nil {
+				return err
+			} else if yes {
+				return fmt.Errorf("node %s hasn't noticed yet that the key is gone", n.Name)
 			}
-			if err != nil {
+		}
+		return nil
+	})
+}
+
+// program replaces the pods of a DaemonSet by static pods, on one node after another.
+func (o Options) program(c program) func(context.Context, *operation.Progress, survey) error {
+	return func(ctx context.Context, p *operation.Progress, s survey) error {
+		nodes := rollout.ControlPlanes(s.Nodes)
+		p.Report("deleting daemonset %q", c.name)
+		if err := o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+			// It is still there if no API server answered when it was to be deleted.
+			if err := client.Delete(ctx, daemonSet(checkpointer)); err != nil {
 				return err
 			}
-			return rollout.Poll(ctx, p, func(ctx context.Context) error {
-				if err := o.RemoveInitialized(ctx); err != nil {
-					return err
-				}
-				for _, n := range rollout.ControlPlanes(s.Nodes) {
-					if yes, err := o.selfHosted(ctx, n); err != nil {
-						return err
-					} else if yes {
-						return fmt.Errorf("node %s hasn't noticed yet that the key is gone", n.Name)
-					}
-				}
-				return nil
+			return orphan(ctx, client, c.name)
+		}); err != nil {
+			return err
+		}
+		var parts []operation.Part
+		for _, n := range nodes {
+			parts = append(parts, operation.Part{
+				ID: n.Name, What: fmt.Sprintf("replacing %q on node %q", c.name, n.Address), Deadline: nodeTimeout,
+				Run: func(ctx context.Context, p *operation.Progress) error { return o.replace(ctx, p, n, c) },
 			})
-		},
-	}
-}
-
-// programStep replaces the pods of a DaemonSet by static pods, on one node after another.
-func (o Options) programStep(c program) operation.Step {
-	return operation.Step{
-		ID: c.name, What: fmt.Sprintf("replace daemonset %q by static pods", c.name), Deadline: allTimeout, PointOfNoReturn: true,
-		Run: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error {
-			nodes := rollout.ControlPlanes(s.Nodes)
-			p.Report("deleting daemonset %q", c.name)
-			if err := o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
-				// It is still there if no API server answered when it was to be deleted.
-				if err := client.Delete(ctx, daemonSet(checkpointer)); err != nil {
-					return err
-				}
-				return orphan(ctx, client, c.name)
-			}); err != nil {
-				return err
-			}
-			var parts []operation.Part
-			for _, n := range nodes {
-				parts = append(parts, operation.Part{
-					ID: n.Name, What: fmt.Sprintf("replacing %q on node %q", c.name, n.Address), Deadline: nodeTimeout,
-					Run: func(ctx context.Context, p *operation.Progress) error { return o.replace(ctx, p, n, c) },
-				})
-			}
-			if err := p.Each(ctx, 1, parts...); err != nil {
-				return err
-			}
-			p.Report("waiting for static pods for %q to be present in the API server state", c.name) // S-301
-			if err := o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
-				return present(ctx, client, c, nodes)
-			}); err != nil {
-				return err
-			}
-			return rollout.Watch(ctx, o.Peers, nodes, c.name, watched)
-		}),
+		}
+		if err := p.Each(ctx, 1, parts...); err != nil {
+			return err
+		}
+		p.Report("waiting for static pods for %q to be present in the API server state", c.name) // S-301
+		if err := o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+			return present(ctx, client, c, nodes)
+		}); err != nil {
+			return err
+		}
+		return rollout.Watch(ctx, o.Peers, nodes, c.name, watched)
 	}
 }
 
@@ -289,27 +267,22 @@ func present(ctx context.Context, client *kubeclient.Client, c program, nodes []
 	return nil
 }
 
-func (o Options) verifyStep() operation.Step {
-	return operation.Step{
-		ID: "verify", What: "check that all control planes run static pods", Deadline: nodeTimeout, PointOfNoReturn: true,
-		Run: seen.Then(func(ctx context.Context, p *operation.Progress, s survey) error {
-			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
-				for _, n := range rollout.ControlPlanes(s.Nodes) {
-					for _, c := range programs {
-						if err := rollout.Healthy(ctx, o.Peers, n, c.name); err != nil {
-							return fmt.Errorf("node %s: %w", n.Name, err)
-						}
-					}
+func (o Options) verify(ctx context.Context, p *operation.Progress, s survey) error {
+	return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+		for _, n := range rollout.ControlPlanes(s.Nodes) {
+			for _, c := range programs {
+				if err := rollout.Healthy(ctx, o.Peers, n, c.name); err != nil {
+					return fmt.Errorf("node %s: %w", n.Name, err)
 				}
-				if err := client.Delete(ctx, newSecret); err != nil {
-					return err
-				}
-				p.Report("conversion process completed successfully")
-				for _, line := range s.Servers {
-					p.Report("%s", line)
-				}
-				return nil
-			})
-		}),
-	}
+			}
+		}
+		if err := client.Delete(ctx, newSecret); err != nil {
+			return err
+		}
+		p.Report("conversion process completed successfully")
+		for _, line := range s.Servers {
+			p.Report("%s", line)
+		}
+		return nil
+	})
 }

@@ -36,24 +36,22 @@ var (
 	needed   = []string{"containerd", "kubelet", "etcd", "trustd"}
 )
 
-func (o Options) preflightStep(chosen []string) operation.Step {
-	return operation.Step{
-		ID: "preflight", What: "check that all nodes are healthy and have the same authorities", Deadline: nodeTimeout, // a restart may have come between
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			if _, err := rotating.Get(p); err == nil {
-				return nil // what was there before the first change counts
-			}
-			var r rotation
-			var warnings []string
-			if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { r, warnings, err = o.look(ctx, chosen); return err }); err != nil {
-				return err
-			}
-			for _, text := range warnings {
-				p.Report("%s", text)
-			}
-			return rotating.Put(p, r)
-		},
+func (j job) preflight(ctx context.Context, p *operation.Progress) error {
+	if _, err := rotating.Get(p); err == nil {
+		return nil // what was there before the first change counts
 	}
+	var r rotation
+	var warnings []string
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) {
+		r, warnings, err = j.look(ctx, j.chosen)
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, text := range warnings {
+		p.Report("%s", text)
+	}
+	return rotating.Put(p, r)
 }
 
 // same refuses to go on with a node that has joined meanwhile, with a configuration from before: it would be left behind with the old authorities.

@@ -83,19 +83,15 @@ func Definition(o Options) operation.Definition {
 	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
 }
 
-func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan, error) {
+func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
 	chosen, _, err := decode(r)
 	if err != nil {
-		return operation.Plan{}, err
-	}
-	steps, err := o.steps(r)
-	if err != nil {
-		return operation.Plan{}, err
+		return plan, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	_, warnings, err := o.look(ctx, chosen)
-	return operation.Plan{Steps: steps, Warnings: warnings}, err
+	_, plan.Warnings, err = o.look(ctx, chosen)
+	return plan, err
 }
 
 // decode returns the authorities and keys that are chosen, in the order of names, and whether the tokens are.
@@ -116,108 +112,115 @@ func decode(r operation.Request) (chosen []string, tokens bool, err error) {
 	return chosen, slices.Contains(a.Authorities, JoinTokens), nil
 }
 
+// job is a rotation that was asked for.
+type job struct {
+	Options
+	id     string
+	chosen []string
+	wait   time.Duration // until all pods have tokens of the new key
+}
+
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 	chosen, joins, err := decode(r)
 	if err != nil {
 		return nil, err
 	}
-	kubernetes, tokens := slices.Contains(chosen, config.KubernetesAuthority), slices.Contains(chosen, config.ServiceAccountKey)
 	// Kubelets come last: by then each API server signs tokens with the new key.
-	first := slices.DeleteFunc(slices.Clone(chosen), func(name string) bool { return name == config.KubernetesAuthority })
-	steps := []operation.Step{o.preflightStep(chosen), o.acceptStep(chosen)}
-	if len(first) > 0 {
-		steps = append(steps, o.issueStep("issue", "issue certificates again", first))
+	isLast := func(name string) bool { return name == config.KubernetesAuthority }
+	first, last := slices.DeleteFunc(slices.Clone(chosen), isLast), []string{config.KubernetesAuthority}
+	j, kubelets := job{o, r.ID, chosen, tokenLife}, slices.ContainsFunc(chosen, isLast)
+	if kubelets {
+		j.wait = tokenAgain
 	}
-	if slices.Contains(chosen, config.AtRestKey) {
-		steps = append(steps, o.encryptStep())
-	}
-	if kubernetes {
-		steps = append(steps, o.issueStep("kubelets", "issue the certificates of Kubernetes again, with those of the kubelets", []string{config.KubernetesAuthority}), o.workloadsStep(r.ID))
-	}
-	if tokens {
-		steps = append(steps, tokensStep(kubernetes))
-	}
-	steps = append(steps, o.confirmStep(), o.dropStep(chosen))
-	if joins {
-		steps = append(steps, o.joinStep())
-	}
-	return append(steps, o.verifyStep(chosen)), nil
+	issue, issueLast := job{o, r.ID, first, 0}, job{o, r.ID, last, 0}
+	encrypts, tokens := slices.Contains(chosen, config.AtRestKey), slices.Contains(chosen, config.ServiceAccountKey)
+	return []operation.Step{
+		{ID: "preflight", What: "check that all nodes are healthy and have the same authorities",
+			Deadline: nodeTimeout, Run: j.preflight}, // a restart may have come between
+		{ID: "accept", What: "accept the new authorities on one node after another", Deadline: allTimeout,
+			Run: j.accept, Undo: j.unaccept},
+		{ID: "issue", What: "issue certificates again", Deadline: allTimeout, Omit: len(first) == 0,
+			Run: rotating.Then(issue.issue), Undo: rotating.Then(issue.unissue)},
+		// Once all API servers write with the new key. Undoing accept is its undo.
+		{ID: "encrypt", What: "encrypt all Secrets in etcd again", Deadline: allTimeout, Omit: !encrypts,
+			Run: j.encrypt},
+		{ID: "kubelets", What: "issue the certificates of Kubernetes again, with those of the kubelets", Omit: !kubelets,
+			Deadline: allTimeout, Run: rotating.Then(issueLast.issue), Undo: rotating.Then(issueLast.unissue)},
+		{ID: "workloads", What: "restart kube-proxy, the pod network and the cluster DNS", Omit: !kubelets,
+			Deadline: allTimeout, Run: rotating.Then(j.workloads)},
+		{ID: "tokens", What: fmt.Sprintf("wait %s until all pods have tokens of the new key", j.wait), Omit: !tokens,
+			Deadline: 2 * tokenLife, Run: issued.Then(j.awaitTokens)},
+		{ID: "confirm", What: "ask before the point of no return, after which nothing is undone",
+			Deadline: time.Minute, Run: rotating.Then(j.confirm)},
+		{ID: "drop", What: "end the old authorities on one node after another", PointOfNoReturn: true,
+			Deadline: allTimeout, Run: rotating.Then(j.drop)},
+		{ID: "join", What: "end the tokens with which nodes join", PointOfNoReturn: true, Omit: !joins,
+			Deadline: allTimeout, Run: rotating.Then(j.join)},
+		{ID: "verify", What: "check that no node accepts the old authorities", PointOfNoReturn: true,
+			Deadline: nodeTimeout, Run: rotating.Then(j.verify)},
+	}, nil
 }
 
-// acceptStep makes the new authorities, and all nodes accept them.
-func (o Options) acceptStep(chosen []string) operation.Step {
-	return operation.Step{
-		ID: "accept", What: "accept the new authorities on one node after another", Deadline: allTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			r, err := o.make(ctx, p, chosen)
-			if err != nil {
-				return err
-			}
-			return p.Each(ctx, 1, o.parts(r, chosen, accepted, former)...)
-		},
-		Undo: func(ctx context.Context, p *operation.Progress) error {
-			r, err := rotating.Get(p)
-			if errors.Is(err, operation.ErrNoData) || err == nil && !r.Fresh {
-				return nil // what an earlier rotation has left stays
-			} else if err != nil {
-				return err
-			}
-			if _, err := issued.Get(p); err == nil { // it has begun
-				err := o.noneIssues(ctx, r, chosen)
-				if err == nil && slices.Contains(chosen, config.AtRestKey) {
-					err = o.Kubernetes.Poll(ctx, p, controlplane.EncryptAgain) // what has the new key
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return p.UndoEach(ctx, o.parts(r, chosen, accepted, former)...)
-		},
+// accept makes the new authorities, and all nodes accept them.
+func (j job) accept(ctx context.Context, p *operation.Progress) error {
+	r, err := j.make(ctx, p, j.chosen)
+	if err != nil {
+		return err
 	}
+	return p.Each(ctx, 1, j.parts(r, accepted, former)...)
 }
 
-func (o Options) issueStep(id, what string, chosen []string) operation.Step {
-	return operation.Step{
-		ID: id, What: what, Deadline: allTimeout,
-		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
-			if err := issued.Put(p, time.Now()); err != nil {
-				return err
-			}
-			if err := p.Each(ctx, 1, o.parts(r, chosen, issuing, accepted)...); err != nil {
-				return err
-			}
-			return issued.Put(p, time.Now())
-		}),
-		Undo: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
-			if !r.Fresh {
-				return nil
-			}
-			return p.UndoEach(ctx, o.parts(r, chosen, issuing, accepted)...)
-		}),
+func (j job) unaccept(ctx context.Context, p *operation.Progress) error {
+	r, err := rotating.Get(p)
+	if errors.Is(err, operation.ErrNoData) || err == nil && !r.Fresh {
+		return nil // what an earlier rotation has left stays
+	} else if err != nil {
+		return err
 	}
+	if _, err := issued.Get(p); err == nil { // it has begun
+		err := j.noneIssues(ctx, r, j.chosen)
+		if err == nil && slices.Contains(j.chosen, config.AtRestKey) {
+			err = j.encrypt(ctx, p) // what has the new key
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return p.UndoEach(ctx, j.parts(r, accepted, former)...)
 }
 
-// encryptStep is done once all API servers write with the new key. Undoing acceptStep is its undo.
-func (o Options) encryptStep() operation.Step {
-	return operation.Step{
-		ID: "encrypt", What: "encrypt all Secrets in etcd again", Deadline: allTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			return o.Kubernetes.Poll(ctx, p, controlplane.EncryptAgain)
-		},
+func (j job) issue(ctx context.Context, p *operation.Progress, r rotation) error {
+	if err := issued.Put(p, time.Now()); err != nil {
+		return err
 	}
+	if err := p.Each(ctx, 1, j.parts(r, issuing, accepted)...); err != nil {
+		return err
+	}
+	return issued.Put(p, time.Now())
+}
+
+func (j job) unissue(ctx context.Context, p *operation.Progress, r rotation) error {
+	if !r.Fresh {
+		return nil
+	}
+	return p.UndoEach(ctx, j.parts(r, issuing, accepted)...)
+}
+
+func (j job) encrypt(ctx context.Context, p *operation.Progress) error {
+	return j.Kubernetes.Poll(ctx, p, controlplane.EncryptAgain)
 }
 
 // parts give each node the phase to, or undo it with back.
-func (o Options) parts(r rotation, chosen []string, to, back phase) (parts []operation.Part) {
-	for _, n := range r.nodes(o, to) {
-		mine := slices.DeleteFunc(n.chosen(chosen), func(name string) bool { return r.needless(name, to) })
+func (j job) parts(r rotation, to, back phase) (parts []operation.Part) {
+	for _, n := range r.nodes(j.Options, to) {
+		mine := slices.DeleteFunc(n.chosen(j.chosen), func(name string) bool { return r.needless(name, to) })
 		if len(mine) == 0 {
 			continue
 		}
 		parts = append(parts, operation.Part{
 			ID: n.Name, What: fmt.Sprintf("%s on node %q", to, n.Address), Deadline: nodeTimeout,
-			Run:  func(ctx context.Context, p *operation.Progress) error { return o.move(ctx, p, r, n, mine, to) },
-			Undo: func(ctx context.Context, p *operation.Progress) error { return o.move(ctx, p, r, n, mine, back) },
+			Run:  func(ctx context.Context, p *operation.Progress) error { return j.move(ctx, p, r, n, mine, to) },
+			Undo: func(ctx context.Context, p *operation.Progress) error { return j.move(ctx, p, r, n, mine, back) },
 		})
 	}
 	return parts
@@ -226,98 +229,68 @@ func (o Options) parts(r rotation, chosen []string, to, back phase) (parts []ope
 // issued is when the last certificates were issued, or their issue began.
 var issued = operation.Data[time.Time]{Key: "issued"}
 
-// tokensStep waits until pods have tokens that the new key has signed.
-func tokensStep(kubelets bool) operation.Step {
-	wait := tokenLife
-	if kubelets {
-		wait = tokenAgain
+// awaitTokens waits until pods have tokens that the new key has signed.
+func (j job) awaitTokens(ctx context.Context, _ *operation.Progress, since time.Time) error {
+	if !sleep.For(ctx, time.Until(since.Add(j.wait))) {
+		return context.Cause(ctx)
 	}
-	return operation.Step{
-		ID: "tokens", What: fmt.Sprintf("wait %s until all pods have tokens of the new key", wait), Deadline: 2 * tokenLife,
-		Run: issued.Then(func(ctx context.Context, p *operation.Progress, since time.Time) error {
-			if !sleep.For(ctx, time.Until(since.Add(wait))) {
-				return context.Cause(ctx)
-			}
-			return nil
-		}),
-	}
+	return nil
 }
 
 // Question is the ID of the question before the old authorities end.
 const Question = "drop"
 
-func (o Options) confirmStep() operation.Step {
-	return operation.Step{
-		ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Deadline: time.Minute,
-		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
-			same := func(ctx context.Context, client *kubeclient.Client) error { return r.same(ctx, client) }
-			if err := o.Kubernetes.Poll(ctx, p, same); err != nil {
-				return err
-			}
-			p.Report("all users need new credentials now: gbctl config renew, gbctl kubeconfig")
-			p.Report("pods that use the Kubernetes API and read its authority only at their start need a restart now")
-			if err := rollout.Confirm(ctx, p, Question, "old credentials end now: go on", questionTimeout); err != nil {
-				return err
-			}
-			return o.Kubernetes.Poll(ctx, p, same) // the answer may have taken a day
-		}),
+func (j job) confirm(ctx context.Context, p *operation.Progress, r rotation) error {
+	if err := j.Kubernetes.Poll(ctx, p, r.same); err != nil {
+		return err
 	}
+	p.Report("all users need new credentials now: gbctl config renew, gbctl kubeconfig")
+	p.Report("pods that use the Kubernetes API and read its authority only at their start need a restart now")
+	if err := rollout.Confirm(ctx, p, Question, "old credentials end now: go on", questionTimeout); err != nil {
+		return err
+	}
+	return j.Kubernetes.Poll(ctx, p, r.same) // the answer may have taken a day
 }
 
-func (o Options) dropStep(chosen []string) operation.Step {
-	return operation.Step{
-		ID: "drop", What: "end the old authorities on one node after another", Deadline: allTimeout, PointOfNoReturn: true,
-		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
-			return p.Each(ctx, 1, o.parts(r, chosen, dropped, dropped)...)
-		}),
-	}
+func (j job) drop(ctx context.Context, p *operation.Progress, r rotation) error {
+	return p.Each(ctx, 1, j.parts(r, dropped, dropped)...)
 }
 
-// joinStep gives control planes other tokens with which nodes join. Those of workers are worth nothing then, and
+// join gives control planes other tokens with which nodes join. Those of workers are worth nothing then, and
 // they need none. The new ones are those of this node once it has them, so that it can be done again.
-func (o Options) joinStep() operation.Step {
-	return operation.Step{
-		ID: "join", What: "end the tokens with which nodes join", Deadline: allTimeout, PointOfNoReturn: true,
-		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
-			own, err := machine.Config(o.Store)
-			if err != nil {
-				return err
-			}
-			bootstrap, trust := own.Cluster.Token, own.Machine.Token
-			if strings.HasPrefix(string(bootstrap), r.Token+".") {
-				bootstrap, trust = config.NewToken(), config.NewToken()
-			}
-			patch := map[string]any{"machine": map[string]any{"token": string(trust)}, "cluster": map[string]any{"token": string(bootstrap)}}
-			for _, n := range r.nodes(o, accepted) {
-				if !n.ControlPlane {
-					continue
-				}
-				if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, n, patch) }); err != nil {
-					return fmt.Errorf("node %s: %w", n.Name, err)
-				}
-			}
-			ended := kubeclient.Object{"stringData": map[string]any{"expiration": time.Now().UTC().Format(time.RFC3339)}}
-			ref := kubeclient.Ref{APIVersion: "v1", Kind: "Secret", Namespace: "kube-system", Name: "bootstrap-token-" + r.Token}
-			p.Report("machines that join from now on need the tokens that this node has")
-			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
-				_, err := client.Merge(ctx, ref, ended)
-				return kubeclient.IgnoreNotFound(err)
-			})
-		}),
+func (j job) join(ctx context.Context, p *operation.Progress, r rotation) error {
+	own, err := machine.Config(j.Store)
+	if err != nil {
+		return err
 	}
+	bootstrap, trust := own.Cluster.Token, own.Machine.Token
+	if strings.HasPrefix(string(bootstrap), r.Token+".") {
+		bootstrap, trust = config.NewToken(), config.NewToken()
+	}
+	patch := map[string]any{"machine": map[string]any{"token": string(trust)}, "cluster": map[string]any{"token": string(bootstrap)}}
+	for _, n := range r.nodes(j.Options, accepted) {
+		if !n.ControlPlane {
+			continue
+		}
+		if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return j.patch(ctx, n, patch) }); err != nil {
+			return fmt.Errorf("node %s: %w", n.Name, err)
+		}
+	}
+	ended := kubeclient.Object{"stringData": map[string]any{"expiration": time.Now().UTC().Format(time.RFC3339)}}
+	ref := kubeclient.Ref{APIVersion: "v1", Kind: "Secret", Namespace: "kube-system", Name: "bootstrap-token-" + r.Token}
+	p.Report("machines that join from now on need the tokens that this node has")
+	return j.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+		_, err := client.Merge(ctx, ref, ended)
+		return kubeclient.IgnoreNotFound(err)
+	})
 }
 
-func (o Options) verifyStep(chosen []string) operation.Step {
-	return operation.Step{
-		ID: "verify", What: "check that no node accepts the old authorities", Deadline: nodeTimeout, PointOfNoReturn: true,
-		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
-			for _, n := range r.Nodes {
-				n := node{n}
-				if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.settled(ctx, r, n, n.chosen(chosen), dropped) }); err != nil {
-					return fmt.Errorf("node %s: %w", n.Name, err)
-				}
-			}
-			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return o.forget(ctx, client, r) })
-		}),
+func (j job) verify(ctx context.Context, p *operation.Progress, r rotation) error {
+	for _, n := range r.Nodes {
+		n, mine := node{n}, node{n}.chosen(j.chosen)
+		if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return j.settled(ctx, r, n, mine, dropped) }); err != nil {
+			return fmt.Errorf("node %s: %w", n.Name, err)
+		}
 	}
+	return j.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return j.forget(ctx, client, r) })
 }

@@ -24,27 +24,22 @@ const (
 // authentication is the ConfigMap from which extension API servers get the authorities.
 var authentication = kubeclient.Ref{APIVersion: "v1", Kind: "ConfigMap", Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 
-// workloadsStep restarts the node's own workloads, which read the authority at their start.
-func (o Options) workloadsStep(id string) operation.Step {
-	return operation.Step{
-		ID: "workloads", What: "restart kube-proxy, the pod network and the cluster DNS", Deadline: allTimeout,
-		Run: rotating.Then(func(ctx context.Context, p *operation.Progress, r rotation) error {
-			return o.Kubernetes.With(func(client *kubeclient.Client) error {
-				if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return published(ctx, client, r) }); err != nil {
-					return err
-				}
-				for _, w := range controlplane.WantedObjects(o.Store) {
-					if w.Kind() != "DaemonSet" && w.Kind() != "Deployment" {
-						continue
-					}
-					if err := restart(ctx, p, client, w, id); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		}),
-	}
+// workloads restarts the node's own workloads, which read the authority at their start.
+func (j job) workloads(ctx context.Context, p *operation.Progress, r rotation) error {
+	return j.Kubernetes.With(func(client *kubeclient.Client) error {
+		if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return published(ctx, client, r) }); err != nil {
+			return err
+		}
+		for _, w := range controlplane.WantedObjects(j.Store) {
+			if w.Kind() != "DaemonSet" && w.Kind() != "Deployment" {
+				continue
+			}
+			if err := restart(ctx, p, client, w, j.id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func restart(ctx context.Context, p *operation.Progress, client *kubeclient.Client, w kubeclient.Object, id string) error {

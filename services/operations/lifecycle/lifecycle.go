@@ -122,13 +122,21 @@ type Options struct {
 func Definitions(o Options) []operation.Definition {
 	option.Default(&o.Kubernetes, o.client)
 	return []operation.Definition{
-		o.reboot().definition(),
-		o.shutdown().definition(),
+		o.restart(Reboot, anytime),
+		o.restart(Shutdown, anytime),
 		{Name: Reset, Exclusive: true, Plan: o.planReset, Steps: o.resetSteps},
-		o.install(),
-		o.upgrade(),
-		o.rollback(),
+		o.restart(Install, o.mayInstall),
+		o.restart(Upgrade, o.mayUpgrade),
+		o.restart(Rollback, o.mayRollback),
 	}
+}
+
+// when are steps of a plan that has them on a condition.
+func when(holds bool, steps ...operation.Step) []operation.Step {
+	if !holds {
+		return nil
+	}
+	return steps
 }
 
 // drainTimeout is 0 where nobody has said anything.

@@ -31,87 +31,129 @@ type PowerArguments struct {
 // Encode makes them the arguments of an operation.
 func (a PowerArguments) Encode() []byte { return operation.Encode(a) }
 
-// power is the definition of reboot or shutdown.
-type power struct {
+// job is a reboot, a shutdown, or a boot with another system, that was asked for.
+type job struct {
 	Options
-	name string
-	how  boot.Power
-	hold time.Duration // how long other nodes wait at most for this one
+	operation.Request
+	PowerArguments
+	name    string
+	timeout time.Duration // of the drain
+	where   string        // the system is written to; "": it isn't known yet
+
+	// What a look at the cluster has as its result. Before it, and after a restart, there are all steps.
+	podsStay, uncounted bool
 }
 
-func (o Options) reboot() power { return power{o, Reboot, boot.Reboot, holdReboot} }
+func (o Options) job(name string, r operation.Request) (j job, err error) {
+	j = job{Options: o, Request: r, name: name}
+	if j.PowerArguments, err = operation.Decode[PowerArguments](r); err == nil {
+		j.timeout, err = drainTimeout(j.DrainTimeout)
+	}
+	j.Wipe = j.Wipe && j.writes()
+	return j, err
+}
 
-// shutdown: nobody knows when the node is on again.
-func (o Options) shutdown() power { return power{o, Shutdown, boot.PowerOff, holdShutdown} }
-
-func (o power) definition() operation.Definition {
+// restart is the definition of an operation that ends the node. Whoever chooses what runs on a node can do all.
+func (o Options) restart(name string, may func() error) operation.Definition {
+	only := name == Reboot || name == Shutdown
 	return operation.Definition{
-		Name: o.name, Exclusive: true, Role: "os:operator", WithoutJournal: true,
-		Plan: o.plan,
+		Name: name, Exclusive: true, Role: map[bool]string{true: "os:operator", false: "os:admin"}[only], WithoutJournal: only,
+		Plan: func(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
+			if err = may(); err != nil {
+				return p, err
+			}
+			j, err := o.job(name, r)
+			if err == nil && j.writes() {
+				err = j.mayWrite(ctx)
+			}
+			if err == nil {
+				err = j.look(ctx, &p)
+			}
+			p.Steps = j.steps()
+			return p, err
+		},
 		Steps: func(r operation.Request) ([]operation.Step, error) {
-			args, timeout, err := powerArguments(r)
-			return o.steps(r, args, timeout), err
+			j, err := o.job(name, r)
+			return j.steps(), err
 		},
 	}
 }
 
-func powerArguments(r operation.Request) (args PowerArguments, timeout time.Duration, err error) {
-	if args, err = operation.Decode[PowerArguments](r); err == nil {
-		timeout, err = drainTimeout(args.DrainTimeout)
-	}
-	return args, timeout, err
-}
+func anytime() error { return nil }
 
-func (o power) plan(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
-	args, timeout, err := powerArguments(r)
-	if err != nil {
-		return p, err
+// look completes a plan by what there is to know of the cluster.
+func (j *job) look(ctx context.Context, p *operation.Plan) error {
+	if j.stages() {
+		p.Unlocked = "the node isn't restarted"
+		return nil
 	}
-	warning, err := o.mayStop(ctx, o.name, args.Force || args.Button, 0)
+	warning, err := j.mayStop(ctx, j.name, j.Force || j.Button, 0)
 	if err != nil {
-		return p, err
+		return err
 	}
 	if warning != "" {
 		p.Warnings = append(p.Warnings, warning)
 	}
 	switch {
-	case args.Force:
+	case j.Force:
 		p.Unlocked = "it is forced"
-	case args.Button:
+	case j.Button:
 		p.Unlocked = "it was asked for at the machine, or by its host"
 	}
-	without := map[string]bool{"quorum": args.Button || !o.controlPlane()}
-	why := ""
-	if !args.Force && !args.KeepPods {
-		budget := lookBudget
-		if args.Button {
-			budget = buttonLook
-		}
-		why = o.alone(ctx, budget)
+	j.uncounted, j.podsStay = j.Button || !j.controlPlane(), j.Force || j.KeepPods
+	if j.podsStay {
+		return nil
 	}
-	if why != "" {
-		p.Warnings = append(p.Warnings, keptPods(why))
+	budget := lookBudget
+	if j.Button {
+		budget = buttonLook
 	}
-	if args.Force || args.KeepPods || why != "" {
-		for _, id := range []string{"cordon", "drain", "quorum", "uncordon"} {
-			without[id] = true
-		}
+	if why := j.alone(ctx, budget); why != "" {
+		p.Warnings, j.podsStay = append(p.Warnings, keptPods(why)), true
 	}
-	p.Steps = slices.DeleteFunc(o.steps(r, args, timeout), func(s operation.Step) bool { return without[s.ID] })
-	return p, nil
+	return nil
 }
 
-// steps are all that a reboot or a shutdown may have.
-//
-// What the power button asked for is done once the node has ended, however it did: by a
-// second press, or because the time for pods was up. After that the operation must not end
-// the node that somebody has turned on again.
-func (o power) steps(r operation.Request, args PowerArguments, timeout time.Duration) []operation.Step {
-	steps := o.all(r, args, timeout)
-	if r.Resuming && args.Button {
+// steps are the plan, or all that it may have.
+func (j job) steps() []operation.Step {
+	how, hold := boot.Reboot, holdReboot
+	if j.name == Shutdown { // nobody knows when the node is on again
+		how, hold = boot.PowerOff, holdShutdown
+	}
+	ends, wipes, empties := !j.stages(), j.Wipe && !j.stages(), !j.podsStay && !j.stages()
+	steps := slices.Concat(
+		when(j.writes(), j.get(), j.verify()),
+		when(j.name == Upgrade, j.images()), // a machine that isn't installed may have no containerd
+		when(j.writes(), j.write()),
+		when(empties, j.cordon(j.ID), j.drain(j.timeout, true)),
+		when(empties && !j.uncounted && !wipes, j.quorum(j.name)),
+		when(wipes, j.leave(j.ID)...),
+		when(wipes && j.controlPlane(), j.leaveEtcd()),
+		when(wipes, j.wipe(j.Request, ResetArguments{}, []string{boot.LabelEphemeral}, true)),
+		when(j.name == Rollback, j.choose()),
+		when(ends, j.end(how, hold, reasonOf(j.Request))),
+		// Pods may come again to either system, so that is before it is known which one stays.
+		when(empties, j.back(j.ID)),
+		when(ends && how == boot.Reboot && !j.Force, letGo),
+		when(ends && (j.writes() || j.name == Rollback), j.prove()),
+	)
+	if j.writes() || j.name == Rollback {
+		steps[0].Run = j.remembering(steps[0].Run)
+	}
+	// What the power button asked for is done once the node has ended, however it did: by a
+	// second press, or because the time for pods was up. After that the operation must not end
+	// the node that somebody has turned on again. And a new system has one boot.
+	if j.Resuming && (j.Button || j.Systems != nil && j.Systems.Trial() && (j.writes() || j.name == Rollback)) {
 		ended(steps)
 	}
 	return steps
+}
+
+// letGo is the end of a reboot. An operation that goes on takes the lock of the cluster again, as soon as
+// etcd gives it, and releases it at its end. That is all there is to do.
+var letGo = operation.Step{
+	ID: "back", What: "let other nodes go, once this one is back", Deadline: changeTimeout, Optional: true,
+	Run: func(context.Context, *operation.Progress) error { return nil },
 }
 
 // ended skips the steps up to the one that ends the node.
@@ -123,21 +165,6 @@ func ended(steps []operation.Step) {
 			return operation.Skip("the node has ended meanwhile")
 		}
 	}
-}
-
-func (o power) all(r operation.Request, args PowerArguments, timeout time.Duration) []operation.Step {
-	steps := []operation.Step{
-		o.cordon(r.ID), o.drain(timeout, true), o.quorum(o.name), o.end(o.how, o.hold, reasonOf(r)), o.back(r.ID),
-	}
-	if o.how == boot.Reboot && !args.Force {
-		steps = append(steps, operation.Step{
-			ID: "back", What: "let other nodes go, once this one is back", Deadline: changeTimeout, Optional: true,
-			// An operation that goes on takes the lock of the cluster again, as soon as
-			// etcd gives it, and releases it at its end. That is all there is to do.
-			Run: func(context.Context, *operation.Progress) error { return nil },
-		})
-	}
-	return steps
 }
 
 // PressBudget is how long a node may take, after the power button is pressed or a signal asks

@@ -63,80 +63,80 @@ func wipes(args ResetArguments) ([]string, error) {
 	return slices.DeleteFunc(slices.Clone(boot.WipeLabels), func(l string) bool { return !slices.Contains(args.Wipe, l) }), nil
 }
 
-// resetRequest is what a reset was asked for, checked.
-type resetRequest struct {
+// resetJob is a reset that was asked for, checked.
+type resetJob struct {
+	Options
 	operation.Request
 	args    ResetArguments
 	labels  []string
 	timeout time.Duration // of the drain
+
+	// What a look at the cluster has as its result, as in job.
+	podsStay, memberless bool
 }
 
-func resetRequestOf(r operation.Request) (q resetRequest, err error) {
-	q.Request = r
-	if q.args, err = operation.Decode[ResetArguments](r); err != nil {
-		return q, err
+func (o Options) resetJob(r operation.Request) (j resetJob, err error) {
+	j.Options, j.Request = o, r
+	if j.args, err = operation.Decode[ResetArguments](r); err == nil {
+		j.labels, err = wipes(j.args)
 	}
-	if q.labels, err = wipes(q.args); err != nil {
-		return q, err
+	if err == nil {
+		j.timeout, err = drainTimeout(j.args.DrainTimeout)
 	}
-	q.timeout, err = drainTimeout(q.args.DrainTimeout)
-	return q, err
+	return j, err
 }
 
 // planReset refuses where etcd can't do without this node's member.
 func (o Options) planReset(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
-	q, err := resetRequestOf(r)
+	j, err := o.resetJob(r)
 	if err != nil {
 		return p, err
 	}
-	without := map[string]bool{}
-	if q.args.Force {
+	if j.args.Force {
 		p.Unlocked = "it is forced"
 		p.Warnings = append(p.Warnings, "the cluster keeps the Node and the member of etcd of this node, if it has one: remove them with `kubectl delete node` and `gbctl etcd remove-member`")
 	} else {
-		if !o.controlPlane() {
-			without["etcd"] = true
-		} else if err := o.mayLeave(ctx, 0); err != nil {
-			return p, err
+		if j.memberless = !o.controlPlane(); !j.memberless {
+			if err := o.mayLeave(ctx, 0); err != nil {
+				return p, err
+			}
 		}
 		if why := o.alone(ctx, lookBudget); why != "" {
-			p.Warnings = append(p.Warnings, keptPods(why))
-			without["cordon"], without["drain"] = true, true
+			p.Warnings, j.podsStay = append(p.Warnings, keptPods(why)), true
 		}
 	}
-	for _, u := range q.args.Disks {
+	for _, u := range j.args.Disks {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("all that is on %s is lost", u))
 	}
-	p.Steps = slices.DeleteFunc(o.stepsOf(q), func(s operation.Step) bool { return without[s.ID] })
+	p.Steps = j.steps()
 	return p, nil
 }
 
 func (o Options) resetSteps(r operation.Request) ([]operation.Step, error) {
-	q, err := resetRequestOf(r)
-	return o.stepsOf(q), err
+	j, err := o.resetJob(r)
+	return j.steps(), err
 }
 
-// stepsOf are all steps that a reset may have.
-func (o Options) stepsOf(q resetRequest) (steps []operation.Step) {
-	if !q.args.Force {
-		steps = o.leaveCluster(q.Request, q.timeout)
-	}
-	power := boot.PowerOff
-	if q.args.Reboot {
+// steps are the plan, or all that it may have.
+func (j resetJob) steps() []operation.Step {
+	power, orderly := boot.PowerOff, !j.args.Force
+	if j.args.Reboot {
 		power = boot.Reboot
 	}
-	steps = append(steps, o.wipe(q.Request, q.args, q.labels), o.end(power, 0, reasonOf(q.Request)))
-	if !q.args.Force && !slices.Contains(q.labels, boot.LabelState) { // it joins again, perhaps with its Node of before
-		steps = append(steps, o.back(q.ID))
-	}
-	return steps
+	return slices.Concat(
+		when(orderly && !j.podsStay, j.cordon(j.ID), j.drain(j.timeout, false)),
+		when(orderly, j.leave(j.ID)...),
+		when(orderly && !j.memberless, j.leaveEtcd()),
+		[]operation.Step{j.wipe(j.Request, j.args, j.labels, false), j.end(power, 0, reasonOf(j.Request))},
+		// It joins again, perhaps with its Node of before.
+		when(orderly && !slices.Contains(j.labels, boot.LabelState), j.back(j.ID)),
+	)
 }
 
-// leaveCluster are the steps of a node that goes for good.
-func (o Options) leaveCluster(r operation.Request, timeout time.Duration) []operation.Step {
-	steps := []operation.Step{o.cordon(r.ID), o.drain(timeout, false)}
-	steps = append(steps,
-		operation.Step{
+// leave are the steps of a node that goes for good, before those of its member of etcd and its disk.
+func (o Options) leave(id string) []operation.Step {
+	return []operation.Step{
+		{
 			ID: "kubelet", What: "stop the kubelet", Deadline: leaveTimeout,
 			Run: func(ctx context.Context, _ *operation.Progress) error {
 				// The last moment to see that it was asked in vain.
@@ -149,44 +149,46 @@ func (o Options) leaveCluster(r operation.Request, timeout time.Duration) []oper
 			},
 			Undo: func(ctx context.Context, _ *operation.Progress) error { return o.Start(ctx, kubelet.ID) },
 		},
-		operation.Step{
+		{
 			ID: "node", What: "delete the Node from Kubernetes", Deadline: nodeTimeout, Optional: true,
 			Run: func(ctx context.Context, p *operation.Progress) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.deleteNode(ctx, r.ID) })
+				return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.deleteNode(ctx, id) })
 			},
 			Undo: func(ctx context.Context, p *operation.Progress) error {
 				return rollout.Poll(ctx, p, func(ctx context.Context) error {
-					return o.node(func(c *kubeclient.Client, name string) error { return c.Stay(ctx, name, r.ID) })
+					return o.node(func(c *kubeclient.Client, name string) error { return c.Stay(ctx, name, id) })
 				})
 			},
 		},
-		operation.Step{
+		{
 			ID: "pods", What: "stop the pods that are left, the control plane's among them", Deadline: podsTimeout, Optional: true,
 			Run: func(ctx context.Context, p *operation.Progress) error { return rollout.Poll(ctx, p, o.StopPods) },
 		},
-		operation.Step{
-			ID: "etcd", What: "leave etcd, and remove its data", Deadline: leaveTimeout,
-			Run: func(ctx context.Context, p *operation.Progress) error {
-				name, err := o.Etcd.Leave(ctx)
-				if err != nil {
-					return graceless(err)
-				}
-				if name == "" {
-					return operation.Skip("this node has no member of etcd")
-				}
-				p.Report("member %s has left", name)
-				return nil
-			},
-			Undo: func(ctx context.Context, _ *operation.Progress) error {
-				// One that is past its own point of no return stops the service yet.
-				if err := o.Etcd.Settled(ctx); err != nil {
-					return err
-				}
-				return o.Start(ctx, etcd.ID)
-			},
+	}
+}
+
+func (o Options) leaveEtcd() operation.Step {
+	return operation.Step{
+		ID: "etcd", What: "leave etcd, and remove its data", Deadline: leaveTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			name, err := o.Etcd.Leave(ctx)
+			if err != nil {
+				return graceless(err)
+			}
+			if name == "" {
+				return operation.Skip("this node has no member of etcd")
+			}
+			p.Report("member %s has left", name)
+			return nil
 		},
-	)
-	return steps
+		Undo: func(ctx context.Context, _ *operation.Progress) error {
+			// One that is past its own point of no return stops the service yet.
+			if err := o.Etcd.Settled(ctx); err != nil {
+				return err
+			}
+			return o.Start(ctx, etcd.ID)
+		},
+	}
 }
 
 func (o Options) controlPlane() bool {
@@ -226,8 +228,8 @@ func (o Options) deleteNode(ctx context.Context, id string) error {
 
 // wipe marks what boot.Volumes has for these labels, and disks of the user. The node erases
 // it when it ends (disks.Erase), or else the next boot does. After a restart, the services that the steps before had
-// stopped run again, so those steps are done once more, as far as that goes.
-func (o Options) wipe(r operation.Request, args ResetArguments, labels []string) operation.Step {
+// stopped run again, so those steps are done once more, as far as that goes. note leaves for later steps that it is marked.
+func (o Options) wipe(r operation.Request, args ResetArguments, labels []string, note bool) operation.Step {
 	var parts []string
 	for _, v := range boot.Wiped(labels) {
 		if v.Holds != "" {
@@ -253,7 +255,11 @@ func (o Options) wipe(r operation.Request, args ResetArguments, labels []string)
 					p.Report("a system that hasn't booted yet stays: %v", err)
 				}
 			}
-			return o.MarkWipe(labels, users)
+			err := o.MarkWipe(labels, users)
+			if err == nil && note {
+				err = marked.Put(p, true)
+			}
+			return err
 		},
 	}
 }

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,89 +95,115 @@ func (o Options) mayInstall() error {
 	return nil
 }
 
-// write are the steps up to a complete system in a slot. It comes from an image, or from the medium in the machine.
-func (o Options) write(r operation.Request, args PowerArguments) []operation.Step {
-	get := operation.Step{ID: "find", What: "find the system on the medium", Deadline: verifyTimeout}
-	if args.Image != "" {
-		get = operation.Step{ID: "pull", What: "pull the image " + args.Image, Deadline: pullTimeout}
+// writes reports whether the operation writes a system, and stages whether it doesn't boot it.
+func (j job) writes() bool { return j.name == Install || j.name == Upgrade }
+func (j job) stages() bool { return j.writes() && j.Stage }
+
+// mayWrite refuses what can't be written, and looks where it would be.
+func (j *job) mayWrite(ctx context.Context) (err error) {
+	if j.Image == "" {
+		_, err = j.Systems.Medium(ctx, j.Older)
 	}
-	get.Run = func(ctx context.Context, p *operation.Progress) (err error) {
+	if err == nil && j.Wipe && j.controlPlane() {
+		err = j.Etcd.MayLeave(ctx, 0)
+	}
+	if err == nil {
+		j.where, err = j.Systems.Where()
+	}
+	return err
+}
+
+// get finds a system: of an image, or of the medium in the machine.
+func (j job) get() operation.Step {
+	s := operation.Step{ID: "find", What: "find the system on the medium", Deadline: verifyTimeout}
+	if j.Image != "" {
+		s = operation.Step{ID: "pull", What: "pull the image " + j.Image, Deadline: pullTimeout}
+	}
+	s.Run = j.withContainerd(func(ctx context.Context, p *operation.Progress) (err error) {
 		var src slots.Source
-		if args.Image == "" {
-			src, err = o.Systems.Medium(ctx, args.Older)
+		if j.Image == "" {
+			src, err = j.Systems.Medium(ctx, j.Older)
 		} else {
-			src, err = o.Systems.Pull(ctx, args.Image, args.Older, percent(p, "pulled"))
+			src, err = j.Systems.Pull(ctx, j.Image, j.Older, percent(p, "pulled"))
 		}
 		if err != nil {
 			return err
 		}
 		return source.Put(p, src)
-	}
-	all := []operation.Step{
-		get,
-		{
-			ID: "verify", What: "read the system, and compare its checksum", Deadline: verifyTimeout,
-			Run: source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
-				p.Report("%s", src)
-				if err := o.Systems.Verify(ctx, src, percent(p, "read")); err != nil {
-					return err
-				}
-				all, err := o.Systems.Get()
-				if err != nil {
-					return err
-				}
-				return target.Put(p, all.Target(o.Systems.Running()))
-			}),
-		},
-		{
-			ID: "write", What: "write the system to the slot that doesn't run", Deadline: writeTimeout,
-			Run: source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
-				slot, err := target.Get(p)
-				if err != nil || slot == o.Systems.Running() { // it was written, and the machine has restarted
-					return err
-				}
-				system := boot.Slot{Wiped: args.Wipe}
-				if o.Systems.Running() != "" {
-					system.Excused = o.excused(p)
-				}
-				if cfg, err := machine.Config(o.Store); err == nil {
-					system.Args = cfg.Machine.Install.ExtraKernelArgs
-				}
-				p.Report("to slot %s", slot)
-				return o.Systems.Write(ctx, slot, src, system, percent(p, "written"))
-			}),
-			Undo: target.Then(func(ctx context.Context, _ *operation.Progress, slot string) error {
-				if slot == o.Systems.Running() {
-					return fmt.Errorf("the machine has restarted, with the new system in slot %s, which stays if it is healthy: `gbctl rollback` goes back to the former one", slot)
-				}
-				return o.Systems.Empty(ctx, slot)
-			}),
-		},
-	}
-	for i := range all {
-		run := all[i].Run
-		all[i].Run = func(ctx context.Context, p *operation.Progress) (err error) {
-			if i == 0 {
-				err = o.remember(r, p)
-			}
-			if err == nil && args.Image != "" {
-				_, err = o.containerd(ctx, p)
-			}
-			if err == nil {
-				err = run(ctx, p)
-			}
-			return err
-		}
-	}
-	return all
+	})
+	return s
 }
 
-// remember keeps what isn't healthy where an operation begins.
-func (o Options) remember(r operation.Request, p *operation.Progress) error {
-	if r.Resuming || o.Unhealthy == nil {
-		return nil
+func (j job) verify() operation.Step {
+	return operation.Step{
+		ID: "verify", What: "read the system, and compare its checksum", Deadline: verifyTimeout,
+		Run: j.withContainerd(source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
+			p.Report("%s", src)
+			if err := j.Systems.Verify(ctx, src, percent(p, "read")); err != nil {
+				return err
+			}
+			all, err := j.Systems.Get()
+			if err != nil {
+				return err
+			}
+			return target.Put(p, all.Target(j.Systems.Running()))
+		})),
 	}
-	return sick.Put(p, o.Unhealthy())
+}
+
+// write is the step after which a slot has a complete system.
+func (j job) write() operation.Step {
+	return operation.Step{
+		ID: "write", What: "write the system to " + cmp.Or(j.where, "the slot that doesn't run"), Deadline: writeTimeout,
+		Run: j.withContainerd(source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
+			slot, err := target.Get(p)
+			if err != nil || slot == j.Systems.Running() { // it was written, and the machine has restarted
+				return err
+			}
+			system := boot.Slot{Wiped: j.Wipe}
+			if j.Systems.Running() != "" {
+				system.Excused = j.excused(p)
+			}
+			if cfg, err := machine.Config(j.Store); err == nil {
+				system.Args = cfg.Machine.Install.ExtraKernelArgs
+			}
+			p.Report("to slot %s", slot)
+			return j.Systems.Write(ctx, slot, src, system, percent(p, "written"))
+		})),
+		Undo: target.Then(func(ctx context.Context, _ *operation.Progress, slot string) error {
+			if slot == j.Systems.Running() {
+				return fmt.Errorf("the machine has restarted, with the new system in slot %s, which stays if it is healthy: `gbctl rollback` goes back to the former one", slot)
+			}
+			return j.Systems.Empty(ctx, slot)
+		}),
+	}
+}
+
+// run is what a step runs.
+type run = func(context.Context, *operation.Progress) error
+
+// withContainerd waits for containerd before it runs what needs it for an image.
+func (j job) withContainerd(do run) run {
+	return func(ctx context.Context, p *operation.Progress) error {
+		if j.Image != "" {
+			if _, err := j.containerd(ctx, p); err != nil {
+				return err
+			}
+		}
+		return do(ctx, p)
+	}
+}
+
+// remembering keeps what isn't healthy where an operation begins, before its first step.
+func (j job) remembering(do run) run {
+	return func(ctx context.Context, p *operation.Progress) error {
+		if !j.Resuming && j.Unhealthy != nil {
+			if err := sick.Put(p, j.Unhealthy()); err != nil {
+				return err
+			}
+		}
+		return do(ctx, p)
+	}
 }
 
 // excused are the services that weren't healthy then, and still aren't. Nothing is excused in an operation that was cut short before it knew.
@@ -228,14 +255,6 @@ func (o Options) images() operation.Step {
 	}
 }
 
-// sayWhere puts the place of the system into the plan that users see.
-func (o Options) sayWhere(steps []operation.Step) error {
-	where, err := o.Systems.Where()
-	at := slices.IndexFunc(steps, func(s operation.Step) bool { return s.ID == "write" })
-	steps[at].What = "write the system to " + where
-	return err
-}
-
 // percent reports each fifth of the way. An image's pull begins with a few kB, which say how much there is.
 func percent(p *operation.Progress, word string) func(done, of int64) {
 	const mb = 1_000_000
@@ -252,17 +271,17 @@ func percent(p *operation.Progress, word string) func(done, of int64) {
 }
 
 // prove waits until it is known whether the system in the target is healthy. It runs after the boot, in that system or in the other one.
-func (o Options) prove(args PowerArguments) operation.Step {
+func (j job) prove() operation.Step {
 	return operation.Step{
-		ID: "prove", What: "see that the system is healthy", Deadline: ProveTimeout(boot.Slot{Wiped: args.Wipe}) + proveGrace,
+		ID: "prove", What: "see that the system is healthy", Deadline: ProveTimeout(boot.Slot{Wiped: j.Wipe}) + proveGrace,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			name, err := target.Get(p)
 			if err != nil {
 				return fmt.Errorf("the machine restarted before this operation chose a system: start it again (%w)", err)
 			}
 			for {
-				begun := o.Systems.Begun() // before it has, the slots don't say what became of the new system
-				all, err := o.Systems.Get()
+				begun := j.Systems.Begun() // before it has, the slots don't say what became of the new system
+				all, err := j.Systems.Get()
 				if err != nil {
 					return err
 				}
@@ -272,16 +291,16 @@ func (o Options) prove(args PowerArguments) operation.Step {
 				}
 				switch {
 				case !begun:
-				case slot.State == boot.SlotGood && o.Systems.Running() == name:
-					if _, err := marked.Get(p); args.Wipe && err != nil {
+				case slot.State == boot.SlotGood && j.Systems.Running() == name:
+					if _, err := marked.Get(p); j.Wipe && err != nil {
 						return errors.New("the new system is healthy, but the machine restarted before the data was marked for wiping: `gbctl reset --system-labels-to-wipe EPHEMERAL --reboot` wipes it")
 					}
 					return nil
-				case slot.State == boot.SlotTrying && o.Systems.Running() == name:
+				case slot.State == boot.SlotTrying && j.Systems.Running() == name:
 				case slot.State == boot.SlotTrying && slot.Tries > 0:
 					return fmt.Errorf("the machine wasn't started from slot %s of its disk: remove the medium, or let the firmware start the disk first", name)
 				default:
-					return fmt.Errorf("slot %s is %s: %s. The machine runs the system in slot %s", name, slot.State, slot.Reason, o.Systems.Running())
+					return fmt.Errorf("slot %s is %s: %s. The machine runs the system in slot %s", name, slot.State, slot.Reason, j.Systems.Running())
 				}
 				if !sleep.For(ctx, provePoll) {
 					return ctx.Err()
@@ -289,97 +308,6 @@ func (o Options) prove(args PowerArguments) operation.Step {
 			}
 		},
 	}
-}
-
-// changed is the reboot with another system. Whoever chooses what runs on a node can do all.
-func (o Options) changed(name string) operation.Definition {
-	d := power{o, name, boot.Reboot, holdReboot}.definition()
-	d.WithoutJournal, d.Role = false, "os:admin"
-	return d
-}
-
-func (o Options) install() operation.Definition { return o.replace(Install, o.mayInstall) }
-func (o Options) upgrade() operation.Definition { return o.replace(Upgrade, o.mayUpgrade) }
-
-// replace writes a system, and restarts the machine from it.
-func (o Options) replace(name string, may func() error) operation.Definition {
-	d := o.changed(name)
-	plan, steps := d.Plan, d.Steps
-	write := func(r operation.Request, args PowerArguments) []operation.Step {
-		all := o.write(r, args)
-		if name == Upgrade { // a machine that isn't installed may have no containerd
-			all = slices.Insert(all, len(all)-1, o.images())
-		}
-		return all
-	}
-	// Pods may come again to either system, so that is before it is known which one stays.
-	around := func(r operation.Request, all []operation.Step) ([]operation.Step, error) {
-		args, timeout, err := powerArguments(r)
-		if args.Stage {
-			return write(r, args), err
-		}
-		if args.Wipe {
-			all = o.wiping(r, timeout, all)
-		}
-		return slices.Concat(write(r, args), all, []operation.Step{o.prove(args)}), err
-	}
-	d.Plan = func(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
-		args, err := operation.Decode[PowerArguments](r)
-		if err == nil {
-			err = may()
-		}
-		if err == nil && args.Image == "" {
-			_, err = o.Systems.Medium(ctx, args.Older)
-		}
-		if err == nil && args.Wipe && o.controlPlane() {
-			err = o.Etcd.MayLeave(ctx, 0)
-		}
-		if err != nil {
-			return p, err
-		}
-		if args.Stage {
-			p = operation.Plan{Steps: write(r, args), Unlocked: "the node isn't restarted"}
-			return p, o.sayWhere(p.Steps)
-		}
-		if p, err = plan(ctx, r); err == nil {
-			p.Steps, err = around(r, p.Steps)
-		}
-		if err == nil {
-			err = o.sayWhere(p.Steps)
-		}
-		return p, err
-	}
-	d.Steps = func(r operation.Request) ([]operation.Step, error) {
-		all, err := steps(r)
-		if err == nil {
-			all, err = around(r, all)
-		}
-		if r.Resuming && o.Systems != nil && o.Systems.Trial() {
-			ended(all) // by whatever: the new system has one boot
-		}
-		return all, err
-	}
-	return d
-}
-
-// wiping adds to the steps of a restart that the node leaves the cluster before, and that EPHEMERAL is wiped. The node joins the cluster
-// again after the restart.
-func (o Options) wiping(r operation.Request, timeout time.Duration, all []operation.Step) []operation.Step {
-	control := o.controlPlane()
-	leave := slices.DeleteFunc(o.leaveCluster(r, timeout), func(s operation.Step) bool {
-		return s.ID == "cordon" || s.ID == "drain" || s.ID == "etcd" && !control
-	})
-	wipe := o.wipe(r, ResetArguments{}, []string{boot.LabelEphemeral})
-	run := wipe.Run
-	wipe.Run = func(ctx context.Context, p *operation.Progress) error {
-		if err := run(ctx, p); err != nil {
-			return err
-		}
-		return marked.Put(p, true)
-	}
-	leave = append(leave, wipe)
-	all = slices.DeleteFunc(all, func(s operation.Step) bool { return s.ID == "quorum" })
-	return slices.Insert(all, slices.IndexFunc(all, func(s operation.Step) bool { return s.EndsNode }), leave...)
 }
 
 func (o Options) mayUpgrade() error {
@@ -406,60 +334,26 @@ func (o Options) installed() (boot.Slots, error) {
 	return o.Systems.Get()
 }
 
-func (o Options) rollback() operation.Definition {
-	d := o.changed(Rollback)
-	plan, steps := d.Plan, d.Steps
-	with := func(r operation.Request, all []operation.Step) []operation.Step {
-		at := max(slices.IndexFunc(all, func(s operation.Step) bool { return s.EndsNode }), 0)
-		all = append(slices.Insert(all, at, o.choose(r)), o.prove(PowerArguments{}))
-		first := all[0].Run
-		all[0].Run = func(ctx context.Context, p *operation.Progress) error {
-			if err := o.remember(r, p); err != nil {
-				return err
-			}
-			return first(ctx, p)
-		}
-		return all
-	}
-	d.Plan = func(ctx context.Context, r operation.Request) (operation.Plan, error) {
-		if err := o.mayRollback(); err != nil {
-			return operation.Plan{}, err
-		}
-		p, err := plan(ctx, r)
-		p.Steps = with(r, p.Steps)
-		return p, err
-	}
-	d.Steps = func(r operation.Request) ([]operation.Step, error) {
-		all, err := steps(r)
-		all = with(r, all)
-		if r.Resuming && o.Systems != nil && o.Systems.Trial() {
-			ended(all)
-		}
-		return all, err
-	}
-	return d
-}
-
 // choose makes the other slot boot next.
-func (o Options) choose(r operation.Request) operation.Step {
+func (j job) choose() operation.Step {
 	return operation.Step{
 		ID: "choose", What: "make the other slot boot next", Deadline: chooseTimeout,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			to, err := target.Get(p)
 			if err != nil {
-				to = new(boot.Slots).Target(o.Systems.Running())
+				to = new(boot.Slots).Target(j.Systems.Running())
 				err = target.Put(p, to)
 			}
-			if err != nil || to == o.Systems.Running() { // it has restarted meanwhile
+			if err != nil || to == j.Systems.Running() { // it has restarted meanwhile
 				return err
 			}
-			return o.Systems.Rollback(ctx, "rolled back by "+r.By, o.excused(p))
+			return j.Systems.Rollback(ctx, "rolled back by "+j.By, j.excused(p))
 		},
 		Undo: target.Then(func(ctx context.Context, _ *operation.Progress, to string) error {
-			if to == o.Systems.Running() {
+			if to == j.Systems.Running() {
 				return nil
 			}
-			return o.Systems.Stay(ctx)
+			return j.Systems.Stay(ctx)
 		}),
 	}
 }

@@ -26,38 +26,35 @@ const (
 
 var proxyRef = kubeclient.Ref{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "kube-system", Name: "kube-proxy"}
 
-// proxyStep changes the image in the configuration of each control plane, as the bootstrap
+// moveProxy changes the image in the configuration of each control plane, as the bootstrap
 // manifests are made of it, and in the DaemonSet. Its other fields belong to the cluster's
 // owner.
-func (o Options) proxyStep(a Arguments) operation.Step {
-	set := func(ctx context.Context, p *operation.Progress, nodes []rollout.Node, version string) error {
-		for _, n := range rollout.ControlPlanes(nodes) {
-			if _, _, err := o.setImage(ctx, p, n, proxy, version); err != nil {
-				return fmt.Errorf("node %s: %w", n.Name, err)
-			}
+func (j job) moveProxy(ctx context.Context, p *operation.Progress, nodes []rollout.Node, version string) error {
+	for _, n := range rollout.ControlPlanes(nodes) {
+		if _, _, err := j.setImage(ctx, p, n, proxy, version); err != nil {
+			return fmt.Errorf("node %s: %w", n.Name, err)
 		}
-		return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return setProxy(ctx, client, version) })
 	}
-	return operation.Step{
-		ID: proxy.name, What: fmt.Sprintf("updating daemonset %q to version %q", proxy.name, strings.TrimPrefix(a.To, "v")), Deadline: rolloutTimeout,
-		Run: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
-			if err := set(ctx, p, nodes, a.To); err != nil {
-				return err
-			}
-			if err := o.awaitRollout(ctx, p, proxyRef); kubeclient.IsNotFound(err) {
-				return operation.Skip("the cluster has no DaemonSet %s", proxy.name)
-			} else if err != nil {
-				return err
-			}
-			return finish(p, proxy.name)
-		}),
-		Undo: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
-			if stays, err := isFinished(p, proxy.name); err != nil || stays {
-				return err
-			}
-			return set(ctx, p, nodes, a.From)
-		}),
+	return j.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return setProxy(ctx, client, version) })
+}
+
+func (j job) upgradeProxy(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+	if err := j.moveProxy(ctx, p, nodes, j.a.To); err != nil {
+		return err
 	}
+	if err := j.awaitRollout(ctx, p, proxyRef); kubeclient.IsNotFound(err) {
+		return operation.Skip("the cluster has no DaemonSet %s", proxy.name)
+	} else if err != nil {
+		return err
+	}
+	return finish(p, proxy.name)
+}
+
+func (j job) downgradeProxy(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+	if stays, err := isFinished(p, proxy.name); err != nil || stays {
+		return err
+	}
+	return j.moveProxy(ctx, p, nodes, j.a.From)
 }
 
 // setProxy replaces the image of the DaemonSet's container. One that isn't there is left to
@@ -95,22 +92,17 @@ func (o Options) awaitRollout(ctx context.Context, p *operation.Progress, ref ku
 	return o.Kubernetes.With(func(client *kubeclient.Client) error { return rollout.AwaitWorkload(ctx, p, client, ref) })
 }
 
-// manifestsStep offers what a bootstrap manifest of this release would change in the
+// manifests offers what a bootstrap manifest of this release would change in the
 // cluster's objects. They belong to the cluster's owner, so it asks.
-func (o Options) manifestsStep(a Arguments) operation.Step {
-	return operation.Step{
-		ID: "manifests", What: "compare the cluster's objects with the bootstrap manifests", Deadline: rolloutTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			return o.Kubernetes.With(func(client *kubeclient.Client) error { return o.manifests(ctx, p, client, a) })
-		},
-	}
+func (j job) manifests(ctx context.Context, p *operation.Progress) error {
+	return j.Kubernetes.With(func(client *kubeclient.Client) error { return j.offer(ctx, p, client) })
 }
 
-func (o Options) manifests(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) error {
+func (j job) offer(ctx context.Context, p *operation.Progress, client *kubeclient.Client) error {
 	var differ []kubeclient.Object
 	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) {
 		differ = nil
-		for _, wanted := range controlplane.WantedObjects(o.Store) {
+		for _, wanted := range controlplane.WantedObjects(j.Store) {
 			fields, err := controlplane.Differences(ctx, client, wanted)
 			if err != nil {
 				return err
@@ -130,7 +122,7 @@ func (o Options) manifests(ctx context.Context, p *operation.Progress, client *k
 		return operation.Skip("the cluster's objects are as the bootstrap manifests have them")
 	}
 	answer := "yes"
-	if !a.Yes {
+	if !j.a.Yes {
 		var err error
 		if answer, err = p.Ask(ctx, operation.Question{
 			ID: "apply", Text: fmt.Sprintf("apply the bootstrap manifests to these %d objects?", len(differ)),
@@ -148,7 +140,7 @@ func (o Options) manifests(ctx context.Context, p *operation.Progress, client *k
 		}
 		p.Report("applied %s", wanted)
 		if kind := wanted.Kind(); kind == "DaemonSet" || kind == "Deployment" {
-			if err := o.awaitRollout(ctx, p, wanted.Ref()); err != nil {
+			if err := j.awaitRollout(ctx, p, wanted.Ref()); err != nil {
 				return err
 			}
 		}

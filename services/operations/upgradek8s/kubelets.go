@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/mod/semver"
@@ -24,20 +23,16 @@ const (
 	undrainTimeout = time.Minute
 )
 
-// kubeletsStep changes one kubelet after another. by is the operation, for the cordon.
-func (o Options) kubeletsStep(a Arguments, by string) operation.Step {
-	parts := func(nodes []rollout.Node) (parts []operation.Part) {
-		for _, n := range nodes {
-			parts = append(parts, operation.Part{
-				ID: n.Name, What: fmt.Sprintf("updating node %q", n.Address), Deadline: kubeletTimeout,
-				Run:  func(ctx context.Context, p *operation.Progress) error { return o.setKubelet(ctx, p, n, a.To, by) },
-				Undo: func(ctx context.Context, p *operation.Progress) error { return o.setKubelet(ctx, p, n, a.From, by) },
-			})
-		}
-		return parts
+// kubelets are the parts that change one kubelet after another.
+func (j job) kubelets(nodes []rollout.Node) (parts []operation.Part) {
+	for _, n := range nodes {
+		parts = append(parts, operation.Part{
+			ID: n.Name, What: fmt.Sprintf("updating node %q", n.Address), Deadline: kubeletTimeout,
+			Run:  func(ctx context.Context, p *operation.Progress) error { return j.setKubelet(ctx, p, n, j.a.To, j.id) },
+			Undo: func(ctx context.Context, p *operation.Progress) error { return j.setKubelet(ctx, p, n, j.a.From, j.id) },
+		})
 	}
-	what := fmt.Sprintf("updating the kubelets to version %q, one node after another", strings.TrimPrefix(a.To, "v"))
-	return o.component("kubelets", what, kubeletsTimeout, a, parts, nil)
+	return parts
 }
 
 // setKubelet gives the kubelet of a node its version. Where the minor version changes and

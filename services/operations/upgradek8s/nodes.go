@@ -193,7 +193,7 @@ const maxKubeletSkew = 3
 // imagesOf reads the images from the configuration of a node.
 func imagesOf(document kubeclient.Object) map[string]string {
 	images := map[string]string{}
-	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
+	for _, c := range components {
 		images[c.name] = cmp.Or(document.Text(c.path...), c.fallback)
 	}
 	return images
@@ -213,7 +213,7 @@ func (o Options) From(ctx context.Context, to string) (string, error) {
 	}
 	found := map[string][]string{}
 	for _, st := range s.states {
-		for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
+		for _, c := range components {
 			if !st.ControlPlane && c.name != kubelet.name {
 				continue
 			}
@@ -238,75 +238,56 @@ func (o Options) From(ctx context.Context, to string) (string, error) {
 	return "", fmt.Errorf("the cluster has several versions of Kubernetes: %s; make them one by `gbctl patch mc`", strings.Join(all, ", "))
 }
 
-func (o Options) preflightStep(a Arguments) operation.Step {
-	return operation.Step{
-		ID: "preflight", What: "check that the cluster can be upgraded", Deadline: programTimeout, // a restart may have come between
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			var s survey
-			if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = o.look(ctx, a); return err }); err != nil {
-				return err
-			}
-			p.Report("%s", rollout.Discovered(s.nodes()))
-			return inventory.Put(p, s.nodes())
-		},
+func (j job) preflight(ctx context.Context, p *operation.Progress) error {
+	var s survey
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = j.look(ctx, j.a); return err }); err != nil {
+		return err
 	}
+	p.Report("%s", rollout.Discovered(s.nodes()))
+	return inventory.Put(p, s.nodes())
 }
 
-func (o Options) verifyStep(a Arguments) operation.Step {
-	return operation.Step{
-		ID: "verify", What: "check that all nodes run the new version and are healthy", Deadline: verifyTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			healthy := func(ctx context.Context) error {
-				_, err := o.look(ctx, Arguments{From: a.To, To: a.To, NoKubelet: a.NoKubelet})
-				return err
-			}
-			if err := rollout.Poll(ctx, p, healthy); err != nil {
-				return err
-			}
-			// The statuses of static pods may be from before the kubelet's restart.
-			if !sleep.For(ctx, statusAge) {
-				return context.Cause(ctx)
-			}
-			return rollout.Poll(ctx, p, healthy)
-		},
+func (j job) verify(ctx context.Context, p *operation.Progress) error {
+	healthy := func(ctx context.Context) error {
+		_, err := j.look(ctx, Arguments{From: j.a.To, To: j.a.To, NoKubelet: j.a.NoKubelet})
+		return err
 	}
+	if err := rollout.Poll(ctx, p, healthy); err != nil {
+		return err
+	}
+	// The statuses of static pods may be from before the kubelet's restart.
+	if !sleep.For(ctx, statusAge) {
+		return context.Cause(ctx)
+	}
+	return rollout.Poll(ctx, p, healthy)
 }
 
-// images of the new version that a node needs.
-func (s state) needed(a Arguments) (images []string, systems []string, err error) {
-	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
-		system := c.name == kubelet.name
-		if system && a.NoKubelet || !s.ControlPlane && !system && c.name != proxy.name {
+// needed are the images of the new version that a node needs, that of the kubelet last.
+func (s state) needed(a Arguments) (images []string, err error) {
+	for _, c := range components {
+		if c.name == kubelet.name && a.NoKubelet || !s.ControlPlane && c.name != kubelet.name && c.name != proxy.name {
 			continue
 		}
 		image, err := config.WithVersion(s.images[c.name], a.To)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		if system {
-			systems = append(systems, image)
-		} else {
-			images = append(images, image)
-		}
+		images = append(images, image)
 	}
-	return images, systems, nil
+	return images, nil
 }
 
-func (o Options) imagesStep(a Arguments) operation.Step {
-	return operation.Step{
-		ID: "images", What: "pull all images to the nodes that need them", Deadline: imagesTimeout,
-		Run: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
-			var parts []operation.Part
-			first := rollout.ControlPlanes(nodes)[0]
-			for _, n := range nodes {
-				parts = append(parts, operation.Part{
-					ID: n.Name, What: fmt.Sprintf("pulling the images to node %q", n.Address), Deadline: pullTimeout,
-					Run: func(ctx context.Context, p *operation.Progress) error { return o.pull(ctx, p, n, first, a) },
-				})
-			}
-			return p.Each(ctx, atOnce, parts...)
-		}),
+// pullAll pulls all images to the nodes that need them.
+func (j job) pullAll(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+	var parts []operation.Part
+	first := rollout.ControlPlanes(nodes)[0]
+	for _, n := range nodes {
+		parts = append(parts, operation.Part{
+			ID: n.Name, What: fmt.Sprintf("pulling the images to node %q", n.Address), Deadline: pullTimeout,
+			Run: func(ctx context.Context, p *operation.Progress) error { return j.pull(ctx, p, n, first, j.a) },
+		})
 	}
+	return p.Each(ctx, atOnce, parts...)
 }
 
 // images are those in the configuration of a node.
@@ -333,13 +314,13 @@ func (o Options) pull(ctx context.Context, p *operation.Progress, n, first rollo
 		images[proxy.name] = its[proxy.name]
 	}
 	st := state{Node: n, images: images}
-	pods, systems, err := st.needed(a)
+	needed, err := st.needed(a)
 	if err != nil {
 		return err
 	}
-	for i, image := range slices.Concat(pods, systems) {
+	for i, image := range needed {
 		said := ""
-		_, err := o.Peers.Pull(ctx, n.Address, image, i < len(pods), func(done, total uint64) {
+		_, err := o.Peers.Pull(ctx, n.Address, image, a.NoKubelet || i < len(needed)-1, func(done, total uint64) {
 			if text := fmt.Sprintf("%s: %d of %d MB", image, done>>20, total>>20); text != said {
 				said = text
 				p.Report("%s", text)

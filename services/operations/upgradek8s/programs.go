@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -41,8 +40,12 @@ var (
 	kubelet = component{"kubelet", []string{"machine", "kubelet", "image"}, config.DefaultKubeletImage}
 )
 
-func (o Options) programStep(c component, a Arguments) operation.Step {
-	parts := func(nodes []rollout.Node) (parts []operation.Part) {
+// components are all that have an image in the configuration of a node.
+var components = append(slices.Clone(programs), proxy, kubelet)
+
+// program are the parts that change a program.
+func (j job) program(c component) func([]rollout.Node) []operation.Part {
+	return func(nodes []rollout.Node) (parts []operation.Part) {
 		for i, n := range rollout.ControlPlanes(nodes) {
 			watch := time.Duration(0)
 			if i == 0 {
@@ -50,16 +53,20 @@ func (o Options) programStep(c component, a Arguments) operation.Step {
 			}
 			parts = append(parts, operation.Part{
 				ID: n.Name, What: fmt.Sprintf("updating node %q", n.Address), Deadline: programTimeout,
-				Run:  func(ctx context.Context, p *operation.Progress) error { return o.setProgram(ctx, p, n, c, a.To, watch) },
-				Undo: func(ctx context.Context, p *operation.Progress) error { return o.setProgram(ctx, p, n, c, a.From, 0) },
+				Run: func(ctx context.Context, p *operation.Progress) error {
+					return j.setProgram(ctx, p, n, c, j.a.To, watch)
+				},
+				Undo: func(ctx context.Context, p *operation.Progress) error { return j.setProgram(ctx, p, n, c, j.a.From, 0) },
 			})
 		}
 		return parts
 	}
-	then := func(ctx context.Context, nodes []rollout.Node) error {
-		return rollout.Watch(ctx, o.Peers, rollout.ControlPlanes(nodes), c.name, watchAll)
+}
+
+func (j job) watch(c component) func(context.Context, []rollout.Node) error {
+	return func(ctx context.Context, nodes []rollout.Node) error {
+		return rollout.Watch(ctx, j.Peers, rollout.ControlPlanes(nodes), c.name, watchAll)
 	}
-	return o.component(c.name, fmt.Sprintf("updating %q to version %q", c.name, strings.TrimPrefix(a.To, "v")), componentTimeout, a, parts, then)
 }
 
 // setProgram gives a program of a node its version, and waits until it is healthy.

@@ -45,7 +45,7 @@ const featureGates = "feature-gates"
 // argsOf reads the extraArgs of each component from the configuration of a node.
 func argsOf(config kubeclient.Object) map[string]map[string]string {
 	all := map[string]map[string]string{}
-	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
+	for _, c := range components {
 		args, _ := config.At(argsPath(c)...).(map[string]any)
 		all[c.name] = map[string]string{}
 		for flag, value := range args {
@@ -60,7 +60,7 @@ func argsPath(c component) []string { return append(slices.Clone(c.path[:len(c.p
 // removed are the settings of the node with which a component of the new version wouldn't
 // start.
 func (s state) removed(a Arguments) (all []string) {
-	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
+	for _, c := range components {
 		if c.name == kubelet.name && a.NoKubelet || c.name != kubelet.name && !s.ControlPlane {
 			continue
 		}

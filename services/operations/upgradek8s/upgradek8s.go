@@ -20,8 +20,10 @@ package upgradek8s
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -86,13 +88,13 @@ func Definition(o Options) operation.Definition {
 	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
 }
 
-func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan, error) {
+func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
 	a, err := operation.Decode[Arguments](r)
-	if err != nil {
-		return operation.Plan{}, err
+	if err == nil {
+		err = skew(a.From, a.To)
 	}
-	if err := skew(a.From, a.To); err != nil {
-		return operation.Plan{}, err
+	if err != nil {
+		return plan, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, preflightTimeout)
 	defer cancel()
@@ -100,11 +102,14 @@ func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan,
 	for end := time.Now().Add(moment); errors.As(err, new(passing)) && time.Now().Before(end) && sleep.For(ctx, time.Second); {
 		seen, err = o.look(ctx, a)
 	}
-	if err != nil {
-		return operation.Plan{}, err
-	}
-	steps, err := o.steps(r)
-	return operation.Plan{Steps: steps, Warnings: seen.warnings}, err
+	return operation.Plan{Warnings: seen.warnings}, err
+}
+
+// job is an upgrade that was asked for.
+type job struct {
+	Options
+	a  Arguments
+	id string
 }
 
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
@@ -112,17 +117,32 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	middle := []operation.Step{o.proxyStep(a), o.manifestsStep(a)}
-	if !a.NoKubelet {
-		middle = append(middle, o.kubeletsStep(a, r.ID))
+	j, to := job{o, a, r.ID}, strings.TrimPrefix(a.To, "v")
+	first := []operation.Step{
+		{ID: "preflight", What: "check that the cluster can be upgraded",
+			Deadline: programTimeout, Run: j.preflight}, // a restart may have come between
+		{ID: "images", What: "pull all images to the nodes that need them",
+			Deadline: imagesTimeout, Run: inventory.Then(j.pullAll)},
 	}
-	for _, c := range slices.Backward(programs) {
-		middle = slices.Insert(middle, 0, o.programStep(c, a))
+	var middle []operation.Step
+	for _, c := range programs {
+		middle = append(middle, j.component(operation.Step{
+			ID: c.name, What: fmt.Sprintf("updating %q to version %q", c.name, to), Deadline: componentTimeout,
+		}, j.program(c), j.watch(c)))
 	}
+	middle = append(middle,
+		operation.Step{ID: proxy.name, What: fmt.Sprintf("updating daemonset %q to version %q", proxy.name, to),
+			Deadline: rolloutTimeout, Run: inventory.Then(j.upgradeProxy), Undo: inventory.Then(j.downgradeProxy)},
+		operation.Step{ID: "manifests", What: "compare the cluster's objects with the bootstrap manifests",
+			Deadline: rolloutTimeout, Run: j.manifests},
+		j.component(operation.Step{
+			ID: "kubelets", What: fmt.Sprintf("updating the kubelets to version %q, one node after another", to),
+			Deadline: kubeletsTimeout, Omit: a.NoKubelet}, j.kubelets, nil))
 	if down(a.From, a.To) {
 		slices.Reverse(middle)
 	}
-	return slices.Concat([]operation.Step{o.preflightStep(a), o.imagesStep(a)}, middle, []operation.Step{o.verifyStep(a)}), nil
+	return append(append(first, middle...), operation.Step{
+		ID: "verify", What: "check that all nodes run the new version and are healthy", Deadline: verifyTimeout, Run: j.verify}), nil
 }
 
 // finished has the components that run in the new version on all nodes. If the operation
@@ -145,28 +165,26 @@ func finish(p *operation.Progress, component string) error {
 	return finished.Put(p, append(all, component))
 }
 
-// component is a step that runs parts for nodes, and whose parts are undone together.
-func (o Options) component(name, what string, timeout time.Duration, a Arguments, parts func([]rollout.Node) []operation.Part, then func(context.Context, []rollout.Node) error) operation.Step {
-	return operation.Step{
-		ID: name, What: what, Deadline: timeout,
-		Run: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
-			err := p.Each(ctx, 1, parts(nodes)...)
-			if err == nil && then != nil {
-				err = then(ctx, nodes)
-			}
-			if err == nil {
-				err = finish(p, name)
+// component completes a step that runs parts for nodes, and whose parts are undone together.
+func (j job) component(s operation.Step, parts func([]rollout.Node) []operation.Part, then func(context.Context, []rollout.Node) error) operation.Step {
+	s.Run = inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+		err := p.Each(ctx, 1, parts(nodes)...)
+		if err == nil && then != nil {
+			err = then(ctx, nodes)
+		}
+		if err == nil {
+			err = finish(p, s.ID)
+		}
+		return err
+	})
+	s.Undo = inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+		if stays, err := isFinished(p, s.ID); err != nil || stays {
+			if stays {
+				p.Report("%s stays at version %s: the same command goes on from here", s.ID, j.a.To)
 			}
 			return err
-		}),
-		Undo: inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
-			if stays, err := isFinished(p, name); err != nil || stays {
-				if stays {
-					p.Report("%s stays at version %s: the same command goes on from here", name, a.To)
-				}
-				return err
-			}
-			return p.UndoEach(ctx, parts(nodes)...)
-		}),
-	}
+		}
+		return p.UndoEach(ctx, parts(nodes)...)
+	})
+	return s
 }

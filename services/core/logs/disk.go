@@ -68,7 +68,7 @@ func (l *Logs) Persist(dir string, boot uint64) error {
 	for _, r := range l.byID {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		backlog += len(r.lines)
+		backlog += len(r.items)
 	}
 	d := &l.disk
 	d.mu.Lock()
@@ -79,7 +79,7 @@ func (l *Logs) Persist(dir string, boot uint64) error {
 	// Room for the backlog, so that this doesn't wait for the disk either.
 	queue := make(chan record, queueLines+backlog)
 	for id, r := range l.byID {
-		for _, line := range r.lines {
+		for _, line := range r.items {
 			queue <- record{id, line}
 		}
 	}

@@ -2,7 +2,6 @@ package logs
 
 import (
 	"context"
-	"sync"
 	"time"
 )
 
@@ -39,13 +38,9 @@ func (r Record) size() int { return recordBytes + len(r.Message) }
 // them to other machines. What all readers have is let go. Without a reader it holds the
 // lines since boot: one may come with the configuration.
 type Feed struct {
-	mu      sync.Mutex // guards all below and the fields of its readers; locked after a ring's
-	off     bool
-	records []Record
-	bytes   int
-	added   uint64        // records ever
-	changed chan struct{} // closed with the next record; nil: nobody waits for it
-	readers map[*FeedReader]struct{}
+	buffer[Record] // its mu guards all below and the fields of its readers; locked after a ring's
+	off            bool
+	readers        map[*FeedReader]struct{}
 }
 
 // Keep turns the feed on or off. When it is off, it holds nothing.
@@ -53,7 +48,7 @@ func (f *Feed) Keep(on bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.off = !on; f.off {
-		f.records, f.bytes = nil, 0
+		f.items, f.bytes = nil, 0
 	}
 }
 
@@ -61,29 +56,10 @@ func (f *Feed) Keep(on bool) {
 func (f *Feed) Add(r Record) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.off {
-		return
-	}
-	f.records = append(f.records, r)
-	f.bytes += r.size()
-	f.added++
-	if f.changed != nil {
-		close(f.changed)
-		f.changed = nil
-	}
-	for len(f.records) > feedLines || f.bytes > feedBytes {
-		f.shift()
+	if !f.off {
+		f.add(r)
 	}
 }
-
-// shift lets the oldest record go.
-func (f *Feed) shift() {
-	f.bytes -= f.records[0].size()
-	f.records[0] = Record{} // append reuses the array only later
-	f.records = f.records[1:]
-}
-
-func (f *Feed) oldest() uint64 { return f.added - uint64(len(f.records)) }
 
 // FeedReader reads the feed. One goroutine uses it.
 type FeedReader struct {
@@ -131,10 +107,9 @@ func (r *FeedReader) Next(most int) (records []Record, lost uint64) {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if oldest := f.oldest(); r.next < oldest {
-		lost, r.next = oldest-r.next, oldest
-	}
-	for _, record := range f.records[r.next-f.oldest():] {
+	all, lost := f.since(r.next)
+	r.next += lost
+	for _, record := range all {
 		if most -= record.size(); most < 0 && len(records) > 0 {
 			break
 		}
@@ -147,20 +122,5 @@ func (r *FeedReader) Next(most int) (records []Record, lost uint64) {
 
 // Wait waits until Next has something, for stop, or for ctx.
 func (r *FeedReader) Wait(ctx context.Context, stop <-chan struct{}) {
-	f := r.feed
-	f.mu.Lock()
-	if f.added > r.next {
-		f.mu.Unlock()
-		return
-	}
-	if f.changed == nil {
-		f.changed = make(chan struct{})
-	}
-	changed := f.changed
-	f.mu.Unlock()
-	select {
-	case <-changed:
-	case <-stop:
-	case <-ctx.Done():
-	}
+	_ = r.feed.await(ctx, stop, r.next) // the caller looks at ctx
 }

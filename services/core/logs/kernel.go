@@ -1,13 +1,13 @@
 package logs
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -157,27 +157,12 @@ func parseKernel(record []byte) *KernelRecord {
 	}
 }
 
-// unescape undoes the kernel's \xNN for what isn't printable.
+// escaped is the kernel's \xNN for what isn't printable.
+var escaped = regexp.MustCompile(`\\x[0-9A-Fa-f]{2}`)
+
 func unescape(text string) string {
-	if !strings.Contains(text, `\x`) {
-		return text
-	}
-	var b bytes.Buffer
-	for rest := text; rest != ""; {
-		before, after, found := strings.Cut(rest, `\x`)
-		b.WriteString(before)
-		rest = after
-		if !found {
-			break
-		}
-		if len(after) >= 2 {
-			if c, err := strconv.ParseUint(after[:2], 16, 8); err == nil {
-				b.WriteByte(byte(c))
-				rest = after[2:]
-				continue
-			}
-		}
-		b.WriteString(`\x`)
-	}
-	return b.String()
+	return escaped.ReplaceAllStringFunc(text, func(code string) string {
+		c, _ := strconv.ParseUint(code[2:], 16, 8) // it matches
+		return string([]byte{byte(c)})
+	})
 }

@@ -71,6 +71,7 @@ func New(consoleWriter io.Writer) *Logs {
 		},
 		now:  time.Now,
 		byID: map[string]*ring{},
+		feed: Feed{buffer: buffer[Record]{most: feedLines, mostBytes: feedBytes, size: Record.size}},
 	}
 	if _, kernel := consoleWriter.(leveled); !kernel {
 		l.console.remember = func(level slog.Level, text string) {
@@ -150,46 +151,16 @@ func (l *Logs) put(line string, rec Record) {
 	l.feed.Add(rec)
 }
 
+// ring keeps the last lines of one log.
+type ring = buffer[string]
+
 func (l *Logs) ring(id string) *ring {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.byID[id]
 	if r == nil {
-		r = &ring{}
+		r = &ring{most: ringLines, mostBytes: ringBytes, size: func(line string) int { return len(line) }}
 		l.byID[id] = r
 	}
 	return r
-}
-
-// ring keeps the last lines of one log.
-type ring struct {
-	mu      sync.Mutex // guards all below; add is called with it held
-	lines   []string
-	bytes   int
-	added   uint64        // lines ever
-	changed chan struct{} // closed with the next line; nil: nobody waits for it
-}
-
-func (r *ring) add(line string) {
-	r.lines = append(r.lines, line)
-	r.bytes += len(line)
-	r.added++
-	if r.changed != nil {
-		close(r.changed)
-		r.changed = nil
-	}
-	for len(r.lines) > ringLines || r.bytes > ringBytes && len(r.lines) > 1 {
-		r.bytes -= len(r.lines[0])
-		r.lines[0] = "" // let go of the text: append reuses the array only later
-		r.lines = r.lines[1:]
-	}
-}
-
-func (r *ring) tail(n int) []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if n <= 0 || n > len(r.lines) {
-		n = len(r.lines)
-	}
-	return slices.Clone(r.lines[len(r.lines)-n:])
 }

@@ -21,7 +21,7 @@ func (l *Logs) Read(id string, tail int) *Reader {
 	r := l.ring(id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	there := len(r.lines)
+	there := len(r.items)
 	switch {
 	case tail < 0:
 		there = 0
@@ -37,43 +37,13 @@ func (rd *Reader) Next() (lines []string, lost uint64) {
 	r := rd.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	oldest := r.added - uint64(len(r.lines))
-	if rd.next < oldest {
-		lost = oldest - rd.next
-		rd.next = oldest
-	}
-	lines = append(lines, r.lines[rd.next-oldest:]...)
+	items, lost := r.since(rd.next)
 	rd.next = r.added
-	return lines, lost
+	return append(lines, items...), lost
 }
 
 // Wait returns nil when Next has something, or ctx's error.
-func (rd *Reader) Wait(ctx context.Context) error {
-	for {
-		changed := rd.ring.changes(rd.next)
-		if changed == nil {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// changes is closed at the next line; nil if line next is there already.
-func (r *ring) changes(next uint64) <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.added > next {
-		return nil
-	}
-	if r.changed == nil {
-		r.changed = make(chan struct{})
-	}
-	return r.changed
-}
+func (rd *Reader) Wait(ctx context.Context) error { return rd.ring.await(ctx, nil, rd.next) }
 
 // Parse takes a line of Logger apart: level as syslog(3) counts, time (zero
 // if it isn't such a line) and the text.

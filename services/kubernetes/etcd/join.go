@@ -85,24 +85,29 @@ func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 	if err := errors.Join(untrusted.MkdirAll(e.o.DataDir, 0o700), untrusted.Chmod(e.o.DataDir, 0o700)); err != nil {
 		return err
 	}
-	event, log = event.onlyChanges(), log.onlyChanges()
 	e.going.Store(false)
+	if err := untilDecided(ctx, e.begin, event, log, func() error { return e.decide(ctx) }); err != nil {
+		return cmp.Or(ctx.Err(), err)
+	}
+	// DIRECTORY/member/wal/FILE, also of a release in which etcd was root.
+	return untrusted.Give(e.o.DataDir, boot.Owner(ID), 4)
+}
+
+// untilDecided repeats attempts that return a *wait, and reports each new one. hurry ends a pause.
+func untilDecided(ctx context.Context, hurry <-chan struct{}, event, log eventFunc, try func() error) error {
+	event, log = event.onlyChanges(), log.onlyChanges()
 	for {
-		err := e.decide(ctx)
-		var w *wait
-		if err == nil {
-			// DIRECTORY/member/wal/FILE, also of a release in which etcd was root.
-			return untrusted.Give(e.o.DataDir, boot.Owner(ID), 4)
-		}
-		if !errors.As(err, &w) {
+		err := try()
+		w, waits := errors.AsType[*wait](err)
+		if !waits {
 			return err
 		}
 		event(w.Reason(), "Waiting for "+w.Error())
 		if w.seen != nil {
 			log("", w.seen.Error())
 		}
-		if !sleep.Until(ctx, e.begin, joinRetry) {
-			return ctx.Err()
+		if !sleep.Until(ctx, hurry, joinRetry) {
+			return err
 		}
 	}
 }

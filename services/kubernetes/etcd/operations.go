@@ -60,8 +60,8 @@ func (a RecoverArguments) Encode() []byte { return operation.Encode(a) }
 // Definitions are the operations that begin and end this node's membership.
 func (e *Etcd) Definitions() []operation.Definition {
 	return []operation.Definition{
-		{Name: BootstrapOperation, Plan: e.planned(e.bootstrapSteps), Steps: e.bootstrapSteps},
-		{Name: RecoverOperation, Plan: e.planned(e.recoverSteps), Steps: e.recoverSteps},
+		{Name: BootstrapOperation, Plan: e.planBeginning, Steps: e.bootstrapSteps},
+		{Name: RecoverOperation, Plan: e.planBeginning, Steps: e.recoverSteps},
 		{Name: LeaveOperation, Exclusive: true, Plan: e.planLeave, Steps: e.leaveSteps},
 	}
 }
@@ -82,15 +82,9 @@ func (e *Etcd) running(names ...string) (id string, err error) {
 	return e.o.Running(names...)
 }
 
-// planned is the plan of an operation that begins a cluster.
-func (e *Etcd) planned(steps func(operation.Request) ([]operation.Step, error)) func(context.Context, operation.Request) (operation.Plan, error) {
-	return func(_ context.Context, r operation.Request) (operation.Plan, error) {
-		all, err := steps(r)
-		if err == nil {
-			err = e.idle()
-		}
-		return operation.Plan{Steps: all}, err
-	}
+// planBeginning is for an operation that begins a cluster.
+func (e *Etcd) planBeginning(context.Context, operation.Request) (operation.Plan, error) {
+	return operation.Plan{}, e.idle()
 }
 
 func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
@@ -193,26 +187,12 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 
 // restoreUntilDone repeats attempts that only have to wait: containerd may not run yet.
 func (e *Etcd) restoreUntilDone(ctx context.Context, p *operation.Progress, r restoring) error {
-	event := eventFunc(func(_ reason.Code, text string) { p.Report("%s", text) }).onlyChanges()
-	for {
-		err := e.restore(ctx, r)
-		w, ok := errors.AsType[*wait](err)
-		if !ok {
-			return err
-		}
-		event(reason.Of(err), "Waiting for "+w.Error())
-		if !sleep.For(ctx, joinRetry) {
-			return err
-		}
-	}
+	event := eventFunc(func(_ reason.Code, text string) { p.Report("%s", text) })
+	return untilDecided(ctx, nil, event, event, func() error { return e.restore(ctx, r) })
 }
 
-func (e *Etcd) planLeave(ctx context.Context, r operation.Request) (operation.Plan, error) {
-	if err := e.MayLeave(ctx, 0); err != nil {
-		return operation.Plan{}, err
-	}
-	steps, err := e.leaveSteps(r)
-	return operation.Plan{Steps: steps}, err
+func (e *Etcd) planLeave(ctx context.Context, _ operation.Request) (operation.Plan, error) {
+	return operation.Plan{}, e.MayLeave(ctx, 0)
 }
 
 // left is the name of the member that was removed. It exists if the node has

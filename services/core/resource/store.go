@@ -39,7 +39,8 @@ func (s *Store) As(owner string) Writer { return &writer{Store: s, owner: owner}
 
 type writer struct {
 	*Store
-	owner string
+	owner    string
+	declared *declared // nil: it isn't a controller's, and may see all
 }
 
 // Object returns one object of a type that is known by name only.
@@ -78,6 +79,9 @@ func (s *Store) list(typ, namespace string) ([]Object[any], error) {
 }
 
 func (w *writer) put(at target, spec any) error {
+	if err := w.writes(at.typ); err != nil {
+		return err
+	}
 	s := w.Store
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,6 +115,9 @@ func (w *writer) put(at target, spec any) error {
 }
 
 func (w *writer) remove(at target) error {
+	if err := w.writes(at.typ); err != nil {
+		return err
+	}
 	s := w.Store
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,6 +138,9 @@ func (w *writer) remove(at target) error {
 }
 
 func (w *writer) finalizer(at target, name string, present bool) error {
+	if err := w.reads(at.typ, at.id); err != nil {
+		return err
+	}
 	s := w.Store
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,35 +7,34 @@ import (
 	"slices"
 )
 
-// view is the store as one controller may see it: its inputs and outputs to
-// read, its outputs to write, in its own name. Reading what isn't declared would
+// declared is what a controller says that it reads and writes. Reading anything else would
 // work today and miss the change tomorrow, so it is refused. Finalizers may also
 // be set on inputs: that is what they are for.
-type view struct {
-	writer
-	name    string
+type declared struct {
 	inputs  []Input
 	outputs []string
-	log     *slog.Logger
+}
+
+// view is the store as one controller may see it, in its own name.
+type view struct {
+	writer
+	log *slog.Logger
 }
 
 func newView(store *Store, c Controller, log *slog.Logger) *view {
 	return &view{
-		writer:  writer{Store: store, owner: c.Name},
-		name:    c.Name,
-		inputs:  c.Inputs,
-		outputs: c.Outputs,
-		log:     slog.New(prefixed{log.Handler(), c.Name + ": "}),
+		writer: writer{Store: store, owner: c.Name, declared: &declared{c.Inputs, c.Outputs}},
+		log:    slog.New(prefixed{log.Handler(), c.Name + ": "}),
 	}
 }
 
 func (v *view) Log() *slog.Logger { return v.log }
 
-func (v *view) reads(typ, id string) error {
-	if slices.Contains(v.outputs, typ) {
+func (w *writer) reads(typ, id string) error {
+	if w.declared == nil || slices.Contains(w.declared.outputs, typ) {
 		return nil
 	}
-	for _, in := range v.inputs {
+	for _, in := range w.declared.inputs {
 		if in.Type == typ && (in.ID == "" || in.ID == id) {
 			return nil
 		}
@@ -44,49 +43,28 @@ func (v *view) reads(typ, id string) error {
 	if id != "" {
 		what += " " + id
 	}
-	return fmt.Errorf("controller %s reads %s: %w", v.name, what, ErrUndeclared)
+	return fmt.Errorf("controller %s reads %s: %w", w.owner, what, ErrUndeclared)
 }
 
-func (v *view) writes(typ string) error {
-	if slices.Contains(v.outputs, typ) {
+func (w *writer) writes(typ string) error {
+	if w.declared == nil || slices.Contains(w.declared.outputs, typ) {
 		return nil
 	}
-	return fmt.Errorf("controller %s writes %s: %w", v.name, typ, ErrUndeclared)
+	return fmt.Errorf("controller %s writes %s: %w", w.owner, typ, ErrUndeclared)
 }
 
-func (v *view) get(typ, namespace, id string) (Object[any], error) {
-	if err := v.reads(typ, id); err != nil {
+func (w *writer) get(typ, namespace, id string) (Object[any], error) {
+	if err := w.reads(typ, id); err != nil {
 		return Object[any]{}, err
 	}
-	return v.writer.get(typ, namespace, id)
+	return w.Store.get(typ, namespace, id)
 }
 
-func (v *view) list(typ, namespace string) ([]Object[any], error) {
-	if err := v.reads(typ, ""); err != nil {
+func (w *writer) list(typ, namespace string) ([]Object[any], error) {
+	if err := w.reads(typ, ""); err != nil {
 		return nil, err
 	}
-	return v.writer.list(typ, namespace)
-}
-
-func (v *view) put(at target, spec any) error {
-	if err := v.writes(at.typ); err != nil {
-		return err
-	}
-	return v.writer.put(at, spec)
-}
-
-func (v *view) remove(at target) error {
-	if err := v.writes(at.typ); err != nil {
-		return err
-	}
-	return v.writer.remove(at)
-}
-
-func (v *view) finalizer(at target, name string, present bool) error {
-	if err := v.reads(at.typ, at.id); err != nil {
-		return err
-	}
-	return v.writer.finalizer(at, name, present)
+	return w.Store.list(typ, namespace)
 }
 
 // prefixed puts the controller's name before each message, as the lines of

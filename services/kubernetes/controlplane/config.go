@@ -13,7 +13,10 @@ import (
 
 // ProgramConfig is the configuration of one program of the control plane:
 // APIServerConfig, ControllerManagerConfig or SchedulerConfig.
-type ProgramConfig interface{ program() string }
+type ProgramConfig interface {
+	program() string
+	own() (image string, args map[string]string, volumes []config.Volume)
+}
 
 // Configs are the programs' configurations, by their names (S-267). Their
 // version is on the pod as annotation garboard.dev/config-version (S-268),
@@ -57,6 +60,16 @@ type SchedulerConfig struct {
 func (APIServerConfig) program() string         { return apiServer }
 func (ControllerManagerConfig) program() string { return controllerManager }
 func (SchedulerConfig) program() string         { return scheduler }
+
+func (c APIServerConfig) own() (string, map[string]string, []config.Volume) {
+	return c.Image, c.ExtraArgs, c.ExtraVolumes
+}
+func (c ControllerManagerConfig) own() (string, map[string]string, []config.Volume) {
+	return c.Image, c.ExtraArgs, c.ExtraVolumes
+}
+func (c SchedulerConfig) own() (string, map[string]string, []config.Volume) {
+	return c.Image, c.ExtraArgs, c.ExtraVolumes
+}
 
 // localEtcd: each apiserver uses the member on its own node.
 const localEtcd = "https://127.0.0.1:2379"

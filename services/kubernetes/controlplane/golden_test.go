@@ -77,9 +77,11 @@ func TestProgramConfigs(t *testing.T) {
 }
 
 func TestIPv6NodeBindsBoth(t *testing.T) {
-	flags := apiServerFlags(APIServerConfig{}, "", "", "", netip.MustParseAddr("2001:db8::1"))
-	if flags["bind-address"] != "::" || flags["advertise-address"] != "2001:db8::1" {
-		t.Errorf("binds %s, advertises %s", flags["bind-address"], flags["advertise-address"])
+	pod, err := staticPod(podInput{config: APIServerConfig{}, address: netip.MustParseAddr("2001:db8::1")})
+	put(t, err)
+	command := fmt.Sprint(pod.List("spec", "containers")[0]["command"])
+	if !strings.Contains(command, "--bind-address=:: ") || !strings.Contains(command, "--advertise-address=2001:db8::1 ") {
+		t.Error(command)
 	}
 }
 

@@ -2,17 +2,15 @@ package controlplane
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
-	"path"
 	"slices"
 	"strings"
-	"text/template"
 	"time"
 
 	"gopkg.in/yaml.v3"
@@ -36,29 +34,8 @@ var BootstrapManifests = resource.Define[[]kubeclient.Object](resource.Definitio
 //go:embed bootstrap_manifests
 var bootstrapManifestFiles embed.FS
 
-// bootstrapManifestTemplates are the built-in manifests. Every value is
-// inserted through json, which is YAML with all texts quoted.
-var bootstrapManifestTemplates = template.Must(template.New("").Option("missingkey=error").Funcs(template.FuncMap{
-	"json": func(v any) (string, error) { data, err := json.Marshal(v); return string(data), err },
-}).ParseFS(bootstrapManifestFiles, "bootstrap_manifests/*.yaml"))
-
-// bootstrapManifestInput is the data for the templates.
-type bootstrapManifestInput struct {
-	TokenID, TokenSecret string
-	KubeletClientUser    string
-	Administrators       string
-	Balancer, ServerName string
-	BalancerAt           netip.AddrPort
-	FlannelImage         string
-	FlannelConfig        string // net-conf.json
-	PoliciesImage        string
-	FirstIPv6            bool // pods have addresses of IPv6 first: flannel then wants this one by another argument
-	ProxyImage           string
-	ProxyCommand         []any
-	CoreDNSImage         string
-	Corefile             string
-	DNSAddresses         []string
-}
+// bootstrapManifestTemplates are the built-in manifests. One that the configuration disables is empty.
+var bootstrapManifestTemplates = kubeclient.Templates(bootstrapManifestFiles, "bootstrap_manifests/*.yaml")
 
 // builtin are the bootstrap manifests from files in this package, and inline ones.
 var builtin = BootstrapManifests.In(namespace)
@@ -103,29 +80,21 @@ func prune[S any](v resource.View, kind *resource.Kind[S], wanted map[string]boo
 // renderBootstrapManifests makes the manifests of a cluster, by ID. hasResolvers
 // reports whether there is a name server for names outside of the cluster.
 func renderBootstrapManifests(c *config.Cluster, hasResolvers bool) (map[string][]kubeclient.Object, error) {
-	input, err := newBootstrapManifestInput(c, hasResolvers)
+	input, err := bootstrapManifestInput(c, hasResolvers)
 	if err != nil {
 		return nil, err
 	}
-	skip := map[string]bool{
-		"05-flannel":          c.Network.CNI.Name != config.CNIFlannel,
-		"06-network-policies": !c.Network.Policies,
-		"10-kube-proxy":       c.Proxy.Disabled,
-		"11-core-dns":         c.CoreDNS.Disabled,
-		"11-core-dns-svc":     c.CoreDNS.Disabled,
-	}
 	manifests := map[string][]kubeclient.Object{}
 	for _, t := range bootstrapManifestTemplates.Templates() {
-		id := strings.TrimSuffix(path.Base(t.Name()), ".yaml")
-		if id == "" || skip[id] {
-			continue
-		}
+		id := strings.TrimSuffix(t.Name(), ".yaml")
 		var text bytes.Buffer
-		if err := t.Execute(&text, input); err != nil {
+		err := t.Execute(&text, input)
+		objects, problem := decodeManifest(&text)
+		if err = cmp.Or(err, problem); err != nil {
 			return nil, fmt.Errorf("render manifest %s: %w", id, err)
 		}
-		if manifests[id], err = decodeManifest(&text); err != nil {
-			return nil, fmt.Errorf("render manifest %s: %w", id, err)
+		if len(objects) > 0 {
+			manifests[id] = objects
 		}
 	}
 	for _, inline := range c.InlineManifests {
@@ -137,91 +106,41 @@ func renderBootstrapManifests(c *config.Cluster, hasResolvers bool) (map[string]
 	return manifests, nil
 }
 
-func newBootstrapManifestInput(c *config.Cluster, hasResolvers bool) (bootstrapManifestInput, error) {
+func bootstrapManifestInput(c *config.Cluster, hasResolvers bool) (object, error) {
 	id, secret, ok := strings.Cut(string(c.Token), ".")
 	if !ok {
-		return bootstrapManifestInput{}, errors.New("cluster.token isn't of the form id.secret")
+		return nil, errors.New("cluster.token isn't of the form id.secret")
 	}
 	if len(c.Network.PodSubnets) == 0 || len(c.Network.ServiceSubnets) == 0 {
-		return bootstrapManifestInput{}, errors.New("cluster.network has no podSubnets or no serviceSubnets")
+		return nil, errors.New("cluster.network has no podSubnets or no serviceSubnets")
 	}
-	flannel, err := flannelConfig(c.Network.PodSubnets)
-	if err != nil {
-		return bootstrapManifestInput{}, err
-	}
-	in := bootstrapManifestInput{
-		TokenID: id, TokenSecret: secret,
-		KubeletClientUser: secrets.KubeletClientUser,
-		Administrators:    config.AdministratorsGroup,
-		Balancer:          balancer.URL,
-		ServerName:        balancer.ServerName,
-		BalancerAt:        netip.MustParseAddrPort(balancer.Address),
-		FlannelImage:      c.Network.CNI.Flannel.Image,
-		FlannelConfig:     flannel,
-		PoliciesImage:     c.Network.PolicyAgent.Image,
-		FirstIPv6:         c.Network.PodSubnets[0].Addr().Is6(),
-		ProxyImage:        c.Proxy.Image,
-		ProxyCommand:      arguments("kube-proxy", proxyFlags(c), c.Proxy.ExtraArgs),
-		CoreDNSImage:      c.CoreDNS.Image,
-		Corefile:          corefile(c.Network.DNSDomain, hasResolvers),
-	}
-	for _, addr := range config.ClusterDNS(c.Network.ServiceSubnets) {
-		in.DNSAddresses = append(in.DNSAddresses, addr.String())
-	}
-	return in, nil
-}
-
-// proxyFlags: the limits of connection tracking belong to the node, which may
-// share them with others, so kube-proxy doesn't set them.
-func proxyFlags(c *config.Cluster) map[string]string {
-	return map[string]string{
-		"cluster-cidr":                      config.Joined(c.Network.PodSubnets, ","),
-		"conntrack-max-per-core":            "0",
-		"conntrack-min":                     "0",
-		"conntrack-tcp-timeout-close-wait":  "0",
-		"conntrack-tcp-timeout-established": "0",
-		"hostname-override":                 "$(NODE_NAME)",
-		"kubeconfig":                        "/etc/kubernetes/kubeconfig",
-		"proxy-mode":                        string(c.Proxy.Mode),
-	}
-}
-
-func flannelConfig(pods []netip.Prefix) (string, error) {
-	c := object{"EnableNFTables": true, "EnableIPv4": false, "Backend": object{"Type": "vxlan"}}
-	for _, p := range pods {
+	flannel := object{"EnableNFTables": true, "EnableIPv4": false, "Backend": object{"Type": "vxlan"}}
+	for _, p := range c.Network.PodSubnets {
 		if p.Addr().Is4() {
-			c["EnableIPv4"], c["Network"] = true, p.Masked().String()
+			flannel["EnableIPv4"], flannel["Network"] = true, p.Masked().String()
 		} else {
-			c["EnableIPv6"], c["IPv6Network"] = true, p.Masked().String()
+			flannel["EnableIPv6"], flannel["IPv6Network"] = true, p.Masked().String()
 		}
 	}
-	data, err := json.Marshal(c)
-	return string(data), err
-}
-
-// corefile is CoreDNS' configuration. CoreDNS doesn't start if it has to
-// forward to a resolv.conf without name servers, and without a forwarder the
-// loop check has nothing to check.
-func corefile(domain string, forward bool) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, `.:53 {
-    errors
-    health {
-        lameduck 5s
-    }
-    ready
-    kubernetes %s in-addr.arpa ip6.arpa {
-        pods insecure
-        fallthrough in-addr.arpa ip6.arpa
-        ttl 30
-    }
-    prometheus :9153
-`, domain)
-	if forward {
-		b.WriteString("    forward . /etc/resolv.conf\n    loop\n")
-	}
-	b.WriteString("    cache 30\n    reload\n    loadbalance\n}\n")
-	return b.String()
+	return object{
+		"Cluster": c, "TokenID": id, "TokenSecret": secret, "Flannel": flannel, "HasResolvers": hasResolvers,
+		"KubeletClientUser": secrets.KubeletClientUser, "Administrators": config.AdministratorsGroup,
+		"Balancer": balancer.URL, "BalancerAt": netip.MustParseAddrPort(balancer.Address), "ServerName": balancer.ServerName,
+		"FirstIPv6":    c.Network.PodSubnets[0].Addr().Is6(),
+		"DNSAddresses": config.ClusterDNS(c.Network.ServiceSubnets),
+		// The limits of connection tracking belong to the node, which may share them with others, so kube-proxy doesn't
+		// set them.
+		"ProxyCommand": arguments("kube-proxy", map[string]string{
+			"cluster-cidr":                      config.Joined(c.Network.PodSubnets, ","),
+			"conntrack-max-per-core":            "0",
+			"conntrack-min":                     "0",
+			"conntrack-tcp-timeout-close-wait":  "0",
+			"conntrack-tcp-timeout-established": "0",
+			"hostname-override":                 "$(NODE_NAME)",
+			"kubeconfig":                        "/etc/kubernetes/kubeconfig",
+			"proxy-mode":                        string(c.Proxy.Mode),
+		}, c.Proxy.ExtraArgs),
+	}, nil
 }
 
 // decodeManifest reads objects from one or more YAML documents. Lists are split.

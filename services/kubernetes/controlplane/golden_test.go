@@ -174,8 +174,12 @@ var addressFlags = []string{"--advertise-address", "--bind-address", "--cluster-
 
 // CoreDNS doesn't start if it has no name server to forward to.
 func TestCorefileWithoutResolvers(t *testing.T) {
-	if got := corefile("cluster.local", false); strings.Contains(got, "forward") || strings.Contains(got, "loop") {
-		t.Error(got)
+	manifests, err := renderBootstrapManifests(&testConfig(t).Cluster, false)
+	put(t, err)
+	for _, o := range manifests["11-core-dns"] {
+		if got := o.Text("data", "Corefile"); strings.Contains(got, "forward") || strings.Contains(got, "loop") {
+			t.Error(got)
+		}
 	}
 }
 

@@ -16,8 +16,8 @@ func TestCIS(t *testing.T) {
 		t.Fatal(err)
 	}
 	node := cis.Node{Commands: map[string][]string{ID: commandLine(c, "cp-1", []netip.Addr{netip.MustParseAddr("10.5.0.2")})}, Files: map[string]cis.File{}}
-	for _, f := range rendered {
-		node.Files[f.path] = cis.File{Mode: f.perm, Content: f.data}
+	for path, data := range rendered {
+		node.Files[path] = cis.File{Mode: configMode, Content: data}
 	}
 	cis.Check(t, "kubelet", node)
 }

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -37,6 +39,8 @@ const (
 	servingFile = boot.KubeletDir + "/pki/kubelet-server-current.pem"
 	// maxFile bounds what is read of a certificate or of a static pod.
 	maxFile = 1 << 20
+
+	configMode = 0o600
 )
 
 // prepare writes what the kubelet reads only at its start, and restores what it checks then.
@@ -78,38 +82,30 @@ func (o Options) prepare() (has bool, err error) {
 	if err != nil {
 		return has, err
 	}
-	for _, f := range files {
-		if f.path == kubeconfig && !has {
+	for _, path := range []string{configFile, kubeconfig} {
+		if path == kubeconfig && !has {
 			continue
 		}
-		if err := untrusted.WriteFile(f.path, f.data, f.perm); err != nil {
+		if err := untrusted.WriteFile(path, files[path], configMode); err != nil {
 			return has, err
 		}
 	}
 	return has, nil
 }
 
-type file struct {
-	path string
-	data []byte
-	perm os.FileMode
-}
-
-// files are the kubelet's configuration, and how it reaches the API.
-func files(mode boot.Mode, c *config.Config) ([]file, error) {
-	var all []file
-	for _, f := range []struct {
-		path    string
-		content object
-	}{
-		{configFile, configuration(mode, c)},
-		{kubeconfig, kubeconfigFor(c, object{"client-certificate": clientFile, "client-key": clientFile})},
-	} {
-		data, err := yaml.Marshal(f.content)
-		if err != nil {
-			return nil, fmt.Errorf("render %s: %w", f.path, err)
+// files are the kubelet's configuration, and how it reaches the API, by their paths.
+func files(mode boot.Mode, c *config.Config) (map[string][]byte, error) {
+	own, err := configuration(mode, c)
+	if err != nil {
+		return nil, fmt.Errorf("render %s: %w", configFile, err)
+	}
+	at := object{"server": balancer.URL, "tls-server-name": balancer.ServerName, "certificate-authority": caFile}
+	access := config.KubeconfigOf(c.Cluster.Name, at, "kubelet", object{"client-certificate": clientFile, "client-key": clientFile})
+	all := map[string][]byte{}
+	for path, content := range map[string]object{configFile: own, kubeconfig: access} {
+		if all[path], err = yaml.Marshal(content); err != nil {
+			return nil, fmt.Errorf("render %s: %w", path, err)
 		}
-		all = append(all, file{f.path, data, 0o600})
 	}
 	return all, nil
 }
@@ -162,70 +158,19 @@ func stillGood(have []byte, s secrets.KubeletSpec, now time.Time) bool {
 // object is a Kubernetes configuration object in its YAML form.
 type object = map[string]any
 
-// configuration is KubeletConfiguration, kubelet.config.k8s.io/v1beta1.
-func configuration(mode boot.Mode, c *config.Config) object {
-	k := object{
-		"apiVersion":         "kubelet.config.k8s.io/v1beta1",
-		"kind":               "KubeletConfiguration",
-		"staticPodPath":      boot.StaticPodsDir,
-		"address":            listenAddress(c),
-		"healthzBindAddress": "127.0.0.1",
-		"healthzPort":        10248,
-		"authentication": object{
-			"anonymous": object{"enabled": false},
-			"webhook":   object{"enabled": true},
-			"x509":      object{"clientCAFile": caFile},
-		},
-		// The default keeps a refusal for 30 s: the node's own first question about its
-		// static pods comes before the role binding that allows it.
-		"authorization":            object{"mode": "Webhook", "webhook": object{"cacheUnauthorizedTTL": "1s"}},
-		"rotateCertificates":       true,
-		"tlsMinVersion":            "VersionTLS13",
-		"clusterDomain":            c.Cluster.Network.DNSDomain,
-		"clusterDNS":               c.Machine.Kubelet.ClusterDNS,
-		"resolvConf":               "/etc/resolv.conf",
-		"containerRuntimeEndpoint": "unix://" + containerd.Socket,
-		"imageServiceEndpoint":     "unix://" + containerd.ImageSocket,
-		"cgroupDriver":             "cgroupfs",
-		"cgroupRoot":               "/",
-		"systemCgroups":            "",
-		// Not below /var: what a pod has put there would run as root after the next boot, too.
-		"volumePluginDir":     "/etc/kubernetes/volumeplugins",
-		"serializeImagePulls": false,
-		"logging":             object{"format": "json"},
-		// Static pods are files that PID 1 writes; inotify tells the kubelet at once,
-		// this is only the fallback.
-		"fileCheckFrequency": "5s",
-		"podPidsLimit":       podPidsLimit,
-		// The default of 5 minutes would show a network that came up late.
-		"nodeStatusReportFrequency": "1m",
-		"nodeStatusUpdateFrequency": "5s",
-	}
-	if taints := registerWithTaints(c); len(taints) > 0 {
-		k["registerWithTaints"] = taints
-	}
-	if c.Machine.Type.ControlPlane() {
-		k["tlsCertFile"], k["tlsPrivateKeyFile"] = servingCertFile, servingKeyFile
-	} else {
-		// Signed by the cluster's CA, and renewed; see ApprovalController.
-		k["serverTLSBootstrap"] = true
-	}
-	if mode == boot.Container {
-		// The disk belongs to the host, whose fill level is not this node's doing,
-		// and hosts with cgroup v1 are still about.
-		k["failCgroupV1"] = false
-		k["imageGCHighThresholdPercent"] = 100
-		k["evictionHard"] = object{"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%", "imagefs.inodesFree": "0%"}
-		k["failSwapOn"] = false
-	}
-	k["protectKernelDefaults"] = protectsKernel(mode, c)
-	return k
-}
+//go:embed kubelet.yaml
+var configurationFile embed.FS
 
-// podPidsLimit is how many processes and threads a pod may have. The smallest machine
-// that is supported, with 1 GiB of memory, has room for 8192 (kernel.threads-max): a pod
-// that forks without end leaves half of them to the node and to other pods.
-const podPidsLimit = 4096
+var configurationTemplate = kubeclient.Templates(configurationFile, "kubelet.yaml")
+
+// configuration is KubeletConfiguration, kubelet.config.k8s.io/v1beta1.
+func configuration(mode boot.Mode, c *config.Config) (k object, err error) {
+	return k, kubeclient.Fill(configurationTemplate, "kubelet.yaml", object{
+		"Config": c, "Container": mode == boot.Container, "ProtectsKernel": protectsKernel(mode, c),
+		"StaticPods": boot.StaticPodsDir, "CA": caFile, "ServingCert": servingCertFile, "ServingKey": servingKeyFile,
+		"Containerd": containerd.Socket, "Images": containerd.ImageSocket,
+	}, &k)
+}
 
 // sysctlDir is where the kernel has its parameters.
 const sysctlDir = "/proc/sys"
@@ -259,33 +204,6 @@ func protectsKernel(mode boot.Mode, c *config.Config) bool {
 		}
 	}
 	return true
-}
-
-// registerWithTaints is what keeps pods away from the node from its first moment on.
-func registerWithTaints(c *config.Config) (taints []object) {
-	all := c.Taints()
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		taint := object{"key": key, "effect": all[key].Effect}
-		if value := all[key].Value; value != "" {
-			taint["value"] = value
-		}
-		taints = append(taints, taint)
-	}
-	return taints
-}
-
-// listenAddress is that of all of a node's addresses: "::" accepts IPv4 too, and needs IPv6 in the kernel.
-func listenAddress(c *config.Config) string {
-	if c.Cluster.Network.IPv6() {
-		return "::"
-	}
-	return "0.0.0.0"
-}
-
-// kubeconfigFor is a kubeconfig for the node's balancer.
-func kubeconfigFor(c *config.Config, user object) object {
-	at := object{"server": balancer.URL, "tls-server-name": balancer.ServerName, "certificate-authority": caFile}
-	return config.KubeconfigOf(c.Cluster.Name, at, "kubelet", user)
 }
 
 // commandLine is what isn't in the configuration file; extra arguments of the

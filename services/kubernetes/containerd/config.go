@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"embed"
 	"errors"
 	"fmt"
 	"os"
@@ -10,13 +11,13 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/render"
 	"github.com/pelletier/go-toml/v2"
 )
 
 const (
 	configFile = "/etc/containerd/config.toml"
 	hostsDir   = "/etc/containerd/certs.d" // hosts.toml per registry: containerd docs/hosts.md
-	stateDir   = "/run/containerd"
 	// dropInsDir has those drop-ins of /var/cri/conf.d that the configuration lays there.
 	dropInsDir = "/etc/containerd/conf.d"
 
@@ -28,61 +29,23 @@ const (
 // configuration is too.
 type table = map[string]any
 
-// syncLayers is false in a container: its file system is the host's, which it would make sync all that the host has in memory.
-func syncLayers(mode boot.Mode) bool { return mode == boot.Machine }
+//go:embed config.yaml
+var configYAML embed.FS
 
-// renderConfig is containerd's own configuration (version 3, containerd 2.x).
+var configTemplate = render.Templates(configYAML, "config.yaml")
+
+// renderConfig is containerd's own configuration.
 // The user's drop-ins are merged over it by containerd (acceptance S-143), out of dropInsDir. It may hold passwords of registries.
 func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
-	runtime := table{
-		"containerd": table{
-			"default_runtime_name": "runc",
-			"runtimes": table{"runc": table{
-				"runtime_type": "io.containerd.runc.v2",
-				// cgroupfs, as the kubelet: there is no systemd on a node.
-				"options": table{"SystemdCgroup": false, "BinaryName": "/usr/bin/runc"},
-			}},
-		},
-		"cni": table{"bin_dirs": []string{boot.CNIBinDir}, "conf_dir": boot.CNIConfDir},
-		// A container node may lack CAP_SYS_RESOURCE, without which a lower OOM
-		// score than one's own can't be set and every pod would fail.
-		"restrict_oom_score_adj": mode == boot.Container,
-		// How often containerd asks the shim of each container for its processor time. With the
-		// default of a second, this takes a fifth of what an idle control plane needs. The
-		// kubelet reads it each 10 s.
-		"stats_collect_period": "10s",
+	var t table
+	if err := render.YAML(configTemplate, "config.yaml", table{
+		"OOMScore": oomScoreAdj, "Root": boot.ContainerdDir, "DropIns": filepath.Join(dropInsDir, "*.toml"), "Socket": Socket,
+		"CNIBin": boot.CNIBinDir, "CNIConf": boot.CNIConfDir, "Container": mode == boot.Container,
+		"Pause": config.DefaultPauseImage, "Hosts": hostsDir, "Logins": logins(r),
+	}, &t); err != nil {
+		return nil, err
 	}
-	images := table{
-		"pinned_images": table{"sandbox": config.DefaultPauseImage},
-		"registry":      table{"config_path": hostsDir, "configs": logins(r)},
-		// With this, the CRI pulls by itself, and unpacks through the service below: that of its transfer service doesn't sync.
-		"image_pull_with_sync_fs": syncLayers(mode),
-	}
-	return toml.Marshal(table{
-		"version": 3,
-		// Its shims get one more. A container may lack CAP_SYS_RESOURCE: containerd logs that
-		// and goes on.
-		"oom_score": oomScoreAdj,
-		"root":      boot.ContainerdDir,
-		"state":     stateDir,
-		"imports":   []string{filepath.Join(dropInsDir, "*.toml")},
-		"grpc":      table{"address": Socket},
-		"disabled_plugins": []string{
-			"io.containerd.snapshotter.v1.blockfile",
-			"io.containerd.snapshotter.v1.native",
-			"io.containerd.snapshotter.v1.erofs",
-			"io.containerd.tracing.processor.v1.otlp",
-			"io.containerd.internal.v1.tracing",
-			"io.containerd.nri.v1.nri",
-		},
-		"plugins": table{
-			"io.containerd.cri.v1.runtime": runtime,
-			"io.containerd.cri.v1.images":  images,
-			// Each layer is durable before containerd notes that it is there, whoever unpacks it: otherwise a power cut within the kernel's write-back time
-			// (half a minute) leaves an image that counts as unpacked and has empty files.
-			"io.containerd.service.v1.diff-service": table{"sync_fs": syncLayers(mode)},
-		},
-	})
+	return toml.Marshal(t)
 }
 
 // writeDropIns writes to dir what machine.files lays in /var/cri/conf.d, out of the configuration:

@@ -16,6 +16,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/render"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -35,7 +36,7 @@ var BootstrapManifests = resource.Define[[]kubeclient.Object](resource.Definitio
 var bootstrapManifestFiles embed.FS
 
 // bootstrapManifestTemplates are the built-in manifests. One that the configuration disables is empty.
-var bootstrapManifestTemplates = kubeclient.Templates(bootstrapManifestFiles, "bootstrap_manifests/*.yaml")
+var bootstrapManifestTemplates = render.Templates(bootstrapManifestFiles, "bootstrap_manifests/*.yaml")
 
 // builtin are the bootstrap manifests from files in this package, and inline ones.
 var builtin = BootstrapManifests.In(namespace)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/render"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -30,7 +31,7 @@ const (
 var staticPodFiles embed.FS
 
 // staticPodTemplates are the pod, and for each program its flags and what is its own in the pod.
-var staticPodTemplates = kubeclient.Templates(staticPodFiles, "static_pods/*.yaml")
+var staticPodTemplates = render.Templates(staticPodFiles, "static_pods/*.yaml")
 
 // podInput is all data of a static pod.
 type podInput struct {
@@ -75,10 +76,10 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 		Pod   object // what is its own in it
 	}
 	var pod object
-	err := kubeclient.Fill(staticPodTemplates, name+".yaml", data, &program)
+	err := render.YAML(staticPodTemplates, name+".yaml", data, &program)
 	if err == nil {
 		data["Program"], data["Command"] = program.Pod, arguments(name, program.Flags, args)
-		err = kubeclient.Fill(staticPodTemplates, "pod.yaml", data, &pod)
+		err = render.YAML(staticPodTemplates, "pod.yaml", data, &pod)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("render static pod %s: %w", name, err)

@@ -19,9 +19,9 @@ import (
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/render"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
-	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -161,11 +161,11 @@ type object = map[string]any
 //go:embed kubelet.yaml
 var configurationFile embed.FS
 
-var configurationTemplate = kubeclient.Templates(configurationFile, "kubelet.yaml")
+var configurationTemplate = render.Templates(configurationFile, "kubelet.yaml")
 
 // configuration is KubeletConfiguration, kubelet.config.k8s.io/v1beta1.
 func configuration(mode boot.Mode, c *config.Config) (k object, err error) {
-	return k, kubeclient.Fill(configurationTemplate, "kubelet.yaml", object{
+	return k, render.YAML(configurationTemplate, "kubelet.yaml", object{
 		"Config": c, "Container": mode == boot.Container, "ProtectsKernel": protectsKernel(mode, c),
 		"StaticPods": boot.StaticPodsDir, "CA": caFile, "ServingCert": servingCertFile, "ServingKey": servingKeyFile,
 		"Containerd": containerd.Socket, "Images": containerd.ImageSocket,

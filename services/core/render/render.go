@@ -1,4 +1,5 @@
-package kubeclient
+// Package render fills in files of YAML that are part of the program.
+package render
 
 import (
 	"bytes"
@@ -20,8 +21,8 @@ func Templates(files fs.FS, pattern string) *template.Template {
 	}).ParseFS(files, pattern))
 }
 
-// Fill decodes what one of the templates makes of data.
-func Fill(t *template.Template, name string, data, into any) error {
+// YAML decodes what one of the templates makes of data.
+func YAML(t *template.Template, name string, data, into any) error {
 	var text bytes.Buffer
 	if err := t.ExecuteTemplate(&text, name, data); err != nil {
 		return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -151,45 +150,36 @@ func (s *nodeService) Netstat(_ context.Context, req *connect.Request[apiv1.Nets
 	if err != nil {
 		return nil, err
 	}
-	owners := s.socketOwners(fs)
+	owners := socketOwners(fs)
 	res := &apiv1.NetstatResponse{}
-	add := func(protocol, state string, local, remote net.IP, localPort, remotePort, rx, tx, uid, inode uint64) {
-		if req.Msg.GetListeningOnly() && state != tcpListen && (state != "" || remotePort != 0) {
-			return
-		}
-		owner := owners[inode]
-		res.Sockets = append(res.Sockets, &apiv1.Socket{
-			Protocol: protocol, State: state, Local: endpoint(local, localPort), Remote: endpoint(remote, remotePort),
-			ReceiveQueue: rx, SendQueue: tx, Uid: uint32(uid), Pid: owner.pid, Command: owner.command,
-		})
-	}
+	// Deprecated because netlink is faster with thousands of sockets; but that
+	// takes modules (sock_diag) which a kernel may be without.
+	//lint:ignore SA1019 see above
+	tcp, _ := fs.NetTCP()
+	//lint:ignore SA1019 see above
+	tcp6, _ := fs.NetTCP6() // a kernel may be without IPv6
+	udp, _ := fs.NetUDP()
+	udp6, _ := fs.NetUDP6()
 	for _, table := range []struct {
-		name string
-		read func() (procfs.NetTCP, error)
-	}{
-		// Deprecated because netlink is faster with thousands of sockets; but that
-		// takes modules (sock_diag) which a kernel may be without.
-		//lint:ignore SA1019 see above
-		{"tcp", fs.NetTCP},
-		//lint:ignore SA1019 see above
-		{"tcp6", fs.NetTCP6},
-	} {
-		lines, _ := table.read() // a kernel may be without IPv6
-		for _, l := range lines {
-			state := strconv.FormatUint(l.St, 10)
-			if l.St < uint64(len(tcpStates)) {
-				state = tcpStates[l.St]
+		name   string
+		lines  procfs.NetTCP
+		states []string
+	}{{"tcp", tcp, tcpStates}, {"tcp6", tcp6, tcpStates}, {"udp", procfs.NetTCP(udp), nil}, {"udp6", procfs.NetTCP(udp6), nil}} {
+		for _, l := range table.lines {
+			state := ""
+			if l.St < uint64(len(table.states)) {
+				state = table.states[l.St]
+			} else if table.states != nil {
+				state = strconv.FormatUint(l.St, 10)
 			}
-			add(table.name, state, l.LocalAddr, l.RemAddr, l.LocalPort, l.RemPort, l.RxQueue, l.TxQueue, l.UID, l.Inode)
-		}
-	}
-	for _, table := range []struct {
-		name string
-		read func() (procfs.NetUDP, error)
-	}{{"udp", fs.NetUDP}, {"udp6", fs.NetUDP6}} {
-		lines, _ := table.read()
-		for _, l := range lines {
-			add(table.name, "", l.LocalAddr, l.RemAddr, l.LocalPort, l.RemPort, l.RxQueue, l.TxQueue, l.UID, l.Inode)
+			if req.Msg.GetListeningOnly() && state != tcpListen && (state != "" || l.RemPort != 0) {
+				continue
+			}
+			owner := owners[l.Inode]
+			res.Sockets = append(res.Sockets, &apiv1.Socket{
+				Protocol: table.name, State: state, Local: endpoint(l.LocalAddr, l.LocalPort), Remote: endpoint(l.RemAddr, l.RemPort),
+				ReceiveQueue: l.RxQueue, SendQueue: l.TxQueue, Uid: uint32(l.UID), Pid: owner.pid, Command: owner.command,
+			})
 		}
 	}
 	return connect.NewResponse(res), nil
@@ -209,29 +199,15 @@ type socketOwner struct {
 
 // socketOwners finds the process behind each socket by its inode, as far as the
 // processes are still there.
-func (s *nodeService) socketOwners(fs procfs.FS) map[uint64]socketOwner {
+func socketOwners(fs procfs.FS) map[uint64]socketOwner {
 	owners := map[uint64]socketOwner{}
-	all, err := fs.AllProcs()
-	if err != nil {
-		return owners
-	}
+	all, _ := fs.AllProcs()
 	for _, p := range all {
-		dir := filepath.Join(s.path("proc"), strconv.Itoa(p.PID), "fd")
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			continue
-		}
+		targets, _ := p.FileDescriptorTargets() // none: gone meanwhile
 		command, _ := p.Comm()
-		for _, e := range entries {
-			target, err := os.Readlink(filepath.Join(dir, e.Name()))
-			if err != nil {
-				continue
-			}
+		for _, target := range targets {
 			text, ok := strings.CutPrefix(target, "socket:[")
-			if !ok {
-				continue
-			}
-			if inode, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 64); err == nil {
+			if inode, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 64); ok && err == nil {
 				owners[inode] = socketOwner{int32(p.PID), readable(command)}
 			}
 		}

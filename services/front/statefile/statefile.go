@@ -15,13 +15,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
-	"time"
 
 	"github.com/garboard-os/garboard/boot"
 )
@@ -131,16 +130,19 @@ func readFile(path string) ([]byte, error) {
 // time.
 type Watcher struct {
 	Dir      string
-	seen     stamp  // of the state that was taken
-	reported string // the last error that was logged
+	seen     fs.FileInfo // of the state that was taken
+	reported string      // the last error that was logged
 }
 
 // Next calls take if state.json has changed since it was last taken. If take returns
 // an error, the next call tries again.
 func (w *Watcher) Next(take func() error) error {
-	at, err := stampOf(filepath.Join(w.Dir, StateName))
-	if err != nil || at == w.seen {
+	at, err := os.Stat(filepath.Join(w.Dir, StateName))
+	if err != nil {
 		return err
+	}
+	if w.seen != nil && os.SameFile(at, w.seen) && at.Size() == w.seen.Size() && at.ModTime().Equal(w.seen.ModTime()) {
+		return nil
 	}
 	if err := take(); err != nil {
 		return err
@@ -159,23 +161,4 @@ func (w *Watcher) Poll(log *slog.Logger, take func() error) {
 		log.Warn("the state that PID 1 has written can't be used; the former one stays in use", slog.String("err", why))
 	}
 	w.reported = why
-}
-
-// stamp identifies a version of state.json.
-type stamp struct {
-	inode    uint64
-	size     int64
-	modified time.Time
-}
-
-func stampOf(path string) (stamp, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return stamp{}, err
-	}
-	s := stamp{size: info.Size(), modified: info.ModTime()}
-	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
-		s.inode = sys.Ino
-	}
-	return s, nil
 }

@@ -126,29 +126,23 @@ func addresses(slice kubeclient.Object) []netip.AddrPort {
 
 // follow keeps the list in step with Kubernetes until ctx ends.
 func (s *serverList) follow(ctx context.Context) {
-	var client *kubeclient.Client // kept, for what it has learnt of the API
-	var authority []byte
+	var client kubeclient.Kept
 	pause, logged := time.Duration(0), ""
 	for ctx.Err() == nil {
 		if !untrusted.Exists(s.o.kubeletClient) {
-			if !sleep.For(ctx, joinPoll) {
-				return
-			}
+			sleep.For(ctx, joinPoll)
 			continue
 		}
 		cfg, err := machine.Config(s.o.Store)
-		if err == nil && (client == nil || !bytes.Equal(authority, cfg.Cluster.TrustedCAs())) {
-			authority = cfg.Cluster.TrustedCAs()
-			client, err = kubeclient.New(kubeclient.Options{
-				Server: "https://" + s.o.address, ServerName: ServerName, CA: authority, CertFile: s.o.kubeletClient,
+		if err == nil {
+			err = client.Use(kubeclient.Options{
+				Server: "https://" + s.o.address, ServerName: ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: s.o.kubeletClient,
 			})
 		}
 		if err == nil {
-			err = s.watch(ctx, client)
+			err = s.watch(ctx, client.Client)
 		}
-		if client != nil {
-			client.Close()
-		}
+		client.Close()
 		switch {
 		case err == nil:
 			pause, logged = againFirst, ""
@@ -159,9 +153,7 @@ func (s *serverList) follow(ctx context.Context) {
 		default:
 			pause = min(max(2*pause, againFirst), againMax)
 		}
-		if !sleep.For(ctx, pause) {
-			return
-		}
+		sleep.For(ctx, pause)
 	}
 }
 

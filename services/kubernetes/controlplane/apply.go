@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,23 +45,13 @@ const (
 type ManifestApplyController struct{}
 
 func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	status, err := BootstrapStatuses.Get(v, "control-plane")
-	if err != nil || status.Spec.SelfHosted {
-		return 0, resource.IgnoreNotFound(err)
-	}
-	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
-	if err != nil {
-		return 0, resource.IgnoreNotFound(err)
-	}
-	if _, err := secrets.Etcd.Get(v, secrets.EtcdID); err != nil {
-		return 0, resource.IgnoreNotFound(err)
-	}
-	member, ready := etcd.Ready(v)
-	if !ready {
-		return 0, nil
+	keys, member, ready, err := ownCluster(v)
+	_, none := secrets.Etcd.Get(v, secrets.EtcdID)
+	if err = cmp.Or(err, resource.IgnoreNotFound(none)); err != nil || none != nil || !ready {
+		return 0, err
 	}
 	objects := WantedObjects(v)
-	client, err := adminClient(keys.Spec)
+	client, err := adminClient(keys)
 	if err != nil {
 		return 0, err
 	}
@@ -76,6 +67,16 @@ func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View
 	return 0, withMutex(ctx, v, member.Endpoint, func(ctx context.Context) error {
 		return create(ctx, v, client, missing)
 	})
+}
+
+// ownCluster is what reaches the cluster, once the member of etcd on this node is ready, and if the
+// control plane isn't self-hosted.
+func ownCluster(r resource.Reader) (keys secrets.KubernetesSpec, member etcd.StatusSpec, ready bool, err error) {
+	status, err := BootstrapStatuses.Get(r, "control-plane")
+	found, none := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	member, ready = etcd.Ready(r)
+	err = cmp.Or(err, none)
+	return found.Spec, member, ready && err == nil && !status.Spec.SelfHosted, resource.IgnoreNotFound(err)
 }
 
 // WantedObjects are the objects of all bootstrap manifests, in order.
@@ -205,11 +206,8 @@ func AcceptedBy(ctx context.Context, r resource.Reader, node netip.Addr, ca conf
 // onNode calls do with a client of the API server of one node.
 func onNode(r resource.Reader, node netip.Addr, pair config.CertKey, do func(*kubeclient.Client) error) error {
 	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
-	if err != nil {
-		return err
-	}
-	own, err := Configs.Get(r, apiServer)
-	if err != nil {
+	own, none := Configs.Get(r, apiServer)
+	if err = cmp.Or(err, none); err != nil {
 		return err
 	}
 	server := netip.AddrPortFrom(node, uint16(own.Spec.(APIServerConfig).LocalPort))
@@ -226,7 +224,11 @@ func onNode(r resource.Reader, node netip.Addr, pair config.CertKey, do func(*ku
 // adminClient is a client of this node's own apiserver, or of another one while
 // that isn't ready, with all rights.
 func adminClient(s secrets.KubernetesSpec) (*kubeclient.Client, error) {
-	return kubeclient.New(kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.Trusted, Cert: s.Admin.Crt, Key: s.Admin.Key})
+	return kubeclient.New(adminOptions(s))
+}
+
+func adminOptions(s secrets.KubernetesSpec) kubeclient.Options {
+	return kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.Trusted, Cert: s.Admin.Crt, Key: s.Admin.Key}
 }
 
 // withMutex runs do while this node holds the mutex of the cluster (S-217).

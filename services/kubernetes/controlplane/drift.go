@@ -15,9 +15,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
 const (
@@ -74,8 +72,7 @@ var ManifestDrifts = resource.Define[ManifestDrift](resource.Definition{
 // dry run), so that defaults and other spellings of a value are no difference.
 type ManifestDriftController struct {
 	compared map[string]comparison // by the object's path
-	client   *kubeclient.Client    // kept, because it caches the API's discovery
-	made     uint64                // version of the secrets that client was made of
+	client   kubeclient.Kept
 }
 
 // comparison is cached until one of both sides changes.
@@ -90,23 +87,12 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	if err := forgetDrift(v, manifests); err != nil {
 		return 0, err
 	}
-	status, err := BootstrapStatuses.Get(v, "control-plane")
-	if err != nil || status.Spec.SelfHosted {
-		return 0, resource.IgnoreNotFound(err)
+	keys, _, ready, err := ownCluster(v)
+	if err != nil || !ready {
+		return 0, err
 	}
-	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
-	if err != nil {
-		return 0, resource.IgnoreNotFound(err)
-	}
-	if _, ready := etcd.Ready(v); !ready {
-		return 0, nil
-	}
-	if c.client == nil || c.made != keys.Version {
-		client, err := adminClient(keys.Spec)
-		if err != nil {
-			return 0, err
-		}
-		c.client, c.made = client, keys.Version
+	if err := c.client.Use(adminOptions(keys)); err != nil {
+		return 0, err
 	}
 	defer c.client.Close() // its connections: the next comparison is a while away
 	ctx, cancel := context.WithTimeout(ctx, driftBudget)
@@ -181,7 +167,7 @@ func (c *ManifestDriftController) compare(ctx context.Context, wanted kubeclient
 	last, known := c.compared[key]
 	if !known || last.version != version || !reflect.DeepEqual(last.wanted, wanted) {
 		last = comparison{wanted: wanted, version: version}
-		fields, err := preview(ctx, c.client, there, wanted)
+		fields, err := preview(ctx, c.client.Client, there, wanted)
 		if err != nil {
 			return d, err
 		}

@@ -1,11 +1,11 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"time"
 
@@ -48,9 +48,8 @@ type KubeletStaticPodController struct {
 
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.
-	client     *kubeclient.Client
-	clientWith kubeclient.Options // what it was made with
-	retry      time.Duration      // the pause after the last failure; 0 after success
+	client kubeclient.Kept
+	retry  time.Duration // the pause after the last failure; 0 after success
 }
 
 // Reconcile begins with the files: they don't wait for a kubelet that can't answer yet. The files
@@ -194,42 +193,21 @@ func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[str
 	return nil
 }
 
-// kubelet is a client of this node's kubelet. It uses loopback, but also
-// verifies that the certificate is the kubelet's: any process with the host's
-// network may listen on that port before the kubelet does.
-func (c *KubeletStaticPodController) kubelet(v resource.View) (*kubeclient.Client, error) {
-	o, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
-	if err != nil {
-		return nil, err
-	}
-	hostname, err := network.Hostnames.Get(v, network.HostnameID)
-	if err != nil {
-		return nil, err
-	}
-	with := kubeclient.Options{
-		Server: c.kubeletURL, ServerName: hostname.Spec, CA: o.Spec.Trusted, Cert: o.Spec.KubeletClient.Crt, Key: o.Spec.KubeletClient.Key,
-	}
-	if c.client != nil && reflect.DeepEqual(with, c.clientWith) {
-		return c.client, nil
-	}
-	client, err := kubeclient.New(with)
-	if err != nil {
-		return nil, err
-	}
-	if c.client != nil {
-		c.client.Close()
-	}
-	c.client, c.clientWith = client, with
-	return client, nil
-}
-
-// podsOfKubelet asks the kubelet for all its pods.
+// podsOfKubelet asks the kubelet for all its pods. It uses loopback, but also verifies that the
+// certificate is the kubelet's: any process with the host's network may listen on that port before
+// the kubelet does.
 func (c *KubeletStaticPodController) podsOfKubelet(ctx context.Context, v resource.View) (kubeclient.Object, error) {
-	client, err := c.kubelet(v)
+	o, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
+	hostname, none := network.Hostnames.Get(v, network.HostnameID)
+	if err = cmp.Or(err, none); err == nil {
+		err = c.client.Use(kubeclient.Options{
+			Server: c.kubeletURL, ServerName: hostname.Spec, CA: o.Spec.Trusted, Cert: o.Spec.KubeletClient.Crt, Key: o.Spec.KubeletClient.Key,
+		})
+	}
 	if err != nil {
 		return nil, err
 	}
-	answer, err := client.Raw(ctx, "/pods")
+	answer, err := c.client.Raw(ctx, "/pods")
 	if err != nil {
 		return nil, fmt.Errorf("error fetching pod status: %w", err)
 	}

@@ -57,11 +57,8 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 // advertised is the node's address for the Service kubernetes, whose family is that of the first subnet.
 func advertised(r resource.Reader) (netip.Addr, error) {
 	c, err := machine.Configs.Get(r, machine.ConfigID)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	a, err := network.Addresses.Get(r, network.AddressID)
-	if err != nil {
+	a, none := network.Addresses.Get(r, network.AddressID)
+	if err = cmp.Or(err, none); err != nil {
 		return netip.Addr{}, err
 	}
 	return c.Spec.Cluster.Network.NodeIPs(a.Spec.Primary, a.Spec.All)[0], nil
@@ -70,11 +67,8 @@ func advertised(r resource.Reader) (netip.Addr, error) {
 // Rendered is the static pod that this node would write for a program with an image.
 func Rendered(r resource.Reader, name, image string) (kubeclient.Object, error) {
 	c, err := machine.Config(r)
-	if err != nil {
-		return nil, err
-	}
-	address, err := advertised(r)
-	if err != nil {
+	address, none := advertised(r)
+	if err = cmp.Or(err, none); err != nil {
 		return nil, err
 	}
 	cluster := c.Cluster

@@ -20,6 +20,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"reflect"
 	"strings"
 	"sync"
 	"syscall"
@@ -237,4 +238,30 @@ func (c *Client) Raw(ctx context.Context, path string) (Object, error) {
 // Ready is nil once the API server serves: /readyz.
 func (c *Client) Ready(ctx context.Context) error {
 	return c.do(ctx, request{method: http.MethodGet, path: "/readyz", accept: "*/*"}, nil)
+}
+
+// Kept is a client that stays the same as long as its options do, for what it has learnt of the API.
+type Kept struct {
+	*Client // nil: none yet
+	with    Options
+}
+
+// Use makes the client, unless it has these options.
+func (k *Kept) Use(o Options) error {
+	if k.Client != nil && reflect.DeepEqual(o, k.with) {
+		return nil
+	}
+	client, err := New(o)
+	if err == nil {
+		k.Close()
+		k.Client, k.with = client, o
+	}
+	return err
+}
+
+// Close closes the connections of the client, if there is one.
+func (k *Kept) Close() {
+	if k.Client != nil {
+		k.Client.Close()
+	}
 }

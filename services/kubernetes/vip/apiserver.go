@@ -21,35 +21,18 @@ const (
 	readyAlone = ready + "?exclude=etcd&exclude=etcd-readiness"
 )
 
-// checker checks this node's API server over one connection.
-type checker struct {
-	store  *resource.Store
-	client *kubeclient.Client
-	made   uint64 // version of the secrets that client was made of
-}
-
-// check requests one of the paths above.
-func (c *checker) check(ctx context.Context, path string) error {
-	keys, err := secrets.Kubernetes.Get(c.store, secrets.KubernetesID)
+// askAPIServer requests one of the paths above from this node's API server, over one connection.
+func askAPIServer(ctx context.Context, store *resource.Store, client *kubeclient.Kept, path string) error {
+	keys, err := secrets.Kubernetes.Get(store, secrets.KubernetesID)
 	if err != nil {
 		return err
 	}
-	if c.client == nil || c.made != keys.Version {
-		c.close()
-		k := keys.Spec
-		if c.client, err = kubeclient.New(kubeclient.Options{Server: k.LocalEndpoint, CA: k.Trusted, Cert: k.Admin.Crt, Key: k.Admin.Key}); err != nil {
-			return err
-		}
-		c.made = keys.Version
+	k := keys.Spec
+	if err := client.Use(kubeclient.Options{Server: k.LocalEndpoint, CA: k.Trusted, Cert: k.Admin.Crt, Key: k.Admin.Key}); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	_, err = c.client.Text(ctx, path)
+	_, err = client.Text(ctx, path)
 	return err
-}
-
-func (c *checker) close() {
-	if c.client != nil {
-		c.client.Close()
-	}
 }

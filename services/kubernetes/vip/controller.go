@@ -14,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/neighbor"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/vishvananda/netlink"
@@ -136,14 +137,14 @@ func (c *controller) loop(ctx context.Context) {
 
 // check probes this node's API server every checkEvery.
 func (c *controller) check(ctx context.Context) {
-	api := &checker{store: c.store}
-	defer api.close()
+	var client kubeclient.Kept
+	defer client.Close()
 	for {
 		path, alone := ready, c.alone.Load()
 		if alone {
 			path = readyAlone
 		}
-		offer(c.checks, [2]bool{alone, api.check(ctx, path) == nil})
+		offer(c.checks, [2]bool{alone, askAPIServer(ctx, c.store, &client, path) == nil})
 		if !sleep.For(ctx, checkEvery) {
 			return
 		}

@@ -34,6 +34,7 @@ var checks = []check{
 	{"interfaces are consistent", checkInterfaces},
 	{"bonds are consistent", checkBonds},
 	{"VLANs are consistent", checkVLANs},
+	{"links have what they are made of", checkStack},
 	{"addresses and gateways are those of hosts", checkAddresses},
 	{"rules are consistent", checkRules},
 	{"shared address is possible", checkVIP},

@@ -180,15 +180,13 @@ func warnEntries(c *Config, r *report) {
 	links, of := n.entries()
 	names, members, vlans := cards(links), map[string]bool{}, map[string]place{}
 	for i, in := range n.Interfaces {
-		for j := 0; in.Bond != nil && j < len(in.Bond.Interfaces); j++ {
-			members[cmp.Or(names[in.Bond.Interfaces[j]], in.Bond.Interfaces[j])] = true
+		for _, below := range in.link().Below() {
+			members[cmp.Or(names[below], below)] = true
 		}
 		for j, v := range in.VLANs {
 			link, where := links[of[i]], interfaceAt(i, "vlans", j)
 			vlans[VLANName(link.Name, v.ID)] = where
-			if v.MTU > link.MTU && link.MTU != 0 {
-				r.warn(where.with("mtu"), "%d is larger than %d, the MTU of %s: Linux refuses that; raise that of %[3]s", v.MTU, link.MTU, link)
-			} else if v.MTU > usualMTU && link.MTU == 0 {
+			if v.MTU > usualMTU && link.MTU == 0 {
 				r.warn(where.with("mtu"), "%d is larger than %d, which a card has without mtu; set mtu of %s", v.MTU, usualMTU, link)
 			}
 		}
@@ -201,7 +199,7 @@ func warnEntries(c *Config, r *report) {
 		case !first:
 		case isVLAN:
 			r.warn(interfaceAt(i), "%s is the link of %s: both entries are combined; keep its addresses and routes there", in.Name, r.point(made))
-		case id > 0 && link.selector() == "" && link.Bond == nil && link.WireGuard == nil && !link.Ignore:
+		case id > 0 && link.selector() == "" && len(link.Kinds()) == 0 && !link.Ignore:
 			r.warn(interfaceAt(i), "nothing in this configuration makes %s: VLAN %d of %s is interface: %[3]s with vlans: [{vlanId: %[2]d}]", in.Name, id, parent)
 		case link.Unaddressed() && !members[link.String()] && in.Name != loopback:
 			r.warn(interfaceAt(i), "%s gets no address: set dhcp or cidr; only interfaces that aren't listed have DHCP by themselves", link)

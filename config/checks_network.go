@@ -22,9 +22,9 @@ const (
 )
 
 var (
-	bondModes = []string{"balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb"}
-	lacpRates = []string{"slow", "fast"}
-	hashes    = []string{"layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac"}
+	// The first one is the default.
+	macvlanModes  = []string{"bridge", "private", "vepa", "passthru"}
+	vlanProtocols = []string{"802.1q", VLANOuter}
 )
 
 // interfaceAt is the place of entry i.
@@ -56,7 +56,7 @@ func checkInterfaces(c *Config, r *report) {
 		contradicts(r, interfaceAt(i, "mtu"), link, in.MTU, link.MTU)
 		contradicts(r, interfaceAt(i, "acceptRA"), link, plainShow(reflect.ValueOf(in.AcceptRA)), plainShow(reflect.ValueOf(link.AcceptRA)))
 		checkDHCPOptions(r, interfaceAt(i, "dhcpOptions"), link, in.DHCPOptions)
-		says := in.addressed() || in.MTU != 0 || in.Required || in.AcceptRA != nil || in.DHCPOptions != DHCPOptions{} || in.Bond != nil || in.VIP != nil || in.WireGuard != nil
+		says := in.addressed() || in.MTU != 0 || in.Required || in.AcceptRA != nil || in.DHCPOptions != DHCPOptions{} || in.VIP != nil || len(in.link().Kinds()) > 0
 		before, named := ignored[id]
 		switch {
 		case in.Ignore && says:
@@ -100,7 +100,7 @@ func checkSelector(r *report, where place, in Interface, link Link) {
 			r.bad(where.with(name), "%s is not the %s of a card, such as virtio_net and 0000:00:04.0", quote(text), name)
 		}
 	}
-	if by := in.selector(); by != "" && (link.Bond != nil || link.WireGuard != nil || in.Name == loopback) {
+	if by := in.selector(); by != "" && (len(link.Kinds()) > 0 || in.Name == loopback) {
 		r.bad(where, "%s selects a card, and %s is none: the node makes it", by, link)
 	}
 }
@@ -130,67 +130,6 @@ func checkMTU(r *report, where place, mtu int) {
 	}
 }
 
-// cards are the names of the links in messages by what a bond may call its members: a name, an alias or a MAC address.
-func cards(links []Link) map[string]string {
-	names := map[string]string{}
-	for _, l := range links {
-		names[l.HardwareAddr] = l.String()
-	}
-	for _, l := range links {
-		names[l.Name] = l.String()
-	}
-	return names
-}
-
-func checkBonds(c *Config, r *report) {
-	links, of := c.Machine.Network.entries()
-	names, masters := cards(links), map[string]string{}
-	for i, in := range c.Machine.Network.Interfaces {
-		b := in.Bond
-		if b == nil {
-			continue
-		}
-		oneOf(r, interfaceAt(i, "bond", "mode"), b.Mode, bondModes)
-		oneOf(r, interfaceAt(i, "bond", "lacpRate"), b.LACPRate, lacpRates)
-		oneOf(r, interfaceAt(i, "bond", "xmitHashPolicy"), b.XmitHashPolicy, hashes)
-		monitor := *b.MIIMon
-		if monitor == 0 {
-			r.bad(interfaceAt(i, "bond", "miimon"), "0 turns the link checks off: the bond would go on to use a member whose link has failed; leave it out for %d ms", defaultMIIMon)
-		}
-		for _, delay := range []struct {
-			name string
-			ms   int
-		}{{"miimon", monitor}, {"updelay", b.UpDelay}, {"downdelay", b.DownDelay}} {
-			switch {
-			case delay.ms < 0:
-				r.bad(interfaceAt(i, "bond", delay.name), "must not be negative")
-			case monitor > 0 && delay.ms%monitor != 0:
-				r.bad(interfaceAt(i, "bond", delay.name), "%d ms is not a multiple of miimon, %d ms", delay.ms, monitor)
-			}
-		}
-		if len(b.Interfaces) == 0 {
-			r.lacks(interfaceAt(i, "bond", "interfaces"), "a bond needs members")
-		}
-		for j, member := range b.Interfaces {
-			where, id := interfaceAt(i, "bond", "interfaces", j), cmp.Or(names[member], member)
-			if _, err := net.ParseMAC(member); err != nil {
-				checkLinkName(r, where, member)
-			}
-			if other, twice := masters[id]; twice {
-				r.bad(where, "%s is already a member of %s", quote(member), other)
-			} else if member == in.Name {
-				r.bad(where, "a bond can't be its own member")
-			}
-			masters[id] = in.Name
-		}
-	}
-	for i, in := range c.Machine.Network.Interfaces {
-		if master := masters[links[of[i]].String()]; master != "" && in.addressed() {
-			r.bad(interfaceAt(i, "interface"), "%s is a member of %s: addresses, DHCP, routes and VLANs belong to the bond", quote(links[of[i]].String()), master)
-		}
-	}
-}
-
 func oneOf(r *report, where place, value string, values []string) {
 	if !slices.Contains(values, value) {
 		r.bad(where, "%s is not one of %s%s", quote(value), strings.Join(values, ", "), didYouMean(value, values))
@@ -216,10 +155,11 @@ func checkVLANs(c *Config, r *report) {
 				r.bad(where.with("vlanId"), "%d is given twice for %s", v.ID, link)
 			case taken && link.Name != "":
 				r.bad(where.with("vlanId"), "the link of this VLAN would be %s, and so would that of %s: choose another name for one of the interfaces", name, r.point(first))
-			case listed && (link.selector()+links[own].selector() != "" || links[own].Bond != nil || links[own].WireGuard != nil):
+			case listed && (link.selector()+links[own].selector() != "" || len(links[own].Kinds()) > 0):
 				r.bad(where.with("vlanId"), "the link of this VLAN would be %s, and %s is for a link of this name: keep only one of them", name, r.point(interfaceAt(slices.Index(of, own))))
 			}
 			seen[vlan{of[i], v.ID}], names[name] = true, where
+			oneOf(r, where.with("protocol"), v.Protocol, vlanProtocols)
 			checkMTU(r, where.with("mtu"), v.MTU)
 			checkRoutes(r, where.with("routes"), v.Routes)
 		}

@@ -104,6 +104,10 @@ func fillInterface(in *Interface) {
 	routes(in.Routes)
 	for i := range in.VLANs {
 		routes(in.VLANs[i].Routes)
+		keep(&in.VLANs[i].Protocol, vlanProtocols[0])
+	}
+	if in.MACVLAN != nil {
+		keep(&in.MACVLAN.Mode, macvlanModes[0])
 	}
 	if in.Bond != nil {
 		keep(&in.Bond.Mode, "balance-rr")
@@ -111,6 +115,9 @@ func fillInterface(in *Interface) {
 		keep(&in.Bond.XmitHashPolicy, "layer2")
 		if in.Bond.MIIMon == nil {
 			in.Bond.MIIMon = new(defaultMIIMon)
+			if in.Bond.ARPInterval != 0 {
+				*in.Bond.MIIMon = 0 // the kernel allows only one of both
+			}
 		}
 	}
 }

@@ -27,9 +27,15 @@ type Link struct {
 	Ignore      bool
 	Routes      []Route
 	Bond        *Bond
+	Bridge      *Bridge
+	VRF         *VRF
+	MACVLAN     *MACVLAN
+	Veth        *Veth
+	Dummy       bool
+	WireGuard   *WireGuard
 	VLANs       []VLAN
 	VIP         *VIP
-	WireGuard   *WireGuard
+	Table       uint32 // that of the VRF that it is in; networkd sets it
 }
 
 // Card is a network card. HardwareAddr is its permanent address, or the current one of a card that has no permanent one.
@@ -55,7 +61,7 @@ func Matches(pattern, text string) bool {
 
 // Unaddressed reports whether the entries of a link give no address to it, and to no link on top of it.
 func (l Link) Unaddressed() bool {
-	return len(l.Addresses)+len(l.Routes)+len(l.VLANs) == 0 && !l.DHCP && !l.DHCP6 && l.Bond == nil && l.WireGuard == nil && !l.Ignore
+	return len(l.Addresses)+len(l.Routes)+len(l.VLANs) == 0 && !l.DHCP && !l.DHCP6 && len(l.Kinds()) == 0 && !l.Ignore
 }
 
 // String is the link in messages: its name, or what selects its card.
@@ -156,6 +162,7 @@ func (l *Link) add(in Interface) {
 	l.DHCP6 = l.DHCP6 || in.DHCP6
 	l.Required = l.Required || in.Required
 	l.Ignore = l.Ignore || in.Ignore
+	l.Dummy = l.Dummy || in.Dummy
 	keep(&l.Name, in.Name)
 	keep(&l.HardwareAddr, in.HardwareAddr)
 	keep(&l.Driver, in.Driver)
@@ -167,8 +174,18 @@ func (l *Link) add(in Interface) {
 	keep(&l.DHCPOptions.UserClass, in.DHCPOptions.UserClass)
 	keep(&l.DHCPOptions.VendorClassIdentifier, in.DHCPOptions.VendorClassIdentifier)
 	keep(&l.Bond, in.Bond)
+	keep(&l.Bridge, in.Bridge)
+	keep(&l.VRF, in.VRF)
+	keep(&l.MACVLAN, in.MACVLAN)
+	keep(&l.Veth, in.Veth)
 	keep(&l.VIP, in.VIP)
 	keep(&l.WireGuard, in.WireGuard)
+}
+
+// link is what the entry alone makes.
+func (in Interface) link() (l Link) {
+	l.add(in)
+	return l
 }
 
 // addressed reports whether the entry gives the link addresses or routes.

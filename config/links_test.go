@@ -129,9 +129,10 @@ func TestDoubtfulNetworks(t *testing.T) {
 		{"interfaces: [{interface: lo, mtu: 1400}]", ""},
 		{"interfaces: [{interface: eth0, mtu: 1400}, {interface: bond0, dhcp: true, bond: {interfaces: [eth0]}}]", ""},
 		{"interfaces: [{interface: lan0, hardwareAddr: '02:ab:12:34:00:01', mtu: 1400}, {interface: bond0, dhcp: true, bond: {interfaces: ['02:AB:12:34:00:01']}}]", ""},
+		// Links of all kinds, on top of each other.
+		{"interfaces: [{interface: br0, dhcp: true, bridge: {interfaces: [bond0, eth2.7]}}, {interface: bond0, bond: {interfaces: [eth0, eth1]}}, {interface: eth2, vlans: [{vlanId: 7, protocol: 802.1ad}]}, {interface: br0, vlans: [{vlanId: 9, dhcp: true}]}]", ""},
+		{"interfaces: [{interface: blue, vrf: {table: 1000, interfaces: [eth1]}}, {interface: eth1, dhcp: true}, {interface: m0, dhcp: true, macvlan: {interface: eth0}}, {interface: v0, veth: {peer: v1}}, {interface: v1, cidr: 10.7.0.1/24}, {interface: d0, cidr: 10.8.0.1/32, dummy: true}]", ""},
 		// VLANs
-		{"interfaces: [{interface: eth0, mtu: 1400, vlans: [{vlanId: 5, mtu: 1500}, {vlanId: 6, mtu: 1400}]}]", entry + "[0].vlans[0].mtu: 1500 is larger than 1400, the MTU of eth0: Linux refuses that; raise that of eth0"},
-		{"interfaces: [{interface: eth0, vlans: [{vlanId: 5, mtu: 1500}]}, {interface: eth0, mtu: 1400}]", entry + "[0].vlans[0].mtu: 1500 is larger than 1400, the MTU of eth0: Linux refuses that; raise that of eth0"},
 		{"interfaces: [{interface: eth0, vlans: [{vlanId: 5, mtu: 9000}, {vlanId: 6, mtu: 1500}]}]", entry + "[0].vlans[0].mtu: 9000 is larger than 1500, which a card has without mtu; set mtu of eth0"},
 		{"interfaces: [{interface: eth0, vlans: [{vlanId: 5, cidr: 10.0.0.5/24}]}, {interface: eth0.5, vip: {ip: 10.0.0.9}}]",
 			entry + "[1]: eth0.5 is the link of machine.network.interfaces[0].vlans[0], line N: both entries are combined; keep its addresses and routes there"},

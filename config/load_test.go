@@ -153,6 +153,7 @@ network:
               table: 100
               type: unicast
         - vlanId: 101
+          protocol: 802.1ad
           dhcp: true
     - interface: eth1
       ignore: true
@@ -168,6 +169,50 @@ network:
         updelay: 200
         downdelay: 200
         interfaces: [eth2, eth3]
+        minLinks: 1
+        adSelect: bandwidth
+        adActorSysPrio: 100
+        adUserPortKey: 7
+        adActorSystem: 02:ab:12:34:00:09
+        lpInterval: 2
+        resendIgmp: 2
+        numPeerNotif: 3
+        allSlavesActive: true
+        useCarrier: false
+    - interface: bond1
+      dhcp: true
+      bond:
+        mode: active-backup
+        interfaces: [eth6]
+        primary: eth6
+        primaryReselect: better
+        failOverMac: active
+        arpInterval: 500
+        arpIPTarget: [10.0.0.1]
+        arpValidate: active
+        arpAllTargets: all
+    - interface: bond2
+      dhcp: true
+      bond: {mode: balance-tlb, interfaces: [eth7], tlbDynamicLb: false}
+    - interface: bond3
+      dhcp: true
+      bond: {interfaces: [eth8], packetsPerSlave: 5}
+    - interface: br0
+      dhcp: true
+      bridge:
+        interfaces: [eth4]
+        stp: {enabled: true}
+        vlan: {vlanFiltering: true}
+    - interface: blue
+      vrf: {table: 1000, interfaces: [eth5]}
+    - interface: m0
+      dhcp: true
+      macvlan: {interface: eth1, mode: private}
+    - interface: veth0
+      veth: {peer: veth1}
+    - interface: d0
+      cidr: 192.168.6.1/32
+      dummy: true
     - interface: wg0
       cidr: 192.168.5.1/24
       wireguard:

@@ -26,8 +26,12 @@ func normalize(c *Config, r *report) {
 			in.Name = loopback
 		}
 		in.HardwareAddr = macAddress(strings.ToLower(strings.ReplaceAll(in.HardwareAddr, "-", ":")))
-		for j := 0; in.Bond != nil && j < len(in.Bond.Interfaces); j++ {
-			in.Bond.Interfaces[j] = macAddress(in.Bond.Interfaces[j])
+		members := in.link().Members()
+		for j := range members {
+			members[j] = macAddress(members[j])
+		}
+		if in.MACVLAN != nil {
+			in.MACVLAN.Interface = macAddress(in.MACVLAN.Interface)
 		}
 	}
 }

@@ -181,10 +181,17 @@ type Interface struct {
 	Ignore   bool    `yaml:"ignore"` // don't configure the link
 	Routes   []Route `yaml:"routes" key:"network" apart:"table"`
 
+	// The node makes a link of one of these kinds.
 	Bond      *Bond      `yaml:"bond"`
-	VLANs     []VLAN     `yaml:"vlans" key:"vlanId"`
-	VIP       *VIP       `yaml:"vip"`
+	Bridge    *Bridge    `yaml:"bridge"`
+	VRF       *VRF       `yaml:"vrf"`
+	MACVLAN   *MACVLAN   `yaml:"macvlan"`
+	Veth      *Veth      `yaml:"veth"`
+	Dummy     bool       `yaml:"dummy"` // a link without a wire, for addresses of services
 	WireGuard *WireGuard `yaml:"wireguard"`
+
+	VLANs []VLAN `yaml:"vlans" key:"vlanId"` // links on top of this one, whatever its kind
+	VIP   *VIP   `yaml:"vip"`
 }
 
 // DHCPOptions are for a DHCP client.
@@ -225,29 +232,6 @@ type Rule struct {
 	To       netip.Prefix `yaml:"to"`       // packets to these addresses
 	FwMark   uint32       `yaml:"fwMark"`   // packets with this mark
 	Table    uint32       `yaml:"table"`    // required
-}
-
-// Bond makes the interface a bond of several links.
-type Bond struct {
-	Mode           string   `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
-	LACPRate       string   `yaml:"lacpRate"`       // slow (default) or fast
-	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // how traffic is distributed over the members; default layer2
-	MIIMon         *int     `yaml:"miimon"`         // ms between link checks; default 100; 0 isn't allowed, because a failed link wouldn't be detected
-	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
-	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
-	Interfaces     []string `yaml:"interfaces"`     // required; the members, by name, alias or MAC address; the bond has the MAC address of the first one
-}
-
-// VLAN is a tagged link on top of the interface. Its name is that of the interface, a dot and the ID, such as eth0.100. Linux accepts 15 bytes:
-// if the name is longer, four digits of a hash take the place of the end of the interface's name. Earlier releases cut the name, so
-// such a link gets another name with the first boot of this release: sysctls and programs that name it must follow. An entry of
-// machine.network.interfaces for the link itself gives it what a VLAN doesn't have here, such as vip.
-type VLAN struct {
-	ID     int          `yaml:"vlanId"` // required, 1 to 4094
-	CIDR   netip.Prefix `yaml:"cidr"`   // an address with its prefix length
-	DHCP   bool         `yaml:"dhcp"`   // DHCPv4
-	MTU    int          `yaml:"mtu"`    // bytes; default that of the interface
-	Routes []Route      `yaml:"routes" key:"network" apart:"table"`
 }
 
 // VIP is a virtual address that the control planes share. One of them has it at a time;

@@ -67,7 +67,7 @@ var own = map[string]string{
 	"services/system/files/plan.go":                  "looks only where links lead; the writer follows none",
 	"services/system/install":                        "EFI system partition, in the installer",
 	"services/system/machine":                        "STATE",
-	"services/system/network/advertisements.go":      "/proc/sys",
+	"services/system/network/advertisements.go":      "/proc/sys, /sys",
 	"services/system/network/cards.go":               "/sys",
 	"services/system/network/nodeip.go":              "STATE",
 	"services/system/network/owner.go":               "/sys",

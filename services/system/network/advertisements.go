@@ -69,20 +69,21 @@ func (o *owner) acceptsRA(p config.Link) bool {
 
 // acceptRA sets the kernel parameter, and reports whether it was another.
 func acceptRA(link, value string) (changed bool, err error) {
-	file := "/proc/sys/net/ipv6/conf/" + link + "/accept_ra"
+	changed, err = setting("/proc/sys/net/ipv6/conf/"+link+"/accept_ra", value)
+	if errors.Is(err, fs.ErrNotExist) { // without IPv6
+		return false, nil
+	}
+	return changed, err
+}
+
+// setting writes a file of the kernel that has another value, and reports whether it had.
+func setting(file, value string) (changed bool, err error) {
 	old, err := os.ReadFile(file)
-	switch {
-	case errors.Is(err, fs.ErrNotExist): // without IPv6
-		return false, nil
-	case err != nil:
+	if err != nil || strings.TrimSpace(string(old)) == value {
 		return false, err
-	case strings.TrimSpace(string(old)) == value:
-		return false, nil
 	}
-	if err := os.WriteFile(file, []byte(value), 0); err != nil {
-		return false, fmt.Errorf("router advertisements on %s: %w", link, err)
-	}
-	return true, nil
+	err = os.WriteFile(file, []byte(value), 0)
+	return err == nil, err
 }
 
 // solicit asks the routers of a link for an advertisement. Without an answer, their next one comes by itself.

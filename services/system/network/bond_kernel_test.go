@@ -69,7 +69,7 @@ func (p *peer) tagged(id int, cidr string) {
 	p.do(func() {
 		parent, err := netlink.LinkByName(far)
 		if err == nil {
-			err = netlink.LinkAdd(virtual{name: config.VLANName(far, id), vlan: &tag{far, id}}.link(parent.Attrs().Index))
+			err = netlink.LinkAdd(virtual{name: config.VLANName(far, id), vlan: config.VLAN{ID: id}}.link(parent.Attrs().Index))
 		}
 		if err != nil {
 			p.t.Errorf("make VLAN %d: %v", id, err)

@@ -47,22 +47,14 @@ func (o *owner) replan() {
 			o.aliases[l.Name] = alias
 		}
 	}
-	for i := range links {
-		if links[i].Bond == nil {
-			continue
+	o.plans, o.virtuals, o.members = expand(links, func(called string) string {
+		if name, known := real[called]; known {
+			return name
+		} else if mac, err := net.ParseMAC(called); err == nil {
+			return o.selected(called, called, config.Link{HardwareAddr: mac.String()})
 		}
-		bond := *links[i].Bond
-		bond.Interfaces = slices.Clone(bond.Interfaces)
-		for j, m := range bond.Interfaces {
-			if name, known := real[m]; known {
-				bond.Interfaces[j] = name
-			} else if mac, err := net.ParseMAC(m); err == nil {
-				bond.Interfaces[j] = o.selected(m, m, config.Link{HardwareAddr: mac.String()})
-			}
-		}
-		links[i].Bond = &bond
-	}
-	o.plans, o.virtuals, o.members = expand(links)
+		return called
+	})
 }
 
 // selected is the name of the card that an entry selects, or its alias while there is none, or more than one.
@@ -96,3 +88,13 @@ func (o *owner) selected(key, alias string, entry config.Link) string {
 
 // choosing distinguishes errors of choosing a card from those of its link.
 const choosing = "choose "
+
+// partnerOf is the MAC address and the key of the switch that a bond with LACP has found, or "". The library doesn't read them.
+func partnerOf(bond string) string {
+	mac, _ := os.ReadFile(filepath.Join("/sys/class/net", bond, "bonding/ad_partner_mac")) // there is none for other links
+	key, _ := os.ReadFile(filepath.Join("/sys/class/net", bond, "bonding/ad_partner_key"))
+	if strings.Trim(string(mac), "0:\n") == "" {
+		return ""
+	}
+	return strings.TrimSpace(string(mac)) + " key " + strings.TrimSpace(string(key))
+}

@@ -83,6 +83,8 @@ func (n *node) shows(line []string) {
 			text, rest = ip(n.t, "address", "show", "dev", line[1]), line[2]
 		case "link":
 			text, rest = ip(n.t, "link", "show", "dev", line[1]), strings.Join(line[2:], " ")
+		case "detail":
+			text, rest = ip(n.t, "-d", "link", "show", "dev", line[1]), strings.Join(line[2:], " ")
 		case "route":
 			text = ip(n.t, "route", "show", "table", "all")
 			text = regexp.MustCompile(` (proto|scope) \S+| onlink| linkdown`).ReplaceAllString(text, "")

@@ -52,7 +52,8 @@ type (
 		table    uint32
 	}
 	mtu     struct{ index, bytes int }
-	altname struct { // a second name of a link, which programs can use as the first
+	tagged  struct{ index, vlan int } // a VLAN that a port of a bridge has, or the bridge itself
+	altname struct {                  // a second name of a link, which programs can use as the first
 		index int
 		name  string
 	}
@@ -63,9 +64,11 @@ func (r route) link() int   { return r.index }
 func (r rule) link() int    { return 0 }
 func (m mtu) link() int     { return m.index }
 func (a altname) link() int { return a.index }
+func (v tagged) link() int  { return v.index }
 
 func (a address) on(link string) string { return fmt.Sprintf("address %s of %s", a.prefix, link) }
 func (a altname) on(link string) string { return fmt.Sprintf("name %s of %s", a.name, link) }
+func (v tagged) on(link string) string  { return fmt.Sprintf("VLAN %d on %s", v.vlan, link) }
 func (r rule) on(string) string         { return fmt.Sprintf("rule %d", r.priority) }
 func (m mtu) on(link string) string     { return fmt.Sprintf("MTU %d of %s", m.bytes, link) }
 func (r route) on(link string) string {
@@ -100,6 +103,18 @@ func (a address) remove() error {
 
 func (a altname) add() error    { return netlink.LinkAddAltName(linkOf(a.index), a.name) }
 func (a altname) remove() error { return netlink.LinkDelAltName(linkOf(a.index), a.name) }
+
+func (v tagged) add() error    { return v.change(netlink.BridgeVlanAdd) }
+func (v tagged) remove() error { return v.change(netlink.BridgeVlanDel) }
+
+func (v tagged) change(to func(l netlink.Link, vlan uint16, pvid, untagged, self, master bool) error) error {
+	l, err := netlink.LinkByIndex(v.index)
+	if err != nil {
+		return err
+	}
+	bridge := l.Type() == "bridge"
+	return to(l, uint16(v.vlan), false, false, bridge, !bridge)
+}
 
 func (r route) add() error    { return netlink.RouteAdd(r.kernel()) }
 func (r route) remove() error { return netlink.RouteDel(r.kernel()) }
@@ -191,6 +206,15 @@ func readKernel() (actual, error) {
 			now.objects[altname{l.Attrs().Index, name}] = true
 		}
 	}
+	vlans, err := netlink.BridgeVlanList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return now, fmt.Errorf("list the VLANs of bridges: %w", err)
+	}
+	for index, all := range vlans {
+		for _, v := range all {
+			now.objects[tagged{int(index), int(v.Vid)}] = true
+		}
+	}
 	addresses, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return now, fmt.Errorf("list the addresses: %w", err)
@@ -263,7 +287,7 @@ func routeOf(k netlink.Route) route {
 // needs the addresses of its link, and the network of its gateway.
 func rank(o object) int {
 	switch o := o.(type) {
-	case mtu, altname:
+	case mtu, altname, tagged:
 		return 0
 	case address:
 		return 1

@@ -11,71 +11,61 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// virtual is a link that the configuration makes: exactly one of bond, vlan and
-// wireguard.
+// virtual is a link that the configuration makes.
 type virtual struct {
-	name      string
-	bond      *config.Bond
-	vlan      *tag
-	wireguard *config.WireGuard
+	name    string
+	entry   config.Link // it has one kind, unless this is a VLAN
+	vlan    config.VLAN // ID 0: it is none
+	below   string      // the link that a VLAN or macvlan is on
+	members []string    // of a bond, bridge or VRF
 }
 
-// tag is the parent and the ID of a VLAN.
-type tag struct {
-	parent string
-	id     int
-}
-
-func (v virtual) kind() string {
-	switch {
-	case v.bond != nil:
-		return "bond"
-	case v.vlan != nil:
-		return "vlan"
-	}
-	return "wireguard"
-}
+func (v virtual) kind() string { return v.link(0).Type() }
 
 // sameLink reports whether one link can be both: other differences can be changed on it.
 func (v virtual) sameLink(other virtual) bool {
-	if v.bond != nil && other.bond != nil {
-		a, b := *v.bond, *other.bond
-		a.Interfaces, b.Interfaces = nil, nil
-		return reflect.DeepEqual(a, b)
-	}
-	return v.kind() == other.kind() && reflect.DeepEqual(v.vlan, other.vlan)
+	return v.below == other.below && reflect.DeepEqual(v.link(0), other.link(0))
 }
 
-// expand makes one plan for each link: VLANs and the members of bonds are
-// inside of another link's entry in the configuration. A member has no
-// addresses: the bond has them. Bonds come before the links on top of them.
-func expand(links []config.Link) (plans []config.Link, virtuals []virtual, members map[string]string) {
+// expand makes one plan for each link: VLANs, the far ends of veths, and members are inside of another link's entry in the configuration.
+// A member of a bond or bridge has no addresses: its master has them. name is what the kernel calls a link of the configuration.
+func expand(links []config.Link, name func(string) string) (plans []config.Link, virtuals []virtual, members map[string]string) {
 	members = map[string]string{}
-	for _, l := range links {
-		if l.Ignore || l.Bond == nil {
-			continue
-		}
-		virtuals = append(virtuals, virtual{name: l.Name, bond: l.Bond})
-		for _, m := range l.Bond.Interfaces {
-			members[m] = l.Name
+	tables, mtus := map[string]uint32{}, map[string]int{}
+	add := func(p config.Link) {
+		if !slices.ContainsFunc(links, func(own config.Link) bool { return own.Name == p.Name }) { // else that has these settings, too
+			plans = append(plans, p)
 		}
 	}
 	for _, l := range links {
-		if members[l.Name] != "" {
-			continue
-		}
 		plans = append(plans, l)
 		if l.Ignore {
 			continue
 		}
-		if l.WireGuard != nil {
-			virtuals = append(virtuals, virtual{name: l.Name, wireguard: l.WireGuard})
+		if len(l.Kinds()) > 0 {
+			v := virtual{name: l.Name, entry: l}
+			if l.MACVLAN != nil {
+				v.below = name(l.MACVLAN.Interface)
+			}
+			for _, called := range l.Members() {
+				m := name(called)
+				if v.members = append(v.members, m); l.VRF != nil {
+					tables[m] = l.VRF.Table
+				} else if members[m] = l.Name; l.Bridge != nil {
+					mtus[m] = l.MTU
+				}
+			}
+			virtuals = append(virtuals, v)
+		}
+		if l.Veth != nil {
+			add(config.Link{Name: l.Veth.Peer, MTU: l.MTU})
 		}
 		for _, v := range l.VLANs {
 			// Linux gives a new VLAN the current MTU of its parent, which isn't set yet
@@ -84,41 +74,94 @@ func expand(links []config.Link) (plans []config.Link, virtuals []virtual, membe
 			if v.CIDR.IsValid() {
 				p.Addresses = []netip.Prefix{v.CIDR}
 			}
-			if !slices.ContainsFunc(links, func(own config.Link) bool { return own.Name == p.Name }) { // else that has the VLAN's settings, too
-				plans = append(plans, p)
-			}
-			virtuals = append(virtuals, virtual{name: p.Name, vlan: &tag{l.Name, v.ID}})
+			add(p)
+			virtuals = append(virtuals, virtual{name: p.Name, vlan: v, below: l.Name})
 		}
 	}
+	for i, p := range plans {
+		plans[i].Table = tables[p.Name]
+		if bridges, port := mtus[p.Name]; port {
+			mtus[p.Name] = cmp.Or(p.MTU, bridges)
+		}
+	}
+	plans = slices.DeleteFunc(plans, func(p config.Link) bool { return members[p.Name] != "" })
 	for _, m := range slices.Sorted(maps.Keys(members)) {
-		plans = append(plans, config.Link{Name: m})
+		plans = append(plans, config.Link{Name: m, MTU: mtus[m]})
 	}
 	return plans, virtuals, members
 }
 
-// link is the new link in netlink's form; only VLANs need the parent's index.
-func (v virtual) link(parent int) netlink.Link {
+var macvlanModes = map[string]netlink.MacvlanMode{
+	"bridge": netlink.MACVLAN_MODE_BRIDGE, "private": netlink.MACVLAN_MODE_PRIVATE,
+	"vepa": netlink.MACVLAN_MODE_VEPA, "passthru": netlink.MACVLAN_MODE_PASSTHRU,
+}
+
+// link is the new link in netlink's form, with all that can't be changed on it. below is the index of the link that it is on.
+func (v virtual) link(below int) netlink.Link {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = v.name
-	switch {
-	case v.vlan != nil:
-		attrs.ParentIndex = parent
-		return &netlink.Vlan{LinkAttrs: attrs, VlanId: v.vlan.id, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
-	case v.wireguard != nil:
-		return &netlink.Wireguard{LinkAttrs: attrs}
+	attrs.Name, attrs.ParentIndex = v.name, below
+	switch e := v.entry; {
+	case v.vlan.ID != 0:
+		return &netlink.Vlan{LinkAttrs: attrs, VlanId: v.vlan.ID, VlanProtocol: netlink.StringToVlanProtocol(cmp.Or(v.vlan.Protocol, "802.1q"))}
+	case e.Bond != nil:
+		return bondLink(attrs, e.Bond)
+	case e.Bridge != nil:
+		return &netlink.Bridge{LinkAttrs: attrs}
+	case e.VRF != nil:
+		return &netlink.Vrf{LinkAttrs: attrs, Table: e.VRF.Table}
+	case e.MACVLAN != nil:
+		return &netlink.Macvlan{LinkAttrs: attrs, Mode: macvlanModes[e.MACVLAN.Mode]}
+	case e.Veth != nil:
+		return &netlink.Veth{LinkAttrs: attrs, PeerName: e.Veth.Peer}
+	case e.Dummy:
+		return &netlink.Dummy{LinkAttrs: attrs}
 	}
-	// The kernel refuses options that the mode doesn't use.
+	return &netlink.Wireguard{LinkAttrs: attrs}
+}
+
+// bondLink has only the options that are set, and that the mode uses: the kernel refuses others.
+func bondLink(attrs netlink.LinkAttrs, o *config.Bond) netlink.Link {
 	b := netlink.NewLinkBond(attrs)
-	b.Mode = netlink.StringToBondMode(v.bond.Mode)
-	b.Miimon, b.UpDelay, b.DownDelay = *v.bond.MIIMon, v.bond.UpDelay, v.bond.DownDelay
-	switch b.Mode {
-	case netlink.BOND_MODE_802_3AD:
-		b.LacpRate = netlink.StringToBondLacpRate(v.bond.LACPRate)
-		b.XmitHashPolicy = netlink.StringToBondXmitHashPolicy(v.bond.XmitHashPolicy)
-	case netlink.BOND_MODE_BALANCE_XOR, netlink.BOND_MODE_BALANCE_TLB:
-		b.XmitHashPolicy = netlink.StringToBondXmitHashPolicy(v.bond.XmitHashPolicy)
+	b.Mode = netlink.StringToBondMode(o.Mode)
+	if b.Miimon, b.UpDelay, b.DownDelay = *o.MIIMon, o.UpDelay, o.DownDelay; o.ARPInterval != 0 {
+		b.Miimon, b.UpDelay, b.DownDelay, b.ArpInterval = -1, -1, -1, o.ARPInterval
+	}
+	if b.Mode == netlink.BOND_MODE_802_3AD {
+		b.LacpRate = netlink.StringToBondLacpRate(o.LACPRate)
+	}
+	if slices.Contains([]netlink.BondMode{netlink.BOND_MODE_802_3AD, netlink.BOND_MODE_BALANCE_XOR, netlink.BOND_MODE_BALANCE_TLB}, b.Mode) {
+		b.XmitHashPolicy = netlink.StringToBondXmitHashPolicy(o.XmitHashPolicy)
+	}
+	for _, a := range o.ARPIPTarget {
+		b.ArpIpTargets = append(b.ArpIpTargets, a.AsSlice())
+	}
+	chosen(&b.PrimaryReselect, netlink.StringToBondPrimaryReselectMap, o.PrimaryReselect)
+	chosen(&b.FailOverMac, netlink.StringToBondFailOverMacMap, o.FailOverMAC)
+	chosen(&b.AdSelect, netlink.StringToBondAdSelectMap, o.ADSelect)
+	chosen(&b.ArpValidate, netlink.StringToBondArpValidateMap, o.ARPValidate)
+	chosen(&b.ArpAllTargets, netlink.StringToBondArpAllTargetsMap, o.ARPAllTargets)
+	b.AdActorSystem, _ = net.ParseMAC(o.ADActorSystem)
+	for to, n := range map[*int]*int{
+		&b.MinLinks: o.MinLinks, &b.AdActorSysPrio: o.ADActorSysPrio, &b.AdUserPortKey: o.ADUserPortKey, &b.LpInterval: o.LPInterval,
+		&b.ResendIgmp: o.ResendIGMP, &b.NumPeerNotif: o.NumPeerNotif, &b.PacketsPerSlave: o.PacketsPerSlave,
+	} {
+		if n != nil {
+			*to = *n
+		}
+	}
+	for to, is := range map[*int]*bool{&b.AllSlavesActive: o.AllSlavesActive, &b.UseCarrier: o.UseCarrier, &b.TlbDynamicLb: o.TLBDynamicLB} {
+		if is != nil {
+			*to = number(*is)
+		}
 	}
 	return b
+}
+
+// chosen sets an option that is named.
+func chosen[T any](option *T, by map[string]T, name string) {
+	if value, known := by[name]; known {
+		*option = value
+	}
 }
 
 // build makes the virtual links: it removes those that aren't wanted, or
@@ -157,12 +200,6 @@ func (o *owner) unmake(name string) error {
 		return fmt.Errorf("remove %s: %w", name, err)
 	}
 	o.drop(l)
-	// The kernel removes the VLANs of a link with it.
-	for _, other := range o.links {
-		if other.Type() == "vlan" && other.Attrs().ParentIndex == l.Attrs().Index {
-			o.drop(other)
-		}
-	}
 	return nil
 }
 
@@ -174,6 +211,13 @@ func (o *owner) drop(l netlink.Link) {
 	delete(o.links, name)
 	delete(o.keyed, name)
 	o.dropped(l.Attrs().Index, true)
+	// The kernel removes what is on top of a link with it, and both ends of a veth.
+	for _, other := range o.links {
+		ends := o.made[name].entry.Veth != nil && o.made[name].entry.Veth.Peer == other.Attrs().Name
+		if on := other.Type() == "vlan" || other.Type() == "macvlan"; ends || on && other.Attrs().ParentIndex == l.Attrs().Index {
+			o.drop(other)
+		}
+	}
 }
 
 func (o *owner) make(ctx context.Context, v virtual) error {
@@ -192,26 +236,28 @@ func (o *owner) make(ctx context.Context, v virtual) error {
 	}
 	o.made[v.name] = v
 	switch {
-	case v.bond != nil:
-		return o.enslave(l, v.bond.Interfaces)
-	case v.wireguard != nil:
-		return o.key(ctx, l, v.wireguard)
+	case v.entry.WireGuard != nil:
+		return o.key(ctx, l, v.entry.WireGuard)
+	case v.entry.Bridge != nil:
+		return errors.Join(o.enslave(l, v), configureBridge(v.name, v.entry.Bridge))
+	case v.entry.Bond != nil:
+		return errors.Join(o.enslave(l, v), o.prefer(l, v))
 	}
-	return nil
+	return o.enslave(l, v)
 }
 
 func (o *owner) add(v virtual) error {
-	parent := 0
-	if v.vlan != nil {
-		l := o.links[v.vlan.parent]
+	below := 0
+	if v.below != "" {
+		l := o.links[v.below]
 		if l == nil {
 			return nil // the node waits for it by its own name
 		}
-		parent = l.Attrs().Index
+		below = l.Attrs().Index
 	}
-	made := o.o.link(v, parent)
-	if v.bond != nil {
-		made.Attrs().HardwareAddr = firstAddress(v.bond.Interfaces)
+	made := o.o.link(v, below)
+	if v.entry.VRF == nil {
+		made.Attrs().HardwareAddr = firstAddress(v.members)
 	}
 	err := netlink.LinkAdd(made)
 	if errors.Is(err, unix.EEXIST) {
@@ -237,11 +283,11 @@ func firstAddress(links []string) net.HardwareAddr {
 	return nil
 }
 
-// enslave makes the listed links the bond's members, in the order of the list: Linux gives a
-// bond without an address that of its first one. Linux adds only a link that is down, so a
-// link that is a member already isn't changed.
-func (o *owner) enslave(bond netlink.Link, members []string) error {
-	index := bond.Attrs().Index
+// enslave makes the listed links the members of a bond, bridge or VRF, in the order of the list: Linux gives a bond without an address
+// that of its first one. A bond takes only a link that is down, so a link that is a member already isn't changed.
+func (o *owner) enslave(master netlink.Link, v virtual) error {
+	members := v.members
+	index := master.Attrs().Index
 	var errs []error
 	for name := range o.slaves {
 		l, err := netlink.LinkByName(name) // events may be late
@@ -253,7 +299,7 @@ func (o *owner) enslave(bond netlink.Link, members []string) error {
 			continue
 		}
 		if err := netlink.LinkSetNoMaster(l); err != nil {
-			errs = append(errs, fmt.Errorf("take %s out of %s: %w", name, bond.Attrs().Name, err))
+			errs = append(errs, fmt.Errorf("take %s out of %s: %w", name, master.Attrs().Name, err))
 			continue
 		}
 		delete(o.slaves, name)
@@ -263,24 +309,62 @@ func (o *owner) enslave(bond netlink.Link, members []string) error {
 		if err != nil || l.Attrs().MasterIndex == index {
 			continue
 		}
-		if o.slaves[name] == [2]int{index, l.Attrs().Index} {
-			o.log.Warn(fmt.Sprintf("%s was taken out of %s by another program; it is a member again", name, bond.Attrs().Name))
-		}
 		// A driver may have found the first card after another one. Later the address stays,
 		// because others know the node by it.
-		if mac := l.Attrs().HardwareAddr; i == 0 && !o.settled && !bytes.Equal(mac, bond.Attrs().HardwareAddr) {
-			if err := netlink.LinkSetHardwareAddr(bond, mac); err != nil {
-				o.log.Warn(fmt.Sprintf("%s doesn't get the address of %s: %v", bond.Attrs().Name, name, err))
+		if mac := l.Attrs().HardwareAddr; i == 0 && v.entry.VRF == nil && !o.settled && !bytes.Equal(mac, master.Attrs().HardwareAddr) {
+			if err := netlink.LinkSetHardwareAddr(master, mac); err != nil {
+				o.log.Warn(fmt.Sprintf("%s doesn't get the address of %s: %v", master.Attrs().Name, name, err))
 			}
 		}
-		if err = netlink.LinkSetDown(l); err == nil {
-			err = netlink.LinkSetMaster(l, bond)
+		if v.entry.Bond != nil {
+			err = netlink.LinkSetDown(l)
+		}
+		if err == nil {
+			err = netlink.LinkSetMaster(l, master)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("take %s into %s: %w", name, bond.Attrs().Name, err))
+			errs = append(errs, fmt.Errorf("take %s into %s: %w", name, master.Attrs().Name, err))
 			continue
 		}
+		if o.slaves[name] == [2]int{index, l.Attrs().Index} {
+			o.log.Warn(fmt.Sprintf("%s was taken out of %s by another program; it is a member again", name, master.Attrs().Name))
+		}
 		o.slaves[name] = [2]int{index, l.Attrs().Index}
+		o.dropped(l.Attrs().Index, false) // a VRF moves the routes of its members
 	}
 	return errors.Join(errs...)
+}
+
+// prefer sets the primary of a bond, if it is another one: that has to be a member before.
+func (o *owner) prefer(l netlink.Link, v virtual) error {
+	i := slices.Index(v.entry.Bond.Interfaces, v.entry.Bond.Primary)
+	if i < 0 {
+		return nil
+	}
+	primary, bond := o.links[v.members[i]], l.(*netlink.Bond)
+	if primary == nil || primary.Attrs().MasterIndex != bond.Index || primary.Attrs().Index == bond.Primary {
+		return nil
+	}
+	change := netlink.NewLinkBond(netlink.LinkAttrs{Name: v.name, Index: bond.Index})
+	change.Primary = primary.Attrs().Index
+	if err := netlink.LinkModify(change); err != nil {
+		return fmt.Errorf("make %s the primary of %s: %w", primary.Attrs().Name, v.name, err)
+	}
+	return nil
+}
+
+// configureBridge gives a bridge the settings that netlink's library doesn't have.
+func configureBridge(name string, b *config.Bridge) error {
+	dir := "/sys/class/net/" + name + "/bridge/"
+	_, stp := setting(dir+"stp_state", strconv.Itoa(number(b.STP.Enabled)))
+	_, vlans := setting(dir+"vlan_filtering", strconv.Itoa(number(b.VLAN.VLANFiltering)))
+	return errors.Join(stp, vlans)
+}
+
+// number is what the kernel takes for a boolean.
+func number(is bool) int {
+	if is {
+		return 1
+	}
+	return 0
 }

@@ -21,7 +21,7 @@ import (
 // bridges replace WireGuard links, which User Mode Linux doesn't have: they are
 // made and removed in the same way. Bonds and VLANs are real.
 func bridges(v virtual, parent int) netlink.Link {
-	if v.wireguard == nil {
+	if v.entry.WireGuard == nil {
 		return v.link(parent)
 	}
 	attrs := netlink.NewLinkAttrs()

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -15,7 +16,7 @@ import (
 // links.
 func TestS093OnePlanForEachLink(t *testing.T) {
 	t.Parallel()
-	bond := &config.Bond{Mode: "802.3ad", Interfaces: []string{"eth0", "eth1"}}
+	bond := &config.Bond{Mode: "802.3ad", MIIMon: new(100), Interfaces: []string{"eth0", "eth1"}}
 	wg := &config.WireGuard{}
 	plans, virtuals, members := expand([]config.Link{
 		{Name: "eth0", MTU: 9000}, // a member has the bond's MTU
@@ -26,24 +27,36 @@ func TestS093OnePlanForEachLink(t *testing.T) {
 		}},
 		{Name: "wg0", WireGuard: wg, Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")}},
 		{Name: "eth9", Ignore: true},
-	})
+		// A bridge on a VLAN and a card, whose MTU goes down to the ports; a VRF, whose members keep their addresses; a cable.
+		{Name: "br0", Bridge: &config.Bridge{Interfaces: []string{"eth2.4094", "lan0"}}, MTU: 1400},
+		{Name: "blue", VRF: &config.VRF{Table: 1000, Interfaces: []string{"eth3"}}},
+		{Name: "eth3", DHCP: true},
+		{Name: "v0", Veth: &config.Veth{Peer: "v1"}},
+		{Name: "m0", MACVLAN: &config.MACVLAN{Interface: "lan1"}},
+	}, func(called string) string { return strings.Replace(called, "lan", "eth1", 1) })
 	var names []string
 	for _, p := range plans {
 		names = append(names, p.Name)
 	}
-	if d := cmp.Diff("bond0 eth2 eth2.100 eth2.4094 wg0 eth9 eth0 eth1", strings.Join(names, " ")); d != "" {
-		t.Error(d)
+	if d := cmp.Diff("bond0 eth2 eth2.100 wg0 eth9 br0 blue eth3 v0 v1 m0 eth0 eth1 eth10 eth2.4094", strings.Join(names, " ")); d != "" {
+		t.Fatal(d)
 	}
-	vlan := plans[2]
-	if len(vlan.Addresses) != 1 || len(vlan.Routes) != 1 || vlan.DHCP || !plans[3].DHCP || plans[3].MTU != 1400 || plans[1].DHCP {
+	vlan, port := plans[2], plans[14]
+	if len(vlan.Addresses) != 1 || len(vlan.Routes) != 1 || vlan.DHCP || port.DHCP || port.MTU != 1400 || plans[1].DHCP || plans[11].MTU != 0 || plans[13].MTU != 1400 {
 		t.Errorf("plans %+v", plans)
 	}
-	if d := cmp.Diff([]virtual{
-		{name: "bond0", bond: bond}, {name: "eth2.100", vlan: &tag{"eth2", 100}}, {name: "eth2.4094", vlan: &tag{"eth2", 4094}}, {name: "wg0", wireguard: wg},
-	}, virtuals, cmp.AllowUnexported(virtual{}, tag{})); d != "" {
+	if !plans[7].DHCP || plans[7].Table != 1000 || plans[6].Table != 0 {
+		t.Errorf("a VRF and its member: %+v", plans[6:8])
+	}
+	var made []string
+	for _, v := range virtuals {
+		made = append(made, fmt.Sprint(v.kind(), " ", v.name, " ", v.below, " ", v.members))
+	}
+	if d := cmp.Diff("bond bond0  [eth0 eth1], vlan eth2.100 eth2 [], vlan eth2.4094 eth2 [], wireguard wg0  [], bridge br0  [eth2.4094 eth10], "+
+		"vrf blue  [eth3], veth v0  [], macvlan m0 eth11 []", strings.Join(made, ", ")); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff(map[string]string{"eth0": "bond0", "eth1": "bond0"}, members); d != "" {
+	if d := cmp.Diff(map[string]string{"eth0": "bond0", "eth1": "bond0", "eth10": "br0", "eth2.4094": "br0"}, members); d != "" {
 		t.Error(d)
 	}
 }
@@ -62,14 +75,14 @@ func TestS092BondOptions(t *testing.T) {
 		{config.Bond{Mode: "active-backup", LACPRate: "slow", XmitHashPolicy: "layer2", MIIMon: new(100)}, netlink.BOND_MODE_ACTIVE_BACKUP, -1, -1},
 		{config.Bond{Mode: "balance-xor", LACPRate: "slow", XmitHashPolicy: "layer2+3", MIIMon: new(50)}, netlink.BOND_MODE_BALANCE_XOR, -1, netlink.BOND_XMIT_HASH_POLICY_LAYER2_3},
 	} {
-		got, ok := virtual{name: "bond0", bond: &tt.bond}.link(0).(*netlink.Bond)
+		got, ok := virtual{name: "bond0", entry: config.Link{Bond: &tt.bond}}.link(0).(*netlink.Bond)
 		if !ok || got.Name != "bond0" || got.Mode != tt.mode || got.LacpRate != tt.lacp || got.XmitHashPolicy != tt.hash ||
 			got.Miimon != *tt.bond.MIIMon || got.UpDelay != tt.bond.UpDelay || got.DownDelay != tt.bond.DownDelay {
 			t.Errorf("%+v becomes %+v", tt.bond, got)
 		}
 	}
-	vlan, ok := virtual{name: "eth0.7", vlan: &tag{"eth0", 7}}.link(3).(*netlink.Vlan)
-	if !ok || vlan.VlanId != 7 || vlan.ParentIndex != 3 {
+	vlan, ok := virtual{name: "eth0.7", vlan: config.VLAN{ID: 7}}.link(3).(*netlink.Vlan)
+	if !ok || vlan.VlanId != 7 || vlan.ParentIndex != 3 || vlan.VlanProtocol != netlink.VLAN_PROTOCOL_8021Q {
 		t.Errorf("VLAN %+v", vlan)
 	}
 }

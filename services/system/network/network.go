@@ -146,7 +146,7 @@ type Options struct {
 	change  func(o object, add bool) error
 	receive func(link, value string) (changed bool, err error) // router advertisements
 	// How virtual links are made: the kernel of a test may not have them.
-	link               func(v virtual, parent int) netlink.Link
+	link               func(v virtual, below int) netlink.Link
 	configureWireGuard func(name string, c wgtypes.Config) error
 	wireguardDevice    func(name string) (*wgtypes.Device, error)
 }
@@ -162,7 +162,7 @@ type Daemon struct {
 	managed    map[int]bool       // by index: whether routers say that addresses come by DHCPv6
 	chosen     map[string]int     // by selector: the index of its card
 	made       map[string]virtual // the virtual links
-	slaves     map[string][2]int  // by member of a bond: the indexes of bond and member
+	slaves     map[string][2]int  // by member of a bond, bridge or VRF: the indexes of master and member
 	keyed      map[string]keyed   // the last settings of WireGuard links
 
 	typed   chan config.Network // new ones

@@ -43,6 +43,10 @@ func candidates(link string, metric uint32, addresses []netip.Prefix, valid []ne
 // advertisements.
 func (o *owner) candidates() (out []candidate) {
 	for _, name := range o.order() {
+		p, managed := o.plan(o.links[name])
+		if p.Table != 0 {
+			continue // in a VRF, where the cluster isn't
+		}
 		index := o.links[name].Attrs().Index
 		metric, advertised := o.state.gateways[index]
 		if !advertised {
@@ -61,7 +65,7 @@ func (o *owner) candidates() (out []candidate) {
 				}
 			}
 		}
-		if _, managed := o.plan(o.links[name]); managed {
+		if managed {
 			for _, a := range o.state.advertised {
 				if a.index == index && !slices.Contains(addresses, a.prefix) {
 					addresses = append(addresses, a.prefix)

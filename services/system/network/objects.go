@@ -21,6 +21,7 @@ type LinkStatus struct {
 	MTU     int    `yaml:"mtu" column:"MTU"`               // bytes
 	State   string `yaml:"state" column:"STATE"`           // up, no carrier, down
 	Master  string `yaml:"master,omitempty" column:"MASTER"`
+	Partner string `yaml:"partner,omitempty" column:"PARTNER"` // of a bond with LACP: the MAC address and the key of the switch
 	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 
@@ -65,7 +66,11 @@ func (o *owner) reportObjects() error {
 	addresses, routes, rules := map[string]Object{}, map[string]Object{}, map[string]Object{}
 	for _, p := range o.plans {
 		if _, here := o.links[p.Name]; !here && !p.Ignore {
-			links[p.Name] = LinkStatus{State: "missing", Problem: "waiting for " + o.lacksOf(p)[0].Error()}
+			s := LinkStatus{State: "missing", Problem: "waiting for " + o.lacksOf(p)[0].Error()}
+			if err := o.errs[making+p.Name]; err != nil {
+				s.Problem = err.Error()
+			}
+			links[p.Name] = s
 		}
 	}
 	for _, name := range o.order() {
@@ -115,7 +120,10 @@ func anyOf(p netip.Prefix) string {
 func (o *owner) linkStatus(name string) LinkStatus {
 	l := o.links[name]
 	a := l.Attrs()
-	s := LinkStatus{Index: a.Index, Kind: l.Type(), MAC: a.HardwareAddr.String(), MTU: a.MTU, State: "down", Alias: o.aliases[name], Master: o.members[name]}
+	s := LinkStatus{Index: a.Index, Kind: l.Type(), MAC: a.HardwareAddr.String(), MTU: a.MTU, State: "down", Alias: o.aliases[name], Partner: partnerOf(name)}
+	if a.MasterIndex != 0 {
+		s.Master = o.linkName(a.MasterIndex)
+	}
 	switch {
 	case carrier(l):
 		s.State = "up"

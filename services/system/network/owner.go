@@ -45,7 +45,7 @@ type owner struct {
 	configured bool           // there is a configuration
 	plans      []config.Link
 	virtuals   []virtual
-	members    map[string]string // of bonds: the bond's name
+	members    map[string]string // of bonds and bridges: the master's name
 	aliases    map[string]string // by name of a link: its name in the configuration, if that is another
 	links      map[string]netlink.Link
 	ups        map[string]string // by name: how often a link got a carrier
@@ -273,6 +273,9 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 	})
 	_, managed := o.plan(u.Link)
 	if u.Header.Type == unix.RTM_DELLINK {
+		if _, ours := o.made[a.Name]; ours && !o.gone[a.Index] {
+			o.log.Warn(a.Name + " was removed by another program, or with the link that it was on; it is made again")
+		}
 		delete(o.gone, a.Index)
 		delete(o.links, a.Name)
 		delete(o.advertised, a.Index)

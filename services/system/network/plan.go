@@ -62,10 +62,11 @@ var kinds = map[config.RouteType]int{
 	config.RouteUnreachable: unix.RTN_UNREACHABLE, config.RouteProhibit: unix.RTN_PROHIBIT,
 }
 
-func staticRoute(index int, r config.Route) route {
+// staticRoute is a route of the configuration; vrf is the table of the VRF that its link is in, or 0.
+func staticRoute(index int, r config.Route, vrf uint32) route {
 	s := route{
 		index: index, network: r.Network.Masked(), gateway: r.Gateway, metric: r.Metric, source: r.Source, mtu: r.MTU,
-		table: cmp.Or(r.Table, unix.RT_TABLE_MAIN), kind: kinds[r.Type],
+		table: cmp.Or(r.Table, vrf, unix.RT_TABLE_MAIN), kind: kinds[r.Type],
 	}
 	if s.kind != unix.RTN_UNICAST {
 		s.index = 0
@@ -84,7 +85,7 @@ func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, no
 		out = append(out, want{address{index, a}, byConfiguration})
 	}
 	for _, r := range p.Routes {
-		static = append(static, want{t.place(staticRoute(index, r)), byConfiguration})
+		static = append(static, want{t.place(staticRoute(index, r, p.Table)), byConfiguration})
 	}
 	for _, l := range leases {
 		by := l.source + " from " + l.server
@@ -102,7 +103,7 @@ func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, no
 			if slices.ContainsFunc(static, func(w want) bool { return w.object.(route).network == r.network }) {
 				continue
 			}
-			r.index, r.metric, r.table, r.kind = index, cmp.Or(p.DHCPOptions.RouteMetric, defaultMetric+order), unix.RT_TABLE_MAIN, unix.RTN_UNICAST
+			r.index, r.metric, r.table, r.kind = index, cmp.Or(p.DHCPOptions.RouteMetric, defaultMetric+order), cmp.Or(p.Table, unix.RT_TABLE_MAIN), unix.RTN_UNICAST
 			routes = append(routes, want{t.place(r), by})
 		}
 	}

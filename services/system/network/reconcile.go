@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -78,6 +79,7 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 		if len(o.sources(p)) > 0 {
 			order++
 		}
+		objects = append(objects, o.filtered(l, p)...)
 		if before, set := o.mtuBefore[index]; set && !slices.ContainsFunc(objects, func(w want) bool { _, is := w.object.(mtu); return is }) {
 			objects = append(objects, want{mtu{index, before}, "the kernel"})
 		}
@@ -87,6 +89,22 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 		o.wanted = append(o.wanted, objects...)
 	}
 	o.wanted = append(o.wanted, wantedRules(o.cfg.Machine.Network.Rules)...)
+}
+
+// filtered are the VLANs that a bridge and its ports have, if it filters them: those on top of it.
+func (o *owner) filtered(bridge netlink.Link, p config.Link) (out []want) {
+	if p.Bridge == nil || !p.Bridge.VLAN.VLANFiltering {
+		return nil
+	}
+	for _, name := range o.order() {
+		a := o.links[name].Attrs()
+		for _, v := range p.VLANs {
+			if v.Protocol != config.VLANOuter && (name == p.Name || a.MasterIndex == bridge.Attrs().Index && o.members[name] == p.Name) {
+				out = append(out, want{tagged{a.Index, v.ID}, byConfiguration})
+			}
+		}
+	}
+	return out
 }
 
 // settle changes the kernel until it has the wanted objects, and no others of ours.
@@ -297,7 +315,8 @@ func bringUp(l netlink.Link) error {
 		return nil
 	}
 	err := netlink.LinkSetUp(l)
-	if err == nil || errors.Is(err, unix.ENETDOWN) { // the link below it isn't up yet: its event comes back here
+	// The link below it isn't up yet, or this one is gone: the event comes back here.
+	if err == nil || errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	return fmt.Errorf("set %s up: %w", a.Name, err)

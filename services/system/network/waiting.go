@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
+	"golang.org/x/sys/unix"
 )
 
 // Reasons why the node waits.
@@ -52,7 +54,7 @@ func (o *owner) pending() (out []lack) {
 	addressed := false
 	for _, p := range o.plans {
 		if p.Ignore || p.Name == "lo" || o.members[p.Name] != "" {
-			continue // a bond works without some of its members
+			continue // a bond or bridge works without some of its members
 		}
 		l, here := o.links[p.Name]
 		if here {
@@ -150,6 +152,8 @@ func (o *owner) grace(p config.Link, listed bool) time.Duration {
 	l, here := o.links[p.Name]
 	chosen := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned })
 	switch {
+	case errors.Is(o.errs[making+p.Name], unix.EOPNOTSUPP):
+		return 0 // the kernel doesn't have such links: it never will
 	case p.Required:
 		return requiredGrace
 	case listed && !chosen:

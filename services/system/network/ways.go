@@ -16,17 +16,20 @@ func HasWay(s *resource.Store, n config.Network) bool {
 	}
 	links := n.Links()
 	listed := map[string]bool{}
+	apart := func(l config.Link) bool { // in a VRF, where nobody reaches the machine API
+		return slices.ContainsFunc(links, func(v config.Link) bool { return v.VRF != nil && slices.Contains(v.VRF.Interfaces, l.Name) })
+	}
 	for _, l := range links {
 		listed[l.Name] = true
 		here := slices.ContainsFunc(all, func(o resource.Object[LinkStatus]) bool { return isLink(l, o) })
-		if l.Bond != nil {
-			here = slices.ContainsFunc(all, func(o resource.Object[LinkStatus]) bool { return slices.Contains(l.Bond.Interfaces, o.ID) })
-			for _, m := range l.Bond.Interfaces {
-				listed[m] = true
-			}
+		if below := l.Below(); len(below) > 0 {
+			here = slices.ContainsFunc(all, func(o resource.Object[LinkStatus]) bool { return slices.Contains(below, o.ID) })
+		}
+		for _, m := range l.Members() {
+			listed[m] = true
 		}
 		vlan := slices.ContainsFunc(l.VLANs, func(v config.VLAN) bool { return v.DHCP || v.CIDR.IsValid() })
-		if here && !l.Ignore && (l.DHCP || l.DHCP6 || len(l.Addresses) > 0 || vlan) {
+		if here && !l.Ignore && !apart(l) && (l.DHCP || l.DHCP6 || len(l.Addresses) > 0 || vlan) {
 			return true
 		}
 	}

@@ -36,6 +36,9 @@ func TestHasWay(t *testing.T) {
 		"a VLAN on what isn't":  {[]config.Interface{{Name: "eth7", VLANs: []config.VLAN{{ID: 7, DHCP: true}}}, ignored}, false},
 		"a bond":                {[]config.Interface{{Name: "bond0", DHCP: true, Bond: &config.Bond{Interfaces: []string{"eth0", "eth1"}}}}, true},
 		"a bond without use":    {[]config.Interface{{Name: "bond0", Bond: &config.Bond{Interfaces: []string{"eth0", "eth1"}}}}, false},
+		"a bridge":              {[]config.Interface{{Name: "br0", DHCP: true, Bridge: &config.Bridge{Interfaces: []string{"eth0"}}}}, true},
+		"in a VRF":              {[]config.Interface{{Name: "eth0", DHCP: true}, {Name: "blue", VRF: &config.VRF{Interfaces: []string{"eth0"}}}}, false},
+		"a dummy":               {[]config.Interface{ignored, {Name: "d0", CIDR: prefix("10.0.0.2/24"), Dummy: true}}, false},
 		"unplugged and ignored": {[]config.Interface{ignored, {Name: "eth1", MTU: 1400}}, false},
 	} {
 		if got := HasWay(s, config.Network{Interfaces: tt.interfaces}); got != tt.want {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -69,11 +70,11 @@ func (s WireGuardStatus) latestHandshake() string {
 	return latest.UTC().Format(time.RFC3339)
 }
 
-// observe publishes the state of the WireGuard links.
+// observe publishes the state of the WireGuard links, and looks at the partners of bonds again: the kernel has no event for them.
 func (o *owner) observe() error {
 	statuses := map[string]WireGuardStatus{}
 	for _, v := range o.virtuals {
-		if v.wireguard == nil {
+		if v.entry.WireGuard == nil {
 			continue
 		}
 		var s WireGuardStatus
@@ -85,17 +86,18 @@ func (o *owner) observe() error {
 		}
 		statuses[v.name] = s
 	}
-	return WireGuardStatuses.Replace(o.o.Store.As(ID), statuses)
+	return errors.Join(WireGuardStatuses.Replace(o.o.Store.As(ID), statuses), o.reportObjects())
 }
 
 // reviewWireGuard sets a link again that another program has changed, and looks for the address of a peer again that doesn't answer: it may
 // have moved.
 func (o *owner) reviewWireGuard(v virtual, d *wgtypes.Device) {
-	if key, err := wgtypes.ParseKey(string(v.wireguard.PrivateKey)); err == nil && (key != d.PrivateKey || int(v.wireguard.FirewallMark) != d.FirewallMark || len(d.Peers) != len(v.wireguard.Peers)) {
+	w := v.entry.WireGuard
+	if key, err := wgtypes.ParseKey(string(w.PrivateKey)); err == nil && (key != d.PrivateKey || int(w.FirewallMark) != d.FirewallMark || len(d.Peers) != len(w.Peers)) {
 		delete(o.keyed, v.name)
 		o.due = time.Time{}
 	}
-	for _, p := range v.wireguard.Peers {
+	for _, p := range w.Peers {
 		host, _, _ := net.SplitHostPort(p.Endpoint)
 		l := o.named[host]
 		silent := slices.ContainsFunc(d.Peers, func(own wgtypes.Peer) bool {

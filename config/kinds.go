@@ -1,0 +1,122 @@
+package config
+
+import "net/netip"
+
+// Bond makes the interface a bond of several links. Options without a default here have the kernel's (Documentation/networking/bonding.rst).
+type Bond struct {
+	Mode           string   `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
+	LACPRate       string   `yaml:"lacpRate"`       // slow (default) or fast
+	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // how traffic is distributed over the members; default layer2
+	MIIMon         *int     `yaml:"miimon"`         // ms between link checks; default 100; 0 only with arpInterval, because a failed link wouldn't be detected
+	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
+	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
+	Interfaces     []string `yaml:"interfaces"`     // required; the members, by name, alias or MAC address; the bond has the MAC address of the first one
+
+	Primary         string `yaml:"primary"`         // the preferred member, one of interfaces; for active-backup, balance-tlb and balance-alb
+	PrimaryReselect string `yaml:"primaryReselect"` // when a primary that is back is used again: always, better or failure
+	FailOverMAC     string `yaml:"failOverMac"`     // whose MAC address the bond has: none, active or follow; for active-backup
+	MinLinks        *int   `yaml:"minLinks"`        // members that must work, or the bond has no carrier; for 802.3ad
+
+	ADSelect       string `yaml:"adSelect"`       // when another aggregator is chosen: stable, bandwidth or count; for 802.3ad
+	ADActorSysPrio *int   `yaml:"adActorSysPrio"` // 1 to 65535; for 802.3ad
+	ADUserPortKey  *int   `yaml:"adUserPortKey"`  // 0 to 1023; for 802.3ad
+	ADActorSystem  string `yaml:"adActorSystem"`  // a MAC address; for 802.3ad
+
+	ARPInterval   int          `yaml:"arpInterval"`   // ms between requests to arpIPTarget, which detect a failed path instead of miimon; for active-backup, balance-rr, balance-xor and broadcast
+	ARPIPTarget   []netip.Addr `yaml:"arpIPTarget"`   // 1 to 16 IPv4 addresses
+	ARPValidate   string       `yaml:"arpValidate"`   // whose answers count: none, active, backup or all
+	ARPAllTargets string       `yaml:"arpAllTargets"` // any or all must answer
+
+	ResendIGMP      *int  `yaml:"resendIgmp"`      // reports after a change of the member, 0 to 255
+	NumPeerNotif    *int  `yaml:"numPeerNotif"`    // announcements after a change of the member, 0 to 255
+	LPInterval      *int  `yaml:"lpInterval"`      // s between learning packets
+	PacketsPerSlave *int  `yaml:"packetsPerSlave"` // before the next member's turn; 0 is random; for balance-rr
+	AllSlavesActive *bool `yaml:"allSlavesActive"` // take packets of members that aren't in use, too
+	UseCarrier      *bool `yaml:"useCarrier"`      // ask the driver for the carrier, as is usual
+	TLBDynamicLB    *bool `yaml:"tlbDynamicLb"`    // move flows by load; for balance-tlb
+}
+
+// Bridge makes the interface a bridge: a switch between its ports, to which the node itself is connected, too.
+type Bridge struct {
+	Interfaces []string   `yaml:"interfaces"` // the ports, by name, alias or MAC address; the bridge has the MAC address of the first one
+	STP        BridgeSTP  `yaml:"stp"`
+	VLAN       BridgeVLAN `yaml:"vlan"`
+}
+
+// BridgeSTP has the settings of the spanning tree protocol (IEEE 802.1D).
+type BridgeSTP struct {
+	Enabled bool `yaml:"enabled"` // a port that would make a circle is blocked; a new port waits for twice 15 seconds
+}
+
+// BridgeVLAN has the settings of VLANs inside the bridge.
+type BridgeVLAN struct {
+	// VLANFiltering forwards a tagged packet only between ports that have its VLAN. All ports have those in vlans of the bridge, tagged, and
+	// VLAN 1 without a tag.
+	VLANFiltering bool `yaml:"vlanFiltering"`
+}
+
+// VRF makes the interface a VRF: its members have a table of routes of their own, which their routes are in by default.
+type VRF struct {
+	Table      uint32   `yaml:"table"`      // required; 1 to 4294967295; not 253 to 255, which are the kernel's
+	Interfaces []string `yaml:"interfaces"` // the members, by name, alias or MAC address; they keep their addresses
+}
+
+// MACVLAN makes the interface a second link on another one, with a MAC address of its own.
+type MACVLAN struct {
+	Interface string `yaml:"interface"` // required; the link below, by name, alias or MAC address
+	Mode      string `yaml:"mode"`      // who reaches whom of the links on one link: bridge (default, all), private, vepa or passthru (one only)
+}
+
+// Veth makes the interface one end of a cable between two links of the node.
+type Veth struct {
+	Peer string `yaml:"peer"` // required; the name of the other end, which may have an entry of its own for its addresses
+}
+
+// VLAN is a tagged link on top of the interface. Its name is that of the interface, a dot and the ID, such as eth0.100. Linux accepts 15 bytes:
+// if the name is longer, four digits of a hash take the place of the end of the interface's name. Earlier releases cut the name, so
+// such a link gets another name with the first boot of this release: sysctls and programs that name it must follow. An entry of
+// machine.network.interfaces for the link itself gives it what a VLAN doesn't have here, such as vip, and vlans on top of it.
+type VLAN struct {
+	ID       int          `yaml:"vlanId"`   // required, 1 to 4094
+	Protocol string       `yaml:"protocol"` // 802.1q (default), or 802.1ad for the outer tag of two
+	CIDR     netip.Prefix `yaml:"cidr"`     // an address with its prefix length
+	DHCP     bool         `yaml:"dhcp"`     // DHCPv4
+	MTU      int          `yaml:"mtu"`      // bytes; default that of the interface
+	Routes   []Route      `yaml:"routes" key:"network" apart:"table"`
+}
+
+// VLANOuter is the protocol of the outer one of two tags.
+const VLANOuter = "802.1ad"
+
+// Kinds are the kinds of links that the node makes for the entries of a link, as ip-link(8) names them: none for a card, and not more than
+// one in a valid configuration.
+func (l Link) Kinds() (kinds []string) {
+	all := [...]string{"bond", "bridge", "vrf", "macvlan", "veth", "dummy", "wireguard"}
+	for i, is := range [...]bool{l.Bond != nil, l.Bridge != nil, l.VRF != nil, l.MACVLAN != nil, l.Veth != nil, l.Dummy, l.WireGuard != nil} {
+		if is {
+			kinds = append(kinds, all[i])
+		}
+	}
+	return kinds
+}
+
+// Members are the links that have this one as their master: it is a bond, bridge or VRF.
+func (l Link) Members() []string {
+	switch {
+	case l.Bond != nil:
+		return l.Bond.Interfaces
+	case l.Bridge != nil:
+		return l.Bridge.Interfaces
+	case l.VRF != nil:
+		return l.VRF.Interfaces
+	}
+	return nil
+}
+
+// Below are all links without which this one can't do its work, as the configuration names them.
+func (l Link) Below() []string {
+	if l.MACVLAN != nil {
+		return []string{l.MACVLAN.Interface}
+	}
+	return l.Members()
+}

@@ -21,6 +21,7 @@ type Link struct {
 	MTU         int
 	DHCP        bool
 	DHCP6       bool
+	Informed    bool // its routers say that DHCPv6 has what else a node needs; the configuration doesn't
 	AcceptRA    *bool
 	DHCPOptions DHCPOptions
 	Required    bool

@@ -28,6 +28,7 @@ import (
 // reports the options, and of DHCPv6 the flags.
 const (
 	managedFlag         = 0x40 // IF_RA_MANAGED: addresses come by DHCPv6 (linux/if_link.h, net/if_inet6.h)
+	otherFlag           = 0x80 // IF_RA_OTHERCONF: what else a node needs does
 	userOptHead         = 16   // size of struct nduseroptmsg (linux/rtnetlink.h)
 	inet6Flags          = 1    // IFLA_INET6_FLAGS
 	routerAdvertisement = 134  // type of ICMPv6 (RFC 4861 §4.2)
@@ -42,7 +43,7 @@ type advertised struct {
 // notice is a message of the kernel about a router advertisement.
 type notice struct {
 	index   int
-	managed *bool        // nil: the message isn't about it
+	flags   *uint32      // nil: the message isn't about them
 	options []ndp.Option // name servers and search domains
 }
 
@@ -185,8 +186,7 @@ func parseFlags(data []byte) (n notice, ok bool) {
 		}
 		for _, f := range inner {
 			if f.Attr.Type == inet6Flags && len(f.Value) == 4 {
-				managed := binary.NativeEndian.Uint32(f.Value)&managedFlag != 0
-				n.managed, ok = &managed, true
+				n.flags, ok = new(binary.NativeEndian.Uint32(f.Value)&(managedFlag|otherFlag)), true
 			}
 		}
 	}
@@ -195,9 +195,9 @@ func parseFlags(data []byte) (n notice, ok bool) {
 
 // advertise takes a notice over, and reports whether it changes anything.
 func (o *owner) advertise(n notice, now time.Time) (changed bool) {
-	if n.managed != nil {
-		changed = o.managed[n.index] != *n.managed
-		o.managed[n.index] = *n.managed
+	if n.flags != nil {
+		changed = o.flags[n.index] != *n.flags
+		o.flags[n.index] = *n.flags
 		return changed
 	}
 	a := o.advertised[n.index]

@@ -52,6 +52,7 @@ var (
 //	   └──────────────────── refusal, expiry ◀─────────────────────┘
 type client struct {
 	source string // its name
+	quiet  bool   // nobody has asked for a server: that there is none isn't told
 	link   string
 	protocol
 	log *slog.Logger
@@ -117,7 +118,7 @@ func (c *client) obtain(ctx context.Context) *lease {
 			return l
 		}
 		now := time.Now()
-		if ctx.Err() == nil && now.Sub(since) >= warnAfter && (warned.IsZero() || now.Sub(warned) >= remindEvery) {
+		if ctx.Err() == nil && !c.quiet && now.Sub(since) >= warnAfter && (warned.IsZero() || now.Sub(warned) >= remindEvery) {
 			warned = now
 			c.log.Warn(noAnswer(c.source, c.link, now.Sub(since), err))
 		}

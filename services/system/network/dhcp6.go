@@ -19,8 +19,14 @@ import (
 // MAC address, so that it is the same at each boot.
 type dhcp6 struct{ link string }
 
-// requested6 are the options that newLease6 reads besides those of addresses.
+// information6 asks for what else a node needs, and for no address (RFC 8415 §18.2.6).
+type information6 struct{ dhcp6 }
+
+// requested6 are the options that take reads.
 var requested6 = []dhcpv6.OptionCode{dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList, dhcpv6.OptionNTPServer}
+
+// How long the answer to information6 is good: by default, and at least (RFC 8415 §7.6).
+const refreshDefault, refreshMin = 24 * time.Hour, 10 * time.Minute
 
 // grant6 is what extends a lease.
 type grant6 struct {
@@ -104,6 +110,42 @@ func (d dhcp6) extend(ctx context.Context, l *lease, rebind bool) (*lease, error
 	})
 }
 
+func (d information6) acquire(ctx context.Context, _ netip.Addr) (*lease, error) {
+	return d.with(func(c *nclient6.Client, own dhcpv6.Modifier) (*lease, error) {
+		asked := time.Now()
+		m, err := dhcpv6.NewMessage(own, dhcpv6.WithRequestedOptions(append(requested6, dhcpv6.OptionInformationRefreshTime)...))
+		if err != nil {
+			return nil, err
+		}
+		m.MessageType = dhcpv6.MessageTypeInformationRequest
+		m.AddOption(dhcpv6.OptElapsedTime(0))
+		reply, err := send6(ctx, c, m, dhcpv6.MessageTypeReply)
+		if err != nil {
+			return nil, err
+		}
+		return newInformation6(reply, asked)
+	})
+}
+
+// extend asks again: no server keeps anything.
+func (d information6) extend(ctx context.Context, _ *lease, _ bool) (*lease, error) {
+	return d.acquire(ctx, netip.Addr{})
+}
+
+func newInformation6(m *dhcpv6.Message, asked time.Time) (*lease, error) {
+	id := m.Options.ServerID()
+	if id == nil {
+		return nil, fmt.Errorf("%w: its answer has no identifier", errRefused)
+	}
+	l := &lease{server: id.String()}
+	// Without further answers, it is good for as long again.
+	if again := max(m.Options.InformationRefreshTime(refreshDefault), refreshMin); again < infiniteLease {
+		l.renewAt, l.rebindAt, l.expireAt = asked.Add(again), asked.Add(again*3/2), asked.Add(2*again)
+	}
+	l.take(m.Options)
+	return l, nil
+}
+
 func send6(ctx context.Context, c *nclient6.Client, m *dhcpv6.Message, answer dhcpv6.MessageType) (*dhcpv6.Message, error) {
 	reply, err := c.SendAndRead(ctx, nclient6.AllDHCPRelayAgentsAndServers, m, nclient6.IsMessageType(answer))
 	if errors.Is(err, nclient6.ErrNoResponse) || errors.Is(err, context.DeadlineExceeded) {
@@ -153,9 +195,14 @@ func newLease6(m *dhcpv6.Message, asked time.Time) (*lease, error) {
 		}
 		l.renewAt, l.rebindAt, l.expireAt = asked.Add(t1), asked.Add(t2), asked.Add(shortest)
 	}
+	l.take(o)
+	return l, nil
+}
+
+// take takes what a node needs besides an address.
+func (l *lease) take(o dhcpv6.MessageOptions) {
 	l.resolvers, l.ntp = l.servers("name server", o.DNS()), l.servers("time server", o.NTPServers())
 	if list := o.DomainSearchList(); list != nil {
 		l.setSearch(list.Labels)
 	}
-	return l, nil
 }

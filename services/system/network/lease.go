@@ -60,6 +60,9 @@ func (a leasedAddress) lasts(now time.Time) bool { return a.until.IsZero() || no
 
 // String is the addresses.
 func (l *lease) String() string {
+	if len(l.addresses) == 0 {
+		return "names and servers"
+	}
 	var all []string
 	for _, a := range l.addresses {
 		all = append(all, a.Prefix.String())
@@ -80,8 +83,9 @@ func (l *lease) near(other *lease) bool {
 
 // source is a way in which links get leases: a protocol for one family of addresses.
 type source struct {
-	name   string // of the protocol, for users
-	family family
+	name    string // of the protocol, for users
+	family  family
+	informs bool // it gives no address: no node waits for it
 	// wanted reports whether a link with this plan gets its leases.
 	wanted func(p config.Link) bool
 	// open begins on one link. hostname is sent to servers, "" for none.
@@ -99,6 +103,10 @@ var sources = []source{{
 	name: "DHCPv6", family: ipv6,
 	wanted: func(p config.Link) bool { return p.DHCP6 },
 	open:   func(p config.Link, _ func() string) protocol { return dhcp6{link: p.Name} },
+}, {
+	name: "stateless-DHCPv6", informs: true,
+	wanted: func(p config.Link) bool { return p.Informed && !p.DHCP6 },
+	open:   func(p config.Link, _ func() string) protocol { return information6{dhcp6{link: p.Name}} },
 }}
 
 // protocol asks for leases on one link. Each call asks once, at most until ctx

@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv6"
+	"github.com/insomniacslk/dhcp/iana"
 )
 
 // script is a protocol that follows the test's script, and records each call
@@ -404,5 +406,38 @@ func TestLeaseFromACK(t *testing.T) {
 	}
 	if _, err := newLease(ack(t, 1000, dhcpv4.WithYourIP(net.IPv4zero)), now); err == nil {
 		t.Error("an address of 0.0.0.0 was taken")
+	}
+}
+
+// An answer without an address is good for twice its refresh time, which has a default and a minimum (RFC 8415 §7.6).
+func TestInformationOfDHCPv6(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	server := dhcpv6.OptServerID(&dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: net.HardwareAddr{2, 5, 0, 0, 0, 1}})
+	for refresh, want := range map[time.Duration]time.Duration{
+		0: 24 * time.Hour, time.Second: 10 * time.Minute, 2 * time.Hour: 2 * time.Hour, infiniteLease: 0,
+	} {
+		m, err := dhcpv6.NewMessage(dhcpv6.WithDNS(net.ParseIP("fd98::53"), net.IPv6unspecified))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if refresh != 0 {
+			m.AddOption(dhcpv6.OptInformationRefreshTime(refresh))
+		}
+		if _, err := newInformation6(m, now); !errors.Is(err, errRefused) {
+			t.Errorf("an answer of nobody: %v", err)
+		}
+		m.AddOption(server)
+		l, err := newInformation6(m, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		renew, end := now.Add(want), now.Add(2*want)
+		if want == 0 {
+			renew, end = time.Time{}, time.Time{}
+		}
+		if l.renewAt != renew || l.expireAt != end || len(l.resolvers) != 1 || len(l.problems) != 1 || len(l.addresses) != 0 {
+			t.Errorf("refresh time %s: %+v", refresh, l)
+		}
 	}
 }

@@ -30,9 +30,9 @@ type leaseChange struct {
 	lease *lease
 }
 
-// sources are the sources of leases for a link with this plan.
+// sources are the sources of addresses for a link with this plan.
 func (o *owner) sources(p config.Link) []source {
-	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return !s.wanted(p) })
+	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return s.informs || !s.wanted(p) })
 }
 
 // leases are those of a link.
@@ -70,7 +70,7 @@ func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p confi
 	running := &leased{index: index, cancel: cancel, done: make(chan struct{}), kick: make(chan struct{}, 1), protocol: s.open(p, func() string { return *o.announced.Load() })}
 	o.clients[key] = running
 	c := &client{
-		source: s.name, link: key.link, log: o.log, kick: running.kick,
+		source: s.name, quiet: s.informs, link: key.link, log: o.log, kick: running.kick,
 		protocol: running.protocol,
 		report: func(l *lease) {
 			select {

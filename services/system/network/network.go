@@ -159,7 +159,7 @@ type Daemon struct {
 	known      map[object]bool
 	mtuBefore  map[int]int // by index of a link: its MTU before ours
 	advertised map[int]*advertised
-	managed    map[int]bool       // by index: whether routers say that addresses come by DHCPv6
+	flags      map[int]uint32     // by index: what routers say of DHCPv6
 	chosen     map[string]int     // by selector: the index of its card
 	made       map[string]virtual // the virtual links
 	slaves     map[string][2]int  // by member of a bond, bridge or VRF: the indexes of master and member
@@ -192,7 +192,7 @@ func New(o Options) *Daemon {
 	option.Default(&o.link, virtual.link)
 	option.Default(&o.configureWireGuard, configureWireGuard)
 	option.Default(&o.wireguardDevice, wireguardDevice)
-	return &Daemon{o: o, known: map[object]bool{}, mtuBefore: map[int]int{}, advertised: map[int]*advertised{}, managed: map[int]bool{}, chosen: map[string]int{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}, typed: make(chan config.Network, 1)}
+	return &Daemon{o: o, known: map[object]bool{}, mtuBefore: map[int]int{}, advertised: map[int]*advertised{}, flags: map[int]uint32{}, chosen: map[string]int{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}, typed: make(chan config.Network, 1)}
 }
 
 // Service is networkd in the graph. It is up after the links of the

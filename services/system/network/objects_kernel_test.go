@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -237,4 +238,42 @@ func inRange(all []netip.Prefix) bool {
 		}
 	}
 	return false
+}
+
+// Routers say that DHCPv6 has names and servers, and addresses come by advertisements (RFC 8415 §18.2.6): they are asked for, for as long as the
+// server says, and no address is.
+func TestNamesByStatelessDHCPv6(t *testing.T) {
+	p := newPeer(t)
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	p.wire("eth0", "far0", "10.98.0.1/24")
+	p.do(func() { p.address("far0", "fd98::1/64") })
+	p.dnsmasq("--interface=far0", "--dhcp-range=fd98::,ra-stateless,64,1h", "--enable-ra", "--ra-param=far0,4,600",
+		"--dhcp-option=option6:dns-server,[fd98::53]", "--dhcp-option=option6:domain-search,corp.example.org", "--dhcp-option=option6:ntp-server,[fd98::123]",
+		"--dhcp-option=option6:information-refresh-time,2h")
+	n := startNode(t, config.Network{Interfaces: []config.Interface{static("eth0", "10.98.0.2/24", 0)}})
+	n.up(20 * time.Second)
+	eventually.That(t, 30*time.Second, "names and servers", func() error {
+		o, err := LeaseList.Get(n.store, "eth0-stateless-DHCPv6")
+		if err != nil {
+			return err
+		}
+		s, left := o.Spec, time.Until(o.Spec.Expires)
+		if len(s.Addresses)+len(s.Problems) > 0 || !slices.Equal(s.Resolvers, []netip.Addr{addr("fd98::53")}) || !slices.Equal(s.Search, []string{"corp.example.org"}) {
+			return fmt.Errorf("%+v", s)
+		}
+		if left < 3*time.Hour || left > 4*time.Hour { // of two refresh times
+			return fmt.Errorf("it ends in %s", left)
+		}
+		return nil
+	})
+	eventually.That(t, 10*time.Second, "the time server of the answer", func() error {
+		o, err := TimeServers.Get(n.store, TimeServersID)
+		if err == nil && !slices.Equal(o.Spec, []netip.Addr{addr("fd98::123")}) {
+			err = fmt.Errorf("%v", o.Spec)
+		}
+		return err
+	})
+	n.follows()
 }

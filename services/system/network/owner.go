@@ -279,7 +279,7 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 		delete(o.gone, a.Index)
 		delete(o.links, a.Name)
 		delete(o.advertised, a.Index)
-		delete(o.managed, a.Index)
+		delete(o.flags, a.Index)
 		o.dropped(a.Index, true)
 		return managed
 	}

@@ -35,7 +35,11 @@ func (o *owner) plan(l netlink.Link) (p config.Link, managed bool) {
 	if i := slices.IndexFunc(o.plans, func(l config.Link) bool { return l.Name == name }); i >= 0 {
 		p, managed = o.plans[i], !o.plans[i].Ignore
 	}
-	p.DHCP6 = p.DHCP6 || o.managed[l.Attrs().Index] && o.acceptsRA(p)
+	flags := o.flags[l.Attrs().Index]
+	if !o.acceptsRA(p) {
+		flags = 0
+	}
+	p.DHCP6, p.Informed = p.DHCP6 || flags&managedFlag != 0, flags&otherFlag != 0
 	return p, managed
 }
 

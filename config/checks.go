@@ -35,6 +35,7 @@ var checks = []check{
 	{"bonds are consistent", checkBonds},
 	{"VLANs are consistent", checkVLANs},
 	{"links have what they are made of", checkStack},
+	{"settings of drivers are possible", checkEthernet},
 	{"addresses and gateways are those of hosts", checkAddresses},
 	{"rules are consistent", checkRules},
 	{"shared address is possible", checkVIP},

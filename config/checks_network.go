@@ -56,7 +56,7 @@ func checkInterfaces(c *Config, r *report) {
 		contradicts(r, interfaceAt(i, "mtu"), link, in.MTU, link.MTU)
 		contradicts(r, interfaceAt(i, "acceptRA"), link, plainShow(reflect.ValueOf(in.AcceptRA)), plainShow(reflect.ValueOf(link.AcceptRA)))
 		checkDHCPOptions(r, interfaceAt(i, "dhcpOptions"), link, in.DHCPOptions)
-		says := in.addressed() || in.MTU != 0 || in.Required || in.AcceptRA != nil || in.DHCPOptions != DHCPOptions{} || in.VIP != nil || len(in.link().Kinds()) > 0
+		says := in.addressed() || in.MTU != 0 || in.Required || in.AcceptRA != nil || in.DHCPOptions != DHCPOptions{} || in.VIP != nil || in.Ethernet != nil || len(in.link().Kinds()) > 0
 		before, named := ignored[id]
 		switch {
 		case in.Ignore && says:

@@ -26,6 +26,7 @@ type Link struct {
 	DHCPOptions DHCPOptions
 	Required    bool
 	Ignore      bool
+	Ethernet    *Ethernet
 	Routes      []Route
 	Bond        *Bond
 	Bridge      *Bridge
@@ -175,6 +176,7 @@ func (l *Link) add(in Interface) {
 	keep(&l.DHCPOptions.UserClass, in.DHCPOptions.UserClass)
 	keep(&l.DHCPOptions.VendorClassIdentifier, in.DHCPOptions.VendorClassIdentifier)
 	keep(&l.Bond, in.Bond)
+	keep(&l.Ethernet, in.Ethernet)
 	keep(&l.Bridge, in.Bridge)
 	keep(&l.VRF, in.VRF)
 	keep(&l.MACVLAN, in.MACVLAN)

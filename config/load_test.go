@@ -138,6 +138,11 @@ network:
       acceptRA: false
       dhcpOptions: {routeMetric: 50, clientIdentifier: one, userClass: two, vendorClassIdentifier: three}
       required: true
+      ethernet:
+        rings: {rx: 1024, tx: 512}
+        channels: {rx: 1, tx: 1, other: 1, combined: 4}
+        features: {tx-tcp-segmentation: false}
+        wakeOnLan: [magic]
       routes:
         - {network: 0.0.0.0/0, gateway: 10.0.0.1, metric: 7, source: 10.0.0.201, mtu: 1400, table: 100}
         - {network: 10.9.0.0/16, type: blackhole}

@@ -217,6 +217,9 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "files: [{path: /etc/hosts}]", `machine.files[0].path: /etc/hosts can't be replaced: it is made from machine.network; further lines belong into machine.network.extraHostEntries`},
 	{"machine", "files: [{path: /etc/a}, {path: /etc/a/b}]", `machine.files[1].path: conflicts with /etc/a of an earlier entry: one of them would have to be a directory`},
 	{"machine", "sysctls: {net.core.somaxconn: '1', net/core/somaxconn: '2'}", `machine.sysctls["net/core/somaxconn"]: is the same parameter as net.core.somaxconn`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, ethernet: {wakeOnLan: [magik]}}]}", `machine.network.interfaces[0].ethernet.wakeOnLan[0]: "magik" is not one of arp, broadcast, magic, multicast, off, phy, unicast; did you mean magic`},
+	{"machine", "network: {interfaces: [{interface: eth0, dhcp: true, ethernet: {wakeOnLan: [magic, off]}}]}", `machine.network.interfaces[0].ethernet.wakeOnLan[1]: off contradicts the other events`},
+	{"machine", "network: {interfaces: [{interface: d0, cidr: 10.7.0.1/32, dummy: true, ethernet: {rings: {rx: 7}}}]}", `machine.network.interfaces[0].ethernet: is for cards, and "d0" is none`},
 	// Links on top of each other.
 	{"machine", "network: {interfaces: [{interface: br0, bridge: {interfaces: [eth0]}}, {interface: eth0, dhcp: true}]}", `machine.network.interfaces[1].interface: "eth0" is a member of br0: addresses, DHCP, routes and VLANs belong to the bridge`},
 	{"machine", "network: {interfaces: [{interface: br0, bridge: {interfaces: [eth0]}}, {interface: bond0, bond: {interfaces: [eth0]}}]}", `machine.network.interfaces[1].bond.interfaces[0]: "eth0" is already a member of br0`},

@@ -190,6 +190,8 @@ type Interface struct {
 	Dummy     bool       `yaml:"dummy"` // a link without a wire, for addresses of services
 	WireGuard *WireGuard `yaml:"wireguard"`
 
+	Ethernet *Ethernet `yaml:"ethernet"` // settings of the card's driver
+
 	VLANs []VLAN `yaml:"vlans" key:"vlanId"` // links on top of this one, whatever its kind
 	VIP   *VIP   `yaml:"vip"`
 }

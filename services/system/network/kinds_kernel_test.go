@@ -12,6 +12,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 )
 
@@ -209,4 +210,31 @@ func TestPrimaryOfABond(t *testing.T) {
 		t.Error("the bond was made anew")
 	}
 	n.follows()
+}
+
+// Settings of a card's driver are made, and come back. What the driver refuses is a problem of its link, which works.
+func TestDriverOfACard(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.22.0.1/24")
+	card := static("eth0", "10.22.0.2/24", 0)
+	card.Ethernet = &config.Ethernet{Features: map[string]bool{"tx-tcp-segmentation": false}}
+	n := startNode(t, config.Network{Interfaces: []config.Interface{card}})
+	n.up(10 * time.Second)
+	eventually.That(t, 5*time.Second, "the feature is off", func() error {
+		tool, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer tool.Close()
+		is, err := tool.Features("eth0")
+		if err == nil && is["tx-tcp-segmentation"] {
+			err = errors.New("it is on")
+		}
+		return err
+	})
+	n.follows()
+	card.Ethernet = &config.Ethernet{Rings: config.EthernetRings{RX: 512}, Features: map[string]bool{"warp-drive": true}}
+	n.configure(config.Network{Interfaces: []config.Interface{card}})
+	n.follows("settings of the driver of eth0: rings: operation not supported\nfeature warp-drive: ")
+	becomes(t, "eth0", "10.22.0.2/24")
 }

@@ -38,7 +38,7 @@ func (v virtual) sameLink(other virtual) bool {
 // A member of a bond or bridge has no addresses: its master has them. name is what the kernel calls a link of the configuration.
 func expand(links []config.Link, name func(string) string) (plans []config.Link, virtuals []virtual, members map[string]string) {
 	members = map[string]string{}
-	tables, mtus := map[string]uint32{}, map[string]int{}
+	tables, mtus, drivers := map[string]uint32{}, map[string]int{}, map[string]*config.Ethernet{}
 	add := func(p config.Link) {
 		if !slices.ContainsFunc(links, func(own config.Link) bool { return own.Name == p.Name }) { // else that has these settings, too
 			plans = append(plans, p)
@@ -79,14 +79,14 @@ func expand(links []config.Link, name func(string) string) (plans []config.Link,
 		}
 	}
 	for i, p := range plans {
-		plans[i].Table = tables[p.Name]
+		plans[i].Table, drivers[p.Name] = tables[p.Name], p.Ethernet
 		if bridges, port := mtus[p.Name]; port {
 			mtus[p.Name] = cmp.Or(p.MTU, bridges)
 		}
 	}
 	plans = slices.DeleteFunc(plans, func(p config.Link) bool { return members[p.Name] != "" })
 	for _, m := range slices.Sorted(maps.Keys(members)) {
-		plans = append(plans, config.Link{Name: m, MTU: mtus[m]})
+		plans = append(plans, config.Link{Name: m, MTU: mtus[m], Ethernet: drivers[m]})
 	}
 	return plans, virtuals, members
 }

@@ -144,6 +144,7 @@ type Options struct {
 	// The kernel's objects, and how they are changed; unit tests don't use the kernel.
 	read    func() (actual, error)
 	change  func(o object, add bool) error
+	driver  func(link string, e *config.Ethernet) error
 	receive func(link, value string) (changed bool, err error) // router advertisements
 	// How virtual links are made: the kernel of a test may not have them.
 	link               func(v virtual, below int) netlink.Link
@@ -164,6 +165,7 @@ type Daemon struct {
 	made       map[string]virtual // the virtual links
 	slaves     map[string][2]int  // by member of a bond, bridge or VRF: the indexes of master and member
 	keyed      map[string]keyed   // the last settings of WireGuard links
+	tuned      map[string]tuned   // those of cards' drivers
 
 	typed   chan config.Network // new ones
 	without config.Network      // settings while there is no configuration
@@ -189,10 +191,14 @@ func New(o Options) *Daemon {
 	option.Default(&o.read, readKernel)
 	option.Default(&o.change, changeKernel)
 	option.Default(&o.receive, acceptRA)
+	option.Default(&o.driver, configureDriver)
 	option.Default(&o.link, virtual.link)
 	option.Default(&o.configureWireGuard, configureWireGuard)
 	option.Default(&o.wireguardDevice, wireguardDevice)
-	return &Daemon{o: o, known: map[object]bool{}, mtuBefore: map[int]int{}, advertised: map[int]*advertised{}, flags: map[int]uint32{}, chosen: map[string]int{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}, typed: make(chan config.Network, 1)}
+	return &Daemon{
+		o: o, known: map[object]bool{}, mtuBefore: map[int]int{}, advertised: map[int]*advertised{}, flags: map[int]uint32{}, chosen: map[string]int{}, made: map[string]virtual{},
+		slaves: map[string][2]int{}, keyed: map[string]keyed{}, tuned: map[string]tuned{}, typed: make(chan config.Network, 1),
+	}
 }
 
 // Service is networkd in the graph. It is up after the links of the

@@ -70,7 +70,7 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 		if !managed {
 			continue
 		}
-		o.refused(name, errors.Join(o.receive(l, p), bringUp(l)))
+		o.refused(name, errors.Join(o.receive(l, p), o.tune(l, p.Ethernet, now), bringUp(l)))
 		if o.o.physical(l) {
 			o.join(l.Attrs().Index)
 		}

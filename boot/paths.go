@@ -32,6 +32,8 @@ const (
 	// itself writes and renews it.
 	KubeletClient = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 	StaticPodsDir = "/etc/kubernetes/manifests"
+	// PodResolvConf is what pods get for their DNS while machine.network.resolver is on.
+	PodResolvConf = "/etc/resolv.pods.conf"
 	// CheckpointsDir has what pod-checkpointer keeps over a reboot, for a self-hosted control
 	// plane; its subdirectory manifests has the static pods that were active.
 	CheckpointsDir = "/var/lib/pod-checkpointer"

@@ -93,6 +93,8 @@ var applyTable = []applyRow{
 	{path: "machine.network.hostname", effect: kubelet, note: "the node registers under its new name"},
 	{path: "machine.network.autoHostname", effect: Live, note: "used while the node has no name yet"},
 	{path: "machine.network", effect: Live},
+	{path: "machine.network.resolver.enabled", effect: kubelet, note: "pods use it from their next start"},
+	{path: "machine.network.resolver.dnsOverTLS[]", effect: Live},
 	{path: "machine.time", effect: Live},
 	{path: "machine.time.bootTimeout", effect: Live, note: "used at the next boot"},
 	{path: "machine.install", effect: Live, note: noteInstall},

@@ -31,6 +31,7 @@ var checks = []check{
 	{"accepted authorities are distinct", checkAccepted},
 	{"endpoint is reachable by name and port", checkEndpoint},
 	{"hostname is valid", checkHostname},
+	{"resolver asks servers", checkResolver},
 	{"interfaces are consistent", checkInterfaces},
 	{"bonds are consistent", checkBonds},
 	{"VLANs are consistent", checkVLANs},

@@ -17,6 +17,7 @@ var reservedPlaces = []struct{ path, instead string }{
 	{"/etc/hostname", "it is made from machine.network.hostname"},
 	{"/etc/hosts", "it is made from machine.network; further lines belong into machine.network.extraHostEntries"},
 	{"/etc/resolv.conf", "it is made from machine.network.nameservers and searchDomains"},
+	{"/etc/resolv.pods.conf", "it names the node's resolver for pods (machine.network.resolver)"},
 	{"/etc/machine-id", "the node has its own, on STATE"},
 	{"/etc/containerd", "settings of containerd belong into " + containerdDropIns + "/*.toml, mirrors into machine.registries"},
 	{"/etc/kubernetes/manifests", "it holds the control plane's static pods"},

@@ -121,6 +121,9 @@ network:
     rules:
       - {name: admin, action: accept, interface: eth0, protocol: tcp, ports: [50000, 6443-6444], sources: [10.0.0.0/8], destinations: [10.0.0.201/32]}
       - {name: rest, action: drop, protocol: tcp}
+  resolver:
+    enabled: true
+    dnsOverTLS: [{address: 9.9.9.9, name: dns.quad9.net}]
   hostname: one
   autoHostname: stable
   nameservers: [10.0.0.1, "fe80::1%eth0"]

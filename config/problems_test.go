@@ -170,6 +170,9 @@ var oneProblem = []struct{ section, lines, want string }{
 	// Names.
 	{"machine", "network: {autoHostname: dhcp}", `machine.network.autoHostname: "dhcp" is not one of auto, stable, off`},
 	{"machine", "network: {autoHostname: off}", `machine.network.hostname: is missing: the name of the node, because autoHostname is off`},
+	{"machine", "network: {resolver: {dnsOverTLS: [{name: dns.quad9.net}]}}", `machine.network.resolver.dnsOverTLS[0].address: invalid IP can't be the address of a server, such as 9.9.9.9`},
+	{"machine", "network: {resolver: {dnsOverTLS: [{address: 0.0.0.0, name: dns.quad9.net}]}}", `machine.network.resolver.dnsOverTLS[0].address: 0.0.0.0 can't be the address of a server, such as 9.9.9.9`},
+	{"machine", "network: {resolver: {dnsOverTLS: [{address: 9.9.9.9, name: 9.9.9.9}]}}", `machine.network.resolver.dnsOverTLS[0].name: "9.9.9.9" is not the name of the server's certificate, such as dns.quad9.net`},
 	{"machine", "network: {searchDomains: [example.org, a_b]}", `machine.network.searchDomains[1]: "a_b" is not a DNS name, such as example.org`},
 	{"machine", "network: {extraHostEntries: [{aliases: [a]}]}", `machine.network.extraHostEntries[0].ip: is missing: the address of the names in aliases`},
 	{"machine", "network: {extraHostEntries: [{ip: 10.0.0.9}]}", `machine.network.extraHostEntries[0].aliases: is missing: the names of the address, such as [registry.example.org]`},

@@ -141,6 +141,7 @@ type Network struct {
 	Interfaces []Interface `yaml:"interfaces" key:"interface,hardwareAddr,driver,busPath"`
 	Rules      []Rule      `yaml:"rules" key:"priority"`
 	Firewall   Firewall    `yaml:"firewall"`
+	Resolver   Resolver    `yaml:"resolver"`
 }
 
 // AutoHostname is a way to name a node.

@@ -41,6 +41,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/forward"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/services/system/slots"
 	"github.com/garboard-os/garboard/services/system/sysctl"
 	"github.com/garboard-os/garboard/services/system/udev"
@@ -187,6 +188,7 @@ func NewNode(o Options) (*Node, error) {
 		slots.Service(slots.ServiceOptions{Mode: o.Mode, Slots: n.slots, Install: n.install}),
 		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
 		balancer.Service(balancer.Options{Store: store}),
+		resolver.Service(store),
 		timed.Service(),
 		ctrd.Service(),
 		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Roster: member.Roster, Enlist: member.Enlist}),

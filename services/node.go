@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/files"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/services/system/slots"
 	"github.com/garboard-os/garboard/services/system/udev"
 )
@@ -34,6 +35,7 @@ var dependencies = map[string][]string{
 	files.ID:      {disks.ID},
 	clock.ID:      {disks.ID, network.ID},
 	balancer.ID:   {disks.ID, network.ID},
+	resolver.ID:   {disks.ID, network.ID},
 	trustd.ID:     {network.ID, clock.ID},
 	containerd.ID: {disks.ID, files.ID, slots.ID},
 	etcd.ID:       {containerd.ID, network.ID, clock.ID},

@@ -149,3 +149,24 @@ func TestSharedEndpoint(t *testing.T) {
 		t.Errorf("%s %s", verdict, by)
 	}
 }
+
+// Rules of the configuration don't cut pods off from the node's resolver.
+func TestResolver(t *testing.T) {
+	t.Parallel()
+	c := node(config.Worker, func(f *config.Firewall) { f.Rules = []config.FirewallRule{{Name: "rest", Action: drop}} })
+	for _, protocol := range []string{"udp", "tcp"} {
+		k := packet{chain: input, link: "cni0", protocol: protocol, port: 53, from: "10.244.3.4", to: c.ResolverAddress().String()}
+		c.Machine.Network.Resolver.Enabled = false
+		if got, _ := decide(rules(c, addresses, nil), k); got != drop {
+			t.Errorf("off, %s: %s", protocol, got)
+		}
+		c.Machine.Network.Resolver.Enabled = true
+		if got, _ := decide(rules(c, addresses, nil), k); got != accept {
+			t.Errorf("on, %s: %s", protocol, got)
+		}
+		k.to = "10.5.0.2"
+		if got, _ := decide(rules(c, addresses, nil), k); got != drop {
+			t.Errorf("to another address, %s: %s", protocol, got)
+		}
+	}
+}

@@ -167,7 +167,7 @@ var configurationTemplate = render.Templates(configurationFile, "kubelet.yaml")
 func configuration(mode boot.Mode, c *config.Config) (k object, err error) {
 	return k, render.YAML(configurationTemplate, "kubelet.yaml", object{
 		"Config": c, "Container": mode == boot.Container, "ProtectsKernel": protectsKernel(mode, c),
-		"StaticPods": boot.StaticPodsDir, "CA": caFile, "ServingCert": servingCertFile, "ServingKey": servingKeyFile,
+		"StaticPods": boot.StaticPodsDir, "PodResolvConf": boot.PodResolvConf, "CA": caFile, "ServingCert": servingCertFile, "ServingKey": servingKeyFile,
 		"Containerd": containerd.Socket, "Images": containerd.ImageSocket,
 	}, &k)
 }

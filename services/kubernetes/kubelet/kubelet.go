@@ -147,6 +147,7 @@ var mounts = []specs.Mount{
 	{Type: "bind", Source: "/etc/machine-id", Destination: "/etc/machine-id", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/etc/os-release", Destination: "/etc/os-release", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/etc/resolv.conf", Destination: "/etc/resolv.conf", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: boot.PodResolvConf, Destination: boot.PodResolvConf, Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/etc/hosts", Destination: "/etc/hosts", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: boot.CABundle, Destination: "/etc/ssl/certs/ca-certificates.crt", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/usr/lib/modules", Destination: "/lib/modules", Options: []string{"rbind", "ro"}},

@@ -123,7 +123,7 @@ func hosts(hostname string, node netip.Addr, entries []config.HostEntry) string 
 	return text
 }
 
-func (f files) resolvers(servers []netip.Addr, search []string) error {
+func (f files) resolvers(path string, servers []netip.Addr, search []string) error {
 	var b strings.Builder
 	for i, s := range servers {
 		if i == maxNameservers {
@@ -134,5 +134,5 @@ func (f files) resolvers(servers []netip.Addr, search []string) error {
 	if len(search) > 0 {
 		fmt.Fprintf(&b, "search %s\n", strings.Join(search, " "))
 	}
-	return f.write("resolv.conf", b.String())
+	return f.write(filepath.Base(path), b.String())
 }

@@ -3,6 +3,8 @@
 package network
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -71,5 +73,25 @@ func TestUnusableNameIsTold(t *testing.T) {
 	got := nameOf(t, n)
 	if !strings.Contains(n.console.String(), "rack_3_node") {
 		t.Errorf("named %s; the console says %q", got, n.console)
+	}
+}
+
+// Programs ask three name servers; the console names the first one that they don't ask. Pods' file names the node's own resolver.
+func TestFourNameServersAreTold(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.36.3.1/24")
+	p.dnsmasq("--interface=far0", "--dhcp-range=10.36.3.50,10.36.3.60,1h", "--dhcp-option-force=6,10.36.3.1,10.36.3.2,10.36.3.3,10.36.3.4")
+	n := startNode(t, config.Network{})
+	n.up(90 * time.Second)
+	if !strings.Contains(n.console.String(), "not 10.36.3.4") {
+		t.Errorf("the console says %q", n.console)
+	}
+	for file, want := range map[string]string{
+		"resolv.conf":      "nameserver 10.36.3.1\nnameserver 10.36.3.2\nnameserver 10.36.3.3\n",
+		"resolv.pods.conf": "nameserver 169.254.116.108\n",
+	} {
+		if text, err := os.ReadFile(filepath.Join(n.etc, file)); err != nil || string(text) != want {
+			t.Errorf("%s is %q (%v), want %q", file, text, err, want)
+		}
 	}
 }

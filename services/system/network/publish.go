@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 )
 
@@ -51,7 +52,8 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), maxNameservers, servers[maxNameservers]))
 	}
 	errs := []error{
-		o.files.resolvers(o.resolvers(), o.search()),
+		o.files.resolvers("/etc/resolv.conf", o.resolvers(), o.search()),
+		o.files.resolvers(boot.PodResolvConf, []netip.Addr{o.cfg.ResolverAddress()}, o.search()),
 		Resolvers.Put(w, ResolversID, o.resolvers()),
 		TimeServers.Put(w, TimeServersID, o.timeServers()),
 	}

@@ -45,7 +45,7 @@ func TestIPv6OnlyInQEMU(t *testing.T) {
 	m.Reached("its system is good")
 	c.Ready(m)
 	for resource, want := range map[string]string{
-		"addresses": n.Address.String(), "leases": "dhcp6", "routes": "default", "slots": "good",
+		"addresses": n.Address.String(), "leases": "DHCPv6", "routes": "::/0 via fe80:", "slots": "good",
 	} {
 		c.Eventually(30*time.Second, resource+" have "+want, func() error {
 			out, err := c.TryGbctl("-n", n.Address.String(), "get", resource)

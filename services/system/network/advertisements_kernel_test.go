@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/vishvananda/netlink"
 )
@@ -42,5 +45,15 @@ func TestOnlyRouterAdvertisements(t *testing.T) {
 	p.wire("eth0", "far0", "10.47.0.1/24")
 	p.do(func() { p.address("far0", "fd47::1/64") })
 	p.dnsmasq("--interface=far0", "--dhcp-range=fd47::,ra-only,64,1h", "--enable-ra", "--ra-param=far0,4,600")
-	startNode(t, config.Network{}).up(2 * time.Minute)
+	n := startNode(t, config.Network{})
+	n.up(2 * time.Minute)
+	eventually.That(t, 10*time.Second, "the route of the advertisement is an object", func() error {
+		all := Routes.List(n.store)
+		if slices.ContainsFunc(all, func(o resource.Object[Object]) bool {
+			return o.Spec.By == byKernel && strings.HasPrefix(o.Spec.What, "::/0 via fe80:")
+		}) {
+			return nil
+		}
+		return fmt.Errorf("%v", all)
+	})
 }

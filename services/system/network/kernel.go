@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -176,8 +175,8 @@ type actual struct {
 	objects map[object]bool
 	// advertised are addresses that the kernel has made of router advertisements and that can be used, in its order.
 	advertised []address
-	// gateways are the metrics of the default routes of router advertisements, by index of the link.
-	gateways map[int]uint32
+	// routes are those of router advertisements.
+	routes []route
 	// failed are addresses that another host has, by duplicate address detection (RFC 4862 §5.4).
 	failed map[address]bool
 	// tentative are addresses for which that isn't over: nothing can be sent from them yet.
@@ -195,7 +194,7 @@ func dump[T any](list func() ([]T, error)) (all []T, err error) {
 }
 
 func readKernel() (actual, error) {
-	now := actual{objects: map[object]bool{}, gateways: map[int]uint32{}, failed: map[address]bool{}, tentative: map[address]bool{}}
+	now := actual{objects: map[object]bool{}, failed: map[address]bool{}, tentative: map[address]bool{}}
 	links, err := dump(netlink.LinkList)
 	if err != nil {
 		return now, fmt.Errorf("list the links: %w", err)
@@ -241,12 +240,8 @@ func readKernel() (actual, error) {
 		switch {
 		case k.Protocol == ours:
 			now.objects[routeOf(k)] = true
-		case k.Protocol == unix.RTPROT_RA && k.Gw != nil && (k.Dst == nil || prefixOf(k.Dst).Bits() == 0):
-			metric, known := now.gateways[k.LinkIndex]
-			if !known {
-				metric = math.MaxUint32
-			}
-			now.gateways[k.LinkIndex] = min(metric, uint32(k.Priority))
+		case k.Protocol == unix.RTPROT_RA:
+			now.routes = append(now.routes, routeOf(k))
 		}
 	}
 	rules, err := dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })

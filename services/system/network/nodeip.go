@@ -48,9 +48,11 @@ func (o *owner) candidates() (out []candidate) {
 			continue // in a VRF, where the cluster isn't
 		}
 		index := o.links[name].Attrs().Index
-		metric, advertised := o.state.gateways[index]
-		if !advertised {
-			metric = noDefault
+		metric := noDefault
+		for _, r := range o.state.routes {
+			if r.index == index && r.gateway.IsValid() && r.network.Bits() == 0 {
+				metric = min(metric, r.metric)
+			}
 		}
 		var addresses []netip.Prefix
 		for _, w := range o.wanted {

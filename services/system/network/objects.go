@@ -107,6 +107,10 @@ func (o *owner) reportObjects() error {
 		link := o.linkName(a.index)
 		addresses[link+"-"+a.prefix.String()] = Object{Link: link, What: a.prefix.String(), By: byKernel}
 	}
+	for _, r := range o.state.routes {
+		link := o.linkName(r.index)
+		routes[link+"-"+r.String()] = Object{Link: link, What: r.String(), By: byKernel}
+	}
 	return errors.Join(Links.Replace(w, links), OnLinks.Replace(w, addresses), Routes.Replace(w, routes), Rules.Replace(w, rules), LeaseList.Replace(w, leases))
 }
 

@@ -16,13 +16,9 @@ const (
 	EphemeralDir = "/var"                      // EPHEMERAL partition
 	PstoreDir    = "/sys/fs/pstore"            // what the kernel stored when it died
 	LogDir       = "/var/log"                  // logs of services, rotated
-	RunDir       = "/run/garboard"             // sockets
-	// MachineSocket is the machine API, behind apid. It has a directory of its
-	// own, and apid's sandbox mounts the directory: a socket that is created anew
-	// would not be visible otherwise.
-	MachineSocket = "/run/garboard/machine/machine.sock"
-	APIDir        = "/run/garboard/apid"   // apid's input: its certificate and the clients that it accepts
-	TrustDir      = "/run/garboard/trustd" // trustd's input: the authority of the machine API
+	RunDir       = "/run/garboard"             // of PID 1
+	APIDir       = "/run/garboard/apid"        // apid's input: its certificate and the clients that it accepts
+	TrustDir     = "/run/garboard/trustd"      // trustd's input: the authority of the machine API
 	// OperationsDir is the directory of the operations' journals, on STATE.
 	OperationsDir = "/system/state/operations"
 	EtcdDataDir   = "/var/lib/etcd"

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -18,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/front/api"
 	"github.com/garboard-os/garboard/services/front/apid"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/front/trustd"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
@@ -174,11 +174,11 @@ func NewNode(o Options) (*Node, error) {
 		began := time.Now()
 		since = func() time.Duration { return time.Since(began) }
 	}
-	gate := new(atomic.Int64) // the process of apid
+	gate := sandbox.NewSocket(apid.UID, "")
 	timed := clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs})
 	services := []dag.Service{
 		udev.Service(udev.Options{Mode: o.Mode, Store: store}),
-		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, PID: gate}),
+		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, Socket: gate}),
 		n.network.Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState,

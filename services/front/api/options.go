@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -11,6 +10,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
@@ -52,10 +52,8 @@ type Options struct {
 	// UserDisks are the disks of these names, if a reset may wipe them.
 	UserDisks func(names []string) ([]disks.UserDisk, error)
 
-	// Gate is the process of the gate, the only one that may connect; nil: this process, as in tests.
-	Gate *atomic.Int64
-	// Socket is where to listen; "" is boot.MachineSocket.
-	Socket string
+	// Gate is where to listen.
+	Gate *sandbox.Socket
 	// PodLogs is where the kubelet keeps the logs of containers; "" is
 	// defaultPodLogs.
 	PodLogs string

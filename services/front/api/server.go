@@ -17,20 +17,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
-	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/front/sandbox"
 	"golang.org/x/net/netutil"
 )
 
@@ -64,13 +57,6 @@ const (
 	// stopBudget is what calls under way get when the node stops. Streams end at
 	// once.
 	stopBudget = 3 * time.Second
-
-	// listenRetry is the pause before the socket is made anew.
-	listenRetry = time.Second
-
-	// gateGroup may connect: apid's.
-	gateGroup  = 50
-	socketMode = 0o660
 )
 
 // Server is the machine API's server. Make one with New.
@@ -91,16 +77,11 @@ type Server struct {
 
 // New makes the server; nothing listens yet.
 func New(o Options) (*Server, error) {
-	if o.Store == nil || o.Graph == nil || o.Runtime == nil || o.Logs == nil || o.Config == nil || o.Since == nil {
+	if o.Store == nil || o.Graph == nil || o.Runtime == nil || o.Logs == nil || o.Config == nil || o.Since == nil || o.Gate == nil {
 		return nil, errors.New("machine API: options are missing")
 	}
-	o.Socket = cmp.Or(o.Socket, boot.MachineSocket)
 	o.PodLogs = cmp.Or(o.PodLogs, defaultPodLogs)
 	o.Kmsg = cmp.Or(o.Kmsg, defaultKmsg)
-	if o.Gate == nil {
-		o.Gate = new(atomic.Int64)
-		o.Gate.Store(int64(os.Getpid()))
-	}
 	s := &Server{
 		opts:    o,
 		log:     o.Logs.Logger(LogID),
@@ -152,25 +133,11 @@ func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, 
 // ServeHTTP answers one request of the gate.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
-// Run listens and serves until ctx ends. Should the socket fail, it is made
-// anew: a node without it can't be operated.
+// Run listens and serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.services.background.Wait()
 	defer s.stop()
-	for {
-		err := s.serve(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		s.log.Error("the machine API ended, and is begun anew", "err", err)
-		if !sleep.For(ctx, listenRetry) {
-			return nil
-		}
-	}
-}
-
-func (s *Server) serve(ctx context.Context) error {
-	listener, err := listen(s.opts.Socket)
+	listener, err := s.opts.Gate.Listen()
 	if err != nil {
 		return fmt.Errorf("machine API: %w", err)
 	}
@@ -188,12 +155,12 @@ func (s *Server) serve(ctx context.Context) error {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- server.Serve(netutil.LimitListener(sandbox.Only{Listener: listener, PID: s.opts.Gate}, maxConnections))
+		ended <- server.Serve(netutil.LimitListener(listener, maxConnections))
 	}()
 	select {
 	case err := <-ended:
 		server.Close()
-		return fmt.Errorf("machine API on %s: %w", s.opts.Socket, err)
+		return fmt.Errorf("machine API: %w", err)
 	case <-ctx.Done():
 	}
 	s.stop()
@@ -204,28 +171,4 @@ func (s *Server) serve(ctx context.Context) error {
 	}
 	<-ended
 	return nil
-}
-
-// listen makes the socket, for root and the gate. One that an earlier run has
-// left is in the way.
-func listen(path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	if err := boot.IgnoreMissing(os.Remove(path)); err != nil {
-		return nil, err
-	}
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, err
-	}
-	err = os.Chmod(path, socketMode)
-	if err == nil && os.Geteuid() == 0 {
-		err = os.Chown(path, 0, gateGroup)
-	}
-	if err != nil {
-		listener.Close()
-		return nil, err
-	}
-	return listener, nil
 }

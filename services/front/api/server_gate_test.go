@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"os"
 	"strconv"
-	"sync/atomic"
 	"testing"
 
 	contract "github.com/garboard-os/garboard/api"
@@ -14,8 +13,6 @@ import (
 // and again.
 func TestOnlyTheGateMayConnect(t *testing.T) {
 	r := newRig(t)
-	r.opts.Gate = new(atomic.Int64)
-	r.opts.Gate.Store(int64(os.Getpid()))
 	r.serve()
 	get := func() error {
 		res, err := r.as(admin).Get(host + contract.MetricsPath)
@@ -28,12 +25,12 @@ func TestOnlyTheGateMayConnect(t *testing.T) {
 		t.Fatalf("the gate: %v", err)
 	}
 	for name, pid := range map[string]int64{"another process": int64(os.Getpid()) + 1, "no gate runs": 0} {
-		r.opts.Gate.Store(pid)
+		r.opts.Gate.PID.Store(pid)
 		if get() == nil {
 			t.Errorf("%s: it was answered", name)
 		}
 	}
-	r.opts.Gate.Store(int64(os.Getpid()))
+	r.opts.Gate.PID.Store(int64(os.Getpid()))
 	if err := get(); err != nil {
 		t.Errorf("the gate afterwards: %v", err)
 	}

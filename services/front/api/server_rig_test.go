@@ -26,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/disks"
@@ -39,6 +40,7 @@ type rig struct {
 	opts    Options
 	server  *Server
 	applier *applier
+	socket  string
 	stop    func() error // ends the server, and returns what Run did
 }
 
@@ -87,7 +89,7 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 	dir, err := os.MkdirTemp("", "api") // t.TempDir is too long for a socket's name
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	r := &rig{t: t, applier: &applier{store: store}}
+	r := &rig{t: t, applier: &applier{store: store}, socket: filepath.Join(dir, "machine.sock")}
 	began, table := time.Now(), process.New()
 	r.opts = Options{
 		Mode: boot.Container, Store: store, Graph: graph, Runtime: rt, Logs: l, Config: r.applier,
@@ -112,8 +114,9 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 		},
 		Reboot: func(_ context.Context, _ string, _ bool, do func() error) (string, error) { return "", do() },
 		Since:  func() time.Duration { return time.Since(began) },
-		Socket: filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
+		Gate:   sandbox.NewSocket(os.Getuid(), r.socket), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
 	}
+	r.opts.Gate.PID.Store(int64(os.Getpid()))
 	r.opts.Operations, err = operation.New(operation.Options{Store: store, Log: l.Quiet(operation.ID), Dir: filepath.Join(dir, "operations")})
 	must(t, err)
 	must(t, machine.Stages.Put(store.As(machine.ID), machine.StageID, machine.Configured))
@@ -141,7 +144,7 @@ func (r *rig) serve() *rig {
 	})
 	r.t.Cleanup(func() { _ = r.stop() })
 	eventually.That(r.t, 10*time.Second, "the socket is there", func() error {
-		c, err := net.Dial("unix", r.opts.Socket)
+		c, err := net.Dial("unix", r.socket)
 		if err == nil {
 			c.Close()
 		}
@@ -160,7 +163,7 @@ func (r *rig) client(headers map[string]string, http2 bool) *http.Client {
 	// A small window, so that a test of a reader that doesn't read needn't fill 4 MiB.
 	window := &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10, MaxReceiveBufferPerConnection: 64 << 10}
 	transport := &http.Transport{Protocols: protocols, HTTP2: window, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", r.opts.Socket)
+		return new(net.Dialer).DialContext(ctx, "unix", r.socket)
 	}}
 	r.t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: roundTripper(func(req *http.Request) (*http.Response, error) {

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -189,7 +188,7 @@ func TestTheNodeStopsWhateverIsOpen(t *testing.T) {
 		}
 		streams = append(streams, stream)
 	}
-	conn, err := net.Dial("unix", r.opts.Socket) // says nothing
+	conn, err := net.Dial("unix", r.socket) // says nothing
 	must(t, err)
 	defer conn.Close()
 	began := time.Now()
@@ -203,20 +202,8 @@ func TestTheNodeStopsWhateverIsOpen(t *testing.T) {
 		}
 		wantCode(t, stream.Err(), connect.CodeUnavailable)
 	}
-	if _, err := os.Stat(r.opts.Socket); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(r.socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left: %v", err)
-	}
-}
-
-func TestTheSocketIsForRootAndTheGate(t *testing.T) {
-	r := newRig(t)
-	must(t, os.MkdirAll(filepath.Dir(r.opts.Socket), 0o755))
-	must(t, os.WriteFile(r.opts.Socket, []byte("left by an earlier run"), 0o600))
-	r.serve()
-	info, err := os.Stat(r.opts.Socket)
-	must(t, err)
-	if info.Mode().Perm() != socketMode || info.Mode().Type() != os.ModeSocket {
-		t.Errorf("mode %s", info.Mode())
 	}
 }
 

@@ -7,7 +7,7 @@
 // checks every second: so certificates are renewed, authorities replaced, and
 // maintenance mode left, without a restart.
 //
-//	client ──mTLS 1.3──▶ gate ──h2c, machine.sock──▶ PID 1
+//	client ──mTLS 1.3──▶ gate ──h2c, socket──▶ PID 1
 //	                      ▲ mode, certificate, authorities
 //	                      └── /run/garboard/apid ◀── Service, in PID 1
 //
@@ -26,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/front/connlimit"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 )
 
 const (
@@ -43,7 +44,7 @@ const goMemory = 28 << 20
 
 // Main is the gate's process. It returns the exit status.
 func Main() int {
-	return runAt(boot.APIDir, boot.MachineSocket, net.JoinHostPort("", strconv.Itoa(api.Port)))
+	return runAt(boot.APIDir, sandbox.SocketPath, net.JoinHostPort("", strconv.Itoa(api.Port)))
 }
 
 func runAt(dir, socket, address string) int {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -90,8 +91,8 @@ func newControlPlane(t *testing.T, ca pki.CA, name string) *controlPlane {
 	must(err)
 	n.bench = prepareBench(t, settings{mode: api.ModeNormal, bundle: ca.Cert, cert: crt, key: key}, nil)
 	n.bench.backend.close() // the real one comes in its place
-	serveNode(t, server.Options{
-		Store: store, Graph: graph, Runtime: runtime, Logs: l, Config: n.applier, Since: dag.SinceBoot, Socket: n.bench.socket,
+	serveNode(t, n.bench.socket, os.Getpid(), server.Options{
+		Store: store, Graph: graph, Runtime: runtime, Logs: l, Config: n.applier, Since: dag.SinceBoot,
 		Reboot: func(context.Context, string, bool, func() error) (string, error) {
 			return "", errors.New("the cluster needs it")
 		},

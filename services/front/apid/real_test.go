@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
 	server "github.com/garboard-os/garboard/services/front/api"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -62,15 +62,15 @@ func realNode(t testing.TB, socket string, gate int) (*resource.Store, *logs.Log
 			t.Fatal(err)
 		}
 	}
-	pid := new(atomic.Int64)
-	pid.Store(int64(gate))
-	serveNode(t, server.Options{Gate: pid, Store: store, Graph: graph, Runtime: runtime, Logs: l, Config: noConfig{}, Since: dag.SinceBoot, Socket: socket})
+	serveNode(t, socket, gate, server.Options{Store: store, Graph: graph, Runtime: runtime, Logs: l, Config: noConfig{}, Since: dag.SinceBoot})
 	return store, l
 }
 
-// serveNode runs PID 1's side of the API.
-func serveNode(t testing.TB, o server.Options) {
+// serveNode runs PID 1's side of the API on socket, for the gate with that PID.
+func serveNode(t testing.TB, socket string, gate int, o server.Options) {
 	t.Helper()
+	o.Gate = sandbox.NewSocket(os.Getuid(), socket)
+	o.Gate.PID.Store(int64(gate))
 	s, err := server.New(o)
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func serveNode(t testing.TB, o server.Options) {
 		}
 	})
 	eventually.That(t, 10*time.Second, "PID 1's side to listen", func() error {
-		conn, err := net.Dial("unix", o.Socket)
+		conn, err := net.Dial("unix", socket)
 		if err != nil {
 			return err
 		}

@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/api"
@@ -45,12 +43,12 @@ type Options struct {
 	Logs      *logs.Logs
 	Processes *process.Table
 	Cmdline   boot.Cmdline
-	// PID is where the process of the gate is noted, for the machine API: only it may connect.
-	PID *atomic.Int64
+	// Socket is where the machine API listens.
+	Socket *sandbox.Socket
 
 	// What tests have in another way.
 	dir     string                                         // "": boot.APIDir
-	socket  string                                         // "": boot.MachineSocket
+	socket  dag.Condition                                  // nil: Socket
 	uid     int                                            // 0: UID
 	address string                                         // "": the gate's on this node
 	signed  time.Duration                                  // 0: signedWithin
@@ -64,7 +62,7 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
 		Kind:       dag.Process,
-		Needs:      []dag.Condition{machine.Decided(s.Store), certificate{s.Store, s.signed}, dag.File(s.socket)},
+		Needs:      []dag.Condition{machine.Decided(s.Store), certificate{s.Store, s.signed}, s.socket},
 		Prepare:    s.publisher.Prepare,
 		Run:        func(ctx context.Context, h *dag.Handle) error { return s.publisher.Run(ctx, h, s.process) },
 		Health:     &dag.Health{Check: s.healthy},
@@ -87,7 +85,9 @@ type supervisor struct {
 
 func newSupervisor(o Options) *supervisor {
 	o.dir = cmp.Or(o.dir, boot.APIDir)
-	o.socket = cmp.Or(o.socket, boot.MachineSocket)
+	if o.socket == nil {
+		o.socket = o.Socket
+	}
 	o.uid = cmp.Or(o.uid, UID)
 	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.Port)))
 	o.signed = cmp.Or(o.signed, signedWithin)
@@ -95,8 +95,8 @@ func newSupervisor(o Options) *supervisor {
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
 			Args:       []string{sandbox.Program, Command},
-			Binds:      []sandbox.Bind{{Source: o.dir}, {Source: filepath.Dir(o.socket)}},
-			StopBudget: processStop, PID: o.PID,
+			Binds:      []sandbox.Bind{{Source: o.dir}},
+			StopBudget: processStop, Socket: o.Socket,
 		}.Run
 	}
 	s := &supervisor{Options: o}

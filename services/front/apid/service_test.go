@@ -90,7 +90,7 @@ func newNode(t *testing.T, cmdline string) *node {
 	}
 	service := Service(Options{
 		Store: n.store, Logs: l, Processes: table, Cmdline: boot.ParseCmdline(cmdline),
-		dir: n.b.dir, socket: n.b.socket, uid: os.Getuid(), address: n.b.address, signed: time.Second, process: run,
+		dir: n.b.dir, socket: dag.File(n.b.socket), uid: os.Getuid(), address: n.b.address, signed: time.Second, process: run,
 	})
 	service.Health.Period = 200 * time.Millisecond
 	var err error

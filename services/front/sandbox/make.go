@@ -114,7 +114,7 @@ func (r Runner) startMaker(output *os.File) (*maker, error) {
 	}
 	defer stdout.Close()
 	cmd := exec.Command(r.sandbox, "service", "-")
-	cmd.Stdin, cmd.Stdout, cmd.ExtraFiles = stdin, stdout, []*os.File{output}
+	cmd.Stdin, cmd.Stdout, cmd.ExtraFiles = stdin, stdout, []*os.File{output, r.Socket.path.Load()}
 	cmd.Env = []string{}
 	m := &maker{answers: answers, orders: orders}
 	if m.child, err = r.Processes.Start(cmd); err != nil {
@@ -177,7 +177,7 @@ func (m *maker) service(ctx context.Context, r Runner) (*process.Child, []string
 	if err != nil {
 		return nil, nil, err
 	}
-	r.PID.Store(int64(child.Pid()))
+	r.Socket.PID.Store(int64(child.Pid()))
 	if _, err := m.orders.WriteString(goLine); err != nil {
 		return nil, nil, cmp.Or(ctx.Err(), err)
 	}

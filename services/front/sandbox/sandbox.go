@@ -20,7 +20,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -89,9 +88,9 @@ type Runner struct {
 	// dag.Service needs a second more.
 	StopBudget time.Duration
 
-	// PID is the process of the service, from before its program runs until it has ended; 0
-	// otherwise. It may be nil.
-	PID *atomic.Int64
+	// Socket is the service's way to PID 1. Its PID is the process of the service, from before the program runs until it has ended; 0
+	// otherwise.
+	Socket *Socket
 
 	// What tests have elsewhere.
 	sandbox string // "": sandboxProgram
@@ -113,7 +112,7 @@ func (r Runner) Run(ctx context.Context, h *dag.Handle) error {
 		return err
 	}
 	defer output.drain()
-	defer r.PID.Store(0)
+	defer r.Socket.PID.Store(0)
 	child, err := r.make(ctx, h, output.write)
 	// The service's end of the pipe is its own now.
 	output.write.Close()
@@ -129,7 +128,7 @@ func (r Runner) Run(ctx context.Context, h *dag.Handle) error {
 	h.Started(fmt.Sprintf("Started process %s (PID %d) in a sandbox", r.ID, child.Pid()))
 	select {
 	case <-child.Done():
-		r.PID.Store(0) // the number may soon be another process'
+		r.Socket.PID.Store(0) // the number may soon be another process'
 		return r.why(group, child.Wait())
 	case <-ctx.Done():
 	}
@@ -143,9 +142,6 @@ func (r *Runner) setDefaults() {
 	r.sandbox = cmp.Or(r.sandbox, sandboxProgram)
 	r.work = cmp.Or(r.work, filepath.Join(workDir, r.ID))
 	r.parent = cmp.Or(r.parent, boot.SystemCgroup)
-	if r.PID == nil {
-		r.PID = new(atomic.Int64)
-	}
 }
 
 // why puts the end of a service that should have gone on into words.

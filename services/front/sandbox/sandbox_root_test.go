@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -62,10 +62,16 @@ func newBench(t *testing.T, args ...string) *bench {
 		ID:      strings.ToLower(t.Name()),
 		Args:    append([]string{filepath.Join(programs, "prober")}, args...),
 		UID:     testUID,
+		Socket:  NewSocket(testUID, ""),
 		sandbox: filepath.Join(programs, "sandbox"),
 		work:    work,
 		parent:  fmt.Sprintf("/garboard-test-%d", os.Getpid()),
 	}
+	l, err := b.runner.Socket.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
 	b.service = dag.Service{ID: b.runner.ID, Restart: dag.RestartAlways}
 	return b
 }
@@ -170,7 +176,7 @@ func (b *bench) line(prefix string) (rest string) {
 	return rest
 }
 
-// secretDir is a directory with a secret and a socket that belong to the service's
+// secretDir is a directory with a secret that belongs to the service's
 // user, in one that is closed to it.
 func secretDir(t *testing.T) string {
 	t.Helper()
@@ -186,12 +192,7 @@ func secretDir(t *testing.T) string {
 	if err := os.WriteFile(filepath.Join(dir, "secret"), []byte("key"), 0o400); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("unix", filepath.Join(dir, "machine.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	for _, path := range []string{dir, filepath.Join(dir, "secret"), filepath.Join(dir, "machine.sock")} {
+	for _, path := range []string{dir, filepath.Join(dir, "secret")} {
 		if err := os.Chown(path, testUID, testUID); err != nil {
 			t.Fatal(err)
 		}
@@ -250,6 +251,9 @@ func (b *bench) report() map[string]string {
 	b.runner.Binds = []Bind{{Source: secretDir(t), Target: "/run/secrets"}}
 	b.start()
 	pid := b.pid(0)
+	if left, err := filepath.Glob(boot.RunDir + "/socket-*"); err != nil || len(left) > 0 {
+		t.Errorf("the socket has a name: %q, %v", left, err)
+	}
 	result := parseReport(t, b.line("report "))
 
 	const refused, readOnly = "function not implemented", "read-only file system"
@@ -259,7 +263,7 @@ func (b *bench) report() map[string]string {
 		"CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
 		"NoNewPrivs": "1", "Seccomp": "2",
 		"ls /":            "dev proc run tmp",
-		"ls /run/secrets": "machine.sock secret",
+		"ls /run/secrets": "secret",
 		"write /":         readOnly, "write dir": readOnly, "write itself": "permission denied", "write /dev": readOnly,
 		"write /tmp": "allowed", "read secret": "allowed", "read /sys": "no such file or directory", "change settings": "permission denied", "read the kernel's command line": "empty",
 		"use /dev/null": "allowed", "use urandom": "allowed", "listen": "allowed", "interfaces": "allowed", "connect unix": "allowed",

@@ -117,7 +117,7 @@ func newBench(t testing.TB) *bench {
 	b.peer.Store(&worker)
 	b.write(t, controlPlaneState(t, b.ca))
 	var err error
-	if b.server, err = newServer(b.dir, slog.New(slog.NewTextHandler(b.log, nil))); err != nil {
+	if b.server, err = newServer(b.dir, "", slog.New(slog.NewTextHandler(b.log, nil))); err != nil {
 		t.Fatal(err)
 	}
 	b.server.sign = b.issue

@@ -84,10 +84,10 @@ func newState(b statefile.State[facts]) (*state, error) {
 	return s, nil
 }
 
-func newServer(dir string, log *slog.Logger) (*server, error) {
+func newServer(dir, socket string, log *slog.Logger) (*server, error) {
 	s := &server{
 		watcher: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log),
-		conns: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, errors: connect.NewErrorWriter(), now: time.Now, sign: asking(dir),
+		conns: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, errors: connect.NewErrorWriter(), now: time.Now, sign: asking(socket),
 	}
 	return s, s.watcher.Next(s.refresh)
 }

@@ -7,7 +7,6 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/api"
@@ -45,7 +44,7 @@ type Options struct {
 	uid     int                                            // of dir
 	address string                                         // "": trustd's on this node
 	process func(ctx context.Context, h *dag.Handle) error // nil: the sandbox
-	pid     *atomic.Int64                                  // of trustd, which alone may ask for signatures
+	socket  *sandbox.Socket                                // where trustd asks for signatures; nil: one without a name
 }
 
 // Service is trustd in the graph. It waits for the clock: what it signs has dates.
@@ -55,12 +54,12 @@ func Service(o Options) dag.Service {
 	}
 	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.TrustPort)))
 	if o.process == nil {
-		o.pid = new(atomic.Int64)
+		o.socket = sandbox.NewSocket(o.uid, "")
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
 			Args:       []string{sandbox.Program, Command},
-			Binds:      []sandbox.Bind{{Source: o.dir}, {Source: o.dir + signerSuffix}},
-			StopBudget: processStop, PID: o.pid,
+			Binds:      []sandbox.Bind{{Source: o.dir}},
+			StopBudget: processStop, Socket: o.socket,
 		}.Run
 	}
 	publisher := &statefile.Publisher[facts]{
@@ -86,8 +85,7 @@ func Service(o Options) dag.Service {
 
 // whileSigning runs trustd, and answers it. The end of one is that of the other.
 func (o Options) whileSigning(ctx context.Context, h *dag.Handle) error {
-	s := signer{o, h.Log}
-	listener, err := s.listen()
+	listener, err := o.socket.Listen()
 	if err != nil {
 		return err
 	}
@@ -96,7 +94,7 @@ func (o Options) whileSigning(ctx context.Context, h *dag.Handle) error {
 	signs := make(chan error, 1)
 	go func() {
 		defer cancel()
-		signs <- s.serve(ctx, listener)
+		signs <- signer{o, h.Log}.serve(ctx, listener)
 	}()
 	err = o.process(ctx, h)
 	cancel()

@@ -25,12 +25,15 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
+
+const socketSuffix = ".sock"
 
 // node is a graph with trustd in it, which runs in this process.
 type node struct {
@@ -68,9 +71,9 @@ func newNode(t *testing.T, cfg *config.Config) *node {
 	n := &node{t: t, store: resource.NewStore(), b: &bench{dir: filepath.Join(t.TempDir(), "trustd"), address: freeport.Find(t).String(), log: new(logBuffer)}}
 	n.b.peer.Store(&worker)
 	l := logs.New(nil)
-	own := new(atomic.Int64)
-	own.Store(int64(os.Getpid()))
-	service := Service(Options{Store: n.store, Logs: l, Processes: process.New(), Roster: n.roster, Enlist: n.enlist, dir: n.b.dir, uid: os.Getuid(), address: n.b.address, process: n.run, pid: own})
+	own := sandbox.NewSocket(os.Getuid(), n.b.dir+socketSuffix)
+	own.PID.Store(int64(os.Getpid()))
+	service := Service(Options{Store: n.store, Logs: l, Processes: process.New(), Roster: n.roster, Enlist: n.enlist, dir: n.b.dir, uid: os.Getuid(), address: n.b.address, process: n.run, socket: own})
 	service.Health.Period = 100 * time.Millisecond
 	var err error
 	n.graph, err = dag.New(dag.Options{Log: l.Logger}, service)
@@ -92,7 +95,7 @@ func newNode(t *testing.T, cfg *config.Config) *node {
 
 // run is the process of trustd.
 func (n *node) run(ctx context.Context, h *dag.Handle) error {
-	s, err := newServer(n.b.dir, slog.New(slog.NewTextHandler(n.b.log, nil)))
+	s, err := newServer(n.b.dir, n.b.dir+socketSuffix, slog.New(slog.NewTextHandler(n.b.log, nil)))
 	if err != nil {
 		return err
 	}

@@ -8,28 +8,20 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"time"
 
 	"connectrpc.com/connect"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
-	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 const (
-	// signerSuffix makes the name of the directory with PID 1's socket out of that of
-	// trustd's state: trustd can't write there.
-	signerSuffix = "-signer"
-	socketName   = "sign.sock"
 	// peerHeader has the address of the node that asks trustd.
 	peerHeader = "Garboard-Peer"
 )
@@ -122,25 +114,6 @@ func renewedBy(msg *apiv1.SignRequest, authorities []byte, name string, now time
 	return key
 }
 
-// listen makes the socket.
-func (s signer) listen() (net.Listener, error) {
-	path := filepath.Join(s.o.dir+signerSuffix, socketName)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	if err := boot.IgnoreMissing(os.Remove(path)); err != nil {
-		return nil, err
-	}
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, err
-	}
-	if err := errors.Join(os.Chmod(path, 0o600), os.Lchown(path, s.o.uid, s.o.uid)); err != nil {
-		return nil, errors.Join(err, listener.Close())
-	}
-	return sandbox.Only{Listener: listener, PID: s.o.pid}, nil
-}
-
 // serve answers trustd until ctx ends.
 func (s signer) serve(ctx context.Context, listener net.Listener) error {
 	mux := http.NewServeMux()
@@ -158,10 +131,10 @@ func (s signer) serve(ctx context.Context, listener net.Listener) error {
 }
 
 // asking is trustd's way to PID 1.
-func asking(dir string) func(ctx context.Context, msg *apiv1.SignRequest, peer netip.Addr) ([]byte, error) {
+func asking(socket string) func(ctx context.Context, msg *apiv1.SignRequest, peer netip.Addr) ([]byte, error) {
 	client := garboardv1connect.NewTrustServiceClient(&http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir+signerSuffix, socketName))
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		},
 		IdleConnTimeout: callTimeout / 2,
 	}}, "http://"+ID, connect.WithReadMaxBytes(maxBody))

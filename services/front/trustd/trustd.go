@@ -8,7 +8,7 @@
 // writes its state (Service): the hash of the token, and which names are taken. PID 1 has
 // the authority, and signs (signer), after it has applied the policy again.
 //
-//	worker ──TLS 1.3, token or proof, CSR──▶ trustd ──sign.sock──▶ PID 1 ──▶ certificate
+//	worker ──TLS 1.3, token or proof, CSR──▶ trustd ──socket──▶ PID 1 ──▶ certificate
 //	                                          ▲ hash of the token    │ the whole policy, and the
 //	                                          │ names                ▼ names of nodes (roster)
 //	                                          └── state.json ◀── Service
@@ -30,6 +30,7 @@ import (
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/front/connlimit"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 )
 
 const (
@@ -47,12 +48,12 @@ const goMemory = 16 << 20
 
 // Main is trustd's process. It returns the exit status.
 func Main() int {
-	return runAt(boot.TrustDir, net.JoinHostPort("", strconv.Itoa(api.TrustPort)))
+	return runAt(boot.TrustDir, sandbox.SocketPath, net.JoinHostPort("", strconv.Itoa(api.TrustPort)))
 }
 
-func runAt(dir, address string) int {
+func runAt(dir, socket, address string) int {
 	return connlimit.Process(goMemory, func(ctx context.Context, log *slog.Logger) error {
-		s, err := newServer(dir, log)
+		s, err := newServer(dir, socket, log)
 		if err != nil {
 			return err
 		}

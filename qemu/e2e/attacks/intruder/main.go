@@ -7,7 +7,7 @@
 //	intruder link TARGET PATH        put a symbolic link in the place of PATH
 //	intruder fifo PATH               put a FIFO there
 //	intruder write PATH CONTENT
-//	intruder call SOCKET             ask for the configuration as an administrator
+//	intruder call DIRECTORY          ask each socket in it for the configuration, as an administrator
 //	intruder dial HOST:PORT...       connect to each, and print those that accept
 package main
 
@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -34,7 +35,7 @@ import (
 
 const (
 	// timeout bounds the call.
-	timeout = 10 * time.Second
+	timeout = 3 * time.Second
 	// dialTimeout is for all connections together: packets that are dropped are never answered.
 	dialTimeout = 3 * time.Second
 )
@@ -67,7 +68,14 @@ func run(verb string, args []string) error {
 		dial(args)
 		return nil
 	case "call":
-		return call(args[0])
+		return filepath.WalkDir(args[0], func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.Type() != fs.ModeSocket {
+				return nil // processes end meanwhile, for example
+			}
+			answer, err := call(path)
+			fmt.Printf("%s: %s %v\n", path, answer, err)
+			return nil
+		})
 	}
 	return errors.ErrUnsupported
 }
@@ -103,7 +111,7 @@ func dial(addresses []string) {
 	all.Wait()
 }
 
-func call(socket string) error {
+func call(socket string) (string, error) {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	client := &http.Client{Timeout: timeout, Transport: &http.Transport{Protocols: &protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -112,7 +120,7 @@ func call(socket string) error {
 	}}}
 	r, err := http.NewRequest(http.MethodPost, "http://machine"+garboardv1connect.ConfigServiceGetProcedure, strings.NewReader("{}"))
 	if err != nil {
-		return err
+		return "", err
 	}
 	for name, value := range map[string]string{
 		"Content-Type": "application/json",
@@ -122,10 +130,9 @@ func call(socket string) error {
 	}
 	answer, err := client.Do(r)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	fmt.Printf("%s %s\n", answer.Status, text)
-	return err
+	return answer.Status + " " + string(text), err
 }

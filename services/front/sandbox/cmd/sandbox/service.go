@@ -19,6 +19,8 @@ const (
 
 	// outputFD is where the service's own output goes. PID 1 reads its other end.
 	outputFD = 3
+	// socketFD is the path of the socket of PID 1. The service has it as file descriptor 3.
+	socketFD = 4
 
 	// goLine is PID 1's leave to run the program.
 	goLine = "go\n"
@@ -73,16 +75,18 @@ func runServiceInside(args []string) error {
 	if err != nil {
 		return fmt.Errorf("spec: %w", err)
 	}
-	output := os.NewFile(outputFD, "the service's output")
-	if _, err := output.Stat(); err != nil {
-		return fmt.Errorf("file descriptor %d: %w", outputFD, err)
+	output, socket := os.NewFile(outputFD, "the service's output"), os.NewFile(socketFD, "the service's socket")
+	for _, f := range []*os.File{output, socket} {
+		if _, err := f.Stat(); err != nil {
+			return fmt.Errorf("file descriptor of %s: %w", f.Name(), err)
+		}
+		unix.CloseOnExec(int(f.Fd()))
 	}
-	unix.CloseOnExec(outputFD)
 	root, state, err := serviceMounts(spec)
 	if err != nil {
 		return err
 	}
-	s, reply, err := buildSandbox(spec, root, state, output)
+	s, reply, err := buildSandbox(spec, root, state, output, socket)
 	if err != nil {
 		return err
 	}
@@ -102,12 +106,12 @@ type sandboxed struct {
 // buildSandbox makes the sandbox with a user namespace or, if that isn't
 // possible, without one. A kernel may have no user namespaces. In a container whose
 // /proc is partly covered, the kernel refuses to mount /proc in one.
-func buildSandbox(spec serviceSpec, root, state string, output *os.File) (*sandboxed, serviceReply, error) {
+func buildSandbox(spec serviceSpec, root, state string, output, socket *os.File) (*sandboxed, serviceReply, error) {
 	var reply serviceReply
-	s, err := startSandbox(spec, root, state, output, true)
+	s, err := startSandbox(spec, root, state, output, socket, true)
 	if err != nil {
 		reply.Without = append(reply.Without, fmt.Sprintf("its own user namespace: %v", err))
-		if s, err = startSandbox(spec, root, state, output, false); err != nil {
+		if s, err = startSandbox(spec, root, state, output, socket, false); err != nil {
 			return nil, reply, err
 		}
 	}
@@ -119,20 +123,21 @@ func buildSandbox(spec serviceSpec, root, state string, output *os.File) (*sandb
 	return s, reply, nil
 }
 
-func startSandbox(spec serviceSpec, root, state string, output *os.File, userNamespace bool) (*sandboxed, error) {
+func startSandbox(spec serviceSpec, root, state string, output, socket *os.File, userNamespace bool) (*sandboxed, error) {
 	container, err := libcontainer.Create(state, spec.ID, serviceConfig(spec, root, userNamespace))
 	if err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
 	process := &libcontainer.Process{
-		Args:   spec.Args,
-		Env:    spec.Env,
-		UID:    spec.UID,
-		GID:    spec.UID,
-		Cwd:    "/",
-		Stdout: output,
-		Stderr: output,
-		Init:   true,
+		Args:       spec.Args,
+		Env:        spec.Env,
+		UID:        spec.UID,
+		GID:        spec.UID,
+		Cwd:        "/",
+		Stdout:     output,
+		Stderr:     output,
+		ExtraFiles: []*os.File{socket},
+		Init:       true,
 	}
 	if err := container.Start(process); err != nil {
 		err = fmt.Errorf("start sandbox %s: %w", spec.ID, err)

@@ -81,9 +81,16 @@ spec:
       containers: [{name: plain, image: IMAGE, command: [/usr/local/bin/kubectl, proxy, --port=8001]}]
 `
 
+// named is a name that only the nodes' own resolvers know: CoreDNS asks that of its node.
+const named = "machine: {network: {resolver: {enabled: true}, extraHostEntries: [{ip: 10.5.0.2, aliases: [" + host + "]}]}}"
+
+const host = "nas.example.org"
+
 // S-098, S-211, S-219, S-221
 func TestWorkerJoins(t *testing.T) {
-	c, m := e2etest.Ready(t, "worker", qemu.Container, e2etest.Nodes(1, 1))
+	c, m := e2etest.Ready(t, "worker", qemu.Container, e2etest.Nodes(1, 1), func(o *qemu.Options) {
+		o.Patches = append(o.Patches, []byte(named))
+	})
 	control, worker := c.Nodes[0], c.Nodes[1]
 	c.Apply(strings.ReplaceAll(pods, "IMAGE", config.DefaultAPIServerImage))
 	var web map[string]pod
@@ -162,6 +169,12 @@ func works(t *testing.T, c *e2etest.Cluster, from pod, all map[string]pod) {
 		c.Eventually(serviceBudget, "the pod on "+node+" answers", func() error { return get("http://" + to.ip + ":8080") })
 	}
 	c.Eventually(serviceBudget, "the service answers by its name", func() error { return get("http://web") })
+	c.Eventually(serviceBudget, "a name of the node's resolver has its address", func() error {
+		if err := get("http://" + host); err == nil || !strings.Contains(err.Error(), "refused") {
+			return fmt.Errorf("a port of it that nobody listens at: %v", err)
+		}
+		return nil
+	})
 }
 
 // serves: the worker's kubelet requested its serving certificate from the cluster,

@@ -91,7 +91,9 @@ func (b Bond) checkMonitor(r *report, where place) {
 	switch arp := b.ARPInterval != 0; {
 	case arp && monitor != 0:
 		r.bad(where.with("miimon"), "contradicts arpInterval: the kernel allows one of both")
-	case arp != (len(b.ARPIPTarget) > 0) || len(b.ARPIPTarget) > maxARPTargets:
+	case arp && len(b.ARPIPTarget) == 0:
+		r.lacks(where.with("arpIPTarget"), "arpInterval needs it")
+	case !arp && len(b.ARPIPTarget) > 0 || len(b.ARPIPTarget) > maxARPTargets:
 		r.bad(where.with("arpIPTarget"), "has %d addresses: arpInterval needs 1 to %d, which need arpInterval", len(b.ARPIPTarget), maxARPTargets)
 	case slices.ContainsFunc(b.ARPIPTarget, netip.Addr.Is6):
 		r.bad(where.with("arpIPTarget"), "must have IPv4 addresses only")

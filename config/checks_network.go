@@ -72,6 +72,7 @@ func checkInterfaces(c *Config, r *report) {
 
 func checkDHCPOptions(r *report, where place, link Link, o DHCPOptions) {
 	contradicts(r, where.with("routeMetric"), link, o.RouteMetric, link.DHCPOptions.RouteMetric)
+	contradicts(r, where.with("routeTable"), link, o.RouteTable, link.DHCPOptions.RouteTable)
 	contradicts(r, where.with("clientIdentifier"), link, o.ClientIdentifier, link.DHCPOptions.ClientIdentifier)
 	contradicts(r, where.with("userClass"), link, o.UserClass, link.DHCPOptions.UserClass)
 	contradicts(r, where.with("vendorClassIdentifier"), link, o.VendorClassIdentifier, link.DHCPOptions.VendorClassIdentifier)

@@ -172,6 +172,7 @@ func (l *Link) add(in Interface) {
 	keep(&l.MTU, in.MTU)
 	keep(&l.AcceptRA, in.AcceptRA)
 	keep(&l.DHCPOptions.RouteMetric, in.DHCPOptions.RouteMetric)
+	keep(&l.DHCPOptions.RouteTable, in.DHCPOptions.RouteTable)
 	keep(&l.DHCPOptions.ClientIdentifier, in.DHCPOptions.ClientIdentifier)
 	keep(&l.DHCPOptions.UserClass, in.DHCPOptions.UserClass)
 	keep(&l.DHCPOptions.VendorClassIdentifier, in.DHCPOptions.VendorClassIdentifier)

@@ -139,7 +139,7 @@ network:
       mtu: 8765
       dhcp6: true
       acceptRA: false
-      dhcpOptions: {routeMetric: 50, clientIdentifier: one, userClass: two, vendorClassIdentifier: three}
+      dhcpOptions: {routeMetric: 50, routeTable: 200, clientIdentifier: one, userClass: two, vendorClassIdentifier: three}
       required: true
       ethernet:
         rings: {rx: 1024, tx: 512}

@@ -91,7 +91,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {mode: active-backup, interfaces: [eth0], primary: eth1}}]}", `machine.network.interfaces[0].bond.primary: "eth1" is not one of eth0; did you mean eth0`},
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {mode: 802.3ad, interfaces: [eth0], adUserPortKey: 1024}}]}", `machine.network.interfaces[0].bond.adUserPortKey: 1024 is out of range (0 to 1023)`},
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {mode: 802.3ad, interfaces: [eth0], adActorSystem: x}}]}", `machine.network.interfaces[0].bond.adActorSystem: "x" is not a MAC address for a bond of mode 802.3ad`},
-	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0], arpInterval: 100}}]}", `machine.network.interfaces[0].bond.arpIPTarget: has 0 addresses: arpInterval needs 1 to 16, which need arpInterval`},
+	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0], arpInterval: 100}}]}", `machine.network.interfaces[0].bond.arpIPTarget: is missing: arpInterval needs it`},
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0], arpInterval: 100, arpIPTarget: [10.0.0.1], miimon: 100}}]}", `machine.network.interfaces[0].bond.miimon: contradicts arpInterval: the kernel allows one of both`},
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0], arpInterval: 100, arpIPTarget: ['fd00::1']}}]}", `machine.network.interfaces[0].bond.arpIPTarget: must have IPv4 addresses only`},
 	{"machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 4095}]}]}", `machine.network.interfaces[0].vlans[0].vlanId: 4095 is out of range (1 to 4094)`},

@@ -200,6 +200,7 @@ type Interface struct {
 // DHCPOptions are for a DHCP client.
 type DHCPOptions struct {
 	RouteMetric      uint32 `yaml:"routeMetric"`      // of the routes of the lease; default 1024, and one more for each link before
+	RouteTable       uint32 `yaml:"routeTable"`       // of the routes of the lease, for rules; default that of the VRF, or 254, the main one
 	ClientIdentifier string `yaml:"clientIdentifier"` // option 61, a text; default: none, so that servers know the node by its MAC address
 	UserClass        string `yaml:"userClass"`        // option 77, one text, by which servers choose what they give; default: none
 	// VendorClassIdentifier is option 60, a text; default garboard. This and the other texts have 254 bytes at most.

@@ -147,7 +147,7 @@ var Folders = map[string]Folder{
 		},
 	},
 	"qemu/e2e/vip":    {All: []string{"services/kubernetes/vip", "services/system/neighbor", "services/system/network", "services/kubernetes/etcd"}},
-	"qemu/e2e/worker": {All: []string{"services/kubernetes/roster", "services/front", "services/kubernetes/kubelet", "services/kubernetes/secrets", "services/system/network", "config/generate.go"}},
+	"qemu/e2e/worker": {All: []string{"services/kubernetes/roster", "services/front", "services/kubernetes/kubelet", "services/kubernetes/secrets", "services/system/network", "services/system/resolver", "config/generate.go"}},
 
 	// Tests of one service with real peers, without a node.
 	"services/kubernetes/vip":        {All: []string{"services/kubernetes/vip", "services/system/neighbor"}},

@@ -49,7 +49,7 @@ func (o *owner) leases(link string) (out []*lease) {
 func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link, managed bool) {
 	for _, s := range o.o.sources {
 		key, wanted, sent := leaseKey{l.Attrs().Name, s.name}, managed && s.wanted(p), p.DHCPOptions
-		sent.RouteMetric = 0 // no server gets that
+		sent.RouteMetric, sent.RouteTable = 0, 0 // no server gets those
 		if c := o.clients[key]; c != nil {
 			if wanted && c.index == l.Attrs().Index && c.sent == sent {
 				continue

@@ -3,6 +3,7 @@
 package network
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/dhcpv4/server4"
+	"github.com/vishvananda/netlink"
 )
 
 // A lease that ends when it is granted (option 51 is 0).
@@ -99,7 +101,14 @@ func TestClassesOfDHCP(t *testing.T) {
 	n := startNode(t, config.Network{Interfaces: []config.Interface{entry}})
 	n.up(20 * time.Second)
 	becomes(t, "eth0", "10.99.0.50/24")
-	entry.DHCPOptions = config.DHCPOptions{RouteMetric: 7}
+	entry.DHCPOptions = config.DHCPOptions{RouteMetric: 7, RouteTable: 200}
 	n.configure(config.Network{Interfaces: []config.Interface{entry}})
 	becomes(t, "eth0", "10.99.0.60/24")
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 200}, netlink.RT_FILTER_TABLE)
+	if err != nil || len(routes) != 1 || routes[0].Priority != 7 {
+		t.Errorf("routes of table 200: %v, %v", routes, err)
+	}
+	if left := fmt.Sprint(gateways(t, netlink.FAMILY_V4)); strings.Contains(left, "via 10.") {
+		t.Errorf("routes of the main table: %s", left)
+	}
 }

@@ -107,7 +107,7 @@ func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, no
 			if slices.ContainsFunc(static, func(w want) bool { return w.object.(route).network == r.network }) {
 				continue
 			}
-			r.index, r.metric, r.table, r.kind = index, cmp.Or(p.DHCPOptions.RouteMetric, defaultMetric+order), cmp.Or(p.Table, unix.RT_TABLE_MAIN), unix.RTN_UNICAST
+			r.index, r.metric, r.table, r.kind = index, cmp.Or(p.DHCPOptions.RouteMetric, defaultMetric+order), cmp.Or(p.DHCPOptions.RouteTable, p.Table, unix.RT_TABLE_MAIN), unix.RTN_UNICAST
 			routes = append(routes, want{t.place(r), by})
 		}
 	}

@@ -69,7 +69,6 @@ require (
 require (
 	connectrpc.com/connect v1.21.1
 	github.com/bufbuild/protocompile v0.14.1
-	github.com/evanphx/json-patch/v5 v5.9.11
 	github.com/mdlayher/ndp v1.1.0
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3

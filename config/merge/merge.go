@@ -112,7 +112,7 @@ func merge(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 
 // order returns the directive of a mapping and removes it.
 func order(patch *yaml.Node) (string, error) {
-	i := indexOf(patch, directive)
+	i := IndexOf(patch, directive)
 	if i < 0 {
 		return doMerge, nil
 	}

@@ -25,14 +25,14 @@ func InPlaceOf(old, new *yaml.Node) *yaml.Node {
 
 // Field is the value of a key in a mapping, or nil.
 func Field(n *yaml.Node, key string) *yaml.Node {
-	if i := indexOf(n, key); i >= 0 {
+	if i := IndexOf(n, key); i >= 0 {
 		return n.Content[i+1]
 	}
 	return nil
 }
 
-// indexOf is the index of a key in the content of a mapping, or -1.
-func indexOf(n *yaml.Node, key string) int {
+// IndexOf is the index of a key in the content of a mapping, or -1.
+func IndexOf(n *yaml.Node, key string) int {
 	if n.Kind == yaml.MappingNode {
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			if n.Content[i].Value == key {

@@ -1,6 +1,7 @@
 package patch
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -31,7 +32,15 @@ func TestGuidePatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	pair := func(name string) string {
-		return string(encode(merge.Field(merge.Field(root.Content[0], "cluster"), name)))
+		var values map[string]string
+		if err := merge.Field(merge.Field(root.Content[0], "cluster"), name).Decode(&values); err != nil {
+			t.Fatal(err)
+		}
+		text, err := json.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
 	}
 	for _, tt := range []struct {
 		doc   []byte

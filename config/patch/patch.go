@@ -3,8 +3,7 @@
 // merge). Both may be written in JSON or in YAML. Everything that the patch
 // doesn't change stays as its author wrote it, including comments and order.
 //
-// Users' patches are applied on the client: the library for JSON patches is too large for
-// PID 1.
+// Users' patches are applied on the client.
 package patch
 
 import (

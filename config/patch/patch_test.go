@@ -1,6 +1,7 @@
 package patch
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -119,6 +120,9 @@ var patches = []struct{ name, patch, want string }{
 	{"beyond the end", `[{"op": "replace", "path": "/machine/network/interfaces/2/mtu", "value": 1}]`,
 		"error: patch: operation 1: replace: there is no /machine/network/interfaces/2 in the configuration; the list has 2 entries, counted from 0, and - is behind the last"},
 	{"test fails", `[{"op": "test", "path": "/machine/type", "value": "init"}]`, "error: patch: operation 1: test: /machine/type isn't what the patch expects"},
+	{"everything becomes a number", `[{"op": "replace", "path": "", "value": 1}]`, "error: patch: operation 1: replace: the value isn't a configuration"},
+	{"beyond the end by a move", `[{"op": "move", "from": "/machine/network/interfaces/0", "path": "/machine/network/interfaces/3"}]`,
+		"error: patch: operation 1: move: there is no /machine/network/interfaces/3 in the configuration; the list has 2 entries, counted from 0, and - is behind the last"},
 	{"no path", `[{"op": "add", "value": 1}]`, "error: patch: operation 1: add lacks path"},
 	{"no value", `[{"op": "add", "path": "/a"}]`, "error: patch: operation 1: add lacks value"},
 	{"no from", `[{"op": "copy", "path": "/a"}]`, "error: patch: operation 1: copy lacks from"},
@@ -160,6 +164,15 @@ func TestApplyToNoConfiguration(t *testing.T) {
 			want(t, "error: "+message, lines(t, doc, patch))
 		}
 	}
+}
+
+// Each copy has the ones before.
+func TestTooManyCopies(t *testing.T) {
+	var copies strings.Builder
+	for i := range 20 {
+		fmt.Fprintf(&copies, "- {op: copy, from: /machine, path: /machine/%d}\n", i)
+	}
+	want(t, "error: patch: operation 12: copy /machine/11: what is copied is larger than the 1048576 bytes of a configuration", lines(t, document, copies.String()))
 }
 
 func TestReplaceEverything(t *testing.T) {

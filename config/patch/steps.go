@@ -1,14 +1,12 @@
 package patch
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 
-	jsonpatch "github.com/evanphx/json-patch/v5"
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config/merge"
@@ -19,74 +17,57 @@ import (
 // enough although each operation can move a whole list.
 const maxSteps = 1_000
 
-// steps applies the operations of a JSON patch to doc.
+// steps applies the operations of a JSON patch to doc: to a copy of its values, to which doc is then rewritten.
 func steps(doc, list *yaml.Node) (*yaml.Node, error) {
 	if len(list.Content) > maxSteps {
 		return nil, fmt.Errorf("the patch has %d operations; there may be %d", len(list.Content), maxSteps)
 	}
-	p := jsonpatch.Patch{}
 	for i, n := range list.Content {
-		op, err := step(n)
-		if err != nil {
+		if err := check(n); err != nil {
 			return nil, fmt.Errorf("operation %d: %w", i+1, err)
 		}
-		p = append(p, op)
 	}
-	if len(p) == 0 {
-		return doc, nil
+	now := &values{doc: &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{fresh(doc)}}}
+	for i, n := range list.Content {
+		if err := now.do(n); err != nil {
+			return nil, fmt.Errorf("operation %d: %w", i+1, err)
+		}
 	}
-	before := encode(doc)
-	after, err := apply(p, before)
-	if err != nil {
-		return nil, explain(p, before, err)
-	}
-	v, err := decode(after)
-	if err != nil {
-		return nil, err
-	}
-	return rewrite(doc, v), nil
+	return rewrite(doc, now.doc.Content[0]), nil
 }
 
 // members are the members of each operation beside op and path (RFC 6902, section 4).
 var members = map[string]string{"add": "value", "replace": "value", "test": "value", "move": "from", "copy": "from", "remove": ""}
 
-// step checks one operation, so that the library gets only operations that it
-// handles well.
-func step(n *yaml.Node) (jsonpatch.Operation, error) {
+// check refuses what is no operation.
+func check(n *yaml.Node) error {
 	if n.Kind != yaml.MappingNode {
-		return nil, errors.New("is not a mapping with op and path")
-	}
-	op := jsonpatch.Operation{}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		raw := json.RawMessage(encode(n.Content[i+1]))
-		op[n.Content[i].Value] = &raw
+		return errors.New("is not a mapping with op and path")
 	}
 	kind := textOf(n, "op")
 	needs, known := members[kind]
 	if !known {
-		return nil, fmt.Errorf("op %q is not one of add, remove, replace, move, copy, test", merge.Brief(kind))
+		return fmt.Errorf("op %q is not one of add, remove, replace, move, copy, test", merge.Brief(kind))
 	}
-	if needs != "" && op[needs] == nil {
-		return nil, fmt.Errorf("%s lacks %s", kind, needs)
+	if needs != "" && merge.Field(n, needs) == nil {
+		return fmt.Errorf("%s lacks %s", kind, needs)
 	}
-	for _, name := range []string{"path", "from"} {
-		if name == "from" && needs != "from" {
-			continue
-		}
+	for _, name := range []string{"path", needs} {
 		pointer := merge.Field(n, name)
 		switch {
+		case name == "value" || name == "":
 		case pointer == nil || pointer.Kind != yaml.ScalarNode:
-			return nil, fmt.Errorf("%s lacks %s", kind, name)
-		case pointer.Value == "" && (kind == "add" || kind == "replace" || kind == "test"):
+			return fmt.Errorf("%s lacks %s", kind, name)
+		case pointer.Value == "" && needs == "value":
 			// the whole document
 		case !strings.HasPrefix(pointer.Value, "/"):
-			return nil, fmt.Errorf("%s %q doesn't start with a slash; did you mean %q", name, merge.Brief(pointer.Value), "/"+strings.ReplaceAll(strings.TrimPrefix(merge.Brief(pointer.Value), "."), ".", "/"))
+			return fmt.Errorf("%s %q doesn't start with a slash; did you mean %q", name, merge.Brief(pointer.Value), "/"+strings.ReplaceAll(strings.TrimPrefix(merge.Brief(pointer.Value), "."), ".", "/"))
 		}
 	}
 	if kind == "move" && strings.HasPrefix(textOf(n, "path"), textOf(n, "from")+"/") {
-		return nil, fmt.Errorf("%s can't be moved into itself", merge.Brief(textOf(n, "from")))
+		return fmt.Errorf("%s can't be moved into itself", merge.Brief(textOf(n, "from")))
 	}
-	return op, nil
+	return nil
 }
 
 func textOf(n *yaml.Node, key string) string {
@@ -96,84 +77,112 @@ func textOf(n *yaml.Node, key string) string {
 	return ""
 }
 
-func apply(p jsonpatch.Patch, doc []byte) (out []byte, err error) {
-	defer func() {
-		// The library uses some indices of lists before it checks them.
-		if r := recover(); r != nil {
-			out, err = nil, fmt.Errorf("%v", r)
-		}
-	}()
-	options := jsonpatch.NewApplyOptions()
-	options.SupportNegativeIndices = false // RFC 6901 has none
-	options.AccumulatedCopySizeLimit = tree.MaxSize
-	options.EscapeHTML = false
-	return p.ApplyWithOptions(doc, options)
+// values are those of the document while the operations are carried out.
+type values struct {
+	doc    *yaml.Node
+	copied int // bytes
 }
 
-// explain finds the operation that failed and proposes what to do instead. The
-// library stops at the first one, but doesn't say which it was.
-func explain(p jsonpatch.Patch, doc []byte, err error) error {
-	i := sort.Search(len(p)-1, func(i int) bool {
-		_, err := apply(p[:i+1], doc)
-		return err != nil
-	})
-	if _, one := apply(p[:i+1], doc); one != nil {
-		err = one
+// do carries out one operation. Its error says what is possible instead.
+func (v *values) do(op *yaml.Node) error {
+	kind, path := textOf(op, "op"), textOf(op, "path")
+	before, from := find(v.doc, path), find(v.doc, textOf(op, "from"))
+	refused := before.explain(kind, path)
+	if members[kind] == "from" && from.missing != "" {
+		return fmt.Errorf("%s: there is no %s in the configuration", kind, merge.Brief(from.missing))
 	}
-	before, _ := apply(p[:i], doc)
-	var root any
-	if json.Unmarshal(before, &root) != nil {
-		return fmt.Errorf("operation %d: %s", i+1, merge.Brief(err.Error()))
-	}
-	kind := p[i].Kind()
-	path, _ := p[i].Path()
-	if from, fromErr := p[i].From(); fromErr == nil && members[kind] == "from" {
-		if _, missing := find(root, from); missing != "" {
-			return fmt.Errorf("operation %d: %s: there is no %s in the configuration", i+1, kind, merge.Brief(missing))
+	var value *yaml.Node
+	switch kind {
+	case "add", "replace":
+		value = fresh(merge.Field(op, "value"))
+	case "copy":
+		if v.copied += size(from.node()); v.copied > tree.MaxSize {
+			return fmt.Errorf("copy %s: what is copied is larger than the %d bytes of a configuration", merge.Brief(path), tree.MaxSize)
 		}
+		value = fresh(from.node())
+	case "move":
+		value = from.node()
+		from.remove()
+	case "test":
+		wanted := merge.Field(op, "value")
+		null := before.missing == path && before.parent.Kind == yaml.MappingNode && wanted.ShortTag() == "!!null"
+		if null || before.missing == "" && same(before.node(), fresh(wanted)) {
+			return nil
+		}
+		return fmt.Errorf("test: %s isn't what the patch expects", merge.Brief(path))
 	}
-	parent, missing := find(root, path)
-	isAll := missing == path
-	path, missing = merge.Brief(path), merge.Brief(missing)
-	switch {
-	case kind == "test":
-		return fmt.Errorf("operation %d: test: %s isn't what the patch expects", i+1, path)
-	case missing == "":
-		return fmt.Errorf("operation %d: %s %s: %s", i+1, kind, path, merge.Brief(err.Error()))
+	to := find(v.doc, path)
+	isThere := to.missing == ""
+	isNew := (isThere || to.missing == path) && kind != "remove" && kind != "replace"
+	switch all := &to.parent.Content; {
+	case path == "" && value.Kind == yaml.ScalarNode:
+		return fmt.Errorf("%s: the value isn't a configuration", kind)
+	case isThere && kind == "remove":
+		to.remove()
+	case isThere && (kind == "replace" || to.parent.Kind != yaml.SequenceNode):
+		(*all)[to.at] = value
+	case isNew && to.parent.Kind == yaml.MappingNode:
+		*all = append(*all, tree.Quoted(to.name), value)
+	case isNew && to.parent.Kind == yaml.SequenceNode && to.at >= 0 && to.at <= len(*all):
+		*all = slices.Insert(*all, to.at, value)
+	case before.missing == "": // until the move
+		return to.explain(kind, path)
+	default:
+		return refused
 	}
-	if _, isList := parent.([]any); isList {
-		return fmt.Errorf("operation %d: %s: there is no %s in the configuration; the list has %d entries, counted from 0, and - is behind the last", i+1, kind, missing, len(parent.([]any)))
-	}
-	if kind == "remove" {
-		return fmt.Errorf("operation %d: remove: there is no %s in the configuration", i+1, missing)
-	}
-	if isAll {
-		return fmt.Errorf("operation %d: %s: there is no %s in the configuration; use add instead of %s", i+1, kind, path, kind)
-	}
-	return fmt.Errorf("operation %d: %s %s: there is no %s in the configuration; add %s first, with the rest inside of its value", i+1, kind, path, missing, missing)
+	return nil
 }
 
-// find follows a JSON pointer as far as it exists. It returns the last value
-// that exists, and the pointer to the first one that doesn't, or "".
-func find(root any, pointer string) (at any, missing string) {
-	at = root
+// place is where a JSON pointer leads.
+type place struct {
+	parent  *yaml.Node // the last node that is there, or the one around what the pointer means
+	name    string     // in parent
+	at      int        // the same as an index in the parent's content
+	missing string     // the pointer to the first part that isn't there
+}
+
+// find follows a JSON pointer as far as it exists.
+func find(doc *yaml.Node, pointer string) place {
+	p := place{parent: doc}
 	parts := strings.Split(pointer, "/")
 	for i, part := range parts[1:] {
-		name := strings.NewReplacer("~1", "/", "~0", "~").Replace(part)
-		var next any
-		found := false
-		switch v := at.(type) {
-		case map[string]any:
-			next, found = v[name]
-		case []any:
-			if n, err := strconv.Atoi(name); err == nil && n >= 0 && n < len(v) {
-				next, found = v[n], true
-			}
+		p = place{parent: p.node(), name: strings.NewReplacer("~1", "/", "~0", "~").Replace(part), at: -1}
+		if n, err := strconv.Atoi(p.name); p.parent.Kind == yaml.SequenceNode && err == nil {
+			p.at = n
+		} else if p.parent.Kind == yaml.SequenceNode && p.name == "-" {
+			p.at = len(p.parent.Content)
+		} else if key := merge.IndexOf(p.parent, p.name); key >= 0 {
+			p.at = key + 1
 		}
-		if !found {
-			return at, strings.Join(parts[:i+2], "/")
+		if p.at < 0 || p.at >= len(p.parent.Content) {
+			p.missing = strings.Join(parts[:i+2], "/")
+			break
 		}
-		at = next
 	}
-	return at, ""
+	return p
+}
+
+func (p place) node() *yaml.Node { return p.parent.Content[p.at] }
+
+func (p place) remove() {
+	from := p.at
+	if p.parent.Kind == yaml.MappingNode {
+		from-- // the key
+	}
+	p.parent.Content = slices.Delete(p.parent.Content, from, p.at+1)
+}
+
+// explain says why there is nothing at a place, and proposes what to do instead.
+func (p place) explain(kind, path string) error {
+	isAll := p.missing == path
+	path, missing := merge.Brief(path), merge.Brief(p.missing)
+	switch {
+	case p.parent.Kind == yaml.SequenceNode:
+		return fmt.Errorf("%s: there is no %s in the configuration; the list has %d entries, counted from 0, and - is behind the last", kind, missing, len(p.parent.Content))
+	case kind == "remove":
+		return fmt.Errorf("remove: there is no %s in the configuration", missing)
+	case isAll:
+		return fmt.Errorf("%s: there is no %s in the configuration; use add instead of %s", kind, path, kind)
+	}
+	return fmt.Errorf("%s %s: there is no %s in the configuration; add %s first, with the rest inside of its value", kind, path, missing, missing)
 }

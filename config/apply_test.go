@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"fmt"
 	"reflect"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"gopkg.in/yaml.v3"
 )
 
 // leaves lists the paths of all fields of the schema, in order.
@@ -28,15 +30,21 @@ func leaves(t reflect.Type, path string) []string {
 
 // every field has a row, every row has a field, and the order is that of the schema.
 func TestQ10EveryFieldHasAnEffect(t *testing.T) {
+	var inOrder struct{ Effects yaml.Node }
+	if err := yaml.Unmarshal(fieldsText, &inOrder); err != nil {
+		t.Fatal(err)
+	}
 	var rows, used []string
-	for _, row := range applyTable {
-		rows = append(rows, row.path)
+	names := map[*applyRow]string{}
+	for pair := range slices.Chunk(inOrder.Effects.Content, 2) {
+		rows = append(rows, pair[0].Value)
+		names[tables().Effects[pair[0].Value]] = pair[0].Value
 	}
 	for _, field := range leaves(reflect.TypeFor[Config](), "") {
 		if row := rowOf(field); row == nil {
 			t.Errorf("%s has no row", field)
 		} else {
-			used = append(used, row.path)
+			used = append(used, names[row])
 		}
 	}
 	if diff := cmp.Diff(slices.Compact(used), rows); diff != "" {
@@ -44,11 +52,35 @@ func TestQ10EveryFieldHasAnEffect(t *testing.T) {
 	}
 }
 
+// All that is in the file is read, and each comment is that of a field.
+func TestTablesOfFields(t *testing.T) {
+	all := tables()
+	dec := yaml.NewDecoder(bytes.NewReader(fieldsText))
+	dec.KnownFields(true)
+	if err := dec.Decode(&all); err != nil {
+		t.Error(err)
+	}
+	known := map[string]bool{}
+	for _, path := range leaves(reflect.TypeFor[Config](), "") {
+		for parts := strings.Split(path, "."); len(parts) > 0; parts = parts[:len(parts)-1] {
+			known[strings.TrimSuffix(strings.Join(parts, "."), "[]")] = true
+		}
+	}
+	for path := range tables().Comments {
+		if !known[path] {
+			t.Errorf("there is no field %s", path)
+		}
+	}
+}
+
 func TestEffectsAreKnown(t *testing.T) {
-	for _, row := range applyTable {
-		id, isService := row.effect.Service()
-		if row.effect != Live && row.effect != Reboot && (!isService || !slices.Contains(restarted, id)) {
-			t.Errorf("%s has the effect %q", row.path, row.effect)
+	for path, row := range tables().Effects {
+		id, isService := row.Effect.Service()
+		if row.Effect != Live && row.Effect != Reboot && (!isService || !slices.Contains(restarted, id)) {
+			t.Errorf("%s has the effect %q", path, row.Effect)
+		}
+		if row.Refine != "" && refinements[row.Refine] == nil {
+			t.Errorf("%s: there is no %s", path, row.Refine)
 		}
 	}
 }
@@ -207,8 +239,8 @@ func TestDiffSeesEveryField(t *testing.T) {
 		restore()
 		seen++
 	})
-	if seen < len(applyTable) {
-		t.Errorf("tried %d fields of %d", seen, len(applyTable))
+	if seen < len(tables().Effects) {
+		t.Errorf("tried %d fields of %d", seen, len(tables().Effects))
 	}
 	if left := Diff(c, c); left != nil {
 		t.Error(left)

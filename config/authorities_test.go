@@ -42,14 +42,14 @@ func TestRotationNeedsNoReboot(t *testing.T) {
 				issuing := phase(accepting, fresh, *old)
 				dropped := phase(issuing, fresh)
 				restart := map[string][]Effect{
-					EtcdAuthority: {etcd}, KubernetesAuthority: {kubelet},
+					EtcdAuthority: {Restart("etcd")}, KubernetesAuthority: {Restart("kubelet")},
 				}[a.Name]
 				if restart == nil {
 					restart = []Effect{Live}
 				}
 				exchange := []Effect{Live}
 				if a.Name == KubernetesAuthority {
-					exchange = []Effect{Live, kubelet}
+					exchange = []Effect{Live, Restart("kubelet")}
 				}
 				for name, c := range map[string]struct {
 					from, to *Config

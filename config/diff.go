@@ -184,8 +184,8 @@ func same(a, b reflect.Value) bool {
 func (d *differ) add(path string, where place, c Change) {
 	c.Path = where.String()
 	row := rowOf(path)
-	if c.Effect, c.Note = row.effect, row.note; row.refine != nil {
-		c.Effect, c.Note = row.refine(row, where, c, d.from, d.to)
+	if c.Effect, c.Note = row.Effect, row.Note; row.Refine != "" {
+		c.Effect, c.Note = refinements[row.Refine](row, where, c, d.from, d.to)
 	}
 	d.changes = append(d.changes, c)
 }

@@ -13,26 +13,6 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// comments are written above their fields: those that users edit, and those
-// that they must not lose.
-var comments = map[string]string{
-	"version":                      "A node of a Garboard cluster. It holds secrets: keep it as you keep a private key.",
-	"persist":                      "Keep this document on the node's STATE partition.",
-	"machine":                      "What concerns this node alone.",
-	"machine.token":                "Lets a node ask a control plane for certificates.",
-	"machine.ca":                   "Signs the certificates of the machine API.",
-	"machine.registries.mirrors":   "Asked instead of the registries; '*' is any.",
-	"cluster":                      "What all nodes agree about.",
-	"cluster.token":                "Lets a kubelet join.",
-	"cluster.controlPlane":         "Where everybody reaches the Kubernetes API.",
-	"cluster.ca":                   "Signs the certificates of Kubernetes.",
-	"cluster.aggregatorCA":         "Signs the apiserver's certificate towards extension API servers.",
-	"cluster.serviceAccount":       "Signs service account tokens.",
-	"cluster.etcd.ca":              "Signs the certificates of etcd.",
-	"machine.install.wipe":         "Takes the disk even if it holds foreign data.",
-	"machine.systemDiskEncryption": "Losing these keys is losing the data.",
-}
-
 // indent is that of the documents that are written here, in spaces.
 const indent = 2
 
@@ -61,7 +41,7 @@ func encodeValue(v reflect.Value, where place) *yaml.Node {
 			}
 			name := v.Type().Field(i).Tag.Get("yaml")
 			inner := where.with(name)
-			key := &yaml.Node{Kind: yaml.ScalarNode, Value: name, HeadComment: comments[inner.String()]}
+			key := &yaml.Node{Kind: yaml.ScalarNode, Value: name, HeadComment: tables().Comments[inner.String()]}
 			n.Content = append(n.Content, key, encodeValue(v.Field(i), inner))
 		}
 		return n

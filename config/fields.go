@@ -109,7 +109,7 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 			field.Fields = fieldsOf(inner, at+suffix, within, idle)
 		} else {
 			row := rowOf(at)
-			field.Effect, field.Note = row.effect, row.note
+			field.Effect, field.Note = row.Effect, row.Note
 			if !inner.IsZero() && (inner.Kind() != reflect.Slice || inner.Len() > 0) {
 				field.Default = plainShow(inner)
 			}

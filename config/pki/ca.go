@@ -18,7 +18,6 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"math/big"
 	"time"
 )
 
@@ -85,12 +84,7 @@ func NewCA(alg Algorithm, subject pkix.Name, now time.Time, validity time.Durati
 	if err != nil {
 		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
 	}
-	serial, err := newSerial()
-	if err != nil {
-		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
-	}
 	template := &x509.Certificate{
-		SerialNumber:          serial,
 		Subject:               subject,
 		NotBefore:             now.Add(-ClockSkew).UTC().Truncate(time.Second),
 		NotAfter:              now.Add(validity).UTC().Truncate(time.Second),
@@ -143,16 +137,12 @@ func (ca CA) CrossSign(older CA) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	serial, err := newSerial()
-	if err != nil {
-		return nil, err
-	}
 	notAfter := cert.NotAfter
 	if parent.NotAfter.Before(notAfter) {
 		notAfter = parent.NotAfter
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial, Subject: cert.Subject, NotBefore: cert.NotBefore, NotAfter: notAfter,
+		Subject: cert.Subject, NotBefore: cert.NotBefore, NotAfter: notAfter,
 		KeyUsage: cert.KeyUsage, IsCA: true, BasicConstraintsValid: true,
 		// Both authorities have the same name, so it isn't set by itself.
 		SubjectKeyId: cert.SubjectKeyId, AuthorityKeyId: parent.SubjectKeyId,
@@ -184,15 +174,4 @@ func newKey(alg Algorithm) (crypto.Signer, error) {
 		return rsa.GenerateKey(rand.Reader, rsaBits)
 	}
 	return nil, errors.New("unknown key algorithm")
-}
-
-// serialBits stays below the 20 octets that RFC 5280 §4.1.2.2 allows.
-const serialBits = 128
-
-func newSerial() (*big.Int, error) {
-	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), serialBits))
-	if err != nil {
-		return nil, fmt.Errorf("make serial number: %w", err)
-	}
-	return n.Add(n, big.NewInt(1)), nil // zero isn't allowed
 }

@@ -103,12 +103,7 @@ func (leaf Leaf) template(parent *x509.Certificate) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	serial, err := newSerial()
-	if err != nil {
-		return nil, err
-	}
 	t := &x509.Certificate{
-		SerialNumber:          serial,
 		Subject:               pkix.Name{CommonName: leaf.CN, Organization: leaf.Orgs, OrganizationalUnit: leaf.Units},
 		NotBefore:             notBefore,
 		NotAfter:              notAfter,

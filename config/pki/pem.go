@@ -9,33 +9,32 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 )
 
-const publicType = "PUBLIC KEY"
+const certType, publicType = "CERTIFICATE", "PUBLIC KEY"
 
 // minRSABits is the shortest RSA key that Go's TLS and Kubernetes accept.
 const minRSABits = 2048
 
 // EncodeCert is the PEM text of a DER certificate.
 func EncodeCert(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return pem.EncodeToMemory(&pem.Block{Type: certType, Bytes: der})
 }
 
 // EncodeKey is the PEM text of a private key: SEC 1 for ECDSA, because older
 // readers of Kubernetes' key files support only that, PKCS #8 for the rest.
 func EncodeKey(key crypto.Signer) ([]byte, error) {
-	if key, ok := key.(*ecdsa.PrivateKey); ok {
-		der, err := x509.MarshalECPrivateKey(key)
-		if err != nil {
-			return nil, fmt.Errorf("encode private key: %w", err)
-		}
-		return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
-	}
+	kind := "PRIVATE KEY"
 	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if key, ok := key.(*ecdsa.PrivateKey); ok {
+		kind = "EC PRIVATE KEY"
+		der, err = x509.MarshalECPrivateKey(key)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("encode private key: %w", err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), nil
 }
 
 // EncodePublicKey is the PEM text (PKIX) of a private key's public half, or of a public key.
@@ -57,34 +56,29 @@ func EncodePublicKey(keyPEM []byte) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: publicType, Bytes: der}), nil
 }
 
-// ParseCert reads the first certificate of PEM text.
-func ParseCert(text []byte) (*x509.Certificate, error) {
+// first parses the first block of PEM text that has one of the types.
+func first[T any](text []byte, what string, parse func(der []byte) (T, error), types ...string) (found T, err error) {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != "CERTIFICATE" {
+		if !slices.Contains(types, block.Type) {
 			continue
 		}
-		cert, err := x509.ParseCertificate(block.Bytes)
+		one, err := parse(block.Bytes)
 		if err != nil {
-			return nil, fmt.Errorf("parse certificate: %w", err)
+			return found, fmt.Errorf("parse %s: %w", what, err)
 		}
-		return cert, nil
+		return one, nil
 	}
-	return nil, errors.New("parse certificate: no CERTIFICATE block")
+	return found, fmt.Errorf("parse %s: no %s block", what, types[0])
+}
+
+// ParseCert reads the first certificate of PEM text.
+func ParseCert(text []byte) (*x509.Certificate, error) {
+	return first(text, "certificate", x509.ParseCertificate, certType)
 }
 
 // ParsePublicKey reads the first public key of PEM text (RFC 7468, section 13): RSA, ECDSA or Ed25519.
 func ParsePublicKey(text []byte) (crypto.PublicKey, error) {
-	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != "PUBLIC KEY" {
-			continue
-		}
-		key, err := x509.ParsePKIXPublicKey(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("parse public key: %w", err)
-		}
-		return key, nil
-	}
-	return nil, errors.New("parse public key: no PUBLIC KEY block")
+	return first(text, "public key", x509.ParsePKIXPublicKey, publicType)
 }
 
 // ReleaseKey reads a public Ed25519 key out of the base64 of its PEM text.

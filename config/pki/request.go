@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 )
 
@@ -31,18 +30,11 @@ const requestType = "CERTIFICATE REQUEST"
 // ParseRequest reads the first request of PEM text, and checks that the
 // requester has the key.
 func ParseRequest(text []byte) (*x509.CertificateRequest, error) {
-	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != requestType && block.Type != "NEW "+requestType { // the type that older openssl writes
-			continue
+	return first(text, "certificate request", func(der []byte) (*x509.CertificateRequest, error) {
+		request, err := x509.ParseCertificateRequest(der)
+		if err == nil {
+			err = request.CheckSignature()
 		}
-		request, err := x509.ParseCertificateRequest(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("parse certificate request: %w", err)
-		}
-		if err := request.CheckSignature(); err != nil {
-			return nil, fmt.Errorf("parse certificate request: %w", err)
-		}
-		return request, nil
-	}
-	return nil, errors.New("parse certificate request: no " + requestType + " block")
+		return request, err
+	}, requestType, "NEW "+requestType) // the second is the type that older openssl writes
 }

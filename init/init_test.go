@@ -182,7 +182,7 @@ func TestApplySettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	var skipped []string
-	applySettings(dir, []setting{{"net/ipv4/ip_forward", "1", ""}, {"vm/none", "1", ""}}, func(s setting, err error) {
+	applySettings(dir, []boot.Setting{{Name: "net/ipv4/ip_forward", Value: "1"}, {Name: "vm/none", Value: "1"}}, func(s boot.Setting, err error) {
 		skipped = append(skipped, s.Name)
 	})
 	got, err := os.ReadFile(filepath.Join(dir, "net/ipv4/ip_forward"))
@@ -229,11 +229,20 @@ func TestKubeletFindsItsKernelDefaults(t *testing.T) {
 
 func TestTablesAreSound(t *testing.T) {
 	seen := map[string]bool{}
+	programs := map[string]string{"kernel/modprobe": self, "kernel/poweroff_cmd": self + " " + askPowerOff}
 	for _, s := range settingsFor(boot.Machine) {
+		if want, is := programs[s.Name]; is && s.Value != want {
+			t.Errorf("%s is %q, want %q", s.Name, s.Value, want)
+		}
 		if s.Why == "" || s.Value == "" || seen[s.Name] || filepath.Clean(s.Name) != s.Name {
 			t.Errorf("setting %+v", s)
 		}
 		seen[s.Name] = true
+	}
+	for name := range programs {
+		if !seen[name] {
+			t.Errorf("no setting %s", name)
+		}
 	}
 	for _, m := range mounts {
 		if m.fstype == "" || filepath.Clean(m.target) != m.target || seen[m.target] {

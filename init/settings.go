@@ -14,43 +14,9 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// setting is a row of the table of kernel settings (sysctl).
-type setting boot.Setting
-
-// settings are the kernel parameters that Kubernetes needs; boot.KubeletParameters and
-// boot.HardeningParameters are set with them. Those below net/ belong to a network namespace,
-// so a container sets its own; all others belong to the machine. (br_netfilter has
-// bridge-nf-call-iptables set to 1 from the start: udevd only has to load it.)
-var settings = []setting{
-	{"net/ipv4/ip_forward", "1", "pods send through the node"},
-	{"net/ipv4/conf/all/rp_filter", "0", "answers may take another way than requests, with overlays and several links"},
-	{"net/ipv4/conf/default/rp_filter", "0", "the same, for links to come"},
-	{"net/ipv6/conf/all/forwarding", "1", "pods send through the node"},
-	{"net/ipv4/ping_group_range", "0 2147483647", "ping from pods without privileges"},
-	{"net/ipv4/ip_local_reserved_ports", ownPorts, "a connection from one of them would keep its server from listening for as long as it lasts"},
-	{"net/core/somaxconn", "32768", "servers in pods with many clients"},
-	{"net/ipv4/neigh/default/gc_thresh1", "1024", "a cluster has more neighbours than a home network"},
-	{"net/ipv4/neigh/default/gc_thresh2", "4096", "the same"},
-	{"net/ipv4/neigh/default/gc_thresh3", "8192", "the same"},
-	{"vm/max_map_count", "262144", "databases and search engines map many files"},
-	{"kernel/modprobe", self, "there is no modprobe but this program: see help"},
-	{"kernel/poweroff_cmd", self + " " + askPowerOff, "hypervisors and hot processors power off through a program"},
-	{"kernel/pid_max", "4194304", "the most there can be: pods have their own limits"},
-	{"fs/inotify/max_user_instances", "8192", "each container runtime, log collector and kubelet has some, all as root"},
-	{"fs/inotify/max_user_watches", "524288", "the same"},
-	{"fs/file-max", "9223372036854775807", "limits come from rlimits and cgroups"},
-	{"user/max_user_namespaces", "15000", "pods with user namespaces"},
-}
-
-// ownPorts are the ports of the node's servers: etcd, the API server, the balancer, the pod
-// network, the kubelet and other programs of Kubernetes, node ports of services, apid and
-// trustd. The last two are in the range from which the kernel gives ports to connections
-// (ip_local_port_range in ip(7)); if a user widens that range, all of them are.
-const ownPorts = "2379-2381,6443,7445,8472,10248-10259,30000-32767,50000-50001"
-
 // applySettings writes the table's rows below dir (/proc/sys). A kernel may
 // lack one; skipped is called for each that couldn't be set.
-func applySettings(dir string, table []setting, skipped func(setting, error)) {
+func applySettings(dir string, table []boot.Setting, skipped func(boot.Setting, error)) {
 	for _, s := range table {
 		if err := os.WriteFile(filepath.Join(dir, s.Name), []byte(s.Value+"\n"), 0); err != nil {
 			skipped(s, err)
@@ -58,13 +24,11 @@ func applySettings(dir string, table []setting, skipped func(setting, error)) {
 	}
 }
 
-// settingsFor leaves only those of the network namespace for a container.
-func settingsFor(mode boot.Mode) []setting {
-	all := slices.Clone(settings)
-	for _, s := range slices.Concat(boot.KubeletParameters, boot.HardeningParameters) {
-		all = append(all, setting(s))
-	}
-	return slices.DeleteFunc(all, func(s setting) bool {
+// settingsFor leaves only those of the network namespace, below net/, for a container: all
+// others belong to the machine.
+func settingsFor(mode boot.Mode) []boot.Setting {
+	all := slices.Concat(boot.NodeParameters, boot.KubeletParameters, boot.HardeningParameters)
+	return slices.DeleteFunc(all, func(s boot.Setting) bool {
 		return mode == boot.Container && !strings.HasPrefix(s.Name, "net/")
 	})
 }

@@ -22,7 +22,7 @@ var lacks = []string{"kernel/perf_event_paranoid", "kernel/kexec_load_disabled",
 func TestHardeningIsSet(t *testing.T) {
 	uml.Booted(t)
 	refused := map[string]error{}
-	applySettings("/proc/sys", settingsFor(boot.Machine), func(s setting, err error) { refused[s.Name] = err })
+	applySettings("/proc/sys", settingsFor(boot.Machine), func(s boot.Setting, err error) { refused[s.Name] = err })
 	set := 0
 	for _, s := range boot.HardeningParameters {
 		path := filepath.Join("/proc/sys", s.Name)

@@ -50,7 +50,7 @@ func TestPortsOfServersAreReserved(t *testing.T) {
 	if err := listen(server, peer); err != nil {
 		t.Fatal(err)
 	}
-	applySettings("/proc/sys", settingsFor(boot.Container), func(s setting, err error) { t.Logf("%s: %v", s.Name, err) })
+	applySettings("/proc/sys", settingsFor(boot.Container), func(s boot.Setting, err error) { t.Logf("%s: %v", s.Name, err) })
 	if err := os.WriteFile(rangeOfPorts, fmt.Appendf(nil, "%d %d", apidPort, trustdPort), 0); err != nil {
 		t.Fatal(err)
 	}

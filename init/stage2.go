@@ -164,7 +164,7 @@ func (p *pid1) bootSteps() []step {
 	steps := []step{
 		{"set the environment", setEnvironment},
 		{"apply kernel settings", func() error {
-			applySettings("/proc/sys", settingsFor(p.mode), func(s setting, err error) {
+			applySettings("/proc/sys", settingsFor(p.mode), func(s boot.Setting, err error) {
 				p.log.Info("kernel setting not applied", "name", s.Name, "value", s.Value, "err", err)
 			})
 			return nil

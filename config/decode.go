@@ -181,8 +181,8 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 }
 
 func fieldByName(t reflect.Type, name string) (reflect.StructField, bool) {
-	for i := range t.NumField() {
-		if f := t.Field(i); f.Tag.Get("yaml") == name {
+	for f := range t.Fields() {
+		if f.Tag.Get("yaml") == name {
 			return f, true
 		}
 	}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"net/netip"
+	"reflect"
 	"time"
 )
 
@@ -27,104 +28,83 @@ var (
 	DefaultServiceSubnet = netip.MustParsePrefix("10.96.0.0/12")  // kubeadm's default
 )
 
-// defaults fill in what a document leaves out, in this order. Each names its field.
-var defaults = []struct {
-	path string
-	fill func(*Config)
-}{
-	{"persist", func(c *Config) {
-		if c.Persist == nil {
-			c.Persist = new(true)
-		}
-	}},
-	{"machine.network.autoHostname", func(c *Config) { keep(&c.Machine.Network.AutoHostname, HostnameAuto) }},
-	{"machine.network.interfaces", func(c *Config) {
-		for i := range c.Machine.Network.Interfaces {
-			fillInterface(&c.Machine.Network.Interfaces[i])
-		}
-	}},
-	{"machine.time.servers", func(c *Config) { list(&c.Machine.Time.Servers, defaultTimeServer) }},
-	{"machine.time.bootTimeout", func(c *Config) { keep(&c.Machine.Time.BootTimeout, DefaultTimeBootTimeout) }},
-	{"machine.files", func(c *Config) {
-		for i := range c.Machine.Files {
-			keep(&c.Machine.Files[i].Permissions, defaultFilePerm)
-			keep(&c.Machine.Files[i].Op, FileCreate)
-		}
-	}},
-	{"machine.disks", func(c *Config) {
-		for i := range c.Machine.Disks {
-			for n := range c.Machine.Disks[i].Partitions {
-				keep(&c.Machine.Disks[i].Partitions[n].FileSystem, XFS)
-			}
-		}
-	}},
-	{"machine.logging.destinations", func(c *Config) {
-		for i := range c.Machine.Logging.Destinations {
-			keep(&c.Machine.Logging.Destinations[i].Format, LogJSONLines)
-		}
-	}},
-	{"cluster.clusterName", func(c *Config) { keep(&c.Cluster.Name, "garboard") }},
-	{"cluster.controlPlane.localAPIServerPort", func(c *Config) { keep(&c.Cluster.ControlPlane.LocalAPIServerPort, DefaultAPIServerPort) }},
-	{"cluster.network.cni.name", func(c *Config) { keep(&c.Cluster.Network.CNI.Name, CNIFlannel) }},
-	{"cluster.network.cni.flannel.image", func(c *Config) { keep(&c.Cluster.Network.CNI.Flannel.Image, DefaultFlannelImage) }},
-	{"cluster.network.policyAgent.image", func(c *Config) { keep(&c.Cluster.Network.PolicyAgent.Image, DefaultPoliciesImage) }},
-	{"cluster.network.dnsDomain", func(c *Config) { keep(&c.Cluster.Network.DNSDomain, "cluster.local") }},
-	{"cluster.network.podSubnets", func(c *Config) { list(&c.Cluster.Network.PodSubnets, DefaultPodSubnet) }},
-	{"cluster.network.serviceSubnets", func(c *Config) { list(&c.Cluster.Network.ServiceSubnets, DefaultServiceSubnet) }},
-	{"machine.kubelet.clusterDNS", func(c *Config) {
-		if c.Machine.Kubelet.ClusterDNS == nil {
-			c.Machine.Kubelet.ClusterDNS = ClusterDNS(c.Cluster.Network.ServiceSubnets)
-		}
-	}},
-	{"machine.kubelet.image", func(c *Config) { keep(&c.Machine.Kubelet.Image, DefaultKubeletImage) }},
-	{"cluster.etcd.image", func(c *Config) { keep(&c.Cluster.Etcd.Image, DefaultEtcdImage) }},
-	{"cluster.apiServer.image", func(c *Config) { keep(&c.Cluster.APIServer.Image, DefaultAPIServerImage) }},
-	{"cluster.controllerManager.image", func(c *Config) { keep(&c.Cluster.ControllerManager.Image, DefaultControllerManagerImage) }},
-	{"cluster.scheduler.image", func(c *Config) { keep(&c.Cluster.Scheduler.Image, DefaultSchedulerImage) }},
-	{"cluster.proxy.image", func(c *Config) { keep(&c.Cluster.Proxy.Image, DefaultProxyImage) }},
-	{"cluster.proxy.mode", func(c *Config) { keep(&c.Cluster.Proxy.Mode, ProxyNFTables) }},
-	{"cluster.coreDNS.image", func(c *Config) { keep(&c.Cluster.CoreDNS.Image, DefaultCoreDNSImage) }},
+// defaults are what a document leaves out, by the paths of the fields, with [] for the entries
+// of a list. That of a list is its only entry.
+var defaults = map[string]any{
+	"persist":                      true,
+	"machine.network.autoHostname": HostnameAuto,
+	"machine.network.interfaces[].routes[].metric":         defaultRouteMetric,
+	"machine.network.interfaces[].routes[].type":           RouteUnicast,
+	"machine.network.interfaces[].vlans[].routes[].metric": defaultRouteMetric,
+	"machine.network.interfaces[].vlans[].routes[].type":   RouteUnicast,
+	"machine.network.interfaces[].vlans[].protocol":        vlanProtocols[0],
+	"machine.network.interfaces[].macvlan.mode":            macvlanModes[0],
+	"machine.network.interfaces[].bond.mode":               "balance-rr",
+	"machine.network.interfaces[].bond.lacpRate":           "slow",
+	"machine.network.interfaces[].bond.xmitHashPolicy":     "layer2",
+	"machine.network.interfaces[].bond.miimon":             defaultMIIMon,
+	"machine.time.servers":                                 defaultTimeServer,
+	"machine.time.bootTimeout":                             DefaultTimeBootTimeout,
+	"machine.files[].permissions":                          defaultFilePerm,
+	"machine.files[].op":                                   FileCreate,
+	"machine.disks[].partitions[].filesystem":              XFS,
+	"machine.logging.destinations[].format":                LogJSONLines,
+	"machine.kubelet.image":                                DefaultKubeletImage,
+	"cluster.clusterName":                                  "garboard",
+	"cluster.controlPlane.localAPIServerPort":              DefaultAPIServerPort,
+	"cluster.network.cni.name":                             CNIFlannel,
+	"cluster.network.cni.flannel.image":                    DefaultFlannelImage,
+	"cluster.network.policyAgent.image":                    DefaultPoliciesImage,
+	"cluster.network.dnsDomain":                            "cluster.local",
+	"cluster.network.podSubnets":                           DefaultPodSubnet,
+	"cluster.network.serviceSubnets":                       DefaultServiceSubnet,
+	"cluster.etcd.image":                                   DefaultEtcdImage,
+	"cluster.apiServer.image":                              DefaultAPIServerImage,
+	"cluster.controllerManager.image":                      DefaultControllerManagerImage,
+	"cluster.scheduler.image":                              DefaultSchedulerImage,
+	"cluster.proxy.image":                                  DefaultProxyImage,
+	"cluster.proxy.mode":                                   ProxyNFTables,
+	"cluster.coreDNS.image":                                DefaultCoreDNSImage,
 }
 
 // FillDefaults sets every field that has a default and isn't set. Load calls it; other
 // code calls it for a Config that it has built itself. A second call changes nothing.
 func (c *Config) FillDefaults() {
-	for _, d := range defaults {
-		d.fill(c)
+	for _, in := range c.Machine.Network.Interfaces {
+		if b := in.Bond; b != nil && b.MIIMon == nil && b.ARPInterval != 0 {
+			b.MIIMon = new(0) // the kernel allows only one of both
+		}
+	}
+	fillDefaults(reflect.ValueOf(c).Elem(), "")
+	if c.Machine.Kubelet.ClusterDNS == nil {
+		c.Machine.Kubelet.ClusterDNS = ClusterDNS(c.Cluster.Network.ServiceSubnets)
 	}
 }
 
-func fillInterface(in *Interface) {
-	routes := func(routes []Route) {
-		for i := range routes {
-			keep(&routes[i].Metric, defaultRouteMetric)
-			keep(&routes[i].Type, RouteUnicast)
-		}
-	}
-	routes(in.Routes)
-	for i := range in.VLANs {
-		routes(in.VLANs[i].Routes)
-		keep(&in.VLANs[i].Protocol, vlanProtocols[0])
-	}
-	if in.MACVLAN != nil {
-		keep(&in.MACVLAN.Mode, macvlanModes[0])
-	}
-	if in.Bond != nil {
-		keep(&in.Bond.Mode, "balance-rr")
-		keep(&in.Bond.LACPRate, "slow")
-		keep(&in.Bond.XmitHashPolicy, "layer2")
-		if in.Bond.MIIMon == nil {
-			in.Bond.MIIMon = new(defaultMIIMon)
-			if in.Bond.ARPInterval != 0 {
-				*in.Bond.MIIMon = 0 // the kernel allows only one of both
+// fillDefaults is for a struct, and what is in it. prefix is that of its fields' paths.
+func fillDefaults(v reflect.Value, prefix string) {
+	for f, field := range v.Fields() {
+		path, list := prefix+f.Tag.Get("yaml"), field.Kind() == reflect.Slice
+		if value, ok := defaults[path]; ok && (field.IsZero() || list && field.Len() == 0) {
+			to := field
+			if list {
+				field.Set(reflect.MakeSlice(field.Type(), 1, 1))
+				to = field.Index(0)
+			} else if field.Kind() == reflect.Pointer {
+				field.Set(reflect.New(field.Type().Elem()))
+				to = field.Elem()
 			}
+			to.Set(reflect.ValueOf(value).Convert(to.Type()))
 		}
-	}
-}
-
-func list[T any](v *[]T, to ...T) {
-	if len(*v) == 0 {
-		*v = to
+		switch inner, suffix := element(field.Type()); {
+		case inner == nil || field.Kind() == reflect.Map: // no entry of a mapping has a default
+		case list:
+			for n := range field.Len() {
+				fillDefaults(field.Index(n), path+suffix+".")
+			}
+		case field.Kind() == reflect.Struct || !field.IsNil():
+			fillDefaults(reflect.Indirect(field), path+".")
+		}
 	}
 }
 

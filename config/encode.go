@@ -35,14 +35,13 @@ func encodeValue(v reflect.Value, where place) *yaml.Node {
 		return encodeValue(v.Elem(), where)
 	case reflect.Struct:
 		n := &yaml.Node{Kind: yaml.MappingNode}
-		for i := range v.NumField() {
-			if v.Field(i).IsZero() {
+		for f, value := range v.Fields() {
+			if value.IsZero() {
 				continue
 			}
-			name := v.Type().Field(i).Tag.Get("yaml")
-			inner := where.with(name)
-			key := &yaml.Node{Kind: yaml.ScalarNode, Value: name, HeadComment: tables().Comments[inner.String()]}
-			n.Content = append(n.Content, key, encodeValue(v.Field(i), inner))
+			inner := where.with(f.Tag.Get("yaml"))
+			key := &yaml.Node{Kind: yaml.ScalarNode, Value: f.Tag.Get("yaml"), HeadComment: tables().Comments[inner.String()]}
+			n.Content = append(n.Content, key, encodeValue(value, inner))
 		}
 		return n
 	case reflect.Map:

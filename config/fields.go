@@ -62,8 +62,8 @@ func example(t reflect.Type) reflect.Value {
 		v.Set(reflect.MakeMap(t))
 		v.SetMapIndex(reflect.ValueOf(anyName), example(t.Elem()))
 	default:
-		for i := range t.NumField() {
-			v.Field(i).Set(example(t.Field(i).Type))
+		for _, field := range v.Fields() {
+			field.Set(example(field.Type()))
 		}
 	}
 	return v
@@ -82,8 +82,7 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 		return path + "." + name
 	}
 	var all []Field
-	for i := range v.NumField() {
-		f := v.Type().Field(i)
+	for f, inner := range v.Fields() {
 		name := f.Tag.Get("yaml")
 		field := Field{Path: join(path, name), Type: f.Type, Owner: v.Type(), Name: f.Name, Keys: keysOfTag(f.Tag)}
 		if apart := f.Tag.Get("apart"); apart != "" {
@@ -94,7 +93,7 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 				field.Deprecated = append(field.Deprecated, old)
 			}
 		}
-		at, inner := join(row, name), v.Field(i)
+		at := join(row, name)
 		field.Refused, field.NoEffect = idle[at]
 		if t, suffix := element(f.Type); t != nil {
 			within := field.Path

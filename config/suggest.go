@@ -30,45 +30,32 @@ func suggestKey(t reflect.Type, where place) string {
 	}
 	key, _ := where[len(where)-1].(string)
 	var names []string
-	for i := range t.NumField() {
-		names = append(names, t.Field(i).Tag.Get("yaml"))
+	for f := range t.Fields() {
+		names = append(names, f.Tag.Get("yaml"))
 	}
 	if hint := didYouMean(key, names); hint != "" {
 		return hint
 	}
-	if places := placesOf(reflect.TypeFor[Config](), "", key); len(places) > 0 {
+	if places := placesOf(key); len(places) > 0 {
 		return "; did you mean " + strings.Join(places, " or ")
 	}
 	return "; known here are " + strings.Join(names, ", ")
 }
 
 // placesOf lists the paths of the shallowest fields called key.
-func placesOf(t reflect.Type, prefix, key string) []string {
-	type level struct {
-		t      reflect.Type
-		prefix string
-	}
-	for todo := []level{{t, prefix}}; len(todo) > 0; {
-		var found []string
-		var deeper []level
-		for _, l := range todo {
-			for i := range l.t.NumField() {
-				f := l.t.Field(i)
-				name := l.prefix + f.Tag.Get("yaml")
-				if f.Tag.Get("yaml") == key {
-					found = append(found, name)
-				}
-				if inner, suffix := element(f.Type); inner != nil {
-					deeper = append(deeper, level{inner, name + suffix + "."})
-				}
-			}
+func placesOf(key string) (places []string) {
+	_, paths := schema()
+	for _, path := range paths {
+		if path[strings.LastIndexByte(path, '.')+1:] != key {
+			continue
 		}
-		if len(found) > 0 {
-			return found
+		if depth := strings.Count(path, "."); len(places) == 0 || depth < strings.Count(places[0], ".") {
+			places = []string{path}
+		} else if depth == strings.Count(places[0], ".") {
+			places = append(places, path)
 		}
-		todo = deeper
 	}
-	return nil
+	return places
 }
 
 // element is the struct inside a field's type, and the suffix of its path.

@@ -146,24 +146,24 @@ func (d *daemon) run(ctx context.Context, started func(string)) error {
 	d.coldplug()
 	d.linkAll()
 
-	work, done := make(chan job), make(chan outcome)
-	for range min(maxWorkers, max(2, runtime.NumCPU())) {
-		go d.worker(ctx, work, done)
-	}
-	return d.loop(ctx, events, work, done, started)
+	return d.loop(ctx, events, started)
 }
 
-func (d *daemon) loop(ctx context.Context, events <-chan Uevent, work chan<- job, done <-chan outcome, started func(string)) error {
+func (d *daemon) loop(ctx context.Context, events <-chan Uevent, started func(string)) error {
 	timeout := time.After(settleTimeout)
+	workers := min(maxWorkers, max(2, runtime.NumCPU()))
+	done := make(chan outcome, workers) // nobody waits for the loop, also when it has ended
 	for {
 		if !d.up && d.settled() {
 			d.goOn(started)
 		}
-		// Without a job the channel is nil, and its case is never chosen.
-		var to chan<- job
-		j, ok := d.next()
-		if ok {
-			to = work
+		for d.running < workers {
+			j, ok := d.next()
+			if !ok {
+				break
+			}
+			d.running++
+			go func() { done <- d.load(j) }()
 		}
 		select {
 		case e, ok := <-events:
@@ -171,8 +171,6 @@ func (d *daemon) loop(ctx context.Context, events <-chan Uevent, work chan<- job
 				return errors.New("the kernel's uevents ended")
 			}
 			d.take(e)
-		case to <- j:
-			d.dispatched()
 		case o := <-done:
 			d.running--
 			d.finish(o)
@@ -193,42 +191,18 @@ func (d *daemon) goOn(started func(string)) {
 	started(fmt.Sprintf("Loaded %d modules for %d devices", d.loaded, d.devices))
 }
 
-// next is the job to start now, if there is one. Jobs that can wait run one at
+// next takes the job to start now, if there is one. Jobs that can wait run one at
 // a time, because the node that is starting needs the processors.
 func (d *daemon) next() (j job, ok bool) {
 	switch {
 	case len(d.urgent) > 0:
-		return d.urgent[0], true
+		j, d.urgent = d.urgent[0], d.urgent[1:]
 	case len(d.later) > 0 && d.up && d.running == 0:
-		return d.later[0], true
+		j, d.later = d.later[0], d.later[1:]
+	default:
+		return job{}, false
 	}
-	return job{}, false
-}
-
-// dispatched records that the job from next was handed to a worker.
-func (d *daemon) dispatched() {
-	d.running++
-	if len(d.urgent) > 0 {
-		d.urgent = d.urgent[1:]
-		return
-	}
-	d.later = d.later[1:]
-}
-
-func (d *daemon) worker(ctx context.Context, work <-chan job, done chan<- outcome) {
-	for {
-		select {
-		case j := <-work:
-			o := d.load(j)
-			select {
-			case done <- o:
-			case <-ctx.Done():
-				return
-			}
-		case <-ctx.Done():
-			return
-		}
-	}
+	return j, true
 }
 
 // load does a job. A panic becomes the job's error: this goroutine of PID 1 has

@@ -44,38 +44,30 @@ func (g *Graph) connect(services []Service) error {
 	return nil
 }
 
-// cycle returns the IDs of one dependency cycle, with its first ID again at the end, or nil. It
-// is a depth-first search: a service that is reached again while it is still open closes a cycle.
+// cycle returns the IDs of one dependency cycle, with its first ID again at the end, or nil. A service
+// whose needs lead nowhere is in none; from any other one, needs lead into a circle.
 func (g *Graph) cycle() []string {
-	const open, closed = 1, 2
-	seen := make(map[*runner]int, len(g.order))
-	var path []string
-	var visit func(r *runner) []string
-	visit = func(r *runner) []string {
-		seen[r] = open
-		path = append(path, r.svc.ID)
-		for _, need := range r.needs {
-			switch seen[need] {
-			case open:
-				from := slices.Index(path, need.svc.ID)
-				return append(slices.Clone(path[from:]), need.svc.ID)
-			case closed:
-				continue
-			}
-			if cycle := visit(need); cycle != nil {
-				return cycle
+	left := g.order
+	leads := func(r *runner) bool { return slices.Contains(left, r) }
+	for before := 0; before != len(left); {
+		before = len(left)
+		var next []*runner
+		for _, r := range left {
+			if slices.ContainsFunc(r.needs, leads) {
+				next = append(next, r)
 			}
 		}
-		path = path[:len(path)-1]
-		seen[r] = closed
+		left = next
+	}
+	if len(left) == 0 {
 		return nil
 	}
-	for _, r := range g.order {
-		if seen[r] == 0 {
-			if cycle := visit(r); cycle != nil {
-				return cycle
-			}
+	var path []string
+	for r := left[0]; ; r = r.needs[slices.IndexFunc(r.needs, leads)] {
+		at := slices.Index(path, r.svc.ID)
+		path = append(path, r.svc.ID)
+		if at >= 0 {
+			return path[at:]
 		}
 	}
-	return nil
 }

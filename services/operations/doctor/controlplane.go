@@ -152,30 +152,6 @@ func (s *snapshot) programConfig(program string) (path, image string, extra map[
 	return "cluster.scheduler.extraArgs", c.Scheduler.Image, c.Scheduler.ExtraArgs
 }
 
-// namedPod is a pod of kube-system on this node.
-type namedPod struct {
-	name   string
-	object kubeclient.Object
-}
-
-// allPods are those that Kubernetes knows, and the static ones that only the kubelet
-// does.
-func (s *snapshot) allPods() (out []namedPod) {
-	seen := map[string]bool{}
-	if s.cluster != nil {
-		for _, p := range s.cluster.pods {
-			out = append(out, namedPod{kubeSystem + "/" + p.Name(), p})
-			seen[strings.TrimSuffix(p.Name(), "-"+s.hostname)] = true
-		}
-	}
-	for _, program := range controlPlanePrograms {
-		if p, ok := s.pods[program]; ok && !seen[program] {
-			out = append(out, namedPod{kubeSystem + "/" + program, p})
-		}
-	}
-	return out
-}
-
 // containers are the statuses of a pod's containers, those of initialization first.
 func containers(pod kubeclient.Object) []kubeclient.Object {
 	return append(pod.List("status", "initContainerStatuses"), pod.List("status", "containerStatuses")...)

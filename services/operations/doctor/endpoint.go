@@ -27,55 +27,46 @@ var endpointConditions = checks{
 		}
 		return one(finding{what: fmt.Sprintf("The cluster's endpoint %s can't be resolved.", e.url), evidence: []string{e.resolve.Error()}})
 	},
-	"endpoint-other-cluster": func(s *snapshot) []finding {
-		return s.eachAnswer("shows a certificate of another cluster", func(a answer) bool {
-			return errors.As(a.err, new(x509.UnknownAuthorityError))
-		})
-	},
-	"endpoint-wrong-name": func(s *snapshot) []finding {
-		return s.eachAnswer("shows a certificate for other names", func(a answer) bool {
-			return errors.As(a.err, new(x509.HostnameError))
-		})
-	},
-	"endpoint-not-kubernetes": func(s *snapshot) []finding {
-		return s.eachAnswer("is no Kubernetes API server", func(a answer) bool {
-			return errors.Is(a.err, http.ErrSchemeMismatch) || errors.As(a.err, new(tls.RecordHeaderError)) ||
-				a.err == nil && (a.code == http.StatusNotFound || a.code >= 300 && a.code < 400 || a.code == http.StatusOK && strings.TrimSpace(a.body) != "ok")
-		})
-	},
+	"endpoint-other-cluster": eachAnswer("shows a certificate of another cluster", func(a answer) bool {
+		return errors.As(a.err, new(x509.UnknownAuthorityError))
+	}),
+	"endpoint-wrong-name": eachAnswer("shows a certificate for other names", func(a answer) bool {
+		return errors.As(a.err, new(x509.HostnameError))
+	}),
+	"endpoint-not-kubernetes": eachAnswer("is no Kubernetes API server", func(a answer) bool {
+		return errors.Is(a.err, http.ErrSchemeMismatch) || errors.As(a.err, new(tls.RecordHeaderError)) ||
+			a.err == nil && (a.code == http.StatusNotFound || a.code >= 300 && a.code < 400 || a.code == http.StatusOK && strings.TrimSpace(a.body) != "ok")
+	}),
 	"endpoint-not-answering": endpointSilent,
-	"certificate-expired": func(s *snapshot) []finding {
-		return s.expiring(func(left time.Duration, _ certificate) bool { return left <= 0 })
-	},
-	"certificate-expiring": func(s *snapshot) []finding {
-		return s.expiring(func(left time.Duration, c certificate) bool {
-			if c.cert.IsCA {
-				return left > 0 && left <= authoritySoon
-			}
-			// What lives shorter than that is renewed by its own measure.
-			return left > 0 && left <= min(expireSoon, c.cert.NotAfter.Sub(c.cert.NotBefore)/10)
-		})
-	},
+	"certificate-expired":    expiring(func(left time.Duration, _ certificate) bool { return left <= 0 }),
+	"certificate-expiring": expiring(func(left time.Duration, c certificate) bool {
+		if c.cert.IsCA {
+			return left > 0 && left <= authoritySoon
+		}
+		// What lives shorter than that is renewed by its own measure.
+		return left > 0 && left <= min(expireSoon, c.cert.NotAfter.Sub(c.cert.NotBefore)/10)
+	}),
 }
 
-// eachAnswer is a finding for each address of the endpoint whose answer holds is true of.
-func (s *snapshot) eachAnswer(what string, holds func(answer) bool) []finding {
-	if s.endpoint == nil {
-		return nil
-	}
-	var out []finding
-	for _, a := range s.endpoint.answers {
-		if !holds(a) {
-			continue
+// eachAnswer makes a finding for each address of the endpoint whose answer holds is true of.
+func eachAnswer(what string, holds func(answer) bool) func(*snapshot) []finding {
+	return func(s *snapshot) (out []finding) {
+		if s.endpoint == nil {
+			return nil
 		}
-		f := finding{what: fmt.Sprintf("The cluster's endpoint %s %s.", s.endpoint.url, what), evidence: []string{a.text()}}
-		if a.rejected != nil {
-			f.evidence = append(f.evidence, fmt.Sprintf("it shows a certificate of %q for %v %v, issued by %q, SHA-256 %x",
-				a.rejected.Subject, a.rejected.DNSNames, a.rejected.IPAddresses, a.rejected.Issuer, sha256.Sum256(a.rejected.Raw)))
+		for _, a := range s.endpoint.answers {
+			if !holds(a) {
+				continue
+			}
+			f := finding{what: fmt.Sprintf("The cluster's endpoint %s %s.", s.endpoint.url, what), evidence: []string{a.text()}}
+			if a.rejected != nil {
+				f.evidence = append(f.evidence, fmt.Sprintf("it shows a certificate of %q for %v %v, issued by %q, SHA-256 %x",
+					a.rejected.Subject, a.rejected.DNSNames, a.rejected.IPAddresses, a.rejected.Issuer, sha256.Sum256(a.rejected.Raw)))
+			}
+			out = append(out, f)
 		}
-		out = append(out, f)
+		return out
 	}
-	return out
 }
 
 // endpointSilent holds where nobody answers, or not all that should. What does
@@ -120,23 +111,25 @@ func endpointSilent(s *snapshot) []finding {
 }
 
 // expiring are certificates by what is left of their time.
-func (s *snapshot) expiring(bad func(time.Duration, certificate) bool) (out []finding) {
-	for _, c := range s.certificates {
-		left := c.cert.NotAfter.Sub(s.now)
-		if !bad(left, c) {
-			continue
+func expiring(bad func(time.Duration, certificate) bool) func(*snapshot) []finding {
+	return func(s *snapshot) (out []finding) {
+		for _, c := range s.certificates {
+			left := c.cert.NotAfter.Sub(s.now)
+			if !bad(left, c) {
+				continue
+			}
+			f := finding{evidence: []string{fmt.Sprintf("certificate %q, issued by %q: valid from %s to %s; now it is %s",
+				c.cert.Subject, c.cert.Issuer, stamp(c.cert.NotBefore), stamp(c.cert.NotAfter), stamp(s.now))}}
+			if left <= 0 {
+				f.what, f.since = fmt.Sprintf("The certificate of %s has expired.", c.of), c.cert.NotAfter
+			} else {
+				f.what = fmt.Sprintf("The certificate of %s expires in %d days.", c.of, int(left.Hours()/24))
+			}
+			if !c.renewed {
+				f.why, f.next = "It is part of the configuration, and isn't replaced automatically.", "Make a new one and apply it to all nodes before the old one expires."
+			}
+			out = append(out, f)
 		}
-		f := finding{evidence: []string{fmt.Sprintf("certificate %q, issued by %q: valid from %s to %s; now it is %s",
-			c.cert.Subject, c.cert.Issuer, stamp(c.cert.NotBefore), stamp(c.cert.NotAfter), stamp(s.now))}}
-		if left <= 0 {
-			f.what, f.since = fmt.Sprintf("The certificate of %s has expired.", c.of), c.cert.NotAfter
-		} else {
-			f.what = fmt.Sprintf("The certificate of %s expires in %d days.", c.of, int(left.Hours()/24))
-		}
-		if !c.renewed {
-			f.why, f.next = "It is part of the configuration, and isn't replaced automatically.", "Make a new one and apply it to all nodes before the old one expires."
-		}
-		out = append(out, f)
+		return out
 	}
-	return out
 }

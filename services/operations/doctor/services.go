@@ -9,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -124,12 +125,24 @@ func (s *snapshot) podPulls() (out []finding) {
 			out = append(out, finding{what: pullFails("pod " + name), code: containerd.PullReason(words), evidence: []string{evidence}})
 		}
 	}
-	for _, pod := range s.allPods() {
-		for _, c := range containers(pod.object) {
+	look := func(name string, pod kubeclient.Object) {
+		for _, c := range containers(pod) {
 			reason, message := c.Text("state", "waiting", "reason"), c.Text("state", "waiting", "message")
 			if reason == "ErrImagePull" || reason == "ImagePullBackOff" || reason == "InvalidImageName" || reason == "ErrImageNeverPull" {
-				add(pod.name, message, fmt.Sprintf("pod %s: %s: %s", pod.name, reason, message))
+				add(name, message, fmt.Sprintf("pod %s: %s: %s", name, reason, message))
 			}
+		}
+	}
+	known := map[string]bool{}
+	if s.cluster != nil {
+		for _, p := range s.cluster.pods {
+			look(kubeSystem+"/"+p.Name(), p)
+			known[strings.TrimSuffix(p.Name(), "-"+s.hostname)] = true
+		}
+	}
+	for _, program := range controlPlanePrograms { // static ones that only the kubelet knows
+		if p, ok := s.pods[program]; ok && !known[program] {
+			look(kubeSystem+"/"+program, p)
 		}
 	}
 	if s.cluster != nil && len(s.cluster.pods) > 0 {

@@ -230,24 +230,18 @@ func (o Options) cordon(id string) operation.Step {
 	return operation.Step{
 		ID: "cordon", What: "keep new pods from this node", Deadline: changeTimeout, Optional: true,
 		Run: func(ctx context.Context, p *operation.Progress) error {
-			skip := ""
-			err := rollout.Poll(ctx, p, func(ctx context.Context) error {
+			return rollout.Poll(ctx, p, func(ctx context.Context) error {
 				return o.node(func(c *kubeclient.Client, name string) error {
 					did, err := c.Cordon(ctx, name, id)
 					switch {
 					case kubeclient.IsNotFound(err):
-						skip = "Kubernetes doesn't know this node"
-						return nil
+						return rollout.Lasting{Err: operation.Skip("Kubernetes doesn't know this node")}
 					case err == nil && !did:
-						skip = "it was cordoned before, and stays so"
+						return rollout.Lasting{Err: operation.Skip("it was cordoned before, and stays so")}
 					}
 					return err
 				})
 			})
-			if err == nil && skip != "" {
-				return operation.Skip("%s", skip)
-			}
-			return err
 		},
 		Undo: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, id) },
 	}

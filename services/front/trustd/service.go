@@ -110,11 +110,8 @@ func (o Options) skip() string {
 // that all control planes share.
 func (o Options) current() (b statefile.State[facts], err error) {
 	cfg, err := machine.Config(o.Store)
-	if err != nil {
-		return b, err
-	}
-	own, err := secrets.API.Get(o.Store, secrets.APIID)
-	if err != nil {
+	own, none := secrets.API.Get(o.Store, secrets.APIID)
+	if err = cmp.Or(err, none); err != nil {
 		return b, err
 	}
 	cert, err := pki.ParseCert(own.Spec.Serving.Crt)

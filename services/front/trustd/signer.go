@@ -1,6 +1,7 @@
 package trustd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,11 +41,8 @@ func (s signer) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest])
 		return nil, connect.NewError(connect.CodeInternal, errNoPeer)
 	}
 	cfg, err := machine.Config(s.o.Store)
-	if err != nil {
-		return nil, connect.NewError(connect.CodeUnavailable, err)
-	}
-	now, err := s.o.current()
-	if err != nil {
+	now, none := s.o.current()
+	if err = cmp.Or(err, none); err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
 	facts, err := s.o.Roster(ctx)

@@ -121,20 +121,16 @@ func programConfigs(c *config.Cluster) []ProgramConfig {
 // controlPlaneConfig is the machine configuration, or nil if there is none yet
 // or the node is a worker.
 func controlPlaneConfig(r resource.Reader) (*config.Config, error) {
-	o, err := machine.Configs.Get(r, machine.ConfigID)
-	if err != nil {
+	c, err := machine.Config(r)
+	if err != nil || !c.Machine.Type.ControlPlane() {
 		return nil, resource.IgnoreNotFound(err)
 	}
-	if !o.Spec.Machine.Type.ControlPlane() {
-		return nil, nil
-	}
-	return o.Spec, nil
+	return c, nil
 }
 
 // arguments is a command line: the program, and its flags in the order of their
 // names, so that the same flags always give the same pod. Extra ones have priority.
 func arguments(program string, flags, extra map[string]string) []any {
-	flags = maps.Clone(flags)
 	maps.Copy(flags, extra)
 	command := []any{program}
 	for _, name := range slices.Sorted(maps.Keys(flags)) {

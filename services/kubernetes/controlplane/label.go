@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"os"
@@ -48,15 +49,12 @@ type NodeLabelController struct {
 }
 
 func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	o, err := machine.Configs.Get(v, machine.ConfigID)
-	if err != nil {
+	cfg, err := machine.Config(v)
+	hostname, none := network.Hostnames.Get(v, network.HostnameID)
+	if err = cmp.Or(err, none); err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}
-	cfg, later := o.Spec, soon
-	hostname, err := network.Hostnames.Get(v, network.HostnameID)
-	if err != nil {
-		return 0, resource.IgnoreNotFound(err)
-	}
+	later := soon
 	client, err := c.client(v, cfg)
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
@@ -104,13 +102,13 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 
 // client is nil while a worker's kubelet hasn't joined.
 func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kubeclient.Client, error) {
-	if !cfg.Machine.Type.ControlPlane() {
-		if !untrusted.Exists(c.kubeletClient) {
-			return nil, nil
-		}
-		return WorkerClient(cfg, c.kubeletClient)
+	switch {
+	case cfg.Machine.Type.ControlPlane():
+		return ownAdmin(v)
+	case !untrusted.Exists(c.kubeletClient):
+		return nil, nil
 	}
-	return ownAdmin(v)
+	return WorkerClient(cfg, c.kubeletClient)
 }
 
 // WorkerClient is a client of the cluster's API as a kubelet, whose certificate is in a file.

@@ -23,11 +23,8 @@ type StaticPodController struct{ filesDir, auditDir, secretsDir string }
 
 func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	status, err := secrets.Statuses.Get(v, secrets.KubernetesID)
-	if err != nil {
-		return 0, resource.IgnoreNotFound(err)
-	}
-	address, err := advertised(v)
-	if err != nil {
+	address, none := advertised(v)
+	if err = cmp.Or(err, none); err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}
 	// Only at first: a restart of etcd is no reason to remove the pods.

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -47,11 +48,8 @@ const (
 // It reports whether the kubelet has a certificate: it doesn't start without one.
 func (o Options) prepare() (has bool, err error) {
 	cfg, err := machine.Config(o.Store)
-	if err != nil {
-		return has, err
-	}
-	s, err := secrets.Kubelet.Get(o.Store, secrets.KubeletID)
-	if err != nil {
+	s, none := secrets.Kubelet.Get(o.Store, secrets.KubeletID)
+	if err = cmp.Or(err, none); err != nil {
 		return has, err
 	}
 	if protectsKernel(o.Mode, cfg) {

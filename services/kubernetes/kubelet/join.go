@@ -81,11 +81,9 @@ func (o Options) join(ctx context.Context, h *dag.Handle) error {
 
 // kubernetes is a client for this node, with its name. joined: as the node, and not with the token.
 func (o Options) kubernetes(joined bool) (cfg *config.Config, name string, client *kubeclient.Client, err error) {
-	if cfg, err = machine.Config(o.Store); err != nil {
-		return nil, "", nil, err
-	}
-	hostname, err := network.Hostnames.Get(o.Store, network.HostnameID)
-	if err != nil {
+	cfg, err = machine.Config(o.Store)
+	hostname, none := network.Hostnames.Get(o.Store, network.HostnameID)
+	if err = cmp.Or(err, none); err != nil {
 		return nil, "", nil, err
 	}
 	how := kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: clientFile}

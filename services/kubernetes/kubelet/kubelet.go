@@ -12,6 +12,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"slices"
@@ -211,11 +212,8 @@ func withSharedMounts(_ context.Context, _ oci.Client, _ *containers.Container, 
 
 func (o Options) arguments(cfg *config.Config) ([]string, error) {
 	addr, err := network.Addresses.Get(o.Store, network.AddressID)
-	if err != nil {
-		return nil, err
-	}
-	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
-	if err != nil {
+	name, none := network.Hostnames.Get(o.Store, network.HostnameID)
+	if err = cmp.Or(err, none); err != nil {
 		return nil, err
 	}
 	return commandLine(cfg, name.Spec, cfg.Cluster.Network.NodeIPs(addr.Spec.Primary, addr.Spec.All)), nil

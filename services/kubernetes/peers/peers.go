@@ -8,6 +8,7 @@ package peers
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -106,11 +107,8 @@ func (s *session) close() {
 // with.
 func (c *Client) current() (*session, error) {
 	cfg, err := machine.Config(c.store)
-	if err != nil {
-		return nil, err
-	}
-	hostname, err := network.Hostnames.Get(c.store, network.HostnameID)
-	if err != nil {
+	hostname, none := network.Hostnames.Get(c.store, network.HostnameID)
+	if err = cmp.Or(err, none); err != nil {
 		return nil, err
 	}
 	ca, trusted, now, endpoint := cfg.Machine.CA, cfg.Machine.TrustedCAs(), c.Now(), cfg.Cluster.ControlPlane.Endpoint.Hostname()

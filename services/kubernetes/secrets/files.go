@@ -179,18 +179,13 @@ func writeAll(dir string, files map[string]file) error {
 
 // programVersions are the versions of the files of each program, in its folder.
 func programVersions(files map[string]file) map[string]string {
-	folders := map[string]map[string]file{}
-	for path, f := range files {
-		if program, _, inside := strings.Cut(path, "/"); inside {
-			if folders[program] == nil {
-				folders[program] = map[string]file{}
-			}
-			folders[program][path] = f
-		}
-	}
 	versions := map[string]string{}
-	for program, inside := range folders {
-		versions[program] = version(inside)
+	for path := range files {
+		if program, _, inside := strings.Cut(path, "/"); inside && versions[program] == "" {
+			own := maps.Clone(files)
+			maps.DeleteFunc(own, func(other string, _ file) bool { return !strings.HasPrefix(other, program+"/") })
+			versions[program] = version(own)
+		}
 	}
 	return versions
 }

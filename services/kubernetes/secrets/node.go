@@ -37,16 +37,10 @@ func nodeInputs() []resource.Input {
 
 // readNode is false while the node has no name or address yet.
 func readNode(r resource.Reader) (n node, ok bool, err error) {
-	cfg, err := machine.Configs.Get(r, machine.ConfigID)
-	if err != nil {
-		return n, false, resource.IgnoreNotFound(err)
-	}
-	hostname, err := network.Hostnames.Get(r, network.HostnameID)
-	if err != nil {
-		return n, false, resource.IgnoreNotFound(err)
-	}
-	addresses, err := network.Addresses.Get(r, network.AddressID)
-	if err != nil {
+	cfg, noConfig := machine.Configs.Get(r, machine.ConfigID)
+	hostname, noName := network.Hostnames.Get(r, network.HostnameID)
+	addresses, noAddress := network.Addresses.Get(r, network.AddressID)
+	if err := cmp.Or(noConfig, noName, noAddress); err != nil {
 		return n, false, resource.IgnoreNotFound(err)
 	}
 	n = node{config: cfg.Spec, hostname: hostname.Spec, primary: cfg.Spec.Cluster.Network.NodeIPs(addresses.Spec.Primary, addresses.Spec.All)[0].Unmap(), addrs: nodeAddrs(cfg.Spec, addresses.Spec)}

@@ -303,29 +303,25 @@ func (b *Balancer) order() []*backend {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.turn++
-	var groups, all []*backend
-	alike := func(m, n *backend) bool { return m.Ready == n.Ready && m.Rank == n.Rank }
-	next := func() {
-		if len(groups) > 0 {
-			turn := b.turn % len(groups)
-			all = slices.Concat(all, groups[turn:], groups[:turn])
-		}
-		groups = nil
-	}
-	ready, others := []*backend{}, []*backend{}
-	for _, n := range b.current() {
+	place := func(n *backend) [2]int {
 		if n.Ready {
-			ready = append(ready, n)
-		} else {
-			others = append(others, n)
+			return [2]int{0, n.Rank}
 		}
+		return [2]int{1, n.Rank}
 	}
-	for _, n := range slices.Concat(ready, others) {
-		if len(groups) > 0 && !alike(groups[0], n) {
-			next()
+	all := b.current()
+	slices.SortStableFunc(all, func(m, n *backend) int {
+		p, q := place(m), place(n)
+		return slices.Compare(p[:], q[:])
+	})
+	for rest := all; len(rest) > 0; {
+		size := 1 // of those that take turns
+		for size < len(rest) && place(rest[size]) == place(rest[0]) {
+			size++
 		}
-		groups = append(groups, n)
+		turn := b.turn % size
+		copy(rest, slices.Concat(rest[turn:size], rest[:turn]))
+		rest = rest[size:]
 	}
-	next()
 	return all
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	limit "golang.org/x/time/rate"
 )
 
 // rate is how often something may be done: burst times at once, and then once per
@@ -39,10 +41,8 @@ type limits struct {
 
 // bucket is full when it isn't there.
 type bucket struct {
-	rate
-	tokens int
-	last   time.Time // when tokens was counted
-	used   time.Time
+	*limit.Limiter
+	used time.Time
 }
 
 // take reports whether addr may send a request now, or else after which time. A refused
@@ -51,18 +51,17 @@ func (l *limits) take(addr netip.Addr, now time.Time) (wait time.Duration, ok bo
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own := l.bucket(netip.PrefixFrom(addr, addr.BitLen()), perAddress, now)
-	if own.tokens == 0 {
-		return own.wait(now), false
+	if wait = own.wait(now); wait > 0 {
+		return wait, false
 	}
 	if addr.Is6() {
 		site := l.bucket(netip.PrefixFrom(addr, siteBits).Masked(), perSite, now)
-		if site.tokens == 0 {
-			return site.wait(now), false
+		if wait = site.wait(now); wait > 0 {
+			return wait, false
 		}
-		site.tokens--
+		site.AllowN(now, 1)
 	}
-	own.tokens--
-	return 0, true
+	return 0, own.AllowN(now, 1)
 }
 
 // bucket is the one of a prefix, as it is now. The caller holds mu.
@@ -71,25 +70,18 @@ func (l *limits) bucket(of netip.Prefix, r rate, now time.Time) *bucket {
 	if b == nil {
 		b = l.add(of, r, now)
 	}
-	b.refill(now)
+	b.SetLimitAt(now, b.Limit()) // it counts from now on, also after the clock was set back
 	b.used = now
 	return b
 }
 
+// wait is how long a request has to wait for its turn: a second at least, or not at all.
 func (b *bucket) wait(now time.Time) time.Duration {
-	return max(b.last.Add(b.every).Sub(now), time.Second)
-}
-
-func (b *bucket) refill(now time.Time) {
-	since := now.Sub(b.last)
-	if since < 0 { // the clock was set
-		b.last = now
-		return
+	missing := 1 - b.TokensAt(now)
+	if missing <= 0 {
+		return 0
 	}
-	if more := int(min(since/b.every, time.Duration(b.burst))); more > 0 {
-		b.tokens = min(b.tokens+more, b.burst)
-		b.last = b.last.Add(since / b.every * b.every)
-	}
+	return max(time.Duration(missing/float64(b.Limit())*float64(time.Second)), time.Second)
 }
 
 // add makes a bucket, if need be in place of the one that was used longest ago. The
@@ -107,7 +99,7 @@ func (l *limits) add(of netip.Prefix, r rate, now time.Time) *bucket {
 	if l.buckets == nil {
 		l.buckets = make(map[netip.Prefix]*bucket)
 	}
-	b := &bucket{rate: r, tokens: r.burst, last: now}
+	b := &bucket{Limiter: limit.NewLimiter(limit.Every(r.every), r.burst)}
 	l.buckets[of] = b
 	return b
 }

@@ -15,15 +15,15 @@ type Ethernet struct {
 
 // EthernetRings are the sizes of the card's queues, in packets.
 type EthernetRings struct {
-	RX uint32 `yaml:"rx"`
-	TX uint32 `yaml:"tx"`
+	RX uint32 `yaml:"rx"` // of packets that come in
+	TX uint32 `yaml:"tx"` // of packets that go out
 }
 
 // EthernetChannels are the numbers of the card's queues.
 type EthernetChannels struct {
-	RX       uint32 `yaml:"rx"`
-	TX       uint32 `yaml:"tx"`
-	Other    uint32 `yaml:"other"`
+	RX       uint32 `yaml:"rx"`       // for what comes in
+	TX       uint32 `yaml:"tx"`       // for what goes out
+	Other    uint32 `yaml:"other"`    // for events of the link
 	Combined uint32 `yaml:"combined"` // both directions in one
 }
 

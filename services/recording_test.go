@@ -21,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/front/api"
+	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -139,7 +140,7 @@ func record(t *testing.T) map[string]json.RawMessage {
 			t.Fatal(err)
 		}
 		server, err := api.New(api.Options{
-			Mode: boot.Machine, Store: n.Store, Graph: graph, Runtime: n.runtime, Logs: n.logs, Since: since,
+			Mode: boot.Machine, Store: n.Store, Graph: graph, Runtime: n.runtime, Logs: n.logs, Since: since, Gate: sandbox.NewSocket(os.Getuid(), ""),
 			Config: machine.NewApplier(machine.ApplierOptions{Mode: boot.Machine, Store: n.Store, StateDir: t.TempDir()}),
 		})
 		if err != nil {

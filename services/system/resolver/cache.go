@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/miekg/dns"
+	"golang.org/x/net/dns/dnsmessage"
 )
 
 const (
@@ -17,7 +17,8 @@ const (
 
 // question is what an answer depends on.
 type question struct {
-	dns.Question
+	name   string // in lower case
+	kind   dnsmessage.Type
 	secure bool // with the records of DNSSEC
 }
 
@@ -28,30 +29,33 @@ type cache struct {
 }
 
 type entry struct {
-	m    *dns.Msg
+	m    dnsmessage.Message
 	from time.Time
 	ttl  uint32
 }
 
-func (c *cache) get(q question, now time.Time) *dns.Msg {
+func (c *cache) get(q question, now time.Time) *dnsmessage.Message {
 	c.mu.Lock()
 	e := c.entries[q]
 	c.mu.Unlock()
 	age := uint32(now.Sub(e.from) / time.Second)
-	if e.m == nil || age >= e.ttl {
+	if age >= e.ttl {
 		return nil
 	}
-	m := e.m.Copy()
-	for _, rr := range slices.Concat(m.Answer, m.Ns, m.Extra) {
-		rr.Header().Ttl -= age
+	for _, section := range []*[]dnsmessage.Resource{&e.m.Answers, &e.m.Authorities, &e.m.Additionals} {
+		*section = slices.Clone(*section)
+		for i := range *section {
+			(*section)[i].Header.TTL -= age
+		}
 	}
-	return m
+	return &e.m
 }
 
 // put keeps an answer. If there are too many, it begins anew.
-func (c *cache) put(q question, m *dns.Msg, now time.Time) {
+func (c *cache) put(q question, m *dnsmessage.Message, now time.Time) {
+	packet, err := m.Pack()
 	ttl := lasts(m)
-	if ttl == 0 || m.Len() > maxEntry {
+	if ttl == 0 || err != nil || len(packet) > maxEntry {
 		return
 	}
 	c.mu.Lock()
@@ -59,19 +63,19 @@ func (c *cache) put(q question, m *dns.Msg, now time.Time) {
 	if c.entries == nil || len(c.entries) >= maxEntries {
 		c.entries = map[question]entry{}
 	}
-	c.entries[q] = entry{m.Copy(), now, ttl}
+	c.entries[q] = entry{*m, now, ttl}
 }
 
 // lasts is for how many seconds an answer is valid: that there is nothing, as the SOA record says (RFC 2308).
-func lasts(m *dns.Msg) uint32 {
-	ttl, sure := uint32(maxTTL), len(m.Answer) > 0 && m.Rcode == dns.RcodeSuccess
-	for _, rr := range slices.Concat(m.Answer, m.Ns, m.Extra) {
-		ttl = min(ttl, rr.Header().Ttl)
-		if soa, is := rr.(*dns.SOA); is {
-			ttl, sure = min(ttl, soa.Minttl), true
+func lasts(m *dnsmessage.Message) uint32 {
+	ttl, sure := uint32(maxTTL), len(m.Answers) > 0 && m.RCode == dnsmessage.RCodeSuccess
+	for _, r := range slices.Concat(m.Answers, m.Authorities, m.Additionals) {
+		ttl = min(ttl, r.Header.TTL)
+		if soa, is := r.Body.(*dnsmessage.SOAResource); is {
+			ttl, sure = min(ttl, soa.MinTTL), true
 		}
 	}
-	if !sure || m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
+	if !sure || m.RCode != dnsmessage.RCodeSuccess && m.RCode != dnsmessage.RCodeNameError {
 		return 0
 	}
 	return ttl

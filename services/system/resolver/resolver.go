@@ -10,21 +10,25 @@
 package resolver
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"math"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/net/netutil"
 
 	"github.com/garboard-os/garboard/boot"
@@ -48,6 +52,14 @@ const (
 	maxServers = 3
 	// A server has one second, and another one, because packets get lost: programs ask again after five.
 	exchangeTime, exchanges = time.Second, 2
+	// idle ends a connection.
+	idle = 10 * time.Second
+	// dnsPacket is what a client takes over UDP that doesn't say more (RFC 1035 4.2.1).
+	dnsPacket = 512
+	// ownTTL of what the node knows itself, in seconds.
+	ownTTL = 30
+
+	typeIXFR = dnsmessage.Type(251) // RFC 1995
 )
 
 // Service is the resolver in the graph.
@@ -77,7 +89,7 @@ type resolver struct {
 	ctx       context.Context
 	log       *slog.Logger
 	outside   func(net.Addr) bool
-	names     map[string][]dns.RR // the node's own, and those of extraHostEntries
+	names     map[string][]dnsmessage.ResourceBody // addresses of the node's own, and those of extraHostEntries
 	servers   []*server
 	cache     cache
 	questions chan struct{} // has a place for each at a time
@@ -120,13 +132,13 @@ func (r *resolver) learn(store *resource.Store, cfg *config.Config) error {
 	own, _ := network.Addresses.Get(store, network.AddressID)
 	found, _ := network.Resolvers.Get(store, network.ResolversID)
 	short, _, _ := strings.Cut(host.Spec, ".")
-	r.names = map[string][]dns.RR{}
+	r.names = map[string][]dnsmessage.ResourceBody{}
 	for _, e := range append([]config.HostEntry{{IP: own.Spec.Primary, Aliases: slices.Compact([]string{host.Spec, short})}}, cfg.Machine.Network.ExtraHostEntries...) {
-		kind := map[bool]string{true: "AAAA", false: "A"}[e.IP.Is6()]
 		for _, alias := range e.Aliases {
-			name := dns.CanonicalName(alias)
-			if rr, err := dns.NewRR(fmt.Sprintf("%s 30 IN %s %s", name, kind, e.IP)); err == nil { // or there is no name or address yet
-				r.names[name] = append(r.names[name], rr)
+			if name := canonical(alias); e.IP.Is4() && alias != "" {
+				r.names[name] = append(r.names[name], &dnsmessage.AResource{A: e.IP.As4()})
+			} else if e.IP.Is6() && alias != "" {
+				r.names[name] = append(r.names[name], &dnsmessage.AAAAResource{AAAA: e.IP.As16()})
 			}
 		}
 	}
@@ -162,47 +174,10 @@ func (r *resolver) listen(at netip.Addr) (stop func(), failed chan error, err er
 	if err != nil {
 		return nil, nil, errors.Join(err, udp.Close())
 	}
-	var started sync.WaitGroup
-	servers := []*dns.Server{{PacketConn: udp}, {Listener: netutil.LimitListener(tcp, maxClients)}}
-	failed = make(chan error, len(servers))
-	for _, s := range servers {
-		s.Handler, s.UDPSize, s.NotifyStartedFunc = r, maxPacket, started.Done
-		s.DecorateReader = func(from dns.Reader) dns.Reader { return checked{from, r} }
-		started.Add(1)
-		go func() { failed <- s.ActivateAndServe() }()
-	}
-	return func() {
-		started.Wait()
-		_ = errors.Join(servers[0].Shutdown(), servers[1].Shutdown(), netlink.AddrDel(lo, address)) // what has ended already is no problem
-	}, failed, nil
-}
-
-// checked reads messages of DNS from the node itself and its pods: the library's own goroutines, where a panic would end PID 1, get no others.
-type checked struct {
-	dns.Reader
-	*resolver
-}
-
-// ReadUDP implements dns.Reader.
-func (c checked) ReadUDP(conn *net.UDPConn, wait time.Duration) ([]byte, *dns.SessionUDP, error) {
-	m, from, err := c.Reader.ReadUDP(conn, wait)
-	if err == nil && c.bad(m, from.RemoteAddr()) {
-		m = m[:0]
-	}
-	return m, from, err
-}
-
-// ReadTCP implements dns.Reader.
-func (c checked) ReadTCP(conn net.Conn, wait time.Duration) ([]byte, error) {
-	m, err := c.Reader.ReadTCP(conn, wait)
-	if err == nil && c.bad(m, conn.RemoteAddr()) {
-		err = net.ErrClosed
-	}
-	return m, err
-}
-
-func (c checked) bad(m []byte, from net.Addr) bool {
-	return c.outside(from) || dag.Guard(c.log, func() error { return new(dns.Msg).Unpack(m) }) != nil
+	failed = make(chan error, 2)
+	go func() { failed <- r.serveUDP(udp) }()
+	go func() { failed <- r.serveTCP(netutil.LimitListener(tcp, maxClients)) }()
+	return func() { _ = errors.Join(udp.Close(), tcp.Close(), netlink.AddrDel(lo, address)) }, failed, nil // what has ended already is no problem
 }
 
 // outside is whether answers to an address would leave the node: by a link that networkd manages, and not to a pod.
@@ -214,43 +189,160 @@ func outside(store *resource.Store, a net.Addr) bool {
 	})
 }
 
-// ServeDNS implements dns.Handler.
-func (r *resolver) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
+func (r *resolver) serveUDP(conn net.PacketConn) error {
+	packet := make([]byte, maxPacket)
+	for {
+		n, from, err := conn.ReadFrom(packet)
+		if err != nil {
+			return err
+		}
+		if asked := bytes.Clone(packet[:n]); !r.outside(from) {
+			r.answering(func() error {
+				_, err := conn.WriteTo(r.reply(asked, dnsPacket), from)
+				return err
+			})
+		}
+	}
+}
+
+func (r *resolver) serveTCP(l net.Listener) error {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer context.AfterFunc(r.ctx, func() { conn.Close() })()
+			defer conn.Close()
+			for !r.outside(conn.RemoteAddr()) {
+				_ = conn.SetDeadline(time.Now().Add(idle))
+				asked, err := readMessage(conn)
+				if err != nil {
+					return
+				}
+				done := make(chan struct{})
+				if !r.answering(func() error { defer close(done); return writeMessage(conn, r.reply(asked, math.MaxUint16)) }) {
+					return
+				}
+				<-done
+			}
+		}()
+	}
+}
+
+// answering answers a question, if there is room. Who gets no answer asks again.
+func (r *resolver) answering(answer func() error) bool {
 	select {
 	case r.questions <- struct{}{}:
-		defer func() { <-r.questions }()
-		_, udp := w.RemoteAddr().(*net.UDPAddr)
-		_ = dag.Guard(r.log, func() error { return w.WriteMsg(r.answer(q, udp)) }) // who gets no answer asks again
+		go func() {
+			defer func() { <-r.questions }()
+			_ = dag.Guard(r.log, answer)
+		}()
+		return true
 	default:
+		return false
 	}
 }
 
-func (r *resolver) answer(q *dns.Msg, udp bool) *dns.Msg {
-	reply, asked, opt, size := new(dns.Msg).SetReply(q), q.Question[0], q.IsEdns0(), dns.MinMsgSize
-	asked.Name = dns.CanonicalName(asked.Name)
-	if asked.Qclass != dns.ClassINET || asked.Qtype == dns.TypeAXFR || asked.Qtype == dns.TypeIXFR {
-		reply.Rcode = dns.RcodeRefused
-	} else if found := r.find(question{asked, opt != nil && opt.Do()}); found != nil {
-		reply.Rcode, reply.Answer, reply.Ns, reply.Extra = found.Rcode, found.Answer, found.Ns, found.Extra
-	} else {
-		reply.Rcode = dns.RcodeServerFailure
+// Messages on a connection have their length before them (RFC 1035 4.2.2).
+func readMessage(conn io.Reader) ([]byte, error) {
+	var size [2]byte
+	if _, err := io.ReadFull(conn, size[:]); err != nil {
+		return nil, err
 	}
-	reply.RecursionAvailable, reply.Compress = true, true
-	if opt != nil {
-		reply.SetEdns0(maxPacket, opt.Do())
-		size = max(size, min(int(opt.UDPSize()), maxPacket))
-	}
-	if !udp {
-		size = dns.MaxMsgSize
-	}
-	reply.Truncate(size)
-	return reply
+	m := make([]byte, binary.BigEndian.Uint16(size[:]))
+	_, err := io.ReadFull(conn, m)
+	return m, err
 }
+
+func writeMessage(conn io.Writer, m []byte) error {
+	_, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(m))), m...))
+	return err
+}
+
+// reply answers a packet with one of at most so many bytes, over UDP those that it allows; nil: what it is has no answer.
+func (r *resolver) reply(packet []byte, most int) []byte {
+	var p dnsmessage.Parser
+	header, err := p.Start(packet)
+	if err != nil || header.Response {
+		return nil
+	}
+	m := dnsmessage.Message{Header: dnsmessage.Header{ID: header.ID, OpCode: header.OpCode, Response: true, RecursionDesired: header.RecursionDesired, RecursionAvailable: true}}
+	questions, err := p.AllQuestions()
+	opt, edns, other := options(&p)
+	switch {
+	case err != nil || other != nil || len(questions) != 1:
+		m.RCode = dnsmessage.RCodeFormatError
+	case header.OpCode != 0:
+		m.RCode = dnsmessage.RCodeNotImplemented
+	case questions[0].Class != dnsmessage.ClassINET || questions[0].Type == dnsmessage.TypeAXFR || questions[0].Type == typeIXFR:
+		m.RCode = dnsmessage.RCodeRefused
+	default:
+		m.Questions, m.RCode = questions, dnsmessage.RCodeServerFailure
+		if found := r.find(question{canonical(questions[0].Name.String()), questions[0].Type, opt.DNSSECAllowed()}); found != nil {
+			m.RCode, m.Answers, m.Authorities, m.Additionals = found.RCode, found.Answers, found.Authorities, found.Additionals
+		}
+	}
+	if edns {
+		m.Additionals = append(slices.Clip(m.Additionals), ednsOption(opt.DNSSECAllowed()))
+		most = max(most, min(int(opt.Class), maxPacket))
+	}
+	out, err := m.Pack()
+	if err == nil && len(out) > most {
+		m.Truncated, m.Answers, m.Authorities, m.Additionals = true, nil, nil, nil
+		out, err = m.Pack()
+	}
+	if err != nil {
+		return nil // a name that can't be written
+	}
+	return out
+}
+
+// options finds EDNS (RFC 6891) behind the questions.
+func options(p *dnsmessage.Parser) (opt dnsmessage.ResourceHeader, is bool, err error) {
+	if err := errors.Join(p.SkipAllAnswers(), p.SkipAllAuthorities()); err != nil {
+		return opt, false, err
+	}
+	for {
+		h, err := p.AdditionalHeader()
+		if errors.Is(err, dnsmessage.ErrSectionDone) {
+			return opt, is, nil
+		}
+		if err == nil {
+			err = p.SkipAdditional()
+		}
+		if err != nil {
+			return opt, is, err
+		}
+		if h.Type == dnsmessage.TypeOPT {
+			opt, is = h, true
+		}
+	}
+}
+
+func ednsOption(secure bool) dnsmessage.Resource {
+	var h dnsmessage.ResourceHeader
+	_ = h.SetEDNS0(maxPacket, dnsmessage.RCodeSuccess, secure) // no error is possible
+	return dnsmessage.Resource{Header: h, Body: &dnsmessage.OPTResource{}}
+}
+
+// canonical is a name in its one form.
+func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) + "." }
 
 // find is what the node knows itself, else what a server says; nil for nothing.
-func (r *resolver) find(q question) *dns.Msg {
-	if own, is := r.names[q.Name]; is && (q.Qtype == dns.TypeA || q.Qtype == dns.TypeAAAA) {
-		return &dns.Msg{Answer: slices.DeleteFunc(slices.Clone(own), func(rr dns.RR) bool { return rr.Header().Rrtype != q.Qtype })}
+func (r *resolver) find(q question) *dnsmessage.Message {
+	name, err := dnsmessage.NewName(q.name)
+	if err != nil {
+		return nil
+	}
+	if own, is := r.names[q.name]; is && (q.kind == dnsmessage.TypeA || q.kind == dnsmessage.TypeAAAA) {
+		m := &dnsmessage.Message{}
+		for _, body := range own {
+			if _, four := body.(*dnsmessage.AResource); four == (q.kind == dnsmessage.TypeA) {
+				m.Answers = append(m.Answers, dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: name, Class: dnsmessage.ClassINET, TTL: ownTTL}, Body: body})
+			}
+		}
+		return m
 	}
 	m := r.cache.get(q, time.Now())
 	if m == nil {
@@ -262,13 +354,13 @@ func (r *resolver) find(q question) *dns.Msg {
 }
 
 // ask asks all servers. The first that knows whether the name exists counts; nil: none has answered.
-func (r *resolver) ask(q question) (last *dns.Msg) {
-	answers := make(chan *dns.Msg, len(r.servers))
+func (r *resolver) ask(q question) (last *dnsmessage.Message) {
+	answers := make(chan *dnsmessage.Message, len(r.servers))
 	for _, s := range r.servers {
 		select {
 		case s.asked <- struct{}{}:
 			go func() {
-				var m *dns.Msg
+				var m *dnsmessage.Message
 				_ = dag.Guard(r.log, func() (err error) { m, err = s.exchange(r.ctx, q); return err })
 				<-s.asked
 				answers <- m
@@ -282,7 +374,7 @@ func (r *resolver) ask(q question) (last *dns.Msg) {
 		if m != nil {
 			last = m
 		}
-		if m != nil && (m.Rcode == dns.RcodeSuccess || m.Rcode == dns.RcodeNameError) {
+		if m != nil && (m.RCode == dnsmessage.RCodeSuccess || m.RCode == dnsmessage.RCodeNameError) {
 			break
 		}
 	}
@@ -291,37 +383,91 @@ func (r *resolver) ask(q question) (last *dns.Msg) {
 
 // server is a name server.
 type server struct {
-	client  dns.Client
 	address string
+	tls     *tls.Config   // nil: without
 	asked   chan struct{} // has a place for each question
 }
 
 func newServer(c config.TLSNameserver, pool *x509.CertPool) *server {
-	s := &server{address: net.JoinHostPort(c.Address.String(), "53"), client: dns.Client{Timeout: exchangeTime}, asked: make(chan struct{}, maxQuestions)}
+	s := &server{address: net.JoinHostPort(c.Address.String(), "53"), asked: make(chan struct{}, maxQuestions)}
 	if c.Name != "" {
-		s.address, s.client.Net = net.JoinHostPort(c.Address.String(), "853"), "tcp-tls"
-		s.client.TLSConfig = &tls.Config{ServerName: c.Name, RootCAs: pool, ClientSessionCache: tls.NewLRUClientSessionCache(0)}
+		s.address = net.JoinHostPort(c.Address.String(), "853")
+		s.tls = &tls.Config{ServerName: c.Name, RootCAs: pool, ClientSessionCache: tls.NewLRUClientSessionCache(0)}
 	}
 	return s
 }
 
 // exchange asks one server, from a new port and with a random number. The kernel takes packets of this server only.
-func (s *server) exchange(ctx context.Context, q question) (answer *dns.Msg, err error) {
-	m := new(dns.Msg).SetQuestion(q.Name, q.Qtype).SetEdns0(maxPacket, q.secure)
+func (s *server) exchange(ctx context.Context, q question) (answer *dnsmessage.Message, err error) {
 	for range exchanges {
-		if answer, _, err = s.client.ExchangeContext(ctx, m, s.address); err == nil || ctx.Err() != nil {
+		if answer, err = s.once(ctx, q, s.tls != nil); err == nil || ctx.Err() != nil {
 			break
 		}
 	}
-	if err == nil && answer.Truncated && s.client.Net == "" {
-		answer, _, err = (&dns.Client{Net: "tcp", Timeout: exchangeTime}).ExchangeContext(ctx, m, s.address)
-	}
-	if err == nil && (!answer.Response || len(answer.Question) != 1 || dns.CanonicalName(answer.Question[0].Name) != q.Name || answer.Question[0].Qtype != q.Qtype) {
-		err = errors.New("it answered another question")
+	if err == nil && answer.Truncated && s.tls == nil {
+		answer, err = s.once(ctx, q, true)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask %s: %w", s.address, err)
 	}
-	answer.Extra = slices.DeleteFunc(answer.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	return answer, nil
+}
+
+func (s *server) once(ctx context.Context, q question, stream bool) (*dnsmessage.Message, error) {
+	name, err := dnsmessage.NewName(q.name)
+	m := dnsmessage.Message{
+		Header:      dnsmessage.Header{ID: uint16(rand.Uint32()), RecursionDesired: true},
+		Questions:   []dnsmessage.Question{{Name: name, Type: q.kind, Class: dnsmessage.ClassINET}},
+		Additionals: []dnsmessage.Resource{ednsOption(q.secure)},
+	}
+	packet, packing := m.Pack()
+	if err := errors.Join(err, packing); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, exchangeTime)
+	defer cancel()
+	conn, err := s.dial(ctx, stream)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ends, _ := ctx.Deadline()
+	_ = conn.SetDeadline(ends)
+	if stream {
+		err = writeMessage(conn, packet)
+	} else {
+		_, err = conn.Write(packet)
+	}
+	for err == nil {
+		if packet, err = receive(conn, stream); err != nil {
+			break
+		}
+		answer := new(dnsmessage.Message)
+		// Another one is of somebody who guesses, or late.
+		if answer.Unpack(packet) == nil && answer.Response && answer.ID == m.ID && len(answer.Questions) == 1 &&
+			canonical(answer.Questions[0].Name.String()) == q.name && answer.Questions[0].Type == q.kind {
+			answer.Additionals = slices.DeleteFunc(answer.Additionals, func(r dnsmessage.Resource) bool { return r.Header.Type == dnsmessage.TypeOPT })
+			return answer, nil
+		}
+	}
+	return nil, err
+}
+
+func (s *server) dial(ctx context.Context, stream bool) (net.Conn, error) {
+	switch {
+	case s.tls != nil:
+		return (&tls.Dialer{Config: s.tls}).DialContext(ctx, "tcp", s.address)
+	case stream:
+		return new(net.Dialer).DialContext(ctx, "tcp", s.address)
+	}
+	return new(net.Dialer).DialContext(ctx, "udp", s.address)
+}
+
+func receive(conn net.Conn, stream bool) ([]byte, error) {
+	if stream {
+		return readMessage(conn)
+	}
+	packet := make([]byte, maxPacket)
+	n, err := conn.Read(packet)
+	return packet[:n], err
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/config"
@@ -345,11 +346,11 @@ func TestOverTLS(t *testing.T) {
 		{"dns.example", x509.NewCertPool(), "unknown authority"},
 	} {
 		s := newServer(config.TLSNameserver{Address: netip.MustParseAddr("127.0.0.5"), Name: tt.name}, tt.trusted)
-		answer, err := s.exchange(t.Context(), question{Question: dns.Question{Name: "a.example.", Qtype: dns.TypeA, Qclass: dns.ClassINET}})
+		answer, err := s.exchange(t.Context(), question{name: "a.example.", kind: dnsmessage.TypeA})
 		switch {
 		case tt.problem != "" && (err == nil || !strings.Contains(err.Error(), tt.problem)):
 			t.Errorf("%v, want %s", err, tt.problem)
-		case tt.problem == "" && (err != nil || answer.Rcode != dns.RcodeNameError):
+		case tt.problem == "" && (err != nil || answer.RCode != dnsmessage.RCodeNameError):
 			t.Errorf("%v, %v", answer, err)
 		}
 	}

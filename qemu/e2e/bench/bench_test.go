@@ -56,8 +56,8 @@ func report(b *testing.B, figures ...figure) {
 func BenchmarkSizes(b *testing.B) {
 	made := e2etest.Built(b, qemu.QEMU)
 	report(b,
-		of(megabytes, "PID 1 binary, stripped", size(b, made.Init), 34.5e6),
-		of(megabytes, "kernel + initramfs with root filesystem", size(b, made.Kernel, made.Initramfs), 64e6))
+		of(megabytes, "PID 1 binary, stripped", size(b, made.Init), 36e6),
+		of(megabytes, "kernel + initramfs with root filesystem", size(b, made.Kernel, made.Initramfs), 66e6))
 }
 
 // BenchmarkMedia makes a medium of each kind, and customizes a system: a file is added, and some modules are removed.

@@ -23,7 +23,7 @@ import (
 const (
 	budgetReady   = 15 * time.Second // power-on → node Ready
 	budgetAPI     = 15 * time.Second // kernel start → API answers, emulated
-	budgetPSS     = 60e6             // bytes of memory of PID 1 and its helpers, idle
+	budgetPSS     = 62e6             // bytes of memory of PID 1 and its helpers, idle
 	budgetIdle    = 25               // percent of one processor that an idle control plane uses
 	budgetVersion = 30 * time.Millisecond
 	budgetPatch   = 100 * time.Millisecond

@@ -13,8 +13,8 @@ var clockConditions = checks{
 		if s.clock == nil || s.clock.Synced || s.config != nil && s.config.Machine.Time.Disabled {
 			return nil
 		}
-		return one(finding{what: "The clock isn't synchronised.", code: s.clock.Reason, since: s.clock.LastSync, passing: s.sinceBoot < startTime,
-			evidence: []string{"time status: " + s.clock.Message}})
+		return one(finding{what: "The clock isn't synchronised.", code: s.clock.Reason, since: s.clock.LastSync,
+			passing: s.sinceBoot < startTime, evidence: []string{"time status: " + s.clock.Message}})
 	},
 	"clock-wrong": clockWrong,
 }

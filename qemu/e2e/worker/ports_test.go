@@ -50,7 +50,11 @@ func documented(t *testing.T) (rows []row) {
 		case "Listening on all addresses of a node":
 			rows = append(rows, row{port: cells[0], protocol: strings.ToLower(cells[1][:3]), program: cells[2], nodes: cells[3]})
 		case "Listening on loopback only":
-			rows = append(rows, row{port: cells[0], protocol: "tcp", program: cells[1], nodes: "", loopback: true})
+			r := row{port: cells[0], protocol: "tcp", program: cells[1], loopback: true}
+			if strings.Contains(r.program, "UDP and TCP") {
+				r.protocol = ""
+			}
+			rows = append(rows, r)
 		}
 	}
 	if len(rows) < 10 {
@@ -79,7 +83,7 @@ func ports(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 			}
 			port := s.Local[strings.LastIndex(s.Local, ":")+1:]
 			i := slices.IndexFunc(rows, func(r row) bool {
-				return (r.port == port || r.port == anyPort && strings.HasPrefix(r.program, s.Command+":")) && strings.HasPrefix(s.Protocol, r.protocol) && (!r.loopback || at.Addr().IsLoopback()) &&
+				return (r.port == port || r.port == anyPort && strings.HasPrefix(r.program, s.Command+":")) && strings.HasPrefix(s.Protocol, r.protocol) && (!r.loopback || at.Addr().IsLoopback() || at.Addr().IsLinkLocalUnicast()) &&
 					(n == control || r.nodes != "control planes")
 			})
 			if i < 0 {

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,10 +86,16 @@ func (c attacked) does(verb string, args ...string) string {
 // host is the place of a path of the node in the pod.
 func host(path string) string { return filepath.Join("/host", path) }
 
-// socket: no socket of PID 1 has a name, and no other one answers.
+// socket: the sockets there are the kubelet's ways to containerd and to images. That of the machine API has no name.
 func (c attacked) socket(t *testing.T) {
-	if out := c.does("call", host("/run")); !strings.Contains(out, "containerd") || strings.Contains(out, "garboard/") || strings.Contains(out, "200 OK") {
-		t.Errorf("a pod finds these sockets:\n%s", out)
+	out := c.does("call", host("/run/garboard"))
+	for line := range strings.Lines(out) {
+		if name := filepath.Base(strings.SplitN(line, ":", 2)[0]); !slices.Contains([]string{"containerd.sock", "containerd.sock.ttrpc", "images.sock"}, name) {
+			t.Errorf("a pod finds the socket %s", line)
+		}
+	}
+	if !strings.Contains(out, "images.sock") || strings.Contains(out, "200 OK") {
+		t.Errorf("the sockets that a pod finds answer\n%s", out)
 	}
 	if out := c.Gbctl("read", configFile); !strings.Contains(out, string(c.Secrets().MachineToken)) {
 		t.Errorf("an administrator doesn't get the configuration:\n%.300s", out)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"net/netip"
@@ -355,10 +356,14 @@ func (o *owner) prefer(l netlink.Link, v virtual) error {
 
 // configureBridge gives a bridge the settings that netlink's library doesn't have.
 func configureBridge(name string, b *config.Bridge) error {
-	dir := "/sys/class/net/" + name + "/bridge/"
-	_, stp := setting(dir+"stp_state", strconv.Itoa(number(b.STP.Enabled)))
-	_, vlans := setting(dir+"vlan_filtering", strconv.Itoa(number(b.VLAN.VLANFiltering)))
-	return errors.Join(stp, vlans)
+	set := func(file, what string, on bool) error {
+		_, err := setting("/sys/class/net/"+name+"/bridge/"+file, strconv.Itoa(number(on)))
+		if err == nil || !on && errors.Is(err, fs.ErrNotExist) { // this kernel can't, and needn't
+			return nil
+		}
+		return fmt.Errorf("%s of the bridge: %w", what, err)
+	}
+	return errors.Join(set("stp_state", "stp", b.STP.Enabled), set("vlan_filtering", "vlanFiltering", b.VLAN.VLANFiltering))
 }
 
 // number is what the kernel takes for a boolean.

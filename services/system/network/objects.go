@@ -135,7 +135,7 @@ func (o *owner) linkStatus(name string) LinkStatus {
 		s.State = "no carrier"
 	}
 	if err := errors.Join(o.errs[name], o.errs[making+name]); err != nil {
-		s.Problem = err.Error()
+		s.Problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	if i := slices.IndexFunc(o.wanted, func(w want) bool { m, is := w.object.(mtu); return is && m.index == a.Index }); s.Problem == "" && i >= 0 {
 		s.Problem = o.problem(o.wanted[i].object)

@@ -136,7 +136,13 @@ func (c *computer) attach(number int, name string, size int64) {
 			c.must(os.Remove(made))
 		}
 	})
-	eventually.That(c.t, 10*time.Second, name+" is there", func() error { _, err := os.Stat(name); return err })
+	eventually.That(c.t, 10*time.Second, name+" is there", func() error {
+		f, err := os.Open(name) // the name is there before the disk can be read
+		if err == nil {
+			err = f.Close()
+		}
+		return err
+	})
 }
 
 // format makes a FAT of a block device, as the tool that makes media does it: mkfs.fat isn't on every machine that runs this test.

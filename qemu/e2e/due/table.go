@@ -67,7 +67,7 @@ var Folders = map[string]Folder{
 		All: []string{"qemu/machines.go", "qemu/vm"},
 		Tests: map[string][]string{
 			"TestMachines":         {"image/initramfs", "kernel", "init", "tools/gbctl/cluster*.go"},
-			"TestHardenedKernel":   {"boot/hardening.go", "init/settings.go", "kernel"},
+			"TestHardenedKernel":   {"boot/hardening.go", "boot/settings.yaml", "init/settings.go", "kernel"},
 			"TestWireGuard":        {"services/system/network", "qemu/wireguard.go"},
 			"TestSilentCard":       {"services/system/network"},
 			"TestCardsChangeNames": {"services/system/network", "services/system/udev"},

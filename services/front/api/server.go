@@ -24,6 +24,7 @@ import (
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"golang.org/x/net/netutil"
 )
 
@@ -57,6 +58,9 @@ const (
 	// stopBudget is what calls under way get when the node stops. Streams end at
 	// once.
 	stopBudget = 3 * time.Second
+
+	// listenRetry is the pause before the socket is made anew.
+	listenRetry = time.Second
 )
 
 // Server is the machine API's server. Make one with New.
@@ -138,8 +142,11 @@ func (s *Server) Run(ctx context.Context) error {
 	defer s.services.background.Wait()
 	defer s.stop()
 	listener, err := s.opts.Gate.Listen()
-	if err != nil {
-		return fmt.Errorf("machine API: %w", err)
+	for ; err != nil; listener, err = s.opts.Gate.Listen() { // a node without it can't be operated
+		s.log.Error("the machine API can't listen, and tries again", "err", err)
+		if !sleep.For(ctx, listenRetry) {
+			return nil
+		}
 	}
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)

@@ -43,18 +43,26 @@ func (e *Etcd) Roster(ctx context.Context) (f roster.Facts, err error) {
 		return f, err
 	}
 	if err = e.askRoster(ctx, &f, e.voters); err == nil {
-		for name, r := range f.Records {
-			if f.Nodes[name] && !r.Joined {
-				r.Joined = true
-				_ = e.Enlist(ctx, name, r) // else the next one who asks does
-			}
-		}
+		e.noteJoined(ctx, f)
 		return f, nil
 	}
 	// Without a quorum, what this member knows is enough for a machine that is recorded: a name
 	// is given with a quorum only (Enlist).
 	alone := e.askRoster(ctx, &f, func(_, life context.Context) (*clientv3.Client, error) { return e.local(life) }, clientv3.WithSerializable())
 	return f, errors.Join(alone, map[bool]error{true: noAnswer(err)}[alone != nil])
+}
+
+// noteJoined records one worker that is within its grace and has joined; the next one who asks, the next one. Others need no note.
+func (e *Etcd) noteJoined(ctx context.Context, f roster.Facts) {
+	for name, r := range f.Records {
+		if f.Nodes[name] && !r.Joined && f.Now.Sub(r.Since) < roster.Grace {
+			ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
+			defer cancel()
+			r.Joined = true
+			_ = e.Enlist(ctx, name, r) // else the next one who asks does
+			return
+		}
+	}
 }
 
 // askRoster adds what etcd knows.

@@ -175,8 +175,10 @@ func (r *resolver) listen(at netip.Addr) (stop func(), failed chan error, err er
 		return nil, nil, errors.Join(err, udp.Close())
 	}
 	failed = make(chan error, 2)
-	go func() { failed <- r.serveUDP(udp) }()
-	go func() { failed <- r.serveTCP(netutil.LimitListener(tcp, maxClients)) }()
+	go func() { failed <- dag.Guard(r.log, func() error { return r.serveUDP(udp) }) }()
+	go func() {
+		failed <- dag.Guard(r.log, func() error { return r.serveTCP(netutil.LimitListener(tcp, maxClients)) })
+	}()
 	return func() { _ = errors.Join(udp.Close(), tcp.Close(), netlink.AddrDel(lo, address)) }, failed, nil // what has ended already is no problem
 }
 
@@ -197,8 +199,10 @@ func (r *resolver) serveUDP(conn net.PacketConn) error {
 			return err
 		}
 		if asked := bytes.Clone(packet[:n]); !r.outside(from) {
-			r.answering(func() error {
-				_, err := conn.WriteTo(r.reply(asked, dnsPacket), from)
+			r.answering(func() (err error) {
+				if m := r.reply(asked, dnsPacket); m != nil {
+					_, err = conn.WriteTo(m, from)
+				}
 				return err
 			})
 		}
@@ -211,22 +215,23 @@ func (r *resolver) serveTCP(l net.Listener) error {
 		if err != nil {
 			return err
 		}
-		go func() {
+		go dag.Guard(r.log, func() error {
 			defer context.AfterFunc(r.ctx, func() { conn.Close() })()
 			defer conn.Close()
 			for !r.outside(conn.RemoteAddr()) {
 				_ = conn.SetDeadline(time.Now().Add(idle))
 				asked, err := readMessage(conn)
 				if err != nil {
-					return
+					return nil // the client has gone
 				}
 				done := make(chan struct{})
 				if !r.answering(func() error { defer close(done); return writeMessage(conn, r.reply(asked, math.MaxUint16)) }) {
-					return
+					return nil
 				}
 				<-done
 			}
-		}()
+			return nil
+		})
 	}
 }
 

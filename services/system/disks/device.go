@@ -20,19 +20,12 @@ import (
 // sysSector is the unit of every size in sysfs, whatever the disk's own sector.
 const sysSector = 512
 
-// device is a whole disk as the kernel shows it under /sys/block.
+// device is a whole disk as the kernel shows it under /sys/block. System and Holds aren't known.
 type device struct {
-	Name     string // vda
-	Path     string // /dev/vda
-	Size     int64  // bytes
-	Sector   int    // bytes: the unit of its partition table
-	Model    string
-	Serial   string
-	WWID     string
-	BusPath  string // below /sys/devices
-	Type     config.DiskType
-	ReadOnly bool
-	Remote   bool // on the other side of a network
+	Disk
+	Name   string // vda
+	Sector int    // bytes: the unit of its partition table
+	Remote bool   // on the other side of a network
 }
 
 // notDisks are block devices that consist of memory, files, or other devices.
@@ -88,20 +81,19 @@ func readDevice(name string) (device, error) {
 	case firstText(dir, "queue/rotational") == "1":
 		kind = config.DiskHDD
 	}
-	bus, _, _ := strings.Cut(linkTarget(dir), "/block/")
-	return device{
-		Name:     name,
+	place, _, _ := strings.Cut(linkTarget(dir), "/block/")
+	place = strings.TrimPrefix(place, "/sys/devices")
+	return device{Name: name, Sector: int(sector), Remote: isRemote(dir), Disk: Disk{
 		Path:     "/dev/" + strings.ReplaceAll(name, "!", "/"),
 		Size:     size * sysSector,
-		Sector:   int(sector),
 		Model:    firstText(dir, "device/model"),
 		Serial:   firstText(dir, "serial", "device/serial", "device/vpd_pg80"),
 		WWID:     firstText(dir, "wwid", "device/wwid"),
-		BusPath:  strings.TrimPrefix(bus, "/sys/devices"),
+		Bus:      bus(name, place),
+		BusPath:  place,
 		Type:     kind,
 		ReadOnly: firstText(dir, "ro") == "1",
-		Remote:   isRemote(dir),
-	}, nil
+	}}, nil
 }
 
 // linkTarget is where a link of sysfs leads to; "" if that isn't known.

@@ -21,7 +21,7 @@ func image(t *testing.T, content map[int64][]byte) (*os.File, device) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
-	dev := device{Path: f.Name(), Size: 64 << 20, Sector: 512}
+	dev := device{Disk: Disk{Path: f.Name(), Size: 64 << 20}, Sector: 512}
 	if err := f.Truncate(dev.Size); err != nil {
 		t.Fatal(err)
 	}

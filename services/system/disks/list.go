@@ -48,30 +48,22 @@ func (d *Disks) List() ([]Disk, error) {
 		if f, err := d.inspect(dev); err == nil {
 			holds = f.String()
 		}
-		disk := dev.disk()
-		disk.System, disk.Holds = dev.Path == system, holds
-		disks = append(disks, disk)
+		dev.System, dev.Holds = dev.Path == system, holds
+		disks = append(disks, dev.Disk)
 	}
 	return disks, nil
 }
 
-func (dev device) disk() Disk {
-	return Disk{
-		Path: dev.Path, Size: dev.Size, Model: dev.Model, Serial: dev.Serial, Bus: dev.bus(),
-		WWID: dev.WWID, BusPath: dev.BusPath, Type: dev.Type, ReadOnly: dev.ReadOnly,
-	}
-}
-
 // bus is what connects the disk. SATA and USB are within the kernel's subsystem for SCSI (sysfs(5)).
-func (dev device) bus() string {
-	for _, name := range []string{"usb", "ata"} {
-		if strings.Contains(dev.BusPath, "/"+name) {
-			return name
+func bus(name, path string) string {
+	for _, kind := range []string{"usb", "ata"} {
+		if strings.Contains(path, "/"+kind) {
+			return kind
 		}
 	}
-	target, err := os.Readlink(filepath.Join("/sys/block", dev.Name, "device/subsystem"))
+	target, err := os.Readlink(filepath.Join("/sys/block", name, "device/subsystem"))
 	if err != nil {
-		return strings.TrimRight(dev.Name, "0123456789")
+		return strings.TrimRight(name, "0123456789")
 	}
 	return filepath.Base(target)
 }

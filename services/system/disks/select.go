@@ -32,7 +32,7 @@ type rejected map[string]string
 
 // unfit says why a disk isn't the selected one; "" if it is. Without a name, that is never a disk that machines are started from.
 func (d *Disks) unfit(dev device, f found, name string, s config.DiskSelector) string {
-	why := misfit(dev.disk(), s)
+	why := misfit(dev.Disk, s)
 	if why == "" && name == "" {
 		why = d.medium(dev, f)
 	}

@@ -79,7 +79,7 @@ func TestLayoutFits(t *testing.T) {
 	for _, gibs := range []float64{3, 3.5, 7.9, 8, 20, 2000} {
 		for _, sector := range []int{512, 4096} {
 			size := int64(gibs*(1<<30)) &^ 4095
-			table := newTable(device{Size: size, Sector: sector}, boot.Places(size))
+			table := newTable(device{Disk: Disk{Size: size}, Sector: sector}, boot.Places(size))
 			end := int64(1 << 20)
 			for _, p := range table.Partitions {
 				start := int64(p.Start) * int64(sector)

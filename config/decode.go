@@ -70,14 +70,9 @@ var (
 var lenientLists = map[reflect.Type]bool{reflect.TypeFor[[]WireGuardPeer](): true}
 
 func (d *decoder) value(n *yaml.Node, v reflect.Value) {
-	if n.Kind == yaml.AliasNode {
-		n = resolve(n)
-	}
-	if !d.spend(n) || isNull(n) {
+	n = resolve(n)
+	if !d.spend(n) || isNull(n) || d.tagged(n) {
 		return // null is the same as a missing value
-	}
-	if d.tagged(n) {
-		return
 	}
 	if v.Type() == objectType {
 		d.object(n, v)
@@ -332,15 +327,10 @@ func (d *decoder) duration(n *yaml.Node, v reflect.Value) {
 
 // choice refuses values that the type doesn't list.
 func (d *decoder) choice(n *yaml.Node, v reflect.Value) {
-	values, ok := choices[v.Type()]
-	if !ok {
-		return
+	if values, few := choices[v.Type()]; few && !slices.Contains(values, n.Value) {
+		v.SetZero()
+		d.bad(n, "%s is not one of %s%s", quote(n.Value), strings.Join(values, ", "), didYouMean(n.Value, values))
 	}
-	if slices.Contains(values, n.Value) {
-		return
-	}
-	v.SetZero()
-	d.bad(n, "%s is not one of %s%s", quote(n.Value), strings.Join(values, ", "), didYouMean(n.Value, values))
 }
 
 // choices are the values of the types that have only a few. Aliases are last.

@@ -74,12 +74,8 @@ func (d *differ) fields(path string, where place, a, b reflect.Value) {
 	for i := range a.NumField() {
 		f := a.Type().Field(i)
 		name := f.Tag.Get("yaml")
-		inner := path
-		if inner != "" {
-			inner += "."
-		}
 		from := len(d.changes)
-		d.field(inner+name, where.with(name), f, a.Field(i), b.Field(i))
+		d.field(join(path, name), where.with(name), f, a.Field(i), b.Field(i))
 		if holdsSecret(a, name) || holdsSecret(b, name) {
 			d.redact(from)
 		}

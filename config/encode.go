@@ -4,7 +4,6 @@ import (
 	"encoding"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -46,9 +45,7 @@ func encodeValue(v reflect.Value, where place) *yaml.Node {
 		return n
 	case reflect.Map:
 		n := &yaml.Node{Kind: yaml.MappingNode}
-		keys := v.MapKeys()
-		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
-		for _, key := range keys {
+		for _, key := range keysOf(v, v) {
 			n.Content = append(n.Content, tree.Quoted(key.String()), encodeValue(v.MapIndex(key), where.with(key.String())))
 		}
 		return n

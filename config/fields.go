@@ -75,12 +75,6 @@ const anyName = "<name>"
 // fieldsOf lists the fields of a struct. row is its path in the apply table,
 // path the one to show; idle are the fields that have no effect.
 func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
-	join := func(path, name string) string {
-		if path == "" {
-			return name
-		}
-		return path + "." + name
-	}
 	var all []Field
 	for f, inner := range v.Fields() {
 		name := f.Tag.Get("yaml")
@@ -120,6 +114,14 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 		all = append(all, field)
 	}
 	return all
+}
+
+// join is the path of what is called name inside of a path.
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
 }
 
 // choicesAt are the values of fields whose type doesn't list them, but a check does.

@@ -31,19 +31,19 @@ var reservedPlaces = []struct{ path, instead string }{
 // doesn't look at links in it.
 func FilePlace(name string) error {
 	name = path.Clean(name)
-	if !slices.ContainsFunc(fileRoots, func(root string) bool { return name != root && within(name, root) }) {
+	if !slices.ContainsFunc(fileRoots, func(root string) bool { return name != root && Within(name, root) }) {
 		return fmt.Errorf("files can be written only in %s; everything else is read-only", strings.Join(fileRoots, ", "))
 	}
 	for _, r := range reservedPlaces {
-		if within(name, r.path) {
+		if Within(name, r.path) {
 			return fmt.Errorf("%s can't be replaced: %s", r.path, r.instead)
 		}
 	}
 	return nil
 }
 
-// within reports whether a path is dir or below it.
-func within(name, dir string) bool {
+// Within reports whether a path is dir or below it.
+func Within(name, dir string) bool {
 	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
 }
 
@@ -63,7 +63,7 @@ func checkFiles(c *Config, r *report) {
 			r.bad(where, "%s is also written by an earlier entry; only entries with op append can share a path", quote(f.Path))
 		}
 		for other := range first {
-			if other != name && (within(other, name) || within(name, other)) {
+			if other != name && (Within(other, name) || Within(name, other)) {
 				r.bad(where, "conflicts with %s of an earlier entry: one of them would have to be a directory", other)
 				break // one example is enough
 			}

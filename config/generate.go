@@ -171,30 +171,27 @@ func DefaultImages() []string { return (&Config{}).Images() }
 
 // Images lists every image that nodes with this configuration pull, in the order in which they need them. Those of the pods that run
 // on workers are in the configuration of control planes.
-func (c *Config) Images() []string {
-	all := []string{cmp.Or(c.Machine.Kubelet.Image, DefaultKubeletImage), DefaultPauseImage}
-	if c.Machine.Type != Worker {
-		all = append([]string{cmp.Or(c.Cluster.Etcd.Image, DefaultEtcdImage)}, all...)
-		all = append(all,
-			cmp.Or(c.Cluster.APIServer.Image, DefaultAPIServerImage),
-			cmp.Or(c.Cluster.ControllerManager.Image, DefaultControllerManagerImage),
-			cmp.Or(c.Cluster.Scheduler.Image, DefaultSchedulerImage),
-		)
-		if !c.Cluster.Proxy.Disabled {
-			all = append(all, cmp.Or(c.Cluster.Proxy.Image, DefaultProxyImage))
+func (c *Config) Images() (all []string) {
+	k, control := &c.Cluster, c.Machine.Type != Worker
+	for _, i := range []struct {
+		pulled       bool
+		image, usual string
+	}{
+		{control, k.Etcd.Image, DefaultEtcdImage},
+		{true, c.Machine.Kubelet.Image, DefaultKubeletImage},
+		{true, DefaultPauseImage, ""},
+		{control, k.APIServer.Image, DefaultAPIServerImage},
+		{control, k.ControllerManager.Image, DefaultControllerManagerImage},
+		{control, k.Scheduler.Image, DefaultSchedulerImage},
+		{control && !k.Proxy.Disabled, k.Proxy.Image, DefaultProxyImage},
+		{control && cmp.Or(k.Network.CNI.Name, CNIFlannel) == CNIFlannel, k.Network.CNI.Flannel.Image, DefaultFlannelImage},
+		{control && k.Network.Policies, k.Network.PolicyAgent.Image, DefaultPoliciesImage},
+		{control && !k.CoreDNS.Disabled, k.CoreDNS.Image, DefaultCoreDNSImage},
+		{c.Machine.Install.Image != "", c.Machine.Install.Image, ""},
+	} {
+		if i.pulled {
+			all = append(all, cmp.Or(i.image, i.usual))
 		}
-		if cmp.Or(c.Cluster.Network.CNI.Name, CNIFlannel) == CNIFlannel {
-			all = append(all, cmp.Or(c.Cluster.Network.CNI.Flannel.Image, DefaultFlannelImage))
-		}
-		if c.Cluster.Network.Policies {
-			all = append(all, cmp.Or(c.Cluster.Network.PolicyAgent.Image, DefaultPoliciesImage))
-		}
-		if !c.Cluster.CoreDNS.Disabled {
-			all = append(all, cmp.Or(c.Cluster.CoreDNS.Image, DefaultCoreDNSImage))
-		}
-	}
-	if c.Machine.Install.Image != "" {
-		all = append(all, c.Machine.Install.Image)
 	}
 	return all
 }

@@ -68,16 +68,7 @@ func (p Partition) directories() error {
 
 // Direct reports whether a UEFI starts a system from here without a boot loader. So do media, and no installed machine.
 func (p Partition) Direct() bool {
-	f, err := os.Open(p.path(removable))
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return false
-	}
-	_, err = ReadImage(f, info.Size())
+	_, err := readImageFile(p.path(removable))
 	return err == nil
 }
 
@@ -112,7 +103,7 @@ func (p Partition) put(content []byte, parts ...string) error {
 
 // Check reads the headers of the system in a slot, as far as a boot loader needs them.
 func (p Partition) Check(slot string) error {
-	_, err := p.image(slot)
+	_, err := readImageFile(p.System(slot))
 	return err
 }
 

@@ -51,7 +51,7 @@ func environmentBlock(choice, trying string) []byte {
 
 // startBIOS writes the script that starts a slot.
 func (p Partition) startBIOS(name, version, line string) error {
-	image, err := p.image(name)
+	image, err := readImageFile(p.System(name))
 	if err != nil {
 		return err
 	}
@@ -64,8 +64,8 @@ boot
 	return p.put([]byte(script), grubDir, name+entryCfg)
 }
 
-func (p Partition) image(slot string) (Image, error) {
-	file, err := os.Open(p.System(slot))
+func readImageFile(path string) (Image, error) {
+	file, err := os.Open(path)
 	if err != nil {
 		return Image{}, err
 	}

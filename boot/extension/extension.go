@@ -115,17 +115,20 @@ func Parse(text []byte) (Manifest, error) {
 	return m, m.check()
 }
 
+// problems are all that is wrong with a manifest.
+type problems []error
+
+func (p *problems) add(is bool, format string, args ...any) {
+	if is {
+		*p = append(*p, fmt.Errorf(format, args...))
+	}
+}
+
 func (m Manifest) check() error {
-	var errs []error
-	if !name.MatchString(m.Name) {
-		errs = append(errs, fmt.Errorf("name %q: must have 1 to 40 small letters, digits and hyphens", m.Name))
-	}
-	if !version.MatchString(m.Version) {
-		errs = append(errs, fmt.Errorf("version %q: must have 1 to 64 letters, digits, and . + ~ _ -", m.Version))
-	}
-	if m.Description == "" {
-		errs = append(errs, errors.New("description: is required"))
-	}
+	var errs problems
+	errs.add(!name.MatchString(m.Name), "name %q: must have 1 to 40 small letters, digits and hyphens", m.Name)
+	errs.add(!version.MatchString(m.Version), "version %q: must have 1 to 64 letters, digits, and . + ~ _ -", m.Version)
+	errs.add(m.Description == "", "description: is required")
 	errs = append(errs, absolute("files", m.Files...))
 	if m.Service != nil {
 		errs = append(errs, m.Service.check())
@@ -134,16 +137,13 @@ func (m Manifest) check() error {
 }
 
 func (s Service) check() error {
-	var errs []error
-	if len(s.Command) == 0 {
-		errs = append(errs, errors.New("service.command: is required"))
-	} else {
-		errs = append(errs, absolute("service.command", s.Command[0]))
-	}
+	var errs problems
+	errs.add(len(s.Command) == 0, "service.command: is required")
+	errs = append(errs, absolute("service.command", s.Command[:min(len(s.Command), 1)]...))
 	for _, d := range s.DependsOn {
-		if other, ours := strings.CutPrefix(d, Prefix); !slices.Contains(Services, d) && (!ours || !name.MatchString(other)) {
-			errs = append(errs, fmt.Errorf("service.dependsOn: %q is neither %sNAME of another extension nor one of %s", d, Prefix, strings.Join(Services, ", ")))
-		}
+		other, ours := strings.CutPrefix(d, Prefix)
+		errs.add(!slices.Contains(Services, d) && (!ours || !name.MatchString(other)),
+			"service.dependsOn: %q is neither %sNAME of another extension nor one of %s", d, Prefix, strings.Join(Services, ", "))
 	}
 	errs = append(errs, absolute("service.waitFor", s.WaitFor...))
 	for _, m := range s.Mounts {
@@ -151,13 +151,10 @@ func (s Service) check() error {
 	}
 	for _, d := range s.Defaults {
 		errs = append(errs, absolute("service.defaults", d.Path))
-		if !strings.HasPrefix(d.Path, "/var/") {
-			errs = append(errs, fmt.Errorf("service.defaults: %s isn't below /var", d.Path))
-		}
+		errs.add(!strings.HasPrefix(d.Path, "/var/"), "service.defaults: %s isn't below /var", d.Path)
 	}
-	if !slices.Contains([]string{Always, OnFailure, Never}, s.Restart) {
-		errs = append(errs, fmt.Errorf("service.restart %q: must be %s, %s or %s", s.Restart, Always, OnFailure, Never))
-	}
+	errs.add(!slices.Contains([]string{Always, OnFailure, Never}, s.Restart),
+		"service.restart %q: must be %s, %s or %s", s.Restart, Always, OnFailure, Never)
 	return errors.Join(errs...)
 }
 

@@ -1,8 +1,6 @@
 package meta
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -48,8 +46,8 @@ func named(uevent, label string) (device string) {
 		return "" // it is gone
 	}
 	is := false
-	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
-		switch key, value, _ := strings.Cut(lines.Text(), "="); key {
+	for line := range strings.Lines(string(text)) {
+		switch key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "="); key {
 		case "PARTNAME":
 			is = value == label
 		case "DEVNAME":

@@ -67,11 +67,8 @@ func (d *Disks) devices() ([]device, error) {
 func readDevice(name string) (device, error) {
 	dir := filepath.Join("/sys/block", name)
 	size, err := readNumber(filepath.Join(dir, "size"))
-	if err != nil {
-		return device{}, err
-	}
-	sector, err := readNumber(filepath.Join(dir, "queue/logical_block_size"))
-	if err != nil {
+	sector, sectorErr := readNumber(filepath.Join(dir, "queue/logical_block_size"))
+	if err := cmp.Or(err, sectorErr); err != nil {
 		return device{}, err
 	}
 	kind := config.DiskSSD

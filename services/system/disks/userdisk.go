@@ -1,6 +1,7 @@
 package disks
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -244,11 +245,8 @@ func (dev device) partitions() ([]partition, error) {
 			continue // not a partition
 		}
 		start, err := readNumber(filepath.Join(dir, e.Name(), "start"))
-		if err != nil {
-			return nil, err
-		}
-		size, err := readNumber(filepath.Join(dir, e.Name(), "size"))
-		if err != nil {
+		size, sizeErr := readNumber(filepath.Join(dir, e.Name(), "size"))
+		if err := cmp.Or(err, sizeErr); err != nil {
 			return nil, err
 		}
 		all = append(all, partition{path: "/dev/" + strings.ReplaceAll(e.Name(), "!", "/"), n: int(n), start: start * sysSector, size: size * sysSector})

@@ -132,20 +132,16 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		return err
 	}
 	h.Started(fmt.Sprintf("%d files laid", len(d.laid)))
-	retry := time.NewTicker(retryEvery)
-	defer retry.Stop()
 	for {
-		again := false
+		var retry <-chan time.Time
+		if d.broken {
+			retry = time.After(retryEvery)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-configs:
-			again = true
-		case <-retry.C:
-			again = d.broken
-		}
-		if !again {
-			continue
+		case <-retry:
 		}
 		if err := d.follow(); err != nil {
 			return err

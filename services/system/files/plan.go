@@ -51,7 +51,7 @@ func add(wanted map[string]*file, img image, path string, e config.File) error {
 		return nil
 	}
 	for other, f := range wanted {
-		if within(path, other) || within(other, path) {
+		if config.Within(path, other) || config.Within(other, path) {
 			return fmt.Errorf("can't be beside %s, which an earlier entry lays: one would be a directory", f.names[0])
 		}
 	}
@@ -131,8 +131,4 @@ func follow(path string) (string, error) {
 	dir, base := filepath.Split(path)
 	real, err = follow(filepath.Clean(dir))
 	return filepath.Join(real, base), err
-}
-
-func within(path, dir string) bool {
-	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }

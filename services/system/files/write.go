@@ -122,7 +122,7 @@ func (d *Daemon) restore(img image, path string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if within(path, boot.EphemeralDir) && (err != nil || digest(now) != d.laid[path]) {
+	if config.Within(path, boot.EphemeralDir) && (err != nil || digest(now) != d.laid[path]) {
 		d.log.Warn(fmt.Sprintf("%s isn't configured any more, but was changed by another program: it stays", path))
 		return nil
 	}
@@ -150,7 +150,7 @@ func (d *Daemon) readRecord() (map[string]string, error) {
 	}
 	// It says what may be removed, so it is believed only where files are laid.
 	maps.DeleteFunc(laid, func(path, _ string) bool {
-		return !within(path, boot.EphemeralDir) || filepath.Clean(path) != path || config.FilePlace(path) != nil
+		return !config.Within(path, boot.EphemeralDir) || filepath.Clean(path) != path || config.FilePlace(path) != nil
 	})
 	return laid, nil
 }
@@ -158,7 +158,7 @@ func (d *Daemon) readRecord() (map[string]string, error) {
 // writeRecord notes what is laid in /var.
 func (d *Daemon) writeRecord() error {
 	kept := maps.Clone(d.laid)
-	maps.DeleteFunc(kept, func(path, _ string) bool { return !within(path, boot.EphemeralDir) })
+	maps.DeleteFunc(kept, func(path, _ string) bool { return !config.Within(path, boot.EphemeralDir) })
 	data, err := yaml.Marshal(kept)
 	if err != nil {
 		return fmt.Errorf("note the files in %s: %w", boot.EphemeralDir, err)

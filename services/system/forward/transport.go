@@ -59,10 +59,11 @@ func (d *destination) open(ctx, hard context.Context) (transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := connection{d: d, conn: conn, gone: make(chan struct{}), stop: context.AfterFunc(hard, func() { _ = conn.Close() })}
+	c := connection{d: d, conn: conn, stop: context.AfterFunc(hard, func() { _ = conn.Close() })}
 	if d.Endpoint.Scheme == "udp" {
 		return &datagrams{c}, nil
 	}
+	c.gone = make(chan struct{})
 	go func() {
 		defer close(c.gone)
 		// Servers send nothing; the end is the end of the connection.
@@ -103,11 +104,19 @@ func (d *destination) encode(r logs.Record) []byte {
 type connection struct {
 	d    *destination
 	conn net.Conn
-	gone chan struct{}
+	gone chan struct{} // closed when the server has closed it; nil for datagrams
 	stop func() bool
 }
 
 func (c *connection) ended() <-chan struct{} { return c.gone }
+
+func (c *connection) close() {
+	c.stop()
+	_ = c.conn.Close() // what it had to send is sent, or will be sent again
+	if c.gone != nil {
+		<-c.gone
+	}
+}
 
 // write writes before sendTimeout has passed.
 func (c *connection) write(data []byte) error {
@@ -139,12 +148,6 @@ func (s *stream) send(_ context.Context, batch []logs.Record) (int, error) {
 	return len(batch), nil
 }
 
-func (s *stream) close() {
-	s.stop()
-	_ = s.conn.Close() // what it had to send is sent, or will be sent again
-	<-s.gone
-}
-
 // datagrams is UDP: one message in each (RFC 5426).
 type datagrams struct{ connection }
 
@@ -156,11 +159,6 @@ func (u *datagrams) send(_ context.Context, batch []logs.Record) (int, error) {
 		}
 	}
 	return len(batch), nil
-}
-
-func (u *datagrams) close() {
-	u.stop()
-	_ = u.conn.Close()
 }
 
 // poster sends each batch in a request.

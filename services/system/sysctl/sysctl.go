@@ -150,25 +150,21 @@ func (c *parameters) makeSo(_ context.Context, v resource.View) (time.Duration, 
 func (c *parameters) restore(names map[string]string, log *slog.Logger) {
 	for _, path := range slices.Backward(slices.Sorted(maps.Keys(c.set))) {
 		p := c.set[path]
-		if names[path] != "" {
+		switch {
+		case names[path] != "":
 			continue
-		}
-		if p.wrote == "" {
-			delete(c.set, path)
-			continue
-		}
-		if !p.known {
+		case p.wrote == "":
+		case !p.known:
 			log.Warn(fmt.Sprintf("%s isn't configured any more, and what it was before can't be read: it stays until the next boot", p.name))
-			delete(c.set, path)
-			continue
-		}
-		_, err := c.write(path, p.before)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			c.warnOnce(p, log, fmt.Sprintf("give %s back its value %q: %s", p.name, p.before, why(err)))
-			continue
-		}
-		if err == nil {
-			log.Info(fmt.Sprintf("%s is %s again: it isn't configured any more", p.name, p.before))
+		default:
+			_, err := c.write(path, p.before)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				c.warnOnce(p, log, fmt.Sprintf("give %s back its value %q: %s", p.name, p.before, why(err)))
+				continue
+			}
+			if err == nil {
+				log.Info(fmt.Sprintf("%s is %s again: it isn't configured any more", p.name, p.before))
+			}
 		}
 		delete(c.set, path)
 	}

@@ -1,8 +1,6 @@
 package udev
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -160,9 +158,9 @@ func uevent(path, name string) string {
 	if err != nil {
 		return ""
 	}
-	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
-		if value, found := strings.CutPrefix(lines.Text(), name+"="); found {
-			return value
+	for line := range strings.Lines(string(text)) {
+		if value, found := strings.CutPrefix(line, name+"="); found {
+			return strings.TrimSuffix(value, "\n")
 		}
 	}
 	return ""

@@ -97,7 +97,8 @@ func (v *values) do(op *yaml.Node) error {
 		value = fresh(merge.Field(op, "value"))
 	case "copy":
 		if v.copied += size(from.node()); v.copied > tree.MaxSize {
-			return fmt.Errorf("copy %s: what is copied is larger than the %d bytes of a configuration", merge.Brief(path), tree.MaxSize)
+			return fmt.Errorf("copy %s: what is copied is larger than the %d bytes of a configuration",
+				merge.Brief(path), tree.MaxSize)
 		}
 		value = fresh(from.node())
 	case "move":

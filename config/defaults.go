@@ -43,6 +43,7 @@ var defaults = map[string]any{
 	"machine.network.interfaces[].bond.lacpRate":           "slow",
 	"machine.network.interfaces[].bond.xmitHashPolicy":     "layer2",
 	"machine.network.interfaces[].bond.miimon":             defaultMIIMon,
+	"machine.network.resolver.enabled":                     true,
 	"machine.time.servers":                                 defaultTimeServer,
 	"machine.time.bootTimeout":                             DefaultTimeBootTimeout,
 	"machine.files[].permissions":                          defaultFilePerm,

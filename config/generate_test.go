@@ -47,6 +47,8 @@ machine:
   network:
     hostname: dev-1
     autoHostname: auto
+    resolver:
+      enabled: true
   time:
     servers:
       - pool.ntp.org

@@ -6,7 +6,8 @@ import "net/netip"
 type Resolver struct {
 	// Enabled makes the node answer DNS at 169.254.116.108, or at fd67:6172:6264::53 if the first subnet of pods is one of IPv6. Pods with
 	// the DNS policy Default, such as CoreDNS, ask there from their next start. No pod with hostNetwork can have port 53 of all addresses then.
-	Enabled bool `yaml:"enabled"`
+	// Default true.
+	Enabled *bool `yaml:"enabled"`
 	// DNSOverTLS are asked instead of the name servers of machine.network.nameservers, DHCP and router advertisements. The first three are.
 	DNSOverTLS []TLSNameserver `yaml:"dnsOverTLS" key:"address"`
 }
@@ -16,6 +17,9 @@ type TLSNameserver struct {
 	Address netip.Addr `yaml:"address"` // required, such as 9.9.9.9
 	Name    string     `yaml:"name"`    // required: the name in its certificate, such as dns.quad9.net
 }
+
+// On is whether the node answers.
+func (r *Resolver) On() bool { return r.Enabled == nil || *r.Enabled }
 
 // ResolverAddress is where the node answers: an address that is link-local, or unique local (RFC 4193), on each node.
 func (c *Config) ResolverAddress() netip.Addr {

@@ -82,7 +82,7 @@ spec:
 `
 
 // named is a name that only the nodes' own resolvers know: CoreDNS asks that of its node.
-const named = "machine: {network: {resolver: {enabled: true}, extraHostEntries: [{ip: 10.5.0.2, aliases: [" + host + "]}]}}"
+const named = "machine: {network: {extraHostEntries: [{ip: 10.5.0.2, aliases: [" + host + "]}]}}"
 
 const host = "nas.example.org"
 

@@ -54,7 +54,7 @@ func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time
 	if err != nil && resource.IgnoreNotFound(err) != nil {
 		return 0, err
 	}
-	manifests, err := renderBootstrapManifests(&c.Cluster, c.Machine.Network.Resolver.Enabled || len(resolvers.Spec) > 0)
+	manifests, err := renderBootstrapManifests(&c.Cluster, c.Machine.Network.Resolver.On() || len(resolvers.Spec) > 0)
 	if err != nil {
 		return 0, err
 	}

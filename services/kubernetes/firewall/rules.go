@@ -60,7 +60,7 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 		table = append(table, rule{chain: input, action: accept, goesOn: true},
 			rule{chain: input, action: accept, protocol: "udp", ports: []ports{{546, 546}}}) // RFC 8415: a server answers from another address
 	}
-	if len(firewall.Rules) > 0 && cfg.Machine.Network.Resolver.Enabled {
+	if len(firewall.Rules) > 0 && cfg.Machine.Network.Resolver.On() {
 		for _, protocol := range []string{"udp", "tcp"} { // the resolver itself answers nobody outside of the node
 			table = append(table, rule{chain: input, action: accept, protocol: protocol, ports: []ports{{53, 53}}, to: single(cfg.ResolverAddress())})
 		}

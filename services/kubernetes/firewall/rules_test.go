@@ -156,11 +156,11 @@ func TestResolver(t *testing.T) {
 	c := node(config.Worker, func(f *config.Firewall) { f.Rules = []config.FirewallRule{{Name: "rest", Action: drop}} })
 	for _, protocol := range []string{"udp", "tcp"} {
 		k := packet{chain: input, link: "cni0", protocol: protocol, port: 53, from: "10.244.3.4", to: c.ResolverAddress().String()}
-		c.Machine.Network.Resolver.Enabled = false
+		c.Machine.Network.Resolver.Enabled = new(false)
 		if got, _ := decide(rules(c, addresses, nil), k); got != drop {
 			t.Errorf("off, %s: %s", protocol, got)
 		}
-		c.Machine.Network.Resolver.Enabled = true
+		c.Machine.Network.Resolver.Enabled = new(true)
 		if got, _ := decide(rules(c, addresses, nil), k); got != accept {
 			t.Errorf("on, %s: %s", protocol, got)
 		}

@@ -102,9 +102,9 @@ func TestS243Configuration(t *testing.T) {
 	if container := configured(t, boot.Container, cluster(t, nil)); container["failCgroupV1"] != false {
 		t.Error("a container node may be on a host with cgroup v1")
 	}
-	resolver := configured(t, boot.Machine, cluster(t, func(c *config.Config) { c.Machine.Network.Resolver.Enabled = true }))
-	if machine["resolvConf"] != "/etc/resolv.conf" || resolver["resolvConf"] != boot.PodResolvConf {
-		t.Errorf("pods get %s, and with the node's resolver %s", machine["resolvConf"], resolver["resolvConf"])
+	without := configured(t, boot.Machine, cluster(t, func(c *config.Config) { c.Machine.Network.Resolver.Enabled = new(false) }))
+	if machine["resolvConf"] != boot.PodResolvConf || without["resolvConf"] != "/etc/resolv.conf" {
+		t.Errorf("pods get %s, and without the node's resolver %s", machine["resolvConf"], without["resolvConf"])
 	}
 	worker := configured(t, boot.Machine, cluster(t, func(c *config.Config) { c.Machine.Type = config.Worker }))
 	if _, ok := worker["tlsCertFile"]; ok || worker["serverTLSBootstrap"] != true {

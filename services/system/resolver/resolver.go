@@ -105,7 +105,7 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 	defer cancel()
 	r := &resolver{ctx: ctx, log: h.Log, outside: func(a net.Addr) bool { return outside(store, a) }, questions: make(chan struct{}, maxQuestions)}
 	var failed chan error // nil: nothing can fail
-	if cfg.Machine.Network.Resolver.Enabled {
+	if cfg.Machine.Network.Resolver.On() {
 		if err := r.learn(store, cfg); err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 		defer stop()
 		failed = ended
 	}
-	h.Started("answers pods, if machine.network.resolver is on")
+	h.Started("answers pods, unless machine.network.resolver is off")
 	select {
 	case err = <-failed:
 	case <-changed:

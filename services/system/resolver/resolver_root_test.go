@@ -53,7 +53,6 @@ func newRig(t *testing.T) *rig {
 	lo, err := netlink.LinkByName("lo")
 	r := &rig{T: t, store: resource.NewStore()}
 	r.must(errors.Join(err, netlink.LinkSetUp(lo)))
-	r.cfg.Machine.Network.Resolver.Enabled = true
 	return r
 }
 
@@ -197,7 +196,7 @@ func TestAnswers(t *testing.T) {
 		}
 		return err
 	})
-	r.cfg.Machine.Network.Resolver.Enabled = false
+	r.cfg.Machine.Network.Resolver.Enabled = new(false)
 	r.configure()
 	eventually.That(t, deadline, "the address has gone", func() error {
 		if l, err := net.Listen("tcp", "[fd67:6172:6264::53]:0"); err == nil {

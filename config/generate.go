@@ -25,7 +25,7 @@ type Options struct {
 	Mirrors map[string][]string
 	// CertSANs go into the certificates of a control plane's machine API and apiserver.
 	CertSANs []string
-	// KubernetesVersion is the version of the images, such as v1.36.3; default
+	// KubernetesVersion is the version of the images, such as v1.37.2; default
 	// KubernetesVersion.
 	KubernetesVersion string
 	// AllowScheduling lets pods run on control planes.

@@ -56,7 +56,7 @@ machine:
   install:
     disk: /dev/vda
   kubelet:
-    image: ghcr.io/garboard-os/kubelet:v1.36.3
+    image: ghcr.io/garboard-os/kubelet:v1.37.2
     clusterDNS:
       - 10.96.0.10
   registries:

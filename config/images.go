@@ -11,11 +11,11 @@ import (
 // Versions of what the default images hold. The image build pins the same
 // versions in its components; a test there compares the two.
 const (
-	KubernetesVersion = "v1.36.3"
-	EtcdVersion       = "3.6.8-0"
+	KubernetesVersion = "v1.37.2"
+	EtcdVersion       = "3.7.3-0"
 	PauseVersion      = "3.10.1"
-	CoreDNSVersion    = "v1.14.7"
-	FlannelVersion    = "v0.28.4"
+	CoreDNSVersion    = "v1.15.0"
+	FlannelVersion    = "v0.28.10"
 	PoliciesVersion   = "v0.8.0"
 )
 
@@ -34,12 +34,12 @@ const (
 )
 
 // kubernetesVersion matches the versions that a node can run (Q-16).
-var kubernetesVersion = regexp.MustCompile(`^v1\.(34|35|36)\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
+var kubernetesVersion = regexp.MustCompile(`^v1\.(35|36|37)\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 
-// CheckKubernetesVersion refuses a version, such as v1.36.3, that this release doesn't run.
+// CheckKubernetesVersion refuses a version, such as v1.37.2, that this release doesn't run.
 func CheckKubernetesVersion(version string) error {
 	if !kubernetesVersion.MatchString(version) {
-		return fmt.Errorf("version %s of Kubernetes isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
+		return fmt.Errorf("version %s of Kubernetes isn't one that this release runs: v1.35 to v1.37, such as %s", quote(version), KubernetesVersion)
 	}
 	return nil
 }

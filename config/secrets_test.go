@@ -219,7 +219,7 @@ func TestParseEndpoint(t *testing.T) {
 //
 func TestKubernetesVersion(t *testing.T) {
 	for version, tag := range map[string]string{
-		"v1.35.4": ":v1.35.4", "1.35.4": ":v1.35.4", "1.34.0": ":v1.34.0", "v1.36.10": ":v1.36.10", "v1.36.0-rc.1": ":v1.36.0-rc.1", "": ":" + KubernetesVersion,
+		"v1.35.4": ":v1.35.4", "1.35.4": ":v1.35.4", "1.36.0": ":v1.36.0", "v1.37.10": ":v1.37.10", "v1.37.0-rc.1": ":v1.37.0-rc.1", "": ":" + KubernetesVersion,
 	} {
 		c, err := Generate(Options{Endpoint: "https://a:6443", Secrets: testSecrets(), KubernetesVersion: version})
 		if err != nil {
@@ -234,7 +234,7 @@ func TestKubernetesVersion(t *testing.T) {
 			t.Errorf("etcd is %s", c.Cluster.Etcd.Image)
 		}
 	}
-	for _, version := range []string{"v1.33.0", "v1.37.0", "v1.340.1", "v11.35.4", "latest", "v1.36", "v1.35.4 "} {
+	for _, version := range []string{"v1.34.0", "v1.38.0", "v1.350.1", "v11.35.4", "latest", "v1.37", "v1.36.3 "} {
 		if _, err := Generate(Options{Endpoint: "https://a:6443", Secrets: testSecrets(), KubernetesVersion: version}); err == nil || !strings.Contains(err.Error(), "isn't one that this release runs") {
 			t.Errorf("%s: %v", version, err)
 		}

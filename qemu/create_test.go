@@ -52,7 +52,7 @@ func TestPlansThatCantBe(t *testing.T) {
 		want        string
 	}{
 		{Container, Options{Mirrors: map[string][]string{"*": {"10.5.0.1:5001"}}}, "must be a URL"},
-		{Container, Options{KubernetesVersion: "1.34.9", Kubernetes: []string{"v1.35.4"}}, "version v1.34.9 of Kubernetes can't be built here: name a registry that has it as a mirror (--registry-mirror '*'=URL), or choose one of v1.36.3, v1.35.4, v1.34.4"},
+		{Container, Options{KubernetesVersion: "1.35.9", Kubernetes: []string{"v1.36.3"}}, "version v1.35.9 of Kubernetes can't be built here: name a registry that has it as a mirror (--registry-mirror '*'=URL), or choose one of v1.37.2, v1.36.3, v1.35.4"},
 		{Container, Options{ClockOffset: time.Hour}, "this machine's clock"},
 		{QEMU, Options{CPUs: -1}, "can't be negative"},
 		{QEMU, Options{WireGuard: netip.MustParsePrefix("10.1.0.0/30"), Workers: 2}, "with room for 1 control plane and 2 workers"},

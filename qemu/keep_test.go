@@ -90,12 +90,12 @@ func TestRenewedPlan(t *testing.T) {
 	}
 	former := Plan{Name: "c", Provisioner: Container, Source: "former"}
 	write(t, d.plan(), "{}")
-	o := Options{Name: "c", Images: t.TempDir(), Kubernetes: []string{"v1.35.4"}}
+	o := Options{Name: "c", Images: t.TempDir(), Kubernetes: []string{"v1.36.3"}}
 	if _, err := renew(t.Context(), d, former, o); err != nil {
 		t.Fatal(err)
 	}
 	p, err := readPlan(d)
-	if err != nil || len(p.Kubernetes) != 1 || p.Kubernetes[0] != "v1.35.4" || p.Source == former.Source {
+	if err != nil || len(p.Kubernetes) != 1 || p.Kubernetes[0] != "v1.36.3" || p.Source == former.Source {
 		t.Errorf("the renewed plan is %+v, %v", p, err)
 	}
 }

@@ -3627,7 +3627,7 @@ type UpgradeKubernetesRequest struct {
 	// Such as 1.35.4. Empty: the version of the cluster's components that don't have the
 	// new one.
 	From string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
-	// Such as 1.36.3: at most one minor version from the present one.
+	// Such as 1.37.2: at most one minor version from the present one.
 	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
 	// Leave the kubelets as they are.
 	NoKubelet bool `protobuf:"varint,3,opt,name=no_kubelet,json=noKubelet,proto3" json:"no_kubelet,omitempty"`

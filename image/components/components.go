@@ -44,16 +44,16 @@ type Program struct {
 // Versions of the components. Kubernetes' programs all have the same one. Its other version is one from which clusters are upgraded, and
 // its oldest version is the oldest that nodes run. The relinked one is for tests: the same code says that it is an earlier version. So it takes a link, and no compilation.
 const (
-	KubernetesVersion         = "v1.36.3"
-	OtherKubernetesVersion    = "v1.35.4"
-	OldestKubernetesVersion   = "v1.34.4"
+	KubernetesVersion         = "v1.37.2"
+	OtherKubernetesVersion    = "v1.36.3"
+	OldestKubernetesVersion   = "v1.35.4"
 	RelinkedKubernetesVersion = KubernetesVersion + "-relinked"
-	EtcdVersion               = "v3.6.8"
-	ContainerdVersion         = "v2.3.7"
-	RuncVersion               = "v1.5.2"
-	CNIVersion                = "v1.9.1"
-	CoreDNSVersion            = "v1.14.7"
-	FlannelVersion            = "v0.28.4"
+	EtcdVersion               = "v3.7.3"
+	ContainerdVersion         = "v2.4.2"
+	RuncVersion               = "v1.5.3"
+	CNIVersion                = "v1.10.0"
+	CoreDNSVersion            = "v1.15.0"
+	FlannelVersion            = "v0.28.10"
 	PoliciesVersion           = "v0.8.0"
 	PauseVersion              = "3.10.1"
 	PodCheckpointerVersion    = "v1"
@@ -69,8 +69,8 @@ var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"}
 // All are the components, the longest build first: it is the one to see progress of, and the one to fail early.
 var All = []Component{
 	kubernetes(Component{Name: kubernetesName, Version: KubernetesVersion}),
-	kubernetes(Component{Name: kubernetesName + "-1.35", Version: OtherKubernetesVersion, Pins: "kubernetes-1.35", Optional: true}),
-	kubernetes(Component{Name: kubernetesName + "-1.34", Version: OldestKubernetesVersion, Pins: "kubernetes-1.34", Optional: true}),
+	kubernetes(Component{Name: kubernetesName + "-1.36", Version: OtherKubernetesVersion, Pins: "kubernetes-1.36", Optional: true}),
+	kubernetes(Component{Name: kubernetesName + "-1.35", Version: OldestKubernetesVersion, Pins: "kubernetes-1.35", Optional: true}),
 	kubernetes(Component{Name: kubernetesName + "-relinked", Version: RelinkedKubernetesVersion, Optional: true, Guess: 10 * time.Second}),
 	{
 		Name: "etcd", Version: EtcdVersion, Dir: "etcd", Guess: 30 * time.Second,

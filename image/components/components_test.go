@@ -28,8 +28,8 @@ func root(t *testing.T) string {
 // modules are the module paths whose version a component's go.mod has to state as its own.
 var modules = map[string][]string{
 	"kubernetes":          {"k8s.io/kubernetes"},
+	"kubernetes-1.36":     {"k8s.io/kubernetes"},
 	"kubernetes-1.35":     {"k8s.io/kubernetes"},
-	"kubernetes-1.34":     {"k8s.io/kubernetes"},
 	"kubernetes-relinked": {"k8s.io/kubernetes"},
 	"etcd":                {"go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"},
 	"containerd":          {"github.com/containerd/containerd/v2"},
@@ -107,7 +107,7 @@ func TestOptionalComponentsAreBuiltOnDemand(t *testing.T) {
 		t.Errorf("every cluster is built from %v", standard)
 	}
 	for optional, name := range map[string]string{
-		OtherKubernetesVersion: "kubernetes-1.35", OldestKubernetesVersion: "kubernetes-1.34", RelinkedKubernetesVersion: "kubernetes-relinked", PodCheckpointer: PodCheckpointer,
+		OtherKubernetesVersion: "kubernetes-1.36", OldestKubernetesVersion: "kubernetes-1.35", RelinkedKubernetesVersion: "kubernetes-relinked", PodCheckpointer: PodCheckpointer,
 	} {
 		if more := Names(optional); slices.Contains(standard, name) || len(more) != len(standard)+1 || !slices.Contains(more, name) {
 			t.Errorf("every cluster is built from %v, and with %s from %v", standard, optional, more)
@@ -358,10 +358,10 @@ func TestCompilerErrorsAreShownAndNothingIsKept(t *testing.T) {
 }
 
 func TestKubernetesStamp(t *testing.T) {
-	stamp := kubernetesStamp("v1.36.3")
+	stamp := kubernetesStamp("v1.37.2")
 	for _, want := range []string{
-		"k8s.io/component-base/version.gitVersion=v1.36.3", "k8s.io/component-base/version.gitMajor=1",
-		"k8s.io/component-base/version.gitMinor=36", "k8s.io/client-go/pkg/version.gitVersion=v1.36.3",
+		"k8s.io/component-base/version.gitVersion=v1.37.2", "k8s.io/component-base/version.gitMajor=1",
+		"k8s.io/component-base/version.gitMinor=37", "k8s.io/client-go/pkg/version.gitVersion=v1.37.2",
 	} {
 		if !slices.Contains(stamp, want) {
 			t.Errorf("no %s", want)

@@ -101,7 +101,7 @@ var layers = map[string]func(binaries map[string]string, tools string) tree{
 	},
 	"kubernetes":          kubernetesLayer("kubernetes"),
 	"kubernetes-1.35":     kubernetesLayer("kubernetes-1.35"),
-	"kubernetes-1.34":     kubernetesLayer("kubernetes-1.34"),
+	"kubernetes-1.36":     kubernetesLayer("kubernetes-1.36"),
 	"kubernetes-relinked": kubernetesLayer("kubernetes-relinked"),
 	"etcd": func(binaries map[string]string, _ string) tree {
 		return tree{

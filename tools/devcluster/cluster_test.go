@@ -25,7 +25,7 @@ func TestFurtherKubernetes(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(plan), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(plan, []byte(`{"name": "old", "kubernetes": ["v1.35.4", "v1.2.3"]}`), 0o600); err != nil {
+	if err := os.WriteFile(plan, []byte(`{"name": "old", "kubernetes": ["v1.36.3", "v1.2.3"]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	other := []string{components.OtherKubernetesVersion}
@@ -35,11 +35,11 @@ func TestFurtherKubernetes(t *testing.T) {
 	}{
 		{"new", "", nil},
 		{"new", components.KubernetesVersion, nil},
-		{"new", "1.34.9", nil}, // from a mirror
-		{"new", "1.35.4", other},
-		{"new", "v1.35.4", other},
+		{"new", "1.35.9", nil}, // from a mirror
+		{"new", "1.36.3", other},
+		{"new", "v1.36.3", other},
 		{"old", "", other},
-		{"old", "1.36.3", other},
+		{"old", "1.37.2", other},
 	} {
 		got, err := furtherKubernetes(qemu.Options{Name: tc.cluster, KubernetesVersion: tc.version})
 		if err != nil || !slices.Equal(got, tc.want) {

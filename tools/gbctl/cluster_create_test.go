@@ -60,7 +60,7 @@ func TestS332FlagsOfClusterCreate(t *testing.T) {
 			func(o *devcluster.Options) {
 				o.Cluster.Mirrors = map[string][]string{"*": {"http://a:1", "http://c"}, "docker.io": {"http://b"}}
 			}},
-		{[]string{"--kubernetes-version", "1.35.4"}, func(o *devcluster.Options) { o.Cluster.KubernetesVersion = "1.35.4" }},
+		{[]string{"--kubernetes-version", "1.36.3"}, func(o *devcluster.Options) { o.Cluster.KubernetesVersion = "1.36.3" }},
 		{[]string{"--install-image", "here/installer:1"}, func(o *devcluster.Options) { o.Cluster.InstallImage = "here/installer:1" }},
 		{[]string{"--self-hosted"}, func(o *devcluster.Options) { o.Cluster.SelfHosted = true }},
 		{[]string{"--cpus", "3"}, func(o *devcluster.Options) { o.Cluster.CPUs = 3 }},

@@ -21,7 +21,7 @@ func TestImagesList(t *testing.T) {
 		{imageList{purpose: forCluster}, config.DefaultEtcdImage, 9},
 		{imageList{purpose: forInstall}, "ghcr.io/garboard-os/installer:", 2},
 		{imageList{purpose: forInstall}, config.DefaultPauseImage, 2},
-		{imageList{purpose: forUpgrade, to: "1.35.4"}, "registry.k8s.io/kube-proxy:v1.35.4", 5},
+		{imageList{purpose: forUpgrade, to: "1.36.3"}, "registry.k8s.io/kube-proxy:v1.36.3", 5},
 	} {
 		got, err := tc.which.images(&app{}, nil)
 		if err != nil || len(got) != tc.count || !strings.Contains(strings.Join(got, "\n"), tc.want) {
@@ -34,7 +34,7 @@ func TestImagesList(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Machine.Kubelet.Image = "my.registry/kubelet:v1.35.4"
+		c.Machine.Kubelet.Image = "my.registry/kubelet:v1.36.3"
 		text, err := c.Encode()
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
@@ -44,11 +44,11 @@ func TestImagesList(t *testing.T) {
 		}
 	}
 	configs := []string{filepath.Join(dir, "controlplane.yaml"), filepath.Join(dir, "worker.yaml")}
-	got, err := (&imageList{purpose: forUpgrade, to: "1.36.3", configs: configs}).images(&app{err: io.Discard}, nil)
-	if err != nil || len(got) != 5 || got[0] != config.DefaultAPIServerImage || got[4] != "my.registry/kubelet:v1.36.3" {
+	got, err := (&imageList{purpose: forUpgrade, to: "1.37.2", configs: configs}).images(&app{err: io.Discard}, nil)
+	if err != nil || len(got) != 5 || got[0] != config.DefaultAPIServerImage || got[4] != "my.registry/kubelet:v1.37.2" {
 		t.Errorf("for an upgrade, of configurations: %q, %v", got, err)
 	}
-	for _, bad := range []imageList{{purpose: "fun"}, {purpose: forUpgrade, to: "1.2.3"}, {purpose: forCluster, to: "1.35.4"}, {purpose: forInstall, configs: []string{"/nowhere"}}} {
+	for _, bad := range []imageList{{purpose: "fun"}, {purpose: forUpgrade, to: "1.2.3"}, {purpose: forCluster, to: "1.36.3"}, {purpose: forInstall, configs: []string{"/nowhere"}}} {
 		if _, err := bad.images(&app{}, nil); err == nil {
 			t.Errorf("%+v: no error", bad)
 		}

@@ -48,8 +48,8 @@ func (a *app) upgradeK8sCommand() *cobra.Command {
 	r := &apiv1.UpgradeKubernetesRequest{}
 	cmd := a.clusterOperation("upgrade-k8s", &r.DryRun, starting(nodeAPI.UpgradeKubernetes, r))
 	f := cmd.Flags()
-	f.StringVar(&r.From, "from", "", "the present version, such as 1.35.4 (default: the version of the cluster)")
-	f.StringVar(&r.To, "to", "", "the new version, such as 1.36.3; required")
+	f.StringVar(&r.From, "from", "", "the present version, such as 1.36.3 (default: the version of the cluster)")
+	f.StringVar(&r.To, "to", "", "the new version, such as 1.37.2; required")
 	f.BoolVar(&r.NoKubelet, "no-kubelet", false, "don't change the kubelets")
 	f.BoolVarP(&r.Yes, "yes", "y", false, "apply changed bootstrap manifests without a question")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only check the cluster, and show the steps")

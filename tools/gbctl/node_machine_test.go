@@ -189,7 +189,7 @@ func (nodeService) Containers(_ context.Context, r *connect.Request[apiv1.Contai
 	}
 	return answerWith(&apiv1.ContainersResponse{Containers: []*apiv1.Container{
 		{Namespace: "k8s.io", Id: "kube-system/kube-apiserver-cp-1", Image: "registry.k8s.io/pause:3.10.1", Pid: 2539, Status: "SANDBOX_READY"},
-		{Namespace: "k8s.io", Id: "kube-system/kube-apiserver-cp-1:kube-apiserver", Image: "registry.k8s.io/kube-apiserver:v1.36.3", Pid: 2572, Status: "CONTAINER_RUNNING", InPod: true},
+		{Namespace: "k8s.io", Id: "kube-system/kube-apiserver-cp-1:kube-apiserver", Image: "registry.k8s.io/kube-apiserver:v1.37.2", Pid: 2572, Status: "CONTAINER_RUNNING", InPod: true},
 	}})
 }
 

@@ -85,7 +85,7 @@ func TestWorkerInThePlaceOfAControlPlane(t *testing.T) {
 		{"kubeconfig -", 0, "'gbctl kubeconfig' is for control planes"},
 		{"config renew", 0, "'gbctl config renew' is for control planes"},
 		{"rotate-ca --dry-run", 0, "'gbctl rotate-ca' is for control planes"},
-		{"upgrade-k8s --to 1.36.3", 0, "'gbctl upgrade-k8s' is for control planes"},
+		{"upgrade-k8s --to 1.37.2", 0, "'gbctl upgrade-k8s' is for control planes"},
 		{"convert-k8s", 0, "'gbctl convert-k8s' is for control planes"},
 		{"apply-config -f " + control, 0, "the configuration has "},
 		{"apply-config -f " + control, 0, "use 'gbctl -n 10.5.0.2 reset', and then 'apply-config --insecure'"},

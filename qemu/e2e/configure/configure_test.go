@@ -181,7 +181,7 @@ func tryNetwork(t *testing.T, c *e2etest.Cluster) {
 // A patch sets the API server's image to one that doesn't exist; doctor reports
 // why the node waits, and a rollback repairs it.
 func badImage(t *testing.T, c *e2etest.Cluster) {
-	const image = "registry.k8s.io/kube-apiserver:v1.36.99"
+	const image = "registry.k8s.io/kube-apiserver:v1.37.99"
 	c.Gbctl("patch", "mc", "--immediate", "-p", `[{"op": "replace", "path": "/cluster/apiServer/image", "value": "`+image+`"}]`)
 	c.Eventually(upBudget, "doctor names the image", func() error {
 		out, _ := c.TryGbctl("doctor")

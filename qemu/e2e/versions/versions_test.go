@@ -124,10 +124,10 @@ func refused(c *e2etest.Cluster) {
 	}{
 		{"images", []string{"--to", missing}}, // no registry has it
 		// S-315: what the node is told, and not what it has.
-		{"from v1.34.4 to " + config.KubernetesVersion + " is more than one minor version", []string{"--from", "1.34.4", "--to", plain(config.KubernetesVersion)}},
+		{"from v1.35.4 to " + config.KubernetesVersion + " is more than one minor version", []string{"--from", "1.35.4", "--to", plain(config.KubernetesVersion)}},
 		{
-			"kube-apiserver has version " + components.OtherKubernetesVersion + ", and not v1.35.99 or " + config.KubernetesVersion,
-			[]string{"--from", "1.35.99", "--to", plain(config.KubernetesVersion)},
+			"kube-apiserver has version " + components.OtherKubernetesVersion + ", and not v1.36.99 or " + config.KubernetesVersion,
+			[]string{"--from", "1.36.99", "--to", plain(config.KubernetesVersion)},
 		},
 	} {
 		before := c.Gbctl("-n", node, "get", "mc", "-o", "yaml")
@@ -310,7 +310,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 }
 
 // missing is a version that no registry has.
-const missing = "1.36.99"
+const missing = "1.37.99"
 
 // plain is a version without its v.
 func plain(version string) string { return strings.TrimPrefix(version, "v") }

@@ -64,7 +64,7 @@ func TestS126PathIsKeptAndHostDropped(t *testing.T) {
 		"registry.k8s.io/pause:3.10.1",
 		"registry.k8s.io/coredns/coredns:v1.14.7",
 		"docker.io/library/busybox:1",
-		"ghcr.io/garboard-os/kubelet:v1.36.3")
+		"ghcr.io/garboard-os/kubelet:v1.37.2")
 	host := serve(t, dir)
 	client := docker.NewResolver(docker.ResolverOptions{Hosts: func(string) ([]docker.RegistryHost, error) {
 		return []docker.RegistryHost{{

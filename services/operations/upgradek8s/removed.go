@@ -11,32 +11,34 @@ import (
 
 // With a flag or a feature gate that it doesn't know, or a gate that it doesn't allow to
 // change, a component doesn't start. The tables below have what each minor version took
-// away, by the sources of v1.34.4, v1.35.4 and v1.36.3: the flags of the five components,
+// away, by the sources of v1.35.4, v1.36.3 and v1.37.2: the flags of the five components,
 // and the versions in their tables of feature gates. A test compares them with the programs.
 
 // removedFlags are component and flag.
-var removedFlags = map[int][][2]string{
-	35: {{"kubelet", "pod-infra-container-image"}},
-}
+var removedFlags = map[int][][2]string{}
 
 // removedGates are unknown from that version on.
 var removedGates = map[int]string{
-	35: `AllowServiceLBStatusOnNonLB ComponentSLIs CronJobsScheduledAnnotation LoadBalancerIPMode PodIndexLabel ProbeHostPodSecurityStandards
-		SizeMemoryBackedVolumes StatefulSetAutoDeletePVC StrictCostEnforcementForVAP StrictCostEnforcementForWebhooks UserNamespacesPodSecurityStandards`,
 	36: `CSIMigrationPortworx HonorPVReclaimPolicy InPlacePodVerticalScalingAllocatedStatus InTreePluginPortworxUnregister MemoryManager
 		ServiceTrafficDistribution StructuredAuthorizationConfiguration TopologyAwareHints WatchFromStorageWithoutResourceVersion`,
+	37: `APIServerTracing AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors AuthorizeWithSelectors BtreeWatchCache
+		ConsistentListFromCache GangScheduling JobBackoffLimitPerIndex JobPodReplacementPolicy JobSuccessPolicy LogarithmicScaleDown
+		OrderedNamespaceDeletion PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PreventStaticPodAPIReferences RelaxedDNSSearchValidation
+		ResilientWatchCacheInitialization RetryGenerateName SchedulerQueueingHints SidecarContainers StreamingCollectionEncodingToJSON
+		StreamingCollectionEncodingToProtobuf StructuredAuthenticationConfiguration WorkloadAwarePreemption`,
 }
 
 // lockedGates have only this value from that version on.
 var lockedGates = map[int]string{
-	35: `AggregatedDiscoveryRemoveBetaType=true AllowOverwriteTerminationGracePeriodSeconds=false DisableAllocatorDualWrite=true ExecProbeTimeout=true
-		ImageMaximumGCAge=true InPlacePodVerticalScaling=true JobManagedBy=true PodObservedGenerationTracking=true PreferSameTrafficDistribution=true
-		SupplementalGroupsPolicy=true SystemdWatchdog=true`,
 	36: `CSIServiceAccountTokenSecrets=true DRAAdminAccess=true DeclarativeValidation=true DisableNodeKubeProxyVersion=true
 		ExternalServiceAccountTokenSigner=true GitRepoVolumeDriver=false ImageVolume=true InOrderInformers=true KubeletFineGrainedAuthz=true KubeletPSI=true
 		KubeletPodResourcesDynamicResources=true KubeletPodResourcesGet=true MutableCSINodeAllocatableCount=true NodeLogQuery=true ProcMountType=true
 		SELinuxChangePolicy=true SELinuxMountReadWriteOncePod=true SeparateCacheWatchRPC=false TopologyManagerPolicyOptions=true
 		UserNamespacesSupport=true VolumeAttributesClass=true`,
+	37: `DRAExtendedResource=true DRAPrioritizedList=true DRAResourceClaimDeviceStatus=true DeclarativeValidationTakeover=false
+		DisableCPUQuotaWithExclusiveCPUs=true HPAConfigurableTolerance=true HostnameOverride=true InPlacePodVerticalScalingInitContainers=true
+		NodeDeclaredFeatures=true PLEGOnDemandRelist=true PodReadyToStartContainersCondition=true RelaxedServiceNameValidation=true
+		WatchCacheInitializationPostStartHook=true`,
 }
 
 // featureGates is the flag with the gates: A=true,B=false.

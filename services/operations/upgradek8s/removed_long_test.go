@@ -33,7 +33,7 @@ func TestRemovedSettingsOfThePrograms(t *testing.T) {
 		return string(text)
 	}
 	opposite := strings.NewReplacer("=true", "=false", "=false", "=true")
-	for version, component := range map[int]string{35: "kubernetes-1.35", 36: "kubernetes"} {
+	for version, component := range map[int]string{36: "kubernetes-1.36", 37: "kubernetes"} {
 		scheduler := program(component, "kube-scheduler")
 		for _, gate := range strings.Fields(removedGates[version]) {
 			if text := output(scheduler, "--feature-gates="+gate+"=true"); !strings.Contains(text, "unrecognized feature gate: "+gate) {
@@ -51,15 +51,15 @@ func TestRemovedSettingsOfThePrograms(t *testing.T) {
 			}
 		}
 	}
-	before := program("kubernetes-1.35", "kube-scheduler")
-	for _, gate := range strings.Fields(removedGates[36]) {
+	before := program("kubernetes-1.36", "kube-scheduler")
+	for _, gate := range strings.Fields(removedGates[37]) {
 		if text := output(before, "--feature-gates="+gate+"=true"); strings.Contains(text, "unrecognized feature gate") {
-			t.Errorf("v1.35 doesn't know %s already: %s", gate, text)
+			t.Errorf("v1.36 doesn't know %s already: %s", gate, text)
 		}
 	}
-	for _, gate := range strings.Fields(lockedGates[36]) {
+	for _, gate := range strings.Fields(lockedGates[37]) {
 		if text := output(before, "--feature-gates="+opposite.Replace(gate)); strings.Contains(text, "is locked to") {
-			t.Errorf("v1.35 has locked %s already: %s", gate, text)
+			t.Errorf("v1.36 has locked %s already: %s", gate, text)
 		}
 	}
 }

@@ -70,8 +70,8 @@ type member struct {
 }
 
 const (
-	older = "v1.35.4"
-	newer = "v1.36.3"
+	older = "v1.36.3"
+	newer = "v1.37.2"
 )
 
 func newRig(t *testing.T) *rig {

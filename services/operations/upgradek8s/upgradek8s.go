@@ -62,7 +62,7 @@ const (
 
 // Arguments of the operation.
 type Arguments struct {
-	// From and To are versions such as v1.36.3.
+	// From and To are versions such as v1.37.2.
 	From string `json:"from"`
 	To   string `json:"to"`
 	// NoKubelet leaves the kubelets as they are.

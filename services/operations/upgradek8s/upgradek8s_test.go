@@ -243,16 +243,16 @@ func TestRefused(t *testing.T) {
 		change func(*rig)
 		want   string
 	}{
-		"two minor versions":      {Arguments{From: "v1.34.2", To: newer}, nil, "upgrade to the latest v1.35 first"},
-		"two minor versions down": {Arguments{From: newer, To: "v1.34.2"}, nil, "go down to v1.35 first"},
-		"not supported":           {Arguments{From: newer, To: "v1.37.0"}, nil, "isn't one that this release runs"},
-		"another version":         {Arguments{From: "v1.35.3", To: newer}, nil, "kube-apiserver has version v1.35.4, and not v1.35.3 or v1.36.3"},
+		"two minor versions":      {Arguments{From: "v1.35.2", To: newer}, nil, "upgrade to the latest v1.36 first"},
+		"two minor versions down": {Arguments{From: newer, To: "v1.35.2"}, nil, "go down to v1.36 first"},
+		"not supported":           {Arguments{From: newer, To: "v1.38.0"}, nil, "isn't one that this release runs"},
+		"another version":         {Arguments{From: "v1.36.2", To: newer}, nil, "kube-apiserver has version v1.36.3, and not v1.36.2 or v1.37.2"},
 		"a digest": {Arguments{From: older, To: newer}, func(r *rig) {
 			r.nodes[1].document = []byte(strings.Replace(string(r.nodes[1].document), "kube-apiserver:"+older, "kube-apiserver@sha256:0", 1))
 		}, "node n2: image registry.k8s.io/kube-apiserver@sha256:0 has no version as its tag"},
 		"a removed feature gate": {Arguments{From: older, To: newer}, func(r *rig) {
-			r.nodes[1].document = merged(t, r.nodes[1].document, "cluster: {scheduler: {extraArgs: {feature-gates: 'MemoryManager=true,NodeSwap=true'}}}")
-		}, "node n2: kube-scheduler doesn't start with the feature gate MemoryManager of cluster.scheduler.extraArgs: Kubernetes has removed it in v1.36; remove it from the configuration first"},
+			r.nodes[1].document = merged(t, r.nodes[1].document, "cluster: {scheduler: {extraArgs: {feature-gates: 'SidecarContainers=true,NodeSwap=true'}}}")
+		}, "node n2: kube-scheduler doesn't start with the feature gate SidecarContainers of cluster.scheduler.extraArgs: Kubernetes has removed it in v1.37; remove it from the configuration first"},
 		"sick": {Arguments{From: older, To: newer}, func(r *rig) {
 			r.dies, r.after = "registry.k8s.io/kube-scheduler:"+older, 0
 		}, "kube-scheduler isn't ready: CrashLoopBackOff"},
@@ -292,8 +292,8 @@ func TestDeprecatedAPIsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.metrics = `# TYPE apiserver_requested_deprecated_apis gauge
-apiserver_requested_deprecated_apis{group="example.k8s.io",removed_release="1.36",resource="things",subresource="",version="v1beta1"} 1
-apiserver_requested_deprecated_apis{group="example.k8s.io",removed_release="1.37",resource="others",subresource="",version="v1beta1"} 1
+apiserver_requested_deprecated_apis{group="example.k8s.io",removed_release="1.37",resource="things",subresource="",version="v1beta1"} 1
+apiserver_requested_deprecated_apis{group="example.k8s.io",removed_release="1.38",resource="others",subresource="",version="v1beta1"} 1
 apiserver_requested_deprecated_apis{group="",removed_release="",resource="endpoints",subresource="",version="v1"} 1
 `
 		r.boot()
@@ -302,7 +302,7 @@ apiserver_requested_deprecated_apis{group="",removed_release="",resource="endpoi
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(o.Warnings) != 1 || !strings.Contains(o.Warnings[0], "example.k8s.io/v1beta1 things, which Kubernetes removes in v1.36") {
+		if len(o.Warnings) != 1 || !strings.Contains(o.Warnings[0], "example.k8s.io/v1beta1 things, which Kubernetes removes in v1.37") {
 			t.Errorf("warnings: %q", o.Warnings)
 		}
 		r.expect(nil)

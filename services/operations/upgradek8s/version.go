@@ -10,7 +10,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// minor is the second number of a version that is valid: 36 of v1.36.3.
+// minor is the second number of a version that is valid: 37 of v1.37.2.
 func minor(version string) int {
 	n, err := strconv.Atoi(strings.TrimPrefix(semver.MajorMinor(version), "v1."))
 	if err != nil {

@@ -11,7 +11,7 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build images media extensions test test-long unit kernel e2e fuzz lint bench setup clean
+.PHONY: help up down gbctl console kubectl chart build images media extensions test test-long unit kernel e2e fuzz lint bench outdated setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
@@ -82,6 +82,9 @@ lint: $(DEV) ## gofmt, go vet and staticcheck
 
 bench: $(DEV) ## figures beside their budgets
 	@$(DEV) bench --provisioner $(PROVISIONER)
+
+outdated: $(DEV) ## which modules and components have newer versions
+	@$(DEV) outdated
 
 setup: $(DEV) ## install the packages that building and testing need
 	@$(DEV) setup

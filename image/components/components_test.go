@@ -72,6 +72,27 @@ func TestTableAgreesWithModules(t *testing.T) {
 	}
 }
 
+// docs/versions.md has the versions that are built.
+func TestVersionsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root(t), "docs", "versions.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for part, version := range map[string]string{
+		"Kubernetes": KubernetesVersion, "etcd": EtcdVersion, "containerd": ContainerdVersion, "runc": RuncVersion, "CNI plugins": CNIVersion,
+		"CoreDNS": CoreDNSVersion, "flannel": FlannelVersion, "kube-network-policies": PoliciesVersion,
+	} {
+		if row := "| " + part + " | " + version + " |"; !strings.Contains(string(page), row) {
+			t.Errorf("docs/versions.md doesn't have %q", row)
+		}
+	}
+	for _, version := range KubernetesVersions() {
+		if !strings.Contains(string(page), version) {
+			t.Errorf("docs/versions.md doesn't have %s", version)
+		}
+	}
+}
+
 // The tests of the pod-checkpointer, which is a module of its own.
 func TestPodCheckpointer(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "go", "test", "./...")

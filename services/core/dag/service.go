@@ -82,6 +82,9 @@ type Service struct {
 	// machine; with nil or "" the service runs. A skipped service counts as up for
 	// those that depend on it. Optional.
 	Skip func() string
+	// Lacks says what the next run would lack that the present, or the last one has had: a restart would end what
+	// runs for nothing. It returns soon, and is called again until it is nil. Optional.
+	Lacks func(ctx context.Context) error
 	// Prepare runs before each start, in state Preparing. Optional.
 	Prepare func(ctx context.Context, h *Handle) error
 	// Run is the service: it blocks until the service has ended, or until ctx is
@@ -115,4 +118,11 @@ func (h *Handle) Event(message string) { h.attempt.record(message, change{}) }
 // EventOf is an Event with a code for programs.
 func (h *Handle) EventOf(code reason.Code, message string) {
 	h.attempt.record(message, change{reason: code})
+}
+
+// Lacks reports whether a restart of the service waits for what the next run would lack.
+func (h *Handle) Lacks() bool {
+	h.attempt.r.g.mu.Lock()
+	defer h.attempt.r.g.mu.Unlock()
+	return h.attempt.r.lacks != ""
 }

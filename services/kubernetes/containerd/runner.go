@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,6 +29,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -48,8 +51,9 @@ const (
 type Runner struct {
 	Containerd *Containerd
 	ID         string
-	// Image is the reference to run, read at each start.
+	// Image is the reference to run, read at each start, and Field what has it in the configuration.
 	Image func() (string, error)
+	Field string
 	// RootFS is a directory that is the root file system of the container instead of an image's.
 	RootFS string
 	// Spec is the container's OCI runtime specification, on top of the image's
@@ -60,16 +64,37 @@ type Runner struct {
 	// OOMScoreAdj of the container's processes. Without it they would have that of their
 	// shim, which is containerd's.
 	OOMScoreAdj int
+
+	ran atomic.Pointer[string] // the reference that Prepare has made present last
 }
 
-// Prepare makes the image present and unpacked.
+// Prepare makes the image present and unpacked: the former one while a restart waits for another.
 func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
 	ref, err := r.Image()
 	if err != nil {
 		return err
 	}
-	_, err = r.image(ctx, ref, h.EventOf)
+	if h.Lacks() && r.Lacks(ctx) != nil {
+		ref = *r.ran.Load()
+	}
+	if _, err = r.image(ctx, ref, h.EventOf); err == nil {
+		r.ran.Store(&ref)
+	}
 	return err
+}
+
+// Lacks is an error for as long as the image of the configuration isn't the one that ran last, and isn't on the node.
+// It is pulled meanwhile.
+func (r *Runner) Lacks(ctx context.Context) error {
+	ref, err := r.Image()
+	ran := r.ran.Load()
+	if err != nil || ran == nil || *ran == ref {
+		return err
+	}
+	if err = r.Containerd.Have(ctx, Namespace, ref); err != nil {
+		return reason.With(cmp.Or(reason.Of(err), ImagePullFailed), fmt.Errorf("goes on with %s, and not with what %s names: %w", *ran, r.Field, err))
+	}
+	return nil
 }
 
 // Pull fetches ref into the given containerd namespace unless it is there.
@@ -228,6 +253,9 @@ func (r *Runner) from(ctx context.Context, event pullEvent) (oci.SpecOpts, []cli
 	ref, err := r.Image()
 	if err != nil {
 		return nil, nil, err
+	}
+	if ran := r.ran.Load(); ran != nil {
+		ref = *ran
 	}
 	img, err := r.image(ctx, ref, event)
 	if err != nil {

@@ -129,6 +129,7 @@ func New(o Options) *Etcd {
 		Containerd:  o.Containerd,
 		ID:          ID,
 		Image:       o.image,
+		Field:       "cluster.etcd.image",
 		Spec:        e.spec,
 		StopBudget:  stopBudget,
 		OOMScoreAdj: oomScoreAdj,
@@ -144,6 +145,7 @@ func (e *Etcd) Service() dag.Service {
 		Kind:  dag.Container,
 		Needs: []dag.Condition{machine.IfControlPlane{Condition: secrets.Statuses.When(e.o.Store, secrets.EtcdID, "etcd certificates to be made", nil), Store: e.o.Store}},
 		Skip:  e.o.skip,
+		Lacks: e.runner.Lacks,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := secrets.Await(ctx, e.o.Store, secrets.EtcdID); err != nil {
 				return err

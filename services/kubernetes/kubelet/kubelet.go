@@ -57,6 +57,7 @@ func Service(o Options) dag.Service {
 		Containerd: o.Containerd,
 		ID:         ID,
 		Image:      o.image,
+		Field:      "machine.kubelet.image",
 		Spec:       o.spec,
 		StopBudget: stopBudget,
 	}
@@ -67,6 +68,7 @@ func Service(o Options) dag.Service {
 			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),
 			disks.Mounted(o.Store), // pods would write below the mount points otherwise
 		},
+		Lacks: runner.Lacks,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := o.awaitIdentity(ctx); err != nil {
 				return err

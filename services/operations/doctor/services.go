@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -57,13 +59,15 @@ var serviceConditions = checks{
 	"image-pulling": func(s *snapshot) (out []finding) {
 		for _, id := range slices.Sorted(maps.Keys(s.services)) {
 			svc := s.services[id]
-			if svc.Reason == containerd.Pulling {
+			if !svc.Up && svc.Reason == containerd.Pulling {
 				out = append(out, finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
 			}
 		}
-		return out
+		return append(out, s.lacking(true)...)
 	},
-	"image-pull-failing": func(s *snapshot) []finding { return append(s.servicePulls(), s.podPulls()...) },
+	"image-pull-failing": func(s *snapshot) []finding {
+		return slices.Concat(s.servicePulls(), s.lacking(false), s.podPulls())
+	},
 }
 
 // stopped by an operator, or at the end.
@@ -109,6 +113,29 @@ func (s *snapshot) servicePulls() (out []finding) {
 		if last := ends[len(ends)-1]; containerd.IsPullReason(last.Reason) {
 			out = append(out, finding{what: pullFails("service " + id), code: last.Reason, evidence: []string{asEvent(last)}, since: s.at(ends[0].SinceBoot)})
 		}
+	}
+	return out
+}
+
+// lacking are the programs that go on with their former image, because a new one is being pulled, or can't be.
+func (s *snapshot) lacking(pulling bool) (out []finding) {
+	add := func(of, text string, code reason.Code) {
+		f := finding{what: strings.TrimSuffix(pullFails(of), ".") + ", so it goes on with the former one.", code: code, evidence: []string{of + " " + text}}
+		if pulling {
+			f.what = fmt.Sprintf("A new image for %s is being pulled.", of)
+		}
+		if text != "" && pulling == (code == containerd.Pulling) {
+			out = append(out, f)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(s.services)) {
+		if svc := s.services[id]; svc.Lacks != "" {
+			add("service "+id, svc.Waiting, svc.Lacks)
+		}
+	}
+	for _, program := range controlPlanePrograms {
+		lacks := []string{"status", controlplane.Lacks}
+		add("static pod "+program, s.pods[program].Text(append(lacks, "message")...), reason.Code(s.pods[program].Text(append(lacks, "reason")...)))
 	}
 	return out
 }

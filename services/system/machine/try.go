@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -202,23 +203,49 @@ func (a *Applier) expire() {
 	}
 }
 
+// restartAgain is between two tries to restart a service that goes on, because it would lack something: who makes it wait is asked
+// for no more than whether it still does.
+const restartAgain = 2 * time.Second
+
 // restartAll restarts what changes ask for, one after the other. What is asked for
 // several times meanwhile is restarted once.
 func (a *Applier) restartAll(ctx context.Context, wake <-chan struct{}) {
+	late := map[string]string{} // services that go on, and why
 	for {
+		var again <-chan time.Time // never
+		if len(late) > 0 {
+			again = time.After(restartAgain)
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-wake:
-		}
-		for id := a.nextRestart(); id != "" && ctx.Err() == nil; id = a.nextRestart() {
-			a.o.Log.Info("restarting a service whose configuration has changed", "service", id)
-			rctx, cancel := context.WithTimeout(ctx, restartTimeout)
-			if err := dag.Guard(a.o.Log, func() error { return a.o.Restart(rctx, id) }); err != nil && ctx.Err() == nil {
-				a.o.Log.Warn("restart after a change of the configuration", "service", id, "err", err)
+			for id := a.nextRestart(); id != "" && ctx.Err() == nil; id = a.nextRestart() {
+				a.o.Log.Info("restarting a service whose configuration has changed", "service", id)
+				delete(late, id)
+				a.restartOne(ctx, id, late)
 			}
-			cancel()
+		case <-again:
+			for id := range maps.Clone(late) {
+				a.restartOne(ctx, id, late)
+			}
 		}
+	}
+}
+
+func (a *Applier) restartOne(ctx context.Context, id string, late map[string]string) {
+	bounded, cancel := context.WithTimeout(ctx, restartTimeout)
+	defer cancel()
+	before, is := late[id]
+	err := dag.Guard(a.o.Log, func() error { return a.o.Restart(bounded, id, is) })
+	if delete(late, id); err == nil || ctx.Err() != nil {
+		return
+	}
+	if bounded.Err() == nil { // otherwise it starts when it has stopped
+		late[id] = err.Error()
+	}
+	if err.Error() != before {
+		a.o.Log.Warn("restart after a change of the configuration", "service", id, "err", err)
 	}
 }
 

@@ -92,14 +92,11 @@ func NewNode(o Options) (*Node, error) {
 		Mode: o.Mode, Trial: o.Cmdline.Fallback(), Back: o.Cmdline.Back(), Store: store, Log: o.Logs.Logger(machine.ID),
 		Restart: func(ctx context.Context, id string, late bool) error {
 			restart := func() error { return n.graph.Restart(ctx, id) }
-			if !late || id != etcd.ID {
-				return restart()
-			}
-			if err := n.graph.Lacks(ctx, id); err != nil {
+			if late && id == etcd.ID && n.graph.Lacks(ctx, id) == nil { // the members were counted when it was to restart
+				_, err := ends.Interrupt(ctx, "restart of etcd", false, restart)
 				return err
 			}
-			_, err := ends.Interrupt(ctx, "restart of etcd", false, restart) // the members were counted when it was to restart
-			return err
+			return restart()
 		},
 		Reboot: func(why string) { o.Power(boot.Reboot, why) },
 		Place:  place,
@@ -220,7 +217,7 @@ func NewNode(o Options) (*Node, error) {
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{
 			Logs: o.Logs, Roster: member.Roster,
-			Have: func(ctx context.Context, image string) error { return ctrd.Have(ctx, containerd.PodNamespace, image) },
+			Have: func(ctx context.Context, image, instead string) error { return ctrd.Have(ctx, containerd.PodNamespace, image, instead) },
 		}),
 	)
 	n.runtime, err = resource.NewRuntime(store, o.Logs.Logger("controller-runtime"), controllers...)

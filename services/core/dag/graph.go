@@ -174,12 +174,10 @@ func (g *Graph) Lacks(ctx context.Context, id string) error {
 	if err != nil || r.svc.Lacks == nil {
 		return err
 	}
-	err = r.guard(func() error { return r.svc.Lacks(ctx) })
-	text := ""
-	if err != nil {
+	text, log := "", func() {}
+	if err = r.guard(func() error { return r.svc.Lacks(ctx) }); err != nil {
 		text = config.Shorten(err.Error(), messageSize)
 	}
-	log := func() {}
 	g.mu.Lock()
 	if text != "" && text != r.lacks && r.attempt != nil {
 		log = r.record(text, change{reason: reason.Of(err)})
@@ -187,17 +185,14 @@ func (g *Graph) Lacks(ctx context.Context, id string) error {
 	r.lacks, r.lacking = text, reason.Of(err)
 	g.mu.Unlock()
 	log()
-	if err != nil {
-		return fmt.Errorf("restart service %q: %w", id, err)
-	}
-	return nil
+	return err
 }
 
 // Restart is Stop, then Start. It also starts the service if ctx ends before it has stopped. A service that would lack
 // something afterwards goes on.
 func (g *Graph) Restart(ctx context.Context, id string) error {
 	if err := g.Lacks(ctx, id); err != nil {
-		return err
+		return fmt.Errorf("restart service %q: %w", id, err)
 	}
 	return g.stop(ctx, "restart", id, (*runner).start)
 }

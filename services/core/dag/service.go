@@ -119,10 +119,3 @@ func (h *Handle) Event(message string) { h.attempt.record(message, change{}) }
 func (h *Handle) EventOf(code reason.Code, message string) {
 	h.attempt.record(message, change{reason: code})
 }
-
-// Lacks reports whether a restart of the service waits for what the next run would lack.
-func (h *Handle) Lacks() bool {
-	h.attempt.r.g.mu.Lock()
-	defer h.attempt.r.g.mu.Unlock()
-	return h.attempt.r.lacks != ""
-}

@@ -1,7 +1,6 @@
 package containerd
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +28,6 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -68,16 +66,16 @@ type Runner struct {
 	ran atomic.Pointer[string] // the reference that Prepare has made present last
 }
 
-// Prepare makes the image present and unpacked: the former one while a restart waits for another.
+// Prepare makes the image present and unpacked: the former one while a restart waits for that of the configuration.
 func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
 	ref, err := r.Image()
 	if err != nil {
 		return err
 	}
-	if h.Lacks() && r.Lacks(ctx) != nil {
-		ref = *r.ran.Load()
+	if ran := r.ran.Load(); ran != nil && r.Lacks(ctx) != nil {
+		ref = *ran
 	}
-	if _, err = r.image(ctx, ref, h.EventOf); err == nil {
+	if _, err = r.Containerd.Pull(ctx, Namespace, ref, h.EventOf); err == nil {
 		r.ran.Store(&ref)
 	}
 	return err
@@ -91,10 +89,7 @@ func (r *Runner) Lacks(ctx context.Context) error {
 	if err != nil || ran == nil || *ran == ref {
 		return err
 	}
-	if err = r.Containerd.Have(ctx, Namespace, ref); err != nil {
-		return reason.With(cmp.Or(reason.Of(err), ImagePullFailed), fmt.Errorf("goes on with %s, and not with what %s names: %w", *ran, r.Field, err))
-	}
-	return nil
+	return r.Containerd.Have(ctx, Namespace, ref, fmt.Sprintf("goes on with %s, and not with what %s names", *ran, r.Field))
 }
 
 // Pull fetches ref into the given containerd namespace unless it is there.
@@ -168,10 +163,6 @@ func (c *Containerd) alone(ctx context.Context, ref string) (over func(), err er
 			return nil, context.Cause(ctx)
 		}
 	}
-}
-
-func (r *Runner) image(ctx context.Context, ref string, event pullEvent) (client.Image, error) {
-	return r.Containerd.Pull(ctx, Namespace, ref, event)
 }
 
 // Run is the service's run function.
@@ -257,7 +248,7 @@ func (r *Runner) from(ctx context.Context, event pullEvent) (oci.SpecOpts, []cli
 	if ran := r.ran.Load(); ran != nil {
 		ref = *ran
 	}
-	img, err := r.image(ctx, ref, event)
+	img, err := r.Containerd.Pull(ctx, Namespace, ref, event)
 	if err != nil {
 		return nil, nil, err
 	}

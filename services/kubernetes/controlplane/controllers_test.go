@@ -67,7 +67,7 @@ func (k *kubelet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // fixture is the controllers on a node whose programs never start.
 type fixture struct {
-	have    func(ctx context.Context, image string) error // Options.Have
+	have    func(ctx context.Context, image, instead string) error // Options.Have
 	t       *testing.T
 	dir     string
 	config  *config.Config

@@ -163,8 +163,8 @@ type Options struct {
 	CheckpointsDir string
 	SubnetFile     string // flannel's
 	KubeletURL     string
-	// Have is nil once the node has an image for pods, and pulls it until then; nil: nobody looks.
-	Have func(ctx context.Context, image string) error
+	// Have is nil once the node has an image for pods, and pulls it until then; instead goes on. nil: nobody looks.
+	Have func(ctx context.Context, image, instead string) error
 	// Roster is what etcd knows of the cluster's nodes.
 	Roster func(ctx context.Context) (roster.Facts, error)
 	// Initialized looks for the mark of a self-hosted control plane in etcd; nil: really.

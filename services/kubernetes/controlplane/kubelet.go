@@ -46,9 +46,9 @@ type KubeletStaticPodController struct {
 
 	starts map[string]starts // by the name of the static pod
 
-	have    func(ctx context.Context, image string) error // Options.Have
-	images  map[string]string                             // of the pods' files, by their names
-	lacking map[string]error                              // why pods stay as they are, by their names
+	have    func(ctx context.Context, image, instead string) error // Options.Have
+	images  map[string]string                                      // of the pods' files, by their names
+	lacking map[string]error                                       // why pods stay as they are, by their names
 
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.
@@ -99,7 +99,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 			waits = true
 			continue
 		}
-		if c.lacks(ctx, v, pod.ID, pod.Spec) {
+		if c.lacks(ctx, pod.ID, pod.Spec) {
 			continue
 		}
 		wrote, err := c.writePod(v, pod.ID, pod.Spec)

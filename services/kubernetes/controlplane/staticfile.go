@@ -12,7 +12,6 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/boot/untrusted"
-	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
@@ -66,22 +65,18 @@ func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([
 
 // lacks reports whether a pod whose file was written stays as it is, because the image of its new form isn't here: the kubelet would
 // end it first.
-func (c *KubeletStaticPodController) lacks(ctx context.Context, v resource.View, name string, pod kubeclient.Object) bool {
+func (c *KubeletStaticPodController) lacks(ctx context.Context, name string, pod kubeclient.Object) bool {
 	if c.images == nil {
 		c.images, c.lacking = map[string]string{}, map[string]error{}
 	}
 	before, image, why := c.images[name], pod.List("spec", "containers")[0].Text("image"), error(nil)
 	if before != "" && before != image && c.have != nil {
-		why = c.have(ctx, image)
+		why = c.have(ctx, image, fmt.Sprintf("goes on with %s, and not with that of the configuration", before))
 	}
 	if why == nil {
 		c.images[name] = image
 		delete(c.lacking, name)
 		return false
-	}
-	why = reason.With(reason.Of(why), fmt.Errorf("goes on with %s, and not with that of the configuration: %w", before, why))
-	if told := c.lacking[name]; told == nil || told.Error() != why.Error() {
-		v.Log().Warn(fmt.Sprintf("static pod %s %v", name, why))
 	}
 	c.lacking[name] = why
 	return true

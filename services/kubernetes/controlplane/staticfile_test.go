@@ -85,10 +85,10 @@ func TestStaticPodWaitsForItsImage(t *testing.T) {
 	f := newFixture(t, c)
 	const wrong, right = "registry.k8s.io/kube-apiserver:1.36.3", "registry.k8s.io/kube-apiserver:v1.36.1"
 	var asked sync.Map
-	f.have = func(_ context.Context, image string) error {
+	f.have = func(_ context.Context, image, instead string) error {
 		asked.Store(image, true)
 		if image == wrong {
-			return reason.With("ImageNotFound", errors.New("pull image "+wrong+": not found"))
+			return reason.With("ImageNotFound", errors.New(instead+": pull image "+wrong+": not found"))
 		}
 		return nil
 	}

@@ -49,7 +49,7 @@ var nodeAddress = netip.MustParseAddr("10.5.0.2")
 // make them, a real graph, real files below a directory, and servers in the place of
 // etcd, Kubernetes and the kubelet. As made it is healthy; a test makes it ill.
 type node struct {
-	have      func(ctx context.Context, image string) error // of static pods
+	have      func(ctx context.Context, image, instead string) error // of static pods
 	t         *testing.T
 	dir       string
 	config    *config.Config

@@ -59,15 +59,13 @@ var serviceConditions = checks{
 	"image-pulling": func(s *snapshot) (out []finding) {
 		for _, id := range slices.Sorted(maps.Keys(s.services)) {
 			svc := s.services[id]
-			if !svc.Up && svc.Reason == containerd.Pulling {
+			if svc.Reason == containerd.Pulling {
 				out = append(out, finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
 			}
 		}
-		return append(out, s.lacking(true)...)
+		return out
 	},
-	"image-pull-failing": func(s *snapshot) []finding {
-		return slices.Concat(s.servicePulls(), s.lacking(false), s.podPulls())
-	},
+	"image-pull-failing": func(s *snapshot) []finding { return slices.Concat(s.servicePulls(), s.lacking(), s.podPulls()) },
 }
 
 // stopped by an operator, or at the end.
@@ -117,15 +115,11 @@ func (s *snapshot) servicePulls() (out []finding) {
 	return out
 }
 
-// lacking are the programs that go on with their former image, because a new one is being pulled, or can't be.
-func (s *snapshot) lacking(pulling bool) (out []finding) {
+// lacking are the programs that go on with their former image, because a new one can't be pulled.
+func (s *snapshot) lacking() (out []finding) {
 	add := func(of, text string, code reason.Code) {
-		f := finding{what: strings.TrimSuffix(pullFails(of), ".") + ", so it goes on with the former one.", code: code, evidence: []string{of + " " + text}}
-		if pulling {
-			f.what = fmt.Sprintf("A new image for %s is being pulled.", of)
-		}
-		if text != "" && pulling == (code == containerd.Pulling) {
-			out = append(out, f)
+		if text != "" && code != containerd.Pulling {
+			out = append(out, finding{what: pullFails(of) + " The former one goes on.", code: code, evidence: []string{of + " " + text}})
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(s.services)) {
@@ -134,8 +128,8 @@ func (s *snapshot) lacking(pulling bool) (out []finding) {
 		}
 	}
 	for _, program := range controlPlanePrograms {
-		lacks := []string{"status", controlplane.Lacks}
-		add("static pod "+program, s.pods[program].Text(append(lacks, "message")...), reason.Code(s.pods[program].Text(append(lacks, "reason")...)))
+		lacks, _ := s.pods[program].At("status", controlplane.Lacks).(map[string]any)
+		add("static pod "+program, kubeclient.Object(lacks).Text("message"), reason.Code(kubeclient.Object(lacks).Text("reason")))
 	}
 	return out
 }

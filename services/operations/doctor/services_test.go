@@ -128,7 +128,7 @@ func TestImageOfARestart(t *testing.T) {
 	lacking.Store(new(error))
 	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
 		services["kubelet"].Lacks = func(context.Context) error { return *lacking.Load() }
-		n.have = func(_ context.Context, image string) error {
+		n.have = func(_ context.Context, image, _ string) error {
 			return reason.With(containerd.RegistryDenied, errors.New("pull image "+image+": 401"))
 		}
 	})
@@ -140,10 +140,10 @@ func TestImageOfARestart(t *testing.T) {
 		}
 	}
 	lack(containerd.Pulling, "goes on with kubelet:1: image kubelet:2 is being pulled")
-	n.finds("image-pulling", info, "A new image for service kubelet is being pulled", "kubelet:2")
+	n.finds("image-pulling", info, "Service kubelet waits for its image", "goes on with kubelet:1", "kubelet:2")
 	n.lacks("image-pull-failing")
 	lack(containerd.ImageNotFound, "goes on with kubelet:1: pull image kubelet:3: not found")
-	n.finds("image-pull-failing", failure, "service kubelet", "goes on with the former one", "kubelet:3: not found", "Correct the image's name and tag")
+	n.finds("image-pull-failing", failure, "service kubelet", "The former one goes on", "kubelet:3: not found", "Correct the image's name and tag")
 	n.lacks("image-pulling")
 	lacking.Store(new(error))
 	n.must(n.graph.Restart(t.Context(), "kubelet"))

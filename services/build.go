@@ -217,7 +217,9 @@ func NewNode(o Options) (*Node, error) {
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{
 			Logs: o.Logs, Roster: member.Roster,
-			Have: func(ctx context.Context, image, instead string) error { return ctrd.Have(ctx, containerd.PodNamespace, image, instead) },
+			Have: func(ctx context.Context, image, instead string) error {
+				return ctrd.Have(ctx, containerd.PodNamespace, image, instead)
+			},
 		}),
 	)
 	n.runtime, err = resource.NewRuntime(store, o.Logs.Logger("controller-runtime"), controllers...)

@@ -65,7 +65,7 @@ var serviceConditions = checks{
 		}
 		return out
 	},
-	"image-pull-failing": func(s *snapshot) []finding { return slices.Concat(s.servicePulls(), s.lacking(), s.podPulls()) },
+	"image-pull-failing": func(s *snapshot) []finding { return append(s.servicePulls(), s.podPulls()...) },
 }
 
 // stopped by an operator, or at the end.
@@ -105,6 +105,9 @@ func (s *snapshot) servicePulls() (out []finding) {
 	for _, id := range slices.Sorted(maps.Keys(s.services)) {
 		svc := s.services[id]
 		ends := s.failures(svc, flapping)
+		if svc.Lacks != "" && svc.Lacks != containerd.Pulling {
+			out = append(out, goesOn("service "+id, svc.Waiting, svc.Lacks))
+		}
 		if svc.Up || len(ends) == 0 {
 			continue
 		}
@@ -115,23 +118,9 @@ func (s *snapshot) servicePulls() (out []finding) {
 	return out
 }
 
-// lacking are the programs that go on with their former image, because a new one can't be pulled.
-func (s *snapshot) lacking() (out []finding) {
-	add := func(of, text string, code reason.Code) {
-		if text != "" && code != containerd.Pulling {
-			out = append(out, finding{what: pullFails(of) + " The former one goes on.", code: code, evidence: []string{of + " " + text}})
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(s.services)) {
-		if svc := s.services[id]; svc.Lacks != "" {
-			add("service "+id, svc.Waiting, svc.Lacks)
-		}
-	}
-	for _, program := range controlPlanePrograms {
-		lacks, _ := s.pods[program].At("status", controlplane.Lacks).(map[string]any)
-		add("static pod "+program, kubeclient.Object(lacks).Text("message"), reason.Code(kubeclient.Object(lacks).Text("reason")))
-	}
-	return out
+// goesOn is that a program runs with its former image, because a new one can't be pulled.
+func goesOn(of, text string, code reason.Code) finding {
+	return finding{what: pullFails(of) + " The former one goes on.", code: code, evidence: []string{of + " " + text}}
 }
 
 func pullFails(of string) string { return "The image for " + of + " can't be pulled." }
@@ -162,6 +151,10 @@ func (s *snapshot) podPulls() (out []finding) {
 		}
 	}
 	for _, program := range controlPlanePrograms { // static ones that only the kubelet knows
+		code := reason.Code(s.pods[program].Text("status", controlplane.Lacks, "reason"))
+		if text := s.pods[program].Text("status", controlplane.Lacks, "message"); text != "" && code != containerd.Pulling {
+			out = append(out, goesOn("static pod "+program, text, code))
+		}
 		if p, ok := s.pods[program]; ok && !known[program] {
 			look(kubeSystem+"/"+program, p)
 		}

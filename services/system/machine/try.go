@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -212,40 +211,27 @@ const restartAgain = 2 * time.Second
 func (a *Applier) restartAll(ctx context.Context, wake <-chan struct{}) {
 	late := map[string]string{} // services that go on, and why
 	for {
-		var again <-chan time.Time // never
-		if len(late) > 0 {
-			again = time.After(restartAgain)
-		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-wake:
-			for id := a.nextRestart(); id != "" && ctx.Err() == nil; id = a.nextRestart() {
-				a.o.Log.Info("restarting a service whose configuration has changed", "service", id)
-				delete(late, id)
-				a.restartOne(ctx, id, late)
-			}
-		case <-again:
-			for id := range maps.Clone(late) {
-				a.restartOne(ctx, id, late)
-			}
 		}
-	}
-}
-
-func (a *Applier) restartOne(ctx context.Context, id string, late map[string]string) {
-	bounded, cancel := context.WithTimeout(ctx, restartTimeout)
-	defer cancel()
-	before, is := late[id]
-	err := dag.Guard(a.o.Log, func() error { return a.o.Restart(bounded, id, is) })
-	if delete(late, id); err == nil || ctx.Err() != nil {
-		return
-	}
-	if bounded.Err() == nil { // otherwise it starts when it has stopped
-		late[id] = err.Error()
-	}
-	if err.Error() != before {
-		a.o.Log.Warn("restart after a change of the configuration", "service", id, "err", err)
+		for id := a.nextRestart(); id != "" && ctx.Err() == nil; id = a.nextRestart() {
+			before, is := late[id]
+			if delete(late, id); !is {
+				a.o.Log.Info("restarting a service whose configuration has changed", "service", id)
+			}
+			rctx, cancel := context.WithTimeout(ctx, restartTimeout)
+			err := dag.Guard(a.o.Log, func() error { return a.o.Restart(rctx, id, is) })
+			if err != nil && rctx.Err() == nil { // after that, it starts when it has stopped
+				late[id] = err.Error()
+				time.AfterFunc(restartAgain, func() { a.mu.Lock(); defer a.mu.Unlock(); a.restart([]string{id}) })
+			}
+			if err != nil && ctx.Err() == nil && err.Error() != before {
+				a.o.Log.Warn("restart after a change of the configuration", "service", id, "err", err)
+			}
+			cancel()
+		}
 	}
 }
 

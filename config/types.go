@@ -390,7 +390,8 @@ type RegistryTLS struct {
 // Images says which images the node accepts.
 type Images struct {
 	// Verify has rules for the images that the node itself pulls: the installer image, those of etcd and
-	// the kubelet, and those that gbctl upgrade-k8s fetches; also for images on a medium. Images of pods are
+	// the kubelet, those that gbctl upgrade-k8s fetches, and another image for a program of the control plane that
+	// runs; also for images on a medium. Images of pods are
 	// verified if the rule has pods: true.
 	// An image is accepted if no rule is for it, or if it is signed as the rule with the longest prefix says.
 	// Images that the node has already aren't verified again.

@@ -87,13 +87,21 @@ func NewNode(o Options) (*Node, error) {
 	if o.Mode == boot.Machine {
 		place = func(install config.Install) (string, error) { return n.disks.Place(install) }
 	}
+	var ends lifecycle.Options
 	applier := machine.NewApplier(machine.ApplierOptions{
 		Mode: o.Mode, Trial: o.Cmdline.Fallback(), Back: o.Cmdline.Back(), Store: store, Log: o.Logs.Logger(machine.ID),
-		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
-		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
-		Place:   place,
-		Unable:  firewall.Unable,
-		HasWay:  func(next config.Network) bool { return network.HasWay(store, next) },
+		Restart: func(ctx context.Context, id string, late bool) error {
+			restart := func() error { return n.graph.Restart(ctx, id) }
+			if late && id == etcd.ID && n.graph.Lacks(ctx, id) == nil { // the members were counted when it was to restart
+				_, err := ends.Interrupt(ctx, "restart of etcd", false, restart)
+				return err
+			}
+			return restart()
+		},
+		Reboot: func(why string) { o.Power(boot.Reboot, why) },
+		Place:  place,
+		Unable: firewall.Unable,
+		HasWay: func(next config.Network) bool { return network.HasWay(store, next) },
 	})
 	// What the kernel has stored is read once, because the reporter removes it.
 	panicked := sync.OnceValue(func() string { _, why, _ := logs.Crash(boot.PstoreDir); return why })
@@ -127,7 +135,7 @@ func NewNode(o Options) (*Node, error) {
 		systems = n.slots
 	}
 	var err error
-	ends := lifecycle.Options{
+	ends = lifecycle.Options{
 		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Power: o.Power,
 		Systems: systems, Unhealthy: n.unhealthy, Holds: func() bool { return n.ops.Holds() },
 		Pull: func(ctx context.Context, image string) error {
@@ -207,7 +215,12 @@ func NewNode(o Options) (*Node, error) {
 	controllers := slices.Concat(
 		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), d.VolumeController()},
 		secrets.Controllers(secrets.Options{}),
-		controlplane.Controllers(controlplane.Options{Logs: o.Logs, Roster: member.Roster}),
+		controlplane.Controllers(controlplane.Options{
+			Logs: o.Logs, Roster: member.Roster,
+			Have: func(ctx context.Context, image, instead string) error {
+				return ctrd.Have(ctx, containerd.PodNamespace, image, instead)
+			},
+		}),
 	)
 	n.runtime, err = resource.NewRuntime(store, o.Logs.Logger("controller-runtime"), controllers...)
 	if err != nil {

@@ -77,7 +77,7 @@ func (c *computer) boot(line string, images installers, sick bool) *booted {
 	_, installed := cmdline.Get(boot.ParamSlot)
 	applier := machine.NewApplier(machine.ApplierOptions{
 		Trial: cmdline.Fallback(), Back: cmdline.Back(), Store: store, Log: l.Logger(machine.ID),
-		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
+		Restart: func(ctx context.Context, id string, _ bool) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { n.power(boot.Reboot, why) },
 		Place:   func(install config.Install) (string, error) { return n.disks.Place(install) },
 	})

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,6 +69,7 @@ func TestConfigureInContainer(t *testing.T) {
 	t.Run("live changes", func(t *testing.T) { live(t, c.In(t)) })
 	t.Run("a broken network is undone", func(t *testing.T) { tryNetwork(t, c.In(t)) })
 	t.Run("a bad image is found out", func(t *testing.T) { badImage(t, c.In(t)) })
+	t.Run("a bad image of a service stops nothing", func(t *testing.T) { badService(t, c.In(t)) })
 	t.Run("S-226 static pods are put back", func(t *testing.T) { putBack(t, c.In(t)) })
 	t.Run("container runtime", func(t *testing.T) { containerRuntime(t, c.In(t)) })
 	t.Run("a support bundle holds no secret", func(t *testing.T) { support(t, c.In(t)) })
@@ -178,8 +180,39 @@ func tryNetwork(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
+// The kubelet and etcd go on while their new images don't exist. Health names the image, and a rollback ends that.
+func badService(t *testing.T, c *e2etest.Cluster) {
+	for field, image := range map[string]string{
+		"machine: {kubelet: {image: %s}}": "ghcr.io/garboard-os/kubelet:" + strings.TrimPrefix(config.KubernetesVersion, "v"),
+		"cluster: {etcd: {image: %s}}":    "registry.k8s.io/etcd:v" + config.EtcdVersion,
+	} {
+		id := regexp.MustCompile(`kubelet|etcd`).FindString(field)
+		before, err := c.Processes(id)
+		if err != nil || len(before) != 1 {
+			t.Fatalf("processes of %s: %v, %v", id, before, err)
+		}
+		c.Gbctl("patch", "mc", "--immediate", "-p", fmt.Sprintf(field, image))
+		c.Eventually(upBudget, "health and doctor name "+image, func() error {
+			health, err := c.TryGbctl("health")
+			doctor, _ := c.TryGbctl("doctor")
+			if err == nil || !strings.Contains(health, image) || !strings.Contains(doctor, image) {
+				return fmt.Errorf("they say %w:\n%s\n%s", err, health, doctor)
+			}
+			return nil
+		})
+		if after, err := c.Processes(id); err != nil || !slices.Equal(before, after) {
+			t.Errorf("processes of %s were %v, and are %v: %v", id, before, after, err)
+		}
+		if err := c.NodesReady(c.Nodes[0]); err != nil {
+			t.Error(err)
+		}
+		c.Gbctl("config", "rollback")
+		c.Eventually(2*upBudget, "the node is healthy again", func() error { _, err := c.TryGbctl("health"); return err })
+	}
+}
+
 // A patch sets the API server's image to one that doesn't exist; doctor reports
-// why the node waits, and a rollback repairs it.
+// why the node waits, the former API server goes on, and a rollback ends that.
 func badImage(t *testing.T, c *e2etest.Cluster) {
 	const image = "registry.k8s.io/kube-apiserver:v1.37.99"
 	c.Gbctl("patch", "mc", "--immediate", "-p", `[{"op": "replace", "path": "/cluster/apiServer/image", "value": "`+image+`"}]`)
@@ -190,11 +223,11 @@ func badImage(t *testing.T, c *e2etest.Cluster) {
 		}
 		return nil
 	})
+	if out, err := c.Try("get", "--raw=/readyz"); err != nil {
+		t.Errorf("the former API server: %v: %s", err, out)
+	}
 	c.Gbctl("config", "rollback")
-	c.Eventually(2*upBudget, "Kubernetes answers again", func() error {
-		_, err := c.Try("get", "--raw=/readyz")
-		return err
-	})
+	c.Eventually(2*upBudget, "the node is healthy again", func() error { _, err := c.TryGbctl("health"); return err })
 }
 
 // A support bundle for another person must not contain secrets of the cluster.

@@ -151,13 +151,13 @@ func environment(c *e2etest.Cluster, variable string) {
 	})
 }
 
-// otherKubelet: Garboard pulls the image itself, through the proxy. The service is Preparing
+// otherKubelet: Garboard pulls the image itself, through the proxy. The former kubelet runs
 // as long as the registry does not answer.
 func otherKubelet(t *testing.T, c *e2etest.Cluster, p *proxy) {
 	image := other(config.DefaultKubeletImage)
 	c.Gbctl("patch", "mc", "--immediate", "-p", "machine: {kubelet: {image: "+image+"}}")
-	pulls := regexp.MustCompile(`(?s)STATE +Preparing\n.*EVENTS +\[Preparing\]: Pulling image ` + regexp.QuoteMeta(image) + ` `)
-	c.Eventually(upBudget, "the kubelet is Preparing while its image is pulled", func() error {
+	pulls := regexp.MustCompile(`(?s)STATE +Running\n.*EVENTS +\[Running\]: goes on with [^\n]* image ` + regexp.QuoteMeta(image) + ` is being pulled`)
+	c.Eventually(upBudget, "the kubelet goes on while its image is pulled", func() error {
 		out, err := c.TryGbctl("service", "kubelet")
 		if err == nil && (!pulls.MatchString(out) || !p.asked(image)) {
 			err = fmt.Errorf("it is:\n%s", out)

@@ -118,6 +118,7 @@ func TestWorkerJoins(t *testing.T) {
 	t.Run("taken over", func(t *testing.T) { taken(t, c.In(t), control, worker) })
 	t.Run("cut off", func(t *testing.T) { lost(t, c.In(t), worker.Name) })
 	t.Run("tokens end", func(t *testing.T) { ended(t, c.In(t), control, worker) })
+	t.Run("its Node is deleted", func(t *testing.T) { nodeDeleted(t, c.In(t), worker) })
 }
 
 type pod struct{ name, ip string }
@@ -239,4 +240,31 @@ func lost(t *testing.T, c *e2etest.Cluster, worker string) {
 	start := time.Now()
 	c.Eventually(backBudget, "the worker is Ready again", status("True"))
 	t.Logf("%7.1fs  until it was Ready again", time.Since(start).Seconds())
+}
+
+// nodeDeleted: the Node of a worker that runs is deleted by hand, and comes back with its labels. Meanwhile the worker says so.
+func nodeDeleted(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
+	const said, back = 30 * time.Second, 2 * time.Minute // it looks each 10 s, and waits for a minute
+	address := worker.Address.String()
+	c.Gbctl("-n", address, "patch", "mc", "-p", "machine: {kubelet: {nodeLabels: {e2e: label}}}")
+	c.Kubectl("delete", "node", worker.Name)
+	c.Eventually(said, "health and doctor say that the Node was deleted, and when it comes back", func() error {
+		health, err := c.TryGbctl("-n", address, "health")
+		doctor, _ := c.TryGbctl("-n", address, "doctor")
+		for _, words := range []string{"was deleted from Kubernetes", "registers it again in"} {
+			if err == nil || !strings.Contains(health, words) || !strings.Contains(doctor, words) {
+				return fmt.Errorf("they say %w:\n%s\n%s", err, health, doctor)
+			}
+		}
+		return nil
+	})
+	c.Eventually(back, "the Node is back, and Ready", func() error { return c.NodesReady(c.Nodes...) })
+	c.Eventually(said, "the worker is healthy, and has its label", func() error {
+		label, err := c.Try("get", "node", worker.Name, "-o", "jsonpath={.metadata.labels.e2e}")
+		if err == nil && label != "label" {
+			err = fmt.Errorf("it has %q", label)
+		}
+		_, health := c.TryGbctl("-n", address, "health")
+		return errors.Join(err, health)
+	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/reason"
 )
@@ -41,7 +42,8 @@ type Status struct {
 	Health    HealthState
 	Message   string        // of the last event
 	Reason    reason.Code   // of the last event
-	Waiting   string        // for what, while it waits
+	Waiting   string        // for what, while it waits, or its restart does
+	Lacks     reason.Code   // why its restart waits
 	Since     time.Duration // since boot: when this state began
 	Restarts  int
 	Up        bool
@@ -164,8 +166,34 @@ func (g *Graph) Stop(ctx context.Context, id string) error {
 	return g.stop(ctx, "stop", id, func(*runner) {})
 }
 
-// Restart is Stop, then Start. It also starts the service if ctx ends before it has stopped.
+// Lacks is an error for as long as a restart of a service has to wait (Service.Lacks). Its status says so, too.
+func (g *Graph) Lacks(ctx context.Context, id string) error {
+	g.mu.Lock()
+	r, err := g.find("restart", id)
+	g.mu.Unlock()
+	if err != nil || r.svc.Lacks == nil {
+		return err
+	}
+	text, log := "", func() {}
+	if err = r.guard(func() error { return r.svc.Lacks(ctx) }); err != nil {
+		text = config.Shorten(err.Error(), messageSize)
+	}
+	g.mu.Lock()
+	if text != "" && text != r.lacks && r.attempt != nil {
+		log = r.record(text, change{reason: reason.Of(err)})
+	}
+	r.lacks, r.lacking = text, reason.Of(err)
+	g.mu.Unlock()
+	log()
+	return err
+}
+
+// Restart is Stop, then Start. It also starts the service if ctx ends before it has stopped. A service that would lack
+// something afterwards goes on.
 func (g *Graph) Restart(ctx context.Context, id string) error {
+	if err := g.Lacks(ctx, id); err != nil {
+		return fmt.Errorf("restart service %q: %w", id, err)
+	}
 	return g.stop(ctx, "restart", id, (*runner).start)
 }
 

@@ -56,6 +56,8 @@ type runner struct {
 	message   string
 	reason    reason.Code
 	waiting   string
+	lacks     string      // what a restart waits for, with its reason
+	lacking   reason.Code // "": there is none
 	since     time.Duration
 	restarts  int
 	succeeded bool          // ended by itself, without error
@@ -162,8 +164,8 @@ func (r *runner) report(message string, c change) {
 
 func (r *runner) status() Status {
 	return Status{
-		ID: r.svc.ID, Kind: r.svc.Kind, DependsOn: r.dependsOn, State: r.state, Health: r.health, Message: r.message, Reason: r.reason, Waiting: r.waiting,
-		Since: r.since, Restarts: r.restarts, Up: r.up(),
+		ID: r.svc.ID, Kind: r.svc.Kind, DependsOn: r.dependsOn, State: r.state, Health: r.health, Message: r.message, Reason: r.reason, Waiting: cmp.Or(r.waiting, r.lacks),
+		Lacks: r.lacking, Since: r.since, Restarts: r.restarts, Up: r.up(),
 	}
 }
 

@@ -82,6 +82,9 @@ type Service struct {
 	// machine; with nil or "" the service runs. A skipped service counts as up for
 	// those that depend on it. Optional.
 	Skip func() string
+	// Lacks says what the next run would lack that the present, or the last one has had: a restart would end what
+	// runs for nothing. It returns soon, and is called again until it is nil. Optional.
+	Lacks func(ctx context.Context) error
 	// Prepare runs before each start, in state Preparing. Optional.
 	Prepare func(ctx context.Context, h *Handle) error
 	// Run is the service: it blocks until the service has ended, or until ctx is

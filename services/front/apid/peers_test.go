@@ -64,7 +64,7 @@ func newControlPlane(t *testing.T, ca pki.CA, name string) *controlPlane {
 	t.Cleanup(n.peers.Close)
 	n.applier = machine.NewApplier(machine.ApplierOptions{
 		Store: store, Log: l.Logger(machine.ID), StateDir: t.TempDir(),
-		Restart: func(context.Context, string) error { return nil }, Reboot: func(string) { t.Error("it reboots") },
+		Restart: func(context.Context, string, bool) error { return nil }, Reboot: func(string) { t.Error("it reboots") },
 	})
 	graph, err := dag.New(dag.Options{Log: l.Logger},
 		dag.Service{ID: "udevd", Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }},

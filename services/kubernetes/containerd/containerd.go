@@ -66,7 +66,8 @@ type Containerd struct {
 	mu     sync.Mutex // guards client
 	client *client.Client
 
-	pulls sync.Map // names of images that are being pulled, each with a channel that is closed then
+	wishes wishes
+	pulls  sync.Map // names of images that are being pulled, each with a channel that is closed then
 }
 
 // New makes the service; nothing runs yet.

@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,10 +14,13 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/system/machine"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/singleflight"
 )
 
 const (
@@ -102,6 +106,55 @@ func (c *Containerd) PullWithProgress(ctx context.Context, namespace, ref string
 			}
 		}
 	}
+}
+
+// wishAgain is the pause after a pull that has failed: a registry that is repaired, and a tag that is pushed, are found soon.
+const wishAgain = 15 * time.Second
+
+// wishes are the images that are pulled in the background, by their names. One that is missing has an error.
+type wishes struct {
+	pulls   singleflight.Group
+	missing sync.Map
+}
+
+// ask is why an image isn't here. It is pulled meanwhile.
+func (w *wishes) ask(ref string, pull func() error) error {
+	w.pulls.DoChan(ref, func() (any, error) {
+		err := pull()
+		if w.missing.Delete(ref); err != nil {
+			w.missing.Store(ref, err)
+			time.Sleep(wishAgain)
+		}
+		return nil, nil
+	})
+	if err, failed := w.missing.Load(ref); failed {
+		return err.(error)
+	}
+	return reason.With(Pulling, fmt.Errorf("image %s is being pulled", ref))
+}
+
+// Have is nil once the node has an image. Until then it is why not, after what goes on without it, and the image is pulled in the background, again
+// and again for as long as Have is called.
+func (c *Containerd) Have(ctx context.Context, namespace, ref, instead string) error {
+	cl, err := c.Client()
+	if err != nil {
+		return err
+	}
+	ref = known(namespace, ref)
+	if _, err = cl.ImageService().Get(namespaces.WithNamespace(ctx, namespace), ref); errdefs.IsNotFound(err) {
+		err = c.wishes.ask(ref, func() error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pullTimeout)
+			defer cancel()
+			return dag.Guard(c.Logs.Logger(ID), func() error {
+				_, err := c.Pull(ctx, namespace, ref, func(reason.Code, string) {})
+				return err
+			})
+		})
+	}
+	if err != nil {
+		return reason.With(cmp.Or(reason.Of(err), ImagePullFailed), fmt.Errorf("%s: %w", instead, err))
+	}
+	return nil
 }
 
 // fetched counts what a pull has fetched.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -48,8 +49,9 @@ const (
 type Runner struct {
 	Containerd *Containerd
 	ID         string
-	// Image is the reference to run, read at each start.
+	// Image is the reference to run, read at each start, and Field what has it in the configuration.
 	Image func() (string, error)
+	Field string
 	// RootFS is a directory that is the root file system of the container instead of an image's.
 	RootFS string
 	// Spec is the container's OCI runtime specification, on top of the image's
@@ -60,16 +62,34 @@ type Runner struct {
 	// OOMScoreAdj of the container's processes. Without it they would have that of their
 	// shim, which is containerd's.
 	OOMScoreAdj int
+
+	ran atomic.Pointer[string] // the reference that Prepare has made present last
 }
 
-// Prepare makes the image present and unpacked.
+// Prepare makes the image present and unpacked: the former one while a restart waits for that of the configuration.
 func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
 	ref, err := r.Image()
 	if err != nil {
 		return err
 	}
-	_, err = r.image(ctx, ref, h.EventOf)
+	if ran := r.ran.Load(); ran != nil && r.Lacks(ctx) != nil {
+		ref = *ran
+	}
+	if _, err = r.Containerd.Pull(ctx, Namespace, ref, h.EventOf); err == nil {
+		r.ran.Store(&ref)
+	}
 	return err
+}
+
+// Lacks is an error for as long as the image of the configuration isn't the one that ran last, and isn't on the node.
+// It is pulled meanwhile.
+func (r *Runner) Lacks(ctx context.Context) error {
+	ref, err := r.Image()
+	ran := r.ran.Load()
+	if err != nil || ran == nil || *ran == ref {
+		return err
+	}
+	return r.Containerd.Have(ctx, Namespace, ref, fmt.Sprintf("goes on with %s, and not with what %s names", *ran, r.Field))
 }
 
 // Pull fetches ref into the given containerd namespace unless it is there.
@@ -143,10 +163,6 @@ func (c *Containerd) alone(ctx context.Context, ref string) (over func(), err er
 			return nil, context.Cause(ctx)
 		}
 	}
-}
-
-func (r *Runner) image(ctx context.Context, ref string, event pullEvent) (client.Image, error) {
-	return r.Containerd.Pull(ctx, Namespace, ref, event)
 }
 
 // Run is the service's run function.
@@ -229,7 +245,10 @@ func (r *Runner) from(ctx context.Context, event pullEvent) (oci.SpecOpts, []cli
 	if err != nil {
 		return nil, nil, err
 	}
-	img, err := r.image(ctx, ref, event)
+	if ran := r.ran.Load(); ran != nil {
+		ref = *ran
+	}
+	img, err := r.Containerd.Pull(ctx, Namespace, ref, event)
 	if err != nil {
 		return nil, nil, err
 	}

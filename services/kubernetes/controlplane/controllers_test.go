@@ -67,6 +67,7 @@ func (k *kubelet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // fixture is the controllers on a node whose programs never start.
 type fixture struct {
+	have    func(ctx context.Context, image, instead string) error // Options.Have
 	t       *testing.T
 	dir     string
 	config  *config.Config
@@ -111,7 +112,7 @@ func newFixture(t *testing.T, c *config.Config) *fixture {
 func (f *fixture) run() {
 	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
 		Logs: f.logs, StaticPodsDir: f.path("static-pods"), CheckpointsDir: f.path("checkpoints"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
-		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
+		Have: f.have, CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
 		Initialized: func(context.Context, resource.Reader, string) (bool, error) { return f.selfHosted.Load(), nil },
 	})...)
 	rt, err := resource.NewRuntime(f.store, f.logs.Logger(controllerLog), controllers...)

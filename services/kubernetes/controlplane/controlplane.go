@@ -14,6 +14,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -78,7 +79,10 @@ const ConfigVersion = "configVersion"
 // was made of.
 const SecretsVersion = "secretsVersion"
 
-// PodStatus is a pod's status as the kubelet has it, with ConfigVersion and SecretsVersion.
+// Lacks is the key for why the pod isn't replaced by one with the present configuration: a reason and a message.
+const Lacks = "lacks"
+
+// PodStatus is a pod's status as the kubelet has it, with ConfigVersion, SecretsVersion and Lacks.
 type PodStatus kubeclient.Object
 
 // Ready is the pod's own condition.
@@ -115,7 +119,7 @@ func Unready(r resource.Reader) (reasons []string) {
 			}
 			switch {
 			case status.Spec[ConfigVersion] != version:
-				why = fmt.Sprintf("runs with version %v of its configuration, and not %s", status.Spec[ConfigVersion], version)
+				why = cmp.Or(kubeclient.Object(status.Spec).Text(Lacks, "message"), fmt.Sprintf("runs with version %v of its configuration, and not %s", status.Spec[ConfigVersion], version))
 			case !status.Spec.Ready():
 				why = "isn't ready"
 			default:
@@ -159,6 +163,8 @@ type Options struct {
 	CheckpointsDir string
 	SubnetFile     string // flannel's
 	KubeletURL     string
+	// Have is nil once the node has an image for pods, and pulls it until then; instead goes on. nil: nobody looks.
+	Have func(ctx context.Context, image, instead string) error
 	// Roster is what etcd knows of the cluster's nodes.
 	Roster func(ctx context.Context) (roster.Facts, error)
 	// Initialized looks for the mark of a self-hosted control plane in etcd; nil: really.
@@ -206,7 +212,7 @@ func Controllers(o Options) []resource.Controller {
 			Outputs: []string{StaticPods.Type()},
 		},
 		{
-			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL}).Reconcile,
+			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL, have: o.Have}).Reconcile,
 			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: Configs.Type(), ID: apiServer}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}},
 			Outputs: []string{StaticPodStatuses.Type()},
 		},

@@ -46,6 +46,10 @@ type KubeletStaticPodController struct {
 
 	starts map[string]starts // by the name of the static pod
 
+	have    func(ctx context.Context, image, instead string) error // Options.Have
+	images  map[string]string                                      // of the pods' files, by their names
+	lacking map[string]error                                       // why pods stay as they are, by their names
+
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.
 	client kubeclient.Kept
@@ -95,6 +99,9 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 			waits = true
 			continue
 		}
+		if c.lacks(ctx, pod.ID, pod.Spec) {
+			continue
+		}
 		wrote, err := c.writePod(v, pod.ID, pod.Spec)
 		if err != nil {
 			return 0, err
@@ -125,7 +132,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		return 0, resource.RetryIn(fmt.Errorf("error refreshing pod status: %w", err), c.retry) // S-280
 	}
 	c.retry = 0
-	if ready {
+	if ready && len(c.lacking) == 0 {
 		return statusLater, nil
 	}
 	return statusSoon, nil
@@ -222,7 +229,7 @@ func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.Vie
 	if err != nil {
 		return false, err
 	}
-	ready, unstarted, err := publishStatuses(ctx, v, answer)
+	ready, unstarted, err := publishStatuses(ctx, v, answer, c.lacking)
 	if err != nil {
 		return false, err
 	}

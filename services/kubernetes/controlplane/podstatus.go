@@ -10,14 +10,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
 // publishStatuses publishes the statuses of the control plane's pods, from the
 // kubelet's list of its static pods. It returns whether all are ready, and those
-// that the kubelet hasn't begun.
-func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Object) (ready bool, unstarted []kubeclient.Object, err error) {
+// that the kubelet hasn't begun. lacking is why pods stay as they are.
+func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Object, lacking map[string]error) (ready bool, unstarted []kubeclient.Object, err error) {
 	statuses, readyCount := map[string]PodStatus{}, 0
 	for _, pod := range answer.Items() {
 		meta, _ := pod.At("metadata", "annotations").(map[string]any)
@@ -34,7 +35,11 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 			status[SecretsVersion] = meta[secretsVersionAnnotation]
 		}
 		if before, err := StaticPodStatuses.Get(v, id); err == nil && lost(status, before.Spec) {
-			status = kept(ctx, pod, before.Spec)
+			status = maps.Clone(kept(ctx, pod, before.Spec))
+			delete(status, Lacks)
+		}
+		if why := lacking[pod.Text("metadata", "labels", "k8s-app")]; why != nil && status != nil {
+			status[Lacks] = object{"reason": string(reason.Of(why)), "message": why.Error()}
 		}
 		if PodStatus(status).Ready() {
 			readyCount++

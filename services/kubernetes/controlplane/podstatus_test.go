@@ -46,7 +46,7 @@ func TestStaticPodStatusThatTheKubeletForgets(t *testing.T) {
 		{"of another configuration, and not started", pod("2", "", 0), true, false},
 	} {
 		healthy.Store(tc.healthy)
-		_, _, err := publishStatuses(t.Context(), v, kubeclient.Object{"items": list{object(tc.pod)}})
+		_, _, err := publishStatuses(t.Context(), v, kubeclient.Object{"items": list{object(tc.pod)}}, nil)
 		put(t, err)
 		o, err := StaticPodStatuses.Get(v, kubeSystem+"/kube-apiserver-n1")
 		put(t, err)

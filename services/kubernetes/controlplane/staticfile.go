@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -62,12 +63,31 @@ func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([
 	return yaml.Marshal(pod)
 }
 
+// lacks reports whether a pod whose file was written stays as it is, because the image of its new form isn't here: the kubelet would
+// end it first.
+func (c *KubeletStaticPodController) lacks(ctx context.Context, name string, pod kubeclient.Object) bool {
+	if c.images == nil {
+		c.images, c.lacking = map[string]string{}, map[string]error{}
+	}
+	before, image, why := c.images[name], pod.List("spec", "containers")[0].Text("image"), error(nil)
+	if before != "" && before != image && c.have != nil {
+		why = c.have(ctx, image, fmt.Sprintf("goes on with %s, and not with that of the configuration", before))
+	}
+	if why == nil {
+		c.images[name] = image
+		delete(c.lacking, name)
+		return false
+	}
+	c.lacking[name] = why
+	return true
+}
+
 // startAgain writes the pods again that the kubelet has, but hasn't begun.
 func (c *KubeletStaticPodController) startAgain(v resource.View, unstarted []kubeclient.Object) error {
 	for _, seen := range unstarted {
 		name := seen.Text("metadata", "labels", "k8s-app")
 		s, known := c.starts[name]
-		if !known || seen.Text("metadata", "uid") != s.uid || s.again == maxStarts {
+		if !known || seen.Text("metadata", "uid") != s.uid || s.again == maxStarts || c.lacking[name] != nil {
 			continue
 		}
 		pod, err := StaticPods.Get(v, name)

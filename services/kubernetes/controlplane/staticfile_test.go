@@ -1,15 +1,19 @@
 package controlplane
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -72,4 +76,67 @@ func TestStaticPodThatWaitsForItsPredecessor(t *testing.T) {
 	}
 	say(second)
 	again("1")
+}
+
+// The file of a pod that runs stays as it is while the image of its new form isn't on the node, and the status says so.
+func TestStaticPodWaitsForItsImage(t *testing.T) {
+	c := testConfig(t)
+	former := c.Cluster.APIServer.Image
+	f := newFixture(t, c)
+	const wrong, right = "registry.k8s.io/kube-apiserver:1.36.3", "registry.k8s.io/kube-apiserver:v1.36.1"
+	var asked sync.Map
+	f.have = func(_ context.Context, image, instead string) error {
+		asked.Store(image, true)
+		if image == wrong {
+			return reason.With("ImageNotFound", errors.New(instead+": pull image "+wrong+": not found"))
+		}
+		return nil
+	}
+	f.run()
+	f.etcd(true)
+	in := func(image string) {
+		t.Helper()
+		eventually.That(t, patience, "the file has "+image, func() error {
+			text, err := os.ReadFile(f.file(apiServer))
+			if err == nil && !strings.Contains(string(text), "image: "+image+"\n") {
+				err = fmt.Errorf("%s", line(text, "image: "))
+			}
+			return err
+		})
+	}
+	in(former)
+	pod := kubeclient.Object{
+		"metadata": object{"name": "kube-apiserver-n1", "namespace": kubeSystem, "labels": object{"k8s-app": apiServer}, "annotations": object{"kubernetes.io/config.source": "file"}},
+		"status":   object{"containerStatuses": list{object{"restartCount": 0}}, "conditions": list{object{"type": "Ready", "status": "True"}}},
+	}
+	text, err := json.Marshal(object{"kind": "PodList", "items": list{pod}})
+	put(t, err)
+	f.kubelet.answer(http.StatusOK, string(text))
+	f.configure(func(c *config.Config) { c.Cluster.APIServer.Image = wrong })
+	status := func() (lacks kubeclient.Object) {
+		o, _ := StaticPodStatuses.Get(f.store, kubeSystem+"/kube-apiserver-n1")
+		lacks, _ = o.Spec[Lacks].(map[string]any)
+		return lacks
+	}
+	eventually.That(t, patience, "what the pod waits for", func() error {
+		if got := status(); got.Text("reason") != "ImageNotFound" || !strings.Contains(got.Text("message"), former) || !strings.Contains(got.Text("message"), wrong) {
+			return fmt.Errorf("%v", got)
+		}
+		return nil
+	})
+	if reasons := Unready(f.store); !slices.ContainsFunc(reasons, func(why string) bool { return strings.Contains(why, wrong+": not found") }) {
+		t.Errorf("not ready: %q", reasons)
+	}
+	in(former)
+	f.configure(func(c *config.Config) { c.Cluster.APIServer.Image = right })
+	in(right)
+	eventually.That(t, patience, "it waits no more", func() error {
+		if got := status(); got != nil {
+			return fmt.Errorf("%v", got)
+		}
+		return nil
+	})
+	if _, did := asked.Load(former); did {
+		t.Error("a pod without a former form waited for its image")
+	}
 }

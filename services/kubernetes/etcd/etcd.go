@@ -129,6 +129,7 @@ func New(o Options) *Etcd {
 		Containerd:  o.Containerd,
 		ID:          ID,
 		Image:       o.image,
+		Field:       "cluster.etcd.image",
 		Spec:        e.spec,
 		StopBudget:  stopBudget,
 		OOMScoreAdj: oomScoreAdj,
@@ -144,6 +145,7 @@ func (e *Etcd) Service() dag.Service {
 		Kind:  dag.Container,
 		Needs: []dag.Condition{machine.IfControlPlane{Condition: secrets.Statuses.When(e.o.Store, secrets.EtcdID, "etcd certificates to be made", nil), Store: e.o.Store}},
 		Skip:  e.o.skip,
+		Lacks: e.runner.Lacks,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := secrets.Await(ctx, e.o.Store, secrets.EtcdID); err != nil {
 				return err
@@ -173,34 +175,17 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 		e.suspect.Store(outer.Err() == nil && !killed(err))
 		e.going.Store(false)
 	}()
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(outer))
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	// It ends a moment after outer.
+	ended := func(ctx context.Context) error {
 		select {
 		case <-outer.Done():
 			e.awaitServer(ctx, e.files.Load())
-			cancel(context.Cause(outer))
 		case <-ctx.Done():
 		}
-	})
-	beside := func(f func(context.Context) error) {
-		wg.Go(func() {
-			if err := f(ctx); err != nil {
-				cancel(err)
-			}
-		})
+		return context.Cause(outer)
 	}
-	beside(func(ctx context.Context) error { return e.promote(ctx, h.EventOf) })
-	beside(e.watch)
-	err = e.runner.Run(ctx, h)
-	why := context.Cause(ctx)
-	cancel(nil)
-	wg.Wait()
-	if why != nil && !errors.Is(why, context.Canceled) {
-		return why
-	}
-	return err
+	promoted := func(ctx context.Context) error { return e.promote(ctx, h.EventOf) }
+	return dag.While(context.WithoutCancel(outer), func(ctx context.Context) error { return e.runner.Run(ctx, h) }, ended, promoted, e.watch)
 }
 
 // killed reports whether etcd was killed. A member that its cluster has removed ends by

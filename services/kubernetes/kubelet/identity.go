@@ -3,17 +3,16 @@ package kubelet
 import (
 	"context"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -118,28 +117,19 @@ func whileAddressed(ctx context.Context, s *resource.Store, run func(context.Con
 		return err
 	}
 	was := nodeIPs(s, began.Spec)
-	ctx, cancel := context.WithCancelCause(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel(nil)
-	changes := s.Watch(ctx, network.Addresses.Type())
-	wg.Go(func() {
-		for range changes {
+	return dag.While(ctx, run, func(ctx context.Context) error {
+		for range s.Watch(ctx, network.Addresses.Type()) {
 			// An address that is gone for the moment is no reason: pods go on.
 			now, err := network.Addresses.Get(s, network.AddressID)
 			if err != nil {
 				continue
 			}
 			if is := nodeIPs(s, now.Spec); now.Spec.Primary != began.Spec.Primary || slices.ContainsFunc(is, replaces(was, now.Spec)) {
-				cancel(addressChanged{was, is})
+				return fmt.Errorf("the node's addresses changed from %s to %s", config.Joined(was, " "), config.Joined(is, " "))
 			}
 		}
+		return nil
 	})
-	err = run(ctx)
-	if why := (addressChanged{}); errors.As(context.Cause(ctx), &why) {
-		return why
-	}
-	return err
 }
 
 // nodeIPs are the node's addresses in the cluster; without a configuration, the primary one.
@@ -159,10 +149,4 @@ func replaces(was []netip.Addr, now network.NodeAddress) func(netip.Addr) bool {
 			return old.BitLen() == a.BitLen() && (old == now.Primary || slices.ContainsFunc(now.All, func(p netip.Prefix) bool { return p.Addr() == old }))
 		})
 	}
-}
-
-type addressChanged struct{ from, to []netip.Addr }
-
-func (a addressChanged) Error() string {
-	return fmt.Sprintf("the node's addresses changed from %s to %s", config.Joined(a.from, " "), config.Joined(a.to, " "))
 }

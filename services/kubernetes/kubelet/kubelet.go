@@ -57,9 +57,11 @@ func Service(o Options) dag.Service {
 		Containerd: o.Containerd,
 		ID:         ID,
 		Image:      o.image,
+		Field:      "machine.kubelet.image",
 		Spec:       o.spec,
 		StopBudget: stopBudget,
 	}
+	node := &registration{}
 	return dag.Service{
 		ID:   ID,
 		Kind: dag.Container,
@@ -67,6 +69,7 @@ func Service(o Options) dag.Service {
 			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),
 			disks.Mounted(o.Store), // pods would write below the mount points otherwise
 		},
+		Lacks: runner.Lacks,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := o.awaitIdentity(ctx); err != nil {
 				return err
@@ -80,13 +83,23 @@ func Service(o Options) dag.Service {
 			return runner.Prepare(ctx, h)
 		},
 		Run: func(ctx context.Context, h *dag.Handle) error {
+			_, name, client, err := o.kubernetes(true)
+			if err != nil {
+				return err
+			}
+			defer client.Close()
 			return whileAddressed(ctx, o.Store, func(ctx context.Context) error {
 				isReady := func(s resource.Object[balancer.APIServer]) bool { return s.Spec.Ready }
 				ready := func() bool { return slices.ContainsFunc(balancer.APIServers.List(o.Store), isReady) }
-				return restartForStaticPods(ctx, boot.StaticPodsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
+				run := func(ctx context.Context) error {
+					return restartForStaticPods(ctx, boot.StaticPodsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
+				}
+				return dag.While(ctx, run, func(ctx context.Context) error { return node.watch(ctx, client, name) })
 			})
 		},
-		Health:     &dag.Health{Check: dag.HTTPCheck(healthURL), Period: healthPeriod, Timeout: healthTimeout},
+		Health: &dag.Health{Period: healthPeriod, Timeout: healthTimeout, Check: func(ctx context.Context) error {
+			return cmp.Or(dag.HTTPCheck(healthURL)(ctx), node.healthy())
+		}},
 		Restart:    dag.RestartAlways,
 		StopBudget: stopBudget + 5*time.Second,
 	}

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
@@ -29,18 +29,13 @@ const (
 // image that isn't there could not be corrected.
 func restartForStaticPods(ctx context.Context, dir string, ready func() bool, event func(string), run func(context.Context) error) error {
 	for {
-		began := staticPodFiles(dir)
-		once, cancel := context.WithCancel(ctx)
-		changed := ""
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			if changed = changedBefore(once, dir, began, ready); changed != "" {
-				cancel()
+		began, changed := staticPodFiles(dir), ""
+		err := dag.While(ctx, run, func(ctx context.Context) error {
+			if changed = changedBefore(ctx, dir, began, ready); changed != "" {
+				return context.Canceled
 			}
+			return nil
 		})
-		err := run(once)
-		cancel()
-		wg.Wait()
 		if ctx.Err() != nil || changed == "" {
 			return err
 		}

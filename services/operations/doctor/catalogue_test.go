@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -153,7 +154,7 @@ var published = []reason.Code{
 	clock.ServersDisagree, clock.Unconfirmed, clock.Impossible, etcd.DataLost, etcd.Learner, controlplane.ManifestUnavailable,
 	containerd.ImageNoSpace, containerd.ImageUnsigned, containerd.RegistryDenied, containerd.RegistryUntrusted, containerd.RegistryUnresolved,
 	containerd.RegistryUnanswered, containerd.RegistryNoRoute, containerd.RegistryPlainHTTP, containerd.ImageNotFound, containerd.ImageNameInvalid,
-	containerd.RegistryLimits,
+	containerd.RegistryLimits, kubelet.NodeDeleted,
 }
 
 func TestReasonsAreKnown(t *testing.T) {

@@ -55,6 +55,9 @@ func kubeletDown(s *snapshot) []finding {
 		return nil
 	}
 	found := s.down(kubelet.ID, "The kubelet is not running.")
+	if s.services[kubelet.ID].Reason == kubelet.NodeDeleted {
+		return nil // node-not-registered says so
+	}
 	for i := range found {
 		f := &found[i]
 		k := s.config.Machine.Kubelet

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,9 +19,11 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
@@ -201,6 +204,27 @@ func TestS351NodeNotRegistered(t *testing.T) {
 	n.others[controllerManager].set(http.StatusInternalServerError, "[-]leaderElection failed")
 	n.finds("node-not-registered", info, "Follows from controller-manager-not-running")
 	n.others[controllerManager].set(http.StatusOK, "ok")
+	n.api.put(kubeclient.Object{"kind": "Node", "metadata": map[string]any{"name": nodeName}})
+	n.healthy()
+}
+
+// A Node that was deleted while the kubelet runs comes back by itself.
+func TestNodeDeleted(t *testing.T) {
+	t.Parallel()
+	var deleted atomic.Bool
+	n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+		services["kubelet"].Health = &dag.Health{Period: time.Millisecond, Check: func(context.Context) error {
+			if deleted.Load() {
+				return reason.With(kubelet.NodeDeleted, errors.New("the kubelet registers it again in 40s"))
+			}
+			return nil
+		}}
+	})
+	deleted.Store(true)
+	n.api.remove("Node", nodeName)
+	n.finds("node-not-registered", failure, "registers it again in 40s", "kubectl delete node", "gbctl service kubelet restart")
+	n.lacks("kubelet-not-running")
+	deleted.Store(false)
 	n.api.put(kubeclient.Object{"kind": "Node", "metadata": map[string]any{"name": nodeName}})
 	n.healthy()
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 )
 
 // manifestApplier makes what is missing.
@@ -70,6 +71,10 @@ func nodeMissing(s *snapshot) []finding {
 		return nil
 	}
 	f := finding{what: fmt.Sprintf("Kubernetes doesn't know the node %q.", s.hostname), passing: s.sinceBoot < bootstrapTime}
+	if svc := s.services[kubelet.ID]; svc.Reason == kubelet.NodeDeleted {
+		f.code, f.passing, f.evidence = svc.Reason, false, []string{svc.asStatus()}
+		return one(f)
+	}
 	if c.nodeErr != nil {
 		f.evidence = append(f.evidence, fmt.Sprintf("%s as %s: %v", c.through, c.as, c.nodeErr))
 	}

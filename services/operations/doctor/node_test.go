@@ -49,6 +49,7 @@ var nodeAddress = netip.MustParseAddr("10.5.0.2")
 // make them, a real graph, real files below a directory, and servers in the place of
 // etcd, Kubernetes and the kubelet. As made it is healthy; a test makes it ill.
 type node struct {
+	have      func(ctx context.Context, image, instead string) error // of static pods
 	t         *testing.T
 	dir       string
 	config    *config.Config
@@ -188,7 +189,7 @@ func (n *node) publish() {
 		makers,
 		controlplane.Controllers(controlplane.Options{
 			Logs: n.logs, StaticPodsDir: n.path(boot.StaticPodsDir), CheckpointsDir: n.path(boot.CheckpointsDir), FilesDir: n.path("etc/kubernetes"), AuditDir: n.path("audit"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
-			SubnetFile: n.path("subnet.env"), KubeletURL: n.kubelet.url,
+			SubnetFile: n.path("subnet.env"), KubeletURL: n.kubelet.url, Have: n.have,
 			Initialized: func(context.Context, resource.Reader, string) (bool, error) { return false, nil },
 		})...)...)
 	n.must(err)

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -103,6 +105,9 @@ func (s *snapshot) servicePulls() (out []finding) {
 	for _, id := range slices.Sorted(maps.Keys(s.services)) {
 		svc := s.services[id]
 		ends := s.failures(svc, flapping)
+		if svc.Lacks != "" && svc.Lacks != containerd.Pulling {
+			out = append(out, goesOn("service "+id, svc.Waiting, svc.Lacks))
+		}
 		if svc.Up || len(ends) == 0 {
 			continue
 		}
@@ -111,6 +116,11 @@ func (s *snapshot) servicePulls() (out []finding) {
 		}
 	}
 	return out
+}
+
+// goesOn is that a program runs with its former image, because a new one can't be pulled.
+func goesOn(of, text string, code reason.Code) finding {
+	return finding{what: pullFails(of) + " The former one goes on.", code: code, evidence: []string{of + " " + text}}
 }
 
 func pullFails(of string) string { return "The image for " + of + " can't be pulled." }
@@ -141,6 +151,10 @@ func (s *snapshot) podPulls() (out []finding) {
 		}
 	}
 	for _, program := range controlPlanePrograms { // static ones that only the kubelet knows
+		code := reason.Code(s.pods[program].Text("status", controlplane.Lacks, "reason"))
+		if text := s.pods[program].Text("status", controlplane.Lacks, "message"); text != "" && code != containerd.Pulling {
+			out = append(out, goesOn("static pod "+program, text, code))
+		}
 		if p, ok := s.pods[program]; ok && !known[program] {
 			look(kubeSystem+"/"+program, p)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -117,6 +119,39 @@ func TestServiceStopped(t *testing.T) {
 	n.lacks("kubelet-not-running")
 	n.must(n.graph.Start(t.Context(), "kubelet"))
 	n.healthy()
+}
+
+// A service whose restart waits for an image goes on, and so does a static pod.
+func TestImageOfARestart(t *testing.T) {
+	t.Parallel()
+	var lacking atomic.Pointer[error]
+	lacking.Store(new(error))
+	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
+		services["kubelet"].Lacks = func(context.Context) error { return *lacking.Load() }
+		n.have = func(_ context.Context, image, _ string) error {
+			return reason.With(containerd.RegistryDenied, errors.New("pull image "+image+": 401"))
+		}
+	})
+	lack := func(code reason.Code, text string) {
+		err := reason.With(code, errors.New(text))
+		lacking.Store(&err)
+		if n.graph.Restart(t.Context(), "kubelet") == nil {
+			t.Error("it restarts")
+		}
+	}
+	lack(containerd.Pulling, "goes on with kubelet:1: image kubelet:2 is being pulled")
+	n.finds("image-pulling", info, "Service kubelet waits for its image", "goes on with kubelet:1", "kubelet:2")
+	n.lacks("image-pull-failing")
+	lack(containerd.ImageNotFound, "goes on with kubelet:1: pull image kubelet:3: not found")
+	n.finds("image-pull-failing", failure, "service kubelet", "The former one goes on", "kubelet:3: not found", "Correct the image's name and tag")
+	n.lacks("image-pulling")
+	lacking.Store(new(error))
+	n.must(n.graph.Restart(t.Context(), "kubelet"))
+	n.healthy()
+	next := *n.config
+	next.Cluster.Scheduler.Image = "registry.k8s.io/scheduler:v1.36.1"
+	n.must(machine.Configs.Put(n.store.As(machine.ID), machine.ConfigID, &next))
+	n.finds("image-pull-failing", failure, "static pod kube-scheduler", "scheduler:v1.36.1: 401", "machine.registries.config")
 }
 
 func TestImagePulling(t *testing.T) {

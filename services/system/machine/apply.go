@@ -93,8 +93,8 @@ type ApplierOptions struct {
 	Trial, Back bool
 	Store       *resource.Store
 	Log         *slog.Logger
-	// Restart restarts a service.
-	Restart func(ctx context.Context, id string) error
+	// Restart restarts a service. late: it was to restart earlier, and couldn't.
+	Restart func(ctx context.Context, id string, late bool) error
 	// Reboot restarts the machine; it returns at once.
 	Reboot func(why string)
 	// Place says what a machine without a system has of its disk with a configuration, or why that can't be; nil: it has no disk.

@@ -30,6 +30,7 @@ type power struct {
 	mu       sync.Mutex // guards restarts and reboots
 	restarts []string
 	reboots  []string
+	lacks    error // what Restart returns
 	off      func()
 }
 
@@ -39,11 +40,14 @@ func (p *power) on(medium []byte) {
 	p.store, p.restarts, p.reboots = resource.NewStore(), nil, nil
 	p.Applier = NewApplier(ApplierOptions{
 		Store: p.store, StateDir: p.dir, Log: slog.New(slog.DiscardHandler),
-		Restart: func(_ context.Context, id string) error {
+		Restart: func(_ context.Context, id string, late bool) error {
 			p.mu.Lock()
 			defer p.mu.Unlock()
+			if late {
+				id += " late"
+			}
 			p.restarts = append(p.restarts, id)
-			return nil
+			return p.lacks
 		},
 		Reboot: func(why string) {
 			p.mu.Lock()
@@ -185,6 +189,27 @@ func TestS021ApplyLive(t *testing.T) {
 		p.again()
 		if p.hostname() != "two" {
 			t.Errorf("after a reboot: %s", p.hostname())
+		}
+	})
+}
+
+// A service that goes on because it would lack something is restarted once it doesn't.
+func TestRestartIsTriedAgain(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		lack := func(err error) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.lacks = err
+		}
+		lack(errors.New("image x is being pulled"))
+		p.must(Request{Text: with(base, "two"), Mode: Auto})
+		time.Sleep(2*restartAgain + restartAgain/2)
+		synctest.Wait()
+		lack(nil)
+		time.Sleep(5 * restartAgain)
+		synctest.Wait()
+		if want := []string{"kubelet", "kubelet late", "kubelet late", "kubelet late"}; !slices.Equal(p.restarted(), want) {
+			t.Errorf("restarted %q, want %q", p.restarted(), want)
 		}
 	})
 }

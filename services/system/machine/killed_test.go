@@ -49,7 +49,7 @@ func applyForever(dir string) error {
 	}
 	a := NewApplier(ApplierOptions{
 		Store: resource.NewStore(), StateDir: dir, Log: slog.New(slog.DiscardHandler),
-		Restart: func(context.Context, string) error { return nil }, Reboot: func(string) {},
+		Restart: func(context.Context, string, bool) error { return nil }, Reboot: func(string) {},
 	})
 	if err := a.stateFound(); err != nil {
 		return err

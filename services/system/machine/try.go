@@ -202,9 +202,14 @@ func (a *Applier) expire() {
 	}
 }
 
+// restartAgain is between two tries to restart a service that goes on, because it would lack something: who makes it wait is asked
+// for no more than whether it still does.
+const restartAgain = 2 * time.Second
+
 // restartAll restarts what changes ask for, one after the other. What is asked for
 // several times meanwhile is restarted once.
 func (a *Applier) restartAll(ctx context.Context, wake <-chan struct{}) {
+	late := map[string]string{} // services that go on, and why
 	for {
 		select {
 		case <-ctx.Done():
@@ -212,9 +217,17 @@ func (a *Applier) restartAll(ctx context.Context, wake <-chan struct{}) {
 		case <-wake:
 		}
 		for id := a.nextRestart(); id != "" && ctx.Err() == nil; id = a.nextRestart() {
-			a.o.Log.Info("restarting a service whose configuration has changed", "service", id)
+			before, is := late[id]
+			if delete(late, id); !is {
+				a.o.Log.Info("restarting a service whose configuration has changed", "service", id)
+			}
 			rctx, cancel := context.WithTimeout(ctx, restartTimeout)
-			if err := dag.Guard(a.o.Log, func() error { return a.o.Restart(rctx, id) }); err != nil && ctx.Err() == nil {
+			err := dag.Guard(a.o.Log, func() error { return a.o.Restart(rctx, id, is) })
+			if err != nil && rctx.Err() == nil { // after that, it starts when it has stopped
+				late[id] = err.Error()
+				time.AfterFunc(restartAgain, func() { a.mu.Lock(); defer a.mu.Unlock(); a.restart([]string{id}) })
+			}
+			if err != nil && ctx.Err() == nil && err.Error() != before {
 				a.o.Log.Warn("restart after a change of the configuration", "service", id, "err", err)
 			}
 			cancel()

@@ -1,0 +1,68 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+const (
+	// nodeLook is how often the node looks whether Kubernetes has its Node.
+	nodeLook = 10 * time.Second
+	// registerFirst is the time from then on until a Node that was deleted is registered again: for a person who sees that it was the wrong
+	// one, or who is about to reset this one. Each further time is twice as long, until it is registerMax, unless the Node was there for that long.
+	registerFirst = time.Minute
+	registerMax   = 16 * time.Minute
+)
+
+// NodeDeleted is the reason of a kubelet whose Node was deleted.
+const NodeDeleted reason.Code = "NodeDeleted"
+
+// registration is whether Kubernetes has the Node. A kubelet registers only at its start.
+type registration struct {
+	again atomic.Pointer[time.Time] // when it starts anew, because the Node was deleted; nil: it wasn't
+	pause time.Duration             // before that
+}
+
+// watch returns an error when the kubelet has to start anew. A Node that this run hasn't registered yet isn't one that was deleted.
+func (r *registration) watch(ctx context.Context, client *kubeclient.Client, name string) error {
+	defer r.again.Store(nil)
+	var since time.Time // the Node is there; zero: it was never
+	for sleep.For(ctx, nodeLook) {
+		_, err := client.Get(ctx, kubeclient.NodeRef(name))
+		answer, answered := errors.AsType[*kubeclient.StatusError](err)
+		at := r.again.Load()
+		switch {
+		case err == nil:
+			if since.IsZero() || at != nil {
+				since = time.Now()
+			}
+			r.again.Store(nil)
+		case since.IsZero() || !answered || answer.Reason != "NotFound": // it may be there
+		case at == nil:
+			if time.Since(since) > registerMax {
+				r.pause = 0
+			}
+			r.pause = min(max(2*r.pause, registerFirst), registerMax)
+			r.again.Store(new(time.Now().Add(r.pause)))
+		case !time.Now().Before(*at):
+			return reason.With(NodeDeleted, fmt.Errorf("the Node %s was deleted from Kubernetes: the kubelet starts anew, and registers it", name))
+		}
+	}
+	return nil
+}
+
+// healthy is an error while the Node is to be registered again.
+func (r *registration) healthy() error {
+	at := r.again.Load()
+	if at == nil {
+		return nil
+	}
+	return reason.With(NodeDeleted, fmt.Errorf("the Node was deleted from Kubernetes; the kubelet registers it again in %s. If the machine is to go: gbctl reset", time.Until(*at).Round(time.Second)))
+}

@@ -84,7 +84,7 @@ type comparison struct {
 
 func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	manifests := inOrder(BootstrapManifests.List(v))
-	if err := forgetDrift(v, manifests); err != nil {
+	if err := forget(v, ManifestDrifts, manifests); err != nil {
 		return 0, err
 	}
 	keys, _, ready, err := ownCluster(v)
@@ -103,7 +103,7 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	compared := make(map[string]comparison)
 	var problems []error
 	for _, m := range manifests {
-		drift, err := c.compareManifest(ctx, m.Spec, compared)
+		drift, err := c.compareManifest(ctx, m.Spec.Objects, compared)
 		if err == nil {
 			err = ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift)
 		}
@@ -131,14 +131,14 @@ func (c *ManifestDriftController) compareManifest(ctx context.Context, wanted []
 	return drift, nil
 }
 
-// forgetDrift removes the drifts of bootstrap manifests that are gone.
-func forgetDrift(v resource.View, manifests []resource.Object[[]kubeclient.Object]) error {
+// forget removes what belongs to bootstrap manifests that are gone.
+func forget[S any](v resource.View, kind *resource.Kind[S], manifests []resource.Object[Manifest]) error {
 	for _, namespace := range []string{namespace, extrasNamespace} {
 		wanted := map[string]bool{}
 		for _, m := range manifests {
 			wanted[m.ID] = wanted[m.ID] || m.Namespace == namespace
 		}
-		if err := prune(v, ManifestDrifts.In(namespace), wanted); err != nil {
+		if err := prune(v, kind.In(namespace), wanted); err != nil {
 			return err
 		}
 	}

@@ -2,9 +2,12 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -13,6 +16,16 @@ const manifestApplier = "k8s.ManifestApplyController"
 
 // apiSecrets gets the certificate of a worker's API.
 const apiSecrets = "secrets.APIController"
+
+// manifestsTold reports whether the results of manifests tell why they can't be made.
+func (s *snapshot) manifestsTold() bool {
+	return slices.ContainsFunc(s.troubled, func(o resource.Object[any]) bool { return o.Type == controlplane.ManifestResults.Type() })
+}
+
+// ofManifest reports whether a resource tells of a manifest.
+func ofManifest(typ string) bool {
+	return typ == controlplane.BootstrapManifests.Type() || typ == controlplane.ManifestResults.Type()
+}
 
 var nodeConditions = checks{
 	"manifests-not-applied": func(s *snapshot) []finding {
@@ -30,6 +43,33 @@ var nodeConditions = checks{
 			}
 		}
 		return one(f)
+	},
+	"manifest-incomplete": func(s *snapshot) (out []finding) {
+		for _, o := range s.troubled {
+			if !ofManifest(o.Type) || controlplane.Own(o.Meta) {
+				continue
+			}
+			problems := resource.Problems(o.Spec)
+			out = append(out, finding{what: fmt.Sprintf("Manifest %s isn't made, or not all of it: %s.", o.ID, problems[0]), since: o.Troubled, evidence: problems,
+				passing: s.now.Sub(o.Troubled) < problemTime})
+		}
+		return out
+	},
+	"webhook-without-pods": func(s *snapshot) (out []finding) {
+		if s.cluster == nil {
+			return nil
+		}
+		for _, r := range s.cluster.refusal {
+			service := r.service.Namespace + "/" + r.service.Name
+			out = append(out, finding{
+				what: fmt.Sprintf("Webhook %s of %s %s refuses every request that it is asked about: Service %s has no ready pod.", r.webhook, r.configuration.Kind, r.configuration.Name, service),
+				next: fmt.Sprintf("Start its pods: kubectl -n %s get deployments,pods, and kubectl -n %[1]s scale deployment NAME --replicas=1. If that is refused, too, or nothing helps: kubectl delete %s %s.",
+					r.service.Namespace, strings.ToLower(r.configuration.Kind), r.configuration.Name),
+				evidence: []string{fmt.Sprintf("no ready endpoint in the EndpointSlices of Service %s; failurePolicy of webhook %s: Fail", service, r.webhook)},
+				passing:  s.sinceBoot < bootstrapTime,
+			})
+		}
+		return out
 	},
 	"node-not-registered": nodeMissing,
 	"node-not-ready":      nodeNotReady,

@@ -9,234 +9,136 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"regexp"
 	"strconv"
 	"strings"
 
-	"go.yaml.in/yaml/v2" // kubectl's; version 3 is YAML 1.2
+	yaml12 "gopkg.in/yaml.v3"
+	"sigs.k8s.io/yaml"
 )
 
-// Problem is what is wrong with a document.
+// Problem is what is wrong with a document. Line counts from 1.
 type Problem struct {
-	Line int // counts from 1
+	Line int
 	What string
 }
 
 func (p Problem) String() string { return fmt.Sprintf("line %d: %s", p.Line, p.What) }
 
 var (
-	byteOrderMark = []byte("\ufeff")
-	separator     = []byte("---")
+	newline   = []byte("\n")
+	separator = regexp.MustCompile(`(?m)^---(?:[ \t]*(?:#.*)?\r?$| )`)
 	// mistyped is a line that is meant to be a separator, and is none.
 	mistyped = regexp.MustCompile(`(?m)^(?:-{2}|-{4,})[ \t\r]*$`)
-	// position is where an error of the parser is.
-	position = regexp.MustCompile(`^(?:yaml: )?line (\d+): `)
+	content  = regexp.MustCompile(`(?m)^[^#\s]`)
+	position = regexp.MustCompile(`^(?:yaml: )?\s*(?:line (\d+): )?(.*)`) // and text of an error
 )
 
 // Read returns the objects of all documents, and what is wrong with the others.
 func Read(text []byte) (objects []map[string]any, problems []Problem) {
-	line, first := 1, 1
-	var document []byte
-	end := func() {
-		found, wrong := read(document, first)
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // the mark of UTF-8
+	begin, line := 0, 1
+	for _, end := range append(separator.FindAllIndex(text, -1), []int{len(text), len(text)}) {
+		document := text[begin:end[0]]
+		found, wrong := read(document, line)
 		objects, problems = append(objects, found...), append(problems, wrong...)
+		begin, line = end[1], line+bytes.Count(document, newline)
 	}
-	for rest := bytes.TrimPrefix(text, byteOrderMark); len(rest) > 0; line++ {
-		next := rest
-		if i := bytes.IndexByte(rest, '\n'); i >= 0 {
-			next = rest[:i+1]
-		}
-		rest = rest[len(next):]
-		if after, ok := bytes.CutPrefix(next, separator); ok {
-			if after = bytes.TrimSpace(after); len(after) == 0 || after[0] == '#' {
-				end()
-				document, first = nil, line+1
-				continue
-			}
-		}
-		document = append(document, next...)
-	}
-	end()
 	return objects, problems
 }
 
 // read reads what is between two separators, which begins at a line.
 func read(text []byte, first int) (objects []map[string]any, problems []Problem) {
-	values, problems := decode(text, first)
-	begin := first
-	for line := range bytes.Lines(text) {
-		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' {
-			break
+	begin := first + bytes.Count(text[:append(content.FindIndex(text), 0)[0]], newline)
+	values, err := decode(text)
+	if err != nil {
+		for what := range strings.SplitSeq(strings.TrimPrefix(err.Error(), "yaml: unmarshal errors:\n"), "\n") {
+			m := position.FindStringSubmatch(what)
+			line, err := strconv.Atoi(m[1])
+			if line += first - 1; err != nil {
+				line = begin
+			}
+			problems = append(problems, Problem{line, "not valid YAML: " + m[2]})
 		}
-		begin++
 	}
 	for _, v := range values {
-		found, wrong := objectsOf(v)
-		objects = append(objects, found...)
-		for _, what := range wrong {
-			problems = append(problems, Problem{begin, what})
-		}
+		takeApart(v, func(o map[string]any, problem string) {
+			if problem == "" {
+				objects = append(objects, o)
+			} else {
+				problems = append(problems, Problem{begin, problem})
+			}
+		})
 	}
 	if at := mistyped.FindIndex(text); at != nil && len(problems) > 0 {
-		problems[0].Line = first + bytes.Count(text[:at[0]], []byte("\n"))
-		problems[0].What = fmt.Sprintf("%q separates no documents, as \"---\" does; %s", bytes.TrimSpace(text[at[0]:at[1]]), problems[0].What)
+		what := fmt.Sprintf("%q separates no documents, as \"---\" does; %s", bytes.TrimSpace(text[at[0]:at[1]]), problems[0].What)
+		problems[0] = Problem{first + bytes.Count(text[:at[0]], newline), what}
 	}
 	return objects, problems
 }
 
-// decode decodes a text, which mostly is one document.
-func decode(text []byte, first int) (values []any, problems []Problem) {
-	d := yaml.NewDecoder(bytes.NewReader(text))
-	d.SetStrict(true) // a key that is there twice is an error
-	for {
-		var v any
-		err := d.Decode(&v)
-		wrong := new(yaml.TypeError)
-		switch {
-		case errors.Is(err, io.EOF):
-			return values, problems
-		case errors.As(err, &wrong):
-			for _, what := range wrong.Errors {
-				problems = append(problems, located(what, first))
-			}
-		case err != nil:
-			if all, ok := decodeJSON(text); ok {
-				return all, nil
-			}
-			return values, append(problems, located(err.Error(), first))
-		case v != nil: // otherwise it is empty
-			if v, err = plain(v); err == nil {
-				values = append(values, v)
-			} else {
-				problems = append(problems, Problem{first, err.Error()})
-			}
-		}
+// decode decodes one document of YAML, or several of JSON. A key that is there twice is an error.
+func decode(text []byte) (values []any, err error) {
+	data, err := yaml.YAMLToJSONStrict(text)
+	if d, rest := yaml12.NewDecoder(bytes.NewReader(text)), new(yaml12.Node); err == nil && d.Decode(rest) == nil && !errors.Is(d.Decode(rest), io.EOF) {
+		err = errors.New("more than one document without \"---\" between them")
 	}
-}
-
-// decodeJSON decodes what YAML lacks of JSON: one value after the other, and some escaped characters.
-func decodeJSON(text []byte) (values []any, ok bool) {
+	if err == nil {
+		values = []any{nil}
+		if yaml12.Unmarshal(data, &values[0]) == nil { // it keeps large numbers, and refuses some characters
+			return values, nil
+		}
+		return values, json.Unmarshal(data, &values[0])
+	}
 	for d := json.NewDecoder(bytes.NewReader(text)); ; {
 		var v map[string]any
-		if err := d.Decode(&v); err != nil {
-			return values, errors.Is(err, io.EOF)
+		end := d.Decode(&v)
+		if errors.Is(end, io.EOF) && !strings.Contains(err.Error(), "already set") {
+			return values, nil
+		}
+		if end != nil {
+			return nil, err
 		}
 		values = append(values, v)
 	}
 }
 
-// located is an error of the parser, with the line in the whole text.
-func located(what string, first int) Problem {
-	line := 1
-	if m := position.FindStringSubmatch(what); m != nil {
-		line, _ = strconv.Atoi(m[1])
-		what = what[len(m[0]):]
-	}
-	if strings.Contains(what, "cannot start any token") {
-		what += "; YAML is indented with spaces, not with tabs"
-	}
-	return Problem{first + line - 1, "not valid YAML: " + strings.TrimPrefix(what, "yaml: ")}
-}
-
-// plain is a value as JSON has it.
-func plain(v any) (any, error) {
-	var err error
-	switch v := v.(type) {
-	case map[any]any:
-		m := make(map[string]any, len(v))
-		for k, item := range v {
-			key, err := keyOf(k)
-			if _, twice := m[key]; twice {
-				err = fmt.Errorf("key %q is there twice", key)
-			}
-			if err != nil {
-				return nil, err
-			}
-			if m[key], err = plain(item); err != nil {
-				return nil, err
-			}
-		}
-		return m, nil
-	case []any:
-		for i := range v {
-			if v[i], err = plain(v[i]); err != nil {
-				return nil, err
-			}
-		}
-	case int:
-		if number := float64(v); math.Abs(number) < 1<<53 {
-			return number, nil
-		}
-	case float64:
-		if math.IsInf(v, 0) || math.IsNaN(v) {
-			return nil, fmt.Errorf("%v is no number that Kubernetes knows", v)
-		}
-	}
-	return v, nil
-}
-
-// keyOf is the key of a mapping, as text.
-func keyOf(key any) (string, error) {
-	switch key := key.(type) {
-	case string:
-		return key, nil
-	case float64:
-		return strconv.FormatFloat(key, 'g', -1, 32), nil // as kubectl writes them
-	case int, int64, uint64, bool:
-		return fmt.Sprint(key), nil
-	}
-	return "", fmt.Errorf("key %v is no text", key)
-}
-
-// objectsOf are the object of a document, or those of its list.
-func objectsOf(v any) (objects []map[string]any, problems []string) {
+// takeApart calls each with the object of a document, or those of its list, and what is wrong with it.
+func takeApart(v any, each func(o map[string]any, problem string)) {
 	o, ok := v.(map[string]any)
-	if !ok {
-		return nil, []string{"is no object: a mapping with apiVersion, kind and metadata.name"}
-	}
 	kind, _ := o["kind"].(string)
-	items, list := o["items"]
-	if !list || !strings.HasSuffix(kind, "List") {
-		if what := lacks(o); what != "" {
-			return nil, []string{what}
+	items, list := o["items"].([]any)
+	switch {
+	case v == nil: // comments only
+	case !ok:
+		each(nil, "is no object: a mapping with apiVersion, kind and metadata.name")
+	case !list || !strings.HasSuffix(kind, "List"):
+		each(o, problem(o, kind))
+	default:
+		for _, item := range items {
+			if m, ok := item.(map[string]any); ok && kind != "List" && m["kind"] == nil {
+				m["kind"], m["apiVersion"] = strings.TrimSuffix(kind, "List"), o["apiVersion"]
+			}
+			takeApart(item, each)
 		}
-		return []map[string]any{o}, nil
 	}
-	all, ok := items.([]any)
-	if !ok && items != nil {
-		return nil, []string{kind + ": items is no list"}
-	}
-	for _, item := range all {
-		if m, ok := item.(map[string]any); ok && kind != "List" && m["kind"] == nil && m["apiVersion"] == nil {
-			m["kind"], m["apiVersion"] = strings.TrimSuffix(kind, "List"), o["apiVersion"]
-		}
-		found, wrong := objectsOf(item)
-		objects, problems = append(objects, found...), append(problems, wrong...)
-	}
-	return objects, problems
 }
 
-// lacks says what an object lacks to be made; "": nothing.
-func lacks(o map[string]any) string {
+// problem says what an object lacks to be made; "": nothing.
+func problem(o map[string]any, kind string) string {
 	metadata, _ := o["metadata"].(map[string]any)
 	name, _ := metadata["name"].(string)
-	kind, _ := o["kind"].(string)
 	version, _ := o["apiVersion"].(string)
-	about := strings.TrimSpace(kind + " " + name)
-	if about == "" {
-		about = "the object"
-	}
-	const missing = " is missing, or no text"
+	what := "metadata.name is missing, or no text"
 	switch {
 	case version == "":
-		return about + ": apiVersion" + missing
+		what = "apiVersion is missing, or no text"
 	case kind == "":
-		return about + ": kind" + missing
+		what = "kind is missing, or no text"
 	case name == "" && metadata["generateName"] != nil:
-		return about + ": metadata.generateName without name would make one more object at each start of a node: give it a metadata.name"
-	case name == "":
-		return about + ": metadata.name" + missing
+		what = "metadata.generateName without name would make one more object at each start of a node: give it a metadata.name"
+	case name != "":
+		return ""
 	}
-	return ""
+	return strings.TrimPrefix(strings.TrimSpace(kind+" "+name)+": "+what, ": ")
 }

@@ -42,7 +42,8 @@ type ManifestDrift struct {
 type ObjectDrift struct {
 	Object  string   `yaml:"object"` // /v1/ConfigMap/coredns
 	Missing bool     `yaml:"missing,omitempty"`
-	Fields  []string `yaml:"fields,omitempty"` // paths with another value than in the manifest: data.Corefile
+	Problem string   `yaml:"problem,omitempty"` // of one of the node's own that is missing
+	Fields  []string `yaml:"fields,omitempty"`  // paths with another value than in the manifest: data.Corefile
 }
 
 // String is the drift as a column of a table.
@@ -103,7 +104,7 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	compared := make(map[string]comparison)
 	var problems []error
 	for _, m := range manifests {
-		drift, err := c.compareManifest(ctx, m.Spec.Objects, compared)
+		drift, err := c.compareManifest(ctx, m, compared)
 		if err == nil {
 			err = ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift)
 		}
@@ -117,12 +118,15 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 }
 
 // compareManifest compares the objects of one bootstrap manifest.
-func (c *ManifestDriftController) compareManifest(ctx context.Context, wanted []kubeclient.Object, compared map[string]comparison) (ManifestDrift, error) {
+func (c *ManifestDriftController) compareManifest(ctx context.Context, m resource.Object[Manifest], compared map[string]comparison) (ManifestDrift, error) {
 	drift := ManifestDrift{Objects: []ObjectDrift{}}
-	for _, o := range wanted {
+	for _, o := range m.Spec.Objects {
 		d, err := c.compare(ctx, o, compared)
 		if err != nil {
 			return drift, err
+		}
+		if d.Missing && Own(m.Meta) {
+			d.Problem = o.String() + " is missing"
 		}
 		if d.Missing || len(d.Fields) > 0 {
 			drift.Objects = append(drift.Objects, d)

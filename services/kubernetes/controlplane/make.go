@@ -23,7 +23,7 @@ const (
 	// madeKey is the prefix of the keys of what was made of the manifests in the configuration: namespace, object, and
 	// digest of the object in its manifest. They stay.
 	madeKey = "/garboard.dev/made/"
-	// establishWait is how long new kinds may take until there can be objects of them; without, these are tried again.
+	// establishWait is how long a new kind may take until there can be objects of it; without, these are tried again.
 	establishWait = 10 * time.Second
 
 	resultType = "ManifestResults.kubernetes.garboard.dev"
@@ -31,25 +31,18 @@ const (
 
 // ManifestResult is what came of a bootstrap manifest.
 type ManifestResult struct {
-	Problems []string `yaml:"problems,omitempty"` // objects that aren't there, and why
+	Problems []string `yaml:"problems,omitempty" column:"PROBLEMS"` // objects that aren't there, and why
 	// Deleted are objects that were made once, and aren't there any more. Who deletes one doesn't get it again.
-	Deleted []string `yaml:"deleted,omitempty"`
+	Deleted []string `yaml:"deleted,omitempty" column:"DELETED"`
 }
 
 // String is the result as a column of a table.
 func (r ManifestResult) String() string {
-	all := slices.Clone(r.Problems)
-	for _, name := range r.Deleted {
-		all = append(all, name+": deleted by an administrator, and not made again")
-	}
-	return cmp.Or(strings.Join(all, "; "), "made")
+	return cmp.Or(strings.Join(slices.Concat(r.Problems, r.Deleted), "; "), "made")
 }
 
 // ManifestResults have the namespaces and IDs of the manifests that they belong to.
-var ManifestResults = resource.Define[ManifestResult](resource.Definition{
-	Type: resultType, Kind: "ManifestResult", Namespace: namespace,
-	Columns: []resource.Column{{Name: "RESULT", Value: func(spec any) string { return spec.(ManifestResult).String() }}},
-})
+var ManifestResults = resource.Define[ManifestResult](resource.Definition{Type: resultType, Kind: "ManifestResult", Namespace: namespace})
 
 // application is one attempt to make what is missing.
 type application struct {
@@ -89,37 +82,20 @@ func (a *application) look(ctx context.Context, manifests []resource.Object[Mani
 			a.parts = append(a.parts, p)
 		}
 	}
-	slices.SortStableFunc(a.parts, func(a, b *part) int { return cmp.Compare(a.rank(), b.rank()) })
+	slices.SortStableFunc(a.parts, compare)
 	return nil
 }
 
-// The ranks of objects. What may refuse other objects comes after them, and what asks a Service after its pods run.
-const (
-	rankNamespace = iota
-	rankKind
-	rankOther
-	rankAdmission
-	rankAPI
-	rankCount
-)
+// ranks are the order of making, by kind: what may refuse other objects comes after them. What has a rank above others' asks
+// a Service, and waits for its pods.
+var ranks = map[string]int{
+	"Namespace": -2, "CustomResourceDefinition": -1, "APIService": 2,
+	"ValidatingWebhookConfiguration": 1, "MutatingWebhookConfiguration": 1, "ValidatingAdmissionPolicyBinding": 1, "MutatingAdmissionPolicyBinding": 1,
+}
 
-// rank is the order of making: the node's own objects don't wait for others.
-func (p *part) rank() (rank int) {
-	if p.key != "" {
-		rank = rankCount
-	}
-	group, _, _ := strings.Cut(p.APIVersion(), "/")
-	switch kind := p.Kind(); {
-	case group == "v1" && kind == "Namespace":
-		return rank + rankNamespace
-	case group == "apiextensions.k8s.io":
-		return rank + rankKind
-	case group == "admissionregistration.k8s.io" && (strings.HasSuffix(kind, "Configuration") || strings.HasSuffix(kind, "Binding")):
-		return rank + rankAdmission
-	case group == "apiregistration.k8s.io":
-		return rank + rankAPI
-	}
-	return rank + rankOther
+// compare is the order of making. The node's own objects are first: they don't wait for others.
+func compare(a, b *part) int {
+	return cmp.Or(cmp.Compare(min(len(a.key), 1), min(len(b.key), 1)), cmp.Compare(ranks[a.Kind()], ranks[b.Kind()]))
 }
 
 // open reports whether there is something to do for a part: it is to be made, or to be recorded.
@@ -130,21 +106,13 @@ func (a *application) open(p *part) bool {
 // make makes what is missing. It continues after an object that can't be made (part.why), so that one bad manifest doesn't
 // keep the rest of the cluster from starting. note records what was made of the configuration's.
 func (a *application) make(ctx context.Context, note func(key string) error) error {
-	var kinds []*part // new ones
 	for _, p := range a.parts {
 		if !a.open(p) || ctx.Err() != nil {
 			continue
 		}
-		if len(kinds) > 0 && p.rank() != kinds[0].rank() {
-			a.establish(ctx, kinds)
-			kinds = nil
-		}
 		if p.missing {
 			if p.why = a.create(ctx, p); p.why != nil {
 				continue
-			}
-			if p.Kind() == "CustomResourceDefinition" {
-				kinds = append(kinds, p)
 			}
 		}
 		if p.key != "" {
@@ -159,11 +127,9 @@ func (a *application) make(ctx context.Context, note func(key string) error) err
 
 // create makes one object, unless others must run before.
 func (a *application) create(ctx context.Context, p *part) error {
-	if rank := p.rank() % rankCount; rank == rankAdmission || rank == rankAPI {
-		for _, service := range Backends(p.Object) {
-			if serves, err := Serves(ctx, a.client, service); err != nil || !serves {
-				return cmp.Or(err, fmt.Errorf("%s waits for a ready pod of Service %s/%s: kubectl -n %[2]s get pods", p, service.Namespace, service.Name))
-			}
+	if ranks[p.Kind()] > 0 {
+		if service, err := Unserved(ctx, a.client, p.Object); err != nil || service.Name != "" {
+			return cmp.Or(err, fmt.Errorf("%s waits for a ready pod of Service %s/%s: kubectl -n %[2]s get pods", p, service.Namespace, service.Name))
 		}
 	}
 	created, err := a.client.CreateIfMissing(ctx, p.Object)
@@ -171,23 +137,16 @@ func (a *application) create(ctx context.Context, p *part) error {
 		a.log.Info("created " + p.String()) // S-281
 	}
 	p.missing = err != nil
-	return err
-}
-
-// establish waits until there can be objects of new kinds.
-func (a *application) establish(ctx context.Context, kinds []*part) {
-	ctx, cancel := context.WithTimeout(ctx, establishWait)
-	defer cancel()
-	for _, p := range kinds {
+	if created && p.Kind() == "CustomResourceDefinition" {
+		wait, cancel := context.WithTimeout(ctx, establishWait)
+		defer cancel()
 		for {
-			if o, err := a.client.Get(ctx, p.Ref()); err == nil && o.Condition("Established") {
+			if o, err := a.client.Get(wait, p.Ref()); err == nil && o.Condition("Established") || !sleep.For(wait, readyPoll) {
 				break
-			}
-			if !sleep.For(ctx, readyPoll) {
-				return
 			}
 		}
 	}
+	return err
 }
 
 // result is what came of a manifest.
@@ -198,7 +157,7 @@ func (a *application) result(m resource.Meta) (r ManifestResult) {
 		case p.why != nil:
 			r.Problems = append(r.Problems, p.why.Error())
 		case p.missing && a.made[p.key]:
-			r.Deleted = append(r.Deleted, p.String())
+			r.Deleted = append(r.Deleted, p.String()+": deleted by an administrator, and not made again")
 		case p.missing:
 			r.Problems = append(r.Problems, p.String()+" isn't made yet")
 		}
@@ -206,33 +165,28 @@ func (a *application) result(m resource.Meta) (r ManifestResult) {
 	return r
 }
 
-// Backends are the Services that the API server asks because of an object.
-func Backends(o kubeclient.Object) (services []kubeclient.Ref) {
-	asked := []any{o.At("spec", "service")} // of an APIService
+// Unserved is a Service without a ready endpoint that the API server asks because of an object, a webhook's configuration or
+// an APIService.
+func Unserved(ctx context.Context, client *kubeclient.Client, o kubeclient.Object) (none kubeclient.Ref, err error) {
+	asked := []any{o.At("spec", "service")}
 	for _, w := range o.List("webhooks") {
 		asked = append(asked, w.At("clientConfig", "service"))
 	}
 	for _, s := range asked {
-		if s, ok := s.(map[string]any); ok {
-			s := kubeclient.Object(s)
-			services = append(services, kubeclient.Ref{APIVersion: "v1", Kind: "Service", Namespace: s.Text("namespace"), Name: s.Text("name")})
+		s, _ := s.(map[string]any)
+		service := kubeclient.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: kubeclient.Object(s).Text("namespace"), Name: kubeclient.Object(s).Text("name")}
+		if service.Name == "" {
+			continue
+		}
+		found, err := client.List(ctx, kubeclient.Ref{APIVersion: service.APIVersion, Kind: service.Kind, Namespace: service.Namespace}, kubeclient.Selection{Labels: "kubernetes.io/service-name=" + service.Name})
+		ready := func(slice kubeclient.Object) bool {
+			return slices.ContainsFunc(slice.List("endpoints"), func(e kubeclient.Object) bool { return e.At("conditions", "ready") != false })
+		}
+		if err != nil || !slices.ContainsFunc(found.Items(), ready) {
+			return service, err
 		}
 	}
-	return services
-}
-
-// Serves reports whether a Service has a ready endpoint.
-func Serves(ctx context.Context, client *kubeclient.Client, service kubeclient.Ref) (bool, error) {
-	found, err := client.List(ctx, kubeclient.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: service.Namespace},
-		kubeclient.Selection{Labels: "kubernetes.io/service-name=" + service.Name})
-	for _, slice := range found.Items() {
-		for _, e := range slice.List("endpoints") {
-			if e.At("conditions", "ready") != false {
-				return true, nil
-			}
-		}
-	}
-	return false, err
+	return none, nil
 }
 
 // readMade reads the keys of what was made.

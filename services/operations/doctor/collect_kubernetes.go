@@ -19,9 +19,6 @@ const (
 	staticPodPrefix = "garboard-" // of the static pods' files
 )
 
-// maxMissing objects of the bootstrap manifests are named; one is enough to know.
-const maxMissing = 8
-
 // cluster is what Kubernetes returned.
 type cluster struct {
 	through string // the URL that was asked
@@ -33,15 +30,13 @@ type cluster struct {
 	csrs    []kubeclient.Object
 	csrsErr error
 	pods    []kubeclient.Object
-	missing []string // objects of the node's own manifests that aren't there
 	refusal []refusal
 }
 
 // refusal is a webhook that refuses every request that it is asked about, as its Service has no ready pod.
 type refusal struct {
-	configuration kubeclient.Ref
-	webhook       string
-	service       kubeclient.Ref
+	kind, name, webhook string
+	service             kubeclient.Ref
 }
 
 // collectCluster asks this node's apiserver where there is one that serves, else another
@@ -72,7 +67,6 @@ func (d *Doctor) collectCluster(ctx context.Context, s *snapshot) func(*snapshot
 		c.pods = list.Items()
 	})
 	if s.controlPlane() {
-		wg.Go(func() { c.missing, _ = d.missing(ctx, client) })
 		wg.Go(func() { c.refusal = refusals(ctx, client) })
 	}
 	wg.Wait()
@@ -107,54 +101,18 @@ func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclie
 	return kubeclient.New(options)
 }
 
-// maxServices of webhooks are looked at.
-const maxServices = 32
-
 // refusals are the webhooks without a ready pod whose failurePolicy is Fail, the default.
 func refusals(ctx context.Context, client *kubeclient.Client) (all []refusal) {
-	serves := map[kubeclient.Ref]bool{}
 	for _, kind := range []string{"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"} {
 		list, _ := client.List(ctx, kubeclient.Ref{APIVersion: "admissionregistration.k8s.io/v1", Kind: kind}, kubeclient.Selection{})
 		for _, o := range list.Items() {
 			for _, w := range o.List("webhooks") {
-				for _, service := range controlplane.Backends(kubeclient.Object{"webhooks": []any{map[string]any(w)}}) {
-					if w.Text("failurePolicy") == "Ignore" || len(serves) == maxServices {
-						continue
-					}
-					if _, known := serves[service]; !known {
-						yes, err := controlplane.Serves(ctx, client, service)
-						serves[service] = yes || err != nil
-					}
-					if !serves[service] {
-						all = append(all, refusal{kubeclient.Ref{Kind: kind, Name: o.Name()}, w.Text("name"), service})
-					}
+				service, err := controlplane.Unserved(ctx, client, kubeclient.Object{"webhooks": []any{map[string]any(w)}})
+				if w.Text("failurePolicy") != "Ignore" && err == nil && service.Name != "" {
+					all = append(all, refusal{kind, o.Name(), w.Text("name"), service})
 				}
 			}
 		}
 	}
 	return all
-}
-
-// missing are the objects of the node's own manifests that Kubernetes doesn't have. They
-// are requested one after the other, over one connection.
-func (d *Doctor) missing(ctx context.Context, client *kubeclient.Client) ([]string, error) {
-	var names []string
-	for _, m := range controlplane.BootstrapManifests.List(d.o.Store) {
-		if !controlplane.Own(m.Meta) {
-			continue // ManifestResults tell of it
-		}
-		for _, o := range m.Spec.Objects {
-			gone, err := client.Missing(ctx, o)
-			if err != nil {
-				return names, err
-			}
-			if gone {
-				names = append(names, m.ID+": "+o.String())
-			}
-			if len(names) == maxMissing {
-				return names, nil
-			}
-		}
-	}
-	return names, nil
 }

@@ -191,8 +191,8 @@ func preview(ctx context.Context, client *kubeclient.Client, there, wanted kubec
 	switch {
 	case err == nil:
 		return differences(owned(there), owned(changed)), nil
-	case errors.As(err, &refused) && (refused.Code == http.StatusUnprocessableEntity || refused.Code == http.StatusBadRequest):
-		return []difference{{path: "(" + err.Error() + ")"}}, nil // a field that can't change any more, mostly
+	case errors.As(err, &refused) && refused.Code < http.StatusInternalServerError:
+		return []difference{{path: "(" + err.Error() + ")"}}, nil // a field that can't change any more, mostly, or a policy
 	}
 	return nil, err
 }

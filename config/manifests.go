@@ -8,10 +8,10 @@ import (
 	"github.com/garboard-os/garboard/config/manifest"
 )
 
-// CheckManifests finds documents of cluster.inlineManifests that can't be read, in c, which was loaded from data. A node
-// runs with them all the same, and shows them, so that an update takes none away: Load doesn't look. Those that the
-// configuration before has as well are no reason to refuse another change; nil: there is none. The error is of type
-// Problems.
+// CheckManifests finds documents of cluster.inlineManifests that can't be read, in c, which was loaded from data. A
+// node runs with them all the same, and shows them, so that an update takes none away: Load doesn't look. Those that
+// the configuration before has as well are no reason to refuse another change; nil: there is none. The error is of
+// type Problems.
 func CheckManifests(name string, data []byte, c, before *Config) error {
 	r := &report{name: name}
 	if problems, _ := r.parse(data); problems != nil {

@@ -194,8 +194,8 @@ func (a *app) clusterCreate(ctx context.Context, o devcluster.Options, merge boo
 	return a.mergeAccess(c.Cluster)
 }
 
-// clusterFindings shows what the nodes of a new cluster find wrong: what they wait for, and manifests that can't be made,
-// without which the cluster is ready all the same.
+// clusterFindings shows what the nodes of a new cluster find wrong: what they wait for, and manifests that can't be
+// made, without which the cluster is ready all the same.
 func (a *app) clusterFindings(ctx context.Context, name string) {
 	c, err := qemu.Open(name)
 	if err != nil {

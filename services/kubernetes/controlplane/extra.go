@@ -88,7 +88,7 @@ func fetchManifest(ctx context.Context, env map[string]string, u config.URL) (m 
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return m, err
+		return m, errors.Unwrap(err) // without the URL, which may have a secret
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -96,7 +96,7 @@ func fetchManifest(ctx context.Context, env map[string]string, u config.URL) (m 
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxManifest+1)) // it fails if it ends before its Content-Length
 	if err != nil {
-		return m, err
+		return m, fmt.Errorf("the document can't be read to its end: %w", err)
 	}
 	if len(text) > maxManifest {
 		return m, fmt.Errorf("the document has more than %d MiB", maxManifest>>20)

@@ -16,6 +16,11 @@ func TestManifestIsWhatWasMeant(t *testing.T) {
 	t.Parallel()
 	const manifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: b}}\n"
 	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(manifest)))
+	silent, err := config.ParseURL("http://127.0.0.1:1/a.yaml?token=hush")
+	put(t, err)
+	if _, err := fetchManifest(t.Context(), nil, silent); err == nil || strings.Contains(err.Error(), "hush") {
+		t.Errorf("the error tells a secret of the URL: %v", err)
+	}
 	serve := http.NewServeMux()
 	serve.HandleFunc("/a.yaml", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte(manifest)) })
 	const tooLarge = maxManifest + 1

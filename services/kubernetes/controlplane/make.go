@@ -61,8 +61,8 @@ type part struct {
 	why      error // why it can't be made; nil: it can, as far as is known
 }
 
-// look finds out what there is. An object that can't be looked for is a part with a problem. The error is that of an API
-// server that doesn't serve: the first object is the node's own, and is of a kind that each of them has.
+// look finds out what there is. An object that can't be looked for is a part with a problem. The error is that of an
+// API server that doesn't serve: the first object is the node's own, and is of a kind that each of them has.
 func (a *application) look(ctx context.Context, manifests []resource.Object[Manifest]) error {
 	for _, m := range manifests {
 		for _, o := range m.Spec.Objects {
@@ -72,7 +72,8 @@ func (a *application) look(ctx context.Context, manifests []resource.Object[Mani
 				if err != nil {
 					return fmt.Errorf("%s: %w", o, err)
 				}
-				p.key = fmt.Sprintf("%s%s/%s/%x", madeKey, cmp.Or(o.Namespace(), "default"), strings.TrimPrefix(o.String(), "/"), sha256.Sum256(shown))
+				name := strings.TrimPrefix(o.String(), "/")
+				p.key = fmt.Sprintf("%s%s/%s/%x", madeKey, cmp.Or(o.Namespace(), "default"), name, sha256.Sum256(shown))
 			}
 			p.missing, p.why = a.client.Missing(ctx, o)
 			var refused *kubeclient.StatusError
@@ -86,11 +87,12 @@ func (a *application) look(ctx context.Context, manifests []resource.Object[Mani
 	return nil
 }
 
-// ranks are the order of making, by kind: what may refuse other objects comes after them. What has a rank above others' asks
-// a Service, and waits for its pods.
+// ranks are the order of making, by kind: what may refuse other objects comes after them. What has a rank above
+// others' asks a Service, and waits for its pods.
 var ranks = map[string]int{
 	"Namespace": -2, "CustomResourceDefinition": -1, "APIService": 2,
-	"ValidatingWebhookConfiguration": 1, "MutatingWebhookConfiguration": 1, "ValidatingAdmissionPolicyBinding": 1, "MutatingAdmissionPolicyBinding": 1,
+	"ValidatingWebhookConfiguration": 1, "MutatingWebhookConfiguration": 1,
+	"ValidatingAdmissionPolicyBinding": 1, "MutatingAdmissionPolicyBinding": 1,
 }
 
 // compare is the order of making. The node's own objects are first: they don't wait for others.
@@ -103,8 +105,8 @@ func (a *application) open(p *part) bool {
 	return p.missing && p.key == "" || p.key != "" && p.why == nil && !a.made[p.key]
 }
 
-// make makes what is missing. It continues after an object that can't be made (part.why), so that one bad manifest doesn't
-// keep the rest of the cluster from starting. note records what was made of the configuration's.
+// make makes what is missing. It continues after an object that can't be made (part.why), so that one bad manifest
+// doesn't keep the rest of the cluster from starting. note records what was made of the configuration's.
 func (a *application) make(ctx context.Context, note func(key string) error) error {
 	for _, p := range a.parts {
 		if !a.open(p) || ctx.Err() != nil {
@@ -165,25 +167,27 @@ func (a *application) result(m resource.Meta) (r ManifestResult) {
 	return r
 }
 
-// Unserved is a Service without a ready endpoint that the API server asks because of an object, a webhook's configuration or
-// an APIService.
+// Unserved is a Service without a ready endpoint that the API server asks because of an object: the configuration of
+// webhooks, or an APIService.
 func Unserved(ctx context.Context, client *kubeclient.Client, o kubeclient.Object) (none kubeclient.Ref, err error) {
 	asked := []any{o.At("spec", "service")}
 	for _, w := range o.List("webhooks") {
 		asked = append(asked, w.At("clientConfig", "service"))
 	}
+	ready := func(slice kubeclient.Object) bool {
+		return slices.ContainsFunc(slice.List("endpoints"), func(e kubeclient.Object) bool { return e.At("conditions", "ready") != false })
+	}
 	for _, s := range asked {
-		s, _ := s.(map[string]any)
-		service := kubeclient.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: kubeclient.Object(s).Text("namespace"), Name: kubeclient.Object(s).Text("name")}
-		if service.Name == "" {
-			continue
+		m, _ := s.(map[string]any)
+		service := kubeclient.Object(m)
+		if service.Text("name") == "" {
+			continue // it asks a URL, or nobody
 		}
-		found, err := client.List(ctx, kubeclient.Ref{APIVersion: service.APIVersion, Kind: service.Kind, Namespace: service.Namespace}, kubeclient.Selection{Labels: "kubernetes.io/service-name=" + service.Name})
-		ready := func(slice kubeclient.Object) bool {
-			return slices.ContainsFunc(slice.List("endpoints"), func(e kubeclient.Object) bool { return e.At("conditions", "ready") != false })
-		}
+		ref := kubeclient.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: service.Text("namespace")}
+		found, err := client.List(ctx, ref, kubeclient.Selection{Labels: "kubernetes.io/service-name=" + service.Text("name")})
 		if err != nil || !slices.ContainsFunc(found.Items(), ready) {
-			return service, err
+			ref.Name = service.Text("name")
+			return ref, err
 		}
 	}
 	return none, nil

@@ -29,7 +29,8 @@ var nodeConditions = checks{
 			return nil
 		}
 		for _, r := range s.cluster.refusal {
-			f := finding{passing: s.sinceBoot < bootstrapTime, evidence: []string{"no ready endpoint: kubectl -n " + r.service.Namespace + " get endpointslices"}}
+			f := finding{passing: s.sinceBoot < bootstrapTime}
+			f.evidence = []string{"no ready endpoint: kubectl -n " + r.service.Namespace + " get endpointslices"}
 			f.what = fmt.Sprintf("Webhook %s of %s %s refuses every request that it is asked about: Service %s/%s has no ready pod.", r.webhook, r.kind, r.name, r.service.Namespace, r.service.Name)
 			f.next = fmt.Sprintf("Start its pods: kubectl -n %s get deployments,pods, and kubectl -n %[1]s scale deployment NAME --replicas=1. If that is refused, too: kubectl delete %s %s.", r.service.Namespace, strings.ToLower(r.kind), r.name)
 			out = append(out, f)
@@ -68,7 +69,7 @@ var nodeConditions = checks{
 	},
 }
 
-// manifests are those of which objects aren't there: the node's own, whose drift tells it, or those of the configuration.
+// manifests are those of which objects aren't there: the node's own, whose drift tells it, or the configuration's.
 func (s *snapshot) manifests(own bool) (out []finding) {
 	for _, o := range s.troubled {
 		if !ofManifest(o) || controlplane.Own(o.Meta) != own || (o.Type == controlplane.ManifestDrifts.Type()) != own {

@@ -32,8 +32,8 @@ type Cluster struct {
 	// AllowSchedulingOnControlPlanes removes the taint from control planes, so that pods
 	// can run in a cluster of one node. Default false.
 	AllowSchedulingOnControlPlanes bool `yaml:"allowSchedulingOnControlPlanes"`
-	// ExtraManifests are http or https, and applied at bootstrap. #sha256=… at the end of a URL is the
-	// SHA-256 that its document must have. No redirect from https to http is followed.
+	// ExtraManifests are http or https, 32 MiB each at most: docs/manifests.md. #sha256=… at the end of a URL
+	// is the SHA-256 that its document must have. No redirect from https to http is followed.
 	ExtraManifests  []URL            `yaml:"extraManifests"`
 	InlineManifests []InlineManifest `yaml:"inlineManifests" key:"name"`
 }
@@ -168,7 +168,7 @@ type Volume struct {
 	ReadOnly  bool   `yaml:"readonly"`  // the container can't write to it
 }
 
-// InlineManifest has Kubernetes objects that are applied once, at bootstrap.
+// InlineManifest has Kubernetes objects that are made once: docs/manifests.md.
 type InlineManifest struct {
 	Name     string `yaml:"name"`     // required, unique
 	Contents string `yaml:"contents"` // required, one or more YAML documents

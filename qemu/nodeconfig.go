@@ -121,8 +121,11 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 	if p.Provisioner == QEMU {
 		load = config.LoadForMachine
 	}
-	_, _, err = load(n.Name, text)
-	return text, err
+	made, _, err := load(n.Name, text)
+	if err != nil {
+		return text, err
+	}
+	return text, config.CheckManifests(n.Name, text, made, nil)
 }
 
 // interfaces returns those of a node: a container has its addresses from its configuration. A

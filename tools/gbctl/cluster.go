@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
@@ -175,6 +176,9 @@ func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
 
 func (a *app) clusterCreate(ctx context.Context, o devcluster.Options, merge bool) error {
 	c, err := devcluster.Create(ctx, a.out, o)
+	if err == nil || errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		a.clusterFindings(ctx, o.Cluster.Name)
+	}
 	if err != nil {
 		return err
 	}
@@ -188,6 +192,25 @@ func (a *app) clusterCreate(ctx context.Context, o devcluster.Options, merge boo
 		return nil
 	}
 	return a.mergeAccess(c.Cluster)
+}
+
+// clusterFindings shows what the nodes of a new cluster find wrong: what they wait for, and manifests that can't be
+// made, without which the cluster is ready all the same.
+func (a *app) clusterFindings(ctx context.Context, name string) {
+	c, err := qemu.Open(name)
+	if err != nil {
+		return
+	}
+	own := &app{in: a.in, out: a.out, err: a.err, timeout: a.timeout, configPath: c.ClientConfig()}
+	answers, _ := gather(ctx, own, diagnose) // a node that doesn't answer yet is no other problem than that of the wait
+	for _, n := range answers {
+		n.value.Findings = slices.DeleteFunc(n.value.Findings, func(f *apiv1.Finding) bool {
+			return f.Severity == apiv1.Finding_SEVERITY_INFO && !strings.HasPrefix(f.Id, "manifest-")
+		})
+		if len(n.value.Findings) > 0 {
+			own.findings(n.node, n.value)
+		}
+	}
 }
 
 func (a *app) clusterDestroyCommand() *cobra.Command {

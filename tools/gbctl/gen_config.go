@@ -186,7 +186,11 @@ func (o *configFlags) document(file string, typ config.MachineType) ([]byte, err
 		}
 	}
 	if !bytes.Equal(text, patched) {
-		if _, _, err := config.LoadForMachine(file+", patched", patched); err != nil {
+		c, _, err := config.LoadForMachine(file+", patched", patched)
+		if err == nil {
+			err = config.CheckManifests(file+", patched", patched, c, nil)
+		}
+		if err != nil {
 			return nil, &exitError{codeRefused, err}
 		}
 	}

@@ -54,6 +54,9 @@ func (a *app) readConfig(file string, load loader) (*config.Config, []byte, erro
 		return nil, nil, err
 	}
 	loaded, warnings, err := load(file, text)
+	if err == nil {
+		err = config.CheckManifests(file, text, loaded, nil)
+	}
 	for _, w := range warnings {
 		fmt.Fprintf(a.err, "warning: %s\n", w)
 	}

@@ -2,7 +2,7 @@
 
 // Package manifests tests a cluster with more than Garboard's own parts: a pod network of
 // the owner's choice, from a URL or by hand, and objects from the configuration. Missing
-// objects are created. Objects that a user has changed stay as they are.
+// objects are created. Objects that a user has changed or deleted stay as they are.
 package manifests
 
 import (
@@ -78,8 +78,34 @@ metadata: {name: lost, namespace: inline}
 data: {word: first}
 `
 
-// extra has an object of a kind that it defines itself.
+// changed is inline with another content of one object.
+const changed = "{apiVersion: v1, kind: ConfigMap, metadata: {name: lost, namespace: inline}, data: {word: second}}"
+
+// extra has an object before the kind that defines it, and documents that are wrong.
 const extra = `
+apiVersion: example.org/v1
+kind: Boat
+metadata: {name: dinghy}
+spec: {planks: 12}
+---
+kind: Twice
+kind: Twice
+--- # no namespace, and a key that is a number
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: ports, annotations: {day: 2024-05-01}}
+data: {9000: first}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: nobody}
+webhooks:
+- name: nobody.example.org
+  admissionReviewVersions: [v1]
+  sideEffects: None
+  clientConfig: {service: {name: nobody, namespace: default, path: /}}
+  rules: [{apiGroups: [""], apiVersions: ["*"], operations: [CREATE], resources: [pods, configmaps]}]
+---
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: boats.example.org}
@@ -92,11 +118,6 @@ spec:
     served: true
     storage: true
     schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {planks: {type: integer}}}}}}
----
-apiVersion: example.org/v1
-kind: Boat
-metadata: {name: dinghy}
-spec: {planks: 12}
 `
 
 // S-218, S-265: a pod network and more from URLs, and inline.
@@ -116,12 +137,18 @@ func TestManifestsFromElsewhere(t *testing.T) {
 	c.Ready(m)
 	podsHaveAddresses(c)
 	content(c, "12", "boat", "dinghy", "-o", "jsonpath={.spec.planks}")
+	content(c, "first", "-n", "default", "configmap", "ports", "-o", "jsonpath={.data.9000}")
 	m.Reached("objects from URLs are there")
+	drift(c, "extra.yaml", `key "kind" already set in map`, "ValidatingWebhookConfiguration/nobody waits for a ready pod of Service default/nobody")
+	if _, err := c.Try("get", "validatingwebhookconfiguration", "nobody"); err == nil {
+		t.Error("a webhook is there without its pods")
+	}
 	namespaces(c)
 
 	c.Kubectl("patch", "-n", "inline", "configmap", "kept", "--type=merge", "-p", `{"data":{"word":"mine"}}`)
 	c.Kubectl("delete", "-n", "inline", "configmap", "lost")
 	c.Kubectl("delete", "boat", "dinghy")
+	c.Kubectl("delete", "-n", "kube-system", "service", "kube-dns")
 	drift(c, "20-e2e", "/v1/ConfigMap/kept: data.word", "/v1/ConfigMap/lost: missing")
 	drift(c, "extra.yaml", "Boat/dinghy: missing")
 	m.Reached("gbctl shows what differs")
@@ -132,11 +159,22 @@ func TestManifestsFromElsewhere(t *testing.T) {
 	if err := c.On(t.Context(), c.Node()); err != nil {
 		t.Fatal(err)
 	}
-	content(c, "first", "-n", "inline", "configmap", "lost", "-o", "jsonpath={.data.word}")
-	content(c, "12", "boat", "dinghy", "-o", "jsonpath={.spec.planks}")
-	m.Reached("what was missing is made by the next boot")
+	const deleted = ": deleted by an administrator, and not made again"
+	drift(c, "20-e2e", "/v1/ConfigMap/lost"+deleted, "/v1/ConfigMap/kept: data.word")
+	drift(c, "extra.yaml", "Boat/dinghy"+deleted)
+	if out, err := c.Try("get", "-n", "inline", "configmap", "lost"); err == nil {
+		t.Errorf("what was deleted is made again: %s", out)
+	}
+	content(c, "", "-n", "kube-system", "service", "kube-dns", "-o", "jsonpath={.spec.externalName}") // the node's own is
 	content(c, "mine", "-n", "inline", "configmap", "kept", "-o", "jsonpath={.data.word}")
-	drift(c, "20-e2e", "/v1/ConfigMap/kept: data.word")
+	m.Reached("what was deleted stays so after a boot")
+	c.Gbctl("-n", c.Node(), "patch", "mc", "-p", "cluster: {inlineManifests: [{name: e2e, contents: '"+changed+"'}]}")
+	content(c, "second", "-n", "inline", "configmap", "lost", "-o", "jsonpath={.data.word}")
+	m.Reached("a changed manifest is made again")
+	drift(c, "20-e2e", "made")
+	if out, err := c.TryGbctl("-n", c.Node(), "patch", "mc", "-p", "cluster: {inlineManifests: [{name: e2e, contents: 'kind: A'}]}"); err == nil || !strings.Contains(out+err.Error(), "apiVersion is missing") {
+		t.Errorf("a manifest that can't be read is taken: %s, %v", out, err)
+	}
 	c.Ready(m)
 	podsHaveAddresses(c)
 }

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/garboard-os/garboard/config"
@@ -42,31 +44,52 @@ const (
 
 // ManifestApplyController makes the missing objects of the bootstrap manifests. It never
 // changes or removes one (S-218): once made, they belong to the cluster's owner.
-type ManifestApplyController struct{}
+type ManifestApplyController struct {
+	client kubeclient.Kept
+	made   map[string]bool // keys in etcd, as far as this node has seen them
+}
 
 func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	manifests := inOrder(BootstrapManifests.List(v))
+	if err := forget(v, ManifestResults, manifests); err != nil {
+		return 0, err
+	}
 	keys, member, ready, err := ownCluster(v)
 	_, none := secrets.Etcd.Get(v, secrets.EtcdID)
 	if err = cmp.Or(err, resource.IgnoreNotFound(none)); err != nil || none != nil || !ready {
 		return 0, err
 	}
-	objects := WantedObjects(v)
-	client, err := adminClient(keys)
-	if err != nil {
+	if err := c.client.Use(adminOptions(keys)); err != nil {
 		return 0, err
 	}
-	defer client.Close()
+	defer c.client.Close()
 	ctx, cancel := context.WithTimeout(ctx, applyBudget)
 	defer cancel()
-	waitReady(ctx, client)
-	// Check first: almost always nothing is missing, and then no mutex is needed.
-	missing, err := missingObjects(ctx, client, objects)
-	if err != nil || len(missing) == 0 {
+	waitReady(ctx, c.client.Client)
+	a := &application{client: c.client.Client, log: v.Log(), made: c.made}
+	// Check first: almost always nothing is to be done, and then no mutex is needed.
+	if err := a.look(ctx, manifests); err != nil {
 		return 0, err
 	}
-	return 0, withMutex(ctx, v, member.Endpoint, func(ctx context.Context) error {
-		return create(ctx, v, client, missing)
-	})
+	if slices.ContainsFunc(a.parts, a.open) {
+		err = withMutex(ctx, v, member.Endpoint, func(ctx context.Context, kv clientv3.KV) error {
+			if a.made, err = readMade(ctx, kv); err != nil {
+				return err
+			}
+			return a.make(ctx, func(key string) error {
+				_, err := kv.Put(ctx, key, "")
+				return err
+			})
+		})
+	}
+	c.made = a.made
+	for _, p := range a.parts {
+		err = errors.Join(err, p.why)
+	}
+	for _, m := range manifests {
+		err = errors.Join(err, ManifestResults.In(m.Namespace).Put(v, m.ID, a.result(m.Meta)))
+	}
+	return 0, err
 }
 
 // ownCluster is what reaches the cluster, once the member of etcd on this node is ready, and if the
@@ -79,10 +102,10 @@ func ownCluster(r resource.Reader) (keys secrets.KubernetesSpec, member etcd.Sta
 	return found.Spec, member, ready && err == nil && !status.Spec.SelfHosted, resource.IgnoreNotFound(err)
 }
 
-// WantedObjects are the objects of all bootstrap manifests, in order.
+// WantedObjects are the objects of all bootstrap manifests, in the order of their IDs.
 func WantedObjects(r resource.Reader) (objects []kubeclient.Object) {
 	for _, o := range inOrder(BootstrapManifests.List(r)) {
-		objects = append(objects, o.Spec...)
+		objects = append(objects, o.Spec.Objects...)
 	}
 	return objects
 }
@@ -97,39 +120,6 @@ func waitReady(ctx context.Context, client *kubeclient.Client) {
 			return
 		}
 	}
-}
-
-// missingObjects keeps those that have to be made. Kinds that aren't known yet may be
-// defined by an object before them in the same list; those are missing too.
-func missingObjects(ctx context.Context, client *kubeclient.Client, objects []kubeclient.Object) ([]kubeclient.Object, error) {
-	var missing []kubeclient.Object
-	for _, o := range objects {
-		yes, err := client.Missing(ctx, o)
-		if err != nil {
-			return nil, err
-		}
-		if yes {
-			missing = append(missing, o)
-		}
-	}
-	return missing, nil
-}
-
-// create continues after an object that can't be made, so that one bad extra
-// manifest doesn't keep the rest of the cluster from starting.
-func create(ctx context.Context, v resource.View, client *kubeclient.Client, missing []kubeclient.Object) error {
-	var problems []error
-	for _, o := range missing {
-		created, err := client.CreateIfMissing(ctx, o)
-		if created {
-			v.Log().Info("created " + o.String()) // S-281
-		}
-		problems = append(problems, err)
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return errors.Join(problems...)
 }
 
 // EncryptAgain writes all Secrets as they are. API servers keep those that are as they should be in etcd, and write those
@@ -232,7 +222,7 @@ func adminOptions(s secrets.KubernetesSpec) kubeclient.Options {
 }
 
 // withMutex runs do while this node holds the mutex of the cluster (S-217).
-func withMutex(ctx context.Context, r resource.Reader, endpoint string, do func(ctx context.Context) error) (err error) {
+func withMutex(ctx context.Context, r resource.Reader, endpoint string, do func(ctx context.Context, kv clientv3.KV) error) (err error) {
 	// The release of the mutex has to work after the end of ctx, for a short time.
 	own, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -261,5 +251,5 @@ func withMutex(ctx context.Context, r resource.Reader, endpoint string, do func(
 		case <-ctx.Done():
 		}
 	}()
-	return do(ctx)
+	return do(ctx, client)
 }

@@ -2,20 +2,17 @@ package controlplane
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"embed"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
-	"gopkg.in/yaml.v3"
-
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/manifest"
 	"github.com/garboard-os/garboard/services/core/render"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -24,13 +21,32 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-// BootstrapManifests are the objects that a new cluster gets (S-264): the spec is a list
-// of objects (S-266). They are made in the order of the IDs, when missing, and never
-// changed afterwards (S-218).
-var BootstrapManifests = resource.Define[[]kubeclient.Object](resource.Definition{
+// Manifest is the objects of one of the node's own documents, or of one in the configuration.
+type Manifest struct {
+	Objects  []kubeclient.Object
+	Problems []string `column:"PROBLEMS"` // why there are no objects of some documents, or of none
+}
+
+// MarshalYAML is a list of objects (S-266).
+func (m Manifest) MarshalYAML() (any, error) { return m.Objects, nil }
+
+// BootstrapManifests are the objects that a new cluster gets (S-264). They are made when missing, and never changed
+// afterwards (S-218).
+var BootstrapManifests = resource.Define[Manifest](resource.Definition{
 	Type: "Manifests.kubernetes.garboard.dev", Kind: "Manifest", Namespace: namespace,
-	Columns: []resource.Column{{Name: "DRIFT", From: driftType, Value: func(spec any) string { return spec.(ManifestDrift).String() }}},
+	Columns: []resource.Column{
+		{Name: "RESULT", From: resultType, Value: func(spec any) string { return spec.(ManifestResult).String() }},
+		{Name: "DRIFT", From: driftType, Value: func(spec any) string { return spec.(ManifestDrift).String() }},
+	},
 })
+
+// inlinePrefix is that of the IDs of manifests in the configuration.
+const inlinePrefix = "20-"
+
+// Own reports whether a manifest, or what belongs to it, is the node's own: without its objects there is no cluster.
+func Own(m resource.Meta) bool {
+	return m.Namespace == namespace && !strings.HasPrefix(m.ID, inlinePrefix)
+}
 
 //go:embed bootstrap_manifests
 var bootstrapManifestFiles embed.FS
@@ -64,7 +80,7 @@ func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time
 	return 0, fetchExtras(ctx, v, c)
 }
 
-// prune deletes the bootstrap manifests of a namespace, or their drifts, that
+// prune deletes the bootstrap manifests of a namespace, or what belongs to them, that
 // are no longer wanted. The objects in the cluster stay.
 func prune[S any](v resource.View, kind *resource.Kind[S], wanted map[string]bool) error {
 	for _, o := range kind.List(v) {
@@ -80,31 +96,38 @@ func prune[S any](v resource.View, kind *resource.Kind[S], wanted map[string]boo
 
 // renderBootstrapManifests makes the manifests of a cluster, by ID. hasResolvers
 // reports whether there is a name server for names outside of the cluster.
-func renderBootstrapManifests(c *config.Cluster, hasResolvers bool) (map[string][]kubeclient.Object, error) {
+func renderBootstrapManifests(c *config.Cluster, hasResolvers bool) (map[string]Manifest, error) {
 	input, err := bootstrapManifestInput(c, hasResolvers)
 	if err != nil {
 		return nil, err
 	}
-	manifests := map[string][]kubeclient.Object{}
+	manifests := map[string]Manifest{}
 	for _, t := range bootstrapManifestTemplates.Templates() {
 		id := strings.TrimSuffix(t.Name(), ".yaml")
 		var text bytes.Buffer
-		err := t.Execute(&text, input)
-		objects, problem := decodeManifest(&text)
-		if err = cmp.Or(err, problem); err != nil {
+		if err := t.Execute(&text, input); err != nil {
 			return nil, fmt.Errorf("render manifest %s: %w", id, err)
 		}
-		if len(objects) > 0 {
-			manifests[id] = objects
+		if m := readManifest(text.Bytes()); len(m.Objects)+len(m.Problems) > 0 {
+			manifests[id] = m
 		}
 	}
 	for _, inline := range c.InlineManifests {
-		id := "20-" + inline.Name
-		if manifests[id], err = decodeManifest(strings.NewReader(inline.Contents)); err != nil {
-			return nil, fmt.Errorf("cluster.inlineManifests %q: %w", inline.Name, err)
-		}
+		manifests[inlinePrefix+inline.Name] = readManifest([]byte(inline.Contents))
 	}
 	return manifests, nil
+}
+
+// readManifest reads one or more documents.
+func readManifest(text []byte) (m Manifest) {
+	objects, problems := manifest.Read(text)
+	for _, o := range objects {
+		m.Objects = append(m.Objects, o)
+	}
+	for _, p := range problems {
+		m.Problems = append(m.Problems, p.String())
+	}
+	return m
 }
 
 func bootstrapManifestInput(c *config.Cluster, hasResolvers bool) (object, error) {
@@ -144,44 +167,8 @@ func bootstrapManifestInput(c *config.Cluster, hasResolvers bool) (object, error
 	}, nil
 }
 
-// decodeManifest reads objects from one or more YAML documents. Lists are split.
-func decodeManifest(r io.Reader) ([]kubeclient.Object, error) {
-	var objects []kubeclient.Object
-	stream := yaml.NewDecoder(r)
-	for {
-		var document map[string]any
-		err := stream.Decode(&document)
-		if errors.Is(err, io.EOF) {
-			return objects, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if document == nil {
-			continue // comments only
-		}
-		o, err := kubeclient.Plain(document)
-		if err != nil {
-			return nil, err
-		}
-		for _, item := range unlist(o) {
-			if item.APIVersion() == "" || item.Kind() == "" || item.Name() == "" {
-				return nil, fmt.Errorf("document %d has an object without apiVersion, kind or metadata.name", len(objects)+1)
-			}
-			objects = append(objects, item)
-		}
-	}
-}
-
-func unlist(o kubeclient.Object) []kubeclient.Object {
-	if strings.HasSuffix(o.Kind(), "List") && o.At("items") != nil {
-		return o.Items()
-	}
-	return []kubeclient.Object{o}
-}
-
-// inOrder are all manifests in the order in which they are made.
-func inOrder(manifests []resource.Object[[]kubeclient.Object]) []resource.Object[[]kubeclient.Object] {
-	slices.SortFunc(manifests, func(a, b resource.Object[[]kubeclient.Object]) int { return strings.Compare(a.ID, b.ID) })
+// inOrder are all manifests in the order of their IDs.
+func inOrder(manifests []resource.Object[Manifest]) []resource.Object[Manifest] {
+	slices.SortFunc(manifests, func(a, b resource.Object[Manifest]) int { return strings.Compare(a.ID, b.ID) })
 	return manifests
 }

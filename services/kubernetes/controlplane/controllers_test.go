@@ -408,7 +408,7 @@ func TestManifestResources(t *testing.T) {
 			var got []string
 			for _, o := range BootstrapManifests.List(f.store) {
 				if o.Namespace == "extras" || strings.HasPrefix(o.ID, "05-") {
-					got = append(got, o.Namespace+" "+o.ID)
+					got = append(got, strings.TrimSuffix(o.Namespace+" "+o.ID+": "+strings.Join(o.Spec.Problems, "; "), ": "))
 				}
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -418,7 +418,7 @@ func TestManifestResources(t *testing.T) {
 		})
 	}
 	shown := strings.Replace(web.URL, "http://", "http://bot:xxxxx@", 1)
-	await("extras 05-" + shown + "/calico.yaml") // despite the missing one
+	await("extras 05-"+shown+"/calico.yaml", "extras 05-"+shown+"/missing.yaml: the server answered 404 Not Found")
 	f.configure(func(c *config.Config) {
 		c.Cluster.Network.CNI = testConfig(t).Cluster.Network.CNI
 		c.Cluster.ExtraManifests = nil

@@ -8,6 +8,7 @@
 //	SecretsStatuses (content hash), EtcdStatuses ────┴→ StaticPods ─→ /etc/kubernetes/manifests ─→ kubelet
 //	                                                                  StaticPodStatuses ←───────────┘
 //	MachineConfigs ─→ Manifests (bootstrap manifests) ─→ API server: what is missing is made, nothing is ever changed
+//	                  ManifestResults ←──────────────────────┤ what isn't there, and why
 //	                  ManifestDrifts ←───────────────────────┘ what differs there
 //
 // It has no part in scheduling or other work of Kubernetes itself.
@@ -227,6 +228,7 @@ func Controllers(o Options) []resource.Controller {
 				{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: etcd.Statuses.Type()},
 				{Type: secrets.Kubernetes.Type()}, {Type: secrets.Etcd.Type()},
 			},
+			Outputs: []string{ManifestResults.Type()},
 		},
 		{
 			Name: "k8s.ManifestDriftController", Reconcile: (&ManifestDriftController{}).Reconcile,

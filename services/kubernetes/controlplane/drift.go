@@ -42,7 +42,8 @@ type ManifestDrift struct {
 type ObjectDrift struct {
 	Object  string   `yaml:"object"` // /v1/ConfigMap/coredns
 	Missing bool     `yaml:"missing,omitempty"`
-	Fields  []string `yaml:"fields,omitempty"` // paths with another value than in the manifest: data.Corefile
+	Problem string   `yaml:"problem,omitempty"` // of one of the node's own that is missing
+	Fields  []string `yaml:"fields,omitempty"`  // paths with another value than in the manifest: data.Corefile
 }
 
 // String is the drift as a column of a table.
@@ -84,7 +85,7 @@ type comparison struct {
 
 func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	manifests := inOrder(BootstrapManifests.List(v))
-	if err := forgetDrift(v, manifests); err != nil {
+	if err := forget(v, ManifestDrifts, manifests); err != nil {
 		return 0, err
 	}
 	keys, _, ready, err := ownCluster(v)
@@ -103,7 +104,7 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	compared := make(map[string]comparison)
 	var problems []error
 	for _, m := range manifests {
-		drift, err := c.compareManifest(ctx, m.Spec, compared)
+		drift, err := c.compareManifest(ctx, m, compared)
 		if err == nil {
 			err = ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift)
 		}
@@ -117,12 +118,15 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 }
 
 // compareManifest compares the objects of one bootstrap manifest.
-func (c *ManifestDriftController) compareManifest(ctx context.Context, wanted []kubeclient.Object, compared map[string]comparison) (ManifestDrift, error) {
+func (c *ManifestDriftController) compareManifest(ctx context.Context, m resource.Object[Manifest], compared map[string]comparison) (ManifestDrift, error) {
 	drift := ManifestDrift{Objects: []ObjectDrift{}}
-	for _, o := range wanted {
+	for _, o := range m.Spec.Objects {
 		d, err := c.compare(ctx, o, compared)
 		if err != nil {
 			return drift, err
+		}
+		if d.Missing && Own(m.Meta) {
+			d.Problem = o.String() + " is missing"
 		}
 		if d.Missing || len(d.Fields) > 0 {
 			drift.Objects = append(drift.Objects, d)
@@ -131,14 +135,14 @@ func (c *ManifestDriftController) compareManifest(ctx context.Context, wanted []
 	return drift, nil
 }
 
-// forgetDrift removes the drifts of bootstrap manifests that are gone.
-func forgetDrift(v resource.View, manifests []resource.Object[[]kubeclient.Object]) error {
+// forget removes what belongs to bootstrap manifests that are gone.
+func forget[S any](v resource.View, kind *resource.Kind[S], manifests []resource.Object[Manifest]) error {
 	for _, namespace := range []string{namespace, extrasNamespace} {
 		wanted := map[string]bool{}
 		for _, m := range manifests {
 			wanted[m.ID] = wanted[m.ID] || m.Namespace == namespace
 		}
-		if err := prune(v, ManifestDrifts.In(namespace), wanted); err != nil {
+		if err := prune(v, kind.In(namespace), wanted); err != nil {
 			return err
 		}
 	}
@@ -187,8 +191,8 @@ func preview(ctx context.Context, client *kubeclient.Client, there, wanted kubec
 	switch {
 	case err == nil:
 		return differences(owned(there), owned(changed)), nil
-	case errors.As(err, &refused) && (refused.Code == http.StatusUnprocessableEntity || refused.Code == http.StatusBadRequest):
-		return []difference{{path: "(" + err.Error() + ")"}}, nil // a field that can't change any more, mostly
+	case errors.As(err, &refused) && refused.Code < http.StatusInternalServerError:
+		return []difference{{path: "(" + err.Error() + ")"}}, nil // a field that can't change any more, mostly, or a policy
 	}
 	return nil, err
 }

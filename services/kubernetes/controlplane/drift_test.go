@@ -45,7 +45,7 @@ func TestDriftKeepsTheKinds(t *testing.T) {
 	as := store.As("test")
 	put(t, etcd.Statuses.Put(as, etcd.StatusID, etcd.StatusSpec{Ready: true}))
 	put(t, BootstrapStatuses.Put(as, "control-plane", BootstrapStatus{}))
-	put(t, builtin.Put(as, "known", []kubeclient.Object{configMap("one")}))
+	put(t, builtin.Put(as, "known", Manifest{Objects: []kubeclient.Object{configMap("one")}}))
 	c := &ManifestDriftController{}
 	look := func(want string, asked int) {
 		t.Helper()
@@ -62,7 +62,7 @@ func TestDriftKeepsTheKinds(t *testing.T) {
 	look("known none", 1)
 	look("known none", 1)
 	custom := kubeclient.Object{"apiVersion": "x.example.org/v1", "kind": "X", "metadata": object{"name": "custom", "namespace": "default"}}
-	put(t, builtin.Put(as, "new", []kubeclient.Object{custom}))
+	put(t, builtin.Put(as, "new", Manifest{Objects: []kubeclient.Object{custom}}))
 	look("known none; new x.example.org/v1/X/custom: missing", 2)
 	s.custom = true
 	look("known none; new none", 3)

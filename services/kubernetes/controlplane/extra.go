@@ -1,21 +1,19 @@
 package controlplane
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -46,16 +44,19 @@ func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 			id += fmt.Sprintf("#%x", sha256.Sum256([]byte(u.RawQuery)))[:9]
 		}
 		wanted[id] = true
-		if _, err := extraBootstrapManifests.Get(v, id); err == nil {
+		found, err := extraBootstrapManifests.Get(v, id)
+		if err == nil && len(found.Spec.Problems) == 0 {
 			continue
 		}
-		objects, err := fetchManifest(ctx, c.Machine.Env, u)
-		if err != nil {
-			problems = append(problems, fmt.Errorf("manifest %s: %w", u.Redacted(), err))
-			continue
+		m, err := fetchManifest(ctx, c.Machine.Env, u)
+		if err != nil { // what was there stays
+			m = Manifest{Objects: found.Spec.Objects, Problems: []string{err.Error()}}
 		}
-		if err := extraBootstrapManifests.Put(v, id, objects); err != nil {
+		if err := extraBootstrapManifests.Put(v, id, m); err != nil {
 			return err
+		}
+		if len(m.Problems) > 0 {
+			problems = append(problems, fmt.Errorf("manifest %s: %s", u.Redacted(), strings.Join(m.Problems, "; ")))
 		}
 	}
 	if err := prune(v, extraBootstrapManifests, wanted); err != nil {
@@ -74,28 +75,37 @@ func extraURLs(c *config.Cluster) (urls []config.URL) {
 	return append(urls, c.ExtraManifests...)
 }
 
-func fetchManifest(ctx context.Context, env map[string]string, u config.URL) ([]kubeclient.Object, error) {
+func fetchManifest(ctx context.Context, env map[string]string, u config.URL) (m Manifest, err error) {
 	transport, err := network.Outbound(env) // S-145, S-146
 	if err != nil {
-		return nil, err
+		return m, err
 	}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Timeout: fetchTimeout, Transport: transport, CheckRedirect: boot.StayEncrypted}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return nil, err
+		return m, err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, err
+		return m, errors.Unwrap(err) // without the URL, which may have a secret
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, errors.New("the server answered " + resp.Status)
+		return m, errors.New("the server answered " + resp.Status)
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxManifest))
-	if err = cmp.Or(err, boot.CheckSum(&u.URL, text)); err != nil {
-		return nil, err
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxManifest+1)) // it fails if it ends before its Content-Length
+	if err != nil {
+		return m, fmt.Errorf("the document can't be read to its end: %w", err)
 	}
-	return decodeManifest(bytes.NewReader(text))
+	if len(text) > maxManifest {
+		return m, fmt.Errorf("the document has more than %d MiB", maxManifest>>20)
+	}
+	if err := boot.CheckSum(&u.URL, text); err != nil {
+		return m, err
+	}
+	if m = readManifest(text); len(m.Objects)+len(m.Problems) == 0 {
+		return m, fmt.Errorf("the document, of %d bytes, has no object in it", len(text))
+	}
+	return m, nil
 }

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"maps"
@@ -111,15 +112,18 @@ func TestManifests(t *testing.T) {
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(manifests))); diff != "" {
 		t.Errorf("manifests (-want +got):\n%s", diff)
 	}
-	for id, objects := range manifests {
-		golden(t, "manifests/"+id, objects)
-		for _, o := range objects {
+	for id, m := range manifests {
+		golden(t, "manifests/"+id, m)
+		if len(m.Problems) > 0 {
+			t.Errorf("%s: %q", id, m.Problems)
+		}
+		for _, o := range m.Objects {
 			if strings.Contains(o.Text("metadata", "name"), "{{") {
 				t.Errorf("%s: %s", id, o)
 			}
 		}
 	}
-	token := manifests["00-kubelet-bootstrapping-token"][0]
+	token := manifests["00-kubelet-bootstrapping-token"].Objects[0]
 	if token.Text("stringData", "token-id")+"."+token.Text("stringData", "token-secret") != testToken {
 		t.Errorf("the token isn't the cluster's: %v", token)
 	}
@@ -135,11 +139,11 @@ func TestManifestChoices(t *testing.T) {
 	manifests, err := renderBootstrapManifests(&c.Cluster, true)
 	put(t, err)
 	for _, id := range []string{"05-flannel", "06-network-policies", "10-kube-proxy", "11-core-dns", "11-core-dns-svc"} {
-		if manifests[id] != nil {
+		if _, there := manifests[id]; there {
 			t.Errorf("%s is rendered", id)
 		}
 	}
-	if inline := manifests["20-mine"]; len(inline) != 2 || inline[1].Name() != "b" {
+	if inline := manifests["20-mine"].Objects; len(inline) != 2 || inline[1].Name() != "b" {
 		t.Errorf("inline manifest: %v", inline)
 	}
 
@@ -188,7 +192,7 @@ var addressFlags = []string{"--advertise-address", "--bind-address", "--cluster-
 func TestCorefileWithoutResolvers(t *testing.T) {
 	manifests, err := renderBootstrapManifests(&testConfig(t).Cluster, false)
 	put(t, err)
-	for _, o := range manifests["11-core-dns"] {
+	for _, o := range manifests["11-core-dns"].Objects {
 		if got := o.Text("data", "Corefile"); strings.Contains(got, "forward") || strings.Contains(got, "loop") {
 			t.Error(got)
 		}
@@ -197,17 +201,62 @@ func TestCorefileWithoutResolvers(t *testing.T) {
 
 func TestBadManifests(t *testing.T) {
 	for name, spoil := range map[string]func(*config.Cluster){
-		"token":         func(c *config.Cluster) { c.Token = "nodot" },
-		"no subnet":     func(c *config.Cluster) { c.Network.ServiceSubnets = nil },
-		"inline syntax": func(c *config.Cluster) { c.InlineManifests = []config.InlineManifest{{Name: "x", Contents: "a: [1"}} },
-		"inline object": func(c *config.Cluster) {
-			c.InlineManifests = []config.InlineManifest{{Name: "x", Contents: "kind: Pod"}}
-		},
+		"token":     func(c *config.Cluster) { c.Token = "nodot" },
+		"no subnet": func(c *config.Cluster) { c.Network.ServiceSubnets = nil },
 	} {
 		c := testConfig(t)
 		spoil(&c.Cluster)
 		if _, err := renderBootstrapManifests(&c.Cluster, true); err == nil || strings.Contains(err.Error(), "nodot") {
 			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+// A document that can't be read keeps nothing else from being made: not the rest of its manifest, not other manifests, and
+// not the node's own.
+func TestManifestsStandAlone(t *testing.T) {
+	t.Parallel()
+	own, err := renderBootstrapManifests(&testConfig(t).Cluster, true)
+	put(t, err)
+	for name, tc := range map[string]struct {
+		contents string
+		want     string // of the objects
+		problem  string
+	}{
+		"numbers as keys": {`
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: tcp-services, namespace: kube-system}
+data:
+  9000: "default/echo:8080"
+`, `[{"apiVersion":"v1","data":{"9000":"default/echo:8080"},"kind":"ConfigMap","metadata":{"name":"tcp-services","namespace":"kube-system"}}]`, ""},
+		"dates and booleans": {`
+apiVersion: v1
+kind: Pod
+metadata: {name: a, namespace: kube-system, annotations: {day: 2024-05-01}}
+spec: {hostNetwork: yes, enableServiceLinks: off, containers: [{name: a, image: b}]}
+`, `[{"apiVersion":"v1","kind":"Pod","metadata":{"annotations":{"day":"2024-05-01"},"name":"a","namespace":"kube-system"},"spec":{"containers":[{"image":"b","name":"a"}],"enableServiceLinks":false,"hostNetwork":true}}]`, ""},
+		"no namespace": {"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: app-settings\ndata:\n  greeting: hello\n",
+			`[{"apiVersion":"v1","data":{"greeting":"hello"},"kind":"ConfigMap","metadata":{"name":"app-settings"}}]`, ""},
+		"one is wrong": {"{apiVersion: v1, kind: A, metadata: {name: a}}\n---\na: [1\n---\n{apiVersion: v1, kind: B, metadata: {name: b}}\n",
+			`[{"apiVersion":"v1","kind":"A","metadata":{"name":"a"}},{"apiVersion":"v1","kind":"B","metadata":{"name":"b"}}]`, "line 3: not valid YAML"},
+		"no name": {"kind: Pod", `null`, "line 1: Pod: apiVersion is missing"},
+	} {
+		c := testConfig(t)
+		c.Cluster.InlineManifests = []config.InlineManifest{{Name: "x", Contents: tc.contents}, {Name: "y", Contents: "{apiVersion: v1, kind: Z, metadata: {name: z}}"}}
+		all, err := renderBootstrapManifests(&c.Cluster, true)
+		put(t, err)
+		x, y := all["20-x"], all["20-y"]
+		got, err := json.Marshal(x.Objects)
+		put(t, err)
+		if diff := cmp.Diff(tc.want, string(got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		if got := strings.Join(x.Problems, "\n"); (got == "") != (tc.problem == "") || !strings.Contains(got, tc.problem) {
+			t.Errorf("%s: problems %q, want %q", name, got, tc.problem)
+		}
+		if len(y.Objects) != 1 || len(y.Problems) > 0 || len(all) != len(own)+2 {
+			t.Errorf("%s: another manifest is %v, of %d", name, y, len(all))
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -68,7 +69,9 @@ func TestS281CreatedObjectsAreLogged(t *testing.T) {
 		return kubeclient.Object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": object{"name": name}}
 	}
 	l := logs.New(nil)
-	put(t, create(t.Context(), view{log: l.Logger(controllerLog)}, client, []kubeclient.Object{role("psp:privileged"), role("kept")}))
+	a := &application{client: client, log: l.Logger(controllerLog)}
+	put(t, a.look(t.Context(), []resource.Object[Manifest]{manifestOf("01-own", role("psp:privileged"), role("kept"))}))
+	put(t, a.make(t.Context(), nil))
 	if diff := cmp.Diff([]string{"created rbac.authorization.k8s.io/v1/ClusterRole/psp:privileged"}, logged(l)); diff != "" {
 		t.Error(diff)
 	}

@@ -98,7 +98,7 @@ type turn struct {
 func (q *queue) join(ctx context.Context) (ended chan error) {
 	ended = make(chan error, 1)
 	go func() {
-		ended <- withMutex(ctx, q.n.store, q.n.etcdURL, func(ctx context.Context) error {
+		ended <- withMutex(ctx, q.n.store, q.n.etcdURL, func(ctx context.Context, _ clientv3.KV) error {
 			mine := turn{ctx, make(chan error)}
 			q.inside <- mine
 			return <-mine.end

@@ -21,6 +21,9 @@ type Mapping struct {
 	Namespaced   bool
 }
 
+// defaultNamespace has the objects whose manifests name none, as with kubectl.
+const defaultNamespace = "default"
+
 // path is the URL of the object called name, or of the collection if name is "".
 func (m Mapping) path(namespace, name string) string {
 	var b strings.Builder
@@ -30,6 +33,9 @@ func (m Mapping) path(namespace, name string) string {
 		b.WriteString("/api/")
 	}
 	b.WriteString(m.GroupVersion)
+	if namespace == "" && name != "" {
+		namespace = defaultNamespace
+	}
 	if m.Namespaced && namespace != "" {
 		b.WriteString("/namespaces/" + url.PathEscape(namespace))
 	}
@@ -110,9 +116,6 @@ func (c *Client) mappingOf(ctx context.Context, o Object) (Mapping, error) {
 	m, err := c.Mapping(ctx, o.APIVersion(), o.Kind())
 	if err != nil {
 		return m, fmt.Errorf("error creating mapping for object %s: %w", o, err)
-	}
-	if m.Namespaced && o.Namespace() == "" {
-		return m, fmt.Errorf("object %s has no namespace, and %s live in one", o, m.Resource)
 	}
 	return m, nil
 }

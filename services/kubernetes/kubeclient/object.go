@@ -1,8 +1,6 @@
 package kubeclient
 
 import (
-	"encoding/json"
-	"fmt"
 	"maps"
 	"strings"
 )
@@ -113,18 +111,4 @@ func hideValues(in map[string]any, field string) {
 		hidden[key] = "(secret)"
 	}
 	in[field] = hidden
-}
-
-// Plain is v as an Object: what a typed manifest becomes once it went through
-// JSON, so that numbers, maps and slices have the types that an Object has.
-func Plain(v any) (Object, error) {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return nil, fmt.Errorf("encode %T: %w", v, err)
-	}
-	var o Object
-	if err := json.Unmarshal(data, &o); err != nil {
-		return nil, fmt.Errorf("encode %T as an object: %w", v, err)
-	}
-	return o, nil
 }

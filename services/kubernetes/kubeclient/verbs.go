@@ -53,7 +53,7 @@ func (c *Client) send(ctx context.Context, verb string, o Object, req request) (
 	}
 	req.path, req.body = m.path(o.Namespace(), o.Name()), o
 	if req.method == http.MethodPost {
-		req.path = m.path(o.Namespace(), "")
+		req.path = m.path(cmp.Or(o.Namespace(), defaultNamespace), "")
 	}
 	if err := c.do(ctx, req, &out); err != nil {
 		return nil, fmt.Errorf("%s %s: %w", verb, o, err)

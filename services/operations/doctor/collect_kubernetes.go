@@ -19,9 +19,6 @@ const (
 	staticPodPrefix = "garboard-" // of the static pods' files
 )
 
-// maxMissing objects of the bootstrap manifests are named; one is enough to know.
-const maxMissing = 8
-
 // cluster is what Kubernetes returned.
 type cluster struct {
 	through string // the URL that was asked
@@ -33,7 +30,13 @@ type cluster struct {
 	csrs    []kubeclient.Object
 	csrsErr error
 	pods    []kubeclient.Object
-	missing []string // objects of the manifests that aren't there
+	refusal []refusal
+}
+
+// refusal is a webhook that refuses every request that it is asked about, as its Service has no ready pod.
+type refusal struct {
+	kind, name, webhook string
+	service             kubeclient.Ref
 }
 
 // collectCluster asks this node's apiserver where there is one that serves, else another
@@ -64,7 +67,7 @@ func (d *Doctor) collectCluster(ctx context.Context, s *snapshot) func(*snapshot
 		c.pods = list.Items()
 	})
 	if s.controlPlane() {
-		wg.Go(func() { c.missing, _ = d.missing(ctx, client) })
+		wg.Go(func() { c.refusal = refusals(ctx, client) })
 	}
 	wg.Wait()
 	return func(s *snapshot) { s.cluster = c }
@@ -98,23 +101,18 @@ func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclie
 	return kubeclient.New(options)
 }
 
-// missing are the objects of the bootstrap manifests that Kubernetes doesn't have. They
-// are requested one after the other, over one connection.
-func (d *Doctor) missing(ctx context.Context, client *kubeclient.Client) ([]string, error) {
-	var names []string
-	for _, m := range controlplane.BootstrapManifests.List(d.o.Store) {
-		for _, o := range m.Spec {
-			gone, err := client.Missing(ctx, o)
-			if err != nil {
-				return names, err
-			}
-			if gone {
-				names = append(names, m.ID+": "+o.String())
-			}
-			if len(names) == maxMissing {
-				return names, nil
+// refusals are the webhooks without a ready pod whose failurePolicy is Fail, the default.
+func refusals(ctx context.Context, client *kubeclient.Client) (all []refusal) {
+	for _, kind := range []string{"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"} {
+		list, _ := client.List(ctx, kubeclient.Ref{APIVersion: "admissionregistration.k8s.io/v1", Kind: kind}, kubeclient.Selection{})
+		for _, o := range list.Items() {
+			for _, w := range o.List("webhooks") {
+				service, err := controlplane.Unserved(ctx, client, kubeclient.Object{"webhooks": []any{map[string]any(w)}})
+				if w.Text("failurePolicy") != "Ignore" && err == nil && service.Name != "" {
+					all = append(all, refusal{kind, o.Name(), w.Text("name"), service})
+				}
 			}
 		}
 	}
-	return names, nil
+	return all
 }

@@ -46,7 +46,7 @@ var controlPlaneConditions = checks{
 	"scheduler-not-running":          func(s *snapshot) []finding { return s.programDown(scheduler) },
 	"controller-failing": func(s *snapshot) (out []finding) {
 		for _, c := range s.controllers {
-			if c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 ||
+			if c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && slices.ContainsFunc(s.troubled, ofManifest) ||
 				c.ID == apiSecrets && len(s.down("apid", "")) > 0 {
 				continue // said by other conditions
 			}

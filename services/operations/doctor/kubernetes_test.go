@@ -189,6 +189,42 @@ func TestManifestsNotApplied(t *testing.T) {
 	n.lacks("controller-failing")
 }
 
+// A webhook without pods that fails closed is named, with the command that ends it; others are not.
+func TestWebhookWithoutPods(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init)
+	hook := func(kind, name, policy, service string) {
+		w := map[string]any{"name": name + ".example.org", "clientConfig": map[string]any{"service": map[string]any{"namespace": "policy-system", "name": service}}}
+		if policy != "" {
+			w["failurePolicy"] = policy
+		}
+		n.api.put(kubeclient.Object{"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": map[string]any{"name": name}, "webhooks": []any{w}})
+	}
+	hook("ValidatingWebhookConfiguration", "policy", "Fail", "policy")
+	hook("MutatingWebhookConfiguration", "sidecars", "", "sidecars") // Fail is the default
+	hook("MutatingWebhookConfiguration", "lenient", "Ignore", "lenient")
+	n.finds("webhook-without-pods", failure, "policy.example.org of ValidatingWebhookConfiguration policy", "policy-system/policy", "kubectl -n policy-system", "kubectl delete validatingwebhookconfiguration policy")
+	n.finds("webhook-without-pods", failure, "sidecars.example.org of MutatingWebhookConfiguration sidecars", "kubectl delete mutatingwebhookconfiguration sidecars")
+	for _, f := range n.diagnose() {
+		if f.Id == "webhook-without-pods" && strings.Contains(f.What, "lenient") {
+			t.Errorf("one that refuses nothing: %s", show(f))
+		}
+	}
+	n.api.put(kubeclient.Object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": map[string]any{"name": "a"},
+		"endpoints": []any{map[string]any{"conditions": map[string]any{"ready": true}}}})
+	n.lacks("webhook-without-pods")
+}
+
+// A manifest of the configuration that can't be read, or whose objects can't be made, is named, and why.
+func TestManifestIncomplete(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.config.Cluster.InlineManifests = []config.InlineManifest{{Name: "mine", Contents: "apiVersion: v1\nkind: ConfigMap\nkind: Secret\n"}}
+	})
+	n.finds("manifest-incomplete", info, `Manifest 20-mine isn't made, or not all of it: line 3: not valid YAML: key "kind" already set in map`, "cluster.inlineManifests", "gbctl get manifests")
+	n.lacks("problem-stays") // it isn't found twice
+}
+
 // S-351, guide: Talos prints error nodes "…" not found.
 func TestS351NodeNotRegistered(t *testing.T) {
 	t.Parallel()

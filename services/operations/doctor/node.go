@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 )
@@ -15,22 +17,26 @@ const manifestApplier = "k8s.ManifestApplyController"
 // apiSecrets gets the certificate of a worker's API.
 const apiSecrets = "secrets.APIController"
 
+// ofManifest reports whether a resource tells why objects of a manifest aren't there.
+func ofManifest(o resource.Object[any]) bool {
+	return o.Type == controlplane.BootstrapManifests.Type() || o.Type == controlplane.ManifestResults.Type() || o.Type == controlplane.ManifestDrifts.Type()
+}
+
 var nodeConditions = checks{
-	"manifests-not-applied": func(s *snapshot) []finding {
-		if s.cluster == nil || len(s.cluster.missing) == 0 {
+	"manifests-not-applied": func(s *snapshot) (out []finding) { return s.manifests(true) },
+	"manifest-incomplete":   func(s *snapshot) (out []finding) { return s.manifests(false) },
+	"webhook-without-pods": func(s *snapshot) (out []finding) {
+		if s.cluster == nil {
 			return nil
 		}
-		f := finding{what: fmt.Sprintf("Objects of the bootstrap manifests are missing, %s among them.", s.cluster.missing[0]), passing: s.sinceBoot < bootstrapTime}
-		for _, m := range s.cluster.missing {
-			f.evidence = append(f.evidence, "missing "+m)
+		for _, r := range s.cluster.refusal {
+			f := finding{passing: s.sinceBoot < bootstrapTime}
+			f.evidence = []string{"no ready endpoint: kubectl -n " + r.service.Namespace + " get endpointslices"}
+			f.what = fmt.Sprintf("Webhook %s of %s %s refuses every request that it is asked about: Service %s/%s has no ready pod.", r.webhook, r.kind, r.name, r.service.Namespace, r.service.Name)
+			f.next = fmt.Sprintf("Start its pods: kubectl -n %s get deployments,pods, and kubectl -n %[1]s scale deployment NAME --replicas=1. If that is refused, too: kubectl delete %s %s.", r.service.Namespace, strings.ToLower(r.kind), r.name)
+			out = append(out, f)
 		}
-		for _, c := range s.controllers {
-			if c.ID == manifestApplier {
-				f.why = "They can't be created: " + c.Spec.Error + "."
-				f.evidence = append([]string{asFailure(c)}, f.evidence...)
-			}
-		}
-		return one(f)
+		return out
 	},
 	"node-not-registered": nodeMissing,
 	"node-not-ready":      nodeNotReady,
@@ -62,6 +68,26 @@ var nodeConditions = checks{
 		}
 		return s.down("apid", "The machine API is not up.")
 	},
+}
+
+// manifests are those of which objects aren't there: the node's own, whose drift tells it, or the configuration's.
+func (s *snapshot) manifests(own bool) (out []finding) {
+	for _, o := range s.troubled {
+		if !ofManifest(o) || controlplane.Own(o.Meta) != own || (o.Type == controlplane.ManifestDrifts.Type()) != own {
+			continue
+		}
+		problems := resource.Problems(o.Spec)
+		f := finding{what: fmt.Sprintf("Manifest %s isn't made, or not all of it: %s.", o.ID, problems[0]), since: o.Troubled, evidence: problems}
+		f.passing = own && s.sinceBoot < bootstrapTime || !own && s.now.Sub(o.Troubled) < problemTime
+		for _, c := range s.controllers {
+			if c.ID == manifestApplier && own {
+				f.why = "They can't be created: " + c.Spec.Error + "."
+				f.evidence = append([]string{asFailure(c)}, problems...)
+			}
+		}
+		out = append(out, f)
+	}
+	return out
 }
 
 // nodeMissing is S-351.

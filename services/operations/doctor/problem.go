@@ -17,7 +17,7 @@ var problemConditions = checks{
 	"problem-stays": func(s *snapshot) (out []finding) {
 		for _, o := range s.troubled {
 			problems := slices.DeleteFunc(resource.Problems(o.Spec), func(p string) bool { return s.retells(o, p) })
-			if len(problems) == 0 {
+			if len(problems) == 0 || ofManifest(o) { // said by other conditions
 				continue
 			}
 			age := s.now.Sub(o.Troubled)

@@ -169,8 +169,16 @@ var kinds = map[string][]struct{ kind, resource, scope string }{
 	"rbac.authorization.k8s.io/v1": {{"ClusterRole", "clusterroles", "Cluster"}, {"ClusterRoleBinding", "clusterrolebindings", "Cluster"},
 		{"Role", "roles", "Namespaced"}, {"RoleBinding", "rolebindings", "Namespaced"}},
 	"admissionregistration.k8s.io/v1": {{"ValidatingAdmissionPolicy", "validatingadmissionpolicies", "Cluster"},
-		{"ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", "Cluster"}},
-	csrVersion: {{csrKind, "certificatesigningrequests", "Cluster"}},
+		{"ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", "Cluster"},
+		{"ValidatingWebhookConfiguration", "validatingwebhookconfigurations", "Cluster"}, {"MutatingWebhookConfiguration", "mutatingwebhookconfigurations", "Cluster"}},
+	"discovery.k8s.io/v1": {{"EndpointSlice", "endpointslices", "Namespaced"}},
+	csrVersion:            {{csrKind, "certificatesigningrequests", "Cluster"}},
+}
+
+// listed are the kinds whose objects are really kept, by their resources.
+var listed = map[string]string{
+	"nodes": "Node", "pods": "Pod", "certificatesigningrequests": csrKind, "endpointslices": "EndpointSlice",
+	"validatingwebhookconfigurations": "ValidatingWebhookConfiguration", "mutatingwebhookconfigurations": "MutatingWebhookConfiguration",
 }
 
 func (k *kubernetesAPI) discovery(core bool) map[string]any {
@@ -192,7 +200,7 @@ func (k *kubernetesAPI) discovery(core bool) map[string]any {
 	return map[string]any{"kind": "APIGroupDiscoveryList", "items": items}
 }
 
-// put keeps an object of the kinds Node, Pod and CertificateSigningRequest.
+// put keeps an object of the listed kinds.
 func (k *kubernetesAPI) put(o kubeclient.Object) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -230,8 +238,8 @@ func (k *kubernetesAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "ok")
 	case r.URL.Path == "/api" || r.URL.Path == "/apis":
 		reply(w, http.StatusOK, k.discovery(r.URL.Path == "/api"))
-	case name == "nodes" || name == "pods" || name == "certificatesigningrequests":
-		kind := map[string]string{"nodes": "Node", "pods": "Pod", "certificatesigningrequests": csrKind}[name]
+	case listed[name] != "":
+		kind := listed[name]
 		var items []any
 		for id, o := range k.objects {
 			if strings.HasPrefix(id, kind+"/") {

@@ -128,7 +128,7 @@ func FuzzEvaluate(f *testing.F) {
 			local:    &answer{code: http.StatusInternalServerError, body: body}, programs: map[string]answer{scheduler: {code: 500, body: body}},
 			endpoint: &endpoint{url: "https://k", addresses: []netip.Addr{address.Primary}, answers: []answer{{code: 500, body: body}}},
 			etcd:     &member{ready: answer{code: 503, body: body}, members: []*pb.Member{{Name: body}}, alarms: []string{body}},
-			cluster:  &cluster{node: first, csrs: items, pods: items, nodeErr: &kubeclient.StatusError{Code: http.StatusNotFound, Message: body}, missing: []string{body}},
+			cluster:  &cluster{node: first, csrs: items, pods: items, nodeErr: &kubeclient.StatusError{Code: http.StatusNotFound, Message: body}},
 		}
 		for _, found := range evaluate(s) {
 			if found.What == "" || found.Why == "" || found.Next == "" || found.Severity == 0 || len(found.Evidence) > maxEvidence {

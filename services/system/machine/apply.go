@@ -173,6 +173,9 @@ func (a *Applier) Apply(_ context.Context, r Request) (Result, error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if err := config.CheckManifests("configuration", r.Text, next, a.config); err != nil {
+		return Result{Warnings: warnings}, err
+	}
 	if r.First && a.config != nil {
 		return Result{}, fmt.Errorf("apply configuration: %w", ErrConfigured)
 	}

@@ -359,6 +359,20 @@ func TestApplyRefuses(t *testing.T) {
 		if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Base: p.Situation().Digest, DryRun: true}); err != nil {
 			t.Errorf("made from this document: %v", err)
 		}
+		// A manifest that can't be read is refused, unless it was there before: then it is no reason to refuse anything else.
+		bad := append(slices.Clone(base), "\n  inlineManifests:\n    - {name: mine, contents: '{kind: ConfigMap}'}\n"...)
+		if _, err := p.Apply(t.Context(), Request{Text: bad}); !errors.As(err, &problems) || !strings.Contains(err.Error(), `manifest "mine": line 1: ConfigMap: apiVersion is missing`) {
+			t.Errorf("a bad manifest: %v", err)
+		}
+		before := p.onDisk()
+		if err := os.WriteFile(filepath.Join(p.dir, "config.yaml"), bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p.again()
+		if _, err := p.Apply(t.Context(), Request{Text: with(bad, "two"), DryRun: true}); err != nil || p.Situation().Digest != Digest(bad) {
+			t.Errorf("a node that has it doesn't run as before: %v", err)
+		}
+		p.must(Request{Text: []byte(before)})
 		for _, timeout := range []time.Duration{-time.Second, time.Second, 2 * time.Hour} {
 			if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Mode: Try, TryTimeout: timeout}); err == nil {
 				t.Errorf("a try of %s is possible", timeout)

@@ -37,7 +37,8 @@ const (
 	SelfHostedFile = "/system/state/self-hosted"
 	CRIConfDir     = "/var/cri/conf.d" // containerd drop-ins of the user
 	CNIConfDir     = "/etc/cni/net.d"
-	CNIBinDir      = "/opt/cni/bin"
+	CNIBinDir      = "/opt/cni/bin" // on EPHEMERAL, over CNIPlugins
+	CNIPlugins     = "/usr/lib/cni" // those of the image
 	CABundle       = "/etc/ssl/certs/ca-certificates"
 )
 

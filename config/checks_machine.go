@@ -69,14 +69,17 @@ func checkRegistries(c *Config, r *report) {
 	mirrors := at("machine", "registries", "mirrors")
 	for _, host := range slices.Sorted(maps.Keys(c.Machine.Registries.Mirrors)) {
 		checkRegistryHost(r, mirrors.with(host), host)
-		endpoints := c.Machine.Registries.Mirrors[host].Endpoints
-		if len(endpoints) == 0 {
+		mirror := c.Machine.Registries.Mirrors[host]
+		if len(mirror.Endpoints) == 0 {
 			r.lacks(mirrors.with(host, "endpoints"), "a mirror without endpoints has no images")
 		}
-		for i, u := range endpoints {
+		for i, u := range mirror.Endpoints {
 			checkHTTP(r, mirrors.with(host, "endpoints", i), u)
 			if u.User != nil {
 				r.bad(mirrors.with(host, "endpoints", i), "has a user: that belongs to machine.registries.config")
+			}
+			if mirror.OverridePath && RegistryPath(u.URL, true) == "" {
+				r.bad(mirrors.with(host, "endpoints", i), "has no path, which overridePath needs: append /v2, or leave overridePath out")
 			}
 		}
 	}

@@ -296,7 +296,9 @@ registries:
     '*':
       endpoints: ["http://10.5.0.1:6000/"]
     docker.io:
-      endpoints: ["https://one/v2", "https://two"]
+      endpoints: ["https://one/v2", "https://two/v2/hub"]
+      overridePath: true
+      skipFallback: true
   config:
     one:
       auth: {username: me, password: secret}

@@ -253,6 +253,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "registries: {mirrors: {'https://docker.io/': {endpoints: [http://a]}}}", `machine.registries.mirrors["https://docker.io/"]: is a host, not a URL; did you mean "docker.io"`},
 	{"machine", "registries: {mirrors: {a/b: {endpoints: [http://a]}}}", `machine.registries.mirrors["a/b"]: is not the host of a registry, such as docker.io, or '*'`},
 	{"machine", "registries: {mirrors: {docker.io: {}}}", `machine.registries.mirrors["docker.io"].endpoints: is missing: a mirror without endpoints has no images`},
+	{"machine", "registries: {mirrors: {docker.io: {endpoints: ['https://a/v2/hub', 'https://b/'], overridePath: true}}}", `machine.registries.mirrors["docker.io"].endpoints[1]: has no path, which overridePath needs: append /v2, or leave overridePath out`},
 	{"machine", "registries: {mirrors: {docker.io: {endpoints: [10.5.0.1]}}}", `machine.registries.mirrors["docker.io"].endpoints[0]: not an absolute URL such as https://host:port/path`},
 	{"machine", "registries: {mirrors: {docker.io: {endpoints: [ftp://a]}}}", `machine.registries.mirrors["docker.io"].endpoints[0]: must be http or https, not "ftp"`},
 	{"machine", "registries: {config: {a: {auth: {}}}}", `machine.registries.config.a.auth: needs exactly one of username with password, auth, and identityToken`},

@@ -361,7 +361,9 @@ type Registries struct {
 // Mirror is asked before a registry. The endpoints are tried in their order, and the registry
 // itself when none of them has an image.
 type Mirror struct {
-	Endpoints []URL `yaml:"endpoints"` // required, http or https
+	Endpoints    []URL `yaml:"endpoints"`    // required, http or https; /v2 is appended to a path that neither begins nor ends with it
+	OverridePath bool  `yaml:"overridePath"` // the paths of the endpoints are used as they are
+	SkipFallback bool  `yaml:"skipFallback"` // the registry itself is never asked
 }
 
 // Registry has the settings of a host that serves images.

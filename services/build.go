@@ -105,7 +105,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	// What the kernel has stored is read once, because the reporter removes it.
 	panicked := sync.OnceValue(func() string { _, why, _ := logs.Crash(boot.PstoreDir); return why })
-	d := disks.New(disks.Options{Mode: o.Mode, Installed: installed, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIBinDir, Sound: func(ctx context.Context) error { return n.slots.Sound(ctx) }, StateReady: func() error {
+	d := disks.New(disks.Options{Mode: o.Mode, Installed: installed, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIPlugins, Sound: func(ctx context.Context) error { return n.slots.Sound(ctx) }, StateReady: func() error {
 		if err := applier.StateReady(); err != nil {
 			return err
 		}

@@ -81,7 +81,7 @@ func (c *computer) must(err error) {
 func (c *computer) root() {
 	dir := c.t.TempDir()
 	upper, root := filepath.Join(dir, "upper"), filepath.Join(dir, "root")
-	for _, d := range []string{boot.StateDir, boot.EFIDir, boot.EphemeralDir, boot.CNIBinDir, esp.LoaderDir, "/tmp"} {
+	for _, d := range []string{boot.StateDir, boot.EFIDir, boot.EphemeralDir, boot.CNIPlugins, esp.LoaderDir, "/tmp"} {
 		c.must(os.MkdirAll(filepath.Join(upper, d), 0o755))
 	}
 	for name, content := range map[string][]byte{

@@ -81,7 +81,7 @@ func (c *computer) boot(line string, images installers, sick bool) *booted {
 		Reboot:  func(why string) { n.power(boot.Reboot, why) },
 		Place:   func(install config.Install) (string, error) { return n.disks.Place(install) },
 	})
-	n.disks = disks.New(disks.Options{Installed: installed, Store: store, Processes: table, Logs: l, Plugins: boot.CNIBinDir, StateReady: func() error {
+	n.disks = disks.New(disks.Options{Installed: installed, Store: store, Processes: table, Logs: l, Plugins: boot.CNIPlugins, StateReady: func() error {
 		err := errors.Join(applier.StateReady(), applier.RecordBoot(n.slots.Running(), ""))
 		n.ops.Open()
 		return err

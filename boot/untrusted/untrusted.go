@@ -325,6 +325,11 @@ func Remove(path string) error { return below(path, os.Remove) }
 // RemoveAll removes a tree. Links in it are removed, not followed.
 func RemoveAll(path string) error { return boot.IgnoreMissing(below(path, os.RemoveAll)) }
 
+// Symlink makes a link, where nothing is.
+func Symlink(to, path string) error {
+	return below(path, func(path string) error { return os.Symlink(to, path) })
+}
+
 // Rename moves a file, or a directory, also in the place of an empty one.
 func Rename(from, to string) error {
 	return below(from, func(from string) error {

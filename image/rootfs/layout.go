@@ -3,6 +3,8 @@ package rootfs
 import (
 	"io/fs"
 	"strings"
+
+	"github.com/garboard-os/garboard/boot"
 )
 
 // directories are what a node mounts on or writes to; all others come into being with the files in them.
@@ -12,8 +14,8 @@ var directories = []Entry{
 	dir("/etc/cni", 0o755),
 	dir("/etc/cni/net.d", 0o700), // configuration of the CNI plugins
 	dir("/etc/kubernetes", 0o755),
-	dir("/etc/kubernetes/manifests", 0o700), // static pods
-	dir("/opt/cni/bin", 0o755),              // CNI plugins; service `disks` lays an overlay over it
+	dir("/etc/kubernetes/manifests", 0o700),     // static pods
+	dir("/etc/kubernetes/volumeplugins", 0o755), // where the kubelet looks for volume plugins
 	dir("/proc", 0o555),
 	dir("/run", 0o755), // tmpfs
 	dir("/sys", 0o555),
@@ -22,10 +24,10 @@ var directories = []Entry{
 	dir("/system/secrets", 0o700),    // tmpfs: keys and certificates
 	dir("/system/state", 0o700),      // STATE
 	dir("/tmp", 0o777|fs.ModeSticky), // tmpfs
+	dir(boot.CNIPlugins, 0o755),
 	dir("/usr/lib/modules", 0o755),
-	dir("/usr/lib64", 0o755),              // the dynamic linker, for the tools that have one
-	dir("/usr/libexec/kubernetes", 0o755), // where Kubernetes' defaults look for volume plugins
-	dir("/var", 0o755),                    // EPHEMERAL
+	dir("/usr/lib64", 0o755), // the dynamic linker, for the tools that have one
+	dir("/var", 0o755),       // EPHEMERAL
 }
 
 // links keep the names that programs and manifests have built in.
@@ -94,10 +96,16 @@ var accounts = []Entry{
 		"sctp 132 SCTP",
 		"udplite 136 UDPLite",
 	)),
+	// Pods that mount these get UTC, which a node has: the smallest file of tzfile(5).
+	text("/etc/timezone", "Etc/UTC\n"),
+	text("/etc/localtime", utc+utc+"\nUTC0\n"),
 	// Empty means: not yet known. PID 1 writes the node's own over it.
 	text("/etc/machine-id", ""),
 	text("/etc/resolv.conf", ""),
 }
+
+// utc is a block of tzfile(5) with one kind of time, of four letters with the zero at the end.
+var utc = "TZif2" + strings.Repeat("\x00", 34) + "\x01\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00UTC\x00"
 
 // osRelease is what Kubernetes shows as a node's OS image. (S-307)
 func osRelease(version string) Entry {

@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/image/debian"
@@ -71,10 +72,10 @@ type Sources struct {
 // Plan lists the tree for the sources, sorted by path.
 func Plan(src Sources) ([]Entry, error) {
 	kernel := text(debian.PackagesFolder+"/kernel", strings.Join(src.KernelPackages, "\n")+"\n")
-	entries := slices.Concat(directories, links, accounts, []Entry{initPlace, osRelease(src.Version), kernel, text(signed.KeysFile, src.ReleaseKeys)})
+	entries := slices.Concat(directories, hostPaths(), links, accounts, []Entry{initPlace, osRelease(src.Version), kernel, text(signed.KeysFile, src.ReleaseKeys)})
 	type copied struct{ from, to string }
 	copies := []copied{
-		{src.CNI, "/opt/cni/bin"},
+		{src.CNI, boot.CNIPlugins},
 		{src.Tools, "/"},
 		{src.Loaders, esp.LoaderDir},
 		{src.ModulesDir, path.Join("/usr/lib/modules", filepath.Base(src.ModulesDir))},
@@ -97,6 +98,18 @@ func Plan(src Sources) ([]Entry, error) {
 		return nil, err
 	}
 	return arrange(append(entries, list))
+}
+
+// hostPaths are the places that only pods use: empty directories, and links to where they may write.
+func hostPaths() (entries []Entry) {
+	for _, p := range boot.HostPaths {
+		if p.At == "" {
+			entries = append(entries, dir(p.Path, 0o755))
+		} else {
+			entries = append(entries, link(p.Path, p.At))
+		}
+	}
+	return entries
 }
 
 // software lists which software the tree has.

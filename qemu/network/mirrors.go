@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/garboard-os/garboard/config"
 )
 
 // firstMirrorPort is the port after the registry's. Each mirror has a port of its own.
@@ -118,7 +120,7 @@ func (p mirrorProxy) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		return
 	}
 	to := *p.to
-	to.Path = strings.TrimSuffix(to.Path, "/") + request.URL.Path
+	to.Path = config.RegistryPath(to, false) + strings.TrimPrefix(request.URL.Path, "/v2")
 	to.RawQuery = request.URL.RawQuery
 	forwarded, err := http.NewRequestWithContext(request.Context(), request.Method, to.String(), nil)
 	if err != nil {

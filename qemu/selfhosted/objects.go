@@ -133,7 +133,7 @@ func checkpointerDaemonSet() object {
 				object{"name": "secrets", "mountPath": mount, "readOnly": true},
 				object{"name": "state", "mountPath": stateDir},
 				object{"name": "manifests", "mountPath": "/etc/kubernetes/manifests"},
-				object{"name": "runtime", "mountPath": "/run/garboard"},
+				object{"name": "runtime", "mountPath": "/run/containerd"},
 			},
 		}},
 		"volumes": []any{
@@ -141,7 +141,7 @@ func checkpointerDaemonSet() object {
 			object{"name": "state", "hostPath": object{"path": stateDir, "type": "DirectoryOrCreate"}},
 			object{"name": "manifests", "hostPath": object{"path": "/etc/kubernetes/manifests"}},
 			// The directory, because containerd makes a new socket when it starts.
-			object{"name": "runtime", "hostPath": object{"path": "/run/garboard"}},
+			object{"name": "runtime", "hostPath": object{"path": "/run/containerd"}},
 		},
 	})
 }

@@ -51,7 +51,7 @@ func main() {
 	flag.StringVar(&p.node, "node", os.Getenv("NODE_NAME"), "name of this node in Kubernetes")
 	flag.StringVar(&p.store.dir, "dir", "/var/lib/pod-checkpointer", "directory of the checkpoints, at the same path as on the node")
 	flag.StringVar(&p.store.static, "static-pods", "/etc/kubernetes/manifests", "the kubelet's directory of static pods")
-	socket := flag.String("containerd", "/run/garboard/containerd.sock", "socket of the container runtime")
+	socket := flag.String("containerd", "/run/containerd/containerd.sock", "socket of the container runtime")
 	flag.DurationVar(&p.decider.Grace, "grace-period", 5*time.Minute, "how long a pod must be deleted before its checkpoint is removed")
 	flag.Parse()
 	end := make(chan os.Signal, 1)

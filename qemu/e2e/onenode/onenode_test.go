@@ -104,6 +104,8 @@ func oneNode(t *testing.T, c *e2etest.Cluster, m *e2etest.Mark) {
 	m.Reached("nothing outside does")
 	finds(t, c)
 	boots(t, c)
+	mounts(t, c)
+	m.Reached("a pod has the paths of charts")
 	before := objects(c)
 
 	if err := c.Cut(t.Context(), c.Node()); err != nil {

@@ -29,7 +29,7 @@ import (
 const (
 	service = "kubelet"
 	// socket and namespace are those of containerd for the services of a node.
-	socket    = "/run/garboard/containerd.sock"
+	socket    = "/run/containerd/containerd.sock"
 	namespace = "system"
 	// patience is the first timeout for a frozen shim.
 	patience = time.Second

@@ -406,6 +406,10 @@ func TestS136RegistryOfASite(t *testing.T) {
 	refused("refused", "401 Unauthorized")
 	patch(s.patch(host, s.password, s.identity()))
 	starts("direct", host+"/"+pause)
+	// A mirror is a project of the registry, and the registry itself, which there isn't, is never asked.
+	patch(fmt.Sprintf("machine: {registries: {mirrors: {project.test: {endpoints: [\"https://%s/v2/site\"], skipFallback: true}}}}", host))
+	starts("project", "project.test/pause:1")
+	c.Gbctl("-n", c.Node(), "images", "pull", "project.test/pulled:1")
 	systemPulls(host)
 	m.Reached("all pulls come from the registry")
 	dir := t.TempDir()

@@ -33,7 +33,7 @@ const (
 	// ID of the service.
 	ID = "containerd"
 	// Socket is where containerd answers, for us and for the kubelet's CRI.
-	Socket = boot.RunDir + "/containerd.sock"
+	Socket = "/run/containerd/containerd.sock"
 	// Namespace holds the system's own containers.
 	Namespace = "system"
 

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,6 +43,9 @@ type hostFile struct {
 	perm fs.FileMode
 }
 
+// asked is what a mirror can do. Its path is that of the API.
+const asked = "capabilities = [\"pull\", \"resolve\", \"referrers\"]\noverride_path = true\n"
+
 // hostFiles are the settings of all registries that have some: mirrors, own
 // authorities, client certificates. A registry's directory is named after it;
 // '*' is "_default". The registry's host is dropped from the reference, the path
@@ -60,28 +64,30 @@ func hostFiles(r config.Registries) []hostFile {
 		if registry == "*" {
 			dir = "_default"
 		}
-		// The registry's own settings come first in the file: they belong to no table.
-		text, files := tlsSettings(r, dir, registry)
 		mirror, own := r.Mirrors[registry]
 		if !own { // containerd takes one directory for a registry, so this one has all that counts
 			mirror = r.Mirrors["*"]
 		}
-		var seen []string
+		var urls []url.URL
 		for _, endpoint := range mirror.Endpoints {
 			u := endpoint.URL
-			// An endpoint's own path replaces /v2 in containerd's view, so it has to
-			// carry the API's root itself.
-			path := strings.TrimRight(u.Path, "/")
-			if !strings.HasSuffix(path, "/v2") {
-				path += "/v2"
-			}
-			u.Path = path
-			if slices.Contains(seen, u.String()) || !own && u.Host == registry {
+			u.Path = config.RegistryPath(u, mirror.OverridePath)
+			if slices.Contains(urls, u) || !own && !mirror.SkipFallback && u.Host == registry && u.Path == "/v2" {
 				continue // containerd takes none of a file that has one twice
 			}
-			seen = append(seen, u.String())
-			more, its := tlsSettings(r, dir, u.Host)
-			text += fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\", \"referrers\"]\n  override_path = true\n", u.String()) + more
+			urls = append(urls, u)
+		}
+		// What belongs to no table comes first in the file, and is asked last: the registry itself, or what is instead of it.
+		last := registry
+		var text string
+		if n := len(urls) - 1; mirror.SkipFallback && n >= 0 {
+			text, last, urls = fmt.Sprintf("server = %q\n", urls[n].String())+asked, urls[n].Host, urls[:n]
+		}
+		lines, files := tlsSettings(r, dir, last)
+		text += lines
+		for _, u := range urls {
+			lines, its := tlsSettings(r, dir, u.Host)
+			text += fmt.Sprintf("[host.%q]\n", u.String()) + asked + lines
 			files = append(files, its...)
 		}
 		out = append(out, hostFile{path: filepath.Join(dir, "hosts.toml"), data: []byte(text), perm: 0o644})

@@ -238,6 +238,91 @@ func TestS126EndpointsInTheirOrder(t *testing.T) {
 	}
 }
 
+// projects is a registry of which the test's image is in a project. Anything else isn't there.
+type projects struct {
+	registry
+	path string
+}
+
+func (p *projects) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	if q.URL.Path != p.path {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.asked = append(p.asked, q.URL.Path)
+		http.NotFound(w, q)
+		return
+	}
+	p.registry.ServeHTTP(w, q)
+}
+
+// Mirrors may be projects of a registry: their paths are below /v2, or are used as they are.
+func TestMirrorsWithPaths(t *testing.T) {
+	t.Parallel()
+	for endpoint, tt := range map[string]struct {
+		override bool
+		asked    string
+	}{
+		"":                         {false, "/v2/etcd/manifests/1"},
+		"/v2":                      {false, "/v2/etcd/manifests/1"},
+		"/v2/":                     {true, "/v2/etcd/manifests/1"},
+		"/v2/proxy-docker.io":      {false, "/v2/proxy-docker.io/etcd/manifests/1"},
+		"/v2/proxy/docker.io/":     {true, "/v2/proxy/docker.io/etcd/manifests/1"},
+		"/v2x":                     {false, "/v2x/v2/etcd/manifests/1"},
+		"/api/docker/hub":          {false, "/api/docker/hub/v2/etcd/manifests/1"},
+		"/api/docker/hub/v2":       {false, "/api/docker/hub/v2/etcd/manifests/1"},
+		"/artifacts/v2/docker/hub": {true, "/artifacts/v2/docker/hub/etcd/manifests/1"},
+	} {
+		reg := &projects{path: tt.asked}
+		s := httptest.NewServer(reg)
+		defer s.Close()
+		m := config.Machine{Registries: through(t, s.URL+endpoint)}
+		hub := m.Registries.Mirrors[upstream]
+		hub.OverridePath = tt.override
+		m.Registries.Mirrors[upstream] = hub
+		if err := pull(t, filepath.Join(t.TempDir(), "hosts"), "", m); err != nil {
+			t.Errorf("%s: %v; it was asked for %v", endpoint, err, reg.asked)
+		}
+	}
+}
+
+// Without a fallback, only the mirrors are asked, each with its own authority: not the registry itself, and not for a registry without mirrors of its own.
+func TestMirrorsWithoutFallback(t *testing.T) {
+	t.Parallel()
+	lacking, own := httptest.NewServer(http.NotFoundHandler()), &registry{}
+	defer lacking.Close()
+	origin := httptest.NewServer(own)
+	defer origin.Close()
+	last := httptest.NewTLSServer(&registry{})
+	defer last.Close()
+	host := strings.TrimPrefix(origin.URL, "http://")
+	at, _ := url.Parse(last.URL)
+	for _, name := range []string{host, "*"} {
+		for _, tt := range []struct {
+			endpoints []string
+			skip      bool
+			want      string
+			asked     int
+		}{
+			{[]string{lacking.URL}, false, "", 1},
+			{[]string{lacking.URL}, true, "not found", 0},
+			{[]string{lacking.URL, last.URL}, true, "", 0},
+			{[]string{lacking.URL, origin.URL}, true, "", 1},
+		} {
+			own.asked = nil
+			mirrors := mirror(t, tt.endpoints...)
+			mirrors.SkipFallback = tt.skip
+			m := config.Machine{Registries: config.Registries{
+				Mirrors: map[string]config.Mirror{name: mirrors},
+				Config:  map[string]config.Registry{at.Host: {TLS: &config.RegistryTLS{CA: config.PEM(certificate(last))}}},
+			}}
+			err := pullFrom(t, host, filepath.Join(t.TempDir(), "hosts"), "", m)
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) || len(own.asked) != tt.asked {
+				t.Errorf("%s, %v, skip %v: %v, the registry was asked for %v", name, tt.endpoints, tt.skip, err, own.asked)
+			}
+		}
+	}
+}
+
 // Only root reads keys, and every file that hosts.toml names is there.
 func TestHostFilesOfOneRegistry(t *testing.T) {
 	t.Parallel()
@@ -251,7 +336,7 @@ func TestHostFilesOfOneRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		upstream + "/hosts.toml": "skip_verify = true\n[host.\"https://mirror.example:5000/v2\"]\n  capabilities = [\"pull\", \"resolve\", \"referrers\"]\n  override_path = true\n" +
+		upstream + "/hosts.toml": "skip_verify = true\n[host.\"https://mirror.example:5000/v2\"]\ncapabilities = [\"pull\", \"resolve\", \"referrers\"]\noverride_path = true\n" +
 			"ca = \"mirror.example_5000.ca.pem\"\nclient = [[\"mirror.example_5000.client.pem\", \"mirror.example_5000.client-key.pem\"]]\n",
 		upstream + "/mirror.example_5000.ca.pem":         "ca",
 		upstream + "/mirror.example_5000.client-key.pem": "key",

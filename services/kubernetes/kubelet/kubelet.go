@@ -163,8 +163,20 @@ var mounts = []specs.Mount{
 	{Type: "bind", Source: "/etc/resolv.conf", Destination: "/etc/resolv.conf", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: boot.PodResolvConf, Destination: boot.PodResolvConf, Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/etc/hosts", Destination: "/etc/hosts", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/etc/hostname", Destination: "/etc/hostname", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/etc/localtime", Destination: "/etc/localtime", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/etc/timezone", Destination: "/etc/timezone", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: boot.CNIConfDir, Destination: boot.CNIConfDir, Options: []string{"rbind", "rslave", "rw"}},
 	{Type: "bind", Source: boot.CABundle, Destination: "/etc/ssl/certs/ca-certificates.crt", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/usr/lib/modules", Destination: "/lib/modules", Options: []string{"rbind", "ro"}},
+}
+
+// hostPaths are places that charts mount, as pods see them.
+func hostPaths() (out []specs.Mount) {
+	for _, p := range boot.HostPaths {
+		out = append(out, specs.Mount{Type: "bind", Source: p.Path, Destination: p.Path, Options: []string{"rbind", "rslave", "rw"}})
+	}
+	return out
 }
 
 // extraMounts are those of the configuration. What is mounted below them later,
@@ -200,7 +212,7 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 		oci.WithHostNamespace(specs.CgroupNamespace),
 		oci.WithCgroup(boot.SystemCgroup + "/kubelet"),
 		withoutDefaultMounts("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
-		oci.WithMounts(slices.Concat(mounts, extraMounts(cfg))),
+		oci.WithMounts(slices.Concat(mounts, hostPaths(), extraMounts(cfg))),
 		withSharedMounts,
 		oci.WithMaskedPaths(nil),
 		oci.WithReadonlyPaths(nil),

@@ -43,7 +43,7 @@ func TestServiceFailing(t *testing.T) {
 	n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
 		services["containerd"].Run = func(context.Context, *dag.Handle) error {
 			fmt.Fprintln(n.logs.Writer("containerd"), `time="2026-11-21T15:00:00Z" level=fatal msg="Fatal error"`)
-			return errors.New("containerd ended before it served /run/garboard/containerd.sock: exit status 1")
+			return errors.New("containerd ended before it served /run/containerd/containerd.sock: exit status 1")
 		}
 	})
 	n.finds("service-failing", failure, "containerd ended before it served", "level=fatal", "gbctl logs")

@@ -5,24 +5,30 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
+	"strings"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 )
 
-// directories under /var that exist before any program needs them.
-var directories = []struct {
+type directory struct {
 	path string
 	mode fs.FileMode
 	why  string
-}{
+}
+
+// directories under /var that exist before any program needs them.
+var directories = []directory{
 	{"lib", 0o755, ""},
 	{"lib/etcd", 0o700, "etcd refuses a data directory that others can read"},
 	{"lib/containerd", 0o711, "images and containers; users in containers pass through"},
 	{"lib/kubelet", 0o750, "pods, with their secrets"},
 	{"lib/cni", 0o700, "addresses that were given to pods"},
+	{"lib/docker/containers", 0o755, "where older log shippers look first"},
 	{"opt", 0o755, ""},
-	{"opt/cni", 0o700, ""},
-	{"opt/cni/bin", 0o755, "plugins that CNIs bring: the upper half of Options.Plugins"},
+	{"opt/cni", 0o755, ""},
+	{"opt/cni/bin", 0o755, "plugins that CNIs bring, over Options.Plugins"},
 	{"opt/cni/work", 0o700, "overlayfs keeps what it is about to change there"},
 	{"log", 0o755, "the system's own logs"},
 	{"log/audit", 0o700, ""},
@@ -31,17 +37,24 @@ var directories = []struct {
 	{"log/containers", 0o755, "links to them"},
 	{"cri", 0o755, ""},
 	{"cri/conf.d", 0o755, "containerd settings of the user"},
-	{"run", 0o755, "programs in images that know /run by its old name"},
 	{"tmp", 0o777 | fs.ModeSticky, "temporary files that outlive a reboot"},
 }
 
 func (d *Disks) makeDirectories() error {
-	for _, dir := range directories {
+	all := slices.Clone(directories)
+	for _, p := range boot.HostPaths {
+		if below, ok := strings.CutPrefix(p.At, boot.EphemeralDir+"/"); ok {
+			all = append(all, directory{below, 0o755, "of " + p.Path})
+		}
+	}
+	for _, dir := range all {
 		path := filepath.Join(d.o.varDir, dir.path)
 		// The mode is exact, whatever the umask is, also for those of an earlier release.
 		if err := errors.Join(untrusted.MkdirAll(path, dir.mode.Perm()), untrusted.Chmod(path, dir.mode)); err != nil {
 			return fmt.Errorf("make the directories of EPHEMERAL: %w", err)
 		}
 	}
-	return nil
+	// Programs know /run by its old name. containerd also reads settings there, so what pods have put in its place goes.
+	run := filepath.Join(d.o.varDir, "run")
+	return errors.Join(untrusted.RemoveAll(run), untrusted.Symlink("/run", run))
 }

@@ -3,8 +3,10 @@ package disks
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/tools/testing/cis"
 )
 
@@ -14,8 +16,23 @@ func TestDirectories(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(d.o.varDir, "lib/etcd"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.makeDirectories(); err != nil {
+	// A pod of an earlier boot has described a device that isn't there.
+	if err := os.MkdirAll(filepath.Join(d.o.varDir, "run/cdi"), 0o755); err != nil {
 		t.Fatal(err)
+	}
+	for range 2 { // the second time, all is there
+		if err := d.makeDirectories(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if to, err := os.Readlink(filepath.Join(d.o.varDir, "run")); err != nil || to != "/run" {
+		t.Errorf("/var/run is a link to %q, %v", to, err)
+	}
+	for _, p := range boot.HostPaths {
+		below, ok := strings.CutPrefix(p.At, "/var/")
+		if info, err := os.Stat(filepath.Join(d.o.varDir, below)); ok && (err != nil || info.Mode() != os.ModeDir|0o755) {
+			t.Errorf("where %s leads to: %v, %v", p.Path, info, err)
+		}
 	}
 	node := cis.Node{Files: map[string]cis.File{}}
 	for _, dir := range directories {

@@ -271,7 +271,7 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	}
 	m.write("state/mine", "kept")
 	m.write("var/mine", "kept too")
-	m.write("plugins/mine", "and this")
+	m.write("var/opt/cni/bin/mine", "and this")
 	m.off()
 	if _, err := os.Stat(filepath.Join(m.dir, "plugins/mine")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a plugin got into the image: %v", err)
@@ -285,7 +285,7 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	}
 	// wipe is for foreign disks: a boot never erases one of ours.
 	again.mustUp(config.Install{Disk: "/dev/named-differently-today", Wipe: true})
-	if got := again.read("state/mine") + ", " + again.read("var/mine") + ", " + again.read("plugins/mine") + ", " + again.read("plugins/bridge"); got != "kept, kept too, and this, of the image" {
+	if got := again.read("state/mine") + ", " + again.read("var/mine") + ", " + again.read("var/opt/cni/bin/mine") + ", " + again.read("var/opt/cni/bin/bridge"); got != "kept, kept too, and this, of the image" {
 		t.Errorf("after the second boot: %q", got)
 	}
 }

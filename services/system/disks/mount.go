@@ -75,20 +75,20 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 	return nil
 }
 
-// openPlugins mounts a writable directory over that of the CNI plugins, which
-// is part of the image.
+// openPlugins mounts the CNI plugins of the image below the directory in which pod networks install theirs.
 func (d *Disks) openPlugins() error {
-	dir := d.o.Plugins
+	own := filepath.Join(d.o.varDir, "opt", "cni")
+	dir := filepath.Join(own, "bin")
 	if mounted, err := mountinfo.Mounted(dir); err != nil || mounted {
 		return err
 	}
-	above := filepath.Join(d.o.varDir, "opt", "cni")
-	data := "lowerdir=" + dir + ",upperdir=" + filepath.Join(above, "bin") + ",workdir=" + filepath.Join(above, "work")
-	if err := unix.Mount("overlay", dir, "overlay", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
-		return fmt.Errorf("mount overlay on %s with %q: %w", dir, data, err)
+	data := "lowerdir=" + d.o.Plugins + ",upperdir=" + dir + ",workdir=" + filepath.Join(own, "work")
+	err := unix.Mount("overlay", dir, "overlay", unix.MS_NOSUID|unix.MS_NODEV, data)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("mount overlay on %s with %q: %w", dir, data, err), unix.Mount(d.o.Plugins, dir, "", unix.MS_BIND, ""))
 	}
 	d.hold(dir)
-	return nil
+	return err
 }
 
 // damaged distinguishes a file system that needs repair from all other reasons

@@ -12,9 +12,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -24,7 +22,6 @@ import (
 
 	"github.com/garboard-os/garboard/image/oci"
 	"github.com/garboard-os/garboard/qemu/network/registry"
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -216,9 +213,9 @@ func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (lis
 }
 
 // lookFor asks the places that may have the signatures of an image, until one has some. The first one has the image, and must answer.
-func (b Bundle) lookFor(ctx context.Context, places []name.Reference, ask func(in name.Repository) (found bool, err error)) error {
+func (b Bundle) lookFor(ctx context.Context, places []place, ask func(in place) (found bool, err error)) error {
 	for i, place := range places {
-		found, err := ask(place.Context())
+		found, err := ask(place)
 		if found && err == nil || ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -226,7 +223,7 @@ func (b Bundle) lookFor(ctx context.Context, places []name.Reference, ask func(i
 			return err
 		}
 		if err != nil {
-			b.Say(fmt.Sprintf("%s isn't asked for signatures: %v", place.Context().RegistryStr(), err))
+			b.Say(fmt.Sprintf("%s isn't asked for signatures: %v", place.ref.Context().RegistryStr(), err))
 		}
 	}
 	return nil
@@ -238,9 +235,9 @@ func notFound(err error) bool {
 }
 
 // signed are the signatures with a tag; nil: there are none.
-func (b Bundle) signed(ctx context.Context, places []name.Reference, tag string) (image v1.Image, err error) {
-	err = b.lookFor(ctx, places, func(in name.Repository) (bool, error) {
-		found, err := remote.Image(in.Tag(tag), b.options(ctx)...)
+func (b Bundle) signed(ctx context.Context, places []place, tag string) (image v1.Image, err error) {
+	err = b.lookFor(ctx, places, func(in place) (bool, error) {
+		found, err := remote.Image(in.ref.Context().Tag(tag), b.options(ctx, in)...)
 		if err == nil {
 			image = found
 		} else if notFound(err) {
@@ -252,9 +249,9 @@ func (b Bundle) signed(ctx context.Context, places []name.Reference, tag string)
 }
 
 // bundles are the signatures that refer to an image (cosign's BUNDLE_SPEC.md).
-func (b Bundle) bundles(ctx context.Context, places []name.Reference, of v1.Hash) (found []mutate.IndexAddendum, err error) {
-	err = b.lookFor(ctx, places, func(in name.Repository) (bool, error) {
-		list, err := remote.Referrers(in.Digest(of.String()), b.options(ctx)...)
+func (b Bundle) bundles(ctx context.Context, places []place, of v1.Hash) (found []mutate.IndexAddendum, err error) {
+	err = b.lookFor(ctx, places, func(in place) (bool, error) {
+		list, err := remote.Referrers(in.ref.Context().Digest(of.String()), b.options(ctx, in)...)
 		if err != nil {
 			return false, err // without a list, the answer is an empty one
 		}
@@ -266,13 +263,13 @@ func (b Bundle) bundles(ctx context.Context, places []name.Reference, of v1.Hash
 }
 
 // signatures are those in a list of what refers to an image.
-func (b Bundle) signatures(ctx context.Context, in name.Repository, list v1.ImageIndex) (found []mutate.IndexAddendum, err error) {
+func (b Bundle) signatures(ctx context.Context, in place, list v1.ImageIndex) (found []mutate.IndexAddendum, err error) {
 	manifest, err := list.IndexManifest()
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range manifest.Manifests {
-		image, err := remote.Image(in.Digest(d.Digest.String()), b.options(ctx)...)
+		image, err := remote.Image(in.ref.Context().Digest(d.Digest.String()), b.options(ctx, in)...)
 		if err != nil {
 			return nil, err // it is in the list, so that it must be there
 		}
@@ -285,15 +282,6 @@ func (b Bundle) signatures(ctx context.Context, in name.Repository, list v1.Imag
 		}
 	}
 	return found, nil
-}
-
-// options are those of all requests. Credentials are those of docker login and podman login.
-func (b Bundle) options(ctx context.Context) []remote.Option {
-	by := b.transport
-	if by == nil {
-		by = patient
-	}
-	return []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithTransport(by)}
 }
 
 func (b Bundle) store(to layout.Path, image v1.Image, ref, count string) error {
@@ -340,24 +328,8 @@ func has(in layout.Path, image v1.Image, ref string) (bool, error) {
 	}), nil
 }
 
-// places are where an image may be: the mirrors of its registry, and then the registry.
-func (b Bundle) places(ref name.Reference) (places []name.Reference, err error) {
-	urls := b.Mirrors[ref.Context().RegistryStr()]
-	if len(urls) == 0 {
-		urls = b.Mirrors["*"]
-	}
-	for _, text := range urls {
-		at, err := mirrored(ref, text)
-		if err != nil {
-			return nil, err
-		}
-		places = append(places, at)
-	}
-	return append(places, ref), nil
-}
-
 // find finds an image. The first of the places has it, and the others come after that one.
-func (b Bundle) find(ctx context.Context, text string) (image v1.Image, places []name.Reference, err error) {
+func (b Bundle) find(ctx context.Context, text string) (image v1.Image, places []place, err error) {
 	ref, err := name.ParseReference(text)
 	if err != nil {
 		return nil, nil, err
@@ -367,7 +339,7 @@ func (b Bundle) find(ctx context.Context, text string) (image v1.Image, places [
 	}
 	var errs []error
 	for i, at := range places {
-		image, err := remote.Image(at, append(b.options(ctx), remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))...)
+		image, err := remote.Image(at.ref, append(b.options(ctx, at), remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))...)
 		if err == nil {
 			return image, places[i:], nil
 		}
@@ -377,24 +349,6 @@ func (b Bundle) find(ctx context.Context, text string) (image v1.Image, places [
 		errs = append(errs, err)
 	}
 	return nil, nil, fmt.Errorf("pull %s: %w", text, errors.Join(errs...))
-}
-
-// mirrored is an image at a mirror: the host of the registry is replaced, and the path stays, as nodes do it.
-func mirrored(ref name.Reference, mirror string) (name.Reference, error) {
-	u, err := url.Parse(mirror)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("registry %q: must be a URL such as http://10.5.0.1:5000", mirror)
-	}
-	var options []name.Option
-	if u.Scheme == "http" {
-		options = append(options, name.Insecure)
-	}
-	repository := strings.TrimPrefix(path.Join(u.Path, ref.Context().RepositoryStr()), "/")
-	separator := ":"
-	if _, digest := ref.(name.Digest); digest {
-		separator = "@"
-	}
-	return name.ParseReference(u.Host+"/"+repository+separator+ref.Identifier(), options...)
 }
 
 // Serve answers until ctx ends.
@@ -408,7 +362,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	return nil
 }
 
-// Push copies all images of an archive to a registry: the host of their names is replaced, and the path stays.
+// Push copies all images of an archive to a registry, or to a project of it: the host of their names is replaced, and the path stays.
 func (b Bundle) Push(ctx context.Context, archive *registry.Archive, host string, insecure bool) error {
 	scheme := "https://"
 	if insecure {
@@ -417,14 +371,15 @@ func (b Bundle) Push(ctx context.Context, archive *registry.Archive, host string
 	if err := registry.Check(archive); err != nil {
 		return err
 	}
+	at, project, _ := strings.Cut(host, "/")
 	return each(ctx, archive, true, func(ref name.Reference, count string, image v1.Image) error {
-		to, err := mirrored(ref, scheme+host)
+		to, err := mirrored(ref, scheme+at+"/v2/"+project)
 		if err != nil {
 			return fmt.Errorf("registry %q: must be a host, such as registry.example:5000", host)
 		}
-		b.Say(count + ": " + to.String())
-		if err := remote.Write(to, image, b.options(ctx)...); err != nil {
-			return fmt.Errorf("push %s: %w", to, err)
+		b.Say(count + ": " + to.ref.String())
+		if err := remote.Write(to.ref, image, b.options(ctx, to)...); err != nil {
+			return fmt.Errorf("push %s: %w", to.ref, err)
 		}
 		return nil
 	})
@@ -459,7 +414,7 @@ func each(ctx context.Context, archive *registry.Archive, signatures bool, use f
 		if list != nil && list[1] == "" { // bundles: a registry makes the list of them
 			from, err := mirrored(ref, "http://"+l.Addr().String())
 			if err == nil {
-				parts, err = members(ctx, ref, from)
+				parts, err = members(ctx, ref, from.ref)
 			}
 			if err != nil {
 				return fmt.Errorf("%s: %w", ref, err)
@@ -470,7 +425,7 @@ func each(ctx context.Context, archive *registry.Archive, signatures bool, use f
 			if err != nil {
 				return err
 			}
-			image, err := remote.Image(at, remote.WithContext(ctx))
+			image, err := remote.Image(at.ref, remote.WithContext(ctx))
 			if err != nil {
 				return fmt.Errorf("%s: %w", part, err)
 			}

@@ -2,11 +2,14 @@ package imagebundle
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,11 +37,11 @@ func at(t *testing.T, text, url string) name.Reference {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ref, err = mirrored(ref, url)
+	p, err := mirrored(ref, url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ref
+	return p.ref
 }
 
 // compare compares an image of a registry, with its layers, with the one that it should be.
@@ -198,6 +201,42 @@ func TestBundle(t *testing.T) {
 	for _, text := range names {
 		compare(t, target.URL, text, images[text])
 	}
+	if err := (Bundle{Say: func(string) {}}).Push(t.Context(), archive, strings.TrimPrefix(target.URL, "http://")+"/site", true); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range names {
+		compare(t, target.URL+"/v2/site", text, images[text])
+	}
+	behindProxy(t, target.URL, images[names[1]])
+}
+
+// behindProxy pulls an image from a registry whose API isn't at /v2, as nodes do.
+func behindProxy(t *testing.T, of string, want v1.Image) {
+	t.Helper()
+	const text = "docker.io/coredns/coredns:v1.14.7"
+	to, err := url.Parse(of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	front := httptest.NewServer(http.StripPrefix("/api/hub", httputil.NewSingleHostReverseProxy(to)))
+	defer front.Close()
+	got, _, err := Bundle{Mirrors: map[string][]string{"docker.io": {front.URL + "/api/hub/"}}}.find(t.Context(), text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers, err := got.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := layers[0].Compressed()
+	if err == nil {
+		_, err = io.Copy(io.Discard, content)
+	}
+	gotten, digestErr := got.Digest()
+	wanted, wantErr := want.Digest()
+	if err := errors.Join(err, digestErr, wantErr); err != nil || gotten != wanted {
+		t.Errorf("%s: %s, want %s (%v)", text, gotten, wanted, err)
+	}
 }
 
 // A node asks for the digest that the image is named with.
@@ -326,7 +365,9 @@ func TestMirrored(t *testing.T) {
 	t.Parallel()
 	for _, tc := range [][3]string{
 		{"registry.k8s.io/coredns/coredns:v1", "http://10.5.0.1:5000", "10.5.0.1:5000/coredns/coredns:v1"},
-		{"nginx", "https://cache.example/hub/", "cache.example/hub/library/nginx:latest"},
+		{"nginx", "https://cache.example/hub/", "cache.example/library/nginx:latest"},
+		{"nginx", "https://cache.example/v2/hub/", "cache.example/hub/library/nginx:latest"},
+		{"nginx", "https://cache.example/v2", "cache.example/library/nginx:latest"},
 		{"a.example/b@sha256:" + strings.Repeat("0", 64), "http://10.5.0.1:5000/", "10.5.0.1:5000/b@sha256:" + strings.Repeat("0", 64)},
 	} {
 		if got := at(t, tc[0], tc[1]).Name(); got != tc[2] {

@@ -125,9 +125,10 @@ var devLinks = map[string]string{
 }
 
 func linkDevices() error {
-	// Storage drivers mount this from nodes. Nothing is in it.
-	if err := os.MkdirAll("/run/udev", 0o755); err != nil {
-		return err
+	for _, dir := range []string{"/run/cdi", "/run/udev"} { // pods mount them, and /var/run leads to them
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
 	}
 	for name, target := range devLinks {
 		if err := os.Symlink(target, name); err != nil && !errors.Is(err, os.ErrExist) {

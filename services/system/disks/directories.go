@@ -54,7 +54,16 @@ func (d *Disks) makeDirectories() error {
 			return fmt.Errorf("make the directories of EPHEMERAL: %w", err)
 		}
 	}
-	// Programs know /run by its old name. containerd also reads settings there, so what pods have put in its place goes.
+	return d.makeRun()
+}
+
+// makeRun empties /var/run, which programs know for /run, and links to what agents look for. All of it isn't one link: earlier releases, to
+// which a node can go back, want a directory. containerd reads descriptions of devices there (cdi).
+func (d *Disks) makeRun() error {
 	run := filepath.Join(d.o.varDir, "run")
-	return errors.Join(untrusted.RemoveAll(run), untrusted.Symlink("/run", run))
+	err := errors.Join(untrusted.RemoveAll(run), untrusted.MkdirAll(run, 0o755), untrusted.Chmod(run, 0o755))
+	for _, name := range []string{"cdi", "containerd", "udev"} {
+		err = errors.Join(err, untrusted.Symlink("/run/"+name, filepath.Join(run, name)))
+	}
+	return err
 }

@@ -25,8 +25,8 @@ func TestDirectories(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if to, err := os.Readlink(filepath.Join(d.o.varDir, "run")); err != nil || to != "/run" {
-		t.Errorf("/var/run is a link to %q, %v", to, err)
+	if to, err := os.Readlink(filepath.Join(d.o.varDir, "run/cdi")); err != nil || to != "/run/cdi" {
+		t.Errorf("/var/run/cdi is a link to %q, %v", to, err)
 	}
 	for _, p := range boot.HostPaths {
 		below, ok := strings.CutPrefix(p.At, "/var/")

@@ -45,6 +45,7 @@ type app struct {
 	output           string // -o of the command that runs
 	timeout          time.Duration
 
+	all, yes    bool // --all and --yes of a command that stops something
 	insecure    bool
 	fingerprint string
 	command     string   // if it is for control planes only
@@ -187,6 +188,41 @@ func (a *app) targets(ctx context.Context) ([]string, error) {
 		return nil, usagef("-n is empty")
 	}
 	return once, nil
+}
+
+// stopFlags adds the flags of a command that stops something, and makes it ask for the nodes.
+func (a *app) stopFlags(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&a.all, "all", false, "without -n: all nodes of the context, after a question")
+	cmd.Flags().BoolVarP(&a.yes, "yes", "y", false, "don't ask; required without a terminal")
+}
+
+// named makes sure that the user means the nodes which a command is about to stop: they are named, there is only one, or it is all of them. Then
+// it asks, unless the command has a question of its own.
+func (a *app) named(ctx context.Context, command string, harmless, asks bool) error {
+	c, err := a.access()
+	if err != nil || len(a.nodes) > 0 || harmless {
+		return err
+	}
+	reach, nodes := a.endpoints, []string(nil)
+	if len(reach) == 0 && c != nil {
+		reach, nodes = c.Endpoints, c.Nodes
+	}
+	switch {
+	case max(len(reach), len(nodes)) < 2:
+		return nil
+	case a.all && len(nodes) == 0:
+		return usagef("--all: the context has no list of its nodes; name them with -n, or set them with 'gbctl config nodes'")
+	case !a.all && len(nodes) == 0:
+		return usagef("nothing was done: '%s' stops what runs on a node; name it with -n", command)
+	case !a.all:
+		return usagef("nothing was done: '%s' stops what runs on a node, and the context has %s; name those to stop with -n, or use --all",
+			command, strings.Join(nodes, ", "))
+	case a.yes || asks:
+		return nil
+	case !interactive(a.in) || !interactive(a.err):
+		return usagef("nothing was done: --all asks for confirmation, and standard input or standard error isn't a terminal; use --yes")
+	}
+	return a.ask(ctx, fmt.Sprintf("%s: %s?", strings.Join(nodes, ", "), command))
 }
 
 // single returns the node of a command that works with exactly one node.

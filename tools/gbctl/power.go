@@ -97,6 +97,9 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 		Use: r.use,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, planTimeout)
+			if err := a.named(cmd.Context(), cmd.CommandPath(), f.dryRun, false); err != nil {
+				return err
+			}
 			nodes, err := a.targets(cmd.Context())
 			if err != nil {
 				return err
@@ -106,6 +109,7 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 		},
 	}
 	f.add(cmd, "wait until each node is back and healthy")
+	a.stopFlags(cmd)
 	if r.image {
 		cmd.Flags().StringVar(&f.image, "image", "", "installer image with the system, such as registry.example/garboard-os/installer:v1.2.0 (default: the medium in the machine)")
 		cmd.Flags().BoolVar(&f.older, "allow-older", false, "take a release that is older than one that was healthy on the machine")
@@ -214,10 +218,14 @@ func (a *app) shutdownCommand() *cobra.Command {
 		Use: "shutdown",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, planTimeout)
+			if err := a.named(cmd.Context(), cmd.CommandPath(), f.dryRun, false); err != nil {
+				return err
+			}
 			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
 		},
 	}
 	f.add(cmd, "wait until each node is off")
+	a.stopFlags(cmd)
 	return cmd
 }
 

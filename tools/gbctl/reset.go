@@ -23,7 +23,7 @@ var wipedData = map[string]string{
 
 func (a *app) resetCommand() *cobra.Command {
 	r := &apiv1.ResetRequest{}
-	var graceful, yes bool
+	var graceful bool
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use: "reset",
@@ -36,6 +36,9 @@ func (a *app) resetCommand() *cobra.Command {
 			if slices.ContainsFunc(r.UserDisksToWipe, func(disk string) bool { return !path.IsAbs(disk) }) {
 				return usagef("--user-disks-to-wipe %s: must be paths of devices, such as /dev/sdb", strings.Join(r.UserDisksToWipe, ","))
 			}
+			if err := a.named(cmd.Context(), cmd.CommandPath(), r.DryRun, true); err != nil {
+				return err
+			}
 			if len(r.UserDisksToWipe) > 0 { // disks of different nodes have the same names
 				if _, err := a.single(cmd.Context(), "--user-disks-to-wipe"); err != nil {
 					return err
@@ -43,7 +46,7 @@ func (a *app) resetCommand() *cobra.Command {
 			}
 			a.raiseTimeout(cmd, planTimeout)
 			r.Force, r.DrainTimeout = !graceful, durationpb.New(timeout)
-			if !yes && !r.DryRun {
+			if !a.yes && !r.DryRun {
 				if err := a.confirmReset(cmd.Context(), r); err != nil {
 					return err
 				}
@@ -58,7 +61,7 @@ func (a *app) resetCommand() *cobra.Command {
 	f.StringSliceVar(&r.UserDisksToWipe, "user-disks-to-wipe", nil, "also wipe this disk, such as /dev/sdb; repeatable")
 	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long the eviction of pods may take; pods that remain stop with the node")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only show the steps")
-	f.BoolVarP(&yes, "yes", "y", false, "don't ask for confirmation; required without a terminal")
+	a.stopFlags(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions(boot.WipeLabels, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

@@ -49,9 +49,13 @@ func (a *app) serviceCommand() *cobra.Command {
 			if !ok {
 				return usagef("service %s %s: must be start, stop or restart", args[0], args[1])
 			}
+			if err := a.named(cmd.Context(), cmd.CommandPath()+" "+strings.Join(args, " "), action == actions["start"], false); err != nil {
+				return err
+			}
 			return a.control(cmd.Context(), &apiv1.ControlServiceRequest{Id: args[0], Action: action, Force: force})
 		},
 	}
+	a.stopFlags(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "stop or restart etcd also if the cluster loses its quorum")
 	return a.outputFlag(cmd)
 }

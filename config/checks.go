@@ -279,7 +279,7 @@ var imageReference = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*(:[0-9]+)?(/
 type program struct {
 	where      place
 	image      string
-	args       map[string]string // in extraArgs
+	args       Args // in extraArgs
 	volumesKey string
 	volumes    []Volume
 }

@@ -149,10 +149,10 @@ func warnUnprotected(c *Config, r *report) {
 
 func warnWeakArgs(c *Config, r *report) {
 	for _, p := range c.programs() {
-		if p.args["anonymous-auth"] == "true" {
+		if p.args.Get("anonymous-auth") == "true" {
 			r.warn(p.where.with("extraArgs", "anonymous-auth"), "requests without credentials are answered")
 		}
-		if v := p.args["tls-min-version"]; v == "VersionTLS10" || v == "VersionTLS11" {
+		if v := p.args.Get("tls-min-version"); v == "VersionTLS10" || v == "VersionTLS11" {
 			r.warn(p.where.with("extraArgs", "tls-min-version"), "%s has known weaknesses; the default is VersionTLS13", v)
 		}
 	}

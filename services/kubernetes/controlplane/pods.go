@@ -78,7 +78,7 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 	var pod object
 	err := render.YAML(staticPodTemplates, name+".yaml", data, &program)
 	if err == nil {
-		data["Program"], data["Command"] = program.Pod, arguments(name, program.Flags, args)
+		data["Program"], data["Command"] = program.Pod, args.CommandLine(name, program.Flags)
 		err = render.YAML(staticPodTemplates, "pod.yaml", data, &pod)
 	}
 	if err != nil {

@@ -89,9 +89,9 @@ func (n *realNode) prepare() {
 	put(n.t, err)
 	c.ControlPlane = config.ControlPlaneSet{Endpoint: endpoint, LocalAPIServerPort: port}
 	n.etcdURL = "https://" + freeport.Find(n.t).String()
-	c.APIServer.ExtraArgs = map[string]string{"bind-address": "127.0.0.1", "etcd-servers": n.etcdURL}
-	c.ControllerManager.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(int(freeport.Find(n.t).Port())), "flex-volume-plugin-dir": n.path("flex")}
-	c.Scheduler.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(int(freeport.Find(n.t).Port()))}
+	c.APIServer.ExtraArgs = config.Args{"bind-address": {"127.0.0.1"}, "etcd-servers": {n.etcdURL}}
+	c.ControllerManager.ExtraArgs = config.Args{"secure-port": {strconv.Itoa(int(freeport.Find(n.t).Port()))}, "flex-volume-plugin-dir": {n.path("flex")}}
+	c.Scheduler.ExtraArgs = config.Args{"secure-port": {strconv.Itoa(int(freeport.Find(n.t).Port()))}}
 	n.store = testStore(n.t, n.config)
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
@@ -141,7 +142,7 @@ func (s *snapshot) starting(program string) bool {
 	return err == nil && s.now.Sub(began) < startTime
 }
 
-func (s *snapshot) programConfig(program string) (path, image string, extra map[string]string) {
+func (s *snapshot) programConfig(program string) (path, image string, extra config.Args) {
 	c := &s.config.Cluster
 	switch program {
 	case apiServer:

@@ -45,14 +45,14 @@ func withoutEtcd(n *node, services map[string]*dag.Service) {
 func TestS356KubeletNotRunning(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
-		n.config.Machine.Kubelet.ExtraArgs = map[string]string{"nope": "1"}
+		n.config.Machine.Kubelet.ExtraArgs = config.Args{"nope": {"1"}}
 		services["kubelet"].Run = n.ends("kubelet", "kubelet-unknown-flag.log")
 		services["kubelet"].Health = unhealthy("connection refused")
 	})
 	n.finds("kubelet-not-running", failure, `machine.kubelet.extraArgs has nope: "1"`, "container kubelet ended with status 1", "unknown flag: --nope", "gbctl edit mc")
 
 	n = start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
-		n.config.Machine.Kubelet.ExtraArgs = map[string]string{"max-pods": "abc"}
+		n.config.Machine.Kubelet.ExtraArgs = config.Args{"max-pods": {"abc"}}
 		services["kubelet"].Run = n.ends("kubelet", "kubelet-bad-value.log")
 	})
 	n.finds("kubelet-not-running", failure, `machine.kubelet.extraArgs has max-pods: "abc"`, "invalid argument")
@@ -92,7 +92,7 @@ func TestAPIServerNotRunning(t *testing.T) {
 	t.Parallel()
 	const log = "var/log/pods/kube-system_kube-apiserver-n1_0123/kube-apiserver/"
 	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
-		n.config.Cluster.APIServer.ExtraArgs = map[string]string{"nope": "1"}
+		n.config.Cluster.APIServer.ExtraArgs = config.Args{"nope": {"1"}}
 		n.kubelet.set(200, podList(staticPod(apiServer, crashed), staticPod(controllerManager, running), staticPod(scheduler, running)))
 		data, err := os.ReadFile("testdata/apiserver-unknown-flag.log")
 		n.must(err)

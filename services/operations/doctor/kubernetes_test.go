@@ -160,9 +160,28 @@ func TestOtherProgramsNotRunning(t *testing.T) {
 			n.kubelet.set(200, podList(staticPod(apiServer, running), staticPod(controllerManager, states[controllerManager]), staticPod(scheduler, states[scheduler])))
 		})
 		n.others[program].set(0, "")
-		n.finds(id, failure, program, "EOF", "invalid configuration")
+		n.finds(id, failure, program, "EOF", `It ends, and says: E1121 15:22:19.683508   18931 run.go:72] "command failed" err="invalid configuration"`,
+			"gbctl logs -k kube-system/"+program+"-n1:"+program)
 		n.others[program].set(http.StatusOK, "ok")
 		n.healthy()
+	}
+}
+
+// The cause is in the program's own words also when the kubelet alone has them, or the runtime didn't
+// start it.
+func TestProgramsLastWords(t *testing.T) {
+	t.Parallel()
+	for state, why := range map[string]string{
+		`"lastState":{"terminated":{"exitCode":1,"reason":"Error","message":"I1 starting\nE1121 15:22:19.683508 1 run.go:72] \"command failed\" err=\"authentication-config file and oidc-* flags are mutually exclusive\"\n"}}`: "authentication-config file and oidc-* flags are mutually exclusive",
+		`"state":{"waiting":{"reason":"CreateContainerError","message":"failed to apply apparmor profile"}}`:                                                                                                                     "failed to apply apparmor profile",
+	} {
+		n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+			n.kubelet.set(200, podList(staticPod(apiServer, `{"name":"%[1]s","ready":false,`+state+`}`), staticPod(controllerManager, running), staticPod(scheduler, running)))
+		})
+		n.api.fail("/readyz", func(http.ResponseWriter) { panic(http.ErrAbortHandler) })
+		if f := n.finds("apiserver-not-running", failure, "gbctl logs -k kube-system/kube-apiserver-n1:kube-apiserver"); !strings.HasPrefix(f.Why, "It ends, and says: ") || !strings.Contains(f.Why, why) {
+			t.Errorf("%s: %s", state, f.Why)
+		}
 	}
 }
 

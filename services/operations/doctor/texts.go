@@ -53,6 +53,12 @@ func lastError(lines []string) string {
 	return ""
 }
 
+// fatal reports whether a line is why a program ended.
+func fatal(line string) bool { return errorPatterns[0].MatchString(criLine.ReplaceAllString(line, "")) }
+
+// maxWords of a program are repeated as a cause, in bytes.
+const maxWords = 400
+
 // wrongFlags are how programs refuse an argument; the group is its name.
 var wrongFlags = []*regexp.Regexp{
 	regexp.MustCompile(`unknown (?:shorthand )?flag: -*([\w-]+)`),

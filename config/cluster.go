@@ -104,7 +104,7 @@ type Etcd struct {
 // APIServer has the settings of kube-apiserver.
 type APIServer struct {
 	Image        string   `yaml:"image"`                        // default DefaultAPIServerImage
-	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value
+	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value, or a list of values; see access.md
 	ExtraVolumes []Volume `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
 	CertSANs     []string `yaml:"certSANs"`                     // additional names and addresses in its certificate
 	// AuditPolicy selects what the API server logs in /var/log/audit/kube: a Policy of
@@ -127,14 +127,14 @@ type AdmissionPlugin struct {
 // ControllerManager has the settings of kube-controller-manager.
 type ControllerManager struct {
 	Image        string   `yaml:"image"`                        // default DefaultControllerManagerImage
-	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value
+	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value, or a list of values
 	ExtraVolumes []Volume `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
 }
 
 // Scheduler has the settings of kube-scheduler.
 type Scheduler struct {
 	Image        string   `yaml:"image"`                        // default DefaultSchedulerImage
-	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value
+	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value, or a list of values
 	ExtraVolumes []Volume `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
 }
 

@@ -76,18 +76,6 @@ func TestProgramConfigs(t *testing.T) {
 	}
 }
 
-// The API server accepts only one of the two.
-func TestOwnAnonymousAuth(t *testing.T) {
-	for _, own := range []config.Args{nil, {"anonymous-auth": {"true"}}} {
-		pod, err := staticPod(podInput{config: APIServerConfig{ExtraArgs: own}, address: netip.MustParseAddr("192.0.2.1")})
-		put(t, err)
-		command := fmt.Sprint(pod.List("spec", "containers")[0]["command"])
-		if got := strings.Contains(command, "--authentication-config="); got == (own != nil) {
-			t.Errorf("with %v: %s", own, command)
-		}
-	}
-}
-
 func TestIPv6NodeBindsBoth(t *testing.T) {
 	pod, err := staticPod(podInput{config: APIServerConfig{}, address: netip.MustParseAddr("2001:db8::1")})
 	put(t, err)

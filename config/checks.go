@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -279,7 +278,7 @@ var imageReference = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*(:[0-9]+)?(/
 type program struct {
 	where      place
 	image      string
-	args       map[string]string // in extraArgs
+	args       Args // in extraArgs
 	volumesKey string
 	volumes    []Volume
 }
@@ -320,20 +319,6 @@ func CheckImage(image string) error {
 		return fmt.Errorf("%s lacks a tag or a digest", quote(image))
 	}
 	return nil
-}
-
-func checkArgs(c *Config, r *report) {
-	for _, p := range c.programs() {
-		for _, flag := range slices.Sorted(maps.Keys(p.args)) {
-			where := p.where.with("extraArgs", flag)
-			switch bare := strings.TrimLeft(flag, "-"); {
-			case bare == "" || strings.ContainsAny(flag, "= \t\n"):
-				r.bad(where, "is not the name of a flag")
-			case bare != flag:
-				r.bad(where, "is written without dashes; did you mean %s", bare)
-			}
-		}
-	}
 }
 
 func checkVolumes(c *Config, r *report) {

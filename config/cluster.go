@@ -95,18 +95,18 @@ type ServiceAccount struct {
 
 // Etcd has the settings of etcd.
 type Etcd struct {
-	Image       string            `yaml:"image"`                 // default DefaultEtcdImage
-	CA          CertKey           `yaml:"ca"`                    // control planes: required
-	AcceptedCAs []CertKey         `yaml:"acceptedCAs" key:"crt"` // further authorities that are accepted, as in machine.acceptedCAs
-	ExtraArgs   map[string]string `yaml:"extraArgs"`             // flag without dashes: value
+	Image       string    `yaml:"image"`                 // default DefaultEtcdImage
+	CA          CertKey   `yaml:"ca"`                    // control planes: required
+	AcceptedCAs []CertKey `yaml:"acceptedCAs" key:"crt"` // further authorities that are accepted, as in machine.acceptedCAs
+	ExtraArgs   Args      `yaml:"extraArgs"`             // flag without dashes: value
 }
 
 // APIServer has the settings of kube-apiserver.
 type APIServer struct {
-	Image        string            `yaml:"image"`                        // default DefaultAPIServerImage
-	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
-	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
-	CertSANs     []string          `yaml:"certSANs"`                     // additional names and addresses in its certificate
+	Image        string   `yaml:"image"`                        // default DefaultAPIServerImage
+	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value, or a list of values; see access.md
+	ExtraVolumes []Volume `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
+	CertSANs     []string `yaml:"certSANs"`                     // additional names and addresses in its certificate
 	// AuditPolicy selects what the API server logs in /var/log/audit/kube: a Policy of
 	// audit.k8s.io/v1. Default: who changed which object and who ran commands in pods, never
 	// the content of objects; nothing of reads, leases and events.
@@ -126,16 +126,16 @@ type AdmissionPlugin struct {
 
 // ControllerManager has the settings of kube-controller-manager.
 type ControllerManager struct {
-	Image        string            `yaml:"image"`                        // default DefaultControllerManagerImage
-	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
-	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
+	Image        string   `yaml:"image"`                        // default DefaultControllerManagerImage
+	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value, or a list of values
+	ExtraVolumes []Volume `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
 }
 
 // Scheduler has the settings of kube-scheduler.
 type Scheduler struct {
-	Image        string            `yaml:"image"`                        // default DefaultSchedulerImage
-	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
-	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
+	Image        string   `yaml:"image"`                        // default DefaultSchedulerImage
+	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value, or a list of values
+	ExtraVolumes []Volume `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
 }
 
 // ProxyMode is the kernel mechanism of kube-proxy.
@@ -149,10 +149,10 @@ const (
 
 // Proxy has the settings of kube-proxy.
 type Proxy struct {
-	Image     string            `yaml:"image"`     // default DefaultProxyImage
-	Mode      ProxyMode         `yaml:"mode"`      // default nftables
-	Disabled  bool              `yaml:"disabled"`  // for a CNI that replaces it
-	ExtraArgs map[string]string `yaml:"extraArgs"` // flag without dashes: value
+	Image     string    `yaml:"image"`     // default DefaultProxyImage
+	Mode      ProxyMode `yaml:"mode"`      // default nftables
+	Disabled  bool      `yaml:"disabled"`  // for a CNI that replaces it
+	ExtraArgs Args      `yaml:"extraArgs"` // flag without dashes: value
 }
 
 // CoreDNS has the settings of the cluster DNS.

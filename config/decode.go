@@ -190,7 +190,9 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 		elem := reflect.New(v.Type().Elem()).Elem()
 		// Arguments and labels are text for us, but can look like numbers and
 		// booleans in YAML; null is the empty text.
-		if elem.Kind() == reflect.String {
+		if v.Type() == argsType {
+			d.argument(resolve(value), elem)
+		} else if elem.Kind() == reflect.String {
 			if value = resolve(value); value.Kind == yaml.ScalarNode && d.spend(value) {
 				if !isNull(value) {
 					elem.SetString(value.Value)

@@ -74,6 +74,8 @@ func plainText(v reflect.Value) (*yaml.Node, bool) {
 		return tree.Quoted(encodePEM(x)), true
 	case FileMode:
 		return &yaml.Node{Kind: yaml.ScalarNode, Value: x.String()}, true
+	case Values:
+		return tree.Quoted(strings.Join(x, "")), len(x) == 1
 	}
 	switch {
 	case v.Kind() == reflect.String: // Secret, too: its MarshalText redacts

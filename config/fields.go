@@ -153,6 +153,7 @@ var forms = map[reflect.Type]string{
 	reflect.TypeFor[DiskSize]():     "comparison with a size",
 	reflect.TypeFor[ByteSize]():     "size",
 	objectType:                      "mapping",
+	argsType:                        "mapping of texts, or of lists of texts",
 }
 
 // TypeName is the name of the field's type in documentation.

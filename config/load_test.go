@@ -284,7 +284,7 @@ disks:
       - {mountpoint: /var/mnt/rest}
 kubelet:
   image: ghcr.io/garboard-os/kubelet:v1.35.4
-  extraArgs: {v: 4, fail-swap-on: false, text: "1"}
+  extraArgs: {v: 4, fail-swap-on: false, text: "1", several: [a, 2, null]}
   nodeLabels: {example.org/rack: "12"}
   clusterDNS: [10.96.0.53]
   nodeIP:
@@ -489,7 +489,7 @@ func TestLoadValues(t *testing.T) {
 		c.Machine.Files[0].Permissions, c.Machine.Files[1].Permissions, c.Machine.Time.BootTimeout,
 		c.Cluster.ControlPlane.Endpoint.Hostname(), c.Machine.Network.Interfaces[0].Routes[0], *c.Machine.SystemDiskEncryption.Ephemeral.Keys[0].Slot,
 	}
-	want := "[false map[fail-swap-on:false text:1 v:4] map[vm.max_map_count:262144] map[quota-backend-bytes:8000000000] [metrics]\n" +
+	want := "[false map[fail-swap-on:[false] several:[a 2 ] text:[1] v:[4]] map[vm.max_map_count:262144] map[quota-backend-bytes:[8000000000]] [metrics]\n" +
 		"  address = \"0.0.0.0:11234\"\n 0644 0600 1m30s cluster.example.org {0.0.0.0/0 10.0.0.1 7 10.0.0.201 1400 100 unicast} 1]"
 	if diff := cmp.Diff(want, fmt.Sprint(got)); diff != "" {
 		t.Error(diff)

@@ -123,7 +123,7 @@ func TestTextRoundTrip(t *testing.T) {
 		}
 		c.Machine.Env = rapid.MapOfN(rapid.StringMatching(`[A-Za-z_][A-Za-z0-9_]{0,8}`), text, 1, 4).Draw(t, "env")
 		c.Machine.Time.BootTimeout = time.Duration(rapid.Int64Range(1, 1<<50).Draw(t, "timeout"))
-		c.Machine.Kubelet.ExtraArgs = map[string]string{"v": text.Draw(t, "arg")}
+		c.Machine.Kubelet.ExtraArgs = Args{"v": {text.Draw(t, "arg")}}
 		number := rapid.Float64().Filter(func(f float64) bool { return f != 0 }) // YAML loses the sign of a zero
 		object, err := json.Marshal(map[string]any{text.Draw(t, "key"): []any{text.Draw(t, "entry"), number.Draw(t, "number"), true, nil}})
 		if err != nil {

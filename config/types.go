@@ -332,7 +332,7 @@ type Kubelet struct {
 	Image string `yaml:"image"` // default DefaultKubeletImage
 	// ExtraArgs are flags without dashes. They replace the settings of the node, such as
 	// pod-max-pids (4096 processes and threads for each pod) and seccomp-default (true).
-	ExtraArgs  map[string]string `yaml:"extraArgs"`
+	ExtraArgs  Args              `yaml:"extraArgs"`
 	NodeLabels map[string]string `yaml:"nodeLabels"` // a label that is removed here is removed from the node
 	// NodeTaints are taints by key: an effect (NoSchedule, PreferNoSchedule or
 	// NoExecute), or a value, a colon and an effect. Those of a worker are set when it

@@ -20,7 +20,7 @@ var warningChecks = []check{
 	{"sysctls of links with dots in their names", warnSysctls},
 	{"format of a self-hosted control plane", warnSelfHosted},
 	{"what comes or goes unprotected", warnUnprotected},
-	{"arguments that weaken Kubernetes", warnWeakArgs},
+	{"arguments that weaken Kubernetes, or do something else", warnArgs},
 	{"fields without effect in this release", warnNoEffect},
 }
 
@@ -143,17 +143,6 @@ func warnUnprotected(c *Config, r *report) {
 	for i, d := range c.Machine.Logging.Destinations {
 		if d.Endpoint.Scheme == "udp" {
 			r.warn(at("machine", "logging", "destinations", i, "endpoint"), "logs go over UDP: anybody on the way can read them, and lines get lost; use tls")
-		}
-	}
-}
-
-func warnWeakArgs(c *Config, r *report) {
-	for _, p := range c.programs() {
-		if p.args["anonymous-auth"] == "true" {
-			r.warn(p.where.with("extraArgs", "anonymous-auth"), "requests without credentials are answered")
-		}
-		if v := p.args["tls-min-version"]; v == "VersionTLS10" || v == "VersionTLS11" {
-			r.warn(p.where.with("extraArgs", "tls-min-version"), "%s has known weaknesses; the default is VersionTLS13", v)
 		}
 	}
 }

@@ -191,10 +191,10 @@ func (o Options) patched(n Node, text []byte) (_ []byte, err error) {
 // ten times as long. Members of etcd send heartbeats ten times as seldom (default: 100 ms
 // and 1 s).
 func emulated(c *config.Cluster, controlPlanes int) {
-	leader := map[string]string{"leader-elect": "false"}
+	leader := config.Args{"leader-elect": {"false"}}
 	if controlPlanes > 1 {
-		leader = map[string]string{"leader-elect-lease-duration": "150s", "leader-elect-renew-deadline": "100s", "leader-elect-retry-period": "20s"}
-		c.Etcd.ExtraArgs = map[string]string{"heartbeat-interval": "1000", "election-timeout": "10000"}
+		leader = config.Args{"leader-elect-lease-duration": {"150s"}, "leader-elect-renew-deadline": {"100s"}, "leader-elect-retry-period": {"20s"}}
+		c.Etcd.ExtraArgs = config.Args{"heartbeat-interval": {"1000"}, "election-timeout": {"10000"}}
 	}
 	c.ControllerManager.ExtraArgs, c.Scheduler.ExtraArgs = leader, leader
 }

@@ -231,16 +231,21 @@ var valueNodes = map[string]node{
 	"machine.env":     texts,
 	"machine.sysctls": texts,
 	"machine.logging.destinations[].extraTags": texts,
-	"machine.kubelet.extraArgs":                texts,
+	"machine.kubelet.extraArgs":                arguments,
 	"machine.kubelet.nodeLabels":               texts,
-	"cluster.etcd.extraArgs":                   texts,
-	"cluster.apiServer.extraArgs":              texts,
-	"cluster.controllerManager.extraArgs":      texts,
-	"cluster.scheduler.extraArgs":              texts,
-	"cluster.proxy.extraArgs":                  texts,
+	"cluster.etcd.extraArgs":                   arguments,
+	"cluster.apiServer.extraArgs":              arguments,
+	"cluster.controllerManager.extraArgs":      arguments,
+	"cluster.scheduler.extraArgs":              arguments,
+	"cluster.proxy.extraArgs":                  arguments,
 }
 
 var texts = node{Type: or("object", "null"), Additional: &node{Type: or("string", "number", "boolean", "null")}}
+
+// arguments are texts, and lists of them for flags that may be repeated.
+var arguments = node{Type: or("object", "null"), Additional: &node{
+	Type: or("string", "number", "boolean", "null", "array"), Items: texts.Additional.(*node),
+}}
 
 // limits are the bounds of numbers.
 var limits = map[string][2]int{

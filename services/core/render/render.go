@@ -16,6 +16,7 @@ import (
 func Templates(files fs.FS, pattern string) *template.Template {
 	return template.Must(template.New("").Option("missingkey=error").Funcs(template.FuncMap{
 		"contains": strings.Contains,
+		"cut":      func(text, separator string) []string { return append(strings.SplitN(text, separator, 2), "") },
 		"join":     strings.Join,
 		"json":     func(v any) (string, error) { data, err := json.Marshal(v); return string(data), err },
 	}).ParseFS(files, pattern))

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -378,15 +376,4 @@ func (r *Runner) remove(ctx context.Context, cl *client.Client) error {
 		return err
 	}
 	return ignoreGone(container.Delete(ctx, client.WithSnapshotCleanup))
-}
-
-// CommandLine is the one of a program with these flags. Extra flags have priority.
-func CommandLine(program string, flags, extra map[string]string) []string {
-	maps.Copy(flags, extra)
-	args := make([]string, 0, len(flags))
-	for flag, value := range flags {
-		args = append(args, "--"+flag+"="+value)
-	}
-	slices.Sort(args)
-	return slices.Insert(args, 0, program)
 }

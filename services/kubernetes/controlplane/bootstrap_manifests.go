@@ -154,7 +154,7 @@ func bootstrapManifestInput(c *config.Cluster, hasResolvers bool) (object, error
 		"DNSAddresses": config.ClusterDNS(c.Network.ServiceSubnets),
 		// The limits of connection tracking belong to the node, which may share them with others, so kube-proxy doesn't
 		// set them.
-		"ProxyCommand": arguments("kube-proxy", map[string]string{
+		"ProxyCommand": c.Proxy.ExtraArgs.CommandLine("kube-proxy", map[string]string{
 			"cluster-cidr":                      config.Joined(c.Network.PodSubnets, ","),
 			"conntrack-max-per-core":            "0",
 			"conntrack-min":                     "0",
@@ -163,7 +163,7 @@ func bootstrapManifestInput(c *config.Cluster, hasResolvers bool) (object, error
 			"hostname-override":                 "$(NODE_NAME)",
 			"kubeconfig":                        "/etc/kubernetes/kubeconfig",
 			"proxy-mode":                        string(c.Proxy.Mode),
-		}, c.Proxy.ExtraArgs),
+		}),
 	}, nil
 }
 

@@ -15,7 +15,7 @@ import (
 // APIServerConfig, ControllerManagerConfig or SchedulerConfig.
 type ProgramConfig interface {
 	program() string
-	own() (image string, args map[string]string, volumes []config.Volume)
+	own() (image string, args config.Args, volumes []config.Volume)
 }
 
 // Configs are the programs' configurations, by their names (S-267). Their
@@ -27,14 +27,14 @@ var Configs = resource.Define[ProgramConfig](resource.Definition{
 
 // APIServerConfig is kube-apiserver's.
 type APIServerConfig struct {
-	Image                string            `yaml:"image"`
-	CloudProvider        string            `yaml:"cloudProvider"`
-	ControlPlaneEndpoint string            `yaml:"controlPlaneEndpoint"`
-	EtcdServers          []string          `yaml:"etcdServers"`
-	LocalPort            int               `yaml:"localPort"`
-	ServiceCIDR          string            `yaml:"serviceCIDR"`
-	ExtraArgs            map[string]string `yaml:"extraArgs"`
-	ExtraVolumes         []config.Volume   `yaml:"extraVolumes"`
+	Image                string          `yaml:"image"`
+	CloudProvider        string          `yaml:"cloudProvider"`
+	ControlPlaneEndpoint string          `yaml:"controlPlaneEndpoint"`
+	EtcdServers          []string        `yaml:"etcdServers"`
+	LocalPort            int             `yaml:"localPort"`
+	ServiceCIDR          string          `yaml:"serviceCIDR"`
+	ExtraArgs            config.Args     `yaml:"extraArgs"`
+	ExtraVolumes         []config.Volume `yaml:"extraVolumes"`
 
 	AuditPolicy      config.Object            `yaml:"auditPolicy,omitempty"`
 	AdmissionControl []config.AdmissionPlugin `yaml:"admissionControl,omitempty"`
@@ -42,32 +42,32 @@ type APIServerConfig struct {
 
 // ControllerManagerConfig is kube-controller-manager's.
 type ControllerManagerConfig struct {
-	Image         string            `yaml:"image"`
-	CloudProvider string            `yaml:"cloudProvider"`
-	PodCIDR       string            `yaml:"podCIDR"`
-	ServiceCIDR   string            `yaml:"serviceCIDR"`
-	ExtraArgs     map[string]string `yaml:"extraArgs"`
-	ExtraVolumes  []config.Volume   `yaml:"extraVolumes"`
+	Image         string          `yaml:"image"`
+	CloudProvider string          `yaml:"cloudProvider"`
+	PodCIDR       string          `yaml:"podCIDR"`
+	ServiceCIDR   string          `yaml:"serviceCIDR"`
+	ExtraArgs     config.Args     `yaml:"extraArgs"`
+	ExtraVolumes  []config.Volume `yaml:"extraVolumes"`
 }
 
 // SchedulerConfig is kube-scheduler's.
 type SchedulerConfig struct {
-	Image        string            `yaml:"image"`
-	ExtraArgs    map[string]string `yaml:"extraArgs"`
-	ExtraVolumes []config.Volume   `yaml:"extraVolumes"`
+	Image        string          `yaml:"image"`
+	ExtraArgs    config.Args     `yaml:"extraArgs"`
+	ExtraVolumes []config.Volume `yaml:"extraVolumes"`
 }
 
 func (APIServerConfig) program() string         { return apiServer }
 func (ControllerManagerConfig) program() string { return controllerManager }
 func (SchedulerConfig) program() string         { return scheduler }
 
-func (c APIServerConfig) own() (string, map[string]string, []config.Volume) {
+func (c APIServerConfig) own() (string, config.Args, []config.Volume) {
 	return c.Image, c.ExtraArgs, c.ExtraVolumes
 }
-func (c ControllerManagerConfig) own() (string, map[string]string, []config.Volume) {
+func (c ControllerManagerConfig) own() (string, config.Args, []config.Volume) {
 	return c.Image, c.ExtraArgs, c.ExtraVolumes
 }
-func (c SchedulerConfig) own() (string, map[string]string, []config.Volume) {
+func (c SchedulerConfig) own() (string, config.Args, []config.Volume) {
 	return c.Image, c.ExtraArgs, c.ExtraVolumes
 }
 
@@ -126,15 +126,4 @@ func controlPlaneConfig(r resource.Reader) (*config.Config, error) {
 		return nil, resource.IgnoreNotFound(err)
 	}
 	return c, nil
-}
-
-// arguments is a command line: the program, and its flags in the order of their
-// names, so that the same flags always give the same pod. Extra ones have priority.
-func arguments(program string, flags, extra map[string]string) []any {
-	maps.Copy(flags, extra)
-	command := []any{program}
-	for _, name := range slices.Sorted(maps.Keys(flags)) {
-		command = append(command, "--"+name+"="+flags[name])
-	}
-	return command
 }

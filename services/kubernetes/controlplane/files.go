@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -8,10 +9,14 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	"gopkg.in/yaml.v3"
 
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/render"
 )
 
 // defaultFiles are the configuration files of kube-apiserver, unless the
@@ -21,11 +26,50 @@ import (
 var defaultFiles embed.FS
 
 const (
-	admissionFile = "admission.yaml"
-	auditFile     = "audit-policy.yaml"
+	admissionFile      = "admission.yaml"
+	auditFile          = "audit-policy.yaml"
+	authenticationFile = "authentication.yaml"
 )
 
-// apiServerFiles are the configuration files of kube-apiserver without secrets, by name.
+var authenticationTemplate = render.Templates(defaultFiles, "files/"+apiServer+"/"+authenticationFile)
+
+// maxAuthority bounds the certificates of the authority of an OpenID issuer.
+const maxAuthority = 1 << 20
+
+// authentication is the AuthenticationConfiguration, with what the arguments say that withoutAuthentication leaves
+// out. If the certificates of the OpenID issuer can't be read, it is without the issuer, and there is an error, too.
+func authentication(c APIServerConfig) ([]byte, error) {
+	args, ca, unread := c.ExtraArgs, "", error(nil)
+	if name := args.Get("oidc-ca-file"); name != "" {
+		host, _ := config.HostPath(c.ExtraVolumes, name)
+		text, err := untrusted.ReadFile(host, maxAuthority)
+		if ca = string(text); err != nil {
+			args, unread = nil, fmt.Errorf("tokens of the OpenID issuer aren't accepted: oidc-ca-file of cluster.apiServer.extraArgs: %w", err)
+		}
+	}
+	anonymous, _ := strconv.ParseBool(c.ExtraArgs.Get("anonymous-auth"))
+	var own object
+	if err := render.YAML(authenticationTemplate, authenticationFile, object{"Args": args, "Anonymous": anonymous, "CA": ca}, &own); err != nil {
+		return nil, err
+	}
+	data, err := yaml.Marshal(own)
+	return data, cmp.Or(err, unread)
+}
+
+// withoutAuthentication are the arguments without those that the AuthenticationConfiguration has, unless the user has
+// another one.
+func withoutAuthentication(args config.Args) config.Args {
+	args = maps.Clone(args)
+	if args.Get("authentication-config") == "" {
+		maps.DeleteFunc(args, func(flag string, _ config.Values) bool {
+			return flag == "authentication-config" || flag == "anonymous-auth" || strings.HasPrefix(flag, "oidc-")
+		})
+	}
+	return args
+}
+
+// apiServerFiles are the configuration files of kube-apiserver without secrets, by name. Files together with an error
+// are good, but lack what couldn't be read.
 func apiServerFiles(c APIServerConfig) (map[string][]byte, error) {
 	dir, err := fs.Sub(defaultFiles, "files/"+apiServer)
 	if err != nil {
@@ -41,6 +85,10 @@ func apiServerFiles(c APIServerConfig) (map[string][]byte, error) {
 			return nil, err
 		}
 	}
+	var unread error
+	if files[authenticationFile], unread = authentication(c); files[authenticationFile] == nil {
+		return nil, fmt.Errorf("render %s: %w", authenticationFile, unread)
+	}
 	if c.AuditPolicy != "" {
 		if files[auditFile], err = yaml.Marshal(c.AuditPolicy); err != nil {
 			return nil, fmt.Errorf("render %s: %w", auditFile, err)
@@ -51,7 +99,7 @@ func apiServerFiles(c APIServerConfig) (map[string][]byte, error) {
 			return nil, fmt.Errorf("render %s: %w", admissionFile, err)
 		}
 	}
-	return files, nil
+	return files, unread
 }
 
 // withPlugins is the file with the user's plugins, which replace those of the

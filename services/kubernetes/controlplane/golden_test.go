@@ -42,7 +42,7 @@ func golden(t *testing.T, name string, v any) {
 // S-262, S-342: the pods, with a user's additions and overrides.
 func TestPods(t *testing.T) {
 	c := testConfig(t)
-	c.Cluster.APIServer.ExtraArgs = map[string]string{"profiling": "true", "v": "2"}
+	c.Cluster.APIServer.ExtraArgs = config.Args{"profiling": {"true"}, "v": {"2"}}
 	c.Cluster.APIServer.ExtraVolumes = []config.Volume{{HostPath: "/var/policy", MountPath: "/policy", ReadOnly: true}}
 	for _, spec := range programConfigs(&c.Cluster) {
 		pod, err := staticPod(podInput{
@@ -74,18 +74,6 @@ func TestProgramConfigs(t *testing.T) {
 	c := testConfig(t)
 	for _, spec := range programConfigs(&c.Cluster) {
 		golden(t, "configs/"+spec.program(), spec)
-	}
-}
-
-// The API server accepts only one of the two.
-func TestOwnAnonymousAuth(t *testing.T) {
-	for _, own := range []map[string]string{nil, {"anonymous-auth": "true"}} {
-		pod, err := staticPod(podInput{config: APIServerConfig{ExtraArgs: own}, address: netip.MustParseAddr("192.0.2.1")})
-		put(t, err)
-		command := fmt.Sprint(pod.List("spec", "containers")[0]["command"])
-		if got := strings.Contains(command, "--authentication-config="); got == (own != nil) {
-			t.Errorf("with %v: %s", own, command)
-		}
 	}
 }
 

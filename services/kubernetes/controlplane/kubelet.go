@@ -148,8 +148,8 @@ func (c *KubeletStaticPodController) writeFiles(v resource.View) error {
 		return resource.IgnoreNotFound(err)
 	}
 	files, err := apiServerFiles(o.Spec.(APIServerConfig))
-	if err != nil {
-		return err
+	if files == nil {
+		return err // otherwise StaticPodController says it
 	}
 	dir := filepath.Join(c.filesDir, apiServer)
 	if err := untrusted.MkdirAll(dir, dirMode); err != nil {

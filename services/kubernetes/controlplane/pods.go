@@ -3,6 +3,7 @@ package controlplane
 import (
 	"embed"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -44,7 +45,7 @@ type podInput struct {
 	auditDir       string
 }
 
-// staticPod renders the pod of one program.
+// staticPod renders the pod of one program. A pod together with an error is good: see apiServerFiles.
 func staticPod(in podInput) (kubeclient.Object, error) {
 	name := in.config.program()
 	image, args, volumes := in.config.own()
@@ -53,22 +54,23 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 		configVersionAnnotation:  strconv.FormatUint(in.configVersion, 10),
 		secretsVersionAnnotation: in.secretsVersion,
 	}
+	var unread error
 	own := []config.Volume{inPlace(secrets, true)}
 	if c, is := in.config.(APIServerConfig); is {
-		rendered, err := apiServerFiles(c)
-		if err != nil {
-			return nil, err
+		var rendered map[string][]byte
+		if rendered, unread = apiServerFiles(c); rendered == nil {
+			return nil, unread
 		}
 		annotations[filesVersionAnnotation] = filesVersion(rendered)
+		args = withoutAuthentication(args)
 		own = append(own, inPlace(files, true), inPlace(in.auditDir, false))
 	}
 	own = slices.DeleteFunc(own, func(v config.Volume) bool { // the user's replace those of the same path in the pod
 		return slices.ContainsFunc(volumes, func(extra config.Volume) bool { return extra.MountPath == v.MountPath })
 	})
-	_, anonymous := args["anonymous-auth"]
 	data := object{
 		"Name": name, "Namespace": kubeSystem, "Annotations": annotations, "UID": boot.User(name), "Image": image,
-		"Volumes": append(own, volumes...), "Config": in.config, "Address": in.address, "Anonymous": anonymous,
+		"Volumes": append(own, volumes...), "Config": in.config, "Address": in.address, "Args": args,
 		"Secrets": secrets, "Files": files, "Audit": in.auditDir,
 	}
 	var program struct {
@@ -78,13 +80,14 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 	var pod object
 	err := render.YAML(staticPodTemplates, name+".yaml", data, &program)
 	if err == nil {
-		data["Program"], data["Command"] = program.Pod, arguments(name, program.Flags, args)
+		maps.DeleteFunc(program.Flags, func(flag, _ string) bool { return args.Excludes(flag) != "" })
+		data["Program"], data["Command"] = program.Pod, args.CommandLine(name, program.Flags)
 		err = render.YAML(staticPodTemplates, "pod.yaml", data, &pod)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("render static pod %s: %w", name, err)
 	}
-	return pod, nil
+	return pod, unread
 }
 
 // inPlace is a path of the node that the pod has at the same place.

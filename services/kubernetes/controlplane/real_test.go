@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,7 +49,8 @@ type realNode struct {
 	now     func() time.Time // of the secrets; nil: time.Now
 	spots   *spotter         // reads the log of the controllers; nil: nobody does
 
-	selfHosted bool // etcd has the mark at its start
+	selfHosted bool        // etcd has the mark at its start
+	args       config.Args // of kube-apiserver
 }
 
 // S-210, S-216, S-217, S-218, S-266, S-268, S-342: real etcd and a real control
@@ -89,9 +91,10 @@ func (n *realNode) prepare() {
 	put(n.t, err)
 	c.ControlPlane = config.ControlPlaneSet{Endpoint: endpoint, LocalAPIServerPort: port}
 	n.etcdURL = "https://" + freeport.Find(n.t).String()
-	c.APIServer.ExtraArgs = map[string]string{"bind-address": "127.0.0.1", "etcd-servers": n.etcdURL}
-	c.ControllerManager.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(int(freeport.Find(n.t).Port())), "flex-volume-plugin-dir": n.path("flex")}
-	c.Scheduler.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(int(freeport.Find(n.t).Port()))}
+	c.APIServer.ExtraArgs = config.Args{"bind-address": {"127.0.0.1"}, "etcd-servers": {n.etcdURL}}
+	maps.Copy(c.APIServer.ExtraArgs, n.args)
+	c.ControllerManager.ExtraArgs = config.Args{"secure-port": {strconv.Itoa(int(freeport.Find(n.t).Port()))}, "flex-volume-plugin-dir": {n.path("flex")}}
+	c.Scheduler.ExtraArgs = config.Args{"secure-port": {strconv.Itoa(int(freeport.Find(n.t).Port()))}}
 	n.store = testStore(n.t, n.config)
 }
 

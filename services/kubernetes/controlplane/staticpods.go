@@ -3,6 +3,7 @@ package controlplane
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -31,6 +32,7 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 	if _, ready := etcd.Ready(v); !ready && len(StaticPods.List(v)) == 0 {
 		return 0, nil
 	}
+	var problems []error
 	for _, o := range Configs.List(v) {
 		pod, err := staticPod(podInput{
 			config:         o.Spec,
@@ -41,14 +43,15 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 			filesDir:       c.filesDir,
 			auditDir:       c.auditDir,
 		})
-		if err != nil {
-			return 0, err
+		problems = append(problems, err)
+		if pod == nil {
+			continue
 		}
 		if err := StaticPods.Put(v, o.ID, pod); err != nil {
 			return 0, fmt.Errorf("put static pod %q: %w", o.ID, err)
 		}
 	}
-	return 0, nil
+	return 0, errors.Join(problems...)
 }
 
 // advertised is the node's address for the Service kubernetes, whose family is that of the first subnet.

@@ -35,6 +35,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -279,7 +280,7 @@ func bind(path, access string) specs.Mount {
 
 // arguments is etcd's command line; extra arguments of the configuration have
 // priority. The arguments about the cluster matter only to a member without data.
-func arguments(me self, r record, extra map[string]string) []string {
+func arguments(me self, r record, extra config.Args) []string {
 	client, peer := clientURL(me.addr), me.peerURL()
 	flags := map[string]string{
 		"name":                        me.name,
@@ -308,7 +309,7 @@ func arguments(me self, r record, extra map[string]string) []string {
 	if r.Phase == joining {
 		flags["initial-cluster"], flags["initial-cluster-state"] = r.Initial, "existing"
 	}
-	return containerd.CommandLine("etcd", flags, extra)
+	return extra.CommandLine("etcd", flags)
 }
 
 // healthy asks the member itself, and publishes the result for the control

@@ -342,7 +342,7 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 		return err
 	}
 	was := func(m *pb.Member) bool {
-		return HexID(m.ID) == r.Member || slices.Contains([]string{"", me.name, cfg.Cluster.Etcd.ExtraArgs["name"]}, m.Name)
+		return HexID(m.ID) == r.Member || slices.Contains([]string{"", me.name, cfg.Cluster.Etcd.ExtraArgs.Get("name")}, m.Name)
 	}
 	members, own, err := e.makeRoom(ctx, c, found.Members, me, was)
 	if err != nil {

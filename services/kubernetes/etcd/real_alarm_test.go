@@ -31,7 +31,7 @@ func TestRealAlarm(t *testing.T) {
 	t.Parallel()
 	_, node := realRig(t)
 	a := node("a", config.Init)
-	a.cfg.Cluster.Etcd.ExtraArgs["quota-backend-bytes"] = fmt.Sprint(quota)
+	a.cfg.Cluster.Etcd.ExtraArgs["quota-backend-bytes"] = config.Values{fmt.Sprint(quota)}
 	ctx := t.Context()
 	a.start()
 	a.serves()

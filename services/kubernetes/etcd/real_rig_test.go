@@ -94,11 +94,11 @@ func (n *realNode) writeKeys() {
 	must(t, os.WriteFile(n.path("ca.crt"), keys.Spec.CA, 0o600))
 	must(t, os.WriteFile(n.path("tls.crt"), keys.Spec.Server.Crt, 0o600))
 	must(t, os.WriteFile(n.path("tls.key"), keys.Spec.Server.Key, 0o600))
-	n.cfg.Cluster.Etcd.ExtraArgs = map[string]string{
-		"data-dir": n.path("data"), "listen-client-urls": clientURL(n.addr), "listen-metrics-urls": "http://" + netip.AddrPortFrom(n.addr, 2381).String(),
-		"trusted-ca-file": n.path("ca.crt"), "cert-file": n.path("tls.crt"), "key-file": n.path("tls.key"),
-		"peer-trusted-ca-file": n.path("ca.crt"), "peer-cert-file": n.path("tls.crt"), "peer-key-file": n.path("tls.key"),
-		"unsafe-no-fsync": "true",
+	n.cfg.Cluster.Etcd.ExtraArgs = config.Args{
+		"data-dir": {n.path("data")}, "listen-client-urls": {clientURL(n.addr)}, "listen-metrics-urls": {"http://" + netip.AddrPortFrom(n.addr, 2381).String()},
+		"trusted-ca-file": {n.path("ca.crt")}, "cert-file": {n.path("tls.crt")}, "key-file": {n.path("tls.key")},
+		"peer-trusted-ca-file": {n.path("ca.crt")}, "peer-cert-file": {n.path("tls.crt")}, "peer-key-file": {n.path("tls.key")},
+		"unsafe-no-fsync": {"true"},
 	}
 }
 

@@ -82,7 +82,7 @@ func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, li
 	if err != nil {
 		return err
 	}
-	nodes := cmp.Or(cfg.Cluster.APIServer.ExtraArgs["etcd-prefix"], kubernetesKey) + nodesKey
+	nodes := cmp.Or(cfg.Cluster.APIServer.ExtraArgs.Get("etcd-prefix"), kubernetesKey) + nodesKey
 	// One transaction: a Node and its record are of the same moment.
 	got, err := c.Txn(ctx).Then(
 		clientv3.OpGet(rosterKey, append(how, clientv3.WithPrefix())...), clientv3.OpGet(nodes, append(how, clientv3.WithPrefix(), clientv3.WithKeysOnly())...),

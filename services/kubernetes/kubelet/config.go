@@ -225,5 +225,5 @@ func commandLine(c *config.Config, hostname string, ips []netip.Addr) []string {
 		}
 		flags["node-labels"] = strings.Join(pairs, ",")
 	}
-	return containerd.CommandLine("kubelet", flags, c.Machine.Kubelet.ExtraArgs)
+	return c.Machine.Kubelet.ExtraArgs.CommandLine("kubelet", flags)
 }

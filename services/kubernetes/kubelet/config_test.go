@@ -170,7 +170,7 @@ func TestS074CommandLine(t *testing.T) {
 	t.Parallel()
 	args := commandLine(cluster(t, func(c *config.Config) {
 		c.Machine.Kubelet.NodeLabels = map[string]string{"b": "2", "a": "1"}
-		c.Machine.Kubelet.ExtraArgs = map[string]string{"v": "4", "node-ip": "10.9.9.9", "seccomp-default": "false"}
+		c.Machine.Kubelet.ExtraArgs = config.Args{"v": {"4"}, "node-ip": {"10.9.9.9"}, "seccomp-default": {"false"}}
 	}), "cp-1", []netip.Addr{netip.MustParseAddr("10.5.0.2")})
 	for _, want := range []string{"--hostname-override=cp-1", "--node-labels=a=1,b=2", "--v=4", "--node-ip=10.9.9.9", "--seccomp-default=false"} {
 		if !slices.Contains(args, want) {

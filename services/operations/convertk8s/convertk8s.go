@@ -21,6 +21,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -187,7 +188,8 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 		if has != "" && key != "" && has != key {
 			s.Differences = append(s.Differences, fmt.Sprintf("this node: cluster.serviceAccount.key isn't the key in %s: no token of today will be valid", serviceAccountSecret))
 		}
-		return errors.Join(o.daemonSets(ctx, client, &s), s.servers(ctx, client))
+		s.Differences = append(s.Differences, own.AboutArgs()...)
+		return errors.Join(o.daemonSets(ctx, client, own, &s), s.servers(ctx, client))
 	})
 	if err != nil {
 		return s, err
@@ -211,7 +213,9 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 
 // daemonSets reads the images of the self-hosted programs, and compares their definitions
 // with the static pods that this node would write.
-func (o Options) daemonSets(ctx context.Context, client *kubeclient.Client, s *survey) error {
+func (o Options) daemonSets(ctx context.Context, client *kubeclient.Client, own *config.Config, s *survey) error {
+	k := own.Cluster
+	args := map[string]config.Args{"apiServer": k.APIServer.ExtraArgs, "controllerManager": k.ControllerManager.ExtraArgs, "scheduler": k.Scheduler.ExtraArgs}
 	for _, c := range programs {
 		set, err := client.Get(ctx, daemonSet(c.name))
 		if kubeclient.IsNotFound(err) {
@@ -229,7 +233,7 @@ func (o Options) daemonSets(ctx context.Context, client *kubeclient.Client, s *s
 		if err != nil {
 			return err
 		}
-		s.Differences = append(s.Differences, differences(c, template, wanted)...)
+		s.Differences = append(s.Differences, differences(c, template, wanted, args[c.field])...)
 	}
 	s.Differences = s.Differences[:min(len(s.Differences), maxDifferences)]
 	return nil

@@ -212,6 +212,11 @@ func TestDryRunShowsDifferences(t *testing.T) {
 		}) {
 			t.Errorf("warnings: %q", o.Warnings)
 		}
+		if !slices.ContainsFunc(o.Warnings, func(w string) bool {
+			return strings.HasPrefix(w, "cluster.apiServer.extraArgs.audit-log-path: no entry of extraVolumes")
+		}) {
+			t.Errorf("nothing about the configured arguments: %q", o.Warnings)
+		}
 		if len(r.did) > 0 {
 			t.Errorf("it did %q", r.did)
 		}
@@ -221,7 +226,7 @@ func TestDryRunShowsDifferences(t *testing.T) {
 func TestDifferences(t *testing.T) {
 	t.Parallel()
 	self := object{"spec": object{
-		"containers": []any{object{"command": []any{"kube-apiserver", "--same=1", "--file=/old/x", "--advertise-address=$(POD_IP)", "--other=a"}}},
+		"containers": []any{object{"command": []any{"kube-apiserver", "--same=1", "--file=/old/x", "--advertise-address=$(POD_IP)", "--other=a", "--oidc-client-id=k"}}},
 		"volumes":    []any{object{"hostPath": object{"path": "/srv"}}, object{"secret": object{"secretName": "s"}}},
 	}}
 	static := object{"spec": object{"containers": []any{object{"command": []any{"kube-apiserver", "--same=1", "--file=/new/x", "--advertise-address=10.5.0.2", "--other=b", "--more"}}}}}
@@ -230,7 +235,7 @@ func TestDifferences(t *testing.T) {
 		"kube-apiserver: the static pod has --more=true, and the DaemonSet doesn't",
 		"kube-apiserver: the DaemonSet mounts /srv of the node, and the static pod doesn't: see cluster.apiServer.extraVolumes",
 	}
-	if diff := cmp.Diff(want, differences(programs[0], self, static)); diff != "" {
+	if diff := cmp.Diff(want, differences(programs[0], self, static, config.Args{"oidc-client-id": {"k"}})); diff != "" {
 		t.Error(diff)
 	}
 }

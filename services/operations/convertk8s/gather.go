@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 	"gopkg.in/yaml.v3"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -75,8 +76,11 @@ func read(o kubeclient.Object) before {
 
 // differences are what the definition of a self-hosted program has otherwise than the static
 // pod that takes its place: arguments, and paths of the node.
-func differences(c program, self, static kubeclient.Object) (all []string) {
+func differences(c program, self, static kubeclient.Object, own config.Args) (all []string) {
 	was, will := arguments(self), arguments(static)
+	for flag := range own { // also those that the static pod has in a file
+		will[flag] = own.Get(flag)
+	}
 	for _, flag := range slices.Sorted(maps.Keys(was)) {
 		value, there := will[flag]
 		switch {

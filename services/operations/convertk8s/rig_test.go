@@ -106,6 +106,7 @@ func (r *rig) boot() {
 	cfg := &config.Config{}
 	cfg.Machine.Type = config.ControlPlane
 	cfg.Cluster.ServiceAccount.Key = r.key
+	cfg.Cluster.APIServer.ExtraArgs = config.Args{"audit-log-path": {"/nowhere/a"}}
 	put(r.t, machine.Configs.Put(store.As("test"), machine.ConfigID, cfg))
 	put(r.t, network.Addresses.Put(store.As("test"), network.AddressID, network.NodeAddress{Primary: r.nodes[0].address}))
 	runner, err := operation.New(operation.Options{

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -111,13 +112,18 @@ func (d *Doctor) collectLocal(ctx context.Context, s *snapshot) func(*snapshot) 
 	return func(s *snapshot) { s.local = &a }
 }
 
+var otherPort = regexp.MustCompile(`:[0-9]+/`)
+
 // collectPrograms asks the other two, on loopback. Their certificates are self-signed, so
 // only their health is used.
-func (d *Doctor) collectPrograms(ctx context.Context, _ *snapshot) func(*snapshot) {
+func (d *Doctor) collectPrograms(ctx context.Context, known *snapshot) func(*snapshot) {
 	var mu sync.Mutex // guards answers
 	answers := map[string]answer{}
 	var wg sync.WaitGroup
 	for program, url := range d.o.programs {
+		if _, _, extra := known.programConfig(program); extra.Get("secure-port") != "" {
+			url = otherPort.ReplaceAllString(url, ":"+extra.Get("secure-port")+"/")
+		}
 		wg.Go(func() {
 			a := ask(ctx, url, netip.Addr{}, &tls.Config{InsecureSkipVerify: true})
 			mu.Lock()

@@ -1,12 +1,14 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
@@ -75,12 +77,17 @@ func (s *snapshot) programDown(program string) []finding {
 	if asked.err == nil && program == apiServer {
 		f.why = fmt.Sprintf("It runs and isn't ready. Clients get: an error on the server (%q) has prevented the request from succeeding.", lastBad(asked.body))
 	}
-	s.addPod(&f, program)
-	words := lastError(s.files.pods[program])
+	ends, message := s.addPod(&f, program)
+	words := cmp.Or(lastError(s.files.pods[program]), lastError(strings.Split(message, "\n")))
 	path, image, extra := s.programConfig(program)
 	why, next, explained := explainArgument(words, path, image, extra)
 	if explained {
 		f.why, f.next, f.passing = why, next, false
+	} else if asked.err != nil && (ends && words != "" || fatal(words)) {
+		f.why = "It ends, and says: " + config.Shorten(criLine.ReplaceAllString(words, ""), maxWords)
+	}
+	if explained || asked.err != nil && (ends || fatal(words)) {
+		f.next = strings.TrimSpace(fmt.Sprintf("%s gbctl logs -k %s/%s-%s:%s shows all that it said.", f.next, kubeSystem, program, s.hostname, program))
 	}
 	// What a program logs while it answers isn't why it doesn't serve. The kubelet's status
 	// can't tell whether it runs: without an API server the kubelet answers nobody, so that
@@ -95,11 +102,11 @@ func (s *snapshot) programDown(program string) []finding {
 }
 
 // addPod adds what the kubelet says of a program's container: how it ended, what it
-// waits for.
-func (s *snapshot) addPod(f *finding, program string) {
+// waits for. It returns whether it has ended, and its last words or those of the runtime.
+func (s *snapshot) addPod(f *finding, program string) (ends bool, message string) {
 	pod, ok := s.pods[program]
 	if !ok {
-		return
+		return false, ""
 	}
 	for _, c := range containers(pod) {
 		for _, at := range [][]string{{"state", "waiting"}, {"state", "terminated"}, {"lastState", "terminated"}} {
@@ -109,22 +116,29 @@ func (s *snapshot) addPod(f *finding, program string) {
 			}
 			o := kubeclient.Object(state)
 			line := fmt.Sprintf("pod %s/%s: container %s: %s: %s", kubeSystem, program, c.Text("name"), strings.Join(at, "."), o.Text("reason"))
-			if code, ok := state["exitCode"].(float64); ok {
+			code, ended := state["exitCode"].(float64)
+			failed := ended || o.Text("reason") == backOff || strings.HasSuffix(o.Text("reason"), "Error") // RunContainerError and its like
+			ends = ends || failed
+			if ended {
 				line += fmt.Sprintf(" (exit code %d)", int(code))
 				if ended, err := time.Parse(time.RFC3339, o.Text("finishedAt")); err == nil {
 					f.since = ended
 				}
 			}
 			if m := strings.TrimSpace(o.Text("message")); m != "" {
+				if failed && o.Text("reason") != backOff {
+					message = m
+				}
 				line += ": " + m[strings.LastIndex(m, "\n")+1:] // it may be the end of the log
 			}
 			f.evidence = append(f.evidence, line)
-			if r := o.Text("reason"); r == "CrashLoopBackOff" {
+			if o.Text("reason") == backOff {
 				f.passing = false
 				f.why = "It ends again and again; the kubelet restarts it after longer and longer pauses."
 			}
 		}
 	}
+	return ends, message
 }
 
 // starting says whether a program may still be on its way up: the cluster starts, or
@@ -141,7 +155,7 @@ func (s *snapshot) starting(program string) bool {
 	return err == nil && s.now.Sub(began) < startTime
 }
 
-func (s *snapshot) programConfig(program string) (path, image string, extra map[string]string) {
+func (s *snapshot) programConfig(program string) (path, image string, extra config.Args) {
 	c := &s.config.Cluster
 	switch program {
 	case apiServer:
@@ -151,6 +165,9 @@ func (s *snapshot) programConfig(program string) (path, image string, extra map[
 	}
 	return "cluster.scheduler.extraArgs", c.Scheduler.Image, c.Scheduler.ExtraArgs
 }
+
+// backOff is the kubelet's reason for not starting a container that ends again and again.
+const backOff = "CrashLoopBackOff"
 
 // containers are the statuses of a pod's containers, those of initialization first.
 func containers(pod kubeclient.Object) []kubeclient.Object {

@@ -18,7 +18,7 @@ import (
 func TestEtcdNotRunning(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
-		n.config.Cluster.Etcd.ExtraArgs = map[string]string{"no-such-flag": "1"}
+		n.config.Cluster.Etcd.ExtraArgs = config.Args{"no-such-flag": {"1"}}
 		services["etcd"].Run = n.ends("etcd", "etcd-unknown-flag.log")
 		withoutEtcd(n, services)
 	})

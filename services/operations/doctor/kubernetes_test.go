@@ -48,14 +48,14 @@ func withoutEtcd(n *node, services map[string]*dag.Service) {
 func TestS356KubeletNotRunning(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
-		n.config.Machine.Kubelet.ExtraArgs = map[string]string{"nope": "1"}
+		n.config.Machine.Kubelet.ExtraArgs = config.Args{"nope": {"1"}}
 		services["kubelet"].Run = n.ends("kubelet", "kubelet-unknown-flag.log")
 		services["kubelet"].Health = unhealthy("connection refused")
 	})
 	n.finds("kubelet-not-running", failure, `machine.kubelet.extraArgs has nope: "1"`, "container kubelet ended with status 1", "unknown flag: --nope", "gbctl edit mc")
 
 	n = start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
-		n.config.Machine.Kubelet.ExtraArgs = map[string]string{"max-pods": "abc"}
+		n.config.Machine.Kubelet.ExtraArgs = config.Args{"max-pods": {"abc"}}
 		services["kubelet"].Run = n.ends("kubelet", "kubelet-bad-value.log")
 	})
 	n.finds("kubelet-not-running", failure, `machine.kubelet.extraArgs has max-pods: "abc"`, "invalid argument")
@@ -95,7 +95,7 @@ func TestAPIServerNotRunning(t *testing.T) {
 	t.Parallel()
 	const log = "var/log/pods/kube-system_kube-apiserver-n1_0123/kube-apiserver/"
 	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
-		n.config.Cluster.APIServer.ExtraArgs = map[string]string{"nope": "1"}
+		n.config.Cluster.APIServer.ExtraArgs = config.Args{"nope": {"1"}}
 		n.kubelet.set(200, podList(staticPod(apiServer, crashed), staticPod(controllerManager, running), staticPod(scheduler, running)))
 		data, err := os.ReadFile("testdata/apiserver-unknown-flag.log")
 		n.must(err)
@@ -163,9 +163,28 @@ func TestOtherProgramsNotRunning(t *testing.T) {
 			n.kubelet.set(200, podList(staticPod(apiServer, running), staticPod(controllerManager, states[controllerManager]), staticPod(scheduler, states[scheduler])))
 		})
 		n.others[program].set(0, "")
-		n.finds(id, failure, program, "EOF", "invalid configuration")
+		n.finds(id, failure, program, "EOF", `It ends, and says: E1121 15:22:19.683508   18931 run.go:72] "command failed" err="invalid configuration"`,
+			"gbctl logs -k kube-system/"+program+"-n1:"+program)
 		n.others[program].set(http.StatusOK, "ok")
 		n.healthy()
+	}
+}
+
+// The cause is in the program's own words also when the kubelet alone has them, or the runtime didn't
+// start it.
+func TestProgramsLastWords(t *testing.T) {
+	t.Parallel()
+	for state, why := range map[string]string{
+		`"lastState":{"terminated":{"exitCode":1,"reason":"Error","message":"I1 starting\nE1121 15:22:19.683508 1 run.go:72] \"command failed\" err=\"authentication-config file and oidc-* flags are mutually exclusive\"\n"}}`: "authentication-config file and oidc-* flags are mutually exclusive",
+		`"state":{"waiting":{"reason":"CreateContainerError","message":"failed to apply apparmor profile"}}`:                                                                                                                     "failed to apply apparmor profile",
+	} {
+		n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+			n.kubelet.set(200, podList(staticPod(apiServer, `{"name":"%[1]s","ready":false,`+state+`}`), staticPod(controllerManager, running), staticPod(scheduler, running)))
+		})
+		n.api.fail("/readyz", func(http.ResponseWriter) { panic(http.ErrAbortHandler) })
+		if f := n.finds("apiserver-not-running", failure, "gbctl logs -k kube-system/kube-apiserver-n1:kube-apiserver"); !strings.HasPrefix(f.Why, "It ends, and says: ") || !strings.Contains(f.Why, why) {
+			t.Errorf("%s: %s", state, f.Why)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
@@ -52,6 +53,12 @@ func lastError(lines []string) string {
 	return ""
 }
 
+// fatal reports whether a line is why a program ended.
+func fatal(line string) bool { return errorPatterns[0].MatchString(criLine.ReplaceAllString(line, "")) }
+
+// maxWords of a program are repeated as a cause, in bytes.
+const maxWords = 400
+
 // wrongFlags are how programs refuse an argument; the group is its name.
 var wrongFlags = []*regexp.Regexp{
 	regexp.MustCompile(`unknown (?:shorthand )?flag: -*([\w-]+)`),
@@ -73,7 +80,7 @@ func wrongFlag(words string) string {
 // explainArgument returns which of the configuration's arguments a program refused, and
 // where to correct it; false if words, the program's message, mentions none. Arguments
 // that are mentioned in another form than the flag are found by their names.
-func explainArgument(words, path, image string, extra map[string]string) (why, next string, ok bool) {
+func explainArgument(words, path, image string, extra config.Args) (why, next string, ok bool) {
 	flag := wrongFlag(words)
 	if _, own := extra[flag]; flag != "" && !own {
 		return fmt.Sprintf("%s doesn't know the argument %s, which Garboard sets: the release of the image doesn't fit.", image, flag),
@@ -85,7 +92,7 @@ func explainArgument(words, path, image string, extra map[string]string) (why, n
 	if flag == "" {
 		return "", "", false
 	}
-	return fmt.Sprintf("%s has %s: %q, which the program refuses.", path, flag, extra[flag]),
+	return fmt.Sprintf("%s has %s: %q, which the program refuses.", path, flag, extra.Get(flag)),
 		fmt.Sprintf("Correct or remove %s in %s (gbctl edit mc).", flag, path), true
 }
 
@@ -97,13 +104,13 @@ const (
 
 // named is the argument that the words name: as it is written, or in plain words
 // ("feature gates"), or by its value. "" if none.
-func named(words string, extra map[string]string) string {
+func named(words string, extra config.Args) string {
 	for _, name := range slices.Sorted(maps.Keys(extra)) {
 		plain := regexp.QuoteMeta(name) + "|" + regexp.QuoteMeta(strings.ReplaceAll(name, "-", " "))
 		if len(name) >= minName && regexp.MustCompile(`(?:^|[^\w-])(?:--)?(?:`+plain+`)(?:[^\w-]|$)`).MatchString(words) {
 			return name
 		}
-		if value := extra[name]; len(value) >= minValue && strings.Contains(words, value) {
+		if slices.ContainsFunc(extra[name], func(value string) bool { return len(value) >= minValue && strings.Contains(words, value) }) {
 			return name
 		}
 	}

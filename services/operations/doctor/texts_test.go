@@ -48,15 +48,15 @@ func TestBlame(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		words           string
-		extra           map[string]string
+		extra           config.Args
 		explainArgument string
 	}{
-		{"unknown flag: --nope", map[string]string{"nope": "1"}, `args has nope: "1"`},
-		{"unknown flag: --node-ip", map[string]string{"v": "4"}, "image doesn't know the argument node-ip"},
-		{"unrecognized feature gate: X; set feature gates from flags", map[string]string{"feature-gates": "X=true"}, "has feature-gates"},
-		{`open /etc/audit/none.yaml: no such file`, map[string]string{"audit-policy-file": "/etc/audit/none.yaml"}, "has audit-policy-file"},
-		{"it was false of v1 to say so", map[string]string{"v": "1", "anonymous-auth": "false"}, ""},
-		{"the server is overloaded", map[string]string{"over": "1"}, ""},
+		{"unknown flag: --nope", config.Args{"nope": {"1"}}, `args has nope: "1"`},
+		{"unknown flag: --node-ip", config.Args{"v": {"4"}}, "image doesn't know the argument node-ip"},
+		{"unrecognized feature gate: X; set feature gates from flags", config.Args{"feature-gates": {"X=true"}}, "has feature-gates"},
+		{`open /etc/audit/none.yaml: no such file`, config.Args{"audit-policy-file": {"/etc/audit/none.yaml"}}, "has audit-policy-file"},
+		{"it was false of v1 to say so", config.Args{"v": {"1"}, "anonymous-auth": {"false"}}, ""},
+		{"the server is overloaded", config.Args{"over": {"1"}}, ""},
 		{"connection refused", nil, ""},
 	} {
 		why, _, ok := explainArgument(c.words, "args", "image", c.extra)
@@ -114,7 +114,7 @@ func FuzzEvaluate(f *testing.F) {
 		}
 		c := &config.Config{}
 		c.Machine.Type = config.Init
-		c.Machine.Kubelet.ExtraArgs = map[string]string{"[": "(", "feature-gates": body}
+		c.Machine.Kubelet.ExtraArgs = config.Args{"[": {"("}, "feature-gates": {body}}
 		address := network.NodeAddress{Primary: netip.MustParseAddr("10.5.0.2")}
 		failed := func(id string) service {
 			e := dag.Event{Service: id, State: dag.Failed, Message: log}

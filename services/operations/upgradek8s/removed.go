@@ -93,13 +93,13 @@ func (s state) removed(a Arguments) (all []string) {
 	return all
 }
 
-// parseGates reads A=true,kube:B=false.
+// parseGates reads A=true,kube:B=false, or a list of such texts as it is printed.
 func parseGates(text string) map[string]string {
 	gates := map[string]string{}
-	for _, pair := range strings.Split(text, ",") {
-		name, value, found := strings.Cut(strings.TrimSpace(pair), "=")
+	for _, pair := range strings.FieldsFunc(text, func(c rune) bool { return strings.ContainsRune("[, ]", c) }) {
+		name, value, found := strings.Cut(pair, "=")
 		if found {
-			gates[name[strings.LastIndexByte(name, ':')+1:]] = strings.ToLower(strings.TrimSpace(value))
+			gates[name[strings.LastIndexByte(name, ':')+1:]] = strings.ToLower(value)
 		}
 	}
 	return gates

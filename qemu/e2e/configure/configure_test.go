@@ -68,6 +68,7 @@ func TestConfigureInContainer(t *testing.T) {
 
 	t.Run("live changes", func(t *testing.T) { live(t, c.In(t)) })
 	t.Run("a broken network is undone", func(t *testing.T) { tryNetwork(t, c.In(t)) })
+	t.Run("arguments that exclude defaults, and another endpoint", func(t *testing.T) { arguments(t, c.In(t)) })
 	t.Run("a bad image is found out", func(t *testing.T) { badImage(t, c.In(t)) })
 	t.Run("a bad image of a service stops nothing", func(t *testing.T) { badService(t, c.In(t)) })
 	t.Run("S-226 static pods are put back", func(t *testing.T) { putBack(t, c.In(t)) })

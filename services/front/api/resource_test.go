@@ -257,6 +257,9 @@ func (r *rig) controlPlane() {
 		Logs: r.opts.Logs, StaticPodsDir: path("static-pods"), CheckpointsDir: path("checkpoints"), FilesDir: path("files"), AuditDir: path("audit"), SecretsDir: path("secrets"),
 		CNIConfDir: path("cni"), SubnetFile: path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 		Initialized: func(context.Context, resource.Reader, string) (bool, error) { return false, nil },
+		Issuers: func(_ context.Context, _ resource.Reader, _, issuer string) ([]string, error) {
+			return []string{issuer}, nil
+		},
 	}) {
 		// Those that only look outwards would find nobody.
 		if name := c.Name; slices.ContainsFunc([]string{"ManifestApply", "ManifestDrift", "NodeLabel", "KubeletStaticPod", "CNIConfig"}, func(part string) bool { return strings.Contains(name, part) }) {

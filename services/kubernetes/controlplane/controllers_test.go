@@ -76,6 +76,7 @@ type fixture struct {
 	// selfHosted is the mark in etcd.
 	selfHosted atomic.Bool
 
+	issuers    []string // in etcd
 	logs       *logs.Logs
 	kubeletURL string
 	now        func() time.Time // nil: time.Now
@@ -114,6 +115,7 @@ func (f *fixture) run() {
 		Logs: f.logs, StaticPodsDir: f.path("static-pods"), CheckpointsDir: f.path("checkpoints"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
 		Have: f.have, CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
 		Initialized: func(context.Context, resource.Reader, string) (bool, error) { return f.selfHosted.Load(), nil },
+		Issuers:     f.recordIssuer,
 	})...)
 	rt, err := resource.NewRuntime(f.store, f.logs.Logger(controllerLog), controllers...)
 	put(f.t, err)

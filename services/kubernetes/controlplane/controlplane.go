@@ -170,6 +170,8 @@ type Options struct {
 	Roster func(ctx context.Context) (roster.Facts, error)
 	// Initialized looks for the mark of a self-hosted control plane in etcd; nil: really.
 	Initialized func(ctx context.Context, r resource.Reader, endpoint string) (bool, error)
+	// Issuers records an issuer of tokens in etcd, and returns all; nil: really.
+	Issuers func(ctx context.Context, r resource.Reader, member, issuer string) ([]string, error)
 }
 
 // AuditLog is the audit log of the API server. Rotated files are beside it.
@@ -193,6 +195,7 @@ func Controllers(o Options) []resource.Controller {
 	option.Default(&o.SubnetFile, subnetFile)
 	option.Default(&o.KubeletURL, kubeletURL)
 	option.Default(&o.Initialized, initialized)
+	option.Default(&o.Issuers, recordIssuer)
 	return []resource.Controller{
 		{
 			Name: "v1alpha1.BootstrapStatusController", Reconcile: (&BootstrapStatusController{initialized: o.Initialized}).Reconcile,
@@ -208,9 +211,14 @@ func Controllers(o Options) []resource.Controller {
 			Name: "k8s.ControlPlaneStaticPodController", Reconcile: (&StaticPodController{filesDir: o.FilesDir, auditDir: o.AuditDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")}).Reconcile,
 			Inputs: []resource.Input{
 				{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: network.Addresses.Type()},
-				{Type: machine.Configs.Type(), ID: machine.ConfigID},
+				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: Issuers.Type()},
 			},
 			Outputs: []string{StaticPods.Type()},
+		},
+		{
+			Name: "k8s.ServiceAccountIssuerController", Reconcile: (&IssuerController{record: o.Issuers}).Reconcile,
+			Inputs:  []resource.Input{{Type: Configs.Type(), ID: apiServer}, {Type: etcd.Statuses.Type()}, {Type: secrets.Etcd.Type()}},
+			Outputs: []string{Issuers.Type()},
 		},
 		{
 			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL, have: o.Have}).Reconcile,

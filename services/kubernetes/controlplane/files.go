@@ -59,7 +59,9 @@ func authentication(c APIServerConfig) ([]byte, error) {
 // withoutAuthentication are the arguments without those that the AuthenticationConfiguration has, unless the user has
 // another one.
 func withoutAuthentication(args config.Args) config.Args {
-	args = maps.Clone(args)
+	all := args
+	args = config.Args{}
+	maps.Copy(args, all)
 	if args.Get("authentication-config") == "" {
 		maps.DeleteFunc(args, func(flag string, _ config.Values) bool {
 			return flag == "authentication-config" || flag == "anonymous-auth" || strings.HasPrefix(flag, "oidc-")

@@ -39,6 +39,7 @@ type podInput struct {
 	config         ProgramConfig
 	configVersion  uint64
 	secretsVersion string
+	issuers        []string   // of tokens that are accepted; the first one signs
 	address        netip.Addr // this node's, of the first family of Services, for the apiserver to advertise
 	secretsDir     string
 	filesDir       string
@@ -63,6 +64,11 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 		}
 		annotations[filesVersionAnnotation] = filesVersion(rendered)
 		args = withoutAuthentication(args)
+		for _, flag := range []string{"service-account-issuer", "api-audiences"} {
+			if _, own := args[flag]; !own && len(in.issuers) > 1 {
+				args[flag] = in.issuers
+			}
+		}
 		own = append(own, inPlace(files, true), inPlace(in.auditDir, false))
 	}
 	own = slices.DeleteFunc(own, func(v config.Volume) bool { // the user's replace those of the same path in the pod

@@ -29,7 +29,8 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 		return 0, resource.IgnoreNotFound(err)
 	}
 	// Only at first: a restart of etcd is no reason to remove the pods.
-	if _, ready := etcd.Ready(v); !ready && len(StaticPods.List(v)) == 0 {
+	issuers := issuersOf(v)
+	if _, ready := etcd.Ready(v); (!ready || issuers == nil) && len(StaticPods.List(v)) == 0 {
 		return 0, nil
 	}
 	var problems []error
@@ -37,6 +38,7 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 		pod, err := staticPod(podInput{
 			config:         o.Spec,
 			configVersion:  o.Version,
+			issuers:        issuers,
 			secretsVersion: cmp.Or(status.Spec.Programs[o.Spec.program()], status.Spec.Version),
 			address:        address,
 			secretsDir:     c.secretsDir,
@@ -75,7 +77,7 @@ func Rendered(r resource.Reader, name, image string) (kubeclient.Object, error) 
 	cluster.APIServer.Image, cluster.ControllerManager.Image, cluster.Scheduler.Image = image, image, image
 	for _, spec := range programConfigs(&cluster) {
 		if spec.program() == name {
-			return staticPod(podInput{config: spec, address: address, secretsDir: filepath.Join(boot.SecretsDir, "kubernetes"), filesDir: filesDir, auditDir: auditDir})
+			return staticPod(podInput{config: spec, issuers: issuersOf(r), address: address, secretsDir: filepath.Join(boot.SecretsDir, "kubernetes"), filesDir: filesDir, auditDir: auditDir})
 		}
 	}
 	return nil, fmt.Errorf("%s is no program of the control plane", name)

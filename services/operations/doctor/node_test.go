@@ -191,6 +191,9 @@ func (n *node) publish() {
 			Logs: n.logs, StaticPodsDir: n.path(boot.StaticPodsDir), CheckpointsDir: n.path(boot.CheckpointsDir), FilesDir: n.path("etc/kubernetes"), AuditDir: n.path("audit"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
 			SubnetFile: n.path("subnet.env"), KubeletURL: n.kubelet.url, Have: n.have,
 			Initialized: func(context.Context, resource.Reader, string) (bool, error) { return false, nil },
+			Issuers: func(_ context.Context, _ resource.Reader, _, issuer string) ([]string, error) {
+				return []string{issuer}, nil
+			},
 		})...)...)
 	n.must(err)
 	n.background(func(ctx context.Context) { n.must(rt.Run(ctx)) })

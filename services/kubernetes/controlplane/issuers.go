@@ -1,0 +1,89 @@
+package controlplane
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+)
+
+const (
+	// issuersKey has the endpoints of the control plane, one in each key: a token of a service account names that of
+	// its time as its issuer and its audience.
+	issuersKey = "/garboard.dev/service-account-issuers/"
+	// maxIssuers are accepted: that of today, and the last ones.
+	maxIssuers     = 8
+	issuersTimeout = 5 * time.Second
+	// issuersPeriod is how soon a control plane accepts what another one signs with a new endpoint.
+	issuersPeriod = 10 * time.Second
+	issuersID     = "service-accounts"
+)
+
+// Issuers has one object: the endpoints whose tokens are accepted, the newest first.
+var Issuers = resource.Define[[]string](resource.Definition{
+	Type: "ServiceAccountIssuers.kubernetes.garboard.dev", Kind: "ServiceAccountIssuer", Namespace: namespace,
+})
+
+// IssuerController records the endpoint of the control plane, and learns the former ones.
+type IssuerController struct {
+	record func(ctx context.Context, r resource.Reader, member, endpoint string) ([]string, error)
+}
+
+func (c *IssuerController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	api, err := Configs.Get(v, apiServer)
+	member, ready := etcd.Ready(v)
+	if err != nil || !ready {
+		return 0, resource.IgnoreNotFound(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, issuersTimeout)
+	defer cancel()
+	all, failed := c.record(ctx, v, member.Endpoint, api.Spec.(APIServerConfig).ControlPlaneEndpoint)
+	if _, err := Issuers.Get(v, issuersID); failed == nil || err != nil { // the API server doesn't wait for what fails
+		err = Issuers.Put(v, issuersID, all)
+		failed = cmp.Or(failed, err)
+	}
+	return issuersPeriod, failed
+}
+
+// issuersOf are those of tokens that are accepted; the first one signs. There are none before etcd was asked.
+func issuersOf(r resource.Reader) []string {
+	api, err := Configs.Get(r, apiServer)
+	known, none := Issuers.Get(r, issuersID)
+	if cmp.Or(err, none) != nil {
+		return nil
+	}
+	today := api.Spec.(APIServerConfig).ControlPlaneEndpoint
+	former := slices.DeleteFunc(slices.Clone(known.Spec), func(i string) bool { return i == today })
+	return append([]string{today}, former[:min(len(former), maxIssuers-1)]...)
+}
+
+// recordIssuer adds the endpoint of today to etcd, and returns all.
+func recordIssuer(ctx context.Context, r resource.Reader, member, endpoint string) ([]string, error) {
+	client, err := etcd.Dial(ctx, r, member)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	key := issuersKey + endpoint
+	missing := clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
+	if _, err := client.Txn(ctx).If(missing).Then(clientv3.OpPut(key, "")).Commit(); err != nil {
+		return nil, fmt.Errorf("record the issuer of tokens in etcd: %w", err)
+	}
+	found, err := client.Get(ctx, issuersKey, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxIssuers))
+	if err != nil {
+		return nil, fmt.Errorf("look for the former issuers of tokens in etcd: %w", err)
+	}
+	var all []string
+	for _, kv := range found.Kvs {
+		all = append(all, strings.TrimPrefix(string(kv.Key), issuersKey))
+	}
+	return all, nil
+}

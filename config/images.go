@@ -12,7 +12,7 @@ import (
 // versions in its components; a test there compares the two.
 const (
 	KubernetesVersion = "v1.37.2"
-	EtcdVersion       = "3.7.3-0"
+	EtcdVersion       = "3.6.16-0"
 	PauseVersion      = "3.10.1"
 	CoreDNSVersion    = "v1.15.0"
 	FlannelVersion    = "v0.28.10"

@@ -48,7 +48,7 @@ const (
 	OtherKubernetesVersion    = "v1.36.3"
 	OldestKubernetesVersion   = "v1.35.4"
 	RelinkedKubernetesVersion = KubernetesVersion + "-relinked"
-	EtcdVersion               = "v3.7.3"
+	EtcdVersion               = "v3.6.16"
 	ContainerdVersion         = "v2.4.2"
 	RuncVersion               = "v1.5.3"
 	CNIVersion                = "v1.10.0"

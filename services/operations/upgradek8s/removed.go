@@ -9,13 +9,10 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
-// With a flag or a feature gate that it doesn't know, or a gate that it doesn't allow to
+// With a feature gate that it doesn't know, or a gate that it doesn't allow to
 // change, a component doesn't start. The tables below have what each minor version took
-// away, by the sources of v1.35.4, v1.36.3 and v1.37.2: the flags of the five components,
-// and the versions in their tables of feature gates. A test compares them with the programs.
-
-// removedFlags are component and flag.
-var removedFlags = map[int][][2]string{}
+// away, by the versions in the tables of feature gates of v1.35.4, v1.36.3 and v1.37.2; these have removed no flag.
+// A test compares them with the programs.
 
 // removedGates are unknown from that version on.
 var removedGates = map[int]string{
@@ -71,11 +68,6 @@ func (s state) removed(a Arguments) (all []string) {
 			refuse := func(what, why string) {
 				all = append(all, fmt.Sprintf("%s doesn't start with %s of %s: %s in v1.%d; remove it from the configuration first, by `gbctl patch mc`",
 					c.name, what, strings.Join(argsPath(c), "."), why, version))
-			}
-			for _, flag := range removedFlags[version] {
-				if _, used := args[flag[1]]; used && flag[0] == c.name {
-					refuse("the flag "+flag[1], "Kubernetes has removed it")
-				}
 			}
 			gates := parseGates(args[featureGates])
 			for _, gate := range slices.Sorted(maps.Keys(gates)) {

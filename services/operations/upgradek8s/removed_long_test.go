@@ -45,11 +45,6 @@ func TestRemovedSettingsOfThePrograms(t *testing.T) {
 				t.Errorf("v1.%d: %s: %s", version, gate, text)
 			}
 		}
-		for _, flag := range removedFlags[version] {
-			if text := output(program(component, flag[0]), "--"+flag[1]+"=x"); !strings.Contains(text, "unknown flag: --"+flag[1]) {
-				t.Errorf("v1.%d: %s --%s: %s", version, flag[0], flag[1], text)
-			}
-		}
 	}
 	before := program("kubernetes-1.36", "kube-scheduler")
 	for _, gate := range strings.Fields(removedGates[37]) {

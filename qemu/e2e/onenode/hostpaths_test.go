@@ -63,7 +63,8 @@ spec:
 		return errors.New(phase + ": " + c.Kubectl("-n", "kube-system", "get", "events", "--field-selector", "involvedObject.name="+pod, "-o", "jsonpath={.items[*].message}"))
 	})
 	for _, path := range []string{
-		"/var/data/site", "/var/home/site", "/var/mnt/disks", "/var/opt/local-path-provisioner", "/var/srv/site", "/etc/kubernetes/volumeplugins/site~driver", "/run/cilium",
+		"/var/data/site", "/var/home/site", "/var/mnt/disks", "/var/opt/local-path-provisioner", "/var/srv/site", "/etc/kubernetes/volumeplugins/site~driver",
+		"/var/run/cilium", "/run/cdi",
 	} {
 		if _, err := c.TryGbctl("-n", c.Node(), "ls", path); err != nil {
 			t.Errorf("what a pod has made isn't in %s: %v", path, err)

@@ -125,6 +125,9 @@ func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusR
 		} else {
 			waiting = append(waiting, status.ID+": "+status.Message)
 		}
+		if status.Up && status.Lacks != "" {
+			waiting = append(waiting, status.ID+": "+status.Waiting)
+		}
 	}
 	waiting = append(waiting, controlplane.Unready(s.opts.Store)...)
 	res.WaitingFor = readable(strings.Join(waiting, "; "))

@@ -28,25 +28,28 @@ const NodeDeleted reason.Code = "NodeDeleted"
 type registration struct {
 	again atomic.Pointer[time.Time] // when it starts anew, because the Node was deleted; nil: it wasn't
 	pause time.Duration             // before that
+	since time.Time                 // the Node is there; zero: no run has seen it yet
 }
 
-// watch returns an error when the kubelet has to start anew. A Node that this run hasn't registered yet isn't one that was deleted.
+// watch returns an error when the kubelet has to start anew. A Node that no run has registered yet isn't one that was deleted.
 func (r *registration) watch(ctx context.Context, client *kubeclient.Client, name string) error {
 	defer r.again.Store(nil)
-	var since time.Time // the Node is there; zero: it was never
+	if !r.since.IsZero() {
+		r.since = time.Now()
+	}
 	for sleep.For(ctx, nodeLook) {
 		_, err := client.Get(ctx, kubeclient.NodeRef(name))
 		answer, answered := errors.AsType[*kubeclient.StatusError](err)
 		at := r.again.Load()
 		switch {
 		case err == nil:
-			if since.IsZero() || at != nil {
-				since = time.Now()
+			if r.since.IsZero() || at != nil {
+				r.since = time.Now()
 			}
 			r.again.Store(nil)
-		case since.IsZero() || !answered || answer.Reason != "NotFound": // it may be there
+		case r.since.IsZero() || !answered || answer.Reason != "NotFound": // it may be there
 		case at == nil:
-			if time.Since(since) > registerMax {
+			if time.Since(r.since) > registerMax {
 				r.pause = 0
 			}
 			r.pause = min(max(2*r.pause, registerFirst), registerMax)

@@ -208,7 +208,13 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     use + " -f FILE",
 		Aliases: aliases,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && file != "" {
+				return usagef("give exactly one configuration: -f FILE; %s is something else", args[0])
+			} else if len(args) == 1 {
+				file = args[0]
+			}
 			change, err := flags.change(cmd, "applied")
 			if err != nil {
 				return err
@@ -253,10 +259,11 @@ func inFile(file string, err error) error {
 	}))}
 }
 
-// applyCommand makes "apply machineconfig", which is the same as apply-config (S-024).
+// applyCommand makes "apply" and "apply machineconfig", which are the same as apply-config (S-024).
 func (a *app) applyCommand() *cobra.Command {
-	mc := a.applyConfigCommand("machineconfig", "mc", "machineconfigs")
-	return group(&cobra.Command{Use: "apply"}, mc)
+	cmd := a.applyConfigCommand("apply")
+	cmd.AddCommand(a.applyConfigCommand("machineconfig", "mc", "machineconfigs"))
+	return cmd
 }
 
 // readInput reads a document from a file or from standard input.

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/garboard-os/garboard/boot"
 	"os"
 	"os/signal"
 	"syscall"
@@ -44,6 +45,7 @@ const (
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "gbctl",
+		Version:       boot.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {

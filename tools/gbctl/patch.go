@@ -11,12 +11,19 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// patchCommand makes "patch" and "patch machineconfig", which are the same.
 func (a *app) patchCommand() *cobra.Command {
+	cmd := a.patchConfigCommand("patch")
+	cmd.AddCommand(a.patchConfigCommand("machineconfig", "mc", "machineconfigs"))
+	return cmd
+}
+
+func (a *app) patchConfigCommand(use string, aliases ...string) *cobra.Command {
 	flags := &applyFlags{app: a}
 	var patches []string
-	mc := &cobra.Command{
-		Use:     "machineconfig -p PATCH",
-		Aliases: []string{"mc", "machineconfigs"},
+	cmd := &cobra.Command{
+		Use:     use + " -p PATCH",
+		Aliases: aliases,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			change, err := flags.change(cmd, "patched")
@@ -41,9 +48,9 @@ func (a *app) patchCommand() *cobra.Command {
 		},
 	}
 	// An array, not a slice: patches are full of commas.
-	mc.Flags().StringArrayVarP(&patches, "patch", "p", nil, "patch, or @FILE; repeatable, applied in the given order")
-	flags.add(mc)
-	return group(&cobra.Command{Use: "patch"}, mc)
+	cmd.Flags().StringArrayVarP(&patches, "patch", "p", nil, "patch, or @FILE; repeatable, applied in the given order")
+	flags.add(cmd)
+	return cmd
 }
 
 // patchNode patches the current configuration of a node. If somebody else changes it in

@@ -28,6 +28,7 @@ func (a *app) validateCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "file with the configuration, or - for standard input")
+	cmd.Flags().StringVarP(&file, "file", "f", "", "same as --config")
 	cmd.Flags().StringVar(&mode, "mode", "machine", "what the node is: machine or container")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"machine", "container"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd

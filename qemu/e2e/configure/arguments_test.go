@@ -50,15 +50,15 @@ cluster:
     extraVolumes:
       - {hostPath: /var/lib/authz, mountPath: /authz, readonly: true}
 `)
-	c.Eventually(upBudget, "the API server runs with the arguments", func() error {
-		all, err := c.TryGbctl("processes", "-o", "json")
+	c.Eventually(2*upBudget, "the API server runs with the arguments", func() error {
+		pod, err := c.TryGbctl("read", "/etc/kubernetes/manifests/garboard-kube-apiserver.yaml")
 		for _, want := range []string{"--authorization-config=/authz/config.yaml", "--service-account-issuer=https://api.example.org:6443"} {
-			if err == nil && !strings.Contains(all, want) {
+			if err == nil && !strings.Contains(pod, want) {
 				err = fmt.Errorf("%s isn't there", want)
 			}
 		}
 		if err == nil {
-			_, err = c.Try("get", "--raw=/readyz")
+			_, err = c.TryGbctl("health") // also of the pod with this configuration
 		}
 		return err
 	})

@@ -66,6 +66,7 @@ var purposes = map[string]string{
 	"k8s.ManifestDriftController":             "how the cluster's objects differ from the bootstrap manifests",
 	"k8s.NodeLabelController":                 "labels and taints of the node",
 	"k8s.NodeLeaveController":                 "the end of the Nodes of workers that are reset",
+	"k8s.ServiceAccountIssuerController":      "the endpoints whose tokens the API server accepts",
 	"k8s.CertificateApprovalController":       "the approval of the certificates of workers' kubelets",
 	"k8s.CNIConfigController":                 "how containerd connects pods",
 }

@@ -84,10 +84,24 @@ var together = sync.OnceValue(func() (t struct {
 // argumentRule is one of arguments.yaml, which says what its fields mean.
 type argumentRule struct {
 	Of                               []string
-	Flag, Like, Unlike               string
+	Flag, Like, Unlike               pattern
 	Beside, Without, Problem, Advice string
 	Unmounted                        bool
 }
+
+// pattern is an expression that is compiled once.
+type pattern struct{ *regexp.Regexp }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (p *pattern) UnmarshalText(text []byte) (err error) {
+	if p.Regexp, err = regexp.Compile(string(text)); err == nil {
+		p.Longest()
+	}
+	return err
+}
+
+// matches reports whether there is no expression, or the text is like it.
+func (p pattern) matches(text string) bool { return p.Regexp == nil || p.MatchString(text) }
 
 // Excludes is the argument beside which a program doesn't start with a flag, "" if there is none.
 func (a Args) Excludes(flag string) string {
@@ -165,14 +179,13 @@ func (c *Config) AboutArgs() (all []string) {
 
 // judge calls f for each rule that an argument breaks.
 func (p program) judge(flag string, f func(argumentRule)) {
-	matches := func(pattern, text string) bool { is, _ := regexp.MatchString(pattern, text); return is }
 	value := strings.Join(p.args[flag], ",")
 	_, mounted := HostPath(p.volumes, value)
 	for _, rule := range together().Rules {
 		_, beside := p.args[rule.Beside]
 		_, without := p.args[rule.Without]
-		if (rule.Of == nil || slices.Contains(rule.Of, p.where[len(p.where)-1].(string))) && matches("^("+rule.Flag+")$", flag) && matches(rule.Like, value) &&
-			(rule.Unlike == "" || !matches(rule.Unlike, value)) && (rule.Beside == "" || beside) && !without && !(rule.Unmounted && mounted) {
+		if (rule.Of == nil || slices.Contains(rule.Of, p.where[len(p.where)-1].(string))) && rule.Flag.FindString(flag) == flag && rule.Like.matches(value) &&
+			(rule.Unlike.Regexp == nil || !rule.Unlike.matches(value)) && (rule.Beside == "" || beside) && !without && !(rule.Unmounted && mounted) {
 			f(rule)
 		}
 	}

@@ -2,7 +2,6 @@ package config
 
 import (
 	"path"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -29,12 +28,7 @@ func TestArgumentRules(t *testing.T) {
 		}
 	}
 	for _, rule := range any.Rules {
-		for _, pattern := range []string{rule.Flag, rule.Like, rule.Unlike} {
-			if _, err := regexp.Compile(pattern); err != nil {
-				t.Error(err)
-			}
-		}
-		if rule.Flag == "" || (rule.Problem == "") == (rule.Advice == "") {
+		if rule.Flag.Regexp == nil || (rule.Problem == "") == (rule.Advice == "") {
 			t.Errorf("%+v", rule)
 		}
 	}

@@ -184,7 +184,8 @@ func (p program) judge(flag string, f func(argumentRule)) {
 	for _, rule := range together().Rules {
 		_, beside := p.args[rule.Beside]
 		_, without := p.args[rule.Without]
-		if (rule.Of == nil || slices.Contains(rule.Of, p.where[len(p.where)-1].(string))) && rule.Flag.FindString(flag) == flag && rule.Like.matches(value) &&
+		whole := slices.Equal(rule.Flag.FindStringIndex(flag), []int{0, len(flag)})
+		if (rule.Of == nil || slices.Contains(rule.Of, p.where[len(p.where)-1].(string))) && whole && rule.Like.matches(value) &&
 			(rule.Unlike.Regexp == nil || !rule.Unlike.matches(value)) && (rule.Beside == "" || beside) && !without && !(rule.Unmounted && mounted) {
 			f(rule)
 		}

@@ -187,10 +187,14 @@ func fieldByName(t reflect.Type, name string) (reflect.StructField, bool) {
 func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 	m := reflect.MakeMap(v.Type())
 	d.pairs(n, func(key, value *yaml.Node) {
-		elem := reflect.New(v.Type().Elem()).Elem()
+		elem, name := reflect.New(v.Type().Elem()).Elem(), resolve(key).Value
 		// Arguments and labels are text for us, but can look like numbers and
 		// booleans in YAML; null is the empty text.
 		if v.Type() == argsType {
+			// The programs take _ for - in the name of a flag.
+			if name = strings.ReplaceAll(name, "_", "-"); m.MapIndex(reflect.ValueOf(name)).IsValid() {
+				d.bad(key, "is the same flag as %s; keep only one of them", name)
+			}
 			d.argument(resolve(value), elem)
 		} else if elem.Kind() == reflect.String {
 			if value = resolve(value); value.Kind == yaml.ScalarNode && d.spend(value) {
@@ -203,7 +207,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 		} else {
 			d.value(value, elem)
 		}
-		m.SetMapIndex(reflect.ValueOf(resolve(key).Value), elem)
+		m.SetMapIndex(reflect.ValueOf(name), elem)
 	})
 	if m.Len() > 0 {
 		v.Set(m)

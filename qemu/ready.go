@@ -55,19 +55,12 @@ func (c *Cluster) WaitReady(ctx context.Context, reached func(Milestone), waitin
 	if c.Accelerator == "tcg" {
 		poll = readyPollEmulated
 	}
-	ready := MilestoneReady
-	if len(c.atOnce()) > 1 {
-		ready = "all nodes Ready"
+	steps, err := c.milestones(api)
+	if err != nil {
+		return err
 	}
 	start := time.Now()
-	for _, step := range []struct {
-		what  string
-		check func(context.Context) error
-	}{
-		{MilestoneAPI, api.answers},
-		{ready, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.atOnce())) }},
-		{MilestoneDNS, api.dnsReady},
-	} {
+	for _, step := range steps {
 		for {
 			err := step.check(ctx)
 			if err == nil {
@@ -90,6 +83,41 @@ func (c *Cluster) WaitReady(ctx context.Context, reached func(Milestone), waitin
 		}
 	}
 	return nil
+}
+
+// milestone is one of WaitReady and what tells that it is reached.
+type milestone struct {
+	what  string
+	check func(context.Context) error
+}
+
+// milestones returns those that a cluster can reach: without a pod network no node is Ready.
+func (c *Cluster) milestones(api *KubeAPI) ([]milestone, error) {
+	name := c.Configuration(c.Nodes[0].Name)
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	first, _, err := config.Load(name, data)
+	if err != nil {
+		return nil, err
+	}
+	network := first.Cluster.Network.CNI.Name != config.CNINone
+	ready := MilestoneReady
+	switch nodes := len(c.atOnce()); {
+	case !network:
+		ready = "all nodes wait for a pod network, which is yours to install"
+	case nodes > 1:
+		ready = "all nodes Ready"
+	}
+	all := []milestone{
+		{MilestoneAPI, api.answers},
+		{ready, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.atOnce()), network) }},
+	}
+	if network && !first.Cluster.CoreDNS.Disabled {
+		all = append(all, milestone{MilestoneDNS, api.dnsReady})
+	}
+	return all, nil
 }
 
 // ended returns the reason why a cluster can't become ready any more; nil while it has a
@@ -221,7 +249,8 @@ func holds(conditions []condition, want string) error {
 	return fmt.Errorf("not %s", want)
 }
 
-func (a *KubeAPI) nodesReady(ctx context.Context, count int) error {
+// nodesReady returns nil if as many nodes are Ready, or lack only the network of a cluster without one.
+func (a *KubeAPI) nodesReady(ctx context.Context, count int, network bool) error {
 	var list struct {
 		Items []struct {
 			Metadata struct{ Name string }
@@ -236,7 +265,8 @@ func (a *KubeAPI) nodesReady(ctx context.Context, count int) error {
 	}
 	var unready []error
 	for _, n := range list.Items {
-		if err := holds(n.Status.Conditions, "Ready"); err != nil {
+		err := holds(n.Status.Conditions, "Ready")
+		if err != nil && (network || !strings.Contains(err.Error(), "NetworkPluginNotReady")) {
 			unready = append(unready, fmt.Errorf("node %s is %w", n.Metadata.Name, err))
 		}
 	}

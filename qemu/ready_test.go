@@ -3,6 +3,9 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
@@ -31,6 +34,7 @@ func TestWaitReadyEndsWithTheCluster(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(string(d), 0o700), writePlan(d, plan), os.WriteFile(d.kubeconfig(), access, 0o600)); err != nil {
 		t.Fatal(err)
 	}
+	configured(t, d, plan, "{}")
 	c := &Cluster{Plan: plan, dir: d}
 	if err := c.WaitReady(ctx, nil, nil); err == nil || !strings.Contains(err.Error(), "was stopped meanwhile") || !strings.Contains(err.Error(), d.log()) {
 		t.Errorf("without a host process: %v", err)
@@ -40,6 +44,47 @@ func TestWaitReadyEndsWithTheCluster(t *testing.T) {
 	}
 	if err := c.WaitReady(ctx, nil, nil); err == nil || !strings.Contains(err.Error(), "was removed meanwhile, by another command") {
 		t.Errorf("without a plan: %v", err)
+	}
+}
+
+// configured writes the configuration of the first node.
+func configured(t *testing.T, d clusterDir, plan Plan, patch string) {
+	t.Helper()
+	f, err := configurations(plan, Options{Patches: [][]byte{[]byte(patch)}}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := plan.Nodes[0].Name
+	if err := errors.Join(os.MkdirAll(string(d.node(first)), 0o700), os.WriteFile(d.config(first), f.nodes[first], 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A cluster without a pod network reaches what it can reach: its nodes wait for one, and for nothing else.
+func TestMilestonesWithoutANetwork(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	message := "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:no network"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"items": [{"metadata": {"name": "a"}, "status": {"conditions": [{"type": "Ready", "status": "False", "message": %q}]}}]}`, message)
+	}))
+	defer server.Close()
+	api := &KubeAPI{server: server.URL, client: server.Client()}
+	plan := testPlan(Container)
+	plan.Nodes = plan.Nodes[:1]
+	d, _ := dirOf(plan.Name)
+	for patch, want := range map[string]int{"{}": 3, "cluster: {coreDNS: {disabled: true}}": 2, "cluster: {network: {cni: {name: none}}}": 2} {
+		configured(t, d, plan, patch)
+		all, err := (&Cluster{Plan: plan, dir: d}).milestones(api)
+		if err != nil || len(all) != want {
+			t.Fatalf("%s: %d milestones, %v", patch, len(all), err)
+		}
+		if err, none := all[1].check(t.Context()), strings.Contains(patch, "none"); (err == nil) != none {
+			t.Errorf("%s: a node that waits for a network: %v", patch, err)
+		}
+	}
+	message = "PLEG is not healthy"
+	if err := api.nodesReady(t.Context(), 1, false); err == nil || !strings.Contains(err.Error(), message) {
+		t.Errorf("a node that isn't Ready for another reason: %v", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -53,6 +54,8 @@ func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
 		return
 	}
 	fmt.Fprintf(a.out, "%s: %s (%s)\n", node, plural(len(m.Findings), "finding"), plural(len(m.Checked), "check"))
+	// Texts that the node sends don't know how this client reaches the node.
+	here := strings.NewReplacer("-n ADDRESS", "-n "+node)
 	for _, f := range m.Findings {
 		since := ""
 		if f.Since != nil {
@@ -61,7 +64,7 @@ func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
 		fmt.Fprintf(a.out, "\n%s %s (%s%s)\n", severities[f.Severity], oneLine(f.What), f.Id, since)
 		for _, part := range []struct{ label, text string }{{"why", f.Why}, {"next", f.Next}} {
 			if part.text != "" {
-				fmt.Fprintf(a.out, "  %-5s %s\n", part.label, oneLine(part.text))
+				fmt.Fprintf(a.out, "  %-5s %s\n", part.label, here.Replace(oneLine(part.text)))
 			}
 		}
 		for _, e := range f.Evidence {

@@ -91,7 +91,7 @@ func (e *Etcd) Begun() (*Begun, error) {
 }
 
 // resetHint is what a user can do about existing data that prevents a beginning.
-const resetHint = "this node is a member of a cluster, or has data of an earlier one; if that is not needed, remove it with `gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot`"
+const resetHint = "this node is a member of a cluster, or has data of an earlier one; if that is not needed, remove it with `gbctl -n ADDRESS reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot`"
 
 // wake ends the wait of the service, if it waits.
 func (e *Etcd) wake() { sleep.Wake(e.begin) }

@@ -123,7 +123,7 @@ func (e *Etcd) foreignData(r record) error {
 
 // foreignDataError is the *wait for data of another cluster.
 func (e *Etcd) foreignDataError(id identity, why string) error {
-	return &wait{code: ForeignData, what: fmt.Sprintf("a decision: %s holds data of another etcd cluster (member %s of cluster %s): %s. Of an earlier installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To be kept, it needs the configuration that it was begun with",
+	return &wait{code: ForeignData, what: fmt.Sprintf("a decision: %s holds data of another etcd cluster (member %s of cluster %s): %s. Of an earlier installation, remove it: gbctl -n ADDRESS reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To be kept, it needs the configuration that it was begun with",
 		e.o.DataDir, HexID(id.member), HexID(id.cluster), why)}
 }
 

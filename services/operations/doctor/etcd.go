@@ -25,7 +25,7 @@ var etcdConditions = checks{
 		}
 		f := finding{what: "etcd has an alarm: " + strings.Join(s.etcd.alarms, ", ") + ".", evidence: []string{"etcd alarms: " + strings.Join(s.etcd.alarms, ", ")}}
 		if strings.Join(s.etcd.alarms, "") != "NOSPACE" {
-			f.why, f.next = "A member's data differs from that of the others.", "Replace the member whose data is corrupt: gbctl reset --system-labels-to-wipe EPHEMERAL --reboot on its node, which then joins again."
+			f.why, f.next = "A member's data differs from that of the others.", "Replace the member whose data is corrupt: gbctl -n ADDRESS reset --system-labels-to-wipe EPHEMERAL --reboot on its node, which then joins again."
 		}
 		return one(f)
 	},
@@ -129,7 +129,7 @@ func foreignSecrets(s *snapshot) []finding {
 			return one(finding{
 				what:     "etcd's data holds Secrets of another cluster.",
 				why:      "They are encrypted with another key than that from cluster.secret: " + boot.EtcdDataDir + " is of an older installation, or the configuration has new secrets.",
-				next:     "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To keep it, apply the configuration with the cluster's own secrets.",
+				next:     "If the data is of an older installation, remove it: gbctl -n ADDRESS reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To keep it, apply the configuration with the cluster's own secrets.",
 				evidence: []string{asLog(apiServer, line), s.local.text()},
 			})
 		}
@@ -179,7 +179,7 @@ func etcdDown(s *snapshot) []finding {
 			} else {
 				f.what = "etcd runs and is not healthy."
 				f.why = "It has no leader: too few of the members that it knows answer, or it is still starting."
-				f.next = "Start the other members again; a majority is needed. If they are lost for good, recover the cluster from a snapshot: wipe this node (gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then run gbctl bootstrap --recover-from SNAPSHOT."
+				f.next = "Start the other members again; a majority is needed. If they are lost for good, recover the cluster from a snapshot: wipe this node (gbctl -n ADDRESS reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then run gbctl bootstrap --recover-from SNAPSHOT."
 			}
 			if s.etcd != nil {
 				f.evidence = append(f.evidence, s.etcd.ready.text())

@@ -293,7 +293,7 @@ func (j job) prove() operation.Step {
 				case !begun:
 				case slot.State == boot.SlotGood && j.Systems.Running() == name:
 					if _, err := marked.Get(p); j.Wipe && err != nil {
-						return errors.New("the new system is healthy, but the machine restarted before the data was marked for wiping: `gbctl reset --system-labels-to-wipe EPHEMERAL --reboot` wipes it")
+						return errors.New("the new system is healthy, but the machine restarted before the data was marked for wiping: `gbctl -n ADDRESS reset --system-labels-to-wipe EPHEMERAL --reboot` wipes it")
 					}
 					return nil
 				case slot.State == boot.SlotTrying && j.Systems.Running() == name:

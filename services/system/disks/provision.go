@@ -82,7 +82,7 @@ func (d *Disks) mayWipe(dev device, f found, consent, name, allow string) error 
 	case busy != "":
 		return d.refuse(dev, "is in use: "+busy, another)
 	case f.data(): // names of disks may have changed since somebody allowed it
-		return d.refuse(dev, fmt.Sprintf("has the data of other machine.disks (%s), and isn't touched", f.holds), another+", or erase this one first: gbctl reset --user-disks-to-wipe")
+		return d.refuse(dev, fmt.Sprintf("has the data of other machine.disks (%s), and isn't touched", f.holds), another+", or erase this one first: gbctl -n ADDRESS reset --user-disks-to-wipe")
 	case consent == "":
 		return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds), fmt.Sprintf("%s, or set %s: true to erase this one", another, allow))
 	}

@@ -191,5 +191,5 @@ func TestOldEtcdData(t *testing.T) {
 			return nil
 		}
 	})
-	tells(t, c, "ERROR", "etcd-foreign-data", "cluster.secret", "unable to transform key")
+	tells(t, c, "ERROR", "etcd-foreign-data", "cluster.secret", "/registry/secrets/", "transform")
 }

@@ -124,8 +124,9 @@ func foreignSecrets(s *snapshot) []finding {
 	if s.local == nil || s.local.ok() {
 		return nil
 	}
+	// "unable to transform key KEY", since Kubernetes 1.37 "Key: KEY, …: data from the storage is not transformable".
 	for _, line := range slices.Backward(s.files.pods[apiServer]) {
-		if strings.Contains(line, `unable to transform key "/registry/secrets/`) {
+		if strings.Contains(line, "/registry/secrets/") && strings.Contains(line, "transform") {
 			return one(finding{
 				what:     "etcd's data holds Secrets of another cluster.",
 				why:      "They are encrypted with another key than that from cluster.secret: " + boot.EtcdDataDir + " is of an older installation, or the configuration has new secrets.",

@@ -122,21 +122,27 @@ func TestEtcdLostItsData(t *testing.T) {
 }
 
 // The data of another cluster at the same address: etcd is fine, and the API server is
-// not. The line is a real one.
+// not. The lines are real ones.
 func TestS225SecretsOfAnotherCluster(t *testing.T) {
 	t.Parallel()
-	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
-		n.write(`2026-11-21T15:55:40.390698254Z stderr F E1121 15:55:40.389777       1 cacher.go:500] cacher (secrets): unexpected ListAndWatch error: failed to list *core.Secret: `+
-			`unable to transform key "/registry/secrets/kube-system/bootstrap-token-zudtb5": output array was not large enough for encryption; reinitializing...`+"\n",
-			"var/log/pods/kube-system_kube-apiserver-n1_0123/kube-apiserver/0.log")
-	})
-	n.healthy() // it has been read since
-	n.api.fail("/readyz", func(w http.ResponseWriter) {
-		w.WriteHeader(http.StatusInternalServerError)
-		fmt.Fprint(w, "[+]ping ok\n[-]informer-sync failed: reason withheld\nreadyz check failed\n")
-	})
-	n.finds("etcd-foreign-data", failure, "cluster.secret", "unable to transform key", "[-]informer-sync failed")
-	n.finds("apiserver-not-running", info, "Follows from etcd-foreign-data")
+	const about = `2026-11-21T15:55:40.390698254Z stderr F E1121 15:55:40.389777       1 cacher.go:500] cacher (secrets): unexpected ListAndWatch error: failed to list *core.Secret: `
+	for _, said := range []string{
+		`unable to transform key "/registry/secrets/kube-system/bootstrap-token-zudtb5": output array was not large enough for encryption; reinitializing...`,
+		// Since Kubernetes 1.37.
+		`failed to read one or more secrets from the storage: StorageError: corrupt object, Code: 7, Key: /registry/secrets/kube-system/bootstrap-token-zudtb5, ResourceVersion: 0, ` +
+			`AdditionalErrorMsg: data from the storage is not transformable revision=0: output array was not large enough for encryption; reinitializing...`,
+	} {
+		n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+			n.write(about+said+"\n", "var/log/pods/kube-system_kube-apiserver-n1_0123/kube-apiserver/0.log")
+		})
+		n.healthy() // it has been read since
+		n.api.fail("/readyz", func(w http.ResponseWriter) {
+			w.WriteHeader(http.StatusInternalServerError)
+			fmt.Fprint(w, "[+]ping ok\n[-]informer-sync failed: reason withheld\nreadyz check failed\n")
+		})
+		n.finds("etcd-foreign-data", failure, "cluster.secret", "bootstrap-token-zudtb5", "[-]informer-sync failed")
+		n.finds("apiserver-not-running", info, "Follows from etcd-foreign-data")
+	}
 }
 
 func TestEtcdNoSpace(t *testing.T) {

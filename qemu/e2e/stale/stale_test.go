@@ -46,10 +46,10 @@ func TestS225StaleData(t *testing.T) {
 		}
 	})
 	c.Eventually(tellBudget, "the service says what it found", func() error {
-		return says(c, []string{"Preparing", "holds data of another etcd cluster", "gbctl reset"}, "service", "etcd")
+		return says(c, []string{"Preparing", "holds data of another etcd cluster", "gbctl -n ADDRESS reset"}, "service", "etcd")
 	})
 	c.Eventually(tellBudget, "the doctor says it, too", func() error {
-		return says(c, []string{"etcd-foreign-data", "gbctl reset"}, "doctor")
+		return says(c, []string{"etcd-foreign-data", "reset --graceful=false"}, "doctor")
 	})
 	if err := says(c, []string{"isn't empty"}, "bootstrap"); err != nil {
 		t.Error(err)

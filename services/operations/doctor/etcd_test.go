@@ -99,7 +99,7 @@ func TestS225EtcdStaysAwayFromForeignData(t *testing.T) {
 		}
 		withoutEtcd(n, services)
 	})
-	n.finds("etcd-foreign-data", failure, "member 2 of cluster 1", "gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot")
+	n.finds("etcd-foreign-data", failure, "member 2 of cluster 1", "gbctl -n ADDRESS reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot")
 	n.finds("etcd-not-running", info, "Follows from etcd-foreign-data")
 }
 

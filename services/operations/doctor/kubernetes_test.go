@@ -470,7 +470,7 @@ func TestConfigurationConditions(t *testing.T) {
 	n.situation = machine.Situation{Version: 7, Try: time.Now().Add(time.Minute)}
 	n.finds("configuration-tried", warning, "version 7", "gbctl config confirm")
 	n.situation = machine.Situation{Version: 7, Staged: true}
-	n.finds("configuration-staged", info, "version 7", "gbctl reboot")
+	n.finds("configuration-staged", info, "version 7", "gbctl -n ADDRESS reboot")
 	n.situation = machine.Situation{}
 	n.text = append(n.text, "# a comment\n"...)
 	n.healthy()

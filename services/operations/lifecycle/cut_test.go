@@ -99,7 +99,7 @@ func TestWipingUpgradeIsCutShort(t *testing.T) {
 		if err := s.change(prove("B")); err != nil {
 			t.Fatal(err)
 		}
-		if o = r.end(o.ID); o.State != operation.Failed || !strings.Contains(o.Error, "gbctl reset --system-labels-to-wipe EPHEMERAL --reboot") {
+		if o = r.end(o.ID); o.State != operation.Failed || !strings.Contains(o.Error, "gbctl -n ADDRESS reset --system-labels-to-wipe EPHEMERAL --reboot") {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
 		r.off()

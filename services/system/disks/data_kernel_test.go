@@ -172,7 +172,7 @@ func TestDataDiskIsRefused(t *testing.T) {
 		want string
 	}{
 		"foreign":          {gib, func(t *testing.T, l *loop) { command(t, "mkfs.xfs", "-q", "-L", "photos", l.path) }, false, `holds xfs file system "photos", and isn't touched. Name another disk in machine.disks[data].device, or set machine.disks[data].wipe: true to erase this one`},
-		"data of others":   {gib, func(t *testing.T, l *loop) { others(t, system, l) }, true, `has the data of other machine.disks (partitions "others" (xfs "others")), and isn't touched. Name another disk in machine.disks[data].device, or erase this one first: gbctl reset --user-disks-to-wipe`},
+		"data of others":   {gib, func(t *testing.T, l *loop) { others(t, system, l) }, true, `has the data of other machine.disks (partitions "others" (xfs "others")), and isn't touched. Name another disk in machine.disks[data].device, or erase this one first: gbctl -n ADDRESS reset --user-disks-to-wipe`},
 		"another system":   {4 * gib, func(t *testing.T, l *loop) { m := bootMachine(t, l); m.mustUp(config.Install{Disk: l.path}); m.off() }, true, "holds Garboard. Name another disk in machine.disks[data].device"},
 		"a disk too small": {gib / 2, func(*testing.T, *loop) {}, false, "has no room for rest: 110 MiB of at least 320 MiB. Correct machine.disks[data].partitions"},
 	} {

@@ -125,11 +125,11 @@ func TestEtcdLostItsData(t *testing.T) {
 // not. The lines are real ones.
 func TestS225SecretsOfAnotherCluster(t *testing.T) {
 	t.Parallel()
-	const about = `2026-11-21T15:55:40.390698254Z stderr F E1121 15:55:40.389777       1 cacher.go:500] cacher (secrets): unexpected ListAndWatch error: failed to list *core.Secret: `
+	const about = `2026-11-21T15:55:40.390698254Z stderr F E1121 15:55:40.389777       1 cacher.go:500] cacher (secrets): unexpected ListAndWatch error: failed to list `
 	for _, said := range []string{
-		`unable to transform key "/registry/secrets/kube-system/bootstrap-token-zudtb5": output array was not large enough for encryption; reinitializing...`,
+		`*core.Secret: unable to transform key "/registry/secrets/kube-system/bootstrap-token-zudtb5": output array was not large enough for encryption; reinitializing...`,
 		// Since Kubernetes 1.37.
-		`failed to read one or more secrets from the storage: StorageError: corrupt object, Code: 7, Key: /registry/secrets/kube-system/bootstrap-token-zudtb5, ResourceVersion: 0, ` +
+		`<unspecified>: failed to read one or more secrets from the storage: StorageError: corrupt object, Code: 7, Key: /registry/secrets/kube-system/bootstrap-token-zudtb5, ResourceVersion: 0, ` +
 			`AdditionalErrorMsg: data from the storage is not transformable revision=0: output array was not large enough for encryption; reinitializing...`,
 	} {
 		n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {

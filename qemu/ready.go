@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -230,7 +231,14 @@ func said(body string) string {
 	return ""
 }
 
-func (a *KubeAPI) answers(ctx context.Context) error { return a.get(ctx, "/readyz", nil) }
+func (a *KubeAPI) answers(ctx context.Context) error {
+	resp, body, err := a.Request(ctx, http.MethodGet, "/readyz", http.Header{}, nil)
+	if err != nil || resp.StatusCode == http.StatusOK {
+		return err
+	}
+	check, _, _ := strings.Cut(strings.TrimPrefix(said(string(body)), "[-]"), " failed: ")
+	return fmt.Errorf("the API server starts: %s isn't done", cmp.Or(check, resp.Status))
+}
 
 // condition is a condition of a node or a deployment, as in the Kubernetes API.
 type condition struct{ Type, Status, Message string }

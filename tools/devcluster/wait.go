@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -81,13 +82,15 @@ func waitingFor(c *qemu.Cluster, why error) string {
 // message is a line of Garboard on a console, after the kernel's timestamp.
 var message = regexp.MustCompile(`\[garboard\] (.*)`)
 
-// lastMessage returns the last message of the node on its console, or "".
+// lastMessage returns the last message of the node on its console, or "". What a controller failed to do, it tries
+// again: during a start most of that comes too early.
 func lastMessage(path string) string {
-	all := message.FindAllStringSubmatch(qemu.ReadLast(path, tailBytes), -1)
-	if len(all) == 0 {
-		return ""
+	for _, found := range slices.Backward(message.FindAllStringSubmatch(qemu.ReadLast(path, tailBytes), -1)) {
+		if line := strings.TrimSpace(found[1]); !strings.HasPrefix(line, "controller-runtime: ") {
+			return line
+		}
 	}
-	return strings.TrimSpace(all[len(all)-1][1])
+	return ""
 }
 
 func oneLine(s string) string {

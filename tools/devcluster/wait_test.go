@@ -1,6 +1,8 @@
 package devcluster
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -13,5 +15,18 @@ func TestReadyBudgets(t *testing.T) {
 	want := minutes(readyBudget) + " and " + minutes(readyBudgetNode) + " for each further node; " + minutes(readyBudgetEmulated) + " where QEMU emulates"
 	if ReadyBudgets != want {
 		t.Errorf("%q, not %q", ReadyBudgets, want)
+	}
+}
+
+// What controllers fail to do during a start isn't what the user waits for.
+func TestProgressIsNoFailureOfAController(t *testing.T) {
+	t.Parallel()
+	console := filepath.Join(t.TempDir(), "console.log")
+	text := "[    1.0] [garboard] service etcd: running\n[    1.2] [garboard] controller-runtime: k8s.X: controller failed: refused\n[    1.3] other\n"
+	if err := os.WriteFile(console, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := lastMessage(console); got != "service etcd: running" {
+		t.Errorf("%q", got)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // rewriteRetry is the time after which a failed write is tried again.
@@ -65,30 +64,23 @@ func (p *Publisher[F]) update(always bool) error {
 func (p *Publisher[F]) Run(ctx context.Context, h *dag.Handle, program func(context.Context, *dag.Handle) error) error {
 	wctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
-	changes := make(chan struct{}, 1)
-	for _, typ := range p.Inputs {
-		events := p.Store.Watch(wctx, typ)
-		followers.Go(func() {
-			for range events {
-				sleep.Wake(changes)
-			}
-		})
-	}
-	followers.Go(func() { p.follow(wctx, h, changes) })
+	changes := p.Store.Watch(wctx, p.Inputs...)
+	followers.Go(func() { p.follow(h, changes) })
 	err := program(ctx, h)
 	stop()
 	followers.Wait()
 	return err
 }
 
-func (p *Publisher[F]) follow(ctx context.Context, h *dag.Handle, changes <-chan struct{}) {
+func (p *Publisher[F]) follow(h *dag.Handle, changes <-chan struct{}) {
 	retry := time.NewTimer(0) // what happened between Prepare and here
 	defer retry.Stop()
 	for {
 		select {
-		case <-ctx.Done():
-			return
-		case <-changes:
+		case _, open := <-changes:
+			if !open {
+				return
+			}
 		case <-retry.C:
 		}
 		if err := dag.Guard(h.Log, func() error { return p.update(false) }); err != nil {

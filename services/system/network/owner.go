@@ -326,7 +326,7 @@ func (o *owner) order() []string {
 }
 
 // loop reconciles at first, and after each change.
-func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, e events) error {
+func (o *owner) loop(ctx context.Context, configs <-chan struct{}, e events) error {
 	tick := time.NewTicker(retryEvery)
 	defer tick.Stop()
 	observe := time.NewTicker(observeEvery)

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -22,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/mdlayher/socket"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -67,7 +67,7 @@ type owner struct {
 	named       map[string]lookup // by name of a WireGuard peer
 	found       chan lookup
 	lookups     sync.WaitGroup
-	lldp        syscall.RawConn                 // nil: the kernel has no such sockets
+	lldp        *socket.Conn                    // nil: the kernel has no such sockets
 	heard       chan func() bool                // what goroutines of this one have heard; they report whether that changes what is wanted
 	switches    map[int]map[string]LinkNeighbor // by index of a card that has joined, and chassis
 

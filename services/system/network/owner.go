@@ -111,11 +111,11 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		switches:  map[int]map[string]LinkNeighbor{},
 	}
 	var err error
-	if o.pinned, err = readPin(d.o.pinFile); err != nil {
+	if o.pinned, err = kept(d.o.pinFile, netip.ParseAddr); err != nil {
 		o.log.Warn("the address of earlier boots is unknown: " + err.Error())
 	}
 	o.pinSaved = o.pinned.IsValid()
-	if o.savedName, err = readName(d.o.pinFile); err != nil {
+	if o.savedName, err = kept(nameFile(d.o.pinFile), cleanHostname); err != nil {
 		o.log.Warn("the name of earlier boots is unknown: " + err.Error())
 	}
 	o.hostname = o.savedName

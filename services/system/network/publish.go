@@ -85,7 +85,7 @@ func (o *owner) pin(name string) error {
 	if !o.configured || o.pinSaved && o.savedName == name || !o.o.pinReady() {
 		return nil
 	}
-	err := errors.Join(writePin(o.o.pinFile, o.pinned), writeName(o.o.pinFile, name))
+	err := errors.Join(keep(o.o.pinFile, o.pinned.String()), keep(nameFile(o.o.pinFile), name))
 	if o.pinSaved = err == nil; o.pinSaved {
 		o.savedName = name
 	}

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
 )
 
 // LinkStatus is a link that networkd configures.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
@@ -62,17 +63,12 @@ func (p *Publisher[F]) update(always bool) error {
 
 // Run runs the program, and writes what changes meanwhile.
 func (p *Publisher[F]) Run(ctx context.Context, h *dag.Handle, program func(context.Context, *dag.Handle) error) error {
-	wctx, stop := context.WithCancel(ctx)
-	var followers sync.WaitGroup
-	changes := p.Store.Watch(wctx, p.Inputs...)
-	followers.Go(func() { p.follow(h, changes) })
-	err := program(ctx, h)
-	stop()
-	followers.Wait()
-	return err
+	defer background.Start(ctx, func(ctx context.Context) { p.follow(ctx, h) })()
+	return program(ctx, h)
 }
 
-func (p *Publisher[F]) follow(h *dag.Handle, changes <-chan struct{}) {
+func (p *Publisher[F]) follow(ctx context.Context, h *dag.Handle) {
+	changes := p.Store.Watch(ctx, p.Inputs...)
 	retry := time.NewTimer(0) // what happened between Prepare and here
 	defer retry.Stop()
 	for {

@@ -116,7 +116,7 @@ require (
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.30.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/mdlayher/packet v1.2.0
-	github.com/mdlayher/socket v0.7.0 // indirect
+	github.com/mdlayher/socket v0.7.0
 	github.com/moby/locker v1.0.1 // indirect
 	github.com/moby/sys/capability v0.5.0
 	github.com/moby/sys/mountinfo v0.7.3

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -252,24 +253,27 @@ func TestTablesAreSound(t *testing.T) {
 	}
 }
 
-func TestParseStat(t *testing.T) {
-	line := func(name, state string, flags uint) []byte {
-		return fmt.Appendf(nil, "42 (%s) %s 1 42 42 0 -1 %d 1 2 3", name, state, flags)
+func TestProcessesThatAreLeft(t *testing.T) {
+	line := func(name, state string, flags uint) string {
+		return fmt.Sprintf("42 (%s) %s 1 42 42 0 -1 %d%s\n", name, state, flags, strings.Repeat(" 7", 43))
 	}
-	for _, c := range []struct {
-		line  []byte
-		name  string
-		alive bool
-	}{
-		{line("etcd", "S", 0x400100), "etcd", true},
-		{line("a) S (b", "D", 0), "a) S (b", true},
-		{line("kworker/0:1", "I", 0x4208060), "", false},
-		{line("sh", "Z", 0x400100), "", false},
-		{[]byte("junk"), "", false},
-		{[]byte("1 (x) S"), "", false},
+	for _, c := range []struct{ line, want string }{
+		{line("etcd", "S", 0x400100), "etcd (42)"},
+		{line("a) S (b", "D", 0), "a) S (b (42)"},
+		{line("kworker/0:1", "I", 0x4208060), ""},
+		{line("sh", "Z", 0x400100), ""},
+		{"junk", ""},
+		{"1 (x) S", ""},
 	} {
-		if name, alive := parseStat(c.line); name != c.name || alive != c.alive {
-			t.Errorf("%s: %q, %v", c.line, name, alive)
+		proc := t.TempDir()
+		for _, pid := range []int{42, os.Getpid()} {
+			dir := filepath.Join(proc, strconv.Itoa(pid))
+			if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "stat"), []byte(c.line), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if found, err := processes(proc); strings.Join(found, ", ") != c.want || err != nil {
+			t.Errorf("%s: %q, %v", c.line, found, err)
 		}
 	}
 }

@@ -1,16 +1,15 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
@@ -28,7 +27,7 @@ func endProcesses(ctx context.Context, s unix.Signal) error {
 		return errors.New("not PID 1: other processes aren't ours")
 	}
 	for {
-		left, err := processes()
+		left, err := processes("/proc")
 		if err != nil || len(left) == 0 {
 			return err
 		}
@@ -42,46 +41,23 @@ func endProcesses(ctx context.Context, s unix.Signal) error {
 	}
 }
 
-// processes names all processes except this one, kernel threads and zombies.
-func processes() ([]string, error) {
-	entries, err := os.ReadDir("/proc")
+// kernelThread is a flag of a process (PF_KTHREAD, include/linux/sched.h).
+const kernelThread = 0x00200000
+
+// processes names all processes below /proc except this one, kernel threads and zombies.
+func processes(proc string) (found []string, err error) {
+	fs, err := procfs.NewFS(proc)
 	if err != nil {
 		return nil, err
 	}
-	var found []string
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
-		if err != nil {
-			continue // it has ended meanwhile
-		}
-		if name, alive := parseStat(stat); alive {
-			found = append(found, fmt.Sprintf("%s (%d)", name, pid))
+	all, err := fs.AllProcs()
+	for _, p := range all {
+		stat, err := p.Stat() // an error: it has ended meanwhile
+		if err == nil && p.PID != os.Getpid() && stat.Flags&kernelThread == 0 && stat.State != "Z" && stat.State != "X" {
+			found = append(found, fmt.Sprintf("%s (%d)", stat.Comm, p.PID))
 		}
 	}
-	return found, nil
-}
-
-// parseStat reads a line of proc_pid_stat(5): "pid (name) state ppid …"; the
-// name may contain any character.
-func parseStat(line []byte) (name string, alive bool) {
-	const kernelThread = 0x00200000 // PF_KTHREAD, include/linux/sched.h
-	open, end := bytes.IndexByte(line, '('), bytes.LastIndexByte(line, ')')
-	if open < 0 || end < open {
-		return "", false
-	}
-	fields := strings.Fields(string(line[end+1:]))
-	if len(fields) < 7 {
-		return "", false
-	}
-	flags, err := strconv.ParseUint(fields[6], 10, 64)
-	if err != nil || flags&kernelThread != 0 || fields[0] == "Z" || fields[0] == "X" {
-		return "", false
-	}
-	return string(line[open+1 : end]), true
+	return found, err
 }
 
 // keepMounted are not unmounted: the root and this program, which are in use as

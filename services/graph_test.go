@@ -20,9 +20,10 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 	gocmp "github.com/google/go-cmp/cmp"
+	"gopkg.in/yaml.v3"
 )
 
-// update is for who has changed the tables of node.go or a controller:
+// update is for who has changed a table or a controller:
 // go test ./services -run TestDesignHasTheGraph -update
 var update = flag.Bool("update", false, "write the graph of the node to docs/design.md")
 
@@ -88,6 +89,19 @@ func (n *Node) flows(t *testing.T) map[string]flow {
 	return all
 }
 
+// purposes has every controller of a node, and what it does.
+func purposes(t *testing.T) (all map[string]string) {
+	t.Helper()
+	text, err := os.ReadFile("purposes.yaml")
+	if err == nil {
+		err = yaml.Unmarshal(text, &all)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
 // draw is the machine: services in the order in which they can start, then controllers.
 func (n *Node) draw(t *testing.T) string {
 	t.Helper()
@@ -101,9 +115,9 @@ func (n *Node) draw(t *testing.T) string {
 		fmt.Fprintf(&out, "%-12s %s\n", id, cmp.Or(strings.Join(after[id], ", "), "-"))
 	}
 	fmt.Fprintln(&out, "\ncontroller: what it does\n    what it reads → what it writes")
-	flows := n.flows(t)
+	flows, does := n.flows(t), purposes(t)
 	for _, name := range slices.Sorted(maps.Keys(flows)) {
-		fmt.Fprintf(&out, "%s: %s\n    %s → %s\n", name, purposes[name],
+		fmt.Fprintf(&out, "%s: %s\n    %s → %s\n", name, does[name],
 			strings.Join(flows[name].reads, ", "), cmp.Or(strings.Join(flows[name].writes, ", "), "(no resource)"))
 	}
 	return out.String()
@@ -138,7 +152,7 @@ func TestTablesAreTheNode(t *testing.T) {
 	n := testNode(t)
 	for what, names := range map[string][2][]string{
 		"services":    {slices.Sorted(maps.Keys(dependencies)), slices.Sorted(maps.Keys(n.after()))},
-		"controllers": {slices.Sorted(maps.Keys(purposes)), slices.Sorted(maps.Keys(n.flows(t)))},
+		"controllers": {slices.Sorted(maps.Keys(purposes(t))), slices.Sorted(maps.Keys(n.flows(t)))},
 	} {
 		if diff := gocmp.Diff(names[0], names[1]); diff != "" {
 			t.Errorf("%s of the table (-) and of the node (+): %s", what, diff)

@@ -2,6 +2,7 @@ package esp
 
 import (
 	"bytes"
+	_ "embed"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -19,26 +20,9 @@ const (
 )
 
 // grubScript starts a trying system once, and then the chosen one. If a system can't be loaded, the other one is started.
-const grubScript = `serial --unit=0 --speed=115200
-terminal_output --append serial
-load_env --file $prefix/grubenv choice trying
-set slot=$choice
-if [ -n "$trying" ]; then
-  set slot=$trying
-  set trying=
-  save_env --file $prefix/grubenv trying
-fi
-source $prefix/$slot.cfg
-for slot in A B; do
-  if [ -f $prefix/$slot.cfg ]; then
-    loopback -d system
-    source $prefix/$slot.cfg
-  fi
-done
-echo "No system on this disk can be started. The BIOS tries the next device in 10 seconds."
-sleep 10
-exit
-`
+//
+//go:embed grub.cfg
+var grubScript string
 
 // environmentBlock is the content of the file.
 func environmentBlock(choice, trying string) []byte {

@@ -43,19 +43,24 @@ func (r Row) In(state State) time.Duration {
 	var sum time.Duration
 	for _, s := range r.Spans {
 		if s.State == state {
-			sum += s.To - s.From
+			sum += s.Took()
 		}
 	}
 	return sum
 }
 
-// bars are how each state is drawn. The marks of the text are ASCII, for serial consoles.
-var bars = []struct {
-	state  State
-	colour string
+// Took is its length.
+func (s Span) Took() time.Duration { return s.To - s.From }
+
+// bar is how a state is drawn. The marks of the text are ASCII, for serial consoles.
+type bar struct {
+	State  State
+	Colour string
 	mark   byte
-	label  string
-}{
+	Label  string
+}
+
+var bars = []bar{
 	{Waiting, "#d9dee5", '.', "waiting"},
 	{Preparing, "#f2b84b", '-', "preparing"},
 	{Starting, "#6aa5dd", '=', "starting"},

@@ -38,7 +38,7 @@ func (c Chart) Text(w io.Writer) error {
 	}
 	var legend []string
 	for _, m := range bars {
-		legend = append(legend, fmt.Sprintf("%c %s", m.mark, m.label))
+		legend = append(legend, fmt.Sprintf("%c %s", m.mark, m.Label))
 	}
 	fmt.Fprintf(out, "%s, | up; times since the kernel's start\n", strings.Join(legend, ", "))
 	if len(c.Critical) > 0 {
@@ -51,7 +51,7 @@ func (c Chart) bar(row Row) string {
 	bar := []byte(strings.Repeat(" ", barWidth))
 	for _, span := range row.Spans {
 		for _, m := range bars {
-			if m.state == span.State {
+			if m.State == span.State {
 				for x := c.column(span.From); x <= c.column(span.To); x++ {
 					bar[x] = m.mark
 				}

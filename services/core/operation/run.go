@@ -372,13 +372,11 @@ func (x *execution) attempt(ctx context.Context, step Step, run func(context.Con
 		if claim == nil {
 			return errLost
 		}
-		ended := make(chan struct{})
-		defer close(ended)
 		x.r.running.Go(func() {
 			select {
 			case <-claim.Lost():
 				p.cancel(errLost)
-			case <-ended:
+			case <-p.ctx.Done():
 			}
 		})
 	}

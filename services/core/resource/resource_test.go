@@ -265,7 +265,7 @@ func TestWatchTellsTheTruthHoweverSlow(t *testing.T) {
 	})
 }
 
-func TestWatchSyncedTellsWhereThePresentEnds(t *testing.T) {
+func TestEventsTellWhereThePresentEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
 		w := s.As("test")
@@ -275,7 +275,7 @@ func TestWatchSyncedTellsWhereThePresentEnds(t *testing.T) {
 		must(t, pods.In("elsewhere").Put(w, "a", podSpec{}))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		events := s.WatchSynced(ctx, pods.Type(), "controlplane", "")
+		events := s.Events(ctx, pods.Type(), "controlplane", "")
 		synctest.Wait() // it offers the first one by now
 		must(t, pods.Delete(w, "gone"))
 		must(t, pods.Put(w, "b", podSpec{Image: "newer"}))
@@ -290,7 +290,7 @@ func TestWatchSyncedTellsWhereThePresentEnds(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
 		}
-		one := s.WatchSynced(ctx, pods.Type(), "", "nobody")
+		one := s.Events(ctx, pods.Type(), "", "nobody")
 		if e := <-one; e.Kind != Synced {
 			t.Errorf("nothing there: %+v", e)
 		}
@@ -303,20 +303,21 @@ func image(spec any) string {
 	return pod.Image
 }
 
-func TestWatchBeginsWithWhatIsThere(t *testing.T) {
+func TestEventsBeginWithWhatIsThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
 		w := s.As("test")
 		must(t, pods.Put(w, "a", podSpec{}))
 		ctx, cancel := context.WithCancel(t.Context())
-		events := s.Watch(ctx, pods.Type())
+		events := s.Events(ctx, pods.Type(), "", "")
 		next := func(kind EventKind, id string) {
 			t.Helper()
 			if e := <-events; e.Kind != kind || e.Object.ID != id {
 				t.Errorf("%s %s, want %s %s", e.Kind, e.Object.ID, kind, id)
 			}
 		}
-		next(Created, "a")
+		next(Present, "a")
+		next(Synced, "")
 		must(t, pods.Put(w, "b", podSpec{}))
 		next(Created, "b")
 		must(t, pods.Put(w, "a", podSpec{Image: "new"}))
@@ -333,6 +334,37 @@ func TestWatchBeginsWithWhatIsThere(t *testing.T) {
 		synctest.Wait()
 		if n := len(s.watchers[pods.Type()]); n != 0 {
 			t.Errorf("%d watchers left", n)
+		}
+	})
+}
+
+func TestWatchTellsThatSomethingChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore()
+		w := s.As("test")
+		must(t, pods.Put(w, "a", podSpec{}))
+		ctx, cancel := context.WithCancel(t.Context())
+		both, none := s.Watch(ctx, pods.Type(), configs.Type()), s.Watch(ctx, configs.Type())
+		if len(both) != 1 || len(none) != 0 {
+			t.Errorf("%d and %d messages for what is there", len(both), len(none))
+		}
+		<-both
+		for i := range 3 {
+			must(t, pods.Put(w, "b", podSpec{Image: fmt.Sprint(i)}))
+		}
+		must(t, configs.Put(w, "node", &podSpec{}))
+		if len(both) != 1 || len(none) != 1 {
+			t.Errorf("%d and %d messages for changes", len(both), len(none))
+		}
+		cancel()
+		for range both {
+		}
+		must(t, configs.Put(w, "node", &podSpec{Image: "later"}))
+		synctest.Wait()
+		for _, typ := range []string{pods.Type(), configs.Type()} {
+			if n := len(s.wakers[typ]); n != 0 {
+				t.Errorf("%d watchers of %s left", n, typ)
+			}
 		}
 	})
 }

@@ -52,19 +52,14 @@ type Controller struct {
 
 // Failure is the last error of a controller that fails. One that works has none.
 type Failure struct {
-	Reason reason.Code `yaml:"reason,omitempty"`
-	Error  string      `yaml:"error"`
-	Since  time.Time   `yaml:"since"` // of the first failure in a row
+	Since  time.Time   `yaml:"since" column:"SINCE"` // of the first failure in a row
+	Reason reason.Code `yaml:"reason,omitempty" column:"REASON"`
+	Error  string      `yaml:"error" column:"ERROR"`
 }
 
 // Failures are published by the runtime, by the controller's name.
 var Failures = Define[Failure](Definition{
 	Type: "ControllerFailures.runtime.garboard.dev", Kind: "ControllerFailure", Namespace: "runtime",
-	Columns: []Column{
-		{Name: "SINCE", Value: func(s any) string { return s.(Failure).Since.UTC().Format(time.RFC3339) }},
-		{Name: "REASON", Value: func(s any) string { return string(s.(Failure).Reason) }},
-		{Name: "ERROR", Value: func(s any) string { return s.(Failure).Error }},
-	},
 })
 
 // RetryIn is err, for a Reconcile that knows better than the growing pause when to

@@ -209,7 +209,7 @@ func TestAChangeEndsThePauseAfterAFailure(t *testing.T) {
 		})
 		since := time.Now()
 		pass(5 * time.Minute)
-		if o, err := Failures.Get(s, "test.C"); err != nil || o.Spec != (Failure{"NoPod", "ask: no pod yet", since}) || o.Version != 1 {
+		if o, err := Failures.Get(s, "test.C"); err != nil || o.Spec != (Failure{since, "NoPod", "ask: no pod yet"}) || o.Version != 1 {
 			t.Errorf("%+v, %v", o, err)
 		}
 		failed := calls

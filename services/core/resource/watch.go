@@ -19,8 +19,8 @@ const (
 	Created EventKind = iota
 	Updated           // spec, phase or finalizers
 	Deleted           // Object is what it was last
-	Present           // it was there when the watch began; WatchSynced only
-	Synced            // all objects that were there have been sent; no Object; WatchSynced only
+	Present           // it was there when the watch began
+	Synced            // all objects that were there have been sent; no Object
 )
 
 func (k EventKind) String() string {
@@ -33,27 +33,33 @@ type Event struct {
 	Object Object[any]
 }
 
-// Watch returns the objects of a type, each as Created, and then every change,
-// until ctx ends; then the channel is closed. A watcher that doesn't keep up
-// never holds up the store: changes of one object merge, and it gets the last.
-// So its queue is no longer than the objects that are, or that it was told of.
-func (s *Store) Watch(ctx context.Context, typ string) <-chan Event {
-	return s.watch(ctx, typ, &watcher{})
-}
-
-// WatchSynced is Watch for those who must know where the present ends: objects
-// that are there come as Present, in the order of List, then Synced, then the
-// changes. namespace and id narrow it; "" is all.
-func (s *Store) WatchSynced(ctx context.Context, typ, namespace, id string) <-chan Event {
-	return s.watch(ctx, typ, &watcher{
-		initial: make(map[key]struct{}),
-		match: func(k key) bool {
-			return (namespace == "" || namespace == k.namespace) && (id == "" || id == k.id)
-		},
+// Watch tells that objects of these types have changed, and at first that there are some, until
+// ctx ends; then the channel is closed. Several changes may be one message: who gets it looks at
+// the store.
+func (s *Store) Watch(ctx context.Context, types ...string) <-chan struct{} {
+	mark := make(chan struct{}, 1)
+	var inputs []Input
+	for _, typ := range types {
+		inputs = append(inputs, Input{Type: typ})
+	}
+	stop := s.notify(inputs, mark)
+	if slices.ContainsFunc(types, func(typ string) bool { return len(s.Objects(typ, "")) > 0 }) {
+		sleep.Wake(mark)
+	}
+	context.AfterFunc(ctx, func() {
+		stop()
+		close(mark) // nobody writes to it any more
 	})
+	return mark
 }
 
-func (s *Store) watch(ctx context.Context, typ string, w *watcher) <-chan Event {
+// Events returns the objects of a type that are there as Present, in the order of List, then
+// Synced, and then every change, until ctx ends; then the channel is closed. namespace and id
+// narrow it; "" is all. Who doesn't keep up never holds up the store: changes of one object
+// merge, and it gets the last. So its queue is no longer than the objects that are, or that it
+// was told of.
+func (s *Store) Events(ctx context.Context, typ, namespace, id string) <-chan Event {
+	w := &watcher{namespace: namespace, id: id, initial: make(map[key]struct{})}
 	w.pending, w.mark = make(map[key]Event), make(chan struct{}, 1)
 	s.mu.Lock()
 	present := slices.SortedFunc(maps.Keys(s.objects[typ]), func(a, b key) int {
@@ -62,10 +68,8 @@ func (s *Store) watch(ctx context.Context, typ string, w *watcher) <-chan Event 
 	for _, k := range present {
 		w.add(k, Event{Kind: Created, Object: s.objects[typ][k]})
 	}
-	if w.initial != nil {
-		for _, k := range w.order {
-			w.initial[k] = struct{}{}
-		}
+	for _, k := range w.order {
+		w.initial[k] = struct{}{}
 	}
 	if s.watchers[typ] == nil {
 		s.watchers[typ] = make(map[*watcher]struct{})
@@ -88,22 +92,22 @@ func (s *Store) watch(ctx context.Context, typ string, w *watcher) <-chan Event 
 
 // watcher is the queue of one Watch.
 type watcher struct {
-	mark  chan struct{}  // has one element while something may be pending
-	match func(key) bool // nil: all
+	mark          chan struct{} // has one element while something may be pending
+	namespace, id string        // "": all
 
 	// mu guards all following fields.
 	mu      sync.Mutex
 	pending map[key]Event // not delivered yet, one per object
 	order   []key         // of pending, oldest first
 	// initial are those of pending that were there at the start, which are the
-	// first ones. nil: nobody wants to know, or Synced was delivered.
+	// first ones. nil: Synced was delivered.
 	initial map[key]struct{}
 }
 
 // add merges an event into what is pending for its object. What the watcher
 // will never have seen, it needn't see deleted.
 func (w *watcher) add(k key, e Event) {
-	if w.match != nil && !w.match(k) {
+	if w.namespace != "" && w.namespace != k.namespace || w.id != "" && w.id != k.id {
 		return
 	}
 	w.mu.Lock()

@@ -80,7 +80,7 @@ func (s *resourceService) Watch(ctx context.Context, req *connect.Request[apiv1.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // the store's side ends with it
 	first := definition(d)
-	for e := range s.opts.Store.WatchSynced(ctx, d.Type, req.Msg.GetNamespace(), req.Msg.GetId()) {
+	for e := range s.opts.Store.Events(ctx, d.Type, req.Msg.GetNamespace(), req.Msg.GetId()) {
 		event := &apiv1.ResourceEvent{Kind: enum[apiv1.ResourceEvent_Kind](apiv1.ResourceEvent_Kind_value, "KIND_", e.Kind.String()), Definition: first}
 		first = nil
 		if e.Kind != resource.Synced {

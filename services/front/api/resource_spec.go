@@ -133,53 +133,13 @@ func uncomment(n *yaml.Node) {
 	}
 }
 
-// hide replaces what is secret by its place or by its look.
+// hide replaces private keys. What Secrets of Kubernetes hold, their type hides.
 func hide(n *yaml.Node) {
 	if n.Kind == yaml.ScalarNode && privateKey(n.Value) {
 		n.SetString(hidden)
 	}
-	if n.Kind == yaml.MappingNode && value(n, "kind") == "Secret" {
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			switch key, at := n.Content[i].Value, n.Content[i+1]; key {
-			case "data", "stringData":
-				hideScalars(at)
-			case "metadata": // kubectl repeats the whole object in an annotation
-				for j := 0; j+1 < len(at.Content); j += 2 {
-					if at.Content[j].Value == "annotations" {
-						hideScalars(at.Content[j+1])
-					}
-				}
-			}
-		}
-	}
 	for _, inner := range n.Content {
 		hide(inner)
-	}
-}
-
-// value is the scalar of a key in a mapping.
-func value(n *yaml.Node, key string) string {
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
-			return n.Content[i+1].Value
-		}
-	}
-	return ""
-}
-
-// hideScalars hides the values of a mapping, and keeps its keys.
-func hideScalars(n *yaml.Node) {
-	switch n.Kind {
-	case yaml.MappingNode:
-		for i := 1; i < len(n.Content); i += 2 {
-			hideScalars(n.Content[i])
-		}
-	case yaml.SequenceNode:
-		for _, inner := range n.Content {
-			hideScalars(inner)
-		}
-	case yaml.ScalarNode:
-		n.SetString(hidden)
 	}
 }
 

@@ -21,10 +21,10 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
-	"sync"
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/front/connlimit"
 	"github.com/garboard-os/garboard/services/front/sandbox"
 )
@@ -54,11 +54,7 @@ func runAt(dir, socket, address string) int {
 			return err
 		}
 		defer g.backend.CloseIdleConnections()
-		ctx, stop := context.WithCancel(ctx)
-		var metrics sync.WaitGroup
-		defer metrics.Wait()
-		defer stop()
-		metrics.Go(func() { g.serveMetrics(ctx) })
+		defer background.Start(ctx, g.serveMetrics)()
 		return g.server().Listen(ctx, address)
 	})
 }

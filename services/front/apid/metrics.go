@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/connlimit"
 )
@@ -38,15 +39,14 @@ type scrapes struct {
 // listener is a running server.
 type listener struct {
 	address string
-	stop    context.CancelFunc
-	done    chan struct{}
+	stop    func()
+	failed  chan struct{}
 }
 
 // close stops the server, and waits for it.
 func (l *listener) close() {
 	if l != nil {
 		l.stop()
-		<-l.done
 	}
 }
 
@@ -59,7 +59,7 @@ func (g *gate) serveMetrics(ctx context.Context) {
 		wanted := g.state.Load().metrics
 		if current != nil {
 			select {
-			case <-current.done: // it failed
+			case <-current.failed:
 			default:
 				if current.address == wanted {
 					continue
@@ -90,14 +90,13 @@ func (g *gate) listenMetrics(ctx context.Context, address string) (*listener, er
 		Handler: s, Log: g.log, Conns: &s.open, TLS: s.config,
 		Read: g.piece, Idle: idleTimeout, Stall: g.stall, MaxHeader: maxHeader, MaxStreams: maxScrapes, Tick: s.sweep,
 	}
-	ctx, stop := context.WithCancel(ctx)
-	l := &listener{address: address, stop: stop, done: make(chan struct{})}
-	go func() {
-		defer close(l.done)
+	l := &listener{address: address, failed: make(chan struct{})}
+	l.stop = background.Start(ctx, func(ctx context.Context) {
+		defer close(l.failed)
 		if err := server.Serve(ctx, port); err != nil {
 			g.log.Warn("metrics: " + err.Error())
 		}
-	}()
+	})
 	g.log.Info("serves metrics", "address", address)
 	return l, nil
 }

@@ -24,6 +24,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
@@ -109,12 +110,7 @@ func (s *Server) Listen(ctx context.Context, address string) error {
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	calls := &counter{Handler: s.Handler}
 	server := s.http(calls)
-	hctx, stopTicks := context.WithCancel(context.WithoutCancel(ctx))
-	ticks := make(chan struct{})
-	go func() {
-		defer close(ticks)
-		s.tickEverySecond(hctx, calls)
-	}()
+	defer background.Start(context.WithoutCancel(ctx), func(ctx context.Context) { s.tickEverySecond(ctx, calls) })()
 	stopping := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopping)
@@ -128,8 +124,6 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	if !stop() {
 		<-stopping
 	}
-	stopTicks()
-	<-ticks
 	if ctx.Err() != nil && errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}

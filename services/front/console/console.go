@@ -24,6 +24,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -90,13 +91,11 @@ func (o Options) open(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	var shows sync.WaitGroup
-	defer shows.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	defer background.Start(ctx, func(ctx context.Context) {
+		_ = dag.Guard(o.Log, func() error { return o.show(ctx, tty) })
+	})()
 	defer context.AfterFunc(ctx, func() { tty.Close() })()
 	defer tty.Close()
-	shows.Go(func() { _ = dag.Guard(o.Log, func() error { return o.show(ctx, tty) }) })
 	return o.serve(tty)
 }
 

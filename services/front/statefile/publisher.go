@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // rewriteRetry is the time after which a failed write is tried again.
@@ -63,32 +63,20 @@ func (p *Publisher[F]) update(always bool) error {
 
 // Run runs the program, and writes what changes meanwhile.
 func (p *Publisher[F]) Run(ctx context.Context, h *dag.Handle, program func(context.Context, *dag.Handle) error) error {
-	wctx, stop := context.WithCancel(ctx)
-	var followers sync.WaitGroup
-	changes := make(chan struct{}, 1)
-	for _, typ := range p.Inputs {
-		events := p.Store.Watch(wctx, typ)
-		followers.Go(func() {
-			for range events {
-				sleep.Wake(changes)
-			}
-		})
-	}
-	followers.Go(func() { p.follow(wctx, h, changes) })
-	err := program(ctx, h)
-	stop()
-	followers.Wait()
-	return err
+	defer background.Start(ctx, func(ctx context.Context) { p.follow(ctx, h) })()
+	return program(ctx, h)
 }
 
-func (p *Publisher[F]) follow(ctx context.Context, h *dag.Handle, changes <-chan struct{}) {
+func (p *Publisher[F]) follow(ctx context.Context, h *dag.Handle) {
+	changes := p.Store.Watch(ctx, p.Inputs...)
 	retry := time.NewTimer(0) // what happened between Prepare and here
 	defer retry.Stop()
 	for {
 		select {
-		case <-ctx.Done():
-			return
-		case <-changes:
+		case _, open := <-changes:
+			if !open {
+				return
+			}
 		case <-retry.C:
 		}
 		if err := dag.Guard(h.Log, func() error { return p.update(false) }); err != nil {

@@ -142,7 +142,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	}
 	h.Started("passes connections to " + o.address + " on to the Kubernetes API")
 	wg.Go(func() { servers.follow(ctx) })
-	configs, addresses := o.Store.Watch(ctx, machine.Configs.Type()), o.Store.Watch(ctx, network.Addresses.Type())
+	settings := o.Store.Watch(ctx, machine.Configs.Type(), network.Addresses.Type())
 	var set []balance.Upstream
 	for {
 		if next, err := o.upstreams(servers.list()); err != nil {
@@ -159,8 +159,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-configs:
-		case <-addresses:
+		case <-settings:
 		case <-changed:
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/log"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
@@ -164,15 +165,9 @@ func (c *Containerd) media(ctx context.Context, h *dag.Handle) (end func()) {
 	if c.Volume == nil {
 		return func() {}
 	}
-	ctx, cancel := context.WithCancel(ctx)
 	seen := c.Devices()
 	c.importBundle(ctx, h)
-	var watching sync.WaitGroup
-	watching.Go(func() { watchMedia(ctx, seen, c.Devices, func() { c.importBundle(ctx, h) }) })
-	return func() {
-		cancel()
-		watching.Wait()
-	}
+	return background.Start(ctx, func(ctx context.Context) { watchMedia(ctx, seen, c.Devices, func() { c.importBundle(ctx, h) }) })
 }
 
 // awaitSocket returns once containerd serves. It has no deadline of its own: the

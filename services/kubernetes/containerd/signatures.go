@@ -230,11 +230,7 @@ func (r repository) find(ctx context.Context, name string) (ocispec.Descriptor, 
 }
 
 func (r repository) referrers(ctx context.Context, of digest.Digest, name string) ([]ocispec.Descriptor, error) {
-	lists, ok := r.Fetcher.(remotes.ReferrersFetcher)
-	if !ok {
-		return nil, errors.New("the registry's client can't list what refers to an image")
-	}
-	all, err := lists.FetchReferrers(ctx, of)
+	all, err := fetcher{r.Fetcher}.FetchReferrers(ctx, of)
 	if err != nil || len(all) > 0 {
 		return all, err
 	}

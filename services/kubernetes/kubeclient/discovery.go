@@ -109,13 +109,3 @@ func (c *Client) Mapping(ctx context.Context, apiVersion, kind string) (Mapping,
 	}
 	return m, nil
 }
-
-// mappingOf names the object in the error, as it is the first thing that fails
-// while the control plane isn't up.
-func (c *Client) mappingOf(ctx context.Context, o Object) (Mapping, error) {
-	m, err := c.Mapping(ctx, o.APIVersion(), o.Kind())
-	if err != nil {
-		return m, fmt.Errorf("error creating mapping for object %s: %w", o, err)
-	}
-	return m, nil
-}

@@ -1,9 +1,6 @@
 package kubeclient
 
-import (
-	"maps"
-	"strings"
-)
+import "strings"
 
 // Object is any Kubernetes object as JSON has it: maps, slices, strings, bools
 // and float64. The few fields that every object has get a method; the rest is
@@ -82,33 +79,42 @@ func (o Object) String() string {
 	return gv + "/" + o.Kind() + "/" + o.Name()
 }
 
-// MarshalYAML hides what a Secret holds: YAML is for people and for files that
+// MarshalYAML hides what Secrets hold, also in a list: YAML is for people and for files that
 // people read. What goes to an API server is JSON, and complete.
-func (o Object) MarshalYAML() (any, error) {
-	plain := map[string]any(o)
-	if o.Kind() != "Secret" {
-		return plain, nil
+func (o Object) MarshalYAML() (any, error) { return withoutSecrets(map[string]any(o)), nil }
+
+func withoutSecrets(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		shown := make(map[string]any, len(v))
+		for key, value := range v {
+			shown[key] = withoutSecrets(value)
+		}
+		if metadata, _ := shown["metadata"].(map[string]any); v["kind"] == "Secret" {
+			hideValues(shown, "data")
+			hideValues(shown, "stringData")
+			hideValues(metadata, "annotations") // kubectl repeats the whole object in one
+		}
+		return shown
+	case []any:
+		shown := make([]any, len(v))
+		for i, value := range v {
+			shown[i] = withoutSecrets(value)
+		}
+		return shown
 	}
-	shown := maps.Clone(plain)
-	hideValues(shown, "data")
-	hideValues(shown, "stringData")
-	if metadata, ok := shown["metadata"].(map[string]any); ok { // kubectl repeats the whole object in an annotation
-		metadata = maps.Clone(metadata)
-		hideValues(metadata, "annotations")
-		shown["metadata"] = metadata
-	}
-	return shown, nil
+	return v
 }
 
-// hideValues replaces the values of a field that is a map.
+// hideValues keeps the keys of a field that is a map.
 func hideValues(in map[string]any, field string) {
-	values, ok := in[field].(map[string]any)
-	if !ok {
-		return
+	switch values := in[field].(type) {
+	case nil:
+	case map[string]any:
+		for key := range values {
+			values[key] = "(secret)"
+		}
+	default:
+		in[field] = "(secret)"
 	}
-	hidden := make(map[string]any, len(values))
-	for key := range values {
-		hidden[key] = "(secret)"
-	}
-	in[field] = hidden
 }

@@ -26,37 +26,33 @@ func (r Ref) object() Object {
 
 func (r Ref) String() string { return r.object().String() }
 
-func (c *Client) pathOf(ctx context.Context, r Ref) (string, error) {
+// mappingOf names the object in the error, as it is the first thing that fails
+// while the control plane isn't up.
+func (c *Client) mappingOf(ctx context.Context, r Ref) (Mapping, error) {
 	m, err := c.Mapping(ctx, r.APIVersion, r.Kind)
 	if err != nil {
-		return "", fmt.Errorf("error creating mapping for object %s: %w", r, err)
+		err = fmt.Errorf("error creating mapping for object %s: %w", r, err)
 	}
-	return m.path(r.Namespace, r.Name), nil
+	return m, err
 }
 
-// about sends a request about an object that r names, or the objects of a kind.
+func (c *Client) pathOf(ctx context.Context, r Ref) (string, error) {
+	m, err := c.mappingOf(ctx, r)
+	return m.path(r.Namespace, r.Name), err
+}
+
+// about sends a request about an object that r names, which doesn't exist yet if the method is
+// POST, or the objects of a kind.
 func (c *Client) about(ctx context.Context, verb string, r Ref, req request) (out Object, err error) {
-	if req.path, err = c.pathOf(ctx, r); err != nil {
+	m, err := c.mappingOf(ctx, r)
+	if err != nil {
 		return nil, err
+	}
+	if req.path = m.path(r.Namespace, r.Name); req.method == http.MethodPost {
+		req.path = m.path(cmp.Or(r.Namespace, defaultNamespace), "")
 	}
 	if err := c.do(ctx, req, &out); err != nil {
 		return nil, fmt.Errorf("%s %s: %w", verb, r, err)
-	}
-	return out, nil
-}
-
-// send sends an object, which doesn't exist yet if the method is POST.
-func (c *Client) send(ctx context.Context, verb string, o Object, req request) (out Object, err error) {
-	m, err := c.mappingOf(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	req.path, req.body = m.path(o.Namespace(), o.Name()), o
-	if req.method == http.MethodPost {
-		req.path = m.path(cmp.Or(o.Namespace(), defaultNamespace), "")
-	}
-	if err := c.do(ctx, req, &out); err != nil {
-		return nil, fmt.Errorf("%s %s: %w", verb, o, err)
 	}
 	return out, nil
 }
@@ -95,7 +91,7 @@ func (c *Client) Metadata(ctx context.Context, r Ref) (Object, error) {
 
 // Create makes a new object; IsAlreadyExists(err) where there is one.
 func (c *Client) Create(ctx context.Context, o Object) (Object, error) {
-	return c.send(ctx, "create", o, request{method: http.MethodPost, query: url.Values{"fieldManager": {FieldManager}}})
+	return c.about(ctx, "create", o.Ref(), request{method: http.MethodPost, query: url.Values{"fieldManager": {FieldManager}}, body: o})
 }
 
 // CreateIfMissing leaves an object that exists as it is, and says whether it had
@@ -113,12 +109,7 @@ func (c *Client) CreateIfMissing(ctx context.Context, o Object) (created bool, e
 
 // Missing says whether there is no object of o's name, or no kind of it.
 func (c *Client) Missing(ctx context.Context, o Object) (bool, error) {
-	m, err := c.mappingOf(ctx, o)
-	if err == nil {
-		if err = c.do(ctx, request{method: http.MethodGet, path: m.path(o.Namespace(), o.Name())}, nil); err != nil {
-			err = fmt.Errorf("get %s: %w", o, err)
-		}
-	}
+	_, err := c.Get(ctx, o.Ref())
 	return IsNotFound(err), IgnoreNotFound(err)
 }
 
@@ -126,13 +117,13 @@ func (c *Client) Missing(ctx context.Context, o Object) (bool, error) {
 // missing. It takes over fields that somebody else owns.
 func (c *Client) Apply(ctx context.Context, o Object) (Object, error) {
 	query := url.Values{"fieldManager": {FieldManager}, "force": {"true"}}
-	return c.send(ctx, "apply", o, request{method: http.MethodPatch, query: query, content: typeApply})
+	return c.about(ctx, "apply", o.Ref(), request{method: http.MethodPatch, query: query, content: typeApply, body: o})
 }
 
 // Preview is what Apply with force would make of o. It changes nothing.
 func (c *Client) Preview(ctx context.Context, o Object) (Object, error) {
 	query := url.Values{"fieldManager": {FieldManager}, "force": {"true"}, "dryRun": {"All"}}
-	return c.send(ctx, "preview", o, request{method: http.MethodPatch, query: query, content: typeApply})
+	return c.about(ctx, "preview", o.Ref(), request{method: http.MethodPatch, query: query, content: typeApply, body: o})
 }
 
 // Merge changes an object that exists by a JSON merge patch (RFC 7396).

@@ -26,9 +26,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -94,11 +94,7 @@ func (o Options) skip() string {
 
 // run runs a controller for each address of the configuration.
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	running := map[shared]func(){}
-	var wg sync.WaitGroup
-	defer wg.Wait()
 	defer func() {
 		for _, stop := range running {
 			stop()
@@ -120,16 +116,11 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			if running[s] != nil {
 				continue
 			}
-			kctx, stop := context.WithCancel(ctx)
-			done := make(chan struct{})
-			wg.Go(func() {
-				defer close(done)
-				for kctx.Err() == nil {
-					newController(s, o.Store, h).run(kctx)
-					sleep.For(kctx, againAfter)
+			running[s] = background.Start(ctx, func(ctx context.Context) {
+				for again := true; again; again = sleep.For(ctx, againAfter) {
+					newController(s, o.Store, h).run(ctx)
 				}
 			})
-			running[s] = func() { stop(); <-done }
 		}
 		if text := describe(wanted); text != reported {
 			reported = text

@@ -88,18 +88,14 @@ func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
 
 // survey lists the nodes in Kubernetes and asks each of them.
 func (o Options) survey(ctx context.Context) (s survey, err error) {
-	client, err := o.Kubernetes()
-	if err != nil {
+	if err := o.Kubernetes.With(func(client *kubeclient.Client) error {
+		nodes, err := rollout.Nodes(ctx, client)
+		for _, n := range nodes {
+			s.states = append(s.states, state{Node: rollout.NodeOf(n), ready: n.Condition("Ready"), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")})
+		}
+		return err
+	}); err != nil {
 		return s, err
-	}
-	defer client.Close()
-	nodes, err := rollout.Nodes(ctx, client)
-	if err != nil {
-		return s, err
-	}
-	for _, n := range nodes {
-		st := state{Node: rollout.NodeOf(n), ready: n.Condition("Ready"), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")}
-		s.states = append(s.states, st)
 	}
 	var asking errgroup.Group
 	asking.SetLimit(atOnce)

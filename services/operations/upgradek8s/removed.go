@@ -1,42 +1,30 @@
 package upgradek8s
 
 import (
+	_ "embed"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+
+	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
-// With a feature gate that it doesn't know, or a gate that it doesn't allow to
-// change, a component doesn't start. The tables below have what each minor version took
-// away, by the versions in the tables of feature gates of v1.35.4, v1.36.3 and v1.37.2; these have removed no flag.
-// A test compares them with the programs.
+//go:embed gates.yaml
+var gatesYAML []byte
 
-// removedGates are unknown from that version on.
-var removedGates = map[int]string{
-	36: `CSIMigrationPortworx HonorPVReclaimPolicy InPlacePodVerticalScalingAllocatedStatus InTreePluginPortworxUnregister MemoryManager
-		ServiceTrafficDistribution StructuredAuthorizationConfiguration TopologyAwareHints WatchFromStorageWithoutResourceVersion`,
-	37: `APIServerTracing AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors AuthorizeWithSelectors BtreeWatchCache
-		ConsistentListFromCache GangScheduling JobBackoffLimitPerIndex JobPodReplacementPolicy JobSuccessPolicy LogarithmicScaleDown
-		OrderedNamespaceDeletion PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PreventStaticPodAPIReferences RelaxedDNSSearchValidation
-		ResilientWatchCacheInitialization RetryGenerateName SchedulerQueueingHints SidecarContainers StreamingCollectionEncodingToJSON
-		StreamingCollectionEncodingToProtobuf StructuredAuthenticationConfiguration WorkloadAwarePreemption`,
-}
-
-// lockedGates have only this value from that version on.
-var lockedGates = map[int]string{
-	36: `CSIServiceAccountTokenSecrets=true DRAAdminAccess=true DeclarativeValidation=true DisableNodeKubeProxyVersion=true
-		ExternalServiceAccountTokenSigner=true GitRepoVolumeDriver=false ImageVolume=true InOrderInformers=true KubeletFineGrainedAuthz=true KubeletPSI=true
-		KubeletPodResourcesDynamicResources=true KubeletPodResourcesGet=true MutableCSINodeAllocatableCount=true NodeLogQuery=true ProcMountType=true
-		SELinuxChangePolicy=true SELinuxMountReadWriteOncePod=true SeparateCacheWatchRPC=false TopologyManagerPolicyOptions=true
-		UserNamespacesSupport=true VolumeAttributesClass=true`,
-	37: `DRAExtendedResource=true DRAPrioritizedList=true DRAResourceClaimDeviceStatus=true DeclarativeValidationTakeover=false
-		DisableCPUQuotaWithExclusiveCPUs=true HPAConfigurableTolerance=true HostnameOverride=true InPlacePodVerticalScalingInitContainers=true
-		NodeDeclaredFeatures=true PLEGOnDemandRelist=true PodReadyToStartContainersCondition=true RelaxedServiceNameValidation=true
-		WatchCacheInitializationPostStartHook=true`,
-}
+// gates has what each minor version took away: with a feature gate that it doesn't know, or a gate
+// that it doesn't allow to change, a component doesn't start.
+var gates = func() (all struct {
+	Removed map[int][]string
+	Locked  map[int]map[string]bool
+}) {
+	_ = yaml.Unmarshal(gatesYAML, &all) // a test reads it
+	return all
+}()
 
 // featureGates is the flag with the gates: A=true,B=false.
 const featureGates = "feature-gates"
@@ -69,15 +57,13 @@ func (s state) removed(a Arguments) (all []string) {
 				all = append(all, fmt.Sprintf("%s doesn't start with %s of %s: %s in v1.%d; remove it from the configuration first, by `gbctl patch mc`",
 					c.name, what, strings.Join(argsPath(c), "."), why, version))
 			}
-			gates := parseGates(args[featureGates])
-			for _, gate := range slices.Sorted(maps.Keys(gates)) {
-				if slices.Contains(strings.Fields(removedGates[version]), gate) {
+			set := parseGates(args[featureGates])
+			for _, gate := range slices.Sorted(maps.Keys(set)) {
+				if slices.Contains(gates.Removed[version], gate) {
 					refuse("the feature gate "+gate, "Kubernetes has removed it")
 				}
-				for value, other := range map[string]string{"true": "false", "false": "true"} {
-					if gates[gate] == value && slices.Contains(strings.Fields(lockedGates[version]), gate+"="+other) {
-						refuse("the feature gate "+gate+"="+value, "it is always "+other)
-					}
+				if always, locked := gates.Locked[version][gate]; locked && set[gate] == strconv.FormatBool(!always) {
+					refuse("the feature gate "+gate+"="+set[gate], fmt.Sprintf("it is always %t", always))
 				}
 			}
 		}

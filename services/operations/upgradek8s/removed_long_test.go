@@ -4,6 +4,7 @@ package upgradek8s
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,28 +33,28 @@ func TestRemovedSettingsOfThePrograms(t *testing.T) {
 		text, _ := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput() // it always fails
 		return string(text)
 	}
-	opposite := strings.NewReplacer("=true", "=false", "=false", "=true")
+	opposite := func(gate string, always bool) string { return fmt.Sprintf("--feature-gates=%s=%t", gate, !always) }
 	for version, component := range map[int]string{36: "kubernetes-1.36", 37: "kubernetes"} {
 		scheduler := program(component, "kube-scheduler")
-		for _, gate := range strings.Fields(removedGates[version]) {
+		for _, gate := range gates.Removed[version] {
 			if text := output(scheduler, "--feature-gates="+gate+"=true"); !strings.Contains(text, "unrecognized feature gate: "+gate) {
 				t.Errorf("v1.%d: %s: %s", version, gate, text)
 			}
 		}
-		for _, gate := range strings.Fields(lockedGates[version]) {
-			if text := output(scheduler, "--feature-gates="+opposite.Replace(gate)); !strings.Contains(text, "is locked to") {
+		for gate, always := range gates.Locked[version] {
+			if text := output(scheduler, opposite(gate, always)); !strings.Contains(text, "is locked to") {
 				t.Errorf("v1.%d: %s: %s", version, gate, text)
 			}
 		}
 	}
 	before := program("kubernetes-1.36", "kube-scheduler")
-	for _, gate := range strings.Fields(removedGates[37]) {
+	for _, gate := range gates.Removed[37] {
 		if text := output(before, "--feature-gates="+gate+"=true"); strings.Contains(text, "unrecognized feature gate") {
 			t.Errorf("v1.36 doesn't know %s already: %s", gate, text)
 		}
 	}
-	for _, gate := range strings.Fields(lockedGates[37]) {
-		if text := output(before, "--feature-gates="+opposite.Replace(gate)); strings.Contains(text, "is locked to") {
+	for gate, always := range gates.Locked[37] {
+		if text := output(before, opposite(gate, always)); strings.Contains(text, "is locked to") {
 			t.Errorf("v1.36 has locked %s already: %s", gate, text)
 		}
 	}

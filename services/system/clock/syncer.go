@@ -124,8 +124,7 @@ func (s *syncer) loop(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel()
 
-	configs := s.o.Store.Watch(ctx, machine.Configs.Type())
-	offers := s.o.Store.Watch(ctx, nodenet.TimeServers.Type())
+	changes := s.o.Store.Watch(ctx, machine.Configs.Type(), nodenet.TimeServers.Type())
 	save := time.NewTicker(saveEvery)
 	defer save.Stop()
 	next := time.NewTimer(0)
@@ -162,9 +161,7 @@ func (s *syncer) loop(ctx context.Context) error {
 				next.Reset(0)
 			}
 			asking, void = false, false
-		case <-configs:
-			err = s.configure(next)
-		case <-offers:
+		case <-changes:
 			err = s.configure(next)
 		}
 	}

@@ -349,16 +349,12 @@ func (mounted) String() string { return "volumes of machine.disks to be mounted 
 func (m mounted) Wait(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	configs, statuses := m.store.Watch(ctx, machine.Configs.Type()), m.store.Watch(ctx, VolumeStatuses.Type())
-	for !m.holds() {
-		select {
-		case <-configs:
-		case <-statuses:
-		case <-ctx.Done():
-			return ctx.Err()
+	for range m.store.Watch(ctx, machine.Configs.Type(), VolumeStatuses.Type()) {
+		if m.holds() {
+			return nil
 		}
 	}
-	return nil
+	return ctx.Err()
 }
 
 func (m mounted) holds() bool {

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -164,7 +165,7 @@ func (f *Forwarder) start(name string, s settings) {
 		return
 	}
 	r.settings = s
-	r.stop = owned(func(ctx context.Context) {
+	r.stop = background.Start(context.Background(), func(ctx context.Context) {
 		for {
 			// What servers answer is input from outside.
 			err := dag.Guard(f.log, func() error { r.run(ctx); return nil })
@@ -173,20 +174,6 @@ func (f *Forwarder) start(name string, s settings) {
 			}
 		}
 	})
-}
-
-// owned runs do in a goroutine; stop ends it and waits for it.
-func owned(do func(ctx context.Context)) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		do(ctx)
-	}()
-	return func() {
-		cancel()
-		<-done
-	}
 }
 
 // publish shows the state of all destinations.

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -61,7 +62,7 @@ func newRig(t *testing.T) *rig {
 
 // run runs the forwarder until the test ends.
 func (r *rig) run() {
-	stop := owned(New(r.o).Run)
+	stop := background.Start(context.Background(), New(r.o).Run)
 	r.t.Cleanup(stop)
 }
 
@@ -268,7 +269,7 @@ func TestAllSourcesInBothFormats(t *testing.T) {
 			t.Cleanup(func() { kmsg.Close() })
 			_, err = kmsg.WriteString("2,7,30000000,-;Out of memory\n")
 			must(t, err)
-			t.Cleanup(owned(func(ctx context.Context) {
+			t.Cleanup(background.Start(context.Background(), func(ctx context.Context) {
 				_ = r.logs.FollowKernel(ctx, kernel, func() time.Duration { return time.Minute })
 			}))
 			r.configure(target(t, "tcp://"+s.address, format))
@@ -501,7 +502,7 @@ func TestEndOfTheNode(t *testing.T) {
 	s := newServer(t, c.readLines)
 	r.o.flush = 10 * time.Second
 	r.configure(target(t, "tcp://"+s.address, config.LogJSONLines))
-	stop := owned(New(r.o).Run)
+	stop := background.Start(context.Background(), New(r.o).Run)
 	r.logs.Logger("etcd").Info("starts")
 	c.wait("etcd", "starts")
 	r.logs.Logger("etcd").Info("stops")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -31,7 +32,7 @@ const (
 
 // startSources starts what isn't in the feed anyway: the audit log.
 func (f *Forwarder) startSources() (stop func()) {
-	return owned(func(ctx context.Context) {
+	return background.Start(context.Background(), func(ctx context.Context) {
 		audit := &auditLog{path: f.o.AuditLog, feed: f.o.Logs.Feed()}
 		audit.poll(ctx) // to see what is there before
 		for sleep.For(ctx, auditEvery) {

@@ -10,6 +10,11 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"slices"
+
+	"github.com/mdlayher/ndp"
+	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
 )
 
 // Sizes and numbers of the frames below: Ethernet (IEEE 802.3), ARP (RFC 826),
@@ -18,24 +23,13 @@ const (
 	macSize      = 6
 	ethernetSize = 2*macSize + 2
 	shortest     = 60 // of an Ethernet frame, without its check sum
-	typeARP      = 0x0806
-	typeIPv4     = 0x0800
-	typeIPv6     = 0x86dd
 
 	arpSize    = 28
 	arpRequest = 1
 	arpReply   = 2
 
-	ip6Size        = 40
-	nextICMP6      = 58
 	farthest       = 255 // hop limit: receivers of neighbour discovery ignore forwarded packets
-	solicitation   = 135
-	advertisement  = 136
-	icmpSize       = 24   // up to the options
-	override       = 0x20 // flag of an advertisement: replace the cache entry
-	optionTarget   = 2    // target link-layer address
-	optionNonce    = 14   // RFC 3971 §5.3.2
-	optionSize     = 8
+	optionNonce    = 14  // RFC 3971 §5.3.2
 	longestReceive = 256 // bytes of a frame that are read
 )
 
@@ -75,12 +69,8 @@ func ProbeFrame(mac, to net.HardwareAddr, target netip.Addr) []byte {
 		}
 		return arp(mac, to, arpRequest, netip.IPv4Unspecified(), zeroMAC, target)
 	}
-	// The multicast group of all addresses with this ending (RFC 4291 §2.7.1).
-	group := allNodes.As16()
-	group[11], group[12] = 1, 0xff
-	end := target.As16()
-	copy(group[13:], end[13:])
-	frame := icmp6(mac, netip.IPv6Unspecified(), netip.AddrFrom16(group), solicitation, 0, target, nil)
+	group, _ := ndp.SolicitedNodeMulticast(target) // of any IPv6 address
+	frame := icmp6(mac, netip.IPv6Unspecified(), group, &ndp.NeighborSolicitation{TargetAddress: target})
 	copy(frame, to)
 	return frame
 }
@@ -94,11 +84,12 @@ func Announcements(mac net.HardwareAddr, address netip.Addr) [][]byte {
 			arp(mac, broadcast, arpReply, address, mac, address),
 		}
 	}
-	options := append([]byte{optionTarget, 1}, mac...)
-	// Kernels answer with advertisements, too. This option, which receivers ignore, marks
-	// ours.
-	options = append(append(options, optionNonce, 1), mac...)
-	return [][]byte{icmp6(mac, address, allNodes, advertisement, override, address, options)}
+	return [][]byte{icmp6(mac, address, allNodes, &ndp.NeighborAdvertisement{Override: true, TargetAddress: address, Options: []ndp.Option{
+		&ndp.LinkLayerAddress{Direction: ndp.Target, Addr: mac},
+		// Kernels answer with advertisements, too. This option, which receivers ignore, marks
+		// ours.
+		&ndp.RawOption{Type: optionNonce, Length: 1, Value: mac},
+	}})}
 }
 
 // KeepaliveFrame is an announcement to one machine.
@@ -116,9 +107,9 @@ func ethernet(from, to net.HardwareAddr, kind uint16) []byte {
 }
 
 func arp(mac, to net.HardwareAddr, operation uint16, sender netip.Addr, targetMAC net.HardwareAddr, target netip.Addr) []byte {
-	f := ethernet(mac, to, typeARP)
+	f := ethernet(mac, to, unix.ETH_P_ARP)
 	f = binary.BigEndian.AppendUint16(f, 1) // Ethernet
-	f = binary.BigEndian.AppendUint16(f, typeIPv4)
+	f = binary.BigEndian.AppendUint16(f, unix.ETH_P_IP)
 	f = append(f, macSize, 4)
 	f = binary.BigEndian.AppendUint16(f, operation)
 	f = append(append(f, mac...), sender.AsSlice()...)
@@ -126,32 +117,15 @@ func arp(mac, to net.HardwareAddr, operation uint16, sender netip.Addr, targetMA
 	return append(f, make([]byte, shortest-len(f))...)
 }
 
-func icmp6(mac net.HardwareAddr, from, to netip.Addr, kind, flags byte, target netip.Addr, options []byte) []byte {
+func icmp6(mac net.HardwareAddr, from, to netip.Addr, m ndp.Message) []byte {
 	group := to.As16()
 	multicast := net.HardwareAddr{0x33, 0x33, group[12], group[13], group[14], group[15]} // RFC 2464 §7
-	f := ethernet(mac, multicast, typeIPv6)
-	size := icmpSize + len(options)
+	message, _ := ndp.MarshalMessageChecksum(m, from, to)                                 // ours can be written
+	f := ethernet(mac, multicast, unix.ETH_P_IPV6)
 	f = append(f, 0x60, 0, 0, 0) // version 6
-	f = binary.BigEndian.AppendUint16(f, uint16(size))
-	f = append(f, nextICMP6, farthest)
-	f = append(append(f, from.AsSlice()...), to.AsSlice()...)
-	f = append(f, kind, 0, 0, 0, flags, 0, 0, 0)
-	f = append(append(f, target.AsSlice()...), options...)
-	ip := f[ethernetSize:]
-	binary.BigEndian.PutUint16(ip[ip6Size+2:], checksum(ip))
-	return f
-}
-
-// checksum is ICMPv6's, over the message and the pseudo-header (RFC 8200 §8.1).
-func checksum(ip []byte) uint16 {
-	sum := uint32(len(ip)-ip6Size) + nextICMP6
-	for i := 8; i+1 < len(ip); i += 2 { // addresses and message; ours have an even size
-		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
+	f = binary.BigEndian.AppendUint16(f, uint16(len(message)))
+	f = append(f, unix.IPPROTO_ICMPV6, farthest)
+	return slices.Concat(f, from.AsSlice(), to.AsSlice(), message)
 }
 
 // read returns what a frame means for the address, and the MAC address of its sender.
@@ -164,10 +138,10 @@ func read(frame []byte, address netip.Addr) (Observation, net.HardwareAddr) {
 	var what Observation
 	var mac net.HardwareAddr
 	switch {
-	case address.Is4() && kind == typeARP:
+	case address.Is4() && kind == unix.ETH_P_ARP:
 		what, mac = readARP(body, address.As4())
-	case address.Is6() && kind == typeIPv6:
-		what, mac = readICMP6(body, address.As16())
+	case address.Is6() && kind == unix.ETH_P_IPV6:
+		what, mac = readICMP6(body, address)
 	}
 	if toAll := frame[0]&1 == 1; toAll {
 		return what, mac
@@ -198,37 +172,29 @@ func readARP(body []byte, address [4]byte) (Observation, net.HardwareAddr) {
 	return Nothing, nil
 }
 
-func readICMP6(body []byte, address [16]byte) (Observation, net.HardwareAddr) {
-	if len(body) < ip6Size+icmpSize || body[6] != nextICMP6 || body[7] != farthest || [16]byte(body[ip6Size+8:]) != address {
+func readICMP6(body []byte, address netip.Addr) (Observation, net.HardwareAddr) {
+	h, err := ipv6.ParseHeader(body)
+	if err != nil || h.NextHeader != unix.IPPROTO_ICMPV6 || h.HopLimit != farthest || ipv6.HeaderLen+h.PayloadLen > len(body) {
 		return Nothing, nil
 	}
-	message, unspecified := body[ip6Size:], [16]byte(body[8:24]) == [16]byte{}
-	size := int(binary.BigEndian.Uint16(body[4:]))
-	if size < icmpSize || size > len(message) {
+	m, err := ndp.ParseMessage(body[ipv6.HeaderLen:][:h.PayloadLen])
+	if err != nil {
 		return Nothing, nil
 	}
-	var mac net.HardwareAddr
-	marked := false
-	for options := message[icmpSize:size]; len(options) >= optionSize; {
-		length := int(options[1]) * optionSize
-		if length == 0 || length > len(options) {
-			return Nothing, nil
+	switch m := m.(type) {
+	case *ndp.NeighborSolicitation:
+		if m.TargetAddress == address && h.Src.IsUnspecified() {
+			return Probe, zeroMAC
 		}
-		switch options[0] {
-		case optionTarget:
-			mac = net.HardwareAddr(bytes.Clone(options[2:optionSize]))
-		case optionNonce:
-			marked = true
+	case *ndp.NeighborAdvertisement:
+		i := slices.IndexFunc(m.Options, func(o ndp.Option) bool { a, is := o.(*ndp.LinkLayerAddress); return is && a.Direction == ndp.Target })
+		switch {
+		case m.TargetAddress != address || i < 0:
+		case slices.ContainsFunc(m.Options, func(o ndp.Option) bool { return o.Code() == optionNonce }):
+			return Announcement, m.Options[i].(*ndp.LinkLayerAddress).Addr
+		default:
+			return Reply, m.Options[i].(*ndp.LinkLayerAddress).Addr
 		}
-		options = options[length:]
-	}
-	switch {
-	case message[0] == solicitation && unspecified:
-		return Probe, zeroMAC
-	case message[0] == advertisement && mac != nil && marked:
-		return Announcement, mac
-	case message[0] == advertisement && mac != nil:
-		return Reply, mac
 	}
 	return Nothing, nil
 }

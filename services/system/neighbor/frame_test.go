@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/mdlayher/ndp"
 	"pgregory.net/rapid"
 )
 
@@ -47,7 +48,12 @@ func TestRead(t *testing.T) {
 	t.Parallel()
 	other4, other6 := netip.MustParseAddr("10.5.0.9"), netip.MustParseAddr("fd00::9")
 	reply := arp(peerMAC, ownMAC, arpReply, shared4, ownMAC, other4)
-	kernel := icmp6(peerMAC, shared6, allNodes, advertisement, override, shared6, append([]byte{optionTarget, 1}, peerMAC...))
+	advertised := func(options ...ndp.Option) []byte {
+		return icmp6(peerMAC, shared6, allNodes, &ndp.NeighborAdvertisement{Override: true, TargetAddress: shared6, Options: options})
+	}
+	kernel := advertised(&ndp.LinkLayerAddress{Direction: ndp.Target, Addr: peerMAC})
+	empty := advertised(&ndp.RawOption{Type: 200, Length: 1, Value: make([]byte, 6)})
+	clear(empty[len(empty)-8:])
 	for name, c := range map[string]struct {
 		frame []byte
 		of    netip.Addr
@@ -69,8 +75,8 @@ func TestRead(t *testing.T) {
 		"IPv6: another's":             {Announcements(peerMAC, other6)[0], shared6, Nothing},
 		"IPv4, where IPv6 is shared":  {reply, shared6, Nothing},
 		"IPv6, where IPv4 is shared":  {kernel, shared4, Nothing},
-		"IPv6: without what it is of": {icmp6(peerMAC, shared6, allNodes, advertisement, override, shared6, nil), shared6, Nothing},
-		"IPv6: an option of no size":  {icmp6(peerMAC, shared6, allNodes, advertisement, override, shared6, make([]byte, 8)), shared6, Nothing},
+		"IPv6: without what it is of": {advertised(), shared6, Nothing},
+		"IPv6: an option of no size":  {empty, shared6, Nothing},
 	} {
 		got, mac := read(c.frame, c.of)
 		if got != c.want {

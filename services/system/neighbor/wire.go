@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/mdlayher/packet"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/bpf"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,7 +28,7 @@ type Wire struct {
 	Index   int
 	MAC     net.HardwareAddr
 	address netip.Addr
-	file    *os.File
+	conn    *packet.Conn
 	done    sync.WaitGroup
 	Dead    chan struct{} // closed when it stops receiving
 }
@@ -43,20 +45,11 @@ func Open(l netlink.Link, address netip.Addr, log *slog.Logger, receive func(Obs
 	if !On(l) {
 		return nil, fmt.Errorf("%s is no Ethernet link: it has no neighbours by MAC address", a.Name)
 	}
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	conn, err := packet.Listen(&net.Interface{Index: a.Index}, packet.Raw, protocol(address), &packet.Config{Filter: filter(address)})
 	if err != nil {
-		return nil, fmt.Errorf("packet socket: %w", err)
+		return nil, fmt.Errorf("listen to %s: %w", a.Name, err)
 	}
-	w := &Wire{Index: a.Index, MAC: a.HardwareAddr, address: address, file: os.NewFile(uintptr(fd), "packets of "+a.Name), Dead: make(chan struct{})}
-	// The filter first: the socket receives nothing before it is bound.
-	program := filter(address)
-	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
-	if err == nil {
-		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: swapped(protocol(address)), Ifindex: a.Index})
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen to %s: %w", a.Name, err), w.file.Close())
-	}
+	w := &Wire{Index: a.Index, MAC: a.HardwareAddr, address: address, conn: conn, Dead: make(chan struct{})}
 	w.done.Go(func() {
 		defer close(w.Dead)
 		// Guard: any machine may send frames. After a panic the controller opens another wire.
@@ -68,7 +61,7 @@ func Open(l netlink.Link, address netip.Addr, log *slog.Logger, receive func(Obs
 func (w *Wire) listen(receive func(Observed)) {
 	frame := make([]byte, longestReceive)
 	for {
-		n, err := w.file.Read(frame)
+		n, _, err := w.conn.ReadFrom(frame)
 		if err != nil {
 			return
 		}
@@ -79,7 +72,7 @@ func (w *Wire) listen(receive func(Observed)) {
 }
 
 func (w *Wire) Close() error {
-	err := w.file.Close()
+	err := w.conn.Close()
 	w.done.Wait()
 	return err
 }
@@ -87,63 +80,43 @@ func (w *Wire) Close() error {
 func (w *Wire) Send(frames ...[]byte) error {
 	var errs []error
 	for _, f := range frames {
-		if _, err := w.file.Write(f); err != nil {
+		if _, err := w.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:macSize]}); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func protocol(address netip.Addr) uint16 {
+func protocol(address netip.Addr) int {
 	if address.Is4() {
-		return typeARP
+		return unix.ETH_P_ARP
 	}
-	return typeIPv6
-}
-
-// swapped is a number in network byte order, as the kernel needs it.
-func swapped(n uint16) uint16 {
-	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
+	return unix.ETH_P_IPV6
 }
 
 // filter lets the kernel select the few needed frames, so that other traffic on the
-// link doesn't wake PID 1. Classic BPF; offsets are from the start of the frame.
-func filter(address netip.Addr) []unix.SockFilter {
+// link doesn't wake PID 1. Offsets are from the start of the frame.
+func filter(address netip.Addr) []bpf.RawInstruction {
+	const message = ethernetSize + ipv6.HeaderLen
+	own, program := address.AsSlice(), []bpf.Instruction(nil)
 	if address.Is4() {
-		own := binary.BigEndian.Uint32(address.AsSlice())
-		return []unix.SockFilter{
-			load(unix.BPF_W, ethernetSize+14), // sender
-			equal(own, 2, 0),
-			load(unix.BPF_W, ethernetSize+24), // target
-			equal(own, 0, 1),
-			{Code: unix.BPF_RET | unix.BPF_K, K: longestReceive},
-			{Code: unix.BPF_RET | unix.BPF_K},
+		program = append(program, load(4, ethernetSize+14), equal(binary.BigEndian.Uint32(own), 2, 0), // sender
+			load(4, ethernetSize+24), equal(binary.BigEndian.Uint32(own), 0, 1)) // target
+	} else {
+		program = append(program, load(1, ethernetSize+6), equal(unix.IPPROTO_ICMPV6, 0, 12),
+			load(1, message), equal(uint32(ipv6.ICMPTypeNeighborSolicitation), 1, 0), equal(uint32(ipv6.ICMPTypeNeighborAdvertisement), 0, 9))
+		for at := uint32(0); at < 16; at += 4 {
+			left := uint8(7 - at/2) // instructions to the last one
+			program = append(program, load(4, message+8+at), equal(binary.BigEndian.Uint32(own[at:]), 0, left))
 		}
 	}
-	const message = ethernetSize + ip6Size
-	own := address.AsSlice()
-	program := []unix.SockFilter{
-		load(unix.BPF_B, ethernetSize+6),
-		equal(nextICMP6, 0, 12),
-		load(unix.BPF_B, message),
-		equal(solicitation, 1, 0),
-		equal(advertisement, 0, 9),
-	}
-	for i := range 4 {
-		left := uint8(6 - 2*i) // instructions to the last one
-		program = append(program, load(unix.BPF_W, uint32(message+8+4*i)), equal(binary.BigEndian.Uint32(own[4*i:]), 0, left+1))
-	}
-	return append(program,
-		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: longestReceive},
-		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K},
-	)
+	raw, _ := bpf.Assemble(append(program, bpf.RetConstant{Val: longestReceive}, bpf.RetConstant{})) // all can be written
+	return raw
 }
 
-func load(size uint16, offset uint32) unix.SockFilter {
-	return unix.SockFilter{Code: unix.BPF_LD | size | unix.BPF_ABS, K: offset}
-}
+func load(size int, offset uint32) bpf.Instruction { return bpf.LoadAbsolute{Off: offset, Size: size} }
 
 // equal skips that many instructions if the loaded value is k, or isn't.
-func equal(k uint32, yes, no uint8) unix.SockFilter {
-	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: yes, Jf: no}
+func equal(k uint32, yes, no uint8) bpf.Instruction {
+	return bpf.JumpIf{Cond: bpf.JumpEqual, Val: k, SkipTrue: yes, SkipFalse: no}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/ndp"
+	attribute "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -172,25 +173,24 @@ func parseNotice(log *slog.Logger, kind uint16, data []byte) (n notice, ok bool)
 
 func parseFlags(data []byte) (n notice, ok bool) {
 	n.index = int(binary.NativeEndian.Uint32(data[4:]))
-	attributes, err := nl.ParseRouteAttr(data[unix.SizeofIfInfomsg:])
+	attributes, err := attribute.NewAttributeDecoder(data[unix.SizeofIfInfomsg:])
 	if err != nil {
 		return n, false
 	}
-	for _, a := range attributes {
-		if a.Attr.Type&^unix.NLA_F_NESTED != unix.IFLA_PROTINFO {
+	for attributes.Next() {
+		if attributes.Type() != unix.IFLA_PROTINFO {
 			continue
 		}
-		inner, err := nl.ParseRouteAttr(a.Value)
-		if err != nil {
-			return n, false
-		}
-		for _, f := range inner {
-			if f.Attr.Type == inet6Flags && len(f.Value) == 4 {
-				n.flags, ok = new(binary.NativeEndian.Uint32(f.Value)&(managedFlag|otherFlag)), true
+		attributes.Nested(func(inner *attribute.AttributeDecoder) error {
+			for inner.Next() {
+				if inner.Type() == inet6Flags {
+					n.flags = new(inner.Uint32() & (managedFlag | otherFlag))
+				}
 			}
-		}
+			return nil
+		})
 	}
-	return n, ok
+	return n, attributes.Err() == nil && n.flags != nil
 }
 
 // advertise takes a notice over, and reports whether it changes anything.

@@ -193,7 +193,7 @@ func TestAnotherHostHasALeasedAddress(t *testing.T) {
 	})
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.63.0.50,10.63.0.59,2m")
 	dir := t.TempDir()
-	if err := writePin(filepath.Join(dir, "node-address"), addr("10.63.0.50")); err != nil { // the client asks for it
+	if err := keep(filepath.Join(dir, "node-address"), "10.63.0.50"); err != nil { // the client asks for it
 		t.Fatal(err)
 	}
 	n := startNodeIn(t, dir, config.Network{})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -63,11 +62,7 @@ func (l *lease) String() string {
 	if len(l.addresses) == 0 {
 		return "names and servers"
 	}
-	var all []string
-	for _, a := range l.addresses {
-		all = append(all, a.Prefix.String())
-	}
-	return strings.Join(all, ", ")
+	return config.Joined(l.addresses, ", ")
 }
 
 // near reports whether an address of another lease is in the same network.

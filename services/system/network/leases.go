@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/vishvananda/netlink"
 )
 
@@ -15,12 +16,11 @@ type leaseKey struct{ link, source string }
 
 // leased is a lease, the client that keeps it, and the function that ends that.
 type leased struct {
-	lease  *lease // nil while there is none
-	index  int    // of the link
-	sent   config.DHCPOptions
-	cancel context.CancelFunc
-	done   chan struct{}
-	kick   chan struct{}
+	lease *lease // nil while there is none
+	index int    // of the link
+	sent  config.DHCPOptions
+	stop  func()
+	kick  chan struct{}
 	protocol
 }
 
@@ -66,26 +66,24 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link, managed 
 }
 
 func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p config.Link, index int) {
-	ctx, cancel := context.WithCancel(ctx)
-	running := &leased{index: index, cancel: cancel, done: make(chan struct{}), kick: make(chan struct{}, 1), protocol: s.open(p, func() string { return *o.announced.Load() })}
+	running := &leased{index: index, kick: make(chan struct{}, 1), protocol: s.open(p, func() string { return *o.announced.Load() })}
 	o.clients[key] = running
 	c := &client{
 		source: s.name, quiet: s.informs, link: key.link, log: o.log, kick: running.kick,
 		protocol: running.protocol,
-		report: func(l *lease) {
-			select {
-			case o.changed <- leaseChange{key, running, l}:
-			case <-ctx.Done():
-			}
-		},
 	}
 	if familyOf(o.pinned) == s.family && o.declined[key].address != o.pinned {
 		c.prefer = o.pinned // a server of another network offers another address
 	}
-	go func() {
-		defer close(running.done)
+	running.stop = background.Start(ctx, func(ctx context.Context) {
+		c.report = func(l *lease) {
+			select {
+			case o.changed <- leaseChange{key, running, l}:
+			case <-ctx.Done():
+			}
+		}
 		c.run(ctx)
-	}()
+	})
 }
 
 // nextEnd is when the first leased address of a link ends.
@@ -104,9 +102,7 @@ func (o *owner) nextEnd(now time.Time) (next time.Time) {
 }
 
 func (o *owner) stopClient(key leaseKey) {
-	c := o.clients[key]
-	c.cancel()
-	<-c.done
+	o.clients[key].stop()
 	delete(o.clients, key)
 }
 

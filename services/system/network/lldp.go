@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/binary"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/mdlayher/socket"
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -40,24 +40,16 @@ var LinkNeighbors = resource.Define[LinkNeighbor](resource.Definition{
 
 // hearLLDP opens the socket, which receives little before a card joins, and receives beside the owner's goroutine.
 func (o *owner) hearLLDP(ctx context.Context) error {
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC,
-		int(binary.NativeEndian.Uint16([]byte{0x88, 0xcc})))
+	s, err := socket.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, int(binary.NativeEndian.Uint16([]byte{0x88, 0xcc})), "LLDP", nil)
 	if err != nil {
-		return os.NewSyscallError("socket", err)
-	}
-	socket := os.NewFile(uintptr(fd), "frames of LLDP")
-	context.AfterFunc(ctx, func() { socket.Close() })
-	if o.lldp, err = socket.SyscallConn(); err != nil {
 		return err
 	}
+	o.lldp = s
 	o.lookups.Go(func() {
+		defer s.Close()
 		frame := make([]byte, 1500) // LLDP has no fragments
 		for ctx.Err() == nil {
-			n, from := 0, unix.Sockaddr(nil)
-			_ = o.lldp.Read(func(fd uintptr) bool { // until the socket is closed
-				n, from, err = unix.Recvfrom(int(fd), frame, 0)
-				return err != unix.EAGAIN
-			})
+			n, from, _ := s.Recvfrom(ctx, frame, 0) // of some links there are errors at any time
 			if at, is := from.(*unix.SockaddrLinklayer); is {
 				told := slices.Clone(frame[:n])
 				select {
@@ -77,12 +69,10 @@ func (o *owner) join(index int) {
 		return
 	}
 	o.switches[index] = map[string]LinkNeighbor{}
-	_ = o.lldp.Control(func(fd uintptr) {
-		for _, last := range []byte{0x0e, 0x03, 0x00} {
-			group := unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_MULTICAST, Alen: 6, Address: [8]byte{0x01, 0x80, 0xc2, 5: last}}
-			_ = unix.SetsockoptPacketMreq(int(fd), unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &group)
-		}
-	})
+	for _, last := range []byte{0x0e, 0x03, 0x00} {
+		group := unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_MULTICAST, Alen: 6, Address: [8]byte{0x01, 0x80, 0xc2, 5: last}}
+		_ = o.lldp.SetsockoptPacketMreq(unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &group)
+	}
 }
 
 // told takes a frame over. Other links than cards have neighbours, too: pods.

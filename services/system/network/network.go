@@ -25,7 +25,6 @@ import (
 	"context"
 	"net/netip"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -42,6 +41,11 @@ import (
 // ID of the service.
 const ID = "networkd"
 
+// kindOf defines a kind of the network.
+func kindOf[T any](plural, kind string, columns ...resource.Column) *resource.Kind[T] {
+	return resource.Define[T](resource.Definition{Type: plural + ".net.garboard.dev", Kind: kind, Namespace: "network", Columns: columns})
+}
+
 // NodeAddress is the address of the node that the cluster uses, and the reason
 // of the choice.
 type NodeAddress struct {
@@ -51,35 +55,18 @@ type NodeAddress struct {
 }
 
 // Addresses has one object, "default": it exists once the node has an address.
-var Addresses = resource.Define[NodeAddress](resource.Definition{
-	Type:      "NodeAddresses.net.garboard.dev",
-	Kind:      "NodeAddress",
-	Namespace: "network",
-})
+var Addresses = kindOf[NodeAddress]("NodeAddresses", "NodeAddress")
 
 // Hostnames has one object, "hostname".
-var Hostnames = resource.Define[string](resource.Definition{
-	Type:      "Hostnames.net.garboard.dev",
-	Kind:      "Hostname",
-	Namespace: "network",
-	Columns:   []resource.Column{{Name: "HOSTNAME", Value: func(s any) string { return s.(string) }}},
-})
+var Hostnames = kindOf[string]("Hostnames", "Hostname", resource.Column{Name: "HOSTNAME", Value: func(s any) string { return s.(string) }})
 
 // Resolvers has one object, "resolvers": the name servers, best first.
-var Resolvers = resource.Define[[]netip.Addr](resource.Definition{
-	Type:      "Resolvers.net.garboard.dev",
-	Kind:      "Resolver",
-	Namespace: "network",
-	Columns:   []resource.Column{{Name: "SERVERS", Value: addressColumn}},
-})
+var Resolvers = kindOf[[]netip.Addr]("Resolvers", "Resolver", serversColumn)
 
 // TimeServers has one object, "timeservers": those of the leases.
-var TimeServers = resource.Define[[]netip.Addr](resource.Definition{
-	Type:      "TimeServers.net.garboard.dev",
-	Kind:      "TimeServer",
-	Namespace: "network",
-	Columns:   []resource.Column{{Name: "SERVERS", Value: addressColumn}},
-})
+var TimeServers = kindOf[[]netip.Addr]("TimeServers", "TimeServer", serversColumn)
+
+var serversColumn = resource.Column{Name: "SERVERS", Value: func(s any) string { return config.Joined(s.([]netip.Addr), ",") }}
 
 // Status is the last result of networkd.
 type Status struct {
@@ -92,11 +79,7 @@ type Status struct {
 }
 
 // Statuses has one object, "networkd".
-var Statuses = resource.Define[Status](resource.Definition{
-	Type:      "NetworkStatuses.net.garboard.dev",
-	Kind:      "NetworkStatus",
-	Namespace: "network",
-})
+var Statuses = kindOf[Status]("NetworkStatuses", "NetworkStatus")
 
 // followTime is more than enough to apply a configuration: that is a few calls
 // to the kernel.
@@ -122,14 +105,6 @@ const (
 	ResolversID   = "resolvers"
 	TimeServersID = "timeservers"
 )
-
-func addressColumn(spec any) string {
-	var names []string
-	for _, a := range spec.([]netip.Addr) {
-		names = append(names, a.String())
-	}
-	return strings.Join(names, ",")
-}
 
 // Options are the inputs of the service.
 type Options struct {

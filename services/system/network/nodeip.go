@@ -113,39 +113,19 @@ func why(sorted []candidate) string {
 	return fmt.Sprintf("the first %s address of %s, which has the default route with the lowest metric (%d)", family, c.link, c.metric)
 }
 
-// readPin is the address that was chosen at an earlier boot, if any.
-func readPin(file string) (netip.Addr, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return netip.Addr{}, boot.IgnoreMissing(err)
-	}
-	a, err := netip.ParseAddr(strings.TrimSpace(string(data)))
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("node address in %s: %w", file, err)
-	}
-	return a, nil
-}
-
-func writePin(file string, a netip.Addr) error {
-	return boot.WriteFile(file, []byte(a.String()+"\n"), 0o644)
-}
-
 // nameFile is where the node's name is kept, beside its address.
 func nameFile(pinFile string) string { return filepath.Join(filepath.Dir(pinFile), "node-name") }
 
-// readName is the name that the node had at an earlier boot, if any.
-func readName(pinFile string) (string, error) {
-	data, err := os.ReadFile(nameFile(pinFile))
+// kept is what an earlier boot has kept in a file, if any.
+func kept[T any](file string, parse func(string) (T, error)) (was T, err error) {
+	data, err := os.ReadFile(file)
 	if err != nil {
-		return "", boot.IgnoreMissing(err)
+		return was, boot.IgnoreMissing(err)
 	}
-	name, err := cleanHostname(strings.TrimSpace(string(data)))
-	if err != nil {
-		return "", fmt.Errorf("name of the node in %s: %w", nameFile(pinFile), err)
+	if was, err = parse(strings.TrimSpace(string(data))); err != nil {
+		err = fmt.Errorf("%s: %w", file, err)
 	}
-	return name, nil
+	return was, err
 }
 
-func writeName(pinFile, name string) error {
-	return boot.WriteFile(nameFile(pinFile), []byte(name+"\n"), 0o644)
-}
+func keep(file, text string) error { return boot.WriteFile(file, []byte(text+"\n"), 0o644) }

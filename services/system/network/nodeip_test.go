@@ -86,13 +86,13 @@ func TestHostnames(t *testing.T) {
 
 func TestBrokenPinIsLogged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "node-address")
-	if a, err := readPin(file); a.IsValid() || err != nil {
+	if a, err := kept(file, netip.ParseAddr); a.IsValid() || err != nil {
 		t.Errorf("no file: %v, %v", a, err)
 	}
 	if err := os.WriteFile(file, []byte("nonsense"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readPin(file); err == nil {
+	if _, err := kept(file, netip.ParseAddr); err == nil {
 		t.Error("nonsense was taken for an address")
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/garboard-os/garboard/services/core/resource"
 )
 
 // LinkStatus is a link that networkd configures.
@@ -44,10 +42,6 @@ type LeaseStatus struct {
 	Hostname  string         `yaml:"hostname,omitempty" column:"HOSTNAME"`
 	Expires   time.Time      `yaml:"expires,omitempty"` // zero: never
 	Problems  []string       `yaml:"problems,omitempty" column:"PROBLEMS"`
-}
-
-func kindOf[T any](plural, kind string) *resource.Kind[T] {
-	return resource.Define[T](resource.Definition{Type: plural + ".net.garboard.dev", Kind: kind, Namespace: "network"})
 }
 
 // The objects of networkd; their IDs are names of links, and of objects on them.

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -22,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/mdlayher/socket"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -67,7 +67,7 @@ type owner struct {
 	named       map[string]lookup // by name of a WireGuard peer
 	found       chan lookup
 	lookups     sync.WaitGroup
-	lldp        syscall.RawConn                 // nil: the kernel has no such sockets
+	lldp        *socket.Conn                    // nil: the kernel has no such sockets
 	heard       chan func() bool                // what goroutines of this one have heard; they report whether that changes what is wanted
 	switches    map[int]map[string]LinkNeighbor // by index of a card that has joined, and chassis
 
@@ -111,11 +111,11 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		switches:  map[int]map[string]LinkNeighbor{},
 	}
 	var err error
-	if o.pinned, err = readPin(d.o.pinFile); err != nil {
+	if o.pinned, err = kept(d.o.pinFile, netip.ParseAddr); err != nil {
 		o.log.Warn("the address of earlier boots is unknown: " + err.Error())
 	}
 	o.pinSaved = o.pinned.IsValid()
-	if o.savedName, err = readName(d.o.pinFile); err != nil {
+	if o.savedName, err = kept(nameFile(d.o.pinFile), cleanHostname); err != nil {
 		o.log.Warn("the name of earlier boots is unknown: " + err.Error())
 	}
 	o.hostname = o.savedName
@@ -326,7 +326,7 @@ func (o *owner) order() []string {
 }
 
 // loop reconciles at first, and after each change.
-func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, e events) error {
+func (o *owner) loop(ctx context.Context, configs <-chan struct{}, e events) error {
 	tick := time.NewTicker(retryEvery)
 	defer tick.Stop()
 	observe := time.NewTicker(observeEvery)

@@ -26,13 +26,8 @@ func (o *owner) publish() {
 			return
 		}
 	}
-	if err := o.writeAll(addr, chosen); err != nil {
-		o.log.Warn(err.Error() + "; trying again")
-		o.errs[namesKey] = err
-		return
-	}
-	delete(o.errs, namesKey)
-	if !o.settled {
+	err := o.writeAll(addr, chosen)
+	if o.refused(namesKey, err); err == nil && !o.settled {
 		o.settled = true
 		o.log.Info(fmt.Sprintf("node address %s: %s", addr.Primary, addr.Why))
 		for _, l := range o.pending() {
@@ -85,7 +80,7 @@ func (o *owner) pin(name string) error {
 	if !o.configured || o.pinSaved && o.savedName == name || !o.o.pinReady() {
 		return nil
 	}
-	err := errors.Join(writePin(o.o.pinFile, o.pinned), writeName(o.o.pinFile, name))
+	err := errors.Join(keep(o.o.pinFile, o.pinned.String()), keep(nameFile(o.o.pinFile), name))
 	if o.pinSaved = err == nil; o.pinSaved {
 		o.savedName = name
 	}
@@ -158,7 +153,7 @@ func (o *owner) resolvers() []netip.Addr {
 	if ns := o.cfg.Machine.Network.Nameservers; len(ns) > 0 {
 		return ns
 	}
-	out := o.fromLeases(func(l *lease) []netip.Addr { return l.resolvers })
+	out := fromLeases(o, func(l *lease) []netip.Addr { return l.resolvers })
 	for _, a := range o.routers() {
 		out = append(out, missing(lasting(a.servers, time.Now(), netip.Addr.Compare), out)...)
 	}
@@ -170,11 +165,7 @@ func (o *owner) search() (out []string) {
 	if s := o.cfg.Machine.Network.SearchDomains; len(s) > 0 {
 		return s
 	}
-	for _, name := range o.order() {
-		for _, l := range o.leases(name) {
-			out = append(out, missing(l.search, out)...)
-		}
-	}
+	out = fromLeases(o, func(l *lease) []string { return l.search })
 	for _, a := range o.routers() {
 		out = append(out, missing(lasting(a.search, time.Now(), strings.Compare), out)...)
 	}
@@ -193,11 +184,11 @@ func (o *owner) routers() (out []*advertised) {
 }
 
 func (o *owner) timeServers() []netip.Addr {
-	return o.fromLeases(func(l *lease) []netip.Addr { return l.ntp })
+	return fromLeases(o, func(l *lease) []netip.Addr { return l.ntp })
 }
 
-func (o *owner) fromLeases(what func(*lease) []netip.Addr) []netip.Addr {
-	out := []netip.Addr{}
+func fromLeases[E comparable](o *owner, what func(*lease) []E) []E {
+	out := []E{}
 	for _, name := range o.order() {
 		for _, l := range o.leases(name) {
 			out = append(out, missing(what(l), out)...)

@@ -23,8 +23,8 @@ const silentAfter = 3 * time.Minute
 // WireGuardStatus is the state of a WireGuard link in the kernel, as `wg show` prints it. The
 // private key and preshared ones aren't part of it.
 type WireGuardStatus struct {
-	PublicKey    string                `yaml:"publicKey,omitempty"`
-	ListenPort   int                   `yaml:"listenPort,omitempty"`
+	PublicKey    string                `yaml:"publicKey,omitempty" column:"PUBLIC KEY"`
+	ListenPort   int                   `yaml:"listenPort,omitempty" column:"PORT"`
 	FirewallMark int                   `yaml:"firewallMark,omitempty"` // of the packets that it sends
 	Peers        []WireGuardPeerStatus `yaml:"peers,omitempty"`
 	Problem      string                `yaml:"problem,omitempty"` // why the kernel's state is unknown
@@ -43,18 +43,11 @@ type WireGuardPeerStatus struct {
 
 // WireGuardStatuses has one object for each WireGuard link of the configuration; its ID is the
 // link's name.
-var WireGuardStatuses = resource.Define[WireGuardStatus](resource.Definition{
-	Type:      "WireGuardStatuses.net.garboard.dev",
-	Kind:      "WireGuardStatus",
-	Namespace: "network",
-	Columns: []resource.Column{
-		{Name: "PUBLIC KEY", Value: func(s any) string { return s.(WireGuardStatus).PublicKey }},
-		{Name: "PORT", Value: func(s any) string { return strconv.Itoa(s.(WireGuardStatus).ListenPort) }},
-		{Name: "PEERS", Value: func(s any) string { return strconv.Itoa(len(s.(WireGuardStatus).Peers)) }},
-		{Name: "LATEST HANDSHAKE", Value: func(s any) string { return s.(WireGuardStatus).latestHandshake() }},
-		{Name: "PROBLEM", Value: func(s any) string { return s.(WireGuardStatus).Problem }},
-	},
-})
+var WireGuardStatuses = kindOf[WireGuardStatus]("WireGuardStatuses", "WireGuardStatus",
+	resource.Column{Name: "PEERS", Value: func(s any) string { return strconv.Itoa(len(s.(WireGuardStatus).Peers)) }},
+	resource.Column{Name: "LATEST HANDSHAKE", Value: func(s any) string { return s.(WireGuardStatus).latestHandshake() }},
+	resource.Column{Name: "PROBLEM", Value: func(s any) string { return s.(WireGuardStatus).Problem }},
+)
 
 // latestHandshake is that of all peers; "" where there was none.
 func (s WireGuardStatus) latestHandshake() string {

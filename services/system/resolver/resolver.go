@@ -35,7 +35,6 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -67,14 +66,7 @@ func Service(store *resource.Store) dag.Service {
 	return dag.Service{ID: ID, Restart: dag.RestartAlways, Run: func(ctx context.Context, h *dag.Handle) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		changed := make(chan struct{}, 1)
-		for _, kind := range []string{machine.Configs.Type(), network.Resolvers.Type(), network.Hostnames.Type(), network.Addresses.Type()} {
-			go func() {
-				for range store.Watch(ctx, kind) {
-					sleep.Wake(changed)
-				}
-			}()
-		}
+		changed := store.Watch(ctx, machine.Configs.Type(), network.Resolvers.Type(), network.Hostnames.Type(), network.Addresses.Type())
 		for ctx.Err() == nil {
 			if err := serve(ctx, h, store, changed); err != nil {
 				return err

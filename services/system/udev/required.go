@@ -1,6 +1,7 @@
 package udev
 
 import (
+	_ "embed"
 	"errors"
 	"fmt"
 	"os"
@@ -10,31 +11,21 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"golang.org/x/sys/unix"
+	"gopkg.in/yaml.v3"
 )
+
+//go:embed required.yaml
+var requiredYAML []byte
 
 // required are modules that a node needs and that no device asks for. The
 // kernel requests most of them itself at their first use (file systems, kinds
 // of links, expressions of nftables; see Modprobe). But each request starts a
 // process, and some are never requested. They are loaded in this order, one at
 // a time, after the modules of the devices, while the node continues to start.
-var required = []struct{ name, why string }{
-	{"xfs", "STATE and EPHEMERAL; first, since disks are what the node looks for next"},
-	{"overlay", "layers of containers"},
-	{"br_netfilter", "packets between pods on one bridge pass kube-proxy's rules; the kernel never requests it, and it brings its own settings, switched on"},
-	{"nf_conntrack", "its settings, which kube-proxy writes, exist only once it is loaded"},
-	{"veth", "pods' links"},
-	{"vxlan", "flannel's link"},
-	{"nf_tables", "kube-proxy's rules"},
-	{"nft_chain_nat", "kube-proxy's rules"},
-	{"nft_ct", "kube-proxy's rules"},
-	{"nft_fib_inet", "kube-proxy's rules"},
-	{"nft_masq", "kube-proxy's rules"},
-	{"nft_numgen", "kube-proxy's rules"},
-	{"nft_reject_inet", "kube-proxy's rules"},
-	{"ip_tables", "iptables-legacy in containers looks whether it is there; the kernel never requests it"},
-	{"ip6_tables", "iptables-legacy in containers looks whether it is there; the kernel never requests it"},
-	{"efi_pstore", "what the kernel stores when it dies; it asks for nothing, and a machine without UEFI refuses it"},
-}
+var required = func() (all []struct{ Name, Why string }) {
+	_ = yaml.Unmarshal(requiredYAML, &all) // a test reads it
+	return all
+}()
 
 // Modprobe loads what the kernel requests: the name of a module, or an alias
 // such as fs-xfs. PID 1 is the kernel's modprobe (kernel.modprobe in

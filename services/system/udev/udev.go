@@ -141,7 +141,7 @@ func (d *daemon) run(ctx context.Context, started func(string)) error {
 		d.log.Warn("device nodes for modules that load on demand", "err", err)
 	}
 	for _, r := range required {
-		d.later = append(d.later, job{module: r.name, why: r.why})
+		d.later = append(d.later, job{module: r.Name, why: r.Why})
 	}
 	d.coldplug()
 	d.linkAll()

@@ -5,10 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
+	"github.com/mdlayher/socket"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,33 +41,24 @@ type Uevent struct {
 // Listen sends the kernel's uevents to the channel from now on until ctx ends;
 // then it closes the channel.
 func Listen(ctx context.Context) (<-chan Uevent, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
+	s, err := socket.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM, unix.NETLINK_KOBJECT_UEVENT, "uevents", nil)
 	if err != nil {
-		return nil, fmt.Errorf("listen for uevents: socket: %w", err)
-	}
-	// The privileged option may exceed net.core.rmem_max. Without the privilege,
-	// the buffer stays small; after lost events the reader looks for devices again.
-	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, listenBuffer)
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: kernelGroup}); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("listen for uevents: bind: %w", err)
-	}
-	socket := os.NewFile(uintptr(fd), "uevents")
-	conn, err := socket.SyscallConn()
-	if err != nil {
-		socket.Close()
 		return nil, fmt.Errorf("listen for uevents: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { socket.Close() })
+	// Without the privilege to exceed net.core.rmem_max, the buffer stays small; after lost
+	// events the reader looks for devices again.
+	_ = s.SetReadBuffer(listenBuffer)
+	if err := s.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: kernelGroup}); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for uevents: %w", err), s.Close())
+	}
 
 	events := make(chan Uevent)
 	go func() {
 		defer close(events)
-		defer socket.Close()
-		defer stop()
+		defer s.Close()
 		buffer := make([]byte, maxUevent)
 		for {
-			event, ok, err := receive(conn.Read, buffer)
+			event, ok, err := receive(ctx, s, buffer)
 			if err != nil {
 				return
 			}
@@ -85,22 +76,13 @@ func Listen(ctx context.Context) (<-chan Uevent, error) {
 }
 
 // receive reads one datagram; ok is false if it isn't a uevent of the kernel.
-func receive(read func(func(uintptr) bool) error, buffer []byte) (event Uevent, ok bool, err error) {
-	var n int
-	var from unix.Sockaddr
-	var failed error
-	err = read(func(fd uintptr) bool {
-		n, from, failed = unix.Recvfrom(int(fd), buffer, 0)
-		return failed != unix.EAGAIN && failed != unix.EINTR
-	})
-	if err != nil {
-		return Uevent{}, false, err
-	}
-	if errors.Is(failed, unix.ENOBUFS) {
+func receive(ctx context.Context, s *socket.Conn, buffer []byte) (event Uevent, ok bool, err error) {
+	n, from, err := s.Recvfrom(ctx, buffer, 0)
+	if errors.Is(err, unix.ENOBUFS) {
 		return Uevent{Lost: true}, true, nil
 	}
-	if failed != nil {
-		return Uevent{}, false, failed
+	if err != nil {
+		return Uevent{}, false, err
 	}
 	// Any process may send to the group: the kernel's port is 0.
 	if addr, isNetlink := from.(*unix.SockaddrNetlink); !isNetlink || addr.Pid != 0 {

@@ -139,6 +139,8 @@ func (a *app) wrongWords(cmd *cobra.Command, words []string) error {
 	_, notAddress := netip.ParseAddr(extra)
 	_, notDuration := time.ParseDuration(extra)
 	switch wait := cmd.Flags().Lookup("wait"); {
+	case len(cmd.ValidArgs) > 0 && len(words) == 1:
+		return a.closest(usagef("%q must be one of %s", extra, strings.Join(cmd.ValidArgs, ", ")), extra, cmd.ValidArgs)
 	case notAddress == nil:
 		return didYouMean(fmt.Sprintf("%q is the address of a node", extra), a.instead(extra, "-n", extra))
 	case notDuration == nil && wait != nil && wait.Changed:

@@ -51,10 +51,10 @@ images: $(DEV) ## build the images of a cluster into one file, for a medium: out
 	@$(DEV) images
 
 media: $(GBCTL) ## build an ISO, a disk image, the files for PXE and an installer image: out
-	@$(GBCTL) media build iso -o out/garboard.iso
-	@$(GBCTL) media build disk -o out/garboard.raw.zst
-	@$(GBCTL) media build pxe -o out/pxe
-	@$(GBCTL) media build installer -o out/garboard-installer.tar
+	@$(GBCTL) media build iso -O out/garboard.iso
+	@$(GBCTL) media build disk -O out/garboard.raw.zst
+	@$(GBCTL) media build pxe -O out/pxe
+	@$(GBCTL) media build installer -O out/garboard-installer.tar
 
 extensions: $(DEV) ## make the examples of extensions: out/extensions
 	@$(DEV) extensions

@@ -81,24 +81,26 @@ func element(t reflect.Type) (reflect.Type, string) {
 
 // didYouMean names the most similar candidate, if one is similar enough.
 func didYouMean(got string, candidates []string) string {
-	best, bestDistance := "", maxDistance+1
+	if best := Closest(got, candidates); best != "" {
+		return "; did you mean " + best
+	}
+	return ""
+}
+
+// Closest returns the most similar candidate, or "" if none is similar enough.
+func Closest(got string, candidates []string) (best string) {
+	bestDistance := maxDistance + 1
 	for _, c := range candidates {
 		if d := distance(strings.ToLower(got), strings.ToLower(c)); d < bestDistance && d < len(c) {
 			best, bestDistance = c, d
 		}
 	}
-	if best == "" {
-		return ""
-	}
-	return "; did you mean " + best
+	return best
 }
 
 // distance counts the insertions, deletions, replacements and swaps of
 // neighbours between two texts; it stops counting above maxDistance.
 func distance(a, b string) int {
-	if abs(len(a)-len(b)) > maxDistance {
-		return maxDistance + 1
-	}
 	rows := [3][]int{make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)}
 	for j := range rows[1] {
 		rows[1][j] = j
@@ -123,5 +125,3 @@ func distance(a, b string) int {
 	}
 	return rows[1][len(b)]
 }
-
-func abs(n int) int { return max(n, -n) }

@@ -70,6 +70,7 @@ func clientConfig(p Plan, ca pki.CA, now time.Time) ([]byte, error) {
 			context.Via[name] = fmt.Sprintf("127.0.0.1:%d", n.APIPort)
 		}
 	}
+	context.Via[p.endpoint().String()] = fmt.Sprintf("127.0.0.1:%d", p.KubernetesPort) // for gbctl kubeconfig
 	for _, n := range p.controlPlanes() {
 		context.Endpoints = append(context.Endpoints, n.Address.String())
 	}

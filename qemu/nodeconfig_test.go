@@ -62,6 +62,10 @@ func TestNodeConfigurations(t *testing.T) {
 			if !strings.Contains(string(f.kubeconfig), "https://127.0.0.1:20123") {
 				t.Errorf("kubeconfig:\n%s", f.kubeconfig)
 			}
+			// What 'gbctl kubeconfig' gets from a node leads there, too.
+			if via := strings.TrimPrefix(tc.endpoint, "https://") + ": 127.0.0.1:20123\n"; !strings.Contains(strings.ReplaceAll(string(f.clientConfig), `"`, ""), via) {
+				t.Errorf("the client configuration lacks %s:\n%s", via, f.clientConfig)
+			}
 		})
 	}
 }

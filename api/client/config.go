@@ -54,7 +54,8 @@ type Context struct {
 	Crt       string   `yaml:"crt"`
 	Key       string   `yaml:"key"`
 	// Via maps the address or name of a node to the host:port to dial, for nodes behind a
-	// forwarded port. The certificate must still be that of the node.
+	// forwarded port. The certificate must still be that of the node. A host:port is that of
+	// the Kubernetes API, for kubeconfigs.
 	Via   map[string]string `yaml:"via,omitempty"`
 	Other map[string]any    `yaml:",inline"`
 }

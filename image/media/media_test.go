@@ -342,7 +342,7 @@ func addArgs(t *testing.T, dir string) {
 	if err := os.Remove(filepath.Join(dir, IPXEFile)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ReadNetworkFiles(dir); err == nil || !strings.Contains(err.Error(), "make the files with 'gbctl media build pxe -o "+dir+"'") {
+	if _, err := ReadNetworkFiles(dir); err == nil || !strings.Contains(err.Error(), "make the files with 'gbctl media build pxe -O "+dir+"'") {
 		t.Errorf("without %s: %v", IPXEFile, err)
 	}
 }

@@ -48,7 +48,7 @@ func ReadNetworkFiles(dir string) (NetworkFiles, error) {
 	for _, name := range []string{KernelFile, InitramfsFile, UKIFile, ScriptFile, IPXEFile} {
 		content, err := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("%w; make the files with 'gbctl media build pxe -o %s'", err, dir)
+			return nil, fmt.Errorf("%w; make the files with 'gbctl media build pxe -O %s'", err, dir)
 		}
 		if err != nil {
 			return nil, err

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,44 +46,16 @@ type applyFlags struct {
 }
 
 func (f *applyFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.modeName, "mode", "auto", "auto, immediate, on-reboot, reboot or try")
+	choiceFlag(cmd, &f.modeName, "mode", "", "auto, immediate, on-reboot, reboot or try", "auto", "immediate", "on-reboot", "reboot", "try")
 	for _, mode := range shortModes {
 		cmd.Flags().Bool(mode, false, "same as --mode="+mode)
 	}
-	cmd.Flags().DurationVar(&f.timeout, "timeout", tryTimeout, "with --mode=try: the time after which the change is undone, 10s to 1h (in other modes: the timeout of the request)")
-	cmd.Flags().DurationVar(&f.wait, "wait", settleBudget, "with several nodes: how long a node may take to be healthy after a change without a reboot, before the next one is changed")
+	cmd.MarkFlagsMutuallyExclusive(append(shortModes, "mode")...)
+	cmd.Flags().DurationVar(&f.timeout, "try-timeout", tryTimeout, "with --mode=try: the time after which the change is undone, 10s to 1h")
+	cmd.Flags().DurationVar(&f.wait, "wait", settleBudget, "with several nodes: wait until a node is healthy after a change without a reboot, at most this long, before the next one is changed")
 	cmd.Flags().BoolVar(&f.force, "force", false, "reboot the node or restart its etcd also if the cluster loses its quorum")
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only show what would change")
-	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"auto", "immediate", "on-reboot", "reboot", "try"}, cobra.ShellCompDirectiveNoFileComp))
 	f.app.outputFlag(cmd)
-}
-
-// selectedMode returns the mode that the flags select.
-func (f *applyFlags) selectedMode(cmd *cobra.Command) (apiv1.ApplyMode, error) {
-	var asked []string
-	if cmd.Flags().Changed("mode") {
-		asked = append(asked, f.modeName)
-	}
-	for _, mode := range shortModes {
-		if given, _ := cmd.Flags().GetBool(mode); given {
-			asked = append(asked, mode)
-		}
-	}
-	switch len(asked) {
-	case 0:
-		asked = []string{"auto"}
-	case 1:
-	default:
-		return 0, usagef("--mode, --immediate, --on-reboot and --try exclude each other: got %s", strings.Join(asked, " and "))
-	}
-	mode, ok := modes[asked[0]]
-	if !ok {
-		return 0, usagef("--mode %s: must be auto, immediate, on-reboot, reboot or try", asked[0])
-	}
-	if mode != modes["try"] && cmd.Flags().Changed("timeout") {
-		f.app.timeout = f.timeout
-	}
-	return mode, nil
 }
 
 // configChange describes how a command changes the configuration of nodes.
@@ -90,9 +65,18 @@ type configChange struct {
 	mode apiv1.ApplyMode
 }
 
-func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, error) {
-	mode, err := f.selectedMode(cmd)
-	return configChange{f, done, mode}, err
+func (f *applyFlags) change(cmd *cobra.Command, done string) configChange {
+	for _, mode := range shortModes {
+		if given, _ := cmd.Flags().GetBool(mode); given {
+			f.modeName = mode
+		}
+	}
+	mode := modes[f.modeName]
+	if mode == modes["try"] && cmd.Flags().Changed("timeout") && !cmd.Flags().Changed("try-timeout") {
+		f.timeout, f.app.timeout = f.app.timeout, defaultTimeout
+		fmt.Fprintln(f.app.err, "note: in --mode=try, the flag timeout is called --try-timeout now; the former name goes with the next release")
+	}
+	return configChange{f, done, mode}
 }
 
 // apply sends a document to a node. base is what it was made from. Keys that the node may
@@ -110,9 +94,32 @@ func (c configChange) apply(ctx context.Context, n *client.Client, document []by
 			"to make a control plane of it, use 'gbctl -n %s reset', and then 'apply-config --insecure'. If %s is a control plane, another machine answers in its place", key, n.Name, n.Name)
 		n = fresh
 	}
+	c.checkSysctls(ctx, n, document)
 	return client.Unary(ctx, n.Config.Apply, &apiv1.ApplyConfigRequest{
 		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base.GetDigest(), Force: c.force, Unsigned: c.unsigned,
 	})
+}
+
+// checkSysctls warns of kernel parameters that a node doesn't have.
+func (c configChange) checkSysctls(ctx context.Context, n *client.Client, document []byte) {
+	var doc struct {
+		Machine struct{ Sysctls map[string]string }
+	}
+	_ = yaml.Unmarshal(document, &doc) // the node has a better error
+	for _, name := range slices.Sorted(maps.Keys(doc.Machine.Sysctls)) {
+		dir, base := path.Split("/proc/sys/" + config.SysctlPath(name))
+		there, hint := []string{}, "; a module that isn't loaded may have it"
+		err := client.Receive(ctx, n.File.List, &apiv1.ListFilesRequest{Path: path.Clean(dir), Depth: 1}, func(f *apiv1.FileInfo) error {
+			there = append(there, f.Name)
+			return nil
+		})
+		if best := config.Closest(base, there); best != "" {
+			hint = "; did you mean " + strings.TrimSuffix(name, base) + best + "?"
+		}
+		if err == nil && !slices.Contains(there, base) || connect.CodeOf(err) == connect.CodeNotFound {
+			fmt.Fprintf(c.app.err, "%s: warning: machine.sysctls: the kernel has no parameter %s%s\n", n.Name, name, hint)
+		}
+	}
 }
 
 // tryTimeout is unset in other modes than try: nodes refuse it there.
@@ -175,7 +182,7 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 			skipReason = n.Name + " isn't back after its reboot"
 			return err
 		}
-		fmt.Fprintf(c.app.err, "%s: is back and healthy after %s\n", n.Name, span(time.Since(start)))
+		fmt.Fprintf(c.app.notes(), "%s: is back and healthy after %s\n", n.Name, span(time.Since(start)))
 		return nil
 	})
 }
@@ -215,10 +222,7 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 			} else if len(args) == 1 {
 				file = args[0]
 			}
-			change, err := flags.change(cmd, "applied")
-			if err != nil {
-				return err
-			}
+			change := flags.change(cmd, "applied")
 			if file == "" {
 				return usagef("no configuration given: use -f FILE")
 			}
@@ -280,6 +284,9 @@ func (a *app) readInput(name string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(in, config.MaxSize+1))
 	if err == nil && len(data) > config.MaxSize {
 		err = fmt.Errorf("%s is larger than %d bytes, the limit for a configuration", name, config.MaxSize)
+	}
+	if err == nil {
+		err = wrongKind(name, data, machineFile)
 	}
 	return data, err
 }

@@ -112,7 +112,7 @@ func (a *app) recoverFrom(cmd *cobra.Command, path string, raw bool) error {
 	}
 	defer file.Close()
 	if info, err := file.Stat(); err == nil { // a large file takes a while
-		fmt.Fprintf(a.err, "checking %s (%s)\n", path, size(uint64(info.Size())))
+		fmt.Fprintf(a.notes(), "checking %s (%s)\n", path, size(uint64(info.Size())))
 	}
 	first, err := firstMessage(file, raw)
 	if err != nil {
@@ -121,7 +121,7 @@ func (a *app) recoverFrom(cmd *cobra.Command, path string, raw bool) error {
 	a.raiseTimeout(cmd, recoverTimeout)
 	return printMessage(cmd.Context(), a, "recovering", func(ctx context.Context, c *client.Client) (*apiv1.BootstrapResponse, error) {
 		first.ControlPlanes = a.otherAddresses(ctx, c.Name)
-		fmt.Fprintf(a.err, "%s: sending %s (%s), then waiting until it is restored\n", c.Name, path, size(first.Size))
+		fmt.Fprintf(a.notes(), "%s: sending %s (%s), then waiting until it is restored\n", c.Name, path, size(first.Size))
 		return sendSnapshot(ctx, c, file, first)
 	})
 }

@@ -31,7 +31,18 @@ func (a *app) clusterCommand() *cobra.Command {
 
 func nameFlag(cmd *cobra.Command, name *string) *cobra.Command {
 	cmd.Flags().StringVar(name, "name", devcluster.DefaultName, "name of the cluster")
+	must(cmd.RegisterFlagCompletionFunc("name", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return clusterNames(), cobra.ShellCompDirectiveNoFileComp
+	}))
 	return cmd
+}
+
+func clusterNames() (names []string) {
+	all, _ := qemu.List() // without damaged ones
+	for _, c := range all {
+		names = append(names, c.Name)
+	}
+	return names
 }
 
 // createFlags are the flags of cluster create.
@@ -321,7 +332,11 @@ func nodeStates(ctx context.Context, c *qemu.Cluster) (map[string]qemu.NodeStatu
 func openCluster(name string) (*qemu.Cluster, error) {
 	c, err := qemu.Open(name)
 	if errors.Is(err, qemu.ErrNoCluster) {
-		return nil, fmt.Errorf("there is no cluster %s; 'gbctl cluster create' makes one, 'gbctl cluster show' lists them", name)
+		err = fmt.Errorf("there is no cluster %s; 'gbctl cluster create' makes one, 'gbctl cluster show' lists them", name)
+		if best := config.Closest(name, clusterNames()); best != "" {
+			err = fmt.Errorf("there is no cluster %s; did you mean --name %s?", name, shellWord(best))
+		}
+		return nil, err
 	}
 	return c, err
 }

@@ -48,14 +48,15 @@ func (a *app) mergeAccess(c *qemu.Cluster) error {
 	stale := func(have kubeFile) bool {
 		return strings.HasPrefix(text(get(have.entry("clusters", c.Name), "cluster"), "server"), "https://"+loopbackPrefix)
 	}
-	merged, current, err := mergeKubeconfigFile(kubeconfig, add, stale)
+	var m merging
+	merged, err := m.file(kubeconfig, add, stale)
 	if err != nil {
 		return err
 	}
 	if err := writeKubeconfig(kubeconfig, merged); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "gbctl's context is %q now, in %s\nkubectl's context is %q now, in %s\n", config.Context, path, current, kubeconfig)
+	fmt.Fprintf(a.out, "gbctl's context is %q now, in %s\nkubectl's context is %q now, in %s\n", config.Context, path, m.context, kubeconfig)
 	return nil
 }
 

@@ -173,6 +173,9 @@ func TestClusterShow(t *testing.T) {
 	if err := a.clusterShow(t.Context(), "nosuch"); err == nil || !strings.Contains(err.Error(), "there is no cluster nosuch") {
 		t.Errorf("no such cluster: %v", err)
 	}
+	if err := a.clusterShow(t.Context(), "dve"); err == nil || err.Error() != "there is no cluster dve; did you mean --name dev?" {
+		t.Errorf("a cluster with another name: %v", err)
+	}
 }
 
 // A cluster that another command starts or stops at the moment doesn't hide the others.

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -91,6 +92,8 @@ func setup(env *testscript.Env) error {
 	}
 	env.Defer(release)
 	via[nodeOff] = off.String()
+	env.Setenv("OFF", via[nodeOff])
+	env.Setenv("CONTROLPLANE", via[nodeControlPlane])
 	var stop func()
 	if via[nodeGoesDown], stop, err = faultyserver.Listen(); err != nil {
 		return err
@@ -259,5 +262,30 @@ func links(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	if target != args[1] {
 		ts.Fatalf("%s leads to %s, want %s", args[0], target, args[1])
+	}
+}
+
+// answers holds what gbctl says to mistyped command lines against a file: "gbctl ARGS…", and below it the exit code and
+// a text that must be printed.
+func answers(ts *testscript.TestScript, _ bool, args []string) {
+	line, wrong, checked := "", 0, 0
+	for text := range strings.Lines(ts.ReadFile(args[0])) {
+		text = strings.TrimSuffix(text, "\n")
+		want, ok := strings.CutPrefix(text, "\t")
+		if !ok {
+			line = text
+			continue
+		}
+		checked++
+		code, want, _ := strings.Cut(want, " ")
+		err := ts.Exec("gbctl", words(strings.TrimPrefix(line, "gbctl "))...)
+		var status interface{ ExitCode() int }
+		if said := ts.ReadFile("stderr"); !errors.As(err, &status) || fmt.Sprint(status.ExitCode()) != code || !strings.Contains(said, want) {
+			wrong++
+			ts.Logf("%s: %v, and it says\n%swant code %s and\n%s", line, err, said, code, want)
+		}
+	}
+	if wrong > 0 || checked < 60 {
+		ts.Fatalf("%d of %d answers are wrong", wrong, checked)
 	}
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -10,9 +12,11 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
 )
 
 func (a *app) configCommand() *cobra.Command {
@@ -36,7 +40,7 @@ func (a *app) load() (*client.Config, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	config, err := client.Load(path)
+	config, err := loadClient(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &client.Config{}, path, nil
 	}
@@ -44,7 +48,7 @@ func (a *app) load() (*client.Config, string, error) {
 }
 
 func (a *app) contextsCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.outputFlag(&cobra.Command{
 		Use: "contexts",
 		RunE: func(*cobra.Command, []string) error {
 			config, path, err := a.load()
@@ -52,10 +56,10 @@ func (a *app) contextsCommand() *cobra.Command {
 				return err
 			}
 			if len(config.Contexts) == 0 {
-				fmt.Fprintf(a.err, "no contexts in %s: 'gbctl gen config' makes the file of a cluster, 'gbctl config merge FILE' adds it\n", path)
-				return nil
+				return &exitError{codeDenied, fmt.Errorf("no contexts in %s: 'gbctl gen config' makes the file of a cluster, 'gbctl config merge FILE' adds it", path)}
 			}
 			var rows [][]string
+			var documents []*yaml.Node
 			for _, name := range slices.Sorted(maps.Keys(config.Contexts)) {
 				c, current := config.Contexts[name], ""
 				if name == cmp.Or(a.contextName, config.Context) {
@@ -63,10 +67,11 @@ func (a *app) contextsCommand() *cobra.Command {
 				}
 				who, until := owner(c)
 				rows = append(rows, []string{current, name, strings.Join(c.Endpoints, ","), strings.Join(c.Nodes, ","), who, until})
+				documents = append(documents, mapping("name", name, "current", current != "", "endpoints", sequence(c.Endpoints), "nodes", sequence(c.Nodes), "as", who, "until", until))
 			}
-			return table(a.out, []string{"CURRENT", "NAME", "ENDPOINTS", "NODES", "AS", "UNTIL"}, rows)
+			return a.showTable(documents, false, []string{"CURRENT", "NAME", "ENDPOINTS", "NODES", "AS", "UNTIL"}, rows, true)
 		},
-	}
+	})
 }
 
 // owner returns the identity in the certificate of a context, and its expiry date.
@@ -89,7 +94,7 @@ func (a *app) useContextCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := config.Current(args[0]); err != nil {
+			if _, err := a.context(config, args[0]); err != nil {
 				return err
 			}
 			config.Context = args[0]
@@ -100,7 +105,7 @@ func (a *app) useContextCommand() *cobra.Command {
 
 // hostsCommand shows or sets one of the lists of a context.
 func (a *app) hostsCommand(name string, of func(*client.Context) *[]string) *cobra.Command {
-	return &cobra.Command{
+	return a.outputFlag(&cobra.Command{
 		Use:  name + " [HOST…]",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -108,32 +113,24 @@ func (a *app) hostsCommand(name string, of func(*client.Context) *[]string) *cob
 			if err != nil {
 				return err
 			}
-			c, err := config.Current(a.contextName)
+			c, err := a.context(config, a.contextName)
 			if err != nil {
 				return err
 			}
 			if len(args) == 0 {
-				for _, host := range *of(c) {
-					fmt.Fprintln(a.out, host)
-				}
-				return nil
+				return a.showLines(name, *of(c))
 			}
 			var hosts []string
-			for _, arg := range args {
-				for host := range strings.SplitSeq(arg, ",") {
-					if host = strings.TrimSpace(host); host == "" {
-						continue
-					}
-					if _, _, err := client.Address(host); err != nil {
-						return usagef("%w", err)
-					}
-					hosts = append(hosts, host)
+			for _, host := range strings.FieldsFunc(strings.Join(args, ","), func(r rune) bool { return r == ',' || r == ' ' }) {
+				if _, _, err := client.Address(host); err != nil {
+					return usagef("%w", err)
 				}
+				hosts = append(hosts, host)
 			}
 			*of(c) = hosts
 			return config.Save(path)
 		},
-	}
+	})
 }
 
 func (a *app) mergeCommand() *cobra.Command {
@@ -141,7 +138,7 @@ func (a *app) mergeCommand() *cobra.Command {
 		Use:  "merge FILE",
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			other, err := client.Load(args[0])
+			other, err := loadClient(args[0])
 			if err != nil {
 				return err
 			}
@@ -200,7 +197,7 @@ func (a *app) addCommand() *cobra.Command {
 				c.Nodes = a.nodes
 			}
 			// Report unusable files now, not with the next command.
-			if _, _, err := c.Credentials(); err != nil {
+			if err := usable(c); err != nil {
 				return err
 			}
 			if config.Context == "" {
@@ -215,14 +212,43 @@ func (a *app) addCommand() *cobra.Command {
 	return cmd
 }
 
-// Completion reads only local files: it must not hang because a node is down.
+// usable reports why nodes don't accept the certificate of a context.
+func usable(c *client.Context) error {
+	roots, pair, err := c.Credentials()
+	if err != nil {
+		return err
+	}
+	if _, err = pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		err = &exitError{codeDenied, fmt.Errorf("nothing was added: crt, which is valid from %s to %s, isn't a certificate of ca: %w; make a new one: %s",
+			stamp(pair.Leaf.NotBefore), stamp(pair.Leaf.NotAfter), err, renewal)}
+	}
+	return err
+}
+
+// completionTime limits a completion that asks nodes: it must not seem to hang because a node is down.
+const completionTime = 2 * time.Second
+
+// completing completes the first argument of a command with words of the nodes, and the second one with given words.
+func completing[M any](a *app, ask question[M], words func(M) []string, second ...string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) (found []string, _ cobra.ShellCompDirective) {
+		if len(args) == 1 {
+			return second, cobra.ShellCompDirectiveNoFileComp
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+		defer cancel()
+		answers, _ := gather(ctx, a, ask)
+		for _, n := range answers {
+			found = append(found, words(n.value)...)
+		}
+		slices.Sort(found)
+		return slices.Compact(found), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// Completion of contexts and nodes reads only local files.
 
 func (a *app) completeContexts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	path, err := a.path()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	config, err := client.Load(path)
+	config, _, err := a.load()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -26,14 +26,15 @@ func (a *app) copyCommand() *cobra.Command {
 		Aliases: []string{"cp"},
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			from, err := absolute(args[0])
+			from, err := a.absolute(args[0])
 			if err != nil {
 				return err
 			}
 			return a.copy(cmd.Context(), from, args[1], force)
 		},
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace existing files")
+	cmd.Flags().BoolVar(&force, "force", false, "replace existing files")
+	renamed(cmd, "f", "f", "force")
 	return cmd
 }
 
@@ -47,13 +48,13 @@ func (a *app) copy(ctx context.Context, from, to string, force bool) error {
 		if len(nodes) > 1 {
 			dir = filepath.Join(to, strings.ReplaceAll(nodes[i], ":", "_"))
 		}
-		x := &extraction{force: force, lastReport: time.Now(), quiet: !interactive(a.err), note: func(format string, args ...any) {
+		x := &extraction{force: force, lastReport: time.Now(), quiet: a.quiet || !interactive(a.err), note: func(format string, args ...any) {
 			fmt.Fprintf(a.err, c.Name+": "+format+"\n", args...)
 		}}
 		if err := x.from(ctx, c, from, dir); err != nil {
 			return err
 		}
-		fmt.Fprintf(a.err, "%s: %s with %s in %s\n", c.Name, plural(x.files, "file"), size(x.bytes), dir)
+		fmt.Fprintf(a.notes(), "%s: %s with %s in %s\n", c.Name, plural(x.files, "file"), size(x.bytes), dir)
 		return nil
 	})
 }

@@ -31,6 +31,9 @@ func (a *app) doctor(ctx context.Context) error {
 			unhealthy = unhealthy || f.Severity == apiv1.Finding_SEVERITY_ERROR
 		}
 	}
+	if len(answers) == 0 {
+		return failed
+	}
 	err := a.show(documents(answers), true, func() error {
 		for i, n := range answers {
 			if i > 0 {

@@ -27,10 +27,7 @@ func (a *app) editCommand() *cobra.Command {
 		Use:     "machineconfig",
 		Aliases: []string{"mc", "machineconfigs"},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			change, err := flags.change(cmd, "edited")
-			if err != nil {
-				return err
-			}
+			change := flags.change(cmd, "edited")
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 				return a.editNode(ctx, n, change)
 			})

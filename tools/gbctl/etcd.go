@@ -35,10 +35,8 @@ func (a *app) raiseTimeout(cmd *cobra.Command, d time.Duration) {
 }
 
 func (a *app) etcdCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "etcd"}
-	cmd.AddCommand(a.etcdMembersCommand(), a.etcdStatusCommand(), a.etcdSnapshotCommand(), a.etcdDefragmentCommand(), a.etcdAlarmCommand(),
+	return group(&cobra.Command{Use: "etcd"}, a.etcdMembersCommand(), a.etcdStatusCommand(), a.etcdSnapshotCommand(), a.etcdDefragmentCommand(), a.etcdAlarmCommand(),
 		a.etcdForfeitCommand(), a.etcdRemoveCommand(), a.etcdLeaveCommand())
-	return cmd
 }
 
 func (a *app) etcdMembersCommand() *cobra.Command {
@@ -88,7 +86,7 @@ func (a *app) etcdSnapshotCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(a.err, "%s: %s in %s\n", c.Name, size(n), args[0])
+				fmt.Fprintf(a.notes(), "%s: %s in %s\n", c.Name, size(n), args[0])
 				return nil
 			})
 		},
@@ -169,14 +167,12 @@ func (a *app) etcdDefragmentCommand() *cobra.Command {
 }
 
 func (a *app) etcdAlarmCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "alarm"}
 	rows := rowsOf((*apiv1.EtcdAlarmsResponse).GetAlarms, func(e *apiv1.EtcdAlarm) []string { return []string{e.Member, e.Alarm} })
 	head := []string{"MEMBER", "ALARM"}
-	cmd.AddCommand(
+	return group(&cobra.Command{Use: "alarm"},
 		listCommand(a, "list", head, asking(ofEtcd, etcdAPI.Alarms, &apiv1.EtcdAlarmsRequest{}), rows),
 		listCommand(a, "disarm", head, asking(ofEtcd, etcdAPI.DisarmAlarms, &apiv1.EtcdDisarmAlarmsRequest{}), rows),
 	)
-	return cmd
 }
 
 func (a *app) etcdForfeitCommand() *cobra.Command {

@@ -98,7 +98,7 @@ func names(cert *x509.Certificate) string {
 func (a *app) contextLabel() string {
 	path, _ := a.path()
 	name := a.contextName
-	if config, err := client.Load(path); err == nil && name == "" {
+	if config, err := loadClient(path); err == nil && name == "" {
 		name = config.Context
 	}
 	return fmt.Sprintf("context %q in %s", name, path)
@@ -203,6 +203,8 @@ func (a *app) explainAnswer(_ string, err error) error {
 	}
 	message := answer.Message()
 	switch answer.Code() {
+	case connect.CodeNotFound:
+		message = a.misspelt(message)
 	case connect.CodeDeadlineExceeded:
 		message = fmt.Sprintf("no answer within %s; use --timeout to wait longer", a.timeout)
 	case connect.CodePermissionDenied, connect.CodeUnauthenticated:

@@ -15,9 +15,9 @@ import (
 )
 
 // absolute checks a path on a node. Nodes have no working directory.
-func absolute(name string) (string, error) {
+func (a *app) absolute(name string) (string, error) {
 	if !strings.HasPrefix(name, "/") {
-		return "", usagef("%q must be an absolute path: nodes have no working directory", name)
+		return "", usagef("%q must be an absolute path: type '%s'", name, commandLine(a.instead(name, "/"+name)...))
 	}
 	return path.Clean(name), nil
 }
@@ -30,7 +30,7 @@ func (a *app) lsCommand() *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if r.Path = "/"; len(args) > 0 {
-				if r.Path, err = absolute(args[0]); err != nil {
+				if r.Path, err = a.absolute(args[0]); err != nil {
 					return err
 				}
 			}
@@ -65,7 +65,7 @@ func (a *app) ls(ctx context.Context, r *apiv1.ListFilesRequest, long bool) erro
 			rows = append(rows, fileRow(n.node, f, long))
 		}
 	}
-	return errors.Join(a.showTable(documents, false, head, rows, len(rows) > 0), failed)
+	return errors.Join(a.showTable(documents, false, head, rows, len(answers) > 0), failed)
 }
 
 func fileRow(node string, f *apiv1.FileInfo, long bool) []string {
@@ -88,7 +88,7 @@ func (a *app) readCommand() *cobra.Command {
 		Use:  "read PATH",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name, err := absolute(args[0])
+			name, err := a.absolute(args[0])
 			if err != nil {
 				return err
 			}

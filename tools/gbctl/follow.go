@@ -56,7 +56,7 @@ func (f *follower) run(ctx context.Context) error {
 		if time.Since(f.lastUpdate) > restartBudget {
 			return f.followError(fmt.Errorf("no answer from the node for %s: %w", restartBudget, err))
 		}
-		retries.print(a.err, err)
+		retries.print(a.notes(), err)
 		if err := pause(ctx, pollInterval); err != nil {
 			continue // the check of ctx ends the loop
 		}

@@ -24,14 +24,9 @@ type generator struct {
 func genCommand() *cobra.Command { return (&generator{now: time.Now}).command() }
 
 func (g *generator) command() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "gen",
-		// Without Args and RunE, a misspelt subcommand would print the help and succeed.
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	cmd := group(&cobra.Command{Use: "gen"},
+		g.configCommand(), g.secretsCommand(), g.caCommand(), g.keyCommand(), g.releaseKeyCommand(), g.requestCommand(), g.certificateCommand())
 	cmd.PersistentFlags().BoolVar(&g.force, "force", false, "overwrite existing files")
-	cmd.AddCommand(g.configCommand(), g.secretsCommand(), g.caCommand(), g.keyCommand(), g.releaseKeyCommand(), g.requestCommand(), g.certificateCommand())
 	return cmd
 }
 

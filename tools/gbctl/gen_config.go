@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
@@ -63,6 +64,10 @@ func (g *generator) config(out io.Writer, name, endpointText string, o *configFl
 	if err != nil {
 		return &exitError{codeUsage, err}
 	}
+	if _, err := netip.ParseAddr(endpoint.Hostname()); err != nil && strings.Trim(endpoint.Hostname(), "0123456789.") == "" {
+		return usagef("%q is no address: it has four numbers up to 255; type 'gbctl gen config %s https://ADDRESS:6443', with the address or the name of the Kubernetes API",
+			endpoint.Hostname(), shellWord(name))
+	}
 	if o.compat != "" && o.compat != compatSelfHosted {
 		return usagef("--compat=%s: the only other format is %s", o.compat, compatSelfHosted)
 	}
@@ -100,7 +105,7 @@ func (g *generator) config(out io.Writer, name, endpointText string, o *configFl
 	if o.options.InstallDisk == "" && len(o.patches)+len(o.controlPlanePatches)+len(o.workerPatches) == 0 {
 		fmt.Fprintln(out, "machine.install.disk isn't set: machines need it, containers don't")
 	}
-	fmt.Fprintf(out, nextSteps, filepath.Join(o.dir, "init.yaml"), filepath.Join(o.dir, "garboardconfig"))
+	fmt.Fprintf(out, nextSteps, shellWord(filepath.Join(o.dir, "init.yaml")), shellWord(filepath.Join(o.dir, "garboardconfig")))
 	return nil
 }
 

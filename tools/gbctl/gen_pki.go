@@ -86,7 +86,7 @@ func (g *generator) keyCommand() *cobra.Command {
 				return err
 			}
 			path := name + ".key"
-			report := fmt.Sprintf("wrote %s\nnext: gbctl gen csr --key %s", path, path)
+			report := fmt.Sprintf("wrote %s\nnext: gbctl gen csr --key %s", path, shellWord(path))
 			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: key, mode: secretMode})
 		},
 	}
@@ -150,7 +150,7 @@ func (g *generator) requestCommand() *cobra.Command {
 				return fmt.Errorf("%s: %w", keyPath, err)
 			}
 			path := base + ".csr"
-			report := fmt.Sprintf("wrote %s: %s\nnext: gbctl gen crt --ca ca --csr %s --name %s", path, describe(leaf.CN, leaf.Orgs), path, base)
+			report := fmt.Sprintf("wrote %s: %s\nnext: gbctl gen crt --ca ca --csr %s --name %s", path, describe(leaf.CN, leaf.Orgs), shellWord(path), shellWord(base))
 			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: request, mode: publicMode, replace: true})
 		},
 	}

@@ -22,11 +22,12 @@ func (g *generator) secretsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			report := fmt.Sprintf("wrote %s\nnext: gbctl gen config NAME ENDPOINT --with-secrets %s", path, path)
+			report := fmt.Sprintf("wrote %s\nnext: gbctl gen config NAME ENDPOINT --with-secrets %s", path, shellWord(path))
 			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: data, mode: secretMode})
 		},
 	}
-	cmd.Flags().StringVarP(&path, "output", "o", "secrets.yaml", "file to write")
+	cmd.Flags().StringVarP(&path, outputFile, "O", "secrets.yaml", "file to write")
+	renamed(cmd, "output", "o", outputFile)
 	cmd.Flags().StringVar(&from, "from-kubernetes-pki", "", "directory with the authorities of an existing Kubernetes cluster")
 	return cmd
 }

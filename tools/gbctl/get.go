@@ -23,10 +23,22 @@ type query struct {
 func (a *app) getCommand() *cobra.Command {
 	var q query
 	cmd := &cobra.Command{
-		Use:  "get TYPE [ID]",
-		Args: cobra.RangeArgs(1, 2),
+		Use:  "get [TYPE [ID]]",
+		Args: cobra.MaximumNArgs(2),
+		ValidArgsFunction: completing(a, definitions, func(m *apiv1.ListDefinitionsResponse) (names []string) {
+			for _, d := range m.Definitions {
+				names = append(names, append(d.Aliases, strings.ToLower(pluralOf(d)))...)
+			}
+			return names
+		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return a.types(cmd.Context())
+			}
 			q.kind = args[0]
+			if err := a.habit(cmd, fmt.Sprintf("no resource type %q", q.kind), q.kind); err != nil {
+				return err
+			}
 			if len(args) > 1 {
 				q.id = args[1]
 			}
@@ -79,15 +91,10 @@ func (a *app) get(ctx context.Context, q query) error {
 			documents = append(documents, d)
 		}
 	}
-	err := a.show(documents, q.id != "", func() error {
-		if len(rows) > 0 {
-			return table(a.out, head, rows)
-		}
-		if len(answers) > 0 {
-			fmt.Fprintf(a.err, "no %s%s\n", answers[0].value.GetDefinition().GetType(), q.where())
-		}
-		return nil
-	})
+	if len(rows) == 0 && len(answers) > 0 && a.output == "table" {
+		fmt.Fprintf(a.notes(), "no %s%s\n", answers[0].value.GetDefinition().GetType(), q.where())
+	}
+	err := a.showTable(documents, q.id != "", head, rows, len(rows) > 0 || a.output != "table" && len(answers) > 0)
 	return errors.Join(err, failed)
 }
 
@@ -132,7 +139,7 @@ func envelope(node string, r *apiv1.Resource) (*yaml.Node, error) {
 
 // definitions prints the types as if they were resources.
 func (a *app) definitions(ctx context.Context, q query) error {
-	answers, failed := gather(ctx, a, asking(ofResource, resourceAPI.Definitions, &apiv1.ListDefinitionsRequest{}))
+	answers, failed := gather(ctx, a, definitions)
 	var rows [][]string
 	var documents []*yaml.Node
 	for _, n := range answers {
@@ -153,7 +160,26 @@ func (a *app) definitions(ctx context.Context, q query) error {
 	return errors.Join(a.showTable(documents, q.id != "", head, rows, len(answers) > 0), failed)
 }
 
+// types prints the short names of the types of one node.
+func (a *app) types(ctx context.Context) error {
+	nodes, err := a.targets(ctx)
+	if err != nil {
+		return err
+	}
+	a.nodes = nodes[:1]
+	return list(ctx, a, []string{"TYPE", "ALSO CALLED"}, definitions, rowsOf((*apiv1.ListDefinitionsResponse).GetDefinitions, func(d *apiv1.ResourceDefinition) []string {
+		return []string{strings.ToLower(pluralOf(d)), strings.Join(d.Aliases, ", ")}
+	}))
+}
+
+var definitions = asking(ofResource, resourceAPI.Definitions, &apiv1.ListDefinitionsRequest{})
+
 func called(d *apiv1.ResourceDefinition, name string) bool {
-	plural, _, _ := strings.Cut(d.Type, ".")
-	return slices.ContainsFunc(append([]string{d.Type, plural, d.Kind}, d.Aliases...), func(n string) bool { return strings.EqualFold(n, name) })
+	return slices.ContainsFunc(append([]string{d.Type, pluralOf(d), d.Kind}, d.Aliases...), func(n string) bool { return strings.EqualFold(n, name) })
+}
+
+// pluralOf returns the short name of a type.
+func pluralOf(d *apiv1.ResourceDefinition) string {
+	name, _, _ := strings.Cut(d.Type, ".")
+	return name
 }

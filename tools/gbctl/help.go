@@ -38,7 +38,7 @@ func setHelp(cmd *cobra.Command, texts map[string]helpText) {
 	if t.Example != "" {
 		cmd.Example = "  " + strings.ReplaceAll(t.Example, "\n", "\n  ")
 	}
-	if cmd.HasParent() && cmd.Args == nil {
+	if cmd.Args == nil {
 		cmd.Args = cobra.NoArgs
 	}
 	for _, c := range cmd.Commands() {

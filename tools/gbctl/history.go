@@ -93,10 +93,7 @@ func (a *app) rollbackCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			change, err := flags.change(cmd, "rolled back")
-			if err != nil {
-				return err
-			}
+			change := flags.change(cmd, "rolled back")
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 				ctx, done := a.request(ctx, n.Name)
 				defer done()

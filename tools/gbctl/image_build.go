@@ -38,8 +38,7 @@ type imageBuild struct {
 func (a *app) imageBuildCommand() *cobra.Command {
 	var b imageBuild
 	cmd := &cobra.Command{
-		Use:  "build",
-		Args: cobra.NoArgs,
+		Use: "build",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			outputs, err := parseOutputs(b.outputs)
 			if err != nil {
@@ -56,7 +55,8 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&b.from, "from", "", "installer image to build from: its name in a registry, or a file of 'gbctl media build installer'")
-	f.StringArrayVarP(&b.outputs, "output", "o", []string{media.InstallerKind}, "KIND or KIND=FILE: what to write, of the kinds of 'gbctl media build'; repeatable")
+	f.StringArrayVar(&b.outputs, "kind", []string{media.InstallerKind}, "KIND or KIND=FILE: what to write, of the kinds of 'gbctl media build'; repeatable")
+	renamed(cmd, "output", "o", "kind")
 	f.StringArrayVar(&b.overlays, "overlay", nil, "directory whose files are added to the root file system; repeatable")
 	f.StringArrayVar(&b.change.Extensions, "extension", nil, "directory with an extension: extension.yaml, files/ and rootfs/; repeatable")
 	f.StringArrayVar(&b.change.Remove, "rm", nil, "path in the root file system that is removed first; repeatable")
@@ -88,7 +88,7 @@ func parseOutputs(flags []string) (outputs []medium, err error) {
 	for _, flag := range flags {
 		kind, path, named := strings.Cut(flag, "=")
 		if !slices.Contains(media.Kinds, kind) || named && path == "" {
-			return nil, usagef("--output %q: must be KIND or KIND=FILE, and KIND one of %s", flag, strings.Join(media.Kinds, ", "))
+			return nil, usagef("--kind %q: must be KIND or KIND=FILE, and KIND one of %s", flag, strings.Join(media.Kinds, ", "))
 		}
 		if !named {
 			path = defaultFiles[kind]
@@ -107,7 +107,7 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 	if from, err := os.Stat(b.from); err == nil {
 		for _, o := range outputs {
 			if to, err := os.Stat(o.path); err == nil && os.SameFile(from, to) {
-				return usagef("--output: %s is the image to build from: name another file, as -o %s=FILE", o.path, o.kind)
+				return usagef("--kind: %s is the image to build from: name another file, as --kind %s=FILE", o.path, o.kind)
 			}
 		}
 	}
@@ -179,8 +179,7 @@ func (b *imageBuild) changes() customize.Change {
 func (a *app) imageProvenanceCommand() *cobra.Command {
 	var list bool
 	cmd := &cobra.Command{
-		Use:  "provenance",
-		Args: cobra.NoArgs,
+		Use: "provenance",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			file := customize.ProvenanceFile
 			if list {

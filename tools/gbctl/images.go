@@ -17,10 +17,7 @@ func (a *app) imagesCommand() *cobra.Command {
 		Use: "images",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !node && !r.Kubernetes && len(a.nodes) == 0 {
-				for _, image := range config.DefaultImages() {
-					fmt.Fprintln(a.out, image)
-				}
-				return nil
+				return a.showLines("images", config.DefaultImages())
 			}
 			return a.images(cmd.Context(), r)
 		},
@@ -72,7 +69,7 @@ func (a *app) pullImageCommand() *cobra.Command {
 						fmt.Fprintf(a.out, "%s: %s %s\n", c.Name, r.Image, oneLine(p.Digest))
 					} else if text := fmt.Sprintf("%s: %s of %s", c.Name, size(p.Done), size(p.Total)); text != said {
 						said = text
-						fmt.Fprintln(a.err, text)
+						fmt.Fprintln(a.notes(), text)
 					}
 					return nil
 				})

@@ -42,7 +42,8 @@ func (a *app) bundleImagesCommand() *cobra.Command {
 		},
 	}
 	which.flags(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "images.tar", "file to write")
+	cmd.Flags().StringVarP(&output, outputFile, "O", "images.tar", "file to write")
+	renamed(cmd, "output", "o", outputFile)
 	cmd.Flags().StringArrayVar(&mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry without a mirror of its own; repeatable")
 	return cmd
 }
@@ -62,7 +63,7 @@ const (
 
 func (l *imageList) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&l.purpose, "for", forCluster, "what the images are for: cluster, install (the installer image of this release, and the image that its pods need) or upgrade (of Kubernetes, to the version --to)")
+	choiceFlag(cmd, &l.purpose, "for", "", "what the images are for: cluster, install (the installer image of this release, and the image that its pods need) or upgrade (of Kubernetes, to the version --to)", forCluster, forInstall, forUpgrade)
 	f.StringVar(&l.to, "to", "", "version of Kubernetes after the upgrade (default "+config.KubernetesVersion+")")
 	f.StringArrayVarP(&l.configs, "config", "f", nil, "machine configuration whose images are meant, instead of the default ones; repeatable")
 }
@@ -81,8 +82,6 @@ func (l *imageList) images(a *app, named []string) (all []string, err error) {
 		all = []string{media.InstallerImage(boot.Version), config.DefaultPauseImage}
 	case l.purpose == forUpgrade && len(l.configs) == 0:
 		all, err = new(config.Config).KubernetesImages(l.to)
-	case l.purpose != forCluster && l.purpose != forUpgrade:
-		err = usagef("--for %s: must be %s, %s or %s", l.purpose, forCluster, forInstall, forUpgrade)
 	case len(l.configs) == 0:
 		all = config.DefaultImages()
 	}
@@ -114,18 +113,17 @@ func (l *imageList) images(a *app, named []string) (all []string, err error) {
 func (a *app) listImagesCommand() *cobra.Command {
 	var which imageList
 	cmd := &cobra.Command{
-		Use:  "list",
-		Args: cobra.NoArgs,
+		Use: "list",
 		RunE: func(*cobra.Command, []string) error {
 			images, err := which.images(a, nil)
-			for _, image := range images {
-				fmt.Fprintln(a.out, image)
+			if err != nil {
+				return err
 			}
-			return err
+			return a.showLines("images", images)
 		},
 	}
 	which.flags(cmd)
-	return cmd
+	return a.outputFlag(cmd)
 }
 
 func (a *app) verifyImagesCommand() *cobra.Command {
@@ -173,7 +171,7 @@ func (a *app) verifyImages(ctx context.Context, r *apiv1.CheckImagesRequest) err
 			documents = append(documents, document(n.node, i))
 		}
 	}
-	err := errors.Join(a.showTable(documents, false, []string{"NODE", "IMAGE", "STATE", "DIGEST"}, rows, len(rows) > 0), failed)
+	err := errors.Join(a.showTable(documents, false, []string{"NODE", "IMAGE", "STATE", "DIGEST"}, rows, len(answers) > 0), failed)
 	if missing > 0 {
 		err = errors.Join(err, fmt.Errorf("%d of %d images can't be had", missing, all))
 	}
@@ -231,6 +229,7 @@ func (a *app) pushImagesCommand() *cobra.Command {
 			return imagebundle.Bundle{Say: func(line string) { fmt.Fprintln(a.out, line) }}.Push(cmd.Context(), archive, args[1], insecure)
 		},
 	}
-	cmd.Flags().BoolVar(&insecure, "insecure", false, "the registry has no TLS")
+	cmd.Flags().BoolVar(&insecure, "plain-http", false, "the registry has no TLS")
+	renamed(cmd, "insecure", "", "plain-http")
 	return cmd
 }

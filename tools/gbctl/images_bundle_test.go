@@ -48,7 +48,7 @@ func TestImagesList(t *testing.T) {
 	if err != nil || len(got) != 5 || got[0] != config.DefaultAPIServerImage || got[4] != "my.registry/kubelet:v1.37.2" {
 		t.Errorf("for an upgrade, of configurations: %q, %v", got, err)
 	}
-	for _, bad := range []imageList{{purpose: "fun"}, {purpose: forUpgrade, to: "1.2.3"}, {purpose: forCluster, to: "1.36.3"}, {purpose: forInstall, configs: []string{"/nowhere"}}} {
+	for _, bad := range []imageList{{purpose: forUpgrade, to: "1.2.3"}, {purpose: forCluster, to: "1.36.3"}, {purpose: forInstall, configs: []string{"/nowhere"}}} {
 		if _, err := bad.images(&app{}, nil); err == nil {
 			t.Errorf("%+v: no error", bad)
 		}

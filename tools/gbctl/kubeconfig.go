@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,9 +35,9 @@ func (a *app) kubeconfigCommand() *cobra.Command {
 		Use:  "kubeconfig [FILE|-]",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			to := ""
-			if len(args) > 0 {
-				to = args[0]
+			to := strings.Join(args, "") // at most one
+			if info, err := os.Stat(to); err == nil && info.IsDir() {
+				return didYouMean(to+" is a directory", a.instead(to, filepath.Join(to, "admin.kubeconfig")))
 			}
 			if cmd.Flags().Changed("ttl") {
 				who.Ttl = durationpb.New(ttl)
@@ -43,7 +46,8 @@ func (a *app) kubeconfigCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&force, "force", "f", false, "replace entries of another cluster with the same name")
+	f.BoolVar(&force, "force", false, "replace entries of another cluster with the same name")
+	renamed(cmd, "f", "f", "force")
 	f.StringVar(&who.User, "user", "", "name of the user in Kubernetes (default admin)")
 	f.StringArrayVar(&who.Groups, "group", nil, "group of the user, repeatable (default garboard:administrators, and without --user system:masters)")
 	f.DurationVar(&ttl, "ttl", 0, "how long the access lasts, a minute to a year (default 24h, and without --user and --group a year)")
@@ -60,9 +64,12 @@ func (a *app) kubeconfig(ctx context.Context, who *apiv1.KubeconfigRequest, to s
 		return fmt.Errorf("the node's kubeconfig: %w; nothing was changed", err)
 	}
 	ends := fmt.Sprintf("%s (%s) has access until %s; the certificate can't be revoked", cert.Subject.CommonName, strings.Join(cert.Subject.Organization, ", "), stamp(cert.NotAfter))
+	m := merging{via: a.loaded.Via, dial: dialServer}
 	if to == "-" {
-		_, err := a.out.Write(text)
-		fmt.Fprintln(a.err, visible(ends))
+		if text, err = m.merge(nil, text, false); err == nil {
+			_, err = a.out.Write(text)
+		}
+		fmt.Fprintln(a.notes(), visible(ends))
 		return err
 	}
 	if to == "" {
@@ -70,15 +77,33 @@ func (a *app) kubeconfig(ctx context.Context, who *apiv1.KubeconfigRequest, to s
 			return err
 		}
 	}
-	merged, current, err := mergeKubeconfigFile(to, text, func(kubeFile) bool { return force })
+	merged, err := m.file(to, text, func(kubeFile) bool { return force })
 	if err != nil {
 		return err
 	}
 	if err := writeKubeconfig(to, merged); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "merged into %s; kubectl's context is %q now\n%s\n", to, current, visible(ends))
+	if m.unreached != nil {
+		fmt.Fprintf(a.out, "merged into %s as %q; kubectl's context stays %q, because %s can't be reached from here: %v\n"+
+			"once it can: kubectl config use-context %s\n%s\n", to, m.context, m.current, m.server, m.unreached, shellWord(m.context), visible(ends))
+		return nil
+	}
+	fmt.Fprintf(a.out, "merged into %s; kubectl's context is %q now\n%s\n", to, m.context, visible(ends))
 	return nil
+}
+
+// dialServer is why the server of a kubeconfig takes no connections.
+func dialServer(server string) error {
+	u, err := url.Parse(server)
+	if err != nil {
+		return err
+	}
+	conn, err := net.DialTimeout("tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), probeTimeout)
+	if err == nil {
+		err = conn.Close()
+	}
+	return err
 }
 
 // fetchKubeconfig asks one node after another: any control plane can answer, and some
@@ -118,21 +143,34 @@ func defaultKubeconfig() (string, error) {
 	return filepath.Join(home, ".kube", "config"), nil
 }
 
-// mergeKubeconfigFile merges text into the content of a file, if the file exists. force is
-// called with that content.
-func mergeKubeconfigFile(path string, text []byte, force func(have kubeFile) bool) (merged []byte, current string, err error) {
+// merging puts a cluster into a kubeconfig.
+type merging struct {
+	via   map[string]string         // of the client's context: where HOST:PORT of the server is forwarded from
+	dial  func(server string) error // why kubectl can't reach a server; nil: it can
+	renew bool                      // entries that are there, and nothing else
+
+	context, server string // of the cluster in the result
+	current         string // the context of the result
+	unreached       error  // why context isn't the current one
+}
+
+var errNotThere = errors.New("the cluster isn't there")
+
+// file merges text into the content of a file, if the file exists. force is called with that
+// content.
+func (m *merging) file(path string, text []byte, force func(have kubeFile) bool) (merged []byte, err error) {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, "", err
+		return nil, err
 	}
 	have, err := parseKube(old)
 	if err == nil {
-		merged, current, err = mergeKubeconfig(old, text, force(have))
+		merged, err = m.merge(old, text, force(have))
 	}
 	if err != nil {
-		return nil, "", fmt.Errorf("merge into %s: %w; nothing was changed", path, err)
+		return nil, fmt.Errorf("merge into %s: %w; nothing was changed", path, err)
 	}
-	return merged, current, nil
+	return merged, nil
 }
 
 // kubeFile is a kubeconfig as a tree, so that unknown fields and comments stay.
@@ -311,41 +349,86 @@ func (k kubeFile) namesFree(cluster *yaml.Node, clusterName, user, context strin
 	return text(ours, "server") == text(theirs, "server") && text(ours, "certificate-authority-data") == text(theirs, "certificate-authority-data")
 }
 
-// mergeKubeconfig copies the current context of one kubeconfig, with its cluster and
-// user, into another one, and makes it the current context there.
-func mergeKubeconfig(old, add []byte, force bool) (merged []byte, current string, err error) {
+// twin returns the entry of the same cluster, which has the same authority: that with the same server if there are several.
+func (k kubeFile) twin(cluster *yaml.Node) (twin *yaml.Node) {
+	l, ours := get(k.root, "clusters"), get(cluster, "cluster")
+	for i := 0; l != nil && i < len(l.Content); i++ {
+		theirs := get(l.Content[i], "cluster")
+		if ca := text(theirs, "certificate-authority-data"); ca == "" || ca != text(ours, "certificate-authority-data") {
+			continue
+		}
+		if twin = l.Content[i]; text(theirs, "server") == text(ours, "server") {
+			break
+		}
+	}
+	return twin
+}
+
+// merge copies the current context of one kubeconfig, with its cluster and user, into another
+// one, and makes it the current context there. Where the same cluster is there with another
+// server, this one stays unless kubectl can reach the new one. A cluster that can't be reached
+// doesn't become the current context in the place of another one.
+func (m *merging) merge(old, add []byte, force bool) (merged []byte, err error) {
 	to, err := parseKube(old)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	from, err := parseKube(add)
 	if err != nil {
-		return nil, "", fmt.Errorf("the node's kubeconfig: %w", err)
+		return nil, fmt.Errorf("the node's kubeconfig: %w", err)
 	}
 	entry := from.entry("contexts", text(from.root, "current-context"))
 	context := get(entry, "context")
 	cluster, user := from.entry("clusters", text(context, "cluster")), from.entry("users", text(context, "user"))
 	if cluster == nil || user == nil {
-		return nil, "", errors.New("the node's kubeconfig has no current context")
+		return nil, errors.New("the node's kubeconfig has no current context")
 	}
 	names := [3]string{text(cluster, "name"), text(user, "name"), text(entry, "name")}
+	m.server = text(get(cluster, "cluster"), "server")
+	if via := m.via[strings.TrimPrefix(m.server, "https://")]; via != "" {
+		host, _, _ := net.SplitHostPort(strings.TrimPrefix(m.server, "https://"))
+		m.server = "https://" + via
+		set(get(cluster, "cluster"), "server", m.server)
+		set(get(cluster, "cluster"), "tls-server-name", host)
+	}
+	if there := get(to.entry("clusters", names[0]), "cluster"); m.renew && (there == nil || text(there, "server") != m.server) {
+		return nil, errNotThere
+	}
+	if twin := to.twin(cluster); twin != nil && m.dial != nil && !force {
+		for i, name := range names { // USER@CLUSTER
+			names[i] = strings.TrimSuffix(name, text(cluster, "name")) + text(twin, "name")
+		}
+		if there := text(get(twin, "cluster"), "server"); there != m.server && m.dial(m.server) != nil {
+			m.server, cluster = there, twin
+		}
+		force = true
+	}
 	taken := names
 	for i := 1; !force && !to.namesFree(cluster, taken[0], taken[1], taken[2]); i++ {
 		for j := range names {
 			taken[j] = fmt.Sprintf("%s-%d", names[j], i)
 		}
 	}
+	m.context, m.current = taken[2], text(to.root, "current-context")
 	set(cluster, "name", taken[0])
 	set(user, "name", taken[1])
 	set(entry, "name", taken[2])
 	set(context, "cluster", taken[0])
 	set(context, "user", taken[1])
+	if namespace := text(get(to.entry("contexts", taken[2]), "context"), "namespace"); namespace != "" {
+		set(context, "namespace", namespace)
+	}
 	to.put("clusters", cluster)
 	to.put("contexts", entry)
-	set(to.root, "current-context", taken[2])
+	if m.current != "" && m.current != m.context && m.dial != nil {
+		m.unreached = m.dial(m.server)
+	}
+	if m.unreached == nil && !m.renew {
+		m.current = m.context
+	}
+	set(to.root, "current-context", m.current)
 	to.put("users", user)
-	merged, err = to.encode()
-	return merged, taken[2], err
+	return to.encode()
 }
 
 // writeKubeconfig replaces the file. If the path is a symbolic link, it replaces the

@@ -109,12 +109,16 @@ const tailHelp = "show only the last lines, this many (-1: all)"
 func (a *app) logsCommand() *cobra.Command {
 	r := &apiv1.ReadLogRequest{}
 	var last int
+	names := func(ctx context.Context, c *client.Client) (*apiv1.ListLogsResponse, error) {
+		return client.Unary(ctx, c.Log.List, &apiv1.ListLogsRequest{Kubernetes: r.Kubernetes})
+	}
 	cmd := &cobra.Command{
-		Use:  "logs [SERVICE | -k NAMESPACE/POD:CONTAINER]",
-		Args: cobra.MaximumNArgs(1),
+		Use:               "logs [SERVICE | -k NAMESPACE/POD:CONTAINER]",
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: completing(a, names, (*apiv1.ListLogsResponse).GetIds),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return a.logNames(cmd.Context(), r.Kubernetes)
+				return list(cmd.Context(), a, []string{"ID"}, names, rowsOf((*apiv1.ListLogsResponse).GetIds, func(id string) []string { return []string{id} }))
 			}
 			if earlier := r.Previous || r.Boot != 0; earlier && (r.Follow || r.Kubernetes) || r.Previous && r.Boot != 0 {
 				return usagef("--previous and --boot are for services, and exclude --follow, --kubernetes and each other")
@@ -126,7 +130,15 @@ func (a *app) logsCommand() *cobra.Command {
 					if m.Lost > 0 {
 						fmt.Fprintf(a.err, "%s: %d lines were lost: the log was written faster than it could be sent\n", c.Name, m.Lost)
 					}
-					return p.lines(c.Name, m.Lines)
+					if a.output != "json" {
+						return p.lines(c.Name, m.Lines)
+					}
+					for _, line := range m.Lines {
+						if err := writeLine(a, mapping("node", c.Name, "line", line)); err != nil {
+							return err
+						}
+					}
+					return nil
 				})
 			})
 		},
@@ -136,11 +148,7 @@ func (a *app) logsCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&r.Previous, "previous", false, "show the lines in the rotated files of a service, also of earlier boots, oldest first")
 	cmd.Flags().Int64Var(&r.Boot, "boot", 0, "show the lines of an earlier boot: -1 is the one before this one, 1 and up its number in 'gbctl reboots'")
 	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
-	return cmd
-}
-
-func (a *app) logNames(ctx context.Context, kubernetes bool) error {
-	return list(ctx, a, []string{"ID"}, asking(ofLog, logAPI.List, &apiv1.ListLogsRequest{Kubernetes: kubernetes}), rowsOf((*apiv1.ListLogsResponse).GetIds, func(id string) []string { return []string{id} }))
+	return a.linesFlag(cmd)
 }
 
 func (a *app) dmesgCommand() *cobra.Command {
@@ -160,7 +168,8 @@ func (a *app) dmesgCommand() *cobra.Command {
 
 // linesFlag adds -o to a command that prints a stream of lines.
 func (a *app) linesFlag(cmd *cobra.Command) *cobra.Command {
-	return formatFlag(cmd, "text", "text, or json (one object per line)")
+	choiceFlag(cmd, new(string), "output", "o", "text, or json (one object per line)", "text", "json")
+	return cmd
 }
 
 func (a *app) eventsCommand() *cobra.Command {

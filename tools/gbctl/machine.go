@@ -29,13 +29,9 @@ func (a *app) processesCommand() *cobra.Command {
 		Use:     "processes",
 		Aliases: []string{"ps"},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			order := orders[by]
-			if order == nil {
-				return usagef("--sort %s: must be rss, cpu or pid", by)
-			}
 			head := []string{"PID", "PARENT", "STATE", "THREADS", "CPU TIME", "VIRTUAL", "RESIDENT", "COMMAND"}
 			return list(cmd.Context(), a, head, processes, func(m *apiv1.ProcessesResponse) (rows [][]string) {
-				slices.SortStableFunc(m.Processes, order)
+				slices.SortStableFunc(m.Processes, orders[by])
 				for _, p := range m.Processes {
 					rows = append(rows, []string{strconv.Itoa(int(p.Pid)), strconv.Itoa(int(p.Ppid)), p.State, strconv.Itoa(int(p.Threads)),
 						p.CpuTime.AsDuration().Round(10 * time.Millisecond).String(), size(p.VirtualMemory), size(p.ResidentMemory), commandOf(p)})
@@ -44,7 +40,7 @@ func (a *app) processesCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&by, "sort", "rss", "sort order: rss, cpu or pid")
+	choiceFlag(cmd, &by, "sort", "", "sort order: rss, cpu or pid", "rss", "cpu", "pid")
 	return a.outputFlag(cmd)
 }
 

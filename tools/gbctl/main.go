@@ -25,10 +25,10 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	defer stop()
-	a := &app{in: os.Stdin, out: os.Stdout, err: os.Stderr}
+	a := &app{in: os.Stdin, out: os.Stdout, err: os.Stderr, args: os.Args[1:]}
 	root := a.rootCommand()
 	cmd, err := root.ExecuteContextC(ctx)
-	if err != nil && !a.running {
+	if err != nil && !a.running && !errors.As(err, new(*exitError)) {
 		err = &exitError{codeUsage, fmt.Errorf("%w\n'%s --help' shows the usage", err, cmd.CommandPath())}
 	}
 	return a.finish(ctx, err)
@@ -49,6 +49,7 @@ func (a *app) rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			a.formerNames(cmd)
 			// cobra checks these only after this function.
 			if err := errors.Join(cmd.ValidateRequiredFlags(), cmd.ValidateFlagGroups()); err != nil {
 				return err
@@ -60,7 +61,9 @@ func (a *app) rootCommand() *cobra.Command {
 			a.running = true
 			return nil
 		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetFlagErrorFunc(a.flagError)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	a.globalFlags(root)
@@ -82,6 +85,7 @@ func (a *app) rootCommand() *cobra.Command {
 	root.SetCompletionCommandGroupID(groupClient)
 	root.AddCommand(&cobra.Command{Use: "exit-codes"}) // a topic of the help
 	setHelp(root, readHelp())
+	a.explainUsage(root)
 	return root
 }
 

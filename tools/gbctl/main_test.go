@@ -21,7 +21,7 @@ func TestScripts(t *testing.T) {
 		UpdateScripts:       os.Getenv("UPDATE_SCRIPTS") != "",
 		Setup:               setup,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits, "change": change, "links": links, "reader": reader, "bundled": bundled, "serving": serving, "pulled": pulled,
+			"exits": exits, "change": change, "links": links, "reader": reader, "bundled": bundled, "serving": serving, "pulled": pulled, "answers": answers,
 		},
 	})
 }

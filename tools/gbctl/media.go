@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
@@ -37,9 +36,6 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 			if output == "" {
 				output = defaultFiles[kind]
 			}
-			if err := checkFlavour(flavour); err != nil {
-				return err
-			}
 			o := media.Options{Args: args, Microcode: microcode, Images: images}
 			var err error
 			if o.Config, err = a.addedParts(cmd.ErrOrStderr(), configFile, images, media.Carries(kind), incomplete); err != nil {
@@ -60,12 +56,13 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&output, "output", "o", "", "file to write, or the directory for pxe (default garboard.iso, garboard.raw.zst, garboard.efi, pxe or garboard-installer.tar)")
-	f.StringVar(&flavour, "flavour", string(kernel.Generic), "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines")
+	f.StringVarP(&output, outputFile, "O", "", "file to write, or the directory for pxe (default garboard.iso, garboard.raw.zst, garboard.efi, pxe or garboard-installer.tar)")
+	flavourFlag(cmd, &flavour)
 	f.StringVar(&configFile, "config", "", "machine configuration to put into the iso or disk: the machine uses it at its first boot")
 	f.StringVar(&images, "images", "", "file of 'gbctl images bundle' to put into the iso or disk: the machine takes its images from it, and needs no registry for them")
 	f.BoolVar(&incomplete, "incomplete", false, "accept --images without some of the images that a node needs, such as for an upgrade")
 	f.StringVar(&microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware: its intel-ucode and amd-ucode")
+	renamed(cmd, "output", "o", outputFile)
 	kernelArgsVar(f, a.err, &args)
 	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	return cmd
@@ -116,11 +113,8 @@ func (a *app) addedParts(notes io.Writer, configFile, images string, carries, in
 	return text, err
 }
 
-func checkFlavour(flavour string) error {
-	if !slices.Contains(kernel.Flavours, kernel.Flavour(flavour)) {
-		return usagef("--flavour %s: must be %s or %s", flavour, kernel.Generic, kernel.Cloud)
-	}
-	return nil
+func flavourFlag(cmd *cobra.Command, to *string) {
+	choiceFlag(cmd, to, "flavour", "", "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines", string(kernel.Generic), string(kernel.Cloud))
 }
 
 // A partsBuilder builds what a medium is made of.

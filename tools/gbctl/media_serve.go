@@ -5,7 +5,6 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/media"
-	"github.com/garboard-os/garboard/kernel"
 	"github.com/garboard-os/garboard/tools/gbctl/netboot"
 	"github.com/spf13/cobra"
 )
@@ -34,7 +33,7 @@ func (a *app) mediaServeCommand() *cobra.Command {
 	f.StringVar(&o.configs.Dir, "config-dir", "", "directory with a configuration for each machine, such as 52-54-00-12-34-56.yaml, and default.yaml")
 	f.IntVar(&o.httpPort, "http-port", defaultHTTPPort, "TCP port for HTTP")
 	kernelArgsVar(f, a.err, &o.args)
-	f.StringVar(&o.flavour, "flavour", string(kernel.Generic), "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines")
+	flavourFlag(cmd, &o.flavour)
 	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	cmd.MarkFlagsMutuallyExclusive("config", "config-dir")
 	cmd.MarkFlagsMutuallyExclusive("dir", "source")
@@ -44,9 +43,6 @@ func (a *app) mediaServeCommand() *cobra.Command {
 
 // serveMedia opens the ports before it builds anything, so that errors that a user can correct come at once.
 func (a *app) serveMedia(cmd *cobra.Command, o serveFlags) error {
-	if err := checkFlavour(o.flavour); err != nil {
-		return err
-	}
 	serve := netboot.Options{HTTPPort: o.httpPort, Out: cmd.OutOrStdout()}
 	if o.configs != (netboot.Configs{}) {
 		if err := a.checkConfigs(&o.configs); err != nil {

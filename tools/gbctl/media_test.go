@@ -139,7 +139,7 @@ func TestMediaThatCantBe(t *testing.T) {
 		"--config broken.yaml":       "broken.yaml:1",
 		"--images cluster.tar":       "cluster.tar lacks what a node needs: registry.k8s.io/",
 		"--images worker.yaml":       "is no archive of container images",
-		"--flavour tiny":             "--flavour tiny: must be generic or cloud",
+		"--flavour tiny":             "must be one of generic, cloud",
 		"floppy":                     `invalid argument "floppy"`,
 		"iso --images DIR/nosuch.ta": "no such file",
 	} {

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -65,6 +67,13 @@ func (logService) List(_ context.Context, r *connect.Request[apiv1.ListLogsReque
 }
 
 func (s logService) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRequest], stream *connect.ServerStream[apiv1.LogChunk]) error {
+	known, err := s.List(ctx, connect.NewRequest(&apiv1.ListLogsRequest{Kubernetes: r.Msg.Kubernetes}))
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(append(known.Msg.Ids, "endless"), r.Msg.Id) { // as services/front/api
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no log %q; there are %s; logs of containers are namespace/pod:container", r.Msg.Id, strings.Join(known.Msg.Ids, ", ")))
+	}
 	lines := []string{"one", "two \x1b[31m", "three"}
 	if r.Msg.Kubernetes {
 		lines = []string{"2026-11-21T12:00:13.133902064Z stderr F Running command:"}
@@ -111,6 +120,9 @@ type fileService struct {
 }
 
 func (fileService) List(_ context.Context, r *connect.Request[apiv1.ListFilesRequest], stream *connect.ServerStream[apiv1.FileInfo]) error {
+	if r.Msg.Path == "/proc/sys/net/core" {
+		return stream.Send(&apiv1.FileInfo{Name: "somaxconn", Mode: "-rw-r--r--"})
+	}
 	if r.Msg.Path != "/etc/kubernetes/manifests" {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("%s: no such file or directory", r.Msg.Path))
 	}

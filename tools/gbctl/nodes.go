@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -36,6 +38,7 @@ type app struct {
 	in       io.Reader
 	out, err io.Writer
 
+	args []string // of the command line
 	// running: the command line is valid.
 	running bool
 
@@ -43,6 +46,7 @@ type app struct {
 	contextName      string
 	configPath       string
 	output           string // -o of the command that runs
+	quiet            bool
 	timeout          time.Duration
 
 	all, yes    bool // --all and --yes of a command that stops something
@@ -65,15 +69,10 @@ func (a *app) globalFlags(root *cobra.Command) {
 	f.StringSliceVarP(&a.endpoints, "endpoints", "e", nil, "endpoints to use instead of those of the context")
 	f.StringVar(&a.contextName, "context", "", "context to use instead of the current one")
 	f.StringVar(&a.configPath, "garboardconfig", "", "client configuration (default $GARBOARDCONFIG, or else ~/.garboard/config)")
+	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no hints on standard error, only warnings, questions and errors")
 	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "timeout of one request to a node")
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
 	_ = root.RegisterFlagCompletionFunc("nodes", a.completeNodes)
-}
-
-// outputs are the allowed values of -o, by the default value.
-var outputs = map[string][]string{
-	"table": {"table", "yaml", "json"},
-	"text":  {"text", "json"},
 }
 
 func (a *app) checkFlags(cmd *cobra.Command) error {
@@ -91,24 +90,14 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 		return errors.New("--insecure needs -n: name the node whose certificate nobody has signed")
 	}
 	if output := cmd.Flags().Lookup("output"); output != nil {
-		// In commands that write a file, -o is the name of the file.
-		formats, isFormat := outputs[output.DefValue]
-		if a.output = output.Value.String(); isFormat && !slices.Contains(formats, a.output) {
-			return fmt.Errorf("-o %s: must be one of %s", a.output, strings.Join(formats, ", "))
-		}
+		a.output = output.Value.String()
 	}
 	return nil
 }
 
 // outputFlag adds -o to a command.
 func (a *app) outputFlag(cmd *cobra.Command) *cobra.Command {
-	return formatFlag(cmd, "table", "table, yaml or json")
-}
-
-// formatFlag adds -o with the values that outputs has for its default value.
-func formatFlag(cmd *cobra.Command, format, usage string) *cobra.Command {
-	cmd.Flags().StringP("output", "o", format, usage)
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(outputs[format], cobra.ShellCompDirectiveNoFileComp))
+	choiceFlag(cmd, new(string), "output", "o", "table, yaml or json", "table", "yaml", "json")
 	return cmd
 }
 
@@ -117,6 +106,14 @@ func (a *app) insecureFlags(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().BoolVar(&a.insecure, "insecure", false, "for a node in maintenance mode, or a worker that waits for its certificate: accept a self-signed one")
 	cmd.Flags().StringVar(&a.fingerprint, "fingerprint", "", "with --insecure: accept only the certificate with this fingerprint, which the node shows on its console")
 	return cmd
+}
+
+// notes is where progress and hints go.
+func (a *app) notes() io.Writer {
+	if a.quiet {
+		return io.Discard
+	}
+	return a.err
 }
 
 func (a *app) path() (string, error) {
@@ -136,14 +133,16 @@ func (a *app) access() (*client.Context, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := client.Load(path)
+	config, err := loadClient(path)
 	if a.insecure && errors.Is(err, fs.ErrNotExist) && a.contextName == "" {
 		return nil, nil
 	}
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &exitError{codeDenied, err}
+	} else if err != nil {
 		return nil, err
 	}
-	c, err := config.Current(a.contextName)
+	c, err := a.context(config, a.contextName)
 	if a.insecure && err != nil && a.contextName == "" {
 		return nil, nil
 	}
@@ -151,6 +150,18 @@ func (a *app) access() (*client.Context, error) {
 		return nil, fmt.Errorf("%w (%s)", err, path)
 	}
 	a.loaded = c
+	return c, nil
+}
+
+// context returns the context with a name, or the current one.
+func (a *app) context(config *client.Config, name string) (*client.Context, error) {
+	c, err := config.Current(name)
+	switch {
+	case err != nil && name == "":
+		return nil, &exitError{codeDenied, err}
+	case err != nil:
+		return nil, a.closest(usagef("%w", err), name, slices.Collect(maps.Keys(config.Contexts)))
+	}
 	return c, nil
 }
 
@@ -339,16 +350,15 @@ func (a *app) each(ctx context.Context, nodes []string, call func(ctx context.Co
 // errors.
 func parallel(n int, do func(i int) error) []error {
 	errs := make([]error, n)
-	slots := make(chan struct{}, maxParallel)
-	var wg sync.WaitGroup
+	var g errgroup.Group
+	g.SetLimit(maxParallel)
 	for i := range n {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
+		g.Go(func() error {
 			errs[i] = do(i)
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = g.Wait()
 	return errs
 }
 

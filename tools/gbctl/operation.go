@@ -12,12 +12,8 @@ import (
 )
 
 func (a *app) operationCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:     "operation",
-		Aliases: []string{"operations"},
-	}
-	cmd.AddCommand(a.operationListCommand(), a.operationAttachCommand(), a.operationAnswerCommand(), a.operationAbortCommand(), a.operationTakeOverCommand())
-	return cmd
+	return group(&cobra.Command{Use: "operation", Aliases: []string{"operations"}},
+		a.operationListCommand(), a.operationAttachCommand(), a.operationAnswerCommand(), a.operationAbortCommand(), a.operationTakeOverCommand())
 }
 
 func (a *app) operationListCommand() *cobra.Command {

@@ -64,13 +64,23 @@ func (a *app) show(documents []*yaml.Node, one bool, rows func() error) error {
 	return rows()
 }
 
-// showTable is show for one table. It is empty if no node answered.
+// showTable is show for one table. Nothing is printed if no node answered: stderr has the errors.
 func (a *app) showTable(documents []*yaml.Node, one bool, head []string, rows [][]string, answered bool) error {
-	return a.show(documents, one, func() error {
-		if !answered {
-			return nil // stderr has the errors
+	if !answered {
+		return nil
+	}
+	return a.show(documents, one, func() error { return table(a.out, head, rows) })
+}
+
+// showLines is show for one list of words, one in each line.
+func (a *app) showLines(name string, items []string) error {
+	return a.show([]*yaml.Node{mapping(name, sequence(items))}, true, func() error {
+		for _, item := range items {
+			if _, err := fmt.Fprintln(a.out, item); err != nil {
+				return err
+			}
 		}
-		return table(a.out, head, rows)
+		return nil
 	})
 }
 

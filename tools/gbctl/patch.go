@@ -24,12 +24,8 @@ func (a *app) patchConfigCommand(use string, aliases ...string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     use + " -p PATCH",
 		Aliases: aliases,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			change, err := flags.change(cmd, "patched")
-			if err != nil {
-				return err
-			}
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			change := flags.change(cmd, "patched")
 			if len(patches) == 0 {
 				return usagef("no patch given: use -p PATCH")
 			}

@@ -29,8 +29,7 @@ func (a *app) pcapCommand() *cobra.Command {
 	var port uint16
 	var duration time.Duration
 	cmd := &cobra.Command{
-		Use:  "pcap -i LINK -o FILE",
-		Args: cobra.NoArgs,
+		Use: "pcap -i LINK -O FILE",
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			var only netip.Addr
 			if host != "" {
@@ -54,14 +53,15 @@ func (a *app) pcapCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&r.Link, "interface", "i", "", "the link whose packets are captured")
-	cmd.Flags().StringVarP(&file, "output", "o", "", "file to write, in the format of pcap")
+	cmd.Flags().StringVarP(&file, outputFile, "O", "", "file to write, in the format of pcap")
+	renamed(cmd, "output", "o", outputFile)
 	cmd.Flags().DurationVar(&duration, "duration", 30*time.Second, "end after this time, 5m at most")
 	cmd.Flags().Uint64Var(&r.Bytes, "bytes", 64<<20, "end before the packets have more bytes than this, 64 MiB at most")
 	cmd.Flags().Uint64Var(&r.Packets, "packets", 0, "end after this many packets (0: any number)")
 	cmd.Flags().StringVar(&host, "host", "", "only packets from or to this address")
 	cmd.Flags().Uint16Var(&port, "port", 0, "only packets of TCP and UDP from or to this port (0: all but those of the machine API)")
 	must(cmd.MarkFlagRequired("interface"))
-	must(cmd.MarkFlagRequired("output"))
+	must(cmd.MarkFlagRequired(outputFile))
 	return cmd
 }
 
@@ -95,7 +95,7 @@ func (a *app) capture(ctx context.Context, c *client.Client, r *apiv1.CaptureReq
 	if err != nil && packets == 0 {
 		return errors.Join(err, os.Remove(file))
 	}
-	fmt.Fprintf(a.err, "%s: %d packets in %s\n", c.Name, packets, file)
+	fmt.Fprintf(a.notes(), "%s: %d packets in %s\n", c.Name, packets, file)
 	if lost > 0 {
 		fmt.Fprintf(a.err, "%s: %d packets were lost: they came faster than they could be sent\n", c.Name, lost)
 	}

@@ -37,14 +37,15 @@ const (
 
 // powerFlags are the flags of reboot and shutdown.
 type powerFlags struct {
-	wait, force, drain, dryRun, stage, preserve, older bool
-	drainTimeout                                       time.Duration
-	image                                              string
+	force, drain, dryRun, stage, preserve, older bool
+	wait, drainTimeout                           time.Duration // wait is 0 without --wait
+	image                                        string
 }
 
-func (f *powerFlags) add(cmd *cobra.Command, wait string) {
+func (f *powerFlags) add(cmd *cobra.Command, wait string, usual time.Duration) {
 	flags := cmd.Flags()
-	flags.BoolVar(&f.wait, "wait", f.wait, wait)
+	flags.Var(patience{&f.wait, usual}, "wait", wait+", at most this long")
+	flags.Lookup("wait").NoOptDefVal = usual.String()
 	flags.BoolVar(&f.drain, "drain", true, "evict the pods first, if other nodes can run them")
 	flags.DurationVar(&f.drainTimeout, "drain-timeout", drainTimeout, "how long the eviction of pods may take; pods that remain stop with the node")
 	flags.BoolVar(&f.force, "force", false, "don't evict pods, and don't check the other nodes")
@@ -54,30 +55,31 @@ func (f *powerFlags) add(cmd *cobra.Command, wait string) {
 // A restart is a command that restarts nodes.
 type restart struct {
 	use, now, back string
-	wait           bool // by default
-	image          bool // it takes the system of an image
-	stage          bool // it can leave the restart to others
-	proves         bool // the operation itself sees that the node is as healthy as before
+	budget         time.Duration // of --wait
+	wait           bool          // by default
+	image          bool          // it takes the system of an image
+	stage          bool          // it can leave the restart to others
+	proves         bool          // the operation itself sees that the node is as healthy as before
 	start          func(f powerFlags) question[*apiv1.Operation]
 }
 
 var restarts = []restart{
-	{use: "reboot", now: "reboots now", back: "is back and healthy", start: func(f powerFlags) question[*apiv1.Operation] {
+	{use: "reboot", now: "reboots now", back: "is back and healthy", budget: restartBudget, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.Reboot, &apiv1.RebootRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})
 	}},
-	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true, stage: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
+	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", budget: proveBudget, wait: true, image: true, stage: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, Stage: f.stage, Wipe: !f.preserve, AllowOlder: f.older,
 		})
 	}},
-	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
+	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", budget: proveBudget, wait: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.RollbackSystem, &apiv1.RollbackSystemRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})
 	}},
-	{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", wait: true, image: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
+	{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", budget: proveBudget, wait: true, image: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
 		return starting(nodeAPI.InstallSystem, &apiv1.InstallSystemRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, AllowOlder: f.older,
 		})
@@ -92,7 +94,10 @@ func (a *app) restartCommands() (all []*cobra.Command) {
 }
 
 func (a *app) restartCommand(r restart) *cobra.Command {
-	f := powerFlags{wait: r.wait}
+	var f powerFlags
+	if r.wait {
+		f.wait = r.budget
+	}
 	cmd := &cobra.Command{
 		Use: r.use,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -104,11 +109,13 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			f.wait = f.wait || len(nodes) > 1 && !f.force
+			if f.wait <= 0 && len(nodes) > 1 && !f.force {
+				f.wait = r.budget
+			}
 			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.restart(ctx, n, r, f) })
 		},
 	}
-	f.add(cmd, "wait until each node is back and healthy")
+	f.add(cmd, "wait until each node is back and healthy", r.budget)
 	a.stopFlags(cmd)
 	if r.image {
 		cmd.Flags().StringVar(&f.image, "image", "", "installer image with the system, such as registry.example/garboard-os/installer:v1.2.0 (default: the medium in the machine)")
@@ -123,7 +130,7 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 
 func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerFlags) error {
 	before := ""
-	if f.wait && !f.dryRun {
+	if f.wait > 0 && !f.dryRun {
 		rctx, done := a.request(ctx, n.Name)
 		s, err := status(rctx, n)
 		done()
@@ -142,14 +149,10 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 		return nil
 	}
 	fmt.Fprintf(a.out, "%s: %s\n", n.Name, r.now)
-	if !f.wait {
+	if f.wait <= 0 {
 		return nil
 	}
-	budget := restartBudget
-	if r.proves {
-		budget = proveBudget
-	}
-	if err := a.waitBack(ctx, n.Name, before, budget, func(ctx context.Context, s *apiv1.NodeStatusResponse) error {
+	if err := a.waitBack(ctx, n.Name, before, f.wait, func(ctx context.Context, s *apiv1.NodeStatusResponse) error {
 		known, err := a.operationEnded(ctx, n.Name, id)
 		if known && err == nil && r.proves || errors.As(err, new(endedBadly)) {
 			return err
@@ -224,7 +227,7 @@ func (a *app) shutdownCommand() *cobra.Command {
 			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
 		},
 	}
-	f.add(cmd, "wait until each node is off")
+	f.add(cmd, "wait until each node is off", stopBudget)
 	a.stopFlags(cmd)
 	return cmd
 }
@@ -237,16 +240,16 @@ func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) erro
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: powers off now\n", n.Name)
-	if !f.wait {
+	if f.wait <= 0 {
 		return nil
 	}
-	return a.waitOff(ctx, n.Name)
+	return a.waitOff(ctx, n.Name, f.wait)
 }
 
 // waitOff waits until a node doesn't answer any more. A busy node may miss one probe.
-func (a *app) waitOff(ctx context.Context, node string) error {
+func (a *app) waitOff(ctx context.Context, node string, budget time.Duration) error {
 	missed := 0
-	if err := a.retryUntil(ctx, node, stopBudget, func(ctx context.Context) error {
+	if err := a.retryUntil(ctx, node, budget, func(ctx context.Context) error {
 		_, err := a.probe(ctx, node)
 		if exitCode(err) != codeUnreachable {
 			missed = 0
@@ -339,7 +342,7 @@ func (a *app) retryUntil(ctx context.Context, node string, budget time.Duration,
 		if time.Now().After(deadline) {
 			return fmt.Errorf("not within %s: %w", budget, err)
 		}
-		retries.print(a.err, fmt.Errorf("%s: %w", node, err))
+		retries.print(a.notes(), fmt.Errorf("%s: %w", node, err))
 		if err := pause(ctx, pollInterval); err != nil {
 			return err
 		}

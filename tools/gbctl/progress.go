@@ -32,7 +32,7 @@ func (a *app) waitFor(nodes []string) *waiting {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if len(w.nodes) > 0 {
-				fmt.Fprintf(a.err, "waiting for %s\n", strings.Join(w.nodes, ", "))
+				fmt.Fprintf(a.notes(), "waiting for %s\n", strings.Join(w.nodes, ", "))
 			}
 		})
 	}

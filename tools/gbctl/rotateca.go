@@ -5,8 +5,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -205,35 +206,11 @@ func (a *app) renewKubeconfig(ctx context.Context, c *client.Client) error {
 	if err != nil {
 		return err
 	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil // there is none, or it isn't this user's
-	}
-	have, err := parseKube(data)
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	fresh, err := parseKube(m.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	context := get(fresh.entry("contexts", text(fresh.root, "current-context")), "context")
-	entry := fresh.entry("clusters", text(context, "cluster"))
-	there := have.entry("clusters", text(context, "cluster"))
-	if there == nil || text(get(there, "cluster"), "server") != text(get(entry, "cluster"), "server") {
+	entries := merging{via: a.loaded.Via, renew: true}
+	merged, err := entries.file(path, m.Kubeconfig, func(kubeFile) bool { return true })
+	if errors.Is(err, errNotThere) || errors.Is(err, fs.ErrPermission) { // the file may be another user's
 		return nil
-	}
-	current := text(have.root, "current-context")
-	merged, _, err := mergeKubeconfig(data, m.Kubeconfig, true)
-	if err != nil {
-		return fmt.Errorf("merge into %s: %w; nothing was changed", path, err)
-	}
-	result, err := parseKube(merged)
-	if err != nil {
-		return err
-	}
-	set(result.root, "current-context", current)
-	if merged, err = result.encode(); err != nil {
+	} else if err != nil {
 		return err
 	}
 	if err := writeKubeconfig(path, merged); err != nil {

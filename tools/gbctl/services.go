@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -40,14 +42,16 @@ func (a *app) serviceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "service ID [start|stop|restart]",
 		Args:              cobra.RangeArgs(1, 2),
-		ValidArgsFunction: completeActions,
+		ValidArgsFunction: completing(a, services(&apiv1.ListServicesRequest{}), serviceIDs, "start", "stop", "restart"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				return a.service(cmd.Context(), args[0])
 			}
 			action, ok := actions[args[1]]
-			if !ok {
-				return usagef("service %s %s: must be start, stop or restart", args[0], args[1])
+			if swapped := actions[args[0]] != 0; !ok && swapped {
+				return didYouMean("the service is named first", a.moved(cmd, args[0], []string{"service", args[1], args[0]}))
+			} else if !ok {
+				return a.closest(usagef("service %s %s: must be start, stop or restart", args[0], args[1]), args[1], slices.Sorted(maps.Keys(actions)))
 			}
 			if err := a.named(cmd.Context(), cmd.CommandPath()+" "+strings.Join(args, " "), action == actions["start"], false); err != nil {
 				return err
@@ -60,15 +64,19 @@ func (a *app) serviceCommand() *cobra.Command {
 	return a.outputFlag(cmd)
 }
 
-func completeActions(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) == 1 {
-		return []string{"start", "stop", "restart"}, cobra.ShellCompDirectiveNoFileComp
+// serviceIDs are the IDs of the services in an answer.
+func serviceIDs(m *apiv1.ListServicesResponse) (ids []string) {
+	for _, s := range m.Services {
+		ids = append(ids, s.Id)
 	}
-	return nil, cobra.ShellCompDirectiveNoFileComp
+	return ids
 }
 
 func (a *app) service(ctx context.Context, id string) error {
 	answers, failed := gather(ctx, a, services(&apiv1.ListServicesRequest{Id: id, Events: shownEvents}))
+	if len(answers) == 0 {
+		return failed
+	}
 	err := a.show(documents(answers), true, func() error {
 		between := ""
 		for _, n := range answers {

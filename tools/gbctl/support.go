@@ -45,7 +45,7 @@ func (a *app) supportCommand() *cobra.Command {
 			return s.make(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVarP(&s.path, "output-file", "O", "", "file to write (default garboard-support-TIME.zip)")
+	cmd.Flags().StringVarP(&s.path, outputFile, "O", "", "file to write (default garboard-support-TIME.zip)")
 	cmd.Flags().IntVar(&s.lines, "tail", supportLines, "number of last lines of each log")
 	return a.insecureFlags(cmd)
 }
@@ -254,7 +254,7 @@ func (a *app) supportProgress() *supportProgress {
 			select {
 			case <-stop:
 				if shown && again {
-					fmt.Fprint(a.err, "\r\x1b[K")
+					fmt.Fprint(a.notes(), "\r\x1b[K")
 				}
 				return
 			case <-tick.C:
@@ -262,9 +262,9 @@ func (a *app) supportProgress() *supportProgress {
 			text := fmt.Sprintf("collected %d of %d", p.ready.Load(), p.asks.Load())
 			switch {
 			case again:
-				fmt.Fprintf(a.err, "\r\x1b[K%s", text)
+				fmt.Fprintf(a.notes(), "\r\x1b[K%s", text)
 			case !shown:
-				fmt.Fprintln(a.err, text+"; this takes a moment")
+				fmt.Fprintln(a.notes(), text+"; this takes a moment")
 			}
 			shown = true
 		}

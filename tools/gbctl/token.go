@@ -61,7 +61,7 @@ func (a *app) tokenCreateCommand() *cobra.Command {
 					return err
 				}
 				added := fmt.Sprintf("machine:\n  token: %s\ncluster:\n  token: %[1]s\n", m.Token)
-				fmt.Fprintf(a.err, "machines join with it until %s; it belongs into the configuration of workers:\n", stamp(m.Ends.AsTime()))
+				fmt.Fprintf(a.notes(), "machines join with it until %s; it belongs into the configuration of workers:\n", stamp(m.Ends.AsTime()))
 				text := []byte(added)
 				if file != "" {
 					if text, err = patch.Apply(worker, text); err != nil {

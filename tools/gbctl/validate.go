@@ -20,17 +20,12 @@ func (a *app) validateCommand() *cobra.Command {
 			} else if len(args) == 1 || file == "" {
 				return usagef("give exactly one configuration: --config FILE")
 			}
-			load, ok := loaders[mode]
-			if !ok {
-				return usagef("--mode %s: must be machine or container", mode)
-			}
-			return a.validate(file, load)
+			return a.validate(file, loaders[mode])
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "file with the configuration, or - for standard input")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "same as --config")
-	cmd.Flags().StringVar(&mode, "mode", "machine", "what the node is: machine or container")
-	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"machine", "container"}, cobra.ShellCompDirectiveNoFileComp))
+	choiceFlag(cmd, &mode, "mode", "", "what the node is: machine or container", "machine", "container")
 	return cmd
 }
 

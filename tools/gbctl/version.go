@@ -35,7 +35,7 @@ func (a *app) version(ctx context.Context, own bool) error {
 		answers, err := gather(ctx, a, asking(ofNode, nodeAPI.Version, &apiv1.VersionRequest{}))
 		if errors.Is(err, fs.ErrNotExist) && len(a.nodes) == 0 {
 			// After the installation of gbctl there is no client configuration yet.
-			fmt.Fprintln(a.err, "no node was asked:", err)
+			fmt.Fprintln(a.notes(), "no node was asked:", err)
 		} else {
 			failed = err
 		}

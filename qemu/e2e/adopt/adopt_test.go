@@ -126,7 +126,7 @@ func configurations(t *testing.T, pki string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	secrets := filepath.Join(dir, secretsFile)
-	args := []string{"gen", "secrets", "-o", secrets}
+	args := []string{"gen", "secrets", "-O", secrets}
 	if pki != "" {
 		args = append(args, "--from-kubernetes-pki", pki)
 	}

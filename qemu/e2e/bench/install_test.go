@@ -69,7 +69,7 @@ func install(b *testing.B) {
 	source := httptest.NewServer(registry.New(e2etest.Built(b, qemu.QEMU).Layout))
 	defer source.Close()
 	bundle := filepath.Join(b.TempDir(), "images.tar")
-	e2etest.Gbctl(b, "images", "bundle", "-o", bundle, "--registry-mirror", "*="+source.URL)
+	e2etest.Gbctl(b, "images", "bundle", "-O", bundle, "--registry-mirror", "*="+source.URL)
 	for _, from := range []struct {
 		name, where string
 		medium      media.Options

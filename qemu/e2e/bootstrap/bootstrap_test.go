@@ -59,7 +59,9 @@ func TestBootstrap(t *testing.T) {
 	}
 	merged := fmt.Sprintf("merged into %s; kubectl's context is ", access)
 	says(merged, "kubeconfig", access) // S-223: before there is a cluster
-	if text, err := os.ReadFile(access); err != nil || !strings.Contains(string(text), "server: https://"+c.Nodes[0].Address.String()+":6443") {
+	// The context has the way to the endpoint, which is a port of this machine.
+	if text, err := os.ReadFile(access); err != nil || !strings.Contains(string(text), fmt.Sprintf("server: https://127.0.0.1:%d\n", c.KubernetesPort)) ||
+		!strings.Contains(string(text), "tls-server-name: "+c.Nodes[0].Address.String()+"\n") {
 		t.Errorf("%v: it doesn't lead to the endpoint:\n%s", err, text)
 	}
 	if mayAll() == nil {

@@ -149,7 +149,7 @@ func tryReboot(t *testing.T, c *e2etest.Cluster) {
 			return err
 		}
 	}
-	c.Gbctl("patch", "mc", "--try", "--timeout", trying().String(), "-p", "machine: {type: controlplane}")
+	c.Gbctl("patch", "mc", "--try", "--try-timeout", trying().String(), "-p", "machine: {type: controlplane}")
 	c.Eventually(upBudget, "the node has rebooted into what is tried", has("controlplane"))
 	c.Eventually(trying()+upBudget, "the node has rebooted into what was before", has("init"))
 	up(c)
@@ -160,7 +160,7 @@ func tryNetwork(t *testing.T, c *e2etest.Cluster) {
 	node := c.Nodes[0]
 	before := c.Gbctl("get", "mc", "-o", "yaml")
 	patch := `[{"op": "replace", "path": "/machine/network/interfaces/0/cidr", "value": "10.5.0.77/24"}]`
-	if out := c.Gbctl("patch", "mc", "--try", "--timeout", trying().String(), "-p", patch); !strings.Contains(out, "confirm") {
+	if out := c.Gbctl("patch", "mc", "--try", "--try-timeout", trying().String(), "-p", patch); !strings.Contains(out, "confirm") {
 		t.Errorf("trying said %q", out)
 	}
 	c.Eventually(apiBudget, "the node can't be reached at "+node.Address.String(), func() error {

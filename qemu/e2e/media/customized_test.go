@@ -95,7 +95,7 @@ func TestS200CustomizedByDocker(t *testing.T) {
 	twice(t, own+":v1.0.0", "--kernel", filepath.Join(work, "kernel/boot/vmlinuz"), "--modules", filepath.Join(work, "kernel/lib/modules"))
 
 	disk := filepath.Join(work, "disk")
-	if system, _ := mediaOf(t, own+":files", work, "-o", "disk="+disk); system != systemFiles(t, own+":files")["usr/install/garboard.efi"] {
+	if system, _ := mediaOf(t, own+":files", work, "--kind", "disk="+disk); system != systemFiles(t, own+":files")["usr/install/garboard.efi"] {
 		t.Errorf("the media don't have the system of the image: %s", system)
 	}
 	// With another kernel, the system is made anew.
@@ -173,7 +173,7 @@ func mediaOf(t *testing.T, image, work string, more ...string) (system, pxe stri
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	_, err := e2etest.UserGbctl(t, 3*customizeBudget, append([]string{"image", "build", "--from", image, "-o", "uki=" + uki, "-o", "pxe=" + pxe}, more...)...)
+	_, err := e2etest.UserGbctl(t, 3*customizeBudget, append([]string{"image", "build", "--from", image, "--kind", "uki=" + uki, "--kind", "pxe=" + pxe}, more...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func twice(t *testing.T, from string, flags ...string) {
 	var made [2][]byte
 	for i := range made {
 		to := filepath.Join(t.TempDir(), "installer")
-		_, err := e2etest.UserGbctl(t, customizeBudget, append([]string{"image", "build", "--from", from, "-o", "installer=" + to}, flags...)...)
+		_, err := e2etest.UserGbctl(t, customizeBudget, append([]string{"image", "build", "--from", from, "--kind", "installer=" + to}, flags...)...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -70,7 +70,7 @@ func TestDiskImageWithConfiguration(t *testing.T) {
 	bundle := filepath.Join(t.TempDir(), "images.tar")
 	all := config.DefaultImages()
 	pause := all[slices.IndexFunc(all, func(ref string) bool { return strings.Contains(ref, "/pause:") })]
-	e2etest.Gbctl(t, "images", "bundle", "-o", bundle, "--registry-mirror", "*="+source.URL, pause)
+	e2etest.Gbctl(t, "images", "bundle", "-O", bundle, "--registry-mirror", "*="+source.URL, pause)
 	c, m := e2etest.Start(t, "disk-config", qemu.QEMU, e2etest.Nodes(1, 0), e2etest.OwnDisk(t, media.Options{Args: args, Version: "v1.0.0", Images: bundle}), func(o *qemu.Options) {
 		o.Boot.UEFI, o.MemoryMiB = true, 1536
 		o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap

@@ -68,7 +68,7 @@ func TestExtensions(t *testing.T) {
 		flags = append(flags, "--extension", dir)
 	}
 	iso := filepath.Join(work, "iso")
-	if out, err := e2etest.UserGbctl(t, customizeBudget, append(flags, "-o", "iso="+iso)...); err != nil {
+	if out, err := e2etest.UserGbctl(t, customizeBudget, append(flags, "--kind", "iso="+iso)...); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 

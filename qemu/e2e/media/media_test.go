@@ -151,7 +151,7 @@ func TestImagesOnTheMedium(t *testing.T) {
 	source := httptest.NewServer(registry.New(e2etest.Built(t, qemu.QEMU).Layout))
 	defer source.Close()
 	bundle, nothing := filepath.Join(t.TempDir(), "images.tar"), t.TempDir()
-	e2etest.Gbctl(t, "images", "bundle", "-o", bundle, "--registry-mirror", "*="+source.URL)
+	e2etest.Gbctl(t, "images", "bundle", "-O", bundle, "--registry-mirror", "*="+source.URL)
 	if _, err := layout.Write(nothing, empty.Index); err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestImagesOnTheMedium(t *testing.T) {
 	built := httptest.NewServer(registry.New(system))
 	defer built.Close()
 	next := filepath.Join(t.TempDir(), "system.tar")
-	e2etest.Gbctl(t, "images", "bundle", "-o", next, "--registry-mirror", "*="+built.URL, upgrade)
+	e2etest.Gbctl(t, "images", "bundle", "-O", next, "--registry-mirror", "*="+built.URL, upgrade)
 	archive, err := registry.OpenArchive(next)
 	if err != nil {
 		t.Fatal(err)

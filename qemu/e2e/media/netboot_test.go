@@ -264,7 +264,7 @@ func (r *rack) plug(address string) error {
 func (r *rack) serve(more ...string) {
 	r.t.Helper()
 	set := filepath.Join(r.t.TempDir(), "pxe")
-	build := []string{"media", "build", "pxe", "-o", set}
+	build := []string{"media", "build", "pxe", "-O", set}
 	for _, a := range args {
 		build = append(build, "--extra-kernel-arg", a)
 	}

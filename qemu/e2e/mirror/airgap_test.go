@@ -52,7 +52,7 @@ func TestAirGap(t *testing.T) {
 	bundle := func(name string, images []string) *registry.Archive {
 		t.Helper()
 		file := filepath.Join(dir, name)
-		e2etest.Gbctl(t, append([]string{"images", "bundle", "-o", file, "--registry-mirror", "*=" + source.URL}, images...)...)
+		e2etest.Gbctl(t, append([]string{"images", "bundle", "-O", file, "--registry-mirror", "*=" + source.URL}, images...)...)
 		archive, err := registry.OpenArchive(file)
 		if err != nil {
 			t.Fatal(err)

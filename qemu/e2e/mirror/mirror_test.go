@@ -34,7 +34,7 @@ func TestImagesFromAMirror(t *testing.T) {
 	source := httptest.NewServer(registry.New(made.Layout))
 	defer source.Close()
 	bundle, nothing := filepath.Join(t.TempDir(), "images.tar"), t.TempDir()
-	e2etest.Gbctl(t, "images", "bundle", "-o", bundle, "--registry-mirror", "*="+source.URL)
+	e2etest.Gbctl(t, "images", "bundle", "-O", bundle, "--registry-mirror", "*="+source.URL)
 	archive, err := registry.OpenArchive(bundle)
 	if err != nil {
 		t.Fatal(err)

@@ -187,7 +187,7 @@ func TestRegistryOfAnAirGap(t *testing.T) {
 	source := httptest.NewServer(registry.New(e2etest.Built(t, qemu.Container).Layout))
 	t.Cleanup(source.Close)
 	bundle, nothing, address := filepath.Join(t.TempDir(), "images.tar"), t.TempDir(), localhost(t)
-	e2etest.Gbctl(t, "images", "bundle", "-o", bundle, "--registry-mirror", "*="+source.URL)
+	e2etest.Gbctl(t, "images", "bundle", "-O", bundle, "--registry-mirror", "*="+source.URL)
 	serve(t, nil, t.TempDir(), address, nil)
 	e2etest.Gbctl(t, "images", "push", bundle, address)
 	response, err := http.Get("http://" + address + "/v2/_catalog?n=100")

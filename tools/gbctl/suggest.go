@@ -1,0 +1,243 @@
+package main
+
+import (
+	"cmp"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"gopkg.in/yaml.v3"
+)
+
+// habits are words of people who know other programs. A key is a word, behind the words of its command.
+type habits struct {
+	Commands  map[string]string // what to type instead, with the same arguments
+	Sentences map[string]string // what to use instead of what doesn't exist
+	Flags     map[string]string // what to type instead of a flag; empty: nothing
+}
+
+//go:embed habits.yaml
+var habitTexts []byte
+
+func readHabits() (h habits) {
+	must(yaml.Unmarshal(habitTexts, &h))
+	return h
+}
+
+// habit is the error of a word that means something in other programs.
+func (a *app) habit(cmd *cobra.Command, what, word string) error {
+	key, h := strings.TrimPrefix(cmd.CommandPath()+" "+word, "gbctl "), readHabits()
+	if right := h.Commands[key]; right != "" {
+		return didYouMean(what, a.moved(cmd, word, strings.Fields(right)))
+	} else if sentence := h.Sentences[key]; sentence != "" {
+		return usagef("%s: %s", what, sentence)
+	}
+	return nil
+}
+
+var plainWord = regexp.MustCompile(`^[\w@%+=:,./~-]+$`)
+
+// shellWord is a word of a command line as a shell reads it.
+func shellWord(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+func commandLine(words ...string) string {
+	line := "gbctl"
+	for _, word := range words {
+		line += " " + shellWord(word)
+	}
+	return line
+}
+
+// didYouMean is the error of a command line, with the one that was probably meant.
+func didYouMean(what string, words []string) error {
+	return usagef("%s; did you mean '%s'?", what, commandLine(words...))
+}
+
+// instead is what was typed, with other words in the place of one, which may be the value of a flag.
+func (a *app) instead(wrong string, right ...string) []string {
+	at := slices.IndexFunc(a.args, func(s string) bool { return s == wrong || strings.HasPrefix(s, "-") && strings.HasSuffix(s, wrong) })
+	if at < 0 {
+		return append(slices.Clone(a.args), right...)
+	}
+	if len(right) == 1 {
+		right = []string{strings.TrimSuffix(a.args[at], wrong) + right[0]}
+	}
+	return slices.Concat(a.args[:at], right, a.args[at+1:])
+}
+
+// moved is what was typed, with the path of another command in front, and without the words of both.
+func (a *app) moved(cmd *cobra.Command, wrong string, path []string) []string {
+	rest := slices.Clone(a.args)
+	for _, word := range slices.Concat(strings.Fields(cmd.CommandPath())[1:], []string{wrong}, path) {
+		if at := slices.Index(rest, word); at >= 0 {
+			rest = slices.Delete(rest, at, at+1)
+		}
+	}
+	return slices.Concat(path, rest)
+}
+
+// closest adds the command line that was probably meant to the error of an unknown word, if one of the known words is similar.
+func (a *app) closest(err error, word string, known []string) error {
+	if best := config.Closest(word, known); best != "" {
+		what, _, _ := strings.Cut(err.Error(), "; the")
+		return didYouMean(what, a.instead(word, best))
+	}
+	return err
+}
+
+// misspelt is closest for the message of a node about something that it doesn't have.
+func (a *app) misspelt(message string) string {
+	what, known, _ := strings.Cut(message, "; there are ")
+	known, _, _ = strings.Cut(known, ";")
+	for _, word := range a.args {
+		if strings.Contains(what, strconv.Quote(word)) && known != "" {
+			return a.closest(errors.New(message), word, strings.Split(known, ", ")).Error()
+		}
+	}
+	return message
+}
+
+// explainUsage makes a command and its subcommands say what to type instead of wrong arguments.
+func (a *app) explainUsage(cmd *cobra.Command) {
+	accepts := cmd.Args
+	cmd.Args = func(cmd *cobra.Command, words []string) error {
+		if accepts(cmd, words) == nil {
+			return nil
+		}
+		return a.wrongWords(cmd, words)
+	}
+	for _, c := range cmd.Commands() {
+		a.explainUsage(c)
+	}
+}
+
+// optional is the end of a command's usage that can be left out.
+var optional = regexp.MustCompile(` (\[|-).*`)
+
+// wrongWords is the error of a command whose arguments are too many or too few.
+func (a *app) wrongWords(cmd *cobra.Command, words []string) error {
+	usage := strings.TrimPrefix(cmd.Use, cmd.Name())
+	required := strings.Fields(optional.ReplaceAllString(usage, ""))
+	if len(words) < len(required) {
+		return usagef("%s is missing: type '%s'%s", strings.Join(required[len(words):], " and "), cmd.CommandPath()+usage, example(cmd, "gbctl"))
+	}
+	extra := words[min(len(words)-1, len(strings.Fields(usage)))]
+	_, notAddress := netip.ParseAddr(extra)
+	_, notDuration := time.ParseDuration(extra)
+	switch wait := cmd.Flags().Lookup("wait"); {
+	case len(cmd.ValidArgs) > 0 && len(words) == 1:
+		return a.closest(usagef("%q must be one of %s", extra, strings.Join(cmd.ValidArgs, ", ")), extra, cmd.ValidArgs)
+	case notAddress == nil:
+		return didYouMean(fmt.Sprintf("%q is the address of a node", extra), a.instead(extra, "-n", extra))
+	case notDuration == nil && wait != nil && wait.Changed:
+		return didYouMean(fmt.Sprintf("%q is no argument", extra), slices.DeleteFunc(a.instead("--wait", "--wait="+extra), func(s string) bool { return s == extra }))
+	case cmd.HasSubCommands():
+		return a.unknownCommand(cmd, words)
+	}
+	return usagef("%q is one argument too many: type '%s'", extra, cmd.CommandPath()+usage)
+}
+
+// example is an example of the help that has a text in it, for the end of an error.
+func example(cmd *cobra.Command, has string) string {
+	for line := range strings.Lines(cmd.Example) {
+		line, _, _ = strings.Cut(strings.TrimSpace(line), "   ") // it explains the example
+		if strings.Contains(line, has) && !strings.HasSuffix(line, `\`) {
+			return fmt.Sprintf(", such as '%s'", line)
+		}
+	}
+	return ""
+}
+
+// unknownCommand is the error of words of which the first is no subcommand of a command.
+func (a *app) unknownCommand(cmd *cobra.Command, words []string) error {
+	what := fmt.Sprintf("unknown command %q for %q", words[0], cmd.CommandPath())
+	if inner, _, err := cmd.Find(words[1:]); err == nil && inner != cmd && cmd.HasParent() { // etcd list members
+		return didYouMean(what, a.instead(words[0]))
+	}
+	if err := a.habit(cmd, what, words[0]); err != nil {
+		return err
+	}
+	if paths := elsewhere(cmd.Root(), words[0]); len(paths) == 1 {
+		return didYouMean(what, a.moved(cmd, words[0], strings.Fields(paths[0])))
+	}
+	cmd.SuggestionsMinimumDistance = 2 // as cobra's own
+	similar := cmd.SuggestionsFor(words[0])
+	if best := config.Closest(words[0], similar); best != "" || len(similar) == 1 {
+		return didYouMean(what, a.instead(words[0], cmp.Or(best, similar[0])))
+	}
+	return usagef("%s\n'%s --help' lists the commands", what, cmd.CommandPath())
+}
+
+// elsewhere returns the commands with a name, in all groups of commands.
+func elsewhere(in *cobra.Command, name string) (paths []string) {
+	for _, c := range in.Commands() {
+		if c.Name() == name && c.IsAvailableCommand() {
+			paths = append(paths, strings.TrimPrefix(c.CommandPath(), "gbctl "))
+		}
+		paths = append(paths, elsewhere(c, name)...)
+	}
+	return paths
+}
+
+// flagError explains a flag that doesn't exist, lacks its value, or has a wrong one.
+func (a *app) flagError(cmd *cobra.Command, err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		cmd.FParseErrWhitelist.UnknownFlags = true
+		if group := strings.Fields(cmd.CommandPath())[1:]; cmd.HasSubCommands() && cmd.ParseFlags(a.args) == nil && cmd.Flags().NArg() > len(group) {
+			if wrong := cmd.ValidateArgs(cmd.Flags().Args()[len(group):]); wrong != nil { // exec -it POD
+				return wrong
+			}
+		}
+		return a.unknownFlag(cmd, unknown)
+	}
+	if lacking, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
+		f := lacking.GetFlag()
+		return usagef("--%s needs a value: %s%s", f.Name, f.Usage, cmp.Or(example(cmd, " --"+f.Name+" "), example(cmd, " -"+cmp.Or(f.Shorthand, f.Name)+" ")))
+	}
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		if c, ok := invalid.GetFlag().Value.(choice); ok {
+			return a.closest(err, invalid.GetValue(), c.of)
+		}
+	}
+	return err
+}
+
+func (a *app) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) error {
+	typed := "--" + unknown.GetSpecifiedName()
+	if short := unknown.GetSpecifiedShortnames(); short != "" {
+		typed = "-" + short
+	}
+	what, known := "unknown flag: "+typed, []string{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			known = append(known, "--"+f.Name)
+		}
+	})
+	habit, ok := readHabits().Flags[typed]
+	right := cmp.Or(habit, config.Closest(typed, known))
+	name, _, _ := strings.Cut(right, "=")
+	at := slices.IndexFunc(a.args, func(s string) bool { return s == typed || strings.HasPrefix(s, typed+"=") })
+	switch {
+	case at >= 0 && slices.Contains(known, name):
+		return didYouMean(what, a.instead(a.args[at], right+strings.TrimPrefix(a.args[at], typed)))
+	case habit != "" && !strings.HasPrefix(habit, "-"):
+		return usagef("%s: %s", what, habit)
+	case at >= 0 && ok && right == "":
+		return didYouMean(what, a.instead(a.args[at]))
+	}
+	return usagef("%s\n'%s --help' lists the flags", what, cmd.CommandPath())
+}

@@ -25,7 +25,8 @@ $(DEV):
 	@mkdir -p out && CGO_ENABLED=0 go build -trimpath -o $(DEV) ./tools/dev # static: Docker runs it in the nodes' image
 
 $(GBCTL):
-	@mkdir -p out && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(GBCTL) ./tools/gbctl
+	@mkdir -p out && version=$$(GOOS= GOARCH= go run ./tools/version) && \
+	  CGO_ENABLED=0 go build -trimpath -ldflags="-s -w -X github.com/garboard-os/garboard/boot.Version=$$version" -o $(GBCTL) ./tools/gbctl
 
 gbctl: $(GBCTL) ## build the client: out/gbctl
 

@@ -22,6 +22,7 @@ import (
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/oci"
 	"github.com/garboard-os/garboard/image/release"
+	"golang.org/x/mod/semver"
 )
 
 // An installer directory has all that a system of Garboard is made of. It is /usr/install of an installer image:
@@ -34,6 +35,8 @@ import (
 const (
 	loaderDir   = "loader"
 	ProgramFile = "installer"
+	// unreleased ends the release of the builds on the way to it.
+	unreleased = "-dev"
 )
 
 // Directory writes an installer directory, which exists.
@@ -202,8 +205,11 @@ func (o Options) description(uki []byte, file string, at int) (m esp.Medium, err
 	}, nil
 }
 
-// InstallerImage is the name of the installer image of a release.
+// InstallerImage is the name of the installer image of a version. Builds on the way to a release differ in their tags.
 func InstallerImage(version string) string {
+	if semver.Prerelease(version) != unreleased {
+		version = boot.Release(version)
+	}
 	return "ghcr.io/garboard-os/installer:" + strings.ReplaceAll(version, "+", "-")
 }
 

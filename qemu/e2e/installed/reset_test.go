@@ -38,7 +38,7 @@ func TestResetOfAMachine(t *testing.T) {
 	maintained(before)
 	m.Reached("it still does after a power cut")
 	m.Gbctl("-n", m.Nodes[0].Address.String(), "apply-config", "--insecure", "-f", m.Configuration(m.Node()))
-	m.slots("A good " + boot.Version + " yes yes it was found running") // it has its own version: META had that of the medium
+	m.slots("A good " + e2etest.Parts(t).Version + " yes yes it was found running") // it has its own version: META had that of the medium
 	m.Reached("with a configuration, its system is good")
 }
 

@@ -1,0 +1,29 @@
+//go:build unix
+
+package boot
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// SyncDir makes creations, renames and removals in dir durable.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// IsMountPoint reports whether a file system is mounted at dir, by its device.
+// Data written to STATE before it is mounted would be lost below the mount point.
+func IsMountPoint(dir string) bool {
+	var here, parent syscall.Stat_t
+	if syscall.Stat(dir, &here) != nil || syscall.Stat(filepath.Dir(dir), &parent) != nil {
+		return false
+	}
+	return here.Dev != parent.Dev
+}

@@ -1,0 +1,4 @@
+package boot
+
+// SyncDir does nothing: Windows syncs no directory.
+func SyncDir(string) error { return nil }

@@ -35,8 +35,6 @@ import (
 const (
 	loaderDir   = "loader"
 	ProgramFile = "installer"
-	// unreleased ends the release of the builds on the way to it.
-	unreleased = "-dev"
 )
 
 // Directory writes an installer directory, which exists.
@@ -207,7 +205,7 @@ func (o Options) description(uki []byte, file string, at int) (m esp.Medium, err
 
 // InstallerImage is the name of the installer image of a version. Builds on the way to a release differ in their tags.
 func InstallerImage(version string) string {
-	if semver.Prerelease(version) != unreleased {
+	if semver.Prerelease(version) != "-dev" {
 		version = boot.Release(version)
 	}
 	return "ghcr.io/garboard-os/installer:" + strings.ReplaceAll(version, "+", "-")

@@ -7,6 +7,7 @@
 package version
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -15,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -33,23 +33,18 @@ const (
 	digits = 12
 )
 
-var stated = regexp.MustCompile(`(?m)^var Version = "(.*)"$`)
-
 // unbuilt are in no program: an edit of them makes no other version, and so builds nothing.
 var unbuilt = []string{"--", ":/", ":(exclude)docs", ":(exclude)qemu/e2e", ":(exclude)tools/testing", ":(exclude,glob)**/*_test.go", ":(exclude,glob)**/testdata/**", ":(exclude,glob)**/*.md"}
 
 // Of names the code of the checkout at root. Code without git has the name of its release only.
 func Of(ctx context.Context, root string) (string, error) {
-	release := os.Getenv(Variable)
-	if release == "" {
-		text, err := os.ReadFile(filepath.Join(root, source))
-		if err != nil {
-			return "", err
-		}
-		if m := stated.FindSubmatch(text); m != nil {
-			release = string(m[1])
-		}
+	text, err := os.ReadFile(filepath.Join(root, source))
+	if err != nil {
+		return "", err
 	}
+	_, stated, _ := strings.Cut(string(text), "\nvar Version = \"")
+	stated, _, _ = strings.Cut(stated, "\"\n")
+	release := cmp.Or(os.Getenv(Variable), stated)
 	if !semver.IsValid(release) || semver.Build(release) != "" {
 		return "", fmt.Errorf("release %q (%s, or %s): must be like v1.2.3 or v1.2.3-rc.1", release, Variable, source)
 	}
@@ -92,12 +87,11 @@ func dirt(ctx context.Context, root string) (string, error) {
 func Git(ctx context.Context, root string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Dir, cmd.Env = root, append(os.Environ(), "TZ=UTC", "LC_ALL=C")
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
 	out, err := cmd.Output()
-	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
-		err = fmt.Errorf("%w: %s", err, failed.Stderr)
-	}
 	if err != nil {
-		return "", fmt.Errorf("git %s: %w", args[0], err)
+		return "", fmt.Errorf("git %s: %w: %s", args[0], err, complaints.String())
 	}
 	return strings.TrimSpace(string(out)), nil
 }

@@ -15,6 +15,7 @@ func repository(t *testing.T) string {
 	put(t, root, source, "package boot\n\nvar Version = \"v1.2.3-dev\"\n")
 	put(t, root, "boot/a_test.go", "package boot\n")
 	put(t, root, "docs/a.md", "a\n")
+	put(t, root, "boot/old.go", "package boot\n")
 	for _, args := range [][]string{{"init", "-q"}, {"add", "."}, {"-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "first"}} {
 		if _, err := Git(t.Context(), root, args...); err != nil {
 			t.Fatal(err)
@@ -78,10 +79,9 @@ func TestOf(t *testing.T) {
 	differs("a new file")
 	put(t, root, "boot/new.go", "package boot // b\n")
 	differs("another content")
-	put(t, root, source, "package boot\n\nvar Version = \"v1.2.3-dev\" \n")
-	t.Setenv(Variable, "v1.2.3-dev")
+	put(t, root, "boot/old.go", "package boot // c\n")
 	differs("an edit")
-	if err := os.Remove(filepath.Join(root, source)); err != nil {
+	if err := os.Remove(filepath.Join(root, "boot/old.go")); err != nil {
 		t.Fatal(err)
 	}
 	differs("a deletion")

@@ -4,7 +4,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
+	"log"
 
 	"github.com/garboard-os/garboard/image/version"
 )
@@ -12,8 +12,7 @@ import (
 func main() {
 	name, err := version.Of(context.Background(), ".")
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
+		log.Fatal(err)
 	}
 	fmt.Println(name)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
 // A reset of all partitions leaves the system, and nothing of what a machine was: STATE and META are zeros. The machine starts from its disk

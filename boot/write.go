@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 )
 
 // WriteFile replaces path by data so that a reader sees either the complete old
@@ -53,6 +54,19 @@ func WriteFileFor(uid int, path string, data []byte, perm fs.FileMode) (err erro
 		return err
 	}
 	return SyncDir(dir)
+}
+
+// SyncDir makes creations, renames and removals in dir durable. Windows syncs no directory.
+func SyncDir(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
 }
 
 // IgnoreMissing is for a file that needn't exist.

@@ -48,7 +48,7 @@ func (r *Release) Client(ctx context.Context, platforms [][2]string) (err error)
 	if err != nil {
 		return err
 	}
-	list, words := sbom.New(r.Name), []string{"$VERSION", strings.TrimPrefix(r.Version, "v")}
+	list, words := sbom.New(r.Name), []string{"$VERSION", r.Version[1:]}
 	for _, p := range platforms {
 		content, err := r.build(ctx, p[0], p[1], filepath.Join(work, "gbctl"))
 		if err != nil {
@@ -113,7 +113,7 @@ func (r *Release) around(ctx context.Context, work string) (files, error) {
 // debian writes the package of an architecture (deb(5)): an archive in the format of ar with two others in it. In its version, ~ is before all
 // else, as - is in a release (deb-version(7)).
 func (r *Release) debian(arch string, all files) error {
-	about, data, of := files{}, files{}, strings.Replace(strings.TrimPrefix(r.Version, "v"), "-", "~", 1)
+	about, data, of := files{}, files{}, strings.Replace(r.Version[1:], "-", "~", 1)
 	r.add(about, "control", 0o644, []byte(strings.NewReplacer("$DEBIAN", of, "$ARCH", arch).Replace(control)))
 	for name, file := range all {
 		for _, to := range inDebian {
@@ -132,5 +132,5 @@ func (r *Release) debian(arch string, all files) error {
 			out.WriteByte('\n')
 		}
 	}
-	return errors.Join(err, failed, r.write("gbctl_"+of+"_"+arch+".deb", out.Bytes()))
+	return errors.Join(err, failed, r.write("gbctl_"+r.Version[1:]+"_"+arch+".deb", out.Bytes()))
 }

@@ -57,7 +57,7 @@ func (r *Release) Begin(ctx context.Context) error {
 	}
 	seconds, err := strconv.ParseInt(stamp, 10, 64)
 	r.Date = time.Unix(seconds, 0).UTC()
-	return errors.Join(err, os.MkdirAll(filepath.Dir(r.Dir), 0o755), os.Mkdir(r.Dir, 0o755))
+	return errors.Join(err, os.MkdirAll(filepath.Dir(r.Dir), 0o755), os.Mkdir(r.Dir, 0o755), r.write(keyFile, []byte(r.Public)))
 }
 
 // System is the path of a file of the system, with the release in its name.
@@ -91,9 +91,6 @@ func (r *Release) Text(ctx context.Context) error {
 
 // Finish writes the sums of all files, and signs them.
 func (r *Release) Finish() error {
-	if err := r.write(keyFile, []byte(r.Public)); err != nil {
-		return err
-	}
 	var sums strings.Builder
 	err := filepath.WalkDir(r.Dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {

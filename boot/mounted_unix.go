@@ -3,20 +3,9 @@
 package boot
 
 import (
-	"os"
 	"path/filepath"
 	"syscall"
 )
-
-// SyncDir makes creations, renames and removals in dir durable.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
 
 // IsMountPoint reports whether a file system is mounted at dir, by its device.
 // Data written to STATE before it is mounted would be lost below the mount point.

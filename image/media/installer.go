@@ -13,7 +13,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
@@ -22,7 +21,6 @@ import (
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/oci"
 	"github.com/garboard-os/garboard/image/release"
-	"golang.org/x/mod/semver"
 )
 
 // An installer directory has all that a system of Garboard is made of. It is /usr/install of an installer image:
@@ -203,12 +201,9 @@ func (o Options) description(uki []byte, file string, at int) (m esp.Medium, err
 	}, nil
 }
 
-// InstallerImage is the name of the installer image of a version. Builds on the way to a release differ in their tags.
+// InstallerImage is the name of the installer image of a release: all builds of the release have the same.
 func InstallerImage(version string) string {
-	if semver.Prerelease(version) != "-dev" {
-		version = boot.Release(version)
-	}
-	return "ghcr.io/garboard-os/installer:" + strings.ReplaceAll(version, "+", "-")
+	return "ghcr.io/garboard-os/installer:" + boot.Release(version)
 }
 
 // onBuild are the instructions that a builder of container images runs after FROM with an installer image (Dockerfile reference, "ONBUILD").

@@ -77,17 +77,15 @@ func checkout(t *testing.T) string {
 }
 
 // made makes the parts of a release that need no image.
-func made(t *testing.T, root string, key []byte, private bool) *Release {
+func made(t *testing.T, root string, key []byte) *Release {
 	t.Helper()
 	public, err := pki.EncodePublicKey(key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &Release{Root: root, Dir: filepath.Join(t.TempDir(), "release"), Public: string(public)}
-	if private {
-		if r.Key, err = pki.ParseKey(key); err != nil {
-			t.Fatal(err)
-		}
+	if r.Key, err = pki.ParseKey(key); err != nil {
+		t.Fatal(err)
 	}
 	if err := r.Begin(t.Context()); err != nil {
 		t.Fatal(err)
@@ -128,9 +126,9 @@ func TestRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	root := checkout(t)
-	first := made(t, root, key, true)
+	first := made(t, root, key)
 	old := syscall.Umask(0o077)
-	second := made(t, root, key, true)
+	second := made(t, root, key)
 	syscall.Umask(old)
 	one, two := contents(t, first.Dir), contents(t, second.Dir)
 	for name := range one {
@@ -173,11 +171,17 @@ func TestRelease(t *testing.T) {
 	if err := check(t.Context(), first.Dir, string(public), func(...any) {}); err == nil || !strings.Contains(err.Error(), "isn't signed by one of the 1 keys") {
 		t.Errorf("by another key: %v", err)
 	}
-	third := made(t, root, key, false)
-	for name, content := range contents(t, third.Dir) {
-		if !bytes.Equal(content, one[name]) {
-			t.Errorf("%s differs where somebody else signs", name)
+	for _, name := range []string{sumsFile, signatureFile} {
+		if err := os.Remove(filepath.Join(second.Dir, name)); err != nil {
+			t.Fatal(err)
 		}
+	}
+	second.Key = nil // somebody else signs
+	if err := second.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	if two = contents(t, second.Dir); !bytes.Equal(two[sumsFile], one[sumsFile]) || two[signatureFile] != nil {
+		t.Errorf("with the public key, the sums are\n%s", two[sumsFile])
 	}
 }
 

@@ -185,6 +185,20 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+// A formula with a sum that was never filled in, or of a file that isn't there, is wrong.
+func TestFormulaOfMissingArchives(t *testing.T) {
+	t.Parallel()
+	c := &checked{dir: t.TempDir(), sums: map[string]string{"a.tar.gz": "00"}}
+	for text, right := range map[string]bool{"url \"x/a.tar.gz\"\n  sha256 \"00\"": true, "url \"x/a.tar.gz\"\n  sha256 \"$linux_amd64\"": false, "url \"x/b.tar.gz\"\n  sha256 \"\"": false, "": false} {
+		if err := os.WriteFile(c.path("gbctl.rb"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.formula(); (err == nil) != right {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 // Nobody can say which code a release with changes is of, and none is added to another one.
 func TestReleaseIsOfACommit(t *testing.T) {
 	t.Setenv(version.Variable, "v1.2.3")

@@ -7,15 +7,16 @@ PROVISIONER ?= auto
 CONTROLPLANES ?=
 WORKERS       ?=
 DEV         := out/dev
+comma       := ,
 GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build images media extensions test test-long unit kernel e2e fuzz lint bench outdated setup clean
+.PHONY: help up down gbctl console kubectl chart build images media extensions release release-check test test-long unit kernel e2e fuzz lint bench outdated setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  CLUSTER=$(CLUSTER)  PROVISIONER=$(PROVISIONER) (qemu, container, docker or auto)  ARGS=... for kubectl"
 	@echo "  CONTROLPLANES=1 WORKERS=0 for up"
@@ -25,7 +26,8 @@ $(DEV):
 	@mkdir -p out && CGO_ENABLED=0 go build -trimpath -o $(DEV) ./tools/dev # static: Docker runs it in the nodes' image
 
 $(GBCTL):
-	@mkdir -p out && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(GBCTL) ./tools/gbctl
+	@mkdir -p out && version=$$(GOOS= GOARCH= go run ./tools/version) && \
+	  CGO_ENABLED=0 go build -trimpath -ldflags="-s -w -X github.com/garboard-os/garboard/boot.Version=$$version" -o $(GBCTL) ./tools/gbctl
 
 gbctl: $(GBCTL) ## build the client: out/gbctl
 
@@ -58,6 +60,15 @@ media: $(GBCTL) ## build an ISO, a disk image, the files for PXE and an installe
 
 extensions: $(DEV) ## make the examples of extensions: out/extensions
 	@$(DEV) extensions
+
+release: $(DEV) ## make the files of a release (VERSION=v1.2.3; GARBOARD_RELEASE_KEY signs): out/release
+	@$(DEV) release --version '$(VERSION)'
+
+release-check: ## verify a release from its files (DIR=out/release KEYS=release.pub; QEMU=1 BEFORE=DIR: also on a machine, slow)
+	@GARBOARD_RELEASE='$(abspath $(or $(DIR),out/release))' GARBOARD_RELEASE_KEYS='$(if $(KEYS),$(abspath $(KEYS)))' \
+	  go test -count=1 -v -timeout 30m -run '^TestGivenRelease$$' ./tools/release
+	@$(if $(QEMU),GARBOARD_RELEASE='$(abspath $(or $(DIR),out/release))' GARBOARD_RELEASE_BEFORE='$(if $(BEFORE),$(abspath $(BEFORE)))' \
+	  go test -count=1 -trimpath -v -timeout 60m -tags=e2e$(comma)long -run '^TestPublishedRelease$$' ./qemu/e2e/installed,:)
 
 test: $(DEV) ## for every change: linters, unit tests with -race, nodes and clusters
 	@$(DEV) test

@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
+	"runtime"
 )
 
 // WriteFile replaces path by data so that a reader sees either the complete old
@@ -34,7 +34,11 @@ func WriteFileFor(uid int, path string, data []byte, perm fs.FileMode) (err erro
 			err = fmt.Errorf("write %s: %w", path, err)
 		}
 	}()
-	if err := errors.Join(f.Chmod(perm), f.Chown(uid, uid)); err != nil {
+	err = f.Chmod(perm)
+	if uid >= 0 { // Windows has no owners like these
+		err = errors.Join(err, f.Chown(uid, uid))
+	}
+	if err != nil {
 		return err
 	}
 	if _, err := f.Write(data); err != nil {
@@ -52,24 +56,17 @@ func WriteFileFor(uid int, path string, data []byte, perm fs.FileMode) (err erro
 	return SyncDir(dir)
 }
 
-// SyncDir makes creations, renames and removals in dir durable.
+// SyncDir makes creations, renames and removals in dir durable. Windows syncs no directory.
 func SyncDir(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
 	return d.Sync()
-}
-
-// IsMountPoint reports whether a file system is mounted at dir, by its device.
-// Data written to STATE before it is mounted would be lost below the mount point.
-func IsMountPoint(dir string) bool {
-	var here, parent syscall.Stat_t
-	if syscall.Stat(dir, &here) != nil || syscall.Stat(filepath.Dir(dir), &parent) != nil {
-		return false
-	}
-	return here.Dev != parent.Dev
 }
 
 // IgnoreMissing is for a file that needn't exist.

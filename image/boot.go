@@ -23,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/image/progress"
 	"github.com/garboard-os/garboard/image/rootfs"
 	"github.com/garboard-os/garboard/image/squashfs"
+	"github.com/garboard-os/garboard/image/version"
 	"github.com/garboard-os/garboard/kernel"
 	"github.com/garboard-os/garboard/kernel/deb"
 )
@@ -67,7 +68,7 @@ var nodeComponents = []string{"containerd", "runc", "cni"}
 // Boot is a node's software as paths on the build machine. The files are in a cache: they must not be written to, and stay at least until
 // this process ends.
 type Boot struct {
-	// Version is the release of Garboard.
+	// Version is the name of the code (package version).
 	Version string
 	// Kernel and Initramfs are what a boot loader loads; nothing else is needed for a machine to come up. BuildRoot leaves Initramfs empty.
 	Kernel, Initramfs string
@@ -100,7 +101,11 @@ func BuildRoot(ctx context.Context, root string, store *cache.Store, r *progress
 
 func build(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour, archive bool) (*Boot, error) {
 	b := &builder{store: store, progress: r}
-	builder := program.Builder{Root: root, Version: boot.Version, Store: store, Progress: r}
+	name, err := version.Of(ctx, root)
+	if err != nil {
+		return nil, err
+	}
+	builder := program.Builder{Root: root, Version: name, Store: store, Progress: r}
 	r.Expect(stepKernel, guessKernel)
 	r.Expect(stepRootFS, guessRootFS)
 	r.Expect(stepInitramfs, guessInitramfs)
@@ -114,7 +119,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	if err != nil {
 		return nil, err
 	}
-	result := &Boot{Version: boot.Version}
+	result := &Boot{Version: name}
 	if result.Init, err = builder.Build(ctx, program.Init); err != nil {
 		return nil, err
 	}
@@ -146,7 +151,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		programs[name] = filepath.Join(made[cmp.Or(component[name], name)], name)
 	}
 	result.RootFS, err = b.rootFS(ctx, rootfs.Sources{
-		Version: boot.Version, Programs: programs, Init: result.Init,
+		Version: boot.Release(name), Programs: programs, Init: result.Init,
 		CNI:            made["cni"],
 		Tools:          tools,
 		Loaders:        loaders.Disk,

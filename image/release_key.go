@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// releaseKeyVariable names a file of the environment: the private key that signs the systems of a build, or the public one that they trust, for
+	// ReleaseKeyVariable names a file of the environment: the private key that signs the systems of a build, or the public one that they trust, for
 	// whoever makes the same bytes again, or signs elsewhere.
-	releaseKeyVariable = "GARBOARD_RELEASE_KEY"
+	ReleaseKeyVariable = "GARBOARD_RELEASE_KEY"
 	// stepReleaseKey makes the key of all builds without that variable: there is one in a cache.
 	stepReleaseKey = "release-key"
 )
 
 // releaseKey reads the key that the environment names, or else the user's own one. private is nil if there is only the public one, which is PEM.
 func (b *builder) releaseKey(ctx context.Context) (private crypto.Signer, public string, err error) {
-	path := os.Getenv(releaseKeyVariable)
+	path := os.Getenv(ReleaseKeyVariable)
 	if path == "" {
 		dir, err := b.store.Build(ctx, stepReleaseKey, nil, func(_ context.Context, dir string) error {
 			text, err := pki.NewKey(pki.Ed25519)
@@ -35,6 +35,11 @@ func (b *builder) releaseKey(ctx context.Context) (private crypto.Signer, public
 		}
 		path = filepath.Join(dir, "release.key")
 	}
+	return ReadReleaseKey(path)
+}
+
+// ReadReleaseKey reads the file that the variable names.
+func ReadReleaseKey(path string) (private crypto.Signer, public string, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, "", err

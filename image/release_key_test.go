@@ -14,7 +14,7 @@ import (
 
 // A user's builds have one key, which nobody else can read. Another one is named, also by its public half.
 func TestReleaseKey(t *testing.T) {
-	t.Setenv(releaseKeyVariable, "")
+	t.Setenv(ReleaseKeyVariable, "")
 	b := &builder{store: &cache.Store{Dir: t.TempDir()}}
 	own, public, err := b.releaseKey(t.Context())
 	if err != nil || own == nil || !strings.HasPrefix(public, "-----BEGIN PUBLIC KEY-----\n") {
@@ -36,7 +36,7 @@ func TestReleaseKey(t *testing.T) {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		t.Setenv(releaseKeyVariable, path)
+		t.Setenv(ReleaseKeyVariable, path)
 		return b.releaseKey(t.Context())
 	}
 	if k, got, err := named("release.pub", []byte(public)); err != nil || k != nil || got != public {
@@ -58,7 +58,7 @@ func TestReleaseKey(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	t.Setenv(releaseKeyVariable, filepath.Join(dir, "absent"))
+	t.Setenv(ReleaseKeyVariable, filepath.Join(dir, "absent"))
 	if _, _, err := b.releaseKey(t.Context()); err == nil {
 		t.Error("a file that isn't there is no key")
 	}

@@ -174,6 +174,7 @@ func (p *pid1) bootSteps() []step {
 				p.log.Info("doing without a mount", "err", err, "why that is no harm", m.without)
 			})
 		}},
+		{"name the system", func() error { return nameSystem("/etc/os-release") }},
 		{"share mounts", shareMounts},
 		{"link devices", linkDevices},
 		{"delegate cgroups", p.delegateCgroups},
@@ -187,6 +188,15 @@ func (p *pid1) bootSteps() []step {
 		step{"set the first hostname", func() error { return unix.Sethostname([]byte(boot.FirstHostname)) }},
 		step{"watch the power button and the watchdog", p.watchDevices},
 	)
+}
+
+// nameSystem replaces the link in the writable /etc. A customized system may have no such file.
+func nameSystem(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return boot.IgnoreMissing(err)
+	}
+	return boot.WriteFile(path, []byte(boot.Named(string(text))), 0o644)
 }
 
 func (p *pid1) openConsole() error {

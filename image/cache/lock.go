@@ -1,17 +1,9 @@
 package cache
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"sync"
-
-	"golang.org/x/sys/unix"
-)
-
-const (
-	exclusive = unix.LOCK_EX
-	shared    = unix.LOCK_SH
 )
 
 // tryLock takes the flock of a file, which it creates if needed. It returns nil without an error when somebody else is in the way.
@@ -38,19 +30,6 @@ func isAt(f *os.File, path string) bool {
 	here, errHere := f.Stat()
 	there, errThere := os.Stat(path)
 	return errHere == nil && errThere == nil && os.SameFile(here, there)
-}
-
-func flock(f *os.File, how int) (bool, error) {
-	for {
-		switch err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); {
-		case err == nil:
-			return true, nil
-		case errors.Is(err, unix.EWOULDBLOCK):
-			return false, nil
-		case !errors.Is(err, unix.EINTR):
-			return false, fmt.Errorf("flock %s: %w", f.Name(), err)
-		}
-	}
 }
 
 // share turns an exclusive lock into a shared one. Nobody can hold the lock at that moment, so it doesn't wait.

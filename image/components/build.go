@@ -9,10 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/program"
 	"github.com/garboard-os/garboard/image/progress"
 )
 
@@ -211,8 +211,7 @@ func output(ctx context.Context, dir string, env []string, name string, args ...
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), env...)
 	// An own process group: go build starts compilers, and a signal to it alone would leave them writing into a directory that is gone.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	program.EndWhole(cmd)
 	cmd.WaitDelay = stopCompiler
 	var complaints strings.Builder
 	cmd.Stderr = &complaints

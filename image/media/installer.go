@@ -13,7 +13,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
@@ -202,9 +201,9 @@ func (o Options) description(uki []byte, file string, at int) (m esp.Medium, err
 	}, nil
 }
 
-// InstallerImage is the name of the installer image of a release.
+// InstallerImage is the name of the installer image of a release: all builds of the release have the same.
 func InstallerImage(version string) string {
-	return "ghcr.io/garboard-os/installer:" + strings.ReplaceAll(version, "+", "-")
+	return "ghcr.io/garboard-os/installer:" + boot.Release(version)
 }
 
 // onBuild are the instructions that a builder of container images runs after FROM with an installer image (Dockerfile reference, "ONBUILD").

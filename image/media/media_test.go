@@ -467,3 +467,15 @@ func untar(t *testing.T, from io.Reader) map[string][]byte {
 		}
 	}
 }
+
+// An image is tagged with the release, which a gbctl of another build knows, too.
+func TestInstallerImageIsTagged(t *testing.T) {
+	t.Parallel()
+	for version, tag := range map[string]string{
+		"v1.2.3": "v1.2.3", "v1.2.3+20261130.abc": "v1.2.3", "v1.2.3-rc.1+20261130.abc": "v1.2.3-rc.1", "v1.2.3-dev+20261130.abc-dirty.1": "v1.2.3-dev",
+	} {
+		if got := InstallerImage(version); got != "ghcr.io/garboard-os/installer:"+tag {
+			t.Errorf("%s: %s", version, got)
+		}
+	}
+}

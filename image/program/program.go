@@ -16,19 +16,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/progress"
+	"github.com/garboard-os/garboard/image/version"
 )
 
-const (
-	// stopCompiler is what a compiler gets to remove its temporary files after SIGTERM.
-	stopCompiler = 5 * time.Second
-	// versionVariable is where the release is stamped: the one place that states it.
-	versionVariable = "github.com/garboard-os/garboard/boot.Version"
-)
+// stopCompiler is what a compiler gets to remove its temporary files after SIGTERM.
+const stopCompiler = 5 * time.Second
 
 // The programs: the names of the files, and of the steps that people see.
 const (
@@ -45,7 +41,7 @@ const guess = time.Minute
 type Builder struct {
 	// Root is the folder with go.mod.
 	Root string
-	// Version is the release to stamp.
+	// Version is the name to stamp (package version).
 	Version  string
 	Store    *cache.Store
 	Progress *progress.Reporter // may be nil
@@ -66,7 +62,7 @@ func (b *Builder) Build(ctx context.Context, name string) (string, error) {
 }
 
 func (b *Builder) arguments(of string) []string {
-	linker := "-s -w -buildid= -X " + versionVariable + "=" + b.Version
+	linker := "-s -w -buildid= -X " + version.Linker + "=" + b.Version
 	return []string{"-trimpath", "-buildvcs=false", "-mod=readonly", tags, "-ldflags=" + linker, of}
 }
 
@@ -143,8 +139,7 @@ func (b *Builder) golang(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = b.Root
 	cmd.Env = append(os.Environ(), environment...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	EndWhole(cmd)
 	cmd.WaitDelay = stopCompiler
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints

@@ -25,6 +25,7 @@ var own = map[string]string{
 	"boot/sources.go":                                "seed of a container, media",
 	"boot/untrusted":                                 "is the one way",
 	"boot/write.go":                                  "its callers are here",
+	"boot/mounted_unix.go":                           "IsMountPoint, for the directory of STATE and that of the pinned address",
 	"services/core/dag":                              "stat only: what a service waits for",
 	"services/core/logs/console.go":                  "/dev/console",
 	"services/core/logs/crash.go":                    "/sys/fs/pstore",

@@ -25,7 +25,7 @@ func main() {
 		SilenceErrors: true,
 	}
 	root.AddCommand(
-		setupCommand(), buildCommand(), imagesCommand(), extensionsCommand(), testCommand(), testLongCommand(), fuzzCommand(), benchCommand(), outdatedCommand(),
+		setupCommand(), buildCommand(), imagesCommand(), extensionsCommand(), releaseCommand(), testCommand(), testLongCommand(), fuzzCommand(), benchCommand(), outdatedCommand(),
 		upCommand(), downCommand(), consoleCommand(), kubectlCommand(), chartCommand(),
 		hostCommand(),
 	)

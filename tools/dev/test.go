@@ -172,7 +172,7 @@ func lint(ctx context.Context, s *suite) (result, error) {
 			return result{}, fmt.Errorf("%s: %w", module, err)
 		}
 	}
-	return result{}, buildForMac(ctx, s)
+	return result{}, buildForOthers(ctx, s)
 }
 
 // modules are modules of their own, which ./... leaves out, with code of ours.
@@ -206,13 +206,15 @@ func lintModule(ctx context.Context, s *suite, module string) error {
 	return nil
 }
 
-// buildForMac compiles the client for the other system that its users have.
-func buildForMac(ctx context.Context, s *suite) error {
-	fmt.Fprintln(s.out, "+ GOOS=darwin GOARCH=arm64 go build ./tools/gbctl")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", os.DevNull, "./tools/gbctl")
-	cmd.Dir, cmd.Env = s.copied, append(os.Environ(), "GOOS=darwin", "GOARCH=arm64", "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("gbctl for macOS: %w: %s", err, text)
+// buildForOthers compiles the client for the other systems that its users have.
+func buildForOthers(ctx context.Context, s *suite) error {
+	for _, system := range []string{"darwin", "windows"} {
+		fmt.Fprintf(s.out, "+ GOOS=%s GOARCH=arm64 go build ./tools/gbctl\n", system)
+		cmd := exec.CommandContext(ctx, "go", "build", "-o", os.DevNull, "./tools/gbctl")
+		cmd.Dir, cmd.Env = s.copied, append(os.Environ(), "GOOS="+system, "GOARCH=arm64", "CGO_ENABLED=0")
+		if text, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("gbctl for %s: %w: %s", system, err, text)
+		}
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func (a *app) rootCommand() *cobra.Command {
 	addTo(root, groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
 	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand(), a.kubeconfigCommand(), a.tokenCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand())
 	addTo(root, groupOperate, a.restartCommands()...)
-	addTo(root, groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.mediaCommand(), a.imageCommand(), a.clusterCommand())
+	addTo(root, groupClient, manCommand(), genCommand(), a.validateCommand(), a.schemaCommand(), a.mediaCommand(), a.imageCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)
 	root.AddCommand(&cobra.Command{Use: "exit-codes"}) // a topic of the help

@@ -9,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
 // A reset of all partitions leaves the system, and nothing of what a machine was: STATE and META are zeros. The machine starts from its disk
@@ -38,7 +39,7 @@ func TestResetOfAMachine(t *testing.T) {
 	maintained(before)
 	m.Reached("it still does after a power cut")
 	m.Gbctl("-n", m.Nodes[0].Address.String(), "apply-config", "--insecure", "-f", m.Configuration(m.Node()))
-	m.slots("A good " + boot.Version + " yes yes it was found running") // it has its own version: META had that of the medium
+	m.slots("A good " + e2etest.Parts(t).Version + " yes yes it was found running") // it has its own version: META had that of the medium
 	m.Reached("with a configuration, its system is good")
 }
 

@@ -1,0 +1,14 @@
+//go:build unix
+
+package program
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+// EndWhole makes the context of a command end all processes that the command starts, too.
+func EndWhole(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+}

@@ -68,5 +68,6 @@ var purposes = map[string]string{
 	"k8s.NodeLeaveController":                 "the end of the Nodes of workers that are reset",
 	"k8s.ServiceAccountIssuerController":      "the endpoints whose tokens the API server accepts",
 	"k8s.CertificateApprovalController":       "the approval of the certificates of workers' kubelets",
+	"k8s.NodeHealthController":                "how Kubernetes sees the node, and the node's own system pods on it",
 	"k8s.CNIConfigController":                 "how containerd connects pods",
 }

@@ -34,9 +34,12 @@ type Slot struct {
 	Since   time.Time `json:"since,omitzero"` // in this state
 	Reason  string    `json:"reason,omitempty"`
 	Tries   int       `json:"tries,omitempty"` // that are left, while it is trying
-	// Excused are services that weren't healthy before, so that a system on trial needn't be
-	// healthier.
+	// Excused are services, static pods, and what Kubernetes looks at (kubelet.Fault), that weren't
+	// healthy before: a system on trial needn't be healthier.
 	Excused []string `json:"excused,omitempty"`
+	// Kubernetes: what chose this system knew what Kubernetes lacked, and has excused it. What an
+	// earlier release has chosen isn't judged by that.
+	Kubernetes bool `json:"kubernetes,omitempty"`
 	// Wiped: its first boot has no data, and pulls all images again.
 	Wiped bool `json:"wiped,omitempty"`
 	// Back: it was good before, and a rollback goes back to it.
@@ -291,7 +294,7 @@ func (s *Slots) Rollback(running, reason string, excused []string, now time.Time
 		return fmt.Errorf("roll back from slot %s: it is %s", running, from.State)
 	}
 	slot.become(SlotTrying, reason, now)
-	slot.Tries, slot.Excused, slot.Back = SlotTries, excused, true
+	slot.Tries, slot.Excused, slot.Kubernetes, slot.Back = SlotTries, excused, true, true
 	s.Choice = running
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/front/apid"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -63,19 +64,32 @@ func own(all []dag.Status) []dag.Status {
 	return slices.DeleteFunc(all, func(s dag.Status) bool { return strings.HasPrefix(s.ID, extension.Prefix) })
 }
 
-// unhealthy are the services and static pods that aren't up.
-func (n *Node) unhealthy() (names []string) {
+// lacks are the services and static pods that aren't up, and what Kubernetes finds wrong with the node: the one definition of healthy. The
+// object of each is the same after an upgrade.
+func (n *Node) lacks(kubernetes bool) (all kubelet.Faults) {
+	lack := func(name string) { all = append(all, kubelet.Fault{Object: name, Text: name}) }
 	for _, s := range own(n.graph.Statuses()) {
 		if !s.Up || s.Health == dag.HealthFail {
-			names = append(names, s.ID)
+			lack(s.ID)
 		}
 	}
 	if cfg, err := machine.Config(n.Store); err == nil && cfg.Machine.Type.ControlPlane() && len(controlplane.StaticPods.List(n.Store)) == 0 && !controlplane.SelfHosted(n.Store) {
-		names = append(names, "static pods") // they aren't made yet, or there is no cluster
+		lack("static pods") // they aren't made yet, or there is no cluster
 	}
 	for _, reason := range controlplane.Unready(n.Store) {
 		name, _, _ := strings.Cut(reason, ":")
-		names = append(names, name)
+		lack(name)
+	}
+	if kubernetes {
+		all = append(all, kubelet.Health(n.Store).Faults...)
+	}
+	return all
+}
+
+// unhealthy are the names of what isn't up.
+func (n *Node) unhealthy() (names []string) {
+	for _, l := range n.lacks(true) {
+		names = append(names, l.Object)
 	}
 	return names
 }
@@ -135,7 +149,7 @@ func (n *Node) prove(ctx context.Context, system proving) {
 	}
 }
 
-// unproven is the running system, as far as its disk is there, with the names of what it must have up, and hasn't.
+// unproven is the running system, as far as its disk is there, with what it must have up, and hasn't.
 func (n *Node) unproven(system proving) (running boot.Slot, waiting []string) {
 	all, err := system.Get()
 	if err != nil {
@@ -144,7 +158,10 @@ func (n *Node) unproven(system proving) (running boot.Slot, waiting []string) {
 		running = *slot
 	}
 	alone := all.A.State != boot.SlotGood && all.B.State != boot.SlotGood
-	return running, append(waiting, slices.DeleteFunc(n.unhealthy(), func(name string) bool {
-		return alone && !slices.Contains(reachable, name) || slices.Contains(running.Excused, name)
-	})...)
+	for _, l := range n.lacks(running.Kubernetes) {
+		if !slices.Contains(running.Excused, l.Object) && (!alone || slices.Contains(reachable, l.Object)) {
+			waiting = append(waiting, l.Text)
+		}
+	}
+	return running, slices.Compact(waiting)
 }

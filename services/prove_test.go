@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/slots"
@@ -69,6 +70,29 @@ func TestUnhealthyStaticPods(t *testing.T) {
 	if _, got := n.unproven(o); slices.Contains(got, "timed") || !slices.Contains(got, "kubelet") {
 		t.Errorf("with a system to go back to: %q", got)
 	}
+	proves := func(what string, want ...string) {
+		t.Helper()
+		_, got := n.unproven(o)
+		got = slices.DeleteFunc(got, func(text string) bool {
+			return !strings.HasPrefix(text, "Node") && !strings.HasPrefix(text, "pod ") && !strings.HasPrefix(text, "no API server")
+		})
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	proves("an earlier release has chosen the system")
+	o.all.B.Kubernetes = true
+	proves("Kubernetes wasn't asked", "no API server says how this node is: none was asked yet")
+	sees := func(h kubelet.NodeHealth) { put(kubelet.NodeHealths.Put(own, kubelet.HealthID, h)) }
+	sees(kubelet.NodeHealth{Faults: []kubelet.Fault{{Object: "Node", Text: "Node is NotReady: no network"}, {Object: "kube-proxy", Text: "pod x: CrashLoopBackOff"}}})
+	proves("it isn't Ready", "Node is NotReady: no network", "pod x: CrashLoopBackOff")
+	if got := n.unhealthy(); !slices.Contains(got, "Node") || !slices.Contains(got, "kube-proxy") {
+		t.Errorf("an upgrade would excuse %q", got)
+	}
+	o.all.B.Excused = []string{"timed", "kube-proxy"}
+	proves("a pod that didn't run before", "Node is NotReady: no network")
+	sees(kubelet.NodeHealth{})
+	proves("it serves")
 	o.all.A.State = boot.SlotEmpty
 	if _, got := n.unproven(o); slices.Contains(got, "kubelet") || !slices.Contains(got, "apid") {
 		t.Errorf("without a system to go back to: %q", got)

@@ -24,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -74,6 +75,7 @@ func (c *computer) boot(line string, images installers, sick bool) *booted {
 		}
 	}}
 	b.Node = n
+	c.must(kubelet.NodeHealths.Put(store.As("test"), kubelet.HealthID, kubelet.NodeHealth{Serves: "yes"}))
 	_, installed := cmdline.Get(boot.ParamSlot)
 	applier := machine.NewApplier(machine.ApplierOptions{
 		Trial: cmdline.Fallback(), Back: cmdline.Back(), Store: store, Log: l.Logger(machine.ID),

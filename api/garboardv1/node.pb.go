@@ -264,11 +264,16 @@ type NodeStatusResponse struct {
 	WaitingFor string `protobuf:"bytes,17,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
 	Version    string `protobuf:"bytes,18,opt,name=version,proto3" json:"version,omitempty"`
 	// The reason of the last restart of the machine, if known.
-	LastExit      string `protobuf:"bytes,19,opt,name=last_exit,json=lastExit,proto3" json:"last_exit,omitempty"`
-	BootId        string `protobuf:"bytes,20,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	Endpoint      string `protobuf:"bytes,21,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LastExit string `protobuf:"bytes,19,opt,name=last_exit,json=lastExit,proto3" json:"last_exit,omitempty"`
+	BootId   string `protobuf:"bytes,20,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	Endpoint string `protobuf:"bytes,21,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// Whether Kubernetes serves on this node: yes, no, or unknown while no API server answers. The
+	// Node is Ready then, and the node's own system pods here are. Empty without a configuration.
+	KubernetesServes string `protobuf:"bytes,22,opt,name=kubernetes_serves,json=kubernetesServes,proto3" json:"kubernetes_serves,omitempty"`
+	// Why it doesn't; empty if it does.
+	KubernetesLacks string `protobuf:"bytes,23,opt,name=kubernetes_lacks,json=kubernetesLacks,proto3" json:"kubernetes_lacks,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *NodeStatusResponse) Reset() {
@@ -444,6 +449,20 @@ func (x *NodeStatusResponse) GetBootId() string {
 func (x *NodeStatusResponse) GetEndpoint() string {
 	if x != nil {
 		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *NodeStatusResponse) GetKubernetesServes() string {
+	if x != nil {
+		return x.KubernetesServes
+	}
+	return ""
+}
+
+func (x *NodeStatusResponse) GetKubernetesLacks() string {
+	if x != nil {
+		return x.KubernetesLacks
 	}
 	return ""
 }
@@ -4475,7 +4494,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x06kernel\x18\x04 \x01(\tR\x06kernel\x12\x12\n" +
 	"\x04mode\x18\x05 \x01(\tR\x04mode\x12\x1a\n" +
 	"\bhostname\x18\x06 \x01(\tR\bhostname\"\x13\n" +
-	"\x11NodeStatusRequest\"\x9e\x05\n" +
+	"\x11NodeStatusRequest\"\xf6\x05\n" +
 	"\x12NodeStatusResponse\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12!\n" +
 	"\fmachine_type\x18\x02 \x01(\tR\vmachineType\x12\x18\n" +
@@ -4500,7 +4519,9 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\aversion\x18\x12 \x01(\tR\aversion\x12\x1b\n" +
 	"\tlast_exit\x18\x13 \x01(\tR\blastExit\x12\x17\n" +
 	"\aboot_id\x18\x14 \x01(\tR\x06bootId\x12\x1a\n" +
-	"\bendpoint\x18\x15 \x01(\tR\bendpoint\"\x12\n" +
+	"\bendpoint\x18\x15 \x01(\tR\bendpoint\x12+\n" +
+	"\x11kubernetes_serves\x18\x16 \x01(\tR\x10kubernetesServes\x12)\n" +
+	"\x10kubernetes_lacks\x18\x17 \x01(\tR\x0fkubernetesLacks\"\x12\n" +
 	"\x10ProcessesRequest\"G\n" +
 	"\x11ProcessesResponse\x122\n" +
 	"\tprocesses\x18\x01 \x03(\v2\x14.garboard.v1.ProcessR\tprocesses\"\xb3\x02\n" +

@@ -147,13 +147,12 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 		if skipReason != "" {
 			return &exitError{codeRefused, fmt.Errorf("nothing was changed: %s", skipReason)}
 		}
-		before := ""
+		var before *apiv1.NodeStatusResponse
 		if wait {
-			s, err := c.app.probe(ctx, n.Name)
-			if err != nil {
+			var err error
+			if before, err = c.app.probe(ctx, n.Name); err != nil {
 				return err
 			}
-			before = s.BootId
 		}
 		start := time.Now()
 		m, err := change(ctx, n)
@@ -170,7 +169,7 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 		case !m.Reboot && (len(m.Changes) == 0 || m.Mode == apiv1.ApplyMode_APPLY_MODE_ON_REBOOT):
 			return nil
 		case !m.Reboot:
-			if err = c.app.waitSettled(ctx, n.Name, c.wait); err != nil {
+			if err = c.app.waitSettled(ctx, n.Name, before, c.wait); err != nil {
 				skipReason = n.Name + " isn't healthy after the change"
 			}
 			return err
@@ -178,7 +177,7 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 			skipReason = fmt.Sprintf("%s reboots to try the change; confirm it there first", n.Name)
 			return nil
 		}
-		if err := c.app.waitBack(ctx, n.Name, before, restartBudget, func(_ context.Context, s *apiv1.NodeStatusResponse) error { return healthy(s) }); err != nil {
+		if err := c.app.waitBack(ctx, n.Name, before.BootId, restartBudget, func(_ context.Context, s *apiv1.NodeStatusResponse) error { return healthyAs(before, s) }); err != nil {
 			skipReason = n.Name + " isn't back after its reboot"
 			return err
 		}
@@ -187,18 +186,18 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 	})
 }
 
-// waitSettled waits until a node is healthy after a change. Its first look comes when the
+// waitSettled waits until a node is healthy after a change, as it was before. Its first look comes when the
 // node has begun to act on the change.
-func (a *app) waitSettled(ctx context.Context, node string, budget time.Duration) error {
+func (a *app) waitSettled(ctx context.Context, node string, before *apiv1.NodeStatusResponse, budget time.Duration) error {
 	if err := pause(ctx, pollInterval); err != nil {
 		return err
 	}
 	return a.retryUntil(ctx, node, budget, func(ctx context.Context) error {
 		s, err := a.probe(ctx, node)
-		if err == nil && unhealthyReason(s) != "" {
-			err = errors.New(unhealthyReason(s))
+		if err != nil {
+			return err
 		}
-		return err
+		return healthyAs(before, s)
 	})
 }
 

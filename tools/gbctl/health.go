@@ -32,12 +32,25 @@ func unhealthyReason(s *apiv1.NodeStatusResponse) string {
 	switch {
 	case s.Stage == "maintenance":
 		return "waits for a configuration ('gbctl apply-config --insecure')"
+	case s.WaitingFor != "" && s.KubernetesLacks != "":
+		return s.WaitingFor + "; " + s.KubernetesLacks
 	case s.WaitingFor != "":
 		return s.WaitingFor
 	case s.ServicesUp < s.Services:
 		return fmt.Sprintf("%d of %d services aren't up", s.Services-s.ServicesUp, s.Services)
 	}
-	return ""
+	return s.KubernetesLacks
+}
+
+// healthyAs is nil if a node is healthy, apart from Kubernetes if that didn't serve there before a command either.
+func healthyAs(before, s *apiv1.NodeStatusResponse) error {
+	if before.KubernetesLacks != "" {
+		s.KubernetesLacks = ""
+	}
+	if why := unhealthyReason(s); why != "" {
+		return errors.New(why)
+	}
+	return nil
 }
 
 func (a *app) health(ctx context.Context, wait time.Duration) error {
@@ -61,10 +74,13 @@ func (a *app) health(ctx context.Context, wait time.Duration) error {
 	}
 }
 
+// kubernetesWords are shown for whether Kubernetes serves on a node; a node of an earlier release doesn't say it.
+var kubernetesWords = map[string]string{"yes": "serves", "no": "doesn't serve", "unknown": "unknown"}
+
 func (a *app) showHealth(answers []answer[*apiv1.NodeStatusResponse], failed error) error {
-	head := []string{"HOSTNAME", "TYPE", "STAGE", "SERVICES UP", "LOAD", "MEMORY FREE", "UPTIME", "WAITS FOR"}
+	head := []string{"HOSTNAME", "TYPE", "STAGE", "SERVICES UP", "KUBERNETES", "LOAD", "MEMORY FREE", "UPTIME", "WAITS FOR"}
 	err := showRows(a, answers, head, func(s *apiv1.NodeStatusResponse) [][]string {
-		return [][]string{{s.Hostname, s.MachineType, s.Stage, fmt.Sprintf("%d/%d", s.ServicesUp, s.Services),
+		return [][]string{{s.Hostname, s.MachineType, s.Stage, fmt.Sprintf("%d/%d", s.ServicesUp, s.Services), kubernetesWords[s.KubernetesServes],
 			fmt.Sprintf("%.2f", s.Load1), size(s.MemoryAvailable), span(s.Uptime.AsDuration()), unhealthyReason(s)}}
 	})
 	unhealthy := slices.ContainsFunc(answers, func(n answer[*apiv1.NodeStatusResponse]) bool { return unhealthyReason(n.value) != "" })

@@ -41,29 +41,37 @@ func (s nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRe
 	defer s.node.mu.Unlock()
 	m := &apiv1.NodeStatusResponse{
 		Hostname: "n-" + s.node.name, MachineType: s.node.kind, Stage: "configured", Services: 13, ServicesUp: 13, BootId: "first",
-		Load1: 0.5, MemoryAvailable: 3 << 29, Uptime: durationpb.New(now),
+		Load1: 0.5, MemoryAvailable: 3 << 29, Uptime: durationpb.New(now), KubernetesServes: "yes",
 	}
 	switch s.node.mood {
 	case "ill":
 		m.ServicesUp, m.WaitingFor = 12, `vip: Waiting for service "etcd" to be "up"`
+	case "notready":
+		m.KubernetesServes, m.KubernetesLacks = "no", "Node is NotReady: container runtime network not ready"
 	case "recovering": // is well the next time
 		m.ServicesUp = 12
 		s.node.mood = ""
-	case "rebooting":
-		s.node.mood = "back"
+	case "rebooting", "rebooting unready":
+		s.node.mood = strings.Replace(s.node.mood, "rebooting", "back", 1)
 	case "back":
 		m.BootId = "second"
+	case "back unready":
+		m.BootId, m.KubernetesServes, m.KubernetesLacks = "second", "no", "Node is NotReady: container runtime network not ready"
 	case "off":
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the node goes down"))
 	}
 	if s.node.kind == "" {
-		m.Stage, m.Services, m.ServicesUp = "maintenance", 4, 3
+		m.Stage, m.Services, m.ServicesUp, m.KubernetesServes = "maintenance", 4, 3, ""
 	}
 	return answerWith(m)
 }
 
 func (s nodeService) Reboot(_ context.Context, r *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
-	o, err := s.node.operate("reboot", "rebooting", r.Msg.DryRun)
+	mood := "rebooting"
+	if s.node.is("notready") {
+		mood += " unready"
+	}
+	o, err := s.node.operate("reboot", mood, r.Msg.DryRun)
 	return connect.NewResponse(&apiv1.RebootResponse{Operation: o}), err
 }
 
@@ -88,13 +96,18 @@ func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequ
 	return answerWith(&apiv1.ResetResponse{Operation: o})
 }
 
-// UpgradeSystem of a node that is told to be "sick" ends with the former system.
+// UpgradeSystem of a node that is told to be "sick", or where Kubernetes won't serve with the new system ("unserved"), ends with the former system.
 func (s nodeService) UpgradeSystem(_ context.Context, r *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
 	m := r.Msg
 	if m.Wipe && (m.Force || m.Stage) {
 		return replay[apiv1.UpgradeSystemResponse]("NodeService/UpgradeSystem", m)
 	}
-	reverts := s.node.is("sick") && !m.DryRun
+	reverts := ""
+	if s.node.is("sick") && !m.DryRun {
+		reverts = "the kernel has panicked"
+	} else if s.node.is("unserved") && !m.DryRun {
+		reverts = "not healthy within 10m0s: Node is NotReady: container runtime network not ready"
+	}
 	o, err := s.node.operate("upgrade", "rebooting", m.DryRun || m.Stage)
 	if err != nil {
 		return nil, err
@@ -102,8 +115,8 @@ func (s nodeService) UpgradeSystem(_ context.Context, r *connect.Request[apiv1.U
 	if m.Stage {
 		o.Id = "upgrade-staged"
 	}
-	if reverts {
-		s.node.operations.reverted.Store(true)
+	if reverts != "" {
+		s.node.operations.reverted.Store(&reverts)
 	}
 	o.Warnings = []string{fmt.Sprintf("image %q, wipes %v, stages %v, keeps pods %v, drains for %s", m.Image, m.Wipe, m.Stage, m.KeepPods, m.DrainTimeout.AsDuration())}
 	return answerWith(&apiv1.UpgradeSystemResponse{Operation: o})

@@ -28,8 +28,8 @@ type operationService struct {
 	garboardv1connect.UnimplementedOperationServiceHandler
 	node     *node
 	once     sync.Once
-	answered chan struct{} // closed with the answer
-	reverted atomic.Bool   // upgrade-now has failed, after the restart of its node
+	answered chan struct{}          // closed with the answer
+	reverted atomic.Pointer[string] // why upgrade-now has failed, after the restart of its node
 }
 
 var operationBegan = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
@@ -75,9 +75,9 @@ func (s *operationService) List(ctx context.Context, _ *connect.Request[apiv1.Li
 	all := []*apiv1.Operation{
 		operationMessage("reboot-done", apiv1.Operation_STATE_DONE), operationMessage("reset-failed", apiv1.Operation_STATE_FAILED), s.asks(), orphan,
 	}
-	if s.reverted.Load() {
+	if why := s.reverted.Load(); why != nil {
 		o := operationMessage("upgrade-now", apiv1.Operation_STATE_FAILED)
-		o.Error = "prove: slot B is bad: the kernel has panicked. The machine runs the system in slot A"
+		o.Error = "prove: slot B is bad: " + *why + ". The machine runs the system in slot A"
 		all = append(all, o)
 	}
 	return answerWith(&apiv1.ListOperationsResponse{Operations: all})

@@ -129,7 +129,7 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 }
 
 func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerFlags) error {
-	before := ""
+	var before *apiv1.NodeStatusResponse
 	if f.wait > 0 && !f.dryRun {
 		rctx, done := a.request(ctx, n.Name)
 		s, err := status(rctx, n)
@@ -137,7 +137,7 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 		if err != nil {
 			return err
 		}
-		before = s.BootId
+		before = s
 	}
 	start := time.Now()
 	id, err := a.begin(ctx, n, f.dryRun, r.start(f))
@@ -152,12 +152,12 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 	if f.wait <= 0 {
 		return nil
 	}
-	if err := a.waitBack(ctx, n.Name, before, f.wait, func(ctx context.Context, s *apiv1.NodeStatusResponse) error {
+	if err := a.waitBack(ctx, n.Name, before.BootId, f.wait, func(ctx context.Context, s *apiv1.NodeStatusResponse) error {
 		known, err := a.operationEnded(ctx, n.Name, id)
 		if known && err == nil && r.proves || errors.As(err, new(endedBadly)) {
 			return err
 		}
-		return cmp.Or(healthy(s), err)
+		return cmp.Or(healthyAs(before, s), err)
 	}); err != nil {
 		return err
 	}
@@ -177,13 +177,6 @@ func (a *app) waitBack(ctx context.Context, node, before string, budget time.Dur
 		}
 		return check(ctx, s)
 	})
-}
-
-func healthy(s *apiv1.NodeStatusResponse) error {
-	if why := unhealthyReason(s); why != "" {
-		return errors.New(why)
-	}
-	return nil
 }
 
 // endedBadly is the error of an operation that has failed: waiting doesn't change it.

@@ -20,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -131,6 +132,8 @@ func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusR
 	}
 	waiting = append(waiting, controlplane.Unready(s.opts.Store)...)
 	res.WaitingFor = readable(strings.Join(waiting, "; "))
+	health := kubelet.Health(s.opts.Store)
+	res.KubernetesServes, res.KubernetesLacks = health.Serves, readable(health.Faults.String())
 	return connect.NewResponse(res), nil
 }
 

@@ -1,6 +1,10 @@
 package kubeclient
 
-import "strings"
+import (
+	"slices"
+	"strings"
+	"time"
+)
 
 // Object is any Kubernetes object as JSON has it: maps, slices, strings, bools
 // and float64. The few fields that every object has get a method; the rest is
@@ -53,16 +57,19 @@ func (o Object) List(path ...string) []Object {
 	return items
 }
 
-// Condition says whether status.conditions holds one of that type with status
-// "True".
-func (o Object) Condition(typ string) bool {
-	for _, c := range o.List("status", "conditions") {
-		if c.Text("type") == typ {
-			return c.Text("status") == "True"
-		}
-	}
-	return false
+// Time is that at path; zero: there is none.
+func (o Object) Time(path ...string) time.Time {
+	t, _ := time.Parse(time.RFC3339, o.Text(path...))
+	return t
 }
+
+// ConditionOf is the one of that type in status.conditions; nil: there is none.
+func (o Object) ConditionOf(typ string) Object {
+	return append(slices.DeleteFunc(o.List("status", "conditions"), func(c Object) bool { return c.Text("type") != typ }), nil)[0]
+}
+
+// Condition says whether that one has the status "True".
+func (o Object) Condition(typ string) bool { return o.ConditionOf(typ).Text("status") == "True" }
 
 // Ref names the object.
 func (o Object) Ref() Ref {

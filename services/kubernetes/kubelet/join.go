@@ -123,8 +123,7 @@ func nameTaken(ctx context.Context, client *kubeclient.Client, name, own string)
 	}
 	lease, _ := client.Get(ctx, kubeclient.Ref{APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: "kube-node-lease", Name: name})
 	// A kubelet makes the lease some seconds after the Node.
-	renewed, err := time.Parse(time.RFC3339, cmp.Or(lease.Text("spec", "renewTime"), node.Text("metadata", "creationTimestamp")))
-	if err != nil || time.Since(renewed).Abs() > leaseFresh {
+	if time.Since(cmp.Or(lease.Time("spec", "renewTime"), node.Time("metadata", "creationTimestamp"))).Abs() > leaseFresh {
 		return nil
 	}
 	at := append(node.List("status", "addresses"), nil)[0].Text("address")

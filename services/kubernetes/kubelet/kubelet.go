@@ -83,18 +83,13 @@ func Service(o Options) dag.Service {
 			return runner.Prepare(ctx, h)
 		},
 		Run: func(ctx context.Context, h *dag.Handle) error {
-			_, name, client, err := o.kubernetes(true)
-			if err != nil {
-				return err
-			}
-			defer client.Close()
 			return whileAddressed(ctx, o.Store, func(ctx context.Context) error {
 				isReady := func(s resource.Object[balancer.APIServer]) bool { return s.Spec.Ready }
 				ready := func() bool { return slices.ContainsFunc(balancer.APIServers.List(o.Store), isReady) }
 				run := func(ctx context.Context) error {
 					return restartForStaticPods(ctx, boot.StaticPodsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
 				}
-				return dag.While(ctx, run, func(ctx context.Context) error { return node.watch(ctx, client, name) })
+				return dag.While(ctx, run, func(ctx context.Context) error { return node.watch(ctx, o.Store) })
 			})
 		},
 		Health: &dag.Health{Period: healthPeriod, Timeout: healthTimeout, Check: func(ctx context.Context) error {

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
 const (
-	// nodeLook is how often the node looks whether Kubernetes has its Node.
+	// nodeLook is how often it is looked whether Kubernetes has the Node (NodeHealths).
 	nodeLook = 10 * time.Second
 	// registerFirst is the time from then on until a Node that was deleted is registered again: for a person who sees that it was the wrong
 	// one, or who is about to reset this one. Each further time is twice as long, until it is registerMax, unless the Node was there for that long.
@@ -32,22 +32,21 @@ type registration struct {
 }
 
 // watch returns an error when the kubelet has to start anew. A Node that no run has registered yet isn't one that was deleted.
-func (r *registration) watch(ctx context.Context, client *kubeclient.Client, name string) error {
+func (r *registration) watch(ctx context.Context, store resource.Reader) error {
 	defer r.again.Store(nil)
 	if !r.since.IsZero() {
 		r.since = time.Now()
 	}
 	for sleep.For(ctx, nodeLook) {
-		_, err := client.Get(ctx, kubeclient.NodeRef(name))
-		answer, answered := errors.AsType[*kubeclient.StatusError](err)
+		health := Health(store)
 		at := r.again.Load()
 		switch {
-		case err == nil:
+		case health.Serves == Unknown || health.Unregistered && r.since.IsZero(): // it may be there
+		case !health.Unregistered:
 			if r.since.IsZero() || at != nil {
 				r.since = time.Now()
 			}
 			r.again.Store(nil)
-		case r.since.IsZero() || !answered || answer.Reason != "NotFound": // it may be there
 		case at == nil:
 			if time.Since(r.since) > registerMax {
 				r.pause = 0
@@ -55,7 +54,7 @@ func (r *registration) watch(ctx context.Context, client *kubeclient.Client, nam
 			r.pause = min(max(2*r.pause, registerFirst), registerMax)
 			r.again.Store(new(time.Now().Add(r.pause)))
 		case !time.Now().Before(*at):
-			return reason.With(NodeDeleted, fmt.Errorf("the Node %s was deleted from Kubernetes: the kubelet starts anew, and registers it", name))
+			return reason.With(NodeDeleted, errors.New("the Node was deleted from Kubernetes: the kubelet starts anew, and registers it"))
 		}
 	}
 	return nil

@@ -267,5 +267,5 @@ func (o Options) discover(ctx context.Context, p *operation.Progress) error {
 	slices.SortFunc(s.Nodes, func(a, b rollout.Node) int { return a.Address.Compare(b.Address) })
 	p.Report("%s", rollout.Discovered(s.Nodes))
 	p.Report("current self-hosted status: %v", s.SelfHosted)
-	return seen.Put(p, s)
+	return errors.Join(rollout.Excuse(ctx, p, o.Peers, rollout.ControlPlanes(s.Nodes)), seen.Put(p, s))
 }

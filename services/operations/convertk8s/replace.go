@@ -275,6 +275,9 @@ func (o Options) verify(ctx context.Context, p *operation.Progress, s survey) er
 					return fmt.Errorf("node %s: %w", n.Name, err)
 				}
 			}
+			if err := rollout.Serves(ctx, p, o.Peers, n); err != nil {
+				return err
+			}
 		}
 		if err := client.Delete(ctx, newSecret); err != nil {
 			return err

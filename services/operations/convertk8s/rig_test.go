@@ -29,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -268,6 +269,8 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 		return []*apiv1.Resource{{Spec: fmt.Sprintf("selfHosted: %v", r.mark)}}, nil
 	case controlplane.Configs.Type():
 		return []*apiv1.Resource{{Id: id, Version: 1}}, nil
+	case kubelet.NodeHealths.Type():
+		return []*apiv1.Resource{{}}, nil
 	case controlplane.StaticPods.Type(), controlplane.BootstrapManifests.Type():
 		for range programs {
 			if len(b.Lacks) == 0 {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -121,9 +120,7 @@ func (s *snapshot) addPod(f *finding, program string) (ends bool, message string
 			ends = ends || failed
 			if ended {
 				line += fmt.Sprintf(" (exit code %d)", int(code))
-				if ended, err := time.Parse(time.RFC3339, o.Text("finishedAt")); err == nil {
-					f.since = ended
-				}
+				f.since = cmp.Or(o.Time("finishedAt"), f.since)
 			}
 			if m := strings.TrimSpace(o.Text("message")); m != "" {
 				if failed && o.Text("reason") != backOff {
@@ -144,15 +141,7 @@ func (s *snapshot) addPod(f *finding, program string) (ends bool, message string
 // starting says whether a program may still be on its way up: the cluster starts, or
 // its pod is new.
 func (s *snapshot) starting(program string) bool {
-	if s.sinceBoot < bootstrapTime {
-		return true
-	}
-	pod, ok := s.pods[program]
-	if !ok {
-		return false
-	}
-	began, err := time.Parse(time.RFC3339, pod.Text("status", "startTime"))
-	return err == nil && s.now.Sub(began) < startTime
+	return s.sinceBoot < bootstrapTime || s.now.Sub(s.pods[program].Time("status", "startTime")) < startTime
 }
 
 func (s *snapshot) programConfig(program string) (path, image string, extra config.Args) {

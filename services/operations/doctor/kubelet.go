@@ -42,7 +42,7 @@ func nameTaken(s *snapshot) []finding {
 			continue
 		}
 		for _, c := range csr.List("status", "conditions") {
-			if at := since(c); c.Text("reason") == string(roster.NameTaken) && at.After(s.at(svc.Since)) && s.now.Sub(at) < nameTime {
+			if at := c.Time("lastTransitionTime"); c.Text("reason") == string(roster.NameTaken) && at.After(s.at(svc.Since)) && s.now.Sub(at) < nameTime {
 				return one(finding{what: fmt.Sprintf("Another machine wants the name %q of this node, and doesn't get it.", s.hostname), severity: warning, evidence: []string{asRequest(csr)}})
 			}
 		}

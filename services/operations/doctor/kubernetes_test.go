@@ -331,6 +331,14 @@ func TestSystemPodsFailing(t *testing.T) {
 	n.finds("system-pods-failing", warning, "kube-system/coredns-1", "CrashLoopBackOff", "back-off 5m0s")
 	n.api.remove("Pod", "coredns-1")
 	n.healthy()
+	sees := func(f kubelet.Fault) {
+		n.must(kubelet.NodeHealths.Put(n.store.As("test"), kubelet.HealthID, kubelet.NodeHealth{Faults: []kubelet.Fault{f}}))
+	}
+	n.later(bootstrapTime)
+	sees(kubelet.Fault{Object: "kube-proxy", Code: kubelet.NoPod, Text: "no pod of kube-system/kube-proxy is on this node"})
+	n.finds("system-pods-failing", warning, "The kube-proxy of this node doesn't work: no pod of kube-system/kube-proxy")
+	sees(kubelet.Fault{Object: "kube-proxy", Code: "ImagePullBackOff", Text: "pod kube-system/kube-proxy-x: ImagePullBackOff"})
+	n.healthy() // a condition of images
 }
 
 // S-354, guide: Worker node is stuck with apid health check failures.

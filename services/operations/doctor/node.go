@@ -2,8 +2,8 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -43,7 +43,7 @@ var nodeConditions = checks{
 	"node-pressure": func(s *snapshot) (out []finding) {
 		for _, c := range s.nodeConditions() {
 			if typ := c.Text("type"); strings.HasSuffix(typ, "Pressure") && c.Text("status") == "True" {
-				out = append(out, finding{what: "The node has " + typ + ".", since: since(c), evidence: []string{asCondition(s.hostname, c)}})
+				out = append(out, finding{what: "The node has " + typ + ".", since: c.Time("lastTransitionTime"), evidence: []string{asCondition(s.hostname, c)}})
 			}
 		}
 		return out
@@ -140,10 +140,8 @@ func (s *snapshot) unjoined() bool {
 // asRequest is a request in a line, with the reason if it was denied.
 func asRequest(csr kubeclient.Object) string {
 	line := fmt.Sprintf("csr %s  %s  %s", csr.Name(), csr.Text("spec", "username"), csrCondition(csr))
-	for _, c := range csr.List("status", "conditions") {
-		if c.Text("type") == kubeclient.Denied {
-			line += ": " + c.Text("message")
-		}
+	if c := csr.ConditionOf(kubeclient.Denied); c != nil {
+		line += ": " + c.Text("message")
 	}
 	return line
 }
@@ -176,7 +174,7 @@ func nodeNotReady(s *snapshot) []finding {
 		if c.Text("type") != "Ready" || c.Text("status") == "True" {
 			continue
 		}
-		f := finding{what: fmt.Sprintf("The node %q is not Ready.", s.hostname), since: since(c), evidence: []string{asCondition(s.hostname, c)}}
+		f := finding{what: fmt.Sprintf("The node %q is not Ready.", s.hostname), since: c.Time("lastTransitionTime"), evidence: []string{asCondition(s.hostname, c)}}
 		f.passing = !f.since.IsZero() && s.now.Sub(f.since) < bootstrapTime
 		switch m := c.Text("message"); {
 		case c.Text("status") == "Unknown":
@@ -197,11 +195,6 @@ func nodeNotReady(s *snapshot) []finding {
 	return nil
 }
 
-func since(condition kubeclient.Object) time.Time {
-	t, _ := time.Parse(time.RFC3339, condition.Text("lastTransitionTime")) // zero if it has none
-	return t
-}
-
 func asCondition(node string, c kubeclient.Object) string {
 	return fmt.Sprintf("node %s: %s=%s %s: %s", node, c.Text("type"), c.Text("status"), c.Text("reason"), c.Text("message"))
 }
@@ -219,7 +212,10 @@ func asPod(pod kubeclient.Object) string {
 	return line
 }
 
-// systemPods are those that end again and again. Those of the control plane have
+// unstarted are the reasons of containers that end again and again, or can't be started.
+var unstarted = []string{"CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError", "CreateContainerError"}
+
+// systemPods are those that end again and again, and the node's own that aren't ready for another reason. Those of the control plane have
 // conditions of their own, and so have images.
 func systemPods(s *snapshot) []finding {
 	if s.cluster == nil {
@@ -231,10 +227,15 @@ func systemPods(s *snapshot) []finding {
 			continue
 		}
 		for _, c := range containers(pod) {
-			switch r := c.Text("state", "waiting", "reason"); r {
-			case "CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError", "CreateContainerError":
+			if r := c.Text("state", "waiting", "reason"); slices.Contains(unstarted, r) {
 				out = append(out, finding{what: fmt.Sprintf("Pod %s/%s doesn't run: %s.", pod.Namespace(), pod.Name(), r), evidence: []string{asPod(pod)}})
 			}
+		}
+	}
+	for _, f := range s.health.Faults {
+		if s.health.Serves != kubelet.Unknown && f.Object != kubelet.NodeObject && !slices.Contains(unstarted, string(f.Code)) && !strings.Contains(string(f.Code), "Image") {
+			out = append(out, finding{what: "The " + f.Object + " of this node doesn't work: " + f.Text + ".", why: "Kubernetes doesn't see its pod here, or not as ready.",
+				since: f.Since, passing: s.sinceBoot < bootstrapTime || s.now.Sub(f.Since) < problemTime, evidence: []string{"resource NodeHealths " + kubelet.HealthID}})
 		}
 	}
 	return out

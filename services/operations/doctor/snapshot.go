@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
 	"github.com/garboard-os/garboard/services/system/clock"
@@ -67,6 +68,7 @@ type snapshot struct {
 	programs map[string]answer
 	etcd     *member
 	cluster  *cluster
+	health   kubelet.NodeHealth
 }
 
 // service is where a service stands and how it got there.
@@ -217,6 +219,7 @@ func (d *Doctor) remember() *snapshot {
 		s.clock = &o.Spec
 	}
 	s.slots = slots.Statuses.List(store)
+	s.health = kubelet.Health(store)
 	s.operations, s.controllers = operation.Operations.List(store), resource.Failures.List(store)
 	s.troubled = store.Troubled()
 	s.staticPods = len(controlplane.StaticPods.List(store))

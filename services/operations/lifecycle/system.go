@@ -162,7 +162,7 @@ func (j job) write() operation.Step {
 			}
 			system := boot.Slot{Wiped: j.Wipe}
 			if j.Systems.Running() != "" {
-				system.Excused = j.excused(p)
+				system.Excused, system.Kubernetes = j.excused(p), true
 			}
 			if cfg, err := machine.Config(j.Store); err == nil {
 				system.Args = cfg.Machine.Install.ExtraKernelArgs

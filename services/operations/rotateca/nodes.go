@@ -51,7 +51,7 @@ func (j job) preflight(ctx context.Context, p *operation.Progress) error {
 	for _, text := range warnings {
 		p.Report("%s", text)
 	}
-	return rotating.Put(p, r)
+	return errors.Join(rollout.Excuse(ctx, p, j.Peers, r.Nodes), rotating.Put(p, r))
 }
 
 // same refuses to go on with a node that has joined meanwhile, with a configuration from before: it would be left behind with the old authorities.
@@ -222,7 +222,7 @@ func (o Options) move(ctx context.Context, p *operation.Progress, r rotation, n 
 		if err := o.settled(ctx, r, n, chosen, to); err != nil {
 			return err
 		}
-		return o.probe(ctx, r, n, chosen, to, own)
+		return cmp.Or(o.probe(ctx, r, n, chosen, to, own), rollout.Serves(ctx, p, o.Peers, n.Node))
 	}); err != nil {
 		return err
 	}

@@ -32,6 +32,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
@@ -78,6 +79,7 @@ type member struct {
 	former   *config.Config // what programs run with for a moment
 	version  uint64
 	changed  time.Time
+	health   kubelet.NodeHealth
 }
 
 // startTime is how long programs take to run with new files.
@@ -431,6 +433,8 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 		}
 	case etcd.Statuses.Type():
 		add(etcd.StatusID, etcd.StatusSpec{Ready: true, Files: running[config.EtcdAuthority]})
+	case kubelet.NodeHealths.Type():
+		add(kubelet.HealthID, m.health)
 	case controlplane.Configs.Type():
 		add(id, object{"image": "i:1"})
 	case controlplane.StaticPodStatuses.Type():

@@ -1,6 +1,7 @@
 package upgradek8s
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -126,11 +127,11 @@ func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client
 			return err
 		case now.Text("status", "nodeInfo", "kubeletVersion") != version:
 			return fmt.Errorf("its kubelet has version %s", now.Text("status", "nodeInfo", "kubeletVersion"))
-		case !now.Condition("Ready"):
+		case !now.Condition("Ready"): // a node of an earlier release doesn't know it
 			return fmt.Errorf("node %s isn't Ready", n.Name)
 		case n.ControlPlane: // the kubelet probes its pods again
-			return errors.Join(o.unhealthy(ctx, n)...)
+			err = errors.Join(o.unhealthy(ctx, n)...)
 		}
-		return nil
+		return cmp.Or(err, rollout.Serves(ctx, p, o.Peers, n))
 	})
 }

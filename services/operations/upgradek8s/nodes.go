@@ -240,12 +240,15 @@ func (j job) preflight(ctx context.Context, p *operation.Progress) error {
 		return err
 	}
 	p.Report("%s", rollout.Discovered(s.nodes()))
-	return inventory.Put(p, s.nodes())
+	return errors.Join(rollout.Excuse(ctx, p, j.Peers, s.nodes()), inventory.Put(p, s.nodes()))
 }
 
 func (j job) verify(ctx context.Context, p *operation.Progress) error {
 	healthy := func(ctx context.Context) error {
-		_, err := j.look(ctx, Arguments{From: j.a.To, To: j.a.To, NoKubelet: j.a.NoKubelet})
+		s, err := j.look(ctx, Arguments{From: j.a.To, To: j.a.To, NoKubelet: j.a.NoKubelet})
+		for _, n := range s.nodes() {
+			err = cmp.Or(err, rollout.Serves(ctx, p, j.Peers, n))
+		}
 		return err
 	}
 	if err := rollout.Poll(ctx, p, healthy); err != nil {

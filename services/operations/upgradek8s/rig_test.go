@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	nodes "github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
 )
@@ -57,6 +58,8 @@ type rig struct {
 	after   time.Duration // it was ready
 	unready time.Duration // how long each program isn't ready, some seconds after it was
 	metrics string
+	before  map[string][]nodes.Fault // by node: of Kubernetes, all the time
+	breaks  map[string]bool          // nodes whose kube-proxy doesn't run with the new kubelet
 }
 
 // member is a node.
@@ -242,6 +245,14 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*api
 	m, err := r.at(a)
 	if err != nil {
 		return nil, err
+	}
+	if typ == nodes.NodeHealths.Type() {
+		health := nodes.NodeHealth{Faults: slices.Clone(r.before[m.name])}
+		if image := r.images(m)[kubelet.name]; r.breaks[m.name] && strings.HasSuffix(image, newer) {
+			health.Faults = append(health.Faults, nodes.Fault{Object: "kube-proxy", Text: "pod kube-system/kube-proxy-x: CrashLoopBackOff"})
+		}
+		text, err := yaml.Marshal(health)
+		return []*apiv1.Resource{{Id: id, Spec: string(text)}}, err
 	}
 	if typ == controlplane.Configs.Type() {
 		// The controllers of the node take over a new configuration a moment later.

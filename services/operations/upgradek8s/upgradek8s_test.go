@@ -12,6 +12,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
+	nodes "github.com/garboard-os/garboard/services/kubernetes/kubelet"
 )
 
 // upwards is all that an upgrade changes, in its order (S-317).
@@ -319,6 +320,34 @@ func TestRestartBeforeTheFirstStep(t *testing.T) {
 		defer func() { r.off() }()
 		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
+		}
+	})
+}
+
+// A node's own system pods must run after its kubelet was changed, unless they didn't before.
+func TestSystemPodsMustRunAsBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.before = map[string][]nodes.Fault{"n1": {{Object: "kube-flannel", Text: "pod kube-system/kube-flannel-x: CrashLoopBackOff"}}}
+		r.boot()
+		defer func() { r.off() }()
+		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+			t.Errorf("what one lacked before: %s: %s", o.State, o.Error)
+		}
+
+		r = newRig(t)
+		r.breaks = map[string]bool{"n2": true}
+		r.boot()
+		defer func() { r.off() }()
+		o := r.run(Arguments{From: older, To: newer})
+		if o.State != operation.Failed || !strings.Contains(o.Error, "node n2: pod kube-system/kube-proxy-x: CrashLoopBackOff") {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		if got := r.versions("kubelet"); !slices.Equal(got, []string{older, older, older, older}) {
+			t.Errorf("the kubelets have %q", got)
+		}
+		if slices.Contains(r.did, "n3 kubelet "+newer) {
+			t.Errorf("it went on: %q", r.did)
 		}
 	})
 }

@@ -322,7 +322,7 @@ func (s *Slots) room(ctx context.Context, src Source) error {
 }
 
 // Write has a system written to a slot, by its own program, and makes it the one that boots next. Until all of it is on the disk, the slot
-// is empty. Of system, Excused, Wiped and Args are used; the arguments come after those of the image.
+// is empty. Of system, Excused, Kubernetes, Wiped and Args are used; the arguments come after those of the image.
 func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.Slot, report func(done, of int64)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

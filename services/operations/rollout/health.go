@@ -1,0 +1,56 @@
+package rollout
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"connectrpc.com/connect"
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
+)
+
+// excused has the faults of before the operation, by node: the objects that they are of.
+var excused = operation.Data[map[string][]string]{Key: "excused"}
+
+// Excuse records what keeps Kubernetes from serving on the nodes before the first change: that isn't the operation's fault.
+func Excuse(ctx context.Context, p *operation.Progress, peers Peers, nodes []Node) error {
+	before := map[string][]string{}
+	for _, n := range nodes {
+		var health kubelet.NodeHealth
+		if err := Poll(ctx, p, func(ctx context.Context) (err error) { health, err = healthOf(ctx, peers, n); return err }); err != nil {
+			return err
+		}
+		for _, f := range health.Faults {
+			before[n.Name] = append(before[n.Name], f.Object)
+			p.Report("node %s: before the operation, and excused: %s", n.Name, f.Text)
+		}
+	}
+	return excused.Put(p, before)
+}
+
+// Serves says why Kubernetes doesn't serve on a node as it did before the operation.
+func Serves(ctx context.Context, p *operation.Progress, peers Peers, n Node) error {
+	before, _ := excused.Get(p) // without it, nothing is excused
+	health, err := healthOf(ctx, peers, n)
+	health.Faults = slices.DeleteFunc(health.Faults, func(f kubelet.Fault) bool { return slices.Contains(before[n.Name], f.Object) })
+	if err == nil && len(health.Faults) > 0 {
+		err = fmt.Errorf("node %s: %s", n.Name, health.Faults)
+	}
+	return err
+}
+
+// healthOf is what a node itself knows of how Kubernetes sees it. One of an earlier release knows nothing.
+func healthOf(ctx context.Context, peers Peers, n Node) (health kubelet.NodeHealth, err error) {
+	found, err := peers.Resources(ctx, n.Address, kubelet.NodeHealths.Type(), "")
+	switch {
+	case connect.CodeOf(err) == connect.CodeNotFound:
+		return health, nil
+	case err != nil || len(found) == 0:
+		return health, cmp.Or(err, fmt.Errorf("node %s hasn't asked Kubernetes yet how it is", n.Name))
+	}
+	return health, yaml.Unmarshal([]byte(found[0].GetSpec()), &health)
+}

@@ -33,6 +33,7 @@ import (
 	"github.com/garboard-os/garboard/services/operations/convertk8s"
 	"github.com/garboard-os/garboard/services/operations/doctor"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/operations/readdress"
 	"github.com/garboard-os/garboard/services/operations/rotateca"
 	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"github.com/garboard-os/garboard/services/system/clock"
@@ -168,9 +169,10 @@ func NewNode(o Options) (*Node, error) {
 			},
 		},
 	}
+	move := readdress.Options{Store: store, Configuration: applier, Etcd: member, Peers: others, Kubernetes: upgrade.Kubernetes}
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Print: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
-		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade), convertk8s.Definition(convert), rotateca.Definition(rotate)}),
+		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade), convertk8s.Definition(convert), rotateca.Definition(rotate), readdress.Definition(move)}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)

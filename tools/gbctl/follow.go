@@ -21,12 +21,7 @@ func (a *app) follower(node, id string, stop func(*apiv1.Operation) bool) *follo
 }
 
 // again is the command with which the user goes on: rotate-ca also keeps the user's credentials valid.
-func (f *follower) again(otherwise string) string {
-	if f.prepare != nil {
-		return rotateCA
-	}
-	return otherwise
-}
+func (f *follower) again(otherwise string) string { return cmp.Or(f.command, otherwise) }
 
 // run prints an operation of a node from its start to its end, and asks the user its
 // questions. It reconnects for as long as a machine may take to restart: the node
@@ -35,9 +30,10 @@ func (f *follower) again(otherwise string) string {
 //
 // It stops earlier if stop returns true.
 func (f *follower) run(ctx context.Context) error {
-	a, node, id := f.app, f.node, f.id
-	var retries retryLog
+	a, id := f.app, f.id
+	retries := map[string]*retryLog{f.node: {}, f.former: {}}
 	for {
+		node := f.node
 		err := a.withClient(ctx, node, f.watch)
 		f.stopAsking() // the next connection asks it again
 		switch {
@@ -56,7 +52,10 @@ func (f *follower) run(ctx context.Context) error {
 		if time.Since(f.lastUpdate) > restartBudget {
 			return f.followError(fmt.Errorf("no answer from the node for %s: %w", restartBudget, err))
 		}
-		retries.print(a.notes(), err)
+		retries[node].print(a.notes(), err)
+		if f.former != "" { // it may have got that back
+			f.node, f.former = f.former, f.node
+		}
 		if err := pause(ctx, pollInterval); err != nil {
 			continue // the check of ctx ends the loop
 		}
@@ -69,6 +68,8 @@ type follower struct {
 	node, id string
 	out      *printer
 	stop     func(*apiv1.Operation) bool // ends follow before the operation ends
+	command  string                      // with which the user goes on; "": gbctl operation
+	former   string                      // where the node was before it got another address
 	// prepare is called before the user is asked a question. It may answer it.
 	prepare func(ctx context.Context, o *apiv1.Operation) (answer string, err error)
 

@@ -73,6 +73,7 @@ func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCAReq
 		return err
 	}
 	f := a.follower(c.Name, o.GetId(), func(*apiv1.Operation) bool { return false })
+	f.command = rotateCA
 	f.prepare = func(ctx context.Context, o *apiv1.Operation) (answer string, err error) {
 		if o.Question.GetId() != dropQuestion {
 			return "", nil

@@ -32,11 +32,11 @@ var withoutFormats = map[string][]string{
 		"cluster debug nmi", "cluster debug off", "cluster debug on", "cluster debug thaw", "cluster destroy", "cluster host", "config add", "config confirm",
 		"config merge", "config renew", "config use-context", "convert-k8s", "etcd defrag", "etcd forfeit-leadership", "etcd leave", "etcd remove-member",
 		"images pull", "images push", "images rm", "images serve", "install", "media serve", "operation abort", "operation answer", "operation take-over",
-		"reboot", "reset", "rollback", "rotate-ca", "shutdown", "time set", "token revoke", "upgrade", "upgrade-k8s", "validate",
+		"readdress", "reboot", "reset", "rollback", "rotate-ca", "shutdown", "time set", "token revoke", "upgrade", "upgrade-k8s", "validate",
 	},
 	"that they wrote files": {
 		"copy", "etcd snapshot", "gen ca", "gen config", "gen crt", "gen csr", "gen key", "gen release-key", "gen secrets", "image build", "images bundle",
-		"media build", "pcap", "support",
+		"man", "media build", "pcap", "support",
 	},
 	"a format of their own": {
 		"boot-chart", "config show", "dashboard", "image provenance", "inspect graph", "kubeconfig", "metrics", "read", "schema", "token create",
@@ -72,7 +72,7 @@ func TestFlagsHaveOneMeaning(t *testing.T) {
 	for _, cmd := range leaves((&app{out: io.Discard, err: io.Discard}).rootCommand()) {
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			short := "-" + f.Shorthand
-			if f.Hidden || slices.Contains([]string{"boot", "config", "tail"}, f.Name) { // a number or numbers, a file or files
+			if f.Hidden || slices.Contains([]string{"boot", "config", "patch", "tail"}, f.Name) { // a number or numbers, a file or files, a patch or patches
 				return
 			}
 			if f.Shorthand != "" && meant[short] == "" {

@@ -104,6 +104,8 @@ const (
 	NodeServiceConvertKubernetesProcedure = "/garboard.v1.NodeService/ConvertKubernetes"
 	// NodeServiceRotateCAProcedure is the fully-qualified name of the NodeService's RotateCA RPC.
 	NodeServiceRotateCAProcedure = "/garboard.v1.NodeService/RotateCA"
+	// NodeServiceReaddressProcedure is the fully-qualified name of the NodeService's Readdress RPC.
+	NodeServiceReaddressProcedure = "/garboard.v1.NodeService/Readdress"
 	// NodeServiceClientCertificateProcedure is the fully-qualified name of the NodeService's
 	// ClientCertificate RPC.
 	NodeServiceClientCertificateProcedure = "/garboard.v1.NodeService/ClientCertificate"
@@ -185,6 +187,9 @@ type NodeServiceClient interface {
 	// RotateCA starts an operation that replaces the authorities of the cluster, the keys of service
 	// accounts and of Secrets in etcd, and the tokens with which nodes join. Only a control plane does it.
 	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
+	// Readdress starts an operation that gives this node, a control plane, another address: in etcd, and in
+	// its configuration. The node goes back to its former address unless its question is answered.
+	Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error)
 	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
 	// a year. Only a control plane does it.
 	ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error)
@@ -408,6 +413,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("RotateCA")),
 			connect.WithClientOptions(opts...),
 		),
+		readdress: connect.NewClient[garboardv1.ReaddressRequest, garboardv1.ReaddressResponse](
+			httpClient,
+			baseURL+NodeServiceReaddressProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Readdress")),
+			connect.WithClientOptions(opts...),
+		),
 		clientCertificate: connect.NewClient[garboardv1.ClientCertificateRequest, garboardv1.ClientCertificateResponse](
 			httpClient,
 			baseURL+NodeServiceClientCertificateProcedure,
@@ -451,6 +462,7 @@ type nodeServiceClient struct {
 	upgradeKubernetes *connect.Client[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse]
 	convertKubernetes *connect.Client[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse]
 	rotateCA          *connect.Client[garboardv1.RotateCARequest, garboardv1.RotateCAResponse]
+	readdress         *connect.Client[garboardv1.ReaddressRequest, garboardv1.ReaddressResponse]
 	clientCertificate *connect.Client[garboardv1.ClientCertificateRequest, garboardv1.ClientCertificateResponse]
 }
 
@@ -614,6 +626,11 @@ func (c *nodeServiceClient) RotateCA(ctx context.Context, req *connect.Request[g
 	return c.rotateCA.CallUnary(ctx, req)
 }
 
+// Readdress calls garboard.v1.NodeService.Readdress.
+func (c *nodeServiceClient) Readdress(ctx context.Context, req *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error) {
+	return c.readdress.CallUnary(ctx, req)
+}
+
 // ClientCertificate calls garboard.v1.NodeService.ClientCertificate.
 func (c *nodeServiceClient) ClientCertificate(ctx context.Context, req *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error) {
 	return c.clientCertificate.CallUnary(ctx, req)
@@ -695,6 +712,9 @@ type NodeServiceHandler interface {
 	// RotateCA starts an operation that replaces the authorities of the cluster, the keys of service
 	// accounts and of Secrets in etcd, and the tokens with which nodes join. Only a control plane does it.
 	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
+	// Readdress starts an operation that gives this node, a control plane, another address: in etcd, and in
+	// its configuration. The node goes back to its former address unless its question is answered.
+	Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error)
 	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
 	// a year. Only a control plane does it.
 	ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error)
@@ -914,6 +934,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("RotateCA")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceReaddressHandler := connect.NewUnaryHandler(
+		NodeServiceReaddressProcedure,
+		svc.Readdress,
+		connect.WithSchema(nodeServiceMethods.ByName("Readdress")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceClientCertificateHandler := connect.NewUnaryHandler(
 		NodeServiceClientCertificateProcedure,
 		svc.ClientCertificate,
@@ -986,6 +1012,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceConvertKubernetesHandler.ServeHTTP(w, r)
 		case NodeServiceRotateCAProcedure:
 			nodeServiceRotateCAHandler.ServeHTTP(w, r)
+		case NodeServiceReaddressProcedure:
+			nodeServiceReaddressHandler.ServeHTTP(w, r)
 		case NodeServiceClientCertificateProcedure:
 			nodeServiceClientCertificateHandler.ServeHTTP(w, r)
 		default:
@@ -1123,6 +1151,10 @@ func (UnimplementedNodeServiceHandler) ConvertKubernetes(context.Context, *conne
 
 func (UnimplementedNodeServiceHandler) RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RotateCA is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Readdress is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error) {

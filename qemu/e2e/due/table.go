@@ -120,6 +120,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/operation": {All: []string{"services/core/operation", "services/operations/lifecycle", "services/operations/rollout", "tools/gbctl/operation.go", "tools/gbctl/follow.go"}},
 	"qemu/e2e/partition": {All: []string{"services/kubernetes/etcd", "services/kubernetes/balancer", "services/kubernetes/controlplane"}},
 	"qemu/e2e/policies":  {All: []string{"services/kubernetes/firewall", "services/kubernetes/controlplane/bootstrap_manifests", "image/components/kube-network-policies", "kernel"}},
+	"qemu/e2e/readdress": {All: []string{"services/operations/readdress", "services/kubernetes/etcd", "services/system/network", "services/kubernetes/secrets", "tools/gbctl/readdress.go"}},
 	"qemu/e2e/reboot":    {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/kubernetes/containerd", "init"}},
 	"qemu/e2e/registries": {All: []string{"services/kubernetes/containerd"}, Tests: map[string][]string{
 		"TestS133Caches":         {"qemu/network", "image/oci"},

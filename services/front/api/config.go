@@ -228,6 +228,13 @@ func applied(r machine.Result, name string) *connect.Response[apiv1.ApplyConfigR
 			res.Warnings = append(res.Warnings, fmt.Sprintf("the Node %s stays in Kubernetes, with the address of this machine: delete it with kubectl delete node %s; before that, a worker gets no certificate for kubectl logs and exec under its new name", name, name))
 		}
 	}
+	if slices.ContainsFunc(r.Changes, func(c config.Change) bool { return c.Path == "cluster.controlPlane.endpoint" && c.Op == config.Changed }) {
+		// What it means for those who have the former one.
+		res.Warnings = append(res.Warnings,
+			"pods and kubelets: only the API server of a control plane restarts. Tokens of pods name the former endpoint, and stay valid; kubelets have the load balancer of their node",
+			"kubeconfigs: those with the former endpoint work for as long as it leads to an API server, whose certificate keeps its name: the last eight endpoints count. gbctl kubeconfig makes new ones",
+			"other nodes: keep the former endpoint, and work with it. Change them, too, one after another, control planes first, once the new endpoint answers: docs/readdress.md")
+	}
 	for _, w := range r.Warnings {
 		res.Warnings = append(res.Warnings, readable(w.String()))
 	}

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -11,6 +12,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/operations/convertk8s"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/operations/readdress"
 	"github.com/garboard-os/garboard/services/operations/rotateca"
 	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -115,6 +117,15 @@ func (s *nodeService) RotateCA(ctx context.Context, req *connect.Request[apiv1.R
 	a := rotateca.Arguments{Authorities: req.Msg.GetAuthorities()}
 	o, err := s.operate(ctx, rotateca.Name, a.Encode(), req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.RotateCAResponse{Operation: o}), err
+}
+
+func (s *nodeService) Readdress(ctx context.Context, req *connect.Request[apiv1.ReaddressRequest]) (*connect.Response[apiv1.ReaddressResponse], error) {
+	to, err := netip.ParseAddr(req.Msg.GetAddress())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	o, err := s.operate(ctx, readdress.Name, readdress.Arguments{Address: to, Patch: string(req.Msg.GetPatch())}.Encode(), req.Msg.GetDryRun())
+	return connect.NewResponse(&apiv1.ReaddressResponse{Operation: o}), err
 }
 
 // versionTag is a version as the tags of images have it.

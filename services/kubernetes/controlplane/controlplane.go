@@ -211,14 +211,14 @@ func Controllers(o Options) []resource.Controller {
 			Name: "k8s.ControlPlaneStaticPodController", Reconcile: (&StaticPodController{filesDir: o.FilesDir, auditDir: o.AuditDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")}).Reconcile,
 			Inputs: []resource.Input{
 				{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: network.Addresses.Type()},
-				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: Issuers.Type()},
+				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: secrets.Issuers.Type()},
 			},
 			Outputs: []string{StaticPods.Type()},
 		},
 		{
 			Name: "k8s.ServiceAccountIssuerController", Reconcile: (&IssuerController{record: o.Issuers}).Reconcile,
 			Inputs:  []resource.Input{{Type: Configs.Type(), ID: apiServer}, {Type: etcd.Statuses.Type()}, {Type: secrets.Etcd.Type()}},
-			Outputs: []string{Issuers.Type()},
+			Outputs: []string{secrets.Issuers.Type()},
 		},
 		{
 			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL, have: o.Have}).Reconcile,

@@ -12,6 +12,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
 const (
@@ -23,13 +24,7 @@ const (
 	issuersTimeout = 5 * time.Second
 	// issuersPeriod is how soon a control plane accepts what another one signs with a new endpoint.
 	issuersPeriod = 10 * time.Second
-	issuersID     = "service-accounts"
 )
-
-// Issuers has one object: the endpoints whose tokens are accepted, the newest first.
-var Issuers = resource.Define[[]string](resource.Definition{
-	Type: "ServiceAccountIssuers.kubernetes.garboard.dev", Kind: "ServiceAccountIssuer", Namespace: namespace,
-})
 
 // IssuerController records the endpoint of the control plane, and learns the former ones.
 type IssuerController struct {
@@ -45,8 +40,8 @@ func (c *IssuerController) Reconcile(ctx context.Context, v resource.View) (time
 	ctx, cancel := context.WithTimeout(ctx, issuersTimeout)
 	defer cancel()
 	all, failed := c.record(ctx, v, member.Endpoint, api.Spec.(APIServerConfig).ControlPlaneEndpoint)
-	if _, err := Issuers.Get(v, issuersID); failed == nil || err != nil { // the API server doesn't wait for what fails
-		err = Issuers.Put(v, issuersID, all)
+	if _, err := secrets.Issuers.Get(v, secrets.IssuersID); failed == nil || err != nil { // the API server doesn't wait for what fails
+		err = secrets.Issuers.Put(v, secrets.IssuersID, all)
 		failed = cmp.Or(failed, err)
 	}
 	return issuersPeriod, failed
@@ -55,7 +50,7 @@ func (c *IssuerController) Reconcile(ctx context.Context, v resource.View) (time
 // issuersOf are those of tokens that are accepted; the first one signs. There are none before etcd was asked.
 func issuersOf(r resource.Reader) []string {
 	api, err := Configs.Get(r, apiServer)
-	known, none := Issuers.Get(r, issuersID)
+	known, none := secrets.Issuers.Get(r, secrets.IssuersID)
 	if cmp.Or(err, none) != nil {
 		return nil
 	}

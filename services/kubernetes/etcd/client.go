@@ -58,6 +58,10 @@ func Dial(ctx context.Context, r resource.Reader, urls ...string) (*clientv3.Cli
 		Context:     ctx,
 		Endpoints:   urls,
 		DialTimeout: requestTimeout,
+		// A connection from an address that the node has no more ends, as does one to a machine that is gone.
+		DialKeepAliveTime:    requestTimeout,
+		DialKeepAliveTimeout: statusTimeout,
+
 		TLS:         trust,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(reloading{credentials.NewTLS(trust), r})},
 		Logger:      zap.NewNop(), // errors are returned

@@ -23,7 +23,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -168,12 +167,13 @@ func (e *Etcd) Service() dag.Service {
 func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 	e.well.Store(new(time.Now()))
 	e.dataID.Store(nil)
+	me, _ := e.o.self() // without one, there is no command line
 	if files, err := secrets.Statuses.Get(e.o.Store, secrets.EtcdID); err == nil {
 		e.files.Store(&files.Spec)
 	}
 	defer func() {
 		e.publish(false)
-		e.suspect.Store(outer.Err() == nil && !killed(err))
+		e.suspect.Store(outer.Err() == nil && !killed(err) && !errors.Is(err, errMoved))
 		e.going.Store(false)
 	}()
 	// It ends a moment after outer.
@@ -186,7 +186,8 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 		return context.Cause(outer)
 	}
 	promoted := func(ctx context.Context) error { return e.promote(ctx, h.EventOf) }
-	return dag.While(context.WithoutCancel(outer), func(ctx context.Context) error { return e.runner.Run(ctx, h) }, ended, promoted, e.watch)
+	moved := func(ctx context.Context) error { return e.whileAt(ctx, me.addr) }
+	return dag.While(context.WithoutCancel(outer), func(ctx context.Context) error { return e.runner.Run(ctx, h) }, ended, promoted, e.watch, moved)
 }
 
 // killed reports whether etcd was killed. A member that its cluster has removed ends by
@@ -252,6 +253,9 @@ func (o Options) self() (self, error) {
 	return self{name.Spec, addr.Spec.Primary}, nil
 }
 
+// loopbackURL is where this member answers whatever address the node has.
+var loopbackURL = clientURL(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+
 func clientURL(addr netip.Addr) string {
 	return "https://" + netip.AddrPortFrom(addr, clientPort).String()
 }
@@ -285,7 +289,7 @@ func arguments(me self, r record, extra config.Args) []string {
 	flags := map[string]string{
 		"name":                        me.name,
 		"data-dir":                    boot.EtcdDataDir,
-		"listen-client-urls":          fmt.Sprintf("https://127.0.0.1:%d,%s", clientPort, client),
+		"listen-client-urls":          loopbackURL + "," + client,
 		"advertise-client-urls":       client,
 		"listen-peer-urls":            peer,
 		"initial-advertise-peer-urls": peer,
@@ -351,7 +355,7 @@ func (e *Etcd) recognise() error {
 
 func (e *Etcd) publish(ready bool) {
 	e.ready.Store(ready)
-	status := StatusSpec{Ready: ready, Endpoint: fmt.Sprintf("https://127.0.0.1:%d", clientPort)}
+	status := StatusSpec{Ready: ready, Endpoint: loopbackURL}
 	if id := e.dataID.Load(); id != nil {
 		status.MemberID = HexID(id.member)
 	}

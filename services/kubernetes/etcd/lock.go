@@ -137,7 +137,7 @@ func (e *Etcd) voters(ctx, life context.Context) (*clientv3.Client, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	urls := []string{own}
+	urls := []string{own, loopbackURL} // the address may change meanwhile
 	for _, m := range found.Members {
 		if !m.IsLearner {
 			urls = append(urls, m.ClientURLs...)
@@ -227,7 +227,7 @@ func (t *held) Release(ctx context.Context, after time.Duration) error {
 		defer t.client.Close()
 		life, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.stays)
 		defer cancel()
-		for sleep.For(life, lockRenewal) {
+		for sleep.For(life, healthPeriod) { // connections from a former address end one after another
 			rctx, cancel := context.WithTimeout(life, requestTimeout)
 			err := t.release(rctx, after)
 			cancel()

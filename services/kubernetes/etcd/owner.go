@@ -153,6 +153,9 @@ func (e *Etcd) examine(ctx context.Context, r record) error {
 // watch checks a running member until ctx ends: while it is healthy, watch records the
 // other members; when it isn't, watch asks them about it. An error ends the run.
 func (e *Etcd) watch(ctx context.Context) error {
+	if r, err := e.read(); err == nil {
+		e.greet(ctx, r.Peers) // they let this node in, which may have another address
+	}
 	for sleep.For(ctx, watchPeriod) {
 		if err := e.watchOnce(ctx); err != nil {
 			return err

@@ -22,6 +22,7 @@ type node struct {
 	hostname string
 	primary  netip.Addr // the node's address in the cluster, of the family in which API servers are known
 	addrs    []netip.Addr
+	former   []string // hosts of the endpoints that the cluster had before
 }
 
 var loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
@@ -44,6 +45,12 @@ func readNode(r resource.Reader) (n node, ok bool, err error) {
 		return n, false, resource.IgnoreNotFound(err)
 	}
 	n = node{config: cfg.Spec, hostname: hostname.Spec, primary: cfg.Spec.Cluster.Network.NodeIPs(addresses.Spec.Primary, addresses.Spec.All)[0].Unmap(), addrs: nodeAddrs(cfg.Spec, addresses.Spec)}
+	known, _ := Issuers.Get(r, IssuersID) // none before etcd was asked
+	for _, endpoint := range known.Spec {
+		if u, err := config.ParseURL(endpoint); err == nil && u.Hostname() != cfg.Spec.Cluster.ControlPlane.Endpoint.Hostname() && !slices.Contains(n.former, u.Hostname()) {
+			n.former = append(n.former, u.Hostname())
+		}
+	}
 	return n, len(n.addrs) > 0, nil
 }
 
@@ -87,9 +94,10 @@ func (n node) server(leaf pki.Leaf) pki.Leaf {
 }
 
 // addEndpoint adds the names that all control planes share (S-158): those of
-// the cluster's endpoint in the configuration, and the shared addresses.
+// the cluster's endpoint in the configuration, those of the endpoints before, which nodes and
+// kubeconfigs may still have, and the shared addresses.
 func (n node) addEndpoint(leaf *pki.Leaf) {
-	addHosts(leaf, []string{n.config.Cluster.ControlPlane.Endpoint.Hostname()})
+	addHosts(leaf, append([]string{n.config.Cluster.ControlPlane.Endpoint.Hostname()}, n.former...))
 	for _, link := range n.config.Machine.Network.Interfaces {
 		if link.VIP != nil {
 			leaf.IPs = append(leaf.IPs, link.VIP.IP)

@@ -61,6 +61,15 @@ var Etcd = resource.Define[EtcdSpec](resource.Definition{
 	Type: "EtcdSecrets.secrets.garboard.dev", Kind: "EtcdSecret", Namespace: namespace,
 })
 
+// IssuersID is the ID of the one object of Issuers.
+const IssuersID = "service-accounts"
+
+// Issuers are the endpoints of the control plane, as all control planes have recorded them in etcd, the newest first. Tokens of
+// service accounts have them as issuers, and servers of control planes keep their names. Package controlplane publishes them.
+var Issuers = resource.Define[[]string](resource.Definition{
+	Type: "ServiceAccountIssuers.kubernetes.garboard.dev", Kind: "ServiceAccountIssuer", Namespace: "controlplane",
+})
+
 // KubernetesSpec is the secrets for the control plane's programs. PEM.
 type KubernetesSpec struct {
 	CA             config.CertKey `yaml:"ca"`             // of the cluster; signs kubelets' certificates too
@@ -185,7 +194,7 @@ func Controllers(o Options) []resource.Controller {
 	return []resource.Controller{
 		{
 			Name: "secrets.APIController", Reconcile: (&APIController{now: o.Now, stored: stored, signingClient: signingClient{dial: o.Dial, kubeletClient: cmp.Or(o.KubeletClient, boot.KubeletClient)}}).Reconcile,
-			Inputs:  append(nodeInputs(), resource.Input{Type: balancer.APIServers.Type()}, resource.Input{Type: network.Statuses.Type()}),
+			Inputs:  append(nodeInputs(), resource.Input{Type: balancer.APIServers.Type()}, resource.Input{Type: network.Statuses.Type()}, resource.Input{Type: Issuers.Type()}),
 			Outputs: []string{API.Type()},
 		},
 		{
@@ -195,7 +204,7 @@ func Controllers(o Options) []resource.Controller {
 		},
 		{
 			Name: "secrets.KubernetesController", Reconcile: (&KubernetesController{now: o.Now, balancer: o.Balancer}).Reconcile,
-			Inputs:  nodeInputs(),
+			Inputs:  append(nodeInputs(), resource.Input{Type: Issuers.Type()}),
 			Outputs: []string{Kubernetes.Type(), Kubelet.Type()},
 		},
 		{

@@ -201,6 +201,33 @@ func TestAPIServerNames(t *testing.T) {
 	}
 }
 
+// A cluster gets another endpoint: nodes and kubeconfigs that have a former one go on. More certificates than
+// needed would restart nothing, but the names must be there at once.
+func TestFormerEndpointsAreNames(t *testing.T) {
+	b := newBench(t, controlPlane(t))
+	b.kubernetes("certificates", made)
+	b.put(Issuers.Put(b.store.As("other"), IssuersID, []string{"https://cluster.example.org:6443", "https://old.example.org:6443", "https://192.0.2.44:443", "https://old.example.org"}))
+	spec := b.kubernetes("names of the former endpoints", func(s KubernetesSpec) bool {
+		return parse(t, s.APIServer.Crt).VerifyHostname("old.example.org") == nil
+	})
+	cert := parse(t, spec.APIServer.Crt)
+	for _, host := range []string{"cluster.example.org", "old.example.org", "192.0.2.44"} {
+		if err := cert.VerifyHostname(host); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := len(slices.Compact(slices.Sorted(slices.Values(cert.DNSNames)))); n != len(cert.DNSNames) {
+		t.Errorf("a name is there twice: %q", cert.DNSNames)
+	}
+	eventually.That(t, 5*time.Second, "the machine API has them, too", func() error {
+		api, err := API.Get(b.store, APIID)
+		if err == nil {
+			err = parse(t, api.Spec.Serving.Crt).VerifyHostname("192.0.2.44")
+		}
+		return err
+	})
+}
+
 // The subject of each client certificate, and its issuer.
 func TestClients(t *testing.T) {
 	c := controlPlane(t)

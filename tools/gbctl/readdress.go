@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+)
+
+const (
+	readdress = "readdress" // the operation
+	moveStep  = "move"      // from its beginning on, the node may have the new address
+	// reachQuestion is answered where the node has its new address.
+	reachQuestion = "reach"
+)
+
+func (a *app) readdressCommand() *cobra.Command {
+	r := &apiv1.ReaddressRequest{}
+	var patch string
+	cmd := &cobra.Command{
+		Use:  "readdress ADDRESS",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			to, err := netip.ParseAddr(args[0])
+			if err != nil {
+				return usagef("%s: the new address of the node, without a prefix: %v", args[0], err)
+			}
+			r.Address, r.Patch = to.String(), []byte(patch)
+			if file, ok := strings.CutPrefix(patch, "@"); ok {
+				if r.Patch, err = a.readInput(file); err != nil {
+					return err
+				}
+			}
+			a.raiseTimeout(cmd, planTimeout)
+			node, err := a.single(cmd.Context(), readdress)
+			if err != nil {
+				return err
+			}
+			return collect([]string{node}, []error{a.readdress(cmd.Context(), node, r)})
+		},
+	}
+	cmd.Flags().StringVarP(&patch, "patch", "p", "", "patch of the configuration with all else that changes, or @FILE")
+	cmd.Flags().BoolVar(&r.DryRun, "dry-run", false, "only check the node, and show the steps")
+	return cmd
+}
+
+// readdress starts the operation, or follows one that runs: to the new address, where it answers that the node is reached.
+func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequest) error {
+	var id string
+	start := starting(nodeAPI.Readdress, r)
+	err := a.withClient(ctx, node, func(ctx context.Context, c *client.Client) error {
+		if r.DryRun {
+			_, err := a.begin(ctx, c, true, start)
+			return err
+		}
+		ctx, done := a.request(ctx, c.Name)
+		defer done()
+		o, err := a.unlessRunning(readdress, start)(ctx, c)
+		id = o.GetId()
+		return err
+	})
+	if err != nil || r.DryRun {
+		return err
+	}
+	f := a.follower(node, id, nil)
+	f.stop = func(o *apiv1.Operation) bool { return f.node == node && node != r.Address && moving(o) }
+	if err := f.run(ctx); err != nil || f.last.Ended != nil {
+		return err
+	}
+	fmt.Fprintf(a.err, "%s: the node gets another address: this command goes on at %s\n", node, r.Address)
+	f.ended, f.node, f.former, f.stop = false, r.Address, node, func(*apiv1.Operation) bool { return false }
+	f.prepare = func(_ context.Context, o *apiv1.Operation) (answer string, err error) {
+		if o.Question.GetId() == reachQuestion && f.node == r.Address {
+			answer = "yes"
+		}
+		return answer, nil
+	}
+	if err := f.run(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "%s is at %s now; if kubeconfigs have the former address: gbctl -n %s kubeconfig\n", node, r.Address, r.Address)
+	return a.moveContext(node, r.Address)
+}
+
+func moving(o *apiv1.Operation) bool {
+	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool {
+		return s.Id == moveStep && s.State == apiv1.OperationStep_STATE_RUNNING
+	})
+}
+
+// moveContext replaces an address in the context.
+func (a *app) moveContext(from, to string) error {
+	file, path, err := a.load()
+	if err != nil {
+		return err
+	}
+	c, err := file.Current(a.contextName)
+	if err != nil {
+		return err
+	}
+	for _, list := range [][]string{c.Nodes, c.Endpoints} {
+		if i := slices.Index(list, from); i >= 0 && !slices.Contains(list, to) {
+			list[i] = to
+		}
+	}
+	return file.Save(path)
+}

@@ -217,7 +217,7 @@ func (j job) healthy(ctx context.Context, former netip.Addr) error {
 			return err
 		}
 		if has := rollout.NodeOf(node); has.Address != j.Address || !node.Condition("Ready") {
-			return fmt.Errorf("Node %s has the address %s, or isn't Ready", name, has.Address)
+			return fmt.Errorf("the Node %s has the address %s, or isn't Ready", name, has.Address)
 		}
 		service, err := client.Raw(ctx, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes")
 		if err != nil {
@@ -225,7 +225,7 @@ func (j job) healthy(ctx context.Context, former netip.Addr) error {
 		}
 		all := fmt.Sprintf("%q", service.At("endpoints"))
 		if has := func(a netip.Addr) bool { return strings.Contains(all, strconv.Quote(a.String())) }; !has(j.Address) || former != j.Address && has(former) {
-			return fmt.Errorf("Service kubernetes leads to %s", all)
+			return fmt.Errorf("the Service kubernetes leads to %s", all)
 		}
 		return nil
 	})

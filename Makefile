@@ -12,7 +12,7 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build images media extensions release release-check test test-long unit kernel e2e fuzz lint bench outdated setup clean
+.PHONY: go help up down gbctl console kubectl chart build images media extensions release release-check test test-long unit kernel e2e fuzz lint bench outdated setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
@@ -21,11 +21,15 @@ help: ## this list
 	@echo "  CLUSTER=$(CLUSTER)  PROVISIONER=$(PROVISIONER) (qemu, container, docker or auto)  ARGS=... for kubectl"
 	@echo "  CONTROLPLANES=1 WORKERS=0 for up"
 
-$(DEV):
-	@command -v go >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl and put it on PATH"; exit 1; }
+# Go from 1.21 on loads the release that go.mod names; older ones only say that they don't know what is in it.
+go:
+	@go version 2>/dev/null | grep -Eq 'go(1\.(2[1-9]|[3-9][0-9])|[2-9])' || { \
+	  echo "go is missing or too old ($$(go version 2>/dev/null || echo none)): install Go 1.26 or newer from https://go.dev/dl and put it on PATH" >&2; exit 1; }
+
+$(DEV): go
 	@mkdir -p out && CGO_ENABLED=0 go build -trimpath -o $(DEV) ./tools/dev # static: Docker runs it in the nodes' image
 
-$(GBCTL):
+$(GBCTL): go
 	@mkdir -p out && version=$$(GOOS= GOARCH= go run ./tools/version) && \
 	  CGO_ENABLED=0 go build -trimpath -ldflags="-s -w -X github.com/garboard-os/garboard/boot.Version=$$version" -o $(GBCTL) ./tools/gbctl
 
@@ -64,7 +68,7 @@ extensions: $(DEV) ## make the examples of extensions: out/extensions
 release: $(DEV) ## make the files of a release (VERSION=v1.2.3; GARBOARD_RELEASE_KEY signs): out/release
 	@$(DEV) release --version '$(VERSION)'
 
-release-check: ## verify a release from its files (DIR=out/release KEYS=release.pub; QEMU=1 BEFORE=DIR: also on a machine, slow)
+release-check: go ## verify a release from its files (DIR=out/release KEYS=release.pub; QEMU=1 BEFORE=DIR: also on a machine, slow)
 	@GARBOARD_RELEASE='$(abspath $(or $(DIR),out/release))' GARBOARD_RELEASE_KEYS='$(if $(KEYS),$(abspath $(KEYS)))' \
 	  go test -count=1 -v -timeout 30m -run '^TestGivenRelease$$' ./tools/release
 	@$(if $(QEMU),GARBOARD_RELEASE='$(abspath $(or $(DIR),out/release))' GARBOARD_RELEASE_BEFORE='$(if $(BEFORE),$(abspath $(BEFORE)))' \

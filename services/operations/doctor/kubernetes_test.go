@@ -277,7 +277,7 @@ func TestNodeDeleted(t *testing.T) {
 	})
 	deleted.Store(true)
 	n.api.remove("Node", nodeName)
-	n.finds("node-not-registered", failure, "registers it again in 40s", "kubectl delete node", "gbctl service kubelet restart")
+	n.finds("node-not-registered", failure, "registers it again in 40s", "kubectl delete node", "gbctl -n ADDRESS service kubelet restart")
 	n.lacks("kubelet-not-running")
 	deleted.Store(false)
 	n.api.put(kubeclient.Object{"kind": "Node", "metadata": map[string]any{"name": nodeName}})

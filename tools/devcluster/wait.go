@@ -82,12 +82,15 @@ func waitingFor(c *qemu.Cluster, why error) string {
 // message is a line of Garboard on a console, after the kernel's timestamp.
 var message = regexp.MustCompile(`\[garboard\] (.*)`)
 
-// lastMessage returns the last message of the node on its console, or "". What a controller failed to do, it tries
-// again: during a start most of that comes too early.
+// aside are messages that aren't what the node waits for: what a controller failed to do, it tries again, and during a
+// start most of that comes too early. The chart of the boot comes when all services are up.
+var aside = regexp.MustCompile(`^(controller-runtime: |boot chart|[ *.] )`)
+
+// lastMessage returns the last message of the node on its console, or "".
 func lastMessage(path string) string {
 	for _, found := range slices.Backward(message.FindAllStringSubmatch(qemu.ReadLast(path, tailBytes), -1)) {
-		if line := strings.TrimSpace(found[1]); !strings.HasPrefix(line, "controller-runtime: ") {
-			return line
+		if !aside.MatchString(found[1]) {
+			return strings.TrimSpace(found[1])
 		}
 	}
 	return ""

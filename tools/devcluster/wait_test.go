@@ -18,11 +18,12 @@ func TestReadyBudgets(t *testing.T) {
 	}
 }
 
-// What controllers fail to do during a start isn't what the user waits for.
+// What controllers fail to do during a start isn't what the user waits for, nor is the chart of the boot.
 func TestProgressIsNoFailureOfAController(t *testing.T) {
 	t.Parallel()
 	console := filepath.Join(t.TempDir(), "console.log")
-	text := "[    1.0] [garboard] service etcd: running\n[    1.2] [garboard] controller-runtime: k8s.X: controller failed: refused\n[    1.3] other\n"
+	text := "[    1.0] [garboard] service etcd: running\n[    1.2] [garboard] controller-runtime: k8s.X: controller failed: refused\n[    1.3] other\n" +
+		"[    1.4] [garboard] boot chart:\n[    1.4] [garboard]   disks         0.1s  |\n[    1.4] [garboard] * critical path: disks > etcd\n"
 	if err := os.WriteFile(console, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

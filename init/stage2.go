@@ -174,7 +174,12 @@ func (p *pid1) bootSteps() []step {
 				p.log.Info("doing without a mount", "err", err, "why that is no harm", m.without)
 			})
 		}},
-		{"name the system", func() error { return nameSystem("/etc/os-release") }},
+		{"name the system", func() error {
+			if err := nameSystem("/etc/os-release"); err != nil { // a name keeps no machine off
+				p.log.Info("the system has the name of its release only", "err", err)
+			}
+			return nil
+		}},
 		{"share mounts", shareMounts},
 		{"link devices", linkDevices},
 		{"delegate cgroups", p.delegateCgroups},

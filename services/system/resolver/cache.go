@@ -29,9 +29,9 @@ type cache struct {
 }
 
 type entry struct {
-	m    dnsmessage.Message
-	from time.Time
-	ttl  uint32
+	packet []byte // not a Message, which packing writes to
+	from   time.Time
+	ttl    uint32
 }
 
 func (c *cache) get(q question, now time.Time) *dnsmessage.Message {
@@ -39,16 +39,16 @@ func (c *cache) get(q question, now time.Time) *dnsmessage.Message {
 	e := c.entries[q]
 	c.mu.Unlock()
 	age := uint32(now.Sub(e.from) / time.Second)
-	if age >= e.ttl {
+	m := new(dnsmessage.Message)
+	if age >= e.ttl || m.Unpack(e.packet) != nil {
 		return nil
 	}
-	for _, section := range []*[]dnsmessage.Resource{&e.m.Answers, &e.m.Authorities, &e.m.Additionals} {
-		*section = slices.Clone(*section)
-		for i := range *section {
-			(*section)[i].Header.TTL -= age
+	for _, section := range [][]dnsmessage.Resource{m.Answers, m.Authorities, m.Additionals} {
+		for i := range section {
+			section[i].Header.TTL -= age
 		}
 	}
-	return &e.m
+	return m
 }
 
 // put keeps an answer. If there are too many, it begins anew.
@@ -63,7 +63,7 @@ func (c *cache) put(q question, m *dnsmessage.Message, now time.Time) {
 	if c.entries == nil || len(c.entries) >= maxEntries {
 		c.entries = map[question]entry{}
 	}
-	c.entries[q] = entry{*m, now, ttl}
+	c.entries[q] = entry{packet, now, ttl}
 }
 
 // lasts is for how many seconds an answer is valid: that there is nothing, as the SOA record says (RFC 2308).

@@ -95,7 +95,7 @@ func FuzzAnswer(f *testing.F) {
 		}
 		f.Add(packet)
 	}
-	r := &resolver{ctx: f.Context(), log: slog.New(slog.DiscardHandler), names: map[string][]dnsmessage.ResourceBody{"node.": {&dnsmessage.AResource{A: [4]byte{10, 5, 0, 2}}}}}
+	r := &resolver{ctx: f.Context(), log: slog.New(slog.DiscardHandler), known: facts{names: map[string][]dnsmessage.ResourceBody{"node.": {&dnsmessage.AResource{A: [4]byte{10, 5, 0, 2}}}}}}
 	f.Fuzz(func(t *testing.T, packet []byte) {
 		out := r.reply(packet, dnsPacket)
 		if out == nil {

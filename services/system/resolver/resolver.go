@@ -23,6 +23,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -81,27 +82,41 @@ type resolver struct {
 	ctx       context.Context
 	log       *slog.Logger
 	outside   func(net.Addr) bool
-	names     map[string][]dnsmessage.ResourceBody // addresses of the node's own, and those of extraHostEntries
+	known     facts
 	servers   []*server
 	cache     cache
 	questions chan struct{} // has a place for each at a time
 }
 
-// serve answers until something has changed.
+// facts are what a resolver works with.
+type facts struct {
+	at      netip.Addr                           // where it answers; none: it is off
+	names   map[string][]dnsmessage.ResourceBody // addresses of the node's own, and those of extraHostEntries
+	servers []config.TLSNameserver
+	trusted *x509.CertPool // who may vouch for servers over TLS
+}
+
+func (f facts) equal(g facts) bool {
+	same := f.trusted.Equal(g.trusted)
+	f.trusted, g.trusted = nil, nil
+	return same && reflect.DeepEqual(f, g)
+}
+
+// serve answers until other facts are known.
 func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-chan struct{}) error {
-	cfg, err := machine.Config(store)
+	known, err := learn(store)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	r := &resolver{ctx: ctx, log: h.Log, outside: func(a net.Addr) bool { return outside(store, a) }, questions: make(chan struct{}, maxQuestions)}
+	defer cancel() // what is asked now isn't waited for
+	r := &resolver{ctx: ctx, log: h.Log, outside: func(a net.Addr) bool { return outside(store, a) }, known: known, questions: make(chan struct{}, maxQuestions)}
 	var failed chan error // nil: nothing can fail
-	if cfg.Machine.Network.Resolver.On() {
-		if err := r.learn(store, cfg); err != nil {
-			return err
+	if known.at.IsValid() {
+		for _, s := range known.servers {
+			r.servers = append(r.servers, newServer(s, known.trusted))
 		}
-		stop, ended, err := r.listen(cfg.ResolverAddress())
+		stop, ended, err := r.listen(known.at)
 		if err != nil {
 			return fmt.Errorf("answer pods: %w; a pod with hostNetwork may have the port", err)
 		}
@@ -109,42 +124,47 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 		failed = ended
 	}
 	h.Started("answers pods, unless machine.network.resolver is off")
-	select {
-	case err = <-failed:
-	case <-changed:
-	case <-ctx.Done():
+	for now := known; err == nil && now.equal(known); {
+		select {
+		case err = <-failed:
+		case <-changed:
+			now, err = learn(store)
+		case <-ctx.Done():
+			return nil
+		}
 	}
-	cancel() // what is asked now isn't waited for
 	return err
 }
 
-// learn notes the names and the servers.
-func (r *resolver) learn(store *resource.Store, cfg *config.Config) error {
+// learn reads the facts.
+func learn(store *resource.Store) (f facts, err error) {
+	cfg, err := machine.Config(store)
+	if err != nil || !cfg.Machine.Network.Resolver.On() {
+		return f, err
+	}
 	host, _ := network.Hostnames.Get(store, network.HostnameID)
 	own, _ := network.Addresses.Get(store, network.AddressID)
 	found, _ := network.Resolvers.Get(store, network.ResolversID)
 	short, _, _ := strings.Cut(host.Spec, ".")
-	r.names = map[string][]dnsmessage.ResourceBody{}
+	f.at, f.names = cfg.ResolverAddress(), map[string][]dnsmessage.ResourceBody{}
 	for _, e := range append([]config.HostEntry{{IP: own.Spec.Primary, Aliases: slices.Compact([]string{host.Spec, short})}}, cfg.Machine.Network.ExtraHostEntries...) {
 		for _, alias := range e.Aliases {
 			if name := canonical(alias); e.IP.Is4() && alias != "" {
-				r.names[name] = append(r.names[name], &dnsmessage.AResource{A: e.IP.As4()})
+				f.names[name] = append(f.names[name], &dnsmessage.AResource{A: e.IP.As4()})
 			} else if e.IP.Is6() && alias != "" {
-				r.names[name] = append(r.names[name], &dnsmessage.AAAAResource{AAAA: e.IP.As16()})
+				f.names[name] = append(f.names[name], &dnsmessage.AAAAResource{AAAA: e.IP.As16()})
 			}
 		}
 	}
-	wanted := slices.Clone(cfg.Machine.Network.Resolver.DNSOverTLS)
+	f.servers = slices.Clone(cfg.Machine.Network.Resolver.DNSOverTLS)
 	for _, a := range found.Spec {
-		if len(cfg.Machine.Network.Resolver.DNSOverTLS) == 0 && a != cfg.ResolverAddress() {
-			wanted = append(wanted, config.TLSNameserver{Address: a})
+		if len(cfg.Machine.Network.Resolver.DNSOverTLS) == 0 && a != f.at {
+			f.servers = append(f.servers, config.TLSNameserver{Address: a})
 		}
 	}
-	pool, err := network.Authorities(boot.CABundle, nil)
-	for _, w := range wanted[:min(len(wanted), maxServers)] {
-		r.servers = append(r.servers, newServer(w, pool))
-	}
-	return err
+	f.servers = f.servers[:min(len(f.servers), maxServers)]
+	f.trusted, err = network.Authorities(boot.CABundle, nil)
+	return f, err
 }
 
 // listen answers at the address, which it adds to lo, until stop is called. failed has an error if it can't go on.
@@ -332,7 +352,7 @@ func (r *resolver) find(q question) *dnsmessage.Message {
 	if err != nil {
 		return nil
 	}
-	if own, is := r.names[q.name]; is && (q.kind == dnsmessage.TypeA || q.kind == dnsmessage.TypeAAAA) {
+	if own, is := r.known.names[q.name]; is && (q.kind == dnsmessage.TypeA || q.kind == dnsmessage.TypeAAAA) {
 		m := &dnsmessage.Message{}
 		for _, body := range own {
 			if _, four := body.(*dnsmessage.AResource); four == (q.kind == dnsmessage.TypeA) {

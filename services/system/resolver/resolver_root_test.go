@@ -173,6 +173,19 @@ func TestAnswers(t *testing.T) {
 	}
 	r.gets("one.example.", "127.0.0.2")
 	m := new(dns.Msg).SetQuestion("long.example.", dns.TypeTXT)
+	asked, err := m.Pack()
+	r.must(err)
+	open, err := net.Dial("tcp", address4+":53")
+	r.must(err)
+	defer open.Close()
+	for i := range 20 { // settings of something else don't end what a client has open
+		r.cfg.Machine.Install.Disk = fmt.Sprintf("/dev/vd%c", 'a'+i)
+		r.configure()
+		r.must(writeMessage(open, asked))
+		if _, err := readMessage(open); err != nil {
+			t.Fatalf("another setting has changed: %v", err)
+		}
+	}
 	if answer, err := send(address4, m, "udp"); err != nil || !answer.Truncated {
 		t.Errorf("%v, %v: want a part, over UDP", answer, err)
 	}

@@ -27,8 +27,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 )
 
-func TestMain(m *testing.M) { e2etest.Main(m) }
-
 const (
 	// createBudget is for Docker to load the image, and for a control plane and a worker to be ready.
 	createBudget = 5 * time.Minute

@@ -144,7 +144,11 @@ func serveNetwork(ctx context.Context, name string, log *slog.Logger) (err error
 	if err != nil {
 		return err
 	}
-	lan, err := network.Join(plan.lan(), log)
+	nodes, err := plan.lan(d)
+	if err != nil {
+		return err
+	}
+	lan, err := network.Join(nodes, log)
 	if err != nil {
 		return err
 	}

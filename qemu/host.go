@@ -111,7 +111,11 @@ func host(ctx context.Context, name string, log *slog.Logger, send func(report))
 		return h.run(ctx, d)
 	}
 	send(report{Step: "creating network " + name})
-	lan, err := network.New(plan.lan(), log)
+	nodes, err := plan.lan(d)
+	if err != nil {
+		return err
+	}
+	lan, err := network.New(nodes, log)
 	if err != nil {
 		return err
 	}

@@ -13,9 +13,10 @@ import (
 	"github.com/garboard-os/garboard/qemu/network"
 )
 
-// lan is the network of the cluster's nodes.
-func (p Plan) lan() network.Config {
-	c := network.Config{Cluster: p.Name, Prefix: p.Network, Second: p.Second, Images: []string{p.Images}, Boot: p.Boot.Network, Mirrors: p.Mirrors}
+// lan is the network of the nodes of the cluster in a directory.
+func (p Plan) lan(d clusterDir) (network.Config, error) {
+	loaded, err := d.loaded()
+	c := network.Config{Cluster: p.Name, Prefix: p.Network, Second: p.Second, Images: []string{string(loaded), p.Images}, Boot: p.Boot.Network, Mirrors: p.Mirrors}
 	if p.Provisioner == Docker { // the host process is in a container, too
 		c.Host = p.router().String()
 	}
@@ -25,7 +26,7 @@ func (p Plan) lan() network.Config {
 	for _, n := range p.Nodes {
 		c.Nodes = append(c.Nodes, n.onLAN())
 	}
-	return c
+	return c, err
 }
 
 func (n Node) onLAN() network.Node { return network.Node{Name: n.Name, Address: n.Address} }

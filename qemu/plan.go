@@ -239,6 +239,7 @@ func (d clusterDir) file(name string) string { return filepath.Join(string(d), n
 func (d clusterDir) plan() string              { return d.file("plan.json") }
 func (d clusterDir) lock() string              { return d.file("lock") }
 func (d clusterDir) log() string               { return d.file("host.log") }
+func (d clusterDir) images() string            { return d.file("images") }
 func (d clusterDir) socket() string            { return d.file("control.sock") }
 func (d clusterDir) kubeconfig() string        { return d.file("kubeconfig") }
 func (d clusterDir) clientConfig() string      { return d.file("garboardconfig") }

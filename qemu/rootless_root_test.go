@@ -54,7 +54,11 @@ func withoutRoot(ctx context.Context, step string) error {
 		return errors.New("this process has rights outside of its namespace: it can read the files of PID 1")
 	}
 	p := testPlan(QEMU)
-	l, err := network.New(p.lan(), slog.New(slog.DiscardHandler))
+	nodes, err := p.lan(clusterDir(os.TempDir()))
+	if err != nil {
+		return err
+	}
+	l, err := network.New(nodes, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

@@ -140,7 +140,7 @@ func NewNode(o Options) (*Node, error) {
 		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Power: o.Power,
 		Systems: systems, Unhealthy: n.unhealthy, Holds: func() bool { return n.ops.Holds() },
 		Pull: func(ctx context.Context, image string) error {
-			_, err := ctrd.PullWithProgress(ctx, containerd.PodNamespace, image, func(_, _ int64) error { return nil })
+			_, err := ctrd.PullWithProgress(ctx, containerd.PodNamespace, image, false, func(_, _ int64) error { return nil })
 			return err
 		},
 		Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },

@@ -1977,7 +1977,9 @@ type PullImageRequest struct {
 	// Such as registry.k8s.io/kube-apiserver:v1.36.1.
 	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
 	// Pull it for pods instead of the system's own services.
-	Kubernetes    bool `protobuf:"varint,2,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
+	Kubernetes bool `protobuf:"varint,2,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
+	// Ask the registry also if the node has an image of this name: a tag may have moved.
+	Again         bool `protobuf:"varint,3,opt,name=again,proto3" json:"again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2022,6 +2024,13 @@ func (x *PullImageRequest) GetImage() string {
 func (x *PullImageRequest) GetKubernetes() bool {
 	if x != nil {
 		return x.Kubernetes
+	}
+	return false
+}
+
+func (x *PullImageRequest) GetAgain() bool {
+	if x != nil {
+		return x.Again
 	}
 	return false
 }
@@ -4739,12 +4748,13 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"kubernetes\x12\x16\n" +
 	"\x06images\x18\x02 \x03(\tR\x06images\"0\n" +
 	"\x14RemoveImagesResponse\x12\x18\n" +
-	"\aremoved\x18\x01 \x03(\tR\aremoved\"H\n" +
+	"\aremoved\x18\x01 \x03(\tR\aremoved\"^\n" +
 	"\x10PullImageRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x1e\n" +
 	"\n" +
 	"kubernetes\x18\x02 \x01(\bR\n" +
-	"kubernetes\"U\n" +
+	"kubernetes\x12\x14\n" +
+	"\x05again\x18\x03 \x01(\bR\x05again\"U\n" +
 	"\x11PullImageProgress\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\x04R\x04done\x12\x14\n" +
 	"\x05total\x18\x02 \x01(\x04R\x05total\x12\x16\n" +

@@ -26,7 +26,7 @@ import (
 )
 
 func (a *app) clusterCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "cluster"}, a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterDebugCommand(), clusterHostCommand())
+	return group(&cobra.Command{Use: "cluster"}, a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterLoadCommand(), a.clusterDebugCommand(), clusterHostCommand())
 }
 
 func nameFlag(cmd *cobra.Command, name *string) *cobra.Command {

@@ -61,23 +61,26 @@ func (a *app) pullImageCommand() *cobra.Command {
 				return usagef("%w", err)
 			}
 			r.Image = args[0]
-			// A node ends the pull itself, and sends its progress each second.
-			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				said := ""
-				return client.Receive(ctx, c.Node.PullImage, r, func(p *apiv1.PullImageProgress) error {
-					if p.Digest != "" {
-						fmt.Fprintf(a.out, "%s: %s %s\n", c.Name, r.Image, oneLine(p.Digest))
-					} else if text := fmt.Sprintf("%s: %s of %s", c.Name, size(p.Done), size(p.Total)); text != said {
-						said = text
-						fmt.Fprintln(a.notes(), text)
-					}
-					return nil
-				})
-			})
+			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error { return a.pullImage(ctx, c, r) })
 		},
 	}
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "for Kubernetes instead of the system")
+	cmd.Flags().BoolVar(&r.Again, "again", false, "also if a node has an image of this name: the tag may name another one now")
 	return cmd
+}
+
+// pullImage has a node pull an image. The node ends the pull itself, and sends its progress each second.
+func (a *app) pullImage(ctx context.Context, c *client.Client, r *apiv1.PullImageRequest) error {
+	said := ""
+	return client.Receive(ctx, c.Node.PullImage, r, func(p *apiv1.PullImageProgress) error {
+		if p.Digest != "" {
+			fmt.Fprintf(a.out, "%s: %s %s\n", c.Name, r.Image, oneLine(p.Digest))
+		} else if text := fmt.Sprintf("%s: %s of %s", c.Name, size(p.Done), size(p.Total)); text != said {
+			said = text
+			fmt.Fprintln(a.notes(), text)
+		}
+		return nil
+	})
 }
 
 func (a *app) images(ctx context.Context, r *apiv1.ImagesRequest) error {

@@ -106,6 +106,8 @@ func oneNode(t *testing.T, c *e2etest.Cluster, m *e2etest.Mark) {
 	boots(t, c)
 	mounts(t, c)
 	m.Reached("a pod has the paths of charts")
+	loads(t, c)
+	m.Reached("an image of this machine was loaded, and another one in its place")
 	before := objects(c)
 
 	if err := c.Cut(t.Context(), c.Node()); err != nil {

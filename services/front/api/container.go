@@ -170,7 +170,7 @@ func (s *nodeService) PullImage(ctx context.Context, req *connect.Request[apiv1.
 	case s.opts.Containerd == nil:
 		return noContainerd()
 	}
-	digest, err := s.opts.Containerd.PullWithProgress(ctx, containerdNamespace(req.Msg.GetKubernetes()), image, func(done, total int64) error {
+	digest, err := s.opts.Containerd.PullWithProgress(ctx, containerdNamespace(req.Msg.GetKubernetes()), image, req.Msg.GetAgain(), func(done, total int64) error {
 		return stream.Send(&apiv1.PullImageProgress{Done: uint64(done), Total: uint64(total)})
 	})
 	if err != nil {

@@ -20,7 +20,7 @@ func (c *Containerd) Fetch(ctx context.Context, ref string, report func(done, of
 	if err := c.Forget(ctx); err != nil {
 		return err
 	}
-	_, err := c.PullWithProgress(ctx, installerNamespace, ref, func(done, total int64) error {
+	_, err := c.PullWithProgress(ctx, installerNamespace, ref, false, func(done, total int64) error {
 		report(done, total)
 		return nil
 	})

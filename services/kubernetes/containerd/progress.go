@@ -64,7 +64,7 @@ func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here
 
 // PullWithProgress is Pull, and reports how many bytes were fetched of how many. It returns
 // the digest of the image. An image for pods gets the name that the kubelet knows it by. The pull ends when report returns an error.
-func (c *Containerd) PullWithProgress(ctx context.Context, namespace, ref string, report func(done, total int64) error) (digest string, err error) {
+func (c *Containerd) PullWithProgress(ctx context.Context, namespace, ref string, again bool, report func(done, total int64) error) (digest string, err error) {
 	if namespace == PodNamespace {
 		if ref, err = podImage(ref); err != nil {
 			return "", err
@@ -82,7 +82,11 @@ func (c *Containerd) PullWithProgress(ctx context.Context, namespace, ref string
 	var failure error
 	go func() {
 		defer close(ended)
-		image, failure = c.Pull(ctx, namespace, ref, func(reason.Code, string) {}, client.WithImageHandler(images.HandlerFunc(f.handle)))
+		if seen := client.WithImageHandler(images.HandlerFunc(f.handle)); again {
+			image, failure = c.fromRegistry(ctx, cl, ref, seen)
+		} else {
+			image, failure = c.Pull(ctx, namespace, ref, func(reason.Code, string) {}, seen)
+		}
 	}()
 	tick := time.NewTicker(progressEvery)
 	defer tick.Stop()

@@ -104,12 +104,8 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 	}
 	switch {
 	case errdefs.IsNotFound(err):
-		cfg, err := machine.Config(c.Store)
-		if err != nil {
-			return nil, err
-		}
 		event(Pulling, "Pulling image "+ref)
-		return c.fetch(ctx, cl, ref, origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}, options...)
+		return c.fromRegistry(ctx, cl, ref, options...)
 	case err != nil:
 		return nil, fmt.Errorf("look up image %s: %w", ref, err)
 	}
@@ -124,6 +120,15 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 		}
 	}
 	return img, nil
+}
+
+// fromRegistry is fetch by the present configuration.
+func (c *Containerd) fromRegistry(ctx context.Context, cl *client.Client, ref string, options ...client.RemoteOpt) (client.Image, error) {
+	cfg, err := machine.Config(c.Store)
+	if err != nil {
+		return nil, err
+	}
+	return c.fetch(ctx, cl, ref, origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}, options...)
 }
 
 // fetch pulls ref from its registry, if the rule for it accepts it.

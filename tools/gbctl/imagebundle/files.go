@@ -24,10 +24,9 @@ import (
 // maxFiles bounds the files that are taken out of an image.
 const maxFiles = 2 << 30
 
-// Files writes the files that an image has in a folder to a new directory. The image is one of a registry or, if there is a file with that name,
-// the only one in it: an archive of the OCI image layout, or one of 'docker save'.
+// Files writes the files that an image has in a folder to a new directory.
 func (b Bundle) Files(ctx context.Context, from, folder, dir string) error {
-	write := func(image v1.Image) error {
+	return b.Image(ctx, from, func(_ string, image v1.Image) error {
 		found, err := writeFiles(image, folder, dir)
 		if err == nil && !found {
 			err = fmt.Errorf("it has no /%s: it is no installer image of Garboard", folder)
@@ -36,21 +35,30 @@ func (b Bundle) Files(ctx context.Context, from, folder, dir string) error {
 			return fmt.Errorf("image %s: %w", from, err)
 		}
 		return nil
-	}
+	})
+}
+
+// Image calls use with an image and its name. The image is one of a registry or, if there is a file with that name, the only one in it: an
+// archive of the OCI image layout, or one of 'docker save', where a name may be missing.
+func (b Bundle) Image(ctx context.Context, from string, use func(ref string, image v1.Image) error) error {
 	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
 		b.Say("pulling " + from)
 		image, _, err := b.find(ctx, from)
 		if err != nil {
 			return err
 		}
-		return write(image)
+		return use(from, image)
 	}
 	b.Say("reading " + from)
 	if image, err := tarball.ImageFromPath(from, nil); err == nil {
 		if err := validate.Image(image); err != nil {
 			return fmt.Errorf("%s is damaged: %w", from, err)
 		}
-		return write(image)
+		listed, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return os.Open(from) })
+		if err != nil {
+			return err
+		}
+		return use(strings.Join(listed[0].RepoTags[:min(1, len(listed[0].RepoTags))], ""), image)
 	}
 	archive, err := registry.OpenArchive(from)
 	if err != nil {
@@ -58,11 +66,11 @@ func (b Bundle) Files(ctx context.Context, from, folder, dir string) error {
 	}
 	defer archive.Close()
 	found := 0
-	err = each(ctx, archive, false, func(_ name.Reference, _ string, image v1.Image) error {
+	err = each(ctx, archive, false, func(ref name.Reference, _ string, image v1.Image) error {
 		if found++; found > 1 {
 			return fmt.Errorf("%s has several images: serve it ('gbctl images serve'), and name one", from)
 		}
-		return write(image)
+		return use(ref.Name(), image)
 	})
 	if err == nil && found == 0 {
 		err = fmt.Errorf("%s has no image with a name", from)

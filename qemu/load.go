@@ -1,0 +1,40 @@
+package qemu
+
+import (
+	"errors"
+	"io/fs"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/match"
+)
+
+// refAnnotation has the name of an image in a layout.
+const refAnnotation = "org.opencontainers.image.ref.name"
+
+// loaded is the layout of the images that the user gave to the cluster.
+func (d clusterDir) loaded() (layout.Path, error) {
+	p, err := layout.FromPath(d.images())
+	if errors.Is(err, fs.ErrNotExist) {
+		return layout.Write(d.images(), empty.Index)
+	}
+	return p, err
+}
+
+// Load gives an image to the nodes, which can pull it at once. One of the same name goes.
+func (c *Cluster) Load(ref name.Tag, image v1.Image) error {
+	p, err := c.dir.loaded()
+	if err != nil {
+		return err
+	}
+	if err := p.ReplaceImage(image, match.Name(ref.Name()), layout.WithAnnotations(map[string]string{refAnnotation: ref.Name()})); err != nil {
+		return err
+	}
+	unused, err := p.GarbageCollect()
+	for _, blob := range unused {
+		err = errors.Join(err, p.RemoveBlob(blob))
+	}
+	return err
+}

@@ -62,6 +62,10 @@ func TestS239WhatIsNotUpIsNamedWithItsReason(t *testing.T) {
 	if got := waitingFor(statuses[:1], 12*time.Second); got != "" {
 		t.Errorf("all are up, but it says %s", got)
 	}
+	down := []dag.Status{{ID: "networkd", State: dag.Stopping}, {ID: "kubelet", State: dag.Finished}, statuses[2]}
+	if got := waitingFor(down, 12*time.Second); got != "" {
+		t.Errorf("services stop, as they were told, but it says %s", got)
+	}
 }
 
 // The console repeats what a machine waits for, less and less often, and says nothing of

@@ -189,14 +189,14 @@ func waitingFor(statuses []dag.Status, now time.Duration) string {
 	var parts, behind []string
 	for _, s := range statuses {
 		switch {
-		case s.Up:
+		case s.Up, s.State == dag.Stopping, s.State == dag.Finished: // who was told to stop, as before a reboot, isn't awaited
 		case s.Reason == dag.Behind:
 			behind = append(behind, s.ID)
 		default:
 			parts = append(parts, fmt.Sprintf("%s %s for %s: %s", s.ID, s.State, max(now-s.Since, 0).Round(time.Second), besides(s.State, s.Message)))
 		}
 	}
-	if len(behind) > 0 {
+	if len(behind) > 0 && len(parts) > 0 {
 		parts = append(parts, "behind them: "+strings.Join(behind, ", "))
 	}
 	return strings.Join(parts, "; ")

@@ -303,6 +303,9 @@ func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 		fmt.Fprintf(&b, "dry run for mc at the node %s; nothing was changed:\n", node)
 		for _, change := range m.Changes {
 			describeChange(&b, change)
+			if !c.app.insecure { // there is something that changes
+				fmt.Fprintf(&b, "      %s\n", effect(change))
+			}
 		}
 	} else {
 		fmt.Fprintf(&b, "%s mc at the node %s\n", c.done, node)
@@ -326,10 +329,7 @@ func effect(change *apiv1.ConfigChange) string {
 	} else if change.Effect == string(config.Reboot) {
 		text = "needs a reboot"
 	}
-	if change.Note != "" {
-		text += ": " + change.Note
-	}
-	return text
+	return strings.TrimSuffix(text+": "+change.Note, ": ")
 }
 
 func describeChange(b *strings.Builder, change *apiv1.ConfigChange) {
@@ -341,7 +341,6 @@ func describeChange(b *strings.Builder, change *apiv1.ConfigChange) {
 	default:
 		fmt.Fprintf(b, "  ~ %s: %s -> %s\n", change.Path, change.Old, change.New)
 	}
-	fmt.Fprintf(b, "      %s\n", effect(change))
 }
 
 // outcome describes the mode in which the change was applied, what restarts, and what to
@@ -349,6 +348,9 @@ func describeChange(b *strings.Builder, change *apiv1.ConfigChange) {
 func (c configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []string {
 	if len(m.Changes) == 0 && m.Version == 0 && !m.Reboot {
 		return []string{"nothing changes"}
+	}
+	if c.app.insecure && c.dryRun {
+		return []string{"all of it would be set: the machine has no configuration"}
 	}
 	var lines []string
 	switch m.Mode {
@@ -362,15 +364,14 @@ func (c configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []strin
 		}
 		lines = append(lines, c.tryLines(node, m)...)
 	default:
-		if c.app.insecure && !c.dryRun {
+		if c.app.insecure {
 			return []string{"the machine has its configuration; one that was booted from a medium installs itself now, and restarts",
 				fmt.Sprintf("wait until the node is up: 'gbctl -n %s health --wait 10m'", node)}
 		}
 		lines = append(lines, c.ifDryRun("it is in effect, without a reboot", "it would take effect without a reboot"))
 	}
 	if len(m.Restarts) > 0 && !m.Reboot {
-		restarts := strings.Join(m.Restarts, ", ")
-		lines = append(lines, c.ifDryRun("restarts: "+restarts, "would restart: "+restarts))
+		lines = append(lines, c.ifDryRun("restarts: ", "would restart: ")+strings.Join(m.Restarts, ", "))
 	}
 	return lines
 }

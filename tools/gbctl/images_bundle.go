@@ -101,13 +101,12 @@ func (l *imageList) images(a *app, named []string) (all []string, err error) {
 		}
 		all = append(all, its...)
 	}
-	var once []string
-	for _, image := range all {
-		if !slices.Contains(once, image) {
-			once = append(once, image)
-		}
-	}
-	return once, err
+	once := map[string]bool{}
+	return slices.DeleteFunc(all, func(image string) bool {
+		before := once[image]
+		once[image] = true
+		return before
+	}), err
 }
 
 func (a *app) listImagesCommand() *cobra.Command {

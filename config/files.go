@@ -1,6 +1,7 @@
 package config
 
 import (
+	_ "embed"
 	"fmt"
 	"path"
 	"slices"
@@ -90,11 +91,21 @@ func SysctlPath(name string) string {
 	}, name)
 }
 
-// warnSysctls: a link has one folder, and a dot in its name isn't a slash.
+// sysctls are names of the kernel's parameters, but those of single links: more than a node has, and not all.
+//
+//go:embed sysctls.txt
+var sysctls string
+
+// warnSysctls: a link has one folder, and a dot in its name isn't a slash. What is almost the name of a parameter is mistyped.
 func warnSysctls(c *Config, r *report) {
+	known := strings.Fields(sysctls)
 	for name := range c.Machine.Sysctls {
+		path := SysctlPath(name)
+		if best := Closest(path, known); best != "" && best != path {
+			r.warn(at("machine", "sysctls", name), "there is hardly such a parameter; did you mean %s", strings.ReplaceAll(best, "/", "."))
+		}
 		// net/ipv4/conf/LINK/PARAMETER
-		if parts := strings.Split(SysctlPath(name), "/"); len(parts) > 5 && parts[0] == "net" && (parts[2] == "conf" || parts[2] == "neigh") {
+		if parts := strings.Split(path, "/"); len(parts) > 5 && parts[0] == "net" && (parts[2] == "conf" || parts[2] == "neigh") {
 			link, last := strings.Join(parts[3:len(parts)-1], "."), parts[len(parts)-1]
 			r.warn(at("machine", "sysctls", name), "there is no such parameter; did you mean %s/%s/%s for the link %[2]s", strings.Join(parts[:3], "/"), link, last)
 		}

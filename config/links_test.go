@@ -157,6 +157,7 @@ func TestDoubtfulNetworks(t *testing.T) {
 		{"nameservers: [10.0.0.1, 10.0.0.2, 10.0.0.3], searchDomains: [Example.org, local], extraHostEntries: [{ip: 10.0.0.9, aliases: [registry.example.org, Registry, node.1]}]", ""},
 		// Case 16
 		{"interfaces: [{interface: eth0, dhcp: true, vlans: [{vlanId: 103}]}]}\nsysctls: {net.ipv6.conf.eth0.103.disable_ipv6: '1'", `machine.sysctls["net.ipv6.conf.eth0.103.disable_ipv6"]: there is no such parameter; did you mean net/ipv6/conf/eth0.103/disable_ipv6 for the link eth0.103`},
+		{"hostname: one}\nsysctls: {net.core.somaxcon: '1'", `machine.sysctls["net.core.somaxcon"]: there is hardly such a parameter; did you mean net.core.somaxconn`},
 		{"hostname: one}\nsysctls: {net/ipv4/neigh/eth0/103/retrans_time_ms: '1'", `machine.sysctls["net/ipv4/neigh/eth0/103/retrans_time_ms"]: there is no such parameter; did you mean net/ipv4/neigh/eth0.103/retrans_time_ms for the link eth0.103`},
 		{"hostname: one}\nsysctls: {net/ipv6/conf/eth0.103/disable_ipv6: '1', net.ipv4.conf.eth0/103.forwarding: '1', net.ipv4.conf.all.forwarding: '1', net.netfilter.nf_conntrack_max: '1'", ""},
 	} {

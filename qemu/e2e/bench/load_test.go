@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	budgetP99  = 100 * time.Millisecond
+	budgetP99  = 75 * time.Millisecond
 	budgetGate = 40e6 // bytes of memory of apid under the load
 
 	parallelClients = 200

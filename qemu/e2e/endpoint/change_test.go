@@ -26,7 +26,7 @@ const (
 // pod restarts but the API servers.
 func TestEndpointChangesUnderLoad(t *testing.T) {
 	c, m := e2etest.Ready(t, "reendpoint", qemu.Container, e2etest.Nodes(3, 1))
-	c.Apply(strings.ReplaceAll(pods, "IMAGE", config.DefaultAPIServerImage))
+	c.Apply(strings.NewReplacer("IMAGE", config.DefaultAPIServerImage, "--port=8001", "--port=8001, --address=0.0.0.0, --accept-hosts=.*").Replace(pods))
 	c.Kubectl("wait", "deployment/work", "--for=condition=Available", "--timeout=60s")
 	c.Healthy()
 	c.Apply("apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: work}\nroleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}\n" +
@@ -46,7 +46,11 @@ func TestEndpointChangesUnderLoad(t *testing.T) {
 		"a token from before":  {args: withToken(token)},
 		"a client certificate": {args: []string{"get", "--raw", "/api/v1/namespaces/default/configmaps"}},
 	}
-	for _, a := range load {
+	for who, a := range load {
+		c.Eventually(acceptBudget, who+" gets an answer", func() error {
+			_, err := c.Try(a.args...)
+			return err
+		})
 		asking.Go(func() { a.ask(ctx, c) })
 	}
 	var all []string

@@ -69,8 +69,26 @@ func TestArgumentsTogether(t *testing.T) {
 			"cluster-signing-kubelet-client-cert-file: the program doesn't start with it beside cluster-signing-cert-file", ""},
 		{"controllerManager", "bind-address: 0.0.0.0", "", ""},
 		{"scheduler", "config: /dev/a", "", "clientConnection.kubeconfig must be"},
+		{"scheduler", "leader-elect: false", "", "with several control planes each of them would act"},
+		{"etcd", "config-file: /a", "etcd reads nothing but this file", ""},
+		{"etcd", "discovery-srv: example.org", "a second way to find its members", ""},
+		{"etcd", "data-dir: /data", "the data would be in the container", ""},
+		{"etcd", "listen-client-urls: 'https://10.0.0.2:2379'", "lacks https://127.0.0.1:2379", ""},
+		{"etcd", "listen-client-urls: 'https://10.0.0.2:2379,https://127.0.0.1:2379', quota-backend-bytes: 1", "etcd.ca.crt: is missing", ""},
+		{"etcd", "listen-metrics-urls: ['http://10.0.0.2:2381']", "lacks http://127.0.0.1:2381", ""},
+		{"kubelet", "register-node: 'false'", "the kubelet registers no Node", ""},
+		{"kubelet", "register-node: 'true', container-runtime-endpoint: 'unix:///run/containerd/containerd.sock'", "", ""},
+		{"kubelet", "container-runtime-endpoint: 'unix:///run/crio/crio.sock'", "the only runtime here", ""},
+		{"kubelet", "hostname-override: a", "", "set machine.network.hostname instead"},
+		{"proxy", "config: /a", "kube-proxy reads nothing but this file", ""},
+		{"proxy", "cleanup: true", "removes its rules", ""},
+		{"proxy", "cleanup: false", "", ""},
 	} {
-		doc := with(without(document(t, ControlPlane), "cluster", tc.program), "cluster", tc.program+": {extraArgs: {"+tc.args+"}}")
+		in := "cluster"
+		if tc.program == "kubelet" {
+			in = "machine"
+		}
+		doc := with(without(document(t, ControlPlane), in, tc.program), in, tc.program+": {extraArgs: {"+tc.args+"}}")
 		_, warnings, problems := load(t, doc)
 		if tc.problem != "" {
 			if !strings.Contains(strings.Join(problems, "\n"), tc.problem) {

@@ -89,20 +89,3 @@ func (rule auditRule) check(r *report, where place) {
 		}
 	}
 }
-
-func checkAdmission(c *Config, r *report) {
-	seen := map[string]bool{}
-	for i, plugin := range c.Cluster.APIServer.AdmissionControl {
-		where := at("cluster", "apiServer", "admissionControl", i)
-		switch {
-		case plugin.Name == "":
-			r.lacks(where.with("name"), "the name of an admission plugin, such as PodSecurity")
-		case seen[plugin.Name]:
-			r.bad(where.with("name"), "%s is configured twice", quote(plugin.Name))
-		}
-		seen[plugin.Name] = true
-		if plugin.Configuration == "" {
-			r.lacks(where.with("configuration"), "")
-		}
-	}
-}

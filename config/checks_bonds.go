@@ -73,9 +73,6 @@ func checkBonds(c *Config, r *report) {
 			}
 		}
 		b.checkMonitor(r, where)
-		if len(b.Interfaces) == 0 {
-			r.lacks(where.with("interfaces"), "a bond needs members")
-		}
 		if _, err := net.ParseMAC(b.ADActorSystem); b.ADActorSystem != "" && (err != nil || b.Mode != "802.3ad") {
 			r.bad(where.with("adActorSystem"), "%s is not a MAC address for a bond of mode 802.3ad", quote(b.ADActorSystem))
 		}

@@ -21,17 +21,16 @@ type check struct {
 }
 
 // checks refuse a configuration that can't work. All of them run, in this
-// order, whatever the others find.
+// order, whatever the others find. The first problem of a value is the one that is reported.
 var checks = []check{
-	{"version is known", checkVersion},
 	{"endpoint is reachable by name and port", checkEndpoint},
+	{"bonds are consistent", checkBonds},
 	{"values are there and possible", checkValues},
 	{"authorities are whole", checkAuthorities},
 	{"accepted authorities are distinct", checkAccepted},
 	{"hostname is valid", checkHostname},
 	{"resolver asks servers", checkResolver},
 	{"interfaces are consistent", checkInterfaces},
-	{"bonds are consistent", checkBonds},
 	{"VLANs are consistent", checkVLANs},
 	{"links have what they are made of", checkStack},
 	{"settings of drivers are possible", checkEthernet},
@@ -53,14 +52,6 @@ var checks = []check{
 	{"address families fit", checkFamilies},
 	{"CNI is chosen once", checkCNI},
 	{"audit policy is one", checkAudit},
-}
-
-func checkVersion(c *Config, r *report) {
-	if c.Version == "" {
-		r.lacks(at("version"), "this release reads "+Version)
-	} else if c.Version != Version {
-		r.bad(at("version"), "%s is not known; this release reads %s", quote(c.Version), Version)
-	}
 }
 
 // maxPort is the largest TCP and UDP port.

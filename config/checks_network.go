@@ -20,12 +20,6 @@ const (
 	maxVLAN   = 4094 // IEEE 802.1Q: 4095 is reserved
 )
 
-var (
-	// The first one is the default.
-	macvlanModes  = []string{"bridge", "private", "vepa", "passthru"}
-	vlanProtocols = []string{"802.1q", VLANOuter}
-)
-
 // interfaceAt is the place of entry i.
 func interfaceAt(i int, elems ...any) place {
 	return at("machine", "network", "interfaces", i).with(elems...)
@@ -120,10 +114,11 @@ func checkLinkName(name string) error {
 	return nil
 }
 
-func oneOf(r *report, where place, value string, values []string) {
+func checkOneOf(value string, values []string) error {
 	if !slices.Contains(values, value) {
-		r.bad(where, "%s is not one of %s%s", quote(value), strings.Join(values, ", "), didYouMean(value, values))
+		return fmt.Errorf("%s is not one of %s%s", quote(value), strings.Join(values, ", "), didYouMean(value, values))
 	}
+	return nil
 }
 
 func checkVLANs(c *Config, r *report) {
@@ -149,7 +144,6 @@ func checkVLANs(c *Config, r *report) {
 				r.bad(where.with("vlanId"), "the link of this VLAN would be %s, and %s is for a link of this name: keep only one of them", name, r.point(interfaceAt(slices.Index(of, own))))
 			}
 			seen[vlan{of[i], v.ID}], names[name] = true, where
-			oneOf(r, where.with("protocol"), v.Protocol, vlanProtocols)
 			checkRoutes(r, where.with("routes"), v.Routes)
 		}
 	}

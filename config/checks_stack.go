@@ -103,9 +103,6 @@ func checkStack(c *Config, r *report) {
 
 // checkBelow looks at the links that the link of an entry names.
 func (s stack) checkBelow(r *report, i int, l Link, kind string) {
-	if m := l.MACVLAN; m != nil {
-		oneOf(r, interfaceAt(i, kind, "mode"), m.Mode, macvlanModes)
-	}
 	for j, called := range l.Below() {
 		where, name := interfaceAt(i, kind, "interfaces", j), s.name(called)
 		if l.MACVLAN != nil {

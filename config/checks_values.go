@@ -13,20 +13,34 @@ import (
 type valueRule struct {
 	Missing           *string
 	Like              pattern
+	Choices           []string
 	Form, Must, Twice string
 	Min, Max          int64
 }
 
 // valueForms say what is wrong with a value, by the names that the rules have for them.
 var valueForms = map[string]func(reflect.Value) error{
-	"absolute path": form(checkAbsolute), "device": form(checkDevice), "document": form(checkDocument), "endpoint": form(checkEndpointOfPeer),
-	"host": form(checkHost), "image": form(CheckImage), "kernel argument": form(checkKernelArg), "key of 32 bytes": form(checkKey32),
-	"label": form(checkLabel), "link": form(checkLinkName), "network": form(checkNetwork), "registry": form(checkRegistryHost),
-	"release key": form(checkReleaseKey), "token": form(checkToken), "URL": form(checkHTTP),
-	"certificate": parsed(pki.ParseCert), "private key": parsed(pki.ParseKey), "public key": parsed(pki.ParsePublicKey),
-	"udev rule":        parsed(ParseUdevRule),
+	"absolute path":    form(checkAbsolute),
 	"certificate name": form(func(name string) error { return checkHost(strings.TrimPrefix(name, "*.")) }),
+	"certificate":      parsed(pki.ParseCert),
+	"device":           form(checkDevice),
+	"document":         form(checkDocument),
+	"endpoint":         form(checkEndpointOfPeer),
+	"host":             form(checkHost),
+	"image":            form(CheckImage),
+	"kernel argument":  form(checkKernelArg),
+	"key of 32 bytes":  form(checkKey32),
+	"label":            form(checkLabel),
+	"link":             form(checkLinkName),
+	"network":          form(checkNetwork),
 	"ports":            form(func(text string) error { _, _, err := Ports(text); return err }),
+	"private key":      parsed(pki.ParseKey),
+	"public key":       parsed(pki.ParsePublicKey),
+	"registry":         form(checkRegistryHost),
+	"release key":      form(checkReleaseKey),
+	"token":            form(checkToken),
+	"udev rule":        parsed(ParseUdevRule),
+	"URL":              form(checkHTTP),
 }
 
 func form[T any](check func(T) error) func(reflect.Value) error {
@@ -85,6 +99,8 @@ func (s values) judge(v reflect.Value, path string, where place) {
 	case none && rule.Missing != nil:
 		s.lacks(where, *rule.Missing)
 		return
+	case none && v.Kind() == reflect.Pointer:
+		return
 	}
 	v = reflect.Indirect(v)
 	shown, id := plainShow(v), path+" "+plainShow(v)
@@ -108,6 +124,8 @@ func (rule *valueRule) refuses(v reflect.Value, none bool) error {
 		return errUnlike
 	case none:
 		return nil
+	case rule.Choices != nil:
+		return checkOneOf(v.String(), rule.Choices)
 	case rule.Form != "":
 		return valueForms[rule.Form](v)
 	case rule.Max == 0:

@@ -73,6 +73,33 @@ func TestTablesOfFields(t *testing.T) {
 	}
 }
 
+// Each rule is that of a field, can be applied to it, and says what is wrong. No text shows a secret.
+func TestRulesOfValues(t *testing.T) {
+	fields, _ := schema()
+	// A policy is text in the schema.
+	policy := leaves(reflect.TypeFor[auditPolicy](), "cluster.apiServer.auditPolicy")
+	policy = append(policy, "cluster.apiServer.auditPolicy.rules")
+	want(t, Version, strings.Join(tables().Values["version"].Choices, " "))
+	for path, rule := range tables().Values {
+		field, known := fields[strings.TrimSuffix(path, "[]")]
+		if !known && !slices.Contains(policy, strings.TrimSuffix(path, "[]")) {
+			t.Errorf("there is no field %s", path)
+		}
+		if rule.Form != "" && valueForms[rule.Form] == nil {
+			t.Errorf("%s: there is no form %q", path, rule.Form)
+		}
+		if (rule.Like.Regexp != nil || rule.Max != 0) && rule.Must == "" {
+			t.Errorf("%s has no text", path)
+		}
+		if reflect.DeepEqual(*rule, valueRule{}) {
+			t.Errorf("%s: the rule says nothing", path)
+		}
+		if (field.Type == secretType || field.Type == keyType) && strings.Contains(rule.Must+rule.Twice, "%v") {
+			t.Errorf("%s: the text shows a secret", path)
+		}
+	}
+}
+
 func TestEffectsAreKnown(t *testing.T) {
 	for path, row := range tables().Effects {
 		id, isService := row.Effect.Service()

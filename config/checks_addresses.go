@@ -9,18 +9,15 @@ import (
 )
 
 const (
-	localTable  = 255   // of the kernel's own addresses (rt_tables)
-	maxPriority = 32765 // the kernel's own rules are behind it
-	usualMTU    = 1500  // Ethernet's
+	localTable = 255  // of the kernel's own addresses (rt_tables)
+	usualMTU   = 1500 // Ethernet's
 )
 
 func checkRoutes(r *report, where place, routes []Route) {
 	for i, route := range routes {
 		where := where.with(i)
 		switch {
-		case !route.Network.IsValid():
-			r.lacks(where.with("network"), "0.0.0.0/0 is the default route")
-		case !masked(r, where.with("network"), route.Network):
+		case !route.Network.IsValid() || route.Network != route.Network.Masked():
 		case route.Gateway.IsValid() && route.Gateway.Is4() != route.Network.Addr().Is4():
 			r.bad(where.with("gateway"), "%s is of another address family than %s", route.Gateway, route.Network)
 		case route.Gateway.IsMulticast() || route.Gateway.IsUnspecified():
@@ -32,42 +29,25 @@ func checkRoutes(r *report, where place, routes []Route) {
 		case route.Table == localTable:
 			r.bad(where.with("table"), "%d is the table of the kernel's own addresses; choose another one", localTable)
 		}
-		checkMTU(r, where.with("mtu"), route.MTU)
 	}
 }
 
-// masked reports whether a network is written with its own address.
-func masked(r *report, where place, p netip.Prefix) bool {
-	ok := p == p.Masked() || !p.IsValid()
-	if !ok {
-		r.bad(where, "%s has bits set outside of its prefix; did you mean %s", p, p.Masked())
+// checkNetwork requires that a network is written with its own address.
+func checkNetwork(p netip.Prefix) error {
+	if p != p.Masked() {
+		return fmt.Errorf("%s has bits set outside of its prefix; did you mean %s", p, p.Masked())
 	}
-	return ok
+	return nil
 }
 
 func checkRules(c *Config, r *report) {
-	seen := map[uint32]bool{}
 	for i, rule := range c.Machine.Network.Rules {
 		where := at("machine", "network", "rules", i)
-		switch {
-		case rule.Priority == 0:
-			r.lacks(where.with("priority"), fmt.Sprintf("1 to %d, the lowest is first", maxPriority))
-		case rule.Priority > maxPriority:
-			r.bad(where.with("priority"), "%d is out of range (1 to %d)", rule.Priority, maxPriority)
-		case seen[rule.Priority]:
-			r.bad(where.with("priority"), "%d is also that of an earlier rule: which of them is first would be open", rule.Priority)
-		}
-		seen[rule.Priority] = true
-		masked(r, where.with("from"), rule.From)
-		masked(r, where.with("to"), rule.To)
 		switch {
 		case !rule.From.IsValid() && !rule.To.IsValid() && rule.FwMark == 0:
 			r.bad(where, "needs from, to or fwMark: the rule would be for all packets; 0.0.0.0/0 or ::/0 says so")
 		case rule.From.IsValid() && rule.To.IsValid() && rule.From.Addr().Is4() != rule.To.Addr().Is4():
 			r.bad(where.with("to"), "%s is of another address family than %s", rule.To, rule.From)
-		}
-		if rule.Table == 0 {
-			r.lacks(where.with("table"), "the table of routes for these packets")
 		}
 	}
 }

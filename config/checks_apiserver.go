@@ -1,9 +1,6 @@
 package config
 
-import (
-	"reflect"
-	"strings"
-)
+import "reflect"
 
 // auditPolicy has the fields of Policy in audit.k8s.io/v1.
 type auditPolicy struct {
@@ -38,11 +35,6 @@ type (
 	auditStage string
 )
 
-const (
-	auditVersion = "audit.k8s.io/v1"
-	auditKind    = "Policy"
-)
-
 // checkAudit refuses a policy with which the API server would not start, and unknown
 // fields, which it would ignore.
 func checkAudit(c *Config, r *report) {
@@ -54,55 +46,19 @@ func checkAudit(c *Config, r *report) {
 	var p auditPolicy
 	d := &decoder{report: r, budget: maxExpanded, where: where}
 	d.value(n, reflect.ValueOf(&p).Elem())
-	for _, field := range []struct{ name, is, must string }{{"apiVersion", p.APIVersion, auditVersion}, {"kind", p.Kind, auditKind}} {
-		switch field.is {
-		case "":
-			r.lacks(where.with(field.name), field.must)
-		case field.must:
-		default:
-			r.bad(where.with(field.name), "must be %s, not %s", field.must, quote(field.is))
-		}
-	}
-	if len(p.Rules) == 0 {
-		r.lacks(where.with("rules"), "the API server needs at least one; {level: None} logs nothing")
-	}
+	values{r, map[string]bool{}}.fields(reflect.ValueOf(p), where.String(), where)
 	for i, rule := range p.Rules {
 		rule.check(r, where.with("rules", i))
 	}
 }
 
 func (rule auditRule) check(r *report, where place) {
-	if rule.Level == "" {
-		r.lacks(where.with("level"), strings.Join(choices[reflect.TypeFor[auditLevel]()], ", "))
-	}
 	if len(rule.NonResourceURLs) > 0 && len(rule.Resources)+len(rule.Namespaces) > 0 {
 		r.bad(where.with("nonResourceURLs"), "a rule is for resources or for URLs, not for both")
-	}
-	for i, url := range rule.NonResourceURLs {
-		if url != "*" && (!strings.HasPrefix(url, "/") || strings.Contains(url[:len(url)-1], "*")) {
-			r.bad(where.with("nonResourceURLs", i), "%s is neither * nor a path that starts with a slash and has * only at its end", quote(url))
-		}
 	}
 	for i, resources := range rule.Resources {
 		if len(resources.ResourceNames) > 0 && len(resources.Resources) == 0 {
 			r.bad(where.with("resources", i, "resourceNames"), "needs resources: names alone select nothing")
-		}
-	}
-}
-
-func checkAdmission(c *Config, r *report) {
-	seen := map[string]bool{}
-	for i, plugin := range c.Cluster.APIServer.AdmissionControl {
-		where := at("cluster", "apiServer", "admissionControl", i)
-		switch {
-		case plugin.Name == "":
-			r.lacks(where.with("name"), "the name of an admission plugin, such as PodSecurity")
-		case seen[plugin.Name]:
-			r.bad(where.with("name"), "%s is configured twice", quote(plugin.Name))
-		}
-		seen[plugin.Name] = true
-		if plugin.Configuration == "" {
-			r.lacks(where.with("configuration"), "")
 		}
 	}
 }

@@ -1,22 +1,17 @@
 package config
 
 import (
+	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/garboard-os/garboard/config/pki"
 )
 
 var (
-	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-	sysctlName = regexp.MustCompile(`^[a-z0-9_-]+([./][A-Za-z0-9_:-]+)+$`)
-	moduleName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
-	// moduleParameter is one as finit_module(2) takes it.
-	moduleParameter = regexp.MustCompile(`^[A-Za-z0-9_-]+(=[^\s"]*)?$`)
-	envName         = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	labelName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 	// registryHost is the name of a registry as image references spell it.
 	registryHost = regexp.MustCompile(`^(\*|[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|\[[0-9a-fA-F:]+\](:[0-9]+)?)$`)
 
@@ -34,14 +29,10 @@ var (
 func checkNodeLabels(c *Config, r *report) {
 	for _, key := range slices.Sorted(maps.Keys(c.Machine.Kubelet.NodeLabels)) {
 		where := at("machine", "kubelet", "nodeLabels", key)
-		domain, name, prefixed := strings.Cut(key, "/")
-		if !prefixed {
-			domain, name = "", key
-		}
+		slash := strings.LastIndexByte(key, '/')
+		domain, name := key[:max(slash, 0)], key[slash+1:]
 		value := c.Machine.Kubelet.NodeLabels[key]
 		switch {
-		case !labelName.MatchString(name) || prefixed && !isDNSName(domain):
-			r.bad(where, "is not the name of a label")
 		case value != "" && !labelName.MatchString(value):
 			r.bad(where, "%s can't be the value of a label", quote(value))
 		case (inDomain(domain, "kubernetes.io") || inDomain(domain, "k8s.io")) && !slices.Contains(kubeletLabels, key) &&
@@ -51,16 +42,13 @@ func checkNodeLabels(c *Config, r *report) {
 	}
 }
 
-func checkNodeTaints(c *Config, r *report) {
-	for _, key := range slices.Sorted(maps.Keys(c.Machine.Kubelet.NodeTaints)) {
-		domain, name, prefixed := strings.Cut(key, "/")
-		if !prefixed {
-			domain, name = "", key
-		}
-		if !labelName.MatchString(name) || prefixed && !isDNSName(domain) {
-			r.bad(at("machine", "kubelet", "nodeTaints", key), "is not the name of a taint")
-		}
+// checkLabel requires a name with or without a domain before a slash.
+func checkLabel(key string) error {
+	slash := strings.LastIndexByte(key, '/')
+	if !labelName.MatchString(key[slash+1:]) || slash >= 0 && !isDNSName(key[:slash]) {
+		return errors.New("is not the name of a label")
 	}
+	return nil
 }
 
 func inDomain(name, domain string) bool { return name == domain || strings.HasSuffix(name, "."+domain) }
@@ -68,13 +56,8 @@ func inDomain(name, domain string) bool { return name == domain || strings.HasSu
 func checkRegistries(c *Config, r *report) {
 	mirrors := at("machine", "registries", "mirrors")
 	for _, host := range slices.Sorted(maps.Keys(c.Machine.Registries.Mirrors)) {
-		checkRegistryHost(r, mirrors.with(host), host)
 		mirror := c.Machine.Registries.Mirrors[host]
-		if len(mirror.Endpoints) == 0 {
-			r.lacks(mirrors.with(host, "endpoints"), "a mirror without endpoints has no images")
-		}
 		for i, u := range mirror.Endpoints {
-			checkHTTP(r, mirrors.with(host, "endpoints", i), u)
 			if u.User != nil {
 				r.bad(mirrors.with(host, "endpoints", i), "has a user: that belongs to machine.registries.config")
 			}
@@ -86,7 +69,6 @@ func checkRegistries(c *Config, r *report) {
 	hosts := at("machine", "registries", "config")
 	for _, host := range slices.Sorted(maps.Keys(c.Machine.Registries.Config)) {
 		reg := c.Machine.Registries.Config[host]
-		checkRegistryHost(r, hosts.with(host), host)
 		if a := reg.Auth; a != nil {
 			ways := 0
 			for _, used := range []bool{a.Username != "" || a.Password != "", a.Auth != "", a.IdentityToken != ""} {
@@ -111,39 +93,21 @@ func checkRegistries(c *Config, r *report) {
 // MinPartition is the smallest partition of a data disk, in bytes: mkfs.xfs refuses less than 300 MiB.
 const MinPartition = 320 << 20
 
-// dataMount is where a partition of a data disk is mounted.
-var dataMount = regexp.MustCompile(`^/var/mnt/[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
-
 func checkDisks(c *Config, r *report) {
-	mounts := map[string]bool{}
 	for i, disk := range c.Machine.Disks {
 		where := at("machine", "disks", i)
-		if disk.Name == "" {
-			r.lacks(where.with("name"), "such as data")
-		}
-		checkDevice(r, where.with("device"), disk.Device)
 		if disk.Device == "" && disk.DiskSelector == (DiskSelector{}) {
 			r.lacks(where.with("device"), "or a diskSelector")
 		}
 		if disk.Wipe && !exact(disk.DiskSelector.Serial) && !exact(disk.DiskSelector.WWID) && !strings.HasPrefix(disk.Device, "/dev/disk/by-id/") {
 			r.bad(where.with("wipe"), "needs a disk that is named for good: a device in /dev/disk/by-id, or a diskSelector with serial or wwid, without an asterisk. Other names can be those of another disk after the next boot")
 		}
-		if len(disk.Partitions) == 0 {
-			r.lacks(where.with("partitions"), "such as [{mountpoint: /var/mnt/data}]")
-		}
 		for n, p := range disk.Partitions {
-			where := where.with("partitions", n)
-			switch {
-			case !dataMount.MatchString(p.Mountpoint):
-				r.bad(where.with("mountpoint"), "%s is not /var/mnt/NAME, with a NAME of at most 32 of the characters a-z, 0-9 and -", quote(p.Mountpoint))
-			case mounts[p.Mountpoint]:
-				r.bad(where.with("mountpoint"), "another partition is mounted there, too")
-			}
-			mounts[p.Mountpoint] = true
+			where := where.with("partitions", n, "size")
 			if p.Size == 0 && n < len(disk.Partitions)-1 {
-				r.lacks(where.with("size"), "only the last partition can have the rest of the disk")
+				r.lacks(where, "only the last partition can have the rest of the disk")
 			} else if p.Size != 0 && p.Size < MinPartition {
-				r.bad(where.with("size"), "is less than 320 MiB")
+				r.bad(where, "is less than 320 MiB")
 			}
 		}
 	}
@@ -152,71 +116,32 @@ func checkDisks(c *Config, r *report) {
 // exact reports whether a property of a selector is that of one disk.
 func exact(pattern string) bool { return pattern != "" && !strings.Contains(pattern, "*") }
 
-func checkKernelModules(c *Config, r *report) {
-	for i, m := range c.Machine.Kernel.Modules {
-		where := at("machine", "kernel", "modules", i)
-		switch {
-		case m.Name == "":
-			r.lacks(where.with("name"), "such as nvme_tcp")
-		case !moduleName.MatchString(m.Name):
-			r.bad(where.with("name"), "is not the name of a kernel module, such as nvme_tcp")
-		}
-		for n, p := range m.Parameters {
-			if !moduleParameter.MatchString(p) {
-				r.bad(where.with("parameters", n), "must be NAME=VALUE, or NAME alone, without blanks")
-			}
-		}
-	}
-}
-
 func checkImageRules(c *Config, r *report) {
 	for i, rule := range c.Machine.Images.Verify {
 		where := at("machine", "images", "verify", i)
-		if rule.Prefix == "" {
-			r.lacks(where.with("prefix"), "a rule needs the images that it is for: '*' is every image")
-		} else if rule.Prefix != EveryImage && strings.Contains(rule.Prefix, "*") {
-			r.bad(where.with("prefix"), "is the beginning of names, without an asterisk; '*' alone is every image")
-		}
-		for n, key := range rule.Keys {
-			if _, err := pki.ParsePublicKey(key); err != nil {
-				r.bad(where.with("keys", n), "%v", err)
-			}
-		}
 		switch {
 		case len(rule.Keys) == 0 && len(rule.Authority) == 0:
 			r.bad(where, "needs keys, or an authority with an identity")
 		case (len(rule.Authority) == 0) != (rule.Identity == ""):
 			r.bad(where, "authority and identity belong together")
-		case len(rule.Authority) > 0:
-			if _, err := pki.ParseCert(rule.Authority); err != nil {
-				r.bad(where.with("authority"), "%v", err)
-			}
 		}
 	}
 }
 
-func checkRegistryHost(r *report, where place, host string) {
+func checkRegistryHost(host string) error {
 	if bare, found := strings.CutPrefix(host, "https://"); found {
-		r.bad(where, "is a host, not a URL; did you mean %s", quote(strings.TrimRight(bare, "/")))
+		return fmt.Errorf("is a host, not a URL; did you mean %s", quote(strings.TrimRight(bare, "/")))
 	} else if !registryHost.MatchString(host) {
-		r.bad(where, "is not the host of a registry, such as docker.io, or '*'")
+		return errors.New("is not the host of a registry, such as docker.io, or '*'")
 	}
+	return nil
 }
 
 func checkEnv(c *Config, r *report) {
-	for _, name := range slices.Sorted(maps.Keys(c.Machine.Env)) {
-		if !envName.MatchString(name) {
-			r.bad(at("machine", "env", name), "is not the name of an environment variable")
-		}
-	}
 	spelled := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(c.Machine.Sysctls)) {
-		where := at("machine", "sysctls", name)
-		if !sysctlName.MatchString(name) {
-			r.bad(where, "is not the name of a kernel parameter, such as vm.max_map_count")
-		}
 		if other, twice := spelled[SysctlPath(name)]; twice {
-			r.bad(where, "is the same parameter as %s", other)
+			r.bad(at("machine", "sysctls", name), "is the same parameter as %s", other)
 		}
 		spelled[SysctlPath(name)] = name
 	}
@@ -227,9 +152,6 @@ func checkEnv(c *Config, r *report) {
 	}
 }
 
-// maxKeySlot is the last of LUKS2's 32 key slots.
-const maxKeySlot = 31
-
 func checkEncryption(c *Config, r *report) {
 	for _, p := range []struct {
 		name string
@@ -238,27 +160,9 @@ func checkEncryption(c *Config, r *report) {
 		if p.enc == nil {
 			continue
 		}
-		where := at("machine", "systemDiskEncryption", p.name, "keys")
-		if len(p.enc.Keys) == 0 {
-			r.lacks(where, "an encrypted partition needs at least one")
-		}
-		slots := map[int]bool{}
 		for i, key := range p.enc.Keys {
 			if (key.NodeID == nil) == (key.Static == nil) {
-				r.bad(where.with(i), "needs exactly one of nodeID and static")
-			}
-			if key.Static != nil && key.Static.Passphrase == "" {
-				r.lacks(where.with(i, "static", "passphrase"), "")
-			}
-			switch {
-			case key.Slot == nil:
-				r.lacks(where.with(i, "slot"), "every key has its slot, 0 to 31")
-			case *key.Slot < 0 || *key.Slot > maxKeySlot:
-				r.bad(where.with(i, "slot"), "%d is out of range (0 to %d)", *key.Slot, maxKeySlot)
-			case slots[*key.Slot]:
-				r.bad(where.with(i, "slot"), "%d is already taken by another key", *key.Slot)
-			default:
-				slots[*key.Slot] = true
+				r.bad(at("machine", "systemDiskEncryption", p.name, "keys", i), "needs exactly one of nodeID and static")
 			}
 		}
 	}

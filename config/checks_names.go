@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"regexp"
 	"strings"
@@ -25,24 +26,27 @@ var (
 func isDNSName(name string) bool { return len(name) <= maxDNSName && dnsName.MatchString(name) }
 
 // checkHost requires a DNS name or an IP address.
-func checkHost(r *report, where place, host string) {
-	if _, err := netip.ParseAddr(host); err == nil || lacksColon(r, where, host) {
-		return
+func checkHost(host string) error {
+	if _, err := netip.ParseAddr(host); err == nil {
+		return nil
 	}
-	if numbers.MatchString(host) {
-		r.bad(where, "%s is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255", quote(host))
-	} else if !isDNSName(strings.ToLower(host)) {
-		r.bad(where, "%s is neither a DNS name nor an IP address", quote(host))
+	switch err := lacksColon(host); {
+	case err != nil:
+		return err
+	case numbers.MatchString(host):
+		return fmt.Errorf("%s is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255", quote(host))
+	case !isDNSName(strings.ToLower(host)):
+		return fmt.Errorf("%s is neither a DNS name nor an IP address", quote(host))
 	}
+	return nil
 }
 
-// lacksColon reports an endpoint such as 10.0.0.1.6443.
-func lacksColon(r *report, where place, endpoint string) bool {
-	m := dottedPort.FindStringSubmatch(endpoint)
-	if m != nil {
-		r.bad(where, "%s lacks a colon before the port; did you mean %s:%s", quote(endpoint), m[1], m[2])
+// lacksColon refuses an endpoint such as 10.0.0.1.6443.
+func lacksColon(endpoint string) error {
+	if m := dottedPort.FindStringSubmatch(endpoint); m != nil {
+		return fmt.Errorf("%s lacks a colon before the port; did you mean %s:%s", quote(endpoint), m[1], m[2])
 	}
-	return m != nil
+	return nil
 }
 
 func checkHostname(c *Config, r *report) {
@@ -67,19 +71,13 @@ func checkHostname(c *Config, r *report) {
 		}
 	}
 	for i, entry := range c.Machine.Network.ExtraHostEntries {
-		where := at("machine", "network", "extraHostEntries", i)
-		if !entry.IP.IsValid() {
-			r.lacks(where.with("ip"), "the address of the names in aliases")
-		}
-		if len(entry.Aliases) == 0 {
-			r.lacks(where.with("aliases"), "the names of the address, such as [registry.example.org]")
-		}
 		for j, alias := range entry.Aliases {
+			where := at("machine", "network", "extraHostEntries", i, "aliases", j)
 			switch name := strings.ToLower(alias); {
 			case !isDNSName(name) || numbers.MatchString(name):
-				r.bad(where.with("aliases", j), "%s is not the name of a host, such as registry.example.org", quote(alias))
+				r.bad(where, "%s is not the name of a host, such as registry.example.org", quote(alias))
 			case name == "localhost" || name == c.Machine.Network.Hostname:
-				r.bad(where.with("aliases", j), "%s is the name of the node itself, which has lines of its own in /etc/hosts", quote(alias))
+				r.bad(where, "%s is the name of the node itself, which has lines of its own in /etc/hosts", quote(alias))
 			}
 		}
 	}

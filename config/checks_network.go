@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"net"
 	"net/netip"
 	"reflect"
@@ -14,17 +15,9 @@ import (
 const (
 	// maxLinkName is IFNAMSIZ without the final zero (linux/if.h).
 	maxLinkName = 15
-	// minMTU is the minimum of IPv4 (RFC 791), maxMTU the maximum of the kernel.
-	minMTU, maxMTU = 68, 65535
 	// maxOption is what an option of DHCP holds (RFC 2132 §2), without the byte for its kind or length.
 	maxOption = 254
 	maxVLAN   = 4094 // IEEE 802.1Q: 4095 is reserved
-)
-
-var (
-	// The first one is the default.
-	macvlanModes  = []string{"bridge", "private", "vepa", "passthru"}
-	vlanProtocols = []string{"802.1q", VLANOuter}
 )
 
 // interfaceAt is the place of entry i.
@@ -39,8 +32,6 @@ func checkInterfaces(c *Config, r *report) {
 		by, link, id := in.selector(), links[of[i]], of[i]
 		if in.Name == "" && by == "" {
 			r.lacks(interfaceAt(i, "interface"), "or hardwareAddr, driver or busPath, which select a card")
-		} else if in.Name != "" {
-			checkLinkName(r, interfaceAt(i, "interface"), in.Name)
 		}
 		checkSelector(r, interfaceAt(i), in, link)
 		card := cmp.Or(in.HardwareAddr, by)
@@ -48,7 +39,6 @@ func checkInterfaces(c *Config, r *report) {
 			r.bad(interfaceAt(i), "%s selects the card of %s, too: give all entries of one card the same alias", card, other)
 		}
 		aliases[card] = link.String()
-		checkMTU(r, interfaceAt(i, "mtu"), in.MTU)
 		checkRoutes(r, interfaceAt(i, "routes"), in.Routes)
 		contradicts(r, interfaceAt(i, "hardwareAddr"), link, in.HardwareAddr, link.HardwareAddr)
 		contradicts(r, interfaceAt(i, "driver"), link, in.Driver, link.Driver)
@@ -114,27 +104,21 @@ func contradicts[T comparable](r *report, where place, link Link, value, first T
 	}
 }
 
-func checkLinkName(r *report, where place, name string) {
+func checkLinkName(name string) error {
 	switch {
-	case name == "":
-		r.lacks(where, "")
 	case len(name) > maxLinkName:
-		r.bad(where, "%s is longer than the %d bytes that Linux allows", quote(name), maxLinkName)
+		return fmt.Errorf("%s is longer than the %d bytes that Linux allows", quote(name), maxLinkName)
 	case strings.ContainsAny(name, "/: \t\n\"'") || name == "." || name == "..":
-		r.bad(where, "%s can't be the name of an interface", quote(name))
+		return fmt.Errorf("%s can't be the name of an interface", quote(name))
 	}
+	return nil
 }
 
-func checkMTU(r *report, where place, mtu int) {
-	if mtu != 0 && (mtu < minMTU || mtu > maxMTU) {
-		r.bad(where, "%d is out of range (%d to %d bytes)", mtu, minMTU, maxMTU)
-	}
-}
-
-func oneOf(r *report, where place, value string, values []string) {
+func checkOneOf(value string, values []string) error {
 	if !slices.Contains(values, value) {
-		r.bad(where, "%s is not one of %s%s", quote(value), strings.Join(values, ", "), didYouMean(value, values))
+		return fmt.Errorf("%s is not one of %s%s", quote(value), strings.Join(values, ", "), didYouMean(value, values))
 	}
+	return nil
 }
 
 func checkVLANs(c *Config, r *report) {
@@ -160,8 +144,6 @@ func checkVLANs(c *Config, r *report) {
 				r.bad(where.with("vlanId"), "the link of this VLAN would be %s, and %s is for a link of this name: keep only one of them", name, r.point(interfaceAt(slices.Index(of, own))))
 			}
 			seen[vlan{of[i], v.ID}], names[name] = true, where
-			oneOf(r, where.with("protocol"), v.Protocol, vlanProtocols)
-			checkMTU(r, where.with("mtu"), v.MTU)
 			checkRoutes(r, where.with("routes"), v.Routes)
 		}
 	}
@@ -189,7 +171,6 @@ func checkVIP(c *Config, r *report) {
 		where, ip := interfaceAt(i, "vip", "ip"), in.VIP.IP
 		switch other, is := taken[ip]; {
 		case !ip.IsValid():
-			r.lacks(where, "")
 		case !ip.IsGlobalUnicast() || ip.Is4In6() || ip.Zone() != "":
 			r.bad(where, "%s is not an address at which other hosts can reach a machine: it must be an IPv4 or a global IPv6 address", ip)
 		case is && other == in.Name:
@@ -202,59 +183,16 @@ func checkVIP(c *Config, r *report) {
 	}
 }
 
-func checkWireGuard(c *Config, r *report) {
-	for i, in := range c.Machine.Network.Interfaces {
-		w := in.WireGuard
-		if w == nil {
-			continue
-		}
-		where := interfaceAt(i, "wireguard")
-		if w.PrivateKey == "" {
-			r.lacks(where.with("privateKey"), "")
-		} else if !isKey32(string(w.PrivateKey)) {
-			r.bad(where.with("privateKey"), "must be base64 of 32 bytes, as wg genkey prints it")
-		}
-		if w.ListenPort < 0 || w.ListenPort > maxPort {
-			r.bad(where.with("listenPort"), "%d is not a port (1 to %d)", w.ListenPort, maxPort)
-		}
-		for j, p := range w.Peers {
-			checkPeer(r, where.with("peers", j), p)
-		}
+// checkEndpointOfPeer requires a host and a port.
+func checkEndpointOfPeer(endpoint string) error {
+	if err := lacksColon(endpoint); err != nil {
+		return err
 	}
-}
-
-func checkPeer(r *report, where place, p WireGuardPeer) {
-	if p.PublicKey == "" {
-		r.lacks(where.with("publicKey"), "")
-	} else if !isKey32(p.PublicKey) {
-		r.bad(where.with("publicKey"), "must be base64 of 32 bytes, as wg pubkey prints it")
-	}
-	if p.PresharedKey != "" && !isKey32(string(p.PresharedKey)) {
-		r.bad(where.with("presharedKey"), "must be base64 of 32 bytes, as wg genpsk prints it")
-	}
-	if p.Endpoint == "" {
-		return
-	}
-	if lacksColon(r, where.with("endpoint"), p.Endpoint) {
-		return
-	}
-	host, port, err := net.SplitHostPort(p.Endpoint)
+	host, port, err := net.SplitHostPort(endpoint)
 	if n, portErr := strconv.Atoi(port); err != nil || portErr != nil || n < 1 || n > maxPort {
-		r.bad(where.with("endpoint"), "%s is not host:port", quote(p.Endpoint))
-		return
+		return fmt.Errorf("%s is not host:port", quote(endpoint))
 	}
-	checkHost(r, where.with("endpoint"), host)
-}
-
-func checkSANs(c *Config, r *report) {
-	for _, s := range []struct {
-		where place
-		names []string
-	}{{at("machine", "certSANs"), c.Machine.CertSANs}, {at("cluster", "apiServer", "certSANs"), c.Cluster.APIServer.CertSANs}} {
-		for i, name := range s.names {
-			checkHost(r, s.where.with(i), strings.TrimPrefix(name, "*."))
-		}
-	}
+	return checkHost(host)
 }
 
 const (
@@ -274,8 +212,7 @@ func checkSubnets(c *Config, r *report) {
 		for i, subnet := range s.subnets {
 			bits := subnet.Addr().BitLen() - subnet.Bits()
 			switch {
-			case !subnet.IsValid():
-			case !masked(r, where.with(i), subnet):
+			case !subnet.IsValid() || subnet != subnet.Masked():
 			case s.name == "serviceSubnets" && bits > maxServiceBits:
 				r.bad(where.with(i), "%s is larger than kube-apiserver allows; use a prefix length of %d or more", subnet, subnet.Addr().BitLen()-maxServiceBits)
 			case s.name == "podSubnets" && bits < podBits(subnet):
@@ -311,9 +248,6 @@ func checkCNI(c *Config, r *report) {
 		r.lacks(where, "a custom CNI needs at least one")
 	case cni.Name != CNICustom && len(cni.URLs) > 0:
 		r.bad(where, "contradicts name %s; did you mean name %s", cni.Name, CNICustom)
-	}
-	for i, u := range cni.URLs {
-		checkDocument(r, where.with(i), u)
 	}
 	if c.Cluster.Network.Policies && cni.Name != CNIFlannel {
 		r.warn(at("cluster", "network", "policies"), "is tested with the CNI %s only: a network that enforces NetworkPolicies by itself needs no second one for that", CNIFlannel)

@@ -86,12 +86,8 @@ func checkStack(c *Config, r *report) {
 			below := links[of[i]].String()
 			s.checkSizes(r, interfaceAt(i, "vlans", j, "mtu"), s.mtus[VLANName(below, v.ID)], below)
 		}
-		if v := in.VRF; v != nil {
-			if v.Table == 0 {
-				r.lacks(interfaceAt(i, "vrf", "table"), "")
-			} else if v.Table >= 253 && v.Table <= 255 {
-				r.bad(interfaceAt(i, "vrf", "table"), "%d is a table of the kernel itself; choose another one, such as 1000", v.Table)
-			}
+		if v := in.VRF; v != nil && v.Table >= 253 && v.Table <= 255 {
+			r.bad(interfaceAt(i, "vrf", "table"), "%d is a table of the kernel itself; choose another one, such as 1000", v.Table)
 		}
 	}
 	for i, in := range c.Machine.Network.Interfaces {
@@ -107,23 +103,18 @@ func checkStack(c *Config, r *report) {
 
 // checkBelow looks at the links that the link of an entry names.
 func (s stack) checkBelow(r *report, i int, l Link, kind string) {
-	if v := l.Veth; v != nil {
-		checkLinkName(r, interfaceAt(i, "veth", "peer"), v.Peer)
-	}
-	if m := l.MACVLAN; m != nil {
-		oneOf(r, interfaceAt(i, kind, "mode"), m.Mode, macvlanModes)
-	}
 	for j, called := range l.Below() {
 		where, name := interfaceAt(i, kind, "interfaces", j), s.name(called)
 		if l.MACVLAN != nil {
 			where = interfaceAt(i, kind, "interface")
 			s.checkSizes(r, interfaceAt(i, "mtu"), s.mtus[l.Name], name)
 		}
-		if _, err := net.ParseMAC(called); err != nil {
-			checkLinkName(r, where, called)
-		}
 		if called == "" {
+			r.lacks(where, "")
 			continue
+		}
+		if _, err := net.ParseMAC(called); err != nil {
+			r.refuse(where, checkLinkName(called))
 		}
 		parent, id := vlanOf(name)
 		_, listed := s.below[name]

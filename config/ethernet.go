@@ -41,7 +41,7 @@ func checkEthernet(c *Config, r *report) {
 			r.bad(where, "is for cards, and %s is none", quote(in.Name))
 		}
 		for j, event := range e.WakeOnLAN {
-			oneOf(r, where.with("wakeOnLan", j), event, slices.Sorted(maps.Keys(WakeEvents)))
+			r.refuse(where.with("wakeOnLan", j), checkOneOf(event, slices.Sorted(maps.Keys(WakeEvents))))
 			if event == "off" && len(e.WakeOnLAN) > 1 {
 				r.bad(where.with("wakeOnLan", j), "off contradicts the other events")
 			}

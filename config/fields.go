@@ -107,8 +107,8 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 				field.Default = plainShow(inner)
 			}
 			field.Choices = choices[f.Type]
-			if few, ok := choicesAt[at]; ok {
-				field.Choices = few
+			if rule := tables().Values[at]; rule != nil && rule.Choices != nil {
+				field.Choices = rule.Choices
 			}
 		}
 		all = append(all, field)
@@ -122,21 +122,6 @@ func join(path, name string) string {
 		return name
 	}
 	return path + "." + name
-}
-
-// choicesAt are the values of fields whose type doesn't list them, but a check does.
-var choicesAt = map[string][]string{
-	"version":                                           {Version},
-	"machine.network.interfaces[].bond.mode":            bondModes,
-	"machine.network.interfaces[].bond.lacpRate":        lacpRates,
-	"machine.network.interfaces[].bond.xmitHashPolicy":  hashes,
-	"machine.network.interfaces[].bond.primaryReselect": reselects,
-	"machine.network.interfaces[].bond.failOverMac":     failOverMACs,
-	"machine.network.interfaces[].bond.adSelect":        adSelects,
-	"machine.network.interfaces[].bond.arpValidate":     arpValidations,
-	"machine.network.interfaces[].bond.arpAllTargets":   arpTargets,
-	"machine.network.interfaces[].macvlan.mode":         macvlanModes,
-	"machine.network.interfaces[].vlans[].protocol":     vlanProtocols,
 }
 
 // forms are the names of types that are text of a certain form.

@@ -52,14 +52,11 @@ func checkFiles(c *Config, r *report) {
 	first := map[string]FileOp{}
 	for i, f := range c.Machine.Files {
 		where := at("machine", "files", i).with("path")
-		checkAbsolute(r, where, f.Path)
 		if !path.IsAbs(f.Path) {
 			continue
 		}
 		name := path.Clean(f.Path)
-		if err := FilePlace(name); err != nil {
-			r.bad(where, "%v", err)
-		}
+		r.refuse(where, FilePlace(name))
 		if op, twice := first[name]; twice && (op != FileAppend || f.Op != FileAppend) {
 			r.bad(where, "%s is also written by an earlier entry; only entries with op append can share a path", quote(f.Path))
 		}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,8 +46,6 @@ const (
 	machineAPIPort     = 50000 // docs/ports.md
 )
 
-var firewallName = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
-
 // Ports is the range in the text.
 func Ports(text string) (first, last uint16, err error) {
 	from, to, _ := strings.Cut(text, "-")
@@ -62,14 +59,9 @@ func Ports(text string) (first, last uint16, err error) {
 
 func checkFirewall(c *Config, r *report) {
 	f, where := c.Machine.Network.Firewall, at("machine", "network", "firewall")
-	checkNetworks(r, where.with("nodeNetworks"), f.NodeNetworks)
-	names, matches, open := map[string]bool{}, 0, false
+	matches, open := 0, false
 	for i, rule := range f.Rules {
 		where := where.with("rules", i)
-		if !firewallName.MatchString(rule.Name) || names[rule.Name] {
-			r.bad(where.with("name"), "%s must be of 1 to 32 lower-case letters, digits and dashes, and no other rule's name", quote(rule.Name))
-		}
-		names[rule.Name] = true
 		matches += max(len(rule.Ports), 1) * max(len(rule.Sources), 1) * max(len(rule.Destinations), 1)
 		rule.check(r, where)
 		api := (rule.Protocol == "" || rule.Protocol == "tcp") && rule.hasPort(machineAPIPort)
@@ -84,21 +76,11 @@ func checkFirewall(c *Config, r *report) {
 }
 
 func (f FirewallRule) check(r *report, where place) {
-	oneOf(r, where.with("action"), f.Action, []string{FirewallAccept, FirewallDrop})
-	oneOf(r, where.with("protocol"), cmp.Or(f.Protocol, "tcp"), []string{"tcp", "udp", "icmp"})
-	if f.Interface != "" {
-		checkLinkName(r, where.with("interface"), f.Interface)
-	}
+	r.refuse(where.with("action"), checkOneOf(f.Action, []string{FirewallAccept, FirewallDrop}))
+	r.refuse(where.with("protocol"), checkOneOf(cmp.Or(f.Protocol, "tcp"), []string{"tcp", "udp", "icmp"}))
 	if len(f.Ports) > 0 && f.Protocol != "tcp" && f.Protocol != "udp" {
 		r.bad(where.with("ports"), "need protocol tcp or udp")
 	}
-	for i, text := range f.Ports {
-		if _, _, err := Ports(text); err != nil {
-			r.bad(where.with("ports", i), "%v", err)
-		}
-	}
-	checkNetworks(r, where.with("sources"), f.Sources)
-	checkNetworks(r, where.with("destinations"), f.Destinations)
 	same := func(from netip.Prefix) bool {
 		return slices.ContainsFunc(f.Destinations, func(to netip.Prefix) bool { return from.Addr().Is4() == to.Addr().Is4() })
 	}
@@ -117,12 +99,4 @@ func (f FirewallRule) hasPort(port uint16) bool {
 // everyone reports whether the networks are all addresses of a family.
 func everyone(networks []netip.Prefix) bool {
 	return len(networks) == 0 || slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Bits() == 0 })
-}
-
-func checkNetworks(r *report, where place, networks []netip.Prefix) {
-	for i, p := range networks {
-		if p != p.Masked() {
-			r.bad(where.with(i), "%s has bits set outside of its prefix; did you mean %s", p, p.Masked())
-		}
-	}
 }

@@ -63,8 +63,10 @@ func loadWith(name string, data []byte, checks []check) (*Config, []Warning, err
 	return c, r.warnings, nil
 }
 
+// inOrder is the order of the document; of one place, what is missing there comes first.
 func inOrder(a, b Problem) int {
-	return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	rank := map[bool]int{true: 0, false: 1}
+	return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(rank[a.missing], rank[b.missing]))
 }
 
 // parse makes the tree of nodes: one document with a mapping at its top. After

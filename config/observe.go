@@ -84,7 +84,6 @@ func checkLogging(c *Config, r *report) {
 func checkLogEndpoint(r *report, where place, u URL) {
 	switch u.Scheme {
 	case "":
-		r.lacks(where, "such as tcp://host:port")
 		return
 	case "http", "https":
 		if u.Fragment != "" {
@@ -102,7 +101,7 @@ func checkLogEndpoint(r *report, where place, u URL) {
 	if port := u.Port(); port != "" {
 		checkPort(r, where, port)
 	}
-	checkHost(r, where, u.Hostname())
+	r.refuse(where, checkHost(u.Hostname()))
 }
 
 func checkPort(r *report, where place, text string) {

@@ -129,6 +129,13 @@ func (r *report) bad(p place, format string, args ...any) {
 	r.add(p, false, fmt.Sprintf(format, args...))
 }
 
+// refuse reports a problem of a decoded value, if it has one.
+func (r *report) refuse(p place, err error) {
+	if err != nil {
+		r.bad(p, "%v", err)
+	}
+}
+
 // lacks reports that a required field is missing.
 func (r *report) lacks(p place, why string) {
 	what := "is missing"

@@ -165,16 +165,11 @@ func (f *secretsFile) problems(s *Secrets) (errs []error) {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
 		}
 	}
-	token := func(path string, token Secret) {
-		if !bootstrapToken.MatchString(string(token)) {
-			bad(path, errors.New("must be six characters, a dot and sixteen characters, all of a-z and 0-9"))
-		}
+	bad("machine.token", checkToken(string(s.MachineToken)))
+	if key := f.Cluster.Secret; key != "" {
+		bad("cluster.secret", checkKey32(key))
 	}
-	token("machine.token", s.MachineToken)
-	if key := f.Cluster.Secret; key != "" && !isKey32(key) {
-		bad("cluster.secret", errors.New("must be base64 of 32 bytes"))
-	}
-	token("cluster.token", s.BootstrapToken)
+	bad("cluster.token", checkToken(string(s.BootstrapToken)))
 	for _, p := range f.pairs(s) {
 		bad(p.path, p.pair.decode(p.text))
 	}

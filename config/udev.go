@@ -98,11 +98,3 @@ func (t UdevTerm) check() error {
 	}
 	return nil
 }
-
-func checkUdevRules(c *Config, r *report) {
-	for i, text := range c.Machine.Udev.Rules {
-		if _, err := ParseUdevRule(text); err != nil {
-			r.bad(at("machine", "udev", "rules", i), "%v", err)
-		}
-	}
-}

@@ -76,9 +76,13 @@ func runInside(args []string) error {
 	if err != nil {
 		return err
 	}
-	root, state, err := ownMounts(spec.Work)
+	root, state, err := workMounts(spec.Work, unix.MS_NOSUID|unix.MS_NODEV, "mode=0700", 0o700)
 	if err != nil {
 		return err
+	}
+	// /proc shows our PID namespace, as libcontainer looks for its child there.
+	if err := unix.Mount("proc", "/proc", "proc", quiet, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
 	}
 	if err := mountRootfs(spec.Rootfs, root); err != nil {
 		return err

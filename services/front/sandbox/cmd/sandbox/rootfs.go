@@ -81,25 +81,15 @@ func attachLoop(path string) (*os.File, error) {
 	return nil, fmt.Errorf("attach %s: every one of %d loop devices was taken meanwhile", path, loopTries)
 }
 
-// ownMounts prepares this process' own mount namespace: /proc shows
-// our PID namespace, as libcontainer looks for its child there, and work is an
-// empty tmpfs. It returns the directories for the root filesystem and for
-// libcontainer's state.
-func ownMounts(work string) (root, state string, err error) {
+// workMounts makes the mounts of this process private, and work an empty tmpfs. It returns the
+// directories in it for the root of what is started, and for libcontainer's state.
+func workMounts(work string, flags uintptr, options string, mode os.FileMode) (root, state string, err error) {
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return "", "", fmt.Errorf("make mounts private: %w", err)
 	}
-	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return "", "", fmt.Errorf("mount /proc: %w", err)
-	}
-	if err := unix.Mount("sandbox", work, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700"); err != nil {
+	if err := unix.Mount("sandbox", work, "tmpfs", flags, options); err != nil {
 		return "", "", fmt.Errorf("mount tmpfs on %s: %w", work, err)
 	}
 	root, state = filepath.Join(work, "root"), filepath.Join(work, "state")
-	for _, dir := range []string{root, state} {
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			return "", "", err
-		}
-	}
-	return root, state, nil
+	return root, state, errors.Join(os.Mkdir(root, mode), os.Mkdir(state, mode))
 }

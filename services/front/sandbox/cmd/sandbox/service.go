@@ -178,17 +178,9 @@ func (s *sandboxed) kill() {
 // serviceMounts prepares this process' own mount namespace: spec.Work becomes a
 // tmpfs with the sandbox's root in it, empty but for the places to mount on.
 func serviceMounts(spec serviceSpec) (root, state string, err error) {
-	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
-		return "", "", fmt.Errorf("make mounts private: %w", err)
-	}
-	if err := unix.Mount("sandbox", spec.Work, "tmpfs", quiet, "mode=0755,size=1m"); err != nil {
-		return "", "", fmt.Errorf("mount tmpfs on %s: %w", spec.Work, err)
-	}
-	root, state = filepath.Join(spec.Work, "root"), filepath.Join(spec.Work, "state")
-	for _, dir := range []string{root, state} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return "", "", err
-		}
+	root, state, err = workMounts(spec.Work, quiet, "mode=0755,size=1m", 0o755)
+	if err != nil {
+		return "", "", err
 	}
 	places := []string{"/proc", "/dev", "/tmp"}
 	for _, b := range spec.Binds {

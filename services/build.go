@@ -218,7 +218,7 @@ func NewNode(o Options) (*Node, error) {
 		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), d.VolumeController(), kubelet.HealthController(since)},
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{
-			Logs: o.Logs, Roster: member.Roster,
+			Logs: o.Logs, Roster: member.Roster, Enlist: member.Enlist,
 			Have: func(ctx context.Context, image, instead string) error {
 				return ctrd.Have(ctx, containerd.PodNamespace, image, instead)
 			},
@@ -237,7 +237,7 @@ func NewNode(o Options) (*Node, error) {
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd, Gate: gate,
 		Since: since, Disks: d.List, UserDisks: d.UserDisks, SetTime: timed.Set,
-		Diagnose: doctor.Diagnose, Etcd: member, Roster: member.Roster, EnlistToken: member.EnlistToken, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
+		Diagnose: doctor.Diagnose, Etcd: member, Roster: member.Roster, EnlistToken: member.EnlistToken, Enlist: member.Enlist, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {
 		return nil, err

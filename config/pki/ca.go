@@ -30,9 +30,10 @@ const (
 	// LeafValidity is for certificates that nodes issue to themselves and renew. A
 	// node that was off for a shorter time recovers by itself.
 	LeafValidity = 365 * day
-	// RenewBefore is the remaining validity at which a leaf is replaced: a quarter
-	// of LeafValidity leaves months to notice a broken renewal.
-	RenewBefore = 90 * day
+	// RenewBefore is the remaining validity at which a leaf is replaced: a third
+	// of LeafValidity leaves months to notice a broken renewal. A kubelet, which has its certificate replaced,
+	// would ask for another one by itself after 70 % of its validity at the earliest.
+	RenewBefore = 120 * day
 	// ClockSkew is how far NotBefore lies in the past: a hardware clock that has
 	// local time is up to 14 hours off, rounded up to a day.
 	ClockSkew = day

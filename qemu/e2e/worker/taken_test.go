@@ -7,6 +7,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -45,17 +48,12 @@ func taken(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 	t.Run("client certificates", func(t *testing.T) {
 		c := c.In(t)
 		thief := bearer(t, c, string(secrets.BootstrapToken))
-		for name, want := range map[string]string{control.Name: "Denied", worker.Name: "Denied", "fresh": "Approved"} {
-			requested(t, c, thief, name)
-			c.Eventually(attackBudget, "a decision about "+name, func() error {
-				got, err := c.Try("get", "csr", "attack-"+name, "-o", "jsonpath={.status.conditions[0].type} {.status.conditions[0].message}")
-				if err == nil && !strings.HasPrefix(got, want+" ") {
-					err = fmt.Errorf("it is %q, want %s", got, want)
-				}
-				return err
-			})
+		for name, want := range map[string]string{control.Name: "one of the control planes'", worker.Name: "belongs to a machine that signs", "fresh": "isn't signed with the key of a certificate of the machine API"} {
+			requested(t, c, thief, "attack-"+name, name, config.CertKey{})
+			decided(c, "attack-"+name, "Denied the ", want)
 		}
 	})
+	t.Run("a fresh name", func(t *testing.T) { claimed(t, c.In(t), control) })
 	t.Run("certificates of the machine API", func(t *testing.T) {
 		c := c.In(t)
 		for name, want := range map[string]string{control.Name: "one of the control planes'", worker.Name: "belongs to a machine with another key", "fresh": ""} {
@@ -91,13 +89,93 @@ func taken(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 	}
 }
 
+// claimed: a thief who has both tokens takes a name that no machine has yet. That is a join: the machine that comes later is told that its
+// name is taken, by whom, and what to do. When the administrator has freed the name, it belongs to the key of that machine, and
+// the thief's certificate, which nobody can take back, isn't renewed.
+func claimed(t *testing.T, c *e2etest.Cluster, control qemu.Node) {
+	secrets := c.Secrets()
+	join := bearer(t, c, string(secrets.BootstrapToken))
+	thief := machine(t, c, control, string(secrets.MachineToken), "claimed")
+	kubelet := requested(t, c, join, "attack-claims", "claimed", thief)
+	decided(c, "attack-claims", "Approved ", "")
+	_, err := signed(t, c, control, string(secrets.MachineToken), "claimed")
+	if err == nil || !strings.Contains(err.Error(), "the name claimed belongs to a machine with another key, at "+stranger.String()) || !strings.Contains(err.Error(), "gbctl token revoke node/claimed") {
+		t.Errorf("the second machine: %v", err)
+	}
+	requested(t, c, join, "attack-late", "claimed", config.CertKey{})
+	decided(c, "attack-late", "Denied the name claimed belongs to a machine that signs", "gbctl token revoke node/claimed")
+	if list := c.Gbctl("-n", control.Name, "token", "list"); !e2etest.Row(list, "node/claimed", "never", stranger.String()) {
+		t.Errorf("the list doesn't show who has the name:\n%s", list)
+	}
+	issued := func() (crt []byte) {
+		c.Eventually(attackBudget, "the certificate is signed", func() error {
+			text, err := c.Try("get", "csr", "attack-claims", "-o", "jsonpath={.status.certificate}")
+			if err == nil && text == "" {
+				err = errors.New("not yet")
+			}
+			if err == nil {
+				crt, err = base64.StdEncoding.DecodeString(text)
+			}
+			return err
+		})
+		return crt
+	}
+	node := access(t, c, fmt.Sprintf("client-certificate-data: %q, client-key-data: %q", base64.StdEncoding.EncodeToString(issued()), base64.StdEncoding.EncodeToString(kubelet)))
+	requested(t, c, node, "attack-renews", "claimed", thief)
+	decided(c, "attack-renews", "Approved ", "")
+
+	c.Gbctl("-n", control.Name, "token", "revoke", "node/claimed")
+	owner := machine(t, c, control, string(secrets.MachineToken), "claimed")
+	requested(t, c, node, "attack-silent", "claimed", config.CertKey{}) // as a kubelet renews by itself
+	requested(t, c, node, "attack-again", "claimed", thief)
+	decided(c, "attack-again", "Denied the name claimed belongs to a machine with another key", "")
+	requested(t, c, join, "attack-owner", "claimed", owner)
+	decided(c, "attack-owner", "Approved ", "")
+	if got := c.Kubectl("get", "csr", "attack-silent", "-o", "jsonpath={.status.conditions}"); got != "" {
+		t.Errorf("the thief's kubelet has its certificate renewed: %s", got)
+	}
+	c.Gbctl("-n", control.Name, "token", "revoke", "node/claimed")
+}
+
+// machine is what trustd gives a machine with a new key.
+func machine(t *testing.T, c *e2etest.Cluster, control qemu.Node, token, name string) config.CertKey {
+	t.Helper()
+	key, err := pki.NewKey(pki.Ed25519)
+	if err != nil {
+		t.Fatal(err)
+	}
+	crt, err := signedFor(t, c, control, token, name, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config.CertKey{Crt: crt, Key: key}
+}
+
+// decided waits for the decision about a request.
+func decided(c *e2etest.Cluster, request, want, words string) {
+	c.T().Helper()
+	c.Eventually(attackBudget, "a decision about "+request, func() error {
+		got, err := c.Try("get", "csr", request, "-o", "jsonpath={.status.conditions[0].type} {.status.conditions[0].message}")
+		if err == nil && (!strings.HasPrefix(got, want) || !strings.Contains(got, words)) {
+			err = fmt.Errorf("it is %q, want %s, %s", got, want, words)
+		}
+		return err
+	})
+}
+
 // bearer is a kubeconfig with a token.
 func bearer(t *testing.T, c *e2etest.Cluster, token string) string {
 	t.Helper()
+	return access(t, c, fmt.Sprintf("token: %q", token))
+}
+
+// access is a kubeconfig of a user.
+func access(t *testing.T, c *e2etest.Cluster, user string) string {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}],
-users: [{name: a, user: {token: %q}}], clusters: [{name: a, cluster: {server: "https://127.0.0.1:%d", certificate-authority-data: %q}}]}
-`, token, c.KubernetesPort, base64.StdEncoding.EncodeToString(c.Secrets().KubernetesCA.Crt))
+users: [{name: a, user: {%s}}], clusters: [{name: a, cluster: {server: "https://127.0.0.1:%d", certificate-authority-data: %q}}]}
+`, user, c.KubernetesPort, base64.StdEncoding.EncodeToString(c.Secrets().KubernetesCA.Crt))
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -128,24 +206,38 @@ func patchStatus(t *testing.T, c *e2etest.Cluster, token, node, patch string) er
 	return err
 }
 
-// requested asks for the client certificate of a node.
-func requested(t *testing.T, c *e2etest.Cluster, kubeconfig, name string) {
-	t.Helper()
-	text := request(t, pki.Leaf{CN: config.NodeUser + name, Orgs: []string{"system:nodes"}})
-	csr := fmt.Sprintf(`{apiVersion: certificates.k8s.io/v1, kind: CertificateSigningRequest, metadata: {name: attack-%s},
-spec: {signerName: kubernetes.io/kube-apiserver-client-kubelet, usages: [digital signature, client auth], request: %s}}`, name, base64.StdEncoding.EncodeToString(text))
-	if _, err := c.TryWith(csr, "--kubeconfig", kubeconfig, "create", "-f", "-"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _, _ = c.Try("delete", "csr", "attack-"+name, "--wait=false") }) // it ends by itself, too
-}
-
-func request(t *testing.T, leaf pki.Leaf) []byte {
+// requested asks for the client certificate of a node, with the proof of a machine if it has a certificate. It returns the key.
+func requested(t *testing.T, c *e2etest.Cluster, kubeconfig, csr, name string, by config.CertKey) config.KeyPEM {
 	t.Helper()
 	key, err := pki.NewKey(pki.ECDSA)
 	if err != nil {
 		t.Fatal(err)
 	}
+	text := request(t, key, pki.Leaf{CN: config.NodeUser + name, Orgs: []string{"system:nodes"}})
+	annotations := map[string]string{}
+	if block, _ := pem.Decode(text); len(by.Crt) > 0 {
+		proof, err := pki.Prove(by.Crt, by.Key, "client certificate of a kubelet", block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		annotations["garboard.dev/proof"] = string(proof)
+	}
+	object, err := json.Marshal(map[string]any{
+		"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": map[string]any{"name": csr, "annotations": annotations},
+		"spec": map[string]any{"signerName": "kubernetes.io/kube-apiserver-client-kubelet", "usages": []string{"digital signature", "client auth"}, "request": text},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.TryWith(string(object), "--kubeconfig", kubeconfig, "create", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = c.Try("delete", "csr", csr, "--wait=false") }) // it ends by itself, too
+	return key
+}
+
+func request(t *testing.T, key config.KeyPEM, leaf pki.Leaf) []byte {
+	t.Helper()
 	text, err := pki.NewRequest(key, leaf)
 	if err != nil {
 		t.Fatal(err)
@@ -155,6 +247,16 @@ func request(t *testing.T, leaf pki.Leaf) []byte {
 
 // signed asks trustd for a certificate for a name, with a new key, as a machine in the nodes' network.
 func signed(t *testing.T, c *e2etest.Cluster, control qemu.Node, token, name string) ([]byte, error) {
+	t.Helper()
+	key, err := pki.NewKey(pki.Ed25519)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signedFor(t, c, control, token, name, key)
+}
+
+// signedFor is signed for a key.
+func signedFor(t *testing.T, c *e2etest.Cluster, control qemu.Node, token, name string, key config.KeyPEM) ([]byte, error) {
 	t.Helper()
 	inside, at := c.Network(), net.JoinHostPort(control.Address.String(), trustPort)
 	err := inside.Do(func() error {
@@ -178,7 +280,7 @@ func signed(t *testing.T, c *e2etest.Cluster, control qemu.Node, token, name str
 		},
 	}
 	client := garboardv1connect.NewTrustServiceClient(&http.Client{Transport: transport, Timeout: attackBudget}, "https://"+at)
-	answer, err := client.Sign(t.Context(), connect.NewRequest(&apiv1.SignRequest{Token: token, Request: request(t, pki.Leaf{CN: name, DNS: []string{name}, IPs: []netip.Addr{stranger}})}))
+	answer, err := client.Sign(t.Context(), connect.NewRequest(&apiv1.SignRequest{Token: token, Request: request(t, key, pki.Leaf{CN: name, DNS: []string{name}, IPs: []netip.Addr{stranger}})}))
 	if err != nil {
 		return nil, err
 	}

@@ -41,17 +41,8 @@ func ended(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 		_, err := c.Try("--kubeconfig", bearer(t, c, token), "auth", "whoami")
 		return err
 	}
-	requested(t, c, bearer(t, c, token), "joins")
-	c.Eventually(attackBudget, "a machine joins with the token", func() error {
-		got, err := c.Try("get", "csr", "attack-joins", "-o", "jsonpath={.status.conditions[0].type}")
-		if err == nil && got != "Approved" {
-			err = fmt.Errorf("it is %q", got)
-		}
-		return err
-	})
-	if _, err := signed(t, c, control, token, "rack-4"); err != nil {
-		t.Errorf("trustd, with the same token: %v", err)
-	}
+	requested(t, c, bearer(t, c, token), "joins", "rack-4", machine(t, c, control, token, "rack-4"))
+	decided(c, "joins", "Approved ", "")
 	c.Gbctl("-n", control.Name, "token", "revoke", id)
 	strange(t, c, control, token)
 	c.Eventually(attackBudget, "the token has ended", func() error { return refused(who(token)) })

@@ -10,6 +10,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -117,6 +120,7 @@ func TestWorkerJoins(t *testing.T) {
 	t.Run("certificate", func(t *testing.T) { serves(t, c.In(t)) })
 	t.Run("taken over", func(t *testing.T) { taken(t, c.In(t), control, worker) })
 	t.Run("cut off", func(t *testing.T) { lost(t, c.In(t), worker.Name) })
+	t.Run("renewal", func(t *testing.T) { renewed(t, c.In(t), worker) })
 	t.Run("tokens end", func(t *testing.T) { ended(t, c.In(t), control, worker) })
 	t.Run("its Node is deleted", func(t *testing.T) { nodeDeleted(t, c.In(t), worker) })
 }
@@ -203,6 +207,52 @@ func serves(t *testing.T, c *e2etest.Cluster) {
 	}
 	if err := errors.Join(cert.VerifyHostname(worker.Name), cert.VerifyHostname(worker.Address.String())); err != nil {
 		t.Error(err)
+	}
+}
+
+// renewed: the kubelet's client certificate is near its end. The node has it renewed, with a proof, and the kubelet runs with the new one.
+func renewed(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
+	const budget = 60 * time.Second // for a kubelet to start twice
+	file := filepath.Join(c.Dir(), worker.Name, "var", "lib", "kubelet", "pki", "kubelet-client-current.pem")
+	crt, key, err := c.Secrets().KubernetesCA.CA().Issue(pki.Leaf{CN: config.NodeUser + worker.Name, Orgs: []string{"system:nodes"}, Client: true, Now: time.Now(), Validity: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, slices.Concat(crt, key), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.Gbctl("-n", worker.Name, "service", "kubelet", "restart")
+	c.Eventually(budget, "the certificate is renewed", func() error {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		cert, err := pki.ParseCert(text)
+		if err == nil && time.Until(cert.NotAfter) < pki.LeafValidity/2 {
+			err = fmt.Errorf("it ends at %s", cert.NotAfter)
+		}
+		return err
+	})
+	c.Eventually(budget, "the kubelet runs with it", func() error {
+		out, err := c.TryGbctl("-n", worker.Name, "service", "kubelet")
+		if err == nil && (!strings.Contains(out, "Running") || !strings.Contains(out, "there is another client certificate")) {
+			err = errors.New(out)
+		}
+		return err
+	})
+	out := c.Kubectl("get", "csr", "--field-selector", "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet", "-o",
+		"jsonpath={range .items[?(@.spec.username==\"system:node:"+worker.Name+"\")]}{.status.conditions[0].type} {.status.conditions[0].reason} {.metadata.annotations}{\"\\n\"}{end}")
+	approved := 0
+	for line := range strings.Lines(out) { // the kubelet itself asks, too, as it starts so near the end; nobody answers
+		proven := strings.Contains(line, "garboard.dev/proof")
+		if proven && strings.HasPrefix(line, "Approved GarboardApproved ") {
+			approved++
+		} else if proven || strings.TrimSpace(line) != "" {
+			t.Errorf("a request of the node: %s", line)
+		}
+	}
+	if approved != 1 {
+		t.Errorf("the requests of the node are %q", out)
 	}
 }
 

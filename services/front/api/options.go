@@ -29,9 +29,10 @@ type Options struct {
 	Containerd *containerd.Containerd
 	Etcd       *etcd.Etcd
 	Operations *operation.Runner
-	// Roster is what is known of the cluster's nodes, and EnlistToken records a token with which they join.
+	// Roster is what is known of the cluster's nodes, Enlist records one, and EnlistToken a token with which they join.
 	Roster      func(ctx context.Context) (roster.Facts, error)
 	EnlistToken func(ctx context.Context, id string, t roster.Token, forget bool) error
+	Enlist      func(ctx context.Context, name string, r roster.Record) error
 	// Interrupt calls do, which stops or restarts this node's etcd, if the cluster can do
 	// without its member. force: also if not; the warning is why not.
 	Interrupt func(ctx context.Context, what string, force bool, do func() error) (warning string, err error)

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"fmt"
@@ -31,6 +32,8 @@ const (
 	// of the configuration when it is missing, without an end.
 	endedToken   = "garboard.dev/ended-token"
 	maxTokenLife = 365 * 24 * time.Hour
+	// heldName is before a name that a machine has and no Node, in the place of the ID of a token: ending that frees the name.
+	heldName = "node/"
 )
 
 // tokenRef is the Secret with a name; "" is for all.
@@ -115,11 +118,13 @@ func (s *nodeService) ListTokens(ctx context.Context, _ *connect.Request[apiv1.L
 		}
 		maps.DeleteFunc(facts.Tokens, func(id string, t roster.Token) bool { return id != own && t.Ends.Before(time.Now()) })
 		for _, id := range slices.Sorted(maps.Keys(facts.Tokens)) {
-			token := &apiv1.JoinToken{Id: id, Ends: timestamppb.New(facts.Tokens[id].Ends), Description: "for the machine API only"}
-			if id == own {
-				token.Description = "machine.token of this node"
+			what := cmp.Or(map[string]string{own: "machine.token of this node"}[id], "for the machine API only")
+			res.Tokens = append(res.Tokens, &apiv1.JoinToken{Id: id, Ends: timestamppb.New(facts.Tokens[id].Ends), Description: what})
+		}
+		for _, name := range slices.Sorted(maps.Keys(facts.Records)) {
+			if r, holds := facts.Record(name); holds && !facts.Nodes[name] {
+				res.Tokens = append(res.Tokens, &apiv1.JoinToken{Id: heldName + name, Description: fmt.Sprintf("a machine at %s has this name, and no Node", r.Address)})
 			}
-			res.Tokens = append(res.Tokens, token)
 		}
 		return err
 	})
@@ -129,7 +134,7 @@ func (s *nodeService) RevokeToken(ctx context.Context, req *connect.Request[apiv
 	id, end := req.Msg.GetId(), time.Now().Add(max(req.Msg.GetAfter().AsDuration(), 0))
 	err := s.withKubernetes(func(cfg *config.Config, c *kubeclient.Client) error {
 		forMachines, err := s.endForMachines(ctx, cfg, id, &end)
-		if err != nil {
+		if err != nil || strings.HasPrefix(id, heldName) {
 			return err
 		}
 		o, err := c.Get(ctx, tokenRef(tokenName+id))
@@ -157,6 +162,13 @@ func (s *nodeService) endForMachines(ctx context.Context, cfg *config.Config, id
 	facts, err := s.opts.Roster(ctx)
 	if err != nil {
 		return false, err
+	}
+	if name, is := strings.CutPrefix(id, heldName); is {
+		r, holds := facts.Record(name)
+		if r.Joined = true; !holds || facts.Nodes[name] {
+			return false, fmt.Errorf("no machine has the name %q without a Node (`gbctl token list` shows all)", name)
+		}
+		return false, s.opts.Enlist(ctx, name, r)
 	}
 	token, recorded := facts.Tokens[id]
 	configured := id == roster.TokenID(string(cfg.Machine.Token))

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -105,7 +106,14 @@ func TestTokens(t *testing.T) {
 		"dddddd": roster.NewToken("dddddd.hushhushhushhush", later), // somebody has deleted its Secret
 	}
 	forgets := map[string]bool{}
-	r.opts.Roster = func(context.Context) (roster.Facts, error) { return roster.Facts{Tokens: maps.Clone(recorded)}, nil }
+	names := map[string]roster.Record{"w1": {Key: "k", Certified: true}, "held": {Key: "k", Certified: true, Address: netip.MustParseAddr("10.5.0.66")}, "deleted": {Key: "k", Joined: true}}
+	r.opts.Roster = func(context.Context) (roster.Facts, error) {
+		return roster.Facts{Tokens: maps.Clone(recorded), Records: maps.Clone(names), Nodes: map[string]bool{"w1": true}, Now: time.Now()}, nil
+	}
+	r.opts.Enlist = func(_ context.Context, name string, r roster.Record) error {
+		names[name] = r
+		return nil
+	}
 	r.opts.EnlistToken = func(_ context.Context, id string, t roster.Token, forget bool) error {
 		recorded[id], forgets[id] = t, forget
 		return nil
@@ -122,6 +130,10 @@ func TestTokens(t *testing.T) {
 	list, err := ask(t, client.ListTokens, &apiv1.ListTokensRequest{})
 	must(t, err)
 	wantParts(t, list.String(), `id:"aaaaaa"`, `description:"rack 4"`, `id:"bbbbbb" `, `description:"cluster.token of this node"`, `id:"cccccc"`, `id:"mmmmmm" `, `description:"machine.token of this node"`, `id:"dddddd"`, `description:"for the machine API only"`)
+	wantParts(t, list.String(), `id:"node/held"`, "a machine at 10.5.0.66 has this name, and no Node")
+	if strings.Contains(list.String(), "w1") || strings.Contains(list.String(), "deleted") {
+		t.Errorf("the list has names that need nothing: %v", list)
+	}
 	if !list.Tokens[0].Ends.AsTime().Equal(later) || list.Tokens[1].Ends != nil || strings.Contains(list.String(), "hush") {
 		t.Errorf("the list is %v", list)
 	}
@@ -184,6 +196,16 @@ func TestTokens(t *testing.T) {
 		if token.Id == "mmmmmm" && (token.Ends == nil || token.Description != "machine.token of this node") {
 			t.Errorf("the list has %v", token)
 		}
+	}
+	// A name that a machine has without a Node is freed, and no other one.
+	_, err = ask(t, client.RevokeToken, &apiv1.RevokeTokenRequest{Id: "node/held"})
+	must(t, err)
+	if r := names["held"]; !r.Joined || r.Key != "k" {
+		t.Errorf("the name is recorded as %+v", r)
+	}
+	for _, name := range []string{"held", "w1", "nosuch"} {
+		_, err = ask(t, client.RevokeToken, &apiv1.RevokeTokenRequest{Id: "node/" + name})
+		wantCode(t, err, connect.CodeFailedPrecondition, "no machine has the name \""+name+"\" without a Node")
 	}
 	_, err = ask(t, client.RevokeToken, &apiv1.RevokeTokenRequest{Id: "nosuch"})
 	wantCode(t, err, connect.CodeFailedPrecondition, "not found")

@@ -165,7 +165,7 @@ func TestS097ServiceThroughItsLife(t *testing.T) {
 		t.Errorf("the same machine again: %v", err)
 	}
 	_, err = n.b.sign(t, token, request(t, pki.Ed25519, leaf()))
-	wantRefused(t, err, connect.CodePermissionDenied, "belongs to a machine with another key, at 192.0.2.20", "kubectl delete node worker-1")
+	wantRefused(t, err, connect.CodePermissionDenied, "belongs to a machine with another key, at 192.0.2.20", "kubectl delete node worker-1, or gbctl token revoke node/worker-1 if there is no such Node")
 	n.b.from(controlPlane.String())
 	_, err = n.b.sign(t, token, good)
 	wantRefused(t, err, connect.CodePermissionDenied, "of the control planes")
@@ -319,6 +319,38 @@ func TestRenewalWithoutTheToken(t *testing.T) {
 	n.mu.Unlock()
 	_, err = ask("worker-1", next, last, next, secrets.RenewPurpose)
 	wantRefused(t, err, connect.CodeUnauthenticated, "the certificate to which the name belongs")
+}
+
+// The certificate of a node's kubelet outlives the Node, and so proves nothing for a name that is recorded: a machine that was taken over,
+// and reinstalled, doesn't lose its name to the former owner. It proves the name of a node that a former release left unrecorded.
+func TestFormerOwnerDoesNotGetTheNameBack(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	cfg := configuration(config.ControlPlane, ca)
+	kubernetes, err := pki.NewKubernetesCA(time.Now())
+	must(t, err)
+	cfg.Cluster.CA.Crt = kubernetes.Cert
+	n := newNode(t, cfg)
+	n.certify(ca)
+	n.b.ca = ca
+	n.facts.Nodes = map[string]bool{"worker-1": true}
+	n.wait("trustd to be up", func(s dag.Status) bool { return s.Up })
+	crt, key, err := kubernetes.Issue(pki.Leaf{CN: config.NodeUser + "worker-1", Orgs: []string{"system:nodes"}, Client: true, Now: time.Now()})
+	must(t, err)
+	ask := func() ([]byte, error) {
+		n.another(&n.b.peer)
+		l := leaf()
+		l.IPs = append([]netip.Addr{*n.b.peer.Load()}, loopback...)
+		text := request(t, pki.Ed25519, l)
+		proof, err := pki.Prove(crt, key, secrets.SignPurpose, text)
+		must(t, err)
+		return n.b.ask(t, &apiv1.SignRequest{Token: token, Request: text, Proof: proof})
+	}
+	if _, err := ask(); err != nil {
+		t.Errorf("a node that isn't recorded: %v", err)
+	}
+	_, err = ask()
+	wantRefused(t, err, connect.CodePermissionDenied, "belongs to a machine with another key", "kubectl delete node worker-1")
 }
 
 // A machine that was given a token for an hour tries it later; and somebody has machine.token out of an old file, which an administrator

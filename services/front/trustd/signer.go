@@ -65,7 +65,8 @@ func (s signer) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest])
 		return nil, connect.NewError(connect.CodePermissionDenied, err)
 	}
 	cert, err := pki.CheckProof(r.Msg.GetProof(), cfg.Cluster.TrustedCAs(), secrets.SignPurpose, r.Msg.GetRequest(), facts.Now)
-	proven := renews || err == nil && cert.Subject.CommonName == config.NodeUser+leaf.CN
+	// A certificate of Kubernetes outlives its Node: it proves nothing for a name that is recorded.
+	proven := renews || !known && err == nil && cert.Subject.CommonName == config.NodeUser+leaf.CN
 	if err := s.enlist(ctx, facts, leaf.CN, roster.Record{Key: key, Address: peer}, proven); err != nil {
 		return nil, err
 	}
@@ -83,21 +84,18 @@ func (s signer) enlist(ctx context.Context, facts roster.Facts, name string, r r
 		return connect.NewError(connect.CodePermissionDenied, err)
 	}
 	had, known := facts.Record(name)
-	r.Since, r.Revision = facts.Now, facts.Records[name].Revision
-	if known && had.Key == r.Key {
-		if had.Address == r.Address {
-			return nil
-		}
-		r.Since, r.Joined = had.Since, had.Joined
-		if err := s.o.Enlist(ctx, name, r); err != nil {
-			s.log.Warn("the new address of a worker isn't recorded", "name", name, "err", err.Error())
-		}
+	same := known && had.Key == r.Key
+	if same && had.Address == r.Address {
 		return nil
 	}
-	if err := s.o.Enlist(ctx, name, r); err != nil {
+	switch err := s.o.Enlist(ctx, name, facts.Renewed(name, r)); {
+	case err != nil && same:
+		s.log.Warn("the new address of a worker isn't recorded", "name", name, "err", err.Error())
+	case err != nil:
 		return connect.NewError(connect.CodeUnavailable, err)
+	case !same:
+		s.log.Info("the name of a worker is bound to its key", "name", name, "address", r.Address.String())
 	}
-	s.log.Info("the name of a worker is bound to its key", "name", name, "address", r.Address.String())
 	return nil
 }
 

@@ -31,15 +31,15 @@ const (
 	// watchTime is how long one watch goes on; the server ends them after some minutes
 	// in any case.
 	watchTime = 5 * time.Minute
-	// joinPoll is how often is checked whether the kubelet has joined: Kubernetes is asked
-	// with the kubelet's certificate.
+	// joinPoll is the pause of a node that hasn't joined: control planes sign its first certificate, and it asks Kubernetes for
+	// them with its token.
 	joinPoll = time.Second
 	// Pauses between tries: the API server may only just start, or be gone for long.
 	againFirst = time.Second
 	againMax   = 30 * time.Second
 )
 
-// slices of default/kubernetes: the bootstrap manifests let nodes read this one.
+// slices of default/kubernetes: the bootstrap manifests let nodes read this one, and those that join.
 var (
 	servers   = kubeclient.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: "default"}
 	selection = kubeclient.Selection{Fields: "metadata.name=kubernetes"}
@@ -129,21 +129,22 @@ func (s *serverList) follow(ctx context.Context) {
 	var client kubeclient.Kept
 	pause, logged := time.Duration(0), ""
 	for ctx.Err() == nil {
-		if !untrusted.Exists(s.o.kubeletClient) {
-			sleep.For(ctx, joinPoll)
-			continue
-		}
 		cfg, err := machine.Config(s.o.Store)
+		joined := untrusted.Exists(s.o.kubeletClient)
 		if err == nil {
-			err = client.Use(kubeclient.Options{
-				Server: "https://" + s.o.address, ServerName: ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: s.o.kubeletClient,
-			})
+			how := kubeclient.Options{Server: "https://" + s.o.address, ServerName: ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: s.o.kubeletClient}
+			if !joined {
+				how.CertFile, how.Token = "", string(cfg.Cluster.Token)
+			}
+			err = client.Use(how)
 		}
 		if err == nil {
 			err = s.watch(ctx, client.Client)
 		}
 		client.Close()
 		switch {
+		case !joined:
+			pause = joinPoll
 		case err == nil:
 			pause, logged = againFirst, ""
 		case err.Error() != logged && ctx.Err() == nil:

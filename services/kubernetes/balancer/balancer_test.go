@@ -40,6 +40,8 @@ const (
 	endpointName = "cluster.example.org:6443"
 )
 
+const joinToken = "aaaaaa.0123456789abcdef"
+
 // rig is a node, and API servers at addresses of a real cluster; only the way there is
 // short.
 type rig struct {
@@ -66,6 +68,7 @@ func newRig(t *testing.T, typ config.MachineType, servers ...string) *rig {
 	must(t, err)
 	c := &config.Config{Machine: config.Machine{Type: typ}}
 	c.Cluster.CA.Crt = ca.Cert
+	c.Cluster.Token = joinToken
 	c.Cluster.ControlPlane = config.ControlPlaneSet{Endpoint: endpoint, LocalAPIServerPort: 6443}
 	w := r.store.As("test")
 	must(t, machine.Configs.Put(w, machine.ConfigID, c))
@@ -163,7 +166,7 @@ func (r *rig) answer(w http.ResponseWriter, req *http.Request) {
 	switch {
 	case req.URL.Path == "/readyz":
 		fmt.Fprint(w, "ok")
-	case len(req.TLS.PeerCertificates) == 0:
+	case len(req.TLS.PeerCertificates) == 0 && req.Header.Get("Authorization") != "Bearer "+joinToken:
 		http.Error(w, "who are you", http.StatusUnauthorized)
 	case req.URL.Path == "/api":
 		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "APIGroupDiscoveryList"})
@@ -261,13 +264,25 @@ func TestListIsLearntAndKept(t *testing.T) {
 	all[endpointName] = "config false"
 	r.waitForServers(all)
 	stop()
-	must(t, os.Remove(r.o.kubeletClient)) // nobody to ask
+	must(t, os.Remove(r.o.kubeletClient))
+	r.setEndpoints() // it is told nothing
 	if left := APIServers.List(r.store); len(left) > 0 {
 		t.Errorf("left are %v", left)
 	}
 	r.run()
 	r.waitForServers(all)
 	must(t, r.answers())
+}
+
+// A machine that is to join learns the control planes with its token: one of them signs its first certificate, and
+// nobody but Kubernetes may be at the endpoint. It asks again each second.
+func TestListIsLearntBeforeTheNodeJoins(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, config.Worker, endpointName)
+	must(t, os.Remove(r.o.kubeletClient))
+	r.setEndpoints(strings.TrimSuffix(otherAddress, ":6443"))
+	r.run()
+	r.waitForServers(map[string]string{endpointName: "config true", otherAddress: "kubernetes false"})
 }
 
 // What is kept is a help; if it is broken, there is the endpoint.

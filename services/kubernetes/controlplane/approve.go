@@ -1,11 +1,13 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -44,13 +46,15 @@ var (
 
 // ApprovalController decides about the certificates of workers' kubelets, in the place of
 // Kubernetes, which signs them. Kubernetes would give whoever has a token for joining a
-// client certificate of any node, and approves no serving certificate: without one, logs
-// from that node aren't available. It renews a client certificate by itself, as that is for
-// the same node.
+// client certificate of any node, would renew that for whoever has it, and approves no serving
+// certificate: without one, logs from that node aren't available.
+//
+// Who gets a client certificate is recorded before, and so the name is one machine's only.
 //
 // It changes nothing for control planes: their nodes issue the kubelets' certificates.
 type ApprovalController struct {
 	roster  func(ctx context.Context) (roster.Facts, error)
+	enlist  func(ctx context.Context, name string, r roster.Record) error
 	refused map[string]string
 }
 
@@ -73,7 +77,7 @@ func (c *ApprovalController) Reconcile(ctx context.Context, v resource.View) (ti
 	if err != nil {
 		return 0, err
 	}
-	if err := c.closeBinding(ctx, v, client); err != nil {
+	if err := c.closeBindings(ctx, v, client); err != nil {
 		return 0, err
 	}
 	left, seen := false, map[string]string{}
@@ -99,25 +103,28 @@ func (c *ApprovalController) Reconcile(ctx context.Context, v resource.View) (ti
 	}), nil
 }
 
-// formerBinding is a bootstrap manifest of releases whose clusters approve each request of
-// whoever has a token.
-var formerBinding = kubeclient.Ref{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding", Name: "system-bootstrap-approve-node-client-csr"}
+// formerBindings are bootstrap manifests of releases whose clusters approve each request of
+// whoever is in the group: a token for joining, or the certificate of a node.
+var formerBindings = map[string]string{"system-bootstrap-approve-node-client-csr": joinGroup, "system-bootstrap-node-renewal": nodeGroup}
 
-// closeBinding takes the group out of the binding. It is the one object of the bootstrap
-// manifests that is changed: with it, a token gives the names of all nodes.
-func (c *ApprovalController) closeBinding(ctx context.Context, v resource.View, client *kubeclient.Client) error {
-	binding, err := client.Get(ctx, formerBinding)
-	if err != nil {
-		return kubeclient.IgnoreNotFound(err)
+// closeBindings takes the groups out of the bindings. They are the objects of the bootstrap manifests that
+// are changed: with the first, a token gives the names of all nodes; with the second, a name is had for ever.
+// They stay, as control planes of a former release make missing ones again.
+func (c *ApprovalController) closeBindings(ctx context.Context, v resource.View, client *kubeclient.Client) error {
+	for name, group := range formerBindings {
+		ref := kubeclient.Ref{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding", Name: name}
+		binding, err := client.Get(ctx, ref)
+		subjects := binding.List("subjects")
+		left := slices.DeleteFunc(slices.Clone(subjects), func(s kubeclient.Object) bool { return s.Text("name") == group })
+		if len(left) < len(subjects) {
+			v.Log().Info(fmt.Sprintf("%s doesn't approve requests of %s any more: the control planes do", ref, group))
+			_, err = client.Merge(ctx, ref, kubeclient.Object{"subjects": left})
+		}
+		if err := kubeclient.IgnoreNotFound(err); err != nil {
+			return err
+		}
 	}
-	subjects := binding.List("subjects")
-	left := slices.DeleteFunc(slices.Clone(subjects), func(s kubeclient.Object) bool { return s.Text("name") == joinGroup })
-	if len(left) == len(subjects) {
-		return nil
-	}
-	v.Log().Info(fmt.Sprintf("%s doesn't approve requests of %s any more: the control planes do", formerBinding, joinGroup))
-	_, err = client.Merge(ctx, formerBinding, kubeclient.Object{"subjects": left})
-	return err
+	return nil
 }
 
 // errAsked ends a watch: there is a request to answer.
@@ -147,7 +154,7 @@ func ours(request kubeclient.Object) bool {
 	case servingSigner:
 		return true
 	case clientSigner:
-		return inGroup(request, joinGroup)
+		return inGroup(request, joinGroup) || inGroup(request, nodeGroup)
 	}
 	return false
 }
@@ -158,35 +165,39 @@ func inGroup(request kubeclient.Object, group string) bool {
 }
 
 // answer approves a request, or says why not. A client certificate is denied, so that the
-// node learns the reason, and asks again later. A request for a serving certificate that
-// doesn't fit now may fit after the node has reported a new address.
+// node learns the reason, and asks again later. A kubelet's own request isn't, as the kubelet would repeat it
+// at once; nor one for a serving certificate: it may fit after the node has reported a new address.
 func (c *ApprovalController) answer(ctx context.Context, v resource.View, client *kubeclient.Client, request kubeclient.Object) (why string, err error) {
-	user, joins := request.Text("spec", "username"), request.Text("spec", "signerName") == clientSigner
+	user, signer := request.Text("spec", "username"), request.Text("spec", "signerName")
 	nodes, err := client.List(ctx, allNodes, kubeclient.Selection{})
 	if err != nil {
 		return "", err
 	}
 	facts, err := c.roster(ctx) // it has seen all of nodes
-	if err != nil {
-		return "", err
+	if err != nil || facts.Records == nil {
+		return "this control plane is no member of etcd yet", err // the others know the nodes
 	}
-	problem := checkServing(request, nodes.Items(), facts)
-	if joins {
-		problem = checkJoining(v, request, facts)
+	problem := error(nil)
+	if signer == servingSigner {
+		problem = checkServing(request, nodes.Items(), facts)
+	} else if name, by, refused := checkClient(v, request, facts); refused != nil || by.Key == "" {
+		problem = refused
+	} else if err := c.enlist(ctx, name, facts.Renewed(name, by)); err != nil {
+		return "", err
 	}
 	switch {
 	case problem == nil:
 		if err := client.DecideCSR(ctx, request.Name(), kubeclient.Approved, "", "names and addresses are those of the node"); err != nil {
 			return "", err
 		}
-		v.Log().Info(fmt.Sprintf("approved request %s of %s for a certificate (%s)", request.Name(), user, request.Text("spec", "signerName")))
+		v.Log().Info(fmt.Sprintf("approved request %s of %s for a certificate (%s)", request.Name(), user, signer))
 		return "", nil
-	case joins:
+	case signer == clientSigner && (inGroup(request, joinGroup) || request.Text("metadata", "annotations", kubeclient.JoinProof) != ""):
 		v.Log().Warn(fmt.Sprintf("request %s of %s for a client certificate is denied: %v", request.Name(), user, problem))
 		return "", client.DecideCSR(ctx, request.Name(), kubeclient.Denied, string(reason.Of(problem)), problem.Error())
 	}
 	if why = problem.Error(); c.refused[request.Name()] != why {
-		v.Log().Warn(fmt.Sprintf("request %s of %s for a serving certificate is not approved: %v", request.Name(), user, problem))
+		v.Log().Warn(fmt.Sprintf("request %s of %s for a certificate (%s) is not approved: %v", request.Name(), user, signer, problem))
 	}
 	return why, nil
 }
@@ -197,50 +208,56 @@ var (
 	clientUsages  = []string{"digital signature", "key encipherment", "client auth"}
 )
 
-// checkJoining returns what is wrong with the request of a node that joins. A name that a
-// worker has needs the proof that the request is that worker's.
-func checkJoining(r resource.Reader, request kubeclient.Object, facts roster.Facts) error {
+// checkClient returns what is wrong with the request for a node's client certificate, and the machine that gets the
+// name: its request has the proof that this machine has made it. A node of a former release renews without one.
+func checkClient(r resource.Reader, request kubeclient.Object, facts roster.Facts) (name string, by roster.Record, err error) {
 	csr, err := parseRequest(request, clientUsages)
 	if err != nil {
-		return err
+		return "", by, err
 	}
 	name, isNode := strings.CutPrefix(csr.Subject.CommonName, config.NodeUser)
-	if !isNode || name == "" || !slices.Equal(csr.Subject.Organization, []string{nodeGroup}) {
-		return fmt.Errorf("subject is %q, not a node's", csr.Subject)
+	renews := inGroup(request, nodeGroup)
+	switch {
+	case !isNode || name == "" || !slices.Equal(csr.Subject.Organization, []string{nodeGroup}):
+		return name, by, fmt.Errorf("subject is %q, not a node's", csr.Subject)
+	case len(csr.DNSNames)+len(csr.IPAddresses) > 0:
+		return name, by, errors.New("it asks for names or addresses")
+	case renews && request.Text("spec", "username") != csr.Subject.CommonName:
+		return name, by, fmt.Errorf("subject is %q, not the node's", csr.Subject)
 	}
-	if len(csr.DNSNames)+len(csr.IPAddresses) > 0 {
-		return errors.New("it asks for names or addresses")
-	}
-	key, unproven := "", error(nil)
+	unproven := error(nil)
 	if proof := request.Text("metadata", "annotations", kubeclient.JoinProof); proof != "" {
-		if key, unproven = proofKey(r, proof, kubeclient.JoinPurpose, csr.Raw, name, facts.Now); key == "" {
-			return unproven
+		if by, unproven = provenBy(r, proof, kubeclient.JoinPurpose, csr.Raw, name, facts.Now); by.Key == "" {
+			return name, by, unproven
 		}
 	}
-	if taken := facts.MayJoin(name, key); taken != nil && unproven != nil {
-		return fmt.Errorf("%w (%w)", taken, unproven) // the owner of the name learns which machine wants it
-	} else if taken != nil {
-		return taken
+	taken := map[bool]func(name, key string) error{false: facts.MayJoin, true: facts.MayRenew}[renews](name, by.Key)
+	if taken != nil && unproven != nil {
+		taken = fmt.Errorf("%w (%w)", taken, unproven) // the owner of the name learns which machine wants it
 	}
-	return unproven // until trustd has given the machine its new name
+	return name, by, cmp.Or(taken, unproven) // until trustd has given the machine its new name
 }
 
-// proofKey is the key of a worker's machine API that has made a message. With a key, the error
+// provenBy is the machine that has made a message: the key of its machine API, and its address. With a key, the error
 // is that the machine has the certificate of another name.
-func proofKey(r resource.Reader, proof, purpose string, message []byte, name string, now time.Time) (string, error) {
+func provenBy(r resource.Reader, proof, purpose string, message []byte, name string, now time.Time) (by roster.Record, err error) {
 	cfg, err := machine.Config(r)
 	if err != nil {
-		return "", err
+		return by, err
 	}
 	cert, err := pki.CheckProof([]byte(proof), cfg.Machine.TrustedCAs(), purpose, message, now)
 	if err != nil {
-		return "", err
+		return by, err
 	}
-	key, err := pki.KeyID(cert.PublicKey)
+	by.Certified = true
+	if i := slices.IndexFunc(cert.IPAddresses, func(ip net.IP) bool { return !ip.IsLoopback() }); i >= 0 {
+		by.Address, _ = netip.AddrFromSlice(cert.IPAddresses[i])
+	}
+	by.Key, err = pki.KeyID(cert.PublicKey)
 	if err == nil && cert.Subject.CommonName != name {
 		err = fmt.Errorf("the proof is of %q, and not of %q", cert.Subject.CommonName, name)
 	}
-	return key, err
+	return by, err
 }
 
 // checkServing returns what is wrong with a request. A node may have its own

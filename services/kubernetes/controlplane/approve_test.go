@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,6 +33,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -129,8 +131,8 @@ func TestServingRequests(t *testing.T) {
 	}
 }
 
-// The token for joining gives the name of no other node: neither that of a control plane, nor
-// that of a worker without the key of its machine API.
+// The token for joining gives no name without a key of the machine API, and the name of no other node with it: neither that of a
+// control plane, nor that of a worker. Neither is a certificate renewed for who isn't that machine any more.
 func TestJoiningRequests(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -151,10 +153,17 @@ func TestJoiningRequests(t *testing.T) {
 	thief, _ := machineOf(machineCA, "w") // of another machine, which got the name before it was taken
 	stranger, _ := machineOf(newMachineCA(t), "w")
 	other, _ := machineOf(machineCA, "other")
+	fresh, freshKey := machineOf(machineCA, "new")
+	again, againKey := machineOf(machineCA, "deleted")
 	facts := roster.Facts{
 		Names: []string{"cp"}, Now: time.Now(),
-		Nodes:   map[string]bool{"w": true, "unknown": true},
-		Records: map[string]roster.Record{"w": {Key: ownKey}, "deleted": {Key: "k"}, "joins": {Key: "k", Since: time.Now()}},
+		Nodes:   map[string]bool{"w": true, "unknown": true, "cp": true},
+		Records: map[string]roster.Record{"w": {Key: ownKey}, "deleted": {Key: againKey, Joined: true}, "joins": {Key: "k", Since: time.Now()}},
+	}
+	renews := func(name string) func(*x509.CertificateRequest, map[string]any) {
+		return func(_ *x509.CertificateRequest, spec map[string]any) {
+			spec["username"], spec["groups"] = config.NodeUser+name, []any{nodeGroup}
+		}
 	}
 	type csr = x509.CertificateRequest
 	for _, tc := range []struct {
@@ -163,15 +172,25 @@ func TestJoiningRequests(t *testing.T) {
 		change     func(*csr, map[string]any)
 		want       string
 	}{
-		{"a fresh name", "new", config.CertKey{}, nil, ""},
-		{"a name whose Node was deleted", "deleted", config.CertKey{}, nil, ""},
+		{"a fresh name", "new", fresh, nil, ""},
+		{"a fresh name, without a key", "new", config.CertKey{}, nil, "isn't signed with the key of a certificate of the machine API"},
+		{"a fresh name, of a stranger", "w", stranger, nil, "signed by unknown authority"},
+		{"a name whose Node was deleted", "deleted", again, nil, ""},
+		{"a name whose Node was deleted, without a key", "deleted", config.CertKey{}, nil, "isn't signed"},
+		{"renews its own", "w", own, renews("w"), ""},
+		{"renews its own, without a proof", "w", config.CertKey{}, renews("w"), "belongs to a machine that signs"},
+		{"renews the name that another machine has now", "w", thief, renews("w"), "belongs to a machine with another key"},
+		{"renews after its Node was deleted", "deleted", again, renews("deleted"), "has to join again"},
+		{"renews as a node of a former release", "unknown", config.CertKey{}, renews("unknown"), ""},
+		{"renews another's", "w", own, renews("unknown"), "not the node's"},
+		{"renews a control plane's", "cp", config.CertKey{}, renews("cp"), "one of the control planes'"},
 		{"its own name again", "w", own, nil, ""},
 		{"a control plane's", "cp", config.CertKey{}, nil, "one of the control planes'"},
 		{"a control plane's in capitals", "CP", config.CertKey{}, nil, "one of the control planes'"},
 		{"another worker's", "w", config.CertKey{}, nil, "belongs to a machine that signs"},
 		{"another worker's with another key", "w", thief, nil, "belongs to a machine with another key"},
 		{"with a certificate of another authority", "w", stranger, nil, "signed by unknown authority"},
-		{"with another worker's proof", "w", other, nil, `another machine.network.hostname, or if that one is gone: kubectl delete node w (the proof is of "other"`},
+		{"with another worker's proof", "w", other, nil, `or gbctl token revoke node/w if there is no such Node (the proof is of "other"`},
 		{"a fresh name, before trustd has given it", "new", other, nil, `the proof is of "other"`},
 		{"that of a worker that joins now", "joins", config.CertKey{}, nil, "belongs to a machine that signs"},
 		{"that of a node whose machine isn't known", "unknown", config.CertKey{}, nil, "kubectl delete node unknown"},
@@ -195,13 +214,89 @@ func TestJoiningRequests(t *testing.T) {
 			put(t, err)
 			request["metadata"].(map[string]any)["annotations"] = map[string]any{kubeclient.JoinProof: string(proof)}
 		}
-		err := checkJoining(store, request, facts)
-		if code := reason.Of(err); (code == roster.NameTaken) != (strings.Contains(tc.want, "belongs") || strings.Contains(tc.want, "kubectl") || strings.Contains(tc.want, "one of the control")) {
+		name, by, err := checkClient(store, request, facts)
+		if err == nil && (name != tc.node || by.Key != map[string]string{"new": freshKey, "w": ownKey, "deleted": againKey}[name] || by.Certified != (by.Key != "")) {
+			t.Errorf("%s: %s is to be recorded as %+v", tc.name, name, by)
+		}
+		if code := reason.Of(err); (code == roster.NameTaken) != (strings.Contains(tc.want, "belongs") || strings.Contains(tc.want, "revoke") || strings.Contains(tc.want, "kubectl") || strings.Contains(tc.want, "one of the control")) {
 			t.Errorf("%s: code %q of %v", tc.name, code, err)
 		}
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}
+	}
+}
+
+// Two machines want one fresh name, and both have what trustd gives a machine. One gets it, for good, and the other one reads why not; a
+// request of a kubelet that can't sign waits, as that kubelet would ask again at once.
+func TestNameIsClaimedOnce(t *testing.T) {
+	t.Parallel()
+	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}
+	store := served(t, s)
+	c, err := machine.Config(store)
+	put(t, err)
+	ca := newMachineCA(t)
+	c.Machine.CA = config.CertKey{Crt: ca.Cert, Key: ca.Key}
+	put(t, machine.Configs.Put(store.As("test"), machine.ConfigID, c))
+	var mu sync.Mutex
+	records := map[string]roster.Record{}
+	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{
+		Roster: func(context.Context) (roster.Facts, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return roster.Facts{Records: maps.Clone(records), Now: time.Now().Add(roster.Grace)}, nil // each is asked after its grace
+		},
+		Enlist: func(_ context.Context, name string, r roster.Record) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if s.approved("csr-1") {
+				t.Errorf("%s is recorded after the approval", name)
+			}
+			r.Since = time.Now()
+			records[name] = r
+			return nil
+		},
+	}, "k8s.CertificateApprovalController"))
+	put(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() { _ = rt.Run(ctx) })
+	defer done.Wait()
+	defer cancel()
+	decided := func(number int, group, address, want string) {
+		t.Helper()
+		request := servingRequest(t, func(c *x509.CertificateRequest, spec map[string]any) {
+			c.Subject.CommonName, c.DNSNames, c.IPAddresses = config.NodeUser+"new", nil, nil
+			spec["signerName"], spec["usages"], spec["groups"], spec["username"] = clientSigner, []any{"digital signature", "client auth"}, []any{group}, config.NodeUser+"new"
+		})
+		if address != "" {
+			crt, key, err := ca.Issue(pki.Leaf{CN: "new", DNS: []string{"new"}, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr(address)}, Server: true, Now: time.Now()})
+			put(t, err)
+			text, err := base64.StdEncoding.DecodeString(request.Text("spec", "request"))
+			put(t, err)
+			block, _ := pem.Decode(text)
+			proof, err := pki.Prove(crt, key, kubeclient.JoinPurpose, block.Bytes)
+			put(t, err)
+			request["metadata"].(map[string]any)["annotations"] = map[string]any{kubeclient.JoinProof: string(proof)}
+		}
+		name := fmt.Sprintf("csr-%d", number)
+		s.ask(name, request)
+		eventually.That(t, patience, name+" is decided", func() error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			got := s.requests[name].List("status", "conditions")
+			if len(got) != 1 || !strings.Contains(got[0].Text("type")+": "+got[0].Text("message"), want) {
+				return fmt.Errorf("it is %v, want %s", got, want)
+			}
+			return nil
+		})
+	}
+	decided(1, joinGroup, "10.5.0.66", "Approved")
+	decided(2, joinGroup, "10.5.0.3", "Denied: the name new belongs to a machine with another key, at 10.5.0.66; give one of the two another machine.network.hostname, or if that one is gone: kubectl delete node new, or gbctl token revoke node/new if there is no such Node")
+	decided(3, nodeGroup, "10.5.0.3", "Denied: the name new belongs to a machine with another key")
+	decided(4, joinGroup, "", "Denied: the name new belongs to a machine that signs")
+	if r := records["new"]; !r.Certified || r.Address.String() != "10.5.0.66" {
+		t.Errorf("the record is %+v", r)
 	}
 }
 
@@ -222,7 +317,7 @@ type requestServer struct {
 func (s *requestServer) ask(name string, request kubeclient.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	request["metadata"] = map[string]any{"name": name}
+	request["metadata"].(map[string]any)["name"] = name
 	s.requests[name] = request
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -323,7 +418,7 @@ func TestServingApproval(t *testing.T) {
 	store := served(t, s)
 	s.ask("csr-1", servingRequest(t, nil))
 	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{Roster: func(context.Context) (roster.Facts, error) {
-		return roster.Facts{Names: []string{"kubernetes"}, Now: time.Now()}, nil
+		return roster.Facts{Names: []string{"kubernetes"}, Records: map[string]roster.Record{}, Now: time.Now()}, nil
 	}}, "k8s.CertificateApprovalController"))
 	put(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -346,5 +441,39 @@ func TestServingApproval(t *testing.T) {
 	approved("csr-3")
 	if s.approved("csr-2") {
 		t.Error("another's name is approved")
+	}
+}
+
+// A control plane that is about to join has an API server to ask, and knows no nodes: it decides nothing.
+func TestNoMemberOfEtcdDecides(t *testing.T) {
+	t.Parallel()
+	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}
+	store := served(t, s)
+	s.ask("csr-1", servingRequest(t, nil))
+	var looked atomic.Int32
+	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{Roster: func(context.Context) (roster.Facts, error) {
+		looked.Add(1)
+		return roster.Facts{Names: []string{"kubernetes"}, Now: time.Now()}, nil
+	}}, "k8s.CertificateApprovalController"))
+	put(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() { _ = rt.Run(ctx) })
+	defer done.Wait()
+	defer cancel()
+	seen := func(requests int32) {
+		t.Helper()
+		eventually.That(t, patience, fmt.Sprintf("%d requests are seen", requests), func() error {
+			if n := looked.Load(); n < requests {
+				return fmt.Errorf("%d are", n)
+			}
+			return nil
+		})
+	}
+	seen(1)
+	s.ask("csr-2", servingRequest(t, nil))
+	seen(3) // the first one again, and the second one
+	if s.approved("csr-1") {
+		t.Error("it approves what it can't know")
 	}
 }

@@ -166,8 +166,9 @@ type Options struct {
 	KubeletURL     string
 	// Have is nil once the node has an image for pods, and pulls it until then; instead goes on. nil: nobody looks.
 	Have func(ctx context.Context, image, instead string) error
-	// Roster is what etcd knows of the cluster's nodes.
+	// Roster is what etcd knows of the cluster's nodes, and Enlist records one there.
 	Roster func(ctx context.Context) (roster.Facts, error)
+	Enlist func(ctx context.Context, name string, r roster.Record) error
 	// Initialized looks for the mark of a self-hosted control plane in etcd; nil: really.
 	Initialized func(ctx context.Context, r resource.Reader, endpoint string) (bool, error)
 	// Issuers records an issuer of tokens in etcd, and returns all; nil: really.
@@ -252,13 +253,13 @@ func Controllers(o Options) []resource.Controller {
 			},
 		},
 		{
-			Name: "k8s.CertificateApprovalController", Reconcile: (&ApprovalController{roster: o.Roster}).Reconcile,
+			Name: "k8s.CertificateApprovalController", Reconcile: (&ApprovalController{roster: o.Roster, enlist: o.Enlist}).Reconcile,
 			Inputs: []resource.Input{
 				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}, {Type: BootstrapStatuses.Type()},
 			},
 		},
 		{
-			Name: "k8s.NodeLeaveController", Reconcile: (&NodeLeaveController{}).Reconcile,
+			Name: "k8s.NodeLeaveController", Reconcile: (&NodeLeaveController{roster: o.Roster}).Reconcile,
 			Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}},
 		},
 		{

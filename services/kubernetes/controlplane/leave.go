@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 )
 
 const (
@@ -30,8 +32,11 @@ const (
 // and a false request gains nothing. Otherwise its administrator has to delete it.
 //
 // The machine proves that it asks, with the key of its machine API: whoever may write to a
-// Node ends none.
-type NodeLeaveController struct{ refused map[string]string }
+// Node ends none, and neither does a machine that had the name before.
+type NodeLeaveController struct {
+	roster  func(ctx context.Context) (roster.Facts, error)
+	refused map[string]string
+}
 
 // Reconcile stays in the watch, as ApprovalController does.
 func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
@@ -52,7 +57,7 @@ func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (t
 		if !leaving(node) {
 			continue
 		}
-		if why := mayLeave(v, node); why != "" {
+		if why := c.mayLeave(ctx, v, node); why != "" {
 			if seen[node.Name()] = why; c.refused[node.Name()] != why {
 				v.Log().Warn(fmt.Sprintf("node %s is being reset, but isn't deleted: %s; `kubectl delete node %s` deletes it", node.Name(), why, node.Name()))
 			}
@@ -68,7 +73,7 @@ func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (t
 		if e.Type == kubeclient.Deleted || !leaving(e.Object) {
 			return false
 		}
-		why := mayLeave(v, e.Object)
+		why := c.mayLeave(ctx, v, e.Object)
 		return why == "" || why != seen[e.Object.Name()]
 	}), nil
 }
@@ -80,10 +85,16 @@ func leaving(node kubeclient.Object) bool {
 
 // mayLeave says why a node isn't deleted: its machine doesn't ask for that, or it would lose
 // what others have set. It is "" if the node may leave.
-func mayLeave(r resource.Reader, node kubeclient.Object) (why string) {
+func (c *NodeLeaveController) mayLeave(ctx context.Context, r resource.Reader, node kubeclient.Object) (why string) {
+	facts, err := c.roster(ctx)
 	proof := node.Text("metadata", "annotations", kubeclient.LeavingProof)
-	if _, err := proofKey(r, proof, kubeclient.LeavePurpose, []byte(node.Text("metadata", "uid")), node.Name(), time.Now()); err != nil {
+	by, unproven := provenBy(r, proof, kubeclient.LeavePurpose, []byte(node.Text("metadata", "uid")), node.Name(), time.Now())
+	had, known := facts.Record(node.Name())
+	switch err = cmp.Or(err, unproven); {
+	case err != nil:
 		return err.Error()
+	case known && had.Key != by.Key, facts.Records == nil: // or this control plane is no member of etcd yet
+		return "the machine that asks isn't the one that has the name"
 	}
 	for _, taint := range node.List("spec", "taints") {
 		if key := taint.Text("key"); !strings.HasPrefix(key, systemTaint) {

@@ -23,6 +23,7 @@ func TestRealWorkerLeaves(t *testing.T) {
 	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
 	n.spots = &spotter{testWriter{t}, "node w is being reset, but isn't deleted", make(chan struct{}), sync.Once{}}
 	n.prepare()
+	owner := n.machine("w", kubeclient.LeavePurpose)
 	n.runControllers()
 	n.startEtcd()
 	for _, program := range []string{apiServer, controllerManager} {
@@ -47,7 +48,7 @@ func TestRealWorkerLeaves(t *testing.T) {
 	if err := worker.Delete(ctx, kubeclient.NodeRef("w")); !kubeclient.IsForbidden(err) {
 		t.Errorf("a kubelet deletes its own node: %v", err)
 	}
-	n.checkLeaves(admin, worker)
+	n.checkLeaves(admin, worker, owner)
 }
 
 // spotter is a log, and closes seen when a line has the words.
@@ -78,12 +79,18 @@ func (n *realNode) kubelet(name string) *kubeclient.Client {
 	return c
 }
 
-// machine makes the proofs of a worker's machine.
-func (n *realNode) machine(name string) func(message []byte) ([]byte, error) {
+// machine makes the proofs of a worker's machine, with a key of its own.
+func (n *realNode) machine(name, purpose string) func(message []byte) ([]byte, error) {
 	n.t.Helper()
 	crt, key, err := n.config.Machine.CA.CA().Issue(pki.Leaf{CN: name, DNS: []string{name}, Server: true, Now: time.Now()})
 	put(n.t, err)
-	return func(message []byte) ([]byte, error) { return pki.Prove(crt, key, kubeclient.LeavePurpose, message) }
+	cert, err := pki.ParseCert(crt)
+	put(n.t, err)
+	if n.owner == "" && purpose == kubeclient.LeavePurpose {
+		n.owner, err = pki.KeyID(cert.PublicKey)
+		put(n.t, err)
+	}
+	return func(message []byte) ([]byte, error) { return pki.Prove(crt, key, purpose, message) }
 }
 
 // checkDrain: a kubelet may evict only the pods of its own node. There is no
@@ -126,7 +133,7 @@ func (n *realNode) checkDrain(admin, worker *kubeclient.Client) {
 }
 
 // checkLeaves: a node with such taints or labels isn't deleted; others are.
-func (n *realNode) checkLeaves(admin, worker *kubeclient.Client) {
+func (n *realNode) checkLeaves(admin, worker *kubeclient.Client, owner func([]byte) ([]byte, error)) {
 	n.t.Helper()
 	ctx := n.t.Context()
 	_, err := admin.Merge(ctx, kubeclient.NodeRef("w"), kubeclient.Object{"spec": object{"taints": list{object{"key": "quarantine", "effect": "NoExecute"}}}})
@@ -140,7 +147,7 @@ func (n *realNode) checkLeaves(admin, worker *kubeclient.Client) {
 		case <-brief.Done():
 		}
 	}()
-	if err := worker.AskToLeave(brief, "w", "reset-1", n.machine("w")); err == nil || !strings.Contains(err.Error(), "kubectl delete node w") {
+	if err := worker.AskToLeave(brief, "w", "reset-1", owner); err == nil || !strings.Contains(err.Error(), "kubectl delete node w") {
 		n.t.Errorf("a node with a taint of others leaves: %v", err)
 	}
 	// It withdraws the request: otherwise it would be deleted later, when the taint is gone.
@@ -155,15 +162,17 @@ func (n *realNode) checkLeaves(admin, worker *kubeclient.Client) {
 	_, err = admin.Merge(ctx, kubeclient.NodeRef("w"), kubeclient.Object{"spec": object{"taints": nil}})
 	put(n.t, err)
 	// Whoever may write to Nodes ends none.
-	brief, cancel = context.WithTimeout(ctx, eventually.Scale(5*time.Second))
-	defer cancel()
-	if err := worker.AskToLeave(brief, "w", "reset-3", n.machine("other")); err == nil {
-		n.t.Error("a node leaves by the proof of another machine")
+	for _, name := range []string{"other", "w"} { // w: the machine that had the name before
+		brief, cancel := context.WithTimeout(ctx, eventually.Scale(5*time.Second))
+		if err := worker.AskToLeave(brief, "w", "reset-3", n.machine(name, kubeclient.LeavePurpose)); err == nil {
+			n.t.Errorf("a node leaves by the proof of another machine, which had the name %s", name)
+		}
+		cancel()
+		put(n.t, worker.Stay(ctx, "w", "reset-3"))
 	}
-	put(n.t, worker.Stay(ctx, "w", "reset-3"))
 	patient, cancel := context.WithTimeout(ctx, eventually.Scale(30*time.Second))
 	defer cancel()
-	if err := worker.AskToLeave(patient, "w", "reset-1", n.machine("w")); err != nil {
+	if err := worker.AskToLeave(patient, "w", "reset-1", owner); err != nil {
 		n.t.Error(err)
 	}
 	if _, err := admin.Get(ctx, kubeclient.NodeRef("other")); err != nil {

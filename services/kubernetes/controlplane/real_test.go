@@ -5,6 +5,7 @@ package controlplane
 import (
 	"context"
 	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -49,6 +50,7 @@ type realNode struct {
 	now     func() time.Time // of the secrets; nil: time.Now
 	spots   *spotter         // reads the log of the controllers; nil: nobody does
 
+	owner      string      // the key of the machine with the name w
 	selfHosted bool        // etcd has the mark at its start
 	args       config.Args // of kube-apiserver
 }
@@ -105,7 +107,14 @@ func (n *realNode) runControllers() {
 			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("static-pods"), CheckpointsDir: n.path("checkpoints"), FilesDir: n.path("files"), AuditDir: n.path("audit"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 			Roster: func(context.Context) (roster.Facts, error) {
-				return roster.Facts{Names: []string{"n1"}, Nodes: map[string]bool{"n3": true}, Now: time.Now()}, nil
+				// The machine with the name w was reinstalled, and has another key than the one that had it.
+				return roster.Facts{Names: []string{"n1"}, Nodes: map[string]bool{"n3": true, "w": true}, Records: map[string]roster.Record{"w": {Key: n.owner}}, Now: time.Now()}, nil
+			},
+			Enlist: func(_ context.Context, name string, r roster.Record) error {
+				if name != "n2" || !r.Certified || r.Key == "" {
+					n.t.Errorf("%s is recorded as %+v", name, r)
+				}
+				return nil
 			},
 		})...)
 	log := testLog(n.t)
@@ -295,19 +304,26 @@ func (n *realNode) checkDrift(want, id string) {
 	})
 }
 
-// checkBootstrap requests certificates like joining kubelets: the token gives a fresh name,
+// checkBootstrap requests certificates like joining kubelets: the token gives a fresh name to a machine that proves to have a key,
 // and neither that of a control plane nor that of a node.
 func (n *realNode) checkBootstrap(client *kubeclient.Client) {
 	n.t.Helper()
 	kubelet, err := kubeclient.New(kubeclient.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, Token: testToken})
 	put(n.t, err)
-	for name, want := range map[string]string{"n1": "one of the control planes'", "n2": "", "n3": "kubectl delete node n3"} {
+	closed := n.bindAsFormer(client)
+	for name, want := range map[string]string{"n1": "one of the control planes'", "n2": "", "n2-unsigned": "isn't signed with the key", "n3": "kubectl delete node n3"} {
 		key, err := pki.NewKey(pki.ECDSA)
 		put(n.t, err)
 		text, err := pki.NewRequest(key, pki.Leaf{CN: config.NodeUser + name, Orgs: []string{nodeGroup}})
 		put(n.t, err)
+		meta := object{"name": name}
+		if block, _ := pem.Decode(text); name == "n2" {
+			proof, err := n.machine(name, kubeclient.JoinPurpose)(block.Bytes)
+			put(n.t, err)
+			meta["annotations"] = object{kubeclient.JoinProof: string(proof)}
+		}
 		made, err := kubelet.Create(n.t.Context(), kubeclient.Object{
-			"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": object{"name": name},
+			"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": meta,
 			"spec": object{"request": base64.StdEncoding.EncodeToString(text), "signerName": clientSigner, "usages": list{"digital signature", "client auth"}},
 		})
 		if err != nil {
@@ -325,6 +341,31 @@ func (n *realNode) checkBootstrap(client *kubeclient.Client) {
 			}
 			return fmt.Errorf("status is %v", o["status"])
 		})
+	}
+	closed()
+}
+
+// bindAsFormer makes the binding for renewals that of a former release, which approves each request of a node, and that of somebody else whom an
+// administrator has added. The returned function checks that only this one is left.
+func (n *realNode) bindAsFormer(client *kubeclient.Client) (check func()) {
+	n.t.Helper()
+	ref := kubeclient.Ref{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding", Name: "system-bootstrap-node-renewal"}
+	bind := func(subjects list) {
+		n.t.Helper()
+		_, err := client.Merge(n.t.Context(), ref, kubeclient.Object{"subjects": subjects})
+		put(n.t, err)
+	}
+	subject := func(kind, name string) object {
+		return object{"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+	}
+	bind(list{subject("Group", nodeGroup), subject("User", "jo")})
+	return func() {
+		n.t.Helper()
+		got, err := client.Get(n.t.Context(), ref)
+		if left := got.List("subjects"); err != nil || len(left) != 1 || left[0].Text("name") != "jo" {
+			n.t.Errorf("%s has %v, %v", ref, left, err)
+		}
+		bind(list{})
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -349,6 +350,13 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 		return err
 	}
 	if own == nil {
+		f := roster.Facts{Now: time.Now()}
+		err := e.askRoster(ctx, &f, func(_, life context.Context) (*clientv3.Client, error) {
+			return Dial(life, e.o.Store, c.Endpoints()...)
+		})
+		if err = cmp.Or(err, f.MayControl(me.name)); err != nil {
+			return &wait{what: "the name of this node to be free", cause: err}
+		}
 		actx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		added, err := c.MemberAddAsLearner(actx, []string{me.peerURL()})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,15 +36,16 @@ const (
 // Roster is what etcd knows of the cluster's nodes. A node that has begun no etcd yet knows
 // its own names only: there is no cluster, or it is about to join one.
 func (e *Etcd) Roster(ctx context.Context) (f roster.Facts, err error) {
-	f = roster.Facts{Records: map[string]roster.Record{}, Tokens: map[string]roster.Token{}, Nodes: map[string]bool{}, Now: time.Now()}
-	if err := e.ownNames(&f); err != nil {
+	f.Now = time.Now()
+	own, err := e.ownNames(&f)
+	if err != nil {
 		return f, err
 	}
 	if r, err := e.read(); err != nil || r.Phase == none {
 		return f, err
 	}
 	if err = e.askRoster(ctx, &f, e.voters); err == nil {
-		e.noteJoined(ctx, f)
+		e.note(ctx, f, own)
 		return f, nil
 	}
 	// Without a quorum, what this member knows is enough for a machine that is recorded: a name
@@ -52,12 +54,17 @@ func (e *Etcd) Roster(ctx context.Context) (f roster.Facts, err error) {
 	return f, errors.Join(alone, map[bool]error{true: noAnswer(err)}[alone != nil])
 }
 
-// noteJoined records one worker that is within its grace and has joined; the next one who asks, the next one. Others need no note.
-func (e *Etcd) noteJoined(ctx context.Context, f roster.Facts) {
+// note records all addresses of this control plane, as a member of etcd has one only, and one worker that has joined; the next one who
+// asks, the next one.
+func (e *Etcd) note(ctx context.Context, f roster.Facts, own []netip.Addr) {
+	ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
+	defer cancel()
+	me, err := e.o.self()
+	if r := f.Records[me.name]; err == nil && f.MayControl(me.name) == nil && !slices.Equal(r.Addresses, own) {
+		_ = e.Enlist(ctx, me.name, roster.Record{Addresses: own, Since: f.Now, Joined: true, Revision: r.Revision}) // else the next time
+	}
 	for name, r := range f.Records {
-		if f.Nodes[name] && !r.Joined && f.Now.Sub(r.Since) < roster.Grace {
-			ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
-			defer cancel()
+		if f.Nodes[name] && !r.Joined {
 			r.Joined = true
 			_ = e.Enlist(ctx, name, r) // else the next one who asks does
 			return
@@ -65,7 +72,7 @@ func (e *Etcd) noteJoined(ctx context.Context, f roster.Facts) {
 	}
 }
 
-// askRoster adds what etcd knows.
+// askRoster sets what etcd knows, and adds to the rest.
 func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, life context.Context) (*clientv3.Client, error), how ...clientv3.OpOption) error {
 	ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
 	defer cancel()
@@ -82,6 +89,7 @@ func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, li
 	if err != nil {
 		return err
 	}
+	f.Records, f.Tokens, f.Nodes = map[string]roster.Record{}, map[string]roster.Token{}, map[string]bool{}
 	nodes := cmp.Or(cfg.Cluster.APIServer.ExtraArgs.Get("etcd-prefix"), kubernetesKey) + nodesKey
 	// One transaction: a Node and its record are of the same moment.
 	got, err := c.Txn(ctx).Then(
@@ -95,12 +103,15 @@ func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, li
 		addMember(f, m)
 	}
 	for _, kv := range got.Responses[0].GetResponseRange().Kvs {
-		var r roster.Record
+		name, r := strings.TrimPrefix(string(kv.Key), rosterKey), roster.Record{}
 		if err := json.Unmarshal(kv.Value, &r); err != nil {
 			return fmt.Errorf("record %s in etcd: %w", kv.Key, err)
 		}
 		r.Revision = kv.ModRevision
-		f.Records[strings.TrimPrefix(string(kv.Key), rosterKey)] = r
+		f.Records[name] = r
+		if slices.Contains(f.Names, strings.ToLower(name)) {
+			f.Addresses = append(f.Addresses, r.Addresses...)
+		}
 	}
 	for _, kv := range got.Responses[1].GetResponseRange().Kvs {
 		f.Nodes[strings.TrimPrefix(string(kv.Key), nodes)] = true
@@ -116,15 +127,15 @@ func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, li
 }
 
 // ownNames adds the names and addresses of this control plane, those that all share, and the
-// addresses of all API servers.
-func (e *Etcd) ownNames(f *roster.Facts) error {
+// addresses of all API servers. It returns its own addresses, with those that all share.
+func (e *Etcd) ownNames(f *roster.Facts) (addresses []netip.Addr, err error) {
 	own, err := secrets.API.Get(e.o.Store, secrets.APIID)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cert, err := pki.ParseCert(own.Spec.Serving.Crt)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, name := range cert.DNSNames {
 		f.Names = append(f.Names, strings.ToLower(name))
@@ -134,12 +145,13 @@ func (e *Etcd) ownNames(f *roster.Facts) error {
 			f.Addresses = append(f.Addresses, addr.Unmap())
 		}
 	}
+	addresses = slices.Clone(f.Addresses)
 	for _, s := range balancer.APIServers.List(e.o.Store) {
 		if at, err := netip.ParseAddrPort(s.ID); err == nil {
 			f.Addresses = append(f.Addresses, at.Addr().Unmap())
 		}
 	}
-	return nil
+	return addresses, nil
 }
 
 // addMember adds a member's name and addresses. One that was never started has no name.
@@ -153,15 +165,19 @@ func addMember(f *roster.Facts, m *pb.Member) {
 // errRosterChanged: another control plane was faster.
 var errRosterChanged = errors.New("the record of this name was changed meanwhile: try again")
 
-// Enlist records a worker, in the place of the record with this revision.
+// Enlist records a worker, in the place of the record with this revision. If several control planes record the same machine, one of them does.
 func (e *Etcd) Enlist(ctx context.Context, name string, r roster.Record) error {
 	return e.record(ctx, r, func(ctx context.Context, c *clientv3.Client, value string) error {
 		key := rosterKey + name
-		got, err := c.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", r.Revision)).Then(clientv3.OpPut(key, value)).Commit()
-		if err == nil && !got.Succeeded {
+		got, err := c.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", r.Revision)).Then(clientv3.OpPut(key, value)).Else(clientv3.OpGet(key)).Commit()
+		if err != nil || got.Succeeded {
+			return noAnswer(err)
+		}
+		var has roster.Record
+		if kvs := got.Responses[0].GetResponseRange().Kvs; len(kvs) == 0 || json.Unmarshal(kvs[0].Value, &has) != nil || has.Key != r.Key || has.Certified != r.Certified || has.Joined != r.Joined {
 			return errRosterChanged
 		}
-		return noAnswer(err)
+		return nil
 	})
 }
 

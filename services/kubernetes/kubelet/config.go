@@ -12,14 +12,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/render"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
@@ -111,46 +109,15 @@ func files(mode boot.Mode, c *config.Config) (map[string][]byte, error) {
 // hasCertificate reports whether the kubelet has a certificate, after giving it the one that
 // a control plane makes.
 func (o Options) hasCertificate(s secrets.KubeletSpec) (bool, error) {
-	if len(s.Client.Crt) > 0 {
-		return true, writeClient(s)
+	if len(s.Client.Crt) > 0 { // in the place and form in which the kubelet keeps it
+		return true, untrusted.WriteFile(clientFile, slices.Concat(s.Client.Crt, config.PEM(s.Client.Key)), 0o600)
 	}
 	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
 	if err != nil {
 		return false, err
 	}
-	if err := forgetOther(name.Spec, s, clientFile, kubeconfig); err != nil {
-		return false, err
-	}
-	if err := forgetFormer(s, servingFile); err != nil {
-		return false, err
-	}
-	return untrusted.Exists(clientFile), nil
-}
-
-// writeClient gives the kubelet its first certificate, in the place and form in
-// which it keeps those that it renews itself. What is there and still good stays.
-func writeClient(s secrets.KubeletSpec) error {
-	if have, err := untrusted.ReadLinked(clientFile, maxFile); err != nil || !stillGood(have, s, time.Now()) {
-		pair := slices.Concat(s.Client.Crt, config.PEM(s.Client.Key))
-		return untrusted.WriteFile(clientFile, pair, 0o600)
-	}
-	return nil
-}
-
-// stillGood is whether a certificate of an earlier boot is for this node, in this
-// cluster, and valid now.
-func stillGood(have []byte, s secrets.KubeletSpec, now time.Time) bool {
-	old, err := pki.ParseCert(have)
-	if err != nil {
-		return false
-	}
-	fresh, err := pki.ParseCert(s.Client.Crt)
-	if err != nil {
-		return false
-	}
-	ca, err := pki.ParseCert(s.Issuing)
-	return err == nil && old.CheckSignatureFrom(ca) == nil &&
-		old.Subject.CommonName == fresh.Subject.CommonName && now.After(old.NotBefore) && now.Before(old.NotAfter)
+	err = errors.Join(forgetOther(name.Spec, s, clientFile, kubeconfig), forgetFormer(s, servingFile))
+	return err == nil && untrusted.Exists(clientFile), err
 }
 
 // object is a Kubernetes configuration object in its YAML form.

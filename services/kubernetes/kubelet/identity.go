@@ -65,7 +65,7 @@ func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig stri
 	if err != nil {
 		return boot.IgnoreMissing(err)
 	}
-	if nameIn(have) == user(hostname) && !former(have, s) && !expired(have, time.Now()) {
+	if nameIn(have) == user(hostname) && !former(have, s) && !due(have, time.Now(), 0) {
 		return nil
 	}
 	for _, file := range []string{client, kubeconfig} {
@@ -74,11 +74,6 @@ func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig stri
 		}
 	}
 	return nil
-}
-
-func expired(have []byte, now time.Time) bool {
-	cert, err := pki.ParseCert(have)
-	return err == nil && now.After(cert.NotAfter)
 }
 
 // forgetFormer removes a certificate of a former authority.

@@ -136,6 +136,40 @@ func TestCertificatesOfAFormerAuthorityAreForgotten(t *testing.T) {
 	}
 }
 
+// A certificate is renewed before the kubelet would ask by itself, without a proof: that is at 70 % of its validity at the earliest
+// (client-go's certificate manager).
+func TestCertificateIsDueBeforeTheKubeletAsks(t *testing.T) {
+	t.Parallel()
+	ca, err := pki.NewKubernetesCA(time.Now())
+	must(t, err)
+	for _, life := range []time.Duration{time.Hour, 24 * time.Hour, 90 * 24 * time.Hour, pki.LeafValidity} {
+		crt, _, err := ca.Issue(pki.Leaf{CN: user("node-1"), Client: true, Now: time.Now(), Validity: life})
+		must(t, err)
+		cert, err := pki.ParseCert(crt)
+		must(t, err)
+		at := func(part float64) time.Time {
+			whole := cert.NotAfter.Sub(cert.NotBefore)
+			return cert.NotBefore.Add(time.Duration(part * float64(whole)))
+		}
+		for _, tc := range []struct {
+			part   float64
+			within time.Duration
+			due    bool
+			what   string
+		}{
+			{0.66, pki.RenewBefore, false, "early"}, {0.69, pki.RenewBefore, true, "before 70 %"}, {1.01, pki.RenewBefore, true, "after its end"},
+			{0.99, 0, false, "before its end"}, {1.01, 0, true, "expired"},
+		} {
+			if got := due(crt, at(tc.part), tc.within); got != tc.due {
+				t.Errorf("%s of %s: %t", tc.what, life, got)
+			}
+		}
+	}
+	if due([]byte("nothing"), time.Now(), pki.RenewBefore) {
+		t.Error("nothing is due")
+	}
+}
+
 // The kubelet is told its address at its start, so it starts anew with another
 // one; not when the node merely has none for a while.
 func TestNewAddressEndsTheRun(t *testing.T) {

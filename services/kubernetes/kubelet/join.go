@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/base64"
@@ -35,6 +36,8 @@ const (
 	// joinAnswer is how long one request may wait for its certificate.
 	joinAnswer = 30 * time.Second
 	joinPoll   = 250 * time.Millisecond
+	// renewLook is the pause between two looks whether the certificate is due: it has four months then.
+	renewLook = 10 * time.Minute
 	// nameAsk is the time for Kubernetes to say who has a name: the kubelet of a cluster's first
 	// control plane starts without an answer.
 	nameAsk = 3 * time.Second
@@ -48,9 +51,8 @@ const (
 //
 //	node ── key, request, proof, with the token ──▶ control planes (ApprovalController) ──▶ Kubernetes signs
 //
-// The proof is made with the key of the machine API: without it, only a name that no node has
-// is given. It is left out where a node has no such key yet, because it finds the control
-// planes through Kubernetes.
+// The proof is made with the key of the machine API, for which the machine has a certificate before: without it, no
+// name is given. Control planes of a former release give one that no node has: so it is left out if none signs.
 func (o Options) join(ctx context.Context, h *dag.Handle) error {
 	told, pause := "", joinAgain
 	for {
@@ -62,7 +64,7 @@ func (o Options) join(ctx context.Context, h *dag.Handle) error {
 			if err = o.checkName(ctx); err == nil {
 				return nil
 			}
-		} else if err = o.askForCertificate(ctx); err == nil {
+		} else if err = o.askForCertificate(ctx, false); err == nil {
 			continue // prepare writes how to use it
 		}
 		if ctx.Err() != nil {
@@ -130,11 +132,44 @@ func nameTaken(ctx context.Context, client *kubeclient.Client, name, own string)
 	return reason.With(roster.NameTaken, fmt.Errorf("the machine %s has the name %s, at %s; give one of the two another machine.network.hostname, or switch that one off", id, name, at))
 }
 
-// askForCertificate makes one request, and writes the certificate that it gets.
-func (o Options) askForCertificate(ctx context.Context) error {
+// renew returns an error when the kubelet has to start anew, because there is another client certificate: the one of a
+// control plane is made by the node, and a worker asks with the one that it has. The time for that is
+// before the kubelet would ask by itself (at 70 % of its validity), without a proof.
+func (o Options) renew(ctx context.Context, h *dag.Handle) error {
+	for told := ""; ctx.Err() == nil; sleep.For(ctx, renewLook) {
+		have, err := untrusted.ReadLinked(clientFile, maxFile)
+		s, none := secrets.Kubelet.Get(o.Store, secrets.KubeletID)
+		switch made := s.Spec.Client.Crt; {
+		case cmp.Or(err, none) != nil || len(made) > 0 && bytes.HasPrefix(have, made) || len(made) == 0 && !due(have, time.Now(), pki.RenewBefore):
+			continue
+		case len(made) == 0:
+			err = o.askForCertificate(ctx, true)
+		}
+		if err == nil {
+			return errors.New("there is another client certificate of Kubernetes: the kubelet starts anew with it")
+		}
+		if why := err.Error(); why != told && ctx.Err() == nil {
+			h.EventOf(reason.Of(err), "The client certificate of Kubernetes isn't renewed: "+why)
+			told = why
+		}
+	}
+	return nil
+}
+
+// due is whether a certificate ends within some time. If kube-controller-manager signs for less than a year, within a third of that.
+func due(have []byte, now time.Time, within time.Duration) bool {
+	cert, err := pki.ParseCert(have)
+	return err == nil && cert.NotAfter.Sub(now) < min(within, cert.NotAfter.Sub(cert.NotBefore)/3)
+}
+
+// askForCertificate makes one request, and writes the certificate that it gets. renews: it has one.
+func (o Options) askForCertificate(ctx context.Context, renews bool) error {
 	ctx, cancel := context.WithTimeout(ctx, joinAnswer)
 	defer cancel()
-	_, name, client, err := o.kubernetes(false)
+	first, stop := context.WithTimeout(ctx, joinAnswer/2)
+	defer stop()
+	_ = secrets.API.When(o.Store, secrets.APIID, "", nil).Wait(first)
+	_, name, client, err := o.kubernetes(renews)
 	if err != nil {
 		return err
 	}

@@ -89,7 +89,8 @@ func Service(o Options) dag.Service {
 				run := func(ctx context.Context) error {
 					return restartForStaticPods(ctx, boot.StaticPodsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
 				}
-				return dag.While(ctx, run, func(ctx context.Context) error { return node.watch(ctx, o.Store) })
+				renew := func(ctx context.Context) error { return o.renew(ctx, h) }
+				return dag.While(ctx, run, renew, func(ctx context.Context) error { return node.watch(ctx, o.Store) })
 			})
 		},
 		Health: &dag.Health{Period: healthPeriod, Timeout: healthTimeout, Check: func(ctx context.Context) error {

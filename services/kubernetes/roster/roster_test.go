@@ -15,16 +15,18 @@ var (
 )
 
 // facts are of a cluster with a control plane, two workers of which one isn't recorded, a
-// worker that joins now, one whose Node was deleted, and one that never joined.
+// worker that joins now, one whose Node was deleted, one that never joined, and one that has a client certificate and made no Node.
 func facts() Facts {
 	return Facts{
 		Names: []string{"cp-1", "cluster.example.org"}, Addresses: []netip.Addr{control}, Now: now,
 		Nodes: map[string]bool{"w1": true, "old": true, "cp-1": true},
 		Records: map[string]Record{
 			"w1":      {Key: "k1", Address: first, Since: now.Add(-24 * time.Hour)},
-			"joins":   {Key: "k2", Address: second, Since: now.Add(-time.Minute)},
+			"joins":   {Key: "k2", Address: netip.MustParseAddr("10.5.0.5"), Since: now.Add(-time.Minute)},
 			"deleted": {Key: "k3", Address: second, Since: now.Add(-time.Minute), Joined: true},
 			"never":   {Key: "k4", Address: second, Since: now.Add(-time.Hour)},
+			"holds":   {Key: "k5", Address: second, Since: now.Add(-time.Hour), Certified: true},
+			"cp-1":    {Address: control, Addresses: []netip.Addr{control}, Joined: true},
 		},
 	}
 }
@@ -55,6 +57,7 @@ func TestMaySign(t *testing.T) {
 		{"of a node that isn't recorded, as that node", "old", "k9", first, true, ""},
 		{"of a deleted node", "deleted", "k9", first, false, ""},
 		{"of a machine that never joined", "never", "k9", first, false, ""},
+		{"of a machine that may join at any time", "holds", "k9", first, false, "another key, at 10.5.0.4; give one of the two another machine.network.hostname, or if that one is gone: kubectl delete node holds, or gbctl token revoke node/holds if there is no such Node"},
 		{"a control plane's", "cp-1", "k9", second, true, "one of the control planes'"},
 		{"a control plane's, in capitals", "CP-1", "k9", second, false, "one of the control planes'"},
 		{"the endpoint's", "cluster.example.org", "k9", second, false, "one of the control planes'"},
@@ -68,17 +71,73 @@ func TestMaySign(t *testing.T) {
 func TestMayJoin(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ what, name, key, want string }{
-		{"a fresh name", "w2", "", ""},
+		{"a fresh name", "w2", "", "isn't signed with the key of a certificate of the machine API"},
 		{"a fresh name, proven", "w2", "k9", ""},
 		{"its own again", "w1", "k1", ""},
+		{"its own, which it has without a Node", "holds", "k5", ""},
+		{"that of a machine that may join at any time", "holds", "k9", "gbctl token revoke node/holds"},
 		{"another's", "w1", "", "signs its requests"},
 		{"another's, with another key", "w1", "k9", "another key"},
 		{"another's, of the joining", "joins", "", "signs its requests"},
 		{"of a node that isn't recorded", "old", "k9", "doesn't show that it is that node"},
-		{"of a deleted node", "deleted", "", ""},
+		{"of a deleted node", "deleted", "", "isn't signed"},
+		{"of a deleted node, proven", "deleted", "k9", ""},
 		{"a control plane's", "cp-1", "k1", "one of the control planes'"},
 	} {
 		check(t, tc.what, facts().MayJoin(tc.name, tc.key), tc.want)
+	}
+}
+
+// Who has the certificate of a node has it renewed as long as the name is that machine's. Kubelets of nodes that a former
+// release left unrecorded can't sign.
+func TestMayRenew(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ what, name, key, want string }{
+		{"its own", "w1", "k1", ""},
+		{"its own, without a proof", "w1", "", "signs its requests"},
+		{"with another key: the machine was reinstalled", "w1", "k9", "another key"},
+		{"a node that isn't recorded", "old", "", ""},
+		{"a node that isn't recorded, and signs", "old", "k9", ""},
+		{"its Node was deleted", "deleted", "k3", "has to join again"},
+		{"its Node was deleted, and it doesn't sign", "deleted", "", "has to join again"},
+		{"no Node has it", "w2", "", "has to join again"},
+		{"a control plane's", "cp-1", "", "one of the control planes'"},
+		{"it made no Node", "holds", "k5", ""},
+		{"it made no Node, and another has its certificate", "holds", "", "signs its requests"},
+	} {
+		check(t, tc.what, facts().MayRenew(tc.name, tc.key), tc.want)
+	}
+	// A control plane that has left is in no list, and has no key.
+	f := facts()
+	f.Names = nil
+	check(t, "a former control plane's", f.MayRenew("cp-1", ""), "signs its requests")
+}
+
+// A control plane's name isn't a worker's, and its own record is none of a worker.
+func TestMayControl(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{"w2": "", "deleted": "", "never": "", "cp-1": "", "old": "",
+		"w1": "belongs to a worker, at 10.5.0.3; give one of the two another machine.network.hostname, or if that one is gone: kubectl delete node w1", "holds": "gbctl token revoke node/holds"} {
+		check(t, name, facts().MayControl(name), want)
+	}
+}
+
+// A record goes on while the machine has the name, and begins anew for another machine.
+func TestRenewed(t *testing.T) {
+	t.Parallel()
+	f := facts()
+	for name, r := range f.Records {
+		r.Revision = 7
+		f.Records[name] = r
+	}
+	if r := f.Renewed("w1", Record{Key: "k1", Address: second}); !r.Since.Equal(now.Add(-24*time.Hour)) || r.Revision != 7 || r.Address != second || r.Certified {
+		t.Errorf("another address: %+v", r)
+	}
+	if r := f.Renewed("holds", Record{Key: "k6", Address: second}); !r.Certified || r.Key != "k6" {
+		t.Errorf("the next key of the machine: %+v", r)
+	}
+	if r := f.Renewed("deleted", Record{Key: "k9", Address: second}); !r.Since.Equal(now) || r.Joined || r.Revision != 7 {
+		t.Errorf("another machine: %+v", r)
 	}
 }
 
@@ -93,7 +152,7 @@ func TestMayServe(t *testing.T) {
 		{"its own", "w1", first, ""},
 		{"of one that isn't recorded", "old", netip.MustParseAddr("10.5.0.9"), ""},
 		{"another's", "old", first, `that of node "w1"`},
-		{"of the joining", "w1", second, `that of node "joins"`},
+		{"of the joining", "w1", netip.MustParseAddr("10.5.0.5"), `that of node "joins"`},
 		{"a control plane's", "w1", control, "control planes'"},
 	} {
 		check(t, tc.what, facts().MayServe(tc.name, tc.address), tc.want)

@@ -93,7 +93,7 @@ func (a *signingClient) ask(ctx context.Context, n node, hosts []string, present
 	return nil, noneSigned(errs)
 }
 
-var errNoneKnown = errors.New("no control plane is known yet: Kubernetes lists them once the kubelet has joined")
+var errNoneKnown = errors.New("no control plane is known yet: Kubernetes lists them for cluster.token, and for a node that has joined")
 
 // controlPlanes are the hosts of the API servers in Kubernetes' list, those that aren't ready
 // last: trustd may run there despite that. So no worker depends on one that has failed.

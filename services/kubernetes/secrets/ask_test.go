@@ -142,7 +142,7 @@ func TestWorkerReportsWhoWasAsked(t *testing.T) {
 	c.Machine.Type = config.Worker
 	c.Machine.CA.Key = nil
 	b := newBench(t, c)
-	want := "controller failed: no control plane signs a certificate for the machine API: no control plane is known yet: Kubernetes lists them once the kubelet has joined; cluster.example.org: "
+	want := "controller failed: no control plane signs a certificate for the machine API: no control plane is known yet: Kubernetes lists them for cluster.token, and for a node that has joined; cluster.example.org: "
 	deadline := time.After(eventually.Scale(5 * time.Second))
 	for {
 		select {

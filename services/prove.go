@@ -11,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/extension"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/apid"
@@ -38,9 +39,9 @@ const (
 
 // install runs the operation, and returns an error if the machine isn't installed by it. From a medium, that is before anything else runs.
 func (n *Node) install(ctx context.Context, image string) error {
-	ask := operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium", Arguments: lifecycle.PowerArguments{Force: true}.Encode()}
+	ask := operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium", Arguments: lifecycle.PowerArguments{Force: true}}
 	if image != "" {
-		ask.By, ask.Arguments = "machine.install.image", lifecycle.PowerArguments{Image: image}.Encode()
+		ask.By, ask.Arguments = "machine.install.image", lifecycle.PowerArguments{Image: image}
 		if err := n.graph.Up(containerd.ID).Wait(ctx); err != nil {
 			return err
 		}
@@ -87,11 +88,8 @@ func (n *Node) lacks(kubernetes bool) (all kubelet.Faults) {
 }
 
 // unhealthy are the names of what isn't up.
-func (n *Node) unhealthy() (names []string) {
-	for _, l := range n.lacks(true) {
-		names = append(names, l.Object)
-	}
-	return names
+func (n *Node) unhealthy() []string {
+	return lists.Of(n.lacks(true), func(f kubelet.Fault) string { return f.Object })
 }
 
 // proving are the slots, as far as a new system proves itself with them.

@@ -68,7 +68,7 @@ func (n *Node) Run(ctx context.Context) error {
 // way; an error means that it isn't.
 func (n *Node) End(ctx context.Context, p boot.Power, why string) error {
 	name := map[boot.Power]string{boot.Reboot: lifecycle.Reboot, boot.PowerOff: lifecycle.Shutdown}[p]
-	_, err := n.ops.Start(ctx, operation.Ask{Name: name, Arguments: lifecycle.Pressed().Encode(), By: why})
+	_, err := n.ops.Start(ctx, operation.Ask{Name: name, Arguments: lifecycle.Pressed(), By: why})
 	return err
 }
 

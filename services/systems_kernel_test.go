@@ -193,7 +193,7 @@ func (b *booted) restarts() {
 // asks for an operation, which restarts the machine.
 func (b *booted) asks(name string, args lifecycle.PowerArguments) (id string) {
 	b.t.Helper()
-	o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args.Encode()})
+	o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args})
 	b.c.must(err)
 	b.restarts()
 	return o.ID
@@ -296,7 +296,7 @@ func (b *booted) refuses(files string) {
 	before := b.systems()
 	refused := func(name string, args lifecycle.PowerArguments, reason string) {
 		b.t.Helper()
-		o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args.Encode()})
+		o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args})
 		b.c.must(err)
 		b.ended(o.ID, operation.Failed, reason)
 		b.is("A", "A good v1.0.0, B empty ")

@@ -81,7 +81,7 @@ func NewAggregatorCA(now time.Time) (CA, error) { return NewCA(ECDSA, Aggregator
 
 // NewCA makes a self-signed authority.
 func NewCA(alg Algorithm, subject pkix.Name, now time.Time, validity time.Duration) (CA, error) {
-	key, err := newKey(alg)
+	key, keyPEM, err := newKey(alg)
 	if err != nil {
 		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
 	}
@@ -94,10 +94,6 @@ func NewCA(alg Algorithm, subject pkix.Name, now time.Time, validity time.Durati
 		BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
-	}
-	keyPEM, err := EncodeKey(key)
 	if err != nil {
 		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
 	}
@@ -157,22 +153,27 @@ func (ca CA) CrossSign(older CA) ([]byte, error) {
 
 // NewKey makes the PEM text of a private key.
 func NewKey(alg Algorithm) ([]byte, error) {
-	key, err := newKey(alg)
+	_, text, err := newKey(alg)
 	if err != nil {
 		return nil, fmt.Errorf("make private key: %w", err)
 	}
-	return EncodeKey(key)
+	return text, nil
 }
 
-func newKey(alg Algorithm) (crypto.Signer, error) {
+// newKey makes a key, and its PEM text.
+func newKey(alg Algorithm) (key crypto.Signer, text []byte, err error) {
 	switch alg {
 	case ECDSA:
-		return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	case Ed25519:
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		return key, err
+		_, key, err = ed25519.GenerateKey(rand.Reader)
 	case RSA:
-		return rsa.GenerateKey(rand.Reader, rsaBits)
+		key, err = rsa.GenerateKey(rand.Reader, rsaBits)
+	default:
+		err = errors.New("unknown key algorithm")
 	}
-	return nil, errors.New("unknown key algorithm")
+	if err == nil {
+		text, err = EncodeKey(key)
+	}
+	return key, text, err
 }

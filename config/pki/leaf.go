@@ -43,11 +43,8 @@ func (ca CA) Issue(leaf Leaf) (certPEM, keyPEM []byte, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
 	}
-	key, err := newKey(alg)
+	key, keyPEM, err := newKey(alg)
 	if err != nil {
-		return nil, nil, fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
-	}
-	if keyPEM, err = EncodeKey(key); err != nil {
 		return nil, nil, fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
 	}
 	certPEM, err = ca.Sign(key.Public(), leaf)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // barWidth is the bars' width in characters: with the other columns a chart
@@ -36,10 +38,7 @@ func (c Chart) Text(w io.Writer) error {
 		}
 		fmt.Fprintf(out, "  %s\n", strings.TrimRight(c.bar(row), " "))
 	}
-	var legend []string
-	for _, m := range bars {
-		legend = append(legend, fmt.Sprintf("%c %s", m.mark, m.Label))
-	}
+	legend := lists.Of(bars, func(b bar) string { return fmt.Sprintf("%c %s", b.mark, b.Label) })
 	fmt.Fprintf(out, "%s, | up; times since the kernel's start\n", strings.Join(legend, ", "))
 	if len(c.Critical) > 0 {
 		fmt.Fprintf(out, "* critical path: %s\n", strings.Join(c.Critical, " > "))

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
@@ -77,10 +78,7 @@ func (f File) Wait(ctx context.Context) error {
 
 // describe joins the texts of conditions, sorted.
 func describe(conds []Condition) string {
-	texts := make([]string, 0, len(conds))
-	for _, c := range conds {
-		texts = append(texts, c.String())
-	}
+	texts := lists.Of(conds, Condition.String)
 	slices.Sort(texts)
 	return strings.Join(slices.Compact(texts), ", ")
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/reason"
 )
@@ -71,10 +72,7 @@ func New(opts Options, services ...Service) (*Graph, error) {
 	option.Default(&opts.Now, time.Now)
 	g := &Graph{opts: opts, runners: make(map[string]*runner, len(services))}
 	g.history.subs = make(map[chan Event]struct{})
-	if err := g.connect(services); err != nil {
-		return nil, err
-	}
-	return g, nil
+	return g, g.connect(services)
 }
 
 // SinceBoot is the time since the kernel started: CLOCK_BOOTTIME, which counts
@@ -138,10 +136,7 @@ func (g *Graph) Status(id string) (Status, bool) {
 func (g *Graph) Statuses() []Status {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := make([]Status, 0, len(g.order))
-	for _, r := range g.order {
-		all = append(all, r.status())
-	}
+	all := lists.Of(g.order, (*runner).status)
 	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.ID, b.ID) })
 	return all
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -19,10 +20,7 @@ const Behind reason.Code = "WaitsForServices"
 // After each part that holds, an event lists the rest. A service that was up
 // may have ended during the wait, so services are checked again at the end.
 func (r *runner) await(ctx context.Context) bool {
-	conds := slices.Clone(r.svc.Needs)
-	for _, need := range r.needs {
-		conds = append(conds, upCondition{need})
-	}
+	conds := append(slices.Clone(r.svc.Needs), lists.Of(r.needs, func(need *runner) Condition { return upCondition{need} })...)
 	r.g.mu.Lock()
 	if r.former != nil {
 		conds = append(conds, formerRun{r.svc.ID, r.former})
@@ -90,19 +88,14 @@ func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
 // awaitOne waits for one condition. If it fails, or panics, that is logged and
 // it is waited for again: an error doesn't start the service.
 func (r *runner) awaitOne(ctx context.Context, c Condition) bool {
-	for {
+	for range sleep.Every(ctx, waitRetry) {
 		err := r.guard(func() error { return c.Wait(ctx) })
-		if err == nil {
-			return true
-		}
-		if ctx.Err() != nil {
-			return false
+		if err == nil || ctx.Err() != nil {
+			return err == nil
 		}
 		r.log.Warn("wait for "+c.String(), "error", err)
-		if !sleep.For(ctx, waitRetry) {
-			return false
-		}
 	}
+	return false
 }
 
 // waitAtMost waits for the group, at most for d.

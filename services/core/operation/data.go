@@ -16,17 +16,7 @@ const (
 	maxValue = 48 << 10
 )
 
-// Encode makes a value the arguments of an operation. What JSON has no encoding for is a
-// mistake in the program, and panics.
-func Encode(arguments any) []byte {
-	data, err := json.Marshal(arguments)
-	if err != nil {
-		panic(fmt.Sprintf("arguments of an operation: %v", err))
-	}
-	return data
-}
-
-// Decode reads the arguments of an operation, which Encode has made.
+// Decode reads the arguments of an operation.
 func Decode[T any](r Request) (arguments T, err error) {
 	if err = json.Unmarshal(r.Arguments, &arguments); err != nil {
 		err = fmt.Errorf("its arguments: %w", err)

@@ -66,23 +66,19 @@ func (e *HeldError) Error() string { return e.Holder.String() }
 func (r *Runner) take(ctx context.Context, h Holder) (t Taken, without string, err error) {
 	patience, cancel := context.WithTimeout(ctx, lockPatience)
 	defer cancel()
-	for {
+	for range sleep.Every(patience, lockRetry) {
 		t, err = r.tryLock(patience, h)
-		switch held, isHeld := errors.AsType[*HeldError](err); {
-		case err == nil:
+		if err == nil {
 			return t, "", nil
-		case isHeld:
-			return nil, "", refuse("%s: %w: one of them at a time; wait for its end (gbctl -n %s operation attach %s)", h.Name, held, held.Holder.Node, held.Holder.ID)
-		case ctx.Err() != nil:
-			return nil, "", calledOff(h.Name, ctx.Err())
 		}
-		if !sleep.For(patience, lockRetry) {
-			if ctx.Err() != nil {
-				return nil, "", calledOff(h.Name, ctx.Err())
-			}
-			return nil, err.Error(), nil
+		if held, isHeld := errors.AsType[*HeldError](err); isHeld {
+			return nil, "", refuse("%s: %w: one of them at a time; wait for its end (gbctl -n %s operation attach %s)", h.Name, held, held.Holder.Node, held.Holder.ID)
 		}
 	}
+	if ctx.Err() != nil {
+		return nil, "", calledOff(h.Name, ctx.Err())
+	}
+	return nil, err.Error(), nil
 }
 
 func (r *Runner) tryLock(ctx context.Context, h Holder) (Taken, error) {
@@ -100,13 +96,11 @@ func unlocked(why string) string {
 // is better brought to its end without than left half done.
 func (r *Runner) retake(ctx context.Context, h Holder, report func(string)) Taken {
 	began := time.Now()
-	for told := ""; ; {
+	told := ""
+	for range sleep.Every(ctx, lockRetry) {
 		t, err := r.tryLock(ctx, h)
-		if err == nil {
+		if err == nil || ctx.Err() != nil {
 			return t
-		}
-		if ctx.Err() != nil {
-			return nil
 		}
 		patience := lockSilence
 		if held := new(HeldError); errors.As(err, &held) {
@@ -120,8 +114,6 @@ func (r *Runner) retake(ctx context.Context, h Holder, report func(string)) Take
 			told = text
 			report(fmt.Sprintf("waits for the lock of the cluster, at most %s: %s", patience, text))
 		}
-		if !sleep.For(ctx, lockRetry) {
-			return nil
-		}
 	}
+	return nil
 }

@@ -73,7 +73,7 @@ func TestTooManyOperations(t *testing.T) {
 			n.start("patience")
 		}
 		n.refused(Ask{Name: "patience"}, "8 operations run on this node already")
-		n.refused(Ask{Name: "patience", Arguments: make([]byte, maxArguments+1)}, "65537 bytes")
+		n.refused(Ask{Name: "patience", Arguments: strings.Repeat("x", maxArguments-1)}, "65537 bytes")
 	})
 }
 
@@ -332,7 +332,7 @@ func TestResumeTakesThePlanFromTheRecord(t *testing.T) {
 		}
 		d := planned("reset", waits)
 		d.Steps = func(r Request) ([]Step, error) {
-			if !r.Resuming || string(r.Arguments) != "all" || r.ID == "" || r.By != "jo" {
+			if !r.Resuming || string(r.Arguments) != `"all"` || r.ID == "" || r.By != "jo" {
 				t.Errorf("asked for the steps of %+v", r)
 			}
 			return []Step{n.noting("other"), waits}, nil // more than the plan had
@@ -341,7 +341,7 @@ func TestResumeTakesThePlanFromTheRecord(t *testing.T) {
 		d.Plan = func(context.Context, Request) (Plan, error) { plans++; return Plan{Steps: []Step{waits}}, nil }
 		n.definitions = []Definition{d, planned("reboot", n.noting("reboot"))}
 		n.boot()
-		o, err := n.r.Start(t.Context(), Ask{Name: "reset", By: "jo", Arguments: []byte("all")})
+		o, err := n.r.Start(t.Context(), Ask{Name: "reset", By: "jo", Arguments: "all"})
 		if err != nil {
 			t.Fatal(err)
 		}

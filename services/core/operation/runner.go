@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base32"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/option"
 )
 
@@ -132,7 +134,7 @@ func (r *Runner) Open() {
 // Ask is the argument of Start.
 type Ask struct {
 	Name      string
-	Arguments []byte
+	Arguments any    // of a type that the definition decodes; nil: none
 	By        string // who asks
 	DryRun    bool
 }
@@ -141,11 +143,18 @@ type Ask struct {
 // and is pending. The error is a Refusal if there is a reason against the operation.
 func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 	def, known := r.definitions[a.Name]
+	request := Request{By: bounded(a.By)}
+	var err error
+	if a.Arguments != nil {
+		request.Arguments, err = json.Marshal(a.Arguments)
+	}
 	switch {
 	case !known:
 		return Operation{}, fmt.Errorf("operation %q: %w", a.Name, ErrNotFound)
-	case len(a.Arguments) > maxArguments:
-		return Operation{}, refuse("%s: its arguments have %d bytes, and may have %d", a.Name, len(a.Arguments), maxArguments)
+	case err != nil:
+		return Operation{}, fmt.Errorf("%s: its arguments: %w", a.Name, err)
+	case len(request.Arguments) > maxArguments:
+		return Operation{}, refuse("%s: its arguments have %d bytes, and may have %d", a.Name, len(request.Arguments), maxArguments)
 	}
 	select {
 	case r.beginning <- struct{}{}:
@@ -157,7 +166,6 @@ func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 	if err := r.room(def); err != nil {
 		return Operation{}, err
 	}
-	request := Request{Arguments: a.Arguments, By: bounded(a.By)}
 	if !a.DryRun {
 		request.ID = newID(a.Name)
 	}
@@ -271,9 +279,7 @@ func newRecord(request Request, def Definition, p Plan) *record {
 			ID: s.ID, What: bounded(s.What), State: Pending, Deadline: s.Deadline, Optional: s.Optional, PointOfNoReturn: s.PointOfNoReturn,
 		})
 	}
-	for _, w := range p.Warnings[:min(len(p.Warnings), maxWarnings)] {
-		rec.Warnings = append(rec.Warnings, bounded(w))
-	}
+	rec.Warnings = lists.Of(p.Warnings[:min(len(p.Warnings), maxWarnings)], bounded)
 	return rec
 }
 
@@ -313,11 +319,8 @@ func (r *Runner) begin(ctx context.Context, def Definition, request Request, p P
 		return Operation{}, calledOff(def.Name, called)
 	}
 	err := x.commit(func(*record) ([]Event, error) {
-		events := []Event{{Kind: Changed, State: Running, Text: "asked by " + rec.By}}
-		for _, w := range rec.Warnings {
-			events = append(events, Event{Kind: Said, Text: "warning: " + w})
-		}
-		return events, nil
+		warnings := lists.Of(rec.Warnings, func(w string) Event { return Event{Kind: Said, Text: "warning: " + w} })
+		return append([]Event{{Kind: Changed, State: Running, Text: "asked by " + rec.By}}, warnings...), nil
 	}, nil)
 	if err != nil {
 		return Operation{}, err

@@ -103,7 +103,7 @@ func (x *execution) share(next *record, events []Event) error {
 func (x *execution) coordinate(ctx context.Context) bool {
 	x.dropClaim()
 	reported := ""
-	for ctx.Err() == nil {
+	for range sleep.Every(ctx, lockRetry) {
 		err := x.coordinateOnce(ctx)
 		switch held, isHeld := errors.AsType[*HeldError](err); {
 		case err == nil:
@@ -116,7 +116,6 @@ func (x *execution) coordinate(ctx context.Context) bool {
 			reported = text
 			x.report("", "", "waits for etcd, where its record is: "+text)
 		}
-		sleep.For(ctx, lockRetry)
 	}
 	return false
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // Definition describes a type to users: its names and its table columns
@@ -71,10 +73,7 @@ func (d Definition) plural() string {
 
 // names are all that Resolve finds the type by, in lower case.
 func (d Definition) names() []string {
-	names := []string{strings.ToLower(d.Type), strings.ToLower(d.Kind), d.plural()}
-	for _, alias := range d.Aliases {
-		names = append(names, strings.ToLower(alias))
-	}
+	names := lists.Of(append([]string{d.Type, d.Kind, d.plural()}, d.Aliases...), strings.ToLower)
 	slices.Sort(names)
 	return slices.Compact(names)
 }
@@ -108,10 +107,7 @@ func register(d Definition) *Definition {
 func Definitions() []Definition {
 	registry.RLock()
 	defer registry.RUnlock()
-	all := make([]Definition, 0, len(registry.all))
-	for _, d := range registry.all {
-		all = append(all, *d)
-	}
+	all := lists.Of(registry.all, func(d *Definition) Definition { return *d })
 	slices.SortFunc(all, func(a, b Definition) int { return strings.Compare(a.Type, b.Type) })
 	return all
 }
@@ -124,10 +120,7 @@ func Resolve(name string) (Definition, error) {
 	if d := registry.byName[strings.ToLower(name)]; d != nil {
 		return *d, nil
 	}
-	known := make([]string, 0, len(registry.all))
-	for _, d := range registry.all {
-		known = append(known, d.plural())
-	}
+	known := lists.Of(registry.all, func(d *Definition) string { return d.plural() })
 	slices.Sort(known)
 	return Definition{}, fmt.Errorf("resource type %q: %w; there are %s", name, ErrNotFound, strings.Join(known, ", "))
 }

@@ -17,6 +17,8 @@ import (
 	"reflect"
 	"slices"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // What a caller may want to decide on. The errors that are returned wrap these
@@ -138,11 +140,7 @@ func (k *Kind[S]) List(r Reader) []Object[S] {
 	if err != nil {
 		panic(err)
 	}
-	objects := make([]Object[S], 0, len(found))
-	for _, o := range found {
-		objects = append(objects, typed[S](o))
-	}
-	return objects
+	return lists.Of(found, typed[S])
 }
 
 // Put creates the object or gives it a new spec. Its version grows only when the

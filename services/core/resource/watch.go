@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
@@ -38,10 +39,7 @@ type Event struct {
 // the store.
 func (s *Store) Watch(ctx context.Context, types ...string) <-chan struct{} {
 	mark := make(chan struct{}, 1)
-	var inputs []Input
-	for _, typ := range types {
-		inputs = append(inputs, Input{Type: typ})
-	}
+	inputs := lists.Of(types, func(typ string) Input { return Input{Type: typ} })
 	stop := s.notify(inputs, mark)
 	if slices.ContainsFunc(types, func(typ string) bool { return len(s.Objects(typ, "")) > 0 }) {
 		sleep.Wake(mark)

@@ -19,6 +19,14 @@ func Until(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
+// Every repeats a loop until ctx has ended, with a pause of d after each round. There is one round at least.
+func Every(ctx context.Context, d time.Duration) func(round func() bool) {
+	return func(round func() bool) {
+		for round() && For(ctx, d) {
+		}
+	}
+}
+
 // Closed reports whether nobody waits for a channel any more, because it is closed.
 func Closed(c <-chan struct{}) bool {
 	select {

@@ -31,3 +31,28 @@ func TestWhatEndsASleep(t *testing.T) {
 		}
 	})
 }
+
+func TestRoundsUntilTheContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Second)
+		defer cancel()
+		count := func(enough int) (rounds int, took time.Duration) {
+			began := time.Now()
+			for range Every(ctx, time.Minute) {
+				if rounds++; rounds == enough {
+					break
+				}
+			}
+			return rounds, time.Since(began)
+		}
+		if rounds, took := count(2); rounds != 2 || took != time.Minute {
+			t.Errorf("left in the second round: %d rounds in %s", rounds, took)
+		}
+		if rounds, took := count(-1); rounds != 2 || took != 90*time.Second {
+			t.Errorf("until the context has ended: %d rounds in %s, want 2 in 90 s", rounds, took)
+		}
+		if rounds, _ := count(-1); rounds != 1 {
+			t.Errorf("after the context has ended: %d rounds, want 1", rounds)
+		}
+	})
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"golang.org/x/sync/errgroup"
@@ -75,11 +76,8 @@ func (s *nodeService) Containers(ctx context.Context, req *connect.Request[apiv1
 	slices.SortFunc(all, func(a, b containerOf) int {
 		return cmp.Or(cmp.Compare(a.pod, b.pod), cmp.Compare(a.uid, b.uid), cmp.Compare(a.order, b.order), cmp.Compare(a.msg.GetId(), b.msg.GetId()))
 	})
-	res := &apiv1.ContainersResponse{}
-	for _, c := range all {
-		res.Containers = append(res.Containers, c.msg)
-	}
-	return connect.NewResponse(res), nil
+	containers := lists.Of(all, func(c containerOf) *apiv1.Container { return c.msg })
+	return connect.NewResponse(&apiv1.ContainersResponse{Containers: containers}), nil
 }
 
 // containerOf is a container with what it is sorted by.

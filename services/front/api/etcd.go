@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -47,8 +48,8 @@ func (s *etcdService) Bootstrap(ctx context.Context, req *connect.Request[apiv1.
 		return nil, err
 	}
 	if begun == nil {
-		arguments := etcd.BootstrapArguments{ControlPlanes: told}.Encode()
-		if begun, err = s.begin(ctx, operation.Ask{Name: etcd.BootstrapOperation, Arguments: arguments}, etcd.BeginStep); err != nil {
+		ask := operation.Ask{Name: etcd.BootstrapOperation, Arguments: etcd.BootstrapArguments{ControlPlanes: told}}
+		if begun, err = s.begin(ctx, ask, etcd.BeginStep); err != nil {
 			return nil, err
 		}
 	}
@@ -86,7 +87,7 @@ func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[
 	}
 	begun := already
 	if begun == nil {
-		arguments := etcd.RecoverArguments{SHA256: hex.EncodeToString(first.GetSha256()), Raw: snapshot.Raw, ControlPlanes: snapshot.ControlPlanes}.Encode()
+		arguments := etcd.RecoverArguments{SHA256: hex.EncodeToString(first.GetSha256()), Raw: snapshot.Raw, ControlPlanes: snapshot.ControlPlanes}
 		defer release()
 		if begun, err = s.begin(ctx, operation.Ask{Name: etcd.RecoverOperation, Arguments: arguments}, etcd.RestoreStep); err != nil {
 			return nil, err
@@ -168,11 +169,7 @@ func etcdMember(m *pb.Member) *apiv1.EtcdMember {
 
 func (s *etcdService) Members(ctx context.Context, _ *connect.Request[apiv1.EtcdMembersRequest]) (*connect.Response[apiv1.EtcdMembersResponse], error) {
 	cluster, members, err := s.member.Members(ctx)
-	res := &apiv1.EtcdMembersResponse{ClusterId: cluster}
-	for _, m := range members {
-		res.Members = append(res.Members, etcdMember(m))
-	}
-	return connect.NewResponse(res), err
+	return connect.NewResponse(&apiv1.EtcdMembersResponse{ClusterId: cluster, Members: lists.Of(members, etcdMember)}), err
 }
 
 func (s *etcdService) Status(ctx context.Context, _ *connect.Request[apiv1.EtcdStatusRequest]) (*connect.Response[apiv1.EtcdStatusResponse], error) {
@@ -188,9 +185,7 @@ func (s *etcdService) Status(ctx context.Context, _ *connect.Request[apiv1.EtcdS
 		m.Version, m.Leader = readable(st.Version), st.Leader == st.Member.ID
 		m.Size, m.SizeInUse = uint64(st.DbSize), uint64(st.DbSizeInUse)
 		m.RaftTerm, m.RaftIndex, m.AppliedIndex = st.RaftTerm, st.RaftIndex, st.RaftAppliedIndex
-		for _, problem := range st.Errors {
-			m.Problems = append(m.Problems, readable(problem))
-		}
+		m.Problems = lists.Of(st.Errors, readable)
 	}
 	return connect.NewResponse(res), err
 }

@@ -19,12 +19,12 @@ import (
 )
 
 func (s *nodeService) Reboot(ctx context.Context, req *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
-	o, err := s.operate(ctx, lifecycle.Reboot, powerArguments(req.Msg).Encode(), req.Msg.GetDryRun())
+	o, err := s.operate(ctx, lifecycle.Reboot, powerArguments(req.Msg), req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.RebootResponse{Operation: o}), err
 }
 
 func (s *nodeService) Shutdown(ctx context.Context, req *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
-	o, err := s.operate(ctx, lifecycle.Shutdown, powerArguments(req.Msg).Encode(), req.Msg.GetDryRun())
+	o, err := s.operate(ctx, lifecycle.Shutdown, powerArguments(req.Msg), req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.ShutdownResponse{Operation: o}), err
 }
 
@@ -43,7 +43,7 @@ func (s *nodeService) UpgradeSystem(ctx context.Context, req *connect.Request[ap
 }
 
 func (s *nodeService) RollbackSystem(ctx context.Context, req *connect.Request[apiv1.RollbackSystemRequest]) (*connect.Response[apiv1.RollbackSystemResponse], error) {
-	o, err := s.operate(ctx, lifecycle.Rollback, powerArguments(req.Msg).Encode(), req.Msg.GetDryRun())
+	o, err := s.operate(ctx, lifecycle.Rollback, powerArguments(req.Msg), req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.RollbackSystemResponse{Operation: o}), err
 }
 
@@ -61,7 +61,7 @@ func (s *nodeService) system(ctx context.Context, name string, m interface {
 			return nil, connect.NewError(connect.CodeInvalidArgument, err)
 		}
 	}
-	return s.operate(ctx, name, arguments.Encode(), m.GetDryRun())
+	return s.operate(ctx, name, arguments, m.GetDryRun())
 }
 
 // power has the fields that all requests to end a node have.
@@ -86,7 +86,7 @@ func (s *nodeService) Reset(ctx context.Context, req *connect.Request[apiv1.Rese
 		Force: m.GetForce(), Reboot: m.GetReboot(), Wipe: m.GetSystemLabelsToWipe(), DrainTimeout: m.GetDrainTimeout().AsDuration(),
 		Disks: users,
 	}
-	o, err := s.operate(ctx, lifecycle.Reset, arguments.Encode(), m.GetDryRun())
+	o, err := s.operate(ctx, lifecycle.Reset, arguments, m.GetDryRun())
 	return connect.NewResponse(&apiv1.ResetResponse{Operation: o}), err
 }
 
@@ -102,20 +102,20 @@ func (s *nodeService) UpgradeKubernetes(ctx context.Context, req *connect.Reques
 			return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 		}
 	}
-	o, err := s.operate(ctx, upgradek8s.Name, a.Encode(), m.GetDryRun())
+	o, err := s.operate(ctx, upgradek8s.Name, a, m.GetDryRun())
 	return connect.NewResponse(&apiv1.UpgradeKubernetesResponse{Operation: o}), err
 }
 
 func (s *nodeService) ConvertKubernetes(ctx context.Context, req *connect.Request[apiv1.ConvertKubernetesRequest]) (*connect.Response[apiv1.ConvertKubernetesResponse], error) {
 	m := req.Msg
 	a := convertk8s.Arguments{Yes: m.GetYes(), RemoveCheckpoints: m.GetRemoveCheckpoints(), OnlyKey: m.GetRemoveInitializedKey()}
-	o, err := s.operate(ctx, convertk8s.Name, a.Encode(), m.GetDryRun())
+	o, err := s.operate(ctx, convertk8s.Name, a, m.GetDryRun())
 	return connect.NewResponse(&apiv1.ConvertKubernetesResponse{Operation: o}), err
 }
 
 func (s *nodeService) RotateCA(ctx context.Context, req *connect.Request[apiv1.RotateCARequest]) (*connect.Response[apiv1.RotateCAResponse], error) {
 	a := rotateca.Arguments{Authorities: req.Msg.GetAuthorities()}
-	o, err := s.operate(ctx, rotateca.Name, a.Encode(), req.Msg.GetDryRun())
+	o, err := s.operate(ctx, rotateca.Name, a, req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.RotateCAResponse{Operation: o}), err
 }
 
@@ -124,7 +124,7 @@ func (s *nodeService) Readdress(ctx context.Context, req *connect.Request[apiv1.
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	o, err := s.operate(ctx, readdress.Name, readdress.Arguments{Address: to, Patch: string(req.Msg.GetPatch())}.Encode(), req.Msg.GetDryRun())
+	o, err := s.operate(ctx, readdress.Name, readdress.Arguments{Address: to, Patch: string(req.Msg.GetPatch())}, req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.ReaddressResponse{Operation: o}), err
 }
 
@@ -137,7 +137,7 @@ func versionTag(version string) string {
 }
 
 // operate begins an operation, or only shows its plan.
-func (s *nodeService) operate(ctx context.Context, name string, arguments []byte, dryRun bool) (*apiv1.Operation, error) {
+func (s *nodeService) operate(ctx context.Context, name string, arguments any, dryRun bool) (*apiv1.Operation, error) {
 	o, err := s.opts.Operations.Start(ctx, operation.Ask{Name: name, Arguments: arguments, By: asked(ctx), DryRun: dryRun})
 	if err != nil {
 		return nil, operationError(err)

@@ -11,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -49,9 +50,7 @@ func (s *operationService) List(ctx context.Context, _ *connect.Request[apiv1.Li
 	if err != nil {
 		res.Warning = readable("the operations of other nodes can't be read from etcd: " + err.Error())
 	}
-	for _, o := range slices.Concat(all, others) {
-		res.Operations = append(res.Operations, operationMessage(o))
-	}
+	res.Operations = lists.Of(slices.Concat(all, others), operationMessage)
 	return connect.NewResponse(res), nil
 }
 
@@ -122,17 +121,14 @@ func enum[E ~int32, W ~string](values map[string]int32, prefix string, word W) E
 func operationMessage(o operation.Operation) *apiv1.Operation {
 	m := &apiv1.Operation{
 		Id: o.ID, Name: o.Name, State: enum[apiv1.Operation_State](apiv1.Operation_State_value, "STATE_", o.State), By: readable(o.By), Began: timestamp(o.Began), Ended: timestamp(o.Ended),
-		Error: readable(o.Error), Role: cmp.Or(o.Role, string(contract.Admin)),
+		Error: readable(o.Error), Role: cmp.Or(o.Role, string(contract.Admin)), Warnings: lists.Of(o.Warnings, readable),
 		Coordinator: readable(o.Coordinator), Elsewhere: o.Elsewhere, Orphaned: o.Orphaned,
-	}
-	for _, w := range o.Warnings {
-		m.Warnings = append(m.Warnings, readable(w))
 	}
 	for _, s := range o.Steps {
 		m.Steps = append(m.Steps, &apiv1.OperationStep{
 			Id: s.ID, What: readable(s.What), State: enum[apiv1.OperationStep_State](apiv1.OperationStep_State_value, "STATE_", s.State), Reason: readable(s.Reason), Deadline: durationpb.New(s.Deadline),
 			Optional: s.Optional, PointOfNoReturn: s.PointOfNoReturn, Began: timestamp(s.Began), Ended: timestamp(s.Ended),
-			Parts: partMessages(s.Parts),
+			Parts: lists.Of(s.Parts, partMessage),
 		})
 	}
 	if q := o.Question; q != nil {
@@ -144,12 +140,9 @@ func operationMessage(o operation.Operation) *apiv1.Operation {
 	return m
 }
 
-func partMessages(parts []operation.PartStatus) (all []*apiv1.OperationPart) {
-	for _, p := range parts {
-		all = append(all, &apiv1.OperationPart{
-			Id: p.ID, What: readable(p.What), State: enum[apiv1.OperationStep_State](apiv1.OperationStep_State_value, "STATE_", p.State), Reason: readable(p.Reason), Text: readable(p.Text),
-			Began: timestamp(p.Began), Ended: timestamp(p.Ended),
-		})
+func partMessage(p operation.PartStatus) *apiv1.OperationPart {
+	return &apiv1.OperationPart{
+		Id: p.ID, What: readable(p.What), State: enum[apiv1.OperationStep_State](apiv1.OperationStep_State_value, "STATE_", p.State), Reason: readable(p.Reason), Text: readable(p.Text),
+		Began: timestamp(p.Began), Ended: timestamp(p.Ended),
 	}
-	return all
 }

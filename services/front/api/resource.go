@@ -7,6 +7,7 @@ import (
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
@@ -96,11 +97,7 @@ func (s *resourceService) Watch(ctx context.Context, req *connect.Request[apiv1.
 }
 
 func (s *resourceService) Definitions(context.Context, *connect.Request[apiv1.ListDefinitionsRequest]) (*connect.Response[apiv1.ListDefinitionsResponse], error) {
-	res := &apiv1.ListDefinitionsResponse{}
-	for _, d := range resource.Definitions() {
-		res.Definitions = append(res.Definitions, definition(d))
-	}
-	return connect.NewResponse(res), nil
+	return connect.NewResponse(&apiv1.ListDefinitionsResponse{Definitions: lists.Of(resource.Definitions(), definition)}), nil
 }
 
 func (s *resourceService) Graph(_ context.Context, req *connect.Request[apiv1.GraphRequest]) (*connect.Response[apiv1.GraphResponse], error) {
@@ -114,11 +111,8 @@ func (s *resourceService) Graph(_ context.Context, req *connect.Request[apiv1.Gr
 }
 
 func definition(d resource.Definition) *apiv1.ResourceDefinition {
-	res := &apiv1.ResourceDefinition{Type: d.Type, Kind: d.Kind, Aliases: d.Aliases, DefaultNamespace: d.Namespace}
-	for _, c := range d.Columns {
-		res.Columns = append(res.Columns, c.Name)
-	}
-	return res
+	columns := lists.Of(d.Columns, func(c resource.Column) string { return c.Name })
+	return &apiv1.ResourceDefinition{Type: d.Type, Kind: d.Kind, Aliases: d.Aliases, DefaultNamespace: d.Namespace, Columns: columns}
 }
 
 // object is an object as a caller may see it.

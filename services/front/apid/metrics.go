@@ -55,7 +55,7 @@ func (g *gate) serveMetrics(ctx context.Context) {
 	var current *listener
 	defer func() { current.close() }()
 	reported := ""
-	for ok := true; ok; ok = sleep.For(ctx, listenEvery) {
+	for range sleep.Every(ctx, listenEvery) {
 		wanted := g.state.Load().metrics
 		if current != nil {
 			select {

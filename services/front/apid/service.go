@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/front/sandbox"
@@ -85,20 +86,16 @@ type supervisor struct {
 
 func newSupervisor(o Options) *supervisor {
 	o.dir = cmp.Or(o.dir, boot.APIDir)
-	if o.socket == nil {
-		o.socket = o.Socket
-	}
+	option.Default[dag.Condition](&o.socket, o.Socket)
 	o.uid = cmp.Or(o.uid, UID)
 	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.Port)))
 	o.signed = cmp.Or(o.signed, signedWithin)
-	if o.process == nil {
-		o.process = sandbox.Runner{
-			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
-			Args:       []string{sandbox.Program, Command},
-			Binds:      []sandbox.Bind{{Source: o.dir}},
-			StopBudget: processStop, Socket: o.Socket,
-		}.Run
-	}
+	option.Default(&o.process, sandbox.Runner{
+		Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
+		Args:       []string{sandbox.Program, Command},
+		Binds:      []sandbox.Bind{{Source: o.dir}},
+		StopBudget: processStop, Socket: o.Socket,
+	}.Run)
 	s := &supervisor{Options: o}
 	s.publisher = statefile.Publisher[facts]{
 		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type(), machine.Configs.Type(), clock.Statuses.Type()},

@@ -26,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -76,10 +77,9 @@ func Run(ctx context.Context, o Options) {
 	defer wg.Wait()
 	for _, name := range strings.Fields(string(active)) {
 		wg.Go(func() {
-			for ctx.Err() == nil {
+			for range sleep.Every(ctx, reopenPause) {
 				// A device may come later, such as a serial line by USB. A defect here must not end PID 1.
 				_ = dag.Guard(o.Log, func() error { return o.open(ctx, filepath.Join("/dev", name)) })
-				sleep.For(ctx, reopenPause)
 			}
 		})
 	}
@@ -276,10 +276,7 @@ func (o Options) lines() (all []line) {
 
 // last are the newest lines, in their order.
 func last(lines []line, most int) string {
-	var text []string
-	for _, l := range lines[:min(len(lines), most)] {
-		text = append(text, l.text)
-	}
+	text := lists.Of(lines[:min(len(lines), most)], func(l line) string { return l.text })
 	slices.Reverse(text)
 	return strings.Join(text, "\n")
 }

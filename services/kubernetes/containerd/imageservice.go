@@ -219,7 +219,7 @@ func (c *Containerd) awaitKnown(ctx context.Context, cri grpc.ClientConnInterfac
 	request := appendField(nil, statusImage, appendField(nil, specImage, []byte(img.Name())))
 	ctx, cancel := context.WithTimeout(ctx, knownTimeout)
 	defer cancel()
-	for {
+	for range sleep.Every(ctx, knownPoll) {
 		var answer []byte
 		if err := cri.Invoke(ctx, imageStatus, &request, &answer, grpc.ForceCodecV2(asItIs{})); err != nil {
 			return "", err
@@ -231,10 +231,8 @@ func (c *Containerd) awaitKnown(ctx context.Context, cri grpc.ClientConnInterfac
 		if err != nil || string(known) == want {
 			return want, err
 		}
-		if !sleep.For(ctx, knownPoll) {
-			return "", fmt.Errorf("image %s was pulled, and containerd's CRI doesn't know it: %w", img.Name(), ctx.Err())
-		}
 	}
+	return "", fmt.Errorf("image %s was pulled, and containerd's CRI doesn't know it: %w", img.Name(), ctx.Err())
 }
 
 // podAuth is how a pod's pull secret shows who the pod is. A server is the only one that it is for.

@@ -301,10 +301,7 @@ func (r *Runner) supervise(ctx context.Context, cl *client.Client, task client.T
 
 // reattach finds the running task again once containerd answers.
 func (r *Runner) reattach(ctx context.Context, cl *client.Client) (client.Task, <-chan client.ExitStatus, error) {
-	for {
-		if !sleep.For(ctx, reattachPoll) {
-			return nil, nil, ctx.Err()
-		}
+	for sleep.For(ctx, reattachPoll) {
 		if r.Containerd.healthy(ctx) != nil {
 			continue
 		}
@@ -326,6 +323,7 @@ func (r *Runner) reattach(ctx context.Context, cl *client.Client) (client.Task, 
 		}
 		return task, exited, nil
 	}
+	return nil, nil, ctx.Err()
 }
 
 func (r *Runner) stop(ctx context.Context, task client.Task, exited <-chan client.ExitStatus) error {

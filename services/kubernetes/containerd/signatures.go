@@ -67,11 +67,8 @@ func taggedSignatures(ctx context.Context, from source, image string, of digest.
 		return nil, err
 	}
 	list, err := from.find(ctx, name+".sig")
-	if errdefs.IsNotFound(err) {
-		return nil, nil
-	}
 	if err != nil {
-		return nil, err
+		return nil, ignoreGone(err)
 	}
 	m, err := manifestOf(ctx, from, list)
 	if err != nil {
@@ -236,11 +233,8 @@ func (r repository) referrers(ctx context.Context, of digest.Digest, name string
 	}
 	// The client takes "not found" of a mirror for an answer, and doesn't ask the next host for the list.
 	list, err := r.find(ctx, name)
-	if errdefs.IsNotFound(err) {
-		return nil, nil
-	}
 	if err != nil {
-		return nil, err
+		return nil, ignoreGone(err)
 	}
 	return indexed(ctx, r, list)
 }

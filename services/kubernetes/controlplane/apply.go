@@ -115,10 +115,7 @@ func WantedObjects(r resource.Reader) (objects []kubeclient.Object) {
 func waitReady(ctx context.Context, client *kubeclient.Client) {
 	ctx, cancel := context.WithTimeout(ctx, readyWait)
 	defer cancel()
-	for client.Ready(ctx) != nil {
-		if !sleep.For(ctx, readyPoll) {
-			return
-		}
+	for client.Ready(ctx) != nil && sleep.For(ctx, readyPoll) {
 	}
 }
 
@@ -151,7 +148,7 @@ func ownAdmin(r resource.Reader) (*kubeclient.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return adminClient(found.Spec)
+	return kubeclient.New(adminOptions(found.Spec))
 }
 
 // selfHostedClient is that of a node whose configuration lacks the secrets for static pods.
@@ -164,7 +161,7 @@ func selfHostedClient(r resource.Reader) (*kubeclient.Client, error) {
 	if spec.Admin, err = secrets.Admin(c.Cluster.CA, time.Now()); err != nil {
 		return nil, err
 	}
-	return adminClient(spec)
+	return kubeclient.New(adminOptions(spec))
 }
 
 // Metrics are those of the API server of one node, in the text format of Prometheus.
@@ -211,12 +208,7 @@ func onNode(r resource.Reader, node netip.Addr, pair config.CertKey, do func(*ku
 	return do(client)
 }
 
-// adminClient is a client of this node's own apiserver, or of another one while
-// that isn't ready, with all rights.
-func adminClient(s secrets.KubernetesSpec) (*kubeclient.Client, error) {
-	return kubeclient.New(adminOptions(s))
-}
-
+// adminOptions are for this node's own apiserver, or another one while that isn't ready, with all rights.
 func adminOptions(s secrets.KubernetesSpec) kubeclient.Options {
 	return kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.Trusted, Cert: s.Admin.Crt, Key: s.Admin.Key}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/manifest"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/render"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -119,15 +120,10 @@ func renderBootstrapManifests(c *config.Cluster, hasResolvers bool) (map[string]
 }
 
 // readManifest reads one or more documents.
-func readManifest(text []byte) (m Manifest) {
+func readManifest(text []byte) Manifest {
 	objects, problems := manifest.Read(text)
-	for _, o := range objects {
-		m.Objects = append(m.Objects, o)
-	}
-	for _, p := range problems {
-		m.Problems = append(m.Problems, p.String())
-	}
-	return m
+	asOurs := func(o map[string]any) kubeclient.Object { return kubeclient.Object(o) }
+	return Manifest{Objects: lists.Of(objects, asOurs), Problems: lists.Of(problems, manifest.Problem.String)}
 }
 
 func bootstrapManifestInput(c *config.Cluster, hasResolvers bool) (object, error) {

@@ -142,8 +142,8 @@ func (a *application) create(ctx context.Context, p *part) error {
 	if created && p.Kind() == "CustomResourceDefinition" {
 		wait, cancel := context.WithTimeout(ctx, establishWait)
 		defer cancel()
-		for {
-			if o, err := a.client.Get(wait, p.Ref()); err == nil && o.Condition("Established") || !sleep.For(wait, readyPoll) {
+		for range sleep.Every(wait, readyPoll) {
+			if o, err := a.client.Get(wait, p.Ref()); err == nil && o.Condition("Established") {
 				break
 			}
 		}

@@ -243,14 +243,8 @@ type self struct {
 
 func (o Options) self() (self, error) {
 	addr, err := network.Addresses.Get(o.Store, "default")
-	if err != nil {
-		return self{}, err
-	}
-	name, err := network.Hostnames.Get(o.Store, "hostname")
-	if err != nil {
-		return self{}, err
-	}
-	return self{name.Spec, addr.Spec.Primary}, nil
+	name, none := network.Hostnames.Get(o.Store, "hostname")
+	return self{name.Spec, addr.Spec.Primary}, cmp.Or(err, none)
 }
 
 // loopbackURL is where this member answers whatever address the node has.
@@ -264,11 +258,8 @@ func (s self) peerURL() string { return "https://" + netip.AddrPortFrom(s.addr, 
 
 func (e *Etcd) commandLine() ([]string, error) {
 	cfg, err := machine.Config(e.o.Store)
-	if err != nil {
-		return nil, err
-	}
-	me, err := e.o.self()
-	if err != nil {
+	me, none := e.o.self()
+	if err = cmp.Or(err, none); err != nil {
 		return nil, err
 	}
 	r, err := e.read()

@@ -418,7 +418,7 @@ func (e *Etcd) promote(ctx context.Context, event eventFunc) error {
 		return nil
 	}
 	once := event.onlyChanges()
-	for {
+	for range sleep.Every(ctx, promoteRetry) {
 		err := e.promoteOnce(ctx, *r)
 		switch {
 		case err == nil:
@@ -433,10 +433,8 @@ func (e *Etcd) promote(ctx context.Context, event eventFunc) error {
 		default:
 			once(Learner, fmt.Sprintf("Waiting for the cluster to promote etcd member %s, a learner: %v", r.Member, err))
 		}
-		if !sleep.For(ctx, promoteRetry) {
-			return nil
-		}
 	}
+	return nil
 }
 
 func (e *Etcd) promoteOnce(ctx context.Context, r record) error {

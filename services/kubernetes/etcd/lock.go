@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -121,11 +122,8 @@ func (k lock) Look(ctx context.Context) (*operation.Holder, error) {
 // run, the journal has the addresses of the others.
 func (e *Etcd) voters(ctx, life context.Context) (*clientv3.Client, error) {
 	me, err := e.o.self()
-	if err != nil {
-		return nil, err
-	}
-	r, err := e.read()
-	if err != nil {
+	r, unread := e.read()
+	if err = cmp.Or(err, unread); err != nil {
 		return nil, err
 	}
 	own := clientURL(me.addr)

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,11 +50,8 @@ func (s seen) living() bool { return s.lives || s.beginning }
 // server answers at the endpoint.
 func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, error) {
 	cfg, err := machine.Config(e.o.Store)
-	if err != nil {
-		return nil, err
-	}
-	me, err := e.o.self()
-	if err != nil {
+	me, none := e.o.self()
+	if err = cmp.Or(err, none); err != nil {
 		return nil, err
 	}
 	if err := e.o.Peers.Check(); err != nil {

@@ -43,9 +43,6 @@ type BootstrapArguments struct {
 	ControlPlanes []string `json:"controlPlanes,omitempty"`
 }
 
-// Encode returns them in the form for an operation.
-func (a BootstrapArguments) Encode() []byte { return operation.Encode(a) }
-
 // RecoverArguments are those of RecoverOperation. The snapshot is on the node already
 // (Receive).
 type RecoverArguments struct {
@@ -53,9 +50,6 @@ type RecoverArguments struct {
 	Raw           bool     `json:"raw,omitempty"`
 	ControlPlanes []string `json:"controlPlanes,omitempty"`
 }
-
-// Encode returns them in the form for an operation.
-func (a RecoverArguments) Encode() []byte { return operation.Encode(a) }
 
 // Definitions are the operations that begin and end this node's membership.
 func (e *Etcd) Definitions() []operation.Definition {
@@ -114,12 +108,12 @@ func (e *Etcd) serveStep() operation.Step {
 	return operation.Step{
 		ID: "serve", What: "wait until etcd serves", Deadline: serveTimeout, Optional: true,
 		Run: func(ctx context.Context, _ *operation.Progress) error {
-			for !e.ready.Load() {
-				if !sleep.For(ctx, healthPeriod) {
-					return fmt.Errorf("etcd isn't ready yet: gbctl service etcd: %w", context.Cause(ctx))
+			for range sleep.Every(ctx, healthPeriod) {
+				if e.ready.Load() {
+					return nil
 				}
 			}
-			return nil
+			return fmt.Errorf("etcd isn't ready yet: gbctl service etcd: %w", context.Cause(ctx))
 		},
 	}
 }

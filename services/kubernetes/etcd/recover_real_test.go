@@ -297,7 +297,7 @@ func (n *realNode) recover(s Snapshot, content []byte) (id string) {
 	_, release, err := n.Receive(t.Context(), s, bytes.NewReader(content))
 	must(t, err)
 	defer release()
-	arguments := RecoverArguments{SHA256: hexSum(s), Raw: s.Raw}.Encode()
+	arguments := RecoverArguments{SHA256: hexSum(s), Raw: s.Raw}
 	o, err := n.ops.Start(t.Context(), operation.Ask{Name: RecoverOperation, By: "jane", Arguments: arguments})
 	must(t, err)
 	return o.ID

@@ -29,14 +29,11 @@ func (e *Etcd) awaitServer(ctx context.Context, began *secrets.StatusSpec) {
 	ctx, cancel := context.WithTimeout(ctx, serverBudget)
 	defer cancel()
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(cfg.Cluster.ControlPlane.LocalAPIServerPort))
-	for {
+	for range sleep.Every(ctx, serverPoll) {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 		if err != nil {
 			return
 		}
 		conn.Close()
-		if !sleep.For(ctx, serverPoll) {
-			return
-		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/boot/extension"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -102,10 +103,7 @@ func (s service) dag(c *containerd.Containerd) dag.Service {
 		Spec:       func(context.Context) ([]oci.SpecOpts, error) { return s.spec(), nil },
 		StopBudget: stopBudget, OOMScoreAdj: oomScoreAdj,
 	}
-	var needs []dag.Condition
-	for _, file := range s.Service.WaitFor {
-		needs = append(needs, dag.File(file))
-	}
+	needs := lists.Of(s.Service.WaitFor, func(file string) dag.Condition { return dag.File(file) })
 	dependsOn := append([]string{containerd.ID}, s.Service.DependsOn...)
 	// The name of the node is known when the network is up, and a default is written only once.
 	if !slices.Contains(dependsOn, network.ID) && slices.ContainsFunc(s.Service.Defaults, func(d extension.Default) bool { return strings.Contains(d.Content, hostname) }) {

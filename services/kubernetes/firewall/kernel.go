@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 const (
@@ -119,14 +120,11 @@ func (r rule) exprs() (all [][]expr.Any) {
 }
 
 // each are the conditions of a list, or none once.
-func each[T any](list []T, condition func(T) []expr.Any) (all [][]expr.Any) {
-	for _, entry := range list {
-		all = append(all, condition(entry))
+func each[T any](entries []T, condition func(T) []expr.Any) [][]expr.Any {
+	if len(entries) == 0 {
+		return [][]expr.Any{nil}
 	}
-	if len(all) == 0 {
-		all = append(all, nil)
-	}
-	return all
+	return lists.Of(entries, condition)
 }
 
 // between compares what load loads.

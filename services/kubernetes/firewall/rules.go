@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // The chains: packets to the node pass input, packets that the node forwards pass forward.
@@ -108,9 +109,6 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 	return table
 }
 
-func single(addresses ...netip.Addr) (all []netip.Prefix) {
-	for _, a := range addresses {
-		all = append(all, netip.PrefixFrom(a, a.BitLen()))
-	}
-	return all
+func single(addresses ...netip.Addr) []netip.Prefix {
+	return lists.Of(addresses, func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) })
 }

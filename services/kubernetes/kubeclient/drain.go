@@ -168,7 +168,7 @@ func (e *Left) Unwrap() error { return e.Err }
 func (d Drain) Run(ctx context.Context) error {
 	tries := map[string]*eviction{} // by UID
 	reported, last := "", &Left{Node: d.Node}
-	for {
+	for range sleep.Every(ctx, drainPoll) {
 		left, err := d.round(ctx, tries)
 		switch {
 		case err == nil && len(left) == 0:
@@ -184,10 +184,8 @@ func (d Drain) Run(ctx context.Context) error {
 			reported = text
 			d.Report("%s", text)
 		}
-		if !sleep.For(ctx, drainPoll) {
-			return last
-		}
 	}
+	return last
 }
 
 // now is what a drain that goes on waits for.

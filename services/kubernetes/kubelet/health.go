@@ -13,6 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -63,11 +64,7 @@ type Faults []Fault
 
 // String has the texts, each once.
 func (all Faults) String() string {
-	var texts []string
-	for _, f := range all {
-		texts = append(texts, f.Text)
-	}
-	return strings.Join(slices.Compact(texts), "; ")
+	return strings.Join(slices.Compact(lists.Of(all, func(f Fault) string { return f.Text })), "; ")
 }
 
 // NodeHealth is how Kubernetes sees this node, and the node's own system pods here. Whoever has the credentials of the kubelet, or may write
@@ -100,11 +97,8 @@ func systems(c *config.Config) map[string]bool {
 // unanswered is the health while no API server answers: anything may be wrong.
 func unanswered(since time.Time, why error) NodeHealth {
 	text := config.Shorten(fmt.Sprintf("no API server says how this node is: %v", why), maxFault)
-	h := NodeHealth{Serves: Unknown}
-	for _, object := range append([]string{NodeObject}, slices.Sorted(maps.Keys(systems(&config.Config{})))...) {
-		h.Faults = append(h.Faults, Fault{object, NoAnswer, text, since})
-	}
-	return h
+	objects := append([]string{NodeObject}, slices.Sorted(maps.Keys(systems(&config.Config{})))...)
+	return NodeHealth{Serves: Unknown, Faults: lists.Of(objects, func(object string) Fault { return Fault{object, NoAnswer, text, since} })}
 }
 
 // healthController looks at the Node and the pods, as the kubelet.

@@ -225,9 +225,10 @@ func joinRequest(name string, key config.KeyPEM, prove func(message []byte) ([]b
 
 // awaitCertificate returns the certificate of a request, or why there is none.
 func awaitCertificate(ctx context.Context, client *kubeclient.Client, request kubeclient.Ref) (config.PEM, error) {
-	for {
-		now, err := client.Get(ctx, request)
-		if err != nil {
+	var now kubeclient.Object
+	for range sleep.Every(ctx, joinPoll) {
+		var err error
+		if now, err = client.Get(ctx, request); err != nil {
 			return nil, err
 		}
 		for _, condition := range now.List("status", "conditions") {
@@ -238,12 +239,10 @@ func awaitCertificate(ctx context.Context, client *kubeclient.Client, request ku
 		if text := now.Text("status", "certificate"); text != "" {
 			return base64.StdEncoding.DecodeString(text)
 		}
-		if !sleep.For(ctx, joinPoll) {
-			why := "no control plane has approved"
-			if now.Condition(kubeclient.Approved) {
-				why = "kube-controller-manager hasn't signed"
-			}
-			return nil, fmt.Errorf("%s the request %s within %s", why, request.Name, joinAnswer)
-		}
 	}
+	why := "no control plane has approved"
+	if now.Condition(kubeclient.Approved) {
+		why = "kube-controller-manager hasn't signed"
+	}
+	return nil, fmt.Errorf("%s the request %s within %s", why, request.Name, joinAnswer)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/clock"
@@ -74,10 +75,7 @@ func readReachable(r resource.Reader) (n node, ok bool, err error) {
 // nodeAddrs are the addresses at which others reach the node. Those of bridges and tunnels
 // of the pod network are added and removed often, and would cause new certificates.
 func nodeAddrs(c *config.Config, a network.NodeAddress) []netip.Addr {
-	all := []netip.Addr{a.Primary}
-	for _, prefix := range a.All {
-		all = append(all, prefix.Addr())
-	}
+	all := append([]netip.Addr{a.Primary}, lists.Of(a.All, netip.Prefix.Addr)...)
 	inner := slices.Concat(c.Cluster.Network.PodSubnets, c.Cluster.Network.ServiceSubnets)
 	return uniqueAddrs(slices.DeleteFunc(all, func(addr netip.Addr) bool {
 		return !addr.IsValid() || addr.IsLoopback() || addr.IsLinkLocalUnicast() ||

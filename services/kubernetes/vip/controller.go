@@ -139,15 +139,12 @@ func (c *controller) loop(ctx context.Context) {
 func (c *controller) check(ctx context.Context) {
 	var client kubeclient.Kept
 	defer client.Close()
-	for {
+	for range sleep.Every(ctx, checkEvery) {
 		path, alone := ready, c.alone.Load()
 		if alone {
 			path = readyAlone
 		}
 		offer(c.checks, [2]bool{alone, askAPIServer(ctx, c.store, &client, path) == nil})
-		if !sleep.For(ctx, checkEvery) {
-			return
-		}
 	}
 }
 

@@ -103,9 +103,8 @@ func (e *election) setCandidate(self *node) {
 
 // run takes part in the election until ctx ends. Then this node isn't a candidate.
 func (e *election) run(ctx context.Context) {
-	for ctx.Err() == nil {
+	for range sleep.Every(ctx, againAfter) {
 		e.onError(e.session(ctx))
-		sleep.For(ctx, againAfter)
 	}
 }
 

@@ -21,7 +21,6 @@ package vip
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -117,7 +116,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 				continue
 			}
 			running[s] = background.Start(ctx, func(ctx context.Context) {
-				for again := true; again; again = sleep.For(ctx, againAfter) {
+				for range sleep.Every(ctx, againAfter) {
 					newController(s, o.Store, h).run(ctx)
 				}
 			})
@@ -133,11 +132,8 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 func (o Options) wanted() (map[shared]bool, error) {
 	all := map[shared]bool{}
 	cfg, err := machine.Config(o.Store)
-	if errors.Is(err, resource.ErrNotFound) {
-		return all, nil
-	}
 	if err != nil {
-		return nil, err
+		return all, resource.IgnoreNotFound(err)
 	}
 	for _, in := range cfg.Machine.Network.Interfaces { // not of Links: several entries of one link have one each
 		if in.VIP != nil && !in.Ignore {

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -68,9 +69,6 @@ type Arguments struct {
 	// OnlyKey removes the key of a self-hosted control plane, and does nothing else.
 	OnlyKey bool `json:"onlyKey,omitempty"`
 }
-
-// Encode makes them the arguments of an operation.
-func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
 // Options are what the operation stands on.
 type Options struct {
@@ -173,9 +171,7 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 		if err != nil {
 			return err
 		}
-		for _, item := range nodes {
-			s.Nodes = append(s.Nodes, rollout.NodeOf(item))
-		}
+		s.Nodes = lists.Of(nodes, rollout.NodeOf)
 		secret, err := client.Get(ctx, serviceAccountSecret)
 		if err != nil && !kubeclient.IsNotFound(err) {
 			return err

@@ -192,7 +192,7 @@ func TestDryRunShowsDifferences(t *testing.T) {
 		dry := func(differs bool) operation.Operation {
 			r.boot()
 			defer r.off()
-			o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}.Encode(), DryRun: true})
+			o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}, DryRun: true})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
@@ -52,16 +51,11 @@ func (o Options) ask(ctx context.Context, n rollout.Node, s *survey) error {
 
 // selfHosted is the status of a control plane.
 func (o Options) selfHosted(ctx context.Context, n rollout.Node) (bool, error) {
-	found, err := o.Peers.Resources(ctx, n.Address, controlplane.BootstrapStatuses.Type(), "control-plane")
-	if err != nil {
-		return false, err
+	found, err := rollout.Specs[controlplane.BootstrapStatus](o.Peers.Resources(ctx, n.Address, controlplane.BootstrapStatuses.Type(), "control-plane"))
+	if err == nil && len(found) != 1 {
+		err = fmt.Errorf("it doesn't know yet whether the control plane is self-hosted: gbctl -n %s services", n.Address)
 	}
-	if len(found) != 1 {
-		return false, fmt.Errorf("it doesn't know yet whether the control plane is self-hosted: gbctl -n %s services", n.Address)
-	}
-	var status controlplane.BootstrapStatus
-	err = yaml.Unmarshal([]byte(found[0].GetSpec()), &status)
-	return status.SelfHosted, err
+	return found["control-plane"].SelfHosted, err
 }
 
 // read reads the configuration of a node.

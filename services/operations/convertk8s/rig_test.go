@@ -146,7 +146,7 @@ func put(t *testing.T, err error) {
 }
 
 func (r *rig) start(a Arguments) (operation.Operation, error) {
-	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a.Encode(), By: "jo"})
+	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a, By: "jo"})
 }
 
 // run starts the operation and follows it to its end, over power cuts. answers are those to
@@ -266,11 +266,11 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 	b := read(config)
 	switch typ {
 	case controlplane.BootstrapStatuses.Type():
-		return []*apiv1.Resource{{Spec: fmt.Sprintf("selfHosted: %v", r.mark)}}, nil
+		return []*apiv1.Resource{{Id: "control-plane", Spec: fmt.Sprintf("selfHosted: %v", r.mark)}}, nil
 	case controlplane.Configs.Type():
 		return []*apiv1.Resource{{Id: id, Version: 1}}, nil
 	case kubelet.NodeHealths.Type():
-		return []*apiv1.Resource{{}}, nil
+		return []*apiv1.Resource{{Id: kubelet.HealthID}}, nil
 	case controlplane.StaticPods.Type(), controlplane.BootstrapManifests.Type():
 		for range programs {
 			if len(b.Lacks) == 0 {

@@ -18,7 +18,7 @@ func TestUpgradeIsCutShort(t *testing.T) {
 			r, s := installed(t)
 			r.on()
 			r.cut = cut
-			o := r.run(Upgrade, PowerArguments{}.Encode())
+			o := r.run(Upgrade, PowerArguments{})
 			check(t, r, o, operation.Running, before...)
 			s.reboot(t, "B", boots)
 			time.Sleep(time.Minute)
@@ -41,7 +41,7 @@ func TestUpgradeIsCutShortBeforeItWrites(t *testing.T) {
 		r, s := installed(t)
 		r.on()
 		r.cut = "verify"
-		o := r.run(Upgrade, PowerArguments{Stage: true, Image: "registry.example/installer:v2"}.Encode())
+		o := r.run(Upgrade, PowerArguments{Stage: true, Image: "registry.example/installer:v2"})
 		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify")
 		r.mu.Lock()
 		r.sick = []string{"containerd", "kubelet", "timed"}
@@ -63,7 +63,7 @@ func TestUndoneUpgradeThatRuns(t *testing.T) {
 		r, s := installed(t)
 		r.pods = []string{"slow"}
 		r.on()
-		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{DrainTimeout: time.Hour}.Encode(), By: "somebody"})
+		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{DrainTimeout: time.Hour}, By: "somebody"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestWipingUpgradeIsCutShort(t *testing.T) {
 		r, s := installed(t)
 		r.on()
 		r.cut = "stop kubelet"
-		o := r.run(Upgrade, PowerArguments{Wipe: true}.Encode())
+		o := r.run(Upgrade, PowerArguments{Wipe: true})
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "stop kubelet")
 		s.reboot(t, "B", boots)
 		if err := s.change(prove("B")); err != nil {
@@ -112,7 +112,7 @@ func TestRollbackIsCutShort(t *testing.T) {
 		s.running, s.all.B, s.all.Choice = "B", boot.Slot{State: boot.SlotGood, Version: "v2"}, "B"
 		r.on()
 		r.cut = "choose timed"
-		o := r.run(Rollback, PowerArguments{}.Encode())
+		o := r.run(Rollback, PowerArguments{})
 		check(t, r, o, operation.Running, "cordon", "look at pods", "choose timed")
 		s.reboot(t, "A", func(all *boot.Slots) error {
 			return errors.Join(all.Rollback("B", "", nil, time.Now()), all.Booted("A", time.Now()))

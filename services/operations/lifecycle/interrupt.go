@@ -74,7 +74,7 @@ func (o Options) takeTurn(ctx context.Context, what string, force bool) (taken o
 	}
 	bounded, cancel := context.WithTimeout(ctx, interruptPatience)
 	defer cancel()
-	for {
+	for range sleep.Every(bounded, changeRetry) {
 		taken, err = o.Lock.Take(bounded, operation.Holder{Name: what, ID: what, Since: time.Now(), Stays: interruptStays})
 		switch _, isHeld := errors.AsType[*operation.HeldError](err); {
 		case err == nil:
@@ -82,8 +82,6 @@ func (o Options) takeTurn(ctx context.Context, what string, force bool) (taken o
 		case !isHeld || force:
 			return nil, err.Error(), nil
 		}
-		if !sleep.For(bounded, changeRetry) {
-			return nil, "", err
-		}
 	}
+	return nil, "", err
 }

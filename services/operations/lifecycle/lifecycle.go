@@ -185,18 +185,16 @@ func (o Options) admin() bool {
 
 // alone says why there is nobody to take this node's pods; "" where somebody can. A
 // worker, which may see no other node, is never alone as long as Kubernetes answers.
-func (o Options) alone(ctx context.Context, budget time.Duration) string {
+func (o Options) alone(ctx context.Context, budget time.Duration) (why string) {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	for {
-		why, err := o.lookAround(ctx)
-		if err == nil {
+	var err error
+	for range sleep.Every(ctx, changeRetry) {
+		if why, err = o.lookAround(ctx); err == nil {
 			return why
 		}
-		if !sleep.For(ctx, changeRetry) {
-			return "Kubernetes can't be asked: " + err.Error()
-		}
 	}
+	return "Kubernetes can't be asked: " + err.Error()
 }
 
 // lookAround is one try of alone.

@@ -158,7 +158,7 @@ func (r *rig) on() {
 }
 
 // run asks for an operation and lets it come to its end, or to that of the node.
-func (r *rig) run(name string, arguments []byte) operation.Operation {
+func (r *rig) run(name string, arguments any) operation.Operation {
 	r.t.Helper()
 	o, err := r.runner.Start(context.Background(), operation.Ask{Name: name, Arguments: arguments, By: "somebody"})
 	if err != nil {
@@ -329,7 +329,7 @@ func TestS180Reset(t *testing.T) {
 			r := newRig(t)
 			r.on()
 			defer func() { r.off() }()
-			o := r.run(Reset, tt.args.Encode())
+			o := r.run(Reset, tt.args)
 			if tt.back {
 				check(t, r, o, operation.Running, tt.want...)
 				r.off()
@@ -352,7 +352,7 @@ func TestResetOfANodeThatStays(t *testing.T) {
 		r.stays = true
 		r.on()
 		defer func() { r.off() }()
-		o := r.run(Reset, ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}}.Encode())
+		o := r.run(Reset, ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}})
 		check(t, r, o, operation.Running, "cordon", "look at pods", "stop kubelet", "ask to leave", "stop pods", "mark EPHEMERAL", "reboot")
 		r.off()
 		r.on()
@@ -369,7 +369,7 @@ func TestQ08UserDisks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.on()
-		args := ResetArguments{Disks: []disks.UserDisk{{Path: "/dev/sdb", Size: 2 << 40, Model: "BIG", Serial: "s1"}, {Path: "/dev/sdc", Size: 1 << 40}}}.Encode()
+		args := ResetArguments{Disks: []disks.UserDisk{{Path: "/dev/sdb", Size: 2 << 40, Model: "BIG", Serial: "s1"}, {Path: "/dev/sdc", Size: 1 << 40}}}
 		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: args, DryRun: true})
 		if err != nil {
 			t.Fatal(err)
@@ -408,7 +408,7 @@ func TestS185ResetOfTheLastMember(t *testing.T) {
 		r.on()
 		defer r.off()
 		for _, dry := range []bool{true, false} {
-			_, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{}.Encode(), DryRun: dry})
+			_, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{}, DryRun: dry})
 			var refusal operation.Refusal
 			if !errors.As(err, &refusal) || !strings.Contains(err.Error(), "it is the last voting member. Nothing is wiped. `gbctl reset --graceful=false`") {
 				t.Errorf("error %v", err)
@@ -417,7 +417,7 @@ func TestS185ResetOfTheLastMember(t *testing.T) {
 		if did := r.done(); len(did) > 0 {
 			t.Errorf("it did %v", did)
 		}
-		check(t, r, r.run(Reset, ResetArguments{Force: true}.Encode()), operation.Done, "mark STATE EPHEMERAL", "power off")
+		check(t, r, r.run(Reset, ResetArguments{Force: true}), operation.Done, "mark STATE EPHEMERAL", "power off")
 	})
 }
 
@@ -428,7 +428,7 @@ func TestResetThatEtcdRefuses(t *testing.T) {
 		r.leave = errors.New("the cluster would lose its quorum")
 		r.on()
 		defer r.off()
-		o := r.run(Reset, ResetArguments{}.Encode())
+		o := r.run(Reset, ResetArguments{})
 		check(t, r, o, operation.Failed, append(slices.Clone(leaveInOrder[:5]), "see etcd settled", "start etcd", "start kubelet")...)
 		if !strings.Contains(o.Error, "the cluster would lose its quorum") {
 			t.Errorf("error %q", o.Error)
@@ -442,7 +442,7 @@ func TestResetEndsWithoutTheCluster(t *testing.T) {
 		r := newRig(t)
 		r.on()
 		defer r.off()
-		asked, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{DrainTimeout: 2 * time.Minute}.Encode()})
+		asked, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{DrainTimeout: 2 * time.Minute}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -475,7 +475,7 @@ func TestResetPowerCuts(t *testing.T) {
 				r := newRig(t)
 				r.on()
 				r.cut = cut
-				o := r.run(Reset, ResetArguments{}.Encode())
+				o := r.run(Reset, ResetArguments{})
 				r.off()
 				if did := r.done(); did[len(did)-1] != cut {
 					t.Fatalf("it did %v", did)
@@ -503,8 +503,8 @@ func TestArguments(t *testing.T) {
 		r := newRig(t)
 		r.on()
 		defer r.off()
-		for name, arguments := range map[string][]byte{
-			Reset: ResetArguments{Wipe: []string{"BOOT-A"}}.Encode(), Reboot: PowerArguments{DrainTimeout: -1}.Encode(), Shutdown: []byte("garbage"),
+		for name, arguments := range map[string]any{
+			Reset: ResetArguments{Wipe: []string{"BOOT-A"}}, Reboot: PowerArguments{DrainTimeout: -1}, Shutdown: "garbage",
 		} {
 			if _, err := r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: arguments, DryRun: true}); err == nil {
 				t.Errorf("%s %s is taken", name, arguments)

@@ -28,9 +28,6 @@ type PowerArguments struct {
 	Wipe         bool          `json:"wipe,omitempty"`         // upgrade wipes EPHEMERAL, and the node joins the cluster again
 }
 
-// Encode makes them the arguments of an operation.
-func (a PowerArguments) Encode() []byte { return operation.Encode(a) }
-
 // job is a reboot, a shutdown, or a boot with another system, that was asked for.
 type job struct {
 	Options

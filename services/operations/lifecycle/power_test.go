@@ -24,7 +24,7 @@ func TestS038Reboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.on()
-		o := r.run(Reboot, PowerArguments{}.Encode())
+		o := r.run(Reboot, PowerArguments{})
 		check(t, r, o, operation.Running, "cordon", "look at pods", "reboot")
 		r.off()
 		r.on()
@@ -34,7 +34,7 @@ func TestS038Reboot(t *testing.T) {
 
 		r.node["spec"] = object{"unschedulable": true}
 		r.on()
-		o = r.run(Reboot, PowerArguments{}.Encode())
+		o = r.run(Reboot, PowerArguments{})
 		check(t, r, o, operation.Running, "look at pods", "reboot")
 		r.off()
 		r.on()
@@ -63,7 +63,7 @@ func TestRebootAlone(t *testing.T) {
 				r := newRig(t)
 				tt.change(r)
 				r.on()
-				o := r.run(Reboot, tt.args.Encode())
+				o := r.run(Reboot, tt.args)
 				check(t, r, o, map[bool]operation.State{false: operation.Running, true: operation.Done}[tt.args.Force], "reboot")
 				if got := strings.Join(o.Warnings, "\n"); !strings.Contains(got, tt.why) || tt.why == "" && got != "" {
 					t.Errorf("warnings %q, want %q", got, tt.why)
@@ -93,7 +93,7 @@ func TestRebootAsksAgain(t *testing.T) {
 				}
 				set(silent > 0)
 				time.AfterFunc(silent, func() { set(false) })
-				r.run(Reboot, PowerArguments{}.Encode())
+				r.run(Reboot, PowerArguments{})
 				if drained := slices.Contains(r.done(), "cordon"); drained != (silent < lookBudget) {
 					t.Errorf("drained %v, with Kubernetes silent for %s: %v", drained, silent, r.done())
 				}
@@ -134,7 +134,7 @@ func TestQuorumGuard(t *testing.T) {
 					}
 					r.on()
 					defer r.off()
-					plan, err := r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: tt.args.Encode(), DryRun: true})
+					plan, err := r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: tt.args, DryRun: true})
 					var refusal operation.Refusal
 					switch {
 					case errors.As(err, &refusal) == tt.goes:
@@ -143,7 +143,7 @@ func TestQuorumGuard(t *testing.T) {
 						if !strings.Contains(err.Error(), tt.says) || !strings.HasSuffix(err.Error(), "`gbctl "+name+" --force` goes all the same") {
 							t.Errorf("error %v", err)
 						}
-						_, err = r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: tt.args.Encode()})
+						_, err = r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: tt.args})
 						if did := r.done(); err == nil || len(did) > 0 {
 							t.Errorf("it did %v, %v", did, err)
 						}
@@ -152,7 +152,7 @@ func TestQuorumGuard(t *testing.T) {
 					if got := strings.Join(plan.Warnings, "\n"); !strings.Contains(got, tt.says) || tt.says == "" && got != "" {
 						t.Errorf("warnings %q, want %q", got, tt.says)
 					}
-					r.run(name, tt.args.Encode())
+					r.run(name, tt.args)
 					if did := r.done(); !slices.Equal(did, []string{string(power)}) {
 						t.Errorf("it did %v", did)
 					}
@@ -178,7 +178,7 @@ func TestQuorumIsLostDuringTheDrain(t *testing.T) {
 				r.pods = []string{"slow"}
 				r.on()
 				defer r.off()
-				o, err := r.runner.Start(t.Context(), operation.Ask{Name: Reboot, Arguments: PowerArguments{DrainTimeout: time.Minute}.Encode()})
+				o, err := r.runner.Start(t.Context(), operation.Ask{Name: Reboot, Arguments: PowerArguments{DrainTimeout: time.Minute}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -248,7 +248,7 @@ func TestLockOfAReboot(t *testing.T) {
 				r, k := newRig(t), &lock{}
 				r.lock = k
 				r.on()
-				o := r.run(Reboot, args.Encode())
+				o := r.run(Reboot, args)
 				r.off()
 				if !k.held {
 					t.Error("others may go while it is away")
@@ -281,7 +281,7 @@ func TestLockOfAShutdown(t *testing.T) {
 				r, k := newRig(t), &lock{}
 				r.lock = k
 				r.on()
-				r.run(Shutdown, test.args.Encode())
+				r.run(Shutdown, test.args)
 				r.off()
 				if !slices.Equal(k.given, test.want) {
 					t.Errorf("the lock was given back after %v, want %v", k.given, test.want)
@@ -298,7 +298,7 @@ func TestShutdownStaysOne(t *testing.T) {
 		r.pods = []string{"slow"}
 		r.cut = "look at pods"
 		r.on()
-		o := r.run(Shutdown, PowerArguments{DrainTimeout: time.Minute}.Encode())
+		o := r.run(Shutdown, PowerArguments{DrainTimeout: time.Minute})
 		r.off()
 		r.done()
 		r.on()
@@ -324,7 +324,7 @@ func TestPressedIsDoneOnceTheNodeHasEnded(t *testing.T) {
 				r.pods = []string{"slow"}
 				r.cut = "look at pods"
 				r.on()
-				o := r.run(name, Pressed().Encode())
+				o := r.run(name, Pressed())
 				r.off()
 				r.done()
 				r.on()
@@ -391,7 +391,7 @@ func TestPressedPowerButton(t *testing.T) {
 		r := newRig(t)
 		r.on()
 		defer r.off()
-		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Shutdown, Arguments: Pressed().Encode(), DryRun: true})
+		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Shutdown, Arguments: Pressed(), DryRun: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -47,9 +47,6 @@ type ResetArguments struct {
 	DrainTimeout time.Duration    `json:"drainTimeout,omitempty"` // 0: DrainTimeout
 }
 
-// Encode makes them the arguments of an operation.
-func (a ResetArguments) Encode() []byte { return operation.Encode(a) }
-
 // wipes are the labels of args, each once, STATE first.
 func wipes(args ResetArguments) ([]string, error) {
 	for _, l := range args.Wipe {

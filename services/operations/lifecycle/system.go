@@ -279,7 +279,7 @@ func (j job) prove() operation.Step {
 			if err != nil {
 				return fmt.Errorf("the machine restarted before this operation chose a system: start it again (%w)", err)
 			}
-			for {
+			for range sleep.Every(ctx, provePoll) {
 				begun := j.Systems.Begun() // before it has, the slots don't say what became of the new system
 				all, err := j.Systems.Get()
 				if err != nil {
@@ -302,10 +302,8 @@ func (j job) prove() operation.Step {
 				default:
 					return fmt.Errorf("slot %s is %s: %s. The machine runs the system in slot %s", name, slot.State, slot.Reason, j.Systems.Running())
 				}
-				if !sleep.For(ctx, provePoll) {
-					return ctx.Err()
-				}
 			}
+			return ctx.Err()
 		},
 	}
 }

@@ -131,11 +131,11 @@ func TestInstallFromAMedium(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 		r.on()
-		o := r.run(Install, PowerArguments{Force: true}.Encode())
+		o := r.run(Install, PowerArguments{Force: true})
 		check(t, r, o, operation.Running, "verify", "write v2 to A", "reboot")
 		s.reboot(t, "A", prove("A"))
 		check(t, r, r.end(o.ID), operation.Done)
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: PowerArguments{Force: true}.Encode()}); err == nil || !strings.Contains(err.Error(), "it is installed") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: PowerArguments{Force: true}}); err == nil || !strings.Contains(err.Error(), "it is installed") {
 			t.Errorf("%v", err)
 		}
 		r.off()
@@ -148,7 +148,7 @@ func TestInstalledMachineThatStartsFromItsMedium(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 		r.on()
-		o := r.run(Install, PowerArguments{Force: true}.Encode())
+		o := r.run(Install, PowerArguments{Force: true})
 		check(t, r, o, operation.Running, "verify", "write v2 to A", "reboot")
 		s.reboot(t, "", func(*boot.Slots) error { return nil })
 		o = r.end(o.ID)
@@ -156,7 +156,7 @@ func TestInstalledMachineThatStartsFromItsMedium(t *testing.T) {
 		if !strings.Contains(o.Error, "the machine wasn't started from slot A of its disk: remove the medium") {
 			t.Error(o.Error)
 		}
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: PowerArguments{Force: true}.Encode()}); err == nil || !strings.Contains(err.Error(), "has a system in slot A: remove the medium") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: PowerArguments{Force: true}}); err == nil || !strings.Contains(err.Error(), "has a system in slot A: remove the medium") {
 			t.Errorf("%v", err)
 		}
 		r.off()
@@ -168,14 +168,14 @@ func TestUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)
 		r.on()
-		o := r.run(Upgrade, PowerArguments{}.Encode())
+		o := r.run(Upgrade, PowerArguments{})
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "reboot")
 		s.reboot(t, "B", prove("B"))
 		check(t, r, r.end(o.ID), operation.Done, "uncordon")
 		if s.all.Next() != "B" || s.all.B.Version != "v2" {
 			t.Errorf("%+v", s.all)
 		}
-		o = r.run(Rollback, PowerArguments{}.Encode())
+		o = r.run(Rollback, PowerArguments{})
 		check(t, r, o, operation.Running, "cordon", "look at pods", "choose timed", "reboot")
 		s.reboot(t, "A", func(all *boot.Slots) error {
 			return errors.Join(all.Booted("A", time.Now()), all.Prove("A", "healthy", time.Now()))
@@ -191,7 +191,7 @@ func TestRollbackThatFails(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.all.B, s.all.Choice = "B", boot.Slot{State: boot.SlotGood, Version: "v2"}, "B"
 		r.on()
-		o := r.run(Rollback, PowerArguments{Force: true}.Encode())
+		o := r.run(Rollback, PowerArguments{Force: true})
 		check(t, r, o, operation.Running, "choose timed", "reboot")
 		s.reboot(t, "B", func(all *boot.Slots) error {
 			return errors.Join(all.Booted("A", time.Now()), all.Fail("A", "the kernel panicked", time.Now()))
@@ -213,11 +213,11 @@ func TestInstallFromAnImage(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.none, s.all = "", slots.ErrNoMedium, boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 		r.on()
-		o := r.run(Install, PowerArguments{Image: "registry.example/installer:v2"}.Encode())
+		o := r.run(Install, PowerArguments{Image: "registry.example/installer:v2"})
 		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify", "write v2 to A", "cordon", "look at pods", "reboot")
 		s.reboot(t, "A", prove("A"))
 		check(t, r, r.end(o.ID), operation.Done, "uncordon")
-		o = r.run(Upgrade, PowerArguments{Force: true, Image: "registry.example/installer:v2"}.Encode())
+		o = r.run(Upgrade, PowerArguments{Force: true, Image: "registry.example/installer:v2"})
 		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify", "write v2 to B timed", "reboot")
 		s.reboot(t, "B", prove("B"))
 		check(t, r, r.end(o.ID), operation.Done)
@@ -248,7 +248,7 @@ func TestImagesOfTheNewSystem(t *testing.T) {
 					s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 				}
 				r.on()
-				o := r.run(tt.operation, PowerArguments{Stage: true}.Encode())
+				o := r.run(tt.operation, PowerArguments{Stage: true})
 				check(t, r, o, tt.want, tt.did...)
 				if tt.missing != nil && !strings.Contains(o.Error, "this machine can't get an image that Garboard v2 runs pods with: "+tt.missing.Error()) {
 					t.Error(o.Error)
@@ -265,11 +265,11 @@ func TestUpgradeThatWipes(t *testing.T) {
 		r, s := installed(t)
 		r.may = errors.New("it is the last member")
 		r.on()
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{Wipe: true}.Encode()}); err == nil || !strings.Contains(err.Error(), "it is the last member") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{Wipe: true}}); err == nil || !strings.Contains(err.Error(), "it is the last member") {
 			t.Errorf("%v", err)
 		}
 		r.may = nil
-		o := r.run(Upgrade, PowerArguments{Wipe: true}.Encode())
+		o := r.run(Upgrade, PowerArguments{Wipe: true})
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "stop kubelet", "delete node", "stop pods", "leave etcd", "mark EPHEMERAL", "reboot")
 		s.reboot(t, "B", prove("B"))
 		check(t, r, r.end(o.ID), operation.Done)
@@ -290,7 +290,7 @@ func TestPlanSaysWhere(t *testing.T) {
 			}
 			r.on()
 			defer func() { r.off() }()
-			o, err := r.runner.Start(t.Context(), operation.Ask{Name: name, DryRun: true, Arguments: tt.args.Encode()})
+			o, err := r.runner.Start(t.Context(), operation.Ask{Name: name, DryRun: true, Arguments: tt.args})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -316,7 +316,7 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.on()
-		o := r.run(Upgrade, PowerArguments{Stage: true}.Encode())
+		o := r.run(Upgrade, PowerArguments{Stage: true})
 		check(t, r, r.end(o.ID), operation.Done, "verify", "write v2 to B timed nomodeset mine=1")
 		r.off()
 	})
@@ -327,7 +327,7 @@ func TestStagedUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)
 		r.on()
-		o := r.run(Upgrade, PowerArguments{Stage: true}.Encode())
+		o := r.run(Upgrade, PowerArguments{Stage: true})
 		check(t, r, r.end(o.ID), operation.Done, "verify", "write v2 to B timed")
 		if s.all.Next() != "B" {
 			t.Errorf("%+v", s.all)
@@ -351,13 +351,13 @@ func TestResetWithAStagedSystem(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r, _ := installed(t)
 			r.on()
-			o := r.run(Upgrade, PowerArguments{Stage: true}.Encode())
+			o := r.run(Upgrade, PowerArguments{Stage: true})
 			check(t, r, o, operation.Done, "verify", "write v2 to B timed")
 			args := ResetArguments{Force: true, Reboot: true}
 			if label != "" {
 				args.Wipe = []string{label}
 			}
-			check(t, r, r.run(Reset, args.Encode()), operation.Done, append(want, "reboot")...)
+			check(t, r, r.run(Reset, args), operation.Done, append(want, "reboot")...)
 			r.off()
 		})
 	}
@@ -368,7 +368,7 @@ func TestUpgradeThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)
 		r.on()
-		o := r.run(Upgrade, PowerArguments{}.Encode())
+		o := r.run(Upgrade, PowerArguments{})
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "reboot")
 		s.later.Store(true)
 		s.reboot(t, "A", func(*boot.Slots) error { return nil })
@@ -404,7 +404,7 @@ func TestUpgradeThatIsRefused(t *testing.T) {
 				tt.change(r, s)
 				r.on()
 				defer func() { r.off() }()
-				_, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{}.Encode()})
+				_, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{}})
 				if err == nil || !strings.Contains(err.Error(), tt.want) || len(r.did) > 0 {
 					t.Errorf("%v, %q", err, r.did)
 				}
@@ -418,7 +418,7 @@ func TestPercentOfAPull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := installed(t)
 		r.on()
-		o := r.run(Upgrade, PowerArguments{Stage: true, Image: "registry.example/installer:v2"}.Encode())
+		o := r.run(Upgrade, PowerArguments{Stage: true, Image: "registry.example/installer:v2"})
 		o = r.end(o.ID)
 		check(t, r, o, operation.Done, "pull registry.example/installer:v2", "verify", "write v2 to B timed")
 		var told []string

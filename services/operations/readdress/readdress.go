@@ -23,6 +23,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/merge"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -51,9 +52,6 @@ type Arguments struct {
 	// Patch of the configuration, besides the address: a strategic merge patch without secrets.
 	Patch string `json:"patch,omitempty"`
 }
-
-// Encode makes them the arguments of an operation.
-func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
 // Etcd is the part of etcd.Etcd that is used.
 type Etcd interface {
@@ -108,10 +106,7 @@ func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.
 	}
 	_, mayNot := o.Etcd.MayMove(ctx, j.Address)
 	err = cmp.Or(err, mayNot, o.Etcd.MayStop(ctx, 0))
-	for _, c := range would.Changes {
-		plan.Warnings = append(plan.Warnings, c.String())
-	}
-	plan.Warnings = append(plan.Warnings,
+	plan.Warnings = append(lists.Of(would.Changes, config.Change.String),
 		"the API server of this node restarts at the new address, and doesn't answer for about half a minute; pods go on, and connections to the former address end",
 		fmt.Sprintf("the node gets its former address and configuration back if it doesn't serve at %s within %s, if then nobody reaches it there for %s, and if it restarts meanwhile", j.Address, moveTimeout, reachTimeout),
 		"kubeconfigs, contexts of gbctl, DNS and load balancers with the former address need the new one")

@@ -221,7 +221,7 @@ func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
 
 func (r *rig) begin(a Arguments) string {
 	r.t.Helper()
-	o, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a.Encode(), By: "jo"})
+	o, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a, By: "jo"})
 	put(r.t, err)
 	return o.ID
 }
@@ -357,7 +357,7 @@ func TestRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start(t, func(r *rig) {
 				r.stop = c.stop
-				_, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: c.Encode(), By: "jo"})
+				_, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: c, By: "jo"})
 				if err == nil || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("%v, want %q", err, c.want)
 				}

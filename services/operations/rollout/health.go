@@ -1,13 +1,11 @@
 package rollout
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 
 	"connectrpc.com/connect"
-	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
@@ -45,12 +43,12 @@ func Serves(ctx context.Context, p *operation.Progress, peers Peers, n Node) err
 
 // healthOf is what a node itself knows of how Kubernetes sees it. One of an earlier release knows nothing.
 func healthOf(ctx context.Context, peers Peers, n Node) (health kubelet.NodeHealth, err error) {
-	found, err := peers.Resources(ctx, n.Address, kubelet.NodeHealths.Type(), "")
-	switch {
-	case connect.CodeOf(err) == connect.CodeNotFound:
+	found, err := Specs[kubelet.NodeHealth](peers.Resources(ctx, n.Address, kubelet.NodeHealths.Type(), ""))
+	health, asked := found[kubelet.HealthID]
+	if connect.CodeOf(err) == connect.CodeNotFound {
 		return health, nil
-	case err != nil || len(found) == 0:
-		return health, cmp.Or(err, fmt.Errorf("node %s hasn't asked Kubernetes yet how it is", n.Name))
+	} else if err == nil && !asked {
+		err = fmt.Errorf("node %s hasn't asked Kubernetes yet how it is", n.Name)
 	}
-	return health, yaml.Unmarshal([]byte(found[0].GetSpec()), &health)
+	return health, err
 }

@@ -54,17 +54,10 @@ func Running(ctx context.Context, peers Peers, n Node, name string) (Program, er
 		return run, fmt.Errorf("configuration of %s: %w", name, err)
 	}
 	run.image = configured.Image
-	statuses, err := peers.Resources(ctx, n.Address, controlplane.StaticPodStatuses.Type(), "")
-	if err != nil {
-		return run, err
-	}
-	for _, s := range statuses {
-		if !strings.HasPrefix(s.GetId(), "kube-system/"+name+"-") {
+	statuses, err := Specs[map[string]any](peers.Resources(ctx, n.Address, controlplane.StaticPodStatuses.Type(), ""))
+	for id, status := range statuses {
+		if !strings.HasPrefix(id, "kube-system/"+name+"-") {
 			continue
-		}
-		var status map[string]any
-		if err := yaml.Unmarshal([]byte(s.GetSpec()), &status); err != nil {
-			return run, fmt.Errorf("status of %s: %w", name, err)
 		}
 		run.pod = status
 		run.running, _ = status[controlplane.ConfigVersion].(string)
@@ -81,7 +74,7 @@ func Running(ctx context.Context, peers Peers, n Node, name string) (Program, er
 			}
 		}
 	}
-	return run, nil
+	return run, err
 }
 
 // Unhealthy says why the program isn't what its configuration wants, and ready.
@@ -155,7 +148,7 @@ func Await(ctx context.Context, p *operation.Progress, peers Peers, n Node, name
 func Watch(ctx context.Context, peers Peers, nodes []Node, name string, most time.Duration) error {
 	first, unready, silent := map[string]Program{}, map[string]time.Time{}, map[string]time.Time{}
 	end := time.Now().Add(most)
-	for {
+	for range sleep.Every(ctx, watchPeriod) {
 		for _, n := range nodes {
 			run, err := Running(ctx, peers, n, name)
 			if err != nil {
@@ -192,8 +185,6 @@ func Watch(ctx context.Context, peers Peers, nodes []Node, name string, most tim
 		if len(unready) == 0 && len(silent) == 0 && time.Now().After(end) {
 			return nil
 		}
-		if !sleep.For(ctx, watchPeriod) {
-			return context.Cause(ctx)
-		}
 	}
+	return context.Cause(ctx)
 }

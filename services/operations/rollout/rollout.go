@@ -12,9 +12,11 @@ import (
 	"time"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"gopkg.in/yaml.v3"
 )
 
 // ControlPlaneLabel is on the Node of each control plane.
@@ -51,10 +53,7 @@ func ControlPlanes(nodes []Node) []Node {
 
 // Discovered is the line about the control planes of an operation (S-290, S-316).
 func Discovered(nodes []Node) string {
-	var addresses []string
-	for _, n := range ControlPlanes(nodes) {
-		addresses = append(addresses, fmt.Sprintf("%q", n.Address))
-	}
+	addresses := lists.Of(ControlPlanes(nodes), func(n Node) string { return fmt.Sprintf("%q", n.Address) })
 	return "discovered control plane nodes [" + strings.Join(addresses, " ") + "]"
 }
 
@@ -67,6 +66,19 @@ type Peers interface {
 	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
 	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
 	Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error)
+}
+
+// Specs are those of resources that a peer has, by their IDs.
+func Specs[S any](found []*apiv1.Resource, err error) (map[string]S, error) {
+	all := map[string]S{}
+	for _, f := range found {
+		var spec S
+		if err := yaml.Unmarshal([]byte(f.GetSpec()), &spec); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.GetId(), err)
+		}
+		all[f.GetId()] = spec
+	}
+	return all, err
 }
 
 // Kubernetes makes a client of the cluster's API as its administrator.
@@ -99,25 +111,18 @@ func (l Lasting) Unwrap() error { return l.Err }
 // Poll tries again until do returns nil or a lasting error, or the time is up. It reports
 // each new reason (S-011).
 func Poll(ctx context.Context, p *operation.Progress, do func(context.Context) error) error {
-	said := ""
-	for {
-		err := do(ctx)
-		switch l, lasts := errors.AsType[Lasting](err); {
-		case err == nil:
-			return nil
-		case lasts:
+	said, err := "", error(nil)
+	for range sleep.Every(ctx, pollPeriod) {
+		err = do(ctx)
+		if l, lasts := errors.AsType[Lasting](err); err == nil || lasts {
 			return l.Err
-		case ctx.Err() != nil:
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
-		if text := err.Error(); text != said {
+		if text := err.Error(); text != said && ctx.Err() == nil {
 			said = text
 			p.Report("retrying error: %s", text)
 		}
-		if !sleep.For(ctx, pollPeriod) {
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		}
 	}
+	return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 }
 
 // Nodes lists the Nodes of Kubernetes, in the order of their names.

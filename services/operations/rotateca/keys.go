@@ -5,6 +5,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // keys are those of control planes that have no certificate. In the place of one is what identifies the key, which isn't
@@ -40,15 +41,11 @@ func setPairs(c *config.Config, name string, all []config.CertKey) {
 		issuing, accepts := a.Of(c)
 		*issuing, *accepts = all[0], all[1:]
 	case name == config.ServiceAccountKey:
-		c.Cluster.ServiceAccount = config.ServiceAccount{Key: all[0].Key}
-		for _, k := range all[1:] {
-			c.Cluster.ServiceAccount.AcceptedKeys = append(c.Cluster.ServiceAccount.AcceptedKeys, k.Key)
-		}
+		accepted := lists.Of(all[1:], func(k config.CertKey) config.KeyPEM { return k.Key })
+		c.Cluster.ServiceAccount = config.ServiceAccount{Key: all[0].Key, AcceptedKeys: accepted}
 	default:
-		c.Cluster.Secret, c.Cluster.AcceptedSecrets = config.Secret(all[0].Key), nil
-		for _, k := range all[1:] {
-			c.Cluster.AcceptedSecrets = append(c.Cluster.AcceptedSecrets, config.Secret(k.Key))
-		}
+		c.Cluster.Secret = config.Secret(all[0].Key)
+		c.Cluster.AcceptedSecrets = lists.Of(all[1:], func(k config.CertKey) config.Secret { return config.Secret(k.Key) })
 	}
 }
 

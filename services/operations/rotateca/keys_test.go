@@ -76,10 +76,10 @@ func TestNoSecretIsEncrypted(t *testing.T) {
 		others := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == config.AtRestKey })
 		r.boot()
 		defer func() { r.off() }()
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: []string{config.AtRestKey}}.Encode(), DryRun: true}); err == nil || !strings.Contains(err.Error(), "cluster.secret is missing") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: []string{config.AtRestKey}}, DryRun: true}); err == nil || !strings.Contains(err.Error(), "cluster.secret is missing") {
 			t.Errorf("%v", err)
 		}
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: others}.Encode(), DryRun: true}); err != nil {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: others}, DryRun: true}); err != nil {
 			t.Errorf("all others: %v", err)
 		}
 	})

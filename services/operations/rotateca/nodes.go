@@ -13,10 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"gopkg.in/yaml.v3"
-
 	"github.com/garboard-os/garboard/api"
-	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -275,11 +272,11 @@ func (o Options) healthy(ctx context.Context, n node) (map[string]secrets.Status
 			return nil, fmt.Errorf("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState()))
 		}
 	}
-	statuses, err := specs[secrets.StatusSpec](o.Peers.Resources(ctx, n.Address, secrets.Statuses.Type(), ""))
+	statuses, err := rollout.Specs[secrets.StatusSpec](o.Peers.Resources(ctx, n.Address, secrets.Statuses.Type(), ""))
 	if err != nil || !n.ControlPlane {
 		return statuses, err
 	}
-	members, err := specs[etcd.StatusSpec](o.Peers.Resources(ctx, n.Address, etcd.Statuses.Type(), etcd.StatusID))
+	members, err := rollout.Specs[etcd.StatusSpec](o.Peers.Resources(ctx, n.Address, etcd.Statuses.Type(), etcd.StatusID))
 	if err != nil {
 		return statuses, err
 	}
@@ -302,19 +299,6 @@ func (o Options) healthy(ctx context.Context, n node) (map[string]secrets.Status
 		}
 	}
 	return statuses, nil
-}
-
-// specs are those of resources, by their IDs.
-func specs[S any](found []*apiv1.Resource, err error) (map[string]S, error) {
-	all := map[string]S{}
-	for _, f := range found {
-		var spec S
-		if err := yaml.Unmarshal([]byte(f.GetSpec()), &spec); err != nil {
-			return nil, fmt.Errorf("%s: %w", f.GetId(), err)
-		}
-		all[f.GetId()] = spec
-	}
-	return all, err
 }
 
 // probe tries the servers of a node themselves: whether they accept the new authorities,

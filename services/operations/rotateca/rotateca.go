@@ -63,9 +63,6 @@ type Arguments struct {
 	Authorities []string `json:"authorities,omitempty"`
 }
 
-// Encode makes them the arguments of an operation.
-func (a Arguments) Encode() []byte { return operation.Encode(a) }
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader

@@ -381,7 +381,7 @@ func TestFailedDropIsFinished(t *testing.T) {
 		}
 		r.lost = ""
 		now := r.nodes[0].config
-		o, err = r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}.Encode(), DryRun: true})
+		o, err = r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}, DryRun: true})
 		put(t, err)
 		if len(o.Warnings) != 1 || !strings.Contains(o.Warnings[0], "no new authority is made") {
 			t.Errorf("warnings: %q", o.Warnings)

@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -41,11 +42,8 @@ type survey struct {
 	warnings []string
 }
 
-func (s survey) nodes() (all []rollout.Node) {
-	for _, st := range s.states {
-		all = append(all, st.Node)
-	}
-	return all
+func (s survey) nodes() []rollout.Node {
+	return lists.Of(s.states, func(st state) rollout.Node { return st.Node })
 }
 
 // passing is an error of programs that aren't ready, and may be in a moment.

@@ -127,7 +127,7 @@ func (r *rig) boot() {
 }
 
 func (r *rig) start(a Arguments) (operation.Operation, error) {
-	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a.Encode(), By: "jo"})
+	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a, By: "jo"})
 }
 
 // run starts the operation and follows it to its end, over power cuts.
@@ -252,7 +252,7 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*api
 			health.Faults = append(health.Faults, nodes.Fault{Object: "kube-proxy", Text: "pod kube-system/kube-proxy-x: CrashLoopBackOff"})
 		}
 		text, err := yaml.Marshal(health)
-		return []*apiv1.Resource{{Id: id, Spec: string(text)}}, err
+		return []*apiv1.Resource{{Id: nodes.HealthID, Spec: string(text)}}, err
 	}
 	if typ == controlplane.Configs.Type() {
 		// The controllers of the node take over a new configuration a moment later.

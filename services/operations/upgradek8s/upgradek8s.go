@@ -71,9 +71,6 @@ type Arguments struct {
 	Yes bool `json:"yes,omitempty"`
 }
 
-// Encode makes them the arguments of an operation.
-func (a Arguments) Encode() []byte { return operation.Encode(a) }
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader

@@ -299,7 +299,7 @@ apiserver_requested_deprecated_apis{group="",removed_release="",resource="endpoi
 `
 		r.boot()
 		defer func() { r.off() }()
-		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{From: older, To: newer}.Encode(), By: "jo", DryRun: true})
+		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{From: older, To: newer}, By: "jo", DryRun: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,7 +2,6 @@ package clock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -24,11 +23,8 @@ type statusLog struct{ logged string }
 
 func (c *statusLog) reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	o, err := Statuses.Get(v, StatusID)
-	if errors.Is(err, resource.ErrNotFound) {
-		return 0, nil
-	}
 	if err != nil {
-		return 0, err
+		return 0, resource.IgnoreNotFound(err)
 	}
 	text := "the time isn't synchronised: " + o.Spec.Message
 	switch {

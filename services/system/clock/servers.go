@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/beevik/ntp"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
@@ -60,11 +61,8 @@ func resolve(ctx context.Context, server string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []string
-	for _, a := range found[:min(len(found), perName)] {
-		out = append(out, net.JoinHostPort(a.Unmap().String(), port))
-	}
-	return out, nil
+	at := func(a netip.Addr) string { return net.JoinHostPort(a.Unmap().String(), port) }
+	return lists.Of(found[:min(len(found), perName)], at), nil
 }
 
 // query asks one address. now is a test's clock, or nil for the kernel's timestamps.
@@ -106,10 +104,7 @@ var errDisagree = reason.With(ServersDisagree, errors.New("the time servers disa
 // have a common point (RFC 5905 §11.2.1). All addresses of one name have one voice, as
 // have all names of one address, and all servers that DHCP offers.
 func pick(all []sample) (sample, error) {
-	var errs []error
-	for _, s := range all {
-		errs = append(errs, s.err)
-	}
+	errs := lists.Of(all, func(s sample) error { return s.err })
 	all = slices.DeleteFunc(slices.Clone(all), func(s sample) bool { return s.err != nil || s.distance > maxDistance })
 	if len(all) == 0 {
 		return sample{}, cmp.Or(errors.Join(errs...), errors.New("no time server is good enough"))
@@ -124,10 +119,7 @@ func pick(all []sample) (sample, error) {
 		}
 	}
 	if 2*len(most) <= len(all) {
-		var times []string
-		for _, s := range all {
-			times = append(times, fmt.Sprintf("%s %s", s.addr, s.offset.Round(time.Millisecond)))
-		}
+		times := lists.Of(all, func(s sample) string { return fmt.Sprintf("%s %s", s.addr, s.offset.Round(time.Millisecond)) })
 		return sample{}, fmt.Errorf("%w: %s", errDisagree, strings.Join(times, ", "))
 	}
 	best := slices.MinFunc(most, func(a, b sample) int { return cmp.Compare(a.distance, b.distance) })

@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"golang.org/x/sys/unix"
@@ -87,10 +88,7 @@ func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Dura
 func (d *Disks) mountDisk(ctx context.Context, wanted config.DataDisk) (path string, sizes map[string]string, err error) {
 	d.data.Lock()
 	defer d.data.Unlock()
-	var all []volume
-	for _, p := range wanted.Partitions {
-		all = append(all, d.dataVolume(p))
-	}
+	all := lists.Of(wanted.Partitions, d.dataVolume)
 	if d.o.Mode == boot.Container {
 		for _, v := range all {
 			err = errors.Join(err, untrusted.MkdirAll(v.Dir, 0o755))

@@ -46,14 +46,12 @@ func (dev device) showPartition(ctx context.Context, file *os.File, p *gpt.Parti
 	if err := changePartition(file, unix.BLKPG_ADD_PARTITION, p.Index, start, size); err != nil && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("show it to the kernel: %w", err)
 	}
-	for {
+	for range sleep.Every(ctx, nodePoll) {
 		if _, there := dev.partitionPath(p.Index); there {
 			return nil
 		}
-		if !sleep.For(ctx, nodePoll) {
-			return fmt.Errorf("wait for its device: %w", ctx.Err())
-		}
 	}
+	return fmt.Errorf("wait for its device: %w", ctx.Err())
 }
 
 // changePartition is ioctl BLKPG with one of its operations (linux/blkpg.h).

@@ -14,14 +14,13 @@ import (
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// mkfsTimeout: mkfs writes some MiB per TiB, which takes seconds even on a
-	// slow USB disk under emulation.
-	mkfsTimeout = 5 * time.Minute
-)
+// mkfsTimeout: mkfs writes some MiB per TiB, which takes seconds even on a
+// slow USB disk under emulation.
+const mkfsTimeout = 5 * time.Minute
 
 // consent is what allows the system disk's content to be erased; "": nothing does.
 func consent(install config.Install) string {
@@ -117,10 +116,7 @@ func (d *Disks) Place(install config.Install) (string, error) {
 	if err := d.largeEnough(dev); err != nil {
 		return "", err
 	}
-	var parts []string
-	for _, p := range boot.Places(dev.Size) {
-		parts = append(parts, p.Label+" "+bytesText(p.Size))
-	}
+	parts := lists.Of(boot.Places(dev.Size), func(p boot.Place) string { return p.Label + " " + bytesText(p.Size) })
 	return fmt.Sprintf("the system comes onto %s (%s): %s; %s", dev.Path, bytesText(dev.Size), strings.Join(parts, ", "), lost), nil
 }
 

@@ -137,14 +137,11 @@ func (d *Daemon) restore(img image, path string) error {
 
 // readRecord is what earlier boots have laid in /var.
 func (d *Daemon) readRecord() (map[string]string, error) {
-	data, err := untrusted.ReadFile(d.at(recordFile), maxRecord)
-	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]string{}, nil
-	}
-	if err != nil {
-		return nil, err
-	}
 	laid := map[string]string{}
+	data, err := untrusted.ReadFile(d.at(recordFile), maxRecord)
+	if err != nil {
+		return laid, boot.IgnoreMissing(err)
+	}
 	if err := yaml.Unmarshal(data, &laid); err != nil {
 		return nil, fmt.Errorf("%s: %w", recordFile, err)
 	}

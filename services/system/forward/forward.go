@@ -166,10 +166,9 @@ func (f *Forwarder) start(name string, s settings) {
 	}
 	r.settings = s
 	r.stop = background.Start(context.Background(), func(ctx context.Context) {
-		for {
+		for range sleep.Every(ctx, lastPause) {
 			// What servers answer is input from outside.
-			err := dag.Guard(f.log, func() error { r.run(ctx); return nil })
-			if err == nil || !sleep.For(ctx, lastPause) {
+			if dag.Guard(f.log, func() error { r.run(ctx); return nil }) == nil {
 				return
 			}
 		}

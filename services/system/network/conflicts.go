@@ -87,7 +87,7 @@ func (o *owner) watchAddresses(ctx context.Context) {
 		held := o.held[a]
 		o.watches[a] = watch{end: cancel, mac: l.Attrs().HardwareAddr.String(), asked: held}
 		o.lookups.Go(func() {
-			for again := true; again; again = sleep.For(ctx, defendEvery) {
+			for range sleep.Every(ctx, defendEvery) {
 				_ = dag.Guard(o.log, func() error { return o.watch(ctx, a, l, &held) }) // its link may go at any time
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -83,14 +84,12 @@ func staticRoute(index int, r config.Route, vrf uint32) route {
 func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, now time.Time) (out []want) {
 	size, sizeBy := p.MTU, byConfiguration
 	var addresses []netip.Prefix
-	var static, routes []want
+	var routes []want
 	for _, a := range p.Addresses {
 		addresses = append(addresses, a)
 		out = append(out, want{address{index, a}, byConfiguration})
 	}
-	for _, r := range p.Routes {
-		static = append(static, want{t.place(staticRoute(index, r, p.Table)), byConfiguration})
-	}
+	static := lists.Of(p.Routes, func(r config.Route) want { return want{t.place(staticRoute(index, r, p.Table)), byConfiguration} })
 	for _, l := range leases {
 		by := l.source + " from " + l.server
 		if size == 0 {
@@ -124,9 +123,6 @@ func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, no
 	return out
 }
 
-func wantedRules(rules []config.Rule) (out []want) {
-	for _, r := range rules {
-		out = append(out, want{rule{r.Priority, r.From, r.To, r.FwMark, r.Table}, byRules})
-	}
-	return out
+func wantedRules(rules []config.Rule) []want {
+	return lists.Of(rules, func(r config.Rule) want { return want{rule{r.Priority, r.From, r.To, r.FwMark, r.Table}, byRules} })
 }

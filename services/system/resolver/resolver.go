@@ -35,6 +35,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -113,9 +114,7 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 	r := &resolver{ctx: ctx, log: h.Log, outside: func(a net.Addr) bool { return outside(store, a) }, known: known, questions: make(chan struct{}, maxQuestions)}
 	var failed chan error // nil: nothing can fail
 	if known.at.IsValid() {
-		for _, s := range known.servers {
-			r.servers = append(r.servers, newServer(s, known.trusted))
-		}
+		r.servers = lists.Of(known.servers, func(s config.TLSNameserver) *server { return newServer(s, known.trusted) })
 		stop, ended, err := r.listen(known.at)
 		if err != nil {
 			return fmt.Errorf("answer pods: %w; a pod with hostNetwork may have the port", err)

@@ -102,13 +102,11 @@ func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
 	if err := files.Await(ctx, c.Store); err != nil {
 		return err
 	}
-	if err := writeDropIns(dropInsDir, cfg.Machine.Files); err != nil {
+	dropIns, err := writeDropIns(dropInsDir, cfg.Machine.Files)
+	if err != nil {
 		return fmt.Errorf("drop-ins of containerd: %w", err)
 	}
-	if err := checkDropIns(dropInsDir); err != nil {
-		return err
-	}
-	data, err := renderConfig(c.Mode, cfg.Machine.Registries)
+	data, err := renderConfig(c.Mode, cfg.Machine.Registries, dropIns)
 	if err != nil {
 		return fmt.Errorf("render %s: %w", configFile, err)
 	}
@@ -120,7 +118,7 @@ func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
 	if err := writeHosts(hostsDir, cfg.Machine.Registries); err != nil {
 		return err
 	}
-	return boot.WriteFile(configFile, data, 0o600)
+	return untrusted.WriteFile(configFile, data, 0o600)
 }
 
 func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {

@@ -171,7 +171,7 @@ func TestLoginsOfTheCRI(t *testing.T) {
 		"docker.io":      {Auth: &config.RegistryAuth{Username: "u", Password: "p"}},
 		"token.example":  {Auth: &config.RegistryAuth{IdentityToken: "t"}},
 		"public.example": {TLS: &config.RegistryTLS{InsecureSkipVerify: true}},
-	}})
+	}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,6 +49,10 @@ const (
 	dialTimeout  = 5 * time.Second
 )
 
+// hidden are the mount points that containerd, and so all containers, don't see: none has anything from there, and a pod that
+// mounts the root directory, and is root, could read the keys of the cluster.
+var hidden = []string{boot.StateDir, boot.PrivateDir}
+
 // Options are what the service stands on.
 type Options struct {
 	Mode      boot.Mode
@@ -134,7 +138,7 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 	for k, v := range cfg.Machine.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	child, err := c.Processes.Start(cmd)
+	child, err := c.Processes.StartWithout(cmd, hidden...)
 	if err != nil {
 		return fmt.Errorf("start %s: %w", binary, err)
 	}

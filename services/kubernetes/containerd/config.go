@@ -61,14 +61,11 @@ func writeDropIns(dir string, entries []config.File) (imports []string, err erro
 			continue
 		}
 		path = filepath.Join(dir, filepath.Base(path))
-		text := content[path]
-		switch {
-		case text == "":
-			text = e.Content
-		case e.Op == config.FileAppend: // as package files adds it
-			text = strings.TrimSuffix(text, "\n") + "\n" + e.Content
+		if content[path] == "" {
+			content[path] = e.Content
+		} else if e.Op == config.FileAppend { // as package files adds it
+			content[path] = strings.TrimSuffix(content[path], "\n") + "\n" + e.Content
 		}
-		content[path] = text
 	}
 	if err := errors.Join(untrusted.RemoveAll(dir), untrusted.MkdirAll(dir, 0o755)); err != nil {
 		return nil, err

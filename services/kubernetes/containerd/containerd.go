@@ -119,10 +119,7 @@ func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
 			return err
 		}
 	}
-	if err := writeHosts(hostsDir, cfg.Machine.Registries); err != nil {
-		return err
-	}
-	return untrusted.WriteFile(configFile, data, 0o600)
+	return errors.Join(writeHosts(hostsDir, cfg.Machine.Registries), untrusted.WriteFile(configFile, data, 0o600))
 }
 
 func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {

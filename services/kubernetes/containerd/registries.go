@@ -130,10 +130,7 @@ func writeHosts(dir string, r config.Registries) error {
 	}
 	for _, f := range hostFiles(r) {
 		path := filepath.Join(dir, f.path)
-		if err := untrusted.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := untrusted.WriteFile(path, f.data, f.perm); err != nil {
+		if err := errors.Join(untrusted.MkdirAll(filepath.Dir(path), 0o755), untrusted.WriteFile(path, f.data, f.perm)); err != nil {
 			return err
 		}
 	}

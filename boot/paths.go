@@ -17,10 +17,13 @@ const (
 	PstoreDir    = "/sys/fs/pstore"            // what the kernel stored when it died
 	LogDir       = "/var/log"                  // logs of services, rotated
 	RunDir       = "/run/garboard"             // of PID 1
-	APIDir       = "/run/garboard/apid"        // apid's input: its certificate and the clients that it accepts
-	TrustDir     = "/run/garboard/trustd"      // trustd's input: the authority of the machine API
+	PrivateDir   = "/system/run"               // tmpfs: of PID 1 and its sandboxes
+	APIDir       = "/system/run/apid"          // apid's input: its certificate and the clients that it accepts
+	TrustDir     = "/system/run/trustd"        // trustd's input: the authority of the machine API
 	// OperationsDir is the directory of the operations' journals, on STATE.
 	OperationsDir = "/system/state/operations"
+	// MachineIDFile is the ID of the machine. /etc/machine-id is for other programs: pods could replace it.
+	MachineIDFile = "/system/state/machine-id"
 	EtcdDataDir   = "/var/lib/etcd"
 	ContainerdDir = "/var/lib/containerd"
 	KubeletDir    = "/var/lib/kubelet"

@@ -53,6 +53,8 @@ var mounts = append(slices.Clone(earlyMounts), []mountPoint{
 	{target: "/tmp", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777"},
 	// Keys and certificates, never on a disk. 64 MiB is a thousand times their size.
 	{target: boot.SecretsDir, fstype: "tmpfs", flags: noSuidDevExec, data: "mode=0700,size=64m"},
+	// What PID 1 tells the programs in its sandboxes. Pods don't see it (package containerd).
+	{target: boot.PrivateDir, fstype: "tmpfs", flags: noSuidDevExec, data: "mode=0755,size=64m"},
 	{target: "/etc", fstype: "overlay", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "lowerdir=/etc,upperdir=" + etcUpper + ",workdir=" + etcWork, make: []string{"/run/etc", etcUpper, etcWork}},
 	{target: cgroupRoot, fstype: "cgroup2", flags: noSuidDevExec, data: "nsdelegate,memory_recursiveprot", machine: true},
 	{target: "/sys/fs/bpf", fstype: "bpf", flags: noSuidDevExec, data: "mode=0700", machine: true, without: "only CNIs that pin eBPF programs miss it"},

@@ -363,7 +363,7 @@ func playMounts() {
 	must(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	root := os.Getenv("GARBOARD_INIT_ROOT")
 	must(unix.Mount("tmpfs", root, "tmpfs", 0, "mode=0755"))
-	for _, dir := range []string{"dev", "etc/sub", "proc", "run", "sys", "system/secrets", "system/state", "tmp", "var"} {
+	for _, dir := range []string{"dev", "etc/sub", "proc", "run", "sys", "system/run", "system/secrets", "system/state", "tmp", "var"} {
 		must(os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	must(os.WriteFile(filepath.Join(root, "etc/hosts"), []byte("lower\n"), 0o644))
@@ -412,7 +412,7 @@ func TestMountTable(t *testing.T) {
 	}
 	for _, want := range []string{
 		"secrets drwx------\n",
-		"mounted / /proc /dev /dev/pts /dev/shm /dev/mqueue /run /tmp /system/secrets /etc\n",
+		"mounted / /proc /dev /dev/pts /dev/shm /dev/mqueue /run /tmp /system/secrets /system/run /etc\n",
 		"busy: unmount /var: device or resource busy\n",
 		"left / /proc /dev /dev/pts /dev/shm /dev/mqueue /run /etc\n",
 	} {

@@ -231,10 +231,10 @@ func (p *pid1) delegateCgroups() error {
 	return nil
 }
 
-// setEnvironment gives children a PATH: PID 1 gets none from the kernel.
+// setEnvironment gives children a PATH, with nothing that pods can write: PID 1 gets none from the kernel.
 func setEnvironment() error {
 	return errors.Join(
-		os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin:/opt/cni/bin"),
+		os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
 		os.Setenv("HOME", "/"),
 	)
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -144,7 +145,7 @@ func record(t *testing.T) map[string]json.RawMessage {
 			t.Fatal(err)
 		}
 		server, err := api.New(api.Options{
-			Mode: boot.Machine, Store: n.Store, Graph: graph, Runtime: n.runtime, Logs: n.logs, Since: since, Gate: sandbox.NewSocket(os.Getuid(), ""),
+			Mode: boot.Machine, Store: n.Store, Graph: graph, Runtime: n.runtime, Logs: n.logs, Since: since, Gate: sandbox.NewSocket(os.Getuid(), filepath.Join(t.TempDir(), "gate")),
 			Config: machine.NewApplier(machine.ApplierOptions{Mode: boot.Machine, Store: n.Store, StateDir: t.TempDir()}),
 		})
 		if err != nil {

@@ -265,6 +265,22 @@ func MkdirAll(path string, perm fs.FileMode) error {
 	return d.Close()
 }
 
+// Reclaim is MkdirAll where a pod may have left something else. What isn't a directory there, or on the way, is moved aside.
+func Reclaim(path string, perm fs.FileMode) error {
+	for i, c := range path + "/" {
+		at := path[:min(i, len(path))]
+		if c != '/' || at == "" {
+			continue
+		}
+		if info, err := Stat(at); err == nil && !info.IsDir() {
+			if err := errors.Join(RemoveAll(at+".aside"), Rename(at, at+".aside")); err != nil {
+				return err
+			}
+		}
+	}
+	return MkdirAll(path, perm)
+}
+
 // Chmod changes the mode of a regular file or a directory.
 func Chmod(path string, mode fs.FileMode) error {
 	at, err := place(path, 0)

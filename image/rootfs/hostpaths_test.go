@@ -54,7 +54,7 @@ func TestHostPaths(t *testing.T) {
 		}
 		want := "no"
 		switch {
-		case below(at, "/run", "/var/run", "/tmp", "/dev", "/sys/fs/bpf", "/etc"):
+		case below(at, "/run", "/var/run", "/var/opt/cni/bin", "/tmp", "/dev", "/sys/fs/bpf", "/etc"):
 			want = "memory"
 		case below(at, "/var"):
 			want = "yes"

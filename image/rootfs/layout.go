@@ -21,6 +21,7 @@ var directories = []Entry{
 	dir("/sys", 0o555),
 	dir("/system", 0o755),
 	dir("/system/boot", 0o700),       // the EFI system partition, while it is written
+	dir("/system/run", 0o755),        // tmpfs: of PID 1 and its sandboxes
 	dir("/system/secrets", 0o700),    // tmpfs: keys and certificates
 	dir("/system/state", 0o700),      // STATE
 	dir("/tmp", 0o777|fs.ModeSticky), // tmpfs

@@ -72,6 +72,7 @@ func TestTree(t *testing.T) {
 		"/run":                                  fs.ModeDir | 0o755,
 		"/sys":                                  fs.ModeDir | 0o555,
 		"/system/state":                         fs.ModeDir | 0o700,
+		"/system/run":                           fs.ModeDir | 0o755,
 		"/system/secrets":                       fs.ModeDir | 0o700,
 		"/tmp":                                  fs.ModeDir | fs.ModeSticky | 0o777,
 		"/var":                                  fs.ModeDir | 0o755,

@@ -63,6 +63,10 @@ func TestPodWithTheFileSystem(t *testing.T) {
 	t.Run("machine API behind its gate", func(t *testing.T) { attacked{c.In(t)}.socket(t) })
 	t.Run("links and pipes in place of logs", func(t *testing.T) { attacked{c.In(t)}.logs(t) })
 	m.Reached("the logs are attacked")
+	t.Run("keys that no container has", func(t *testing.T) { attacked{c.In(t)}.keys(t) })
+	t.Run("mounts of storage drivers", func(t *testing.T) { attacked{c.In(t)}.drivers(t) })
+	t.Run("the machine's ID", func(t *testing.T) { attacked{c.In(t)}.machineID(t) })
+	t.Run("what a Node says of its machine", func(t *testing.T) { attacked{c.In(t)}.nodeInfo(t) })
 	t.Run("files for the next start", func(t *testing.T) { attacked{c.In(t)}.start(t) })
 	m.Reached("the node has started again")
 }
@@ -185,6 +189,123 @@ func (c attacked) small() error {
 	return err
 }
 
+// keys: what PID 1 keeps, and what it tells its sandboxes, isn't there for a pod, to be read or replaced. What pods have of the node is.
+func (c attacked) keys(t *testing.T) {
+	const state = "/apid/state.json"
+	out := c.does("read", host(configFile), host("/system/state/machine-id"), host("/system/run"+state), host("/run/garboard"+state))
+	if strings.Count(out, "no such file or directory") != 4 {
+		t.Errorf("a pod reads\n%.500s", out)
+	}
+	if out, err := c.Try("-n", "kube-system", "exec", "intruder", "--", "/intruder", "write", host(configFile), "machine: {}"); err == nil || !strings.Contains(out+err.Error(), "read-only file system") {
+		t.Errorf("a pod writes the configuration: %v\n%s", err, out)
+	}
+	if out := c.does("read", host("/etc/hostname"), host("/proc/1/comm")); strings.Count(out, "<nil>") != 2 {
+		t.Errorf("a pod doesn't read\n%s", out)
+	}
+	if out := c.Gbctl("ls", "/system/run/apid"); !strings.Contains(out, "state.json") {
+		t.Errorf("apid has\n%s", out)
+	}
+}
+
+// driver mounts what other pods then find, as storage drivers do; user is such a pod.
+const driver = `
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME, namespace: kube-system}
+spec:
+  tolerations: [{operator: Exists}]
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: intruder
+    image: ` + image + `
+    command: [/intruder, wait]
+    securityContext: {privileged: PRIVILEGED}
+    volumeMounts: [{name: plugins, mountPath: /plugins, mountPropagation: PROPAGATION}]
+  volumes: [{name: plugins, hostPath: {path: /var/lib/kubelet/plugins/driver, type: DirectoryOrCreate}}]
+`
+
+// drivers: although containerd has mounts of its own, what a pod mounts is seen by the node, by pods that run and by those that start later.
+func (c attacked) drivers(t *testing.T) {
+	start := func(name, privileged, propagation string) {
+		c.Apply(strings.NewReplacer("NAME", name, "PRIVILEGED", privileged, "PROPAGATION", propagation).Replace(driver))
+		c.Kubectl("-n", "kube-system", "wait", "--for=condition=Ready", "pod/"+name, "--timeout="+podBudget.String())
+	}
+	start("driver", "true", "Bidirectional")
+	start("before", "false", "HostToContainer")
+	c.Kubectl("-n", "kube-system", "exec", "driver", "--", "/intruder", "mount", "/plugins/volume")
+	start("later", "false", "None")
+	for _, name := range []string{"before", "later"} {
+		if out := c.Kubectl("-n", "kube-system", "exec", name, "--", "/intruder", "read", "/plugins/volume/made"); !strings.Contains(out, "<nil>") {
+			t.Errorf("the pod %s doesn't see the mount: %s", name, out)
+		}
+	}
+	if out := c.Gbctl("ls", "/var/lib/kubelet/plugins/driver/volume"); !strings.Contains(out, "made") {
+		t.Errorf("the node doesn't see the mount:\n%s", out)
+	}
+	c.Kubectl("-n", "kube-system", "delete", "pod", "driver", "before", "later", "--wait=true")
+}
+
+const label = `
+machine:
+  kubelet: {nodeLabels: {attacks.example/by: "BY"}}
+`
+
+// machineID: what a pod puts in its place is neither waited for nor read to its end.
+func (c attacked) machineID(t *testing.T) {
+	id := host("/etc/machine-id")
+	c.does("aside", id)
+	labelled := func(by string) {
+		t.Helper()
+		c.Gbctl("patch", "mc", "--immediate", "-p", strings.Replace(label, "BY", by, 1))
+		c.Eventually(logBudget, "the node has its label", func() error {
+			if out, err := c.Try("get", "node", "-l", "attacks.example/by="+by, "-o", "name"); err != nil || out == "" {
+				return fmt.Errorf("%q, %w", out, err)
+			}
+			return c.small()
+		})
+	}
+	c.does("link", "/dev/zero", id)
+	labelled("a-device")
+	c.does("fifo", id)
+	labelled("a-pipe")
+	c.does("back", id)
+	c.Gbctl("apply-config", "--immediate", "-f", c.Configuration(c.Node()))
+}
+
+// detector may write the status of Nodes, as problem detectors and networks may.
+const detector = `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: detector, namespace: kube-system}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: detector}
+rules: [{apiGroups: [""], resources: [nodes, nodes/status], verbs: [get, patch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: detector}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: detector}
+subjects: [{kind: ServiceAccount, name: detector, namespace: kube-system}]
+`
+
+// nodeInfo: by the machine's ID, PID 1 knows whose a Node is, and by the port of its kubelet the API server finds that.
+func (c attacked) nodeInfo(t *testing.T) {
+	c.Apply(detector)
+	patch := func(status string) (string, error) {
+		return c.Try("--as=system:serviceaccount:kube-system:detector", "patch", "node", c.Node(), "--subresource=status", "--type=merge", "-p", `{"status":`+status+`}`)
+	}
+	for _, status := range []string{`{"nodeInfo":{"machineID":"other"}}`, `{"daemonEndpoints":{"kubeletEndpoint":{"Port":1234}}}`} {
+		if out, err := patch(status); err == nil || !strings.Contains(err.Error()+out, "by the node itself and by administrators only") {
+			t.Errorf("%s was written: %v\n%s", status, err, out)
+		}
+	}
+	if out, err := patch(`{"conditions":[{"type":"Hot","status":"False","reason":"Cool","message":"all is well"}]}`); err != nil {
+		t.Errorf("a condition isn't written: %v\n%s", err, out)
+	}
+}
+
 // rooted is a static pod that runs as root with all rights.
 const rooted = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"rooted","namespace":"kube-system"},"spec":{"hostPID":true,"containers":[{"name":"a","image":"` +
 	image + `","command":["/intruder","wait"],"securityContext":{"privileged":true}}]}}`
@@ -201,11 +322,31 @@ func (c attacked) start(t *testing.T) {
 		c.does("aside", path)
 		c.does("link", configFile, path)
 	}
+	// Programs that the node would run, as containerd's own or for the network of pods.
+	for _, program := range []string{"containerd/bin/containerd-shim-runc-v2", "containerd/bin/unpigz", "containerd/image-verifier/bin/yes", "cni/bin/unpigz", "cni/bin/loopback", "cni/bin/flannel"} {
+		c.does("copy", host("/var/opt/"+program))
+	}
+	if out := c.Gbctl("ls", "/opt/cni/bin"); !strings.Contains(out, "unpigz") || !strings.Contains(out, "bridge") {
+		t.Errorf("the plugins of pods and of the image are\n%s", out)
+	}
+	// What keeps a node from its directories and its kubelet's files.
+	for _, path := range []string{"/var/log/pods", "/var/lib/kubelet/kubeconfig", "/var/lib/kubelet/pki"} {
+		c.does("aside", host(path))
+	}
+	c.does("link", "/", host("/var/log/pods"))
+	c.does("write", host("/var/lib/kubelet/kubeconfig/deep"), "")
+	c.does("write", host("/var/lib/kubelet/pki"), "")
 	c.Patient(backBudget).Gbctl("reboot", "--wait")
 	c.Eventually(backBudget, "the node is Ready", func() error { return c.NodesReady(c.Nodes...) })
 	c.runs(podBudget)
 	if out := c.Gbctl("logs", "kubelet"); !strings.Contains(out, "kubelet") {
 		t.Errorf("the log of the kubelet is\n%.300s", out)
+	}
+	if out := c.Gbctl("ls", "/var"); strings.Contains(out, "intruder-was") {
+		t.Errorf("the node ran a program of a pod:\n%s", out)
+	}
+	if out := c.Gbctl("ls", "/opt/cni/bin"); strings.Contains(out, "unpigz") || !strings.Contains(out, "loopback") {
+		t.Errorf("the CNI plugins are\n%s", out)
 	}
 	if out := c.Gbctl("containers", "-k"); strings.Contains(out, "rooted") {
 		t.Errorf("a file of a pod is a static pod:\n%s", out)

@@ -31,6 +31,8 @@ var helpers = map[string]func(args []string){
 	"adopter":    helperAdopter,
 	"midwife":    helperMidwife,
 	"late":       helperLate,
+	"hider":      helperHider,
+	"hidden":     helperHidden,
 	"say":        func(args []string) { fmt.Print(args[0]); os.Exit(3) },
 }
 

@@ -9,7 +9,7 @@
 //
 //	client ──mTLS 1.3──▶ gate ──h2c, socket──▶ PID 1
 //	                      ▲ mode, certificate, authorities
-//	                      └── /run/garboard/apid ◀── Service, in PID 1
+//	                      └── /system/run/apid ◀── Service, in PID 1
 //
 // Nothing in the gate grows without limit: connections, calls, headers, bodies,
 // and what is buffered for a reader that is slow. What is not declared is denied.

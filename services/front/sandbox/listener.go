@@ -37,10 +37,7 @@ func NewSocket(uid int, name string) *Socket {
 func (s *Socket) Listen() (net.Listener, error) {
 	name := s.name
 	if name == "" {
-		if err := os.MkdirAll(boot.RunDir, 0o755); err != nil {
-			return nil, err
-		}
-		dir, err := os.MkdirTemp(boot.RunDir, "socket-")
+		dir, err := os.MkdirTemp(boot.PrivateDir, "socket-")
 		if err != nil {
 			return nil, err
 		}

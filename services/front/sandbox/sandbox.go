@@ -34,7 +34,7 @@ const (
 	Program = "/sbin/init"
 
 	sandboxProgram = "/usr/bin/sandbox"
-	workDir        = boot.RunDir + "/sandbox"
+	workDir        = boot.PrivateDir + "/sandbox"
 
 	// DefaultMemoryMax is for a Go server of few clients: it idles at 10 MiB, and
 	// 200 clients at once take 40.

@@ -62,7 +62,7 @@ func newBench(t *testing.T, args ...string) *bench {
 		ID:      strings.ToLower(t.Name()),
 		Args:    append([]string{filepath.Join(programs, "prober")}, args...),
 		UID:     testUID,
-		Socket:  NewSocket(testUID, ""),
+		Socket:  NewSocket(testUID, filepath.Join(t.TempDir(), "socket")),
 		sandbox: filepath.Join(programs, "sandbox"),
 		work:    work,
 		parent:  fmt.Sprintf("/garboard-test-%d", os.Getpid()),

@@ -4,8 +4,9 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"os"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/boot"
@@ -18,7 +19,7 @@ import (
 const (
 	configFile = "/etc/containerd/config.toml"
 	hostsDir   = "/etc/containerd/certs.d" // hosts.toml per registry: containerd docs/hosts.md
-	// dropInsDir has those drop-ins of /var/cri/conf.d that the configuration lays there.
+	// dropInsDir has those drop-ins of /var/cri/conf.d that the configuration lays there (*.toml).
 	dropInsDir = "/etc/containerd/conf.d"
 
 	// oomScoreAdj is also the kubelet's default: the kernel ends all pods before these two.
@@ -35,11 +36,12 @@ var configYAML embed.FS
 var configTemplate = render.Templates(configYAML, "config.yaml")
 
 // renderConfig is containerd's own configuration.
-// The user's drop-ins are merged over it by containerd (acceptance S-143), out of dropInsDir. It may hold passwords of registries.
-func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
+// The user's drop-ins are merged over it by containerd (acceptance S-143): these files, and no others that are beside them. It may hold
+// passwords of registries.
+func renderConfig(mode boot.Mode, r config.Registries, dropIns []string) ([]byte, error) {
 	var t table
 	if err := render.YAML(configTemplate, "config.yaml", table{
-		"OOMScore": oomScoreAdj, "Root": boot.ContainerdDir, "DropIns": filepath.Join(dropInsDir, "*.toml"), "Socket": Socket,
+		"OOMScore": oomScoreAdj, "Root": boot.ContainerdDir, "DropIns": dropIns, "Socket": Socket,
 		"CNIBin": boot.CNIBinDir, "CNIConf": boot.CNIConfDir, "Container": mode == boot.Container,
 		"Pause": config.DefaultPauseImage, "Hosts": hostsDir, "Logins": logins(r),
 	}, &t); err != nil {
@@ -49,56 +51,46 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 }
 
 // writeDropIns writes to dir what machine.files lays in /var/cri/conf.d, out of the configuration:
-// a file that something else has put there, or has changed, would run programs as root.
-func writeDropIns(dir string, entries []config.File) error {
-	if err := untrusted.RemoveAll(dir); err != nil {
-		return err
-	}
-	if err := untrusted.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
+// a file that something else has put there, or has changed, would run programs as root. It returns those that
+// containerd is to read.
+func writeDropIns(dir string, entries []config.File) (imports []string, err error) {
 	content := map[string]string{}
 	for _, e := range entries {
 		path := filepath.Clean(e.Path)
-		if filepath.Dir(path) != boot.CRIConfDir {
+		if filepath.Dir(path) != boot.CRIConfDir || filepath.Ext(path) != ".toml" {
 			continue
 		}
-		text := content[path]
-		switch {
-		case text == "":
-			text = e.Content
-		case e.Op == config.FileAppend: // as package files adds it
-			text = strings.TrimSuffix(text, "\n") + "\n" + e.Content
-		}
-		content[path] = text
-	}
-	for path, text := range content {
-		if err := untrusted.WriteFile(filepath.Join(dir, filepath.Base(path)), []byte(text), 0o600); err != nil {
-			return err
+		path = filepath.Join(dir, filepath.Base(path))
+		if content[path] == "" {
+			content[path] = e.Content
+		} else if e.Op == config.FileAppend { // as package files adds it
+			content[path] = strings.TrimSuffix(content[path], "\n") + "\n" + e.Content
 		}
 	}
-	return nil
+	if err := errors.Join(untrusted.RemoveAll(dir), untrusted.MkdirAll(dir, 0o755)); err != nil {
+		return nil, err
+	}
+	imports = slices.Sorted(maps.Keys(content))
+	for _, path := range imports {
+		if err := checkDropIn(path, content[path]); err != nil {
+			return nil, err
+		}
+		if err := untrusted.WriteFile(path, []byte(content[path]), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return imports, nil
 }
 
-// checkDropIns says which of the user's files containerd would end on: it says so
-// only in its log.
-func checkDropIns(dir string) error {
-	names, err := filepath.Glob(filepath.Join(dir, "*.toml"))
-	if err != nil {
-		return err
+// checkDropIn says where containerd would end on a file of the user: it says so only in its log.
+func checkDropIn(path, text string) error {
+	err := toml.Unmarshal([]byte(text), &table{})
+	if wrong, ok := errors.AsType[*toml.DecodeError](err); ok {
+		line, column := wrong.Position()
+		path = fmt.Sprintf("%s:%d:%d", path, line, column)
 	}
-	for _, name := range names {
-		data, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		var wrong *toml.DecodeError
-		if err := toml.Unmarshal(data, &table{}); errors.As(err, &wrong) {
-			line, column := wrong.Position()
-			return fmt.Errorf("%s:%d:%d: %w; correct it in machine.files, or take it out", name, line, column, err)
-		} else if err != nil {
-			return fmt.Errorf("%s: %w; correct it in machine.files, or take it out", name, err)
-		}
+	if err != nil {
+		return fmt.Errorf("%s: %w; correct it in machine.files, or take it out", path, err)
 	}
 	return nil
 }

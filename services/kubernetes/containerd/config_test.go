@@ -3,12 +3,14 @@ package containerd
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/pelletier/go-toml/v2"
+	"golang.org/x/sys/unix"
 )
 
 func mirror(t *testing.T, endpoints ...string) config.Mirror {
@@ -73,15 +75,16 @@ func TestS127MirrorHosts(t *testing.T) {
 func TestS143ConfigImportsDropIns(t *testing.T) {
 	t.Parallel()
 	for mode, restrict := range map[boot.Mode]bool{boot.Machine: false, boot.Container: true} {
-		data, err := renderConfig(mode, config.Registries{})
+		data, err := renderConfig(mode, config.Registries{}, []string{"/a.toml", "/b.toml"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		var parsed struct {
-			Version int
-			OOM     int `toml:"oom_score"`
-			Imports []string
-			Plugins map[string]struct {
+			Version  int
+			Disabled []string `toml:"disabled_plugins"`
+			OOM      int      `toml:"oom_score"`
+			Imports  []string
+			Plugins  map[string]struct {
 				Restrict bool `toml:"restrict_oom_score_adj"`
 				Pull     bool `toml:"image_pull_with_sync_fs"`
 				Sync     bool `toml:"sync_fs"`
@@ -90,8 +93,14 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 		if err := toml.Unmarshal(data, &parsed); err != nil {
 			t.Fatalf("%v in\n%s", err, data)
 		}
-		if len(parsed.Imports) != 1 || parsed.Imports[0] != "/etc/containerd/conf.d/*.toml" {
+		if !slices.Equal(parsed.Imports, []string{"/a.toml", "/b.toml"}) {
 			t.Errorf("imports %v", parsed.Imports)
+		}
+		// Each of them runs what a pod may have left on the disk.
+		for _, plugin := range []string{"internal.v1.opt", "image-verifier.v1.bindir", "monitor.container.v1.restart", "nri.v1.nri"} {
+			if !slices.Contains(parsed.Disabled, "io.containerd."+plugin) {
+				t.Errorf("the plugin %s is on", plugin)
+			}
 		}
 		if parsed.OOM != -999 {
 			t.Errorf("%v: oom_score %d", mode, parsed.OOM)
@@ -107,40 +116,43 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 	}
 }
 
-// Only what the configuration lays in /var/cri/conf.d gets to containerd, with its content.
+// Only what the configuration lays in /var/cri/conf.d gets to containerd, with its content. Links, pipes and endless
+// files that something else has put in the way are gone before anything is read.
 func TestDropInsAreTheConfigurations(t *testing.T) {
 	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "conf.d")
+	top := t.TempDir()
+	dir, path := filepath.Join(top, "conf.d"), filepath.Join(top, "conf.d/a.toml")
 	for range 2 {
-		must(t, writeDropIns(dir, []config.File{
+		imports, err := writeDropIns(dir, []config.File{
 			{Path: boot.CRIConfDir + "/a.toml", Content: "[metrics]", Op: config.FileAppend},
 			{Path: boot.CRIConfDir + "/a.toml", Content: "x = 1\n", Op: config.FileAppend},
+			{Path: boot.CRIConfDir + "/notes.txt", Content: "["},
 			{Path: "/etc/other.toml", Content: "y"},
-		}))
+		})
+		must(t, err)
 		all, err := filepath.Glob(filepath.Join(dir, "*"))
 		must(t, err)
-		if len(all) != 1 {
-			t.Errorf("there are %q", all)
+		if want := []string{path}; !slices.Equal(all, want) || !slices.Equal(imports, want) {
+			t.Errorf("there are %q, and containerd reads %q", all, imports)
 		}
-		text, err := os.ReadFile(filepath.Join(dir, "a.toml"))
+		text, err := os.ReadFile(path)
 		if must(t, err); string(text) != "[metrics]\nx = 1\n" {
 			t.Errorf("a.toml is %q", text)
 		}
-		write(t, filepath.Join(dir, "evil.toml"), "") // gone at the next start
+		must(t, os.Remove(path))
+		must(t, os.Symlink("/dev/zero", path))
+		must(t, unix.Mkfifo(filepath.Join(dir, "evil.toml"), 0o600))
 	}
 }
 
 // A drop-in that containerd can't read is named, with the place.
 func TestBrokenDropInIsNamed(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "metrics.toml"), "[metrics]\n  address = \"0.0.0.0:11234\"\n") // S-144
-	write(t, filepath.Join(dir, "notes.txt"), "[")
-	if err := checkDropIns(dir); err != nil {
-		t.Error(err)
-	}
-	write(t, filepath.Join(dir, "bad.toml"), "[metrics]\naddress = \n")
-	if err := checkDropIns(dir); err == nil || !strings.Contains(err.Error(), "bad.toml:2:") {
+	_, err := writeDropIns(filepath.Join(t.TempDir(), "conf.d"), []config.File{
+		{Path: boot.CRIConfDir + "/metrics.toml", Content: "[metrics]\n  address = \"0.0.0.0:11234\"\n"}, // S-144
+		{Path: boot.CRIConfDir + "/bad.toml", Content: "[metrics]\naddress = \n"},
+	})
+	if err == nil || !strings.Contains(err.Error(), "bad.toml:2:") {
 		t.Error(err)
 	}
 }

@@ -49,6 +49,10 @@ const (
 	dialTimeout  = 5 * time.Second
 )
 
+// hidden are the mount points that containerd, and so all containers, don't see: none has anything from there, and a pod that
+// mounts the root directory, and is root, could read the keys of the cluster.
+var hidden = []string{boot.StateDir, boot.PrivateDir}
+
 // Options are what the service stands on.
 type Options struct {
 	Mode      boot.Mode
@@ -102,13 +106,11 @@ func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
 	if err := files.Await(ctx, c.Store); err != nil {
 		return err
 	}
-	if err := writeDropIns(dropInsDir, cfg.Machine.Files); err != nil {
+	dropIns, err := writeDropIns(dropInsDir, cfg.Machine.Files)
+	if err != nil {
 		return fmt.Errorf("drop-ins of containerd: %w", err)
 	}
-	if err := checkDropIns(dropInsDir); err != nil {
-		return err
-	}
-	data, err := renderConfig(c.Mode, cfg.Machine.Registries)
+	data, err := renderConfig(c.Mode, cfg.Machine.Registries, dropIns)
 	if err != nil {
 		return fmt.Errorf("render %s: %w", configFile, err)
 	}
@@ -117,10 +119,7 @@ func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
 			return err
 		}
 	}
-	if err := writeHosts(hostsDir, cfg.Machine.Registries); err != nil {
-		return err
-	}
-	return boot.WriteFile(configFile, data, 0o600)
+	return errors.Join(writeHosts(hostsDir, cfg.Machine.Registries), untrusted.WriteFile(configFile, data, 0o600))
 }
 
 func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
@@ -136,7 +135,7 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 	for k, v := range cfg.Machine.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	child, err := c.Processes.Start(cmd)
+	child, err := c.Processes.StartWithout(cmd, hidden...)
 	if err != nil {
 		return fmt.Errorf("start %s: %w", binary, err)
 	}

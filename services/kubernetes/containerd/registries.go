@@ -10,7 +10,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,7 +19,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	dockerconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/containerd/v2/core/transfer"
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/opencontainers/go-digest"
@@ -126,15 +125,12 @@ func tlsSettings(r config.Registries, dir, host string) (lines string, files []h
 
 // writeHosts replaces the settings of all registries.
 func writeHosts(dir string, r config.Registries) error {
-	if err := os.RemoveAll(dir); err != nil {
+	if err := untrusted.RemoveAll(dir); err != nil {
 		return err
 	}
 	for _, f := range hostFiles(r) {
 		path := filepath.Join(dir, f.path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := boot.WriteFile(path, f.data, f.perm); err != nil {
+		if err := errors.Join(untrusted.MkdirAll(filepath.Dir(path), 0o755), untrusted.WriteFile(path, f.data, f.perm)); err != nil {
 			return err
 		}
 	}

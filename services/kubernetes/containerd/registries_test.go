@@ -59,6 +59,9 @@ func pullFrom(t *testing.T, host, dir, bundle string, m config.Machine) error {
 	if err := writeHosts(dir, m.Registries); err != nil {
 		t.Fatal(err)
 	}
+	if bundle == "" {
+		bundle = filepath.Join(dir, "none")
+	}
 	r, done := origin{hostsDir: dir, bundle: bundle, machine: m}.resolver(t.Context())
 	defer done()
 	_, desc, err := r.Resolve(t.Context(), host+"/etcd:1")
@@ -171,7 +174,7 @@ func TestLoginsOfTheCRI(t *testing.T) {
 		"docker.io":      {Auth: &config.RegistryAuth{Username: "u", Password: "p"}},
 		"token.example":  {Auth: &config.RegistryAuth{IdentityToken: "t"}},
 		"public.example": {TLS: &config.RegistryTLS{InsecureSkipVerify: true}},
-	}})
+	}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

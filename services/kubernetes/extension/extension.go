@@ -128,7 +128,7 @@ func (s service) dag(c *containerd.Containerd) dag.Service {
 
 // prepare writes what the service has by default, and makes the directories that it mounts.
 func (s service) prepare() error {
-	id, err := os.ReadFile("/etc/machine-id")
+	id, err := os.ReadFile(boot.MachineIDFile)
 	if err != nil {
 		return err
 	}

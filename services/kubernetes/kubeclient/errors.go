@@ -86,5 +86,8 @@ func IsAlreadyExists(err error) bool {
 // IsForbidden: the user isn't allowed to.
 func IsForbidden(err error) bool { return hasCode(err, http.StatusForbidden) }
 
+// IsRefused: the user isn't one of the server's, or isn't allowed to.
+func IsRefused(err error) bool { return IsForbidden(err) || hasCode(err, http.StatusUnauthorized) }
+
 // IsGone: the resource version to watch from is too old; list anew.
 func IsGone(err error) bool { return hasCode(err, http.StatusGone) }

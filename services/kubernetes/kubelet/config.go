@@ -56,8 +56,13 @@ func (o Options) prepare() (has bool, err error) {
 		}
 	}
 	for _, d := range directories {
-		if err := untrusted.MkdirAll(d.path, d.mode); err != nil {
+		if err := untrusted.Reclaim(d.path, d.mode); err != nil {
 			return has, err
+		}
+	}
+	for _, path := range []string{kubeconfig, clientFile, servingFile} { // a pod may have made a directory there
+		if info, err := untrusted.Stat(path); err == nil && info.IsDir() {
+			_ = untrusted.RemoveAll(path) // who reads or writes the file says why that isn't possible
 		}
 	}
 	if err := checkpoints(cfg.SelfHosted(), boot.SelfHostedFile, boot.CheckpointsDir, boot.StaticPodsDir); err != nil {

@@ -3,17 +3,18 @@ package kubelet
 import (
 	"context"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -58,50 +59,61 @@ func nameIn(crt []byte) string {
 }
 
 // forgetOther removes the credentials that the kubelet got under another name: with them it
-// may not register this one. It also removes those of a former authority, and expired ones.
+// may not register this one. It also removes those of a former authority, expired ones, and what is none.
 // The node asks for new ones.
 func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig string) error {
 	have, err := untrusted.ReadLinked(client, maxFile)
-	if err != nil {
-		return boot.IgnoreMissing(err)
-	}
-	if nameIn(have) == user(hostname) && !former(have, s) && !due(have, time.Now(), 0) {
+	if err == nil && nameIn(have) == user(hostname) && !former(have, s) && !due(have, time.Now(), 0) {
 		return nil
 	}
-	for _, file := range []string{client, kubeconfig} {
-		if err := boot.IgnoreMissing(untrusted.Remove(file)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(untrusted.RemoveAll(client), untrusted.RemoveAll(kubeconfig))
 }
 
-// forgetFormer removes a certificate of a former authority.
+// forgetFormer removes a certificate of a former authority, and what is none.
 func forgetFormer(s secrets.KubeletSpec, file string) error {
 	have, err := untrusted.ReadLinked(file, maxFile)
-	if err == nil && former(have, s) {
-		err = untrusted.Remove(file)
+	if err == nil && !former(have, s) {
+		return nil
 	}
-	return boot.IgnoreMissing(err)
+	return untrusted.RemoveAll(file)
+}
+
+// forgetForeign removes a certificate that is of none of the accepted authorities, if Kubernetes refuses it: a pod may
+// have left it. The cluster may have an authority that this node doesn't know yet, so ask tries it. Without an answer, the node waits.
+func forgetForeign(client string, s secrets.KubeletSpec, ask func() error) error {
+	have, err := untrusted.ReadLinked(client, maxFile)
+	if accepted, _ := signed(have, s); accepted || err != nil {
+		return err
+	}
+	if err = ask(); kubeclient.IsRefused(err) {
+		return errors.Join(fmt.Errorf("removed a certificate of another authority: %w", err), untrusted.RemoveAll(client))
+	}
+	return err
 }
 
 // former reports whether a certificate is of an authority that is accepted, but doesn't
 // issue any more.
 func former(have []byte, s secrets.KubeletSpec) bool {
+	accepted, issuing := signed(have, s)
+	return accepted && !issuing
+}
+
+// signed reports whether a certificate is of an accepted authority, and of the one that issues.
+func signed(have []byte, s secrets.KubeletSpec) (accepted, issuing bool) {
 	cert, err := pki.ParseCert(have)
 	if err != nil {
-		return false
+		return false, false
 	}
-	signed := func(ca []byte) bool {
+	by := func(ca []byte) bool {
 		authority, err := pki.ParseCert(ca)
 		return err == nil && cert.CheckSignatureFrom(authority) == nil
 	}
 	for block, rest := pem.Decode(s.CA); block != nil; block, rest = pem.Decode(rest) {
-		if signed(pem.EncodeToMemory(block)) {
-			return !signed(s.Issuing)
+		if by(pem.EncodeToMemory(block)) {
+			return true, by(s.Issuing)
 		}
 	}
-	return false
+	return false, false
 }
 
 // whileAddressed runs the kubelet for as long as the node keeps the addresses that

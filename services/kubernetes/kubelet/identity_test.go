@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,9 +16,11 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
+	"golang.org/x/sys/unix"
 )
 
 func must(t *testing.T, err error) {
@@ -167,6 +170,53 @@ func TestCertificateIsDueBeforeTheKubeletAsks(t *testing.T) {
 	}
 	if due([]byte("nothing"), time.Now(), pki.RenewBefore) {
 		t.Error("nothing is due")
+	}
+}
+
+// What a pod has left in the place of a certificate keeps no node from getting one. A certificate of an authority that isn't known is
+// left if Kubernetes takes it, removed if Kubernetes refuses it, and tried again if nothing answers.
+func TestCertificatesOfPodsAreForgotten(t *testing.T) {
+	t.Parallel()
+	ca, err := pki.NewKubernetesCA(time.Now())
+	must(t, err)
+	ours, _, err := ca.Issue(pki.Leaf{CN: user("node-1"), Client: true, Now: time.Now()})
+	must(t, err)
+	theirs := credentials(t, "node-1").Crt
+	dir := t.TempDir()
+	client, kubeconfig := filepath.Join(dir, "client.pem"), filepath.Join(dir, "kubeconfig")
+	for what, make := range map[string]func(string) error{
+		"a directory": func(path string) error { return os.MkdirAll(filepath.Join(path, "deep"), 0o755) },
+		"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"a link":      func(path string) error { return os.Symlink("/dev/zero", path) },
+		"text":        func(path string) error { return os.WriteFile(path, []byte("none"), 0o600) },
+	} {
+		must(t, make(client))
+		must(t, errors.Join(forgetOther("node-1", secrets.KubeletSpec{}, client, kubeconfig), make(client)))
+		if must(t, forgetFormer(secrets.KubeletSpec{}, client)); what != "text" {
+			if _, err := os.Lstat(client); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s stays: %v", what, err)
+			}
+		}
+		must(t, os.RemoveAll(client))
+	}
+	s := secrets.KubeletSpec{CA: ca.Cert, Issuing: ca.Cert}
+	refused := &kubeclient.StatusError{Code: http.StatusUnauthorized}
+	for _, tt := range []struct {
+		crt          []byte
+		answer       error
+		waits, stays bool
+	}{
+		{theirs, nil, false, true},
+		{theirs, errors.New("connection refused"), true, true},
+		{theirs, &kubeclient.StatusError{Code: http.StatusForbidden}, true, false},
+		{theirs, refused, true, false},
+		{ours, refused, false, true},
+	} {
+		must(t, os.WriteFile(client, tt.crt, 0o600))
+		err := forgetForeign(client, s, func() error { return tt.answer })
+		if _, gone := os.Stat(client); (err != nil) != tt.waits || (gone == nil) != tt.stays {
+			t.Errorf("after %v: %v, %v", tt.answer, err, gone)
+		}
 	}
 }
 

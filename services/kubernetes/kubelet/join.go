@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
@@ -97,7 +98,8 @@ func (o Options) kubernetes(joined bool) (cfg *config.Config, name string, clien
 }
 
 // checkName returns an error while a machine that runs has the name of this control plane, which
-// makes its certificate itself. Who can make it wait, with a Node, is root on a control plane.
+// makes its certificate itself. Who can make it wait, with a Node, is root on a control plane. On a worker,
+// it removes a certificate that isn't one of the cluster.
 func (o Options) checkName(ctx context.Context) error {
 	cfg, name, client, err := o.kubernetes(true)
 	if err != nil {
@@ -105,9 +107,13 @@ func (o Options) checkName(ctx context.Context) error {
 	}
 	defer client.Close()
 	if !cfg.Machine.Type.ControlPlane() {
-		return nil
+		s, err := secrets.Kubelet.Get(o.Store, secrets.KubeletID)
+		return cmp.Or(err, forgetForeign(clientFile, s.Spec, func() error {
+			_, err := client.Get(ctx, kubeclient.NodeRef(name))
+			return kubeclient.IgnoreNotFound(err)
+		}))
 	}
-	own, err := os.ReadFile("/etc/machine-id")
+	own, err := os.ReadFile(boot.MachineIDFile)
 	if err != nil {
 		return err
 	}

@@ -27,9 +27,7 @@ var directories = []directory{
 	{"lib/cni", 0o700, "addresses that were given to pods"},
 	{"lib/docker/containers", 0o755, "where older log shippers look first"},
 	{"opt", 0o755, ""},
-	{"opt/cni", 0o755, ""},
-	{"opt/cni/bin", 0o755, "plugins that CNIs bring, over Options.Plugins"},
-	{"opt/cni/work", 0o700, "overlayfs keeps what it is about to change there"},
+	{"opt/cni/bin", 0o755, "plugins that pod networks install, see openPlugins"},
 	{"log", 0o755, "the system's own logs"},
 	{"log/audit", 0o700, ""},
 	{"log/audit/kube", 0o700, "audit log of the API server"},
@@ -50,7 +48,7 @@ func (d *Disks) makeDirectories() error {
 	for _, dir := range all {
 		path := filepath.Join(d.o.varDir, dir.path)
 		// The mode is exact, whatever the umask is, also for those of an earlier release.
-		if err := errors.Join(untrusted.MkdirAll(path, dir.mode.Perm()), untrusted.Chmod(path, dir.mode)); err != nil {
+		if err := errors.Join(untrusted.Reclaim(path, dir.mode.Perm()), untrusted.Chmod(path, dir.mode)); err != nil {
 			return fmt.Errorf("make the directories of EPHEMERAL: %w", err)
 		}
 	}

@@ -1,6 +1,7 @@
 package disks
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,6 +25,22 @@ func TestDirectories(t *testing.T) {
 		if err := d.makeDirectories(); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// So has it put other things in the place of directories, and in the place where they are moved to.
+	for _, path := range []string{"log", "lib/docker", "lib/kubelet", "run"} {
+		path = filepath.Join(d.o.varDir, path)
+		err := errors.Join(os.MkdirAll(path+".aside/deep", 0o755), os.Rename(path, path+".pod"))
+		if strings.HasSuffix(path, "kubelet") {
+			err = errors.Join(err, os.WriteFile(path, []byte("of a pod"), 0o600))
+		} else {
+			err = errors.Join(err, os.Symlink("/", path))
+		}
+		if err := errors.Join(err, d.makeDirectories()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(d.o.varDir, "lib/kubelet.aside")); err != nil || string(text) != "of a pod" {
+		t.Errorf("what was in the place of a directory: %q, %v", text, err)
 	}
 	if to, err := os.Readlink(filepath.Join(d.o.varDir, "run/cdi")); err != nil || to != "/run/cdi" {
 		t.Errorf("/var/run/cdi is a link to %q, %v", to, err)

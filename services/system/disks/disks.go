@@ -65,7 +65,7 @@ type Options struct {
 	StateReady func() error
 	// Sound is an error if the system that this machine is to be installed with can't be used. It is asked before a disk with data is erased.
 	Sound func(context.Context) error
-	// Plugins are the CNI plugins of the image. A pod network may install its own: they are kept on EPHEMERAL.
+	// Plugins are the CNI plugins of the image. A pod network may install its own beside them.
 	Plugins string
 
 	isDisk   func(name string) bool   // entries of /sys/block that are disks; tests use loop devices

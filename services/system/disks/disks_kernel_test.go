@@ -271,7 +271,8 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	}
 	m.write("state/mine", "kept")
 	m.write("var/mine", "kept too")
-	m.write("var/opt/cni/bin/mine", "and this")
+	m.write("var/opt/cni/bin/mine", "until the next boot")
+	m.write("var/opt/cni/bin/bridge", "of a pod")
 	m.off()
 	if _, err := os.Stat(filepath.Join(m.dir, "plugins/mine")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a plugin got into the image: %v", err)
@@ -285,8 +286,11 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	}
 	// wipe is for foreign disks: a boot never erases one of ours.
 	again.mustUp(config.Install{Disk: "/dev/named-differently-today", Wipe: true})
-	if got := again.read("state/mine") + ", " + again.read("var/mine") + ", " + again.read("var/opt/cni/bin/mine") + ", " + again.read("var/opt/cni/bin/bridge"); got != "kept, kept too, and this, of the image" {
+	if got := again.read("state/mine") + ", " + again.read("var/mine") + ", " + again.read("var/opt/cni/bin/bridge"); got != "kept, kept too, of the image" {
 		t.Errorf("after the second boot: %q", got)
+	}
+	if _, err := os.Stat(filepath.Join(again.dir, "var/opt/cni/bin/mine")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a plugin of a pod is there after the next boot: %v", err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -75,7 +76,9 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 	return nil
 }
 
-// openPlugins mounts the CNI plugins of the image below the directory in which pod networks install theirs.
+// openPlugins mounts the CNI plugins of the image below the directory in which pod networks install theirs. They run as root whenever a
+// pod starts. So those of an earlier boot are removed, as the networks in boot.CNIConfDir are: pod networks install both at each boot,
+// the plugins first, and no pod starts before.
 func (d *Disks) openPlugins() error {
 	own := filepath.Join(d.o.varDir, "opt", "cni")
 	dir := filepath.Join(own, "bin")
@@ -83,7 +86,10 @@ func (d *Disks) openPlugins() error {
 		return err
 	}
 	data := "lowerdir=" + d.o.Plugins + ",upperdir=" + dir + ",workdir=" + filepath.Join(own, "work")
-	err := unix.Mount("overlay", dir, "overlay", unix.MS_NOSUID|unix.MS_NODEV, data)
+	err := errors.Join(untrusted.RemoveAll(own), untrusted.MkdirAll(dir, 0o755), untrusted.MkdirAll(filepath.Join(own, "work"), 0o700))
+	if err == nil {
+		err = unix.Mount("overlay", dir, "overlay", unix.MS_NOSUID|unix.MS_NODEV, data)
+	}
 	if err != nil {
 		err = errors.Join(fmt.Errorf("mount overlay on %s with %q: %w", dir, data, err), unix.Mount(d.o.Plugins, dir, "", unix.MS_BIND, ""))
 	}

@@ -9,10 +9,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"golang.org/x/net/http/httpproxy"
 )
 
@@ -23,6 +23,8 @@ const (
 	handshakeTimeout = 10 * time.Second
 	// headerTimeout ends the wait for a server that has accepted the request and doesn't answer.
 	headerTimeout = time.Minute
+	// maxBundle is twenty times the size of Mozilla's.
+	maxBundle = 4 << 20
 )
 
 // Outbound is for requests of PID 1 itself to servers outside of the cluster.
@@ -54,7 +56,7 @@ func outbound(env map[string]string, bundle string) (*http.Transport, error) {
 // It reads the file each time. Without a bundle nothing is added: plain http
 // still works.
 func Authorities(bundle string, to *x509.CertPool) (*x509.CertPool, error) {
-	data, err := os.ReadFile(bundle)
+	data, err := untrusted.ReadFile(bundle, maxBundle)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("authorities to trust: %w", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // S-145: requests use the proxies of the machine configuration, not those of
@@ -58,6 +60,19 @@ func TestS146Outbound(t *testing.T) {
 		transport.CloseIdleConnections()
 		if step.trusted && err != nil || !step.trusted && (err == nil || !strings.Contains(err.Error(), "unknown authority")) {
 			t.Errorf("trusted %v: %v", step.trusted, err)
+		}
+	}
+}
+
+// What a pod has put in the place of the bundle is neither followed nor waited for.
+func TestBundleOfAPod(t *testing.T) {
+	bundle := filepath.Join(t.TempDir(), "bundle")
+	for path, err := range map[string]error{bundle: os.Symlink("/dev/zero", bundle), bundle + ".pipe": unix.Mkfifo(bundle+".pipe", 0o600)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Authorities(path, nil); err == nil {
+			t.Errorf("%s was read", path)
 		}
 	}
 }

@@ -7,8 +7,13 @@
 //	intruder link TARGET PATH        put a symbolic link in the place of PATH
 //	intruder fifo PATH               put a FIFO there
 //	intruder write PATH CONTENT
+//	intruder copy PATH...            put this program there
+//	intruder read PATH...            print the content of each, or why it can't be read
 //	intruder call DIRECTORY          ask each socket in it for the configuration, as an administrator
+//	intruder mount PATH...           mount a file system on each, with the file "made"
 //	intruder dial HOST:PORT...       connect to each, and print those that accept
+//
+// Under another name, it is a program that the node runs: it leaves a mark, and fails.
 package main
 
 import (
@@ -38,9 +43,18 @@ const (
 	timeout = 3 * time.Second
 	// dialTimeout is for all connections together: packets that are dropped are never answered.
 	dialTimeout = 3 * time.Second
+	// mostRead of a file is printed: a configuration fits.
+	mostRead = 64 << 10
 )
 
+// mark is the beginning of what is left on a node that runs this program.
+const mark = "/var/intruder-was-"
+
 func main() {
+	if name := filepath.Base(os.Args[0]); name != "intruder" {
+		_ = os.WriteFile(mark+name, nil, 0o600)
+		os.Exit(1)
+	}
 	if err := run(os.Args[1], os.Args[2:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -64,6 +78,22 @@ func run(verb string, args []string) error {
 		return place(args[0], func() error { return unix.Mkfifo(args[0], 0o600) })
 	case "write":
 		return place(args[0], func() error { return os.WriteFile(args[0], []byte(args[1]), 0o600) })
+	case "copy":
+		own, err := os.ReadFile("/proc/self/exe")
+		if err != nil {
+			return err
+		}
+		return each(args, func(path string) error { return place(path, func() error { return os.WriteFile(path, own, 0o755) }) })
+	case "mount":
+		return each(args, func(path string) error {
+			return errors.Join(os.MkdirAll(path, 0o755), unix.Mount("tmpfs", path, "tmpfs", 0, ""), os.WriteFile(filepath.Join(path, "made"), nil, 0o600))
+		})
+	case "read":
+		return each(args, func(path string) error {
+			text, err := os.ReadFile(path)
+			fmt.Printf("%s: %q, %v\n", path, text[:min(len(text), mostRead)], err)
+			return nil
+		})
 	case "dial":
 		dial(args)
 		return nil

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -22,6 +23,9 @@ var aliases = map[string]string{"cri": "containerd"}
 // lifelines are the services by which a node is reached. Who stops one can't
 // start it again.
 var lifelines = []string{"apid", "machined", "networkd"}
+
+// lastTime is for a healthy member of etcd to say whether it is the last one. One that isn't healthy may be stopped.
+const lastTime = 3 * time.Second
 
 // mounts is the service that mounts the file systems of pods.
 const mounts = "disks"
@@ -125,6 +129,17 @@ func (s *serviceService) Control(ctx context.Context, req *connect.Request[apiv1
 			return nil, failed(connect.CodeFailedPrecondition, "service %q stays: without it the node can't be reached to start it again; restart it instead", id)
 		}
 		did = "service " + id + " is stopped"
+		if before.State == dag.Finished || before.State == dag.Skipped {
+			did = "service " + id + " wasn't running, and nothing was stopped: " + readable(before.Message)
+			break
+		}
+		if id == etcd.ID && !req.Msg.GetForce() {
+			bounded, cancel := context.WithTimeout(ctx, lastTime)
+			defer cancel()
+			if errors.Is(s.opts.Etcd.MayLeave(bounded, 0), etcd.ErrLast) {
+				return nil, failed(connect.CodeFailedPrecondition, "service etcd stays: this is the only voting member, and without it Kubernetes ends on all nodes; --force stops it all the same")
+			}
+		}
 		err = s.interrupt(ctx, req.Msg, &did, func() error { return s.opts.Graph.Stop(ctx, id) })
 	case apiv1.ControlServiceRequest_ACTION_RESTART:
 		if slices.Contains(lifelines, id) {

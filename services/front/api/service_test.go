@@ -113,6 +113,7 @@ func TestServicesAreStartedAndStopped(t *testing.T) {
 	}{
 		{apiv1.ControlServiceRequest_ACTION_START, "Running", "runs already"},
 		{apiv1.ControlServiceRequest_ACTION_STOP, "Finished", "containerd is stopped"},
+		{apiv1.ControlServiceRequest_ACTION_STOP, "Finished", "nothing was stopped: Stopped"},
 		{apiv1.ControlServiceRequest_ACTION_START, "Running", "is started"},
 		{apiv1.ControlServiceRequest_ACTION_RESTART, "Running", "is restarted"},
 	} {

@@ -197,6 +197,16 @@ type origin struct {
 
 // resolver is made for one pull; done closes its connections.
 func (o origin) resolver(ctx context.Context) (r remotes.Resolver, done func()) {
+	hosts, done := o.hosts(ctx)
+	registry := docker.NewResolver(docker.ResolverOptions{Hosts: hosts})
+	if limited, ok := registry.(remotes.ResolverWithOptions); ok {
+		limited.SetOptions(transfer.WithDownloadLimiter(semaphore.NewWeighted(maxDownloads)))
+	}
+	return manifests{registry}, done
+}
+
+// hosts are those of a registry, in the order in which they are asked.
+func (o origin) hosts(ctx context.Context) (hosts docker.RegistryHosts, done func()) {
 	var clients []*http.Client
 	options := dockerconfig.HostOptions{
 		HostDir: dockerconfig.HostDirFromRoot(o.hostsDir),
@@ -216,11 +226,7 @@ func (o origin) resolver(ctx context.Context) (r remotes.Resolver, done func()) 
 			return nil
 		},
 	}
-	registry := docker.NewResolver(docker.ResolverOptions{Hosts: dockerconfig.ConfigureHosts(ctx, options)})
-	if limited, ok := registry.(remotes.ResolverWithOptions); ok {
-		limited.SetOptions(transfer.WithDownloadLimiter(semaphore.NewWeighted(maxDownloads)))
-	}
-	return manifests{registry}, func() {
+	return dockerconfig.ConfigureHosts(ctx, options), func() {
 		for _, c := range clients {
 			c.CloseIdleConnections()
 		}

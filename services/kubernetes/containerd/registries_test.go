@@ -368,3 +368,33 @@ func TestPageInsteadOfAManifest(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The doctor asks where pulls do, with their settings; who refuses has answered, and who fails hasn't.
+func TestRegistriesAreAsked(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewTLSServer(&registry{user: "somebody"})
+	defer s.Close()
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
+	defer broken.Close()
+	u, _ := url.Parse(s.URL)
+	dir, bundle := filepath.Join(t.TempDir(), "hosts"), filepath.Join(t.TempDir(), "bundle")
+	write(t, bundle, "")
+	m := config.Machine{Registries: config.Registries{
+		Mirrors: map[string]config.Mirror{"*": mirror(t, s.URL), upstream: mirror(t, broken.URL, "http://127.0.0.1:4")},
+		Config:  map[string]config.Registry{u.Host: {TLS: &config.RegistryTLS{CA: config.PEM(certificate(s))}}},
+	}}
+	if err := writeHosts(dir, m.Registries); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range (origin{hostsDir: dir, bundle: bundle, machine: m}).probe(t.Context(), []string{"127.0.0.1:2", "127.0.0.1:3", upstream}) {
+		got = append(got, fmt.Sprintf("%s %s %v %v", r.Of, strings.NewReplacer(s.URL, "GOOD", broken.URL, "BAD").Replace(r.URL), r.Mirror, r.Err == nil))
+	}
+	want := []string{
+		"127.0.0.1:2 GOOD/v2/ true true", "127.0.0.1:2 https://127.0.0.1:2/v2/ false false", "127.0.0.1:3 GOOD/v2/ true true", "127.0.0.1:3 https://127.0.0.1:3/v2/ false false",
+		upstream + " BAD/v2/ true false", upstream + " http://127.0.0.1:4/v2/ true false", upstream + " https://127.0.0.1:1/v2/ false false",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}

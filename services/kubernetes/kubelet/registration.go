@@ -16,9 +16,12 @@ const (
 	// nodeLook is how often it is looked whether Kubernetes has the Node (NodeHealths).
 	nodeLook = 10 * time.Second
 	// registerFirst is the time from then on until a Node that was deleted is registered again: for a person who sees that it was the wrong
-	// one, or who is about to reset this one. Each further time is twice as long, until it is registerMax, unless the Node was there for that long.
-	registerFirst = time.Minute
-	registerMax   = 16 * time.Minute
+	// one, or who is about to reset this one. A person may do so again. What deletes a Node more than registerOften times in a row, each within
+	// registerSteady, is a program, and neither gives in: then each further time is twice as long, until it is registerMax.
+	registerFirst  = time.Minute
+	registerMax    = 16 * time.Minute
+	registerSteady = 2 * time.Minute
+	registerOften  = 3
 )
 
 // NodeDeleted is the reason of a kubelet whose Node was deleted.
@@ -27,7 +30,7 @@ const NodeDeleted reason.Code = "NodeDeleted"
 // registration is whether Kubernetes has the Node. A kubelet registers only at its start.
 type registration struct {
 	again atomic.Pointer[time.Time] // when it starts anew, because the Node was deleted; nil: it wasn't
-	pause time.Duration             // before that
+	often int                       // how many times in a row it was deleted within registerSteady
 	since time.Time                 // the Node is there; zero: no run has seen it yet
 }
 
@@ -48,11 +51,11 @@ func (r *registration) watch(ctx context.Context, store resource.Reader) error {
 			}
 			r.again.Store(nil)
 		case at == nil:
-			if time.Since(r.since) > registerMax {
-				r.pause = 0
+			if r.often++; time.Since(r.since) > registerSteady {
+				r.often = 1
 			}
-			r.pause = min(max(2*r.pause, registerFirst), registerMax)
-			r.again.Store(new(time.Now().Add(r.pause)))
+			pause := min(registerFirst<<min(max(r.often-registerOften, 0), registerOften+1), registerMax)
+			r.again.Store(new(time.Now().Add(pause)))
 		case !time.Now().Before(*at):
 			return reason.With(NodeDeleted, errors.New("the Node was deleted from Kubernetes: the kubelet starts anew, and registers it"))
 		}

@@ -67,12 +67,17 @@ func TestDeletedNodeIsRegisteredAgain(t *testing.T) {
 		stays("it is there", there, time.Minute)
 		stays("no answer", unanswered(time.Time{}, errors.New("connection refused")), time.Hour)
 		stays("words of somebody else", NodeHealth{Faults: []Fault{{NodeObject, NoNode, "Kubernetes has no Node n1", time.Time{}}}}, time.Hour)
-		dies(registerFirst)
-		start()
-		stays("it is there again", there, time.Minute)
-		dies(2 * registerFirst)
-		start()
-		stays("it is there for long", there, registerMax+2*nodeLook)
+		for i := range 5 { // a person deletes it now and then
+			dies(registerFirst)
+			start()
+			stays("it is there again", there, registerSteady+time.Duration(i+2)*nodeLook)
+		}
+		for _, pause := range []time.Duration{1, 1, 1, 2, 4, 8, 16, 16} { // a program does at once
+			dies(pause * registerFirst)
+			start()
+			stays("it is there again", there, time.Minute)
+		}
+		stays("it is there for long", there, registerSteady)
 		kubernetes(deleted)
 		time.Sleep(2 * nodeLook)
 		synctest.Wait()
@@ -80,7 +85,7 @@ func TestDeletedNodeIsRegisteredAgain(t *testing.T) {
 			t.Error("a Node that was deleted is nothing")
 		}
 		stays("somebody has made it again", there, 2*nodeLook)
-		dies(2 * registerFirst)
+		dies(registerFirst)
 		start()
 		stop()
 		if err := <-ended; err != nil {

@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -71,11 +75,11 @@ func catalogue() string {
 
 ` + "`gbctl doctor`" + ` examines a node and reports which of the conditions below hold, the worst first, with the evidence: the event, the log line, or the answer that
 shows it. It examines services and their last log lines, controllers, problems of resources, files, free space, memory, routes, the clock, certificates, etcd, the programs of the control plane, the
-cluster's endpoint, and the status of the node in Kubernetes. It changes nothing, and takes a few seconds.
+cluster's endpoint, name servers, registries, and the status of the node in Kubernetes. It changes nothing, and takes a few seconds.
 
 - **error**: something doesn't work. **warning**: it works now, but needs a correction. **info**: it passes by itself.
 - A consequence of another condition is reported as info, with the name of that condition: solve that one first. A cause is as severe as its worst consequence.
-- The normal delays of a cluster's first start are also info, until they take too long.
+- The normal delays of a cluster's first start are also info, until they take too long: the solution says until when.
 
 This page is made from the table and the texts in ` + "`services/operations/doctor`" + `; a test compares them.
 `)
@@ -169,6 +173,7 @@ func TestReasonsAreKnown(t *testing.T) {
 		}
 	}
 	slices.Sort(named)
+	named = slices.Compact(named)
 	want := slices.Sorted(slices.Values(published))
 	if diff := cmp.Diff(want, named); diff != "" {
 		t.Errorf("the reasons of the table (-published +named):\n%s", diff)
@@ -208,5 +213,40 @@ func TestEveryConditionIsProvoked(t *testing.T) {
 		if !strings.Contains(text.String(), `"`+c.ID+`"`) {
 			t.Errorf("no test provokes %s", c.ID)
 		}
+	}
+}
+
+// ends are the words of a text that says what ends a wait, and when.
+var ends = regexp.MustCompile(`\b(until|within|before|seconds?|minutes?|hours?)\b`)
+
+// Nobody is told to wait without being told until when.
+func TestWaitsHaveAnEnd(t *testing.T) {
+	t.Parallel()
+	told := func(where, text string) {
+		if regexp.MustCompile(`(?i)\b(wait|check again|try again later)\b`).MatchString(text) && !ends.MatchString(text) {
+			t.Errorf("%s: %q doesn't say what ends the wait", where, text)
+		}
+	}
+	for _, c := range conditions() {
+		told(c.ID, c.Next)
+		for _, cause := range c.Causes {
+			told(c.ID, cause.Next)
+		}
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && !strings.HasSuffix(name, "_test.go") {
+				told(name, lit.Value)
+			}
+			return true
+		})
 	}
 }

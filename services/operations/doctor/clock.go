@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -14,7 +15,13 @@ var clockConditions = checks{
 			return nil
 		}
 		return one(finding{what: "The clock isn't synchronised.", code: s.clock.Reason, since: s.clock.LastSync,
-			passing: s.sinceBoot < startTime, evidence: []string{"time status: " + s.clock.Message}})
+			until: s.at(startTime), evidence: []string{"time status: " + s.clock.Message}})
+	},
+	"time-server-unusable": func(s *snapshot) []finding {
+		if s.clock == nil || !s.clock.Synced || len(s.clock.Unusable) == 0 { // clock-not-synced says why
+			return nil
+		}
+		return one(finding{what: fmt.Sprintf("The clock is synchronised, and these time servers are of no use: %s.", strings.Join(s.clock.Unusable, "; ")), since: s.clock.LastSync, evidence: s.clock.Unusable})
 	},
 	"clock-wrong": clockWrong,
 }

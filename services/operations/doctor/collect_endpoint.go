@@ -112,6 +112,16 @@ func (d *Doctor) collectLocal(ctx context.Context, s *snapshot) func(*snapshot) 
 	return func(s *snapshot) { s.local = &a }
 }
 
+func (d *Doctor) collectNameServers(ctx context.Context, s *snapshot) func(*snapshot) {
+	found := d.o.resolvers(ctx, d.o.Store, s.config)
+	return func(s *snapshot) { s.servers = found }
+}
+
+func (d *Doctor) collectRegistries(ctx context.Context, s *snapshot) func(*snapshot) {
+	found := d.o.registries(ctx, s.config)
+	return func(s *snapshot) { s.images = found }
+}
+
 var otherPort = regexp.MustCompile(`:[0-9]+/`)
 
 // collectPrograms asks the other two, on loopback. Their certificates are self-signed, so

@@ -1,23 +1,19 @@
 package doctor
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"crypto/x509"
-	"encoding/hex"
-	"encoding/pem"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/prometheus/procfs"
 )
 
@@ -61,9 +57,10 @@ func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 			f.staticPodFiles = append(f.staticPodFiles, e.Name())
 		}
 	}
-	f.etcdData, f.etcdSeen = hasEntries(d.path(boot.EtcdDataDir))
+	data, err := untrusted.ReadDir(d.path(boot.EtcdDataDir))
+	f.etcdData, f.etcdSeen = len(data) > 0, boot.IgnoreMissing(err) == nil
 	if data, err := untrusted.ReadLinked(d.path(clientFile), maxSmall); err == nil {
-		f.client = firstCertificate(data)
+		f.client, _ = pki.ParseCert(data)
 	}
 	for _, v := range boot.Volumes {
 		if v.Dir == "" {
@@ -83,38 +80,6 @@ func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 		if f.client != nil {
 			s.certificates = append(slices.Clone(s.certificates), certificate{"the kubelet as a client of the API server", f.client, true})
 		}
-	}
-}
-
-// hasEntries reports whether a directory holds anything, and whether that is known: one
-// that isn't there holds nothing.
-func hasEntries(dir string) (has, known bool) {
-	entries, err := untrusted.ReadDir(dir)
-	return len(entries) > 0, boot.IgnoreMissing(err) == nil
-}
-
-// readSmall reads a file of the kernel.
-func readSmall(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxSmall))
-}
-
-// firstCertificate skips what else is in a PEM file.
-func firstCertificate(data []byte) *x509.Certificate {
-	for {
-		block, rest := pem.Decode(data)
-		if block == nil {
-			return nil
-		}
-		if block.Type == "CERTIFICATE" {
-			cert, _ := x509.ParseCertificate(block.Bytes)
-			return cert
-		}
-		data = rest
 	}
 }
 
@@ -174,44 +139,19 @@ func tailOf(path string) []string {
 	return strings.Split(strings.TrimRight(string(data), "\n"), "\n")
 }
 
-// route is whether there is a way to other networks.
-type route struct{ seen, v4, v6 bool }
+// wayless reports whether the kernel has no default route to other networks.
+func wayless() bool {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		all, err := netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_DST)
+		// The kernel's own entry for "nowhere" isn't one.
+		if err != nil || slices.ContainsFunc(all, func(r netlink.Route) bool { return r.Type == unix.RTN_UNICAST && r.Flags&unix.RTNH_F_LINKDOWN == 0 }) {
+			return false
+		}
+	}
+	return true
+}
 
-// collectRoutes reads the kernel's routing tables (proc_net(5)).
 func (d *Doctor) collectRoutes(context.Context, *snapshot) func(*snapshot) {
-	v4, err := readSmall(d.path("/proc/net/route"))
-	if err != nil {
-		return nil
-	}
-	v6, _ := readSmall(d.path("/proc/net/ipv6_route")) // missing without IPv6
-	r := route{seen: true, v4: defaultRoute4(v4), v6: defaultRoute6(v6)}
-	return func(s *snapshot) { s.route = r }
-}
-
-const routeUp = 0x1 // RTF_UP in linux/route.h
-
-// defaultRoute4 looks for a line "eth0 00000000 gateway flags … mask".
-func defaultRoute4(table []byte) bool {
-	for scan := bufio.NewScanner(bytes.NewReader(table)); scan.Scan(); {
-		f := strings.Fields(scan.Text())
-		if len(f) < 8 || f[1] != "00000000" || f[7] != "00000000" {
-			continue
-		}
-		if flags, err := strconv.ParseUint(f[3], 16, 32); err == nil && flags&routeUp != 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// defaultRoute6 looks for ::/0 on a link other than lo, where the kernel's own
-// unreachable route is.
-func defaultRoute6(table []byte) bool {
-	any6 := hex.EncodeToString(make([]byte, 16))
-	for scan := bufio.NewScanner(bytes.NewReader(table)); scan.Scan(); {
-		if f := strings.Fields(scan.Text()); len(f) >= 10 && f[0] == any6 && f[1] == "00" && f[9] != "lo" {
-			return true
-		}
-	}
-	return false
+	none := d.o.wayless()
+	return func(s *snapshot) { s.wayless = none }
 }

@@ -2,8 +2,12 @@ package doctor
 
 import (
 	"context"
+	"crypto/tls"
+	"fmt"
+	"net/netip"
 	"sync"
 
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -17,6 +21,7 @@ const (
 	csrVersion      = "certificates.k8s.io/v1"
 	csrKind         = "CertificateSigningRequest"
 	staticPodPrefix = "garboard-" // of the static pods' files
+	apiService      = "APIService"
 )
 
 // cluster is what Kubernetes returned.
@@ -33,11 +38,8 @@ type cluster struct {
 	refusal []refusal
 }
 
-// refusal is a webhook that refuses every request that it is asked about, as its Service has no ready pod.
-type refusal struct {
-	kind, name, webhook string
-	service             kubeclient.Ref
-}
+// refusal is a webhook that refuses every request that it is asked about, or an APIService, for want of something.
+type refusal struct{ kind, name, webhook, namespace, lacks string }
 
 // collectCluster asks this node's apiserver where there is one that serves, else another
 // one through the node's balancer.
@@ -63,7 +65,7 @@ func (d *Doctor) collectCluster(ctx context.Context, s *snapshot) func(*snapshot
 		c.csrs, c.csrsErr = list.Items(), err
 	})
 	wg.Go(func() {
-		list, _ := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: kubeSystem}, kubeclient.Selection{Fields: "spec.nodeName=" + s.hostname})
+		list, _ := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod"}, kubeclient.Selection{Fields: "spec.nodeName=" + s.hostname})
 		c.pods = list.Items()
 	})
 	if s.controlPlane() {
@@ -93,7 +95,7 @@ func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclie
 		return kubeclient.New(options)
 	}
 	c.through, options.Server = d.o.balancer, d.o.balancer
-	if _, err := readSmall(d.path(clientFile)); err == nil {
+	if untrusted.Exists(d.path(clientFile)) {
 		c.as, options.CertFile = config.NodeUser+s.hostname, d.path(clientFile)
 	} else {
 		c.as, options.Token = "the bootstrap token", string(s.config.Cluster.Token)
@@ -101,15 +103,25 @@ func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclie
 	return kubeclient.New(options)
 }
 
-// refusals are the webhooks without a ready pod whose failurePolicy is Fail, the default.
+// refusals are the webhooks whose failurePolicy is Fail, the default, and the APIServices that don't answer: their Service has no ready pod, or
+// their URL no server.
 func refusals(ctx context.Context, client *kubeclient.Client) (all []refusal) {
-	for _, kind := range []string{"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"} {
-		list, _ := client.List(ctx, kubeclient.Ref{APIVersion: "admissionregistration.k8s.io/v1", Kind: kind}, kubeclient.Selection{})
+	for _, kind := range []string{"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", apiService} {
+		version := map[bool]string{false: "admissionregistration.k8s.io/v1", true: "apiregistration.k8s.io/v1"}[kind == apiService]
+		list, _ := client.List(ctx, kubeclient.Ref{APIVersion: version, Kind: kind}, kubeclient.Selection{})
 		for _, o := range list.Items() {
-			for _, w := range o.List("webhooks") {
+			for _, w := range append(o.List("webhooks"), kubeclient.Object{"clientConfig": o["spec"]}) { // an APIService has its Service there
 				service, err := controlplane.Unserved(ctx, client, kubeclient.Object{"webhooks": []any{map[string]any(w)}})
-				if w.Text("failurePolicy") != "Ignore" && err == nil && service.Name != "" {
-					all = append(all, refusal{kind, o.Name(), w.Text("name"), service})
+				r := refusal{kind, o.Name(), w.Text("name"), service.Namespace, ""}
+				if url := w.Text("clientConfig", "url"); url != "" { // who it is doesn't matter
+					if a := ask(ctx, url, netip.Addr{}, &tls.Config{InsecureSkipVerify: true}); a.err != nil {
+						r.lacks = a.text()
+					}
+				} else if err == nil && service.Name != "" {
+					r.lacks = fmt.Sprintf("Service %s/%s has no ready pod", service.Namespace, service.Name)
+				}
+				if r.lacks != "" && w.Text("failurePolicy") != "Ignore" {
+					all = append(all, r)
 				}
 			}
 		}

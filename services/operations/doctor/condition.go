@@ -29,6 +29,7 @@ const (
 const (
 	maxEvidence = 8   // lines
 	maxLine     = 600 // bytes
+	maxFindings = 8   // of one condition: a node may have a hundred pods
 )
 
 // condition is something that can be the matter with a node.
@@ -41,6 +42,8 @@ type condition struct {
 	// Follows are the conditions that explain this one where they hold, the
 	// likeliest root first. They are before this one in the table.
 	Follows []string
+	// Needs are the services that must run for the condition not to hold: one that was stopped by hand is its cause.
+	Needs []string
 	// Causes know better than its texts, where what failed has published a reason.
 	Causes []cause
 
@@ -51,7 +54,8 @@ type condition struct {
 // cause is the texts for some reasons.
 type cause struct {
 	Codes     []reason.Code
-	Why, Next string // "": the condition's
+	Why, Next string   // "": the condition's
+	Follows   []string // besides the condition's, and before them
 }
 
 // checks find conditions, by their IDs.
@@ -91,13 +95,15 @@ type finding struct {
 	why, next string      // "": the cause's, or the condition's
 	evidence  []string
 	since     time.Time
-	// passing: it is younger than what it normally takes.
-	passing  bool
+	// until is when it should have passed by itself: it is info until then. Zero: it doesn't pass.
+	until    time.Time
+	needs    []string                    // services that it waits for
 	severity garboardv1.Finding_Severity // 0: the condition's
 
+	passing bool // until is in the future
+	follows []string
 	of      *condition
 	cause   *condition // what it follows from; nil: nothing that holds
-	ordinal int        // of the condition in the table
 }
 
 // evaluate evaluates every condition, and puts causes before their consequences.
@@ -107,11 +113,18 @@ func evaluate(s *snapshot) []*garboardv1.Finding {
 	all := conditions()
 	for i := range all {
 		c := &all[i]
-		for _, f := range c.ask(s) {
-			f.of, f.ordinal = c, i
+		asked := c.ask(s)
+		for _, f := range asked[:min(len(asked), maxFindings)] {
+			if left := len(asked) - maxFindings; left > 0 {
+				f.evidence = append(f.evidence, fmt.Sprintf("%d more findings %s aren't shown", left, c.ID))
+			}
+			f.of, f.passing = c, f.until.After(s.now)
+			if slices.ContainsFunc(slices.Concat(c.Needs, f.needs), func(id string) bool { return stopped(s.services[id]) }) {
+				f.follows = []string{serviceStopped}
+			}
 			for _, cause := range c.Causes {
 				if slices.Contains(cause.Codes, f.code) {
-					f.why, f.next = cmp.Or(f.why, cause.Why), cmp.Or(f.next, cause.Next)
+					f.why, f.next, f.follows = cmp.Or(f.why, cause.Why), cmp.Or(f.next, cause.Next), append(f.follows, cause.Follows...)
 				}
 			}
 			f.severity = cmp.Or(f.severity, c.severity)
@@ -123,9 +136,7 @@ func evaluate(s *snapshot) []*garboardv1.Finding {
 		}
 	}
 	fold(found, held)
-	slices.SortStableFunc(found, func(a, b *finding) int {
-		return cmp.Or(-cmp.Compare(a.severity, b.severity), cmp.Compare(a.ordinal, b.ordinal))
-	})
+	slices.SortStableFunc(found, func(a, b *finding) int { return cmp.Compare(b.severity, a.severity) }) // they are in the table's order
 	out := make([]*garboardv1.Finding, 0, len(found))
 	for _, f := range found {
 		out = append(out, f.message())
@@ -149,7 +160,7 @@ func (c *condition) ask(s *snapshot) (found []finding) {
 func fold(found []*finding, held map[string]*condition) {
 	worst := map[*condition]garboardv1.Finding_Severity{}
 	for _, f := range found {
-		for _, id := range f.of.Follows {
+		for _, id := range append(f.follows, f.of.Follows...) {
 			if c := held[id]; c != nil {
 				f.cause = c
 				break
@@ -176,6 +187,8 @@ func (f *finding) message() *garboardv1.Finding {
 	if f.cause != nil {
 		m.Why = strings.TrimSpace(fmt.Sprintf("Follows from %s. %s", f.cause.ID, fit(f.why)))
 		m.Next = fmt.Sprintf("Solve %s: this is its consequence.", f.cause.ID)
+	} else if f.passing {
+		m.Next = fit(fmt.Sprintf("It should pass by itself before %s. Then, or to look closer: %s", stamp(f.until), m.Next))
 	}
 	if !f.since.IsZero() {
 		m.Since = timestamppb.New(f.since)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -35,7 +36,7 @@ var controlPlaneConditions = checks{
 		if len(missing) == 0 {
 			return nil
 		}
-		f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", passing: s.sinceBoot < startTime}
+		f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", until: s.at(startTime)}
 		f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.StaticPodsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
 		for _, c := range s.controllers {
 			f.evidence = append(f.evidence, asFailure(c))
@@ -51,7 +52,7 @@ var controlPlaneConditions = checks{
 				c.ID == apiSecrets && len(s.down("apid", "")) > 0 {
 				continue // said by other conditions
 			}
-			f := finding{what: "Controller " + c.ID + " fails.", code: c.Spec.Reason, since: c.Spec.Since, passing: s.sinceBoot < bootstrapTime, evidence: []string{asFailure(c)}}
+			f := finding{what: "Controller " + c.ID + " fails.", code: c.Spec.Reason, since: c.Spec.Since, until: s.at(bootstrapTime), evidence: []string{asFailure(c)}}
 			out = append(out, f)
 		}
 		return out
@@ -72,7 +73,7 @@ func (s *snapshot) programDown(program string) []finding {
 	if asked == nil || asked.ok() {
 		return nil
 	}
-	f := finding{what: program + " doesn't serve on this node.", passing: s.starting(program), evidence: []string{asked.text()}}
+	f := finding{what: program + " doesn't serve on this node.", until: s.started(program), evidence: []string{asked.text()}}
 	if asked.err == nil && program == apiServer {
 		f.why = fmt.Sprintf("It runs and isn't ready. Clients get: an error on the server (%q) has prevented the request from succeeding.", lastBad(asked.body))
 	}
@@ -81,7 +82,7 @@ func (s *snapshot) programDown(program string) []finding {
 	path, image, extra := s.programConfig(program)
 	why, next, explained := explainArgument(words, path, image, extra)
 	if explained {
-		f.why, f.next, f.passing = why, next, false
+		f.why, f.next, f.until = why, next, time.Time{}
 	} else if asked.err != nil && (ends && words != "" || fatal(words)) {
 		f.why = "It ends, and says: " + config.Shorten(criLine.ReplaceAllString(words, ""), maxWords)
 	}
@@ -93,9 +94,6 @@ func (s *snapshot) programDown(program string) []finding {
 	// its last answer is of the time before.
 	if explained || asked.err != nil {
 		f.evidence = append(f.evidence, asLog(program, words))
-	}
-	if f.passing && f.next == "" {
-		f.next = "Wait until it has started; check again in a minute."
 	}
 	return one(f)
 }
@@ -130,7 +128,7 @@ func (s *snapshot) addPod(f *finding, program string) (ends bool, message string
 			}
 			f.evidence = append(f.evidence, line)
 			if o.Text("reason") == backOff {
-				f.passing = false
+				f.until = time.Time{}
 				f.why = "It ends again and again; the kubelet restarts it after longer and longer pauses."
 			}
 		}
@@ -138,10 +136,9 @@ func (s *snapshot) addPod(f *finding, program string) (ends bool, message string
 	return ends, message
 }
 
-// starting says whether a program may still be on its way up: the cluster starts, or
-// its pod is new.
-func (s *snapshot) starting(program string) bool {
-	return s.sinceBoot < bootstrapTime || s.now.Sub(s.pods[program].Time("status", "startTime")) < startTime
+// started is when a program should have come up: after the start of the cluster, or of its pod.
+func (s *snapshot) started(program string) time.Time {
+	return latest(s.at(bootstrapTime), s.pods[program].Time("status", "startTime").Add(startTime))
 }
 
 func (s *snapshot) programConfig(program string) (path, image string, extra config.Args) {

@@ -20,13 +20,18 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/resolver"
 )
 
 const (
@@ -62,20 +67,23 @@ type Options struct {
 	programs map[string]string
 	balancer string // URL; "": balancer.URL
 	statfs   func(path string) (space, bool)
+	wayless  func() bool
+	// resolvers and registries ask the node's name servers and registries; tests have their own.
+	resolvers  func(context.Context, *resource.Store, *config.Config) []resolver.Answer
+	registries func(context.Context, *config.Config) []*containerd.Registry
 }
 
 // Doctor makes diagnoses. Its methods may be called from any goroutine.
 type Doctor struct {
 	o Options
 
-	mu      sync.Mutex          // guards the following
-	current *diagnosis          // the one under way; nil: none is
-	stuck   map[string]struct{} // looks that have not returned in time, and still haven't
+	shared singleflight.Group // all that ask meanwhile get what one diagnosis finds
+
+	mu    sync.Mutex          // guards the following
+	stuck map[string]struct{} // looks that have not returned in time, and still haven't
 }
 
-// diagnosis is one run, which all that ask meanwhile share.
 type diagnosis struct {
-	done     chan struct{} // closed when the rest is there
 	findings []*garboardv1.Finding
 	checked  []string
 }
@@ -89,37 +97,30 @@ func New(o Options) *Doctor {
 	option.Default(&o.balancer, balancer.URL)
 	option.Default(&o.programs, map[string]string{controllerManager: controllerManagerHealth, scheduler: schedulerHealth})
 	option.Default(&o.statfs, statfs)
+	option.Default(&o.wayless, wayless)
+	option.Default(&o.resolvers, resolver.Probe)
+	option.Default(&o.registries, containerd.Registries)
 	return &Doctor{o: o, stuck: map[string]struct{}{}}
 }
 
 // Diagnose returns what was found, worst first, and what was looked at. It takes
 // a few seconds at most; when ctx ends first, both are empty.
 func (d *Doctor) Diagnose(ctx context.Context) ([]*garboardv1.Finding, []string) {
-	d.mu.Lock()
-	run := d.current
-	if run == nil {
-		run = &diagnosis{done: make(chan struct{})}
-		d.current = run
-		// Others may wait for it too: the first who asked may go.
-		go d.run(context.WithoutCancel(ctx), run)
-	}
-	d.mu.Unlock()
+	// Others may wait for it too: the first who asked may go.
+	answer := d.shared.DoChan("", func() (any, error) { return d.run(context.WithoutCancel(ctx)), nil })
 	select {
-	case <-run.done:
-		return run.findings, run.checked
+	case r := <-answer:
+		found := r.Val.(diagnosis)
+		return found.findings, found.checked
 	case <-ctx.Done():
 		return nil, nil
 	}
 }
 
 // run ends by itself within the budget.
-func (d *Doctor) run(ctx context.Context, run *diagnosis) {
+func (d *Doctor) run(ctx context.Context) diagnosis {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	s := d.collect(ctx)
-	run.findings, run.checked = evaluate(s), s.checked
-	d.mu.Lock()
-	d.current = nil
-	d.mu.Unlock()
-	close(run.done)
+	return diagnosis{evaluate(s), s.checked}
 }

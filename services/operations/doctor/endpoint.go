@@ -97,12 +97,12 @@ func endpointSilent(s *snapshot) []finding {
 		f.why = "One of the control planes is down, or the name has a wrong additional address."
 		return one(f)
 	}
-	f.passing = s.sinceBoot < bootstrapTime
+	f.until = s.at(bootstrapTime)
 	switch {
 	case mine:
 		f.why = "The endpoint is this node's own address, and its API server doesn't serve."
 	case s.controlPlane() && s.local != nil && s.local.ok():
-		f.passing = false
+		f.until = time.Time{}
 		f.why = fmt.Sprintf("The API server of this node serves, and the endpoint is at %v, which is no address of this node: it points to another machine.", e.addresses)
 	case s.address != nil:
 		f.why = fmt.Sprintf("No API server answers at %v. This node is %s.", e.addresses, s.address.Primary)

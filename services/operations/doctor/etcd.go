@@ -52,7 +52,7 @@ func etcdWaits(s *snapshot) []finding {
 	if !ok || svc.Up || !s.controlPlane() || s.config.Machine.Type == config.Init && !waits || !s.files.etcdSeen || s.files.etcdData || stopped(svc) {
 		return nil
 	}
-	f := finding{what: "etcd has no data on this node and waits for a cluster to join.", code: svc.Reason, since: s.at(svc.Since), passing: s.sinceBoot < bootstrapTime,
+	f := finding{what: "etcd has no data on this node and waits for a cluster to join.", code: svc.Reason, since: s.at(svc.Since), until: s.at(bootstrapTime),
 		evidence: []string{svc.asStatus(), boot.EtcdDataDir + " is empty; machine.type is " + string(s.config.Machine.Type)}}
 	if e := s.endpoint; e != nil {
 		for _, a := range e.answers {

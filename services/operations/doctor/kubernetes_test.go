@@ -141,7 +141,7 @@ func TestS350ErrorOnTheServer(t *testing.T) {
 	n := start(t, config.Init)
 	n.age.Store(int64(time.Minute))
 	n.api.fail("/readyz", notReady)
-	f := n.finds("apiserver-not-running", info, `an error on the server ("[-]etcd failed: reason withheld") has prevented the request from succeeding`, "check again")
+	f := n.finds("apiserver-not-running", info, `an error on the server ("[-]etcd failed: reason withheld") has prevented the request from succeeding`, "It should pass by itself before ")
 	if strings.Contains(f.Why, "Follows") {
 		t.Errorf("it has no cause: %s", f.Why)
 	}
@@ -232,6 +232,23 @@ func TestWebhookWithoutPods(t *testing.T) {
 	n.api.put(kubeclient.Object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": map[string]any{"name": "a"},
 		"endpoints": []any{map[string]any{"conditions": map[string]any{"ready": true}}}})
 	n.lacks("webhook-without-pods")
+	url := func(url string) {
+		n.api.put(kubeclient.Object{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration", "metadata": map[string]any{"name": "outside"},
+			"webhooks": []any{map[string]any{"name": "outside.example.org", "clientConfig": map[string]any{"url": url}}}})
+	}
+	url(fmt.Sprintf("https://127.0.0.2:%d/validate", freeport.Find(t).Port()))
+	n.finds("webhook-without-pods", failure, "outside.example.org", "/validate: ", "connection refused", "kubectl delete validatingwebhookconfiguration outside")
+	url(n.others[scheduler].url)
+	n.lacks("webhook-without-pods")
+}
+
+func TestAPIServiceWithoutPods(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init)
+	n.api.put(kubeclient.Object{"kind": "APIService", "metadata": map[string]any{"name": "v1."}, "spec": map[string]any{}})
+	n.healthy()
+	n.api.put(kubeclient.Object{"kind": "APIService", "metadata": map[string]any{"name": "v1beta1.metrics.k8s.io"}, "spec": map[string]any{"service": map[string]any{"namespace": "kube-system", "name": "metrics-server"}}})
+	n.finds("apiservice-without-pods", warning, "v1beta1.metrics.k8s.io", "kube-system/metrics-server has no ready pod", "kubectl delete apiservice v1beta1.metrics.k8s.io")
 }
 
 // A manifest of the configuration that can't be read, or whose objects can't be made, is named, and why.
@@ -312,6 +329,43 @@ func TestS352NodeNotReady(t *testing.T) {
 	n.finds("node-not-ready", failure, cni, "kube-flannel-25drx: Pending")
 	n.api.put(notReady("Unknown", "Kubelet stopped posting node status.", time.Minute))
 	n.finds("node-not-ready", failure, "stopped")
+}
+
+// After an upgrade Kubernetes may still say what was so before: the node says until when that is normal.
+func TestNodeNotReadyAfterTheBoot(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init)
+	n.age.Store(int64(time.Minute))
+	n.must(kubelet.NodeHealths.Put(n.store.As("test"), kubelet.HealthID, kubelet.NodeHealth{Serves: "no", Faults: []kubelet.Fault{
+		{Object: kubelet.NodeObject, Code: kubelet.FormerBoot, Text: "Node: its kubelet hasn't reported since the boot"},
+	}}))
+	ends := time.Now().Add(bootstrapTime - time.Minute).UTC()
+	n.finds("node-not-ready", info, "hasn't reported since the boot", "It should pass by itself before "+ends.Format("2006-01-02T15:"))
+	n.later(bootstrapTime)
+	n.finds("node-not-ready", failure, "hasn't reported since the boot")
+}
+
+func TestNodeCordoned(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init)
+	n.api.put(kubeclient.Object{"kind": "Node", "metadata": map[string]any{"name": nodeName}, "spec": map[string]any{"unschedulable": true}})
+	n.finds("node-cordoned", warning, "kubectl uncordon n1")
+}
+
+// Pods of other namespaces on this node are looked at, too. Of many of them, some are shown.
+func TestPodsFailing(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker)
+	pod := func(name, reason string) {
+		n.api.put(kubeclient.Object{"kind": "Pod", "metadata": map[string]any{"name": name, "namespace": "shop"}, "status": map[string]any{"phase": "Pending",
+			"containerStatuses": []any{map[string]any{"name": "web", "state": map[string]any{"waiting": map[string]any{"reason": reason, "message": "failed: not found"}}}}}})
+	}
+	pod("typo", "ImagePullBackOff")
+	n.finds("image-pull-failing", warning, "pod shop/typo", "no image with this name")
+	for i := range maxFindings + 3 {
+		pod(fmt.Sprintf("web-%d", i), "CrashLoopBackOff")
+	}
+	n.finds("pods-failing", warning, "shop/web-", "CrashLoopBackOff", "kubectl -n shop logs web-", "--previous", "3 more findings pods-failing")
 }
 
 func TestNodePressure(t *testing.T) {
@@ -476,7 +530,7 @@ func TestConfigurationConditions(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Worker)
 	n.situation = machine.Situation{Version: 7, Try: time.Now().Add(time.Minute)}
-	n.finds("configuration-tried", warning, "version 7", "gbctl config confirm")
+	n.finds("configuration-tried", warning, "version 7", "gbctl -n ADDRESS config confirm")
 	n.situation = machine.Situation{Version: 7, Staged: true}
 	n.finds("configuration-staged", info, "version 7", "gbctl -n ADDRESS reboot")
 	n.situation = machine.Situation{}

@@ -66,11 +66,9 @@ var machineConditions = checks{
 	},
 }
 
-const (
-	// startTime is what a machine may take for its services to come up: under
-	// emulation a minute and more.
-	startTime = 2 * time.Minute
-)
+// startTime is what a machine may take for its services to come up: under
+// emulation a minute and more.
+const startTime = 2 * time.Minute
 
 // filled are file systems with at least and less than that much room, in percent.
 func (s *snapshot) filled(least, less uint64) (out []finding) {

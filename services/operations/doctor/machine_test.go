@@ -104,6 +104,8 @@ func TestClockNotSynced(t *testing.T) {
 	n.finds("clock-not-synced", warning, "by a it is 2030", "at least two servers", "gbctl time set")
 	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Message: "by a it is 2020", Reason: clock.Impossible}))
 	n.finds("clock-not-synced", warning, "by a it is 2020", "gbctl time set")
+	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Synced: true, Unusable: []string{"10.5.0.3: i/o timeout"}}))
+	n.finds("time-server-unusable", warning, "10.5.0.3: i/o timeout", "machine.time.servers")
 	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Synced: true}))
 	n.healthy()
 }

@@ -28,14 +28,28 @@ var networkConditions = checks{
 		return found
 	},
 	"network-no-route": func(s *snapshot) []finding {
-		if !s.route.seen || s.route.v4 || s.route.v6 || s.address == nil {
+		if !s.wayless || s.address == nil {
 			return nil
 		}
 		outside := s.outside()
 		if len(outside) == 0 {
 			return nil
 		}
-		return one(finding{what: "The node has no default route.", evidence: append([]string{"/proc/net/route: no entry for 0.0.0.0/0; /proc/net/ipv6_route: none for ::/0"}, outside...)})
+		return one(finding{what: "The node has no default route.", evidence: append([]string{"the kernel has no route for 0.0.0.0/0, and none for ::/0"}, outside...)})
+	},
+	"nameserver-silent": func(s *snapshot) []finding {
+		f := finding{what: "No name server answers.", severity: failure}
+		for _, a := range s.servers {
+			if a.Err == nil {
+				f.what, f.severity = "Not all name servers answer.", warning
+			} else {
+				f.evidence = append(f.evidence, fmt.Sprintf("name server %s: %v", a.Server, a.Err))
+			}
+		}
+		if len(f.evidence) == 0 {
+			return nil
+		}
+		return one(f)
 	},
 	"no-nameserver": func(s *snapshot) []finding {
 		if !s.known || len(s.resolvers) > 0 {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/resolver"
 )
 
 // waits is a service that publishes what it waits for. That networkd does so with these
@@ -51,26 +53,13 @@ func TestNoFamily(t *testing.T) {
 
 func TestNoRoute(t *testing.T) {
 	t.Parallel()
-	n := start(t, config.Worker, func(n *node, _ map[string]*dag.Service) {
-		n.write("Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\neth0\t0000050A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n", "/proc/net/route")
-	})
+	n := start(t, config.Worker)
+	n.wayless = true
 	n.healthy() // nothing that it needs is outside
 	n.must(network.Resolvers.Put(n.store.As(network.ID), network.ResolversID, []netip.Addr{netip.MustParseAddr("192.0.2.53")}))
-	n.finds("network-no-route", warning, "192.0.2.53", "/proc/net/route")
-	n.write("00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth0\n", "/proc/net/ipv6_route")
+	n.finds("network-no-route", warning, "192.0.2.53", "no route for 0.0.0.0/0")
+	n.wayless = false
 	n.healthy()
-}
-
-// The kernel's own entry for "nowhere" isn't a default route.
-func TestDefaultRoutes(t *testing.T) {
-	t.Parallel()
-	const nowhere = "00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 ffffffff 00000001 00000000 00200200       lo\n"
-	if defaultRoute6([]byte(nowhere)) {
-		t.Error("::/0 on lo is a default route")
-	}
-	if defaultRoute4([]byte("eth0\t00000000\t0100050A\t0002\t0\t0\t0\t00000000\t0\t0\t0\n")) {
-		t.Error("a route that is down is a default route")
-	}
 }
 
 func TestNoNameserver(t *testing.T) {
@@ -91,4 +80,16 @@ func TestNoNameserver(t *testing.T) {
 	start(t, config.Worker, func(n *node, _ map[string]*dag.Service) {
 		n.must(network.Resolvers.Put(n.store.As(network.ID), network.ResolversID, []netip.Addr{}))
 	}).healthy()
+}
+
+func TestNameServerSilent(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker)
+	silent := errors.New("read udp 10.5.0.2:4711->10.5.0.3:53: i/o timeout")
+	n.answers = []resolver.Answer{{Server: "10.5.0.1:53"}, {Server: "10.5.0.3:53", Err: silent}}
+	n.finds("nameserver-silent", warning, "Not all name servers answer", "10.5.0.3:53", "i/o timeout", "machine.network.nameservers")
+	n.answers[0].Err = silent
+	n.finds("nameserver-silent", failure, "No name server answers")
+	n.answers = nil
+	n.healthy()
 }

@@ -1,10 +1,13 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -23,23 +26,12 @@ func ofManifest(o resource.Object[any]) bool {
 }
 
 var nodeConditions = checks{
-	"manifests-not-applied": func(s *snapshot) (out []finding) { return s.manifests(true) },
-	"manifest-incomplete":   func(s *snapshot) (out []finding) { return s.manifests(false) },
-	"webhook-without-pods": func(s *snapshot) (out []finding) {
-		if s.cluster == nil {
-			return nil
-		}
-		for _, r := range s.cluster.refusal {
-			f := finding{passing: s.sinceBoot < bootstrapTime}
-			f.evidence = []string{"no ready endpoint: kubectl -n " + r.service.Namespace + " get endpointslices"}
-			f.what = fmt.Sprintf("Webhook %s of %s %s refuses every request that it is asked about: Service %s/%s has no ready pod.", r.webhook, r.kind, r.name, r.service.Namespace, r.service.Name)
-			f.next = fmt.Sprintf("Start its pods: kubectl -n %s get deployments,pods, and kubectl -n %[1]s scale deployment NAME --replicas=1. If that is refused, too: kubectl delete %s %s.", r.service.Namespace, strings.ToLower(r.kind), r.name)
-			out = append(out, f)
-		}
-		return out
-	},
-	"node-not-registered": nodeMissing,
-	"node-not-ready":      nodeNotReady,
+	"manifests-not-applied":   func(s *snapshot) (out []finding) { return s.manifests(true) },
+	"manifest-incomplete":     func(s *snapshot) (out []finding) { return s.manifests(false) },
+	"webhook-without-pods":    func(s *snapshot) []finding { return s.unserved(false) },
+	"apiservice-without-pods": func(s *snapshot) []finding { return s.unserved(true) },
+	"node-not-registered":     nodeMissing,
+	"node-not-ready":          nodeNotReady,
 	"node-pressure": func(s *snapshot) (out []finding) {
 		for _, c := range s.nodeConditions() {
 			if typ := c.Text("type"); strings.HasSuffix(typ, "Pressure") && c.Text("status") == "True" {
@@ -48,7 +40,16 @@ var nodeConditions = checks{
 		}
 		return out
 	},
-	"system-pods-failing": systemPods,
+	"node-cordoned": func(s *snapshot) []finding {
+		if s.cluster == nil || s.cluster.node.At("spec", "unschedulable") != true || // or it is an operation's work
+			slices.ContainsFunc(s.operations, func(o resource.Object[operation.Spec]) bool { return o.Spec.Ended.IsZero() }) {
+			return nil
+		}
+		return one(finding{what: fmt.Sprintf("The node %q is cordoned: new pods don't start on it.", s.hostname), next: "If the work on it is done: kubectl uncordon " + s.hostname + ".",
+			evidence: []string{fmt.Sprintf("node %s: spec.unschedulable", s.hostname)}})
+	},
+	"system-pods-failing": func(s *snapshot) []finding { return append(s.failingPods(true), systemFaults(s)...) },
+	"pods-failing":        func(s *snapshot) []finding { return s.failingPods(false) },
 	"worker-api-waits": func(s *snapshot) []finding {
 		if s.config == nil || s.controlPlane() {
 			return nil
@@ -70,6 +71,26 @@ var nodeConditions = checks{
 	},
 }
 
+// unserved are the webhooks that don't answer, or the APIServices.
+func (s *snapshot) unserved(apis bool) (out []finding) {
+	if s.cluster == nil {
+		return nil
+	}
+	for _, r := range s.cluster.refusal {
+		if (r.kind == apiService) != apis {
+			continue
+		}
+		f := finding{what: fmt.Sprintf("APIService %s isn't available: %s.", r.name, r.lacks), until: s.at(bootstrapTime), evidence: []string{strings.ToLower(r.kind) + " " + r.name + ": " + r.lacks}}
+		if !apis {
+			f.what = fmt.Sprintf("Webhook %s of %s %s refuses every request that it is asked about: %s.", r.webhook, r.kind, r.name, r.lacks)
+		}
+		start := fmt.Sprintf("Start its pods: kubectl -n %s get deployments,pods, and kubectl -n %[1]s scale deployment NAME --replicas=1.", r.namespace)
+		f.next = fmt.Sprintf("%s If that is refused, too, or nothing needs it: kubectl delete %s %s.", cmp.Or(map[string]string{"": "Start its server."}[r.namespace], start), strings.ToLower(r.kind), r.name)
+		out = append(out, f)
+	}
+	return out
+}
+
 // manifests are those of which objects aren't there: the node's own, whose drift tells it, or the configuration's.
 func (s *snapshot) manifests(own bool) (out []finding) {
 	for _, o := range s.troubled {
@@ -78,7 +99,7 @@ func (s *snapshot) manifests(own bool) (out []finding) {
 		}
 		problems := resource.Problems(o.Spec)
 		f := finding{what: fmt.Sprintf("Manifest %s isn't made, or not all of it: %s.", o.ID, problems[0]), since: o.Troubled, evidence: problems}
-		f.passing = own && s.sinceBoot < bootstrapTime || !own && s.now.Sub(o.Troubled) < problemTime
+		f.until = map[bool]time.Time{true: s.at(bootstrapTime), false: o.Troubled.Add(problemTime)}[own]
 		for _, c := range s.controllers {
 			if c.ID == manifestApplier && own {
 				f.why = "They can't be created: " + c.Spec.Error + "."
@@ -93,12 +114,13 @@ func (s *snapshot) manifests(own bool) (out []finding) {
 // nodeMissing is S-351.
 func nodeMissing(s *snapshot) []finding {
 	c := s.cluster
-	if c == nil || c.err != nil || !kubeclient.IsNotFound(c.nodeErr) && !s.unjoined() {
+	// A node that has nothing but the bootstrap token to ask with isn't allowed to see nodes.
+	if c == nil || c.err != nil || !kubeclient.IsNotFound(c.nodeErr) && (c.nodeErr == nil || !s.files.seen || s.files.client != nil || s.controlPlane()) {
 		return nil
 	}
-	f := finding{what: fmt.Sprintf("Kubernetes doesn't know the node %q.", s.hostname), passing: s.sinceBoot < bootstrapTime}
+	f := finding{what: fmt.Sprintf("Kubernetes doesn't know the node %q.", s.hostname), until: s.at(bootstrapTime)}
 	if svc := s.services[kubelet.ID]; svc.Reason == kubelet.NodeDeleted {
-		f.code, f.passing, f.evidence = svc.Reason, false, []string{svc.asStatus()}
+		f.code, f.until, f.evidence = svc.Reason, time.Time{}, []string{svc.asStatus()}
 		return one(f)
 	}
 	if c.nodeErr != nil {
@@ -121,7 +143,7 @@ func nodeMissing(s *snapshot) []finding {
 	case c.csrsErr != nil:
 		f.evidence = append(f.evidence, fmt.Sprintf("csr: %v", c.csrsErr))
 	case pending > 0:
-		f.why = "Certificate requests of kubelets wait for a control plane to decide about them."
+		f.why = "No control plane has decided about the certificate requests of kubelets, which one does within seconds."
 		f.next = "gbctl logs controller-runtime of the control planes shows why none does. kubectl certificate approve NAME approves one by hand."
 	case s.files.client == nil:
 		f.evidence = append(f.evidence, "csr: none of a kubelet")
@@ -129,12 +151,6 @@ func nodeMissing(s *snapshot) []finding {
 	}
 	f.evidence = append(f.evidence, asLog("kubelet", lastError(s.tail("kubelet", tailLines))))
 	return one(f)
-}
-
-// unjoined is a node that has nothing but the bootstrap token to ask with, which
-// isn't allowed to see nodes.
-func (s *snapshot) unjoined() bool {
-	return s.cluster.nodeErr != nil && s.files.seen && s.files.client == nil && !s.controlPlane()
 }
 
 // asRequest is a request in a line, with the reason if it was denied.
@@ -148,17 +164,14 @@ func asRequest(csr kubeclient.Object) string {
 
 // csrCondition is a request's condition as kubectl prints it.
 func csrCondition(csr kubeclient.Object) string {
-	switch {
-	case csr.Condition("Denied"):
-		return "Denied"
-	case csr.Condition("Failed"):
-		return "Approved,Failed"
-	case csr.Condition("Approved") && csr.Text("status", "certificate") != "":
-		return "Approved,Issued"
-	case csr.Condition("Approved"):
-		return "Approved"
+	var all []string
+	for _, c := range csr.List("status", "conditions") {
+		all = append(all, c.Text("type"))
 	}
-	return "Pending"
+	if csr.Text("status", "certificate") != "" {
+		all = append(all, "Issued")
+	}
+	return cmp.Or(strings.Join(all, ","), "Pending")
 }
 
 func (s *snapshot) nodeConditions() []kubeclient.Object {
@@ -175,22 +188,30 @@ func nodeNotReady(s *snapshot) []finding {
 			continue
 		}
 		f := finding{what: fmt.Sprintf("The node %q is not Ready.", s.hostname), since: c.Time("lastTransitionTime"), evidence: []string{asCondition(s.hostname, c)}}
-		f.passing = !f.since.IsZero() && s.now.Sub(f.since) < bootstrapTime
+		f.until = f.since.Add(bootstrapTime)
 		switch m := c.Text("message"); {
 		case c.Text("status") == "Unknown":
-			f.why, f.next, f.passing = "The kubelet has stopped telling Kubernetes how the node is.", "See gbctl service kubelet, and whether the node reaches the endpoint.", false
+			f.why, f.next, f.until = "The kubelet has stopped telling Kubernetes how the node is.", "See gbctl service kubelet, and whether the node reaches the endpoint.", time.Time{}
 		case strings.Contains(m, "cni") || strings.Contains(m, "NetworkPluginNotReady"):
 			f.why = "The pod network isn't up on this node (" + string(s.config.Cluster.Network.CNI.Name) + ")."
 			if s.config.Cluster.Network.CNI.Name == "none" {
-				f.why, f.next, f.passing = "cluster.network.cni.name is none, so the pod network is to be installed by you, and it isn't.", "Install a CNI in the cluster.", false
+				f.why, f.next, f.until = "cluster.network.cni.name is none, so the pod network is to be installed by you, and it isn't.", "Install a CNI in the cluster.", time.Time{}
 			}
 		}
 		for _, pod := range s.cluster.pods {
-			if !pod.Condition("Ready") {
+			if pod.Namespace() == kubeSystem && !pod.Condition("Ready") {
 				f.evidence = append(f.evidence, asPod(pod))
 			}
 		}
 		return one(f)
+	}
+	// Kubernetes doesn't say it now, or says what was so before the boot.
+	unanswered := s.cluster == nil || s.cluster.err != nil || s.cluster.nodeErr != nil
+	for _, fault := range s.health.Faults {
+		if fault.Object == kubelet.NodeObject && (fault.Code == kubelet.FormerBoot || unanswered && fault.Code != kubelet.NoNode) {
+			return one(finding{what: "Kubernetes doesn't serve on this node: " + fault.Text + ".", why: "Its kubelet, or all API servers, haven't answered since.", since: fault.Since,
+				until: latest(s.at(bootstrapTime), fault.Since.Add(problemTime)), evidence: []string{"resource NodeHealths " + kubelet.HealthID + ": " + s.health.Serves}})
+		}
 	}
 	return nil
 }
@@ -215,27 +236,32 @@ func asPod(pod kubeclient.Object) string {
 // unstarted are the reasons of containers that end again and again, or can't be started.
 var unstarted = []string{"CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError", "CreateContainerError"}
 
-// systemPods are those that end again and again, and the node's own that aren't ready for another reason. Those of the control plane have
+// failingPods of kube-system, or of the other namespaces, end again and again, or can't be started. Those of the control plane have
 // conditions of their own, and so have images.
-func systemPods(s *snapshot) []finding {
+func (s *snapshot) failingPods(system bool) (out []finding) {
 	if s.cluster == nil {
 		return nil
 	}
-	var out []finding
 	for _, pod := range s.cluster.pods {
-		if pod.Text("metadata", "labels", "tier") == "control-plane" {
+		if (pod.Namespace() == kubeSystem) != system || system && pod.Text("metadata", "labels", "tier") == "control-plane" {
 			continue
 		}
 		for _, c := range containers(pod) {
 			if r := c.Text("state", "waiting", "reason"); slices.Contains(unstarted, r) {
-				out = append(out, finding{what: fmt.Sprintf("Pod %s/%s doesn't run: %s.", pod.Namespace(), pod.Name(), r), evidence: []string{asPod(pod)}})
+				out = append(out, finding{what: fmt.Sprintf("Pod %s/%s doesn't run: %s.", pod.Namespace(), pod.Name(), r), evidence: []string{asPod(pod)},
+					next: fmt.Sprintf("kubectl -n %s logs %s -c %s --previous shows its last log lines, and kubectl -n %[1]s describe pod %[2]s why it can't be started.", pod.Namespace(), pod.Name(), c.Text("name"))})
 			}
 		}
 	}
+	return out
+}
+
+// systemFaults are the node's own pods that aren't there, or aren't ready for another reason.
+func systemFaults(s *snapshot) (out []finding) {
 	for _, f := range s.health.Faults {
 		if s.health.Serves != kubelet.Unknown && f.Object != kubelet.NodeObject && !slices.Contains(unstarted, string(f.Code)) && !strings.Contains(string(f.Code), "Image") {
 			out = append(out, finding{what: "The " + f.Object + " of this node doesn't work: " + f.Text + ".", why: "Kubernetes doesn't see its pod here, or not as ready.",
-				since: f.Since, passing: s.sinceBoot < bootstrapTime || s.now.Sub(f.Since) < problemTime, evidence: []string{"resource NodeHealths " + kubelet.HealthID}})
+				since: f.Since, until: latest(s.at(bootstrapTime), f.Since.Add(problemTime)), evidence: []string{"resource NodeHealths " + kubelet.HealthID}})
 		}
 	}
 	return out

@@ -24,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -31,6 +32,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -70,6 +72,9 @@ type node struct {
 	dial      func(ctx context.Context, from netip.Addr, address string) (net.Conn, error) // to trustd; nil: not at all
 	text      []byte
 	situation machine.Situation
+	answers   []resolver.Answer // of name servers
+	images    []*containerd.Registry
+	wayless   bool // it has no default route
 }
 
 // ill changes a node before it starts.
@@ -266,8 +271,6 @@ func (n *node) write(text string, parts ...string) {
 // files are those of a node that has been up for a while.
 func (n *node) files() {
 	n.writeNew("MemTotal:        4026532 kB\nMemFree:         1000000 kB\nMemAvailable:    3000000 kB\n", "/proc/meminfo")
-	n.writeNew("Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"+
-		"eth0\t00000000\t0100050A\t0003\t0\t0\t1024\t00000000\t0\t0\t0\neth0\t0000050A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n", "/proc/net/route")
 	if n.config == nil {
 		return
 	}
@@ -314,7 +317,9 @@ func (n *node) doctor() *Doctor {
 	}
 	return New(Options{
 		Mode: n.mode, Store: n.store, Statuses: n.graph.Statuses, Events: n.graph.Events, Tail: n.logs.Tail, Configuration: n, SinceBoot: n.sinceBoot, Now: n.now,
-		root: n.dir, health: n.etcd.health, programs: programs, balancer: n.endpoint(), statfs: n.full,
+		root: n.dir, health: n.etcd.health, programs: programs, balancer: n.endpoint(), statfs: n.full, wayless: func() bool { return n.wayless },
+		resolvers:  func(context.Context, *resource.Store, *config.Config) []resolver.Answer { return n.answers },
+		registries: func(context.Context, *config.Config) []*containerd.Registry { return n.images },
 	})
 }
 

@@ -20,9 +20,8 @@ var problemConditions = checks{
 			if len(problems) == 0 || ofManifest(o) { // said by other conditions
 				continue
 			}
-			age := s.now.Sub(o.Troubled)
 			name, _, _ := strings.Cut(o.Type, ".")
-			out = append(out, finding{what: fmt.Sprintf("%s %s has a problem: %s.", name, o.ID, problems[0]), since: s.now.Add(-age), passing: age < problemTime,
+			out = append(out, finding{what: fmt.Sprintf("%s %s has a problem: %s.", name, o.ID, problems[0]), since: o.Troubled, until: o.Troubled.Add(problemTime),
 				evidence: append([]string{fmt.Sprintf("resource %s %s", name, o.ID)}, problems...)})
 		}
 		return out

@@ -171,13 +171,14 @@ var kinds = map[string][]struct{ kind, resource, scope string }{
 	"admissionregistration.k8s.io/v1": {{"ValidatingAdmissionPolicy", "validatingadmissionpolicies", "Cluster"},
 		{"ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", "Cluster"},
 		{"ValidatingWebhookConfiguration", "validatingwebhookconfigurations", "Cluster"}, {"MutatingWebhookConfiguration", "mutatingwebhookconfigurations", "Cluster"}},
-	"discovery.k8s.io/v1": {{"EndpointSlice", "endpointslices", "Namespaced"}},
-	csrVersion:            {{csrKind, "certificatesigningrequests", "Cluster"}},
+	"discovery.k8s.io/v1":       {{"EndpointSlice", "endpointslices", "Namespaced"}},
+	"apiregistration.k8s.io/v1": {{"APIService", "apiservices", "Cluster"}},
+	csrVersion:                  {{csrKind, "certificatesigningrequests", "Cluster"}},
 }
 
 // listed are the kinds whose objects are really kept, by their resources.
 var listed = map[string]string{
-	"nodes": "Node", "pods": "Pod", "certificatesigningrequests": csrKind, "endpointslices": "EndpointSlice",
+	"nodes": "Node", "pods": "Pod", "certificatesigningrequests": csrKind, "endpointslices": "EndpointSlice", "apiservices": "APIService",
 	"validatingwebhookconfigurations": "ValidatingWebhookConfiguration", "mutatingwebhookconfigurations": "MutatingWebhookConfiguration",
 }
 

@@ -1,9 +1,11 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,50 +24,79 @@ const (
 	flaps = 3
 )
 
+// serviceStopped explains whatever needs the service.
+const serviceStopped = "service-stopped"
+
 // own are services with conditions of their own: vip only waits for etcd.
 var own = []string{"networkd", "disks", "etcd", "kubelet", "apid", "vip"}
 
 var serviceConditions = checks{
-	"service-failing": func(s *snapshot) (out []finding) {
+	"service-failing": eachService(func(s *snapshot, id string, _ service) []finding {
+		if slices.Contains(own, id) || id == machine.ID && s.stage == machine.Maintenance {
+			return nil
+		}
+		return s.down(id, "Service "+id+" is not up.")
+	}),
+	"service-restarting": eachService(func(s *snapshot, id string, svc service) []finding {
+		ends := s.failures(svc, flapping)
+		if !svc.Up || len(ends) < flaps {
+			return nil
+		}
+		return one(finding{what: fmt.Sprintf("Service %s is up, and ended %d times in the last %s.", id, len(ends), flapping), since: s.at(ends[0].SinceBoot),
+			evidence: []string{asEvent(ends[len(ends)-1]), asLog(id, lastError(s.tail(id, tailLines)))}})
+	}),
+	serviceStopped: eachService(func(s *snapshot, id string, svc service) []finding {
+		f := finding{what: "Service " + id + " was stopped.", next: "Start it: gbctl -n ADDRESS service " + id + " start.", since: s.at(svc.Since), evidence: []string{svc.asStatus()}}
+		switch {
+		case !stopped(svc):
+			return nil
+		case slices.Contains([]string{"containerd", "etcd", "kubelet"}, id):
+			f.severity, f.why = failure, "A user stopped it (gbctl service "+id+" stop), and Kubernetes can't go on without it on this node. It stays stopped until a user starts it, or until the next boot."
+		}
+		return one(f)
+	}),
+	"image-pulling": eachService(func(s *snapshot, id string, svc service) []finding {
+		if svc.Reason != containerd.Pulling {
+			return nil
+		}
+		return one(finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
+	}),
+	"registry-silent":    registriesSilent,
+	"image-pull-failing": func(s *snapshot) []finding { return append(servicePulls(s), s.podPulls()...) },
+}
+
+// eachService asks about one service after another.
+func eachService(about func(*snapshot, string, service) []finding) func(*snapshot) []finding {
+	return func(s *snapshot) (out []finding) {
 		for _, id := range slices.Sorted(maps.Keys(s.services)) {
-			if !slices.Contains(own, id) && (id != machine.ID || s.stage != machine.Maintenance) {
-				out = append(out, s.down(id, "Service "+id+" is not up.")...)
-			}
+			out = append(out, about(s, id, s.services[id])...)
 		}
 		return out
-	},
-	"service-restarting": func(s *snapshot) (out []finding) {
-		for _, id := range slices.Sorted(maps.Keys(s.services)) {
-			svc := s.services[id]
-			ends := s.failures(svc, flapping)
-			if !svc.Up || len(ends) < flaps {
-				continue
-			}
-			f := finding{what: fmt.Sprintf("Service %s is up, and ended %d times in the last %s.", id, len(ends), flapping), since: s.at(ends[0].SinceBoot)}
-			f.evidence = []string{asEvent(ends[len(ends)-1]), asLog(id, lastError(s.tail(id, tailLines)))}
-			out = append(out, f)
+	}
+}
+
+// registriesSilent are those of which no server answers, and mirrors: each pull asks them first. That a registry can't be reached that nobody
+// has made a mirror of is normal in a network of its own, as long as no pull fails.
+func registriesSilent(s *snapshot) []finding {
+	f, answered, silent := finding{severity: info}, map[string]bool{}, []string{}
+	for _, r := range s.images {
+		answered[r.Of] = answered[r.Of] || r.Err == nil
+	}
+	for _, r := range s.images {
+		if r.Err == nil || answered[r.Of] && !r.Mirror {
+			continue
 		}
-		return out
-	},
-	"service-stopped": func(s *snapshot) (out []finding) {
-		for _, id := range slices.Sorted(maps.Keys(s.services)) {
-			if svc := s.services[id]; stopped(svc) {
-				out = append(out, finding{what: "Service " + id + " was stopped.", next: "Start it: gbctl service " + id + " start.",
-					since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
-			}
+		if r.Mirror {
+			f.severity = warning
 		}
-		return out
-	},
-	"image-pulling": func(s *snapshot) (out []finding) {
-		for _, id := range slices.Sorted(maps.Keys(s.services)) {
-			svc := s.services[id]
-			if svc.Reason == containerd.Pulling {
-				out = append(out, finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
-			}
-		}
-		return out
-	},
-	"image-pull-failing": func(s *snapshot) []finding { return append(s.servicePulls(), s.podPulls()...) },
+		f.code, silent = cmp.Or(f.code, containerd.PullReason(r.Err.Error())), append(silent, r.URL)
+		f.evidence = append(f.evidence, fmt.Sprintf("images of %s: %v", r.Of, r.Err))
+	}
+	if len(silent) == 0 {
+		return nil
+	}
+	f.what = "Servers of images don't answer: " + strings.Join(slices.Compact(slices.Sorted(slices.Values(silent))), ", ") + "."
+	return one(f)
 }
 
 // stopped by an operator, or at the end.
@@ -90,33 +121,29 @@ func (s *snapshot) down(id, what string) []finding {
 		f.evidence = append([]string{asEvent(ends[len(ends)-1])}, f.evidence...)
 	case svc.State == dag.Waiting:
 		f.why = "It waits for " + svc.Waiting + "."
-		f.next = "It starts after that."
-		f.passing = s.age(svc) < startTime
+		f.next = "It starts as soon as that is so. gbctl services shows how that is."
+		f.needs = slices.DeleteFunc(slices.Clone(svc.DependsOn), func(id string) bool { return !strings.Contains(svc.Waiting, strconv.Quote(id)) })
+		f.until = f.since.Add(startTime)
 	default:
-		f.passing = s.age(svc) < startTime
+		f.until = f.since.Add(startTime)
 	}
-	if len(ends) > 0 || !f.passing {
+	if len(ends) > 0 || !f.until.After(s.now) {
 		f.evidence = append(f.evidence, asLog(id, lastError(s.tail(id, tailLines))))
 	}
 	return one(f)
 }
 
-func (s *snapshot) servicePulls() (out []finding) {
-	for _, id := range slices.Sorted(maps.Keys(s.services)) {
-		svc := s.services[id]
-		ends := s.failures(svc, flapping)
-		if svc.Lacks != "" && svc.Lacks != containerd.Pulling {
-			out = append(out, goesOn("service "+id, svc.Waiting, svc.Lacks))
-		}
-		if svc.Up || len(ends) == 0 {
-			continue
-		}
-		if last := ends[len(ends)-1]; containerd.IsPullReason(last.Reason) {
-			out = append(out, finding{what: pullFails("service " + id), code: last.Reason, evidence: []string{asEvent(last)}, since: s.at(ends[0].SinceBoot)})
-		}
+var servicePulls = eachService(func(s *snapshot, id string, svc service) (out []finding) {
+	ends := s.failures(svc, flapping)
+	if svc.Lacks != "" && svc.Lacks != containerd.Pulling {
+		out = append(out, goesOn("service "+id, svc.Waiting, svc.Lacks))
 	}
-	return out
-}
+	if svc.Up || len(ends) == 0 || !containerd.IsPullReason(ends[len(ends)-1].Reason) {
+		return out
+	}
+	last := ends[len(ends)-1]
+	return append(out, finding{what: pullFails("service " + id), code: last.Reason, evidence: []string{asEvent(last)}, since: s.at(ends[0].SinceBoot)})
+})
 
 // goesOn is that a program runs with its former image, because a new one can't be pulled.
 func goesOn(of, text string, code reason.Code) finding {
@@ -125,14 +152,18 @@ func goesOn(of, text string, code reason.Code) finding {
 
 func pullFails(of string) string { return "The image for " + of + " can't be pulled." }
 
-// podPulls are those of the pods of kube-system on this node, as Kubernetes or the
+// podPulls are those of the pods on this node, as Kubernetes or the
 // kubelet tells them, or else its log: it doesn't answer while no API server does.
 func (s *snapshot) podPulls() (out []finding) {
 	seen := map[string]bool{}
 	add := func(name, words, evidence string) {
 		if !seen[name] {
 			seen[name] = true
-			out = append(out, finding{what: pullFails("pod " + name), code: containerd.PullReason(words), evidence: []string{evidence}})
+			f := finding{what: pullFails("pod " + name), code: containerd.PullReason(words), evidence: []string{evidence}}
+			if strings.Contains(name, "/") && !strings.HasPrefix(name, kubeSystem+"/") {
+				f.severity = warning
+			}
+			out = append(out, f)
 		}
 	}
 	look := func(name string, pod kubeclient.Object) {
@@ -146,8 +177,8 @@ func (s *snapshot) podPulls() (out []finding) {
 	known := map[string]bool{}
 	if s.cluster != nil {
 		for _, p := range s.cluster.pods {
-			look(kubeSystem+"/"+p.Name(), p)
-			known[strings.TrimSuffix(p.Name(), "-"+s.hostname)] = true
+			look(p.Namespace()+"/"+p.Name(), p)
+			known[p.Namespace()+"/"+strings.TrimSuffix(p.Name(), "-"+s.hostname)] = true
 		}
 	}
 	for _, program := range controlPlanePrograms { // static ones that only the kubelet knows
@@ -155,7 +186,7 @@ func (s *snapshot) podPulls() (out []finding) {
 		if text := s.pods[program].Text("status", controlplane.Lacks, "message"); text != "" && code != containerd.Pulling {
 			out = append(out, goesOn("static pod "+program, text, code))
 		}
-		if p, ok := s.pods[program]; ok && !known[program] {
+		if p, ok := s.pods[program]; ok && !known[kubeSystem+"/"+program] {
 			look(kubeSystem+"/"+program, p)
 		}
 	}

@@ -115,7 +115,7 @@ func TestServiceStopped(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Worker)
 	n.must(n.graph.Stop(t.Context(), "kubelet"))
-	n.finds("service-stopped", warning, "Service kubelet was stopped", "gbctl service kubelet start")
+	n.finds("service-stopped", failure, "Service kubelet was stopped", "gbctl -n ADDRESS service kubelet start")
 	n.lacks("kubelet-not-running")
 	n.must(n.graph.Start(t.Context(), "kubelet"))
 	n.healthy()
@@ -205,7 +205,7 @@ func TestImageOfPodFailing(t *testing.T) {
 		kubeletLog(n, time.Now())
 	})
 	n.finds("image-pull-failing", failure, "pod kube-apiserver", "logs kubelet", "no image with this name")
-	if f := n.finds("apiserver-not-running", info); strings.Contains(f.Next, "check again") {
+	if f := n.finds("apiserver-not-running", info); strings.Contains(f.Next, "should pass") {
 		t.Errorf("it is told to pass: %s", f.Next)
 	}
 
@@ -229,4 +229,61 @@ func TestImageOfPodFailing(t *testing.T) {
 func kubeletLog(n *node, at time.Time) {
 	fmt.Fprintf(n.logs.Writer("kubelet"), `{"ts":%d.7,"caller":"kubelet/pod_workers.go:1338","msg":"Error syncing pod, skipping","pod":{"name":"kube-apiserver-n1","namespace":"kube-system"},`+
 		`"err":"failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"rpc error: code = NotFound desc = failed to pull and unpack image: not found\""}`+"\n", at.UnixMilli())
+}
+
+// Whatever needs a service that was stopped by hand follows from that, at once and in the first minutes.
+func TestStoppedServiceIsTheCause(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.etcd.ready.set(0, "")
+		n.api.fail("/readyz", notReady)
+	})
+	n.age.Store(0)
+	n.must(n.graph.Stop(t.Context(), "etcd"))
+	n.finds("service-stopped", failure, "Service etcd was stopped", "gbctl -n ADDRESS service etcd start")
+	n.finds("apiserver-not-running", info, "Follows from service-stopped", "[-]etcd failed")
+	n.finds("endpoint-not-answering", info, "Follows from service-stopped")
+	for _, f := range n.diagnose() {
+		if f.Severity != info && f.Id != "service-stopped" {
+			t.Errorf("a second root:\n%s", show(f))
+		}
+	}
+
+	n = start(t, config.Worker, func(_ *node, services map[string]*dag.Service) {
+		services["kubelet"].Health = unhealthy("connection refused")
+	})
+	n.finds("kubelet-not-running", info, "connection refused")
+	n.must(n.graph.Stop(t.Context(), "timed"))
+	n.later(startTime)
+	n.finds("service-stopped", warning, "Service timed was stopped")
+	n.finds("kubelet-not-running", failure) // for another reason
+}
+
+func TestRegistriesSilent(t *testing.T) {
+	t.Parallel()
+	dead := errors.New(`Get "http://10.5.0.9:5000/v2/": dial tcp 10.5.0.9:5000: connect: connection refused`)
+	n := start(t, config.Init)
+	n.images = []*containerd.Registry{{Of: "registry.k8s.io", URL: "http://10.5.0.9:5000/v2/", Mirror: true}, {Of: "registry.k8s.io", URL: "https://registry.k8s.io/v2/", Err: dead}}
+	n.healthy()
+	n.images[0].Err, n.images[1].Err = dead, nil
+	n.finds("registry-silent", warning, "Servers of images don't answer: http://10.5.0.9:5000/v2/.", "takes longer")
+	n.images[1].Err = dead
+	n.finds("registry-silent", warning, "http://10.5.0.9:5000/v2/, https://registry.k8s.io/v2/", "machine.registries")
+	n.images = n.images[1:]
+	n.finds("registry-silent", info, "Servers of images don't answer: https://registry.k8s.io/v2/.")
+
+	n = start(t, config.Init, func(n *node, services map[string]*dag.Service) {
+		n.images = []*containerd.Registry{{Of: "registry.k8s.io", URL: "https://registry.k8s.io/v2/", Err: dead}}
+		services["etcd"].Prepare = func(context.Context, *dag.Handle) error { return reason.With(containerd.RegistryUnanswered, dead) }
+	})
+	n.finds("registry-silent", failure, "registry.k8s.io")
+	n.finds("image-pull-failing", info, "Follows from registry-silent")
+
+	n = start(t, config.Init, func(n *node, services map[string]*dag.Service) {
+		n.images = []*containerd.Registry{{Of: "registry.k8s.io", URL: "https://registry.k8s.io/v2/", Err: dead}}
+		services["etcd"].Prepare = func(context.Context, *dag.Handle) error {
+			return reason.With(containerd.ImageNotFound, errors.New("not found"))
+		}
+	})
+	n.finds("image-pull-failing", failure, "no image with this name") // another registry has answered
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"strings"
@@ -24,7 +25,7 @@ var sharedConditions = checks{
 			return fmt.Sprintf("No node holds the shared address %s.", a.Address), a.Known && a.HeldBy == "" && !a.Holder && s.now.Sub(a.Since) > moveTime
 		})
 		for i := range found {
-			found[i].passing = s.sinceBoot < bootstrapTime
+			found[i].until = s.at(bootstrapTime)
 		}
 		return found
 	},
@@ -58,14 +59,9 @@ func (s *snapshot) eachShared(about func(vip.Status) (what string, holds bool)) 
 		if !holds {
 			continue
 		}
-		holder := "unknown"
-		switch {
-		case a.Holder:
+		holder := cmp.Or(a.HeldBy, map[bool]string{true: "no node", false: "unknown"}[a.Known])
+		if a.Holder {
 			holder = "this node"
-		case a.Known && a.HeldBy == "":
-			holder = "no node"
-		case a.Known:
-			holder = a.HeldBy
 		}
 		f := finding{what: what, since: a.Since, evidence: []string{
 			fmt.Sprintf("VIPStatus network/%s on %s: holder %s, %d candidates: %s", a.Address, a.Link, holder, a.Candidates, a.Why),

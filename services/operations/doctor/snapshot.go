@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
@@ -25,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
@@ -62,10 +64,12 @@ type snapshot struct {
 	certificates []certificate
 
 	files    files
-	route    route
+	wayless  bool      // no default route
 	endpoint *endpoint // nil: no configuration names one
 	local    *answer   // of this node's apiserver; nil: not asked
 	programs map[string]answer
+	servers  []resolver.Answer // of names
+	images   []*containerd.Registry
 	etcd     *member
 	cluster  *cluster
 	health   kubelet.NodeHealth
@@ -177,7 +181,11 @@ func (d *Doctor) collectors(s *snapshot) []collector {
 	if s.config == nil {
 		return collectors
 	}
-	collectors = append(collectors, collector{"the cluster's endpoint " + s.config.Cluster.ControlPlane.Endpoint.String(), d.collectEndpoint})
+	collectors = append(collectors,
+		collector{"the cluster's endpoint " + s.config.Cluster.ControlPlane.Endpoint.String(), d.collectEndpoint},
+		collector{"name servers", d.collectNameServers},
+		collector{"registries and their mirrors", d.collectRegistries},
+	)
 	if s.config.Machine.Type.ControlPlane() {
 		collectors = append(collectors,
 			collector{"kube-apiserver on this node", d.collectLocal},
@@ -185,7 +193,7 @@ func (d *Doctor) collectors(s *snapshot) []collector {
 			collector{"etcd on this node: health, members, alarms", d.collectEtcd},
 		)
 	}
-	return append(collectors, collector{"Kubernetes: the node, its certificate requests, the pods of kube-system, what was to be made at bootstrap", d.collectCluster})
+	return append(collectors, collector{"Kubernetes: the node, its certificate requests, its pods, webhooks, APIServices, what was to be made at bootstrap", d.collectCluster})
 }
 
 // remember is a snapshot of what is in memory: nothing of it can hang.
@@ -297,5 +305,5 @@ func (s *snapshot) controlPlane() bool {
 // at is the wall clock at a time since boot.
 func (s *snapshot) at(since time.Duration) time.Time { return s.now.Add(since - s.sinceBoot) }
 
-// age is how long a service has been in its state.
-func (s *snapshot) age(svc service) time.Duration { return s.sinceBoot - svc.Since }
+// latest of some times.
+func latest(all ...time.Time) time.Time { return slices.MaxFunc(all, time.Time.Compare) }

@@ -58,6 +58,8 @@ type Status struct {
 	LastSync time.Time     `yaml:"lastSync,omitempty"`
 	Message  string        `yaml:"message,omitempty"` // why it isn't synced
 	Reason   reason.Code   `yaml:"reason,omitempty"`
+	// Unusable are the servers that said no time when they were asked last, or another one than the majority, and why.
+	Unusable []string `yaml:"unusable,omitempty"`
 	// Floor is a time that is over for certain: no server sets the clock to before it.
 	Floor time.Time `yaml:"floor,omitempty"`
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 	nodenet "github.com/garboard-os/garboard/services/system/network"
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -355,7 +356,7 @@ func TestContainerLeavesTheClock(t *testing.T) {
 		if !n.up() || c.jumps() > 0 || len(c.slews) > 0 {
 			t.Errorf("up %v, set %d times, pulled %d times", n.up(), c.jumps(), len(c.slews))
 		}
-		if s := n.status(); s != (Status{Synced: true, Source: SourceHost}) {
+		if s := n.status(); !cmp.Equal(s, Status{Synced: true, Source: SourceHost}) {
 			t.Errorf("status is %+v", s)
 		}
 		n.stop()

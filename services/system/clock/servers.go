@@ -94,6 +94,21 @@ func query(ctx context.Context, addr string, now func() time.Time) (sample, erro
 	return s, nil
 }
 
+// unusable are the servers of which no address says a time, or all say another one than the best, if there is one.
+func unusable(all []sample, best sample) (out []string) {
+	useful := func(s sample) bool {
+		return s.err == nil && (best.addr == "" || (s.offset-best.offset).Abs() <= s.distance+best.distance)
+	}
+	for _, s := range all {
+		if slices.ContainsFunc(all, func(o sample) bool { return o.server == s.server && useful(o) }) {
+			continue
+		}
+		why := fmt.Errorf("%s: its time differs from that of the majority by %s", s.addr, (s.offset - best.offset).Abs().Round(time.Millisecond))
+		out = append(out, oneLine(cmp.Or(s.err, why)))
+	}
+	return out
+}
+
 // ServersDisagree: there is no time on which a majority of the servers agrees.
 const ServersDisagree reason.Code = "ServersDisagree"
 

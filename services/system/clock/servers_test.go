@@ -68,3 +68,26 @@ func TestPick(t *testing.T) {
 		})
 	}
 }
+
+// Each server that is of no use is told, also while the clock is right.
+func TestUnusableServersAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ask := func(server string) (time.Duration, error) {
+			switch server {
+			case "dead":
+				return silence(server)
+			case "liar":
+				return time.Hour, nil
+			}
+			return truth(server)
+		}
+		n := startNode(t, of(&fakeClock{}, ask), config.Time{Servers: []string{"a", "dead", "b", "liar", "c"}})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		s := n.status()
+		if !s.Synced || len(s.Unusable) != 2 || !strings.Contains(s.Unusable[0], "dead: i/o timeout") || !strings.Contains(s.Unusable[1], "differs from that of the majority by 1h0m0s") {
+			t.Errorf("%+v", s)
+		}
+		n.stop()
+	})
+}

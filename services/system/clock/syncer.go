@@ -60,6 +60,7 @@ type syncer struct {
 	doubt          bool            // a server says that the clock is wrong, and isn't believed yet
 	sure, since    time.Time       // the last time that nobody doubted, and when it was so (monotonic)
 	lastErr        error
+	unusable       []string
 	status         Status
 	started        bool
 }
@@ -224,6 +225,7 @@ func (s *syncer) round(ctx context.Context, servers []string, offered bool, refu
 func (s *syncer) take(all []sample) {
 	s.handleRefusals(all)
 	best, err := pick(all)
+	s.unusable = unusable(all, best)
 	if err == nil {
 		if err = s.judge(best); err != nil {
 			s.d.poll, s.d.counter = min(s.d.poll, minPoll), 0 // soon it is clear who is wrong
@@ -304,6 +306,7 @@ func (s *syncer) failed(err error) {
 		s.log.Info("no time: " + oneLine(err))
 	}
 	if s.d.synced && s.fails < reachLimit {
+		s.setStatus(s.status)
 		return
 	}
 	if s.d.synced {
@@ -352,7 +355,7 @@ func (s *syncer) up(message string) {
 }
 
 func (s *syncer) setStatus(status Status) {
-	status.Floor = s.floor
+	status.Floor, status.Unusable = s.floor, s.unusable
 	s.status = status
 	if err := Statuses.Put(s.o.Store.As(ID), StatusID, status); err != nil {
 		s.log.Warn(err.Error())

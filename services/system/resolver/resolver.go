@@ -91,10 +91,16 @@ type resolver struct {
 
 // facts are what a resolver works with.
 type facts struct {
-	at      netip.Addr                           // where it answers; none: it is off
+	on      bool                                 // else it answers nobody
+	at      netip.Addr                           // where it answers
 	names   map[string][]dnsmessage.ResourceBody // addresses of the node's own, and those of extraHostEntries
 	servers []config.TLSNameserver
 	trusted *x509.CertPool // who may vouch for servers over TLS
+}
+
+// ask are the servers to ask.
+func (f facts) ask() []*server {
+	return lists.Of(f.servers, func(s config.TLSNameserver) *server { return newServer(s, f.trusted) })
 }
 
 func (f facts) equal(g facts) bool {
@@ -105,7 +111,11 @@ func (f facts) equal(g facts) bool {
 
 // serve answers until other facts are known.
 func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-chan struct{}) error {
-	known, err := learn(store)
+	cfg, err := machine.Config(store)
+	if err != nil {
+		return err
+	}
+	known, err := learn(store, cfg)
 	if err != nil {
 		return err
 	}
@@ -113,8 +123,8 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 	defer cancel() // what is asked now isn't waited for
 	r := &resolver{ctx: ctx, log: h.Log, outside: func(a net.Addr) bool { return outside(store, a) }, known: known, questions: make(chan struct{}, maxQuestions)}
 	var failed chan error // nil: nothing can fail
-	if known.at.IsValid() {
-		r.servers = lists.Of(known.servers, func(s config.TLSNameserver) *server { return newServer(s, known.trusted) })
+	if known.on {
+		r.servers = known.ask()
 		stop, ended, err := r.listen(known.at)
 		if err != nil {
 			return fmt.Errorf("answer pods: %w; a pod with hostNetwork may have the port", err)
@@ -127,7 +137,9 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 		select {
 		case err = <-failed:
 		case <-changed:
-			now, err = learn(store)
+			if cfg, err = machine.Config(store); err == nil {
+				now, err = learn(store, cfg)
+			}
 		case <-ctx.Done():
 			return nil
 		}
@@ -136,16 +148,12 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 }
 
 // learn reads the facts.
-func learn(store *resource.Store) (f facts, err error) {
-	cfg, err := machine.Config(store)
-	if err != nil || !cfg.Machine.Network.Resolver.On() {
-		return f, err
-	}
+func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 	host, _ := network.Hostnames.Get(store, network.HostnameID)
 	own, _ := network.Addresses.Get(store, network.AddressID)
 	found, _ := network.Resolvers.Get(store, network.ResolversID)
 	short, _, _ := strings.Cut(host.Spec, ".")
-	f.at, f.names = cfg.ResolverAddress(), map[string][]dnsmessage.ResourceBody{}
+	f.on, f.at, f.names = cfg.Machine.Network.Resolver.On(), cfg.ResolverAddress(), map[string][]dnsmessage.ResourceBody{}
 	for _, e := range append([]config.HostEntry{{IP: own.Spec.Primary, Aliases: slices.Compact([]string{host.Spec, short})}}, cfg.Machine.Network.ExtraHostEntries...) {
 		for _, alias := range e.Aliases {
 			if name := canonical(alias); e.IP.Is4() && alias != "" {

@@ -367,3 +367,35 @@ func TestOverTLS(t *testing.T) {
 		}
 	}
 }
+
+// The doctor asks each name server, and tells which is silent, and which only over UDP.
+func TestProbe(t *testing.T) {
+	r := newRig(t)
+	r.dnsmasq("127.0.0.2")
+	r.configure()
+	tcp, err := net.Listen("tcp", "127.0.0.3:53")
+	r.must(err)
+	defer tcp.Close()
+	go func() {
+		for {
+			conn, err := tcp.Accept()
+			if err != nil {
+				return
+			}
+			if packet, err := readMessage(conn); err == nil {
+				packet[2] |= 0x80 // an answer without an address
+				_ = writeMessage(conn, packet)
+			}
+			conn.Close()
+		}
+	}()
+	r.use("127.0.0.2", "127.0.0.3", "127.0.0.4")
+	began := time.Now()
+	all := Probe(t.Context(), r.store, &r.cfg)
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	if len(all) != 3 || all[0].Err != nil || !strings.Contains(fmt.Sprint(all[1].Err), "it answers over TCP: true") || !strings.Contains(fmt.Sprint(all[2].Err), "it answers over TCP: false") || all[2].Server != "127.0.0.4:53" {
+		t.Errorf("%v", all)
+	}
+}

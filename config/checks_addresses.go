@@ -182,7 +182,7 @@ func warnEntries(c *Config, r *report) {
 		case id > 0 && link.selector() == "" && len(link.Kinds()) == 0 && !link.Ignore:
 			r.warn(interfaceAt(i), "nothing in this configuration makes %s: VLAN %d of %s is interface: %[3]s with vlans: [{vlanId: %[2]d}]", in.Name, id, parent)
 		case link.Unaddressed() && !members[link.String()] && in.Name != loopback:
-			r.warn(interfaceAt(i), "%s gets no address: set dhcp or cidr; only interfaces that aren't listed have DHCP by themselves", link)
+			r.warn(interfaceAt(i), "%s gets no address by DHCP: set dhcp, cidr or acceptRA; only interfaces that aren't listed have DHCP by themselves", link)
 		}
 		if in.DHCPOptions != (DHCPOptions{}) && !link.DHCP {
 			r.warn(interfaceAt(i, "dhcpOptions"), "have no effect without dhcp: true")

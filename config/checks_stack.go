@@ -127,7 +127,7 @@ func (s stack) checkBelow(r *report, i int, l Link, kind string) {
 			r.bad(where, "nothing in this configuration makes %s: add vlans: [{vlanId: %d}] to interface: %s", quote(called), id, parent)
 		case l.MACVLAN == nil && taken:
 			r.bad(where, "%s is already a member of %s", quote(called), other)
-		case l.Bridge != nil && s.mtus[l.Name] > s.mtus[name] && s.mtus[name] != 0:
+		case (l.Bridge != nil || l.Bond != nil) && s.mtus[l.Name] > s.mtus[name] && s.mtus[name] != 0:
 			r.bad(interfaceAt(i, "mtu"), "%d is larger than %d, the MTU of its port %s: packets would be lost there; raise that of %[3]s", s.mtus[l.Name], s.mtus[name], called)
 		}
 		if l.MACVLAN != nil {

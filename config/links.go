@@ -63,7 +63,12 @@ func Matches(pattern, text string) bool {
 
 // Unaddressed reports whether the entries of a link give no address to it, and to no link on top of it.
 func (l Link) Unaddressed() bool {
-	return len(l.Addresses)+len(l.Routes)+len(l.VLANs) == 0 && !l.DHCP && !l.DHCP6 && len(l.Kinds()) == 0 && !l.Ignore
+	return len(l.Addresses)+len(l.Routes)+len(l.VLANs) == 0 && !l.DHCP && !l.DHCP6 && !l.Advertised() && len(l.Kinds()) == 0 && !l.Ignore
+}
+
+// Advertised reports whether the configuration says that the link has addresses of router advertisements, and nothing of others.
+func (l Link) Advertised() bool {
+	return l.AcceptRA != nil && *l.AcceptRA && len(l.Addresses) == 0 && !l.DHCP && !l.DHCP6
 }
 
 // String is the link in messages: its name, or what selects its card.

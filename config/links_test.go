@@ -101,6 +101,7 @@ func TestCase21ChoiceOfACard(t *testing.T) {
 		// DHCP is as it says, and the default only if nothing is said.
 		{`{interface: eth0, mtu: 1400}, {interface: eth1, dhcp: false, mtu: 1400}, {interface: eth2, ignore: true}, {interface: eth3, dhcp: false}, {interface: eth3, dhcp: true}`,
 			"eth0 () [] 1400 [unaddressed]\neth1 () [] 1400 [unaddressed]\neth2 () [] 0 []\neth3 () [] 0 [dhcp]"},
+		{`{interface: eth0, acceptRA: true, mtu: 1400}`, "eth0 () [] 1400 []"},
 		{`{interface: eth0, acceptRA: false, dhcpOptions: {routeMetric: 5}, vip: {ip: 10.0.0.9}}`, "eth0 () [] 0 [unaddressed]"},
 		{`{interface: eth0, routes: [{network: 10.3.0.0/16, gateway: 10.0.0.1}]}, {interface: eth1, vlans: [{vlanId: 5}]}, {interface: bond0, bond: {interfaces: [eth2]}}`,
 			"eth0 () [] 0 []\neth1 () [] 0 []\nbond0 () [] 0 []"},
@@ -121,9 +122,9 @@ func TestDoubtfulNetworks(t *testing.T) {
 		// Case 10
 		{"interfaces: [{interface: bond-storage-a, bond: {interfaces: [eth0, eth1]}, vlans: [{vlanId: 100, cidr: 10.31.0.2/24}]}, {interface: bond-storage-b, bond: {interfaces: [eth2, eth3]}, vlans: [{vlanId: 100, cidr: 10.31.1.2/24}]}]", ""},
 		// Case 13
-		{"interfaces: [{interface: eth0, mtu: 1400}]", entry + "[0]: eth0 gets no address: set dhcp or cidr; only interfaces that aren't listed have DHCP by themselves"},
-		{"interfaces: [{interface: eth0, vip: {ip: 10.0.0.9}}]", entry + "[0]: eth0 gets no address: set dhcp or cidr; only interfaces that aren't listed have DHCP by themselves"},
-		{"interfaces: [{hardwareAddr: '02:ab:*'}]", entry + "[0]: hardwareAddr 02:ab:* gets no address: set dhcp or cidr; only interfaces that aren't listed have DHCP by themselves"},
+		{"interfaces: [{interface: eth0, mtu: 1400}]", entry + "[0]: eth0 gets no address by DHCP: set dhcp, cidr or acceptRA; only interfaces that aren't listed have DHCP by themselves"},
+		{"interfaces: [{interface: eth0, vip: {ip: 10.0.0.9}}]", entry + "[0]: eth0 gets no address by DHCP: set dhcp, cidr or acceptRA; only interfaces that aren't listed have DHCP by themselves"},
+		{"interfaces: [{hardwareAddr: '02:ab:*'}]", entry + "[0]: hardwareAddr 02:ab:* gets no address by DHCP: set dhcp, cidr or acceptRA; only interfaces that aren't listed have DHCP by themselves"},
 		{"interfaces: [{interface: eth0, mtu: 1400}, {interface: eth0, cidr: 10.0.0.5/24}]", ""},
 		{"interfaces: [{interface: eth0, ignore: true}]", ""},
 		{"interfaces: [{interface: lo, mtu: 1400}]", ""},

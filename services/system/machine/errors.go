@@ -13,7 +13,7 @@ var (
 	ErrStale            = errors.New("the node's configuration has changed since it was read")
 	ErrBusy             = errors.New("not now")
 	ErrNothingToConfirm = errors.New("nothing is being tried")
-	ErrNoWay            = errors.New("no link of the node would get an address: it couldn't be reached any more. Use mode try, which undoes the change unless it is confirmed, or mode reboot or on-reboot")
+	ErrNoWay            = errors.New("no link of the node with a carrier would get an address, or the last default route would go: it couldn't be reached any more. Use mode try, which undoes the change unless it is confirmed, or mode reboot or on-reboot")
 )
 
 // NeedsReboot refuses to apply without a reboot what takes one (S-033).

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -15,7 +16,6 @@ import (
 	"time"
 
 	"github.com/mdlayher/ndp"
-	attribute "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -35,17 +35,16 @@ const (
 	routerAdvertisement = 134  // type of ICMPv6 (RFC 4861 §4.2)
 )
 
-// advertised is what the routers of one link have advertised besides addresses and routes.
-type advertised struct {
-	servers map[netip.Addr]time.Time // until when
-	search  map[string]time.Time
-}
+// advertised are the name servers (netip.Addr) and search domains (string) that the routers of one link have advertised, and until when.
+type advertised map[any]time.Time
 
-// notice is a message of the kernel about a router advertisement.
+// notice is a message of the kernel about a router advertisement, or that something of ours was taken away.
 type notice struct {
 	index   int
 	flags   *uint32      // nil: the message isn't about them
 	options []ndp.Option // name servers and search domains
+	route   bool         // one of a router has changed
+	taken   bool         // a route or rule of ours is gone
 }
 
 // receive lets the kernel take router advertisements on the link, or not. A link that was up
@@ -60,7 +59,7 @@ func (o *owner) receive(l netlink.Link, p config.Link) error {
 	}
 	changed, err := o.o.receive(name, value)
 	if changed && value == "2" && l.Attrs().Flags&net.FlagUp != 0 {
-		o.solicit(name)
+		_ = solicit(name) // without an answer, their next one comes by itself
 	}
 	return err
 }
@@ -88,29 +87,25 @@ func setting(file, value string) (changed bool, err error) {
 	return err == nil, err
 }
 
-// solicit asks the routers of a link for an advertisement. Without an answer, their next one comes by itself.
-func (o *owner) solicit(link string) {
-	err := func() error {
-		ifi, err := net.InterfaceByName(link)
-		if err != nil {
-			return err
-		}
-		c, _, err := ndp.Listen(ifi, ndp.LinkLocal)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		return c.WriteTo(&ndp.RouterSolicitation{}, nil, netip.IPv6LinkLocalAllRouters())
-	}()
+// solicit asks the routers of a link for an advertisement.
+func solicit(link string) error {
+	ifi, err := net.InterfaceByName(link)
 	if err != nil {
-		o.log.Debug(fmt.Sprintf("no router solicitation on %s: %v", link, err))
+		return err
 	}
+	c, _, err := ndp.Listen(ifi, ndp.LinkLocal)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.WriteTo(&ndp.RouterSolicitation{}, nil, netip.IPv6LinkLocalAllRouters())
 }
 
 // advertisements sends notices until ctx ends, and the flags of all links at first. The channel
 // is closed when messages were lost.
 func advertisements(ctx context.Context, log *slog.Logger) (<-chan notice, error) {
-	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_ND_USEROPT, unix.RTNLGRP_IPV6_IFINFO)
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_ND_USEROPT, unix.RTNLGRP_IPV6_IFINFO,
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to router advertisements: %w", err)
 	}
@@ -151,7 +146,15 @@ func parseNotice(log *slog.Logger, kind uint16, data []byte) (n notice, ok bool)
 	err := dag.Guard(log, func() error {
 		switch {
 		case kind == unix.RTM_NEWLINK && len(data) >= unix.SizeofIfInfomsg && data[0] == unix.AF_INET6:
-			n, ok = parseFlags(data)
+			n.index = int(binary.NativeEndian.Uint32(data[4:]))
+			if v := valueOf(valueOf(data[unix.SizeofIfInfomsg:], unix.IFLA_PROTINFO), inet6Flags); len(v) == 4 {
+				n.flags, ok = new(binary.NativeEndian.Uint32(v)&(managedFlag|otherFlag)), true
+			}
+		case (kind == unix.RTM_NEWROUTE || kind == unix.RTM_DELROUTE) && len(data) >= unix.SizeofRtMsg:
+			protocol := nl.DeserializeRtMsg(data).Protocol
+			n.taken, n.route = kind == unix.RTM_DELROUTE && protocol == ours, protocol == unix.RTPROT_RA
+		case kind == unix.RTM_DELRULE && len(data) >= unix.SizeofRtMsg: // its head is as long
+			n.taken = slices.Equal(valueOf(data[unix.SizeofRtMsg:], nl.FRA_PROTOCOL), []byte{ours})
 		case kind == unix.RTM_NEWNDUSEROPT && len(data) > userOptHead && data[0] == unix.AF_INET6:
 			n.index = int(binary.NativeEndian.Uint32(data[4:]))
 			size := int(binary.NativeEndian.Uint16(data[2:]))
@@ -168,29 +171,18 @@ func parseNotice(log *slog.Logger, kind uint16, data []byte) (n notice, ok bool)
 		}
 		return nil
 	})
-	return n, ok && err == nil
+	return n, (ok || n.taken || n.route) && err == nil
 }
 
-func parseFlags(data []byte) (n notice, ok bool) {
-	n.index = int(binary.NativeEndian.Uint32(data[4:]))
-	attributes, err := attribute.NewAttributeDecoder(data[unix.SizeofIfInfomsg:])
-	if err != nil {
-		return n, false
-	}
-	for attributes.Next() {
-		if attributes.Type() != unix.IFLA_PROTINFO {
-			continue
+// valueOf is the value of an attribute, nil without one.
+func valueOf(attributes []byte, kind uint16) []byte {
+	all, _ := nl.ParseRouteAttr(attributes)
+	for _, a := range all {
+		if a.Attr.Type&^unix.NLA_F_NESTED == kind {
+			return a.Value
 		}
-		attributes.Nested(func(inner *attribute.AttributeDecoder) error {
-			for inner.Next() {
-				if inner.Type() == inet6Flags {
-					n.flags = new(inner.Uint32() & (managedFlag | otherFlag))
-				}
-			}
-			return nil
-		})
 	}
-	return n, attributes.Err() == nil && n.flags != nil
+	return nil
 }
 
 // advertise takes a notice over, and reports whether it changes anything.
@@ -198,24 +190,29 @@ func (o *owner) advertise(n notice, now time.Time) (changed bool) {
 	if n.flags != nil {
 		changed = o.flags[n.index] != *n.flags
 		o.flags[n.index] = *n.flags
-		return changed
 	}
 	a := o.advertised[n.index]
 	if a == nil {
-		a = &advertised{map[netip.Addr]time.Time{}, map[string]time.Time{}}
+		a = advertised{}
 		o.advertised[n.index] = a
+	}
+	keep := func(value any, lifetime time.Duration) {
+		_, had := a[value]
+		if delete(a, value); lifetime > 0 && len(a) < maxAdvertised {
+			a[value] = now.Add(lifetime)
+		}
+		_, has := a[value]
+		changed = changed || had != has
 	}
 	for _, option := range n.options {
 		switch option := option.(type) {
 		case *ndp.RecursiveDNSServer:
 			for _, s := range option.Servers {
-				changed = keepUntil(a.servers, s, now, option.Lifetime) || changed
+				keep(s, option.Lifetime)
 			}
 		case *ndp.DNSSearchList:
 			for _, d := range option.DomainNames {
-				if d = cleanDomain(d); d != "" {
-					changed = keepUntil(a.search, d, now, option.Lifetime) || changed
-				}
+				keep(d, option.Lifetime)
 			}
 		}
 	}
@@ -225,27 +222,20 @@ func (o *owner) advertise(n notice, now time.Time) (changed bool) {
 // maxAdvertised limits what other hosts can make the node remember for a link.
 const maxAdvertised = 16
 
-func keepUntil[K comparable](m map[K]time.Time, key K, now time.Time, lifetime time.Duration) (changed bool) {
-	_, had := m[key]
-	if lifetime <= 0 {
-		delete(m, key)
-		return had
+// lease is what lasts of it as a lease, in a stable order; nil for nothing.
+func (a advertised) lease(link string, now time.Time) *lease {
+	maps.DeleteFunc(a, func(_ any, until time.Time) bool { return !now.Before(until) })
+	if len(a) == 0 {
+		return nil
 	}
-	if had || len(m) < maxAdvertised {
-		m[key] = now.Add(lifetime)
-	}
-	return !had
-}
-
-// lasting are the keys that last, in a stable order; the others are forgotten.
-func lasting[K comparable](m map[K]time.Time, now time.Time, compare func(a, b K) int) (out []K) {
-	for key, until := range m {
-		if now.Before(until) {
-			out = append(out, key)
-		} else {
-			delete(m, key)
+	l := &lease{source: "RA", server: "routers", link: link, expireAt: slices.MaxFunc(slices.Collect(maps.Values(a)), time.Time.Compare)}
+	for _, value := range slices.SortedFunc(maps.Keys(a), func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) }) {
+		switch v := value.(type) {
+		case netip.Addr:
+			l.resolvers = append(l.resolvers, l.servers("name server", []net.IP{v.AsSlice()})...)
+		case string:
+			l.setSearch([]string{v})
 		}
 	}
-	slices.SortFunc(out, compare)
-	return out
+	return l
 }

@@ -430,6 +430,16 @@ func TestS092ActiveBackup(t *testing.T) {
 		goesOn(t, traffic)
 		active, other = other, active
 	}
+	// An option that another program changes is set again, on the same link.
+	if err := os.WriteFile("/sys/class/net/bond0/bonding/miimon", []byte("400"), 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually.That(t, 70*time.Second, "bond0 has its miimon again", func() error {
+		if now, err := theBond("bond0"); err != nil || now.Miimon != 50 || now.Index != b.Index {
+			return fmt.Errorf("%+v (%v)", now, err)
+		}
+		return nil
+	})
 	n.configure(config.Network{Interfaces: []config.Interface{static("eth0", "10.21.0.2/24", 0), {Name: "eth1", Ignore: true}}})
 	onlyLinks(t, "eth0", "eth1", "lo")
 	n.follows()

@@ -53,7 +53,7 @@ type finding struct {
 	conflict
 }
 
-// declined is a lease that another host's address was in.
+// declined is a lease that another host's address was in, or such an address of a router advertisement.
 type declined struct {
 	until   time.Time  // when the client asks again
 	address netip.Addr // that it doesn't ask for: some servers would give it again

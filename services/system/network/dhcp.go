@@ -21,9 +21,9 @@ const (
 	// fallbackLeaseTime is for servers that don't send option 51, although RFC
 	// 2131 §4.3.1 demands it.
 	fallbackLeaseTime = time.Hour
-	// minMTU is the MTU that every IPv4 host must support (RFC 791 §3.1). Smaller
-	// values in option 26 are mistakes that would disconnect the node.
-	minMTU = 576
+	// minMTU is the MTU that IPv6 needs (RFC 8200 §5). Smaller values in option 26 are mistakes: the
+	// kernel would take the link's IPv6 away, or they would disconnect the node.
+	minMTU = 1280
 	// infiniteLease is the lease time without an end (RFC 2131 §3.3).
 	infiniteLease = 0xffffffff * time.Second
 	// vendorClass is option 60 by default: a server can tell nodes from other clients.
@@ -272,9 +272,12 @@ func (l *lease) prefix(addr netip.Addr, mask net.IPMask) netip.Prefix {
 func (l *lease) servers(what string, all []net.IP) (out []netip.Addr) {
 	for _, ip := range all {
 		a, _ := netip.AddrFromSlice(ip)
-		if a = a.Unmap(); a.IsGlobalUnicast() || a.Is6() && a.IsLinkLocalUnicast() {
+		switch a = a.Unmap(); {
+		case a.IsGlobalUnicast():
 			out = append(out, a)
-		} else {
+		case a.Is6() && a.IsLinkLocalUnicast():
+			out = append(out, a.WithZone(l.link))
+		default:
 			l.leftOut("the %s %s", what, ip)
 		}
 	}

@@ -34,8 +34,11 @@ type grant6 struct {
 	ia             *dhcpv6.OptIANA
 }
 
+// asking sends a message of a type with these options besides those of all messages, and returns the answer.
+type asking func(kind, answer dhcpv6.MessageType, options ...dhcpv6.Option) (*dhcpv6.Message, error)
+
 // with calls f with a client on the link.
-func (d dhcp6) with(f func(c *nclient6.Client, own dhcpv6.Modifier) (*lease, error)) (*lease, error) {
+func (d dhcp6) with(ctx context.Context, f func(ask asking) (*lease, error)) (*lease, error) {
 	ifi, err := net.InterfaceByName(d.link)
 	if err != nil {
 		return nil, err
@@ -55,75 +58,71 @@ func (d dhcp6) with(f func(c *nclient6.Client, own dhcpv6.Modifier) (*lease, err
 		return nil, err
 	}
 	defer c.Close()
-	return f(c, dhcpv6.WithClientID(&dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: c.InterfaceAddr()}))
+	own := dhcpv6.OptClientID(&dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: ifi.HardwareAddr})
+	return f(func(kind, answer dhcpv6.MessageType, options ...dhcpv6.Option) (*dhcpv6.Message, error) {
+		m, err := dhcpv6.NewMessage()
+		if err != nil {
+			return nil, err
+		}
+		m.MessageType = kind
+		if kind == dhcpv6.MessageTypeSolicit {
+			m.AddOption(&dhcpv6.OptIANA{IaId: [4]byte(ifi.HardwareAddr[len(ifi.HardwareAddr)-4:])})
+		}
+		for _, o := range append([]dhcpv6.Option{own, dhcpv6.OptElapsedTime(0), dhcpv6.OptRequestedOption(requested6...)}, options...) {
+			m.UpdateOption(o)
+		}
+		reply, err := c.SendAndRead(ctx, nclient6.AllDHCPRelayAgentsAndServers, m, nclient6.IsMessageType(answer))
+		if errors.Is(err, nclient6.ErrNoResponse) || errors.Is(err, context.DeadlineExceeded) {
+			return nil, errNoAnswer
+		}
+		return reply, err
+	})
 }
 
 func (d dhcp6) acquire(ctx context.Context, _ netip.Addr) (*lease, error) {
-	return d.with(func(c *nclient6.Client, own dhcpv6.Modifier) (*lease, error) {
+	return d.with(ctx, func(ask asking) (*lease, error) {
 		asked := time.Now()
-		wanted := dhcpv6.WithRequestedOptions(requested6...)
-		solicit, err := dhcpv6.NewSolicit(c.InterfaceAddr(), own, wanted)
+		reply, err := ask(dhcpv6.MessageTypeSolicit, dhcpv6.MessageTypeAdvertise)
 		if err != nil {
 			return nil, err
 		}
-		advertise, err := send6(ctx, c, solicit, dhcpv6.MessageTypeAdvertise)
+		offer, err := newLease6(d.link, reply, asked)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := newLease6(advertise, asked); err != nil {
+		g := offer.grant.(grant6)
+		if reply, err = ask(dhcpv6.MessageTypeRequest, dhcpv6.MessageTypeReply, dhcpv6.OptServerID(g.server), g.ia); err != nil {
 			return nil, err
 		}
-		request, err := dhcpv6.NewRequestFromAdvertise(advertise, wanted)
-		if err != nil {
-			return nil, err
-		}
-		reply, err := send6(ctx, c, request, dhcpv6.MessageTypeReply)
-		if err != nil {
-			return nil, err
-		}
-		return newLease6(reply, asked)
+		return newLease6(d.link, reply, asked)
 	})
 }
 
 // extend asks the server of the lease, or with rebind any.
 func (d dhcp6) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
-	last := l.grant.(grant6)
-	return d.with(func(c *nclient6.Client, _ dhcpv6.Modifier) (*lease, error) {
-		asked := time.Now()
-		ia := *last.ia
-		m, err := dhcpv6.NewMessage(dhcpv6.WithClientID(last.client), dhcpv6.WithOption(&ia))
-		if err != nil {
-			return nil, err
-		}
-		m.MessageType = dhcpv6.MessageTypeRebind
+	return d.with(ctx, func(ask asking) (*lease, error) {
+		asked, g, kind := time.Now(), l.grant.(grant6), dhcpv6.MessageTypeRebind
+		options := []dhcpv6.Option{dhcpv6.OptClientID(g.client), g.ia}
 		if !rebind {
-			m.MessageType = dhcpv6.MessageTypeRenew
-			m.AddOption(dhcpv6.OptServerID(last.server))
+			kind, options = dhcpv6.MessageTypeRenew, append(options, dhcpv6.OptServerID(g.server))
 		}
-		m.AddOption(dhcpv6.OptElapsedTime(0))
-		m.AddOption(dhcpv6.OptRequestedOption(requested6...))
-		reply, err := send6(ctx, c, m, dhcpv6.MessageTypeReply)
+		reply, err := ask(kind, dhcpv6.MessageTypeReply, options...)
 		if err != nil {
 			return nil, err
 		}
-		return newLease6(reply, asked)
+		return newLease6(d.link, reply, asked)
 	})
 }
 
 func (d information6) acquire(ctx context.Context, _ netip.Addr) (*lease, error) {
-	return d.with(func(c *nclient6.Client, own dhcpv6.Modifier) (*lease, error) {
+	return d.with(ctx, func(ask asking) (*lease, error) {
 		asked := time.Now()
-		m, err := dhcpv6.NewMessage(own, dhcpv6.WithRequestedOptions(append(requested6, dhcpv6.OptionInformationRefreshTime)...))
+		reply, err := ask(dhcpv6.MessageTypeInformationRequest, dhcpv6.MessageTypeReply,
+			dhcpv6.OptRequestedOption(append(requested6, dhcpv6.OptionInformationRefreshTime)...))
 		if err != nil {
 			return nil, err
 		}
-		m.MessageType = dhcpv6.MessageTypeInformationRequest
-		m.AddOption(dhcpv6.OptElapsedTime(0))
-		reply, err := send6(ctx, c, m, dhcpv6.MessageTypeReply)
-		if err != nil {
-			return nil, err
-		}
-		return newInformation6(reply, asked)
+		return newInformation6(d.link, reply, asked)
 	})
 }
 
@@ -132,12 +131,12 @@ func (d information6) extend(ctx context.Context, _ *lease, _ bool) (*lease, err
 	return d.acquire(ctx, netip.Addr{})
 }
 
-func newInformation6(m *dhcpv6.Message, asked time.Time) (*lease, error) {
+func newInformation6(link string, m *dhcpv6.Message, asked time.Time) (*lease, error) {
 	id := m.Options.ServerID()
 	if id == nil {
 		return nil, fmt.Errorf("%w: its answer has no identifier", errRefused)
 	}
-	l := &lease{server: id.String()}
+	l := &lease{link: link, server: id.String()}
 	// Without further answers, it is good for as long again.
 	if again := max(m.Options.InformationRefreshTime(refreshDefault), refreshMin); again < infiniteLease {
 		l.renewAt, l.rebindAt, l.expireAt = asked.Add(again), asked.Add(again*3/2), asked.Add(2*again)
@@ -146,16 +145,8 @@ func newInformation6(m *dhcpv6.Message, asked time.Time) (*lease, error) {
 	return l, nil
 }
 
-func send6(ctx context.Context, c *nclient6.Client, m *dhcpv6.Message, answer dhcpv6.MessageType) (*dhcpv6.Message, error) {
-	reply, err := c.SendAndRead(ctx, nclient6.AllDHCPRelayAgentsAndServers, m, nclient6.IsMessageType(answer))
-	if errors.Is(err, nclient6.ErrNoResponse) || errors.Is(err, context.DeadlineExceeded) {
-		return nil, errNoAnswer
-	}
-	return reply, err
-}
-
 // newLease6 reads an answer. An answer without an address is a refusal: of this lease, or of any.
-func newLease6(m *dhcpv6.Message, asked time.Time) (*lease, error) {
+func newLease6(link string, m *dhcpv6.Message, asked time.Time) (*lease, error) {
 	o := m.Options
 	ia := o.OneIANA()
 	if ia == nil || o.ServerID() == nil || o.ClientID() == nil {
@@ -166,7 +157,7 @@ func newLease6(m *dhcpv6.Message, asked time.Time) (*lease, error) {
 			return nil, fmt.Errorf("%w: %s %q", errRefused, s.StatusCode, s.StatusMessage)
 		}
 	}
-	l := &lease{server: o.ServerID().String(), grant: grant6{o.ClientID(), o.ServerID(), ia}}
+	l := &lease{link: link, server: o.ServerID().String(), grant: grant6{o.ClientID(), o.ServerID(), ia}}
 	shortest := infiniteLease
 	for _, a := range ia.Options.Addresses() {
 		addr, _ := netip.AddrFromSlice(a.IPv6Addr)

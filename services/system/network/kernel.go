@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ours is the mark of our routes and rules: their protocol. The kernel's table of protocols
+// ours is the mark of our routes and rules, their protocol, and of our links, their group. The kernel's table of protocols
 // (rtnetlink.h) doesn't have the number.
 const ours = 103
 
@@ -49,6 +49,7 @@ type (
 		from, to netip.Prefix
 		mark     uint32
 		table    uint32
+		family   int // netlink.FAMILY_V4 or FAMILY_V6
 	}
 	mtu     struct{ index, bytes int }
 	tagged  struct{ index, vlan int } // a VLAN that a port of a bridge has, or the bridge itself
@@ -68,8 +69,12 @@ func (v tagged) link() int  { return v.index }
 func (a address) on(link string) string { return fmt.Sprintf("address %s of %s", a.prefix, link) }
 func (a altname) on(link string) string { return fmt.Sprintf("name %s of %s", a.name, link) }
 func (v tagged) on(link string) string  { return fmt.Sprintf("VLAN %d on %s", v.vlan, link) }
-func (r rule) on(string) string         { return fmt.Sprintf("rule %d", r.priority) }
-func (m mtu) on(link string) string     { return fmt.Sprintf("MTU %d of %s", m.bytes, link) }
+
+// A rule of both families has no addresses.
+func (r rule) on(string) string {
+	return fmt.Sprint("rule ", r.priority, map[bool]string{true: "-IPv6"}[r.family == netlink.FAMILY_V6 && r.from == r.to])
+}
+func (m mtu) on(link string) string { return fmt.Sprintf("MTU %d of %s", m.bytes, link) }
 func (r route) on(link string) string {
 	if r.index == 0 {
 		return fmt.Sprintf("route %s", r)
@@ -94,6 +99,9 @@ func linkOf(index int) netlink.Link {
 }
 
 func (a address) add() error {
+	if a.prefix.Addr().Is6() { // the kernel asks again for a new address only, not for one that another host had
+		_ = a.remove()
+	}
 	return netlink.AddrReplace(linkOf(a.index), &netlink.Addr{IPNet: ipNet(a.prefix)})
 }
 func (a address) remove() error {
@@ -140,15 +148,12 @@ func (r route) kernel() *netlink.Route {
 
 func (r rule) kernel() *netlink.Rule {
 	k := netlink.NewRule()
-	k.Priority, k.Table, k.Mark, k.Protocol, k.Family = int(r.priority), int(r.table), r.mark, ours, netlink.FAMILY_V4
+	k.Priority, k.Table, k.Mark, k.Protocol, k.Family = int(r.priority), int(r.table), r.mark, ours, r.family
 	if r.from.IsValid() {
 		k.Src = ipNet(r.from)
 	}
 	if r.to.IsValid() {
 		k.Dst = ipNet(r.to)
-	}
-	if r.from.Addr().Is6() || r.to.Addr().Is6() {
-		k.Family = netlink.FAMILY_V6
 	}
 	return k
 }
@@ -172,7 +177,7 @@ func prefixOf(n *net.IPNet) netip.Prefix {
 // actual is the state of the kernel: all MTUs, names and addresses, and the routes and rules that are ours or
 // those of router advertisements.
 type actual struct {
-	objects map[object]bool
+	objects map[object]bool // false: a failed address, which has to be added anew
 	// advertised are addresses that the kernel has made of router advertisements and that can be used, in its order.
 	advertised []address
 	// routes are those of router advertisements.
@@ -228,7 +233,7 @@ func readKernel() (actual, error) {
 		case a.Flags&(unix.IFA_F_PERMANENT|unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) == 0 && own.prefix.Addr().Is6():
 			now.advertised = append(now.advertised, own)
 		}
-		now.objects[own] = true
+		now.objects[own] = !now.failed[own]
 	}
 	routes, err := dump(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
@@ -250,7 +255,7 @@ func readKernel() (actual, error) {
 	}
 	for _, k := range rules {
 		if k.Protocol == ours {
-			now.objects[rule{uint32(k.Priority), prefixOf(k.Src), prefixOf(k.Dst), k.Mark, uint32(k.Table)}] = true
+			now.objects[rule{uint32(k.Priority), prefixOf(k.Src), prefixOf(k.Dst), k.Mark, uint32(k.Table), k.Family}] = true
 		}
 	}
 	return now, nil

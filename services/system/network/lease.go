@@ -34,6 +34,7 @@ type lease struct {
 	addresses []leasedAddress
 	source    string // the name of its protocol
 	server    string // that granted it
+	link      string // its link-local servers are there
 
 	renewAt, rebindAt, expireAt time.Time // zero: never
 

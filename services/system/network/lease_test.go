@@ -382,8 +382,8 @@ func TestLeaseFromACK(t *testing.T) {
 			[]dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionInterfaceMTU, []byte{0x05, 0xdc}))},
 			nil, 1500, 500 * time.Second, 875 * time.Second,
 		},
-		"MTU that is a mistake": {
-			[]dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionInterfaceMTU, []byte{0, 68}))},
+		"MTU with which IPv6 would end": {
+			[]dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionInterfaceMTU, []byte{0x04, 0xff}))},
 			nil, 0, 500 * time.Second, 875 * time.Second,
 		},
 	} {
@@ -417,18 +417,18 @@ func TestInformationOfDHCPv6(t *testing.T) {
 	for refresh, want := range map[time.Duration]time.Duration{
 		0: 24 * time.Hour, time.Second: 10 * time.Minute, 2 * time.Hour: 2 * time.Hour, infiniteLease: 0,
 	} {
-		m, err := dhcpv6.NewMessage(dhcpv6.WithDNS(net.ParseIP("fd98::53"), net.IPv6unspecified))
+		m, err := dhcpv6.NewMessage(dhcpv6.WithDNS(net.ParseIP("fd98::53"), net.IPv6unspecified, net.ParseIP("fe80::53")))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if refresh != 0 {
 			m.AddOption(dhcpv6.OptInformationRefreshTime(refresh))
 		}
-		if _, err := newInformation6(m, now); !errors.Is(err, errRefused) {
+		if _, err := newInformation6("eth0", m, now); !errors.Is(err, errRefused) {
 			t.Errorf("an answer of nobody: %v", err)
 		}
 		m.AddOption(server)
-		l, err := newInformation6(m, now)
+		l, err := newInformation6("eth0", m, now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -436,7 +436,7 @@ func TestInformationOfDHCPv6(t *testing.T) {
 		if want == 0 {
 			renew, end = time.Time{}, time.Time{}
 		}
-		if l.renewAt != renew || l.expireAt != end || len(l.resolvers) != 1 || len(l.problems) != 1 || len(l.addresses) != 0 {
+		if l.renewAt != renew || l.expireAt != end || !slices.Equal(l.resolvers, []netip.Addr{addr("fd98::53"), addr("fe80::53%eth0")}) || len(l.problems) != 1 || len(l.addresses) != 0 {
 			t.Errorf("refresh time %s: %+v", refresh, l)
 		}
 	}

@@ -35,11 +35,17 @@ func (o *owner) sources(p config.Link) []source {
 	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return s.informs || !s.wanted(p) })
 }
 
-// leases are those of a link.
+// leases are those of a link; what its routers advertise is the last one.
 func (o *owner) leases(link string) (out []*lease) {
 	for _, s := range o.o.sources {
 		if c := o.clients[leaseKey{link, s.name}]; c != nil && c.lease != nil {
 			out = append(out, c.lease)
+		}
+	}
+	if l := o.links[link]; l != nil {
+		p, managed := o.plan(l)
+		if a := o.advertised[l.Attrs().Index].lease(link, time.Now()); a != nil && managed && o.acceptsRA(p) {
+			out = append(out, a)
 		}
 	}
 	return out

@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/ndp"
 	"github.com/vishvananda/netlink"
 )
 
@@ -225,4 +226,36 @@ func TestEachSourceIsWaitedFor(t *testing.T) {
 			t.Errorf("the log doesn't say %q:\n%s", line, n.log)
 		}
 	})
+}
+
+// Name servers and domains of router advertisements are a lease of their link: link-local servers are on it, and what can't be is told.
+func TestAdvertisedServers(t *testing.T) {
+	t.Parallel()
+	o := &owner{
+		cfg: &config.Config{}, Daemon: New(Options{physical: func(netlink.Link) bool { return true }}),
+		links: map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2}}},
+	}
+	now := time.Now()
+	servers := &ndp.RecursiveDNSServer{Lifetime: time.Hour, Servers: []netip.Addr{addr("fe80::1"), addr("::"), addr("2001:db8::53"), addr("ff02::1")}}
+	domains := &ndp.DNSSearchList{Lifetime: time.Hour, DomainNames: []string{"corp.example.org", "bad_name"}}
+	if !o.advertise(notice{index: 2, options: []ndp.Option{servers, domains}}, now) || o.advertise(notice{index: 2, options: []ndp.Option{servers, domains}}, now) {
+		t.Error("only the first advertisement changes anything")
+	}
+	if diff := cmp.Diff([]string{"2001:db8::53", "fe80::1%eth0"}, strings.Split(config.Joined(o.resolvers(), " "), " ")); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"corp.example.org"}, o.search()); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{
+		"RA lease on eth0: the name server :: can't be used, and is left out",
+		`RA lease on eth0: the domain "bad_name" can't be used, and is left out`,
+		"RA lease on eth0: the name server ff02::1 can't be used, and is left out",
+	}, o.problems()); diff != "" {
+		t.Error(diff)
+	}
+	servers.Lifetime, domains.Lifetime = 0, 0
+	if !o.advertise(notice{index: 2, options: []ndp.Option{servers, domains}}, now) || len(o.resolvers())+len(o.search())+len(o.problems()) > 0 {
+		t.Errorf("after the end: %v %v %v", o.resolvers(), o.search(), o.problems())
+	}
 }

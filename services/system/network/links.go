@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/vishvananda/netlink"
@@ -59,8 +60,8 @@ func expand(links []config.Link, name func(string) string) (plans []config.Link,
 				m := name(called)
 				if v.members = append(v.members, m); l.VRF != nil {
 					tables[m] = l.VRF.Table
-				} else if members[m] = l.Name; l.Bridge != nil {
-					mtus[m] = l.MTU
+				} else {
+					members[m], mtus[m] = l.Name, l.MTU
 				}
 			}
 			virtuals = append(virtuals, v)
@@ -81,8 +82,8 @@ func expand(links []config.Link, name func(string) string) (plans []config.Link,
 	}
 	for i, p := range plans {
 		plans[i].Table, drivers[p.Name] = tables[p.Name], p.Ethernet
-		if bridges, port := mtus[p.Name]; port {
-			mtus[p.Name] = cmp.Or(p.MTU, bridges)
+		if masters, member := mtus[p.Name]; member {
+			mtus[p.Name] = cmp.Or(p.MTU, masters)
 		}
 	}
 	plans = slices.DeleteFunc(plans, func(p config.Link) bool { return members[p.Name] != "" })
@@ -100,7 +101,7 @@ var macvlanModes = map[string]netlink.MacvlanMode{
 // link is the new link in netlink's form, with all that can't be changed on it. below is the index of the link that it is on.
 func (v virtual) link(below int) netlink.Link {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex = v.name, below
+	attrs.Name, attrs.ParentIndex, attrs.Group = v.name, below, ours
 	switch e := v.entry; {
 	case v.vlan.ID != 0:
 		return &netlink.Vlan{LinkAttrs: attrs, VlanId: v.vlan.ID, VlanProtocol: netlink.StringToVlanProtocol(cmp.Or(v.vlan.Protocol, "802.1q"))}
@@ -210,7 +211,6 @@ func (o *owner) drop(l netlink.Link) {
 	name := l.Attrs().Name
 	o.gone[l.Attrs().Index] = true
 	delete(o.links, name)
-	delete(o.keyed, name)
 	o.dropped(l.Attrs().Index, true)
 	// The kernel removes what is on top of a link with it, and both ends of a veth.
 	for _, other := range o.links {
@@ -222,13 +222,13 @@ func (o *owner) drop(l netlink.Link) {
 }
 
 func (o *owner) make(ctx context.Context, v virtual) error {
-	_, ours := o.made[v.name]
+	_, made := o.made[v.name]
 	l, here := o.links[v.name]
-	if here && !ours {
-		if l.Type() != o.o.link(v, 0).Type() {
+	if here && !made {
+		if idle := v.entry.Bond != nil && l.Type() == "bond" && l.Attrs().Flags&net.FlagUp == 0; l.Attrs().Group != ours && !idle {
 			return fmt.Errorf("%s is there already, as a %s of another program", v.name, l.Type())
 		}
-		// The module for bonds makes a bond0 of its own when it is loaded. Ours is
+		// The module for bonds makes a bond0 of its own, which is down, when it is loaded. Ours is
 		// made after the kernel has reported that the other is gone.
 		return o.unmake(v.name)
 	}
@@ -242,7 +242,7 @@ func (o *owner) make(ctx context.Context, v virtual) error {
 	case v.entry.Bridge != nil:
 		return errors.Join(o.enslave(l, v), configureBridge(v.name, v.entry.Bridge))
 	case v.entry.Bond != nil:
-		return errors.Join(o.enslave(l, v), o.prefer(l, v))
+		return errors.Join(o.enslave(l, v), o.adjust(l, v))
 	}
 	return o.enslave(l, v)
 }
@@ -336,20 +336,34 @@ func (o *owner) enslave(master netlink.Link, v virtual) error {
 	return errors.Join(errs...)
 }
 
-// prefer sets the primary of a bond, if it is another one: that has to be a member before.
-func (o *owner) prefer(l netlink.Link, v virtual) error {
-	i := slices.Index(v.entry.Bond.Interfaces, v.entry.Bond.Primary)
-	if i < 0 {
+// adjust sets the primary of a bond, which has to be a member before, and options that another program has changed: as the kernel
+// had them at first, because it rounds some.
+func (o *owner) adjust(l netlink.Link, v virtual) error {
+	is, change := l.(*netlink.Bond), netlink.NewLinkBond(netlink.LinkAttrs{Name: v.name}) // with an index it would be renamed
+	if o.bonds[is.Index] == nil {
+		o.bonds[is.Index] = is
+	}
+	want, first, now, to := reflect.ValueOf(v.link(0)).Elem(), reflect.ValueOf(o.bonds[is.Index]).Elem(), reflect.ValueOf(is).Elem(), reflect.ValueOf(change).Elem()
+	var changed []string
+	for i := range want.NumField() {
+		if f := want.Field(i); f.CanInt() && f.Int() >= 0 && first.Field(i).Int() != now.Field(i).Int() {
+			to.Field(i).Set(first.Field(i))
+			changed = append(changed, want.Type().Field(i).Name)
+		}
+	}
+	if len(changed) > 0 {
+		o.log.Warn(fmt.Sprintf("%s of %s was changed by another program; it is set again", strings.Join(changed, ", "), v.name))
+	}
+	if i := slices.Index(v.entry.Bond.Interfaces, v.entry.Bond.Primary); i >= 0 {
+		if p := o.links[v.members[i]]; p != nil && p.Attrs().MasterIndex == is.Index && p.Attrs().Index != is.Primary {
+			change.Primary = p.Attrs().Index
+		}
+	}
+	if len(changed) == 0 && change.Primary < 0 {
 		return nil
 	}
-	primary, bond := o.links[v.members[i]], l.(*netlink.Bond)
-	if primary == nil || primary.Attrs().MasterIndex != bond.Index || primary.Attrs().Index == bond.Primary {
-		return nil
-	}
-	change := netlink.NewLinkBond(netlink.LinkAttrs{Name: v.name, Index: bond.Index})
-	change.Primary = primary.Attrs().Index
 	if err := netlink.LinkModify(change); err != nil {
-		return fmt.Errorf("make %s the primary of %s: %w", primary.Attrs().Name, v.name, err)
+		return fmt.Errorf("set the options of %s: %w", v.name, err)
 	}
 	return nil
 }

@@ -73,20 +73,20 @@ func TestVirtualLinksFollow(t *testing.T) {
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.18.0.50,10.18.0.59,2m")
 	var mu sync.Mutex
 	var keys []string
-	var key wgtypes.Key
+	var device wgtypes.Device
 	n := newNode(t, t.TempDir())
 	n.change = func(o *Options) {
 		o.link = bridges
 		o.configureWireGuard = func(name string, c wgtypes.Config) error {
 			mu.Lock()
 			defer mu.Unlock()
-			keys, key = append(keys, fmt.Sprintf("%s port %d peers %d", name, *c.ListenPort, len(c.Peers))), *c.PrivateKey
+			keys, device = append(keys, fmt.Sprintf("%s port %d peers %d", name, *c.ListenPort, len(c.Peers))), wgtypes.Device{ListenPort: *c.ListenPort, PrivateKey: *c.PrivateKey}
 			return nil
 		}
 		o.wireguardDevice = func(name string) (*wgtypes.Device, error) {
 			mu.Lock()
 			defer mu.Unlock()
-			return &wgtypes.Device{ListenPort: len(name), PrivateKey: key}, nil
+			return new(device), nil
 		}
 	}
 	// Like the kernel's own bond0, which the module makes when the first bond is
@@ -130,7 +130,7 @@ func TestVirtualLinksFollow(t *testing.T) {
 			return nil
 		})
 	}
-	observed("wg0 port 3")
+	observed("wg0 port 51111")
 
 	// Members are added and removed without a new bond.
 	before, err := netlink.LinkByName("bond0")
@@ -174,7 +174,13 @@ func TestVirtualLinksFollow(t *testing.T) {
 func TestVirtualLinkThatCannotBe(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.19.0.1/24")
-	p.wire("wg0", "far1", "10.19.1.1/24") // another program's
+	p.wire("wg0", "far1", "10.19.1.1/24")       // another program's
+	ip(t, "link", "add", "d0", "type", "dummy") // also of the kind of ours
+	t.Cleanup(func() { ip(t, "link", "del", "d0") })
+	foreign, err := netlink.LinkByName("d0")
+	if err != nil {
+		t.Fatal(err)
+	}
 	n := newNode(t, t.TempDir())
 	n.change = func(o *Options) { o.link = bridges }
 	good := static("eth0", "10.19.0.2/24", 0)
@@ -183,9 +189,14 @@ func TestVirtualLinkThatCannotBe(t *testing.T) {
 	n.up(5 * time.Second)
 	n.configure(config.Network{Interfaces: []config.Interface{good, {Name: "wg0", WireGuard: &config.WireGuard{}}}})
 	n.follows("wg0 is there already, as a veth of another program")
+	n.configure(config.Network{Interfaces: []config.Interface{good, {Name: "d0", Dummy: true}}})
+	n.follows("d0 is there already, as a dummy of another program")
 	n.configure(config.Network{Interfaces: []config.Interface{good}})
 	n.follows()
 	if _, err := netlink.LinkByName("wg0"); err != nil {
 		t.Error("another program's link was removed")
+	}
+	if l, err := netlink.LinkByName("d0"); err != nil || l.Attrs().Index != foreign.Attrs().Index {
+		t.Errorf("another program's link was made anew: %v (%v)", l, err)
 	}
 }

@@ -45,7 +45,12 @@ func TestNameIsKeptWithAnotherServer(t *testing.T) {
 	var names []string
 	for _, o := range []string{"--dhcp-option-force=12,node7", "--dhcp-option-force=12,node8", "--dhcp-option-force=252,x"} {
 		stop := p.dnsmasq("--interface=far0", "--dhcp-range=10.53.0.50,10.53.0.60,1h", o)
-		names = append(names, nameOf(t, startNodeIn(t, dir, config.Network{})))
+		n := startNodeIn(t, dir, config.Network{})
+		names = append(names, nameOf(t, n))
+		status, err := Statuses.Get(n.store, ID)
+		if told := strings.Contains(strings.Join(status.Spec.Problems, ","), `the name "node8" isn't used: the node is node7`); err != nil || told != strings.HasSuffix(o, "node8") {
+			t.Errorf("with %s, the problems are %q (%v)", o, status.Spec.Problems, err)
+		}
 		stop()
 	}
 	if names[1] != names[0] || names[2] != names[0] {

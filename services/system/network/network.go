@@ -134,13 +134,14 @@ type Daemon struct {
 	// and whether they were there at the last look.
 	known      map[object]bool
 	mtuBefore  map[int]int // by index of a link: its MTU before ours
-	advertised map[int]*advertised
-	flags      map[int]uint32     // by index: what routers say of DHCPv6
-	chosen     map[string]int     // by selector: the index of its card
-	made       map[string]virtual // the virtual links
-	slaves     map[string][2]int  // by member of a bond, bridge or VRF: the indexes of master and member
-	keyed      map[string]keyed   // the last settings of WireGuard links
-	tuned      map[string]tuned   // those of cards' drivers
+	advertised map[int]advertised
+	flags      map[int]uint32            // by index: what routers say of DHCPv6
+	chosen     map[string]int            // by selector: the index of its card
+	bonds      map[int]*netlink.Bond     // by index: with the options that the kernel had at first
+	made       map[string]virtual        // the virtual links
+	slaves     map[string][2]int         // by member of a bond, bridge or VRF: the indexes of master and member
+	endpoints  map[string]wgtypes.Config // the last settings of WireGuard links
+	tuned      map[string]tuned          // those of cards' drivers
 
 	typed   chan config.Network // new ones
 	without config.Network      // settings while there is no configuration
@@ -171,8 +172,8 @@ func New(o Options) *Daemon {
 	option.Default(&o.configureWireGuard, configureWireGuard)
 	option.Default(&o.wireguardDevice, wireguardDevice)
 	return &Daemon{
-		o: o, known: map[object]bool{}, mtuBefore: map[int]int{}, advertised: map[int]*advertised{}, flags: map[int]uint32{}, chosen: map[string]int{}, made: map[string]virtual{},
-		slaves: map[string][2]int{}, keyed: map[string]keyed{}, tuned: map[string]tuned{}, typed: make(chan config.Network, 1),
+		o: o, known: map[object]bool{}, mtuBefore: map[int]int{}, advertised: map[int]advertised{}, flags: map[int]uint32{}, chosen: map[string]int{}, made: map[string]virtual{},
+		slaves: map[string][2]int{}, endpoints: map[string]wgtypes.Config{}, tuned: map[string]tuned{}, bonds: map[int]*netlink.Bond{}, typed: make(chan config.Network, 1),
 	}
 }
 

@@ -72,7 +72,7 @@ func (o *owner) reportObjects() error {
 			links[name] = o.linkStatus(name)
 		}
 		for _, l := range o.leases(name) {
-			s := LeaseStatus{Link: name, Source: l.source, Server: l.server, Resolvers: l.resolvers, Search: l.search, Hostname: l.hostname, Expires: l.expireAt.Round(0), Problems: l.problems}
+			s := LeaseStatus{Link: name, Source: l.source, Server: l.server, Resolvers: l.resolvers, Search: l.search, Hostname: l.hostname, Expires: l.expireAt.Round(0), Problems: o.problemsOf(l)}
 			for _, a := range l.addresses {
 				s.Addresses = append(s.Addresses, a.Prefix)
 			}
@@ -94,7 +94,7 @@ func (o *owner) reportObjects() error {
 			routes[strings.TrimPrefix(s.Link+"-"+s.What, "-")] = s
 		case rule:
 			s.Link, s.What = "", fmt.Sprintf("from %s to %s mark %d table %d", anyOf(w.from), anyOf(w.to), w.mark, w.table)
-			rules[fmt.Sprint(w.priority)] = s
+			rules[strings.TrimPrefix(w.on(""), "rule ")] = s
 		}
 	}
 	for _, a := range o.state.advertised {

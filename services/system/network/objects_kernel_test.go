@@ -3,6 +3,7 @@
 package network
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -95,6 +96,36 @@ func TestRoutesAndRules(t *testing.T) {
 	ip(t, "route", "del", "172.29.0.0/16")
 }
 
+// A rule without addresses is for both families. One that another program removes comes back at once.
+func TestRuleOfAMark(t *testing.T) {
+	newPeer(t).wire("eth0", "far0", "10.89.0.1/24")
+	n := startNode(t, config.Network{
+		Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.89.0.2/24")}},
+		Rules:      []config.Rule{{Priority: 1002, FwMark: 0x20, Table: 100}},
+	})
+	n.up(10 * time.Second)
+	n.follows()
+	for range 2 {
+		shows(t, "1002:\tfrom all fwmark 0x20 lookup 100 proto 103", "rule")
+		shows(t, "1002:\tfrom all fwmark 0x20 lookup 100 proto 103", "-6", "rule")
+		ip(t, "rule", "del", "priority", "1002")
+		ip(t, "-6", "rule", "del", "priority", "1002")
+	}
+	shows(t, "1002:", "rule")
+	for _, id := range []string{"1002", "1002-IPv6"} {
+		if o, err := Rules.Get(n.store, id); err != nil || o.Spec.Problem != "" {
+			t.Errorf("the rule %s: %+v (%v)", id, o, err)
+		}
+	}
+	n.configure(config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.89.0.2/24")}}})
+	eventually.That(t, 10*time.Second, "both rules go with the configuration", func() error {
+		if out := ip(t, "rule") + ip(t, "-6", "rule"); strings.Contains(out, "1002:") {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
 // A route that another program has already is a problem of ours, and stays.
 func TestRouteOfAnotherProgramStays(t *testing.T) {
 	p := newPeer(t)
@@ -143,7 +174,7 @@ func TestCardsBySelector(t *testing.T) {
 	n.follows(`interface "02:00:00:00:00:99" to appear`)
 }
 
-// IPv6: an address that another host has is found by duplicate address detection: it is a problem, and isn't the node's.
+// IPv6: an address that another host has is found by duplicate address detection: it is a problem, and isn't the node's until that host is gone.
 func TestAddressOfAnotherHost(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.93.0.1/24")
@@ -175,6 +206,62 @@ func TestAddressOfAnotherHost(t *testing.T) {
 	if a := n.address(); a.Primary != addr("10.93.0.2") || len(a.All) != 1 {
 		t.Errorf("the node's addresses are %+v", a)
 	}
+	p.do(func() {
+		l, err := netlink.LinkByName("far0")
+		if err == nil {
+			err = netlink.AddrDel(l, &netlink.Addr{IPNet: ipNet(prefix("fd93::2/64"))})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	eventually.That(t, 90*time.Second, "the node has the address", func() error {
+		if a := n.address(); !slices.Contains(a.All, prefix("fd93::2/64")) {
+			return fmt.Errorf("%+v", a)
+		}
+		return nil
+	})
+	n.follows()
+}
+
+// An address of a router advertisement that another host has is a problem until the node can have it.
+func TestAdvertisedAddressOfAnotherHost(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.88.0.1/24")
+	eth0, err := netlink.LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mac := eth0.Attrs().HardwareAddr
+	taken := fmt.Sprintf("fd88::%x:%xff:fe%02x:%x", int(mac[0]^2)<<8|int(mac[1]), mac[2], mac[3], int(mac[4])<<8|int(mac[5]))
+	p.do(func() { p.address("far0", "fd88::1/64"); p.address("far0", taken+"/64") })
+	linkUp(t, "eth0")
+	p.do(func() {
+		eventually.That(t, 10*time.Second, "the other host has its addresses", func() error {
+			if out := ip(t, "-6", "address", "show", "dev", "far0", "tentative"); strings.Contains(out, "fd88::") {
+				return errors.New(out)
+			}
+			return nil
+		})
+	})
+	p.dnsmasq("--interface=far0", "--dhcp-range=fd88::,ra-only,64,1h", "--enable-ra", "--ra-param=far0,4,600")
+	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.88.0.2/24")}}})
+	n.up(20 * time.Second)
+	eventually.That(t, 20*time.Second, "the problem is told", func() error {
+		o, err := Statuses.Get(n.store, ID)
+		if want := "address " + addr(taken).String() + "/64 of eth0: " + errTaken.Error(); err == nil && !slices.Contains(o.Spec.Problems, want) {
+			err = fmt.Errorf("problems %q, want %s", o.Spec.Problems, want)
+		}
+		return err
+	})
+	p.do(func() { ip(t, "address", "del", taken+"/64", "dev", "far0") })
+	eventually.That(t, 60*time.Second, "the node has the address", func() error {
+		if a := n.address(); !slices.Contains(a.All, prefix(taken+"/64")) {
+			return fmt.Errorf("%+v", a)
+		}
+		return nil
+	})
+	n.follows()
 }
 
 // Name servers and search domains of router advertisements, and an address by DHCPv6 where the router says so; and nothing of it where the

@@ -32,6 +32,8 @@ const (
 	retryEvery = time.Second
 	// maxAtOnce is how many changes by routers are taken over at once after a calm tick; more, with each tick.
 	maxAtOnce = 8
+	// failedFor is how long an address of an advertisement, which another host had, is a problem: until routers have advertised again (RFC 4861 §6.2.1).
+	failedFor = 30 * time.Minute
 )
 
 // owner is one run of the service. Only one goroutine uses it.
@@ -142,7 +144,6 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 type events struct {
 	links     <-chan netlink.LinkUpdate
 	addresses <-chan netlink.AddrUpdate
-	routes    <-chan netlink.RouteUpdate
 	notices   <-chan notice
 }
 
@@ -153,18 +154,16 @@ func (o *owner) subscribe(ctx context.Context) (events, error) {
 		o.unsubscribe()
 	}
 	ctx, o.unsubscribe = context.WithCancel(ctx)
-	links, addresses, routes := make(chan netlink.LinkUpdate), make(chan netlink.AddrUpdate), make(chan netlink.RouteUpdate)
-	e := events{links: links, addresses: addresses, routes: routes}
+	links, addresses := make(chan netlink.LinkUpdate), make(chan netlink.AddrUpdate)
+	e := events{links: links, addresses: addresses}
 	// The library's senders end only after their last message was received.
 	context.AfterFunc(ctx, func() {
 		go drain(links)
 		go drain(addresses)
-		go drain(routes)
 	})
 	for what, err := range map[string]error{
 		"links":     netlink.LinkSubscribe(links, ctx.Done()),
 		"addresses": netlink.AddrSubscribe(addresses, ctx.Done()),
-		"routes":    netlink.RouteSubscribe(routes, ctx.Done()),
 	} {
 		if err != nil {
 			return e, fmt.Errorf("subscribe to %s: %w", what, err)
@@ -241,10 +240,17 @@ func (o *owner) noteAddress(u netlink.AddrUpdate) bool {
 	}
 	name := o.linkName(u.LinkIndex)
 	l := o.links[name]
-	if l == nil || u.Flags&unix.IFA_F_PERMANENT != 0 {
+	if l == nil || u.Flags&(unix.IFA_F_PERMANENT|unix.IFA_F_DADFAILED) == unix.IFA_F_PERMANENT {
 		return false
 	}
 	_, managed := o.plan(l)
+	switch now, key := time.Now(), (leaseKey{name, a.prefix.String()}); {
+	case u.NewAddr && u.Flags&(unix.IFA_F_DADFAILED|unix.IFA_F_TENTATIVE) == 0:
+		delete(o.declined, key)
+	case u.Flags&unix.IFA_F_DADFAILED != 0 && managed && len(o.declined) < maxAdvertised:
+		maps.DeleteFunc(o.declined, func(_ leaseKey, d declined) bool { return now.After(d.until) })
+		o.declined[key] = declined{until: now.Add(failedFor), problem: a.on(name) + ": " + errTaken.Error()}
+	}
 	return managed && o.afford()
 }
 
@@ -364,11 +370,8 @@ func (o *owner) loop(ctx context.Context, configs <-chan struct{}, e events) err
 		case u, open := <-e.addresses:
 			changed = open && o.noteAddress(u)
 			lost = !open
-		case u, open := <-e.routes:
-			changed = open && (u.Type == unix.RTM_DELROUTE && u.Protocol == ours || u.Protocol == unix.RTPROT_RA && o.afford())
-			lost = !open
 		case n, open := <-e.notices:
-			changed = open && o.advertise(n, time.Now()) && o.afford()
+			changed = open && (n.taken || (n.route || o.advertise(n, time.Now())) && o.afford())
 			lost = !open
 		case c := <-o.changed:
 			if changed = o.clients[c.key] == c.from; changed { // it may have been stopped meanwhile

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -94,8 +92,14 @@ func (o *owner) name() string {
 	if name := o.cfg.Machine.Network.Hostname; name != "" {
 		return name
 	}
-	if o.hostname == "" {
-		o.hostname = o.nameOfLease()
+	names := fromLeases(o, func(l *lease) []string {
+		if name, err := cleanHostname(l.hostname); err == nil {
+			return []string{name}
+		}
+		return nil
+	})
+	if o.hostname == "" && len(names) > 0 && o.namedByLeases() {
+		o.hostname = names[0]
 	}
 	if o.hostname == "" {
 		for _, name := range o.order() {
@@ -113,38 +117,32 @@ func (o *owner) name() string {
 	return o.hostname
 }
 
-// nameOfLease is the first valid name of a lease.
-func (o *owner) nameOfLease() string {
-	if o.cfg.Machine.Network.AutoHostname == config.HostnameStable {
-		return ""
+func (o *owner) namedByLeases() bool {
+	n := o.cfg.Machine.Network
+	return n.Hostname == "" && n.AutoHostname != config.HostnameStable
+}
+
+// problemsOf are the values of a lease that can't be used, and its name if the node has another one.
+func (o *owner) problemsOf(l *lease) []string {
+	name, err := cleanHostname(l.hostname)
+	if l.hostname == "" || o.hostname == "" || name == o.hostname || !o.namedByLeases() {
+		return l.problems
 	}
-	for _, link := range o.order() {
-		for _, l := range o.leases(link) {
-			if name, err := cleanHostname(l.hostname); err == nil {
-				return name
-			}
-		}
+	why := "a node keeps the name that it has in its cluster; machine.network.hostname changes it"
+	if err != nil {
+		why = err.Error()
 	}
-	return ""
+	return append(slices.Clip(l.problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.hostname, o.hostname, why))
 }
 
 // tellNames logs, once for each name, that the node doesn't take the name of a lease.
 func (o *owner) tellNames() {
-	if o.cfg.Machine.Network.AutoHostname == config.HostnameStable {
-		return
-	}
 	for _, link := range o.order() {
 		for _, l := range o.leases(link) {
-			name, err := cleanHostname(l.hostname)
-			if l.hostname == "" || name == o.hostname || o.toldNames[l.hostname] || len(o.toldNames) > maxAdvertised {
-				continue
+			if p := o.problemsOf(l); len(p) > len(l.problems) && !o.toldNames[l.hostname] && len(o.toldNames) <= maxAdvertised {
+				o.toldNames[l.hostname] = true
+				o.log.Warn(fmt.Sprintf("%s lease on %s: %s", l.source, link, p[len(p)-1]))
 			}
-			o.toldNames[l.hostname] = true
-			why := "a node keeps the name that it has in its cluster; machine.network.hostname changes it"
-			if err != nil {
-				why = err.Error()
-			}
-			o.log.Warn(fmt.Sprintf("%s on %s names the node %q; its name is %s: %s", l.source, link, l.hostname, o.hostname, why))
 		}
 	}
 }
@@ -153,34 +151,15 @@ func (o *owner) resolvers() []netip.Addr {
 	if ns := o.cfg.Machine.Network.Nameservers; len(ns) > 0 {
 		return ns
 	}
-	out := fromLeases(o, func(l *lease) []netip.Addr { return l.resolvers })
-	for _, a := range o.routers() {
-		out = append(out, missing(lasting(a.servers, time.Now(), netip.Addr.Compare), out)...)
-	}
-	return out
+	return fromLeases(o, func(l *lease) []netip.Addr { return l.resolvers })
 }
 
 // search are the domains that complete short names.
-func (o *owner) search() (out []string) {
+func (o *owner) search() []string {
 	if s := o.cfg.Machine.Network.SearchDomains; len(s) > 0 {
 		return s
 	}
-	out = fromLeases(o, func(l *lease) []string { return l.search })
-	for _, a := range o.routers() {
-		out = append(out, missing(lasting(a.search, time.Now(), strings.Compare), out)...)
-	}
-	return out
-}
-
-// routers is what the routers of the links have advertised, in the order of the links.
-func (o *owner) routers() (out []*advertised) {
-	for _, name := range o.order() {
-		p, managed := o.plan(o.links[name])
-		if a := o.advertised[o.links[name].Attrs().Index]; a != nil && managed && o.acceptsRA(p) {
-			out = append(out, a)
-		}
-	}
-	return out
+	return fromLeases(o, func(l *lease) []string { return l.search })
 }
 
 func (o *owner) timeServers() []netip.Addr {

@@ -23,6 +23,9 @@ const (
 	againRemoved = 5 * time.Second
 )
 
+// errTaken is what duplicate address detection says.
+var errTaken = errors.New("another host of the network has this address")
+
 // attempt is the last time that an object was added.
 type attempt struct {
 	at    time.Time
@@ -174,27 +177,26 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 		o.due = minTime(o.due, next)
 		return
 	}
-	name := w.on(o.linkName(w.link()))
-	if m, is := w.(mtu); is {
-		for _, l := range o.links {
-			if _, set := o.mtuBefore[m.index]; !set && l.Attrs().Index == m.index {
-				o.mtuBefore[m.index] = l.Attrs().MTU
-			}
-		}
+	link := o.linkName(w.link())
+	if m, is := w.(mtu); is && o.links[link] != nil && o.mtuBefore[m.index] == 0 {
+		o.mtuBefore[m.index] = o.links[link].Attrs().MTU
 	}
 	a.at, a.pause = now, min(max(2*a.pause, againFirst), againMax)
 	o.due = minTime(o.due, now.Add(a.pause))
 	err := o.o.change(w, true)
+	_, failed := state.objects[w]
 	switch {
+	case err == nil && failed:
+		err = errTaken // until duplicate address detection has ended
 	case errors.Is(err, unix.EEXIST):
 		err = errors.New("another program has one like it, which stays")
 	case err == nil && o.known[w] && !removed:
-		o.log.Warn(fmt.Sprintf("the %s was removed by another program; it is set again", name))
+		o.log.Warn(fmt.Sprintf("the %s was removed by another program; it is set again", w.on(link)))
 	}
 	// A link that has just come up may refuse the first attempt.
 	if err != nil && a.err != nil && a.told != err.Error() {
 		a.told = err.Error()
-		o.log.Warn(fmt.Sprintf("the %s isn't possible: %v; trying again", name, err))
+		o.log.Warn(fmt.Sprintf("the %s isn't possible: %v; trying again", w.on(link), err))
 	}
 	if a.err = err; err == nil {
 		o.known[w] = true
@@ -232,6 +234,7 @@ func (o *owner) dropped(index int, gone bool) {
 	}
 	if gone {
 		delete(o.mtuBefore, index)
+		delete(o.bonds, index)
 	}
 }
 
@@ -254,16 +257,18 @@ func (o *owner) problems() (out []string) {
 	}
 	for _, name := range o.order() {
 		for _, l := range o.leases(name) {
-			for _, p := range l.problems {
+			for _, p := range o.problemsOf(l) {
 				out = append(out, fmt.Sprintf("%s lease on %s: %s", l.source, name, p))
 			}
 		}
 	}
+	declined := len(out)
 	for _, d := range o.declined {
 		if time.Now().Before(d.until) {
 			out = append(out, d.problem)
 		}
 	}
+	slices.Sort(out[declined:])
 	return out
 }
 
@@ -271,8 +276,8 @@ func (o *owner) problems() (out []string) {
 func (o *owner) problem(w object) string {
 	a, isAddress := w.(address)
 	switch tried := o.attempts[w]; {
-	case isAddress && o.state.failed[a]:
-		return "another host of the network has this address"
+	case isAddress && (o.state.failed[a] || o.state.tentative[a] && tried != nil && errors.Is(tried.err, errTaken)):
+		return errTaken.Error()
 	case isAddress && o.watches[a].other != "":
 		return o.watches[a].String()
 	case o.state.objects[w]:

@@ -48,31 +48,44 @@ func lackOf(code reason.Code, format string, args ...any) error {
 	return reason.With(code, fmt.Errorf(format, args...))
 }
 
-// pending is everything that isn't there yet.
+// pending is everything that isn't there yet. Cards that the configuration doesn't list count if it gives no address.
 func (o *owner) pending() (out []lack) {
-	var bare []string // links that may still get the address of an earlier boot
+	var bare, advertised, cards, unplugged []string // bare: links that may still get the address of an earlier boot
 	addressed := false
-	for _, p := range o.plans {
-		if p.Ignore || p.Name == "lo" || o.members[p.Name] != "" {
+	for i, p := range append(slices.Clip(o.plans), o.unlisted()...) {
+		listed := i < len(o.plans)
+		if p.Ignore || p.Name == "lo" || o.members[p.Name] != "" || !listed && addressed {
 			continue // a bond or bridge works without some of its members
 		}
 		l, here := o.links[p.Name]
 		if here {
 			p, _ = o.plan(l)
 		}
-		addressed = addressed || len(o.sources(p)) > 0 || len(p.Addresses) > 0
-		lacks := o.lacksOf(p)
-		for _, err := range lacks {
-			out = append(out, lack{err, o.grace(p, true), true})
+		if addressed = addressed || listed && (len(o.sources(p)) > 0 || len(p.Addresses) > 0 || p.Advertised()); o.acceptsRA(p) {
+			advertised = append(advertised, p.Name)
 		}
-		if len(lacks) > 0 && (slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr() == o.pinned }) || o.mayGetPinned(p)) {
+		lacks := o.lacksOf(p)
+		if may := o.mayGetPinned(p); may && !listed || len(lacks) > 0 && (may || slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr() == o.pinned })) {
 			bare = append(bare, p.Name)
 		}
+		if !listed {
+			cards = append(cards, p.Name)
+		}
+		if !listed && !carrier(l) {
+			unplugged, lacks = append(unplugged, p.Name), nil
+		}
+		for _, err := range lacks {
+			out = append(out, lack{err, o.grace(p, listed), listed})
+		}
 	}
-	if !addressed {
-		var unlisted []string
-		out, unlisted = o.pendingUnlisted(out)
-		bare = append(bare, unlisted...)
+	switch {
+	case addressed || len(cards) > len(unplugged):
+	case len(cards) > 0:
+		out = append(out, lack{lackOf(NoCarrier, "a link on %s", strings.Join(cards, ", ")), 0, false})
+	case len(advertised) > 0:
+		out = append(out, lack{lackOf(DHCPUnanswered, "a router advertisement on %s", strings.Join(advertised, ", ")), 0, false})
+	default:
+		out = append(out, lack{lackOf(LinkMissing, "a network card to appear"), 0, false})
 	}
 	if has := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned }); !has && len(bare) > 0 {
 		err := lackOf("", "the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), pinGrace)
@@ -89,33 +102,15 @@ func (o *owner) pending() (out []lack) {
 	return out
 }
 
-// pendingUnlisted adds what is pending of links that the configuration doesn't list.
-func (o *owner) pendingUnlisted(out []lack) (_ []lack, bare []string) {
-	var names, without []string
+// unlisted are the plans of cards that the configuration doesn't list.
+func (o *owner) unlisted() (out []config.Link) {
 	for _, name := range o.order() {
 		p, managed := o.plan(o.links[name])
-		if !managed || len(o.sources(p)) == 0 {
-			continue
-		}
-		names = append(names, name)
-		if o.mayGetPinned(p) {
-			bare = append(bare, name)
-		}
-		if !carrier(o.links[name]) {
-			without = append(without, name)
-			continue
-		}
-		for _, err := range o.unanswered(p) {
-			out = append(out, lack{err, o.grace(p, false), false})
+		if managed && len(o.sources(p)) > 0 && !slices.ContainsFunc(o.plans, func(l config.Link) bool { return l.Name == name }) {
+			out = append(out, p)
 		}
 	}
-	switch {
-	case len(names) == 0:
-		out = append(out, lack{lackOf(LinkMissing, "a network card to appear"), 0, false})
-	case len(without) == len(names):
-		out = append(out, lack{lackOf(NoCarrier, "a link on %s", strings.Join(names, ", ")), 0, false})
-	}
-	return out, bare
+	return out
 }
 
 // mayGetPinned reports whether the link may still get the address of an earlier boot.
@@ -143,6 +138,9 @@ func (o *owner) lacksOf(p config.Link) (out []error) {
 		if own := (address{l.Attrs().Index, a}); (!o.state.objects[own] || o.state.tentative[own]) && o.problem(own) == "" {
 			out = append(out, lackOf("", "address %s on %q", a, p.Name))
 		}
+	}
+	if p.Advertised() && !slices.ContainsFunc(o.state.advertised, func(a address) bool { return a.index == l.Attrs().Index }) {
+		out = append(out, lackOf(DHCPUnanswered, "router advertisement on %q", p.Name))
 	}
 	return out
 }

@@ -66,3 +66,22 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 		})
 	}
 }
+
+// An entry that leaves the addresses to router advertisements waits for one, and says so.
+func TestWaitsForAdvertisements(t *testing.T) {
+	t.Parallel()
+	for want, entry := range map[string]config.Link{
+		`router advertisement on "eth0"`:   {Name: "eth0", AcceptRA: new(true)},
+		"a router advertisement on eth0":   {Name: "eth0", MTU: 1400},
+		"a network card to appear":         {Name: "eth0", AcceptRA: new(false)},
+		`address 2001:db8::9/64 on "eth0"`: {Name: "eth0", AcceptRA: new(true), Addresses: []netip.Prefix{prefix("2001:db8::9/64")}},
+	} {
+		o := &owner{
+			cfg: &config.Config{}, plans: []config.Link{entry}, Daemon: New(Options{physical: func(netlink.Link) bool { return true }}),
+			links: map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2}}},
+		}
+		if got := errors.Join(o.lacking(nil)...).Error(); got != want {
+			t.Errorf("%+v: it waits for %s, want %s", entry, got, want)
+		}
+	}
+}

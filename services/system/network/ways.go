@@ -2,40 +2,57 @@ package network
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// HasWay reports whether a node with the links that it has now would still have a way to an address with these settings.
-// It is true while the links aren't known.
+// HasWay reports whether a node with the links that it has now would still have a way to an address with these settings: a link with a
+// carrier, and a default route if it has one by its settings or a lease now. It is true if there is no link with a carrier: nothing can be lost.
 func HasWay(s *resource.Store, n config.Network) bool {
-	all := Links.List(s)
-	if len(all) == 0 {
+	up := slices.DeleteFunc(Links.List(s), func(o resource.Object[LinkStatus]) bool { return o.Spec.State != "up" || o.ID == "lo" })
+	if len(up) == 0 {
 		return true
 	}
-	links := n.Links()
-	listed := map[string]bool{}
-	apart := func(l config.Link) bool { // in a VRF, where nobody reaches the machine API
-		return slices.ContainsFunc(links, func(v config.Link) bool { return v.VRF != nil && slices.Contains(v.VRF.Interfaces, l.Name) })
-	}
-	for _, l := range links {
-		listed[l.Name] = true
-		here := slices.ContainsFunc(all, func(o resource.Object[LinkStatus]) bool { return isLink(l, o) })
-		if below := l.Below(); len(below) > 0 {
-			here = slices.ContainsFunc(all, func(o resource.Object[LinkStatus]) bool { return slices.Contains(below, o.ID) })
-		}
-		for _, m := range l.Members() {
-			listed[m] = true
-		}
-		vlan := slices.ContainsFunc(l.VLANs, func(v config.VLAN) bool { return v.DHCP || v.CIDR.IsValid() })
-		if here && !l.Ignore && !apart(l) && (l.DHCP || l.DHCP6 || len(l.Addresses) > 0 || vlan) {
-			return true
-		}
-	}
-	return slices.ContainsFunc(all, func(o resource.Object[LinkStatus]) bool {
-		return o.Spec.Kind == "device" && o.ID != "lo" && o.Spec.State == "up" && !slices.ContainsFunc(links, func(l config.Link) bool { return isLink(l, o) || listed[o.ID] })
+	routed := !slices.ContainsFunc(Routes.List(s), func(o resource.Object[Object]) bool {
+		return o.Spec.By != byKernel && o.Spec.Problem == "" && (strings.HasPrefix(o.Spec.What, "0.0.0.0/0 via ") || strings.HasPrefix(o.Spec.What, "::/0 via "))
 	})
+	name := func(l config.Link) string {
+		for _, o := range up {
+			if isLink(l, o) {
+				return o.ID
+			}
+		}
+		return l.Name
+	}
+	links := n.Links()
+	for i, l := range links {
+		links[i].Name = name(l)
+	}
+	plans, virtuals, members := expand(links, func(called string) string { return name(config.Link{Name: called, HardwareAddr: called}) })
+	for _, o := range up {
+		if o.Spec.Kind == "device" && !slices.ContainsFunc(plans, func(p config.Link) bool { return p.Name == o.ID }) {
+			plans = append(plans, config.Link{Name: o.ID, DHCP: true})
+		}
+	}
+	var plugged func(name string) bool
+	plugged = func(name string) bool {
+		if i := slices.IndexFunc(virtuals, func(v virtual) bool { return v.name == name }); i >= 0 {
+			return slices.ContainsFunc(append(slices.Clip(virtuals[i].members), virtuals[i].below), plugged)
+		}
+		return slices.ContainsFunc(up, func(o resource.Object[LinkStatus]) bool { return o.ID == name })
+	}
+	way := false
+	for _, p := range plans {
+		if p.Ignore || p.Table != 0 || members[p.Name] != "" || !plugged(p.Name) { // in a VRF nobody reaches the machine API
+			continue
+		}
+		way = way || p.DHCP || p.DHCP6 || len(p.Addresses) > 0 || p.Advertised() || (p.AcceptRA == nil || *p.AcceptRA) &&
+			slices.ContainsFunc(OnLinks.List(s), func(o resource.Object[Object]) bool { return o.Spec.By == byKernel && o.Spec.Link == p.Name })
+		routed = routed || p.DHCP || slices.ContainsFunc(p.Routes, func(r config.Route) bool { return r.Network.Bits() == 0 && r.Gateway.IsValid() })
+	}
+	return way && routed
 }
 
 func isLink(l config.Link, o resource.Object[LinkStatus]) bool {

@@ -24,62 +24,55 @@ const (
 
 // lookup is the result of a query for the name of a peer.
 type lookup struct {
-	host  string
-	addr  netip.Addr
-	err   error
-	at    time.Time // when it was answered
-	again bool      // the peer doesn't answer at this address
+	host   string
+	addr   netip.Addr
+	err    error
+	at     time.Time // when it was answered
+	asking bool      // the query is under way
 }
 
-// keyed is the last settings of a WireGuard link.
-type keyed struct {
-	index int
-	spec  *config.WireGuard
-	named map[string]netip.Addr // the addresses behind the peers' names
-}
-
-// key sets a WireGuard link's keys and peers if they differ: to set them again
+// key sets a WireGuard link's keys and peers if the kernel has others: to set them again
 // would end its sessions. A peer whose name can't be resolved yet is set
 // without an address, because it may connect to us.
 func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) error {
+	name := l.Attrs().Name
+	has, err := o.o.wireguardDevice(name)
+	if err != nil {
+		return fmt.Errorf("the state of %s: %w", name, err)
+	}
 	named := map[string]netip.Addr{}
 	var errs []error
 	for _, p := range w.Peers {
 		host, _, err := net.SplitHostPort(p.Endpoint)
-		if err != nil {
-			continue // it has none; checks refuse others
+		if _, isName := netip.ParseAddr(host); err != nil || isName == nil {
+			continue // without an endpoint, or with an address
 		}
-		if _, err := netip.ParseAddr(host); err == nil {
-			continue
-		}
+		silent := slices.ContainsFunc(has.Peers, func(own wgtypes.Peer) bool {
+			return own.PublicKey.String() == p.PublicKey && time.Since(own.LastHandshakeTime) > silentAfter
+		})
 		if named[host] = o.named[host].addr; !named[host].IsValid() {
-			errs = append(errs, o.resolve(ctx, host))
-		} else if o.named[host].again {
-			o.resolve(ctx, host)
+			errs = append(errs, o.resolve(ctx, host, lookupAgain))
+		} else if silent { // it may have moved
+			o.resolve(ctx, host, silentAfter)
 		}
-	}
-	name := l.Attrs().Name
-	had := o.keyed[name]
-	if had.index == l.Attrs().Index && samePeers(had, w, named) {
-		return errors.Join(errs...)
 	}
 	c, err := wireguardConfig(w, named)
-	if err == nil {
+	if err == nil && (!keyed(has, c) || !sameEndpoints(o.endpoints[name], c)) {
 		err = o.o.configureWireGuard(name, c)
 	}
 	if err != nil {
 		return errors.Join(append(errs, fmt.Errorf("give %s its keys: %w", name, err))...)
 	}
-	o.keyed[name] = keyed{l.Attrs().Index, w, named}
+	o.endpoints[name] = c
 	return errors.Join(errs...)
 }
 
-// resolve resolves a name beside the owner's goroutine, and returns why there is no
+// resolve resolves a name beside the owner's goroutine, if that was long ago, and returns why there is no
 // address yet.
-func (o *owner) resolve(ctx context.Context, host string) error {
-	last, asked := o.named[host]
-	if !asked || last.again || last.err != nil && time.Since(last.at) >= lookupAgain {
-		o.named[host] = lookup{host: host, addr: last.addr} // under way
+func (o *owner) resolve(ctx context.Context, host string, again time.Duration) error {
+	last := o.named[host]
+	if !last.asking && time.Since(last.at) >= again {
+		o.named[host] = lookup{host: host, addr: last.addr, asking: true}
 		o.lookups.Go(func() {
 			lctx, cancel := context.WithTimeout(ctx, lookupTime)
 			defer cancel()
@@ -101,14 +94,22 @@ func (o *owner) resolve(ctx context.Context, host string) error {
 	return fmt.Errorf("find the peer %s: asking", host)
 }
 
-func samePeers(had keyed, w *config.WireGuard, named map[string]netip.Addr) bool {
-	if had.spec == nil || had.spec.PrivateKey != w.PrivateKey || had.spec.ListenPort != w.ListenPort || had.spec.FirewallMark != w.FirewallMark {
-		return false
-	}
-	return slices.EqualFunc(had.spec.Peers, w.Peers, func(a, b config.WireGuardPeer) bool {
-		host, _, _ := net.SplitHostPort(b.Endpoint)
-		return a.PublicKey == b.PublicKey && a.PresharedKey == b.PresharedKey && a.Endpoint == b.Endpoint && slices.Equal(a.AllowedIPs, b.AllowedIPs) &&
-			a.PersistentKeepalive == b.PersistentKeepalive && had.named[host] == named[host]
+// keyed reports whether a link has this configuration. It says nothing of the endpoints: the kernel changes them when a peer has moved.
+func keyed(d *wgtypes.Device, c wgtypes.Config) bool {
+	return d.PrivateKey == *c.PrivateKey && d.FirewallMark == *c.FirewallMark && (c.ListenPort == nil || d.ListenPort == *c.ListenPort) &&
+		len(d.Peers) == len(c.Peers) && !slices.ContainsFunc(c.Peers, func(want wgtypes.PeerConfig) bool {
+		return !slices.ContainsFunc(d.Peers, func(p wgtypes.Peer) bool {
+			return p.PublicKey == want.PublicKey && p.PresharedKey == *want.PresharedKey && p.PersistentKeepaliveInterval == *want.PersistentKeepaliveInterval &&
+				len(p.AllowedIPs) == len(want.AllowedIPs) && !slices.ContainsFunc(want.AllowedIPs, func(n net.IPNet) bool {
+				return !slices.ContainsFunc(p.AllowedIPs, func(is net.IPNet) bool { return is.String() == n.String() })
+			})
+		})
+	})
+}
+
+func sameEndpoints(a, b wgtypes.Config) bool {
+	return slices.EqualFunc(a.Peers, b.Peers, func(a, b wgtypes.PeerConfig) bool {
+		return a.PublicKey == b.PublicKey && a.Endpoint.String() == b.Endpoint.String()
 	})
 }
 
@@ -127,16 +128,19 @@ func wireguardConfig(w *config.WireGuard, named map[string]netip.Addr) (wgtypes.
 		if err != nil {
 			return c, fmt.Errorf("public key of a peer: %w", err)
 		}
-		peer := wgtypes.PeerConfig{PublicKey: public, ReplaceAllowedIPs: true, PersistentKeepaliveInterval: &p.PersistentKeepalive}
+		peer := wgtypes.PeerConfig{PublicKey: public, ReplaceAllowedIPs: true, PersistentKeepaliveInterval: &p.PersistentKeepalive, PresharedKey: new(wgtypes.Key)}
 		if p.PresharedKey != "" {
-			shared, err := wgtypes.ParseKey(string(p.PresharedKey))
-			if err != nil {
+			if *peer.PresharedKey, err = wgtypes.ParseKey(string(p.PresharedKey)); err != nil {
 				return c, fmt.Errorf("the preshared key of the peer %s isn't one", p.PublicKey) // err may contain it
 			}
-			peer.PresharedKey = &shared
 		}
 		for _, a := range p.AllowedIPs {
-			peer.AllowedIPs = append(peer.AllowedIPs, *ipNet(a.Masked()))
+			network := *ipNet(a.Masked())
+			same := func(n net.IPNet) bool { return n.String() == network.String() }
+			for i := range c.Peers { // a network is that of its last peer
+				c.Peers[i].AllowedIPs = slices.DeleteFunc(c.Peers[i].AllowedIPs, same)
+			}
+			peer.AllowedIPs = append(slices.DeleteFunc(peer.AllowedIPs, same), network)
 		}
 		if host, port, err := net.SplitHostPort(p.Endpoint); err == nil {
 			addr, err := netip.ParseAddr(host)

@@ -110,6 +110,16 @@ func TestS105WireGuardPresharedKeyAndMark(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	shows("off", "(none)", keys[3]) // what another program changes is set again
+	if out, err := exec.Command("wg", "set", "wg0", "listen-port", "51112", "peer", one, "allowed-ips", "10.101.9.0/24").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	eventually.That(t, 20*time.Second, "the port and the allowed addresses are set again", func() error {
+		out, err := exec.Command("wg", "show", "wg0", "dump").CombinedOutput()
+		if text := string(out); err != nil || !strings.Contains(text, "\t51111\toff") || !strings.Contains(text, "\t10.101.0.1/32\t") {
+			return fmt.Errorf("%s (%v)", out, err)
+		}
+		return nil
+	})
 	o, err := WireGuardStatuses.Get(n.store, "wg0")
 	if text := fmt.Sprintf("%+v", o.Spec); err != nil || strings.Contains(text, keys[0]) || strings.Contains(text, keys[3]) || len(o.Spec.Peers) != 2 {
 		t.Errorf("the status is %s (%v)", text, err)

@@ -2,9 +2,7 @@ package network
 
 import (
 	"errors"
-	"net"
 	"net/netip"
-	"slices"
 	"strconv"
 	"time"
 
@@ -75,33 +73,13 @@ func (o *owner) observe() error {
 			s.Problem = err.Error()
 		} else {
 			s = wireguardStatus(d)
-			o.reviewWireGuard(v, d)
+			if c, err := wireguardConfig(v.entry.WireGuard, nil); err == nil && !keyed(d, c) {
+				o.due = time.Time{} // another program has changed it
+			}
 		}
 		statuses[v.name] = s
 	}
 	return errors.Join(WireGuardStatuses.Replace(o.o.Store.As(ID), statuses), o.reportObjects())
-}
-
-// reviewWireGuard sets a link again that another program has changed, and looks for the address of a peer again that doesn't answer: it may
-// have moved.
-func (o *owner) reviewWireGuard(v virtual, d *wgtypes.Device) {
-	w := v.entry.WireGuard
-	if key, err := wgtypes.ParseKey(string(w.PrivateKey)); err == nil && (key != d.PrivateKey || int(w.FirewallMark) != d.FirewallMark || len(d.Peers) != len(w.Peers)) {
-		delete(o.keyed, v.name)
-		o.due = time.Time{}
-	}
-	for _, p := range w.Peers {
-		host, _, _ := net.SplitHostPort(p.Endpoint)
-		l := o.named[host]
-		silent := slices.ContainsFunc(d.Peers, func(own wgtypes.Peer) bool {
-			return own.PublicKey.String() == p.PublicKey && time.Since(own.LastHandshakeTime) > silentAfter
-		})
-		if silent && l.addr.IsValid() && time.Since(l.at) > silentAfter {
-			l.again = true
-			o.named[host] = l
-			o.due = time.Time{}
-		}
-	}
 }
 
 func wireguardStatus(d *wgtypes.Device) WireGuardStatus {

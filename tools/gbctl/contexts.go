@@ -87,7 +87,6 @@ func owner(c *client.Context) (who, until string) {
 func (a *app) useContextCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "use-context NAME",
-		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
 			config, path, err := a.load()
@@ -106,8 +105,7 @@ func (a *app) useContextCommand() *cobra.Command {
 // hostsCommand shows or sets one of the lists of a context.
 func (a *app) hostsCommand(name string, of func(*client.Context) *[]string) *cobra.Command {
 	return a.outputFlag(&cobra.Command{
-		Use:  name + " [HOST…]",
-		Args: cobra.ArbitraryArgs,
+		Use: name + " [HOST…]",
 		RunE: func(_ *cobra.Command, args []string) error {
 			config, path, err := a.load()
 			if err != nil {
@@ -135,8 +133,7 @@ func (a *app) hostsCommand(name string, of func(*client.Context) *[]string) *cob
 
 func (a *app) mergeCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "merge FILE",
-		Args: cobra.ExactArgs(1),
+		Use: "merge FILE",
 		RunE: func(_ *cobra.Command, args []string) error {
 			other, err := loadClient(args[0])
 			if err != nil {
@@ -162,8 +159,7 @@ func (a *app) mergeCommand() *cobra.Command {
 func (a *app) addCommand() *cobra.Command {
 	var ca, crt, key string
 	cmd := &cobra.Command{
-		Use:  "add NAME",
-		Args: cobra.ExactArgs(1),
+		Use: "add NAME",
 		RunE: func(_ *cobra.Command, args []string) error {
 			config, path, err := a.load()
 			if err != nil {

@@ -78,8 +78,7 @@ func etcdRow(s *apiv1.EtcdMemberStatus) []string {
 
 func (a *app) etcdSnapshotCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "snapshot FILE",
-		Args: cobra.ExactArgs(1),
+		Use: "snapshot FILE",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.untimed(cmd.Context(), "etcd snapshot", func(ctx context.Context, c *client.Client) error {
 				n, err := saveSnapshot(ctx, c, args[0])
@@ -186,8 +185,7 @@ func (a *app) etcdForfeitCommand() *cobra.Command {
 
 func (a *app) etcdRemoveCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "remove-member ID",
-		Args: cobra.ExactArgs(1),
+		Use: "remove-member ID",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return printMessage(cmd.Context(), a, "etcd remove-member", asking(ofEtcd, etcdAPI.RemoveMember, &apiv1.EtcdRemoveMemberRequest{Id: args[0]}))
 		},

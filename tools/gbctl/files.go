@@ -26,8 +26,7 @@ func (a *app) lsCommand() *cobra.Command {
 	r := &apiv1.ListFilesRequest{}
 	var long bool
 	cmd := &cobra.Command{
-		Use:  "ls [PATH]",
-		Args: cobra.MaximumNArgs(1),
+		Use: "ls [PATH]",
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if r.Path = "/"; len(args) > 0 {
 				if r.Path, err = a.absolute(args[0]); err != nil {
@@ -85,8 +84,7 @@ func fileRow(node string, f *apiv1.FileInfo, long bool) []string {
 
 func (a *app) readCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "read PATH",
-		Args: cobra.ExactArgs(1),
+		Use: "read PATH",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name, err := a.absolute(args[0])
 			if err != nil {

@@ -57,8 +57,7 @@ func version(args []string) (uint64, error) {
 func (a *app) showCommand() *cobra.Command {
 	r := &apiv1.GetConfigRequest{}
 	cmd := &cobra.Command{
-		Use:  "show [VERSION]",
-		Args: cobra.MaximumNArgs(1),
+		Use: "show [VERSION]",
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if r.Version, err = version(args); err != nil {
 				return err
@@ -86,8 +85,7 @@ func (a *app) showCommand() *cobra.Command {
 func (a *app) rollbackCommand() *cobra.Command {
 	flags := &applyFlags{app: a}
 	cmd := &cobra.Command{
-		Use:  "rollback [VERSION]",
-		Args: cobra.MaximumNArgs(1),
+		Use: "rollback [VERSION]",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := version(args)
 			if err != nil {

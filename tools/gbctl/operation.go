@@ -66,8 +66,7 @@ func prompt(q *apiv1.OperationQuestion) string {
 
 func (a *app) operationAttachCommand() *cobra.Command {
 	return a.linesFlag(&cobra.Command{
-		Use:  "attach ID",
-		Args: cobra.ExactArgs(1),
+		Use: "attach ID",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.followOne(cmd.Context(), "operation attach", args[0])
 		},
@@ -85,8 +84,7 @@ func (a *app) followOne(ctx context.Context, what, id string) error {
 
 func (a *app) operationAnswerCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "answer ID ANSWER",
-		Args: cobra.ExactArgs(2),
+		Use: "answer ID ANSWER",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.one(cmd.Context(), "operation answer", func(ctx context.Context, c *client.Client) error {
 				all, err := operations(ctx, c)
@@ -115,8 +113,7 @@ func answerOperation(ctx context.Context, c *client.Client, o *apiv1.Operation, 
 
 func (a *app) operationAbortCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "abort ID",
-		Args: cobra.ExactArgs(1),
+		Use: "abort ID",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return printMessage(cmd.Context(), a, "operation abort", asking(ofOperation, operationAPI.Abort, &apiv1.AbortOperationRequest{Id: args[0]}))
 		},
@@ -125,8 +122,7 @@ func (a *app) operationAbortCommand() *cobra.Command {
 
 func (a *app) operationTakeOverCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "take-over ID",
-		Args: cobra.ExactArgs(1),
+		Use: "take-over ID",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := a.one(cmd.Context(), "operation take-over", func(ctx context.Context, c *client.Client) error {
 				_, err := client.Unary(ctx, c.Operation.TakeOver, &apiv1.TakeOverOperationRequest{Id: args[0]})

@@ -70,11 +70,10 @@ func (a *app) patchNode(ctx context.Context, n *client.Client, change configChan
 	}
 }
 
-// group makes a command that only has subcommands. Without Args and RunE, a misspelt
-// subcommand would print the help and succeed.
+// group makes a command that only has subcommands. Without RunE, a misspelt subcommand
+// would print the help and succeed.
 func group(cmd *cobra.Command, inner ...*cobra.Command) *cobra.Command {
 	cmd.AddCommand(inner...)
-	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return usagef("%s needs a subcommand: %s", cmd.CommandPath(), strings.Join(subcommands(cmd), ", "))
 	}

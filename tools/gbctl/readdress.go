@@ -23,8 +23,7 @@ func (a *app) readdressCommand() *cobra.Command {
 	r := &apiv1.ReaddressRequest{}
 	var patch string
 	cmd := &cobra.Command{
-		Use:  "readdress ADDRESS",
-		Args: cobra.ExactArgs(1),
+		Use: "readdress ADDRESS",
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			to, err := netip.ParseAddr(args[0])
 			if err != nil {

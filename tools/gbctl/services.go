@@ -41,7 +41,6 @@ func (a *app) serviceCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:               "service ID [start|stop|restart]",
-		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: completing(a, services(&apiv1.ListServicesRequest{}), serviceIDs, "start", "stop", "restart"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {

@@ -20,8 +20,7 @@ func (a *app) tokenCommand() *cobra.Command {
 	r := &apiv1.RevokeTokenRequest{}
 	var after time.Duration
 	revoke := &cobra.Command{
-		Use:  "revoke ID",
-		Args: cobra.ExactArgs(1),
+		Use: "revoke ID",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Id, r.After = args[0], durationpb.New(after)
 			return printMessage(cmd.Context(), a, "token revoke", asking(ofNode, nodeAPI.RevokeToken, r))

@@ -25,13 +25,8 @@ import (
 // still answers, and to type the confirmation.
 const tryTimeout = time.Minute
 
-var modes = map[string]apiv1.ApplyMode{
-	"auto":      apiv1.ApplyMode_APPLY_MODE_AUTO,
-	"immediate": apiv1.ApplyMode_APPLY_MODE_IMMEDIATE,
-	"on-reboot": apiv1.ApplyMode_APPLY_MODE_ON_REBOOT,
-	"reboot":    apiv1.ApplyMode_APPLY_MODE_REBOOT,
-	"try":       apiv1.ApplyMode_APPLY_MODE_TRY,
-}
+// modePrefix is what the modes have in the API before their names.
+const modePrefix = "APPLY_MODE_"
 
 // shortModes are the modes that have a flag of their own.
 var shortModes = []string{"immediate", "on-reboot", "try"}
@@ -71,8 +66,8 @@ func (f *applyFlags) change(cmd *cobra.Command, done string) configChange {
 			f.modeName = mode
 		}
 	}
-	mode := modes[f.modeName]
-	if mode == modes["try"] && cmd.Flags().Changed("timeout") && !cmd.Flags().Changed("try-timeout") {
+	mode := apiv1.ApplyMode(apiv1.ApplyMode_value[modePrefix+strings.ToUpper(strings.ReplaceAll(f.modeName, "-", "_"))])
+	if mode == apiv1.ApplyMode_APPLY_MODE_TRY && cmd.Flags().Changed("timeout") && !cmd.Flags().Changed("try-timeout") {
 		f.timeout, f.app.timeout = f.app.timeout, defaultTimeout
 		fmt.Fprintln(f.app.err, "note: in --mode=try, the flag timeout is called --try-timeout now; the former name goes with the next release")
 	}

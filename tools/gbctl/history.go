@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
@@ -30,17 +29,11 @@ func (a *app) confirmCommand() *cobra.Command {
 func (a *app) historyCommand() *cobra.Command {
 	head := []string{"VERSION", "CURRENT", "TIME", "BY", "MODE", "CHANGED"}
 	return listCommand(a, "history", head, history, rowsOf((*apiv1.ConfigHistoryResponse).GetVersions, func(v *apiv1.ConfigVersion) []string {
-		return []string{strconv.FormatUint(v.Version, 10), yes(v.Current), v.Time.AsTime().UTC().Format("2006-01-02T15:04:05Z"), v.By, modeName(v.Mode), v.Summary}
+		return []string{strconv.FormatUint(v.Version, 10), yes(v.Current), v.Time.AsTime().UTC().Format("2006-01-02T15:04:05Z"), v.By, word(v.Mode, modePrefix), v.Summary}
 	}))
 }
 
 var history = asking(ofConfig, configAPI.History, &apiv1.ConfigHistoryRequest{})
-
-// modeName is the name of a mode as in --mode.
-func modeName(m apiv1.ApplyMode) string {
-	name := strings.TrimPrefix(m.String(), "APPLY_MODE_")
-	return strings.ToLower(strings.ReplaceAll(name, "_", "-"))
-}
 
 // version parses the optional argument VERSION; 0 means none.
 func version(args []string) (uint64, error) {

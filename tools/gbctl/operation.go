@@ -53,7 +53,7 @@ func operationRow(o *apiv1.Operation) []string {
 }
 
 func operationState(o *apiv1.Operation) string {
-	return strings.ToLower(strings.TrimPrefix(o.State.String(), "STATE_"))
+	return word(o.State, "STATE_")
 }
 
 // prompt formats a question with its possible answers.

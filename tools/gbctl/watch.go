@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -53,12 +52,7 @@ type watcher struct {
 	printed bool
 }
 
-var kinds = map[apiv1.ResourceEvent_Kind]string{
-	apiv1.ResourceEvent_KIND_PRESENT: "",
-	apiv1.ResourceEvent_KIND_CREATED: "created",
-	apiv1.ResourceEvent_KIND_UPDATED: "updated",
-	apiv1.ResourceEvent_KIND_DELETED: "deleted",
-}
+func eventKind(e *apiv1.ResourceEvent) string { return word(e.Kind, "KIND_") }
 
 func (w *watcher) event(node string, e *apiv1.ResourceEvent) error {
 	w.mu.Lock()
@@ -72,7 +66,7 @@ func (w *watcher) event(node string, e *apiv1.ResourceEvent) error {
 	if w.app.output == "yaml" || w.app.output == "json" {
 		return w.document(node, e)
 	}
-	cells := append(row(node, e.Resource), kinds[e.Kind])
+	cells := append(row(node, e.Resource), strings.TrimPrefix(eventKind(e), "present")) // only changes have a word
 	if w.missing > 0 {
 		w.early = append(w.early, cells)
 		return nil
@@ -86,7 +80,7 @@ func (w *watcher) document(node string, e *apiv1.ResourceEvent) error {
 	if err != nil {
 		return err
 	}
-	n.Content = slices.Insert(n.Content, 2, scalar("event"), scalar(cmp.Or(kinds[e.Kind], "present")))
+	n.Content = slices.Insert(n.Content, 2, scalar("event"), scalar(eventKind(e)))
 	if w.app.output == "json" {
 		return writeLine(w.app, n)
 	}

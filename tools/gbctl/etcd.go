@@ -175,29 +175,16 @@ func (a *app) etcdAlarmCommand() *cobra.Command {
 }
 
 func (a *app) etcdForfeitCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "forfeit-leadership",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printMessage(cmd.Context(), a, "etcd forfeit-leadership", asking(ofEtcd, etcdAPI.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{}))
-		},
-	}
+	return messageCommand(a, "forfeit-leadership", nil, asking(ofEtcd, etcdAPI.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{}))
 }
 
 func (a *app) etcdRemoveCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "remove-member ID",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return printMessage(cmd.Context(), a, "etcd remove-member", asking(ofEtcd, etcdAPI.RemoveMember, &apiv1.EtcdRemoveMemberRequest{Id: args[0]}))
-		},
-	}
+	r := &apiv1.EtcdRemoveMemberRequest{}
+	return messageCommand(a, "remove-member ID", &r.Id, asking(ofEtcd, etcdAPI.RemoveMember, r))
 }
 
 func (a *app) etcdLeaveCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "leave",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.raiseTimeout(cmd, leaveTimeout)
-			return printMessage(cmd.Context(), a, "etcd leave", asking(ofEtcd, etcdAPI.Leave, &apiv1.EtcdLeaveRequest{}))
-		},
-	}
+	cmd := messageCommand(a, "leave", nil, asking(ofEtcd, etcdAPI.Leave, &apiv1.EtcdLeaveRequest{}))
+	cmd.PreRun = func(cmd *cobra.Command, _ []string) { a.raiseTimeout(cmd, leaveTimeout) }
+	return cmd
 }

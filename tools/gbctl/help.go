@@ -25,10 +25,13 @@ func readHelp() map[string]helpText {
 	return texts
 }
 
+// pathOf is a command as the user types it, behind gbctl.
+func pathOf(cmd *cobra.Command) string { return strings.TrimPrefix(cmd.CommandPath(), "gbctl ") }
+
 // setHelp sets the help of a command and of its subcommands. A command accepts the
 // arguments of its usage unless it sets Args.
 func setHelp(cmd *cobra.Command, texts map[string]helpText) {
-	t := texts[strings.TrimPrefix(cmd.CommandPath(), "gbctl ")]
+	t := texts[pathOf(cmd)]
 	cmd.Short, cmd.Long = t.Short, t.Long
 	for name, part := range texts {
 		if strings.HasPrefix(name, "$") {

@@ -112,12 +112,8 @@ func answerOperation(ctx context.Context, c *client.Client, o *apiv1.Operation, 
 }
 
 func (a *app) operationAbortCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "abort ID",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return printMessage(cmd.Context(), a, "operation abort", asking(ofOperation, operationAPI.Abort, &apiv1.AbortOperationRequest{Id: args[0]}))
-		},
-	}
+	r := &apiv1.AbortOperationRequest{}
+	return messageCommand(a, "abort ID", &r.Id, asking(ofOperation, operationAPI.Abort, r))
 }
 
 func (a *app) operationTakeOverCommand() *cobra.Command {

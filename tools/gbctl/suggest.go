@@ -199,7 +199,7 @@ func (a *app) unknownCommand(cmd *cobra.Command, words []string) error {
 func elsewhere(in *cobra.Command, name string) (paths []string) {
 	for _, c := range in.Commands() {
 		if c.Name() == name && c.IsAvailableCommand() {
-			paths = append(paths, strings.TrimPrefix(c.CommandPath(), "gbctl "))
+			paths = append(paths, pathOf(c))
 		}
 		paths = append(paths, elsewhere(c, name)...)
 	}

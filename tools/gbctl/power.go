@@ -259,12 +259,13 @@ func (a *app) waitOff(ctx context.Context, node string, budget time.Duration) er
 	return nil
 }
 
-// atLastStep reports whether an operation has reached the step that stops the node.
-func atLastStep(o *apiv1.Operation) bool {
-	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool {
-		return s.Id == "end" && s.State == apiv1.OperationStep_STATE_DONE
-	})
+// stepIs reports whether a step of an operation is in a state.
+func stepIs(o *apiv1.Operation, step string, state apiv1.OperationStep_State) bool {
+	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool { return s.Id == step && s.State == state })
 }
+
+// atLastStep reports whether an operation has reached the step that stops the node.
+func atLastStep(o *apiv1.Operation) bool { return stepIs(o, "end", apiv1.OperationStep_STATE_DONE) }
 
 // begin starts an operation on a node, and follows it to its end, or to the step that stops
 // the node. In a dry run it only prints the plan.

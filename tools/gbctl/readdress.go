@@ -67,7 +67,9 @@ func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequ
 		return err
 	}
 	f := a.follower(node, id, nil)
-	f.stop = func(o *apiv1.Operation) bool { return f.node == node && node != r.Address && moving(o) }
+	f.stop = func(o *apiv1.Operation) bool {
+		return f.node == node && node != r.Address && stepIs(o, moveStep, apiv1.OperationStep_STATE_RUNNING)
+	}
 	if err := f.run(ctx); err != nil || f.last.Ended != nil {
 		return err
 	}
@@ -84,12 +86,6 @@ func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequ
 	}
 	fmt.Fprintf(a.out, "%s is at %s now; if kubeconfigs have the former address: gbctl -n %s kubeconfig\n", node, r.Address, r.Address)
 	return a.moveContext(node, r.Address)
-}
-
-func moving(o *apiv1.Operation) bool {
-	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool {
-		return s.Id == moveStep && s.State == apiv1.OperationStep_STATE_RUNNING
-	})
 }
 
 // moveContext replaces an address in the context.

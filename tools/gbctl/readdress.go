@@ -90,18 +90,16 @@ func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequ
 
 // moveContext replaces an address in the context.
 func (a *app) moveContext(from, to string) error {
-	file, path, err := a.load()
-	if err != nil {
-		return err
-	}
-	c, err := file.Current(a.contextName)
-	if err != nil {
-		return err
-	}
-	for _, list := range [][]string{c.Nodes, c.Endpoints} {
-		if i := slices.Index(list, from); i >= 0 && !slices.Contains(list, to) {
-			list[i] = to
+	return a.changeContexts(func(config *client.Config) error {
+		c, err := config.Current(a.contextName)
+		if err != nil {
+			return err
 		}
-	}
-	return file.Save(path)
+		for _, list := range [][]string{c.Nodes, c.Endpoints} {
+			if i := slices.Index(list, from); i >= 0 && !slices.Contains(list, to) {
+				list[i] = to
+			}
+		}
+		return nil
+	})
 }

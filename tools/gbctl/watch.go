@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"unicode/utf8"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -48,7 +47,7 @@ type watcher struct {
 	head    []string
 	early   [][]string // rows that arrive before all nodes are synced
 	missing int        // nodes that haven't sent all current resources yet
-	widths  []int
+	widths  columns
 	printed bool
 }
 
@@ -113,7 +112,7 @@ func (w *watcher) synced() {
 	rows := w.early
 	w.early = nil
 	for _, cells := range append([][]string{w.head}, rows...) {
-		w.widen(cells)
+		w.widths.fit(cells)
 	}
 	if w.head != nil && w.app.output == "table" {
 		_ = w.row(w.head)
@@ -123,23 +122,8 @@ func (w *watcher) synced() {
 	}
 }
 
-func (w *watcher) widen(cells []string) {
-	for i, cell := range cells {
-		if i == len(w.widths) {
-			w.widths = append(w.widths, 0)
-		}
-		w.widths[i] = max(w.widths[i], utf8.RuneCountInString(cell))
-	}
-}
-
 // row prints one row. A column gets wider if needed.
 func (w *watcher) row(cells []string) error {
-	w.widen(cells)
-	var b strings.Builder
-	for i, cell := range cells {
-		cell = oneLine(cell)
-		b.WriteString(cell + strings.Repeat(" ", w.widths[i]+3-utf8.RuneCountInString(cell)))
-	}
-	_, err := fmt.Fprintln(w.app.out, strings.TrimRight(b.String(), " "))
-	return err
+	w.widths.fit(cells)
+	return w.widths.print(w.app.out, cells)
 }

@@ -106,13 +106,7 @@ func (n *nodeView) update(s snapshot) {
 // unanswered reports whether the last request got no answer.
 func (n *nodeView) unanswered() bool { return n.seen.err != nil && !n.answered.Equal(n.seen.at) }
 
-func (n *nodeView) ids() []string {
-	var ids []string
-	for _, s := range n.seen.services.GetServices() {
-		ids = append(ids, s.Id)
-	}
-	return ids
-}
+func (n *nodeView) ids() []string { return serviceIDs(n.seen.services) }
 
 func (d *dashboard) read(msg linesMsg) {
 	if msg.target != d.target {

@@ -40,11 +40,10 @@ func (a *app) etcdCommand() *cobra.Command {
 }
 
 func (a *app) etcdMembersCommand() *cobra.Command {
-	return listCommand(a, "members", []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, asking(ofEtcd, etcdAPI.Members, &apiv1.EtcdMembersRequest{}), func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
-		for _, e := range m.Members {
-			rows = append(rows, []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ","), m.ClusterId})
-		}
-		return rows
+	return listCommand(a, "members", []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, asking(ofEtcd, etcdAPI.Members, &apiv1.EtcdMembersRequest{}), func(m *apiv1.EtcdMembersResponse) [][]string {
+		return ofEach(m.Members, func(e *apiv1.EtcdMember) []string {
+			return []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ","), m.ClusterId}
+		})
 	})
 }
 

@@ -169,17 +169,10 @@ func (g *generator) requestCommand() *cobra.Command {
 func checkRoles(roles []string) error {
 	for _, role := range roles {
 		if strings.HasPrefix(role, "os:") && !slices.Contains(api.Roles(), api.Role(role)) {
-			return usagef("--roles: unknown role %q; the roles are %s", role, strings.Join(roleNames(), ", "))
+			return usagef("--roles: unknown role %q; the roles are %s", role, strings.Join(ofEach(api.Roles(), func(r api.Role) string { return string(r) }), ", "))
 		}
 	}
 	return nil
-}
-
-func roleNames() (names []string) {
-	for _, role := range api.Roles() {
-		names = append(names, string(role))
-	}
-	return names
 }
 
 func describe(name string, roles []string) string {

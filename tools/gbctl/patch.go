@@ -75,14 +75,7 @@ func (a *app) patchNode(ctx context.Context, n *client.Client, change configChan
 func group(cmd *cobra.Command, inner ...*cobra.Command) *cobra.Command {
 	cmd.AddCommand(inner...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return usagef("%s needs a subcommand: %s", cmd.CommandPath(), strings.Join(subcommands(cmd), ", "))
+		return usagef("%s needs a subcommand: %s", cmd.CommandPath(), strings.Join(ofEach(cmd.Commands(), (*cobra.Command).Name), ", "))
 	}
 	return cmd
-}
-
-func subcommands(cmd *cobra.Command) (names []string) {
-	for _, c := range cmd.Commands() {
-		names = append(names, c.Name())
-	}
-	return names
 }

@@ -19,11 +19,10 @@ const shownEvents = 20
 
 func (a *app) servicesCommand() *cobra.Command {
 	head := []string{"ID", "STATE", "HEALTH", "LAST CHANGE", "LAST EVENT"}
-	return listCommand(a, "services", head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) (rows [][]string) {
-		for _, s := range m.Services {
-			rows = append(rows, []string{s.Id, s.State, s.Health, ago(m.SinceBoot, s.Since), s.Message})
-		}
-		return rows
+	return listCommand(a, "services", head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) [][]string {
+		return ofEach(m.Services, func(s *apiv1.Service) []string {
+			return []string{s.Id, s.State, s.Health, ago(m.SinceBoot, s.Since), s.Message}
+		})
 	})
 }
 
@@ -64,11 +63,8 @@ func (a *app) serviceCommand() *cobra.Command {
 }
 
 // serviceIDs are the IDs of the services in an answer.
-func serviceIDs(m *apiv1.ListServicesResponse) (ids []string) {
-	for _, s := range m.Services {
-		ids = append(ids, s.Id)
-	}
-	return ids
+func serviceIDs(m *apiv1.ListServicesResponse) []string {
+	return ofEach(m.GetServices(), (*apiv1.Service).GetId)
 }
 
 func (a *app) service(ctx context.Context, id string) error {

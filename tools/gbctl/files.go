@@ -42,12 +42,8 @@ func (a *app) lsCommand() *cobra.Command {
 }
 
 func (a *app) ls(ctx context.Context, r *apiv1.ListFilesRequest, long bool) error {
-	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (files []*apiv1.FileInfo, err error) {
-		err = client.Receive(ctx, c.File.List, r, func(f *apiv1.FileInfo) error {
-			files = append(files, f)
-			return nil
-		})
-		return files, err
+	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) ([]*apiv1.FileInfo, error) {
+		return receiveAll(ctx, c.File.List, r)
 	})
 	head := []string{"NODE", "NAME"}
 	if long {

@@ -143,12 +143,8 @@ func (a *app) verifyImagesCommand() *cobra.Command {
 }
 
 func (a *app) verifyImages(ctx context.Context, r *apiv1.CheckImagesRequest) error {
-	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (images []*apiv1.ImageCheck, err error) {
-		err = client.Receive(ctx, c.Node.CheckImages, r, func(i *apiv1.ImageCheck) error {
-			images = append(images, i)
-			return nil
-		})
-		return images, err
+	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) ([]*apiv1.ImageCheck, error) {
+		return receiveAll(ctx, c.Node.CheckImages, r)
 	})
 	var rows [][]string
 	var documents []*yaml.Node

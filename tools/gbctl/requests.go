@@ -46,6 +46,15 @@ func asking[S, Q, A any](service func(*client.Client) S, method func(S, context.
 	}
 }
 
+// receiveAll collects all messages of a stream.
+func receiveAll[Q, T any](ctx context.Context, open func(context.Context, *connect.Request[Q]) (*connect.ServerStreamForClient[T], error), request *Q) (all []*T, err error) {
+	err = client.Receive(ctx, open, request, func(m *T) error {
+		all = append(all, m)
+		return nil
+	})
+	return all, err
+}
+
 // starting makes the question of a request that starts an operation.
 func starting[Q, A any, P interface {
 	*A

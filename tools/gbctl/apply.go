@@ -103,11 +103,9 @@ func (c configChange) checkSysctls(ctx context.Context, n *client.Client, docume
 	_ = yaml.Unmarshal(document, &doc) // the node has a better error
 	for _, name := range slices.Sorted(maps.Keys(doc.Machine.Sysctls)) {
 		dir, base := path.Split("/proc/sys/" + config.SysctlPath(name))
-		there, hint := []string{}, "; a module that isn't loaded may have it"
-		err := client.Receive(ctx, n.File.List, &apiv1.ListFilesRequest{Path: path.Clean(dir), Depth: 1}, func(f *apiv1.FileInfo) error {
-			there = append(there, f.Name)
-			return nil
-		})
+		hint := "; a module that isn't loaded may have it"
+		files, err := receiveAll(ctx, n.File.List, &apiv1.ListFilesRequest{Path: path.Clean(dir), Depth: 1})
+		there := ofEach(files, (*apiv1.FileInfo).GetName)
 		if best := config.Closest(base, there); best != "" {
 			hint = "; did you mean " + strings.TrimSuffix(name, base) + best + "?"
 		}
@@ -187,13 +185,7 @@ func (a *app) waitSettled(ctx context.Context, node string, before *apiv1.NodeSt
 	if err := pause(ctx, pollInterval); err != nil {
 		return err
 	}
-	return a.retryUntil(ctx, node, budget, func(ctx context.Context) error {
-		s, err := a.probe(ctx, node)
-		if err != nil {
-			return err
-		}
-		return healthyAs(before, s)
-	})
+	return a.waitBack(ctx, node, "", budget, func(_ context.Context, s *apiv1.NodeStatusResponse) error { return healthyAs(before, s) })
 }
 
 // mayHaveApplied reports whether the node may have applied a change although the answer
@@ -395,9 +387,7 @@ var errRedacted = errors.New("the node returned its configuration without secret
 
 // current returns the configuration of a node, for a change of it.
 func (a *app) current(ctx context.Context, n *client.Client) (*apiv1.GetConfigResponse, error) {
-	ctx, done := a.request(ctx, n.Name)
-	defer done()
-	m, err := client.Unary(ctx, n.Config.Get, &apiv1.GetConfigRequest{})
+	m, err := asked(ctx, a, n, asking(ofConfig, configAPI.Get, &apiv1.GetConfigRequest{}))
 	if err == nil && m.Redacted {
 		err = &exitError{codeDenied, errRedacted}
 	}

@@ -86,11 +86,9 @@ func (a *app) rollbackCommand() *cobra.Command {
 			}
 			change := flags.change(cmd, "rolled back")
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
-				ctx, done := a.request(ctx, n.Name)
-				defer done()
-				return client.Unary(ctx, n.Config.Rollback, &apiv1.RollbackConfigRequest{
+				return asked(ctx, a, n, asking(ofConfig, configAPI.Rollback, &apiv1.RollbackConfigRequest{
 					Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
-				})
+				}))
 			})
 		},
 	}

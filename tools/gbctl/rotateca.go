@@ -66,9 +66,7 @@ func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCAReq
 		_, err := a.begin(ctx, c, true, start)
 		return err
 	}
-	rctx, done := a.request(ctx, c.Name)
-	o, err := a.unlessRunning(rotateCA, start)(rctx, c)
-	done()
+	o, err := asked(ctx, a, c, a.unlessRunning(rotateCA, start))
 	if err != nil {
 		return err
 	}

@@ -170,7 +170,7 @@ func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
 		to    *[][]byte
 	}{{o.patches, &q.Patches}, {o.controlPlanePatches, &q.ControlPlanePatches}, {o.workerPatches, &q.WorkerPatches}} {
 		for _, flag := range p.flags {
-			text, err := patchText(flag)
+			text, err := patchText(flag, readInput)
 			if err != nil {
 				return o.cluster, err
 			}

@@ -31,11 +31,8 @@ func (a *app) patchConfigCommand(use string, aliases ...string) *cobra.Command {
 			}
 			texts := make([][]byte, len(patches))
 			for i, p := range patches {
-				texts[i] = []byte(p)
-				if file, ok := strings.CutPrefix(p, "@"); ok {
-					if texts[i], err = a.readInput(file); err != nil {
-						return err
-					}
+				if texts[i], err = patchText(p, a.readInput); err != nil {
+					return err
 				}
 			}
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -29,11 +28,9 @@ func (a *app) readdressCommand() *cobra.Command {
 			if err != nil {
 				return usagef("%s: the new address of the node, without a prefix: %v", args[0], err)
 			}
-			r.Address, r.Patch = to.String(), []byte(patch)
-			if file, ok := strings.CutPrefix(patch, "@"); ok {
-				if r.Patch, err = a.readInput(file); err != nil {
-					return err
-				}
+			r.Address = to.String()
+			if r.Patch, err = patchText(patch, a.readInput); err != nil {
+				return err
 			}
 			a.raiseTimeout(cmd, planTimeout)
 			node, err := a.single(cmd.Context(), readdress)
@@ -57,9 +54,7 @@ func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequ
 			_, err := a.begin(ctx, c, true, start)
 			return err
 		}
-		ctx, done := a.request(ctx, c.Name)
-		defer done()
-		o, err := a.unlessRunning(readdress, start)(ctx, c)
+		o, err := asked(ctx, a, c, a.unlessRunning(readdress, start))
 		id = o.GetId()
 		return err
 	})

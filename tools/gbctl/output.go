@@ -125,12 +125,11 @@ func writeJSON(w io.Writer, documents []*yaml.Node, one bool) error {
 	if err := appendJSON(&b, root); err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	var indented bytes.Buffer
-	if err := json.Indent(&indented, b.Bytes(), "", "  "); err != nil {
+	text, err := json.MarshalIndent(json.RawMessage(b.Bytes()), "", "  ")
+	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	indented.WriteByte('\n')
-	_, err := w.Write(indented.Bytes())
+	_, err = fmt.Fprintf(w, "%s\n", text)
 	return err
 }
 

@@ -96,8 +96,7 @@ func writeLine(a *app, n *yaml.Node) error {
 	if err := appendJSON(&b, n); err != nil {
 		return err
 	}
-	b.WriteByte('\n')
-	_, err := a.out.Write(b.Bytes())
+	_, err := fmt.Fprintln(a.out, &b)
 	return err
 }
 

@@ -41,11 +41,7 @@ type nodeView struct {
 }
 
 func newDashboard(nodes []string, follow func(logTarget)) *dashboard {
-	d := &dashboard{follow: follow}
-	for _, name := range nodes {
-		d.nodes = append(d.nodes, &nodeView{name: name})
-	}
-	return d
+	return &dashboard{follow: follow, nodes: ofEach(nodes, func(name string) *nodeView { return &nodeView{name: name} })}
 }
 
 func (d *dashboard) Init() tea.Cmd { return nil }

@@ -176,10 +176,7 @@ func checkRoles(roles []string) error {
 }
 
 func describe(name string, roles []string) string {
-	if len(roles) == 0 {
-		return name
-	}
-	return name + ", " + strings.Join(roles, ", ")
+	return strings.Join(append([]string{name}, roles...), ", ")
 }
 
 // S-152, S-153, S-154

@@ -110,7 +110,7 @@ func (c configChange) checkSysctls(ctx context.Context, n *client.Client, docume
 			hint = "; did you mean " + strings.TrimSuffix(name, base) + best + "?"
 		}
 		if err == nil && !slices.Contains(there, base) || connect.CodeOf(err) == connect.CodeNotFound {
-			fmt.Fprintf(c.app.err, "%s: warning: machine.sysctls: the kernel has no parameter %s%s\n", n.Name, name, hint)
+			fmt.Fprintf(c.app.err, "%s: %s machine.sysctls: the kernel has no parameter %s%s\n", n.Name, painted(c.app.err, "warning:"), name, hint)
 		}
 	}
 }
@@ -280,7 +280,7 @@ func (a *app) readInput(name string) ([]byte, error) {
 // report prints the result of a change, or of its dry run.
 func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 	for _, w := range m.Warnings {
-		fmt.Fprintf(c.app.err, "%s: warning: %s\n", node, visible(w))
+		fmt.Fprintf(c.app.err, "%s: %s %s\n", node, painted(c.app.err, "warning:"), visible(w))
 	}
 	if c.app.output != "table" {
 		return c.app.show([]*yaml.Node{document(node, m)}, true, nil)

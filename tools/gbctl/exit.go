@@ -140,7 +140,7 @@ func (a *app) finish(ctx context.Context, err error) int {
 			}
 		}
 	default:
-		fmt.Fprintln(a.err, "error:", err)
+		fmt.Fprintln(a.err, painted(a.err, "error:"), err)
 	}
 	return exitCode(err)
 }

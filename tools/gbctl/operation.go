@@ -24,7 +24,7 @@ func (a *app) operationListCommand() *cobra.Command {
 func (a *app) operationsOrWarning(ctx context.Context, c *client.Client) (*apiv1.ListOperationsResponse, error) {
 	all, err := operations(ctx, c)
 	if w := all.GetWarning(); w != "" {
-		fmt.Fprintf(a.err, "%s: warning: %s\n", c.Name, visible(w))
+		fmt.Fprintf(a.err, "%s: %s %s\n", c.Name, painted(a.err, "warning:"), visible(w))
 	}
 	return all, err
 }

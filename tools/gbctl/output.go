@@ -23,7 +23,7 @@ func table(w io.Writer, head []string, rows [][]string) error {
 		widths.fit(row)
 	}
 	for _, row := range rows {
-		if err := widths.print(w, row); err != nil {
+		if err := widths.print(w, head, row); err != nil {
 			return err
 		}
 	}
@@ -43,11 +43,16 @@ func (c *columns) fit(row []string) {
 	}
 }
 
-func (c columns) print(w io.Writer, row []string) error {
+// print prints a row of a table with a head. The widths of cells are those without colours.
+func (c columns) print(w io.Writer, head, row []string) error {
 	line := ""
 	for i, cell := range row {
 		cell = oneLine(cell)
-		line += cell + strings.Repeat(" ", c[i]+columnGap-utf8.RuneCountInString(cell))
+		gap := strings.Repeat(" ", c[i]+columnGap-utf8.RuneCountInString(cell))
+		if i < len(head) {
+			cell = paintedIn(w, head[i], cell)
+		}
+		line += cell + gap
 	}
 	_, err := fmt.Fprintln(w, strings.TrimRight(line, " "))
 	return err

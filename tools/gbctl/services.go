@@ -96,7 +96,7 @@ func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesR
 	}
 	t := tabwriter.NewWriter(a.out, 0, 8, 3, ' ', 0)
 	for _, line := range [][2]string{{"NODE", node}, {"ID", s.Id}, {"STATE", s.State}, {"HEALTH", s.Health}, {"KIND", kind}} {
-		fmt.Fprintf(t, "%s\t%s\n", line[0], oneLine(line[1]))
+		fmt.Fprintf(t, "%s\t%s\n", line[0], paintedIn(a.out, line[0], oneLine(line[1])))
 	}
 	label := "EVENTS"
 	for _, e := range s.Events {

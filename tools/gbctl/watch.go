@@ -124,5 +124,5 @@ func (w *watcher) synced() {
 // row prints one row. A column gets wider if needed.
 func (w *watcher) row(cells []string) error {
 	w.widths.fit(cells)
-	return w.widths.print(w.app.out, cells)
+	return w.widths.print(w.app.out, w.head, cells)
 }

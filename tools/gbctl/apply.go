@@ -25,13 +25,8 @@ import (
 // still answers, and to type the confirmation.
 const tryTimeout = time.Minute
 
-var modes = map[string]apiv1.ApplyMode{
-	"auto":      apiv1.ApplyMode_APPLY_MODE_AUTO,
-	"immediate": apiv1.ApplyMode_APPLY_MODE_IMMEDIATE,
-	"on-reboot": apiv1.ApplyMode_APPLY_MODE_ON_REBOOT,
-	"reboot":    apiv1.ApplyMode_APPLY_MODE_REBOOT,
-	"try":       apiv1.ApplyMode_APPLY_MODE_TRY,
-}
+// modePrefix is what the modes have in the API before their names.
+const modePrefix = "APPLY_MODE_"
 
 // shortModes are the modes that have a flag of their own.
 var shortModes = []string{"immediate", "on-reboot", "try"}
@@ -71,8 +66,8 @@ func (f *applyFlags) change(cmd *cobra.Command, done string) configChange {
 			f.modeName = mode
 		}
 	}
-	mode := modes[f.modeName]
-	if mode == modes["try"] && cmd.Flags().Changed("timeout") && !cmd.Flags().Changed("try-timeout") {
+	mode := apiv1.ApplyMode(apiv1.ApplyMode_value[modePrefix+strings.ToUpper(strings.ReplaceAll(f.modeName, "-", "_"))])
+	if mode == apiv1.ApplyMode_APPLY_MODE_TRY && cmd.Flags().Changed("timeout") && !cmd.Flags().Changed("try-timeout") {
 		f.timeout, f.app.timeout = f.app.timeout, defaultTimeout
 		fmt.Fprintln(f.app.err, "note: in --mode=try, the flag timeout is called --try-timeout now; the former name goes with the next release")
 	}
@@ -108,16 +103,14 @@ func (c configChange) checkSysctls(ctx context.Context, n *client.Client, docume
 	_ = yaml.Unmarshal(document, &doc) // the node has a better error
 	for _, name := range slices.Sorted(maps.Keys(doc.Machine.Sysctls)) {
 		dir, base := path.Split("/proc/sys/" + config.SysctlPath(name))
-		there, hint := []string{}, "; a module that isn't loaded may have it"
-		err := client.Receive(ctx, n.File.List, &apiv1.ListFilesRequest{Path: path.Clean(dir), Depth: 1}, func(f *apiv1.FileInfo) error {
-			there = append(there, f.Name)
-			return nil
-		})
+		hint := "; a module that isn't loaded may have it"
+		files, err := receiveAll(ctx, n.File.List, &apiv1.ListFilesRequest{Path: path.Clean(dir), Depth: 1})
+		there := ofEach(files, (*apiv1.FileInfo).GetName)
 		if best := config.Closest(base, there); best != "" {
 			hint = "; did you mean " + strings.TrimSuffix(name, base) + best + "?"
 		}
 		if err == nil && !slices.Contains(there, base) || connect.CodeOf(err) == connect.CodeNotFound {
-			fmt.Fprintf(c.app.err, "%s: warning: machine.sysctls: the kernel has no parameter %s%s\n", n.Name, name, hint)
+			fmt.Fprintf(c.app.err, "%s: %s machine.sysctls: the kernel has no parameter %s%s\n", n.Name, painted(c.app.err, "warning:"), name, hint)
 		}
 	}
 }
@@ -192,13 +185,7 @@ func (a *app) waitSettled(ctx context.Context, node string, before *apiv1.NodeSt
 	if err := pause(ctx, pollInterval); err != nil {
 		return err
 	}
-	return a.retryUntil(ctx, node, budget, func(ctx context.Context) error {
-		s, err := a.probe(ctx, node)
-		if err != nil {
-			return err
-		}
-		return healthyAs(before, s)
-	})
+	return a.waitBack(ctx, node, "", budget, func(_ context.Context, s *apiv1.NodeStatusResponse) error { return healthyAs(before, s) })
 }
 
 // mayHaveApplied reports whether the node may have applied a change although the answer
@@ -293,7 +280,7 @@ func (a *app) readInput(name string) ([]byte, error) {
 // report prints the result of a change, or of its dry run.
 func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 	for _, w := range m.Warnings {
-		fmt.Fprintf(c.app.err, "%s: warning: %s\n", node, visible(w))
+		fmt.Fprintf(c.app.err, "%s: %s %s\n", node, painted(c.app.err, "warning:"), visible(w))
 	}
 	if c.app.output != "table" {
 		return c.app.show([]*yaml.Node{document(node, m)}, true, nil)
@@ -400,9 +387,7 @@ var errRedacted = errors.New("the node returned its configuration without secret
 
 // current returns the configuration of a node, for a change of it.
 func (a *app) current(ctx context.Context, n *client.Client) (*apiv1.GetConfigResponse, error) {
-	ctx, done := a.request(ctx, n.Name)
-	defer done()
-	m, err := client.Unary(ctx, n.Config.Get, &apiv1.GetConfigRequest{})
+	m, err := asked(ctx, a, n, asking(ofConfig, configAPI.Get, &apiv1.GetConfigRequest{}))
 	if err == nil && m.Redacted {
 		err = &exitError{codeDenied, errRedacted}
 	}

@@ -37,12 +37,9 @@ func nameFlag(cmd *cobra.Command, name *string) *cobra.Command {
 	return cmd
 }
 
-func clusterNames() (names []string) {
+func clusterNames() []string {
 	all, _ := qemu.List() // without damaged ones
-	for _, c := range all {
-		names = append(names, c.Name)
-	}
-	return names
+	return ofEach(all, func(c *qemu.Cluster) string { return c.Name })
 }
 
 // createFlags are the flags of cluster create.
@@ -173,7 +170,7 @@ func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
 		to    *[][]byte
 	}{{o.patches, &q.Patches}, {o.controlPlanePatches, &q.ControlPlanePatches}, {o.workerPatches, &q.WorkerPatches}} {
 		for _, flag := range p.flags {
-			text, err := patchText(flag)
+			text, err := patchText(flag, readInput)
 			if err != nil {
 				return o.cluster, err
 			}

@@ -41,8 +41,7 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 func nodeCommand(use string, do func(ctx context.Context, c *qemu.Cluster, node string) error) *cobra.Command {
 	var name string
 	return nameFlag(&cobra.Command{
-		Use:  use + " NODE",
-		Args: cobra.ExactArgs(1),
+		Use: use + " NODE",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, node, err := openNode(name, args[0])
 			if err != nil {

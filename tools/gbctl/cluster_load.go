@@ -24,8 +24,7 @@ import (
 func (a *app) clusterLoadCommand() *cobra.Command {
 	var cluster string
 	return nameFlag(&cobra.Command{
-		Use:  "load IMAGE|FILE...",
-		Args: cobra.MinimumNArgs(1),
+		Use: "load IMAGE|FILE...",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := openRunning(cluster)
 			if err != nil {

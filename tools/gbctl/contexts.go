@@ -47,6 +47,18 @@ func (a *app) load() (*client.Config, string, error) {
 	return config, path, err
 }
 
+// changeContexts reads the client configuration, and saves what a function makes of it.
+func (a *app) changeContexts(change func(*client.Config) error) error {
+	config, path, err := a.load()
+	if err != nil {
+		return err
+	}
+	if err := change(config); err != nil {
+		return err
+	}
+	return config.Save(path)
+}
+
 func (a *app) contextsCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use: "contexts",
@@ -87,18 +99,13 @@ func owner(c *client.Context) (who, until string) {
 func (a *app) useContextCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "use-context NAME",
-		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
-			config, path, err := a.load()
-			if err != nil {
+			return a.changeContexts(func(config *client.Config) error {
+				config.Context = args[0]
+				_, err := a.context(config, args[0])
 				return err
-			}
-			if _, err := a.context(config, args[0]); err != nil {
-				return err
-			}
-			config.Context = args[0]
-			return config.Save(path)
+			})
 		},
 	}
 }
@@ -106,8 +113,7 @@ func (a *app) useContextCommand() *cobra.Command {
 // hostsCommand shows or sets one of the lists of a context.
 func (a *app) hostsCommand(name string, of func(*client.Context) *[]string) *cobra.Command {
 	return a.outputFlag(&cobra.Command{
-		Use:  name + " [HOST…]",
-		Args: cobra.ArbitraryArgs,
+		Use: name + " [HOST…]",
 		RunE: func(_ *cobra.Command, args []string) error {
 			config, path, err := a.load()
 			if err != nil {
@@ -135,8 +141,7 @@ func (a *app) hostsCommand(name string, of func(*client.Context) *[]string) *cob
 
 func (a *app) mergeCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "merge FILE",
-		Args: cobra.ExactArgs(1),
+		Use: "merge FILE",
 		RunE: func(_ *cobra.Command, args []string) error {
 			other, err := loadClient(args[0])
 			if err != nil {
@@ -162,48 +167,36 @@ func (a *app) mergeCommand() *cobra.Command {
 func (a *app) addCommand() *cobra.Command {
 	var ca, crt, key string
 	cmd := &cobra.Command{
-		Use:  "add NAME",
-		Args: cobra.ExactArgs(1),
+		Use: "add NAME",
 		RunE: func(_ *cobra.Command, args []string) error {
-			config, path, err := a.load()
-			if err != nil {
-				return err
-			}
-			if config.Contexts == nil {
-				config.Contexts = map[string]*client.Context{}
-			}
-			c := config.Contexts[args[0]]
-			if c == nil {
-				c = &client.Context{}
+			return a.changeContexts(func(config *client.Config) error {
+				if config.Contexts == nil {
+					config.Contexts = map[string]*client.Context{}
+				}
+				c := cmp.Or(config.Contexts[args[0]], &client.Context{})
 				config.Contexts[args[0]] = c
-			}
-			for _, part := range []struct {
-				file string
-				to   *string
-			}{{ca, &c.CA}, {crt, &c.Crt}, {key, &c.Key}} {
-				if part.file == "" {
-					continue
+				for _, part := range []struct {
+					file string
+					to   *string
+				}{{ca, &c.CA}, {crt, &c.Crt}, {key, &c.Key}} {
+					if part.file == "" {
+						continue
+					}
+					data, err := os.ReadFile(part.file)
+					if err != nil {
+						return err
+					}
+					*part.to = base64.StdEncoding.EncodeToString(data)
 				}
-				data, err := os.ReadFile(part.file)
-				if err != nil {
-					return err
+				if len(a.endpoints) > 0 {
+					c.Endpoints = a.endpoints
 				}
-				*part.to = base64.StdEncoding.EncodeToString(data)
-			}
-			if len(a.endpoints) > 0 {
-				c.Endpoints = a.endpoints
-			}
-			if len(a.nodes) > 0 {
-				c.Nodes = a.nodes
-			}
-			// Report unusable files now, not with the next command.
-			if err := usable(c); err != nil {
-				return err
-			}
-			if config.Context == "" {
-				config.Context = args[0]
-			}
-			return config.Save(path)
+				if len(a.nodes) > 0 {
+					c.Nodes = a.nodes
+				}
+				config.Context = cmp.Or(config.Context, args[0])
+				return usable(c) // report unusable files now, not with the next command
+			})
 		},
 	}
 	cmd.Flags().StringVar(&ca, "ca", "", "file with the CA certificate of the machine API")

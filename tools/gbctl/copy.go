@@ -24,7 +24,6 @@ func (a *app) copyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "copy PATH DIRECTORY",
 		Aliases: []string{"cp"},
-		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			from, err := a.absolute(args[0])
 			if err != nil {

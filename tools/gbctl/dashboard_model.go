@@ -41,11 +41,7 @@ type nodeView struct {
 }
 
 func newDashboard(nodes []string, follow func(logTarget)) *dashboard {
-	d := &dashboard{follow: follow}
-	for _, name := range nodes {
-		d.nodes = append(d.nodes, &nodeView{name: name})
-	}
-	return d
+	return &dashboard{follow: follow, nodes: ofEach(nodes, func(name string) *nodeView { return &nodeView{name: name} })}
 }
 
 func (d *dashboard) Init() tea.Cmd { return nil }
@@ -106,13 +102,7 @@ func (n *nodeView) update(s snapshot) {
 // unanswered reports whether the last request got no answer.
 func (n *nodeView) unanswered() bool { return n.seen.err != nil && !n.answered.Equal(n.seen.at) }
 
-func (n *nodeView) ids() []string {
-	var ids []string
-	for _, s := range n.seen.services.GetServices() {
-		ids = append(ids, s.Id)
-	}
-	return ids
-}
+func (n *nodeView) ids() []string { return serviceIDs(n.seen.services) }
 
 func (d *dashboard) read(msg linesMsg) {
 	if msg.target != d.target {

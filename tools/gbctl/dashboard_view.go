@@ -289,12 +289,9 @@ func (d *dashboard) tail() []string {
 	if !d.showEvents {
 		return d.lines
 	}
-	n := d.nodes[d.current]
-	rows := make([]string, len(n.events))
-	for i, e := range n.events {
-		rows[i] = fmt.Sprintf("%s %s [%s]: %s", e.Time.AsTime().UTC().Format("15:04:05"), e.Service, e.State, e.Message)
-	}
-	return rows
+	return ofEach(d.nodes[d.current].events, func(e *apiv1.ServiceEvent) string {
+		return fmt.Sprintf("%s %s [%s]: %s", e.Time.AsTime().UTC().Format("15:04:05"), e.Service, e.State, e.Message)
+	})
 }
 
 // below shows the log of the selected service and what that service waits for, or the

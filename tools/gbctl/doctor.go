@@ -10,12 +10,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-var severities = map[apiv1.Finding_Severity]string{
-	apiv1.Finding_SEVERITY_INFO:    "INFO",
-	apiv1.Finding_SEVERITY_WARNING: "WARNING",
-	apiv1.Finding_SEVERITY_ERROR:   "ERROR",
-}
-
 func (a *app) doctorCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use:  "doctor",
@@ -64,7 +58,7 @@ func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
 		if f.Since != nil {
 			since = ", since " + stamp(f.Since.AsTime())
 		}
-		fmt.Fprintf(a.out, "\n%s %s (%s%s)\n", severities[f.Severity], oneLine(f.What), f.Id, since)
+		fmt.Fprintf(a.out, "\n%s %s (%s%s)\n", painted(a.out, strings.ToUpper(word(f.Severity, "SEVERITY_"))), oneLine(f.What), f.Id, since)
 		for _, part := range []struct{ label, text string }{{"why", f.Why}, {"next", f.Next}} {
 			if part.text != "" {
 				fmt.Fprintf(a.out, "  %-5s %s\n", part.label, here.Replace(oneLine(part.text)))

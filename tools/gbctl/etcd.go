@@ -40,11 +40,10 @@ func (a *app) etcdCommand() *cobra.Command {
 }
 
 func (a *app) etcdMembersCommand() *cobra.Command {
-	return listCommand(a, "members", []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, asking(ofEtcd, etcdAPI.Members, &apiv1.EtcdMembersRequest{}), func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
-		for _, e := range m.Members {
-			rows = append(rows, []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ","), m.ClusterId})
-		}
-		return rows
+	return listCommand(a, "members", []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, asking(ofEtcd, etcdAPI.Members, &apiv1.EtcdMembersRequest{}), func(m *apiv1.EtcdMembersResponse) [][]string {
+		return ofEach(m.Members, func(e *apiv1.EtcdMember) []string {
+			return []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ","), m.ClusterId}
+		})
 	})
 }
 
@@ -78,8 +77,7 @@ func etcdRow(s *apiv1.EtcdMemberStatus) []string {
 
 func (a *app) etcdSnapshotCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "snapshot FILE",
-		Args: cobra.ExactArgs(1),
+		Use: "snapshot FILE",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.untimed(cmd.Context(), "etcd snapshot", func(ctx context.Context, c *client.Client) error {
 				n, err := saveSnapshot(ctx, c, args[0])
@@ -176,30 +174,16 @@ func (a *app) etcdAlarmCommand() *cobra.Command {
 }
 
 func (a *app) etcdForfeitCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "forfeit-leadership",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printMessage(cmd.Context(), a, "etcd forfeit-leadership", asking(ofEtcd, etcdAPI.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{}))
-		},
-	}
+	return messageCommand(a, "forfeit-leadership", nil, asking(ofEtcd, etcdAPI.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{}))
 }
 
 func (a *app) etcdRemoveCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:  "remove-member ID",
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return printMessage(cmd.Context(), a, "etcd remove-member", asking(ofEtcd, etcdAPI.RemoveMember, &apiv1.EtcdRemoveMemberRequest{Id: args[0]}))
-		},
-	}
+	r := &apiv1.EtcdRemoveMemberRequest{}
+	return messageCommand(a, "remove-member ID", &r.Id, asking(ofEtcd, etcdAPI.RemoveMember, r))
 }
 
 func (a *app) etcdLeaveCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "leave",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.raiseTimeout(cmd, leaveTimeout)
-			return printMessage(cmd.Context(), a, "etcd leave", asking(ofEtcd, etcdAPI.Leave, &apiv1.EtcdLeaveRequest{}))
-		},
-	}
+	cmd := messageCommand(a, "leave", nil, asking(ofEtcd, etcdAPI.Leave, &apiv1.EtcdLeaveRequest{}))
+	cmd.PreRun = func(cmd *cobra.Command, _ []string) { a.raiseTimeout(cmd, leaveTimeout) }
+	return cmd
 }

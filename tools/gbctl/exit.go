@@ -56,11 +56,7 @@ type nodeErrors struct {
 }
 
 func (e *nodeErrors) Error() string {
-	lines := make([]string, len(e.failed))
-	for i, f := range e.failed {
-		lines[i] = f.node + ": " + f.err.Error()
-	}
-	return strings.Join(lines, "\n")
+	return strings.Join(ofEach(e.failed, func(f nodeError) string { return f.node + ": " + f.err.Error() }), "\n")
 }
 
 // Is reports context.Canceled if all nodes were cancelled.
@@ -144,7 +140,7 @@ func (a *app) finish(ctx context.Context, err error) int {
 			}
 		}
 	default:
-		fmt.Fprintln(a.err, "error:", err)
+		fmt.Fprintln(a.err, painted(a.err, "error:"), err)
 	}
 	return exitCode(err)
 }

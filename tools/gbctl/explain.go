@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -84,14 +85,8 @@ func isCarrier(err error) bool {
 }
 
 func names(cert *x509.Certificate) string {
-	all := slices.Clone(cert.DNSNames)
-	for _, ip := range cert.IPAddresses {
-		all = append(all, ip.String())
-	}
-	if len(all) == 0 {
-		return "no name"
-	}
-	return strings.Join(all, ", ")
+	all := slices.Concat(cert.DNSNames, ofEach(cert.IPAddresses, net.IP.String))
+	return cmp.Or(strings.Join(all, ", "), "no name")
 }
 
 // contextLabel names the context in use and its file.
@@ -230,10 +225,7 @@ func (a *app) roles() string {
 	if own == nil {
 		return ""
 	}
-	have := "no role"
-	if orgs := own.Subject.Organization; len(orgs) > 0 {
-		have = strings.Join(orgs, ", ")
-	}
+	have := cmp.Or(strings.Join(own.Subject.Organization, ", "), "no role")
 	return fmt.Sprintf(" (the certificate of %s is %q and has %s)", a.contextLabel(), own.Subject.CommonName, have)
 }
 

@@ -26,8 +26,7 @@ func (a *app) lsCommand() *cobra.Command {
 	r := &apiv1.ListFilesRequest{}
 	var long bool
 	cmd := &cobra.Command{
-		Use:  "ls [PATH]",
-		Args: cobra.MaximumNArgs(1),
+		Use: "ls [PATH]",
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if r.Path = "/"; len(args) > 0 {
 				if r.Path, err = a.absolute(args[0]); err != nil {
@@ -43,12 +42,8 @@ func (a *app) lsCommand() *cobra.Command {
 }
 
 func (a *app) ls(ctx context.Context, r *apiv1.ListFilesRequest, long bool) error {
-	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (files []*apiv1.FileInfo, err error) {
-		err = client.Receive(ctx, c.File.List, r, func(f *apiv1.FileInfo) error {
-			files = append(files, f)
-			return nil
-		})
-		return files, err
+	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) ([]*apiv1.FileInfo, error) {
+		return receiveAll(ctx, c.File.List, r)
 	})
 	head := []string{"NODE", "NAME"}
 	if long {
@@ -85,8 +80,7 @@ func fileRow(node string, f *apiv1.FileInfo, long bool) []string {
 
 func (a *app) readCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "read PATH",
-		Args: cobra.ExactArgs(1),
+		Use: "read PATH",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name, err := a.absolute(args[0])
 			if err != nil {

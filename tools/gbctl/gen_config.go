@@ -215,16 +215,17 @@ func selfHosted(text []byte, typ config.MachineType) ([]byte, error) {
 
 // applyPatch applies a patch, which is text or @FILE.
 func applyPatch(text []byte, p string) ([]byte, error) {
-	by, err := patchText(p)
+	by, err := patchText(p, readInput)
 	if err != nil {
 		return nil, err
 	}
 	return patch.Apply(text, by)
 }
 
-func patchText(p string) ([]byte, error) {
+// patchText is the text of a patch that is given as text or @FILE.
+func patchText(p string, read func(path string) ([]byte, error)) ([]byte, error) {
 	if path, ok := strings.CutPrefix(p, "@"); ok {
-		return readInput(path)
+		return read(path)
 	}
 	return []byte(p), nil
 }

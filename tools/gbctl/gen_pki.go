@@ -169,24 +169,14 @@ func (g *generator) requestCommand() *cobra.Command {
 func checkRoles(roles []string) error {
 	for _, role := range roles {
 		if strings.HasPrefix(role, "os:") && !slices.Contains(api.Roles(), api.Role(role)) {
-			return usagef("--roles: unknown role %q; the roles are %s", role, strings.Join(roleNames(), ", "))
+			return usagef("--roles: unknown role %q; the roles are %s", role, strings.Join(ofEach(api.Roles(), func(r api.Role) string { return string(r) }), ", "))
 		}
 	}
 	return nil
 }
 
-func roleNames() (names []string) {
-	for _, role := range api.Roles() {
-		names = append(names, string(role))
-	}
-	return names
-}
-
 func describe(name string, roles []string) string {
-	if len(roles) == 0 {
-		return name
-	}
-	return name + ", " + strings.Join(roles, ", ")
+	return strings.Join(append([]string{name}, roles...), ", ")
 }
 
 // S-152, S-153, S-154

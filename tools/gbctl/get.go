@@ -23,8 +23,7 @@ type query struct {
 func (a *app) getCommand() *cobra.Command {
 	var q query
 	cmd := &cobra.Command{
-		Use:  "get [TYPE [ID]]",
-		Args: cobra.MaximumNArgs(2),
+		Use: "get [TYPE [ID]]",
 		ValidArgsFunction: completing(a, definitions, func(m *apiv1.ListDefinitionsResponse) (names []string) {
 			for _, d := range m.Definitions {
 				names = append(names, append(d.Aliases, strings.ToLower(pluralOf(d)))...)
@@ -61,7 +60,7 @@ func (a *app) getCommand() *cobra.Command {
 
 // rebootsCommand shows the resources that 'get' calls boots.
 func (a *app) rebootsCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{Use: "reboots", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return a.get(cmd.Context(), query{kind: "boots"}) }})
+	return a.outputFlag(&cobra.Command{Use: "reboots", RunE: func(cmd *cobra.Command, _ []string) error { return a.get(cmd.Context(), query{kind: "boots"}) }})
 }
 
 // getHead starts every table of resources (S-005).

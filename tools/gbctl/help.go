@@ -25,10 +25,13 @@ func readHelp() map[string]helpText {
 	return texts
 }
 
-// setHelp sets the help of a command and of its subcommands. A command accepts no
-// arguments unless it sets Args.
+// pathOf is a command as the user types it, behind gbctl.
+func pathOf(cmd *cobra.Command) string { return strings.TrimPrefix(cmd.CommandPath(), "gbctl ") }
+
+// setHelp sets the help of a command and of its subcommands. A command accepts the
+// arguments of its usage unless it sets Args.
 func setHelp(cmd *cobra.Command, texts map[string]helpText) {
-	t := texts[strings.TrimPrefix(cmd.CommandPath(), "gbctl ")]
+	t := texts[pathOf(cmd)]
 	cmd.Short, cmd.Long = t.Short, t.Long
 	for name, part := range texts {
 		if strings.HasPrefix(name, "$") {
@@ -39,7 +42,7 @@ func setHelp(cmd *cobra.Command, texts map[string]helpText) {
 		cmd.Example = "  " + strings.ReplaceAll(t.Example, "\n", "\n  ")
 	}
 	if cmd.Args == nil {
-		cmd.Args = cobra.NoArgs
+		cmd.Args = argumentsOf(cmd)
 	}
 	for _, c := range cmd.Commands() {
 		setHelp(c, texts)

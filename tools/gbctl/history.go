@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
@@ -30,17 +29,11 @@ func (a *app) confirmCommand() *cobra.Command {
 func (a *app) historyCommand() *cobra.Command {
 	head := []string{"VERSION", "CURRENT", "TIME", "BY", "MODE", "CHANGED"}
 	return listCommand(a, "history", head, history, rowsOf((*apiv1.ConfigHistoryResponse).GetVersions, func(v *apiv1.ConfigVersion) []string {
-		return []string{strconv.FormatUint(v.Version, 10), yes(v.Current), v.Time.AsTime().UTC().Format("2006-01-02T15:04:05Z"), v.By, modeName(v.Mode), v.Summary}
+		return []string{strconv.FormatUint(v.Version, 10), yes(v.Current), v.Time.AsTime().UTC().Format("2006-01-02T15:04:05Z"), v.By, word(v.Mode, modePrefix), v.Summary}
 	}))
 }
 
 var history = asking(ofConfig, configAPI.History, &apiv1.ConfigHistoryRequest{})
-
-// modeName is the name of a mode as in --mode.
-func modeName(m apiv1.ApplyMode) string {
-	name := strings.TrimPrefix(m.String(), "APPLY_MODE_")
-	return strings.ToLower(strings.ReplaceAll(name, "_", "-"))
-}
 
 // version parses the optional argument VERSION; 0 means none.
 func version(args []string) (uint64, error) {
@@ -57,8 +50,7 @@ func version(args []string) (uint64, error) {
 func (a *app) showCommand() *cobra.Command {
 	r := &apiv1.GetConfigRequest{}
 	cmd := &cobra.Command{
-		Use:  "show [VERSION]",
-		Args: cobra.MaximumNArgs(1),
+		Use: "show [VERSION]",
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if r.Version, err = version(args); err != nil {
 				return err
@@ -86,8 +78,7 @@ func (a *app) showCommand() *cobra.Command {
 func (a *app) rollbackCommand() *cobra.Command {
 	flags := &applyFlags{app: a}
 	cmd := &cobra.Command{
-		Use:  "rollback [VERSION]",
-		Args: cobra.MaximumNArgs(1),
+		Use: "rollback [VERSION]",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := version(args)
 			if err != nil {
@@ -95,11 +86,9 @@ func (a *app) rollbackCommand() *cobra.Command {
 			}
 			change := flags.change(cmd, "rolled back")
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
-				ctx, done := a.request(ctx, n.Name)
-				defer done()
-				return client.Unary(ctx, n.Config.Rollback, &apiv1.RollbackConfigRequest{
+				return asked(ctx, a, n, asking(ofConfig, configAPI.Rollback, &apiv1.RollbackConfigRequest{
 					Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
-				})
+				}))
 			})
 		},
 	}

@@ -47,7 +47,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 			if b.from == "" {
 				return usagef("--from: name the installer image to build from, or a file of 'gbctl media build installer'")
 			}
-			if b.media.Config, err = a.addedParts(cmd.ErrOrStderr(), b.configFile, b.media.Images, slices.ContainsFunc(kindsOf(outputs), media.Carries), b.incomplete); err != nil {
+			if b.media.Config, err = a.addedParts(cmd.ErrOrStderr(), b.configFile, b.media.Images, slices.ContainsFunc(outputs, func(o medium) bool { return media.Carries(o.kind) }), b.incomplete); err != nil {
 				return err
 			}
 			return b.run(cmd.Context(), outputs, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }, func(path string) { fmt.Fprintln(a.out, path) })
@@ -76,13 +76,6 @@ func (a *app) imageBuildCommand() *cobra.Command {
 
 // medium is a file to write.
 type medium struct{ kind, path string }
-
-func kindsOf(outputs []medium) (kinds []string) {
-	for _, o := range outputs {
-		kinds = append(kinds, o.kind)
-	}
-	return kinds
-}
 
 func parseOutputs(flags []string) (outputs []medium, err error) {
 	for _, flag := range flags {

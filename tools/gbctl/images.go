@@ -31,8 +31,7 @@ func (a *app) imagesCommand() *cobra.Command {
 func (a *app) removeImagesCommand() *cobra.Command {
 	r := &apiv1.RemoveImagesRequest{}
 	cmd := &cobra.Command{
-		Use:  "rm IMAGE...",
-		Args: cobra.MinimumNArgs(1),
+		Use: "rm IMAGE...",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Images = args
 			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, c *client.Client) error {
@@ -54,8 +53,7 @@ func (a *app) removeImagesCommand() *cobra.Command {
 func (a *app) pullImageCommand() *cobra.Command {
 	r := &apiv1.PullImageRequest{}
 	cmd := &cobra.Command{
-		Use:  "pull IMAGE",
-		Args: cobra.ExactArgs(1),
+		Use: "pull IMAGE",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := config.CheckImage(args[0]); err != nil {
 				return usagef("%w", err)

@@ -26,8 +26,7 @@ func (a *app) bundleImagesCommand() *cobra.Command {
 	var output string
 	var mirrors []string
 	cmd := &cobra.Command{
-		Use:  "bundle [IMAGE...]",
-		Args: cobra.ArbitraryArgs,
+		Use: "bundle [IMAGE...]",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			images, err := which.images(a, args)
 			if err != nil {
@@ -128,8 +127,7 @@ func (a *app) listImagesCommand() *cobra.Command {
 func (a *app) verifyImagesCommand() *cobra.Command {
 	var which imageList
 	cmd := &cobra.Command{
-		Use:  "verify [IMAGE...]",
-		Args: cobra.ArbitraryArgs,
+		Use: "verify [IMAGE...]",
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			r := &apiv1.CheckImagesRequest{}
 			if len(args) > 0 || which.purpose != forCluster || which.to != "" || len(which.configs) > 0 {
@@ -145,12 +143,8 @@ func (a *app) verifyImagesCommand() *cobra.Command {
 }
 
 func (a *app) verifyImages(ctx context.Context, r *apiv1.CheckImagesRequest) error {
-	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (images []*apiv1.ImageCheck, err error) {
-		err = client.Receive(ctx, c.Node.CheckImages, r, func(i *apiv1.ImageCheck) error {
-			images = append(images, i)
-			return nil
-		})
-		return images, err
+	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) ([]*apiv1.ImageCheck, error) {
+		return receiveAll(ctx, c.Node.CheckImages, r)
 	})
 	var rows [][]string
 	var documents []*yaml.Node
@@ -180,8 +174,7 @@ func (a *app) verifyImages(ctx context.Context, r *apiv1.CheckImagesRequest) err
 func (a *app) serveImagesCommand() *cobra.Command {
 	var listen string
 	cmd := &cobra.Command{
-		Use:  "serve FILE",
-		Args: cobra.ExactArgs(1),
+		Use: "serve FILE",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			archive, err := registry.OpenArchive(args[0])
 			if err != nil {
@@ -217,8 +210,7 @@ func logged(h http.Handler, say func(string)) http.Handler {
 func (a *app) pushImagesCommand() *cobra.Command {
 	var insecure bool
 	cmd := &cobra.Command{
-		Use:  "push FILE REGISTRY",
-		Args: cobra.ExactArgs(2),
+		Use: "push FILE REGISTRY",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			archive, err := registry.OpenArchive(args[0])
 			if err != nil {

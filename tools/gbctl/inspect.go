@@ -10,12 +10,7 @@ import (
 
 func (a *app) inspectCommand() *cobra.Command {
 	r := &apiv1.GraphRequest{}
-	graph := &cobra.Command{
-		Use: "graph",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printText(cmd.Context(), a, "inspect graph", asking(ofResource, resourceAPI.Graph, r), (*apiv1.GraphResponse).GetDot)
-		},
-	}
+	graph := textCommand(a, "graph", asking(ofResource, resourceAPI.Graph, r), (*apiv1.GraphResponse).GetDot)
 	graph.Flags().BoolVar(&r.Services, "services", false, "draw services instead of controllers")
 	return group(&cobra.Command{Use: "inspect"}, graph)
 }
@@ -36,21 +31,11 @@ func (a *app) untimed(ctx context.Context, what string, call func(context.Contex
 
 func (a *app) bootChartCommand() *cobra.Command {
 	r := &apiv1.BootChartRequest{}
-	cmd := &cobra.Command{
-		Use: "boot-chart",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printText(cmd.Context(), a, "boot-chart", asking(ofNode, nodeAPI.BootChart, r), (*apiv1.BootChartResponse).GetChart)
-		},
-	}
+	cmd := textCommand(a, "boot-chart", asking(ofNode, nodeAPI.BootChart, r), (*apiv1.BootChartResponse).GetChart)
 	cmd.Flags().BoolVar(&r.Svg, "svg", false, "print an SVG image")
 	return cmd
 }
 
 func (a *app) metricsCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "metrics",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printText(cmd.Context(), a, "metrics", asking(ofNode, nodeAPI.Metrics, &apiv1.MetricsRequest{}), (*apiv1.MetricsResponse).GetText)
-		},
-	}
+	return textCommand(a, "metrics", asking(ofNode, nodeAPI.Metrics, &apiv1.MetricsRequest{}), (*apiv1.MetricsResponse).GetText)
 }

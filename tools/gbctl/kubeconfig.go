@@ -32,8 +32,7 @@ func (a *app) kubeconfigCommand() *cobra.Command {
 	var ttl time.Duration
 	who := &apiv1.KubeconfigRequest{}
 	cmd := &cobra.Command{
-		Use:  "kubeconfig [FILE|-]",
-		Args: cobra.MaximumNArgs(1),
+		Use: "kubeconfig [FILE|-]",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to := strings.Join(args, "") // at most one
 			if info, err := os.Stat(to); err == nil && info.IsDir() {

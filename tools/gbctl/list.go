@@ -33,11 +33,7 @@ func showRows[M proto.Message](a *app, answers []answer[M], head []string, rows 
 
 // documents returns a document for each answer.
 func documents[M proto.Message](answers []answer[M]) []*yaml.Node {
-	all := make([]*yaml.Node, len(answers))
-	for i, n := range answers {
-		all[i] = document(n.node, n.value)
-	}
-	return all
+	return ofEach(answers, func(n answer[M]) *yaml.Node { return document(n.node, n.value) })
 }
 
 // listCommand makes a command that calls all nodes and prints a table of the answers.
@@ -47,12 +43,16 @@ func listCommand[M proto.Message](a *app, use string, head []string, ask func(co
 
 // rowsOf makes the rows of a table, one for each item of an answer.
 func rowsOf[M, T any](items func(M) []T, row func(T) []string) func(M) [][]string {
-	return func(m M) (rows [][]string) {
-		for _, item := range items(m) {
-			rows = append(rows, row(item))
-		}
-		return rows
+	return func(m M) [][]string { return ofEach(items(m), row) }
+}
+
+// ofEach is what a function makes of each item.
+func ofEach[T, R any](items []T, of func(T) R) []R {
+	var all []R
+	for _, item := range items {
+		all = append(all, of(item))
 	}
+	return all
 }
 
 // size formats a number of bytes.

@@ -114,7 +114,6 @@ func (a *app) logsCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:               "logs [SERVICE | -k NAMESPACE/POD:CONTAINER]",
-		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: completing(a, names, (*apiv1.ListLogsResponse).GetIds),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

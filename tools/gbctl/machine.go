@@ -93,8 +93,7 @@ func (a *app) netstatCommand() *cobra.Command {
 
 func (a *app) timeCommand() *cobra.Command {
 	set := &cobra.Command{
-		Use:  "set [TIME]",
-		Args: cobra.MaximumNArgs(1),
+		Use: "set [TIME]",
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			to := time.Now()
 			if len(args) > 0 {

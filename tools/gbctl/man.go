@@ -14,7 +14,6 @@ import (
 func manCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "man DIR",
-		Args:   cobra.ExactArgs(1),
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			root, man, shells := cmd.Root(), filepath.Join(args[0], "man"), filepath.Join(args[0], "completions")

@@ -150,7 +150,7 @@ func (k kernelArgs) Type() string   { return "stringArray" }
 func (k kernelArgs) Set(arg string) error {
 	*k.args = append(*k.args, arg)
 	if shown := config.RedactText(arg); shown != arg {
-		fmt.Fprintf(k.notes, "warning: every pod can read the arguments of the kernel, and this one has credentials in it: %s; docs/media.md has better places\n", shown)
+		fmt.Fprintf(k.notes, "%s every pod can read the arguments of the kernel, and this one has credentials in it: %s; docs/media.md has better places\n", painted(k.notes, "warning:"), shown)
 	}
 	return config.KernelArg(arg)
 }

@@ -93,7 +93,7 @@ func (a *app) checkConfigs(c *netboot.Configs) error {
 		return err
 	}
 	if len(paths) == 0 {
-		fmt.Fprintf(a.err, "warning: %s has no configuration (NAME.yaml) yet\n", c.Dir)
+		fmt.Fprintf(a.err, "%s %s has no configuration (NAME.yaml) yet\n", painted(a.err, "warning:"), c.Dir)
 	}
 	for _, path := range paths {
 		if _, _, err := a.readConfig(path, config.LoadForMachine); err != nil {
@@ -104,7 +104,7 @@ func (a *app) checkConfigs(c *netboot.Configs) error {
 			return err
 		}
 		if warning != "" {
-			fmt.Fprintf(a.err, "warning: %s\n", warning)
+			fmt.Fprintf(a.err, "%s %s\n", painted(a.err, "warning:"), warning)
 		}
 	}
 	return nil

@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/base64"
+	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -68,6 +70,11 @@ func value(f protoreflect.FieldDescriptor, v protoreflect.Value) *yaml.Node {
 		return scalar(base64.StdEncoding.EncodeToString(v.Bytes()))
 	}
 	return scalar(v.Interface())
+}
+
+// word is a value of an enumeration as users read it.
+func word(value fmt.Stringer, prefix string) string {
+	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(value.String(), prefix), "_", "-"))
 }
 
 func enumName(e protoreflect.EnumDescriptor, number protoreflect.EnumNumber) any {

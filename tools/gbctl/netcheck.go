@@ -15,8 +15,7 @@ import (
 
 func (a *app) netcheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:  "netcheck HOST[:PORT]",
-		Args: cobra.ExactArgs(1),
+		Use: "netcheck HOST[:PORT]",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := checkedHost(args[0])
 			if err != nil {

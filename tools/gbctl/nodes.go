@@ -372,6 +372,13 @@ func (a *app) request(ctx context.Context, node string) (context.Context, func()
 	}
 }
 
+// asked is the answer of a node to a question, limited as by request.
+func asked[A any](ctx context.Context, a *app, c *client.Client, ask question[A]) (A, error) {
+	ctx, done := a.request(ctx, c.Name)
+	defer done()
+	return ask(ctx, c)
+}
+
 // limited limits a call as request does.
 func (a *app) limited(call func(context.Context, *client.Client) error) func(context.Context, *client.Client) error {
 	return func(ctx context.Context, c *client.Client) error {

@@ -24,7 +24,7 @@ func (a *app) operationListCommand() *cobra.Command {
 func (a *app) operationsOrWarning(ctx context.Context, c *client.Client) (*apiv1.ListOperationsResponse, error) {
 	all, err := operations(ctx, c)
 	if w := all.GetWarning(); w != "" {
-		fmt.Fprintf(a.err, "%s: warning: %s\n", c.Name, visible(w))
+		fmt.Fprintf(a.err, "%s: %s %s\n", c.Name, painted(a.err, "warning:"), visible(w))
 	}
 	return all, err
 }
@@ -53,7 +53,7 @@ func operationRow(o *apiv1.Operation) []string {
 }
 
 func operationState(o *apiv1.Operation) string {
-	return strings.ToLower(strings.TrimPrefix(o.State.String(), "STATE_"))
+	return word(o.State, "STATE_")
 }
 
 // prompt formats a question with its possible answers.
@@ -66,8 +66,7 @@ func prompt(q *apiv1.OperationQuestion) string {
 
 func (a *app) operationAttachCommand() *cobra.Command {
 	return a.linesFlag(&cobra.Command{
-		Use:  "attach ID",
-		Args: cobra.ExactArgs(1),
+		Use: "attach ID",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.followOne(cmd.Context(), "operation attach", args[0])
 		},
@@ -85,8 +84,7 @@ func (a *app) followOne(ctx context.Context, what, id string) error {
 
 func (a *app) operationAnswerCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "answer ID ANSWER",
-		Args: cobra.ExactArgs(2),
+		Use: "answer ID ANSWER",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.one(cmd.Context(), "operation answer", func(ctx context.Context, c *client.Client) error {
 				all, err := operations(ctx, c)
@@ -114,19 +112,13 @@ func answerOperation(ctx context.Context, c *client.Client, o *apiv1.Operation, 
 }
 
 func (a *app) operationAbortCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:  "abort ID",
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return printMessage(cmd.Context(), a, "operation abort", asking(ofOperation, operationAPI.Abort, &apiv1.AbortOperationRequest{Id: args[0]}))
-		},
-	}
+	r := &apiv1.AbortOperationRequest{}
+	return messageCommand(a, "abort ID", &r.Id, asking(ofOperation, operationAPI.Abort, r))
 }
 
 func (a *app) operationTakeOverCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:  "take-over ID",
-		Args: cobra.ExactArgs(1),
+		Use: "take-over ID",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := a.one(cmd.Context(), "operation take-over", func(ctx context.Context, c *client.Client) error {
 				_, err := client.Unary(ctx, c.Operation.TakeOver, &apiv1.TakeOverOperationRequest{Id: args[0]})

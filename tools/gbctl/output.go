@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
+	"unicode/utf8"
 
 	"gopkg.in/yaml.v3"
 )
@@ -17,25 +17,48 @@ const yamlIndent = 4
 
 // table prints rows below a heading. Lines have no trailing blanks.
 func table(w io.Writer, head []string, rows [][]string) error {
-	var b bytes.Buffer
-	t := tabwriter.NewWriter(&b, 0, 8, 3, ' ', 0)
-	for _, row := range append([][]string{head}, rows...) {
-		cells := make([]string, len(row))
-		for i, cell := range row {
-			cells[i] = oneLine(cell)
-		}
-		fmt.Fprintln(t, strings.Join(cells, "\t"))
+	var widths columns
+	rows = append([][]string{head}, rows...)
+	for _, row := range rows {
+		widths.fit(row)
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	for line := range strings.Lines(b.String()) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
+	for _, row := range rows {
+		if err := widths.print(w, head, row); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// columns are the widths of the columns of a table.
+type columns []int
+
+// fit makes the columns wide enough for a row.
+func (c *columns) fit(row []string) {
+	for i, cell := range row {
+		if i == len(*c) {
+			*c = append(*c, 0)
+		}
+		(*c)[i] = max((*c)[i], utf8.RuneCountInString(oneLine(cell)))
+	}
+}
+
+// print prints a row of a table with a head. The widths of cells are those without colours.
+func (c columns) print(w io.Writer, head, row []string) error {
+	line := ""
+	for i, cell := range row {
+		cell = oneLine(cell)
+		gap := strings.Repeat(" ", c[i]+columnGap-utf8.RuneCountInString(cell))
+		if i < len(head) {
+			cell = paintedIn(w, head[i], cell)
+		}
+		line += cell + gap
+	}
+	_, err := fmt.Fprintln(w, strings.TrimRight(line, " "))
+	return err
+}
+
+const columnGap = 3
 
 // oneLine removes line breaks and control characters, which would break the table or the
 // terminal.
@@ -107,12 +130,11 @@ func writeJSON(w io.Writer, documents []*yaml.Node, one bool) error {
 	if err := appendJSON(&b, root); err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	var indented bytes.Buffer
-	if err := json.Indent(&indented, b.Bytes(), "", "  "); err != nil {
+	text, err := json.MarshalIndent(json.RawMessage(b.Bytes()), "", "  ")
+	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	indented.WriteByte('\n')
-	_, err := w.Write(indented.Bytes())
+	_, err = fmt.Fprintf(w, "%s\n", text)
 	return err
 }
 
@@ -121,20 +143,8 @@ func appendJSON(b *bytes.Buffer, n *yaml.Node) error {
 	switch n.Kind {
 	case yaml.DocumentNode:
 		return appendJSON(b, n.Content[0])
-	case yaml.MappingNode:
-		return appendMapping(b, n)
-	case yaml.SequenceNode:
-		b.WriteByte('[')
-		for i, item := range n.Content {
-			if i > 0 {
-				b.WriteByte(',')
-			}
-			if err := appendJSON(b, item); err != nil {
-				return err
-			}
-		}
-		b.WriteByte(']')
-		return nil
+	case yaml.MappingNode, yaml.SequenceNode:
+		return appendItems(b, n)
 	case yaml.ScalarNode:
 		var value any = n.Value
 		switch n.ShortTag() {
@@ -148,21 +158,25 @@ func appendJSON(b *bytes.Buffer, n *yaml.Node) error {
 	return errors.New("the node sent YAML with aliases")
 }
 
-func appendMapping(b *bytes.Buffer, n *yaml.Node) error {
-	b.WriteByte('{')
-	for i := 0; i+1 < len(n.Content); i += 2 {
+// appendItems writes a list or a mapping, whose items are keys and values in turn.
+func appendItems(b *bytes.Buffer, n *yaml.Node) error {
+	brackets, separators := "[]", ",,"
+	if n.Kind == yaml.MappingNode {
+		brackets, separators = "{}", ",:"
+	}
+	b.WriteByte(brackets[0])
+	for i, item := range n.Content {
 		if i > 0 {
-			b.WriteByte(',')
+			b.WriteByte(separators[i%2])
 		}
-		if err := appendValue(b, n.Content[i].Value); err != nil {
-			return err
+		if n.Kind == yaml.MappingNode && i%2 == 0 {
+			item = scalar(item.Value) // also a number is text as a key
 		}
-		b.WriteByte(':')
-		if err := appendJSON(b, n.Content[i+1]); err != nil {
+		if err := appendJSON(b, item); err != nil {
 			return err
 		}
 	}
-	b.WriteByte('}')
+	b.WriteByte(brackets[1])
 	return nil
 }
 

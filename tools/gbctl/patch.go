@@ -31,11 +31,8 @@ func (a *app) patchConfigCommand(use string, aliases ...string) *cobra.Command {
 			}
 			texts := make([][]byte, len(patches))
 			for i, p := range patches {
-				texts[i] = []byte(p)
-				if file, ok := strings.CutPrefix(p, "@"); ok {
-					if texts[i], err = a.readInput(file); err != nil {
-						return err
-					}
+				if texts[i], err = patchText(p, a.readInput); err != nil {
+					return err
 				}
 			}
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
@@ -70,20 +67,12 @@ func (a *app) patchNode(ctx context.Context, n *client.Client, change configChan
 	}
 }
 
-// group makes a command that only has subcommands. Without Args and RunE, a misspelt
-// subcommand would print the help and succeed.
+// group makes a command that only has subcommands. Without RunE, a misspelt subcommand
+// would print the help and succeed.
 func group(cmd *cobra.Command, inner ...*cobra.Command) *cobra.Command {
 	cmd.AddCommand(inner...)
-	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return usagef("%s needs a subcommand: %s", cmd.CommandPath(), strings.Join(subcommands(cmd), ", "))
+		return usagef("%s needs a subcommand: %s", cmd.CommandPath(), strings.Join(ofEach(cmd.Commands(), (*cobra.Command).Name), ", "))
 	}
 	return cmd
-}
-
-func subcommands(cmd *cobra.Command) (names []string) {
-	for _, c := range cmd.Commands() {
-		names = append(names, c.Name())
-	}
-	return names
 }

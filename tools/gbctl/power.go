@@ -131,13 +131,10 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerFlags) error {
 	var before *apiv1.NodeStatusResponse
 	if f.wait > 0 && !f.dryRun {
-		rctx, done := a.request(ctx, n.Name)
-		s, err := status(rctx, n)
-		done()
-		if err != nil {
+		var err error
+		if before, err = asked(ctx, a, n, status); err != nil {
 			return err
 		}
-		before = s
 	}
 	start := time.Now()
 	id, err := a.begin(ctx, n, f.dryRun, r.start(f))
@@ -165,14 +162,14 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 	return nil
 }
 
-// waitBack waits until a node has a new boot ID, and check returns no error.
+// waitBack waits until a node has another boot ID than before, and check returns no error. If before is empty, the node needn't restart.
 func (a *app) waitBack(ctx context.Context, node, before string, budget time.Duration, check func(context.Context, *apiv1.NodeStatusResponse) error) error {
 	return a.retryUntil(ctx, node, budget, func(ctx context.Context) error {
 		s, err := a.probe(ctx, node)
 		switch {
 		case err != nil:
 			return err
-		case s.BootId == before:
+		case before != "" && s.BootId == before:
 			return errors.New("shuts down")
 		}
 		return check(ctx, s)
@@ -259,19 +256,18 @@ func (a *app) waitOff(ctx context.Context, node string, budget time.Duration) er
 	return nil
 }
 
-// atLastStep reports whether an operation has reached the step that stops the node.
-func atLastStep(o *apiv1.Operation) bool {
-	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool {
-		return s.Id == "end" && s.State == apiv1.OperationStep_STATE_DONE
-	})
+// stepIs reports whether a step of an operation is in a state.
+func stepIs(o *apiv1.Operation, step string, state apiv1.OperationStep_State) bool {
+	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool { return s.Id == step && s.State == state })
 }
+
+// atLastStep reports whether an operation has reached the step that stops the node.
+func atLastStep(o *apiv1.Operation) bool { return stepIs(o, "end", apiv1.OperationStep_STATE_DONE) }
 
 // begin starts an operation on a node, and follows it to its end, or to the step that stops
 // the node. In a dry run it only prints the plan.
 func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, start question[*apiv1.Operation]) (id string, err error) {
-	rctx, done := a.request(ctx, n.Name)
-	o, err := start(rctx, n)
-	done()
+	o, err := asked(ctx, a, n, start)
 	if err != nil {
 		return "", err
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -23,18 +22,15 @@ func (a *app) readdressCommand() *cobra.Command {
 	r := &apiv1.ReaddressRequest{}
 	var patch string
 	cmd := &cobra.Command{
-		Use:  "readdress ADDRESS",
-		Args: cobra.ExactArgs(1),
+		Use: "readdress ADDRESS",
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			to, err := netip.ParseAddr(args[0])
 			if err != nil {
 				return usagef("%s: the new address of the node, without a prefix: %v", args[0], err)
 			}
-			r.Address, r.Patch = to.String(), []byte(patch)
-			if file, ok := strings.CutPrefix(patch, "@"); ok {
-				if r.Patch, err = a.readInput(file); err != nil {
-					return err
-				}
+			r.Address = to.String()
+			if r.Patch, err = patchText(patch, a.readInput); err != nil {
+				return err
 			}
 			a.raiseTimeout(cmd, planTimeout)
 			node, err := a.single(cmd.Context(), readdress)
@@ -58,9 +54,7 @@ func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequ
 			_, err := a.begin(ctx, c, true, start)
 			return err
 		}
-		ctx, done := a.request(ctx, c.Name)
-		defer done()
-		o, err := a.unlessRunning(readdress, start)(ctx, c)
+		o, err := asked(ctx, a, c, a.unlessRunning(readdress, start))
 		id = o.GetId()
 		return err
 	})
@@ -68,7 +62,9 @@ func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequ
 		return err
 	}
 	f := a.follower(node, id, nil)
-	f.stop = func(o *apiv1.Operation) bool { return f.node == node && node != r.Address && moving(o) }
+	f.stop = func(o *apiv1.Operation) bool {
+		return f.node == node && node != r.Address && stepIs(o, moveStep, apiv1.OperationStep_STATE_RUNNING)
+	}
 	if err := f.run(ctx); err != nil || f.last.Ended != nil {
 		return err
 	}
@@ -87,26 +83,18 @@ func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequ
 	return a.moveContext(node, r.Address)
 }
 
-func moving(o *apiv1.Operation) bool {
-	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool {
-		return s.Id == moveStep && s.State == apiv1.OperationStep_STATE_RUNNING
-	})
-}
-
 // moveContext replaces an address in the context.
 func (a *app) moveContext(from, to string) error {
-	file, path, err := a.load()
-	if err != nil {
-		return err
-	}
-	c, err := file.Current(a.contextName)
-	if err != nil {
-		return err
-	}
-	for _, list := range [][]string{c.Nodes, c.Endpoints} {
-		if i := slices.Index(list, from); i >= 0 && !slices.Contains(list, to) {
-			list[i] = to
+	return a.changeContexts(func(config *client.Config) error {
+		c, err := config.Current(a.contextName)
+		if err != nil {
+			return err
 		}
-	}
-	return file.Save(path)
+		for _, list := range [][]string{c.Nodes, c.Endpoints} {
+			if i := slices.Index(list, from); i >= 0 && !slices.Contains(list, to) {
+				list[i] = to
+			}
+		}
+		return nil
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/spf13/cobra"
 )
 
 // The services of the machine API. Their methods are arguments of asking and streamLines, together with the function below that returns the
@@ -45,6 +46,15 @@ func asking[S, Q, A any](service func(*client.Client) S, method func(S, context.
 	}
 }
 
+// receiveAll collects all messages of a stream.
+func receiveAll[Q, T any](ctx context.Context, open func(context.Context, *connect.Request[Q]) (*connect.ServerStreamForClient[T], error), request *Q) (all []*T, err error) {
+	err = client.Receive(ctx, open, request, func(m *T) error {
+		all = append(all, m)
+		return nil
+	})
+	return all, err
+}
+
 // starting makes the question of a request that starts an operation.
 func starting[Q, A any, P interface {
 	*A
@@ -68,9 +78,28 @@ func printMessage[A interface{ GetMessage() string }](ctx context.Context, a *ap
 	})
 }
 
-// printText asks one node, and prints a text in its answer.
-func printText[A any, T string | []byte](ctx context.Context, a *app, what string, ask question[A], text func(A) T) error {
-	return a.one(ctx, what, func(ctx context.Context, c *client.Client) error { return writeText(ctx, c, a.out, ask, text) })
+// messageCommand makes a command that asks one node, and prints the message in its answer. If the command has an argument, that is written to id,
+// which is in the request.
+func messageCommand[A interface{ GetMessage() string }](a *app, use string, id *string, ask question[A]) *cobra.Command {
+	return &cobra.Command{
+		Use: use,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if id != nil {
+				*id = args[0]
+			}
+			return printMessage(cmd.Context(), a, pathOf(cmd), ask)
+		},
+	}
+}
+
+// textCommand makes a command that asks one node, and prints a text in its answer.
+func textCommand[A any, T string | []byte](a *app, use string, ask question[A], text func(A) T) *cobra.Command {
+	return &cobra.Command{
+		Use: use,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.one(cmd.Context(), pathOf(cmd), func(ctx context.Context, c *client.Client) error { return writeText(ctx, c, a.out, ask, text) })
+		},
+	}
 }
 
 // writeText asks a node, and writes a text in its answer.

@@ -66,9 +66,7 @@ func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCAReq
 		_, err := a.begin(ctx, c, true, start)
 		return err
 	}
-	rctx, done := a.request(ctx, c.Name)
-	o, err := a.unlessRunning(rotateCA, start)(rctx, c)
-	done()
+	o, err := asked(ctx, a, c, a.unlessRunning(rotateCA, start))
 	if err != nil {
 		return err
 	}
@@ -92,9 +90,7 @@ func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCAReq
 		return err
 	case err == nil:
 		return a.withClient(ctx, c.Name, a.renewAll) // with the new authorities only
-	case slices.ContainsFunc(f.last.Steps, func(s *apiv1.OperationStep) bool {
-		return s.Id == dropStep && s.State == apiv1.OperationStep_STATE_PENDING
-	}):
+	case stepIs(f.last, dropStep, apiv1.OperationStep_STATE_PENDING):
 		if rerr := a.restoreFormer(); rerr != nil {
 			fmt.Fprintf(a.err, "%s: %s\n", c.Name, visible(rerr.Error()))
 		}

@@ -19,11 +19,10 @@ const shownEvents = 20
 
 func (a *app) servicesCommand() *cobra.Command {
 	head := []string{"ID", "STATE", "HEALTH", "LAST CHANGE", "LAST EVENT"}
-	return listCommand(a, "services", head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) (rows [][]string) {
-		for _, s := range m.Services {
-			rows = append(rows, []string{s.Id, s.State, s.Health, ago(m.SinceBoot, s.Since), s.Message})
-		}
-		return rows
+	return listCommand(a, "services", head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) [][]string {
+		return ofEach(m.Services, func(s *apiv1.Service) []string {
+			return []string{s.Id, s.State, s.Health, ago(m.SinceBoot, s.Since), s.Message}
+		})
 	})
 }
 
@@ -41,7 +40,6 @@ func (a *app) serviceCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:               "service ID [start|stop|restart]",
-		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: completing(a, services(&apiv1.ListServicesRequest{}), serviceIDs, "start", "stop", "restart"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
@@ -65,11 +63,8 @@ func (a *app) serviceCommand() *cobra.Command {
 }
 
 // serviceIDs are the IDs of the services in an answer.
-func serviceIDs(m *apiv1.ListServicesResponse) (ids []string) {
-	for _, s := range m.Services {
-		ids = append(ids, s.Id)
-	}
-	return ids
+func serviceIDs(m *apiv1.ListServicesResponse) []string {
+	return ofEach(m.GetServices(), (*apiv1.Service).GetId)
 }
 
 func (a *app) service(ctx context.Context, id string) error {
@@ -101,7 +96,7 @@ func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesR
 	}
 	t := tabwriter.NewWriter(a.out, 0, 8, 3, ' ', 0)
 	for _, line := range [][2]string{{"NODE", node}, {"ID", s.Id}, {"STATE", s.State}, {"HEALTH", s.Health}, {"KIND", kind}} {
-		fmt.Fprintf(t, "%s\t%s\n", line[0], oneLine(line[1]))
+		fmt.Fprintf(t, "%s\t%s\n", line[0], paintedIn(a.out, line[0], oneLine(line[1])))
 	}
 	label := "EVENTS"
 	for _, e := range s.Events {

@@ -125,8 +125,21 @@ func (a *app) explainUsage(cmd *cobra.Command) {
 	}
 }
 
-// optional is the end of a command's usage that can be left out.
-var optional = regexp.MustCompile(` (\[|-).*`)
+// The ends of a command's usage: optional can be left out, and options has flags only.
+var (
+	optional = regexp.MustCompile(` (\[|-).*`)
+	options  = regexp.MustCompile(` (\| )?-.*`)
+)
+
+// argumentsOf accepts as many arguments as the usage of a command names.
+func argumentsOf(cmd *cobra.Command) cobra.PositionalArgs {
+	usage := strings.TrimPrefix(cmd.Use, cmd.Name())
+	least := len(strings.Fields(optional.ReplaceAllString(usage, "")))
+	if strings.Contains(usage, "...") || strings.Contains(usage, "…") {
+		return cobra.MinimumNArgs(least)
+	}
+	return cobra.RangeArgs(least, len(strings.Fields(options.ReplaceAllString(usage, ""))))
+}
 
 // wrongWords is the error of a command whose arguments are too many or too few.
 func (a *app) wrongWords(cmd *cobra.Command, words []string) error {
@@ -186,7 +199,7 @@ func (a *app) unknownCommand(cmd *cobra.Command, words []string) error {
 func elsewhere(in *cobra.Command, name string) (paths []string) {
 	for _, c := range in.Commands() {
 		if c.Name() == name && c.IsAvailableCommand() {
-			paths = append(paths, strings.TrimPrefix(c.CommandPath(), "gbctl "))
+			paths = append(paths, pathOf(c))
 		}
 		paths = append(paths, elsewhere(c, name)...)
 	}

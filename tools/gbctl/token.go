@@ -19,14 +19,8 @@ func (a *app) tokenCommand() *cobra.Command {
 	list := listCommand(a, "list", []string{"ID", "ENDS", "DESCRIPTION"}, asking(ofNode, nodeAPI.ListTokens, &apiv1.ListTokensRequest{}), rowsOf((*apiv1.ListTokensResponse).GetTokens, tokenRow))
 	r := &apiv1.RevokeTokenRequest{}
 	var after time.Duration
-	revoke := &cobra.Command{
-		Use:  "revoke ID",
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			r.Id, r.After = args[0], durationpb.New(after)
-			return printMessage(cmd.Context(), a, "token revoke", asking(ofNode, nodeAPI.RevokeToken, r))
-		},
-	}
+	revoke := messageCommand(a, "revoke ID", &r.Id, asking(ofNode, nodeAPI.RevokeToken, r))
+	revoke.PreRun = func(*cobra.Command, []string) { r.After = durationpb.New(after) }
 	revoke.Flags().DurationVar(&after, "after", 0, "how long the token may still be used")
 	return group(&cobra.Command{Use: "token"}, a.tokenCreateCommand(), list, revoke)
 }

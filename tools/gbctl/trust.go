@@ -40,7 +40,7 @@ func (a *app) warn(node, shown string) {
 	if _, twice := a.warned.LoadOrStore(node, true); twice {
 		return
 	}
-	fmt.Fprintf(a.err, "warning: %s presents the certificate %s, which isn't verified; compare it with the one on the node's console, or give that one with --fingerprint\n", node, shown)
+	fmt.Fprintf(a.err, "%s %s presents the certificate %s, which isn't verified; compare it with the one on the node's console, or give that one with --fingerprint\n", painted(a.err, "warning:"), node, shown)
 }
 
 var errDeclined = errors.New("nothing was done: the answer isn't yes")

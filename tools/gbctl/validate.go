@@ -54,7 +54,7 @@ func (a *app) readConfig(file string, load loader) (*config.Config, []byte, erro
 		err = config.CheckManifests(file, text, loaded, nil)
 	}
 	for _, w := range warnings {
-		fmt.Fprintf(a.err, "warning: %s\n", w)
+		fmt.Fprintf(a.err, "%s %s\n", painted(a.err, "warning:"), w)
 	}
 	if problems, ok := errors.AsType[config.Problems](err); ok {
 		fmt.Fprintln(a.err, problems)

@@ -2,13 +2,11 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
-	"unicode/utf8"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -49,16 +47,11 @@ type watcher struct {
 	head    []string
 	early   [][]string // rows that arrive before all nodes are synced
 	missing int        // nodes that haven't sent all current resources yet
-	widths  []int
+	widths  columns
 	printed bool
 }
 
-var kinds = map[apiv1.ResourceEvent_Kind]string{
-	apiv1.ResourceEvent_KIND_PRESENT: "",
-	apiv1.ResourceEvent_KIND_CREATED: "created",
-	apiv1.ResourceEvent_KIND_UPDATED: "updated",
-	apiv1.ResourceEvent_KIND_DELETED: "deleted",
-}
+func eventKind(e *apiv1.ResourceEvent) string { return word(e.Kind, "KIND_") }
 
 func (w *watcher) event(node string, e *apiv1.ResourceEvent) error {
 	w.mu.Lock()
@@ -72,7 +65,7 @@ func (w *watcher) event(node string, e *apiv1.ResourceEvent) error {
 	if w.app.output == "yaml" || w.app.output == "json" {
 		return w.document(node, e)
 	}
-	cells := append(row(node, e.Resource), kinds[e.Kind])
+	cells := append(row(node, e.Resource), strings.TrimPrefix(eventKind(e), "present")) // only changes have a word
 	if w.missing > 0 {
 		w.early = append(w.early, cells)
 		return nil
@@ -86,7 +79,7 @@ func (w *watcher) document(node string, e *apiv1.ResourceEvent) error {
 	if err != nil {
 		return err
 	}
-	n.Content = slices.Insert(n.Content, 2, scalar("event"), scalar(cmp.Or(kinds[e.Kind], "present")))
+	n.Content = slices.Insert(n.Content, 2, scalar("event"), scalar(eventKind(e)))
 	if w.app.output == "json" {
 		return writeLine(w.app, n)
 	}
@@ -103,8 +96,7 @@ func writeLine(a *app, n *yaml.Node) error {
 	if err := appendJSON(&b, n); err != nil {
 		return err
 	}
-	b.WriteByte('\n')
-	_, err := a.out.Write(b.Bytes())
+	_, err := fmt.Fprintln(a.out, &b)
 	return err
 }
 
@@ -119,7 +111,7 @@ func (w *watcher) synced() {
 	rows := w.early
 	w.early = nil
 	for _, cells := range append([][]string{w.head}, rows...) {
-		w.widen(cells)
+		w.widths.fit(cells)
 	}
 	if w.head != nil && w.app.output == "table" {
 		_ = w.row(w.head)
@@ -129,23 +121,8 @@ func (w *watcher) synced() {
 	}
 }
 
-func (w *watcher) widen(cells []string) {
-	for i, cell := range cells {
-		if i == len(w.widths) {
-			w.widths = append(w.widths, 0)
-		}
-		w.widths[i] = max(w.widths[i], utf8.RuneCountInString(cell))
-	}
-}
-
 // row prints one row. A column gets wider if needed.
 func (w *watcher) row(cells []string) error {
-	w.widen(cells)
-	var b strings.Builder
-	for i, cell := range cells {
-		cell = oneLine(cell)
-		b.WriteString(cell + strings.Repeat(" ", w.widths[i]+3-utf8.RuneCountInString(cell)))
-	}
-	_, err := fmt.Fprintln(w.app.out, strings.TrimRight(b.String(), " "))
-	return err
+	w.widths.fit(cells)
+	return w.widths.print(w.app.out, w.head, cells)
 }

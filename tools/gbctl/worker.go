@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/api/client"
@@ -20,12 +21,7 @@ import (
 var forControlPlanes = []string{"bootstrap", "config renew", "convert-k8s", "etcd", "kubeconfig", "readdress", "rotate-ca", "token", "upgrade-k8s"}
 
 func isForControlPlanes(cmd *cobra.Command) bool {
-	for _, name := range forControlPlanes {
-		if strings.HasPrefix(cmd.CommandPath()+" ", "gbctl "+name+" ") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(forControlPlanes, func(name string) bool { return strings.HasPrefix(pathOf(cmd)+" ", name+" ") })
 }
 
 // errWorker: the node's certificate is that of a worker, where a control plane is needed.

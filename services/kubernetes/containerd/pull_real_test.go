@@ -179,8 +179,8 @@ func fieldsOf(t *testing.T, request []byte) (numbers []string) {
 	return slices.Compact(numbers)
 }
 
-// hidden starts a program in namespaces of its own. What it does to the kernel's parameters is done to a copy.
-const hidden = `set -e
+// apart starts a program in namespaces of its own. What it does to the kernel's parameters is done to a copy.
+const apart = `set -e
 mount --make-rprivate /
 mount -t proc proc /proc
 for of in kernel vm; do
@@ -225,7 +225,7 @@ func runKubelet(t *testing.T, dir, runtime, images string) {
 	if err := os.Mkdir(copies, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", hidden, "sh", copies, program,
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", apart, "sh", copies, program,
 		"--config="+put("kubelet.json", string(settings)), "--root-dir="+filepath.Join(dir, "root"), "--cert-dir="+filepath.Join(dir, "pki"), "--hostname-override=n1")
 	const own = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: own, Pdeathsig: syscall.SIGKILL}

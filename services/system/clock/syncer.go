@@ -226,6 +226,7 @@ func (s *syncer) take(all []sample) {
 	s.handleRefusals(all)
 	best, err := pick(all)
 	s.unusable = unusable(all, best)
+	slices.Sort(s.unusable) // they came as they answered
 	if err == nil {
 		if err = s.judge(best); err != nil {
 			s.d.poll, s.d.counter = min(s.d.poll, minPoll), 0 // soon it is clear who is wrong

@@ -77,6 +77,9 @@ func (n *dockerNodes) startNetwork(ctx context.Context) error {
 	for _, node := range n.plan.Nodes {
 		ports = append(ports, node.APIPort)
 	}
+	if _, err := n.dir.loaded(); err != nil { // the container can't make it: it only reads the directory
+		return err
+	}
 	_, err = n.docker.Start(ctx, docker.Container{
 		Name: n.plan.Name, Image: n.image, Address: network.Gateway(n.plan.Network),
 		Args:  append(n.plan.Self[:len(n.plan.Self):len(n.plan.Self)], "host", "--cluster", n.plan.Name),

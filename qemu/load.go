@@ -4,15 +4,13 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/match"
 )
-
-// refAnnotation has the name of an image in a layout.
-const refAnnotation = "org.opencontainers.image.ref.name"
 
 // loaded is the layout of the images that the user gave to the cluster.
 func (d clusterDir) loaded() (layout.Path, error) {
@@ -29,7 +27,7 @@ func (c *Cluster) Load(ref name.Tag, image v1.Image) error {
 	if err != nil {
 		return err
 	}
-	if err := p.ReplaceImage(image, match.Name(ref.Name()), layout.WithAnnotations(map[string]string{refAnnotation: ref.Name()})); err != nil {
+	if err := p.ReplaceImage(image, match.Name(ref.Name()), layout.WithAnnotations(map[string]string{registry.RefAnnotation: ref.Name()})); err != nil {
 		return err
 	}
 	unused, err := p.GarbageCollect()

@@ -26,7 +26,8 @@ import (
 )
 
 const (
-	refAnnotation = "org.opencontainers.image.ref.name"
+	// RefAnnotation has the name of an image in a layout.
+	RefAnnotation = "org.opencontainers.image.ref.name"
 	indexFile     = "index.json"
 )
 
@@ -258,7 +259,7 @@ func readIndex(layout fs.FS, tags map[string]map[string]v1.Descriptor) error {
 	}
 	own := map[string]v1.Descriptor{}
 	for _, d := range index.Manifests {
-		text := d.Annotations[refAnnotation]
+		text := d.Annotations[RefAnnotation]
 		if text == "" {
 			continue // reachable by its digest only
 		}
@@ -271,8 +272,8 @@ func readIndex(layout fs.FS, tags map[string]map[string]v1.Descriptor) error {
 			continue
 		}
 		repository := ref.RepositoryStr()
-		if before, there := own[repository+":"+ref.TagStr()]; there && before.Digest != d.Digest && before.Annotations[refAnnotation] != text {
-			return fmt.Errorf("%s: a registry has one image with the name %s:%s, and there are two: %s and %s", indexFile, repository, ref.TagStr(), before.Annotations[refAnnotation], text)
+		if before, there := own[repository+":"+ref.TagStr()]; there && before.Digest != d.Digest && before.Annotations[RefAnnotation] != text {
+			return fmt.Errorf("%s: a registry has one image with the name %s:%s, and there are two: %s and %s", indexFile, repository, ref.TagStr(), before.Annotations[RefAnnotation], text)
 		}
 		own[repository+":"+ref.TagStr()] = d
 		if tags[repository] == nil {

@@ -40,7 +40,7 @@ func lay(t *testing.T, dir string, references ...string) map[string]v1.Image {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := path.AppendImage(image, layout.WithAnnotations(map[string]string{refAnnotation: ref})); err != nil {
+		if err := path.AppendImage(image, layout.WithAnnotations(map[string]string{RefAnnotation: ref})); err != nil {
 			t.Fatal(err)
 		}
 		images[ref] = image
@@ -240,7 +240,7 @@ func TestManifestWithoutMediaType(t *testing.T) {
 // A broken or missing layout is an error in the answer, and nothing panics.
 func TestBrokenLayout(t *testing.T) {
 	t.Parallel()
-	for name, index := range map[string]string{"truncated": `{"manifests":[`, "bad reference": `{"manifests":[{"annotations":{"` + refAnnotation + `":"A B"}}]}`} {
+	for name, index := range map[string]string{"truncated": `{"manifests":[`, "bad reference": `{"manifests":[{"annotations":{"` + RefAnnotation + `":"A B"}}]}`} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "index.json"), []byte(index), 0o644); err != nil {
 			t.Fatal(err)

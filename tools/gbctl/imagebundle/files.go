@@ -85,7 +85,7 @@ func Missing(archive *registry.Archive, images []string) ([]string, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(slices.Clone(images), func(image string) bool {
-		return slices.ContainsFunc(index.Manifests, func(d v1.Descriptor) bool { return d.Annotations[refAnnotation] == image })
+		return slices.ContainsFunc(index.Manifests, func(d v1.Descriptor) bool { return d.Annotations[registry.RefAnnotation] == image })
 	}), nil
 }
 

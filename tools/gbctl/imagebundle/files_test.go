@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/garboard-os/garboard/image/oci"
+	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -57,7 +58,7 @@ func packed(t *testing.T, images map[string]v1.Image) string {
 		t.Fatal(err)
 	}
 	for ref, image := range images {
-		if err := to.AppendImage(image, layout.WithAnnotations(map[string]string{refAnnotation: ref})); err != nil {
+		if err := to.AppendImage(image, layout.WithAnnotations(map[string]string{registry.RefAnnotation: ref})); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -33,7 +33,6 @@ import (
 )
 
 const (
-	refAnnotation = "org.opencontainers.image.ref.name"
 	// bundleType begins the media type of a signature of cosign.
 	bundleType = "application/vnd.dev.sigstore.bundle"
 	// headerWait is for the few lines of a request.
@@ -115,7 +114,7 @@ func intact(dir string) error {
 
 // only removes what an earlier command with other images has left.
 func only(in layout.Path, images []string) error {
-	err := in.RemoveDescriptors(func(d v1.Descriptor) bool { return !slices.Contains(images, d.Annotations[refAnnotation]) })
+	err := in.RemoveDescriptors(func(d v1.Descriptor) bool { return !slices.Contains(images, d.Annotations[registry.RefAnnotation]) })
 	if err != nil {
 		return err
 	}
@@ -208,7 +207,7 @@ func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (lis
 		return lists, nil
 	}
 	b.Say(fmt.Sprintf("%s, its signatures: %s, %d", count, list, len(bundles)))
-	err = to.ReplaceIndex(mutate.AppendManifests(empty.Index, bundles...), match.Name(list), layout.WithAnnotations(map[string]string{refAnnotation: list}))
+	err = to.ReplaceIndex(mutate.AppendManifests(empty.Index, bundles...), match.Name(list), layout.WithAnnotations(map[string]string{registry.RefAnnotation: list}))
 	return append(lists, list), err
 }
 
@@ -302,7 +301,7 @@ func (b Bundle) store(to layout.Path, image v1.Image, ref, count string) error {
 	if there, err := has(to, image, ref); err != nil || there {
 		return err
 	}
-	err = to.ReplaceImage(image, match.Name(ref), layout.WithAnnotations(map[string]string{refAnnotation: ref}))
+	err = to.ReplaceImage(image, match.Name(ref), layout.WithAnnotations(map[string]string{registry.RefAnnotation: ref}))
 	if err != nil {
 		return fmt.Errorf("pull %s: %w", ref, err)
 	}
@@ -324,7 +323,7 @@ func has(in layout.Path, image v1.Image, ref string) (bool, error) {
 		return false, err
 	}
 	return slices.ContainsFunc(manifest.Manifests, func(d v1.Descriptor) bool {
-		return d.Digest == digest && d.Annotations[refAnnotation] == ref
+		return d.Digest == digest && d.Annotations[registry.RefAnnotation] == ref
 	}), nil
 }
 
@@ -401,7 +400,7 @@ func each(ctx context.Context, archive *registry.Archive, signatures bool, use f
 		return err
 	}
 	for i, d := range index.Manifests {
-		ref, err := name.ParseReference(d.Annotations[refAnnotation])
+		ref, err := name.ParseReference(d.Annotations[registry.RefAnnotation])
 		if err != nil {
 			continue // an image without a name can't be pulled from a registry, either
 		}

@@ -175,7 +175,7 @@ func TestBundle(t *testing.T) {
 	}
 	defer archive.Close()
 	index, err := indexOf(archive)
-	if err != nil || slices.ContainsFunc(index.Manifests, func(d v1.Descriptor) bool { return d.Annotations[refAnnotation] == other }) {
+	if err != nil || slices.ContainsFunc(index.Manifests, func(d v1.Descriptor) bool { return d.Annotations[registry.RefAnnotation] == other }) {
 		t.Errorf("an image of an earlier command is in the file: %v", err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -50,7 +50,9 @@ func (o origin) probe(ctx context.Context, names []string) (all []*Registry) {
 			r := &Registry{Of: name, URL: s.Scheme + "://" + s.Host + s.Path + "/", Mirror: s.Host != usual}
 			all = append(all, r)
 			wg.Go(func() {
-				resp, err := (&http.Client{Transport: s.Client.Transport, Timeout: probeTime}).Get(r.URL) // theirs may be one for all
+				// Theirs may be one for all. Where a registry sends the node isn't looked at: that is an answer.
+				client := &http.Client{Transport: s.Client.Transport, Timeout: probeTime, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+				resp, err := client.Get(r.URL)
 				if r.Err = err; err == nil && resp.Body.Close() == nil && resp.StatusCode >= http.StatusInternalServerError {
 					r.Err = errors.New(r.URL + ": " + resp.Status)
 				}

@@ -22,8 +22,9 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	// tellBudget is for a fault to be detected: an API server that is replaced may use its whole grace period of 30 s.
-	tellBudget = 60 * time.Second
+	// tellBudget is for a fault to be detected: an API server that is replaced may use its whole grace period of 30 s, and what the boot may
+	// explain is no fault for five minutes.
+	tellBudget = 5 * time.Minute
 	// mendBudget is for what was repaired to work again: the kubelet restarts a container with growing pauses.
 	mendBudget = 90 * time.Second
 )

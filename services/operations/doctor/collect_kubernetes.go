@@ -39,7 +39,11 @@ type cluster struct {
 }
 
 // refusal is a webhook that refuses every request that it is asked about, or an APIService, for want of something.
-type refusal struct{ kind, name, webhook, namespace, lacks string }
+type refusal struct {
+	kind, name, webhook, namespace, lacks string
+
+	starts bool // its Service exists, and the boot of a node starts its pods
+}
 
 // collectCluster asks this node's apiserver where there is one that serves, else another
 // one through the node's balancer.
@@ -112,13 +116,15 @@ func refusals(ctx context.Context, client *kubeclient.Client) (all []refusal) {
 		for _, o := range list.Items() {
 			for _, w := range append(o.List("webhooks"), kubeclient.Object{"clientConfig": o["spec"]}) { // an APIService has its Service there
 				service, err := controlplane.Unserved(ctx, client, kubeclient.Object{"webhooks": []any{map[string]any(w)}})
-				r := refusal{kind, o.Name(), w.Text("name"), service.Namespace, ""}
+				r := refusal{kind: kind, name: o.Name(), webhook: w.Text("name"), namespace: service.Namespace}
 				if url := w.Text("clientConfig", "url"); url != "" { // who it is doesn't matter
 					if a := ask(ctx, url, netip.Addr{}, &tls.Config{InsecureSkipVerify: true}); a.err != nil {
 						r.lacks = a.text()
 					}
 				} else if err == nil && service.Name != "" {
-					r.lacks = fmt.Sprintf("Service %s/%s has no ready pod", service.Namespace, service.Name)
+					_, err := client.Get(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name})
+					r.starts = !kubeclient.IsNotFound(err)
+					r.lacks = fmt.Sprintf("Service %s/%s %s", service.Namespace, service.Name, map[bool]string{true: "has no ready pod", false: "doesn't exist"}[r.starts])
 				}
 				if r.lacks != "" && w.Text("failurePolicy") != "Ignore" {
 					all = append(all, r)

@@ -241,6 +241,19 @@ func TestWebhookWithoutPods(t *testing.T) {
 	n.lacks("webhook-without-pods")
 }
 
+// After a boot the pods of a Service start by themselves; a Service that doesn't exist doesn't come.
+func TestWebhookAfterTheBoot(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) { n.age.Store(int64(time.Minute)) })
+	n.api.lose("none")
+	for _, name := range []string{"none", "policy"} {
+		n.api.put(kubeclient.Object{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration", "metadata": map[string]any{"name": name}, "webhooks": []any{
+			map[string]any{"name": name + ".example.org", "clientConfig": map[string]any{"service": map[string]any{"namespace": "policy-system", "name": name}}}}})
+	}
+	n.finds("webhook-without-pods", failure, "Service policy-system/none doesn't exist")
+	n.finds("webhook-without-pods", info, "Service policy-system/policy has no ready pod", "It should pass by itself before ")
+}
+
 func TestAPIServiceWithoutPods(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init)

@@ -80,7 +80,10 @@ func (s *snapshot) unserved(apis bool) (out []finding) {
 		if (r.kind == apiService) != apis {
 			continue
 		}
-		f := finding{what: fmt.Sprintf("APIService %s isn't available: %s.", r.name, r.lacks), until: s.at(bootstrapTime), evidence: []string{strings.ToLower(r.kind) + " " + r.name + ": " + r.lacks}}
+		f := finding{what: fmt.Sprintf("APIService %s isn't available: %s.", r.name, r.lacks), evidence: []string{strings.ToLower(r.kind) + " " + r.name + ": " + r.lacks}}
+		if r.starts {
+			f.until = s.at(bootstrapTime)
+		}
 		if !apis {
 			f.what = fmt.Sprintf("Webhook %s of %s %s refuses every request that it is asked about: %s.", r.webhook, r.kind, r.name, r.lacks)
 		}

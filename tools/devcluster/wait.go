@@ -53,9 +53,19 @@ func awaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.
 			fmt.Fprintf(out, "%6.1fs  … %s\n", time.Since(start).Seconds(), oneLine(waitingFor(c, why)))
 		})
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("cluster %s isn't ready after %s: %w\n%s", c.Name, budget, err, keptMessage(c))
+		return fmt.Errorf("cluster %s isn't ready after %s: %w\n%s%s", c.Name, budget, err, failing(c), keptMessage(c))
 	}
 	return err
+}
+
+// failing are the last failures of controllers, a line for each node that has one.
+func failing(c *qemu.Cluster) (lines string) {
+	for _, n := range c.Nodes {
+		if line := lastMessage(c.Console(n.Name), failed.MatchString); line != "" {
+			lines += fmt.Sprintf("Node %s: %s\n", n.Name, line)
+		}
+	}
+	return lines
 }
 
 // keptMessage describes how to inspect a cluster that isn't ready.
@@ -73,7 +83,7 @@ func waitingFor(c *qemu.Cluster, why error) string {
 	if !errors.Is(why, syscall.ECONNREFUSED) && !errors.Is(why, io.EOF) && !errors.Is(why, syscall.ECONNRESET) {
 		return why.Error()
 	}
-	if line := lastMessage(c.Console(c.Nodes[0].Name)); line != "" {
+	if line := lastMessage(c.Console(c.Nodes[0].Name), awaited); line != "" {
 		return line
 	}
 	return "the node boots"
@@ -82,14 +92,21 @@ func waitingFor(c *qemu.Cluster, why error) string {
 // message is a line of Garboard on a console, after the kernel's timestamp.
 var message = regexp.MustCompile(`\[garboard\] (.*)`)
 
-// aside are messages that aren't what the node waits for: what a controller failed to do, it tries again, and during a
-// start most of that comes too early. The chart of the boot comes when all services are up.
-var aside = regexp.MustCompile(`^(controller-runtime: |boot chart|[ *.] )`)
+var (
+	// aside are messages that aren't what the node waits for: what a controller failed to do, it tries again, and during a start most of that comes
+	// too early. The chart of the boot comes when all services are up.
+	aside = regexp.MustCompile(`^(controller-runtime: |boot chart|[ *.] )`)
+	// failed are those of a controller that failed.
+	failed = regexp.MustCompile(`^controller-runtime: .* controller failed: `)
+)
 
-// lastMessage returns the last message of the node on its console, or "".
-func lastMessage(path string) string {
+// awaited is true of a message of what the node waits for.
+func awaited(text string) bool { return !aside.MatchString(text) }
+
+// lastMessage returns the last message of the node on its console that is of a kind, or "".
+func lastMessage(path string, of func(text string) bool) string {
 	for _, found := range slices.Backward(message.FindAllStringSubmatch(qemu.ReadLast(path, tailBytes), -1)) {
-		if !aside.MatchString(found[1]) {
+		if of(found[1]) {
 			return strings.TrimSpace(found[1])
 		}
 	}

@@ -18,7 +18,7 @@ func TestReadyBudgets(t *testing.T) {
 	}
 }
 
-// What controllers fail to do during a start isn't what the user waits for, nor is the chart of the boot.
+// What controllers fail to do during a start isn't what the user waits for, nor is the chart of the boot. A start that fails names the controller.
 func TestProgressIsNoFailureOfAController(t *testing.T) {
 	t.Parallel()
 	console := filepath.Join(t.TempDir(), "console.log")
@@ -27,7 +27,10 @@ func TestProgressIsNoFailureOfAController(t *testing.T) {
 	if err := os.WriteFile(console, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := lastMessage(console); got != "service etcd: running" {
+	if got := lastMessage(console, awaited); got != "service etcd: running" {
+		t.Errorf("%q", got)
+	}
+	if got := lastMessage(console, failed.MatchString); got != "controller-runtime: k8s.X: controller failed: refused" {
 		t.Errorf("%q", got)
 	}
 }

@@ -44,11 +44,11 @@ var stranger = netip.MustParseAddr("10.5.0.66")
 // taken: whoever has all that is on a worker stays that worker. Beside each attack is the use
 // that goes on.
 func taken(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
-	secrets := c.Secrets()
+	secrets, fresh := c.Secrets(), "fresh-for-"+control.Name
 	t.Run("client certificates", func(t *testing.T) {
 		c := c.In(t)
 		thief := bearer(t, c, string(secrets.BootstrapToken))
-		for name, want := range map[string]string{control.Name: "one of the control planes'", worker.Name: "belongs to a machine that signs", "fresh": "isn't signed with the key of a certificate of the machine API"} {
+		for name, want := range map[string]string{control.Name: "one of the control planes'", worker.Name: "belongs to a machine that signs", fresh: "isn't signed with the key of a certificate of the machine API"} {
 			requested(t, c, thief, "attack-"+name, name, config.CertKey{})
 			decided(c, "attack-"+name, "Denied the ", want)
 		}
@@ -56,7 +56,7 @@ func taken(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 	t.Run("a fresh name", func(t *testing.T) { claimed(t, c.In(t), control) })
 	t.Run("certificates of the machine API", func(t *testing.T) {
 		c := c.In(t)
-		for name, want := range map[string]string{control.Name: "one of the control planes'", worker.Name: "belongs to a machine with another key", "fresh": ""} {
+		for name, want := range map[string]string{control.Name: "one of the control planes'", worker.Name: "belongs to a machine with another key", fresh: ""} {
 			crt, err := signed(t, c, control, string(secrets.MachineToken), name)
 			if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && err != nil {
 				t.Errorf("%s: %s, %v; want %q", name, crt, err, want)

@@ -49,8 +49,8 @@ func taken(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 		c := c.In(t)
 		thief := bearer(t, c, string(secrets.BootstrapToken))
 		for name, want := range map[string]string{control.Name: "one of the control planes'", worker.Name: "belongs to a machine that signs", fresh: "isn't signed with the key of a certificate of the machine API"} {
-			requested(t, c, thief, "attack-"+name, name, config.CertKey{})
-			decided(c, "attack-"+name, "Denied the ", want)
+			requested(t, c, thief, control.Name+"-attacks-"+name, name, config.CertKey{})
+			decided(c, control.Name+"-attacks-"+name, "Denied the ", want)
 		}
 	})
 	t.Run("a fresh name", func(t *testing.T) { claimed(t, c.In(t), control) })
@@ -96,20 +96,20 @@ func claimed(t *testing.T, c *e2etest.Cluster, control qemu.Node) {
 	secrets := c.Secrets()
 	join := bearer(t, c, string(secrets.BootstrapToken))
 	thief := machine(t, c, control, string(secrets.MachineToken), "claimed")
-	kubelet := requested(t, c, join, "attack-claims", "claimed", thief)
-	decided(c, "attack-claims", "Approved ", "")
+	kubelet := requested(t, c, join, control.Name+"-claims", "claimed", thief)
+	decided(c, control.Name+"-claims", "Approved ", "")
 	_, err := signed(t, c, control, string(secrets.MachineToken), "claimed")
 	if err == nil || !strings.Contains(err.Error(), "the name claimed belongs to a machine with another key, at "+stranger.String()) || !strings.Contains(err.Error(), "gbctl token revoke node/claimed") {
 		t.Errorf("the second machine: %v", err)
 	}
-	requested(t, c, join, "attack-late", "claimed", config.CertKey{})
-	decided(c, "attack-late", "Denied the name claimed belongs to a machine that signs", "gbctl token revoke node/claimed")
+	requested(t, c, join, control.Name+"-late", "claimed", config.CertKey{})
+	decided(c, control.Name+"-late", "Denied the name claimed belongs to a machine that signs", "gbctl token revoke node/claimed")
 	if list := c.Gbctl("-n", control.Name, "token", "list"); !e2etest.Row(list, "node/claimed", "never", stranger.String()) {
 		t.Errorf("the list doesn't show who has the name:\n%s", list)
 	}
 	issued := func() (crt []byte) {
 		c.Eventually(attackBudget, "the certificate is signed", func() error {
-			text, err := c.Try("get", "csr", "attack-claims", "-o", "jsonpath={.status.certificate}")
+			text, err := c.Try("get", "csr", control.Name+"-claims", "-o", "jsonpath={.status.certificate}")
 			if err == nil && text == "" {
 				err = errors.New("not yet")
 			}
@@ -121,17 +121,17 @@ func claimed(t *testing.T, c *e2etest.Cluster, control qemu.Node) {
 		return crt
 	}
 	node := access(t, c, fmt.Sprintf("client-certificate-data: %q, client-key-data: %q", base64.StdEncoding.EncodeToString(issued()), base64.StdEncoding.EncodeToString(kubelet)))
-	requested(t, c, node, "attack-renews", "claimed", thief)
-	decided(c, "attack-renews", "Approved ", "")
+	requested(t, c, node, control.Name+"-renews", "claimed", thief)
+	decided(c, control.Name+"-renews", "Approved ", "")
 
 	c.Gbctl("-n", control.Name, "token", "revoke", "node/claimed")
 	owner := machine(t, c, control, string(secrets.MachineToken), "claimed")
-	requested(t, c, node, "attack-silent", "claimed", config.CertKey{}) // as a kubelet renews by itself
-	requested(t, c, node, "attack-again", "claimed", thief)
-	decided(c, "attack-again", "Denied the name claimed belongs to a machine with another key", "")
-	requested(t, c, join, "attack-owner", "claimed", owner)
-	decided(c, "attack-owner", "Approved ", "")
-	if got := c.Kubectl("get", "csr", "attack-silent", "-o", "jsonpath={.status.conditions}"); got != "" {
+	requested(t, c, node, control.Name+"-silent", "claimed", config.CertKey{}) // as a kubelet renews by itself
+	requested(t, c, node, control.Name+"-again", "claimed", thief)
+	decided(c, control.Name+"-again", "Denied the name claimed belongs to a machine with another key", "")
+	requested(t, c, join, control.Name+"-owner", "claimed", owner)
+	decided(c, control.Name+"-owner", "Approved ", "")
+	if got := c.Kubectl("get", "csr", control.Name+"-silent", "-o", "jsonpath={.status.conditions}"); got != "" {
 		t.Errorf("the thief's kubelet has its certificate renewed: %s", got)
 	}
 	c.Gbctl("-n", control.Name, "token", "revoke", "node/claimed")
@@ -232,7 +232,6 @@ func requested(t *testing.T, c *e2etest.Cluster, kubeconfig, csr, name string, b
 	if _, err := c.TryWith(string(object), "--kubeconfig", kubeconfig, "create", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _, _ = c.Try("delete", "csr", csr, "--wait=false") }) // it ends by itself, too
 	return key
 }
 

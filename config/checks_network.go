@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -44,16 +43,16 @@ func checkInterfaces(c *Config, r *report) {
 		contradicts(r, interfaceAt(i, "driver"), link, in.Driver, link.Driver)
 		contradicts(r, interfaceAt(i, "busPath"), link, in.BusPath, link.BusPath)
 		contradicts(r, interfaceAt(i, "mtu"), link, in.MTU, link.MTU)
-		contradicts(r, interfaceAt(i, "acceptRA"), link, plainShow(reflect.ValueOf(in.AcceptRA)), plainShow(reflect.ValueOf(link.AcceptRA)))
+		contradicts(r, interfaceAt(i, "acceptRA"), link, in.AcceptRA, link.AcceptRA)
 		checkDHCPOptions(r, interfaceAt(i, "dhcpOptions"), link, in.DHCPOptions)
-		says := in.addressed() || in.MTU != 0 || in.Required || in.AcceptRA != nil || in.DHCPOptions != DHCPOptions{} || in.VIP != nil || in.Ethernet != nil || len(in.link().Kinds()) > 0
+		says := in.addressed() || in.MTU != 0 || in.Required || in.AcceptRA != "" || in.DHCPOptions != DHCPOptions{} || in.VIP != nil || in.Ethernet != nil || len(in.link().Kinds()) > 0
 		before, named := ignored[id]
 		switch {
 		case in.Ignore && says:
 			r.bad(interfaceAt(i, "ignore"), "contradicts the rest of the entry: an ignored interface isn't configured")
 		case named && before != in.Ignore:
 			r.bad(interfaceAt(i), "contradicts an earlier entry for %s: one of them ignores it", link)
-		case (in.DHCP6 || in.AcceptRA != nil && *in.AcceptRA) && (in.Name == loopback || link.WireGuard != nil):
+		case (in.DHCP6 || in.AcceptRA == AdvertisementsOn) && (in.Name == loopback || link.WireGuard != nil):
 			r.bad(interfaceAt(i), "has dhcp6 or acceptRA, and there is no router on %s; leave them out", link)
 		}
 		ignored[id] = in.Ignore

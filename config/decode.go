@@ -288,11 +288,14 @@ func (d *decoder) scalar(n *yaml.Node, v reflect.Value) {
 		d.duration(n, v)
 	case v.Kind() == reflect.String:
 		// A token such as 123456.0123456789012345 looks like a number.
+		text := n.Value
 		if n.ShortTag() == "!!bool" {
-			d.bad(n, "must be text, not a boolean; quote it")
-			return
+			if text = strings.ToLower(text); !slices.Contains(choices[v.Type()], text) {
+				d.bad(n, "must be text, not a boolean; quote it")
+				return
+			}
 		}
-		v.SetString(n.Value)
+		v.SetString(text)
 		d.choice(n, v)
 	case v.Kind() == reflect.Bool:
 		if n.ShortTag() != "!!bool" {
@@ -333,7 +336,7 @@ func (d *decoder) duration(n *yaml.Node, v reflect.Value) {
 
 // choice refuses values that the type doesn't list.
 func (d *decoder) choice(n *yaml.Node, v reflect.Value) {
-	if values, few := choices[v.Type()]; few && !slices.Contains(values, n.Value) {
+	if values, few := choices[v.Type()]; few && !slices.Contains(values, v.String()) {
 		v.SetZero()
 		d.bad(n, "%s is not one of %s%s", quote(n.Value), strings.Join(values, ", "), didYouMean(n.Value, values))
 	}
@@ -342,6 +345,7 @@ func (d *decoder) choice(n *yaml.Node, v reflect.Value) {
 // choices are the values of the types that have only a few. Aliases are last.
 var choices = map[reflect.Type][]string{
 	reflect.TypeFor[MachineType]():    {string(Init), string(ControlPlane), string(Worker), joinAlias},
+	reflect.TypeFor[Advertisements](): {string(AdvertisementsAuto), string(AdvertisementsOn), string(AdvertisementsOff)},
 	reflect.TypeFor[AutoHostname]():   {string(HostnameAuto), string(HostnameStable), string(HostnameOff)},
 	reflect.TypeFor[RouteType]():      {string(RouteUnicast), string(RouteBlackhole), string(RouteUnreachable), string(RouteProhibit)},
 	reflect.TypeFor[FileOp]():         {string(FileCreate), string(FileAppend), string(FileOverwrite)},

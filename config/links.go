@@ -22,7 +22,7 @@ type Link struct {
 	DHCP        bool
 	DHCP6       bool
 	Informed    bool // its routers say that DHCPv6 has what else a node needs; the configuration doesn't
-	AcceptRA    *bool
+	AcceptRA    Advertisements
 	DHCPOptions DHCPOptions
 	Required    bool
 	Ignore      bool
@@ -68,7 +68,7 @@ func (l Link) Unaddressed() bool {
 
 // Advertised reports whether the configuration says that the link has addresses of router advertisements, and nothing of others.
 func (l Link) Advertised() bool {
-	return l.AcceptRA != nil && *l.AcceptRA && len(l.Addresses) == 0 && !l.DHCP && !l.DHCP6
+	return l.AcceptRA == AdvertisementsOn && len(l.Addresses) == 0 && !l.DHCP && !l.DHCP6
 }
 
 // String is the link in messages: its name, or what selects its card.
@@ -199,7 +199,7 @@ func (in Interface) link() (l Link) {
 
 // addressed reports whether the entry gives the link addresses or routes.
 func (in Interface) addressed() bool {
-	return in.CIDR.IsValid() || in.DHCP || in.DHCP6 || in.AcceptRA != nil && *in.AcceptRA || len(in.Routes)+len(in.VLANs) > 0
+	return in.CIDR.IsValid() || in.DHCP || in.DHCP6 || in.AcceptRA == AdvertisementsOn || len(in.Routes)+len(in.VLANs) > 0
 }
 
 // keep sets *v if it isn't set yet.

@@ -101,7 +101,8 @@ func TestCase21ChoiceOfACard(t *testing.T) {
 		// DHCP is as it says, and the default only if nothing is said.
 		{`{interface: eth0, mtu: 1400}, {interface: eth1, dhcp: false, mtu: 1400}, {interface: eth2, ignore: true}, {interface: eth3, dhcp: false}, {interface: eth3, dhcp: true}`,
 			"eth0 () [] 1400 [unaddressed]\neth1 () [] 1400 [unaddressed]\neth2 () [] 0 []\neth3 () [] 0 [dhcp]"},
-		{`{interface: eth0, acceptRA: true, mtu: 1400}`, "eth0 () [] 1400 []"},
+		{`{interface: eth0, acceptRA: true, mtu: 1400}, {interface: eth1, acceptRA: auto}, {interface: eth2, acceptRA: True}, {interface: eth3, acceptRA: "true"}`,
+			"eth0 () [] 1400 []\neth1 () [] 0 [unaddressed]\neth2 () [] 0 []\neth3 () [] 0 []"},
 		{`{interface: eth0, acceptRA: false, dhcpOptions: {routeMetric: 5}, vip: {ip: 10.0.0.9}}`, "eth0 () [] 0 [unaddressed]"},
 		{`{interface: eth0, routes: [{network: 10.3.0.0/16, gateway: 10.0.0.1}]}, {interface: eth1, vlans: [{vlanId: 5}]}, {interface: bond0, bond: {interfaces: [eth2]}}`,
 			"eth0 () [] 0 []\neth1 () [] 0 []\nbond0 () [] 0 []"},

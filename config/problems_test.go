@@ -131,6 +131,7 @@ var oneProblem = []struct{ section, lines, want string }{
 		`machine.network.interfaces[1].interface: "lan0" is a member of bond0: addresses, DHCP, routes and VLANs belong to the bond`},
 	{"machine", "network: {interfaces: [{interface: bond0, dhcp: true, bond: {interfaces: ['02:ab:*']}}]}", `machine.network.interfaces[0].bond.interfaces[0]: "02:ab:*" can't be the name of an interface`},
 	{"machine", "network: {interfaces: [{interface: eth0, acceptRA: true}, {interface: eth0, acceptRA: false}]}", `machine.network.interfaces[1].acceptRA: false contradicts true in an earlier entry for eth0`},
+	{"machine", "network: {interfaces: [{interface: eth0, acceptRA: never}]}", `machine.network.interfaces[0].acceptRA: "never" is not one of auto, true, false`},
 	{"machine", "network: {interfaces: [{interface: eth0, dhcpOptions: {routeMetric: 5}}, {interface: eth0, dhcpOptions: {routeMetric: 6}}]}", `machine.network.interfaces[1].dhcpOptions.routeMetric: 6 contradicts 5 in an earlier entry for eth0`},
 	{"machine", "network: {interfaces: [{interface: lo, dhcp6: true}]}", `machine.network.interfaces[0]: has dhcp6 or acceptRA, and there is no router on lo; leave them out`},
 	{"machine", "network: {interfaces: [{interface: eth0, ignore: true, required: true}]}", `machine.network.interfaces[0].ignore: contradicts the rest of the entry: an ignored interface isn't configured`},

@@ -172,9 +172,9 @@ type Interface struct {
 	MTU          int          `yaml:"mtu"`          // bytes; default: the kernel's
 	DHCP         bool         `yaml:"dhcp"`         // DHCPv4; cards without an entry have it
 	DHCP6        bool         `yaml:"dhcp6"`        // DHCPv6, with an address; without, a router advertisement decides
-	// AcceptRA takes addresses, routes, name servers and search domains of router advertisements. Default true, except on members of a bond
-	// or bridge.
-	AcceptRA *bool `yaml:"acceptRA"`
+	// AcceptRA takes addresses, routes, name servers and search domains of router advertisements: auto (default) takes them on all links but
+	// members of a bond or bridge; true also says that the link has its addresses by them; false takes nothing.
+	AcceptRA Advertisements `yaml:"acceptRA"`
 	// DHCPOptions are for dhcp.
 	DHCPOptions DHCPOptions `yaml:"dhcpOptions"`
 	// Required makes the node wait for this link for up to two minutes at its start. Default: the link with the node's address.
@@ -196,6 +196,16 @@ type Interface struct {
 	VLANs []VLAN `yaml:"vlans" key:"vlanId"` // links on top of this one, whatever its kind
 	VIP   *VIP   `yaml:"vip"`
 }
+
+// Advertisements is whether a link takes router advertisements.
+type Advertisements string
+
+// What a link can do with them.
+const (
+	AdvertisementsAuto Advertisements = "auto"
+	AdvertisementsOn   Advertisements = "true"
+	AdvertisementsOff  Advertisements = "false"
+)
 
 // DHCPOptions are for a DHCP client.
 type DHCPOptions struct {

@@ -199,15 +199,16 @@ const addressPattern = `[0-9a-fA-F.:]+(%[A-Za-z0-9._-]+)?`
 
 // valueTypes are the forms of the types that read themselves.
 var valueTypes = map[reflect.Type]node{
-	reflect.TypeFor[netip.Addr]():      {Type: "string", Pattern: "^" + addressPattern + "$"},
-	reflect.TypeFor[netip.Prefix]():    {Type: "string", Pattern: "^[0-9a-fA-F.:]+/[0-9]{1,3}$"},
-	reflect.TypeFor[time.Duration]():   {Type: "string", Pattern: `^(0|([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+)$`, Examples: []any{"30s", "5m"}},
-	reflect.TypeFor[config.URL]():      {Type: "string", Pattern: "^[A-Za-z][A-Za-z0-9+.-]*://[^/]"},
-	reflect.TypeFor[config.PEM]():      {Type: "string", Pattern: `^[A-Za-z0-9+/\s]+=*\s*$`},
-	reflect.TypeFor[config.KeyPEM]():   {Type: "string", Pattern: `^[A-Za-z0-9+/\s]+=*\s*$`},
-	reflect.TypeFor[config.FileMode](): {Type: or("string", "integer"), Pattern: "^(0o)?[0-7]{1,4}$", Examples: []any{"0644", "0600"}},
-	reflect.TypeFor[config.Object]():   {Type: or("object", "null")},
-	reflect.TypeFor[config.Taint]():    {Type: "string", Pattern: `^([^:]*:)?(NoSchedule|PreferNoSchedule|NoExecute)$`},
+	reflect.TypeFor[netip.Addr]():            {Type: "string", Pattern: "^" + addressPattern + "$"},
+	reflect.TypeFor[netip.Prefix]():          {Type: "string", Pattern: "^[0-9a-fA-F.:]+/[0-9]{1,3}$"},
+	reflect.TypeFor[time.Duration]():         {Type: "string", Pattern: `^(0|([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+)$`, Examples: []any{"30s", "5m"}},
+	reflect.TypeFor[config.URL]():            {Type: "string", Pattern: "^[A-Za-z][A-Za-z0-9+.-]*://[^/]"},
+	reflect.TypeFor[config.PEM]():            {Type: "string", Pattern: `^[A-Za-z0-9+/\s]+=*\s*$`},
+	reflect.TypeFor[config.KeyPEM]():         {Type: "string", Pattern: `^[A-Za-z0-9+/\s]+=*\s*$`},
+	reflect.TypeFor[config.FileMode]():       {Type: or("string", "integer"), Pattern: "^(0o)?[0-7]{1,4}$", Examples: []any{"0644", "0600"}},
+	reflect.TypeFor[config.Advertisements](): {Type: or("boolean", "string"), Enum: []any{true, false}},
+	reflect.TypeFor[config.Object]():         {Type: or("object", "null")},
+	reflect.TypeFor[config.Taint]():          {Type: "string", Pattern: `^([^:]*:)?(NoSchedule|PreferNoSchedule|NoExecute)$`},
 }
 
 const (

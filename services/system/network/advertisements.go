@@ -1,12 +1,10 @@
 package network
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
@@ -17,11 +15,9 @@ import (
 
 	"github.com/mdlayher/ndp"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/core/dag"
 )
 
 // The kernel takes addresses and routes of router advertisements (RFC 4861, 4862) by itself, on
@@ -37,15 +33,6 @@ const (
 
 // advertised are the name servers (netip.Addr) and search domains (string) that the routers of one link have advertised, and until when.
 type advertised map[any]time.Time
-
-// notice is a message of the kernel about a router advertisement, or that something of ours was taken away.
-type notice struct {
-	index   int
-	flags   *uint32      // nil: the message isn't about them
-	options []ndp.Option // name servers and search domains
-	route   bool         // one of a router has changed
-	taken   bool         // a route or rule of ours is gone
-}
 
 // receive lets the kernel take router advertisements on the link, or not. A link that was up
 // before asks for one; for others the kernel does so.
@@ -65,7 +52,7 @@ func (o *owner) receive(l netlink.Link, p config.Link) error {
 }
 
 func (o *owner) acceptsRA(p config.Link) bool {
-	return p.Name != "lo" && o.members[p.Name] == "" && (p.AcceptRA == nil || *p.AcceptRA)
+	return p.Name != "lo" && o.members[p.Name] == "" && p.AcceptRA != config.AdvertisementsOff
 }
 
 // acceptRA sets the kernel parameter, and reports whether it was another.
@@ -101,100 +88,27 @@ func solicit(link string) error {
 	return c.WriteTo(&ndp.RouterSolicitation{}, nil, netip.IPv6LinkLocalAllRouters())
 }
 
-// advertisements sends notices until ctx ends, and the flags of all links at first. The channel
-// is closed when messages were lost.
-func advertisements(ctx context.Context, log *slog.Logger) (<-chan notice, error) {
-	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_ND_USEROPT, unix.RTNLGRP_IPV6_IFINFO,
-		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to router advertisements: %w", err)
-	}
-	request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-	request.AddData(nl.NewIfInfomsg(unix.AF_INET6))
-	if err := s.Send(request); err != nil {
-		s.Close()
-		return nil, fmt.Errorf("ask for the flags of router advertisements: %w", err)
-	}
-	context.AfterFunc(ctx, s.Close)
-	out := make(chan notice)
-	go func() {
-		defer close(out)
-		defer s.Close()
-		for {
-			messages, from, err := s.Receive()
-			if err != nil {
-				return
-			}
-			for _, m := range messages {
-				n, ok := parseNotice(log, m.Header.Type, m.Data)
-				if from.Pid != nl.PidKernel || !ok {
-					continue
-				}
-				select {
-				case out <- n:
-				case <-ctx.Done():
-					return
-				}
-			}
-		}
-	}()
-	return out, nil
-}
-
-// parseNotice reads a message of the kernel; the options in it come from another host.
-func parseNotice(log *slog.Logger, kind uint16, data []byte) (n notice, ok bool) {
-	err := dag.Guard(log, func() error {
-		switch {
-		case kind == unix.RTM_NEWLINK && len(data) >= unix.SizeofIfInfomsg && data[0] == unix.AF_INET6:
-			n.index = int(binary.NativeEndian.Uint32(data[4:]))
-			if v := valueOf(valueOf(data[unix.SizeofIfInfomsg:], unix.IFLA_PROTINFO), inet6Flags); len(v) == 4 {
-				n.flags, ok = new(binary.NativeEndian.Uint32(v)&(managedFlag|otherFlag)), true
-			}
-		case (kind == unix.RTM_NEWROUTE || kind == unix.RTM_DELROUTE) && len(data) >= unix.SizeofRtMsg:
-			protocol := nl.DeserializeRtMsg(data).Protocol
-			n.taken, n.route = kind == unix.RTM_DELROUTE && protocol == ours, protocol == unix.RTPROT_RA
-		case kind == unix.RTM_DELRULE && len(data) >= unix.SizeofRtMsg: // its head is as long
-			n.taken = slices.Equal(valueOf(data[unix.SizeofRtMsg:], nl.FRA_PROTOCOL), []byte{ours})
-		case kind == unix.RTM_NEWNDUSEROPT && len(data) > userOptHead && data[0] == unix.AF_INET6:
-			n.index = int(binary.NativeEndian.Uint32(data[4:]))
-			size := int(binary.NativeEndian.Uint16(data[2:]))
-			if len(data) < userOptHead+size {
-				return nil
-			}
-			// The library parses whole advertisements only.
-			head := make([]byte, userOptHead)
-			head[0] = routerAdvertisement
-			m, err := ndp.ParseMessage(append(head, data[userOptHead:userOptHead+size]...))
-			if ra, is := m.(*ndp.RouterAdvertisement); err == nil && is {
-				n.options, ok = ra.Options, true
-			}
-		}
+// parseOptions reads the name servers and search domains in a message of the kernel, which come from another host.
+func parseOptions(data []byte) []ndp.Option {
+	size := int(binary.NativeEndian.Uint16(data[2:]))
+	if data[0] != unix.AF_INET6 || len(data) < userOptHead+size {
 		return nil
-	})
-	return n, (ok || n.taken || n.route) && err == nil
-}
-
-// valueOf is the value of an attribute, nil without one.
-func valueOf(attributes []byte, kind uint16) []byte {
-	all, _ := nl.ParseRouteAttr(attributes)
-	for _, a := range all {
-		if a.Attr.Type&^unix.NLA_F_NESTED == kind {
-			return a.Value
-		}
+	}
+	head := make([]byte, userOptHead)
+	head[0] = routerAdvertisement // the library parses whole advertisements only
+	m, err := ndp.ParseMessage(append(head, data[userOptHead:userOptHead+size]...))
+	if ra, is := m.(*ndp.RouterAdvertisement); err == nil && is {
+		return ra.Options
 	}
 	return nil
 }
 
-// advertise takes a notice over, and reports whether it changes anything.
-func (o *owner) advertise(n notice, now time.Time) (changed bool) {
-	if n.flags != nil {
-		changed = o.flags[n.index] != *n.flags
-		o.flags[n.index] = *n.flags
-	}
-	a := o.advertised[n.index]
+// advertise takes options of an advertisement over, and reports whether they change anything.
+func (o *owner) advertise(index int, options []ndp.Option, now time.Time) (changed bool) {
+	a := o.advertised[index]
 	if a == nil {
 		a = advertised{}
-		o.advertised[n.index] = a
+		o.advertised[index] = a
 	}
 	keep := func(value any, lifetime time.Duration) {
 		_, had := a[value]
@@ -204,7 +118,7 @@ func (o *owner) advertise(n notice, now time.Time) (changed bool) {
 		_, has := a[value]
 		changed = changed || had != has
 	}
-	for _, option := range n.options {
+	for _, option := range options {
 		switch option := option.(type) {
 		case *ndp.RecursiveDNSServer:
 			for _, s := range option.Servers {

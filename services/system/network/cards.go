@@ -73,21 +73,16 @@ func (o *owner) selected(key, alias string, entry config.Link) string {
 	}
 	switch len(names) {
 	case 0:
-		delete(o.errs, choosing+alias)
 		return alias
 	case 1:
-		delete(o.errs, choosing+alias)
 		o.chosen[key] = o.links[names[0]].Attrs().Index
 		o.log.Info(fmt.Sprintf("%s is the card of the entry %q", names[0], alias))
 		return names[0]
 	}
 	slices.Sort(names)
-	o.refused(choosing+alias, fmt.Errorf("choose the card of the entry %q: %s match: select it by its hardwareAddr", alias, strings.Join(names, ", ")))
+	o.refused("choose "+alias, fmt.Errorf("choose the card of the entry %q: %s match: select it by its hardwareAddr", alias, strings.Join(names, ", ")))
 	return alias
 }
-
-// choosing distinguishes errors of choosing a card from those of its link.
-const choosing = "choose "
 
 // partnerOf is the MAC address and the key of the switch that a bond with LACP has found, or "". The library doesn't read them.
 func partnerOf(bond string) string {

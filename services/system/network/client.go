@@ -112,9 +112,6 @@ func (c *client) obtain(ctx context.Context) *lease {
 		}
 		if err == nil {
 			c.log.Info(fmt.Sprintf("%s lease on %s: %s from %s", c.source, c.link, l, l.server))
-			for _, p := range l.problems {
-				c.log.Warn(fmt.Sprintf("%s lease on %s: %s", c.source, c.link, p))
-			}
 			return l
 		}
 		now := time.Now()

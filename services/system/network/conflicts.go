@@ -131,10 +131,7 @@ func (o *owner) watch(ctx context.Context, a address, l netlink.Link, held *bool
 			probes = firstProbes
 		}
 		if now != last {
-			select {
-			case o.heard <- func() bool { return o.hear(now) }:
-			case <-ctx.Done():
-			}
+			o.tell(ctx, func() bool { return o.hear(now) })
 		}
 		if last = now; other != "" && sleep.For(ctx, defendEvery) {
 			for len(heard) > 0 {
@@ -170,9 +167,6 @@ func (o *owner) hear(f finding) bool {
 	w, on := o.watches[f.address]
 	if !on {
 		return false
-	}
-	if f.other != "" && w.conflict != f.conflict {
-		o.log.Warn(fmt.Sprintf("the %s: %s", f.address.on(o.linkName(f.index)), f.conflict))
 	}
 	w.conflict, w.asked, o.held[f.address] = f.conflict, true, !f.first
 	o.watches[f.address] = w

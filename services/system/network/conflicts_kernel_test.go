@@ -359,29 +359,6 @@ func claim(t *testing.T, link string, a netip.Addr, ended <-chan struct{}) {
 	}
 }
 
-// A server that answers at once gives a link its address soon, although the node asks other hosts for it, and the node is up soon
-// after that.
-func TestAnAddressIsThereAtOnce(t *testing.T) {
-	p := newPeer(t)
-	p.wire("eth0", "far0", "10.67.0.1/24")
-	p.shortServer("far0", "10.67.0.1", "10.67.0.77", 3600)
-	began := time.Now()
-	n := startNode(t, config.Network{})
-	eventually.That(t, 10*time.Second, "eth0 has its address", func() error {
-		got, err := addressesOf("eth0")
-		if err == nil && !slices.Contains(got, "10.67.0.77/24") {
-			err = fmt.Errorf("it has %v", got)
-		}
-		return err
-	})
-	there := time.Since(began)
-	n.up(5 * time.Second)
-	t.Logf("the address is there after %s, the node is up after %s", there, time.Since(began))
-	if there > 5*time.Second { // less than one on a computer with nothing else to do
-		t.Errorf("the address is there after %s", there)
-	}
-}
-
 // Name servers that a router changes all the time are taken over, but not each one.
 func TestARouterThatChangesAllTheTime(t *testing.T) {
 	p := newPeer(t)

@@ -99,7 +99,11 @@ func (d dhcp) acquire(ctx context.Context, prefer netip.Addr) (*lease, error) {
 
 // raw sends over a packet socket: it works while the link has no address.
 func (d dhcp) raw(ctx context.Context, match nclient4.Matcher, make func(net.HardwareAddr) (*dhcpv4.DHCPv4, error)) (*dhcpv4.DHCPv4, error) {
-	c, err := nclient4.New(d.link, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
+	conn, err := nclient4.NewRawUDPConn(d.link, nclient4.ClientPort)
+	if err != nil {
+		return nil, err
+	}
+	c, err := d.client(conn)
 	if err != nil {
 		return nil, err
 	}
@@ -111,20 +115,54 @@ func (d dhcp) raw(ctx context.Context, match nclient4.Matcher, make func(net.Har
 	return send(ctx, c, nclient4.DefaultServers, msg, match)
 }
 
+// client asks over a connection, and closes that.
+func (d dhcp) client(conn net.PacketConn) (c *nclient4.Client, err error) {
+	iface, err := net.InterfaceByName(d.link)
+	if err == nil {
+		c, err = nclient4.NewWithConn(unfolding{conn}, iface.HardwareAddr, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
+	}
+	if err != nil {
+		conn.Close()
+	}
+	return c, err
+}
+
+// unfolding is for servers with more options than fit into their place (option 52, RFC 2131 §4.1): the library reads only that.
+type unfolding struct{ net.PacketConn }
+
+func (c unfolding) ReadFrom(b []byte) (int, net.Addr, error) {
+	n, from, err := c.PacketConn.ReadFrom(b)
+	return unfold(b, n), from, err
+}
+
+// unfold moves the options in the fields file and sname of a message to the others, in the order of RFC 3396 §5.
+func unfold(b []byte, n int) int {
+	m, err := dhcpv4.FromBytes(b[:n])
+	if err != nil || len(m.Options.Get(dhcpv4.OptionOptionOverload)) != 1 {
+		return n
+	}
+	in := m.Options.Get(dhcpv4.OptionOptionOverload)[0]
+	m.Options.Del(dhcpv4.OptionOptionOverload)
+	for i, field := range [][]byte{b[108:236], b[44:108]} {
+		if in>>i&1 == 1 {
+			err = errors.Join(err, m.Options.FromBytes(field))
+		}
+	}
+	if all := m.ToBytes(); err == nil && len(all) <= len(b) {
+		n = copy(b, all)
+	}
+	return n
+}
+
 // extend asks all servers if the server of the lease has no address.
 func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
 	asked, last := time.Now(), l.grant.(*dhcpv4.DHCPv4)
-	iface, err := net.InterfaceByName(d.link)
-	if err != nil {
-		return nil, err
-	}
 	conn, err := d.listen(ctx, address4(last.YourIPAddr))
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", last.YourIPAddr, err)
 	}
-	c, err := nclient4.NewWithConn(conn, iface.HardwareAddr, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
+	c, err := d.client(conn)
 	if err != nil {
-		conn.Close()
 		return nil, err
 	}
 	defer c.Close()

@@ -34,8 +34,11 @@ type grant6 struct {
 	ia             *dhcpv6.OptIANA
 }
 
-// asking sends a message of a type with these options besides those of all messages, and returns the answer.
-type asking func(kind, answer dhcpv6.MessageType, options ...dhcpv6.Option) (*dhcpv6.Message, error)
+// asking sends a message of a type with these options besides those of all messages, and reads the answer.
+type asking func(kind, answer dhcpv6.MessageType, read reading, options ...dhcpv6.Option) (*lease, error)
+
+// reading makes a lease of an answer to what was asked at that time.
+type reading func(link string, m *dhcpv6.Message, asked time.Time) (*lease, error)
 
 // with calls f with a client on the link.
 func (d dhcp6) with(ctx context.Context, f func(ask asking) (*lease, error)) (*lease, error) {
@@ -59,7 +62,8 @@ func (d dhcp6) with(ctx context.Context, f func(ask asking) (*lease, error)) (*l
 	}
 	defer c.Close()
 	own := dhcpv6.OptClientID(&dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: ifi.HardwareAddr})
-	return f(func(kind, answer dhcpv6.MessageType, options ...dhcpv6.Option) (*dhcpv6.Message, error) {
+	return f(func(kind, answer dhcpv6.MessageType, read reading, options ...dhcpv6.Option) (*lease, error) {
+		asked := time.Now()
 		m, err := dhcpv6.NewMessage()
 		if err != nil {
 			return nil, err
@@ -74,55 +78,38 @@ func (d dhcp6) with(ctx context.Context, f func(ask asking) (*lease, error)) (*l
 		reply, err := c.SendAndRead(ctx, nclient6.AllDHCPRelayAgentsAndServers, m, nclient6.IsMessageType(answer))
 		if errors.Is(err, nclient6.ErrNoResponse) || errors.Is(err, context.DeadlineExceeded) {
 			return nil, errNoAnswer
+		} else if err != nil {
+			return nil, err
 		}
-		return reply, err
+		return read(d.link, reply, asked)
 	})
 }
 
 func (d dhcp6) acquire(ctx context.Context, _ netip.Addr) (*lease, error) {
 	return d.with(ctx, func(ask asking) (*lease, error) {
-		asked := time.Now()
-		reply, err := ask(dhcpv6.MessageTypeSolicit, dhcpv6.MessageTypeAdvertise)
-		if err != nil {
-			return nil, err
-		}
-		offer, err := newLease6(d.link, reply, asked)
+		offer, err := ask(dhcpv6.MessageTypeSolicit, dhcpv6.MessageTypeAdvertise, newLease6)
 		if err != nil {
 			return nil, err
 		}
 		g := offer.grant.(grant6)
-		if reply, err = ask(dhcpv6.MessageTypeRequest, dhcpv6.MessageTypeReply, dhcpv6.OptServerID(g.server), g.ia); err != nil {
-			return nil, err
-		}
-		return newLease6(d.link, reply, asked)
+		return ask(dhcpv6.MessageTypeRequest, dhcpv6.MessageTypeReply, newLease6, dhcpv6.OptServerID(g.server), g.ia)
 	})
 }
 
 // extend asks the server of the lease, or with rebind any.
 func (d dhcp6) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
-	return d.with(ctx, func(ask asking) (*lease, error) {
-		asked, g, kind := time.Now(), l.grant.(grant6), dhcpv6.MessageTypeRebind
-		options := []dhcpv6.Option{dhcpv6.OptClientID(g.client), g.ia}
-		if !rebind {
-			kind, options = dhcpv6.MessageTypeRenew, append(options, dhcpv6.OptServerID(g.server))
-		}
-		reply, err := ask(kind, dhcpv6.MessageTypeReply, options...)
-		if err != nil {
-			return nil, err
-		}
-		return newLease6(d.link, reply, asked)
-	})
+	g, kind := l.grant.(grant6), dhcpv6.MessageTypeRebind
+	options := []dhcpv6.Option{dhcpv6.OptClientID(g.client), g.ia}
+	if !rebind {
+		kind, options = dhcpv6.MessageTypeRenew, append(options, dhcpv6.OptServerID(g.server))
+	}
+	return d.with(ctx, func(ask asking) (*lease, error) { return ask(kind, dhcpv6.MessageTypeReply, newLease6, options...) })
 }
 
 func (d information6) acquire(ctx context.Context, _ netip.Addr) (*lease, error) {
 	return d.with(ctx, func(ask asking) (*lease, error) {
-		asked := time.Now()
-		reply, err := ask(dhcpv6.MessageTypeInformationRequest, dhcpv6.MessageTypeReply,
+		return ask(dhcpv6.MessageTypeInformationRequest, dhcpv6.MessageTypeReply, newInformation6,
 			dhcpv6.OptRequestedOption(append(requested6, dhcpv6.OptionInformationRefreshTime)...))
-		if err != nil {
-			return nil, err
-		}
-		return newInformation6(d.link, reply, asked)
 	})
 }
 

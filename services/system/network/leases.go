@@ -24,12 +24,6 @@ type leased struct {
 	protocol
 }
 
-type leaseChange struct {
-	key   leaseKey
-	from  *leased
-	lease *lease
-}
-
 // sources are the sources of addresses for a link with this plan.
 func (o *owner) sources(p config.Link) []source {
 	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return s.informs || !s.wanted(p) })
@@ -52,9 +46,9 @@ func (o *owner) leases(link string) (out []*lease) {
 }
 
 // ask starts and stops the clients of a link.
-func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link, managed bool) {
+func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link) {
 	for _, s := range o.o.sources {
-		key, wanted, sent := leaseKey{l.Attrs().Name, s.name}, managed && s.wanted(p), p.DHCPOptions
+		key, wanted, sent := leaseKey{l.Attrs().Name, s.name}, s.wanted(p), p.DHCPOptions
 		sent.RouteMetric, sent.RouteTable = 0, 0 // no server gets those
 		if c := o.clients[key]; c != nil {
 			if wanted && c.index == l.Attrs().Index && c.sent == sent {
@@ -83,28 +77,10 @@ func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p confi
 	}
 	running.stop = background.Start(ctx, func(ctx context.Context) {
 		c.report = func(l *lease) {
-			select {
-			case o.changed <- leaseChange{key, running, l}:
-			case <-ctx.Done():
-			}
+			o.tell(ctx, func() bool { running.lease = l; return o.clients[key] == running }) // it may have been stopped meanwhile
 		}
 		c.run(ctx)
 	})
-}
-
-// nextEnd is when the first leased address of a link ends.
-func (o *owner) nextEnd(now time.Time) (next time.Time) {
-	for _, c := range o.clients {
-		if c.lease == nil {
-			continue
-		}
-		for _, a := range c.lease.addresses {
-			if a.until.After(now) && (next.IsZero() || a.until.Before(next)) {
-				next = a.until
-			}
-		}
-	}
-	return next
 }
 
 func (o *owner) stopClient(key leaseKey) {

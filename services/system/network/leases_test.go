@@ -53,9 +53,11 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 	cfg := &config.Config{Machine: config.Machine{Network: config.Network{
 		Hostname: host, Interfaces: []config.Interface{{Name: "eth0", DHCP: true}},
 	}}}
+	eth0 := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2, Flags: net.FlagUp}}
 	n.owner = &owner{
 		Daemon: New(Options{
 			Store: resource.NewStore(), sources: both, pinFile: filepath.Join(dir, "pin"),
+			list: func() ([]netlink.Link, error) { return []netlink.Link{eth0}, nil },
 			read: func() (actual, error) {
 				n.mu.Lock()
 				defer n.mu.Unlock()
@@ -76,8 +78,7 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 			pinReady: func() bool { return false },
 		}),
 		log: slog.New(slog.NewTextHandler(n.log, nil)), cfg: cfg, attempts: map[object]*attempt{},
-		links:   map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2, Flags: net.FlagUp}}},
-		clients: map[leaseKey]*leased{}, changed: make(chan leaseChange), errs: map[string]error{},
+		clients: map[leaseKey]*leased{}, heard: make(chan func() bool), errs: map[string]error{},
 		files:   files{dir: dir},
 		settled: true, pinSaved: true,
 	}
@@ -88,7 +89,7 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 	go func() {
 		defer n.stopClients()
 		defer cancel()
-		done <- n.loop(ctx, nil, events{})
+		done <- n.loop(ctx, nil)
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -238,7 +239,7 @@ func TestAdvertisedServers(t *testing.T) {
 	now := time.Now()
 	servers := &ndp.RecursiveDNSServer{Lifetime: time.Hour, Servers: []netip.Addr{addr("fe80::1"), addr("::"), addr("2001:db8::53"), addr("ff02::1")}}
 	domains := &ndp.DNSSearchList{Lifetime: time.Hour, DomainNames: []string{"corp.example.org", "bad_name"}}
-	if !o.advertise(notice{index: 2, options: []ndp.Option{servers, domains}}, now) || o.advertise(notice{index: 2, options: []ndp.Option{servers, domains}}, now) {
+	if !o.advertise(2, []ndp.Option{servers, domains}, now) || o.advertise(2, []ndp.Option{servers, domains}, now) {
 		t.Error("only the first advertisement changes anything")
 	}
 	if diff := cmp.Diff([]string{"2001:db8::53", "fe80::1%eth0"}, strings.Split(config.Joined(o.resolvers(), " "), " ")); diff != "" {
@@ -255,7 +256,7 @@ func TestAdvertisedServers(t *testing.T) {
 		t.Error(diff)
 	}
 	servers.Lifetime, domains.Lifetime = 0, 0
-	if !o.advertise(notice{index: 2, options: []ndp.Option{servers, domains}}, now) || len(o.resolvers())+len(o.search())+len(o.problems()) > 0 {
+	if !o.advertise(2, []ndp.Option{servers, domains}, now) || len(o.resolvers())+len(o.search())+len(o.problems()) > 0 {
 		t.Errorf("after the end: %v %v %v", o.resolvers(), o.search(), o.problems())
 	}
 }

@@ -201,24 +201,7 @@ func (o *owner) unmake(name string) error {
 	if err != nil && !errors.Is(err, unix.ENODEV) && !errors.As(err, new(netlink.LinkNotFoundError)) {
 		return fmt.Errorf("remove %s: %w", name, err)
 	}
-	o.drop(l)
-	return nil
-}
-
-// drop forgets a link that was removed: it must not be used any more, and
-// events that are still queued are older than the removal.
-func (o *owner) drop(l netlink.Link) {
-	name := l.Attrs().Name
-	o.gone[l.Attrs().Index] = true
-	delete(o.links, name)
-	o.dropped(l.Attrs().Index, true)
-	// The kernel removes what is on top of a link with it, and both ends of a veth.
-	for _, other := range o.links {
-		ends := o.made[name].entry.Veth != nil && o.made[name].entry.Veth.Peer == other.Attrs().Name
-		if on := other.Type() == "vlan" || other.Type() == "macvlan"; ends || on && other.Attrs().ParentIndex == l.Attrs().Index {
-			o.drop(other)
-		}
-	}
+	return o.look(true) // the kernel removes what is on top of a link with it, and both ends of a veth
 }
 
 func (o *owner) make(ctx context.Context, v virtual) error {

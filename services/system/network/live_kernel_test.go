@@ -216,9 +216,10 @@ func TestLiveAddressesAndRoutes(t *testing.T) {
 	if err := os.Link(n.etc+"/resolv.conf", held); err != nil {
 		t.Fatal(err)
 	}
+	var problems []string
 	check := func(what string, wantMTU int, routesWanted []string, addressesWanted ...string) {
 		t.Helper()
-		n.follows()
+		n.follows(problems...)
 		same(t, what+": addresses of eth0", addresses(t, "eth0"), addressesWanted...)
 		same(t, what+": routes of eth0", routes(t, "eth0"), routesWanted...)
 		same(t, what+": addresses of eth1", addresses(t, "eth1"), "198.51.100.1/24")
@@ -247,7 +248,9 @@ func TestLiveAddressesAndRoutes(t *testing.T) {
 
 	// A link that isn't managed any more loses our settings, and only those.
 	n.configure(config.Network{Interfaces: []config.Interface{{Name: "eth0", Ignore: true}, ignored}})
+	problems = []string{"the node has no address"}
 	check("ignored", before.Attrs().MTU, nil, "192.0.2.1/24")
+	problems = nil
 	n.configure(first)
 	asBefore("no longer ignored")
 }
@@ -271,8 +274,8 @@ func TestUnusableChangeIsWithdrawn(t *testing.T) {
 		bad      config.Network
 		problems []string
 	}{
-		"nothing left":        {config.Network{Interfaces: []config.Interface{{Name: "eth0", Ignore: true}, {Name: "eth1", Ignore: true}}}, nil},
-		"a link that isn't":   {config.Network{Interfaces: []config.Interface{static("eth7", "10.17.0.2/24", 0), {Name: "eth0", Ignore: true}, {Name: "eth1", Ignore: true}}}, []string{`interface "eth7" to appear`}},
+		"nothing left":        {config.Network{Interfaces: []config.Interface{{Name: "eth0", Ignore: true}, {Name: "eth1", Ignore: true}}}, []string{"the node has no address"}},
+		"a link that isn't":   {config.Network{Interfaces: []config.Interface{static("eth7", "10.17.0.2/24", 0), {Name: "eth0", Ignore: true}, {Name: "eth1", Ignore: true}}}, []string{"the node has no address", `interface "eth7" to appear`}},
 		"another network":     {config.Network{Interfaces: []config.Interface{static("eth0", "10.99.0.2/24", 0), static("eth1", "10.98.0.2/24", 0)}}, nil},
 		"what can't be":       {config.Network{Interfaces: []config.Interface{static("eth0", "10.17.0.2/24", 99999), {Name: "eth1", DHCP: true}}}, []string{"MTU 99999 of eth0"}},
 		"a gateway elsewhere": {config.Network{Interfaces: []config.Interface{static("eth0", "10.17.0.2/24", 0, config.Route{Network: prefix("0.0.0.0/0"), Gateway: addr("10.17.9.1")}), {Name: "eth1", DHCP: true}}}, nil},

@@ -52,10 +52,7 @@ func (o *owner) hearLLDP(ctx context.Context) error {
 			n, from, _ := s.Recvfrom(ctx, frame, 0) // of some links there are errors at any time
 			if at, is := from.(*unix.SockaddrLinklayer); is {
 				told := slices.Clone(frame[:n])
-				select {
-				case o.heard <- func() bool { o.told(at.Ifindex, told, time.Now()); return false }:
-				case <-ctx.Done():
-				}
+				o.tell(ctx, func() bool { o.told(at.Ifindex, told, time.Now()); return false })
 			}
 			sleep.Until(ctx, nil, lldpPace)
 		}

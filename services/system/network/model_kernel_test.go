@@ -195,6 +195,9 @@ func TestModel(t *testing.T) {
 		if t.Failed() {
 			return
 		}
+		if i%100 == 99 {
+			t.Logf("%d events", i+1)
+		}
 	}
 	n.stop()
 	eventually.That(t, 10*time.Second, "no goroutine is left", func() error {

@@ -3,6 +3,7 @@ package network
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 )
@@ -33,14 +34,12 @@ func (o *owner) reportNeighbors() error {
 	if err != nil {
 		return fmt.Errorf("list the neighbours: %w", err)
 	}
-	out := map[string]Neighbor{}
+	out, links := map[string]Neighbor{}, o.order()
 	for _, n := range all {
 		address, _ := netip.AddrFromSlice(n.IP)
 		name := o.linkName(n.LinkIndex)
 		state, shown := neighborStates[n.State]
-		if l := o.links[name]; l == nil || !shown || name == "lo" || len(out) == maxNeighbors {
-			continue
-		} else if _, managed := o.plan(l); managed {
+		if slices.Contains(links, name) && shown && name != "lo" && len(out) < maxNeighbors {
 			out[name+"-"+address.Unmap().String()] = Neighbor{name, address.Unmap(), n.HardwareAddr.String(), state}
 		}
 	}

@@ -116,7 +116,8 @@ type Options struct {
 	physical func(netlink.Link) bool // which links get DHCP without being listed
 	card     func(netlink.Link) config.Card
 	sources  []source // of leases; tests have more
-	// The kernel's objects, and how they are changed; unit tests don't use the kernel.
+	// The kernel's links and objects, and how these are changed; unit tests don't use the kernel.
+	list    func() ([]netlink.Link, error)
 	read    func() (actual, error)
 	change  func(o object, add bool) error
 	driver  func(link string, e *config.Ethernet) error
@@ -164,6 +165,7 @@ func New(o Options) *Daemon {
 	option.Default(&o.physical, physicalEthernet)
 	option.Default(&o.card, cardOf)
 	option.Default(&o.sources, sources)
+	option.Default(&o.list, func() ([]netlink.Link, error) { return dump(netlink.LinkList) })
 	option.Default(&o.read, readKernel)
 	option.Default(&o.change, changeKernel)
 	option.Default(&o.receive, acceptRA)

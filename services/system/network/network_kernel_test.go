@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -424,6 +425,37 @@ func TestPodLinksAreLeftAlone(t *testing.T) {
 	defer mu.Unlock()
 	if len(cards) > 0 {
 		t.Errorf("taken for network cards: %v", cards)
+	}
+}
+
+// Pods that come and go don't make networkd work.
+func TestPodsComeAndGo(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.71.0.1/24")
+	var looks atomic.Int64
+	n := newNode(t, t.TempDir())
+	n.change = func(o *Options) {
+		o.list = func() ([]netlink.Link, error) {
+			looks.Add(1)
+			return dump(netlink.LinkList)
+		}
+	}
+	n.configure(config.Network{Interfaces: []config.Interface{static("eth0", "10.71.0.2/24", 0)}})
+	n.run(cards)
+	n.up(5 * time.Second)
+	ip(t, "link", "add", "cni0", "type", "bridge")
+	t.Cleanup(func() { ip(t, "link", "del", "cni0") })
+	before := looks.Load()
+	for range 6 {
+		ip(t, "link", "add", "pod0", "type", "veth", "peer", "name", "pod1")
+		ip(t, "link", "set", "pod0", "up", "master", "cni0")
+		ip(t, "link", "set", "pod1", "up")
+		ip(t, "link", "del", "pod0")
+	}
+	ip(t, "address", "del", "10.71.0.2/24", "dev", "eth0") // events come in order: this is the last
+	becomes(t, "eth0", "10.71.0.2/24")
+	if got := looks.Load() - before; got > 6 {
+		t.Errorf("networkd has looked %d times at the links while 6 pods came and went", got)
 	}
 }
 

@@ -43,7 +43,7 @@ func candidates(link string, metric uint32, addresses []netip.Prefix, valid []ne
 // advertisements.
 func (o *owner) candidates() (out []candidate) {
 	for _, name := range o.order() {
-		p, managed := o.plan(o.links[name])
+		p, _ := o.plan(o.links[name])
 		if p.Table != 0 {
 			continue // in a VRF, where the cluster isn't
 		}
@@ -67,11 +67,9 @@ func (o *owner) candidates() (out []candidate) {
 				}
 			}
 		}
-		if managed {
-			for _, a := range o.state.advertised {
-				if a.index == index && !slices.Contains(addresses, a.prefix) {
-					addresses = append(addresses, a.prefix)
-				}
+		for _, a := range o.state.advertised {
+			if a.index == index && !slices.Contains(addresses, a.prefix) {
+				addresses = append(addresses, a.prefix)
 			}
 		}
 		out = append(out, candidates(name, metric, addresses, o.cfg.Machine.Kubelet.NodeIP.ValidSubnets)...)

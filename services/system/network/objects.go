@@ -68,9 +68,7 @@ func (o *owner) reportObjects() error {
 		}
 	}
 	for _, name := range o.order() {
-		if _, managed := o.plan(o.links[name]); managed {
-			links[name] = o.linkStatus(name)
-		}
+		links[name] = o.linkStatus(name)
 		for _, l := range o.leases(name) {
 			s := LeaseStatus{Link: name, Source: l.source, Server: l.server, Resolvers: l.resolvers, Search: l.search, Hostname: l.hostname, Expires: l.expireAt.Round(0), Problems: o.problemsOf(l)}
 			for _, a := range l.addresses {
@@ -79,7 +77,14 @@ func (o *owner) reportObjects() error {
 			leases[name+"-"+l.source] = s
 		}
 	}
-	for _, want := range o.wanted {
+	all := slices.Clone(o.wanted)
+	for _, a := range o.state.advertised {
+		all = append(all, want{a, byKernel})
+	}
+	for _, r := range o.state.routes {
+		all = append(all, want{r, byKernel})
+	}
+	for _, want := range all {
 		link := o.linkName(want.link())
 		s := Object{Link: link, By: want.by, Problem: o.problem(want.object)}
 		switch w := want.object.(type) {
@@ -93,26 +98,12 @@ func (o *owner) reportObjects() error {
 			}
 			routes[strings.TrimPrefix(s.Link+"-"+s.What, "-")] = s
 		case rule:
-			s.Link, s.What = "", fmt.Sprintf("from %s to %s mark %d table %d", anyOf(w.from), anyOf(w.to), w.mark, w.table)
+			s.Link, s.What = "", fmt.Sprintf("from %s to %s mark %d table %d", w.from, w.to, w.mark, w.table)
+			s.What = strings.ReplaceAll(s.What, netip.Prefix{}.String(), "all")
 			rules[strings.TrimPrefix(w.on(""), "rule ")] = s
 		}
 	}
-	for _, a := range o.state.advertised {
-		link := o.linkName(a.index)
-		addresses[link+"-"+a.prefix.String()] = Object{Link: link, What: a.prefix.String(), By: byKernel}
-	}
-	for _, r := range o.state.routes {
-		link := o.linkName(r.index)
-		routes[link+"-"+r.String()] = Object{Link: link, What: r.String(), By: byKernel}
-	}
 	return errors.Join(Links.Replace(w, links), OnLinks.Replace(w, addresses), Routes.Replace(w, routes), Rules.Replace(w, rules), LeaseList.Replace(w, leases))
-}
-
-func anyOf(p netip.Prefix) string {
-	if !p.IsValid() {
-		return "all"
-	}
-	return p.String()
 }
 
 func (o *owner) linkStatus(name string) LinkStatus {

@@ -277,7 +277,7 @@ func TestNetworkOfIPv6Only(t *testing.T) {
 	p.dnsmasq("--interface=far0", "--interface=far1", "--dhcp-range=fd94::50,fd94::60,64,1h", "--dhcp-range=fd95::,ra-only,64,1h", "--enable-ra",
 		"--ra-param=far0,4,600", "--ra-param=far1,4,600",
 		"--dhcp-option=option6:dns-server,[fd94::53]", "--dhcp-option=option6:domain-search,corp.example.org")
-	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", DHCP6: true}, {Name: "eth1", CIDR: prefix("10.94.1.2/24"), AcceptRA: new(bool)}}})
+	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", DHCP6: true}, {Name: "eth1", CIDR: prefix("10.94.1.2/24"), AcceptRA: config.AdvertisementsOff}}})
 	n.up(time.Minute)
 	eventually.That(t, 30*time.Second, "an address of DHCPv6, a name server and a domain", func() error {
 		resolv, err := os.ReadFile(filepath.Join(n.etc, "resolv.conf"))

@@ -104,9 +104,12 @@ func TestKeaIPv6AndRadvd(t *testing.T) {
 		t.Errorf("the node's address is %s", got)
 	}
 	n.says("resolv.conf", "fd49::53", "fd49::54", "search lab.example.org")
-	if got := fmt.Sprint(gateways(t, netlink.FAMILY_V6)); !strings.Contains(got, "::/0 via fe80:") {
-		t.Errorf("routes: %s", got)
-	}
+	eventually.That(t, 10*time.Second, "the default route is that of an advertisement", func() error {
+		if got := fmt.Sprint(gateways(t, netlink.FAMILY_V6)); !strings.Contains(got, "::/0 via fe80:") {
+			return fmt.Errorf("routes: %s", got)
+		}
+		return nil
+	})
 }
 
 // A router that is gone: the time of its route ends, and the static address stays.

@@ -10,10 +10,6 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// namesKey is the key for errors of the node's names, among those of its links:
-// no link has this name.
-const namesKey = "the node's names"
-
 // publish writes files and resources, after everything is there and on each later change.
 func (o *owner) publish() {
 	all := o.candidates()
@@ -25,14 +21,9 @@ func (o *owner) publish() {
 		}
 	}
 	err := o.writeAll(addr, chosen)
-	if o.refused(namesKey, err); err == nil && !o.settled {
+	if o.refused("the node's names", err); err == nil && !o.settled {
 		o.settled = true
 		o.log.Info(fmt.Sprintf("node address %s: %s", addr.Primary, addr.Why))
-		for _, l := range o.pending() {
-			if l.listed {
-				o.log.Warn("going on without " + l.Error())
-			}
-		}
 		o.h.Started(fmt.Sprintf("node %s has address %s", o.name(), addr.Primary))
 	}
 }
@@ -51,14 +42,8 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 		TimeServers.Put(w, TimeServersID, o.timeServers()),
 	}
 	if !chosen {
-		// The last address stays published: its users need one.
-		if !o.warnedNoAddress {
-			o.warnedNoAddress = true
-			o.log.Warn("the node has no address at the moment")
-		}
-		return errors.Join(errs...)
+		return errors.Join(errs...) // the last address stays published: its users need one
 	}
-	o.warnedNoAddress = false
 	if o.pinned.IsValid() && o.pinned != addr.Primary {
 		o.log.Warn(fmt.Sprintf("the node's address changes from %s to %s: %s", o.pinned, addr.Primary, addr.Why))
 		o.pinSaved = false
@@ -104,7 +89,7 @@ func (o *owner) name() string {
 	if o.hostname == "" {
 		for _, name := range o.order() {
 			mac := o.links[name].Attrs().HardwareAddr
-			if _, managed := o.plan(o.links[name]); managed && len(mac) > 0 && name != "lo" {
+			if len(mac) > 0 && name != "lo" {
 				o.hostname = hostnameFromMAC(mac)
 				break
 			}
@@ -113,7 +98,6 @@ func (o *owner) name() string {
 	if o.hostname == "" {
 		return "garboard"
 	}
-	o.tellNames()
 	return o.hostname
 }
 
@@ -133,18 +117,6 @@ func (o *owner) problemsOf(l *lease) []string {
 		why = err.Error()
 	}
 	return append(slices.Clip(l.problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.hostname, o.hostname, why))
-}
-
-// tellNames logs, once for each name, that the node doesn't take the name of a lease.
-func (o *owner) tellNames() {
-	for _, link := range o.order() {
-		for _, l := range o.leases(link) {
-			if p := o.problemsOf(l); len(p) > len(l.problems) && !o.toldNames[l.hostname] && len(o.toldNames) <= maxAdvertised {
-				o.toldNames[l.hostname] = true
-				o.log.Warn(fmt.Sprintf("%s lease on %s: %s", l.source, link, p[len(p)-1]))
-			}
-		}
-	}
 }
 
 func (o *owner) resolvers() []netip.Addr {
@@ -181,9 +153,15 @@ func missing[E comparable](a, b []E) []E {
 	return slices.DeleteFunc(slices.Clone(a), func(e E) bool { return slices.Contains(b, e) })
 }
 
-// report publishes the progress.
+// report publishes the progress, and logs each new problem, unless others change something all the time.
 func (o *owner) report() error {
 	s := Status{Config: o.version, Problems: o.problems()}
+	if o.spent <= maxAtOnce {
+		for _, p := range missing(s.Problems, o.logged) {
+			o.log.Warn(p)
+		}
+		o.logged = s.Problems
+	}
 	for _, w := range o.wanted {
 		if a, is := w.object.(address); is && o.state.objects[a] {
 			s.Addresses = append(s.Addresses, a.prefix)

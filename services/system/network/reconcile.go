@@ -31,36 +31,32 @@ type attempt struct {
 	at    time.Time
 	pause time.Duration // before the next one
 	err   error         // what the kernel said
-	told  string        // the error that was logged
 }
 
 // reconcile makes the links, their objects, files and resources match the configuration.
 func (o *owner) reconcile(ctx context.Context) {
 	now := time.Now()
 	o.due = now.Add(againMax)
+	if err := o.look(false); err != nil {
+		o.refused(stateKey, err)
+		return
+	}
+	clear(o.errs)
 	o.replan()
 	o.build(ctx)
 	o.want(ctx, now)
 	for key := range o.clients {
-		if _, here := o.links[key.link]; !here {
+		if !slices.Contains(o.order(), key.link) {
 			o.stopClient(key)
 		}
 	}
-	err := o.settle(now)
-	o.refused(stateKey, err)
-	if end := o.nextEnd(now); !end.IsZero() && end.Before(o.due) {
-		o.due = end
-	}
+	o.refused(stateKey, o.settle(now))
 	o.watchAddresses(ctx)
-	o.forget()
 	o.publish()
 }
 
-// Keys for errors of reading the kernel's state and of removing objects, among those of links: no link has these names.
-const (
-	stateKey  = "the state of the network"
-	removeKey = "objects to remove"
-)
+// stateKey is the key for errors of reading the kernel's state, among those of links: no link has this name.
+const stateKey = "the state of the network"
 
 // want collects the objects that all links want.
 func (o *owner) want(ctx context.Context, now time.Time) {
@@ -68,17 +64,21 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 	o.wanted = nil
 	for _, name := range o.order() {
 		l := o.links[name]
-		p, managed := o.plan(l)
-		o.ask(ctx, l, p, managed)
-		if !managed {
-			continue
-		}
+		p, _ := o.plan(l)
+		o.ask(ctx, l, p)
 		o.refused(name, errors.Join(o.receive(l, p), o.tune(l, p.Ethernet, now), bringUp(l)))
 		if o.o.physical(l) {
 			o.join(l.Attrs().Index)
 		}
-		index := l.Attrs().Index
-		objects := wanted(index, p, o.leases(name), order, routes, now)
+		index, leases := l.Attrs().Index, o.leases(name)
+		for _, l := range leases {
+			for _, a := range l.addresses {
+				if a.until.After(now) {
+					o.due = minTime(o.due, a.until)
+				}
+			}
+		}
+		objects := wanted(index, p, leases, order, routes, now)
 		if len(o.sources(p)) > 0 {
 			order++
 		}
@@ -132,7 +132,7 @@ func (o *owner) settle(now time.Time) error {
 		}
 		errs = append(errs, fmt.Errorf("remove the %s: %w", r.on(o.linkName(r.link())), err))
 	}
-	o.refused(removeKey, errors.Join(errs...))
+	o.refused("objects to remove", errors.Join(errs...))
 	if len(remove) > 0 {
 		// With an address, the kernel also drops the routes that depend on it and the other addresses of its network.
 		before := state.objects
@@ -193,11 +193,6 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 	case err == nil && o.known[w] && !removed:
 		o.log.Warn(fmt.Sprintf("the %s was removed by another program; it is set again", w.on(link)))
 	}
-	// A link that has just come up may refuse the first attempt.
-	if err != nil && a.err != nil && a.told != err.Error() {
-		a.told = err.Error()
-		o.log.Warn(fmt.Sprintf("the %s isn't possible: %v; trying again", w.on(link), err))
-	}
 	if a.err = err; err == nil {
 		o.known[w] = true
 		a.pause = min(a.pause, againRemoved)
@@ -205,7 +200,7 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 }
 
 func minTime(a, b time.Time) time.Time {
-	if a.IsZero() || b.Before(a) {
+	if b.Before(a) {
 		return b
 	}
 	return a
@@ -249,6 +244,9 @@ func (o *owner) problems() (out []string) {
 		}
 	}
 	if o.settled {
+		if len(o.candidates()) == 0 {
+			out = append(out, "the node has no address at the moment")
+		}
 		for _, l := range o.pending() {
 			if l.listed {
 				out = append(out, "waiting for "+l.Error())
@@ -281,36 +279,17 @@ func (o *owner) problem(w object) string {
 	case isAddress && o.watches[a].other != "":
 		return o.watches[a].String()
 	case o.state.objects[w]:
-	case tried != nil && tried.err != nil:
+	case tried != nil && tried.err != nil && tried.pause > againFirst: // a link that has just come up may refuse the first attempt
 		return tried.err.Error()
 	}
 	return ""
 }
 
-// forget drops errors of links that don't exist, or aren't wanted, any more.
-func (o *owner) forget() {
-	maps.DeleteFunc(o.errs, func(key string, _ error) bool {
-		if strings.HasPrefix(key, choosing) {
-			return false
-		}
-		if name, ok := strings.CutPrefix(key, making); ok {
-			return !slices.ContainsFunc(o.virtuals, func(v virtual) bool { return v.name == name })
-		}
-		_, here := o.links[key]
-		return !here && !slices.Contains([]string{namesKey, stateKey, removeKey}, key)
-	})
-}
-
-// refused records, and logs once, what the kernel refused.
+// refused records what the kernel refused, until it is tried again.
 func (o *owner) refused(name string, err error) {
-	if err == nil {
-		delete(o.errs, name)
-		return
+	if err != nil {
+		o.errs[name] = err
 	}
-	if old := o.errs[name]; old == nil || old.Error() != err.Error() {
-		o.log.Warn(err.Error() + "; trying again")
-	}
-	o.errs[name] = err
 }
 
 // bringUp sets the link up if it isn't.

@@ -105,8 +105,8 @@ func (o *owner) pending() (out []lack) {
 // unlisted are the plans of cards that the configuration doesn't list.
 func (o *owner) unlisted() (out []config.Link) {
 	for _, name := range o.order() {
-		p, managed := o.plan(o.links[name])
-		if managed && len(o.sources(p)) > 0 && !slices.ContainsFunc(o.plans, func(l config.Link) bool { return l.Name == name }) {
+		p, _ := o.plan(o.links[name])
+		if len(o.sources(p)) > 0 && !slices.ContainsFunc(o.plans, func(l config.Link) bool { return l.Name == name }) {
 			out = append(out, p)
 		}
 	}
@@ -133,7 +133,11 @@ func (o *owner) lacksOf(p config.Link) (out []error) {
 		}
 		return []error{lackOf(LinkMissing, "interface %q to appear", p.Name)}
 	}
-	out = o.unanswered(p)
+	for _, s := range o.sources(p) {
+		if c := o.clients[leaseKey{p.Name, s.name}]; c == nil || c.lease == nil {
+			out = append(out, lackOf(DHCPUnanswered, "%s answer on %q", s.name, p.Name))
+		}
+	}
 	for _, a := range p.Addresses {
 		if own := (address{l.Attrs().Index, a}); (!o.state.objects[own] || o.state.tentative[own]) && o.problem(own) == "" {
 			out = append(out, lackOf("", "address %s on %q", a, p.Name))
@@ -160,16 +164,6 @@ func (o *owner) grace(p config.Link, listed bool) time.Duration {
 		return linkGrace
 	}
 	return 0
-}
-
-// unanswered are the missing answers for the leases of a link.
-func (o *owner) unanswered(p config.Link) (out []error) {
-	for _, s := range o.sources(p) {
-		if c := o.clients[leaseKey{p.Name, s.name}]; c == nil || c.lease == nil {
-			out = append(out, lackOf(DHCPUnanswered, "%s answer on %q", s.name, p.Name))
-		}
-	}
-	return out
 }
 
 // lacking is what the node waits for; empty when it can go on.

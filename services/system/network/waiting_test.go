@@ -71,10 +71,10 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 func TestWaitsForAdvertisements(t *testing.T) {
 	t.Parallel()
 	for want, entry := range map[string]config.Link{
-		`router advertisement on "eth0"`:   {Name: "eth0", AcceptRA: new(true)},
+		`router advertisement on "eth0"`:   {Name: "eth0", AcceptRA: config.AdvertisementsOn},
 		"a router advertisement on eth0":   {Name: "eth0", MTU: 1400},
-		"a network card to appear":         {Name: "eth0", AcceptRA: new(false)},
-		`address 2001:db8::9/64 on "eth0"`: {Name: "eth0", AcceptRA: new(true), Addresses: []netip.Prefix{prefix("2001:db8::9/64")}},
+		"a network card to appear":         {Name: "eth0", AcceptRA: config.AdvertisementsOff},
+		`address 2001:db8::9/64 on "eth0"`: {Name: "eth0", AcceptRA: config.AdvertisementsOn, Addresses: []netip.Prefix{prefix("2001:db8::9/64")}},
 	} {
 		o := &owner{
 			cfg: &config.Config{}, plans: []config.Link{entry}, Daemon: New(Options{physical: func(netlink.Link) bool { return true }}),

@@ -48,7 +48,7 @@ func HasWay(s *resource.Store, n config.Network) bool {
 		if p.Ignore || p.Table != 0 || members[p.Name] != "" || !plugged(p.Name) { // in a VRF nobody reaches the machine API
 			continue
 		}
-		way = way || p.DHCP || p.DHCP6 || len(p.Addresses) > 0 || p.Advertised() || (p.AcceptRA == nil || *p.AcceptRA) &&
+		way = way || p.DHCP || p.DHCP6 || len(p.Addresses) > 0 || p.Advertised() || p.AcceptRA != config.AdvertisementsOff &&
 			slices.ContainsFunc(OnLinks.List(s), func(o resource.Object[Object]) bool { return o.Spec.By == byKernel && o.Spec.Link == p.Name })
 		routed = routed || p.DHCP || slices.ContainsFunc(p.Routes, func(r config.Route) bool { return r.Network.Bits() == 0 && r.Gateway.IsValid() })
 	}

@@ -37,8 +37,8 @@ func TestHasWay(t *testing.T) {
 		"an alias":              {[]config.Interface{{Name: "uplink", DHCP: true}}, true},
 		"ignored":               {[]config.Interface{ignored}, false},
 		"only an MTU":           {[]config.Interface{{Name: "eth0", MTU: 1400}}, true}, // its router gives it an address
-		"an MTU and no router":  {[]config.Interface{{Name: "eth0", MTU: 1400, AcceptRA: new(false)}}, false},
-		"advertisements":        {[]config.Interface{ignored, {Name: "eth2", AcceptRA: new(true)}}, true},
+		"an MTU and no router":  {[]config.Interface{{Name: "eth0", MTU: 1400, AcceptRA: config.AdvertisementsOff}}, false},
+		"advertisements":        {[]config.Interface{ignored, {Name: "eth2", AcceptRA: config.AdvertisementsOn}}, true},
 		"without a carrier":     {[]config.Interface{ignored, {Name: "eth1", CIDR: prefix("10.0.0.2/24")}}, false},
 		"a link that isn't":     {[]config.Interface{{Name: "eth7", DHCP: true}, ignored}, false},
 		"a VLAN":                {[]config.Interface{{Name: "eth0", VLANs: []config.VLAN{{ID: 7, DHCP: true}}}}, true},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
@@ -24,11 +25,9 @@ const (
 
 // lookup is the result of a query for the name of a peer.
 type lookup struct {
-	host   string
-	addr   netip.Addr
-	err    error
-	at     time.Time // when it was answered
-	asking bool      // the query is under way
+	addr netip.Addr
+	err  error
+	at   time.Time // when it was asked, then when it was answered
 }
 
 // key sets a WireGuard link's keys and peers if the kernel has others: to set them again
@@ -57,7 +56,7 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 		}
 	}
 	c, err := wireguardConfig(w, named)
-	if err == nil && (!keyed(has, c) || !sameEndpoints(o.endpoints[name], c)) {
+	if err == nil && (!keyed(has, c) || !reflect.DeepEqual(o.endpoints[name], c)) {
 		err = o.o.configureWireGuard(name, c)
 	}
 	if err != nil {
@@ -71,21 +70,18 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 // address yet.
 func (o *owner) resolve(ctx context.Context, host string, again time.Duration) error {
 	last := o.named[host]
-	if !last.asking && time.Since(last.at) >= again {
-		o.named[host] = lookup{host: host, addr: last.addr, asking: true}
+	if time.Since(last.at) >= again {
+		o.named[host] = lookup{last.addr, last.err, time.Now()}
 		o.lookups.Go(func() {
 			lctx, cancel := context.WithTimeout(ctx, lookupTime)
 			defer cancel()
-			r := lookup{host: host}
+			r := lookup{addr: last.addr}
 			addrs, err := net.DefaultResolver.LookupNetIP(lctx, "ip", host)
 			if r.err = err; err == nil {
 				r.addr = addrs[0].Unmap()
 			}
 			r.at = time.Now()
-			select {
-			case o.found <- r:
-			case <-ctx.Done():
-			}
+			o.tell(ctx, func() bool { o.named[host] = r; return true })
 		})
 	}
 	if last.err != nil {
@@ -104,12 +100,6 @@ func keyed(d *wgtypes.Device, c wgtypes.Config) bool {
 				return !slices.ContainsFunc(p.AllowedIPs, func(is net.IPNet) bool { return is.String() == n.String() })
 			})
 		})
-	})
-}
-
-func sameEndpoints(a, b wgtypes.Config) bool {
-	return slices.EqualFunc(a.Peers, b.Peers, func(a, b wgtypes.PeerConfig) bool {
-		return a.PublicKey == b.PublicKey && a.Endpoint.String() == b.Endpoint.String()
 	})
 }
 

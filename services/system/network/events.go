@@ -1,0 +1,236 @@
+package network
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/sleep"
+)
+
+const (
+	// maxAtOnce is how many changes by others are taken over at once after a calm tick; more, with each tick.
+	maxAtOnce = 8
+	// failedFor is how long an address of an advertisement, which another host had, is a problem: until routers have advertised again (RFC 4861 §6.2.1).
+	failedFor = 30 * time.Minute
+)
+
+// listen receives what the kernel reports until ctx ends, and the flags of all links at first. It is a wake-up: what is there now
+// is listed by reconcile. Only what no list has is taken from the messages themselves.
+func (o *owner) listen(ctx context.Context) error {
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV6_IFINFO, unix.RTNLGRP_ND_USEROPT)
+	if err != nil {
+		return fmt.Errorf("subscribe to the kernel's events: %w", err)
+	}
+	flags := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	flags.AddData(nl.NewIfInfomsg(unix.AF_INET6))
+	if err := s.Send(flags); err != nil {
+		s.Close()
+		return fmt.Errorf("ask for the flags of router advertisements: %w", err)
+	}
+	context.AfterFunc(ctx, s.Close)
+	o.lookups.Go(func() {
+		for ctx.Err() == nil {
+			messages, from, err := s.Receive()
+			if err != nil && ctx.Err() == nil { // the kernel's buffer overflowed: some are lost
+				_ = s.Send(flags)
+				o.tell(ctx, func() bool { return true })
+				sleep.For(ctx, retryEvery)
+			}
+			for _, m := range messages {
+				var take func() bool
+				err := dag.Guard(o.log, func() error { take = o.parse(m); return nil })
+				if err == nil && take != nil && from.Pid == nl.PidKernel {
+					o.tell(ctx, take)
+				}
+			}
+		}
+	})
+	return nil
+}
+
+// tell lets the owner's goroutine take something over; take reports whether that changes what is wanted, or there.
+func (o *owner) tell(ctx context.Context, take func() bool) {
+	select {
+	case o.heard <- take:
+	case <-ctx.Done():
+	}
+}
+
+// parse reads a message of the kernel; the options in one come from another host. The result takes the message over, and reports
+// whether there is something to do; nil: there is nothing.
+func (o *owner) parse(m syscall.NetlinkMessage) func() bool {
+	switch kind, data := m.Header.Type, m.Data; kind {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		return o.parseLink(m)
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		attributes := data[unix.SizeofIfAddrmsg:]
+		ip := valueOf(attributes, unix.IFA_LOCAL)
+		if ip == nil {
+			ip = valueOf(attributes, unix.IFA_ADDRESS) // IPv4 has the other end's there
+		}
+		a, _ := netip.AddrFromSlice(ip)
+		own := address{int(binary.NativeEndian.Uint32(data[4:])), netip.PrefixFrom(a, int(data[1]))}
+		flags := binary.NativeEndian.Uint32(valueOf(attributes, unix.IFA_FLAGS))
+		return func() bool { return o.noteAddress(own, flags, kind == unix.RTM_NEWADDR) }
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		if by := nl.DeserializeRtMsg(data).Protocol; by == unix.RTPROT_RA || by == ours && kind == unix.RTM_DELROUTE {
+			return o.afford
+		}
+	case unix.RTM_DELRULE:
+		if slices.Equal(valueOf(data[unix.SizeofRtMsg:], nl.FRA_PROTOCOL), []byte{ours}) { // its head is as long
+			return o.afford
+		}
+	case unix.RTM_NEWNDUSEROPT:
+		if options := parseOptions(data); options != nil {
+			index := int(binary.NativeEndian.Uint32(data[4:]))
+			return func() bool { return o.advertise(index, options, time.Now()) && o.afford() }
+		}
+	}
+	return nil
+}
+
+// parseLink leaves out bridges' events of their ports: these don't have the link's kind, so that a pod's veth would look like a network
+// card, and "deleted" only means removed from the bridge.
+func (o *owner) parseLink(m syscall.NetlinkMessage) func() bool {
+	switch header := unix.NlMsghdr(m.Header); m.Data[0] {
+	case unix.AF_UNSPEC:
+		if l, err := netlink.LinkDeserialize(&header, m.Data); err == nil {
+			return func() bool { return o.concerns(l, header.Type == unix.RTM_DELLINK) }
+		}
+	case unix.AF_INET6:
+		index, v := int(binary.NativeEndian.Uint32(m.Data[4:])), valueOf(valueOf(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_PROTINFO), inet6Flags)
+		if len(v) == 4 {
+			flags := binary.NativeEndian.Uint32(v) & (managedFlag | otherFlag)
+			return func() bool {
+				changed := o.flags[index] != flags
+				if changed {
+					o.flags[index] = flags
+				}
+				return changed && o.afford()
+			}
+		}
+	}
+	return nil
+}
+
+// valueOf is the value of an attribute, nil without one.
+func valueOf(attributes []byte, kind uint16) []byte {
+	all, _ := nl.ParseRouteAttrAsMap(attributes)
+	return all[kind].Value
+}
+
+// afford reports whether what others have changed is taken over at once; else it is with the next tick. So neither a router nor
+// another program makes networkd work all the time.
+func (o *owner) afford() bool {
+	if o.spent++; o.spent <= maxAtOnce {
+		return true
+	}
+	o.due = time.Now()
+	return false
+}
+
+// noteAddress reports whether an event of an address may matter: one is gone, or duplicate address detection has ended. The kernel
+// itself removes one of a router advertisement that another host has.
+func (o *owner) noteAddress(a address, flags uint32, there bool) bool {
+	name := o.linkName(a.index)
+	l, now, key := o.links[name], time.Now(), leaseKey{name, a.prefix.String()}
+	if l == nil || there && a.prefix.Addr().Is4() {
+		return false
+	}
+	_, managed := o.plan(l)
+	switch {
+	case there && flags&(unix.IFA_F_DADFAILED|unix.IFA_F_TENTATIVE) == 0:
+		delete(o.declined, key)
+	case flags&(unix.IFA_F_DADFAILED|unix.IFA_F_PERMANENT) == unix.IFA_F_DADFAILED && managed && len(o.declined) < maxAdvertised:
+		maps.DeleteFunc(o.declined, func(_ leaseKey, d declined) bool { return now.After(d.until) })
+		o.declined[key] = declined{until: now.Add(failedFor), problem: a.on(name) + ": " + errTaken.Error()}
+	}
+	return managed && o.afford()
+}
+
+// concerns reports whether an event shows a change of a link that networkd configures: pods' links come and go all the time.
+func (o *owner) concerns(l netlink.Link, gone bool) bool {
+	old := o.links[o.linkName(l.Attrs().Index)]
+	_, managed := o.plan(l)
+	if old != nil && !managed {
+		_, managed = o.plan(old) // it may have been renamed
+	}
+	return managed && (gone || old == nil || seen(old) != seen(l) || o.plugged(l))
+}
+
+// seen is what networkd uses of a link's state. A new member of a bond is up before it is a member, and a link that was removed from the
+// configuration meanwhile can leave only then.
+func seen(l netlink.Link) any {
+	a := l.Attrs()
+	return [...]any{a.Name, a.Flags, carrier(l), a.MasterIndex, a.MTU, a.HardwareAddr.String()}
+}
+
+// plugged reports whether a link has got a carrier again. That a cable was unplugged for a short time may be visible only by the kernel's count.
+func (o *owner) plugged(l netlink.Link) bool {
+	return carrier(l) && o.ups[l.Attrs().Index] != ups(l)
+}
+
+func ups(l netlink.Link) string {
+	count, _ := os.ReadFile("/sys/class/net/" + l.Attrs().Name + "/carrier_up_count")
+	return string(count)
+}
+
+func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
+
+// look lists the links, and notes what has happened to them since the last time. byUs says that networkd has removed one.
+func (o *owner) look(byUs bool) error {
+	all, err := o.o.list()
+	if err != nil {
+		return fmt.Errorf("list the links: %w", err)
+	}
+	before, here := map[int]netlink.Link{}, map[int]bool{}
+	for _, l := range o.links {
+		before[l.Attrs().Index] = l
+	}
+	o.links = map[string]netlink.Link{}
+	for _, l := range all {
+		a := l.Attrs()
+		o.links[a.Name], here[a.Index] = l, true
+		if _, managed := o.plan(l); !managed {
+			continue
+		}
+		back, old := o.plugged(l), before[a.Index]
+		if back {
+			o.ups[a.Index] = ups(l)
+		}
+		if old != nil && (old.Attrs().Flags^a.Flags)&net.FlagUp != 0 {
+			o.dropped(a.Index, false)
+		}
+		for key, c := range o.clients {
+			if key.link == a.Name && (back || old != nil && carrier(l) && !carrier(old)) {
+				sleep.Wake(c.kick)
+			}
+		}
+	}
+	for index, old := range before {
+		if _, made := o.made[old.Attrs().Name]; made && !here[index] && !byUs {
+			o.log.Warn(old.Attrs().Name + " was removed by another program, or with the link that it was on; it is made again")
+		}
+		if !here[index] {
+			o.dropped(index, true)
+		}
+	}
+	maps.DeleteFunc(o.ups, func(index int, _ string) bool { return !here[index] })
+	maps.DeleteFunc(o.flags, func(index int, _ uint32) bool { return !here[index] })
+	maps.DeleteFunc(o.advertised, func(index int, _ advertised) bool { return !here[index] })
+	return nil
+}

@@ -34,6 +34,7 @@ import (
 	"github.com/garboard-os/garboard/services/operations/doctor"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 	"github.com/garboard-os/garboard/services/operations/readdress"
+	"github.com/garboard-os/garboard/services/operations/reendpoint"
 	"github.com/garboard-os/garboard/services/operations/rotateca"
 	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"github.com/garboard-os/garboard/services/system/clock"
@@ -170,9 +171,15 @@ func NewNode(o Options) (*Node, error) {
 		},
 	}
 	move := readdress.Options{Store: store, Configuration: applier, Etcd: member, Peers: others, Kubernetes: upgrade.Kubernetes}
+	lead := reendpoint.Options{
+		Store: store, Peers: others, Kubernetes: upgrade.Kubernetes,
+		Record: func(ctx context.Context, endpoint string) error {
+			return controlplane.RecordIssuer(ctx, store, endpoint)
+		},
+	}
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Print: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
-		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade), convertk8s.Definition(convert), rotateca.Definition(rotate), readdress.Definition(move)}),
+		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade), convertk8s.Definition(convert), rotateca.Definition(rotate), readdress.Definition(move), reendpoint.Definition(lead)}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)

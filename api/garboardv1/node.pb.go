@@ -4097,6 +4097,103 @@ func (x *ReaddressResponse) GetOperation() *Operation {
 	return nil
 }
 
+type SetEndpointRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Endpoint string                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // https://host:port
+	// Only check the cluster, and return the steps.
+	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEndpointRequest) Reset() {
+	*x = SetEndpointRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEndpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEndpointRequest) ProtoMessage() {}
+
+func (x *SetEndpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEndpointRequest.ProtoReflect.Descriptor instead.
+func (*SetEndpointRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *SetEndpointRequest) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *SetEndpointRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type SetEndpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEndpointResponse) Reset() {
+	*x = SetEndpointResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEndpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEndpointResponse) ProtoMessage() {}
+
+func (x *SetEndpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEndpointResponse.ProtoReflect.Descriptor instead.
+func (*SetEndpointResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *SetEndpointResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 type ClientCertificateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A certificate signing request (PKCS #10), PEM. Only its key counts.
@@ -4107,7 +4204,7 @@ type ClientCertificateRequest struct {
 
 func (x *ClientCertificateRequest) Reset() {
 	*x = ClientCertificateRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[68]
+	mi := &file_garboard_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4119,7 +4216,7 @@ func (x *ClientCertificateRequest) String() string {
 func (*ClientCertificateRequest) ProtoMessage() {}
 
 func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[68]
+	mi := &file_garboard_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4132,7 +4229,7 @@ func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateRequest.ProtoReflect.Descriptor instead.
 func (*ClientCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ClientCertificateRequest) GetRequest() []byte {
@@ -4153,7 +4250,7 @@ type ClientCertificateResponse struct {
 
 func (x *ClientCertificateResponse) Reset() {
 	*x = ClientCertificateResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[69]
+	mi := &file_garboard_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4165,7 +4262,7 @@ func (x *ClientCertificateResponse) String() string {
 func (*ClientCertificateResponse) ProtoMessage() {}
 
 func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[69]
+	mi := &file_garboard_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4178,7 +4275,7 @@ func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateResponse.ProtoReflect.Descriptor instead.
 func (*ClientCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ClientCertificateResponse) GetCertificate() []byte {
@@ -4207,7 +4304,7 @@ type CheckNetworkRequest struct {
 
 func (x *CheckNetworkRequest) Reset() {
 	*x = CheckNetworkRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[70]
+	mi := &file_garboard_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4219,7 +4316,7 @@ func (x *CheckNetworkRequest) String() string {
 func (*CheckNetworkRequest) ProtoMessage() {}
 
 func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[70]
+	mi := &file_garboard_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4232,7 +4329,7 @@ func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CheckNetworkRequest) GetHost() string {
@@ -4264,7 +4361,7 @@ type NetworkStep struct {
 
 func (x *NetworkStep) Reset() {
 	*x = NetworkStep{}
-	mi := &file_garboard_v1_node_proto_msgTypes[71]
+	mi := &file_garboard_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4276,7 +4373,7 @@ func (x *NetworkStep) String() string {
 func (*NetworkStep) ProtoMessage() {}
 
 func (x *NetworkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[71]
+	mi := &file_garboard_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4289,7 +4386,7 @@ func (x *NetworkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStep.ProtoReflect.Descriptor instead.
 func (*NetworkStep) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *NetworkStep) GetLayer() string {
@@ -4339,7 +4436,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	mi := &file_garboard_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4351,7 +4448,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	mi := &file_garboard_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4364,7 +4461,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CaptureRequest) GetLink() string {
@@ -4415,7 +4512,7 @@ type CapturedPacket struct {
 
 func (x *CapturedPacket) Reset() {
 	*x = CapturedPacket{}
-	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	mi := &file_garboard_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4427,7 +4524,7 @@ func (x *CapturedPacket) String() string {
 func (*CapturedPacket) ProtoMessage() {}
 
 func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	mi := &file_garboard_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4440,7 +4537,7 @@ func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
 func (*CapturedPacket) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CapturedPacket) GetTime() *timestamppb.Timestamp {
@@ -4482,7 +4579,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	mi := &file_garboard_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4494,7 +4591,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	mi := &file_garboard_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4507,7 +4604,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -4561,7 +4658,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[75]
+	mi := &file_garboard_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4573,7 +4670,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[75]
+	mi := &file_garboard_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4586,7 +4683,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -4887,6 +4984,11 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x05patch\x18\x02 \x01(\fR\x05patch\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"I\n" +
 	"\x11ReaddressResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"I\n" +
+	"\x12SetEndpointRequest\x12\x1a\n" +
+	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"K\n" +
+	"\x13SetEndpointResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"4\n" +
 	"\x18ClientCertificateRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\"_\n" +
@@ -4919,7 +5021,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xcf\x19\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb3\x1a\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -4956,7 +5058,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x11UpgradeKubernetes\x12%.garboard.v1.UpgradeKubernetesRequest\x1a&.garboard.v1.UpgradeKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
 	"\x11ConvertKubernetes\x12%.garboard.v1.ConvertKubernetesRequest\x1a&.garboard.v1.ConvertKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
 	"\bRotateCA\x12\x1c.garboard.v1.RotateCARequest\x1a\x1d.garboard.v1.RotateCAResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12\\\n" +
-	"\tReaddress\x12\x1d.garboard.v1.ReaddressRequest\x1a\x1e.garboard.v1.ReaddressResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
+	"\tReaddress\x12\x1d.garboard.v1.ReaddressRequest\x1a\x1e.garboard.v1.ReaddressResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
+	"\vSetEndpoint\x12\x1f.garboard.v1.SetEndpointRequest\x1a .garboard.v1.SetEndpointResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
 	"\x11ClientCertificate\x12%.garboard.v1.ClientCertificateRequest\x1a&.garboard.v1.ClientCertificateResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var (
@@ -4972,7 +5075,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -5043,136 +5146,141 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*RotateCAResponse)(nil),          // 66: garboard.v1.RotateCAResponse
 	(*ReaddressRequest)(nil),          // 67: garboard.v1.ReaddressRequest
 	(*ReaddressResponse)(nil),         // 68: garboard.v1.ReaddressResponse
-	(*ClientCertificateRequest)(nil),  // 69: garboard.v1.ClientCertificateRequest
-	(*ClientCertificateResponse)(nil), // 70: garboard.v1.ClientCertificateResponse
-	(*CheckNetworkRequest)(nil),       // 71: garboard.v1.CheckNetworkRequest
-	(*NetworkStep)(nil),               // 72: garboard.v1.NetworkStep
-	(*CaptureRequest)(nil),            // 73: garboard.v1.CaptureRequest
-	(*CapturedPacket)(nil),            // 74: garboard.v1.CapturedPacket
-	(*ResetRequest)(nil),              // 75: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 76: garboard.v1.ResetResponse
-	nil,                               // 77: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 78: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 79: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 80: garboard.v1.Operation
+	(*SetEndpointRequest)(nil),        // 69: garboard.v1.SetEndpointRequest
+	(*SetEndpointResponse)(nil),       // 70: garboard.v1.SetEndpointResponse
+	(*ClientCertificateRequest)(nil),  // 71: garboard.v1.ClientCertificateRequest
+	(*ClientCertificateResponse)(nil), // 72: garboard.v1.ClientCertificateResponse
+	(*CheckNetworkRequest)(nil),       // 73: garboard.v1.CheckNetworkRequest
+	(*NetworkStep)(nil),               // 74: garboard.v1.NetworkStep
+	(*CaptureRequest)(nil),            // 75: garboard.v1.CaptureRequest
+	(*CapturedPacket)(nil),            // 76: garboard.v1.CapturedPacket
+	(*ResetRequest)(nil),              // 77: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 78: garboard.v1.ResetResponse
+	nil,                               // 79: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 80: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 81: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 82: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	78, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	80, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	78, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	77, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	80, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	79, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	79, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	78, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	78, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
-	79, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
+	81, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	80, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	80, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	81, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
 	25, // 11: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	28, // 12: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	79, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	78, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
-	79, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	79, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
-	78, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	79, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
+	81, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	80, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
+	81, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	81, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
+	80, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	81, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
 	39, // 19: garboard.v1.ListTokensResponse.tokens:type_name -> garboard.v1.JoinToken
-	78, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
+	80, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
 	50, // 21: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 22: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	79, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	78, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	80, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	78, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	80, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	78, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	80, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	78, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	80, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	78, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	80, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	80, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	80, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	80, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	80, // 37: garboard.v1.ReaddressResponse.operation:type_name -> garboard.v1.Operation
-	78, // 38: garboard.v1.NetworkStep.took:type_name -> google.protobuf.Duration
-	78, // 39: garboard.v1.CaptureRequest.duration:type_name -> google.protobuf.Duration
-	79, // 40: garboard.v1.CapturedPacket.time:type_name -> google.protobuf.Timestamp
-	78, // 41: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	80, // 42: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 43: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 44: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 45: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 46: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 47: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 48: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 49: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 50: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 51: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
-	23, // 52: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	26, // 53: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	29, // 54: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	31, // 55: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	33, // 56: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
-	71, // 57: garboard.v1.NodeService.CheckNetwork:input_type -> garboard.v1.CheckNetworkRequest
-	73, // 58: garboard.v1.NodeService.Capture:input_type -> garboard.v1.CaptureRequest
-	35, // 59: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	37, // 60: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	40, // 61: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
-	42, // 62: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
-	44, // 63: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
-	48, // 64: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	46, // 65: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	51, // 66: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	53, // 67: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	55, // 68: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	57, // 69: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	59, // 70: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	75, // 71: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	61, // 72: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	63, // 73: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	65, // 74: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	67, // 75: garboard.v1.NodeService.Readdress:input_type -> garboard.v1.ReaddressRequest
-	69, // 76: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 77: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 78: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 79: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 80: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 81: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 82: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 83: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 84: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 85: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
-	24, // 86: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	27, // 87: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	30, // 88: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	32, // 89: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	34, // 90: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
-	72, // 91: garboard.v1.NodeService.CheckNetwork:output_type -> garboard.v1.NetworkStep
-	74, // 92: garboard.v1.NodeService.Capture:output_type -> garboard.v1.CapturedPacket
-	36, // 93: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	38, // 94: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	41, // 95: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
-	43, // 96: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
-	45, // 97: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
-	49, // 98: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	47, // 99: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	52, // 100: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	54, // 101: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	56, // 102: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	58, // 103: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	60, // 104: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	76, // 105: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	62, // 106: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	64, // 107: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	66, // 108: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	68, // 109: garboard.v1.NodeService.Readdress:output_type -> garboard.v1.ReaddressResponse
-	70, // 110: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	77, // [77:111] is the sub-list for method output_type
-	43, // [43:77] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	81, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	80, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	82, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	80, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	82, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	80, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	82, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	80, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	82, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	80, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	82, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	82, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	82, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	82, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	82, // 37: garboard.v1.ReaddressResponse.operation:type_name -> garboard.v1.Operation
+	82, // 38: garboard.v1.SetEndpointResponse.operation:type_name -> garboard.v1.Operation
+	80, // 39: garboard.v1.NetworkStep.took:type_name -> google.protobuf.Duration
+	80, // 40: garboard.v1.CaptureRequest.duration:type_name -> google.protobuf.Duration
+	81, // 41: garboard.v1.CapturedPacket.time:type_name -> google.protobuf.Timestamp
+	80, // 42: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	82, // 43: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 44: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 45: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 46: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 47: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 48: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 49: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 50: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 51: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 52: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
+	23, // 53: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	26, // 54: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	29, // 55: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	31, // 56: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	33, // 57: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
+	73, // 58: garboard.v1.NodeService.CheckNetwork:input_type -> garboard.v1.CheckNetworkRequest
+	75, // 59: garboard.v1.NodeService.Capture:input_type -> garboard.v1.CaptureRequest
+	35, // 60: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	37, // 61: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	40, // 62: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
+	42, // 63: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
+	44, // 64: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
+	48, // 65: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	46, // 66: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	51, // 67: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	53, // 68: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	55, // 69: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	57, // 70: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	59, // 71: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	77, // 72: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	61, // 73: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	63, // 74: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	65, // 75: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	67, // 76: garboard.v1.NodeService.Readdress:input_type -> garboard.v1.ReaddressRequest
+	69, // 77: garboard.v1.NodeService.SetEndpoint:input_type -> garboard.v1.SetEndpointRequest
+	71, // 78: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 79: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 80: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 81: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 82: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 83: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 84: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 85: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 86: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 87: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
+	24, // 88: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	27, // 89: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	30, // 90: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	32, // 91: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	34, // 92: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
+	74, // 93: garboard.v1.NodeService.CheckNetwork:output_type -> garboard.v1.NetworkStep
+	76, // 94: garboard.v1.NodeService.Capture:output_type -> garboard.v1.CapturedPacket
+	36, // 95: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	38, // 96: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	41, // 97: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
+	43, // 98: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
+	45, // 99: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
+	49, // 100: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	47, // 101: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	52, // 102: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	54, // 103: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	56, // 104: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	58, // 105: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	60, // 106: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	78, // 107: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	62, // 108: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	64, // 109: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	66, // 110: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	68, // 111: garboard.v1.NodeService.Readdress:output_type -> garboard.v1.ReaddressResponse
+	70, // 112: garboard.v1.NodeService.SetEndpoint:output_type -> garboard.v1.SetEndpointResponse
+	72, // 113: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	79, // [79:114] is the sub-list for method output_type
+	44, // [44:79] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -5188,7 +5296,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   77,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

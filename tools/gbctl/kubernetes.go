@@ -67,3 +67,19 @@ func (a *app) convertK8sCommand() *cobra.Command {
 	f.BoolVar(&r.DryRun, "dry-run", false, "only check the cluster, and show the steps and the differences")
 	return cmd
 }
+
+func (a *app) setEndpointCommand() *cobra.Command {
+	r := &apiv1.SetEndpointRequest{}
+	cmd := a.clusterOperation("set-endpoint", &r.DryRun, starting(nodeAPI.SetEndpoint, r))
+	change := cmd.RunE
+	cmd.Use, cmd.RunE = "set-endpoint URL", func(cmd *cobra.Command, args []string) error {
+		r.Endpoint = args[0]
+		err := change(cmd, args)
+		if err == nil && !r.DryRun {
+			fmt.Fprintln(a.out, "All nodes have the endpoint "+r.Endpoint+". For a kubeconfig with it: gbctl kubeconfig")
+		}
+		return err
+	}
+	cmd.Flags().BoolVar(&r.DryRun, "dry-run", false, "only check the cluster, and show the steps")
+	return cmd
+}

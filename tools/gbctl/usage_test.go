@@ -32,7 +32,7 @@ var withoutFormats = map[string][]string{
 		"cluster debug nmi", "cluster debug off", "cluster debug on", "cluster debug thaw", "cluster destroy", "cluster host", "cluster load", "config add", "config confirm",
 		"config merge", "config renew", "config use-context", "convert-k8s", "etcd defrag", "etcd forfeit-leadership", "etcd leave", "etcd remove-member",
 		"images pull", "images push", "images rm", "images serve", "install", "media serve", "operation abort", "operation answer", "operation take-over",
-		"readdress", "reboot", "reset", "rollback", "rotate-ca", "shutdown", "time set", "token revoke", "upgrade", "upgrade-k8s", "validate",
+		"readdress", "reboot", "reset", "rollback", "rotate-ca", "set-endpoint", "shutdown", "time set", "token revoke", "upgrade", "upgrade-k8s", "validate",
 	},
 	"that they wrote files": {
 		"copy", "etcd snapshot", "gen ca", "gen config", "gen crt", "gen csr", "gen key", "gen release-key", "gen secrets", "image build", "images bundle",

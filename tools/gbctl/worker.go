@@ -18,7 +18,7 @@ import (
 
 // forControlPlanes are the commands that send secrets of the cluster, ask for them, or
 // believe what the node says about the cluster.
-var forControlPlanes = []string{"bootstrap", "config renew", "convert-k8s", "etcd", "kubeconfig", "readdress", "rotate-ca", "token", "upgrade-k8s"}
+var forControlPlanes = []string{"bootstrap", "config renew", "convert-k8s", "etcd", "kubeconfig", "readdress", "rotate-ca", "set-endpoint", "token", "upgrade-k8s"}
 
 func isForControlPlanes(cmd *cobra.Command) bool {
 	return slices.ContainsFunc(forControlPlanes, func(name string) bool { return strings.HasPrefix(pathOf(cmd)+" ", name+" ") })

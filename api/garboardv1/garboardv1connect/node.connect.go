@@ -106,6 +106,8 @@ const (
 	NodeServiceRotateCAProcedure = "/garboard.v1.NodeService/RotateCA"
 	// NodeServiceReaddressProcedure is the fully-qualified name of the NodeService's Readdress RPC.
 	NodeServiceReaddressProcedure = "/garboard.v1.NodeService/Readdress"
+	// NodeServiceSetEndpointProcedure is the fully-qualified name of the NodeService's SetEndpoint RPC.
+	NodeServiceSetEndpointProcedure = "/garboard.v1.NodeService/SetEndpoint"
 	// NodeServiceClientCertificateProcedure is the fully-qualified name of the NodeService's
 	// ClientCertificate RPC.
 	NodeServiceClientCertificateProcedure = "/garboard.v1.NodeService/ClientCertificate"
@@ -190,6 +192,8 @@ type NodeServiceClient interface {
 	// Readdress starts an operation that gives this node, a control plane, another address: in etcd, and in
 	// its configuration. The node goes back to its former address unless its question is answered.
 	Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error)
+	// SetEndpoint starts an operation that gives all nodes another cluster.controlPlane.endpoint.
+	SetEndpoint(context.Context, *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error)
 	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
 	// a year. Only a control plane does it.
 	ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error)
@@ -419,6 +423,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Readdress")),
 			connect.WithClientOptions(opts...),
 		),
+		setEndpoint: connect.NewClient[garboardv1.SetEndpointRequest, garboardv1.SetEndpointResponse](
+			httpClient,
+			baseURL+NodeServiceSetEndpointProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("SetEndpoint")),
+			connect.WithClientOptions(opts...),
+		),
 		clientCertificate: connect.NewClient[garboardv1.ClientCertificateRequest, garboardv1.ClientCertificateResponse](
 			httpClient,
 			baseURL+NodeServiceClientCertificateProcedure,
@@ -463,6 +473,7 @@ type nodeServiceClient struct {
 	convertKubernetes *connect.Client[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse]
 	rotateCA          *connect.Client[garboardv1.RotateCARequest, garboardv1.RotateCAResponse]
 	readdress         *connect.Client[garboardv1.ReaddressRequest, garboardv1.ReaddressResponse]
+	setEndpoint       *connect.Client[garboardv1.SetEndpointRequest, garboardv1.SetEndpointResponse]
 	clientCertificate *connect.Client[garboardv1.ClientCertificateRequest, garboardv1.ClientCertificateResponse]
 }
 
@@ -631,6 +642,11 @@ func (c *nodeServiceClient) Readdress(ctx context.Context, req *connect.Request[
 	return c.readdress.CallUnary(ctx, req)
 }
 
+// SetEndpoint calls garboard.v1.NodeService.SetEndpoint.
+func (c *nodeServiceClient) SetEndpoint(ctx context.Context, req *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error) {
+	return c.setEndpoint.CallUnary(ctx, req)
+}
+
 // ClientCertificate calls garboard.v1.NodeService.ClientCertificate.
 func (c *nodeServiceClient) ClientCertificate(ctx context.Context, req *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error) {
 	return c.clientCertificate.CallUnary(ctx, req)
@@ -715,6 +731,8 @@ type NodeServiceHandler interface {
 	// Readdress starts an operation that gives this node, a control plane, another address: in etcd, and in
 	// its configuration. The node goes back to its former address unless its question is answered.
 	Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error)
+	// SetEndpoint starts an operation that gives all nodes another cluster.controlPlane.endpoint.
+	SetEndpoint(context.Context, *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error)
 	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
 	// a year. Only a control plane does it.
 	ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error)
@@ -940,6 +958,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Readdress")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceSetEndpointHandler := connect.NewUnaryHandler(
+		NodeServiceSetEndpointProcedure,
+		svc.SetEndpoint,
+		connect.WithSchema(nodeServiceMethods.ByName("SetEndpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceClientCertificateHandler := connect.NewUnaryHandler(
 		NodeServiceClientCertificateProcedure,
 		svc.ClientCertificate,
@@ -1014,6 +1038,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceRotateCAHandler.ServeHTTP(w, r)
 		case NodeServiceReaddressProcedure:
 			nodeServiceReaddressHandler.ServeHTTP(w, r)
+		case NodeServiceSetEndpointProcedure:
+			nodeServiceSetEndpointHandler.ServeHTTP(w, r)
 		case NodeServiceClientCertificateProcedure:
 			nodeServiceClientCertificateHandler.ServeHTTP(w, r)
 		default:
@@ -1155,6 +1181,10 @@ func (UnimplementedNodeServiceHandler) RotateCA(context.Context, *connect.Reques
 
 func (UnimplementedNodeServiceHandler) Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Readdress is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) SetEndpoint(context.Context, *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.SetEndpoint is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error) {

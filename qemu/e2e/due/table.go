@@ -48,7 +48,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/dualstack": {All: []string{
 		"config/families.go", "services/kubernetes/kubelet", "services/kubernetes/controlplane", "services/system/network", "image/components/flannel", "qemu/network", "qemu/plan.go",
 	}},
-	"qemu/e2e/endpoint": {All: []string{"services/kubernetes/balancer", "api/balance", "services/kubernetes/peers", "services/front/trustd"}},
+	"qemu/e2e/endpoint": {All: []string{"services/operations/reendpoint", "services/kubernetes/balancer", "api/balance", "services/kubernetes/peers", "services/front/trustd"}},
 	"qemu/e2e/extensions": {All: []string{
 		"boot/extension", "image/extensions", "services/kubernetes/extension", "image/rootfs",
 	}},

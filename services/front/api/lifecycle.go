@@ -13,6 +13,7 @@ import (
 	"github.com/garboard-os/garboard/services/operations/convertk8s"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 	"github.com/garboard-os/garboard/services/operations/readdress"
+	"github.com/garboard-os/garboard/services/operations/reendpoint"
 	"github.com/garboard-os/garboard/services/operations/rotateca"
 	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -126,6 +127,11 @@ func (s *nodeService) Readdress(ctx context.Context, req *connect.Request[apiv1.
 	}
 	o, err := s.operate(ctx, readdress.Name, readdress.Arguments{Address: to, Patch: string(req.Msg.GetPatch())}, req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.ReaddressResponse{Operation: o}), err
+}
+
+func (s *nodeService) SetEndpoint(ctx context.Context, req *connect.Request[apiv1.SetEndpointRequest]) (*connect.Response[apiv1.SetEndpointResponse], error) {
+	o, err := s.operate(ctx, reendpoint.Name, reendpoint.Arguments{Endpoint: req.Msg.GetEndpoint()}, req.Msg.GetDryRun())
+	return connect.NewResponse(&apiv1.SetEndpointResponse{Operation: o}), err
 }
 
 // versionTag is a version as the tags of images have it.

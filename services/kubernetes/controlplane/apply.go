@@ -151,6 +151,22 @@ func ownAdmin(r resource.Reader) (*kubeclient.Client, error) {
 	return kubeclient.New(adminOptions(found.Spec))
 }
 
+// ServesAt says why no API server of this cluster is at a URL, or none whose certificate has a name. "" is the name in the URL.
+func ServesAt(ctx context.Context, r resource.Reader, url, name string) error {
+	found, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	if err != nil {
+		return err
+	}
+	options := adminOptions(found.Spec)
+	options.Server, options.ServerName = url, name
+	client, err := kubeclient.New(options)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return client.Ready(ctx)
+}
+
 // selfHostedClient is that of a node whose configuration lacks the secrets for static pods.
 func selfHostedClient(r resource.Reader) (*kubeclient.Client, error) {
 	c, err := machine.Config(r)

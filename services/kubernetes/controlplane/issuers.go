@@ -3,6 +3,7 @@ package controlplane
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -57,6 +58,18 @@ func issuersOf(r resource.Reader) []string {
 	today := api.Spec.(APIServerConfig).ControlPlaneEndpoint
 	former := slices.DeleteFunc(slices.Clone(known.Spec), func(i string) bool { return i == today })
 	return append([]string{today}, former[:min(len(former), maxIssuers-1)]...)
+}
+
+// RecordIssuer makes all control planes accept tokens of an endpoint.
+func RecordIssuer(ctx context.Context, r resource.Reader, endpoint string) error {
+	member, ready := etcd.Ready(r)
+	if !ready {
+		return errors.New("the member of etcd on this node isn't ready: gbctl service etcd")
+	}
+	ctx, cancel := context.WithTimeout(ctx, issuersTimeout)
+	defer cancel()
+	_, err := recordIssuer(ctx, r, member.Endpoint, endpoint)
+	return err
 }
 
 // recordIssuer adds the endpoint of today to etcd, and returns all.

@@ -1,0 +1,223 @@
+// Package reendpoint is the operation set-endpoint: all nodes get another cluster.controlPlane.endpoint, one after another, the control
+// planes first.
+//
+//	preflight ─▶ accept ─▶ nodes ─▶ verify
+//
+// The endpoint leads to the cluster's API servers before that, whose certificates don't have its name yet. All API servers accept tokens of the
+// new endpoint before the first of them issues one. What the former endpoint has issued stays accepted, so pods don't notice.
+package reendpoint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+// Name of the operation.
+const Name = "set-endpoint"
+
+const (
+	lookTimeout = 2 * time.Minute // bounds a look at all nodes in the plan
+	// nodeTimeout bounds what is done on one node, and allTimeout on all. An API server of a small machine takes a minute or two to start.
+	nodeTimeout = 10 * time.Minute
+	allTimeout  = 3 * time.Hour
+	program     = "kube-apiserver"
+	issuerFlag  = "--service-account-issuer="
+)
+
+// Arguments of the operation.
+type Arguments struct {
+	Endpoint string `json:"endpoint"` // https://host:port
+}
+
+// Options are what the operation stands on.
+type Options struct {
+	Store      resource.Reader
+	Peers      rollout.Peers
+	Kubernetes rollout.Kubernetes
+	// Record makes the API servers accept tokens of an endpoint.
+	Record func(ctx context.Context, endpoint string) error
+	// ServesAt says why no API server of this cluster is at a URL, or none whose certificate has a name. "" is the name in the URL.
+	ServesAt func(ctx context.Context, url, name string) error
+}
+
+// Definition of the operation.
+func Definition(o Options) operation.Definition {
+	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
+}
+
+// job is a change that was asked for.
+type job struct {
+	Options
+	Arguments
+}
+
+func (o Options) job(r operation.Request) (job, error) {
+	a, err := operation.Decode[Arguments](r)
+	u, bad := config.ParseURL(a.Endpoint)
+	a.Endpoint = u.String()
+	return job{o, a}, cmp.Or(err, bad)
+}
+
+// patch of the configuration of a node.
+func patch(endpoint string) map[string]any {
+	return map[string]any{"cluster": map[string]any{"controlPlane": map[string]any{"endpoint": endpoint}}}
+}
+
+func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	j, err := o.job(r)
+	if err = cmp.Or(err, o.Peers.Check()); err != nil {
+		return plan, err
+	}
+	c, err := j.look(ctx)
+	plan.Warnings = []string{
+		fmt.Sprintf("%d nodes get the endpoint %s, one after another; API servers restart, and no other pod does", len(c.Nodes), j.Endpoint),
+		"kubeconfigs with the former endpoint work for as long as it leads to an API server: gbctl kubeconfig makes new ones",
+		"files with which machines join need the new endpoint",
+	}
+	return plan, err
+}
+
+// change is what is recorded before the first node is changed.
+type change struct {
+	Nodes  []rollout.Node    `json:"nodes"`  // the control planes first
+	Former map[string]string `json:"former"` // endpoints, by node
+}
+
+var changing = operation.Data[change]{Key: "change"}
+
+// look asks all nodes. The error names everything that keeps the operation from beginning.
+func (j job) look(ctx context.Context) (c change, err error) {
+	c.Former = map[string]string{}
+	problems := []error{j.leads(ctx, balancer.ServerName)}
+	err = j.Kubernetes.With(func(client *kubeclient.Client) error {
+		nodes, err := rollout.Nodes(ctx, client)
+		for _, item := range nodes {
+			c.Nodes = append(c.Nodes, rollout.NodeOf(item))
+			if !item.Condition("Ready") {
+				problems = append(problems, fmt.Errorf("node %s isn't Ready: kubectl describe node %[1]s", item.Name()))
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return c, err
+	}
+	c.Nodes = append(rollout.ControlPlanes(c.Nodes), slices.DeleteFunc(c.Nodes, func(n rollout.Node) bool { return n.ControlPlane })...)
+	for _, n := range c.Nodes {
+		if err := rollout.SameRelease(ctx, j.Peers, n); err != nil {
+			problems = append(problems, fmt.Errorf("node %s: %w", n.Name, err))
+			continue
+		}
+		has, _, err := rollout.Config(ctx, j.Peers, n)
+		c.Former[n.Name] = has.Text("cluster", "controlPlane", "endpoint")
+		problems = append(problems, err)
+	}
+	return c, errors.Join(problems...)
+}
+
+// leads is ServesAt with the next step.
+func (j job) leads(ctx context.Context, name string) error {
+	err := j.ServesAt(ctx, j.Endpoint, name)
+	if err != nil {
+		err = fmt.Errorf("the endpoint %s leads to no API server of this cluster; set the name, or the load balancer, before: %w", j.Endpoint, err)
+	}
+	return err
+}
+
+func (o Options) steps(r operation.Request) ([]operation.Step, error) {
+	j, err := o.job(r)
+	return []operation.Step{
+		{ID: "preflight", What: "check that the endpoint leads to the API servers, and that all nodes are healthy", Deadline: nodeTimeout, Run: j.preflight},
+		{ID: "accept", What: "accept tokens of the new endpoint on all control planes", Deadline: nodeTimeout, Run: changing.Then(j.accept)},
+		{ID: "nodes", What: "change one node after another", Deadline: allTimeout,
+			Run: changing.Then(func(ctx context.Context, p *operation.Progress, c change) error { return p.Each(ctx, 1, j.parts(c)...) }),
+			Undo: changing.Then(func(ctx context.Context, p *operation.Progress, c change) error {
+				return p.UndoEach(ctx, j.parts(c)...)
+			})},
+		{ID: "verify", What: "check that API servers at the endpoint have its name", Deadline: nodeTimeout, Run: func(ctx context.Context, p *operation.Progress) error {
+			return rollout.Poll(ctx, p, func(ctx context.Context) error { return j.leads(ctx, "") })
+		}},
+	}, err
+}
+
+func (j job) preflight(ctx context.Context, p *operation.Progress) error {
+	if _, err := changing.Get(p); err == nil {
+		return nil // what was there before the first change counts
+	}
+	var c change
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { c, err = j.look(ctx); return err }); err != nil {
+		return err
+	}
+	return errors.Join(rollout.Excuse(ctx, p, j.Peers, c.Nodes), changing.Put(p, c))
+}
+
+// accept is for all control planes to accept what one of them issues with the new endpoint. Nothing undoes it: that does no harm.
+func (j job) accept(ctx context.Context, p *operation.Progress, c change) error {
+	return rollout.Poll(ctx, p, func(ctx context.Context) error {
+		err := j.Record(ctx, j.Endpoint)
+		for _, n := range rollout.ControlPlanes(c.Nodes) {
+			err = cmp.Or(err, j.serves(ctx, n, func(issuers []string) bool { return slices.Contains(issuers, j.Endpoint) }))
+		}
+		return err
+	})
+}
+
+func (j job) parts(c change) []operation.Part {
+	return lists.Of(c.Nodes, func(n rollout.Node) operation.Part {
+		move := func(to string) func(context.Context, *operation.Progress) error {
+			return func(ctx context.Context, p *operation.Progress) error { return j.move(ctx, p, n, to) }
+		}
+		return operation.Part{ID: n.Name, What: fmt.Sprintf("change node %q", n.Address), Deadline: nodeTimeout, Run: move(j.Endpoint), Undo: move(c.Former[n.Name])}
+	})
+}
+
+// move gives a node an endpoint, and waits until it serves with it.
+func (j job) move(ctx context.Context, p *operation.Progress, n rollout.Node, to string) error {
+	return rollout.Poll(ctx, p, func(ctx context.Context) error {
+		has, digest, err := rollout.Config(ctx, j.Peers, n)
+		if err == nil && has.Text("cluster", "controlPlane", "endpoint") != to {
+			err = rollout.Patch(ctx, j.Peers, n, digest, patch(to))
+		}
+		if err == nil && n.ControlPlane {
+			err = j.serves(ctx, n, func(issuers []string) bool { return issuers[0] == to })
+		}
+		return cmp.Or(err, rollout.Serves(ctx, p, j.Peers, n))
+	})
+}
+
+// serves says why the API server of a node doesn't serve with the issuers of tokens that are right. Those of the configuration are the user's.
+func (j job) serves(ctx context.Context, n rollout.Node, right func(issuers []string) bool) error {
+	pods, err := j.Peers.Resources(ctx, n.Address, controlplane.StaticPods.Type(), program)
+	if err != nil {
+		return err
+	}
+	var issuers []string
+	for _, pod := range pods {
+		for _, word := range strings.Fields(pod.GetSpec()) {
+			if issuer, ok := strings.CutPrefix(word, issuerFlag); ok {
+				issuers = append(issuers, issuer)
+			}
+		}
+	}
+	if own, err := machine.Config(j.Store); err != nil || len(issuers) == 0 || own.Cluster.APIServer.ExtraArgs["service-account-issuer"] == nil && !right(issuers) {
+		return cmp.Or(err, fmt.Errorf("%s of node %s has the issuers of tokens %q still", program, n.Name, issuers))
+	}
+	return rollout.Healthy(ctx, j.Peers, n, program)
+}

@@ -64,7 +64,7 @@ type applyRow struct {
 
 // refinements can depend on the change and on both configurations.
 var refinements = map[string]func(row *applyRow, where place, c Change, from, to *Config) (Effect, string){
-	"onControlPlanes": onControlPlanes, "ownTaints": ownTaints, "firstAuthority": firstAuthority, "issuing": issuing,
+	"onControlPlanes": onControlPlanes, "firstAuthority": firstAuthority, "issuing": issuing,
 	"encrypting": encrypting, "trusted": trusted, "dropIn": dropIn,
 }
 
@@ -83,9 +83,8 @@ var tables = sync.OnceValue(func() (t struct {
 
 // Notes of refinements.
 const (
-	noteRegisters = "those of a worker are set when it registers: Kubernetes doesn't allow a node to change its own taints"
-	noteRolling   = "its static pod is replaced"
-	noteUnused    = "for control planes only"
+	noteRolling = "its static pod is replaced"
+	noteUnused  = "for control planes only"
 )
 
 // rowOf is the row of a field: its own, or that of what it is in.
@@ -102,15 +101,6 @@ func rowOf(path string) *applyRow {
 func onControlPlanes(row *applyRow, _ place, _ Change, _, to *Config) (Effect, string) {
 	if to.Machine.Type == Worker {
 		return Live, noteUnused
-	}
-	return row.Effect, row.Note
-}
-
-// ownTaints: a control plane can change its taints, because it has an administrator's
-// access.
-func ownTaints(row *applyRow, _ place, _ Change, _, to *Config) (Effect, string) {
-	if to.Machine.Type == Worker {
-		return row.Effect, noteRegisters
 	}
 	return row.Effect, row.Note
 }

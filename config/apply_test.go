@@ -141,7 +141,8 @@ func TestDiff(t *testing.T) {
 		{control, "machine", "sysctls: {vm.max_map_count: 1, vm.swappiness: 2}", "sysctls: {vm.max_map_count: 3, kernel.pid_max: 4}",
 			"machine.sysctls[\"kernel.pid_max\"]: added 4 (live)\nmachine.sysctls[\"vm.max_map_count\"]: 1 → 3 (live)\nmachine.sysctls[\"vm.swappiness\"]: removed 2 (live)"},
 		{control, "machine", "env: {a: b}", "env: {a: b, http_proxy: 'http://me:hunter2@proxy:3128'}", "machine.env.http_proxy: added http://me:xxxxx@proxy:3128 (service:containerd)"},
-		{worker, "machine", "kubelet: {nodeTaints: {a: NoSchedule, b: 'x:NoExecute'}}", "kubelet: {nodeTaints: {a: 'y:NoSchedule', b: 'x:NoExecute'}}", "machine.kubelet.nodeTaints.a: NoSchedule → y:NoSchedule (live: those of a worker are set when it registers: Kubernetes doesn't allow a node to change its own taints)"},
+		{worker, "machine", "kubelet: {nodeTaints: {a: NoSchedule, b: 'x:NoExecute'}}", "kubelet: {nodeTaints: {a: 'y:NoSchedule', b: 'x:NoExecute'}}", "machine.kubelet.nodeTaints.a: NoSchedule → y:NoSchedule (live)"},
+		{worker, "machine", "kubelet: {persist: [cni]}", "kubelet: {persist: [cni, volumePlugins]}", "machine.kubelet.persist: cni → cni, volumePlugins (live: used at the next boot)"},
 		// Interfaces are identified by name, not by their place in the list.
 		{control, "machine", "network: {interfaces: [{interface: eth0, dhcp: true}, {interface: eth1, cidr: 10.0.0.1/8}]}", "network: {interfaces: [{interface: eth2, dhcp: true}, {interface: eth1, cidr: 10.0.0.2/8, mtu: 9000}]}",
 			"machine.network.interfaces[eth2].dhcp: added true (live)\nmachine.network.interfaces[eth1].cidr: 10.0.0.1/8 → 10.0.0.2/8 (live)\nmachine.network.interfaces[eth1].mtu: added 9000 (live)\nmachine.network.interfaces[eth0].dhcp: removed true (live)"},

@@ -291,6 +291,7 @@ kubelet:
     validSubnets: [10.0.0.0/8]
   nodeTaints: {example.org/gpu: "yes:NoExecute", other: NoSchedule}
   extraMounts: [{hostPath: /var/mnt, mountPath: /var/mnt, readonly: true}]
+  persist: [cni, volumePlugins]
 registries:
   mirrors:
     '*':

@@ -345,14 +345,17 @@ type Kubelet struct {
 	ExtraArgs  Args              `yaml:"extraArgs"`
 	NodeLabels map[string]string `yaml:"nodeLabels"` // a label that is removed here is removed from the node
 	// NodeTaints are taints by key: an effect (NoSchedule, PreferNoSchedule or
-	// NoExecute), or a value, a colon and an effect. Those of a worker are set when it
-	// registers: Kubernetes doesn't allow a node to change its own taints.
+	// NoExecute), or a value, a colon and an effect. One that is removed here is removed from
+	// the node. Control planes change those of a worker, within a minute.
 	NodeTaints map[string]Taint `yaml:"nodeTaints"`
 	ClusterDNS []netip.Addr     `yaml:"clusterDNS"` // default: the tenth address of each service subnet
 	NodeIP     NodeIP           `yaml:"nodeIP"`
 	// ExtraMounts are additional directories of the node in the kubelet's container, for
 	// example for storage that pods mount from the node.
 	ExtraMounts []Volume `yaml:"extraMounts" key:"mountPath"`
+	// Persist is what pods leave that stays over a boot, and is emptied otherwise: CNI plugins with their networks (cni), and
+	// FlexVolume drivers (volumePlugins). The node runs them as root.
+	Persist []string `yaml:"persist"`
 }
 
 // NodeIP selects the address of the node that the cluster uses.

@@ -140,6 +140,9 @@ func warnUnprotected(c *Config, r *report) {
 			r.warn(at("machine", "install", "extraKernelArgs", i), "every pod can read the arguments of the kernel, and this one has credentials in it: %s; docs/media.md has better places", RedactText(arg))
 		}
 	}
+	for i, name := range c.Machine.Kubelet.Persist {
+		r.warn(at("machine", "kubelet", "persist", i), "what pods leave there stays over a boot, and the node runs it as root: whoever could write there once has the node until the entry is removed and the node is rebooted. gbctl get volumes shows it as persist/%s", name)
+	}
 	for i, d := range c.Machine.Logging.Destinations {
 		if d.Endpoint.Scheme == "udp" {
 			r.warn(at("machine", "logging", "destinations", i, "endpoint"), "logs go over UDP: anybody on the way can read them, and lines get lost; use tls")

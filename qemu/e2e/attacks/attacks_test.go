@@ -55,7 +55,9 @@ spec:
 type attacked struct{ *e2etest.Cluster }
 
 func TestPodWithTheFileSystem(t *testing.T) {
-	cluster, m := e2etest.Ready(t, "attacks", qemu.Container, e2etest.WithImage(t, image, "intruder"))
+	cluster, m := e2etest.Ready(t, "attacks", qemu.Container, e2etest.WithImage(t, image, "intruder"), func(o *qemu.Options) {
+		o.Patches = append(o.Patches, []byte("machine: {kubelet: {persist: [volumePlugins]}}"))
+	})
 	c := attacked{cluster}
 	c.Apply(pod)
 	c.runs(podBudget)
@@ -329,6 +331,12 @@ func (c attacked) start(t *testing.T) {
 	if out := c.Gbctl("ls", "/opt/cni/bin"); !strings.Contains(out, "unpigz") || !strings.Contains(out, "bridge") {
 		t.Errorf("the plugins of pods and of the image are\n%s", out)
 	}
+	// Its configuration has the name of this one.
+	const drivers = "/etc/kubernetes/volumeplugins"
+	c.does("write", host(drivers+"/kept/driver"), "of a pod")
+	if out := c.Gbctl("get", "volumes"); !e2etest.Row(out, "persist/volumePlugins", "EPHEMERAL", "true") || strings.Contains(out, "persist/cni") {
+		t.Errorf("what is kept is\n%s", out)
+	}
 	// What keeps a node from its directories and its kubelet's files.
 	for _, path := range []string{"/var/log/pods", "/var/lib/kubelet/kubeconfig", "/var/lib/kubelet/pki"} {
 		c.does("aside", host(path))
@@ -347,6 +355,9 @@ func (c attacked) start(t *testing.T) {
 	}
 	if out := c.Gbctl("ls", "/opt/cni/bin"); strings.Contains(out, "unpigz") || !strings.Contains(out, "loopback") {
 		t.Errorf("the CNI plugins are\n%s", out)
+	}
+	if out := c.Gbctl("ls", drivers); !strings.Contains(out, "kept") {
+		t.Errorf("the drivers of volumes are\n%s", out)
 	}
 	if out := c.Gbctl("containers", "-k"); strings.Contains(out, "rooted") {
 		t.Errorf("a file of a pod is a static pod:\n%s", out)

@@ -35,6 +35,8 @@ const (
 	registerBudget = 90 * time.Second
 	// labelBudget is for a label of the configuration to be on the node.
 	labelBudget = 10 * time.Second
+	// taintBudget is for control planes to look at the taints that a worker asks for: each minute.
+	taintBudget = 75 * time.Second
 	// answerBudget is for a worker to boot, to get its certificate, from the
 	// second or third control plane that it asks, and to serve.
 	answerBudget = 30 * time.Second
@@ -347,27 +349,26 @@ func logs(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// labels of the configuration are added and removed while the node runs; so are
-// a control plane's taints.
+// labels and taints of the configuration are added and removed while the node runs. The worker has registered with another one.
 func labels(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	for _, n := range []qemu.Node{worker, c.Nodes[2]} {
 		patch := func(text string) { c.Gbctl("-n", n.Address.String(), "patch", "mc", "--patch", text) }
 		has := func(want string) func() error {
 			return func() error {
-				out, err := c.Try("get", "node", n.Name, "-o", `jsonpath={.metadata.labels.example\.org/rack} {.spec.taints[?(@.key=="example.org/gpu")].effect}`)
+				out, err := c.Try("get", "node", n.Name, "-o", `jsonpath={.metadata.labels.example\.org/rack} {.spec.taints[?(@.key=="example.org/gpu")].effect} {.spec.taints[?(@.key=="example.org/dock")].effect}`)
 				if err == nil && strings.TrimSpace(out) != want {
 					err = fmt.Errorf("it has %q", out)
 				}
 				return err
 			}
 		}
-		taint := ""
-		if n.Name != worker.Name {
-			taint = " NoSchedule"
+		budget := labelBudget
+		if n.Name == worker.Name {
+			budget = taintBudget
 		}
 		patch(`[{"op": "add", "path": "/machine/kubelet/nodeLabels", "value": {"example.org/rack": "r12"}}, {"op": "add", "path": "/machine/kubelet/nodeTaints", "value": {"example.org/gpu": "NoSchedule"}}]`)
-		c.Eventually(labelBudget, n.Name+" has its label", has("r12"+taint))
+		c.Eventually(budget, n.Name+" has its label and its taint, and no other one", has("r12 NoSchedule"))
 		patch(`[{"op": "remove", "path": "/machine/kubelet/nodeLabels"}, {"op": "remove", "path": "/machine/kubelet/nodeTaints"}]`)
-		c.Eventually(labelBudget, n.Name+" hasn't it any more", has(""))
+		c.Eventually(budget, n.Name+" hasn't them any more", has(""))
 	}
 }

@@ -34,6 +34,7 @@ import (
 
 const (
 	attackBudget = 30 * time.Second // for a control plane to decide
+	taintBudget  = 75 * time.Second // for it to look at the taints of workers, each minute
 	trustPort    = "50001"
 	leave        = `{"metadata":{"annotations":{"garboard.dev/leaving":"reset-1"}}}`
 )
@@ -84,9 +85,37 @@ func taken(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 			t.Errorf("its own annotation: %v", err)
 		}
 	})
+	t.Run("taints", func(t *testing.T) { tainted(t, c.In(t), worker) })
 	if text, err := os.ReadFile(c.Configuration(worker.Name)); err != nil || strings.Contains(string(text), string(secrets.ClusterSecret)) {
 		t.Errorf("the worker's configuration has the key of Secrets in etcd (%v)", err)
 	}
+}
+
+// tainted: control planes keep the taints of a worker's configuration, and take no other ones away. What the Node says without
+// a proof of the machine counts for nothing.
+func tainted(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
+	const kept, theirs = "example.org/kept", "example.org/theirs"
+	patch := func(text string) { c.Gbctl("-n", worker.Name, "patch", "mc", "--immediate", "-p", text) }
+	has := func(what string, budget time.Duration, want string) {
+		t.Helper()
+		c.Eventually(budget, what, func() error {
+			out, err := c.Try("get", "node", worker.Name, "-o", `jsonpath={range .spec.taints[*]}{.key}={.value}:{.effect} {end}`)
+			if err == nil && strings.TrimSpace(out) != want {
+				err = fmt.Errorf("it has %q", out)
+			}
+			return err
+		})
+	}
+	c.Kubectl("taint", "node", worker.Name, theirs+"=a:PreferNoSchedule")
+	patch(`{"machine": {"kubelet": {"nodeTaints": {"example.org/kept": "yes:PreferNoSchedule"}}}}`)
+	const both = theirs + "=a:PreferNoSchedule " + kept + "=yes:PreferNoSchedule"
+	has("the worker has the taint of its configuration", taintBudget, both)
+	c.Kubectl("annotate", "node", worker.Name, "--overwrite", "garboard.dev/wanted-taints={}")
+	c.Kubectl("taint", "node", worker.Name, kept+"-")
+	has("it has the taint again", 2*taintBudget, both) // the worker asks again, too
+	patch(`[{"op": "remove", "path": "/machine/kubelet/nodeTaints"}]`)
+	has("it has only the administrator's", taintBudget, theirs+"=a:PreferNoSchedule")
+	c.Kubectl("taint", "node", worker.Name, theirs+"-")
 }
 
 // claimed: a thief who has both tokens takes a name that no machine has yet. That is a join: the machine that comes later is told that its

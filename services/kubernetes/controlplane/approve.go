@@ -177,13 +177,14 @@ func (c *ApprovalController) answer(ctx context.Context, v resource.View, client
 	if err != nil || facts.Records == nil {
 		return "this control plane is no member of etcd yet", err // the others know the nodes
 	}
-	problem := error(nil)
-	if signer == servingSigner {
-		problem = checkServing(request, nodes.Items(), facts)
-	} else if name, by, refused := checkClient(v, request, facts); refused != nil || by.Key == "" {
-		problem = refused
-	} else if err := c.enlist(ctx, name, facts.Renewed(name, by)); err != nil {
-		return "", err
+	name, by, problem := checkServing(request, nodes.Items(), facts)
+	if signer == clientSigner {
+		name, by, problem = checkClient(v, request, facts)
+	}
+	if problem == nil && by.Key != "" {
+		if err := c.enlist(ctx, name, by); err != nil {
+			return "", err
+		}
 	}
 	switch {
 	case problem == nil:
@@ -235,7 +236,7 @@ func checkClient(r resource.Reader, request kubeclient.Object, facts roster.Fact
 	if taken != nil && unproven != nil {
 		taken = fmt.Errorf("%w (%w)", taken, unproven) // the owner of the name learns which machine wants it
 	}
-	return name, by, cmp.Or(taken, unproven) // until trustd has given the machine its new name
+	return name, facts.Renewed(name, by), cmp.Or(taken, unproven) // until trustd has given the machine its new name
 }
 
 // provenBy is the machine that has made a message: the key of its machine API, and its address. With a key, the error
@@ -260,26 +261,27 @@ func provenBy(r resource.Reader, proof, purpose string, message []byte, name str
 	return by, err
 }
 
-// checkServing returns what is wrong with a request. A node may have its own
+// checkServing returns what is wrong with a request, and the record of the machine with the addresses that it serves with
+// from now on: no other one gets a certificate for them. A node may have its own
 // name and its own addresses. The node itself reports its addresses to
 // Kubernetes, so they count only if no other node has them, and no other machine had them
-// when it got its certificate from trustd: otherwise a worker could take their place. What
+// when it got its certificates: otherwise a worker could take their place. What
 // Node objects say of themselves can only make less possible.
-func checkServing(request kubeclient.Object, nodes []kubeclient.Object, facts roster.Facts) error {
+func checkServing(request kubeclient.Object, nodes []kubeclient.Object, facts roster.Facts) (name string, by roster.Record, err error) {
 	user := request.Text("spec", "username")
 	name, isNode := strings.CutPrefix(user, config.NodeUser)
 	if !isNode || !inGroup(request, nodeGroup) {
-		return fmt.Errorf("%q isn't a node", user)
+		return name, by, fmt.Errorf("%q isn't a node", user)
 	}
 	csr, err := parseRequest(request, servingUsages)
 	if err != nil {
-		return err
+		return name, by, err
 	}
 	if len(csr.DNSNames)+len(csr.IPAddresses) == 0 {
-		return errors.New("it asks for no name and no address")
+		return name, by, errors.New("it asks for no name and no address")
 	}
 	if csr.Subject.CommonName != user || !slices.Equal(csr.Subject.Organization, []string{nodeGroup}) {
-		return fmt.Errorf("subject is %q, not the node's", csr.Subject)
+		return name, by, fmt.Errorf("subject is %q, not the node's", csr.Subject)
 	}
 	own, others := map[string]bool{}, map[string]string{}
 	registered := false
@@ -294,16 +296,18 @@ func checkServing(request kubeclient.Object, nodes []kubeclient.Object, facts ro
 		if n.Name() == name {
 			registered = true
 			if n.At("metadata", "labels", config.ControlPlaneRole) != nil {
-				return fmt.Errorf("node %q is a control plane, and makes its own; for one of kubeadm: kubectl certificate approve %s", name, request.Name())
+				return name, by, fmt.Errorf("node %q is a control plane, and makes its own; for one of kubeadm: kubectl certificate approve %s", name, request.Name())
 			}
 		}
 	}
 	if !registered {
-		return fmt.Errorf("there is no node %q", name)
+		return name, by, fmt.Errorf("there is no node %q", name)
 	}
+	by, _ = facts.Record(name) // without a key, it isn't recorded
+	by.Addresses = nil
 	for _, dns := range csr.DNSNames {
 		if dns != name || slices.Contains(facts.Names, strings.ToLower(dns)) {
-			return fmt.Errorf("name %q isn't the node's alone", dns)
+			return name, by, fmt.Errorf("name %q isn't the node's alone", dns)
 		}
 	}
 	for _, ip := range csr.IPAddresses {
@@ -311,15 +315,16 @@ func checkServing(request kubeclient.Object, nodes []kubeclient.Object, facts ro
 		text := addr.Unmap().String()
 		switch {
 		case !own[text]:
-			return fmt.Errorf("address %s isn't the node's", text)
+			return name, by, fmt.Errorf("address %s isn't the node's", text)
 		case others[text] != "":
-			return fmt.Errorf("address %s is also that of node %q", text, others[text])
+			return name, by, fmt.Errorf("address %s is also that of node %q", text, others[text])
 		}
 		if err := facts.MayServe(name, addr.Unmap()); err != nil {
-			return err
+			return name, by, err
 		}
+		by.Addresses = append(by.Addresses, addr.Unmap())
 	}
-	return nil
+	return name, by, nil
 }
 
 // parseRequest reads a request, and checks everything that doesn't depend on its sender.

@@ -73,7 +73,7 @@ func TestServingRequests(t *testing.T) {
 	}
 	// w reports addresses of the API server and of another node as its own.
 	nodes := []kubeclient.Object{
-		node("w", "10.5.0.3", "fd00::3", "10.5.0.1", "10.5.0.8", "10.5.0.9"), node("other", "10.5.0.9"), node("kubernetes"),
+		node("w", "10.5.0.3", "fd00::3", "10.5.0.1", "10.5.0.8", "fd00::8", "10.5.0.9"), node("other", "10.5.0.9"), node("kubernetes"),
 	}
 	control := node("control", "10.5.0.4")
 	control["metadata"].(map[string]any)["labels"] = map[string]any{config.ControlPlaneRole: ""}
@@ -81,7 +81,7 @@ func TestServingRequests(t *testing.T) {
 	facts := roster.Facts{
 		Names: []string{"kubernetes", "cp"}, Addresses: []netip.Addr{netip.MustParseAddr("10.5.0.1"), netip.MustParseAddr("10.96.0.1")},
 		// The machine with this record hides its address in Kubernetes.
-		Records: map[string]roster.Record{"hidden": {Key: "k", Address: netip.MustParseAddr("10.5.0.8")}}, Nodes: map[string]bool{"hidden": true},
+		Records: map[string]roster.Record{"hidden": {Key: "k", Address: netip.MustParseAddr("10.5.0.8"), Addresses: []netip.Addr{netip.MustParseAddr("fd00::8")}}}, Nodes: map[string]bool{"hidden": true},
 	}
 	type csr = x509.CertificateRequest
 	ip := func(text string) func(*csr, map[string]any) {
@@ -101,6 +101,7 @@ func TestServingRequests(t *testing.T) {
 		{"another's address", ip("10.5.0.7"), "address 10.5.0.7 isn't the node's"},
 		{"the API server's address", ip("10.5.0.1"), "is one of the control planes'"},
 		{"an address that another machine had", ip("10.5.0.8"), `also that of node "hidden"`},
+		{"the second address of another machine", ip("fd00::8"), `also that of node "hidden"`},
 		{"an address that two claim", ip("10.5.0.9"), `also that of node "other"`},
 		{"another's name", func(c *csr, _ map[string]any) { c.DNSNames = []string{"w", "cp"} }, `name "cp"`},
 		{"the API server's name", func(c *csr, spec map[string]any) {
@@ -124,7 +125,7 @@ func TestServingRequests(t *testing.T) {
 		{"not a request", set("request", "AAAA"), "no CERTIFICATE REQUEST block"},
 		{"not base64", set("request", "?"), "request: illegal base64"},
 	} {
-		err := checkServing(servingRequest(t, tc.change), nodes, facts)
+		_, _, err := checkServing(servingRequest(t, tc.change), nodes, facts)
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}
@@ -417,9 +418,19 @@ func TestServingApproval(t *testing.T) {
 	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}
 	store := served(t, s)
 	s.ask("csr-1", servingRequest(t, nil))
-	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{Roster: func(context.Context) (roster.Facts, error) {
-		return roster.Facts{Names: []string{"kubernetes"}, Records: map[string]roster.Record{}, Now: time.Now()}, nil
-	}}, "k8s.CertificateApprovalController"))
+	var serves []netip.Addr
+	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{
+		Roster: func(context.Context) (roster.Facts, error) {
+			return roster.Facts{Names: []string{"kubernetes"}, Records: map[string]roster.Record{"w": {Key: "k", Taints: []string{"a"}}}, Nodes: map[string]bool{"w": true}, Now: time.Now()}, nil
+		},
+		Enlist: func(_ context.Context, name string, r roster.Record) error {
+			if name != "w" || r.Key != "k" || len(r.Taints) != 1 || s.approved("csr-1") && serves == nil {
+				t.Errorf("the addresses of %s are recorded in %+v, or after the approval", name, r)
+			}
+			serves = r.Addresses
+			return nil
+		},
+	}, "k8s.CertificateApprovalController"))
 	put(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
@@ -441,6 +452,10 @@ func TestServingApproval(t *testing.T) {
 	approved("csr-3")
 	if s.approved("csr-2") {
 		t.Error("another's name is approved")
+	}
+	cancel()
+	if done.Wait(); !slices.Equal(serves, []netip.Addr{netip.MustParseAddr("10.5.0.3")}) {
+		t.Errorf("it is recorded to serve with %v", serves)
 	}
 }
 

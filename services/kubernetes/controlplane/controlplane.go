@@ -247,9 +247,12 @@ func Controllers(o Options) []resource.Controller {
 			Outputs: []string{ManifestDrifts.Type()},
 		},
 		{
-			Name: "k8s.NodeLabelController", Reconcile: (&NodeLabelController{printf: o.Logs.Printf, kubeletClient: boot.KubeletClient, machineID: boot.MachineIDFile}).Reconcile,
+			Name: "k8s.NodeLabelController", Reconcile: (&NodeLabelController{
+				roster: o.Roster, enlist: o.Enlist, printf: o.Logs.Printf, kubeletClient: boot.KubeletClient, machineID: boot.MachineIDFile,
+			}).Reconcile,
 			Inputs: []resource.Input{
 				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Hostnames.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: StaticPodStatuses.Type()},
+				{Type: secrets.API.Type()},
 			},
 		},
 		{

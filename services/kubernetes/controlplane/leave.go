@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,7 +30,7 @@ const (
 // for it. Kubernetes doesn't let a kubelet delete its own Node: the kubelet could
 // register again without the taints that keep certain pods away from it, and get
 // these pods. So a node is deleted only if it has none of these taints and labels,
-// and a false request gains nothing. Otherwise its administrator has to delete it.
+// but those that control planes keep for it, and a false request gains nothing. Otherwise its administrator has to delete it.
 //
 // The machine proves that it asks, with the key of its machine API: whoever may write to a
 // Node ends none, and neither does a machine that had the name before.
@@ -97,7 +98,7 @@ func (c *NodeLeaveController) mayLeave(ctx context.Context, r resource.Reader, n
 		return "the machine that asks isn't the one that has the name"
 	}
 	for _, taint := range node.List("spec", "taints") {
-		if key := taint.Text("key"); !strings.HasPrefix(key, systemTaint) {
+		if key := taint.Text("key"); !strings.HasPrefix(key, systemTaint) && !slices.Contains(had.Taints, key+"="+taint.Text("effect")) {
 			return fmt.Sprintf("it has the taint %q", key)
 		}
 	}

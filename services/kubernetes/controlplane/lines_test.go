@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"bytes"
+	"context"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -94,7 +96,7 @@ func TestS255LabelTaskIsOnTheConsole(t *testing.T) {
 				return
 			}
 			fallthrough
-		case r.URL.Path == "/api/v1/nodes/n1":
+		case strings.HasPrefix(r.URL.Path, "/api/v1/nodes"):
 			fmt.Fprint(w, `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1","resourceVersion":"1"}}`)
 		default:
 			http.NotFound(w, r)
@@ -102,7 +104,7 @@ func TestS255LabelTaskIsOnTheConsole(t *testing.T) {
 	}))
 	console := &bytes.Buffer{}
 	l := logs.New(console)
-	c := controllerOf(t, Options{Logs: l}, "k8s.NodeLabelController")
+	c := controllerOf(t, Options{Logs: l, Roster: noNodes}, "k8s.NodeLabelController")
 	v := view{store.As("test"), l.Logger(controllerLog)}
 	if _, err := c.Reconcile(t.Context(), v); err == nil {
 		t.Error("the API server refused, and it is no error")
@@ -115,6 +117,8 @@ func TestS255LabelTaskIsOnTheConsole(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+func noNodes(context.Context) (roster.Facts, error) { return roster.Facts{}, nil }
 
 // A Node that another machine has registered gets nothing of this control plane's, which waits
 // for the name; its own one does.
@@ -139,7 +143,7 @@ func TestLabelsAreForTheOwnNode(t *testing.T) {
 	l := logs.New(io.Discard)
 	for i, own := range []string{"m2\n", "m1\n"} {
 		put(t, os.WriteFile(file, []byte(own), 0o600))
-		c := NodeLabelController{printf: l.Printf, machineID: file}
+		c := NodeLabelController{printf: l.Printf, machineID: file, roster: noNodes}
 		_, err := c.Reconcile(t.Context(), view{store.As("test"), l.Logger(controllerLog)})
 		put(t, err)
 		if patches != i {

@@ -66,7 +66,7 @@ func TestNodePatch(t *testing.T) {
 		{"done, schedulable", true, node(true, theirs), nil},
 		{"label only", false, node(false, theirs, ours), kubeclient.Object{"metadata": label}},
 		{"new", false, node(false), kubeclient.Object{
-			"metadata": object{"labels": label["labels"], "resourceVersion": "7"}, "spec": object{"taints": list{ours}},
+			"metadata": object{"labels": label["labels"], "resourceVersion": "7"}, "spec": object{"taints": list{object{"key": config.ControlPlaneRole, "value": "", "effect": "NoSchedule"}}},
 		}},
 		{"taint to go", true, node(true, theirs, ours), kubeclient.Object{
 			"metadata": object{"resourceVersion": "7"}, "spec": object{"taints": list{theirs}},
@@ -74,7 +74,7 @@ func TestNodePatch(t *testing.T) {
 	} {
 		c := testConfig(t)
 		c.Cluster.AllowSchedulingOnControlPlanes = tt.allow
-		if diff := cmp.Diff(tt.want, nodePatch(c, tt.node)); diff != "" {
+		if diff := cmp.Diff(tt.want, nodePatch(c, tt.node, nil)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
@@ -110,7 +110,7 @@ func TestNodePatchFollowsTheConfiguration(t *testing.T) {
 				theirs, role, taint("a", "1", "NoSchedule"), taint("b", "", "NoSchedule"), taint("c", "", "NoExecute")),
 			kubeclient.Object{
 				"metadata": object{"resourceVersion": "7", "annotations": object{taintsAnnotation: "a=NoSchedule,b=NoExecute"}},
-				"spec":     object{"taints": list{theirs, role, taint("a", "2", "NoSchedule"), object{"key": "b", "effect": "NoExecute"}}},
+				"spec":     object{"taints": list{theirs, role, taint("a", "2", "NoSchedule"), taint("b", "", "NoExecute")}},
 			}},
 		"control plane, done": {config.ControlPlane, nil, map[string]config.Taint{"a": {Value: "2", Effect: "NoSchedule"}},
 			node(object{config.ControlPlaneRole: ""}, object{taintsAnnotation: "a=NoSchedule"}, role, taint("a", "2", "NoSchedule")), nil},
@@ -118,7 +118,7 @@ func TestNodePatchFollowsTheConfiguration(t *testing.T) {
 		c := testConfig(t)
 		c.Cluster.AllowSchedulingOnControlPlanes = false
 		c.Machine.Type, c.Machine.Kubelet.NodeLabels, c.Machine.Kubelet.NodeTaints = tt.typ, tt.labels, tt.taints
-		if diff := cmp.Diff(tt.want, nodePatch(c, tt.node)); diff != "" {
+		if diff := cmp.Diff(tt.want, nodePatch(c, tt.node, nil)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}

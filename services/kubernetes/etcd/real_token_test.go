@@ -131,7 +131,8 @@ func claimedOnce(t *testing.T, a, b *realNode) {
 	}
 	must(t, a.Enlist(t.Context(), "w1", record("k2", false)))
 	must(t, b.Enlist(t.Context(), "w1", record("k2", false)))
-	for what, r := range map[string]roster.Record{"another machine": record("k3", false), "a certificate that isn't recorded": record("k2", true)} {
+	for what, r := range map[string]roster.Record{"another machine": record("k3", false), "a certificate that isn't recorded": record("k2", true),
+		"addresses that aren't recorded": {Key: "k2", Addresses: []netip.Addr{netip.MustParseAddr("fd00::9")}}, "taints that aren't recorded": {Key: "k2", Taints: []string{"a=NoSchedule"}}} {
 		if err := b.Enlist(t.Context(), "w1", r); !errors.Is(err, errRosterChanged) {
 			t.Errorf("%s: %v", what, err)
 		}

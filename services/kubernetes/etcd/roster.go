@@ -174,7 +174,8 @@ func (e *Etcd) Enlist(ctx context.Context, name string, r roster.Record) error {
 			return noAnswer(err)
 		}
 		var has roster.Record
-		if kvs := got.Responses[0].GetResponseRange().Kvs; len(kvs) == 0 || json.Unmarshal(kvs[0].Value, &has) != nil || has.Key != r.Key || has.Certified != r.Certified || has.Joined != r.Joined {
+		if kvs := got.Responses[0].GetResponseRange().Kvs; len(kvs) == 0 || json.Unmarshal(kvs[0].Value, &has) != nil || has.Key != r.Key || has.Certified != r.Certified || has.Joined != r.Joined ||
+			!slices.Equal(has.Addresses, r.Addresses) || !slices.Equal(has.Taints, r.Taints) {
 			return errRosterChanged
 		}
 		return nil

@@ -29,7 +29,8 @@ const Grace = 15 * time.Minute
 type Record struct {
 	Key       string       `json:"key"`                 // of its machine API (pki.KeyID)
 	Address   netip.Addr   `json:"address"`             // from which it asked, as TCP proves
-	Addresses []netip.Addr `json:"addresses,omitempty"` // all of a control plane
+	Addresses []netip.Addr `json:"addresses,omitempty"` // all of a control plane; those that a worker serves with
+	Taints    []string     `json:"taints,omitempty"`    // of the Node by the worker's configuration: key=effect
 	Since     time.Time    `json:"since"`
 	Certified bool         `json:"certified,omitempty"` // it has a client certificate: the name isn't free after Grace
 	Joined    bool         `json:"joined,omitempty"`    // its Node was seen: the name is free when there is none any more
@@ -61,6 +62,7 @@ func (f Facts) Renewed(name string, r Record) Record {
 	r.Since, r.Revision = f.Now, f.Records[name].Revision
 	if had, known := f.Record(name); known {
 		r.Since, r.Joined, r.Certified = had.Since, had.Joined, had.Certified || r.Certified
+		r.Addresses, r.Taints = had.Addresses, had.Taints
 	}
 	return r
 }
@@ -137,7 +139,7 @@ func (f Facts) MayServe(name string, address netip.Addr) error {
 		return fmt.Errorf("address %s is one of the control planes'", address)
 	}
 	for other := range f.Records {
-		if r, known := f.Record(other); known && other != name && r.Address == address {
+		if r, known := f.Record(other); known && other != name && (r.Address == address || slices.Contains(r.Addresses, address)) {
 			return fmt.Errorf("address %s is also that of node %q", address, other)
 		}
 	}

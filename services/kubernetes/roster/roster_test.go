@@ -2,6 +2,7 @@ package roster
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ var (
 	control = netip.MustParseAddr("10.5.0.2")
 	first   = netip.MustParseAddr("10.5.0.3")
 	second  = netip.MustParseAddr("10.5.0.4")
+	sixth   = netip.MustParseAddr("fd00::3") // of the first one, in IPv6
 )
 
 // facts are of a cluster with a control plane, two workers of which one isn't recorded, a
@@ -21,7 +23,7 @@ func facts() Facts {
 		Names: []string{"cp-1", "cluster.example.org"}, Addresses: []netip.Addr{control}, Now: now,
 		Nodes: map[string]bool{"w1": true, "old": true, "cp-1": true},
 		Records: map[string]Record{
-			"w1":      {Key: "k1", Address: first, Since: now.Add(-24 * time.Hour)},
+			"w1":      {Key: "k1", Address: first, Addresses: []netip.Addr{first, sixth}, Taints: []string{"a=NoSchedule"}, Since: now.Add(-24 * time.Hour)},
 			"joins":   {Key: "k2", Address: netip.MustParseAddr("10.5.0.5"), Since: now.Add(-time.Minute)},
 			"deleted": {Key: "k3", Address: second, Since: now.Add(-time.Minute), Joined: true},
 			"never":   {Key: "k4", Address: second, Since: now.Add(-time.Hour)},
@@ -130,13 +132,13 @@ func TestRenewed(t *testing.T) {
 		r.Revision = 7
 		f.Records[name] = r
 	}
-	if r := f.Renewed("w1", Record{Key: "k1", Address: second}); !r.Since.Equal(now.Add(-24*time.Hour)) || r.Revision != 7 || r.Address != second || r.Certified {
+	if r := f.Renewed("w1", Record{Key: "k1", Address: second}); !r.Since.Equal(now.Add(-24*time.Hour)) || r.Revision != 7 || r.Address != second || r.Certified || !slices.Contains(r.Addresses, sixth) || len(r.Taints) != 1 {
 		t.Errorf("another address: %+v", r)
 	}
 	if r := f.Renewed("holds", Record{Key: "k6", Address: second}); !r.Certified || r.Key != "k6" {
 		t.Errorf("the next key of the machine: %+v", r)
 	}
-	if r := f.Renewed("deleted", Record{Key: "k9", Address: second}); !r.Since.Equal(now) || r.Joined || r.Revision != 7 {
+	if r := f.Renewed("deleted", Record{Key: "k9", Address: second}); !r.Since.Equal(now) || r.Joined || r.Revision != 7 || r.Taints != nil {
 		t.Errorf("another machine: %+v", r)
 	}
 }
@@ -152,6 +154,8 @@ func TestMayServe(t *testing.T) {
 		{"its own", "w1", first, ""},
 		{"of one that isn't recorded", "old", netip.MustParseAddr("10.5.0.9"), ""},
 		{"another's", "old", first, `that of node "w1"`},
+		{"another's, of its second family", "old", sixth, `that of node "w1"`},
+		{"its own, of the second family", "w1", sixth, ""},
 		{"of the joining", "w1", netip.MustParseAddr("10.5.0.5"), `that of node "joins"`},
 		{"a control plane's", "w1", control, "control planes'"},
 	} {

@@ -31,7 +31,8 @@ import (
 // retryData is how often a disk that can't be used is looked at again: somebody may plug in another one.
 const retryData = 2 * time.Second
 
-// VolumeStatus is a partition of machine.disks; its ID is the last element of its mount point.
+// VolumeStatus is a partition of machine.disks; its ID is the last element of its mount point. Or it is what machine.kubelet.persist keeps:
+// its ID is persist/NAME.
 type VolumeStatus struct {
 	Disk    string `yaml:"disk,omitempty" column:"DISK"` // such as /dev/sdb
 	Size    string `yaml:"size,omitempty" column:"SIZE"`
@@ -39,7 +40,7 @@ type VolumeStatus struct {
 	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 
-// VolumeStatuses has an object for each partition of machine.disks.
+// VolumeStatuses has an object for each partition of machine.disks, and for each entry of machine.kubelet.persist.
 var VolumeStatuses = resource.Define[VolumeStatus](resource.Definition{
 	Type:      "VolumeStatuses.runtime.garboard.dev",
 	Kind:      "VolumeStatus",
@@ -58,15 +59,15 @@ func (d *Disks) VolumeController() resource.Controller {
 }
 
 func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Duration, err error) {
-	wanted, err := machine.Wanted(v, func(c *config.Config) []config.DataDisk { return c.Machine.Disks })
+	wanted, err := machine.Wanted(v, func(c *config.Config) config.Machine { return c.Machine })
 	if err != nil {
 		return 0, err
 	}
-	if len(wanted) > 0 && d.o.Mode == boot.Machine && !d.isMounted(d.o.varDir) {
+	if len(wanted.Disks) > 0 && d.o.Mode == boot.Machine && !d.isMounted(d.o.varDir) {
 		return retryData, nil
 	}
 	statuses := map[string]VolumeStatus{}
-	for _, disk := range wanted {
+	for _, disk := range wanted.Disks {
 		path, sizes, problem := d.mountDisk(ctx, disk)
 		for _, p := range disk.Partitions {
 			id := filepath.Base(p.Mountpoint)
@@ -80,6 +81,16 @@ func (d *Disks) mountData(ctx context.Context, v resource.View) (again time.Dura
 			}
 			statuses[id] = status
 		}
+	}
+	for _, name := range wanted.Kubelet.Persist {
+		status := VolumeStatus{Disk: boot.LabelEphemeral, Mounted: d.isMounted(filepath.Join(d.o.etcDir, kept[name][1]))}
+		if !status.Mounted {
+			status.Problem = "what pods leave there is kept from the next boot on"
+		}
+		statuses["persist/"+name] = status
+	}
+	if len(wanted.Kubelet.Persist) > 0 && !d.isMounted(filepath.Join(d.o.varDir, "opt/cni/bin")) { // openPlugins is still to come
+		again = retryData
 	}
 	return again, VolumeStatuses.Replace(v, statuses)
 }

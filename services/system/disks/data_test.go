@@ -1,10 +1,14 @@
 package disks
 
 import (
+	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -42,6 +46,45 @@ func TestVolumesAreAwaited(t *testing.T) {
 		configure("a")
 		if synctest.Wait(); !held {
 			t.Error("b isn't configured any more, and is awaited")
+		}
+	})
+}
+
+// What machine.kubelet.persist keeps is a volume, beside the partition of the same name: it isn't mounted before the next boot.
+func TestWhatIsKeptIsNamed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := resource.NewStore()
+		c := &config.Config{Machine: config.Machine{
+			Kubelet: config.Kubelet{Persist: []string{"cni"}},
+			Disks:   []config.DataDisk{{Name: "data", Partitions: []config.DataPartition{{Mountpoint: "/var/mnt/cni"}}}},
+		}}
+		if err := machine.Configs.Put(store.As("test"), machine.ConfigID, c); err != nil {
+			t.Fatal(err)
+		}
+		d := New(Options{Mode: boot.Container, Store: store, Logs: logs.New(t.Output()), varDir: t.TempDir(), etcDir: "/etc"})
+		rt, err := resource.NewRuntime(store, slog.New(slog.DiscardHandler), d.VolumeController())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var done sync.WaitGroup
+		done.Go(func() { _ = rt.Run(ctx) })
+		defer done.Wait()
+		defer cancel()
+		is := func(want VolumeStatus) {
+			t.Helper()
+			synctest.Wait()
+			if got, err := VolumeStatuses.Get(store, "persist/cni"); err != nil || got.Spec != want {
+				t.Errorf("%+v, %v", got.Spec, err)
+			}
+		}
+		is(VolumeStatus{Disk: "EPHEMERAL", Problem: "what pods leave there is kept from the next boot on"})
+		d.hold("/etc/cni/net.d")
+		time.Sleep(retryData)
+		is(VolumeStatus{Disk: "EPHEMERAL", Mounted: true})
+		if len(VolumeStatuses.List(store)) != 2 {
+			t.Errorf("%v", VolumeStatuses.List(store))
 		}
 	})
 }

@@ -72,6 +72,7 @@ type Options struct {
 	serial   func(name string) string // of a disk; loop devices have none
 	stateDir string                   // tests have their own
 	varDir   string                   // tests have their own
+	etcDir   string                   // tests have their own
 	idFile   string                   // tests have their own
 	firmware string                   // tests have their own
 	before   func(step string) error  // called before a step; tests cut the power there
@@ -106,6 +107,7 @@ func New(o Options) *Disks {
 	option.Default(&o.isDisk, isDisk)
 	option.Default(&o.stateDir, boot.StateDir)
 	option.Default(&o.varDir, boot.EphemeralDir)
+	option.Default(&o.etcDir, "/etc")
 	option.Default(&o.idFile, machineIDFile)
 	option.Default(&o.firmware, esp.FirmwareDir)
 	option.Default(&o.patience, warnAfter)

@@ -129,6 +129,7 @@ type machineUnderTest struct {
 	cut     string // the step before which the power is cut
 	// hostname distinguishes its configuration from others.
 	hostname string
+	persist  []string // machine.kubelet.persist
 }
 
 // secrets are made once, because that takes time.
@@ -147,8 +148,8 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 	t.Helper()
 	uml.Booted(t)
 	m := &machineUnderTest{t: t, store: resource.NewStore(), console: &syncBuffer{}, dir: t.TempDir()}
-	for _, dir := range []string{"state", "var", "plugins"} {
-		if err := os.Mkdir(filepath.Join(m.dir, dir), 0o755); err != nil {
+	for _, dir := range []string{"state", "var", "plugins", "etc/cni/net.d", "etc/kubernetes/volumeplugins"} {
+		if err := os.MkdirAll(filepath.Join(m.dir, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -166,6 +167,7 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 		},
 		stateDir: filepath.Join(m.dir, "state"),
 		varDir:   filepath.Join(m.dir, "var"),
+		etcDir:   filepath.Join(m.dir, "etc"),
 		idFile:   filepath.Join(m.dir, "machine-id"),
 		Plugins:  filepath.Join(m.dir, "plugins"),
 		before: func(step string) error {
@@ -187,7 +189,7 @@ func (m *machineUnderTest) up(install config.Install) error {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	c.Machine.Install = install
+	c.Machine.Install, c.Machine.Kubelet.Persist = install, m.persist
 	text, err := c.Encode()
 	if err != nil {
 		m.t.Fatal(err)
@@ -291,6 +293,44 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(again.dir, "var/opt/cni/bin/mine")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a plugin of a pod is there after the next boot: %v", err)
+	}
+}
+
+// What pods leave for the next start is there again if the configuration has its name, and is gone for good if it hasn't.
+func TestWhatPodsLeaveIsKept(t *testing.T) {
+	l := newLoop(t, 16*gib)
+	places := []string{"var/opt/cni/bin/mine", "etc/cni/net.d/mine", "etc/kubernetes/volumeplugins/mine"}
+	for i, tc := range []struct {
+		persist []string
+		keeps   string // of what the boot before has left
+	}{
+		{[]string{"cni", "volumePlugins"}, ""},
+		{[]string{"cni", "volumePlugins"}, strings.Join(places, " ")},
+		{[]string{"cni"}, strings.Join(places[:2], " ")},
+		{[]string{"cni", "volumePlugins"}, strings.Join(places[:2], " ")},
+		{nil, ""},
+		{[]string{"cni"}, places[0]}, // plugins are on the disk until the boot that removes them
+	} {
+		m := bootMachine(t, l)
+		m.persist = tc.persist
+		if found, err := m.disks.MountState(t.Context()); found != (i > 0) || err != nil {
+			t.Fatalf("boot %d: STATE was found: %t, %v", i, found, err)
+		}
+		if err := os.Remove(filepath.Join(m.dir, "state/config.yaml")); i > 0 && err != nil { // it would replace this one
+			t.Fatal(err)
+		}
+		m.mustUp(config.Install{Disk: l.path})
+		var keeps []string
+		for _, place := range places {
+			if _, err := os.Stat(filepath.Join(m.dir, place)); err == nil {
+				keeps = append(keeps, place)
+			}
+			m.write(place, "of a pod")
+		}
+		if got := strings.Join(keeps, " "); got != tc.keeps {
+			t.Errorf("boot %d: kept are %q, not %q", i, got, tc.keeps)
+		}
+		m.off()
 	}
 }
 

@@ -176,6 +176,7 @@ func NewNode(o Options) (*Node, error) {
 		Record: func(ctx context.Context, endpoint string) error {
 			return controlplane.RecordIssuer(ctx, store, endpoint)
 		},
+		ServesAt: func(ctx context.Context, url, name string) error { return controlplane.ServesAt(ctx, store, url, name) },
 	}
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Print: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),

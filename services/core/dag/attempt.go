@@ -108,6 +108,7 @@ func (a *attempt) close(end *outcome, returned <-chan struct{}) {
 
 func (a *attempt) run(h *Handle) error {
 	r := a.r
+	_ = r.g.Lacks(a.ctx, r.svc.ID) // it is in the status, and Prepare does without
 	if r.svc.Prepare != nil {
 		if err := r.guard(func() error { return r.svc.Prepare(a.ctx, h) }); err != nil {
 			return err

@@ -61,3 +61,25 @@ func TestRestartWaitsForWhatIsLacking(t *testing.T) {
 		}
 	})
 }
+
+// A service that ends by itself says what its next run goes without.
+func TestARunSaysWhatItGoesWithout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var begins times
+		svc := crashing("kubelet", 1, time.Second, &begins)
+		svc.Lacks = func(context.Context) error {
+			if len(begins.all()) == 0 {
+				return nil
+			}
+			return reason.With("ImageSick", errors.New("goes on with kubelet:1"))
+		}
+		r := start(t, svc)
+		pass(2 * time.Second)
+		if s, _ := r.Status("kubelet"); !s.Up || s.Waiting != "goes on with kubelet:1" || s.Lacks != "ImageSick" {
+			t.Errorf("it is %+v", s)
+		}
+		if err := r.end(); err != nil {
+			t.Error(err)
+		}
+	})
+}

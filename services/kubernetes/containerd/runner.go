@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,7 +28,10 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -40,15 +46,33 @@ const (
 	// reattachPoll is how often a Runner looks whether a restarted containerd
 	// answers again.
 	reattachPoll = 200 * time.Millisecond
+
+	// TrialEnds of a new image's program before it was healthy are the image's fault: a single one may have another cause.
+	TrialEnds = 3
+	// TrialTime is how long such a program may run without being healthy: an API server on a small machine needs a minute or two, and so
+	// does etcd with a large database.
+	TrialTime = 5 * time.Minute
+
+	// ImageSick is that the program of a new image doesn't work, and the former one goes on.
+	ImageSick reason.Code = "ImageSick"
 )
 
+var errUnhealthy = fmt.Errorf("it wasn't healthy within %s", TrialTime)
+
 // Runner runs one OCI image as a service of the node: Prepare pulls it, Run
-// keeps one task of it and ends with it.
+// keeps one task of it and ends with it. With Proves, another image is on trial until it is healthy:
+//
+//	good ── another image is configured ──▶ on trial ── healthy ──▶ good
+//	 ▲                                        │
+//	 └── TrialEnds, or TrialTime is over ─────┘ and the image is sick until the service is configured otherwise
+//
+// What was healthy once stays: etcd may have changed its data so that its former version can't read it. All of this is in memory: after a
+// boot, there is nothing to go back to.
 type Runner struct {
 	Containerd *Containerd
 	ID         string
 	// Image is the reference to run, read at each start, and Field what has it in the configuration.
-	Image func() (string, error)
+	Image func(*config.Config) string
 	Field string
 	// RootFS is a directory that is the root file system of the container instead of an image's.
 	RootFS string
@@ -61,33 +85,95 @@ type Runner struct {
 	// shim, which is containerd's.
 	OOMScoreAdj int
 
-	ran atomic.Pointer[string] // the reference that Prepare has made present last
+	ran, good atomic.Pointer[string] // the reference that Prepare has made present last, and the one that was healthy at its last check
+	ends      int                    // of ran
+	sick      atomic.Pointer[sick]
+}
+
+// sick is why the image that a configuration names isn't what runs.
+type sick struct {
+	with *config.Config
+	why  error
 }
 
 // Prepare makes the image present and unpacked: the former one while a restart waits for that of the configuration.
 func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
-	ref, err := r.Image()
+	cfg, err := machine.Config(r.Containerd.Store)
 	if err != nil {
 		return err
 	}
-	if ran := r.ran.Load(); ran != nil && r.Lacks(ctx) != nil {
+	ref, ran := r.Image(cfg), r.ran.Load()
+	if ran != nil && r.Lacks(ctx) != nil {
 		ref = *ran
 	}
-	if _, err = r.Containerd.Pull(ctx, Namespace, ref, h.EventOf); err == nil {
-		r.ran.Store(&ref)
+	if _, err = r.Containerd.Pull(ctx, Namespace, ref, h.EventOf); err == nil && (ran == nil || *ran != ref) {
+		r.take(ref)
 	}
 	return err
 }
 
-// Lacks is an error for as long as the image of the configuration isn't the one that ran last, and isn't on the node.
-// It is pulled meanwhile.
+// take notes what the next run has.
+func (r *Runner) take(ref string) {
+	r.ran.Store(&ref)
+	r.sick.Store(nil)
+	r.ends = 0
+}
+
+// Lacks is an error for as long as the image of the configuration isn't the one that ran last, and is sick or isn't on the node: then it is
+// pulled meanwhile.
 func (r *Runner) Lacks(ctx context.Context) error {
-	ref, err := r.Image()
+	cfg, err := machine.Config(r.Containerd.Store)
 	ran := r.ran.Load()
-	if err != nil || ran == nil || *ran == ref {
+	if err != nil || ran == nil || *ran == r.Image(cfg) {
+		r.sick.Store(nil) // another try of the image is one of another configuration
 		return err
 	}
-	return r.Containerd.Have(ctx, Namespace, ref, fmt.Sprintf("goes on with %s, and not with what %s names", *ran, r.Field))
+	instead := fmt.Sprintf("goes on with %s, and not with what %s names", *ran, r.Field)
+	own := func(e config.Effect) bool { id, _ := e.Service(); return id == r.ID }
+	if s := r.sick.Load(); s != nil && !slices.ContainsFunc(config.Effects(config.Diff(s.with, cfg)), own) {
+		return reason.With(ImageSick, fmt.Errorf("%s: %w", instead, s.why))
+	}
+	return r.Containerd.Have(ctx, Namespace, r.Image(cfg), instead)
+}
+
+// Proves is a health check that decides about an image on trial.
+func (r *Runner) Proves(check func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		ran := r.ran.Load()
+		err := check(ctx)
+		if err == nil {
+			r.good.Store(ran)
+		} else if ctx.Err() == nil { // it isn't stopped
+			r.good.CompareAndSwap(ran, nil) // there is nothing to go back to
+		}
+		return err
+	}
+}
+
+func (r *Runner) onTrial() bool {
+	good := r.good.Load()
+	return good != nil && good != r.ran.Load()
+}
+
+// late ends a run that doesn't become healthy.
+func (r *Runner) late(ctx context.Context) error {
+	if r.onTrial() && sleep.For(ctx, TrialTime) && r.onTrial() {
+		return errUnhealthy
+	}
+	return nil
+}
+
+// over is for a run that wasn't asked to end. It goes back if the image on trial is sick.
+func (r *Runner) over(why error, said string) {
+	if r.ends++; !r.onTrial() || r.ends < TrialEnds && !errors.Is(why, errUnhealthy) {
+		return
+	}
+	cfg, _ := machine.Config(r.Containerd.Store) // without one, no service runs
+	if said = said[strings.LastIndex(said, "\n")+1:]; said != "" {
+		why = fmt.Errorf("%w; it said last: %s", why, said)
+	}
+	r.sick.Store(&sick{cfg, fmt.Errorf("image %s doesn't work: %w", *r.ran.Load(), why)})
+	r.ran.Store(r.good.Load())
 }
 
 // Pull fetches ref into the given containerd namespace unless it is there.
@@ -170,12 +256,18 @@ func (c *Containerd) alone(ctx context.Context, ref string) (over func(), err er
 
 // Run is the service's run function.
 func (r *Runner) Run(ctx context.Context, h *dag.Handle) error {
-	out := r.Containerd.Logs.Writer(r.ID)
+	out, said := r.Containerd.Logs.Writer(r.ID), new(process.Tail)
 	defer out.Close()
-	return r.with(ctx, out, h.EventOf, func(ctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
-		h.Started(fmt.Sprintf("Started task %s (PID %d) for container %s", r.ID, task.Pid(), r.ID))
-		return r.supervise(ctx, cl, task, exited)
-	})
+	err := dag.While(ctx, func(ctx context.Context) error {
+		return r.with(ctx, io.MultiWriter(out, said), h.EventOf, func(ctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
+			h.Started(fmt.Sprintf("Started task %s (PID %d) for container %s", r.ID, task.Pid(), r.ID))
+			return r.supervise(ctx, cl, task, exited)
+		})
+	}, r.late)
+	if ctx.Err() == nil {
+		r.over(err, said.String())
+	}
+	return err
 }
 
 // with makes the container anew and starts its task, does something, and removes both.
@@ -244,14 +336,11 @@ func (r *Runner) from(ctx context.Context, event pullEvent) (oci.SpecOpts, []cli
 	if r.RootFS != "" {
 		return oci.WithRootFSPath(r.RootFS), nil, nil
 	}
-	ref, err := r.Image()
+	cfg, err := machine.Config(r.Containerd.Store)
 	if err != nil {
 		return nil, nil, err
 	}
-	if ran := r.ran.Load(); ran != nil {
-		ref = *ran
-	}
-	img, err := r.Containerd.Pull(ctx, Namespace, ref, event)
+	img, err := r.Containerd.Pull(ctx, Namespace, *cmp.Or(r.ran.Load(), new(r.Image(cfg))), event)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -44,11 +44,11 @@ type KubeletStaticPodController struct {
 	cleaned bool
 	since   time.Time // the control plane isn't self-hosted any more
 
-	starts map[string]starts // by the name of the static pod
-
-	have    func(ctx context.Context, image, instead string) error // Options.Have
-	images  map[string]string                                      // of the pods' files, by their names
-	lacking map[string]error                                       // why pods stay as they are, by their names
+	// By the name of the static pod: what its file has, what was ready and is gone back to, and what doesn't work. They are in memory: after a boot,
+	// there is nothing to go back to.
+	starts, good, bad map[string]starts
+	lacking           map[string]error                                       // why pods stay as they are, by their names
+	have              func(ctx context.Context, image, instead string) error // Options.Have
 
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.
@@ -229,9 +229,9 @@ func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.Vie
 	if err != nil {
 		return false, err
 	}
-	ready, unstarted, err := publishStatuses(ctx, v, answer, c.lacking)
+	ready, seen, err := publishStatuses(ctx, v, answer, c.lacking)
 	if err != nil {
 		return false, err
 	}
-	return ready, c.startAgain(v, unstarted)
+	return ready, c.follow(v, seen)
 }

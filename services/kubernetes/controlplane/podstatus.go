@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
@@ -16,9 +18,9 @@ import (
 )
 
 // publishStatuses publishes the statuses of the control plane's pods, from the
-// kubelet's list of its static pods. It returns whether all are ready, and those
-// that the kubelet hasn't begun. lacking is why pods stay as they are.
-func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Object, lacking map[string]error) (ready bool, unstarted []kubeclient.Object, err error) {
+// kubelet's list of its static pods. It returns whether all are ready, and the
+// pods with these statuses. lacking is why pods stay as they are.
+func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Object, lacking map[string]error) (ready bool, seen []kubeclient.Object, err error) {
 	statuses, readyCount := map[string]PodStatus{}, 0
 	for _, pod := range answer.Items() {
 		meta, _ := pod.At("metadata", "annotations").(map[string]any)
@@ -44,19 +46,29 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 		if PodStatus(status).Ready() {
 			readyCount++
 		}
-		if containers(status) == 0 {
-			unstarted = append(unstarted, pod)
-		}
-		statuses[id] = status
+		statuses[id], pod["status"] = status, status
+		seen = append(seen, pod)
 	}
 	if err := StaticPodStatuses.Replace(v, statuses); err != nil {
 		return false, nil, err
 	}
-	return readyCount == len(programs), unstarted, nil
+	return readyCount == len(programs), seen, nil
 }
 
 // containers is how many containers of a pod the kubelet has begun.
 func containers(s PodStatus) int { return len(kubeclient.Object(s).List("containerStatuses")) }
+
+// Fails is how often the pod's container was started again, and why it doesn't run, as far as the kubelet knows it.
+func (s PodStatus) Fails() (restarts int, why string) {
+	for _, c := range kubeclient.Object(s).List("containerStatuses") {
+		restarts, _ = strconv.Atoi(fmt.Sprint(c["restartCount"]))
+		why = strings.Trim(c.Text("state", "waiting", "reason")+": "+c.Text("state", "waiting", "message"), ": ")
+		if log := strings.TrimSpace(c.Text("lastState", "terminated", "message")); log != "" {
+			why = strings.Trim(why+"; it logged: "+log[strings.LastIndex(log, "\n")+1:], "; ")
+		}
+	}
+	return restarts, why
+}
 
 // lost reports whether the kubelet has forgotten the status of a pod that it runs: it does,
 // for a minute at most, when it replaces the pod's object in the API server.

@@ -1,18 +1,23 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"maps"
 	"path/filepath"
+	"reflect"
 	"strconv"
+	"time"
 
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -24,11 +29,15 @@ const (
 	maxStarts = 60
 )
 
-// starts is how often the same pod was written.
+// starts is a pod that was written, and how often.
 type starts struct {
-	uid   string
-	again int
+	uid, image string
+	pod        kubeclient.Object
+	again      int
+	sick       error // why the image doesn't work
 }
+
+func imageOf(pod kubeclient.Object) string { return pod.List("spec", "containers")[0].Text("image") }
 
 // file is the content of a static pod's file. The kubelet starts no static pod while another
 // one of its name ends, and tries again only after 10 to 15 s (backOffPeriod in
@@ -43,11 +52,8 @@ func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([
 	}
 	hash := sha256.Sum256(content)
 	uid := hex.EncodeToString(hash[:16])
-	if c.starts == nil {
-		c.starts = map[string]starts{}
-	}
 	if c.starts[name].uid != uid {
-		c.starts[name] = starts{uid: uid}
+		c.starts[name] = starts{uid: uid, image: imageOf(pod), pod: pod}
 	}
 	meta, _ := pod["metadata"].(object)
 	meta = maps.Clone(meta)
@@ -63,18 +69,20 @@ func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([
 	return yaml.Marshal(pod)
 }
 
-// lacks reports whether a pod whose file was written stays as it is, because the image of its new form isn't here: the kubelet would
-// end it first.
+// lacks reports whether a pod whose file was written stays as it is: the image of its new form is sick, or isn't here. The kubelet would end it
+// first.
 func (c *KubeletStaticPodController) lacks(ctx context.Context, name string, pod kubeclient.Object) bool {
-	if c.images == nil {
-		c.images, c.lacking = map[string]string{}, map[string]error{}
+	if c.starts == nil {
+		c.starts, c.good, c.bad, c.lacking = map[string]starts{}, map[string]starts{}, map[string]starts{}, map[string]error{}
 	}
-	before, image, why := c.images[name], pod.List("spec", "containers")[0].Text("image"), error(nil)
-	if before != "" && before != image && c.have != nil {
-		why = c.have(ctx, image, fmt.Sprintf("goes on with %s, and not with that of the configuration", before))
+	before, why := c.starts[name].image, error(nil)
+	instead := fmt.Sprintf("goes on with %s, and not with that of the configuration", before)
+	if bad := c.bad[name]; reflect.DeepEqual(bad.pod, pod) {
+		why = fmt.Errorf("%s: %w", instead, bad.sick)
+	} else if before != "" && before != imageOf(pod) && c.have != nil {
+		why = c.have(ctx, imageOf(pod), instead)
 	}
 	if why == nil {
-		c.images[name] = image
 		delete(c.lacking, name)
 		return false
 	}
@@ -82,21 +90,30 @@ func (c *KubeletStaticPodController) lacks(ctx context.Context, name string, pod
 	return true
 }
 
-// startAgain writes the pods again that the kubelet has, but hasn't begun.
-func (c *KubeletStaticPodController) startAgain(v resource.View, unstarted []kubeclient.Object) error {
-	for _, seen := range unstarted {
-		name := seen.Text("metadata", "labels", "k8s-app")
-		s, known := c.starts[name]
-		if !known || seen.Text("metadata", "uid") != s.uid || s.again == maxStarts || c.lacking[name] != nil {
+// follow looks at the pods as the kubelet has them. One that it hasn't begun is written again. One whose new image doesn't work becomes its former
+// form, by the rule for services (containerd.Runner): what was ready with its image keeps it.
+func (c *KubeletStaticPodController) follow(v resource.View, seen []kubeclient.Object) error {
+	for _, pod := range seen {
+		name, status := pod.Text("metadata", "labels", "k8s-app"), PodStatus(pod["status"].(object))
+		now, good, began := c.starts[name], c.good[name], pod.Time("status", "startTime")
+		restarts, words := status.Fails()
+		wanted, err := StaticPods.Get(v, name)
+		switch {
+		case err != nil || wanted.Phase == resource.PhaseTearingDown || pod.Text("metadata", "uid") != now.uid:
+			continue // its file is about to go, or it is
+		case status.Ready():
+			c.good[name] = now
+			continue
+		case good.image != "" && good.image != now.image && (restarts >= containerd.TrialEnds || !began.IsZero() && time.Since(began) > containerd.TrialTime):
+			now.sick = reason.With(containerd.ImageSick, fmt.Errorf("image %s doesn't work: the pod has %d restarts, and isn't ready: %s", now.image, restarts, cmp.Or(words, "it runs")))
+			c.bad[name], now = now, good
+		case containers(status) == 0 && now.again < maxStarts:
+			now.again++
+			c.starts[name] = now
+		default:
 			continue
 		}
-		pod, err := StaticPods.Get(v, name)
-		if err != nil || pod.Phase == resource.PhaseTearingDown {
-			continue // its file is about to go
-		}
-		s.again++
-		c.starts[name] = s
-		data, err := c.file(name, pod.Spec)
+		data, err := c.file(name, now.pod)
 		if err == nil {
 			err = untrusted.WriteFile(c.path(name), data, staticPodMode)
 		}

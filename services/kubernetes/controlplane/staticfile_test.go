@@ -11,9 +11,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -138,5 +140,77 @@ func TestStaticPodWaitsForItsImage(t *testing.T) {
 	})
 	if _, did := asked.Load(former); did {
 		t.Error("a pod without a former form waited for its image")
+	}
+}
+
+// A pod whose new image doesn't work gets its former file, until its configuration changes. What was ready with its image keeps it.
+func TestStaticPodGoesBack(t *testing.T) {
+	c := testConfig(t)
+	former := c.Cluster.Scheduler.Image
+	f := start(t, c)
+	f.etcd(true)
+	uid := func(image string) (uid string) {
+		t.Helper()
+		eventually.That(t, patience, "the file has "+image, func() error {
+			text, err := os.ReadFile(f.file(scheduler))
+			if err == nil && !strings.Contains(string(text), "image: "+image+"\n") {
+				err = fmt.Errorf("%s", line(text, "image: "))
+			}
+			_, uid, _ = strings.Cut(line(text, "uid: "), "uid: ")
+			return err
+		})
+		return strings.TrimSpace(uid)
+	}
+	began := time.Now()
+	say := func(uid string, restarts int, ready string) {
+		pod := kubeclient.Object{
+			"metadata": object{"name": "kube-scheduler-n1", "uid": uid, "namespace": kubeSystem, "labels": object{"k8s-app": scheduler}, "annotations": object{"kubernetes.io/config.source": "file"}},
+			"status": object{"startTime": began.Format(time.RFC3339), "conditions": list{object{"type": "Ready", "status": ready}}, "containerStatuses": list{object{
+				"restartCount": restarts, "lastState": object{"terminated": object{"message": "usage\nexec: kube-scheduler: not found\n"}},
+			}}},
+		}
+		text, err := json.Marshal(object{"kind": "PodList", "items": list{pod}})
+		put(t, err)
+		f.kubelet.answer(http.StatusOK, string(text))
+	}
+	status := func(what string, want func(PodStatus) bool) {
+		t.Helper()
+		eventually.That(t, patience, what, func() error {
+			o, err := StaticPodStatuses.Get(f.store, kubeSystem+"/kube-scheduler-n1")
+			if err == nil && !want(o.Spec) {
+				err = fmt.Errorf("%v", o.Spec)
+			}
+			return err
+		})
+	}
+	ready := PodStatus.Ready
+	lacks := func(s PodStatus) bool {
+		return kubeclient.Object(s).Text(Lacks, "reason") == string(containerd.ImageSick)
+	}
+	configure := func(image string) { f.configure(func(c *config.Config) { c.Cluster.Scheduler.Image = image }) }
+
+	say(uid(former), 0, "True")
+	status("it is ready", ready)
+	configure("coredns:v1")
+	say(uid("coredns:v1"), containerd.TrialEnds, "False")
+	say(uid(former), 0, "True")
+	status("why it goes on", lacks)
+	if reasons := strings.Join(Unready(f.store), "\n"); !strings.Contains(reasons, "goes on with "+former) || !strings.Contains(reasons, "image coredns:v1 doesn't work") ||
+		!strings.Contains(reasons, "3 restarts, and isn't ready: it logged: exec: kube-scheduler: not found") {
+		t.Errorf("not ready: %s", reasons)
+	}
+	f.configure(func(c *config.Config) { c.Cluster.APIServer.ExtraArgs = config.Args{"v": {"2"}} })
+	uid(former)
+	f.configure(func(c *config.Config) { c.Cluster.Scheduler.ExtraArgs = config.Args{"v": {"2"}} }) // it is tried again
+	began = began.Add(-containerd.TrialTime - time.Second)
+	say(uid("coredns:v1"), 0, "False")
+	uid(former)
+	began = time.Now()
+	f.configure(func(c *config.Config) { c.Cluster.Scheduler.ExtraArgs = config.Args{"v": {"3"}} })
+	say(uid("coredns:v1"), 1, "True") // now it works
+	status("it is ready with the new image", func(s PodStatus) bool { return ready(s) && !lacks(s) })
+	for restarts := range containerd.TrialEnds + 2 {
+		say(uid("coredns:v1"), restarts, "False")
+		status("its restarts are known", func(s PodStatus) bool { now, _ := s.Fails(); return now == restarts && !ready(s) && !lacks(s) })
 	}
 }

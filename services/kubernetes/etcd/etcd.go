@@ -128,7 +128,7 @@ func New(o Options) *Etcd {
 	e.runner = &containerd.Runner{
 		Containerd:  o.Containerd,
 		ID:          ID,
-		Image:       o.image,
+		Image:       image,
 		Field:       "cluster.etcd.image",
 		Spec:        e.spec,
 		StopBudget:  stopBudget,
@@ -156,7 +156,7 @@ func (e *Etcd) Service() dag.Service {
 			return e.prepare(ctx, h.EventOf, func(_ reason.Code, m string) { h.Log.Info(m) })
 		},
 		Run:        e.run,
-		Health:     &dag.Health{Check: e.healthy, Period: healthPeriod, Timeout: healthTimeout},
+		Health:     &dag.Health{Check: e.runner.Proves(e.healthy), Period: healthPeriod, Timeout: healthTimeout},
 		Restart:    dag.RestartAlways,
 		StopBudget: serverBudget + stopBudget + 5*time.Second,
 	}
@@ -200,7 +200,7 @@ func killed(err error) bool {
 // runUtility runs etcdutl from etcd's own image.
 func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
 	runner := containerd.Runner{
-		Containerd: e.o.Containerd, ID: utilityID, Image: e.o.image, StopBudget: stopBudget,
+		Containerd: e.o.Containerd, ID: utilityID, Image: image, StopBudget: stopBudget,
 		Spec: func(context.Context) ([]oci.SpecOpts, error) {
 			return confined(args, bind(e.recoveryDir(), "rw")), nil
 		},
@@ -212,13 +212,7 @@ func (o Options) skip() string {
 	return machine.OnControlPlanes(o.Store, "etcd runs on control planes only")
 }
 
-func (o Options) image() (string, error) {
-	cfg, err := machine.Config(o.Store)
-	if err != nil {
-		return "", err
-	}
-	return cfg.Cluster.Etcd.Image, nil
-}
+func image(c *config.Config) string { return c.Cluster.Etcd.Image }
 
 func (e *Etcd) spec(context.Context) ([]oci.SpecOpts, error) {
 	args, err := e.commandLine()

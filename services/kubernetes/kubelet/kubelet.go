@@ -56,7 +56,7 @@ func Service(o Options) dag.Service {
 	runner := &containerd.Runner{
 		Containerd: o.Containerd,
 		ID:         ID,
-		Image:      o.image,
+		Image:      func(c *config.Config) string { return c.Machine.Kubelet.Image },
 		Field:      "machine.kubelet.image",
 		Spec:       o.spec,
 		StopBudget: stopBudget,
@@ -93,9 +93,9 @@ func Service(o Options) dag.Service {
 				return dag.While(ctx, run, renew, func(ctx context.Context) error { return node.watch(ctx, o.Store) })
 			})
 		},
-		Health: &dag.Health{Period: healthPeriod, Timeout: healthTimeout, Check: func(ctx context.Context) error {
+		Health: &dag.Health{Period: healthPeriod, Timeout: healthTimeout, Check: runner.Proves(func(ctx context.Context) error {
 			return cmp.Or(dag.HTTPCheck(healthURL)(ctx), node.healthy())
-		}},
+		})},
 		Restart:    dag.RestartAlways,
 		StopBudget: stopBudget + 5*time.Second,
 	}
@@ -112,14 +112,6 @@ func (o Options) pullPause(ctx context.Context, h *dag.Handle) error {
 	}
 	_, err = o.Containerd.Pull(ctx, containerd.PodNamespace, config.DefaultPauseImage, h.EventOf)
 	return err
-}
-
-func (o Options) image() (string, error) {
-	cfg, err := machine.Config(o.Store)
-	if err != nil {
-		return "", err
-	}
-	return cfg.Machine.Kubelet.Image, nil
 }
 
 // directories the mounts below need on the node, with their modes.

@@ -61,8 +61,9 @@ var serviceConditions = checks{
 		}
 		return one(finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
 	}),
+	"image-sick":         func(s *snapshot) []finding { return s.pulls(true) },
 	"registry-silent":    registriesSilent,
-	"image-pull-failing": func(s *snapshot) []finding { return append(servicePulls(s), s.podPulls()...) },
+	"image-pull-failing": func(s *snapshot) []finding { return s.pulls(false) },
 }
 
 // eachService asks about one service after another.
@@ -133,6 +134,10 @@ func (s *snapshot) down(id, what string) []finding {
 	return one(f)
 }
 
+func (s *snapshot) pulls(sick bool) []finding {
+	return slices.DeleteFunc(append(servicePulls(s), s.podPulls()...), func(f finding) bool { return sick != (f.code == containerd.ImageSick) })
+}
+
 var servicePulls = eachService(func(s *snapshot, id string, svc service) (out []finding) {
 	ends := s.failures(svc, flapping)
 	if svc.Lacks != "" && svc.Lacks != containerd.Pulling {
@@ -145,9 +150,13 @@ var servicePulls = eachService(func(s *snapshot, id string, svc service) (out []
 	return append(out, finding{what: pullFails("service " + id), code: last.Reason, evidence: []string{asEvent(last)}, since: s.at(ends[0].SinceBoot)})
 })
 
-// goesOn is that a program runs with its former image, because a new one can't be pulled.
+// goesOn is that a program runs with its former image, because a new one can't be pulled, or doesn't work.
 func goesOn(of, text string, code reason.Code) finding {
-	return finding{what: pullFails(of) + " The former one goes on.", code: code, evidence: []string{of + " " + text}}
+	f := finding{what: pullFails(of) + " The former one goes on.", code: code, evidence: []string{of + " " + text}}
+	if code == containerd.ImageSick {
+		f.what, f.why = "The new image for "+of+" doesn't work. The former one goes on.", of+" "+text+"."
+	}
+	return f
 }
 
 func pullFails(of string) string { return "The image for " + of + " can't be pulled." }

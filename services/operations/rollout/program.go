@@ -60,17 +60,12 @@ func Running(ctx context.Context, peers Peers, n Node, name string) (Program, er
 			continue
 		}
 		run.pod = status
+		run.restarts, run.waiting = run.pod.Fails()
 		run.running, _ = status[controlplane.ConfigVersion].(string)
 		run.secrets, _ = status[controlplane.SecretsVersion].(string)
 		for _, container := range kubeclient.Object(status).List("containerStatuses") {
 			if at := container.At("state", "running", "startedAt"); at != nil {
 				run.started = fmt.Sprint(at)
-			}
-			restarts, _ := container["restartCount"].(int)
-			run.restarts = restarts
-			run.waiting = strings.Trim(container.Text("state", "waiting", "reason")+": "+container.Text("state", "waiting", "message"), ": ")
-			if log := strings.TrimSpace(container.Text("lastState", "terminated", "message")); log != "" {
-				run.waiting = strings.Trim(run.waiting+"; it logged: "+log[strings.LastIndex(log, "\n")+1:], "; ")
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/mod/semver"
@@ -126,7 +127,7 @@ func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client
 		case err != nil:
 			return err
 		case now.Text("status", "nodeInfo", "kubeletVersion") != version:
-			return fmt.Errorf("its kubelet has version %s", now.Text("status", "nodeInfo", "kubeletVersion"))
+			return errors.New(strings.TrimSpace(fmt.Sprintf("its kubelet has version %s %s", now.Text("status", "nodeInfo", "kubeletVersion"), s.GetWaitingFor())))
 		case !now.Condition("Ready"): // a node of an earlier release doesn't know it
 			return fmt.Errorf("node %s isn't Ready", n.Name)
 		case n.ControlPlane: // the kubelet probes its pods again

@@ -2,6 +2,7 @@ package architecture
 
 import (
 	"bytes"
+	"debug/elf"
 	"go/scanner"
 	"go/token"
 	"io/fs"
@@ -119,6 +120,30 @@ func TestCodeIsWithinItsBudgets(t *testing.T) {
 		if total[b.what] < b.most/10 {
 			t.Errorf("%s has %d lines of code only: what counts them is broken", b.what, total[b.what])
 		}
+	}
+}
+
+// A program that somebody compiled into the checkout isn't a source.
+func TestNoProgramIsAmongTheSources(t *testing.T) {
+	t.Parallel()
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "out" || d.Name() == ".git"):
+			return filepath.SkipDir
+		case !d.Type().IsRegular():
+			return nil
+		}
+		f, err := elf.Open(path)
+		if err != nil {
+			return nil // it is none
+		}
+		t.Errorf("%s is a compiled program", path)
+		return f.Close()
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

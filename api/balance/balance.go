@@ -209,10 +209,8 @@ func (b *Balancer) Serve(l net.Listener) {
 
 // rest waits for d, or for a mark; false says that the balancer is closed.
 func (b *Balancer) rest(d time.Duration, mark <-chan struct{}) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 	case <-mark:
 	case <-b.ctx.Done():
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/option"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -84,12 +85,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	r.leaving = true
 	r.mu.Unlock()
 	r.stop()
-	ended := make(chan struct{})
-	go func() { r.running.Wait(); close(ended) }()
-	select {
-	case <-ended:
+	if sleep.Group(&r.running, stopBudget) {
 		return nil
-	case <-time.After(stopBudget):
 	}
 	var left []string
 	for _, x := range r.all() {

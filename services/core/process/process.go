@@ -166,11 +166,9 @@ func (c *Child) Stop(grace time.Duration) error {
 	if err := c.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
 	select {
 	case <-c.done:
-	case <-timer.C:
+	case <-time.After(grace):
 		if err := c.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}

@@ -92,7 +92,7 @@ func newSupervisor(o Options) *supervisor {
 	o.signed = cmp.Or(o.signed, signedWithin)
 	option.Default(&o.process, sandbox.Runner{
 		Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
-		Args:       []string{sandbox.Program, Command},
+		Args:       []string{sandbox.Program, ID},
 		Binds:      []sandbox.Bind{{Source: o.dir}},
 		StopBudget: processStop, Socket: o.Socket,
 	}.Run)

@@ -57,7 +57,7 @@ func Service(o Options) dag.Service {
 		o.socket = sandbox.NewSocket(o.uid, "")
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
-			Args:       []string{sandbox.Program, Command},
+			Args:       []string{sandbox.Program, ID},
 			Binds:      []sandbox.Bind{{Source: o.dir}},
 			StopBudget: processStop, Socket: o.socket,
 		}.Run

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,19 +26,12 @@ type Problem struct {
 }
 
 func (p Problem) String() string {
-	var b strings.Builder
-	if p.Name != "" {
-		b.WriteString(p.Name)
-		if p.Line > 0 {
-			fmt.Fprintf(&b, ":%d:%d", p.Line, p.Column)
-		}
-		b.WriteString(": ")
+	document := p.Name
+	if document != "" && p.Line > 0 {
+		document += fmt.Sprintf(":%d:%d", p.Line, p.Column)
 	}
-	if p.Path != "" {
-		b.WriteString(p.Path + ": ")
-	}
-	b.WriteString(p.What)
-	return b.String()
+	parts := []string{document, p.Path, p.What}
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 }
 
 // Problems is the error of Load: everything that is wrong, in the order of the

@@ -89,6 +89,7 @@ type Balancer struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup // listeners, checks and connections
 	ready  chan struct{}  // closed once an upstream has been ready
+	once   sync.Once      // closes ready
 
 	mu        sync.Mutex // guards all below, and what is in the backends but their names
 	listeners map[net.Listener]struct{}
@@ -151,12 +152,8 @@ func (b *Balancer) Set(upstreams []Upstream) {
 
 // signal tells those who wait that an upstream is ready. The caller holds mu.
 func (b *Balancer) signal() {
-	select {
-	case <-b.ready:
-	default:
-		if b.anyReady() {
-			close(b.ready)
-		}
+	if b.anyReady() {
+		b.once.Do(func() { close(b.ready) })
 	}
 }
 

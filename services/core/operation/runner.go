@@ -459,23 +459,14 @@ func (r *Runner) Abort(id, by string) error {
 
 // print writes an event of an operation to the log and the console.
 func (r *Runner) print(id string, e Event) {
-	line := id
-	if e.Step != "" {
-		line += " " + e.Step
-	}
-	if e.Part != "" {
-		line += " " + e.Part
-	}
-	switch e.Kind {
-	case Changed:
-		line += ": " + string(e.State)
-	case Asks:
-		line += ": waits for an answer (gbctl operation answer " + id + ")"
-	case Answered:
-		line += ": has its answer"
-	}
-	if e.Text != "" {
-		line += ": " + e.Text
+	line := strings.TrimRight(strings.Join([]string{id, e.Step, e.Part}, " "), " ")
+	about := map[EventKind]string{
+		Changed: string(e.State), Asks: "waits for an answer (gbctl operation answer " + id + ")", Answered: "has its answer",
+	}[e.Kind]
+	for _, text := range []string{about, e.Text} {
+		if text != "" {
+			line += ": " + text
+		}
 	}
 	r.o.Log.LogAttrs(context.Background(), slog.LevelInfo, line)
 	r.o.Print("%s", line)

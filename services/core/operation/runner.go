@@ -21,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"golang.org/x/sync/semaphore"
 )
 
 const (
@@ -44,7 +45,7 @@ type Runner struct {
 	ctx         context.Context // ends with Run
 	stop        context.CancelFunc
 	// beginning is held by the one operation that is planned and begun.
-	beginning chan struct{}
+	beginning *semaphore.Weighted
 	running   sync.WaitGroup
 
 	opened atomic.Bool // STATE is there
@@ -62,7 +63,7 @@ func New(o Options) (*Runner, error) {
 	option.Default(&o.writeFile, boot.WriteFile)
 	r := &Runner{
 		o: o, definitions: map[string]Definition{}, files: journals{o.Dir, o.Log, o.writeFile},
-		beginning: make(chan struct{}, 1), operations: map[string]*execution{},
+		beginning: semaphore.NewWeighted(1), operations: map[string]*execution{},
 	}
 	for _, d := range o.Definitions {
 		if err := d.validate(); err != nil {
@@ -105,21 +106,12 @@ func (r *Runner) Open() {
 	if r.leaving || !r.opened.CompareAndSwap(false, true) {
 		return
 	}
-	mine := false
-	select {
-	case r.beginning <- struct{}{}: // nothing new begins before what goes on
-		mine = true
-	default:
-	}
+	mine := r.beginning.TryAcquire(1) // nothing new begins before what goes on
 	r.running.Go(func() {
-		if !mine {
-			select {
-			case r.beginning <- struct{}{}:
-			case <-r.ctx.Done():
-				return
-			}
+		if !mine && r.beginning.Acquire(r.ctx, 1) != nil {
+			return
 		}
-		defer func() { <-r.beginning }()
+		defer r.beginning.Release(1)
 		for _, rec := range r.files.read() {
 			r.resume(rec)
 		}
@@ -153,12 +145,10 @@ func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 	case len(request.Arguments) > maxArguments:
 		return Operation{}, refuse("%s: its arguments have %d bytes, and may have %d", a.Name, len(request.Arguments), maxArguments)
 	}
-	select {
-	case r.beginning <- struct{}{}:
-		defer func() { <-r.beginning }()
-	case <-ctx.Done():
-		return Operation{}, fmt.Errorf("%s: wait for another operation to begin: %w", a.Name, ctx.Err())
+	if err := r.beginning.Acquire(ctx, 1); err != nil {
+		return Operation{}, fmt.Errorf("%s: wait for another operation to begin: %w", a.Name, err)
 	}
+	defer r.beginning.Release(1)
 	r.settle(ctx)
 	if err := r.room(def); err != nil {
 		return Operation{}, err

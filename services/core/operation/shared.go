@@ -215,12 +215,10 @@ func (r *Runner) TakeOver(ctx context.Context, id, by string, permit func(Operat
 	if r.o.Shared == nil {
 		return Operation{}, refuse("take over %s: this node has no etcd, where its record would be", bounded(id))
 	}
-	select {
-	case r.beginning <- struct{}{}:
-		defer func() { <-r.beginning }()
-	case <-ctx.Done():
-		return Operation{}, ctx.Err()
+	if err := r.beginning.Acquire(ctx, 1); err != nil {
+		return Operation{}, err
 	}
+	defer r.beginning.Release(1)
 	if x, err := r.find(id); err == nil && !x.over() {
 		return Operation{}, refuse("take over %s: it runs on this node", x.id)
 	}

@@ -74,7 +74,7 @@ func (o Options) job(name string, r operation.Request) (j job, err error) {
 		}
 		for _, l := range a.Wipe {
 			if !slices.Contains(boot.WipeLabels, l) {
-				err = fmt.Errorf("--system-labels-to-wipe %q: there are %s", l, strings.Join(boot.WipeLabels, " and "))
+				err = cmp.Or(err, fmt.Errorf("--system-labels-to-wipe %q: there are %s", l, strings.Join(boot.WipeLabels, " and ")))
 			}
 		}
 		if !a.Reboot {

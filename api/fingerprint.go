@@ -15,12 +15,7 @@ func Fingerprint(der []byte) string {
 // ShownFingerprint is a Fingerprint in the way in which tools print one, for people
 // to compare: AB:CD:…
 func ShownFingerprint(der []byte) string {
-	sum := sha256.Sum256(der)
-	pairs := make([]string, len(sum))
-	for i, b := range sum {
-		pairs[i] = fmt.Sprintf("%02X", b)
-	}
-	return strings.Join(pairs, ":")
+	return strings.ReplaceAll(fmt.Sprintf("% X", sha256.Sum256(der)), " ", ":")
 }
 
 // ParseFingerprint makes a Fingerprint of the ways in which tools write one. The

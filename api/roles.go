@@ -89,21 +89,15 @@ var methods = sync.OnceValue(func() map[string]Method {
 
 func method(d protoreflect.MethodDescriptor) Method {
 	get := func(x protoreflect.ExtensionType) any { return proto.GetExtension(d.Options(), x) }
-	role, _ := get(garboardv1.E_Role).(string)
-	changes, _ := get(garboardv1.E_Changes).(bool)
-	maintenance, _ := get(garboardv1.E_Maintenance).(bool)
-	upload, _ := get(garboardv1.E_UploadMib).(uint32)
-	peer, _ := get(garboardv1.E_Peer).(bool)
-	discloses, _ := get(garboardv1.E_Discloses).(bool)
 	return Method{
 		Procedure:   "/" + string(d.Parent().FullName()) + "/" + string(d.Name()),
-		Role:        Role(role),
-		Changes:     changes,
-		Discloses:   discloses,
-		Peer:        peer,
-		Maintenance: maintenance,
+		Role:        Role(get(garboardv1.E_Role).(string)),
+		Changes:     get(garboardv1.E_Changes).(bool),
+		Discloses:   get(garboardv1.E_Discloses).(bool),
+		Peer:        get(garboardv1.E_Peer).(bool),
+		Maintenance: get(garboardv1.E_Maintenance).(bool),
 		Streaming:   d.IsStreamingServer() || d.IsStreamingClient(),
-		Upload:      int64(upload) << 20,
+		Upload:      int64(get(garboardv1.E_UploadMib).(uint32)) << 20,
 	}
 }
 

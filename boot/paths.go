@@ -11,6 +11,7 @@ const (
 	StateDir     = "/system/state"             // STATE partition
 	EFIDir       = "/system/boot"              // EFI system partition, while it is written
 	ConfigFile   = "/system/state/config.yaml" // the applied configuration
+	ExitFile     = "/system/state/last-exit"   // how and why the last boot that ended in order did; PID 1 writes it
 	ClockFile    = "/system/state/clock"       // last saved time, the clock's floor
 	SecretsDir   = "/system/secrets"           // tmpfs, 0700
 	EphemeralDir = "/var"                      // EPHEMERAL partition

@@ -38,22 +38,16 @@ func WriteFileFor(uid int, path string, data []byte, perm fs.FileMode) (err erro
 	if uid >= 0 { // Windows has no owners like these
 		err = errors.Join(err, f.Chown(uid, uid))
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = f.Write(data)
 	}
-	if _, err := f.Write(data); err != nil {
-		return err
+	if err = cmp.Or(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
 	}
-	if err := f.Sync(); err != nil {
-		return err
+	if err == nil {
+		err = SyncDir(dir)
 	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return SyncDir(dir)
+	return err
 }
 
 // SyncDir makes creations, renames and removals in dir durable. Windows syncs no directory.

@@ -75,6 +75,7 @@ var fieldsText []byte
 var tables = sync.OnceValue(func() (t struct {
 	Effects  map[string]*applyRow
 	Comments map[string]string
+	Defaults map[string]yaml.Node
 	Values   map[string]*valueRule
 }) {
 	_ = yaml.Unmarshal(fieldsText, &t)

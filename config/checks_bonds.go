@@ -62,7 +62,7 @@ func (b Bond) checkMonitor(r *report, where place) {
 	case slices.ContainsFunc(b.ARPIPTarget, netip.Addr.Is6):
 		r.bad(where.with("arpIPTarget"), "must have IPv4 addresses only")
 	case !arp && monitor == 0:
-		r.bad(where.with("miimon"), "0 turns the link checks off: the bond would go on to use a member whose link has failed; leave it out for %d ms", defaultMIIMon)
+		r.bad(where.with("miimon"), "0 turns the link checks off: the bond would go on to use a member whose link has failed; leave it out for 100 ms")
 	}
 	for _, delay := range []struct {
 		name string

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -39,12 +40,12 @@ func checkInterfaces(c *Config, r *report) {
 		}
 		aliases[card] = link.String()
 		checkRoutes(r, interfaceAt(i, "routes"), in.Routes)
-		contradicts(r, interfaceAt(i, "hardwareAddr"), link, in.HardwareAddr, link.HardwareAddr)
-		contradicts(r, interfaceAt(i, "driver"), link, in.Driver, link.Driver)
-		contradicts(r, interfaceAt(i, "busPath"), link, in.BusPath, link.BusPath)
-		contradicts(r, interfaceAt(i, "mtu"), link, in.MTU, link.MTU)
-		contradicts(r, interfaceAt(i, "acceptRA"), link, in.AcceptRA, link.AcceptRA)
-		checkDHCPOptions(r, interfaceAt(i, "dhcpOptions"), link, in.DHCPOptions)
+		contradicts(r, interfaceAt(i), link, in, link, "HardwareAddr", "Driver", "BusPath", "MTU", "AcceptRA")
+		o := in.DHCPOptions
+		contradicts(r, interfaceAt(i, "dhcpOptions"), link, o, link.DHCPOptions, "RouteMetric", "RouteTable", "ClientIdentifier", "UserClass", "VendorClassIdentifier")
+		if n := max(len(o.ClientIdentifier), len(o.UserClass), len(o.VendorClassIdentifier)); n > maxOption {
+			r.bad(interfaceAt(i, "dhcpOptions"), "has a text of %d bytes, and an option holds %d at most: shorten it", n, maxOption)
+		}
 		says := in.addressed() || in.MTU != 0 || in.Required || in.AcceptRA != "" || in.DHCPOptions != DHCPOptions{} || in.VIP != nil || in.Ethernet != nil || len(in.link().Kinds()) > 0
 		before, named := ignored[id]
 		switch {
@@ -56,17 +57,6 @@ func checkInterfaces(c *Config, r *report) {
 			r.bad(interfaceAt(i), "has dhcp6 or acceptRA, and there is no router on %s; leave them out", link)
 		}
 		ignored[id] = in.Ignore
-	}
-}
-
-func checkDHCPOptions(r *report, where place, link Link, o DHCPOptions) {
-	contradicts(r, where.with("routeMetric"), link, o.RouteMetric, link.DHCPOptions.RouteMetric)
-	contradicts(r, where.with("routeTable"), link, o.RouteTable, link.DHCPOptions.RouteTable)
-	contradicts(r, where.with("clientIdentifier"), link, o.ClientIdentifier, link.DHCPOptions.ClientIdentifier)
-	contradicts(r, where.with("userClass"), link, o.UserClass, link.DHCPOptions.UserClass)
-	contradicts(r, where.with("vendorClassIdentifier"), link, o.VendorClassIdentifier, link.DHCPOptions.VendorClassIdentifier)
-	if n := max(len(o.ClientIdentifier), len(o.UserClass), len(o.VendorClassIdentifier)); n > maxOption {
-		r.bad(where, "has a text of %d bytes, and an option holds %d at most: shorten it", n, maxOption)
 	}
 }
 
@@ -95,11 +85,14 @@ func checkSelector(r *report, where place, in Interface, link Link) {
 	}
 }
 
-// contradicts compares a value with that of the first entry for the same link that has one.
-func contradicts[T comparable](r *report, where place, link Link, value, first T) {
-	var zero T
-	if value != zero && value != first {
-		r.bad(where, "%v contradicts %v in an earlier entry for %s", value, first, link)
+// contradicts compares fields of an entry with those of the first entry for the same link that has them.
+func contradicts(r *report, where place, link Link, entry, first any, fields ...string) {
+	for _, name := range fields {
+		f, _ := reflect.TypeOf(entry).FieldByName(name)
+		value, before := reflect.ValueOf(entry).FieldByName(name), plainShow(reflect.ValueOf(first).FieldByName(name))
+		if text := plainShow(value); !value.IsZero() && text != before {
+			r.bad(where.with(f.Tag.Get("yaml")), "%s contradicts %s in an earlier entry for %s", text, before, link)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding"
 	"fmt"
 	"net/netip"
@@ -361,31 +362,15 @@ var choices = map[reflect.Type][]string{
 }
 
 func kindOf(n *yaml.Node) string {
-	switch n = resolve(n); n.Kind {
-	case yaml.MappingNode:
-		return "a mapping"
-	case yaml.SequenceNode:
-		return "a list"
-	}
-	switch n.ShortTag() {
-	case "!!int", "!!float":
-		return "a number"
-	case "!!bool":
-		return "a boolean"
-	case "!!null":
-		return "nothing"
-	}
-	return "text"
+	kinds := map[yaml.Kind]string{yaml.MappingNode: "a mapping", yaml.SequenceNode: "a list"}
+	tags := map[string]string{"!!int": "a number", "!!float": "a number", "!!bool": "a boolean", "!!null": "nothing"}
+	n = resolve(n)
+	return cmp.Or(kinds[n.Kind], tags[n.ShortTag()], "text")
 }
 
 func nameOf(t reflect.Type) string {
-	switch {
-	case t == durationType:
+	if t == durationType {
 		return "a duration"
-	case t.Kind() == reflect.Bool:
-		return "true or false"
-	case t.Kind() == reflect.String:
-		return "text"
 	}
-	return "a whole number"
+	return cmp.Or(map[reflect.Kind]string{reflect.Bool: "true or false", reflect.String: "text"}[t.Kind()], "a whole number")
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"reflect"
@@ -28,21 +29,8 @@ type Change struct {
 }
 
 func (c Change) String() string {
-	var b strings.Builder
-	b.WriteString(c.Path + ": ")
-	switch c.Op {
-	case Added:
-		b.WriteString("added " + c.New)
-	case Removed:
-		b.WriteString("removed " + c.Old)
-	default:
-		b.WriteString(c.Old + " → " + c.New)
-	}
-	b.WriteString(" (" + string(c.Effect))
-	if c.Note != "" {
-		b.WriteString(": " + c.Note)
-	}
-	return b.String() + ")"
+	what := cmp.Or(map[Op]string{Added: "added " + c.New, Removed: "removed " + c.Old}[c.Op], c.Old+" → "+c.New)
+	return fmt.Sprintf("%s: %s (%s)", c.Path, what, strings.TrimSuffix(string(c.Effect)+": "+c.Note, ": "))
 }
 
 // Diff lists the changes from one configuration to the other, in the order of
@@ -136,19 +124,11 @@ func keysOf(a, b reflect.Value) []reflect.Value {
 func (d *differ) texts(path string, where place, a, b reflect.Value) {
 	for _, key := range keysOf(a, b) {
 		x, y := a.MapIndex(key), b.MapIndex(key)
-		c := Change{Op: Changed}
-		switch {
-		case !x.IsValid():
-			c.Op, c.New = Added, show(y)
-		case !y.IsValid():
-			c.Op, c.Old = Removed, show(x)
-		case same(x, y):
+		if x.IsValid() && y.IsValid() && same(x, y) {
 			continue
-		default:
-			c.Old, c.New = show(x), show(y)
 		}
 		from := len(d.changes)
-		d.add(path, where.with(key.String()), c)
+		d.change(path, where.with(key.String()), x, y, x.IsValid(), y.IsValid())
 		if a.Type() == envType && !openEnv(key.String()) {
 			d.redact(from)
 		}
@@ -156,15 +136,23 @@ func (d *differ) texts(path string, where place, a, b reflect.Value) {
 }
 
 func (d *differ) leaf(path string, where place, a, b reflect.Value) {
-	if same(a, b) {
-		return
+	if !same(a, b) {
+		d.change(path, where, a, b, !a.IsZero(), !b.IsZero())
 	}
-	c := Change{Op: Changed, Old: show(a), New: show(b)}
-	switch {
-	case a.IsZero():
-		c.Op, c.Old = Added, ""
-	case b.IsZero():
-		c.Op, c.New = Removed, ""
+}
+
+// change is between two values, of which one may not be there.
+func (d *differ) change(path string, where place, a, b reflect.Value, had, has bool) {
+	c := Change{Op: Changed}
+	if had {
+		c.Old = show(a)
+	} else {
+		c.Op = Added
+	}
+	if has {
+		c.New = show(b)
+	} else {
+		c.Op = Removed
 	}
 	d.add(path, where, c)
 }

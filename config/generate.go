@@ -51,7 +51,7 @@ func Generate(o Options) (*Config, error) {
 		}
 		o.Secrets = secrets
 	}
-	keep(&o.Type, Init)
+	o.Type = cmp.Or(o.Type, Init)
 	kubernetes, err := kubernetesImages(o.KubernetesVersion)
 	if err != nil {
 		return nil, fmt.Errorf("generate configuration: %w", err)

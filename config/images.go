@@ -33,6 +33,19 @@ const (
 	DefaultPoliciesImage          = "registry.k8s.io/networking/kube-network-policies:" + PoliciesVersion
 )
 
+// images are the defaults of fields, by their paths.
+var images = map[string]string{
+	"machine.kubelet.image":             DefaultKubeletImage,
+	"cluster.network.cni.flannel.image": DefaultFlannelImage,
+	"cluster.network.policyAgent.image": DefaultPoliciesImage,
+	"cluster.etcd.image":                DefaultEtcdImage,
+	"cluster.apiServer.image":           DefaultAPIServerImage,
+	"cluster.controllerManager.image":   DefaultControllerManagerImage,
+	"cluster.scheduler.image":           DefaultSchedulerImage,
+	"cluster.proxy.image":               DefaultProxyImage,
+	"cluster.coreDNS.image":             DefaultCoreDNSImage,
+}
+
 // kubernetesVersion matches the versions that a node can run (Q-16).
 var kubernetesVersion = regexp.MustCompile(`^v1\.(35|36|37)\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 

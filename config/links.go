@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -165,30 +166,20 @@ func (l *Link) add(in Interface) {
 		}
 	}
 	l.VLANs = append(l.VLANs, in.VLANs...)
-	l.DHCP = l.DHCP || in.DHCP
-	l.DHCP6 = l.DHCP6 || in.DHCP6
-	l.Required = l.Required || in.Required
-	l.Ignore = l.Ignore || in.Ignore
-	l.Dummy = l.Dummy || in.Dummy
-	keep(&l.Name, in.Name)
-	keep(&l.HardwareAddr, in.HardwareAddr)
-	keep(&l.Driver, in.Driver)
-	keep(&l.BusPath, in.BusPath)
-	keep(&l.MTU, in.MTU)
-	keep(&l.AcceptRA, in.AcceptRA)
-	keep(&l.DHCPOptions.RouteMetric, in.DHCPOptions.RouteMetric)
-	keep(&l.DHCPOptions.RouteTable, in.DHCPOptions.RouteTable)
-	keep(&l.DHCPOptions.ClientIdentifier, in.DHCPOptions.ClientIdentifier)
-	keep(&l.DHCPOptions.UserClass, in.DHCPOptions.UserClass)
-	keep(&l.DHCPOptions.VendorClassIdentifier, in.DHCPOptions.VendorClassIdentifier)
-	keep(&l.Bond, in.Bond)
-	keep(&l.Ethernet, in.Ethernet)
-	keep(&l.Bridge, in.Bridge)
-	keep(&l.VRF, in.VRF)
-	keep(&l.MACVLAN, in.MACVLAN)
-	keep(&l.Veth, in.Veth)
-	keep(&l.VIP, in.VIP)
-	keep(&l.WireGuard, in.WireGuard)
+	keep(reflect.ValueOf(l).Elem(), reflect.ValueOf(in))
+}
+
+// keep sets the fields of a link that aren't set yet to those of an entry with the same names. Lists are joined by others.
+func keep(link, entry reflect.Value) {
+	for f, value := range entry.Fields() {
+		switch to := link.FieldByName(f.Name); {
+		case !to.IsValid() || to.Kind() == reflect.Slice:
+		case to.Kind() == reflect.Struct:
+			keep(to, value)
+		case to.IsZero():
+			to.Set(value)
+		}
+	}
 }
 
 // link is what the entry alone makes.
@@ -200,12 +191,4 @@ func (in Interface) link() (l Link) {
 // addressed reports whether the entry gives the link addresses or routes.
 func (in Interface) addressed() bool {
 	return in.CIDR.IsValid() || in.DHCP || in.DHCP6 || in.AcceptRA == AdvertisementsOn || len(in.Routes)+len(in.VLANs) > 0
-}
-
-// keep sets *v if it isn't set yet.
-func keep[T comparable](v *T, to T) {
-	var zero T
-	if *v == zero {
-		*v = to
-	}
 }

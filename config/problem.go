@@ -2,6 +2,8 @@ package config
 
 import (
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,19 +26,12 @@ type Problem struct {
 }
 
 func (p Problem) String() string {
-	var b strings.Builder
-	if p.Name != "" {
-		b.WriteString(p.Name)
-		if p.Line > 0 {
-			fmt.Fprintf(&b, ":%d:%d", p.Line, p.Column)
-		}
-		b.WriteString(": ")
+	document := p.Name
+	if document != "" && p.Line > 0 {
+		document += fmt.Sprintf(":%d:%d", p.Line, p.Column)
 	}
-	if p.Path != "" {
-		b.WriteString(p.Path + ": ")
-	}
-	b.WriteString(p.What)
-	return b.String()
+	parts := []string{document, p.Path, p.What}
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 }
 
 // Problems is the error of Load: everything that is wrong, in the order of the
@@ -62,34 +57,24 @@ func (p place) with(elems ...any) place {
 func (p place) String() string {
 	var b strings.Builder
 	for i, e := range p {
-		switch e := e.(type) {
-		case int:
-			fmt.Fprintf(&b, "[%d]", e)
-		case entry:
-			if text := string(e); plainKey(text) {
-				b.WriteString("[" + text + "]")
-			} else {
-				b.WriteString("[" + quote(text) + "]")
-			}
-		case string:
-			switch {
-			case !plainKey(e):
-				b.WriteString("[" + quote(e) + "]")
-			case i > 0:
-				b.WriteString("." + e)
-			default:
-				b.WriteString(e)
-			}
+		text := fmt.Sprint(e)
+		plain := len(text) <= maxQuoted && plainKey.MatchString(text)
+		if !plain {
+			text = quote(text)
+		}
+		switch _, field := e.(string); {
+		case !field || !plain:
+			b.WriteString("[" + text + "]")
+		case i > 0:
+			b.WriteString("." + text)
+		default:
+			b.WriteString(text)
 		}
 	}
 	return b.String()
 }
 
-func plainKey(key string) bool {
-	return key != "" && len(key) <= maxQuoted && strings.IndexFunc(key, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-')
-	}) < 0
-}
+var plainKey = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // maxQuoted is the longest part of the user's text that a message repeats, in
 // bytes: enough to find it again.

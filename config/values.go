@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
@@ -155,12 +156,7 @@ func (c *Config) Taints() map[string]Taint {
 	return all
 }
 
-func (t Taint) String() string {
-	if t.Value == "" {
-		return t.Effect
-	}
-	return t.Value + ":" + t.Effect
-}
+func (t Taint) String() string { return strings.TrimPrefix(t.Value+":"+t.Effect, ":") }
 
 func (t Taint) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
@@ -200,19 +196,8 @@ var comparisons = []string{">=", "<=", "==", ">", "<"}
 
 // Fits compares a size in bytes.
 func (s DiskSize) Fits(size uint64) bool {
-	switch s.Comparison {
-	case ">=":
-		return size >= s.Bytes
-	case "<=":
-		return size <= s.Bytes
-	case ">":
-		return size > s.Bytes
-	case "<":
-		return size < s.Bytes
-	case "==":
-		return size == s.Bytes
-	}
-	return true
+	c := cmp.Compare(size, s.Bytes)
+	return map[string]bool{"": true, ">=": c >= 0, "<=": c <= 0, "==": c == 0, ">": c > 0, "<": c < 0}[s.Comparison]
 }
 
 func (s DiskSize) String() string {

@@ -157,13 +157,12 @@ func (p *pid1) wait(r request) {
 		return
 	}
 	p.logs.Printf("%s in %s; ctrl-alt-del or the power button: at once", r.intent, r.delay)
-	timer := time.NewTimer(r.delay)
-	defer timer.Stop()
+	over := time.After(r.delay)
 	for {
 		select {
 		case <-p.requests:
 			return
-		case <-timer.C:
+		case <-over:
 			return
 		case answer := <-p.heartbeat:
 			close(answer)
@@ -181,8 +180,7 @@ func (p *pid1) do(ph phase) {
 	}()
 	// A phase that respects its context returns soon after; one that hangs doesn't.
 	const grace = 100 * time.Millisecond
-	late := time.NewTimer(ph.budget + grace)
-	defer late.Stop()
+	late := time.After(ph.budget + grace)
 	for {
 		select {
 		case err := <-done:
@@ -191,7 +189,7 @@ func (p *pid1) do(ph phase) {
 				p.leaveUndone(ph)
 			}
 			return
-		case <-late.C:
+		case <-late:
 			p.logs.Printf("%s: not done after %s; going on without", ph.what, ph.budget)
 			p.leaveUndone(ph)
 			return
@@ -222,9 +220,6 @@ func (p *pid1) failure(err error) request {
 	return r
 }
 
-// reasonFile has the reason of the last shutdown, on STATE.
-const reasonFile = "last-exit"
-
 // recordReason writes the reason for the next boot. Before STATE is mounted it
 // can't be written, and isn't needed.
 func recordReason(dir string, r request) error {
@@ -233,7 +228,7 @@ func recordReason(dir string, r request) error {
 		return err
 	}
 	line := fmt.Sprintf("%s %s: %s\n", time.Now().UTC().Format(time.RFC3339), r.intent, r.why)
-	return boot.WriteFile(filepath.Join(dir, reasonFile), []byte(line), 0o600)
+	return boot.WriteFile(filepath.Join(dir, filepath.Base(boot.ExitFile)), []byte(line), 0o600)
 }
 
 // revert makes the slot of this machine bad if its system has failed before it

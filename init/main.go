@@ -36,9 +36,9 @@ const containerFlag = "--mode=container"
 func main() {
 	// In their sandboxes these programs are process 1, too.
 	switch {
-	case slices.Equal(os.Args[1:], []string{apid.Command}):
+	case slices.Equal(os.Args[1:], []string{apid.ID}):
 		os.Exit(apid.Main())
-	case slices.Equal(os.Args[1:], []string{trustd.Command}):
+	case slices.Equal(os.Args[1:], []string{trustd.ID}):
 		os.Exit(trustd.Main())
 	case slices.Equal(os.Args[1:], []string{install.Command}):
 		os.Exit(install.Main(context.Background(), os.Stdin, os.Stdout, os.NewFile(install.Descriptor, "slot")))

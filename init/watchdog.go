@@ -66,12 +66,10 @@ func newWatchdog(p *pid1) *watchdog {
 // alive asks the main loop for an answer.
 func (p *pid1) alive(within time.Duration) bool {
 	answer := make(chan struct{})
-	timer := time.NewTimer(within)
-	defer timer.Stop()
 	select {
 	case p.heartbeat <- answer:
 		return true
-	case <-timer.C:
+	case <-time.After(within):
 		return false
 	}
 }

@@ -210,6 +210,9 @@ func operations(t *testing.T) map[string]json.RawMessage {
 		}
 		o := &apiv1.Operation{Name: d.Name}
 		for _, s := range steps {
+			if s.Omit {
+				continue
+			}
 			o.Steps = append(o.Steps, &apiv1.OperationStep{Id: s.ID, What: s.What, Deadline: durationpb.New(s.Deadline), Optional: s.Optional})
 		}
 		text, err := protojson.Marshal(o)

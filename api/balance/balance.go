@@ -89,6 +89,7 @@ type Balancer struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup // listeners, checks and connections
 	ready  chan struct{}  // closed once an upstream has been ready
+	once   sync.Once      // closes ready
 
 	mu        sync.Mutex // guards all below, and what is in the backends but their names
 	listeners map[net.Listener]struct{}
@@ -151,12 +152,8 @@ func (b *Balancer) Set(upstreams []Upstream) {
 
 // signal tells those who wait that an upstream is ready. The caller holds mu.
 func (b *Balancer) signal() {
-	select {
-	case <-b.ready:
-	default:
-		if b.anyReady() {
-			close(b.ready)
-		}
+	if b.anyReady() {
+		b.once.Do(func() { close(b.ready) })
 	}
 }
 
@@ -209,10 +206,8 @@ func (b *Balancer) Serve(l net.Listener) {
 
 // rest waits for d, or for a mark; false says that the balancer is closed.
 func (b *Balancer) rest(d time.Duration, mark <-chan struct{}) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 	case <-mark:
 	case <-b.ctx.Done():
 	}

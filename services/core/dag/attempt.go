@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // attempt is one run of a service: Prepare, Run, and the health checks in
@@ -59,14 +61,12 @@ func (r *runner) try(s *session) outcome {
 	if end.stopped {
 		r.report(messageStopping, change{state: Stopping})
 		cancel()
-		timer := time.NewTimer(r.svc.StopBudget)
-		defer timer.Stop()
 		select {
 		case end.err = <-a.result:
 			if errors.Is(end.err, context.Canceled) {
 				end.err = nil
 			}
-		case <-timer.C:
+		case <-time.After(r.svc.StopBudget):
 			end.abandoned = true
 		}
 	}
@@ -86,7 +86,7 @@ func (a *attempt) close(end *outcome, returned <-chan struct{}) {
 	r.g.mu.Unlock()
 	if !end.abandoned {
 		budget := r.svc.StopBudget
-		if waitAtMost(&a.checks, budget) {
+		if sleep.Group(&a.checks, budget) {
 			return
 		}
 		r.report(fmt.Sprintf("Given up: a health check did not return within %s", budget), change{level: slog.LevelError})

@@ -35,10 +35,8 @@ func (c upCondition) Wait(ctx context.Context) error {
 		if up {
 			return nil
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := sleep.Await(ctx, changed); err != nil {
+			return err
 		}
 	}
 }
@@ -94,11 +92,4 @@ func (f formerRun) String() string {
 	return fmt.Sprintf("the former run of service %q to end", f.id)
 }
 
-func (f formerRun) Wait(ctx context.Context) error {
-	select {
-	case <-f.ended:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+func (f formerRun) Wait(ctx context.Context) error { return sleep.Await(ctx, f.ended) }

@@ -41,18 +41,15 @@ func (a *attempt) watchHealth() {
 		if pending == nil {
 			pending = a.check(h)
 		}
-		late := time.NewTimer(h.Timeout + healthGrace)
 		var err error
 		select {
 		case err = <-pending:
 			pending = nil
-		case <-late.C:
+		case <-time.After(h.Timeout + healthGrace):
 			err = fmt.Errorf("no answer within %s", h.Timeout)
 		case <-a.ctx.Done():
-			late.Stop()
 			return
 		}
-		late.Stop()
 		a.evaluate(err, h.Period)
 		wasOK = wasOK || err == nil
 		if wasOK || pause > h.Period {

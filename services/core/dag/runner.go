@@ -290,10 +290,8 @@ func (r *runner) pause(s *session, p *pace, end outcome) bool {
 	default:
 	}
 	r.report(message, change{state: Failed, reason: reason.Of(end.err), level: slog.LevelWarn, waiting: fmt.Sprintf("the next try at %s UTC", at)})
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(pause):
 	case <-s.kick:
 		*p = pace{}
 	case <-s.idle.Done():

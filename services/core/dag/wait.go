@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
@@ -50,7 +49,7 @@ func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
 	var wg sync.WaitGroup
 	defer func() {
 		cancel()
-		if !waitAtMost(&wg, r.svc.StopBudget) {
+		if !sleep.Group(&wg, r.svc.StopBudget) {
 			r.report(fmt.Sprintf("Given up: a condition did not return within %s", r.svc.StopBudget), change{level: slog.LevelError})
 		}
 	}()
@@ -96,21 +95,4 @@ func (r *runner) awaitOne(ctx context.Context, c Condition) bool {
 		r.log.Warn("wait for "+c.String(), "error", err)
 	}
 	return false
-}
-
-// waitAtMost waits for the group, at most for d.
-func waitAtMost(wg *sync.WaitGroup, d time.Duration) bool {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		wg.Wait()
-	}()
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-timer.C:
-		return false
-	}
 }

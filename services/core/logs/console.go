@@ -199,16 +199,15 @@ func (p *plain) run() {
 
 func (p *plain) flush(limit time.Duration) {
 	p.begin.Do(func() { go p.run() })
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
+	over := time.After(limit)
 	shown := make(chan struct{})
 	select {
 	case p.queue <- plainItem{shown: shown}:
-	case <-timer.C:
+	case <-over:
 		return
 	}
 	select {
 	case <-shown:
-	case <-timer.C:
+	case <-over:
 	}
 }

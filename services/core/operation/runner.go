@@ -20,6 +20,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/option"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"golang.org/x/sync/semaphore"
 )
 
 const (
@@ -43,7 +45,7 @@ type Runner struct {
 	ctx         context.Context // ends with Run
 	stop        context.CancelFunc
 	// beginning is held by the one operation that is planned and begun.
-	beginning chan struct{}
+	beginning *semaphore.Weighted
 	running   sync.WaitGroup
 
 	opened atomic.Bool // STATE is there
@@ -61,7 +63,7 @@ func New(o Options) (*Runner, error) {
 	option.Default(&o.writeFile, boot.WriteFile)
 	r := &Runner{
 		o: o, definitions: map[string]Definition{}, files: journals{o.Dir, o.Log, o.writeFile},
-		beginning: make(chan struct{}, 1), operations: map[string]*execution{},
+		beginning: semaphore.NewWeighted(1), operations: map[string]*execution{},
 	}
 	for _, d := range o.Definitions {
 		if err := d.validate(); err != nil {
@@ -84,12 +86,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	r.leaving = true
 	r.mu.Unlock()
 	r.stop()
-	ended := make(chan struct{})
-	go func() { r.running.Wait(); close(ended) }()
-	select {
-	case <-ended:
+	if sleep.Group(&r.running, stopBudget) {
 		return nil
-	case <-time.After(stopBudget):
 	}
 	var left []string
 	for _, x := range r.all() {
@@ -108,21 +106,12 @@ func (r *Runner) Open() {
 	if r.leaving || !r.opened.CompareAndSwap(false, true) {
 		return
 	}
-	mine := false
-	select {
-	case r.beginning <- struct{}{}: // nothing new begins before what goes on
-		mine = true
-	default:
-	}
+	mine := r.beginning.TryAcquire(1) // nothing new begins before what goes on
 	r.running.Go(func() {
-		if !mine {
-			select {
-			case r.beginning <- struct{}{}:
-			case <-r.ctx.Done():
-				return
-			}
+		if !mine && r.beginning.Acquire(r.ctx, 1) != nil {
+			return
 		}
-		defer func() { <-r.beginning }()
+		defer r.beginning.Release(1)
 		for _, rec := range r.files.read() {
 			r.resume(rec)
 		}
@@ -156,12 +145,10 @@ func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 	case len(request.Arguments) > maxArguments:
 		return Operation{}, refuse("%s: its arguments have %d bytes, and may have %d", a.Name, len(request.Arguments), maxArguments)
 	}
-	select {
-	case r.beginning <- struct{}{}:
-		defer func() { <-r.beginning }()
-	case <-ctx.Done():
-		return Operation{}, fmt.Errorf("%s: wait for another operation to begin: %w", a.Name, ctx.Err())
+	if err := r.beginning.Acquire(ctx, 1); err != nil {
+		return Operation{}, fmt.Errorf("%s: wait for another operation to begin: %w", a.Name, err)
 	}
+	defer r.beginning.Release(1)
 	r.settle(ctx)
 	if err := r.room(def); err != nil {
 		return Operation{}, err
@@ -462,23 +449,14 @@ func (r *Runner) Abort(id, by string) error {
 
 // print writes an event of an operation to the log and the console.
 func (r *Runner) print(id string, e Event) {
-	line := id
-	if e.Step != "" {
-		line += " " + e.Step
-	}
-	if e.Part != "" {
-		line += " " + e.Part
-	}
-	switch e.Kind {
-	case Changed:
-		line += ": " + string(e.State)
-	case Asks:
-		line += ": waits for an answer (gbctl operation answer " + id + ")"
-	case Answered:
-		line += ": has its answer"
-	}
-	if e.Text != "" {
-		line += ": " + e.Text
+	line := strings.TrimRight(strings.Join([]string{id, e.Step, e.Part}, " "), " ")
+	about := map[EventKind]string{
+		Changed: string(e.State), Asks: "waits for an answer (gbctl operation answer " + id + ")", Answered: "has its answer",
+	}[e.Kind]
+	for _, text := range []string{about, e.Text} {
+		if text != "" {
+			line += ": " + text
+		}
 	}
 	r.o.Log.LogAttrs(context.Background(), slog.LevelInfo, line)
 	r.o.Print("%s", line)

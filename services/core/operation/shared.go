@@ -147,15 +147,19 @@ func (x *execution) coordinateOnce(ctx context.Context) error {
 	if x.record().Finished() {
 		return nil
 	}
-	err = x.commit(func(next *record) ([]Event, error) {
-		next.Term++
-		next.Coordinator = claim.Node()
-		return []Event{{Kind: Said, Text: fmt.Sprintf("node %s is its coordinator", claim.Node())}}, nil
-	}, nil)
-	if err != nil {
+	if err = x.lead(fmt.Sprintf("node %s is its coordinator", claim.Node())); err != nil {
 		x.dropClaim()
 	}
 	return err
+}
+
+// lead writes down that this node, which has the claim, is the coordinator.
+func (x *execution) lead(text string) error {
+	return x.commit(func(next *record) ([]Event, error) {
+		next.Term++
+		next.Coordinator = x.claim.Node()
+		return []Event{{Kind: Said, Text: text}}, nil
+	}, nil)
 }
 
 // adopt takes the record of another node, which went on with the operation meanwhile.
@@ -211,12 +215,10 @@ func (r *Runner) TakeOver(ctx context.Context, id, by string, permit func(Operat
 	if r.o.Shared == nil {
 		return Operation{}, refuse("take over %s: this node has no etcd, where its record would be", bounded(id))
 	}
-	select {
-	case r.beginning <- struct{}{}:
-		defer func() { <-r.beginning }()
-	case <-ctx.Done():
-		return Operation{}, ctx.Err()
+	if err := r.beginning.Acquire(ctx, 1); err != nil {
+		return Operation{}, err
 	}
+	defer r.beginning.Release(1)
 	if x, err := r.find(id); err == nil && !x.over() {
 		return Operation{}, refuse("take over %s: it runs on this node", x.id)
 	}
@@ -259,15 +261,10 @@ func (r *Runner) TakeOver(ctx context.Context, id, by string, permit func(Operat
 	if rec.Finished() {
 		return Operation{}, errors.Join(refuse("take over %s: it has ended: %s", rec.ID, rec.State), claim.Release(ctx))
 	}
-	from := rec.Coordinator
 	rec.Boots++
 	x := newExecution(r, rec)
 	x.claim = claim
-	err = x.commit(func(next *record) ([]Event, error) {
-		next.Term++
-		next.Coordinator = claim.Node()
-		return []Event{{Kind: Said, Text: fmt.Sprintf("node %s takes it over from %s, asked by %s", claim.Node(), from, bounded(by))}}, nil
-	}, nil)
+	err = x.lead(fmt.Sprintf("node %s takes it over from %s, asked by %s", claim.Node(), rec.Coordinator, bounded(by)))
 	if err == nil {
 		err = r.launch(x, steps)
 	}

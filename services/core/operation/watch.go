@@ -164,10 +164,8 @@ func (r *Runner) Watch(ctx context.Context, id string, after uint64, send func(U
 		if u.Operation.Finished() {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-changed:
+		if err := sleep.Await(ctx, changed); err != nil {
+			return err
 		}
 	}
 }
@@ -184,10 +182,8 @@ func (x *execution) drainWatchers(ctx context.Context) {
 		if !behind {
 			break
 		}
-		select {
-		case <-ctx.Done():
+		if sleep.Await(ctx, delivered) != nil {
 			return
-		case <-delivered:
 		}
 	}
 	sleep.For(ctx, transportBudget)

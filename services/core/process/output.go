@@ -57,46 +57,19 @@ func (t *Tail) String() string {
 }
 
 // tee makes cmd's output pass through t. Files are left alone: a pipe in front
-// of them would change what the child writes to.
+// of them would change what the child writes to. One writer for both streams stays one, because
+// os/exec writes to it from one goroutine only.
 func tee(cmd *exec.Cmd, t *Tail) {
-	if cmd.Stdout == nil && cmd.Stderr == nil {
+	_, file := cmd.Stderr.(*os.File)
+	switch {
+	case cmd.Stdout == nil && cmd.Stderr == nil:
 		cmd.Stdout, cmd.Stderr = t, t
-		return
+	case cmd.Stderr == nil:
+		cmd.Stderr = t
+	case !file:
+		cmd.Stderr = io.MultiWriter(t, cmd.Stderr)
+		cmd.Stdout = cmd.Stderr
 	}
-	if same(cmd.Stdout, cmd.Stderr) {
-		if through, ok := behind(cmd.Stderr, t); ok {
-			cmd.Stdout, cmd.Stderr = through, through
-		}
-		return
-	}
-	if through, ok := behind(cmd.Stderr, t); ok {
-		cmd.Stderr = through
-	}
-	if cmd.Stdout == nil {
-		cmd.Stdout = t
-	}
-}
-
-func behind(w io.Writer, t *Tail) (io.Writer, bool) {
-	switch w.(type) {
-	case nil:
-		return t, true
-	case *os.File:
-		return nil, false
-	}
-	return io.MultiWriter(t, w), true
-}
-
-// same reports whether both streams go to one writer, which os/exec then writes to
-// from one goroutine only; that must stay so. Values that can't be compared are
-// not the same, as os/exec sees it too.
-func same(a, b io.Writer) (equal bool) {
-	defer func() {
-		if recover() != nil {
-			equal = false
-		}
-	}()
-	return a == b
 }
 
 // exitError makes the error of Wait from the exit status.

@@ -74,9 +74,10 @@ type Child struct {
 }
 
 // Start starts cmd in a process group of its own (unless cmd.SysProcAttr asks
-// for a session or another group) and watches it. Standard error, and standard
+// for a session or another group) and watches it. cmd has no Stdout and no Stderr, Stdout
+// only, or one writer for both. Standard error, and standard
 // output too where cmd has none, are kept in part for the error that Wait
-// returns; a Stdout or Stderr that is an *os.File is left alone. What else is in
+// returns; an *os.File is left alone. What else is in
 // cmd.SysProcAttr is kept.
 func (t *Table) Start(cmd *exec.Cmd) (*Child, error) {
 	c := &Child{table: t, cmd: cmd, tail: new(Tail), done: make(chan struct{})}
@@ -166,11 +167,9 @@ func (c *Child) Stop(grace time.Duration) error {
 	if err := c.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
 	select {
 	case <-c.done:
-	case <-timer.C:
+	case <-time.After(grace):
 		if err := c.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}

@@ -211,10 +211,8 @@ func (u *Until) Wait(ctx context.Context) error {
 		if u.Holds() {
 			return nil
 		}
-		select {
-		case <-mark:
-		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w", u.text, ctx.Err())
+		if err := sleep.Await(ctx, mark); err != nil {
+			return fmt.Errorf("wait for %s: %w", u.text, err)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package sleep
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -24,6 +25,31 @@ func Every(ctx context.Context, d time.Duration) func(round func() bool) {
 	return func(round func() bool) {
 		for round() && For(ctx, d) {
 		}
+	}
+}
+
+// Await waits until a channel is closed, or has a message. The error is that of ctx.
+func Await(ctx context.Context, c <-chan struct{}) error {
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Group waits for all of a group, for d at most, and reports whether they have ended.
+func Group(all *sync.WaitGroup, d time.Duration) bool {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		all.Wait()
+	}()
+	select {
+	case <-done:
+		return true
+	case <-time.After(d):
+		return false
 	}
 }
 

@@ -2,6 +2,8 @@ package sleep
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,6 +55,26 @@ func TestRoundsUntilTheContextEnds(t *testing.T) {
 		}
 		if rounds, _ := count(-1); rounds != 1 {
 			t.Errorf("after the context has ended: %d rounds, want 1", rounds)
+		}
+	})
+}
+
+func TestWhatIsWaitedForWithoutATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		done := make(chan struct{})
+		time.AfterFunc(time.Minute, func() { close(done) })
+		if began := time.Now(); Await(ctx, done) != nil || time.Since(began) != time.Minute {
+			t.Errorf("a channel: %s, want a minute", time.Since(began))
+		}
+		cancel(nil)
+		if err := Await(ctx, nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("after the context has ended: %v", err)
+		}
+		var all sync.WaitGroup
+		all.Go(func() { time.Sleep(time.Minute) })
+		if Group(&all, time.Second) || !Group(&all, time.Hour) {
+			t.Error("a group that takes a minute has ended within a second, or not within an hour")
 		}
 	})
 }

@@ -34,9 +34,9 @@ const maxOutcome = 200
 // address, what was asked for, result and duration. It is an interceptor; the guard logs
 // calls that don't reach it, because they are refused or can't be read.
 type audit struct {
-	unchanged
-	log   *slog.Logger
-	lines connlimit.Lines
+	connect.UnaryInterceptorFunc // as a client it changes nothing
+	log                          *slog.Logger
+	lines                        connlimit.Lines
 }
 
 // entry is a call in the log.

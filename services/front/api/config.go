@@ -34,9 +34,6 @@ func (s *configService) Get(ctx context.Context, req *connect.Request[apiv1.GetC
 	version := req.Msg.GetVersion()
 	text, err := s.opts.Config.Text(version)
 	if err != nil {
-		if version != 0 && !errors.Is(err, machine.ErrNoConfig) {
-			return nil, connect.NewError(connect.CodeNotFound, err)
-		}
 		return nil, err
 	}
 	res := &apiv1.GetConfigResponse{Digest: machine.Digest(text), Version: cmp.Or(version, situation.Version), Staged: situation.Staged, TryUntil: timestamp(situation.Try)}
@@ -158,15 +155,6 @@ func (s *configService) Rollback(ctx context.Context, req *connect.Request[apiv1
 	if err != nil {
 		return nil, err
 	}
-	if version := req.Msg.GetVersion(); version != 0 {
-		history, err := s.opts.Config.History()
-		if err != nil {
-			return nil, err
-		}
-		if !slices.ContainsFunc(history, func(e machine.Entry) bool { return e.Version == version }) {
-			return nil, failed(connect.CodeNotFound, "version %d isn't in the history; see gbctl config history", version)
-		}
-	}
 	return s.change(ctx, r, false, s.opts.Interrupt, func(ctx context.Context, r machine.Request) (machine.Result, error) {
 		return s.opts.Config.Rollback(ctx, req.Msg.GetVersion(), r)
 	})
@@ -248,7 +236,8 @@ func applyError(err error) error {
 	switch {
 	case errors.As(err, new(config.Problems)):
 		code = connect.CodeInvalidArgument
-	case errors.As(err, new(*machine.NeedsReboot)), errors.Is(err, machine.ErrNothingToConfirm), errors.Is(err, machine.ErrNoWay):
+	case errors.Is(err, machine.ErrNoVersion), errors.Is(err, machine.ErrNotKept):
+		code = connect.CodeNotFound
 	case errors.Is(err, machine.ErrNoConfig):
 		return failed(code, "%w: give it one with gbctl apply-config", err)
 	case errors.Is(err, machine.ErrConfigured):

@@ -93,26 +93,18 @@ func describeContainer(namespace, id, image string, labels map[string]string, ru
 	if !running {
 		c.msg.Pid = 0
 	}
-	pod := labels[containerd.LabelPodNamespace] + "/" + labels[containerd.LabelPod]
+	pod, words := labels[containerd.LabelPodNamespace]+"/"+labels[containerd.LabelPod], map[bool]string{true: "CONTAINER_RUNNING", false: "CONTAINER_EXITED"}
 	switch {
 	case labels[containerd.LabelPod] == "":
-		c.msg.Status = state(running, "CONTAINER_RUNNING", "CONTAINER_EXITED")
 	case labels[containerd.LabelKind] == containerd.KindSandbox:
 		c.pod, c.uid = pod, labels[containerd.LabelPodUID]
-		c.msg.Id, c.msg.Status = pod, state(running, "SANDBOX_READY", "SANDBOX_NOTREADY")
+		c.msg.Id, words = pod, map[bool]string{true: "SANDBOX_READY", false: "SANDBOX_NOTREADY"}
 	default:
 		c.pod, c.uid, c.order = pod, labels[containerd.LabelPodUID], 1
 		c.msg.Id, c.msg.InPod = pod+":"+labels[containerd.LabelContainer], true
-		c.msg.Status = state(running, "CONTAINER_RUNNING", "CONTAINER_EXITED")
 	}
+	c.msg.Status = words[running]
 	return c
-}
-
-func state(running bool, yes, no string) string {
-	if running {
-		return yes
-	}
-	return no
 }
 
 // RemoveImages removes images that nothing uses.

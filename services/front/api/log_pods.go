@@ -121,13 +121,12 @@ func (p pods) current(c container) (path string, err error) {
 // lastRun is the log of the highest number; beside it are rotated ones, with
 // more behind their names.
 func lastRun(files []fs.DirEntry) (name string, found bool) {
-	highest := -1
 	for _, f := range files {
-		if n := runNumber(f.Name()); n > highest {
-			highest, name = n, f.Name()
+		if runNumber(f.Name()) > runNumber(name) {
+			name = f.Name()
 		}
 	}
-	return name, highest >= 0
+	return name, name != ""
 }
 
 // runNumber of 3.log is 3, and -1 of what is no such name.

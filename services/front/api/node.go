@@ -30,10 +30,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-const (
-	lastExitFile = "last-exit" // in boot.StateDir, written by PID 1 on its way out
-	maxLastExit  = 4 << 10     // bytes of it
-)
+const maxLastExit = 4 << 10 // bytes of boot.ExitFile
 
 // nodeService is the node itself.
 type nodeService struct {
@@ -87,7 +84,7 @@ func (s *nodeService) hostname() string {
 func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRequest]) (*connect.Response[apiv1.NodeStatusResponse], error) {
 	res := &apiv1.NodeStatusResponse{
 		Hostname: s.hostname(), Version: boot.Version, Uptime: durationpb.New(s.opts.Since()), Cpus: uint32(runtime.NumCPU()),
-		LastExit: readable(s.text(filepath.Join(boot.StateDir, lastExitFile))),
+		LastExit: readable(s.text(boot.ExitFile)),
 		BootId:   cmp.Or(s.boot, s.text("/proc/sys/kernel/random/boot_id")),
 	}
 	if stage, err := machine.Stages.Get(s.opts.Store, machine.StageID); err == nil {
@@ -139,14 +136,8 @@ func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusR
 
 // text is the content of a small file, "" where there is none.
 func (s *nodeService) text(name string) string {
-	f, err := os.Open(s.path(name))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	data := make([]byte, maxLastExit)
-	n, _ := f.Read(data)
-	return strings.TrimSpace(string(data[:n]))
+	data, _ := os.ReadFile(s.path(name)) // none is there
+	return config.Shorten(strings.TrimSpace(string(data)), maxLastExit)
 }
 
 func number(n *uint64) uint64 {

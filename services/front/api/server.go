@@ -105,11 +105,11 @@ func (s *Server) routes() http.Handler {
 		// No compression: a small message may unfold to gigabytes, and PID 1 has
 		// better things to do.
 		connect.WithCompression("gzip", nil, nil),
-		connect.WithInterceptors(s.audit, farewell{stopping: s.stopping}),
+		connect.WithInterceptors(s.audit),
 		connect.WithRecover(s.recovered),
 	}
 	with := func(of func(error) error) []connect.HandlerOption {
-		return append(slices.Clip(options), connect.WithInterceptors(codes{of: of}))
+		return append(slices.Clip(options), connect.WithInterceptors(codes{of: of, stopping: s.stopping}))
 	}
 	s.errors = connect.NewErrorWriter(options...)
 	mux := http.NewServeMux()
@@ -122,7 +122,7 @@ func (s *Server) routes() http.Handler {
 	node := newNodeService(s.opts)
 	mux.Handle(garboardv1connect.NewNodeServiceHandler(node, with(internal)...))
 	mux.HandleFunc("GET "+contract.MetricsPath, node.serveMetrics)
-	mux.Handle(garboardv1connect.NewFileServiceHandler(&fileService{root: "/"}, options...))
+	mux.Handle(garboardv1connect.NewFileServiceHandler(&fileService{root: "/"}, with(internal)...))
 	mux.Handle(garboardv1connect.NewEtcdServiceHandler(&etcdService{s.opts.Etcd, s.opts.Operations}, with(etcdError)...))
 	mux.Handle(garboardv1connect.NewOperationServiceHandler(&operationService{s.opts.Operations}, with(operationError)...))
 	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))

@@ -100,39 +100,20 @@ func (s *Server) bound(ctx context.Context, m contract.Method) (context.Context,
 	return ctx, func() { stop(); cancel() }
 }
 
-// farewell ends streams with the reason why the node ends. It is an
-// interceptor.
-type farewell struct {
-	unchanged
-	stopping context.Context
-}
-
-// unchanged is an interceptor that changes no call of a client, and none that isn't a stream.
-type unchanged struct{ connect.UnaryInterceptorFunc }
-
-// WrapUnary implements connect.Interceptor.
-func (unchanged) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc { return next }
-
-// WrapStreamingHandler implements connect.Interceptor.
-func (f farewell) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		err := next(ctx, conn)
-		if f.stopping.Err() != nil && errors.Is(err, context.Canceled) {
-			return failed(connect.CodeUnavailable, "the node's API stops")
-		}
-		return err
-	}
-}
-
 // codes give errors that have none the code on which a client decides: each service
-// has its own.
+// has its own. Streams end with the reason why the node ends.
 type codes struct {
-	unchanged
-	of func(error) error
+	connect.UnaryInterceptorFunc // as a client it changes nothing
+	of                           func(error) error
+	stopping                     context.Context
 }
 
 func (c codes) coded(err error) error {
-	if _, has := err.(*connect.Error); has || err == nil {
+	_, has := err.(*connect.Error)
+	switch {
+	case c.stopping.Err() != nil && errors.Is(err, context.Canceled):
+		return failed(connect.CodeUnavailable, "the node's API stops")
+	case has || err == nil:
 		return err
 	}
 	return c.of(err)
@@ -169,7 +150,7 @@ func (s *Server) panicked(procedure string, p any) error {
 // refuse answers with an error in the caller's protocol. Plain HTTP gets a status and a
 // JSON object, as by Connect.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	_ = s.errors.Write(w, r, codes{of: internal}.coded(err)) // whoever is gone isn't told
+	_ = s.errors.Write(w, r, codes{of: internal, stopping: s.stopping}.coded(err)) // whoever is gone isn't told
 }
 
 // failed is an error for the caller.

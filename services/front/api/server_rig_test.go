@@ -290,6 +290,9 @@ func (a *applier) Apply(_ context.Context, r machine.Request) (machine.Result, e
 func (a *applier) Rollback(_ context.Context, version uint64, r machine.Request) (machine.Result, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if _, known := a.texts[version]; version != 0 && !known {
+		return machine.Result{}, fmt.Errorf("version %d %w", version, machine.ErrNoVersion)
+	}
 	a.requests = append(a.requests, r)
 	result := a.result
 	result.Version = version
@@ -336,7 +339,7 @@ func (a *applier) Text(version uint64) ([]byte, error) {
 	case !ok && version == 0:
 		return nil, machine.ErrNoConfig
 	case !ok:
-		return nil, fmt.Errorf("version %d isn't in the history", version)
+		return nil, fmt.Errorf("version %d %w", version, machine.ErrNoVersion)
 	}
 	return bytes.Clone(text), nil
 }

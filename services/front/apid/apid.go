@@ -30,10 +30,8 @@ import (
 )
 
 const (
-	// ID of the service.
+	// ID of the service, and the argument with which PID 1's program becomes it.
 	ID = "apid"
-	// Command is the argument with which PID 1's program becomes the gate.
-	Command = "apid"
 	// UID is the user and the group of the gate.
 	UID = 50
 )

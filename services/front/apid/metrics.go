@@ -57,17 +57,11 @@ func (g *gate) serveMetrics(ctx context.Context) {
 	reported := ""
 	for range sleep.Every(ctx, listenEvery) {
 		wanted := g.state.Load().metrics
-		if current != nil {
-			select {
-			case <-current.failed:
-			default:
-				if current.address == wanted {
-					continue
-				}
-			}
-			current.close()
-			current = nil
+		if current != nil && current.address == wanted && !sleep.Closed(current.failed) {
+			continue
 		}
+		current.close()
+		current = nil
 		if wanted == "" {
 			continue
 		}

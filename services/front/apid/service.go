@@ -28,15 +28,9 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-const (
-	// processStop is what the gate gets to end its calls, serviceStop what that and
-	// removing the sandbox take.
-	processStop = 5 * time.Second
-	serviceStop = processStop + 2*time.Second
-	// signedWithin is when a worker usually has its certificate. After that time it serves
-	// with one of its own, so that its configuration can be corrected: the reason may be in it.
-	signedWithin = 30 * time.Second
-)
+// signedWithin is when a worker usually has its certificate. After that time it serves
+// with one of its own, so that its configuration can be corrected: the reason may be in it.
+const signedWithin = 30 * time.Second
 
 // Options are what PID 1's side stands on.
 type Options struct {
@@ -68,7 +62,7 @@ func Service(o Options) dag.Service {
 		Run:        func(ctx context.Context, h *dag.Handle) error { return s.publisher.Run(ctx, h, s.process) },
 		Health:     &dag.Health{Check: s.healthy},
 		Restart:    dag.RestartAlways,
-		StopBudget: serviceStop,
+		StopBudget: sandbox.ServiceStop,
 	}
 }
 
@@ -92,9 +86,9 @@ func newSupervisor(o Options) *supervisor {
 	o.signed = cmp.Or(o.signed, signedWithin)
 	option.Default(&o.process, sandbox.Runner{
 		Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
-		Args:       []string{sandbox.Program, Command},
-		Binds:      []sandbox.Bind{{Source: o.dir}},
-		StopBudget: processStop, Socket: o.Socket,
+		Args:   []string{sandbox.Program, ID},
+		Binds:  []sandbox.Bind{{Source: o.dir}},
+		Socket: o.Socket,
 	}.Run)
 	s := &supervisor{Options: o}
 	s.publisher = statefile.Publisher[facts]{

@@ -85,7 +85,7 @@ func newNode(t *testing.T, cmdline string) *node {
 		case <-child.Done():
 			return child.Wait()
 		case <-ctx.Done():
-			return child.Stop(processStop)
+			return child.Stop(5 * time.Second)
 		}
 	}
 	service := Service(Options{

@@ -3,7 +3,6 @@ package apid
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"time"
@@ -119,14 +118,8 @@ func (s *state) requiresCertificate() bool { return s.mode == api.ModeNormal || 
 // authorities are all certificates of a bundle. Whatever else is in it is passed by, as it is where the configuration is checked: without a state, nobody
 // could correct it.
 func authorities(bundle []byte) (*x509.CertPool, error) {
-	pool, found := x509.NewCertPool(), 0
-	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
-		if cert, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == "CERTIFICATE" {
-			pool.AddCert(cert)
-			found++
-		}
-	}
-	if found == 0 {
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(bundle) {
 		return nil, errors.New("authority of clients: none is given")
 	}
 	return pool, nil

@@ -76,7 +76,7 @@ func TestThreadCeiling(t *testing.T) {
 
 func TestStubbornServiceIsKilled(t *testing.T) {
 	b := newBench(t, "stubborn")
-	b.runner.StopBudget = 100 * time.Millisecond
+	b.runner.stop = 100 * time.Millisecond
 	b.start()
 	b.pid(0)
 	b.line("ready")

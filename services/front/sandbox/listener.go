@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,14 +61,7 @@ func (s *Socket) Listen() (net.Listener, error) {
 func (*Socket) String() string { return "PID 1 to listen" }
 
 // Wait implements dag.Condition.
-func (s *Socket) Wait(ctx context.Context) error {
-	select {
-	case <-s.made:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+func (s *Socket) Wait(ctx context.Context) error { return sleep.Await(ctx, s.made) }
 
 type only struct {
 	net.Listener

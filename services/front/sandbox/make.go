@@ -31,22 +31,16 @@ const (
 
 // spec is what the sandbox program reads: its serviceSpec.
 type spec struct {
-	ID          string     `json:"id"`
-	Args        []string   `json:"args"`
-	Env         []string   `json:"env,omitempty"`
-	UID         int        `json:"uid"`
-	Work        string     `json:"work"`
-	Cgroup      string     `json:"cgroup"`
-	Binds       []specBind `json:"binds"`
-	MemoryMax   int64      `json:"memoryMax"`
-	TasksMax    int64      `json:"tasksMax"`
-	OOMScoreAdj int        `json:"oomScoreAdj"`
-}
-
-type specBind struct {
-	Source   string `json:"source"`
-	Target   string `json:"target"`
-	ReadOnly bool   `json:"readOnly,omitempty"`
+	ID          string   `json:"id"`
+	Args        []string `json:"args"`
+	Env         []string `json:"env,omitempty"`
+	UID         int      `json:"uid"`
+	Work        string   `json:"work"`
+	Cgroup      string   `json:"cgroup"`
+	Binds       []Bind   `json:"binds"`
+	MemoryMax   int64    `json:"memoryMax"`
+	TasksMax    int64    `json:"tasksMax"`
+	OOMScoreAdj int      `json:"oomScoreAdj"`
 }
 
 // reply is what the sandbox program answers: its serviceReply.
@@ -59,14 +53,12 @@ func (r Runner) spec() spec {
 	s := spec{
 		ID: r.ID, Args: r.Args, UID: r.UID, Work: r.work, Cgroup: r.parent + "/" + r.ID,
 		Env:         append([]string{"GOMEMLIMIT=" + strconv.FormatInt(r.MemoryMax*goRuntimeShare/100, 10)}, r.Env...),
-		Binds:       []specBind{{Source: r.Args[0], Target: r.Args[0], ReadOnly: true}},
 		MemoryMax:   r.MemoryMax,
 		TasksMax:    tasksMax,
 		OOMScoreAdj: oomScoreAdj,
 	}
-	for _, b := range r.Binds {
-		b.Target = cmp.Or(b.Target, b.Source)
-		s.Binds = append(s.Binds, specBind{Source: b.Source, Target: b.Target, ReadOnly: !b.Writable})
+	for _, b := range append([]Bind{{Source: r.Args[0]}}, r.Binds...) {
+		s.Binds = append(s.Binds, Bind{b.Source, cmp.Or(b.Target, b.Source), true})
 	}
 	return s
 }

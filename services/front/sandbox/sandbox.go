@@ -52,18 +52,17 @@ const (
 	// drainBudget is how long output is read on after the end of the service. All
 	// processes that could write have ended by then.
 	drainBudget = time.Second
-	// defaultStopBudget is for servers that end their calls on SIGTERM.
-	defaultStopBudget = 5 * time.Second
+	// stopBudget is for servers that end their calls on SIGTERM, and ServiceStop for removing the sandbox, too.
+	stopBudget  = 5 * time.Second
+	ServiceStop = stopBudget + 2*time.Second
 )
 
-// A Bind shows a file or a directory of the node inside the sandbox.
+// A Bind shows a file or a directory of the node inside the sandbox, read-only. A socket can be connected to all the same.
 type Bind struct {
-	Source string
+	Source string `json:"source"`
 	// Target is the place inside; "" is the same as outside.
-	Target string
-	// Writable is for the rare directory that a service writes to: its sandbox is
-	// read-only otherwise. A socket can be connected to either way.
-	Writable bool
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"readOnly"` // always; Runner sets it
 }
 
 // Runner runs one service. Run is for dag.Service.
@@ -84,18 +83,16 @@ type Runner struct {
 	// 0: DefaultMemoryMax. The Go runtime gets a limit below it, and collects garbage more
 	// often near it.
 	MemoryMax int64
-	// StopBudget is the time between SIGTERM and SIGKILL; 0: five seconds. The
-	// dag.Service needs a second more.
-	StopBudget time.Duration
 
 	// Socket is the service's way to PID 1. Its PID is the process of the service, from before the program runs until it has ended; 0
 	// otherwise.
 	Socket *Socket
 
 	// What tests have elsewhere.
-	sandbox string // "": sandboxProgram
-	work    string // "": workDir/ID
-	parent  string // of the cgroup; "": boot.SystemCgroup
+	stop    time.Duration // between SIGTERM and SIGKILL; 0: stopBudget
+	sandbox string        // "": sandboxProgram
+	work    string        // "": workDir/ID
+	parent  string        // of the cgroup; "": boot.SystemCgroup
 }
 
 // Run makes the sandbox, runs the service in it and returns when that has ended or,
@@ -132,13 +129,13 @@ func (r Runner) Run(ctx context.Context, h *dag.Handle) error {
 		return r.why(group, child.Wait())
 	case <-ctx.Done():
 	}
-	_ = child.Stop(r.StopBudget) // it was asked to end: its status is no news
+	_ = child.Stop(r.stop) // it was asked to end: its status is no news
 	return nil
 }
 
 func (r *Runner) setDefaults() {
 	r.MemoryMax = cmp.Or(r.MemoryMax, DefaultMemoryMax)
-	r.StopBudget = cmp.Or(r.StopBudget, defaultStopBudget)
+	r.stop = cmp.Or(r.stop, stopBudget)
 	r.sandbox = cmp.Or(r.sandbox, sandboxProgram)
 	r.work = cmp.Or(r.work, filepath.Join(workDir, r.ID))
 	r.parent = cmp.Or(r.parent, boot.SystemCgroup)

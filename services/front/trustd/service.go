@@ -7,7 +7,6 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
@@ -21,13 +20,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
-)
-
-const (
-	// processStop is what trustd gets to end its calls, serviceStop what that and
-	// removing the sandbox take.
-	processStop = 5 * time.Second
-	serviceStop = processStop + 2*time.Second
 )
 
 // Options are what PID 1's side stands on.
@@ -57,9 +49,9 @@ func Service(o Options) dag.Service {
 		o.socket = sandbox.NewSocket(o.uid, "")
 		o.process = sandbox.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
-			Args:       []string{sandbox.Program, Command},
-			Binds:      []sandbox.Bind{{Source: o.dir}},
-			StopBudget: processStop, Socket: o.socket,
+			Args:   []string{sandbox.Program, ID},
+			Binds:  []sandbox.Bind{{Source: o.dir}},
+			Socket: o.socket,
 		}.Run
 	}
 	publisher := &statefile.Publisher[facts]{
@@ -79,7 +71,7 @@ func Service(o Options) dag.Service {
 			return publisher.ServesCertificate(ctx, o.address, publisher.Written().Files[certName])
 		}},
 		Restart:    dag.RestartAlways,
-		StopBudget: serviceStop,
+		StopBudget: sandbox.ServiceStop,
 	}
 }
 

@@ -34,10 +34,8 @@ import (
 )
 
 const (
-	// ID of the service.
+	// ID of the service, and the argument with which PID 1's program becomes it.
 	ID = "trustd"
-	// Command is the argument with which PID 1's program becomes trustd.
-	Command = "trustd"
 	// UID is its user and group.
 	UID = 51
 )

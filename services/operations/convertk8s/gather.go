@@ -217,19 +217,14 @@ func (o Options) unpatches(ctx context.Context, p *operation.Progress, s survey)
 	return p.UndoEach(ctx, o.patchParts(s)...)
 }
 
-func (o Options) patchParts(s survey) (parts []operation.Part) {
-	for _, n := range rollout.ControlPlanes(s.Nodes) {
-		parts = append(parts, operation.Part{
-			ID: n.Name, What: fmt.Sprintf("patching control plane node %q configuration", n.Address), Deadline: nodeTimeout,
-			Run: func(ctx context.Context, p *operation.Progress) error {
-				return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return o.patch(ctx, client, n, s) })
-			},
-			Undo: func(ctx context.Context, p *operation.Progress) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.unpatch(ctx, n, s.Before[n.Name]) })
-			},
+func (o Options) patchParts(s survey) []operation.Part {
+	return rollout.Parts(rollout.ControlPlanes(s.Nodes), "patching control plane node %q configuration", nodeTimeout,
+		func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return o.patch(ctx, client, n, s) })
+		},
+		func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+			return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.unpatch(ctx, n, s.Before[n.Name]) })
 		})
-	}
-	return parts
 }
 
 func (o Options) patch(ctx context.Context, client *kubeclient.Client, n rollout.Node, s survey) error {

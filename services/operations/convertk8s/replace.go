@@ -178,14 +178,8 @@ func (o Options) program(c program) func(context.Context, *operation.Progress, s
 		}); err != nil {
 			return err
 		}
-		var parts []operation.Part
-		for _, n := range nodes {
-			parts = append(parts, operation.Part{
-				ID: n.Name, What: fmt.Sprintf("replacing %q on node %q", c.name, n.Address), Deadline: nodeTimeout,
-				Run: func(ctx context.Context, p *operation.Progress) error { return o.replace(ctx, p, n, c) },
-			})
-		}
-		if err := p.Each(ctx, 1, parts...); err != nil {
+		replace := func(ctx context.Context, p *operation.Progress, n rollout.Node) error { return o.replace(ctx, p, n, c) }
+		if err := p.Each(ctx, 1, rollout.Parts(nodes, fmt.Sprintf("replacing %q on node %%q", c.name), nodeTimeout, replace, nil)...); err != nil {
 			return err
 		}
 		p.Report("waiting for static pods for %q to be present in the API server state", c.name) // S-301

@@ -1,7 +1,7 @@
 // Package lifecycle is how a node goes, and comes back with another system: the operations reboot, shutdown and reset, and in system.go
 // install, upgrade and rollback.
 //
-// Each is a plan of package operation. A node that others can stand in for is emptied
+// Each is a plan of package operation: the one list of steps in plan.go, without those that it hasn't. A node that others can stand in for is emptied
 // first: no new pods come (cordon), and those that are there end within their
 // disruption budgets (drain). A reset then takes the node out of the cluster, out of
 // Kubernetes and out of etcd, and has its disk wiped:
@@ -20,9 +20,7 @@ package lifecycle
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -36,7 +34,6 @@ import (
 	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
-	"github.com/garboard-os/garboard/services/system/network"
 )
 
 // Names of the operations.
@@ -115,39 +112,21 @@ type Options struct {
 	Pull func(ctx context.Context, image string) error
 
 	// Kubernetes makes a client; nil: with what this node has.
-	Kubernetes func() (*kubeclient.Client, error)
+	Kubernetes rollout.Kubernetes
 }
 
 // Definitions are the operations of this package.
 func Definitions(o Options) []operation.Definition {
-	option.Default(&o.Kubernetes, o.client)
+	option.Default[rollout.Kubernetes](&o.Kubernetes, o.client)
+	anytime := func() error { return nil }
 	return []operation.Definition{
-		o.restart(Reboot, anytime),
-		o.restart(Shutdown, anytime),
-		{Name: Reset, Exclusive: true, Plan: o.planReset, Steps: o.resetSteps},
-		o.restart(Install, o.mayInstall),
-		o.restart(Upgrade, o.mayUpgrade),
-		o.restart(Rollback, o.mayRollback),
+		o.definition(Reboot, "os:operator", anytime),
+		o.definition(Shutdown, "os:operator", anytime),
+		o.definition(Reset, "os:admin", anytime),
+		o.definition(Install, "os:admin", o.mayInstall), // whoever chooses what runs on a node can do all
+		o.definition(Upgrade, "os:admin", o.mayUpgrade),
+		o.definition(Rollback, "os:admin", o.mayRollback),
 	}
-}
-
-// when are steps of a plan that has them on a condition.
-func when(holds bool, steps ...operation.Step) []operation.Step {
-	if !holds {
-		return nil
-	}
-	return steps
-}
-
-// drainTimeout is 0 where nobody has said anything.
-func drainTimeout(d time.Duration) (time.Duration, error) {
-	switch {
-	case d == 0:
-		return DrainTimeout, nil
-	case d < 0 || d > MaxDrainTimeout:
-		return 0, fmt.Errorf("the time for draining must be more than 0 and at most %s, and not %s", MaxDrainTimeout, d)
-	}
-	return d, nil
 }
 
 // client is of the cluster's API: a control plane's own as its administrator, a
@@ -163,18 +142,11 @@ func (o Options) client() (*kubeclient.Client, error) {
 	return controlplane.WorkerClient(cfg, boot.KubeletClient)
 }
 
-// node calls do with a client and this node's name in Kubernetes.
-func (o Options) node(do func(c *kubeclient.Client, name string) error) error {
-	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
-	if err != nil {
-		return err
+// onNode is do with a client and this node's name in Kubernetes.
+func (o Options) onNode(do func(ctx context.Context, c *kubeclient.Client, name string) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return o.Kubernetes.Node(o.Store, func(c *kubeclient.Client, name string) error { return do(ctx, c, name) })
 	}
-	c, err := o.Kubernetes()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return do(c, name.Spec)
 }
 
 // admin tells whether this node is an administrator of Kubernetes: control planes are.
@@ -202,7 +174,7 @@ func (o Options) lookAround(ctx context.Context) (why string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	why = "no other node is Ready and takes pods"
-	err = o.node(func(c *kubeclient.Client, name string) error {
+	err = o.Kubernetes.Node(o.Store, func(c *kubeclient.Client, name string) error {
 		if !o.admin() {
 			why = ""
 			_, err := c.Get(ctx, kubeclient.NodeRef(name))
@@ -220,81 +192,4 @@ func (o Options) lookAround(ctx context.Context) (why string, err error) {
 		return nil
 	})
 	return why, err
-}
-
-// cordon and drain are how a node is emptied. Pods that nobody would make anew
-// elsewhere are kept for a node that comes back.
-func (o Options) cordon(id string) operation.Step {
-	return operation.Step{
-		ID: "cordon", What: "keep new pods from this node", Deadline: changeTimeout, Optional: true,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			return rollout.Poll(ctx, p, func(ctx context.Context) error {
-				return o.node(func(c *kubeclient.Client, name string) error {
-					did, err := c.Cordon(ctx, name, id)
-					switch {
-					case kubeclient.IsNotFound(err):
-						return rollout.Lasting{Err: operation.Skip("Kubernetes doesn't know this node")}
-					case err == nil && !did:
-						return rollout.Lasting{Err: operation.Skip("it was cordoned before, and stays so")}
-					}
-					return err
-				})
-			})
-		},
-		Undo: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, id) },
-	}
-}
-
-func (o Options) drain(timeout time.Duration, keep bool) operation.Step {
-	return operation.Step{
-		ID: "drain", What: "evict the pods of this node, within their disruption budgets", Deadline: timeout, Optional: true,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			return o.node(func(c *kubeclient.Client, name string) error {
-				return kubeclient.Drain{Client: c, Node: name, Keep: keep, Report: p.Report}.Run(ctx)
-			})
-		},
-	}
-}
-
-// back is the step of a node that comes back to its cluster.
-func (o Options) back(id string) operation.Step {
-	return operation.Step{
-		ID: "uncordon", What: "let pods come again, once the node is back", Deadline: backTimeout, Optional: true,
-		Run: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, id) },
-	}
-}
-
-// uncordon takes back what this operation has asked for. A node that has asked in vain to be deleted (a worker with taints of its own) stays.
-func (o Options) uncordon(ctx context.Context, p *operation.Progress, id string) error {
-	return rollout.Poll(ctx, p, func(ctx context.Context) error {
-		return o.node(func(c *kubeclient.Client, name string) error {
-			if err := c.Stay(ctx, name, id); err != nil {
-				return err
-			}
-			_, err := c.Uncordon(ctx, name, id)
-			return kubeclient.IgnoreNotFound(err)
-		})
-	})
-}
-
-// keptPods is the warning of a node that isn't emptied.
-func keptPods(why string) string {
-	return "the pods of this node end with it, without a drain: " + why
-}
-
-// end is the step that ends the node.
-func (o Options) end(power boot.Power, hold time.Duration, why string) operation.Step {
-	what := map[boot.Power]string{boot.Reboot: "stop all services, and restart the machine", boot.PowerOff: "stop all services, and power the machine off"}[power]
-	return operation.Step{
-		ID: "end", What: what, Deadline: endTimeout, EndsNode: true, Hold: hold, PointOfNoReturn: true,
-		Run: func(context.Context, *operation.Progress) error {
-			o.Power(power, why)
-			return nil
-		},
-	}
-}
-
-// reasonOf is why the node ends, for its console and its next boot.
-func reasonOf(r operation.Request) string {
-	return strings.TrimSuffix(fmt.Sprintf("%s (%s)", r.By, r.ID), " ()")
 }

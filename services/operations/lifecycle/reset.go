@@ -14,7 +14,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -35,157 +34,36 @@ const (
 	againTimeout = 30 * time.Second
 )
 
-// ResetArguments are what a reset is asked with.
-type ResetArguments struct {
-	// Force is what --graceful=false says: nobody is asked, and nothing is left in order.
-	Force  bool `json:"force,omitempty"`
-	Reboot bool `json:"reboot,omitempty"` // instead of powering off
-	// Wipe are the labels of partitions; none: all that can be wiped.
-	Wipe []string `json:"wipe,omitempty"`
-	// Disks are those of the user that are wiped, too.
-	Disks        []disks.UserDisk `json:"disks,omitempty"`
-	DrainTimeout time.Duration    `json:"drainTimeout,omitempty"` // 0: DrainTimeout
-}
-
-// wipes are the labels of args, each once, STATE first.
-func wipes(args ResetArguments) ([]string, error) {
-	for _, l := range args.Wipe {
-		if !slices.Contains(boot.WipeLabels, l) {
-			return nil, fmt.Errorf("--system-labels-to-wipe %q: there are %s", l, strings.Join(boot.WipeLabels, " and "))
+// stopKubelet is the first step of a node that goes for good.
+func (j job) stopKubelet(ctx context.Context, _ *operation.Progress) error {
+	if j.controlPlane() { // the last moment to see that it was asked in vain
+		if err := j.mayLeave(ctx, etcd.SettleTimeout); err != nil {
+			return err
 		}
 	}
-	if len(args.Wipe) == 0 {
-		return boot.WipeLabels, nil
-	}
-	return slices.DeleteFunc(slices.Clone(boot.WipeLabels), func(l string) bool { return !slices.Contains(args.Wipe, l) }), nil
+	ctx, cancel := context.WithTimeout(ctx, serviceTimeout)
+	defer cancel()
+	return j.Stop(ctx, kubelet.ID)
 }
 
-// resetJob is a reset that was asked for, checked.
-type resetJob struct {
-	Options
-	operation.Request
-	args    ResetArguments
-	labels  []string
-	timeout time.Duration // of the drain
-
-	// What a look at the cluster has as its result, as in job.
-	podsStay, memberless bool
-}
-
-func (o Options) resetJob(r operation.Request) (j resetJob, err error) {
-	j.Options, j.Request = o, r
-	if j.args, err = operation.Decode[ResetArguments](r); err == nil {
-		j.labels, err = wipes(j.args)
-	}
-	if err == nil {
-		j.timeout, err = drainTimeout(j.args.DrainTimeout)
-	}
-	return j, err
-}
-
-// planReset refuses where etcd can't do without this node's member.
-func (o Options) planReset(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
-	j, err := o.resetJob(r)
+func (j job) leaveEtcd(ctx context.Context, p *operation.Progress) error {
+	name, err := j.Etcd.Leave(ctx)
 	if err != nil {
-		return p, err
+		return graceless(err)
 	}
-	if j.args.Force {
-		p.Unlocked = "it is forced"
-		p.Warnings = append(p.Warnings, "the cluster keeps the Node and the member of etcd of this node, if it has one: remove them with `kubectl delete node` and `gbctl etcd remove-member`")
-	} else {
-		if j.memberless = !o.controlPlane(); !j.memberless {
-			if err := o.mayLeave(ctx, 0); err != nil {
-				return p, err
-			}
-		}
-		if why := o.alone(ctx, lookBudget); why != "" {
-			p.Warnings, j.podsStay = append(p.Warnings, keptPods(why)), true
-		}
+	if name == "" {
+		return operation.Skip("this node has no member of etcd")
 	}
-	for _, u := range j.args.Disks {
-		p.Warnings = append(p.Warnings, fmt.Sprintf("all that is on %s is lost", u))
-	}
-	p.Steps = j.steps()
-	return p, nil
+	p.Report("member %s has left", name)
+	return nil
 }
 
-func (o Options) resetSteps(r operation.Request) ([]operation.Step, error) {
-	j, err := o.resetJob(r)
-	return j.steps(), err
-}
-
-// steps are the plan, or all that it may have.
-func (j resetJob) steps() []operation.Step {
-	power, orderly := boot.PowerOff, !j.args.Force
-	if j.args.Reboot {
-		power = boot.Reboot
+// startEtcd undoes leaveEtcd. One that is past its own point of no return stops the service yet.
+func (j job) startEtcd(ctx context.Context, _ *operation.Progress) error {
+	if err := j.Etcd.Settled(ctx); err != nil {
+		return err
 	}
-	return slices.Concat(
-		when(orderly && !j.podsStay, j.cordon(j.ID), j.drain(j.timeout, false)),
-		when(orderly, j.leave(j.ID)...),
-		when(orderly && !j.memberless, j.leaveEtcd()),
-		[]operation.Step{j.wipe(j.Request, j.args, j.labels, false), j.end(power, 0, reasonOf(j.Request))},
-		// It joins again, perhaps with its Node of before.
-		when(orderly && !slices.Contains(j.labels, boot.LabelState), j.back(j.ID)),
-	)
-}
-
-// leave are the steps of a node that goes for good, before those of its member of etcd and its disk.
-func (o Options) leave(id string) []operation.Step {
-	return []operation.Step{
-		{
-			ID: "kubelet", What: "stop the kubelet", Deadline: leaveTimeout,
-			Run: func(ctx context.Context, _ *operation.Progress) error {
-				// The last moment to see that it was asked in vain.
-				if o.controlPlane() {
-					if err := o.mayLeave(ctx, etcd.SettleTimeout); err != nil {
-						return err
-					}
-				}
-				return o.stop(ctx, kubelet.ID)
-			},
-			Undo: func(ctx context.Context, _ *operation.Progress) error { return o.Start(ctx, kubelet.ID) },
-		},
-		{
-			ID: "node", What: "delete the Node from Kubernetes", Deadline: nodeTimeout, Optional: true,
-			Run: func(ctx context.Context, p *operation.Progress) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.deleteNode(ctx, id) })
-			},
-			Undo: func(ctx context.Context, p *operation.Progress) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error {
-					return o.node(func(c *kubeclient.Client, name string) error { return c.Stay(ctx, name, id) })
-				})
-			},
-		},
-		{
-			ID: "pods", What: "stop the pods that are left, the control plane's among them", Deadline: podsTimeout, Optional: true,
-			Run: func(ctx context.Context, p *operation.Progress) error { return rollout.Poll(ctx, p, o.StopPods) },
-		},
-	}
-}
-
-func (o Options) leaveEtcd() operation.Step {
-	return operation.Step{
-		ID: "etcd", What: "leave etcd, and remove its data", Deadline: leaveTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			name, err := o.Etcd.Leave(ctx)
-			if err != nil {
-				return graceless(err)
-			}
-			if name == "" {
-				return operation.Skip("this node has no member of etcd")
-			}
-			p.Report("member %s has left", name)
-			return nil
-		},
-		Undo: func(ctx context.Context, _ *operation.Progress) error {
-			// One that is past its own point of no return stops the service yet.
-			if err := o.Etcd.Settled(ctx); err != nil {
-				return err
-			}
-			return o.Start(ctx, etcd.ID)
-		},
-	}
+	return j.Start(ctx, etcd.ID)
 }
 
 func (o Options) controlPlane() bool {
@@ -205,60 +83,51 @@ func graceless(err error) error {
 	return fmt.Errorf("%w. Nothing is wiped. `gbctl reset --graceful=false` leaves nothing in order and asks nobody", err)
 }
 
-func (o Options) stop(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, serviceTimeout)
-	defer cancel()
-	return o.Stop(ctx, id)
-}
-
 // deleteNode removes this node from Kubernetes. A control plane may do that itself; a
 // kubelet mustn't, so a worker asks for it, and the control planes see to it (package
 // controlplane).
-func (o Options) deleteNode(ctx context.Context, id string) error {
-	return o.node(func(c *kubeclient.Client, name string) error {
-		if o.admin() {
-			return c.Delete(ctx, kubeclient.NodeRef(name))
-		}
-		return c.AskToLeave(ctx, name, id, func(message []byte) ([]byte, error) { return secrets.Prove(o.Store, kubeclient.LeavePurpose, message) })
-	})
+func (j job) deleteNode(ctx context.Context, c *kubeclient.Client, name string) error {
+	if j.admin() {
+		return c.Delete(ctx, kubeclient.NodeRef(name))
+	}
+	return c.AskToLeave(ctx, name, j.ID, func(message []byte) ([]byte, error) { return secrets.Prove(j.Store, kubeclient.LeavePurpose, message) })
 }
 
-// wipe marks what boot.Volumes has for these labels, and disks of the user. The node erases
-// it when it ends (disks.Erase), or else the next boot does. After a restart, the services that the steps before had
-// stopped run again, so those steps are done once more, as far as that goes. note leaves for later steps that it is marked.
-func (o Options) wipe(r operation.Request, args ResetArguments, labels []string, note bool) operation.Step {
+// wiped are the partitions and disks that are wiped, in words.
+func (j job) wiped() string {
 	var parts []string
-	for _, v := range boot.Wiped(labels) {
+	for _, v := range boot.Wiped(j.labels) {
 		if v.Holds != "" {
 			parts = append(parts, fmt.Sprintf("%s (%s)", v.Label, v.Holds))
 		}
 	}
-	for _, u := range args.Disks {
+	for _, u := range j.disks {
 		parts = append(parts, u.Path)
 	}
-	return operation.Step{
-		ID: "wipe", What: "mark for wiping, when the node ends: " + strings.Join(parts, ", "), Deadline: markTimeout + 3*againTimeout,
-		PointOfNoReturn: true, WipesJournal: slices.Contains(labels, boot.LabelState),
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			if r.Resuming && !args.Force {
-				o.again(ctx, p, r.ID)
-			}
-			users := args.Disks
-			if r.Resuming {
-				users = known(users, p)
-			}
-			if slices.Contains(labels, boot.LabelState) {
-				if err := o.dropUntried(ctx); err != nil {
-					p.Report("a system that hasn't booted yet stays: %v", err)
-				}
-			}
-			err := o.MarkWipe(labels, users)
-			if err == nil && note {
-				err = marked.Put(p, true)
-			}
-			return err
-		},
+	return strings.Join(parts, ", ")
+}
+
+// wipe marks what boot.Volumes has for the labels, and disks of the user. The node erases
+// it when it ends (disks.Erase), or else the next boot does. After a restart, the services that the steps before had
+// stopped run again, so those steps are done once more, as far as that goes. For later steps of an upgrade, it is left that it is marked.
+func (j job) wipe(ctx context.Context, p *operation.Progress) error {
+	if j.Resuming && !j.Force {
+		j.again(ctx, p)
 	}
+	users := j.disks
+	if j.Resuming {
+		users = known(users, p)
+	}
+	if slices.Contains(j.labels, boot.LabelState) {
+		if err := j.dropUntried(ctx); err != nil {
+			p.Report("a system that hasn't booted yet stays: %v", err)
+		}
+	}
+	err := j.MarkWipe(j.labels, users)
+	if err == nil && j.writes() {
+		err = marked.Put(p, true)
+	}
+	return err
 }
 
 // dropUntried takes a system out of its slot that hasn't booted yet: without META, its first boot wouldn't be on trial.
@@ -286,15 +155,15 @@ func known(users []disks.UserDisk, p *operation.Progress) (same []disks.UserDisk
 }
 
 // again leaves the cluster once more. Each part has its time, and what fails is told.
-func (o Options) again(ctx context.Context, p *operation.Progress, id string) {
+func (j job) again(ctx context.Context, p *operation.Progress) {
 	parts := []func(context.Context) error{
-		func(ctx context.Context) error { return o.Stop(ctx, kubelet.ID) },
-		func(ctx context.Context) error { return o.deleteNode(ctx, id) },
+		func(ctx context.Context) error { return j.Stop(ctx, kubelet.ID) },
+		j.onNode(j.deleteNode),
 		func(ctx context.Context) error {
-			if !o.controlPlane() {
+			if !j.controlPlane() {
 				return nil
 			}
-			_, err := o.Etcd.Leave(ctx)
+			_, err := j.Etcd.Leave(ctx)
 			return err
 		},
 	}

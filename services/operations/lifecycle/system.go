@@ -1,7 +1,6 @@
 package lifecycle
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,10 +94,6 @@ func (o Options) mayInstall() error {
 	return nil
 }
 
-// writes reports whether the operation writes a system, and stages whether it doesn't boot it.
-func (j job) writes() bool { return j.name == Install || j.name == Upgrade }
-func (j job) stages() bool { return j.writes() && j.Stage }
-
 // mayWrite refuses what can't be written, and looks where it would be.
 func (j *job) mayWrite(ctx context.Context) (err error) {
 	if j.Image == "" {
@@ -114,73 +109,54 @@ func (j *job) mayWrite(ctx context.Context) (err error) {
 }
 
 // get finds a system: of an image, or of the medium in the machine.
-func (j job) get() operation.Step {
-	s := operation.Step{ID: "find", What: "find the system on the medium", Deadline: verifyTimeout}
-	if j.Image != "" {
-		s = operation.Step{ID: "pull", What: "pull the image " + j.Image, Deadline: pullTimeout}
+func (j job) get(ctx context.Context, p *operation.Progress) (err error) {
+	var src slots.Source
+	if j.Image == "" {
+		src, err = j.Systems.Medium(ctx, j.Older)
+	} else {
+		src, err = j.Systems.Pull(ctx, j.Image, j.Older, percent(p, "pulled"))
 	}
-	s.Run = j.withContainerd(func(ctx context.Context, p *operation.Progress) (err error) {
-		var src slots.Source
-		if j.Image == "" {
-			src, err = j.Systems.Medium(ctx, j.Older)
-		} else {
-			src, err = j.Systems.Pull(ctx, j.Image, j.Older, percent(p, "pulled"))
-		}
-		if err != nil {
-			return err
-		}
-		return source.Put(p, src)
-	})
-	return s
+	if err != nil {
+		return err
+	}
+	return source.Put(p, src)
 }
 
-func (j job) verify() operation.Step {
-	return operation.Step{
-		ID: "verify", What: "read the system, and compare its checksum", Deadline: verifyTimeout,
-		Run: j.withContainerd(source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
-			p.Report("%s", src)
-			if err := j.Systems.Verify(ctx, src, percent(p, "read")); err != nil {
-				return err
-			}
-			all, err := j.Systems.Get()
-			if err != nil {
-				return err
-			}
-			return target.Put(p, all.Target(j.Systems.Running()))
-		})),
+func (j job) verify(ctx context.Context, p *operation.Progress, src slots.Source) error {
+	p.Report("%s", src)
+	if err := j.Systems.Verify(ctx, src, percent(p, "read")); err != nil {
+		return err
 	}
+	all, err := j.Systems.Get()
+	if err != nil {
+		return err
+	}
+	return target.Put(p, all.Target(j.Systems.Running()))
 }
 
 // write is the step after which a slot has a complete system.
-func (j job) write() operation.Step {
-	return operation.Step{
-		ID: "write", What: "write the system to " + cmp.Or(j.where, "the slot that doesn't run"), Deadline: writeTimeout,
-		Run: j.withContainerd(source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
-			slot, err := target.Get(p)
-			if err != nil || slot == j.Systems.Running() { // it was written, and the machine has restarted
-				return err
-			}
-			system := boot.Slot{Wiped: j.Wipe}
-			if j.Systems.Running() != "" {
-				system.Excused, system.Kubernetes = j.excused(p), true
-			}
-			if cfg, err := machine.Config(j.Store); err == nil {
-				system.Args = cfg.Machine.Install.ExtraKernelArgs
-			}
-			p.Report("to slot %s", slot)
-			return j.Systems.Write(ctx, slot, src, system, percent(p, "written"))
-		})),
-		Undo: target.Then(func(ctx context.Context, _ *operation.Progress, slot string) error {
-			if slot == j.Systems.Running() {
-				return fmt.Errorf("the machine has restarted, with the new system in slot %s, which stays if it is healthy: `gbctl rollback` goes back to the former one", slot)
-			}
-			return j.Systems.Empty(ctx, slot)
-		}),
+func (j job) write(ctx context.Context, p *operation.Progress, src slots.Source) error {
+	slot, err := target.Get(p)
+	if err != nil || slot == j.Systems.Running() { // it was written, and the machine has restarted
+		return err
 	}
+	system := boot.Slot{Wiped: j.Wipe}
+	if j.Systems.Running() != "" {
+		system.Excused, system.Kubernetes = j.excused(p), true
+	}
+	if cfg, err := machine.Config(j.Store); err == nil {
+		system.Args = cfg.Machine.Install.ExtraKernelArgs
+	}
+	p.Report("to slot %s", slot)
+	return j.Systems.Write(ctx, slot, src, system, percent(p, "written"))
 }
 
-// run is what a step runs.
-type run = func(context.Context, *operation.Progress) error
+func (j job) unwrite(ctx context.Context, _ *operation.Progress, slot string) error {
+	if slot == j.Systems.Running() {
+		return fmt.Errorf("the machine has restarted, with the new system in slot %s, which stays if it is healthy: `gbctl rollback` goes back to the former one", slot)
+	}
+	return j.Systems.Empty(ctx, slot)
+}
 
 // withContainerd waits for containerd before it runs what needs it for an image.
 func (j job) withContainerd(do run) run {
@@ -194,10 +170,11 @@ func (j job) withContainerd(do run) run {
 	}
 }
 
-// remembering keeps what isn't healthy where an operation begins, before its first step.
+// remembering keeps what isn't healthy where an operation begins that brings another system, before its first step.
 func (j job) remembering(do run) run {
 	return func(ctx context.Context, p *operation.Progress) error {
-		if !j.Resuming && j.Unhealthy != nil {
+		_, none := sick.Get(p)
+		if none != nil && !j.Resuming && j.switches() && j.Unhealthy != nil {
 			if err := sick.Put(p, j.Unhealthy()); err != nil {
 				return err
 			}
@@ -235,24 +212,19 @@ func (o Options) containerd(ctx context.Context, p *operation.Progress) (there b
 
 // images pulls what the new system runs pods with, before anything is written. Otherwise no pod would start with that system, in a place
 // where it can't pull.
-func (o Options) images() operation.Step {
-	return operation.Step{
-		ID: "images", What: "pull the images that the system runs pods with", Deadline: pullTimeout,
-		Run: source.Then(func(ctx context.Context, p *operation.Progress, src slots.Source) error {
-			if there, err := o.containerd(ctx, p); err != nil {
-				return err
-			} else if !there {
-				p.Report("nothing is pulled: containerd wasn't healthy, and the upgrade may be to repair it")
-				return nil
-			}
-			for _, image := range src.Images {
-				if err := o.Pull(ctx, image); err != nil {
-					return fmt.Errorf("this machine can't get an image that Garboard %s runs pods with: %w", src.Version, err)
-				}
-			}
-			return nil
-		}),
+func (o Options) images(ctx context.Context, p *operation.Progress, src slots.Source) error {
+	if there, err := o.containerd(ctx, p); err != nil {
+		return err
+	} else if !there {
+		p.Report("nothing is pulled: containerd wasn't healthy, and the upgrade may be to repair it")
+		return nil
 	}
+	for _, image := range src.Images {
+		if err := o.Pull(ctx, image); err != nil {
+			return fmt.Errorf("this machine can't get an image that Garboard %s runs pods with: %w", src.Version, err)
+		}
+	}
+	return nil
 }
 
 // percent reports each fifth of the way. An image's pull begins with a few kB, which say how much there is.
@@ -271,41 +243,36 @@ func percent(p *operation.Progress, word string) func(done, of int64) {
 }
 
 // prove waits until it is known whether the system in the target is healthy. It runs after the boot, in that system or in the other one.
-func (j job) prove() operation.Step {
-	return operation.Step{
-		ID: "prove", What: "see that the system is healthy", Deadline: ProveTimeout(boot.Slot{Wiped: j.Wipe}) + proveGrace,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			name, err := target.Get(p)
-			if err != nil {
-				return fmt.Errorf("the machine restarted before this operation chose a system: start it again (%w)", err)
-			}
-			for range sleep.Every(ctx, provePoll) {
-				begun := j.Systems.Begun() // before it has, the slots don't say what became of the new system
-				all, err := j.Systems.Get()
-				if err != nil {
-					return err
-				}
-				slot, err := all.Of(name)
-				if err != nil {
-					return err
-				}
-				switch {
-				case !begun:
-				case slot.State == boot.SlotGood && j.Systems.Running() == name:
-					if _, err := marked.Get(p); j.Wipe && err != nil {
-						return errors.New("the new system is healthy, but the machine restarted before the data was marked for wiping: `gbctl -n ADDRESS reset --system-labels-to-wipe EPHEMERAL --reboot` wipes it")
-					}
-					return nil
-				case slot.State == boot.SlotTrying && j.Systems.Running() == name:
-				case slot.State == boot.SlotTrying && slot.Tries > 0:
-					return fmt.Errorf("the machine wasn't started from slot %s of its disk: remove the medium, or let the firmware start the disk first", name)
-				default:
-					return fmt.Errorf("slot %s is %s: %s. The machine runs the system in slot %s", name, slot.State, slot.Reason, j.Systems.Running())
-				}
-			}
-			return ctx.Err()
-		},
+func (j job) prove(ctx context.Context, p *operation.Progress) error {
+	name, err := target.Get(p)
+	if err != nil {
+		return fmt.Errorf("the machine restarted before this operation chose a system: start it again (%w)", err)
 	}
+	for range sleep.Every(ctx, provePoll) {
+		begun := j.Systems.Begun() // before it has, the slots don't say what became of the new system
+		all, err := j.Systems.Get()
+		if err != nil {
+			return err
+		}
+		slot, err := all.Of(name)
+		if err != nil {
+			return err
+		}
+		switch {
+		case !begun:
+		case slot.State == boot.SlotGood && j.Systems.Running() == name:
+			if _, err := marked.Get(p); j.Wipe && err != nil {
+				return errors.New("the new system is healthy, but the machine restarted before the data was marked for wiping: `gbctl -n ADDRESS reset --system-labels-to-wipe EPHEMERAL --reboot` wipes it")
+			}
+			return nil
+		case slot.State == boot.SlotTrying && j.Systems.Running() == name:
+		case slot.State == boot.SlotTrying && slot.Tries > 0:
+			return fmt.Errorf("the machine wasn't started from slot %s of its disk: remove the medium, or let the firmware start the disk first", name)
+		default:
+			return fmt.Errorf("slot %s is %s: %s. The machine runs the system in slot %s", name, slot.State, slot.Reason, j.Systems.Running())
+		}
+	}
+	return ctx.Err()
 }
 
 func (o Options) mayUpgrade() error {
@@ -333,27 +300,23 @@ func (o Options) installed() (boot.Slots, error) {
 }
 
 // choose makes the other slot boot next.
-func (j job) choose() operation.Step {
-	return operation.Step{
-		ID: "choose", What: "make the other slot boot next", Deadline: chooseTimeout,
-		Run: func(ctx context.Context, p *operation.Progress) error {
-			to, err := target.Get(p)
-			if err != nil {
-				to = new(boot.Slots).Target(j.Systems.Running())
-				err = target.Put(p, to)
-			}
-			if err != nil || to == j.Systems.Running() { // it has restarted meanwhile
-				return err
-			}
-			return j.Systems.Rollback(ctx, "rolled back by "+j.By, j.excused(p))
-		},
-		Undo: target.Then(func(ctx context.Context, _ *operation.Progress, to string) error {
-			if to == j.Systems.Running() {
-				return nil
-			}
-			return j.Systems.Stay(ctx)
-		}),
+func (j job) choose(ctx context.Context, p *operation.Progress) error {
+	to, err := target.Get(p)
+	if err != nil {
+		to = new(boot.Slots).Target(j.Systems.Running())
+		err = target.Put(p, to)
 	}
+	if err != nil || to == j.Systems.Running() { // it has restarted meanwhile
+		return err
+	}
+	return j.Systems.Rollback(ctx, "rolled back by "+j.By, j.excused(p))
+}
+
+func (j job) unchoose(ctx context.Context, _ *operation.Progress, to string) error {
+	if to == j.Systems.Running() {
+		return nil
+	}
+	return j.Systems.Stay(ctx)
 }
 
 func (o Options) mayRollback() error {

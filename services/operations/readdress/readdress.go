@@ -201,7 +201,7 @@ func (j job) healthy(ctx context.Context, former netip.Addr) error {
 	if err := j.Etcd.Move(ctx, j.Address); err != nil { // it answers at its address
 		return err
 	}
-	return j.node(func(client *kubeclient.Client, name string) error {
+	return j.Kubernetes.Node(j.Store, func(client *kubeclient.Client, name string) error {
 		for _, program := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
 			if err := rollout.Healthy(ctx, j.Peers, rollout.Node{Name: name, Address: j.Address}, program); err != nil {
 				return err
@@ -226,20 +226,11 @@ func (j job) healthy(ctx context.Context, former netip.Addr) error {
 	})
 }
 
-// node calls do with a client and the name of this node.
-func (o Options) node(do func(client *kubeclient.Client, name string) error) error {
-	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
-	if err != nil {
-		return err
-	}
-	return o.Kubernetes.With(func(client *kubeclient.Client) error { return do(client, name.Spec) })
-}
-
 // renew deletes the pods of DaemonSets of the cluster itself that have the node's network, such as flannel's, which tells other
 // nodes the address that it had at its start. They are made again at once.
 func (j job) renew(ctx context.Context, p *operation.Progress) error {
 	return rollout.Poll(ctx, p, func(ctx context.Context) error {
-		return j.node(func(client *kubeclient.Client, name string) error {
+		return j.Kubernetes.Node(j.Store, func(client *kubeclient.Client, name string) error {
 			pods, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: "kube-system"}, kubeclient.Selection{Fields: "spec.hostNetwork=true,spec.nodeName=" + name})
 			for _, pod := range pods.Items() {
 				if pod.At("metadata", "ownerReferences") != nil && pod.List("metadata", "ownerReferences")[0].Text("kind") == "DaemonSet" {

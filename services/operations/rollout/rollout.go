@@ -14,8 +14,10 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/system/network"
 	"gopkg.in/yaml.v3"
 )
 
@@ -49,6 +51,22 @@ func NodeOf(o kubeclient.Object) Node {
 // ControlPlanes are those of the nodes.
 func ControlPlanes(nodes []Node) []Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n Node) bool { return !n.ControlPlane })
+}
+
+// OnNode does something on a node.
+type OnNode = func(ctx context.Context, p *operation.Progress, n Node) error
+
+// Parts are those of a step that does the same on each of the nodes; undo may be nil. What has a verb for the address, such as
+// "updating node %q".
+func Parts(nodes []Node, what string, deadline time.Duration, do, undo OnNode) []operation.Part {
+	return lists.Of(nodes, func(n Node) operation.Part {
+		part := operation.Part{ID: n.Name, What: fmt.Sprintf(what, n.Address), Deadline: deadline}
+		part.Run = func(ctx context.Context, p *operation.Progress) error { return do(ctx, p, n) }
+		if undo != nil {
+			part.Undo = func(ctx context.Context, p *operation.Progress) error { return undo(ctx, p, n) }
+		}
+		return part
+	})
 }
 
 // Discovered is the line about the control planes of an operation (S-290, S-316).
@@ -92,6 +110,15 @@ func (k Kubernetes) With(do func(*kubeclient.Client) error) error {
 	}
 	defer client.Close()
 	return do(client)
+}
+
+// Node calls do with a client and this node's name in Kubernetes.
+func (k Kubernetes) Node(store resource.Reader, do func(c *kubeclient.Client, name string) error) error {
+	name, err := network.Hostnames.Get(store, network.HostnameID)
+	if err != nil {
+		return err
+	}
+	return k.With(func(c *kubeclient.Client) error { return do(c, name.Spec) })
 }
 
 // Poll is Poll with a client.

@@ -26,15 +26,13 @@ const (
 )
 
 // kubelets are the parts that change one kubelet after another.
-func (j job) kubelets(nodes []rollout.Node) (parts []operation.Part) {
-	for _, n := range nodes {
-		parts = append(parts, operation.Part{
-			ID: n.Name, What: fmt.Sprintf("updating node %q", n.Address), Deadline: kubeletTimeout,
-			Run:  func(ctx context.Context, p *operation.Progress) error { return j.setKubelet(ctx, p, n, j.a.To, j.id) },
-			Undo: func(ctx context.Context, p *operation.Progress) error { return j.setKubelet(ctx, p, n, j.a.From, j.id) },
-		})
+func (j job) kubelets(nodes []rollout.Node) []operation.Part {
+	to := func(version string) rollout.OnNode {
+		return func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+			return j.setKubelet(ctx, p, n, version, j.id)
+		}
 	}
-	return parts
+	return rollout.Parts(nodes, "updating node %q", kubeletTimeout, to(j.a.To), to(j.a.From))
 }
 
 // setKubelet gives the kubelet of a node its version. Where the minor version changes and

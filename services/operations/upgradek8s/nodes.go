@@ -276,15 +276,11 @@ func (s state) needed(a Arguments) (images []string, err error) {
 
 // pullAll pulls all images to the nodes that need them.
 func (j job) pullAll(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
-	var parts []operation.Part
 	first := rollout.ControlPlanes(nodes)[0]
-	for _, n := range nodes {
-		parts = append(parts, operation.Part{
-			ID: n.Name, What: fmt.Sprintf("pulling the images to node %q", n.Address), Deadline: pullTimeout,
-			Run: func(ctx context.Context, p *operation.Progress) error { return j.pull(ctx, p, n, first, j.a) },
-		})
+	pull := func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+		return j.pull(ctx, p, n, first, j.a)
 	}
-	return p.Each(ctx, atOnce, parts...)
+	return p.Each(ctx, atOnce, rollout.Parts(nodes, "pulling the images to node %q", pullTimeout, pull, nil)...)
 }
 
 // images are those in the configuration of a node.

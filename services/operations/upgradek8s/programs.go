@@ -2,7 +2,6 @@ package upgradek8s
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -45,21 +44,16 @@ var components = append(slices.Clone(programs), proxy, kubelet)
 
 // program are the parts that change a program.
 func (j job) program(c component) func([]rollout.Node) []operation.Part {
-	return func(nodes []rollout.Node) (parts []operation.Part) {
-		for i, n := range rollout.ControlPlanes(nodes) {
-			watch := time.Duration(0)
-			if i == 0 {
-				watch = watchFirst
-			}
-			parts = append(parts, operation.Part{
-				ID: n.Name, What: fmt.Sprintf("updating node %q", n.Address), Deadline: programTimeout,
-				Run: func(ctx context.Context, p *operation.Progress) error {
-					return j.setProgram(ctx, p, n, c, j.a.To, watch)
-				},
-				Undo: func(ctx context.Context, p *operation.Progress) error { return j.setProgram(ctx, p, n, c, j.a.From, 0) },
+	return func(nodes []rollout.Node) []operation.Part {
+		nodes = rollout.ControlPlanes(nodes)
+		watches := map[string]time.Duration{nodes[0].Name: watchFirst}
+		return rollout.Parts(nodes, "updating node %q", programTimeout,
+			func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+				return j.setProgram(ctx, p, n, c, j.a.To, watches[n.Name])
+			},
+			func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+				return j.setProgram(ctx, p, n, c, j.a.From, 0)
 			})
-		}
-		return parts
 	}
 }
 

@@ -3,6 +3,7 @@ package machine
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -15,8 +16,6 @@ const (
 	bootsFile = "boots.json"
 	// maxBoots are kept: enough to see what a machine does that restarts again and again.
 	maxBoots = 32
-	// exitFile has the end of the last boot that ended in order; PID 1 writes it.
-	exitFile = "last-exit"
 	// noReason is the end of a boot for which PID 1 has written none.
 	noReason = "without a shutdown: the power failed, the kernel panicked, or the machine was reset"
 )
@@ -28,7 +27,7 @@ type Boot struct {
 	Release string    `json:"release" yaml:"release" column:"RELEASE"`
 	Slot    string    `json:"slot,omitempty" yaml:"slot,omitempty" column:"SLOT"`
 	Exit    string    `json:"exit,omitempty" yaml:"exit,omitempty" column:"EXIT"` // how and why it ended; "": it runs
-	// Before is what exitFile had at its beginning.
+	// Before is what boot.ExitFile had at its beginning.
 	Before string `json:"before,omitempty" yaml:"-"`
 }
 
@@ -53,7 +52,7 @@ func (a *Applier) RecordBoot(slot, panicked string) error {
 	if a.recorded {
 		return nil
 	}
-	exit, err := a.stored.read(exitFile)
+	exit, err := a.stored.read(filepath.Base(boot.ExitFile))
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func TestBoots(t *testing.T) {
 	}
 	end := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, exitFile), []byte(text+"\n"), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "last-exit"), []byte(text+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -12,6 +12,8 @@ var (
 	ErrConfigured       = errors.New("the node has a configuration")
 	ErrStale            = errors.New("the node's configuration has changed since it was read")
 	ErrBusy             = errors.New("not now")
+	ErrNoVersion        = errors.New("isn't in the history; see gbctl config history")
+	ErrNotKept          = errors.New("isn't kept: it, or one after it, has persist: false")
 	ErrNothingToConfirm = errors.New("nothing is being tried")
 	ErrNoWay            = errors.New("no link of the node with a carrier would get an address, or the last default route would go: it couldn't be reached any more. Use mode try, which undoes the change unless it is confirmed, or mode reboot or on-reboot")
 )

@@ -92,7 +92,7 @@ type historyEntry struct {
 // document is the text of an entry.
 func (e historyEntry) document() ([]byte, error) {
 	if e.Text == nil {
-		return nil, fmt.Errorf("the document of version %d isn't kept: it, or one after it, has persist: false", e.Version)
+		return nil, fmt.Errorf("the document of version %d %w", e.Version, ErrNotKept)
 	}
 	return e.Text, nil
 }

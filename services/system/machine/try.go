@@ -85,7 +85,7 @@ func (a *Applier) earlier(version uint64) ([]byte, error) {
 				return k.document()
 			}
 		}
-		return nil, fmt.Errorf("version %d isn't in the history; see gbctl config history", version)
+		return nil, fmt.Errorf("version %d %w", version, ErrNoVersion)
 	}
 	current := len(all)
 	for current > 0 {

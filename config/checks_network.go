@@ -62,7 +62,7 @@ func checkInterfaces(c *Config, r *report) {
 
 var (
 	hardwarePattern = regexp.MustCompile(`^[0-9a-f:]*[*][0-9a-f:*]*$`) // a MAC address with asterisks
-	propertyPattern = regexp.MustCompile(`^[!-~]{1,128}$`)             // of other properties
+	propertyPattern = regexp.MustCompile(`^[!-~]+$`)                   // of other properties, of at most 128 bytes
 )
 
 // checkSelector requires one card, which is no link that the node makes.
@@ -76,7 +76,7 @@ func checkSelector(r *report, where place, in Interface, link Link) {
 		r.bad(where.with("hardwareAddr"), "%s is the address of a group, and no card has such an address", mac)
 	}
 	for name, text := range map[string]string{"driver": in.Driver, "busPath": in.BusPath} {
-		if text != "" && !propertyPattern.MatchString(text) {
+		if text != "" && !propertyPattern.MatchString(text) || len(text) > 128 {
 			r.bad(where.with(name), "%s is not the %s of a card, such as virtio_net and 0000:00:04.0", quote(text), name)
 		}
 	}

@@ -14,12 +14,14 @@ import (
 // type Problems.
 func CheckManifests(name string, data []byte, c, before *Config) error {
 	r := &report{name: name}
-	if problems, _ := r.parse(data); problems != nil {
-		return problems
-	}
 	for i, m := range c.Cluster.InlineManifests {
 		if before != nil && slices.Contains(before.Cluster.InlineManifests, m) {
 			continue
+		}
+		if r.root == nil { // only a few documents have manifests
+			if problems, _ := r.parse(data); problems != nil {
+				return problems
+			}
 		}
 		where := at("cluster", "inlineManifests", i, "contents")
 		n, line, column := r.locate(where)

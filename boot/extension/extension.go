@@ -93,7 +93,7 @@ type Default struct {
 
 var (
 	name    = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
-	version = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+~_-]{0,63}$`)
+	version = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+~_-]*$`)
 )
 
 // Parse reads a manifest and checks it.
@@ -127,7 +127,7 @@ func (p *problems) add(is bool, format string, args ...any) {
 func (m Manifest) check() error {
 	var errs problems
 	errs.add(!name.MatchString(m.Name), "name %q: must have 1 to 40 small letters, digits and hyphens", m.Name)
-	errs.add(!version.MatchString(m.Version), "version %q: must have 1 to 64 letters, digits, and . + ~ _ -", m.Version)
+	errs.add(!version.MatchString(m.Version) || len(m.Version) > 64, "version %q: must have 1 to 64 letters, digits, and . + ~ _ -", m.Version)
 	errs.add(m.Description == "", "description: is required")
 	errs = append(errs, absolute("files", m.Files...))
 	if m.Service != nil {

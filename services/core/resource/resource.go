@@ -11,6 +11,7 @@ package resource
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"log/slog"
 	"maps"
@@ -87,6 +88,9 @@ type View interface {
 	Reader
 	Writer
 	Log() *slog.Logger
+	// Unchanged is ctx until an input has changed since the call of Reconcile began. It is for questions to
+	// others that may take a while: a change mustn't wait for their end.
+	Unchanged(ctx context.Context) (context.Context, context.CancelFunc)
 }
 
 // target says which object.

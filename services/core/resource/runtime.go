@@ -29,12 +29,16 @@ const (
 	// retryJitter spreads the pauses by up to this part: controllers that fail
 	// for one cause needn't all come back at once.
 	retryJitter = 0.2
+	// leisure is the pause of a leisurely controller after a change.
+	leisure = 100 * time.Millisecond
 )
 
 // Input is a type that a controller reads, and whose changes wake it.
 type Input struct {
 	Type string
 	ID   string // "" is all
+	// Quiet: its changes wake nobody, because another input follows from it, and changes with it.
+	Quiet bool
 }
 
 // Controller makes some facts true.
@@ -42,6 +46,8 @@ type Controller struct {
 	Name    string // k8s.KubeletStaticPodController
 	Inputs  []Input
 	Outputs []string // types; no other controller writes them
+	// Leisurely: nobody waits for what it does, so that others have the processors first after a change.
+	Leisurely bool
 	// Reconcile is called once at the start and then whenever an input has changed since
 	// the last call began; several changes may be one call, so it looks at all of its
 	// inputs anew. Calls never overlap. again > 0 asks for a call after that time even
@@ -149,7 +155,7 @@ func (rt *Runtime) Run(ctx context.Context) error {
 func (rt *Runtime) drive(ctx context.Context, c Controller, n *counters) {
 	mark := make(chan struct{}, 1)
 	defer rt.store.notify(c.Inputs, mark)()
-	v := newView(rt.store, c, rt.log)
+	v := newView(rt.store, c, rt.log, mark)
 	w := rt.store.As(c.Name)
 	starting, pause, failure := true, time.Duration(0), Failure{}
 	for ctx.Err() == nil {
@@ -195,7 +201,7 @@ func (rt *Runtime) drive(ctx context.Context, c Controller, n *counters) {
 		if again <= 0 {
 			again = math.MaxInt64 // until a mark
 		}
-		if !sleep.Until(ctx, mark, again) {
+		if !sleep.Until(ctx, mark, again) || c.Leisurely && !sleep.For(ctx, leisure) {
 			return
 		}
 	}

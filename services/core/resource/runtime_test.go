@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -273,12 +274,66 @@ func TestRetryIn(t *testing.T) {
 	})
 }
 
+// A quiet input wakes nobody, and a leisurely controller waits a moment after a change.
+func TestWhatDoesNotWakeAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore()
+		var quiet, leisurely atomic.Int32
+		count := func(calls *atomic.Int32) func(context.Context, View) (time.Duration, error) {
+			return func(context.Context, View) (time.Duration, error) { calls.Add(1); return 0, nil }
+		}
+		defer run(t, s, discard,
+			Controller{Name: "test.Quiet", Inputs: []Input{{Type: pods.Type(), Quiet: true}}, Reconcile: count(&quiet)},
+			Controller{Name: "test.Leisurely", Inputs: []Input{{Type: pods.Type()}}, Leisurely: true, Reconcile: count(&leisurely)})()
+		pass(time.Minute)
+		must(t, pods.Put(s.As("w"), "a", podSpec{}))
+		pass(leisure / 2)
+		if quiet.Load() != 1 || leisurely.Load() != 1 {
+			t.Errorf("at once: %d and %d calls", quiet.Load(), leisurely.Load())
+		}
+		pass(leisure)
+		if quiet.Load() != 1 || leisurely.Load() != 2 {
+			t.Errorf("after a moment: %d and %d calls", quiet.Load(), leisurely.Load())
+		}
+	})
+}
+
+// A question to others ends with a change of the inputs, also with one from before the question, and the change is a call of its own.
+func TestAQuestionEndsWithAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore()
+		var seen []int // how many pods there are, in each call
+		early := false
+		stop := run(t, s, discard, Controller{Name: "test.C", Inputs: []Input{{Type: pods.Type()}}, Reconcile: func(ctx context.Context, v View) (time.Duration, error) {
+			seen = append(seen, len(pods.List(v)))
+			if !early {
+				early = true
+				must(t, pods.Put(s.As("w"), "early", podSpec{}))
+			}
+			asking, stop := v.Unchanged(ctx)
+			defer stop()
+			<-asking.Done()
+			return 0, nil
+		}})
+		pass(time.Hour)
+		if !slices.Equal(seen, []int{0, 1}) {
+			t.Errorf("calls with %v pods before the change", seen)
+		}
+		must(t, pods.Put(s.As("w"), "late", podSpec{}))
+		synctest.Wait()
+		if !slices.Equal(seen, []int{0, 1, 2}) {
+			t.Errorf("calls with %v pods after the change", seen)
+		}
+		stop()
+	})
+}
+
 func TestViewRefusesWhatIsNotDeclared(t *testing.T) {
 	s := NewStore()
 	must(t, configs.Put(s.As("w"), "node", &podSpec{}))
 	v := newView(s, Controller{
 		Name: "test.C", Inputs: []Input{{Type: configs.Type(), ID: "node"}}, Outputs: []string{statuses.Type()},
-	}, discard)
+	}, discard, nil)
 	_, getUndeclared := pods.Get(v, "a")
 	_, getOtherID := configs.Get(v, "other")
 	refused := map[string]error{

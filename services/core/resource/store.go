@@ -206,6 +206,9 @@ func (s *Store) notify(inputs []Input, mark chan<- struct{}) (stop func()) {
 	defer s.mu.Unlock()
 	var added []func()
 	for _, in := range inputs {
+		if in.Quiet {
+			continue
+		}
 		w := &waker{id: in.ID, mark: mark}
 		if s.wakers[in.Type] == nil {
 			s.wakers[in.Type] = make(map[*waker]struct{})

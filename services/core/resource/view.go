@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // declared is what a controller says that it reads and writes. Reading anything else would
@@ -18,17 +20,32 @@ type declared struct {
 // view is the store as one controller may see it, in its own name.
 type view struct {
 	writer
-	log *slog.Logger
+	log  *slog.Logger
+	mark chan struct{} // the runtime's: an input has changed
 }
 
-func newView(store *Store, c Controller, log *slog.Logger) *view {
+func newView(store *Store, c Controller, log *slog.Logger, mark chan struct{}) *view {
 	return &view{
 		writer: writer{Store: store, owner: c.Name, declared: &declared{c.Inputs, c.Outputs}},
 		log:    slog.New(prefixed{log.Handler(), c.Name + ": "}),
+		mark:   mark,
 	}
 }
 
 func (v *view) Log() *slog.Logger { return v.log }
+
+func (v *view) Unchanged(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-v.mark:
+			sleep.Wake(v.mark) // it is the runtime's
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
 
 func (w *writer) reads(typ, id string) error {
 	if w.declared == nil || slices.Contains(w.declared.outputs, typ) {

@@ -113,39 +113,28 @@ func (s *configService) patched(patch []byte, base string) (text []byte, from st
 // cluster must be able to work without the node.
 func (s *configService) change(ctx context.Context, r machine.Request, force bool, interrupt func(context.Context, string, bool, func() error) (string, error), apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
 	former, _ := network.Hostnames.Get(s.opts.Store, network.HostnameID) // none in maintenance
-	would := ""                                                          // what the node would do for this
-	if !r.DryRun && !r.First {
-		planned := r
-		planned.DryRun = true
-		result, err := apply(ctx, planned)
-		if err != nil {
-			return nil, err
-		}
-		switch {
-		case result.Rebooting:
-			would, interrupt = "the node would reboot", s.opts.Reboot
-		case slices.Contains(result.Restarted, etcd.ID):
-			would = "etcd would restart"
+	if !r.First {
+		r.Around = func(plan machine.Result, do func() (machine.Result, error)) (result machine.Result, failure error) {
+			would := "etcd would restart"
+			switch {
+			case plan.Rebooting:
+				would, interrupt = "the node would reboot", s.opts.Reboot
+			case !slices.Contains(plan.Restarted, etcd.ID):
+				return do()
+			}
+			_, err := interrupt(ctx, "apply-config", force, func() error {
+				result, failure = do()
+				return failure
+			})
+			if failure == nil && err != nil { // the cluster's
+				failure = failed(connect.CodeFailedPrecondition, would+" for this: %w. With --on-reboot it takes effect with the next reboot", err)
+			}
+			return result, failure
 		}
 	}
-	if would == "" {
-		result, err := apply(ctx, r)
-		if err != nil {
-			return nil, err
-		}
-		return applied(result, former.Spec), nil
-	}
-	var result machine.Result
-	var failure error // of apply; another one is the cluster's
-	_, err := interrupt(ctx, "apply-config", force, func() error {
-		result, failure = apply(ctx, r)
-		return failure
-	})
-	switch {
-	case failure != nil:
-		return nil, failure
-	case err != nil:
-		return nil, failed(connect.CodeFailedPrecondition, would+" for this: %w. With --on-reboot it takes effect with the next reboot", err)
+	result, err := apply(ctx, r)
+	if err != nil {
+		return nil, err
 	}
 	return applied(result, former.Spec), nil
 }

@@ -273,7 +273,18 @@ type applier struct {
 	situation machine.Situation
 }
 
-func (a *applier) Apply(_ context.Context, r machine.Request) (machine.Result, error) {
+func (a *applier) Apply(ctx context.Context, r machine.Request) (machine.Result, error) {
+	if around := r.Around; around != nil && !r.DryRun {
+		r.Around = nil
+		planned := r
+		planned.DryRun = true
+		plan, err := a.Apply(ctx, planned)
+		if err != nil {
+			return plan, err
+		}
+		return around(plan, func() (machine.Result, error) { return a.Apply(ctx, r) })
+	}
+	r.Around = nil
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if r.First && a.first {
@@ -287,16 +298,16 @@ func (a *applier) Apply(_ context.Context, r machine.Request) (machine.Result, e
 	return a.result, a.err
 }
 
-func (a *applier) Rollback(_ context.Context, version uint64, r machine.Request) (machine.Result, error) {
+func (a *applier) Rollback(ctx context.Context, version uint64, r machine.Request) (machine.Result, error) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, known := a.texts[version]; version != 0 && !known {
+	_, known := a.texts[version]
+	a.mu.Unlock()
+	if version != 0 && !known {
 		return machine.Result{}, fmt.Errorf("version %d %w", version, machine.ErrNoVersion)
 	}
-	a.requests = append(a.requests, r)
-	result := a.result
+	result, err := a.Apply(ctx, r)
 	result.Version = version
-	return result, a.err
+	return result, err
 }
 
 // done are the requests that weren't for looking.

@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/files"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"google.golang.org/grpc"
 )
 
 const (
@@ -127,7 +128,7 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 	defer out.Close()
 	cmd := exec.Command(binary, "--config", configFile)
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.Env = os.Environ()
+	cmd.Env = append(os.Environ(), "GOGC=50") // what images need while they are unpacked is free again soon
 	cfg, err := machine.Config(c.Store)
 	if err != nil {
 		return err
@@ -213,7 +214,8 @@ func (c *Containerd) Client() (*client.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.client == nil {
-		cl, err := client.New(Socket, client.WithDefaultNamespace(Namespace), client.WithTimeout(dialTimeout))
+		cl, err := client.New(Socket, client.WithDefaultNamespace(Namespace), client.WithTimeout(dialTimeout),
+			client.WithExtraDialOpts([]grpc.DialOption{grpc.WithChainUnaryInterceptor(ofPods)}))
 		if err != nil {
 			return nil, fmt.Errorf("connect to containerd on %s: %w", Socket, err)
 		}

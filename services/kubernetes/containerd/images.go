@@ -8,10 +8,18 @@ import (
 	"strings"
 
 	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/system/machine"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 )
 
 // ErrImageInUse: a container, or the configuration, needs the image.
@@ -121,4 +129,60 @@ func removable(digests, users map[string]string, refs []string) (names []string,
 	}
 	slices.Sort(names)
 	return slices.Compact(names), errors.Join(errs...)
+}
+
+// What the node's own containers run is unpacked in the namespace of pods. A layer that a pod has, too, is on the disk, is unpacked,
+// and is in memory once: the kubelet and kube-apiserver are one program. containerd keeps the layers of each namespace for themselves
+// otherwise. Images and containers stay in the node's own namespace. Only they say what runs: what a pod pulls never takes the place
+// of what was verified, as layers are named by their content.
+
+// kept keeps the snapshot of a container in a namespace where containerd doesn't see the container.
+var kept = snapshots.WithLabels(map[string]string{"containerd.io/gc.root": "a container of the node"})
+
+// ofPods is an interceptor for that: all calls for snapshots of the node's own namespace are for that of pods.
+func ofPods(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, call grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	if namespace, _ := namespaces.Namespace(ctx); namespace == Namespace && strings.HasPrefix(method, "/containerd.services.snapshots.") {
+		headers, _ := metadata.FromOutgoingContext(ctx)
+		headers.Set(namespaces.GRPCHeader, PodNamespace)
+		headers.Delete(leases.GRPCHeader) // a lease keeps what is in its own namespace
+		ctx = metadata.NewOutgoingContext(ctx, headers)
+	}
+	return call(ctx, method, request, answer, conn, options...)
+}
+
+// unpack unpacks an image, unless it is.
+func unpack(ctx context.Context, cl *client.Client, img client.Image) error {
+	if unpacked, err := img.IsUnpacked(ctx, snapshotter); unpacked || err != nil {
+		return err
+	}
+	if namespace, _ := namespaces.Namespace(ctx); namespace == Namespace {
+		return share(ctx, cl, img)
+	}
+	return img.Unpack(ctx, snapshotter)
+}
+
+// share makes an image of the node known to the namespace of pods, by its digest, and unpacks it there. Its content isn't copied.
+func share(ctx context.Context, cl *client.Client, img client.Image) error {
+	pods, release, err := cl.WithLease(namespaces.WithNamespace(ctx, PodNamespace))
+	if err != nil {
+		return err
+	}
+	defer release(context.WithoutCancel(pods))
+	store := img.ContentStore()
+	tell := images.HandlerFunc(func(_ context.Context, part ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		from, err := store.ReaderAt(ctx, part)
+		if err == nil {
+			defer from.Close()
+			err = content.WriteBlob(pods, store, part.Digest.String(), content.NewReader(from), part)
+		}
+		return nil, err
+	})
+	parts := images.FilterPlatforms(images.ChildrenHandler(store), platforms.Default())
+	if err := images.Walk(ctx, images.Handlers(tell, parts), img.Target()); err != nil {
+		return err
+	}
+	if err := nameByDigest(pods, cl, img); err != nil {
+		return err
+	}
+	return img.Unpack(pods, snapshotter)
 }

@@ -13,7 +13,6 @@ import (
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -203,10 +202,7 @@ func nameByDigest(ctx context.Context, cl *client.Client, img client.Image) erro
 		return err
 	}
 	named := images.Image{Name: name.Name() + "@" + img.Target().Digest.String(), Target: img.Target()}
-	if _, err = cl.ImageService().Create(ctx, named); errdefs.IsAlreadyExists(err) {
-		return nil
-	}
-	return err
+	return create(ctx, cl.ImageService(), cl.ContentStore(), named)
 }
 
 // awaitKnown returns an image's ID once the CRI knows the image.

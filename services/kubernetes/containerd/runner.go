@@ -195,15 +195,11 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 	case err != nil:
 		return nil, fmt.Errorf("look up image %s: %w", ref, err)
 	}
-	// A power cut can leave an image whose layers aren't all unpacked.
-	unpacked, err := img.IsUnpacked(ctx, snapshotter)
-	if err != nil {
-		return nil, fmt.Errorf("look up snapshots of image %s: %w", ref, err)
-	}
-	if !unpacked {
-		if err := img.Unpack(ctx, snapshotter); err != nil {
-			return nil, pullError(ref, err)
-		}
+	// A power cut can leave an image whose layers aren't all unpacked. A part that is missing is pulled.
+	if err := unpack(ctx, cl, img); errdefs.IsNotFound(err) {
+		return c.fromRegistry(ctx, cl, ref, options...)
+	} else if err != nil {
+		return nil, pullError(ref, err)
 	}
 	return img, nil
 }
@@ -230,8 +226,10 @@ func (c *Containerd) fetch(ctx context.Context, cl *client.Client, ref string, o
 	if err != nil {
 		return nil, pullError(ref, err)
 	}
-	img, err := cl.Pull(ctx, ref, append(options, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
-		client.WithResolver(accepted))...)
+	img, err := cl.Pull(ctx, ref, append(options, client.WithResolver(accepted))...)
+	if err == nil {
+		err = unpack(ctx, cl, img)
+	}
 	if err != nil {
 		return nil, pullError(ref, err)
 	}
@@ -344,7 +342,7 @@ func (r *Runner) from(ctx context.Context, event pullEvent) (oci.SpecOpts, []cli
 	if err != nil {
 		return nil, nil, err
 	}
-	return oci.WithImageConfig(img), []client.NewContainerOpts{client.WithImage(img), client.WithSnapshotter(snapshotter), client.WithNewSnapshot(r.ID, img)}, nil
+	return oci.WithImageConfig(img), []client.NewContainerOpts{client.WithImage(img), client.WithSnapshotter(snapshotter), client.WithNewSnapshot(r.ID, img, kept)}, nil
 }
 
 // Confined lets a container's program run as its own user, with no capability and no way to one, and with the system

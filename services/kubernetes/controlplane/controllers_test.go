@@ -27,6 +27,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -46,6 +47,7 @@ type kubelet struct {
 	mu   sync.Mutex // guards the following
 	code int
 	body string
+	hang func(ctx context.Context) // before the answer; nil: it doesn't
 }
 
 func (k *kubelet) answer(code int, body string) {
@@ -55,6 +57,9 @@ func (k *kubelet) answer(code int, body string) {
 }
 
 func (k *kubelet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if k.hang != nil {
+		k.hang(r.Context())
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(r.TLS.PeerCertificates) == 0 || r.TLS.PeerCertificates[0].Subject.CommonName != secrets.KubeletClientUser || r.URL.Path != "/pods" {
@@ -235,6 +240,30 @@ func TestStaticPodFiles(t *testing.T) {
 	}
 }
 
+// A change isn't held up by a kubelet that doesn't answer.
+func TestStaticPodFileDoesNotWaitForTheKubelet(t *testing.T) {
+	f := newFixture(t, testConfig(t))
+	asked := make(chan struct{}, 1)
+	f.kubelet.hang = func(ctx context.Context) {
+		sleep.Wake(asked)
+		<-ctx.Done()
+	}
+	f.run()
+	f.etcd(true)
+	eventually.That(t, patience, "file of the scheduler", func() error { _, err := os.Stat(f.file(scheduler)); return err })
+	select {
+	case <-asked:
+	case <-time.After(patience):
+		t.Fatal("the kubelet wasn't asked")
+	}
+	const image = "registry.k8s.io/kube-scheduler:v1.35.1"
+	changed := time.Now()
+	f.configure(func(c *config.Config) { c.Cluster.Scheduler.Image = image })
+	if took := contains(t, f.file(scheduler), image).Sub(changed); took > statusBudget/2 {
+		t.Errorf("the change was on disk after %s; a question to the kubelet takes %s", took, statusBudget)
+	}
+}
+
 // S-039: a change of a setting that kube-apiserver reads only at its start is
 // written to its file, and then to its pod, which restarts it.
 func TestFilesOfTheAPIServer(t *testing.T) {
@@ -367,6 +396,10 @@ type view struct {
 }
 
 func (v view) Log() *slog.Logger { return v.log }
+
+func (v view) Unchanged(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithCancel(ctx)
+}
 
 // S-260
 func TestBootstrapStatus(t *testing.T) {

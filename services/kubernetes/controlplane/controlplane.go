@@ -212,7 +212,7 @@ func Controllers(o Options) []resource.Controller {
 			Name: "k8s.ControlPlaneStaticPodController", Reconcile: (&StaticPodController{filesDir: o.FilesDir, auditDir: o.AuditDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")}).Reconcile,
 			Inputs: []resource.Input{
 				{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: network.Addresses.Type()},
-				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: secrets.Issuers.Type()},
+				{Type: machine.Configs.Type(), ID: machine.ConfigID, Quiet: true}, {Type: secrets.Issuers.Type()}, // Configs are made from it
 			},
 			Outputs: []string{StaticPods.Type()},
 		},
@@ -223,11 +223,11 @@ func Controllers(o Options) []resource.Controller {
 		},
 		{
 			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL, have: o.Have}).Reconcile,
-			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: Configs.Type(), ID: apiServer}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}},
+			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: Configs.Type(), ID: apiServer, Quiet: true}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}}, // the pod has its version
 			Outputs: []string{StaticPodStatuses.Type()},
 		},
 		{
-			Name: "k8s.ManifestController", Reconcile: (&ManifestController{}).Reconcile,
+			Name: "k8s.ManifestController", Reconcile: (&ManifestController{}).Reconcile, Leisurely: true,
 			Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Resolvers.Type()}},
 			Outputs: []string{BootstrapManifests.Type()},
 		},
@@ -249,7 +249,7 @@ func Controllers(o Options) []resource.Controller {
 		{
 			Name: "k8s.NodeLabelController", Reconcile: (&NodeLabelController{
 				roster: o.Roster, enlist: o.Enlist, printf: o.Logs.Printf, kubeletClient: boot.KubeletClient, machineID: boot.MachineIDFile,
-			}).Reconcile,
+			}).Reconcile, Leisurely: true,
 			Inputs: []resource.Input{
 				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Hostnames.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: StaticPodStatuses.Type()},
 				{Type: secrets.API.Type()},

@@ -80,10 +80,6 @@ func recordIssuer(ctx context.Context, r resource.Reader, member, endpoint strin
 	}
 	defer client.Close()
 	key := issuersKey + endpoint
-	missing := clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
-	if _, err := client.Txn(ctx).If(missing).Then(clientv3.OpPut(key, "")).Commit(); err != nil {
-		return nil, fmt.Errorf("record the issuer of tokens in etcd: %w", err)
-	}
 	found, err := client.Get(ctx, issuersKey, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxIssuers))
 	if err != nil {
@@ -93,5 +89,12 @@ func recordIssuer(ctx context.Context, r resource.Reader, member, endpoint strin
 	for _, kv := range found.Kvs {
 		all = append(all, strings.TrimPrefix(string(kv.Key), issuersKey))
 	}
-	return all, nil
+	if slices.Contains(all, endpoint) {
+		return all, nil // as nearly always: a transaction would be a write to the disk of each member
+	}
+	missing := clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
+	if _, err := client.Txn(ctx).If(missing).Then(clientv3.OpPut(key, "")).Commit(); err != nil {
+		return nil, fmt.Errorf("record the issuer of tokens in etcd: %w", err)
+	}
+	return append([]string{endpoint}, all...), nil
 }

@@ -56,7 +56,7 @@ type KubeletStaticPodController struct {
 	retry  time.Duration // the pause after the last failure; 0 after success
 }
 
-// Reconcile begins with the files: they don't wait for a kubelet that can't answer yet. The files
+// Reconcile begins with the files: they don't wait for a kubelet that can't answer yet, or a program that is asked. The files
 // of kube-apiserver are never older than its pod, which is made from the same configuration.
 func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	pods := StaticPods.List(v)
@@ -126,7 +126,12 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	if wroteAny {
 		return statusSoon, nil // the kubelet has just seen it, and another pod may follow
 	}
-	ready, err := c.refresh(ctx, v)
+	asking, stop := v.Unchanged(ctx)
+	defer stop()
+	ready, err := c.refresh(asking, v)
+	if asking.Err() != nil {
+		return 0, nil // what has changed comes first
+	}
 	if err != nil {
 		c.retry = min(max(2*c.retry, statusSoon), statusLater)
 		return 0, resource.RetryIn(fmt.Errorf("error refreshing pod status: %w", err), c.retry) // S-280

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -46,7 +47,7 @@ func imageOf(pod kubeclient.Object) string { return pod.List("spec", "containers
 // file it makes one of the whole content. So the file has a UID, which is a hash of all but the
 // annotation that changes.
 func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([]byte, error) {
-	content, err := yaml.Marshal(pod)
+	content, err := json.Marshal(pod) // takes less time than YAML
 	if err != nil {
 		return nil, fmt.Errorf("encode static pod %s: %w", name, err)
 	}

@@ -115,7 +115,7 @@ type healthController struct {
 // HealthController publishes how Kubernetes sees the node.
 func HealthController(sinceBoot func() time.Duration) resource.Controller {
 	return resource.Controller{
-		Name: "k8s.NodeHealthController", Reconcile: (&healthController{clientFile: clientFile, sinceBoot: sinceBoot}).reconcile,
+		Name: "k8s.NodeHealthController", Reconcile: (&healthController{clientFile: clientFile, sinceBoot: sinceBoot}).reconcile, Leisurely: true,
 		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Hostnames.Type(), ID: network.HostnameID}},
 		Outputs: []string{NodeHealths.Type()},
 	}

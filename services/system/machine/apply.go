@@ -45,6 +45,8 @@ type Request struct {
 	Base string
 	// First: only as the first configuration of a node that has none.
 	First bool
+	// Around gets what a dry run has found, and do, which carries it out. nil: do is called at once.
+	Around func(plan Result, do func() (Result, error)) (Result, error)
 }
 
 // Result is what was done, or in a dry run what would be.
@@ -171,6 +173,20 @@ func (a *Applier) Apply(_ context.Context, r Request) (Result, error) {
 			warnings = append(warnings, config.Warning{Problem: config.Problem{Name: "configuration", What: what}})
 		}
 	}
+	if r.DryRun || r.Around == nil {
+		return a.apply(next, warnings, r)
+	}
+	planned := r
+	planned.DryRun = true
+	plan, err := a.apply(next, warnings, planned)
+	if err != nil {
+		return plan, err
+	}
+	return r.Around(plan, func() (Result, error) { return a.apply(next, warnings, r) })
+}
+
+// apply is Apply for a document that was parsed.
+func (a *Applier) apply(next *config.Config, warnings []config.Warning, r Request) (Result, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := config.CheckManifests("configuration", r.Text, next, a.config); err != nil {
@@ -425,7 +441,7 @@ func (a *Applier) poke() { sleep.Wake(a.wake) }
 // the history is only logged.
 func (a *Applier) remember(e Entry, text []byte) (version uint64) {
 	e.Digest = Digest(text)
-	if !textPersistent(text) {
+	if current := a.config != nil && bytes.Equal(text, a.text); current && !isPersistent(a.config) || !current && !textPersistent(text) {
 		text = nil
 	}
 	version, err := a.stored.remember(e, text)

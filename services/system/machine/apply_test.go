@@ -322,6 +322,35 @@ func TestNetworkChangesAfterTheAnswer(t *testing.T) {
 	})
 }
 
+// Who asks others first gets the plan, and the document is looked at once.
+func TestApplyAroundAPlan(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		looked := 0
+		p.o.Unable = func(*config.Config) string { looked++; return "" }
+		refused := errors.New("the cluster would lose its quorum")
+		r := Request{Text: with(base, "two"), By: "tester", Around: func(plan Result, _ func() (Result, error)) (Result, error) {
+			if len(plan.Changes) != 1 || plan.Mode != Immediate || plan.Version != 0 {
+				t.Errorf("the plan is %+v", plan)
+			}
+			return Result{}, refused
+		}}
+		if _, err := p.Apply(t.Context(), r); !errors.Is(err, refused) || p.hostname() != "one" {
+			t.Errorf("refused: %s, %v", p.hostname(), err)
+		}
+		r.Around = func(_ Result, do func() (Result, error)) (Result, error) { return do() }
+		if res, err := p.Apply(t.Context(), r); err != nil || res.Version != 2 || p.hostname() != "two" {
+			t.Errorf("done: %s, %+v, %v", p.hostname(), res, err)
+		}
+		if looked != 2 {
+			t.Errorf("two documents were looked at %d times", looked)
+		}
+		r.Text = []byte("machine")
+		if _, err := p.Apply(t.Context(), r); !errors.As(err, new(config.Problems)) {
+			t.Errorf("no configuration: %v", err)
+		}
+	})
+}
+
 // The last ten stay, and any of them can come back (S-040).
 func TestS040HistoryAndRollback(t *testing.T) {
 	start(t, func(p *power, base []byte) {

@@ -170,7 +170,9 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 		}
 	}
 	f.servers = f.servers[:min(len(f.servers), maxServers)]
-	f.trusted, err = network.Authorities(boot.CABundle, nil)
+	if len(cfg.Machine.Network.Resolver.DNSOverTLS) > 0 {
+		f.trusted, err = network.Authorities(boot.CABundle, nil)
+	}
 	return f, err
 }
 

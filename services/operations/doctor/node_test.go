@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -196,6 +197,7 @@ func (n *node) publish() {
 			Logs: n.logs, StaticPodsDir: n.path(boot.StaticPodsDir), CheckpointsDir: n.path(boot.CheckpointsDir), FilesDir: n.path("etc/kubernetes"), AuditDir: n.path("audit"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
 			SubnetFile: n.path("subnet.env"), KubeletURL: n.kubelet.url, Have: n.have,
 			Initialized: func(context.Context, resource.Reader, string) (bool, error) { return false, nil },
+			Roster:      func(context.Context) (roster.Facts, error) { return roster.Facts{}, nil },
 			Issuers: func(_ context.Context, _ resource.Reader, _, issuer string) ([]string, error) {
 				return []string{issuer}, nil
 			},

@@ -75,6 +75,7 @@ type member struct {
 	name     string
 	address  netip.Addr
 	document []byte
+	redacted []byte         // document without secrets, if somebody has asked for it
 	config   *config.Config // of document
 	former   *config.Config // what programs run with for a moment
 	version  uint64
@@ -324,8 +325,10 @@ func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse,
 	if err != nil {
 		return nil, err
 	}
-	document, err := config.Redact(m.document)
-	return &apiv1.GetConfigResponse{Document: document, Digest: strconv.FormatUint(m.version, 10)}, err
+	if m.redacted == nil {
+		m.redacted, err = config.Redact(m.document)
+	}
+	return &apiv1.GetConfigResponse{Document: m.redacted, Digest: strconv.FormatUint(m.version, 10)}, err
 }
 
 func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
@@ -359,7 +362,7 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 		return &apiv1.ApplyConfigResponse{}, nil
 	}
 	before := m.config
-	m.former, m.document, m.config, m.changed = m.running(), document, next, time.Now()
+	m.former, m.document, m.redacted, m.config, m.changed = m.running(), document, nil, next, time.Now()
 	m.version++
 	if m == r.nodes[r.me] {
 		put(r.t, machine.Configs.Put(r.store.As("test"), machine.ConfigID, next))

@@ -180,10 +180,13 @@ func TestEverythingIsRotated(t *testing.T) {
 }
 
 // The coordinator loses its power at each change, and the operation goes on with the same
-// authorities.
+// authorities. What it does to n3 is what it does to n2.
 func TestKilledAtEachChange(t *testing.T) {
 	t.Parallel()
 	for _, cut := range whole() {
+		if strings.HasPrefix(cut, "n3 ") {
+			continue
+		}
 		t.Run(cut, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {

@@ -9,6 +9,7 @@ package garboardv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -288,7 +289,10 @@ type Resource struct {
 	// YAML.
 	Spec string `protobuf:"bytes,9,opt,name=spec,proto3" json:"spec,omitempty"`
 	// The values of ResourceDefinition.columns.
-	Columns       []string `protobuf:"bytes,10,rep,name=columns,proto3" json:"columns,omitempty"`
+	Columns []string               `protobuf:"bytes,10,rep,name=columns,proto3" json:"columns,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created,proto3" json:"created,omitempty"`
+	// Since when the spec has had problems. Unset: it has none.
+	ProblemsSince *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=problems_since,json=problemsSince,proto3" json:"problems_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -389,6 +393,20 @@ func (x *Resource) GetSpec() string {
 func (x *Resource) GetColumns() []string {
 	if x != nil {
 		return x.Columns
+	}
+	return nil
+}
+
+func (x *Resource) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Resource) GetProblemsSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ProblemsSince
 	}
 	return nil
 }
@@ -627,7 +645,7 @@ var File_garboard_v1_resource_proto protoreflect.FileDescriptor
 
 const file_garboard_v1_resource_proto_rawDesc = "" +
 	"\n" +
-	"\x1agarboard/v1/resource.proto\x12\vgarboard.v1\x1a\x19garboard/v1/options.proto\"X\n" +
+	"\x1agarboard/v1/resource.proto\x12\vgarboard.v1\x1a\x19garboard/v1/options.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"X\n" +
 	"\x14ListResourcesRequest\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x0e\n" +
@@ -642,7 +660,7 @@ const file_garboard_v1_resource_proto_rawDesc = "" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
 	"\aaliases\x18\x03 \x03(\tR\aaliases\x12+\n" +
 	"\x11default_namespace\x18\x04 \x01(\tR\x10defaultNamespace\x12\x18\n" +
-	"\acolumns\x18\x05 \x03(\tR\acolumns\"\xf4\x01\n" +
+	"\acolumns\x18\x05 \x03(\tR\acolumns\"\xed\x02\n" +
 	"\bResource\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x12\n" +
@@ -656,7 +674,9 @@ const file_garboard_v1_resource_proto_rawDesc = "" +
 	"\x05owner\x18\b \x01(\tR\x05owner\x12\x12\n" +
 	"\x04spec\x18\t \x01(\tR\x04spec\x12\x18\n" +
 	"\acolumns\x18\n" +
-	" \x03(\tR\acolumns\"\xaf\x02\n" +
+	" \x03(\tR\acolumns\x124\n" +
+	"\acreated\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12A\n" +
+	"\x0eproblems_since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\rproblemsSince\"\xaf\x02\n" +
 	"\rResourceEvent\x123\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.garboard.v1.ResourceEvent.KindR\x04kind\x121\n" +
 	"\bresource\x18\x02 \x01(\v2\x15.garboard.v1.ResourceR\bresource\x12?\n" +
@@ -708,27 +728,30 @@ var file_garboard_v1_resource_proto_goTypes = []any{
 	(*ListDefinitionsResponse)(nil), // 7: garboard.v1.ListDefinitionsResponse
 	(*GraphRequest)(nil),            // 8: garboard.v1.GraphRequest
 	(*GraphResponse)(nil),           // 9: garboard.v1.GraphResponse
+	(*timestamppb.Timestamp)(nil),   // 10: google.protobuf.Timestamp
 }
 var file_garboard_v1_resource_proto_depIdxs = []int32{
 	3,  // 0: garboard.v1.ListResourcesResponse.definition:type_name -> garboard.v1.ResourceDefinition
 	4,  // 1: garboard.v1.ListResourcesResponse.items:type_name -> garboard.v1.Resource
-	0,  // 2: garboard.v1.ResourceEvent.kind:type_name -> garboard.v1.ResourceEvent.Kind
-	4,  // 3: garboard.v1.ResourceEvent.resource:type_name -> garboard.v1.Resource
-	3,  // 4: garboard.v1.ResourceEvent.definition:type_name -> garboard.v1.ResourceDefinition
-	3,  // 5: garboard.v1.ListDefinitionsResponse.definitions:type_name -> garboard.v1.ResourceDefinition
-	1,  // 6: garboard.v1.ResourceService.List:input_type -> garboard.v1.ListResourcesRequest
-	1,  // 7: garboard.v1.ResourceService.Watch:input_type -> garboard.v1.ListResourcesRequest
-	6,  // 8: garboard.v1.ResourceService.Definitions:input_type -> garboard.v1.ListDefinitionsRequest
-	8,  // 9: garboard.v1.ResourceService.Graph:input_type -> garboard.v1.GraphRequest
-	2,  // 10: garboard.v1.ResourceService.List:output_type -> garboard.v1.ListResourcesResponse
-	5,  // 11: garboard.v1.ResourceService.Watch:output_type -> garboard.v1.ResourceEvent
-	7,  // 12: garboard.v1.ResourceService.Definitions:output_type -> garboard.v1.ListDefinitionsResponse
-	9,  // 13: garboard.v1.ResourceService.Graph:output_type -> garboard.v1.GraphResponse
-	10, // [10:14] is the sub-list for method output_type
-	6,  // [6:10] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	10, // 2: garboard.v1.Resource.created:type_name -> google.protobuf.Timestamp
+	10, // 3: garboard.v1.Resource.problems_since:type_name -> google.protobuf.Timestamp
+	0,  // 4: garboard.v1.ResourceEvent.kind:type_name -> garboard.v1.ResourceEvent.Kind
+	4,  // 5: garboard.v1.ResourceEvent.resource:type_name -> garboard.v1.Resource
+	3,  // 6: garboard.v1.ResourceEvent.definition:type_name -> garboard.v1.ResourceDefinition
+	3,  // 7: garboard.v1.ListDefinitionsResponse.definitions:type_name -> garboard.v1.ResourceDefinition
+	1,  // 8: garboard.v1.ResourceService.List:input_type -> garboard.v1.ListResourcesRequest
+	1,  // 9: garboard.v1.ResourceService.Watch:input_type -> garboard.v1.ListResourcesRequest
+	6,  // 10: garboard.v1.ResourceService.Definitions:input_type -> garboard.v1.ListDefinitionsRequest
+	8,  // 11: garboard.v1.ResourceService.Graph:input_type -> garboard.v1.GraphRequest
+	2,  // 12: garboard.v1.ResourceService.List:output_type -> garboard.v1.ListResourcesResponse
+	5,  // 13: garboard.v1.ResourceService.Watch:output_type -> garboard.v1.ResourceEvent
+	7,  // 14: garboard.v1.ResourceService.Definitions:output_type -> garboard.v1.ListDefinitionsResponse
+	9,  // 15: garboard.v1.ResourceService.Graph:output_type -> garboard.v1.GraphResponse
+	12, // [12:16] is the sub-list for method output_type
+	8,  // [8:12] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_resource_proto_init() }

@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	"gopkg.in/yaml.v3"
 )
 
@@ -123,6 +125,14 @@ func envelope(node string, r *apiv1.Resource) (*yaml.Node, error) {
 	}
 	if r.Owner != "" {
 		metadata.Content = append(metadata.Content, scalar("owner"), scalar(r.Owner))
+	}
+	for _, since := range []struct {
+		key string
+		at  *timestamppb.Timestamp
+	}{{"created", r.Created}, {"problemsSince", r.ProblemsSince}} {
+		if since.at != nil {
+			metadata.Content = append(metadata.Content, scalar(since.key), scalar(since.at.AsTime().Format(time.RFC3339)))
+		}
 	}
 	var spec yaml.Node
 	if err := yaml.Unmarshal([]byte(r.Spec), &spec); err != nil {

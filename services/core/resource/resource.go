@@ -58,6 +58,7 @@ type Meta struct {
 	Phase      Phase
 	Finalizers []string // sorted
 	Owner      string   // the controller that writes it
+	Created    time.Time
 	// Troubled is since when the spec has had problems (Problems); zero: it has none.
 	Troubled time.Time
 }

@@ -41,6 +41,7 @@ func TestVersionGrowsOnlyWithTheSpec(t *testing.T) { // S-010
 	if _, err := pods.Get(s, "a"); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "TestPods.test.garboard.dev controlplane/a") {
 		t.Errorf("error: %v", err)
 	}
+	var created time.Time
 	for _, step := range []struct {
 		image   string
 		version uint64
@@ -49,11 +50,14 @@ func TestVersionGrowsOnlyWithTheSpec(t *testing.T) { // S-010
 		got, err := pods.Get(s, "a")
 		must(t, err)
 		want := Object[podSpec]{
-			Meta: Meta{Namespace: "controlplane", Type: pods.Type(), ID: "a", Version: step.version, Phase: PhaseRunning, Owner: "test"},
+			Meta: Meta{Namespace: "controlplane", Type: pods.Type(), ID: "a", Version: step.version, Phase: PhaseRunning, Owner: "test", Created: created},
 			Spec: podSpec{Image: step.image, Args: map[string]string{"k": "v"}},
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Error(diff)
+		if created.IsZero() { // it stays what it is
+			created, want.Created = got.Created, got.Created
+		}
+		if diff := cmp.Diff(want, got); diff != "" || created.IsZero() {
+			t.Errorf("created at %s: %s", created, diff)
 		}
 	}
 }

@@ -101,7 +101,7 @@ func (w *writer) put(at target, spec any) error {
 	kind := Updated
 	if !exists {
 		kind = Created
-		o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Phase: PhaseRunning, Owner: w.owner}
+		o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Phase: PhaseRunning, Owner: w.owner, Created: time.Now()}
 	}
 	o.Version++
 	o.Spec = spec

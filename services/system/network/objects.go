@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/config"
 )
 
 // LinkStatus is a link that networkd configures.
@@ -87,6 +89,9 @@ func (o *owner) reportObjects() error {
 	for _, want := range all {
 		link := o.linkName(want.link())
 		s := Object{Link: link, By: want.by, Problem: o.problem(want.object)}
+		if want.by == byConfiguration {
+			s.By = o.entry(want.object)
+		}
 		switch w := want.object.(type) {
 		case address:
 			s.What = w.prefix.String()
@@ -104,6 +109,26 @@ func (o *owner) reportObjects() error {
 		}
 	}
 	return errors.Join(Links.Replace(w, links), OnLinks.Replace(w, addresses), Routes.Replace(w, routes), Rules.Replace(w, rules), LeaseList.Replace(w, leases))
+}
+
+// entry is the place of the configuration that wants an address or a route.
+func (o *owner) entry(w object) string {
+	for i, in := range o.cfg.Machine.Network.Interfaces {
+		at := fmt.Sprintf("%s[%d]", byConfiguration, i)
+		for j, v := range append([]config.VLAN{{CIDR: in.CIDR, Routes: in.Routes}}, in.VLANs...) {
+			if j > 0 {
+				at = fmt.Sprintf("%s[%d].vlans[%d]", byConfiguration, i, j-1)
+			}
+			if a, is := w.(address); is && a.prefix == v.CIDR {
+				return at
+			}
+			r, is := w.(route)
+			if k := slices.IndexFunc(v.Routes, func(c config.Route) bool { return c.Network.Masked() == r.network && c.Gateway == r.gateway }); is && k >= 0 {
+				return fmt.Sprintf("%s.routes[%d]", at, k)
+			}
+		}
+	}
+	return byConfiguration
 }
 
 func (o *owner) linkStatus(name string) LinkStatus {

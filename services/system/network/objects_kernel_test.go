@@ -75,9 +75,9 @@ func TestRoutesAndRules(t *testing.T) {
 	if line := "the route 172.22.0.0/16 metric 1024 was removed by another program"; !strings.Contains(n.console.String(), line) {
 		t.Errorf("the console doesn't say %q: %s", line, n.console)
 	}
-	for kind, id := range map[string]string{"route": "eth0-172.21.0.0/16 via 10.90.0.1 metric 1024 table 100", "blackhole": "172.22.0.0/16 metric 1024"} {
-		if o, err := Routes.Get(n.store, id); err != nil || o.Spec.Problem != "" || o.Spec.By != byConfiguration {
-			t.Errorf("the %s %s: %+v (%v)", kind, id, o, err)
+	for id, by := range map[string]string{"eth0-172.21.0.0/16 via 10.90.0.1 metric 1024 table 100": "interfaces[0].routes[1]", "172.22.0.0/16 metric 1024": "interfaces[0].routes[2]"} {
+		if o, err := Routes.Get(n.store, id); err != nil || o.Spec.Problem != "" || o.Spec.By != "machine.network."+by || o.Created.IsZero() {
+			t.Errorf("the route %s: %+v (%v)", id, o, err)
 		}
 	}
 	n.configure(config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.90.0.2/24")}}})

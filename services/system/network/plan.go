@@ -2,6 +2,7 @@ package network
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -123,10 +124,10 @@ func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, no
 
 // wantedRules are of both families if a rule has no address.
 func wantedRules(rules []config.Rule) (out []want) {
-	for _, r := range rules {
+	for i, r := range rules {
 		for _, f := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 			if a := cmp.Or(r.From, r.To).Addr(); !a.IsValid() || a.Is6() == (f == netlink.FAMILY_V6) {
-				out = append(out, want{rule{r.Priority, r.From, r.To, r.FwMark, r.Table, f}, byRules})
+				out = append(out, want{rule{r.Priority, r.From, r.To, r.FwMark, r.Table, f}, fmt.Sprintf("%s[%d]", byRules, i)})
 			}
 		}
 	}

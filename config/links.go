@@ -53,6 +53,15 @@ func (l Link) Selects(c Card) bool {
 		(l.Driver == "" || Matches(l.Driver, c.Driver)) && (l.BusPath == "" || Matches(l.BusPath, c.BusPath))
 }
 
+// DefaultRoute is the way of a gateway's family to everywhere.
+func DefaultRoute(gateway netip.Addr) Route {
+	all := netip.IPv4Unspecified()
+	if gateway.Is6() {
+		all = netip.IPv6Unspecified()
+	}
+	return Route{Network: netip.PrefixFrom(all, 0), Gateway: gateway}
+}
+
 // Matches compares a text with one in which an asterisk stands for any characters.
 func Matches(pattern, text string) bool {
 	parts := strings.Split(pattern, "*")

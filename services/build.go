@@ -84,6 +84,14 @@ type Node struct {
 func NewNode(o Options) (*Node, error) {
 	store := resource.NewStore()
 	n := &Node{Store: store, logs: o.Logs, power: o.Power, network: network.New(network.Options{Store: store})}
+	if text, given := o.Cmdline.Get(network.ParamIP); given && o.Mode == boot.Machine {
+		settings, err := network.FromArgument(text)
+		if err != nil {
+			o.Logs.Logger(network.ID).Warn(fmt.Sprintf("the kernel parameter ip=%s isn't used: %v", text, err))
+		} else {
+			n.network.Use(settings)
+		}
+	}
 	_, installed := o.Cmdline.Get(boot.ParamSlot)
 	var place func(config.Install) (string, error) // nil in a container
 	if o.Mode == boot.Machine {

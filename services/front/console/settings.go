@@ -47,11 +47,7 @@ func settings(args []string) (n config.Network, err error) {
 		servers = append(servers, a)
 	}
 	if len(servers) > 0 {
-		all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if servers[0].Is6() {
-			all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-		v.Routes = []config.Route{{Network: all, Gateway: servers[0]}}
+		v.Routes = []config.Route{config.DefaultRoute(servers[0])}
 		n.Nameservers = servers[1:]
 	}
 	i := config.Interface{Name: name, CIDR: v.CIDR, DHCP: v.DHCP, Routes: v.Routes}

@@ -210,7 +210,7 @@ func applied(r machine.Result, name string) *connect.Response[apiv1.ApplyConfigR
 		res.Warnings = append(res.Warnings,
 			"pods and kubelets: only the API server of a control plane restarts. Tokens of pods name the former endpoint, and stay valid; kubelets have the load balancer of their node",
 			"kubeconfigs: those with the former endpoint work for as long as it leads to an API server, whose certificate keeps its name: the last eight endpoints count. gbctl kubeconfig makes new ones",
-			"other nodes: keep the former endpoint, and work with it. Change them, too, one after another, control planes first, once the new endpoint answers: docs/readdress.md")
+			"other nodes: keep the former endpoint, and work with it. gbctl set-endpoint changes all nodes, one after another")
 	}
 	for _, w := range r.Warnings {
 		res.Warnings = append(res.Warnings, readable(w.String()))

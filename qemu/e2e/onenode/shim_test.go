@@ -103,6 +103,9 @@ func connect(t *testing.T, c *e2etest.Cluster) *client.Client {
 func ended(t *testing.T, ctx context.Context, cl *client.Client) client.Container {
 	t.Helper()
 	img, err := cl.GetImage(ctx, config.DefaultKubeletImage)
+	if err == nil {
+		err = img.Unpack(ctx, "overlayfs") // the node has it in the namespace of pods
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

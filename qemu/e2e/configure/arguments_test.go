@@ -13,7 +13,12 @@ import (
 
 // What users add takes the place of the defaults that it excludes, and a new endpoint takes no token away from pods.
 func arguments(t *testing.T, c *e2etest.Cluster) {
-	token := strings.TrimSpace(c.Kubectl("create", "token", "default", "--namespace=default"))
+	var token string
+	c.Eventually(upBudget, "the account of pods, which the controller manager makes, has a token", func() (err error) {
+		token, err = c.Try("create", "token", "default", "--namespace=default")
+		return err
+	})
+	token = strings.TrimSpace(token)
 	review, err := json.Marshal(map[string]any{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": map[string]any{"token": token}})
 	if err != nil {
 		t.Fatal(err)

@@ -59,7 +59,7 @@ func TestEndpointChangesUnderLoad(t *testing.T) {
 	if out, err := c.TryGbctl("-n", c.Nodes[0].Name, "set-endpoint", "https://10.5.0.250:6443"); err == nil || !strings.Contains(err.Error(), "leads to no API server of this cluster") {
 		t.Errorf("an endpoint where nobody is: %s, %v", out, err)
 	}
-	if out := c.Gbctl("-n", c.Nodes[0].Name, "set-endpoint", endpoint, "--dry-run"); !strings.Contains(out, "4 nodes get the endpoint "+endpoint) {
+	if out := c.Gbctl("-n", c.Nodes[0].Name, "set-endpoint", endpoint, "--dry-run"); !strings.Contains(out, "nodes that get the endpoint "+endpoint+", one after another: 4") {
 		t.Errorf("the plan: %s", out)
 	}
 	c.Gbctl("-n", c.Nodes[0].Name, "set-endpoint", endpoint)

@@ -87,7 +87,7 @@ func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.
 	}
 	c, err := j.look(ctx)
 	plan.Warnings = []string{
-		fmt.Sprintf("%d nodes get the endpoint %s, one after another; API servers restart, and no other pod does", len(c.Nodes), j.Endpoint),
+		fmt.Sprintf("nodes that get the endpoint %s, one after another: %d; API servers restart, and no other pod does", j.Endpoint, len(c.Nodes)),
 		"kubeconfigs with the former endpoint work for as long as it leads to an API server: gbctl kubeconfig makes new ones",
 		"files with which machines join need the new endpoint",
 	}

@@ -243,6 +243,7 @@ func Controllers(o Options) []resource.Controller {
 			Name: "k8s.ManifestDriftController", Reconcile: (&ManifestDriftController{}).Reconcile,
 			Inputs: []resource.Input{
 				{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: secrets.Kubernetes.Type()},
+				{Type: ManifestResults.Type()}, // what is missing was made
 			},
 			Outputs: []string{ManifestDrifts.Type()},
 		},

@@ -96,9 +96,13 @@ func (d *Disks) openPlugins() error {
 		at, to := filepath.Join(d.o.varDir, place[0]), filepath.Join(d.o.etcDir, place[1])
 		if !slices.Contains(persist, name) {
 			err = errors.Join(err, untrusted.RemoveAll(at)) // also for a later boot that has the name
-		} else if failed := errors.Join(untrusted.Reclaim(at+"/etc", 0o700), os.NewSyscallError("mount on "+to, unix.Mount(at+"/etc", to, "", unix.MS_BIND, ""))); failed != nil {
-			err = errors.Join(err, failed)
-		} else {
+			continue
+		}
+		failed := untrusted.Reclaim(at+"/etc", 0o700)
+		if failed == nil { // nothing else is mounted there
+			failed = os.NewSyscallError("mount on "+to, unix.Mount(at+"/etc", to, "", unix.MS_BIND, ""))
+		}
+		if err = errors.Join(err, failed); failed == nil {
 			d.hold(to)
 		}
 	}

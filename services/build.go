@@ -180,7 +180,7 @@ func NewNode(o Options) (*Node, error) {
 	}
 	move := readdress.Options{Store: store, Configuration: applier, Etcd: member, Peers: others, Kubernetes: upgrade.Kubernetes}
 	lead := reendpoint.Options{
-		Store: store, Peers: others, Kubernetes: upgrade.Kubernetes,
+		Peers: others, Kubernetes: upgrade.Kubernetes,
 		Record: func(ctx context.Context, endpoint string) error {
 			return controlplane.RecordIssuer(ctx, store, endpoint)
 		},

@@ -19,12 +19,10 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
-	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // Name of the operation.
@@ -36,7 +34,7 @@ const (
 	nodeTimeout = 10 * time.Minute
 	allTimeout  = 3 * time.Hour
 	program     = "kube-apiserver"
-	issuerFlag  = "--service-account-issuer="
+	issuerFlag  = "service-account-issuer"
 )
 
 // Arguments of the operation.
@@ -46,7 +44,6 @@ type Arguments struct {
 
 // Options are what the operation stands on.
 type Options struct {
-	Store      resource.Reader
 	Peers      rollout.Peers
 	Kubernetes rollout.Kubernetes
 	// Record makes the API servers accept tokens of an endpoint.
@@ -211,13 +208,14 @@ func (j job) serves(ctx context.Context, n rollout.Node, right func(issuers []st
 	var issuers []string
 	for _, pod := range pods {
 		for _, word := range strings.Fields(pod.GetSpec()) {
-			if issuer, ok := strings.CutPrefix(word, issuerFlag); ok {
+			if issuer, ok := strings.CutPrefix(word, "--"+issuerFlag+"="); ok {
 				issuers = append(issuers, issuer)
 			}
 		}
 	}
-	if own, err := machine.Config(j.Store); err != nil || len(issuers) == 0 || own.Cluster.APIServer.ExtraArgs["service-account-issuer"] == nil && !right(issuers) {
-		return cmp.Or(err, fmt.Errorf("%s of node %s has the issuers of tokens %q still", program, n.Name, issuers))
+	has, _, err := rollout.Config(ctx, j.Peers, n)
+	if err == nil && (len(issuers) == 0 || has.At("cluster", "apiServer", "extraArgs", issuerFlag) == nil && !right(issuers)) {
+		err = fmt.Errorf("%s of node %s has the issuers of tokens %q still", program, n.Name, issuers)
 	}
-	return rollout.Healthy(ctx, j.Peers, n, program)
+	return cmp.Or(err, rollout.Healthy(ctx, j.Peers, n, program))
 }

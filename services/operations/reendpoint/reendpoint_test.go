@@ -22,7 +22,6 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -31,7 +30,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 type object = map[string]any
@@ -77,11 +75,10 @@ func start(t *testing.T, do func(*rig)) {
 		for i, name := range []string{"w1", "n1", "n2"} {
 			r.nodes = append(r.nodes, &member{name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), endpoint: former})
 		}
-		put(t, machine.Configs.Put(r.store.As("test"), machine.ConfigID, &config.Config{}))
 		runner, err := operation.New(operation.Options{
 			Store: r.store, Log: slog.New(slog.DiscardHandler), Dir: t.TempDir(), Shared: &rollouttest.Memory{},
 			Definitions: []operation.Definition{Definition(Options{
-				Store: r.store, Peers: r, Record: r.record, ServesAt: r.serves,
+				Peers: r, Record: r.record, ServesAt: r.serves,
 				Kubernetes: func() (*kubeclient.Client, error) {
 					return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
 				},
@@ -181,10 +178,10 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, _ string) ([]*apiv
 	case kubelet.NodeHealths.Type():
 		id, spec = kubelet.HealthID, kubelet.NodeHealth{}
 	case controlplane.StaticPods.Type():
-		args := []string{issuerFlag + m.endpoint}
+		args := []string{"--" + issuerFlag + "=" + m.endpoint}
 		for _, other := range r.accepted {
 			if other != m.endpoint {
-				args = append(args, issuerFlag+other)
+				args = append(args, "--"+issuerFlag+"="+other)
 			}
 		}
 		spec = object{"command": args}

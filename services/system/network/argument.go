@@ -46,6 +46,8 @@ func FromArgument(text string) (n config.Network, err error) {
 		in.AcceptRA = config.AdvertisementsOn
 	case how == "dhcp" || how == "on" || how == "any" || f[0] == "" && how == "":
 		in.DHCP = true
+	case f[0] == "":
+		return n, fmt.Errorf("%q: must be dhcp, dhcp6 or auto6, or beside an address", how)
 	default:
 		if in.CIDR, err = argumentPrefix(f[0], f[3]); err != nil {
 			return n, err

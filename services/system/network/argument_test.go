@@ -41,6 +41,7 @@ func TestNetworkOfTheKernelArgument(t *testing.T) {
 		"192.168.1.5:::255.0.255.0::eth0:none": "must be a mask",
 		"192.168.1.5:::::eth0:none":            "must be a mask",
 		"192.168.1:::24::eth0:none":            "ParseAddr",
+		"192.168.1.5":                          "must be dhcp, dhcp6 or auto6, or beside an address",
 		"192.168.1.5::router:24::eth0:none":    "ParseAddr",
 	} {
 		if _, err := FromArgument(text); err == nil || !strings.Contains(err.Error(), want) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -136,8 +137,13 @@ func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusR
 
 // text is the content of a small file, "" where there is none.
 func (s *nodeService) text(name string) string {
-	data, _ := os.ReadFile(s.path(name)) // none is there
-	return config.Shorten(strings.TrimSpace(string(data)), maxLastExit)
+	f, err := os.Open(s.path(name))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	data, _ := io.ReadAll(io.LimitReader(f, maxLastExit)) // none is there
+	return strings.TrimSpace(string(data))
 }
 
 func number(n *uint64) uint64 {

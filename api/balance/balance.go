@@ -51,11 +51,11 @@ type Options struct {
 	TLS func() *tls.Config
 	// Period is how often each is asked; 0: a second.
 	Period time.Duration
-	// Hold, unless nil, is how long a connection that comes now waits for one that is
+	// Hold is how long a connection that comes now waits for one that is
 	// ready while none has been yet, before it gets to one that isn't: a client that is
 	// turned away comes back ever later, and what isn't ready refuses who it would let in
 	// a moment later. Once one has been ready, to learn soon that all are gone is better.
-	Hold func() time.Duration
+	Hold time.Duration
 	// Max bounds the connections of clients; 0: there is no limit.
 	Max int
 	// Changed, unless nil, is called when Upstreams has something new to tell. It must
@@ -270,7 +270,7 @@ func (b *Balancer) take(l net.Listener, conn net.Conn) {
 }
 
 func (b *Balancer) hand(conn net.Conn) {
-	if b.o.Hold != nil && !b.rest(b.o.Hold(), b.ready) {
+	if b.o.Hold > 0 && !b.rest(b.o.Hold, b.ready) {
 		return
 	}
 	for _, n := range b.order() {

@@ -238,7 +238,7 @@ func TestNobodyIsReady(t *testing.T) {
 // A connection waits for somebody who is ready, if that is wanted, but not for ever.
 func TestHold(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Hold: func() time.Duration { return time.Minute }})
+	r := newRig(t, Options{Hold: time.Minute})
 	r.serve("one")
 	r.set("one", true)
 	r.Set([]Upstream{{Name: "one"}}) // who is found ill, from the first question on
@@ -270,7 +270,7 @@ func TestHold(t *testing.T) {
 		}
 		return nil
 	})
-	short := newRig(t, Options{Hold: func() time.Duration { return 10 * time.Millisecond }}, Upstream{Name: "one"})
+	short := newRig(t, Options{Hold: 10 * time.Millisecond}, Upstream{Name: "one"})
 	short.set("one", true)
 	eventually.That(t, 20*time.Second, "it answers that it is ill", func() error {
 		resp, err := short.get("/")

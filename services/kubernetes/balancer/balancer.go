@@ -13,8 +13,9 @@
 // The list of API servers comes from Kubernetes. The last list is stored on STATE: after
 // a reboot the endpoint may be gone.
 //
-// While a node is to join, clients without a server are held for a moment; later they
-// are refused at once: it may be the kubelet that has to start the API server.
+// Until an API server has been ready once, clients are held for some seconds rather than turned away: who is turned away
+// comes back ever later. While no API server takes connections, the clients of a node that has joined are refused at
+// once: it may be the kubelet that has to start the API server.
 //
 // TLS goes from the client to the API server, which authenticates the client. Any program
 // with the node's network may connect; the balancer gives it no rights.
@@ -34,6 +35,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"github.com/garboard-os/garboard/api/balance"
 	"github.com/garboard-os/garboard/boot"
@@ -63,14 +66,20 @@ const (
 	// that ask each of three cost each of those 500 small answers a second.
 	period = 2 * time.Second
 	// hold is less than the ten seconds that Kubernetes' clients give a TLS handshake.
-	// While a cluster starts, a kubelet that is to join would come back ever later: it was
-	// Ready 13 to 31 s after the API server. One that has joined isn't held: it may be
-	// what has to start the API server, and waits for its answers meanwhile.
+	// A kubelet that is to join would else be Ready 13 to 31 s after the API server. An API server that has just been
+	// started refuses everybody for two seconds, until it has made its roles: the kubelet, the controller manager and
+	// the scheduler would each wait up to three more.
 	hold = 8 * time.Second
+	// startBudget is how long clients are let in before the node's own API server listens, from when its process was
+	// first seen: the kubelet has done its part then. startPeriod is how often that process is looked for.
+	startBudget = 10 * time.Second
+	startPeriod = 200 * time.Millisecond
 	// maxConnections: the node's own clients have a dozen or two. Each takes a few
 	// descriptors of PID 1.
 	maxConnections = 512
 	stopBudget     = 5 * time.Second
+
+	apiServer = "kube-apiserver"
 )
 
 // Where an API server is known from, and with it its rank.
@@ -105,6 +114,7 @@ type Options struct {
 	address       string // "": Address
 	file          string // "": on STATE
 	kubeletClient string // "": boot.KubeletClient
+	proc          string // "": /proc
 	dial          func(ctx context.Context, address string) (net.Conn, error)
 }
 
@@ -113,6 +123,7 @@ func Service(o Options) dag.Service {
 	option.Default(&o.address, Address)
 	option.Default(&o.file, filepath.Join(boot.StateDir, listFile))
 	option.Default(&o.kubeletClient, boot.KubeletClient)
+	option.Default(&o.proc, procfs.DefaultMountPoint)
 	option.Default(&o.dial, func(ctx context.Context, address string) (net.Conn, error) {
 		return (&net.Dialer{Timeout: balance.DialBudget}).DialContext(ctx, "tcp", address)
 	})
@@ -127,7 +138,7 @@ func Service(o Options) dag.Service {
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	changed := make(chan struct{}, 1)
 	mark := func() { sleep.Wake(changed) }
-	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Hold: o.hold, Max: maxConnections, Changed: mark, Log: h.Log})
+	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Hold: hold, Max: maxConnections, Changed: mark, Log: h.Log})
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() { _ = o.publish(nil) }() // the servers aren't checked any more
 	var wg sync.WaitGroup
@@ -144,6 +155,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	wg.Go(func() { servers.follow(ctx) })
 	settings := o.Store.Watch(ctx, machine.Configs.Type(), network.Addresses.Type())
 	var set []balance.Upstream
+	start := start{proc: o.proc}
 	for {
 		if next, err := o.upstreams(servers.list()); err != nil {
 			h.Log.Warn(err.Error())
@@ -153,7 +165,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 		}
 		all := b.Upstreams()
 		// The gate first: a client that reads that a server is ready may connect at once.
-		if err := errors.Join(listener.set(o.hold() > 0 || slices.ContainsFunc(all, open)), o.publish(all)); err != nil {
+		if err := errors.Join(listener.set(!o.joined() || slices.ContainsFunc(all, open) || start.goesOn(all)), o.publish(all)); err != nil {
 			return err
 		}
 		select {
@@ -161,16 +173,41 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			return nil
 		case <-settings:
 		case <-changed:
+		case <-start.again():
 		}
 	}
 }
 
-// hold is for a node that has not joined.
-func (o Options) hold() time.Duration {
-	if untrusted.Exists(o.kubeletClient) {
-		return 0
+// joined is whether the node has a certificate of the kubelet.
+func (o Options) joined() bool { return untrusted.Exists(o.kubeletClient) }
+
+// start is the first start of the node's own API server.
+type start struct {
+	proc string
+	seen time.Time
+	over bool
+}
+
+// goesOn is whether the process of the API server is there, and may listen soon.
+func (s *start) goesOn(all []balance.Status) bool {
+	worker := len(all) > 0 && !slices.ContainsFunc(all, func(u balance.Status) bool { return ranks[u.Rank] == FromNode })
+	s.over = s.over || worker || !s.seen.IsZero() && time.Since(s.seen) > startBudget ||
+		slices.ContainsFunc(all, func(u balance.Status) bool { return u.Ready })
+	if fs, err := procfs.NewFS(s.proc); err == nil && !s.over && s.seen.IsZero() {
+		processes, _ := fs.AllProcs()
+		if slices.ContainsFunc(processes, func(p procfs.Proc) bool { comm, _ := p.Comm(); return comm == apiServer }) {
+			s.seen = time.Now()
+		}
 	}
-	return hold
+	return !s.over && !s.seen.IsZero()
+}
+
+// again is when to look for the process the next time.
+func (s *start) again() <-chan time.Time {
+	if s.over {
+		return nil
+	}
+	return time.After(startPeriod)
 }
 
 // open is whether a connection to it would get anywhere. A first check takes milliseconds.

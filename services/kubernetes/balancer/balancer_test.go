@@ -76,7 +76,7 @@ func newRig(t *testing.T, typ config.MachineType, servers ...string) *rig {
 	crt, key, err := ca.Issue(pki.Leaf{CN: "system:node:n1", Orgs: []string{"system:nodes"}, Client: true, Now: time.Now()})
 	must(t, err)
 	dir := t.TempDir()
-	r.o = Options{Store: r.store, address: freeport.Find(t).String(), file: filepath.Join(dir, listFile), kubeletClient: filepath.Join(dir, "kubelet.pem"), dial: r.dial}
+	r.o = Options{Store: r.store, address: freeport.Find(t).String(), file: filepath.Join(dir, listFile), kubeletClient: filepath.Join(dir, "kubelet.pem"), proc: dir, dial: r.dial}
 	r.at = r.o.address
 	must(t, os.WriteFile(r.o.kubeletClient, append(crt, key...), 0o600))
 	for _, name := range servers {
@@ -320,11 +320,12 @@ func TestOwnFirst(t *testing.T) {
 	must(t, r.answers())
 }
 
-// While nobody takes connections, clients are refused, as by the API server itself; a
-// node that is to join is held instead.
+// While nobody takes connections, clients are refused, as by the API server itself. They are held instead on a node that
+// is to join, and while the node's own API server starts for the first time.
 func TestGateIsClosed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, config.ControlPlane, loopback)
+	r.startAPIServer()
 	r.run()
 	r.waitForServers(map[string]string{loopback: "node true", endpointName: "config false"})
 	must(t, r.answers())
@@ -343,16 +344,42 @@ func TestGateIsClosed(t *testing.T) {
 	r.stop(loopback)
 	eventually.That(t, 20*time.Second, "clients are refused again", refused)
 
+	starts := newRig(t, config.ControlPlane)
+	starts.startAPIServer()
+	starts.run()
+	starts.waitForServers(map[string]string{loopback: "node false", endpointName: "config false"})
+	starts.isHeld(loopback)
+
 	joins := newRig(t, config.Worker)
 	must(t, os.Remove(joins.o.kubeletClient))
 	joins.run()
 	joins.waitForServers(map[string]string{endpointName: "config false"})
+	joins.isHeld(endpointName)
+}
+
+// isHeld is that a client which comes before the server does gets to it.
+func (r *rig) isHeld(server string) {
+	r.t.Helper()
+	eventually.That(r.t, 20*time.Second, "clients are let in", func() error {
+		conn, err := net.Dial("tcp4", r.at)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
 	answer := make(chan error, 1)
-	go func() { answer <- joins.answers() }()
-	joins.serve(endpointName)
+	go func() { answer <- r.answers() }()
+	r.serve(server)
 	if err := <-answer; err != nil {
-		t.Errorf("a client of a node that is to join: %v", err)
+		r.t.Errorf("a client that came before %s: %v", server, err)
 	}
+}
+
+// startAPIServer makes the process of the node's own API server.
+func (r *rig) startAPIServer() {
+	dir := filepath.Join(r.o.proc, "7")
+	must(r.t, os.Mkdir(dir, 0o755))
+	must(r.t, os.WriteFile(filepath.Join(dir, "comm"), []byte(apiServer+"\n"), 0o644))
 }
 
 // The port may be taken.

@@ -50,6 +50,9 @@ type KubeletStaticPodController struct {
 	lacking           map[string]error                                       // why pods stay as they are, by their names
 	have              func(ctx context.Context, image, instead string) error // Options.Have
 
+	// The member of etcd on this node hasn't served since down, and has again since up. heard is the up for which the API server was started again.
+	down, up, heard time.Time
+
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.
 	client kubeclient.Kept
@@ -85,6 +88,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	if err := c.writeFiles(v); err != nil {
 		return 0, err
 	}
+	c.watchEtcd(v)
 	wanted, wroteAny, waits := map[string]bool{}, false, false
 	replaced := c.replaced(ctx, v)
 	for _, pod := range pods {
@@ -238,5 +242,5 @@ func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.Vie
 	if err != nil {
 		return false, err
 	}
-	return ready, c.follow(v, seen)
+	return ready, c.follow(ctx, v, seen)
 }

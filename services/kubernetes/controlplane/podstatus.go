@@ -36,6 +36,9 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 			status[ConfigVersion] = version
 			status[SecretsVersion] = meta[secretsVersionAnnotation]
 		}
+		if status != nil {
+			status[podUID] = pod.Text("metadata", "uid")
+		}
 		if before, err := StaticPodStatuses.Get(v, id); err == nil && lost(status, before.Spec) {
 			status = maps.Clone(kept(ctx, pod, before.Spec))
 			delete(status, Lacks)
@@ -70,10 +73,13 @@ func (s PodStatus) Fails() (restarts int, why string) {
 	return restarts, why
 }
 
+// podUID is the key for the pod's UID, which its whole content determines.
+const podUID = "uid"
+
 // lost reports whether the kubelet has forgotten the status of a pod that it runs: it does,
 // for a minute at most, when it replaces the pod's object in the API server.
 func lost(now, before PodStatus) bool {
-	return now[ConfigVersion] == before[ConfigVersion] && now[SecretsVersion] == before[SecretsVersion] && containers(now) == 0 && containers(before) > 0
+	return now[podUID] == before[podUID] && containers(now) == 0 && containers(before) > 0
 }
 
 // probeBudget bounds a probe of a program on this node.

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -28,6 +30,15 @@ const (
 	// maxStarts bounds that: with one each second, it is longer than a pod takes to end
 	// (terminationGracePeriodSeconds, 30 by default).
 	maxStarts = 60
+
+	// etcdAnnotation is when etcd served again, if the pod was replaced for it.
+	etcdAnnotation = "garboard.dev/etcd-since"
+	// deafAfter is an outage of etcd after which the API server's client may not try again for longer than the API server takes to start. Its
+	// pauses grow by 1.6 each time, up to deafFor (https://github.com/grpc/grpc/blob/master/doc/connection-backoff.md).
+	deafAfter = 20 * time.Second
+	deafFor   = 2 * time.Minute
+	// heardWithin is how soon after the outage the API server is asked whether it has noticed the end.
+	heardWithin = 3 * time.Second
 )
 
 // starts is a pod that was written, and how often.
@@ -36,6 +47,10 @@ type starts struct {
 	pod        kubeclient.Object
 	again      int
 	sick       error // why the image doesn't work
+
+	// The image is on trial since what the program needs has served, and after so many restarts.
+	since time.Time
+	ends  int
 }
 
 func imageOf(pod kubeclient.Object) string { return pod.List("spec", "containers")[0].Text("image") }
@@ -47,6 +62,9 @@ func imageOf(pod kubeclient.Object) string { return pod.List("spec", "containers
 // file it makes one of the whole content. So the file has a UID, which is a hash of all but the
 // annotation that changes.
 func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([]byte, error) {
+	if name == apiServer && !c.heard.IsZero() {
+		pod = annotated(pod, etcdAnnotation, c.heard.UTC().Format(time.RFC3339))
+	}
 	content, err := json.Marshal(pod) // takes less time than YAML
 	if err != nil {
 		return nil, fmt.Errorf("encode static pod %s: %w", name, err)
@@ -56,18 +74,23 @@ func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([
 	if c.starts[name].uid != uid {
 		c.starts[name] = starts{uid: uid, image: imageOf(pod), pod: pod}
 	}
-	meta, _ := pod["metadata"].(object)
-	meta = maps.Clone(meta)
-	meta["uid"] = uid
 	if again := c.starts[name].again; again > 0 {
-		annotations, _ := meta["annotations"].(object)
-		annotations = maps.Clone(annotations)
-		annotations[startsAnnotation] = strconv.Itoa(again)
-		meta["annotations"] = annotations
+		pod = annotated(pod, startsAnnotation, strconv.Itoa(again))
 	}
 	pod = maps.Clone(pod)
-	pod["metadata"] = meta
+	meta, _ := pod["metadata"].(object)
+	meta = maps.Clone(meta)
+	meta["uid"], pod["metadata"] = uid, meta
 	return yaml.Marshal(pod)
+}
+
+// annotated is a copy of the pod with one more annotation.
+func annotated(pod kubeclient.Object, key, value string) kubeclient.Object {
+	meta, _ := pod["metadata"].(object)
+	annotations, _ := meta["annotations"].(object)
+	pod, meta, annotations = maps.Clone(pod), maps.Clone(meta), maps.Clone(annotations)
+	annotations[key], meta["annotations"], pod["metadata"] = value, annotations, meta
+	return pod
 }
 
 // lacks reports whether a pod whose file was written stays as it is: the image of its new form is sick, or isn't here. The kubelet would end it
@@ -91,23 +114,38 @@ func (c *KubeletStaticPodController) lacks(ctx context.Context, name string, pod
 	return true
 }
 
-// follow looks at the pods as the kubelet has them. One that it hasn't begun is written again. One whose new image doesn't work becomes its former
-// form, by the rule for services (containerd.Runner): what was ready with its image keeps it.
-func (c *KubeletStaticPodController) follow(v resource.View, seen []kubeclient.Object) error {
+// follow looks at the pods as the kubelet has them. One that it hasn't begun is written again, and so is an API server that etcd's outage has made
+// deaf. One whose new image doesn't work becomes its former form, by the rule for services (containerd.Runner): what was ready with its image
+// keeps it. While what a program needs doesn't serve, its image isn't on trial.
+func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View, seen []kubeclient.Object) error {
+	serves := slices.ContainsFunc(seen, func(pod kubeclient.Object) bool {
+		return pod.Text("metadata", "labels", "k8s-app") == apiServer && pod.Condition("Ready")
+	})
 	for _, pod := range seen {
 		name, status := pod.Text("metadata", "labels", "k8s-app"), PodStatus(pod["status"].(object))
-		now, good, began := c.starts[name], c.good[name], pod.Time("status", "startTime")
+		now, good := c.starts[name], c.good[name]
 		restarts, words := status.Fails()
 		wanted, err := StaticPods.Get(v, name)
-		switch {
-		case err != nil || wanted.Phase == resource.PhaseTearingDown || pod.Text("metadata", "uid") != now.uid:
+		if err != nil || wanted.Phase == resource.PhaseTearingDown || pod.Text("metadata", "uid") != now.uid {
 			continue // its file is about to go, or it is
+		}
+		if began := pod.Time("status", "startTime"); c.up.IsZero() || name != apiServer && !serves {
+			now.since, now.ends = time.Now(), restarts
+			c.starts[name] = now
+		} else if now.since.Before(began) {
+			now.since = began
+		}
+		switch {
 		case status.Ready():
 			c.good[name] = now
 			continue
-		case good.image != "" && good.image != now.image && (restarts >= containerd.TrialEnds || !began.IsZero() && time.Since(began) > containerd.TrialTime):
+		case good.image != "" && good.image != now.image && (restarts-now.ends >= containerd.TrialEnds || !now.since.IsZero() && time.Since(now.since) > containerd.TrialTime):
 			now.sick = reason.With(containerd.ImageSick, fmt.Errorf("image %s doesn't work: the pod has %d restarts, and isn't ready: %s", now.image, restarts, cmp.Or(words, "it runs")))
 			c.bad[name], now = now, good
+		case name == apiServer && c.deaf(ctx, pod):
+			c.heard = c.up
+			v.Log().Info(fmt.Sprintf("kube-apiserver is started again: it hasn't noticed that etcd, which didn't serve for %s, does since %s",
+				c.up.Sub(c.down).Round(time.Second), c.up.UTC().Format(time.RFC3339)))
 		case containers(status) == 0 && now.again < maxStarts:
 			now.again++
 			c.starts[name] = now
@@ -123,6 +161,25 @@ func (c *KubeletStaticPodController) follow(v resource.View, seen []kubeclient.O
 		}
 	}
 	return nil
+}
+
+// watchEtcd notes the last outage of etcd's member on this node.
+func (c *KubeletStaticPodController) watchEtcd(v resource.View) {
+	_, ready := etcd.Ready(v)
+	switch {
+	case !ready && (c.down.IsZero() || !c.up.IsZero()):
+		c.down, c.up = time.Now(), time.Time{}
+	case ready && c.up.IsZero():
+		c.up = time.Now()
+	}
+}
+
+// deaf reports whether an API server that was started before the end of a long outage of etcd hasn't noticed that end. It is asked itself: the
+// kubelet asks it every 5 s. It is started again once for each outage.
+func (c *KubeletStaticPodController) deaf(ctx context.Context, pod kubeclient.Object) bool {
+	since := time.Since(c.up) // centuries without an end
+	return !c.down.IsZero() && c.up.Sub(c.down) >= deafAfter && since >= heardWithin && since < deafFor && c.heard != c.up &&
+		pod.Time("status", "startTime").Before(c.up) && !kept(ctx, pod, pod["status"].(object)).Ready()
 }
 
 // path of the file of a static pod.

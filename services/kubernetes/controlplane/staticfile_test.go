@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -161,7 +162,7 @@ func TestStaticPodGoesBack(t *testing.T) {
 		})
 		return strings.TrimSpace(uid)
 	}
-	began := time.Now()
+	began, serves := time.Now(), "True"
 	say := func(uid string, restarts int, ready string) {
 		pod := kubeclient.Object{
 			"metadata": object{"name": "kube-scheduler-n1", "uid": uid, "namespace": kubeSystem, "labels": object{"k8s-app": scheduler}, "annotations": object{"kubernetes.io/config.source": "file"}},
@@ -169,7 +170,11 @@ func TestStaticPodGoesBack(t *testing.T) {
 				"restartCount": restarts, "lastState": object{"terminated": object{"message": "usage\nexec: kube-scheduler: not found\n"}},
 			}}},
 		}
-		text, err := json.Marshal(object{"kind": "PodList", "items": list{pod}})
+		serving := kubeclient.Object{ // it is no longer one of these files
+			"metadata": object{"name": "kube-apiserver-n1", "namespace": kubeSystem, "labels": object{"k8s-app": apiServer}, "annotations": object{"kubernetes.io/config.source": "file"}},
+			"status":   object{"conditions": list{object{"type": "Ready", "status": serves}}},
+		}
+		text, err := json.Marshal(object{"kind": "PodList", "items": list{pod, serving}})
 		put(t, err)
 		f.kubelet.answer(http.StatusOK, string(text))
 	}
@@ -207,10 +212,100 @@ func TestStaticPodGoesBack(t *testing.T) {
 	uid(former)
 	began = time.Now()
 	f.configure(func(c *config.Config) { c.Cluster.Scheduler.ExtraArgs = config.Args{"v": {"3"}} })
+	// What it needs doesn't serve: that isn't the fault of the image.
+	failed := containerd.TrialEnds + 2
+	for _, serves = range []string{"False", "True"} {
+		say(uid("coredns:v1"), failed, "False")
+		status("what it needs serves: "+serves, func(s PodStatus) bool { now, _ := s.Fails(); return now == failed && !lacks(s) })
+	}
+	say(uid("coredns:v1"), failed+containerd.TrialEnds, "False")
+	uid(former)
+	f.configure(func(c *config.Config) { c.Cluster.Scheduler.ExtraArgs = config.Args{"v": {"4"}} })
 	say(uid("coredns:v1"), 1, "True") // now it works
 	status("it is ready with the new image", func(s PodStatus) bool { return ready(s) && !lacks(s) })
 	for restarts := range containerd.TrialEnds + 2 {
 		say(uid("coredns:v1"), restarts, "False")
 		status("its restarts are known", func(s PodStatus) bool { now, _ := s.Fails(); return now == restarts && !ready(s) && !lacks(s) })
+	}
+}
+
+// An image isn't on trial while etcd doesn't serve, and for as long after it as any new one.
+func TestOutageOfEtcdIsNotTheImagesFault(t *testing.T) {
+	t.Parallel()
+	c, v, pod := following(t)
+	c.good[apiServer] = starts{uid: "before", image: "former:v1", pod: c.starts[apiServer].pod}
+	began := time.Now().Add(-2 * containerd.TrialTime)
+	pod["status"] = object{"startTime": began.Format(time.RFC3339), "containerStatuses": list{object{"restartCount": 7}}}
+	for _, ready := range []bool{false, true} {
+		put(t, etcd.Statuses.Put(v, etcd.StatusID, etcd.StatusSpec{Ready: ready}))
+		c.watchEtcd(v)
+		put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
+		if c.bad[apiServer].sick != nil {
+			t.Errorf("etcd serves: %v: %v", ready, c.bad[apiServer].sick)
+		}
+	}
+	pod["status"] = object{"startTime": began.Format(time.RFC3339), "containerStatuses": list{object{"restartCount": 7 + containerd.TrialEnds}}}
+	put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
+	if c.bad[apiServer].sick == nil {
+		t.Error("the image stays, though it fails while etcd serves")
+	}
+}
+
+// following is a controller that has written the file of the API server, and the pod that the kubelet has of it.
+func following(t *testing.T) (*KubeletStaticPodController, view, kubeclient.Object) {
+	t.Helper()
+	v := view{testStore(t, testConfig(t)).As("test"), testLog(t)}
+	c := &KubeletStaticPodController{staticPodsDir: t.TempDir()}
+	wanted := kubeclient.Object{"metadata": object{"name": apiServer, "annotations": object{}}, "spec": object{"containers": list{object{"image": "new:v1"}}}}
+	c.lacks(t.Context(), apiServer, wanted)
+	put(t, StaticPods.Put(v, apiServer, wanted))
+	_, err := c.file(apiServer, wanted)
+	put(t, err)
+	return c, v, kubeclient.Object{
+		"metadata": object{"uid": c.starts[apiServer].uid, "labels": object{"k8s-app": apiServer}},
+		"spec":     object{"containers": list{object{"readinessProbe": object{"httpGet": object{"port": 1, "path": "/readyz"}}}}}, // nobody listens there
+	}
+}
+
+// An API server whose client of etcd makes long pauses after an outage is started again, once.
+func TestDeafAPIServerIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for what, tc := range map[string]struct {
+		down, up, began time.Time
+		ready           string
+		again           bool
+	}{
+		"after an outage of minutes": {now.Add(-3 * time.Minute), now.Add(-5 * time.Second), now.Add(-time.Hour), "False", true},
+		"it is ready":                {now.Add(-3 * time.Minute), now.Add(-5 * time.Second), now.Add(-time.Hour), "True", false},
+		"a short outage":             {now.Add(-15 * time.Second), now.Add(-5 * time.Second), now.Add(-time.Hour), "False", false},
+		"during the outage":          {now.Add(-3 * time.Minute), time.Time{}, now.Add(-time.Hour), "False", false},
+		"it has ended just now":      {now.Add(-3 * time.Minute), now.Add(-time.Second), now.Add(-time.Hour), "False", false},
+		"it has ended long ago":      {now.Add(-time.Hour), now.Add(-3 * time.Minute), now.Add(-2 * time.Hour), "False", false},
+		"it began after the outage":  {now.Add(-3 * time.Minute), now.Add(-5 * time.Second), now.Add(-2 * time.Second), "False", false},
+		"no outage is known":         {time.Time{}, now.Add(-5 * time.Second), now.Add(-time.Hour), "False", false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c, v, pod := following(t)
+			c.down, c.up = tc.down, tc.up
+			pod["status"] = object{"startTime": tc.began.Format(time.RFC3339), "containerStatuses": list{object{"restartCount": 0}}, "conditions": list{object{"type": "Ready", "status": tc.ready}}}
+			before := c.starts[apiServer].uid
+			put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
+			after := c.starts[apiServer].uid
+			if again := after != before; again != tc.again {
+				t.Fatalf("started again: %v", again)
+			}
+			// The file keeps what makes it another pod, and the new one is let start.
+			wanted, err := StaticPods.Get(v, apiServer)
+			put(t, err)
+			_, err = c.file(apiServer, wanted.Spec)
+			put(t, err)
+			pod["metadata"].(object)["uid"] = after
+			put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
+			if now := c.starts[apiServer].uid; now != after {
+				t.Errorf("it is another pod once more: %s, and then %s", after, now)
+			}
+		})
 	}
 }

@@ -3,12 +3,14 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
@@ -197,6 +199,7 @@ func nodeNotReady(s *snapshot) []finding {
 			f.why, f.next, f.until = "The kubelet has stopped telling Kubernetes how the node is.", "See gbctl service kubelet, and whether the node reaches the endpoint.", time.Time{}
 		case strings.Contains(m, "cni") || strings.Contains(m, "NetworkPluginNotReady"):
 			f.why = "The pod network isn't up on this node (" + string(s.config.Cluster.Network.CNI.Name) + ")."
+			s.unusable(&f)
 			if s.config.Cluster.Network.CNI.Name == "none" {
 				f.why, f.next, f.until = "cluster.network.cni.name is none, so the pod network is to be installed by you, and it isn't.", "Install a CNI in the cluster.", time.Time{}
 			}
@@ -217,6 +220,24 @@ func nodeNotReady(s *snapshot) []finding {
 		}
 	}
 	return nil
+}
+
+// unusableNetwork matches what containerd logs of a file in /etc/cni/net.d that it can't read: then no pod gets a network.
+var unusableNetwork = regexp.MustCompile(`^time="([^"]+)" .*failed to load CNI config (?:list )?file (\S+): (.+?)(?:: invalid cni config.*)?"`)
+
+// unusable names such a file, if it was found when the node was about to be not Ready.
+func (s *snapshot) unusable(f *finding) {
+	for _, line := range slices.Backward(s.tail(containerd.ID, tailLines)) {
+		m := unusableNetwork.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		if at, _ := time.Parse(time.RFC3339Nano, m[1]); at.After(f.since.Add(-time.Minute)) {
+			f.why, f.until, f.evidence = fmt.Sprintf("A file of the pod network is broken: %s: %s.", m[2], m[3]), time.Time{}, append(f.evidence, asLog(containerd.ID, line))
+			f.next = "Remove the pods that wrote it, and restart the node, which empties that folder unless machine.kubelet.persist keeps it: gbctl -n ADDRESS reboot."
+		}
+		return
+	}
 }
 
 func asCondition(node string, c kubeclient.Object) string {

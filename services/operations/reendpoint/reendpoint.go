@@ -107,8 +107,8 @@ func (j job) look(ctx context.Context) (c change, err error) {
 		nodes, err := rollout.Nodes(ctx, client)
 		for _, item := range nodes {
 			c.Nodes = append(c.Nodes, rollout.NodeOf(item))
-			if !item.Condition("Ready") {
-				problems = append(problems, fmt.Errorf("node %s isn't Ready: kubectl describe node %[1]s", item.Name()))
+			if err := rollout.Ready(item); err != nil {
+				problems = append(problems, fmt.Errorf("node %s: %w", item.Name(), err))
 			}
 		}
 		return err

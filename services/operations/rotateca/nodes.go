@@ -90,8 +90,8 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 		}
 		for _, item := range nodes {
 			r.Nodes = append(r.Nodes, rollout.NodeOf(item))
-			if !item.Condition("Ready") {
-				problems = append(problems, fmt.Errorf("node %s isn't Ready: kubectl describe node %s", item.Name(), item.Name()))
+			if err := rollout.Ready(item); err != nil {
+				problems = append(problems, fmt.Errorf("node %s: %w", item.Name(), err))
 			}
 		}
 		return nil

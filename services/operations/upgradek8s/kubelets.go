@@ -1,7 +1,6 @@
 package upgradek8s
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +31,7 @@ func (j job) kubelets(nodes []rollout.Node) []operation.Part {
 			return j.setKubelet(ctx, p, n, version, j.id)
 		}
 	}
-	return rollout.Parts(nodes, "updating node %q", kubeletTimeout, to(j.a.To), to(j.a.From))
+	return rollout.Parts(nodes, "updating node %q", kubeletTimeout, rollout.Serving(j.Peers, to(j.a.To)), to(j.a.From))
 }
 
 // setKubelet gives the kubelet of a node its version. Where the minor version changes and
@@ -126,11 +125,9 @@ func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client
 			return err
 		case now.Text("status", "nodeInfo", "kubeletVersion") != version:
 			return errors.New(strings.TrimSpace(fmt.Sprintf("its kubelet has version %s %s", now.Text("status", "nodeInfo", "kubeletVersion"), s.GetWaitingFor())))
-		case !now.Condition("Ready"): // a node of an earlier release doesn't know it
-			return fmt.Errorf("node %s isn't Ready", n.Name)
 		case n.ControlPlane: // the kubelet probes its pods again
-			err = errors.Join(o.unhealthy(ctx, n)...)
+			return errors.Join(o.unhealthy(ctx, n)...)
 		}
-		return cmp.Or(err, rollout.Serves(ctx, p, o.Peers, n))
+		return nil
 	})
 }

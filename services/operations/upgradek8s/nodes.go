@@ -30,7 +30,7 @@ var inventory = operation.Data[[]rollout.Node]{Key: "nodes"}
 type state struct {
 	rollout.Node
 	kubelet string            // the version that runs
-	ready   bool              // as Kubernetes sees it
+	sick    error             // as Kubernetes sees it
 	images  map[string]string // of the configuration, by component
 	args    map[string]map[string]string
 	broken  []string // why the upgrade can't begin
@@ -89,7 +89,7 @@ func (o Options) survey(ctx context.Context) (s survey, err error) {
 	if err := o.Kubernetes.With(func(client *kubeclient.Client) error {
 		nodes, err := rollout.Nodes(ctx, client)
 		for _, n := range nodes {
-			s.states = append(s.states, state{Node: rollout.NodeOf(n), ready: n.Condition("Ready"), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")})
+			s.states = append(s.states, state{Node: rollout.NodeOf(n), sick: rollout.Ready(n), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")})
 		}
 		return err
 	}); err != nil {
@@ -114,8 +114,8 @@ func (o Options) ask(ctx context.Context, st *state) {
 		bad("Kubernetes knows no InternalIP of it")
 		return
 	}
-	if !st.ready {
-		bad("it isn't Ready: kubectl describe node %s", st.Name)
+	if st.sick != nil {
+		bad("%v", st.sick)
 	}
 	document, _, err := rollout.Config(ctx, o.Peers, st.Node)
 	if err != nil {

@@ -60,6 +60,7 @@ type rig struct {
 	metrics string
 	before  map[string][]nodes.Fault // by node: of Kubernetes, all the time
 	breaks  map[string]bool          // nodes whose kube-proxy doesn't run with the new kubelet
+	falls   map[string]string        // nodes that aren't Ready any more, and after which change
 }
 
 // member is a node.
@@ -251,6 +252,9 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*api
 		if image := r.images(m)[kubelet.name]; r.breaks[m.name] && strings.HasSuffix(image, newer) {
 			health.Faults = append(health.Faults, nodes.Fault{Object: "kube-proxy", Text: "pod kube-system/kube-proxy-x: CrashLoopBackOff"})
 		}
+		if slices.Contains(r.did, r.falls[m.name]) {
+			health.Faults = append(health.Faults, nodes.Fault{Object: nodes.NodeObject, Text: "Node is NotReady: no network"})
+		}
 		text, err := yaml.Marshal(health)
 		return []*apiv1.Resource{{Id: nodes.HealthID, Spec: string(text)}}, err
 	}
@@ -374,10 +378,18 @@ func (r *rig) node(m *member) object {
 		"metadata": object{"name": m.name, "labels": labels, "annotations": annotations},
 		"spec":     object{"unschedulable": cordoned},
 		"status": object{
-			"nodeInfo": object{"kubeletVersion": version}, "conditions": []object{{"type": "Ready", "status": "True"}},
+			"nodeInfo": object{"kubeletVersion": version}, "conditions": []object{r.ready(m)},
 			"addresses": []object{{"type": "InternalIP", "address": m.address}},
 		},
 	}
+}
+
+// ready is the condition of a Node. One that falls at "" isn't Ready from the beginning.
+func (r *rig) ready(m *member) object {
+	if change, falls := r.falls[m.name]; falls && (change == "" || slices.Contains(r.did, change)) {
+		return object{"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "no network"}
+	}
+	return object{"type": "Ready", "status": "True"}
 }
 
 // only is the ID of the operation that runs.

@@ -72,7 +72,7 @@ func refused(c *e2etest.Cluster, sick qemu.Node) {
 // complete checks a message: the node, its condition, its reason, and the next step.
 func complete(c *e2etest.Cluster, sick qemu.Node, reason, said string) {
 	c.T().Helper()
-	for _, part := range []string{"node " + sick.Name, "Node is ", reason, fmt.Sprintf("gbctl -n %s doctor", sick.Address)} {
+	for _, part := range []string{"node " + sick.Name, " is NotReady: ", reason, fmt.Sprintf("gbctl -n %s doctor", sick.Address)} {
 		if !strings.Contains(said, part) {
 			c.T().Errorf("it doesn't say %q:\n%s", part, said)
 		}

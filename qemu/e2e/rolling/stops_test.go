@@ -31,7 +31,7 @@ func TestUpgradeStopsAtASickNode(t *testing.T) {
 	sick, next := c.Nodes[1], c.Nodes[2:]
 	s := begins(c, "… kube-apiserver "+c.Node(), upgrade(c)...)
 	c.Gbctl("-n", sick.Address.String(), "service", "containerd", "stop")
-	stops(c, s, sick, "Kubelet stopped posting node status", "… kube-apiserver "+next[0].Name)
+	stops(c, s, sick, "container runtime is down", "… kube-apiserver "+next[0].Name)
 	versions(c, "kube-apiserver", components.RelinkedKubernetesVersion, c.ControlPlanes()...)
 	tells(c, sick, "service-stopped", "containerd was stopped")
 	m.Reached("it has stopped before it changed a node, whose containerd is stopped")

@@ -35,11 +35,10 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 		if version, known := meta[configVersionAnnotation]; known && status != nil {
 			status[ConfigVersion] = version
 			status[SecretsVersion] = meta[secretsVersionAnnotation]
+			status["uid"] = pod.Text("metadata", "uid") // a hash of all
 		}
-		if status != nil {
-			status[podUID] = pod.Text("metadata", "uid")
-		}
-		if before, err := StaticPodStatuses.Get(v, id); err == nil && lost(status, before.Spec) {
+		// The kubelet forgets the status of a pod that it runs, for a minute at most, when it replaces the pod's object in the API server.
+		if before, err := StaticPodStatuses.Get(v, id); err == nil && status["uid"] == before.Spec["uid"] && containers(status) == 0 && containers(before.Spec) > 0 {
 			status = maps.Clone(kept(ctx, pod, before.Spec))
 			delete(status, Lacks)
 		}
@@ -71,15 +70,6 @@ func (s PodStatus) Fails() (restarts int, why string) {
 		}
 	}
 	return restarts, why
-}
-
-// podUID is the key for the pod's UID, which its whole content determines.
-const podUID = "uid"
-
-// lost reports whether the kubelet has forgotten the status of a pod that it runs: it does,
-// for a minute at most, when it replaces the pod's object in the API server.
-func lost(now, before PodStatus) bool {
-	return now[podUID] == before[podUID] && containers(now) == 0 && containers(before) > 0
 }
 
 // probeBudget bounds a probe of a program on this node.

@@ -20,7 +20,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
-	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -31,14 +30,10 @@ const (
 	// (terminationGracePeriodSeconds, 30 by default).
 	maxStarts = 60
 
-	// etcdAnnotation is when etcd served again, if the pod was replaced for it.
-	etcdAnnotation = "garboard.dev/etcd-since"
 	// deafAfter is an outage of etcd after which the API server's client may not try again for longer than the API server takes to start. Its
 	// pauses grow by 1.6 each time, up to deafFor (https://github.com/grpc/grpc/blob/master/doc/connection-backoff.md).
 	deafAfter = 20 * time.Second
 	deafFor   = 2 * time.Minute
-	// heardWithin is how soon after the outage the API server is asked whether it has noticed the end.
-	heardWithin = 3 * time.Second
 )
 
 // starts is a pod that was written, and how often.
@@ -48,7 +43,7 @@ type starts struct {
 	again      int
 	sick       error // why the image doesn't work
 
-	// The image is on trial since what the program needs has served, and after so many restarts.
+	// What the program needs didn't serve until then, and after so many restarts: its image is on trial since.
 	since time.Time
 	ends  int
 }
@@ -62,35 +57,27 @@ func imageOf(pod kubeclient.Object) string { return pod.List("spec", "containers
 // file it makes one of the whole content. So the file has a UID, which is a hash of all but the
 // annotation that changes.
 func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([]byte, error) {
-	if name == apiServer && !c.heard.IsZero() {
-		pod = annotated(pod, etcdAnnotation, c.heard.UTC().Format(time.RFC3339))
-	}
 	content, err := json.Marshal(pod) // takes less time than YAML
 	if err != nil {
 		return nil, fmt.Errorf("encode static pod %s: %w", name, err)
 	}
-	hash := sha256.Sum256(content)
+	hash := sha256.Sum256(fmt.Append(content, c.heard[name]))
 	uid := hex.EncodeToString(hash[:16])
 	if c.starts[name].uid != uid {
 		c.starts[name] = starts{uid: uid, image: imageOf(pod), pod: pod}
 	}
-	if again := c.starts[name].again; again > 0 {
-		pod = annotated(pod, startsAnnotation, strconv.Itoa(again))
-	}
-	pod = maps.Clone(pod)
 	meta, _ := pod["metadata"].(object)
 	meta = maps.Clone(meta)
-	meta["uid"], pod["metadata"] = uid, meta
+	meta["uid"] = uid
+	if again := c.starts[name].again; again > 0 {
+		annotations, _ := meta["annotations"].(object)
+		annotations = maps.Clone(annotations)
+		annotations[startsAnnotation] = strconv.Itoa(again)
+		meta["annotations"] = annotations
+	}
+	pod = maps.Clone(pod)
+	pod["metadata"] = meta
 	return yaml.Marshal(pod)
-}
-
-// annotated is a copy of the pod with one more annotation.
-func annotated(pod kubeclient.Object, key, value string) kubeclient.Object {
-	meta, _ := pod["metadata"].(object)
-	annotations, _ := meta["annotations"].(object)
-	pod, meta, annotations = maps.Clone(pod), maps.Clone(meta), maps.Clone(annotations)
-	annotations[key], meta["annotations"], pod["metadata"] = value, annotations, meta
-	return pod
 }
 
 // lacks reports whether a pod whose file was written stays as it is: the image of its new form is sick, or isn't here. The kubelet would end it
@@ -123,29 +110,26 @@ func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View
 	})
 	for _, pod := range seen {
 		name, status := pod.Text("metadata", "labels", "k8s-app"), PodStatus(pod["status"].(object))
-		now, good := c.starts[name], c.good[name]
+		now, good, began := c.starts[name], c.good[name], pod.Time("status", "startTime")
 		restarts, words := status.Fails()
 		wanted, err := StaticPods.Get(v, name)
 		if err != nil || wanted.Phase == resource.PhaseTearingDown || pod.Text("metadata", "uid") != now.uid {
 			continue // its file is about to go, or it is
 		}
-		if began := pod.Time("status", "startTime"); c.up.IsZero() || name != apiServer && !serves {
+		if !c.up.After(c.down) || name != apiServer && !serves {
 			now.since, now.ends = time.Now(), restarts
 			c.starts[name] = now
-		} else if now.since.Before(began) {
-			now.since = began
 		}
 		switch {
 		case status.Ready():
 			c.good[name] = now
 			continue
-		case good.image != "" && good.image != now.image && (restarts-now.ends >= containerd.TrialEnds || !now.since.IsZero() && time.Since(now.since) > containerd.TrialTime):
+		case good.image != "" && good.image != now.image && (restarts-now.ends >= containerd.TrialEnds || !began.IsZero() && min(time.Since(began), time.Since(now.since)) > containerd.TrialTime):
 			now.sick = reason.With(containerd.ImageSick, fmt.Errorf("image %s doesn't work: the pod has %d restarts, and isn't ready: %s", now.image, restarts, cmp.Or(words, "it runs")))
 			c.bad[name], now = now, good
 		case name == apiServer && c.deaf(ctx, pod):
-			c.heard = c.up
-			v.Log().Info(fmt.Sprintf("kube-apiserver is started again: it hasn't noticed that etcd, which didn't serve for %s, does since %s",
-				c.up.Sub(c.down).Round(time.Second), c.up.UTC().Format(time.RFC3339)))
+			c.heard = map[string]time.Time{name: c.up}
+			v.Log().Info(fmt.Sprintf("%s is started again: it hasn't noticed that etcd, which didn't serve for %s, does again", name, c.up.Sub(c.down).Round(time.Second)))
 		case containers(status) == 0 && now.again < maxStarts:
 			now.again++
 			c.starts[name] = now
@@ -163,23 +147,11 @@ func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View
 	return nil
 }
 
-// watchEtcd notes the last outage of etcd's member on this node.
-func (c *KubeletStaticPodController) watchEtcd(v resource.View) {
-	_, ready := etcd.Ready(v)
-	switch {
-	case !ready && (c.down.IsZero() || !c.up.IsZero()):
-		c.down, c.up = time.Now(), time.Time{}
-	case ready && c.up.IsZero():
-		c.up = time.Now()
-	}
-}
-
 // deaf reports whether an API server that was started before the end of a long outage of etcd hasn't noticed that end. It is asked itself: the
 // kubelet asks it every 5 s. It is started again once for each outage.
 func (c *KubeletStaticPodController) deaf(ctx context.Context, pod kubeclient.Object) bool {
-	since := time.Since(c.up) // centuries without an end
-	return !c.down.IsZero() && c.up.Sub(c.down) >= deafAfter && since >= heardWithin && since < deafFor && c.heard != c.up &&
-		pod.Time("status", "startTime").Before(c.up) && !kept(ctx, pod, pod["status"].(object)).Ready()
+	long := !c.down.IsZero() && c.up.Sub(c.down) >= deafAfter && time.Since(c.up) < deafFor
+	return long && c.heard[apiServer] != c.up && pod.Time("status", "startTime").Before(c.up) && !kept(ctx, pod, pod["status"].(object)).Ready()
 }
 
 // path of the file of a static pod.

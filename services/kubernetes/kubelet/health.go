@@ -167,13 +167,12 @@ func (c *healthController) look(ctx context.Context, cfg *config.Config, name st
 	if since := c.sinceBoot(); since < settled {
 		boot = time.Now().Add(-since).Truncate(time.Second)
 	}
-	h.Faults = append(OfNode(node, boot), ofPods(pods.Items(), systems(cfg), boot)...)
+	h.Faults = append(ofNode(node, boot), ofPods(pods.Items(), systems(cfg), boot)...)
 	h.Serves = map[bool]string{true: "yes", false: "no"}[len(h.Faults) == 0]
 	return h, nil
 }
 
-// OfNode are the faults of a Node, which has one at most. What was reported before the boot doesn't count.
-func OfNode(node kubeclient.Object, boot time.Time) Faults {
+func ofNode(node kubeclient.Object, boot time.Time) Faults {
 	ready := node.ConditionOf("Ready")
 	switch {
 	case ready == nil || ready.Time("lastHeartbeatTime").Before(boot):

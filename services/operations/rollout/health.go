@@ -1,7 +1,9 @@
 package rollout
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -9,6 +11,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 )
@@ -50,9 +54,9 @@ const serveTimeout = 5 * time.Minute
 // AwaitServes waits until Kubernetes serves on the nodes as it did before the operation.
 func AwaitServes(ctx context.Context, p *operation.Progress, peers Peers, nodes ...Node) error {
 	for _, n := range nodes {
-		stays := fmt.Errorf("kubernetes hasn't served on node %s for %s; gbctl -n %s doctor tells the cause, and once it is mended, the same command goes on", n.Name, serveTimeout, n.Address)
-		within, cancel := context.WithTimeoutCause(ctx, serveTimeout, stays)
-		err := Poll(within, p, func(ctx context.Context) error { return Serves(ctx, p, peers, n) })
+		within, cancel := context.WithTimeoutCause(ctx, serveTimeout, fmt.Errorf(
+			"kubernetes hasn't served on node %s for %s; gbctl -n %s doctor tells the cause, and once it is mended, the same command goes on", n.Name, serveTimeout, n.Address))
+		err := Poll(within, p, func(ctx context.Context) error { return cmp.Or(Serves(ctx, p, peers, n), Runs(ctx, peers, n)) })
 		cancel()
 		if err != nil {
 			return err
@@ -75,10 +79,22 @@ func Serving(peers Peers, change OnNode) OnNode {
 	}
 }
 
+// Runs says which service that Kubernetes runs on isn't up on a node: Kubernetes itself notices it after up to a minute.
+func Runs(ctx context.Context, peers Peers, n Node) error {
+	services, err := peers.Services(ctx, n.Address)
+	problems := []error{err}
+	for _, s := range services {
+		if slices.Contains([]string{containerd.ID, etcd.ID, kubelet.ID}, s.GetId()) && !s.GetUp() && (n.ControlPlane || s.GetId() != etcd.ID) {
+			problems = append(problems, fmt.Errorf("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState())))
+		}
+	}
+	return errors.Join(problems...)
+}
+
 // Ready says why Kubernetes has a node as not Ready, and what tells more.
 func Ready(o kubeclient.Object) error {
-	if faults := kubelet.OfNode(o, time.Time{}); len(faults) > 0 {
-		return fmt.Errorf("%s: gbctl -n %s doctor", faults, NodeOf(o).Address)
+	if c := o.ConditionOf("Ready"); c.Text("status") != "True" {
+		return fmt.Errorf("node %s is NotReady: %s: gbctl -n %s doctor", o.Name(), cmp.Or(c.Text("message"), c.Text("reason"), "its kubelet hasn't reported"), NodeOf(o).Address)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/mod/semver"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
@@ -58,9 +59,7 @@ func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n rollou
 			err = o.awaitKubelet(ctx, p, client, n, version)
 		}
 		// After a restart of this node, an earlier attempt may have left the cordon.
-		if uerr := o.uncordon(ctx, p, client, n, by); uerr != nil {
-			err = errors.Join(err, uerr)
-		}
+		err = errors.Join(err, o.uncordon(ctx, p, client, n, by))
 		if err == nil && !drained && now != version {
 			p.Report("has version %s; its pods went on", version)
 		}
@@ -115,8 +114,8 @@ func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client
 		if err != nil {
 			return err
 		}
-		s := service(services, kubelet.name)
-		if s == nil || !s.GetUp() {
+		s := append(slices.DeleteFunc(services, func(s *apiv1.Service) bool { return s.GetId() != kubelet.name }), nil)[0]
+		if !s.GetUp() {
 			return fmt.Errorf("service kubelet isn't up: %s", s.GetMessage())
 		}
 		now, err := client.Get(ctx, kubeclient.NodeRef(n.Name))

@@ -61,6 +61,7 @@ type rig struct {
 	before  map[string][]nodes.Fault // by node: of Kubernetes, all the time
 	breaks  map[string]bool          // nodes whose kube-proxy doesn't run with the new kubelet
 	falls   map[string]string        // nodes that aren't Ready any more, and after which change
+	stops   map[string]string        // nodes whose containerd is stopped, which Kubernetes doesn't notice yet, and after which change
 }
 
 // member is a node.
@@ -234,7 +235,13 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 }
 
 func (r *rig) Services(_ context.Context, a netip.Addr) ([]*apiv1.Service, error) {
-	return []*apiv1.Service{{Id: "containerd", Up: true}, {Id: "etcd", Up: true}, {Id: "kubelet", Up: true}}, nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, err := r.at(a)
+	if err == nil && slices.Contains(r.did, r.stops[m.name]) {
+		return []*apiv1.Service{{Id: "containerd", State: "Stopped"}}, nil
+	}
+	return []*apiv1.Service{{Id: "containerd", Up: true}, {Id: "etcd", Up: true}, {Id: "kubelet", Up: true}}, err
 }
 
 // start is how long a program takes until it is ready.

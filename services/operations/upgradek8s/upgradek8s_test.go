@@ -259,7 +259,7 @@ func TestRefused(t *testing.T) {
 		}, "kube-scheduler isn't ready: CrashLoopBackOff"},
 		"not Ready": {Arguments{From: older, To: newer}, func(r *rig) {
 			r.falls = map[string]string{"w1": ""}
-		}, "node w1: Node is NotReady: no network: gbctl -n 10.5.0.5 doctor"},
+		}, "node w1 is NotReady: no network: gbctl -n 10.5.0.5 doctor"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -359,6 +359,20 @@ func TestStopsAtANodeThatIsNotReady(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What Kubernetes needs on a node is stopped, which Kubernetes itself notices later.
+func TestStopsAtANodeWhoseServiceIsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.stops = map[string]string{"n2": "n1 kube-apiserver " + newer}
+		r.boot()
+		defer func() { r.off() }()
+		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Failed || !strings.Contains(o.Error, "node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: service containerd isn't up: Stopped") {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		r.expect([]string{"n1 kube-apiserver " + newer, "n1 kube-apiserver " + older})
+	})
 }
 
 // A node's own system pods must run after its kubelet was changed, unless they didn't before.

@@ -43,7 +43,8 @@ type starts struct {
 	again      int
 	sick       error // why the image doesn't work
 
-	// What the program needs didn't serve until then, and after so many restarts: its image is on trial since.
+	// The image is on trial since the file was written, or what the program needs has served; it had so many restarts then. The kubelet's
+	// startTime may be that of a former pod of the name.
 	since time.Time
 	ends  int
 }
@@ -64,7 +65,7 @@ func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([
 	hash := sha256.Sum256(fmt.Append(content, c.heard[name]))
 	uid := hex.EncodeToString(hash[:16])
 	if c.starts[name].uid != uid {
-		c.starts[name] = starts{uid: uid, image: imageOf(pod), pod: pod}
+		c.starts[name] = starts{uid: uid, image: imageOf(pod), pod: pod, since: time.Now()}
 	}
 	meta, _ := pod["metadata"].(object)
 	meta = maps.Clone(meta)
@@ -110,7 +111,7 @@ func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View
 	})
 	for _, pod := range seen {
 		name, status := pod.Text("metadata", "labels", "k8s-app"), PodStatus(pod["status"].(object))
-		now, good, began := c.starts[name], c.good[name], pod.Time("status", "startTime")
+		now, good := c.starts[name], c.good[name]
 		restarts, words := status.Fails()
 		wanted, err := StaticPods.Get(v, name)
 		if err != nil || wanted.Phase == resource.PhaseTearingDown || pod.Text("metadata", "uid") != now.uid {
@@ -124,10 +125,10 @@ func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View
 		case status.Ready():
 			c.good[name] = now
 			continue
-		case good.image != "" && good.image != now.image && (restarts-now.ends >= containerd.TrialEnds || !began.IsZero() && min(time.Since(began), time.Since(now.since)) > containerd.TrialTime):
+		case good.image != "" && good.image != now.image && (restarts-now.ends >= containerd.TrialEnds || time.Since(now.since) > containerd.TrialTime):
 			now.sick = reason.With(containerd.ImageSick, fmt.Errorf("image %s doesn't work: the pod has %d restarts, and isn't ready: %s", now.image, restarts, cmp.Or(words, "it runs")))
 			c.bad[name], now = now, good
-		case name == apiServer && c.deaf(ctx, pod):
+		case name == apiServer && now.since.Before(c.up) && c.deaf(ctx, pod):
 			c.heard = map[string]time.Time{name: c.up}
 			v.Log().Info(fmt.Sprintf("%s is started again: it hasn't noticed that etcd, which didn't serve for %s, does again", name, c.up.Sub(c.down).Round(time.Second)))
 		case containers(status) == 0 && now.again < maxStarts:
@@ -147,11 +148,11 @@ func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View
 	return nil
 }
 
-// deaf reports whether an API server that was started before the end of a long outage of etcd hasn't noticed that end. It is asked itself: the
-// kubelet asks it every 5 s. It is started again once for each outage.
+// deaf reports whether an API server hasn't noticed the end of a long outage of etcd. It is asked itself: the kubelet asks it every 5 s. It is
+// started again once for each outage.
 func (c *KubeletStaticPodController) deaf(ctx context.Context, pod kubeclient.Object) bool {
 	long := !c.down.IsZero() && c.up.Sub(c.down) >= deafAfter && time.Since(c.up) < deafFor
-	return long && c.heard[apiServer] != c.up && pod.Time("status", "startTime").Before(c.up) && !kept(ctx, pod, pod["status"].(object)).Ready()
+	return long && c.heard[apiServer] != c.up && !kept(ctx, pod, pod["status"].(object)).Ready()
 }
 
 // path of the file of a static pod.

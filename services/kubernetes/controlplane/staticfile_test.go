@@ -161,11 +161,11 @@ func TestStaticPodGoesBack(t *testing.T) {
 		})
 		return strings.TrimSpace(uid)
 	}
-	began, serves := time.Now(), "True"
+	serves := "True"
 	say := func(uid string, restarts int, ready string) {
 		pod := kubeclient.Object{
 			"metadata": object{"name": "kube-scheduler-n1", "uid": uid, "namespace": kubeSystem, "labels": object{"k8s-app": scheduler}, "annotations": object{"kubernetes.io/config.source": "file"}},
-			"status": object{"startTime": began.Format(time.RFC3339), "conditions": list{object{"type": "Ready", "status": ready}}, "containerStatuses": list{object{
+			"status": object{"conditions": list{object{"type": "Ready", "status": ready}}, "containerStatuses": list{object{
 				"restartCount": restarts, "lastState": object{"terminated": object{"message": "usage\nexec: kube-scheduler: not found\n"}},
 			}}},
 		}
@@ -206,10 +206,6 @@ func TestStaticPodGoesBack(t *testing.T) {
 	f.configure(func(c *config.Config) { c.Cluster.APIServer.ExtraArgs = config.Args{"v": {"2"}} })
 	uid(former)
 	f.configure(func(c *config.Config) { c.Cluster.Scheduler.ExtraArgs = config.Args{"v": {"2"}} }) // it is tried again
-	began = began.Add(-containerd.TrialTime - time.Second)
-	say(uid("coredns:v1"), 0, "False")
-	uid(former)
-	began = time.Now()
 	f.configure(func(c *config.Config) { c.Cluster.Scheduler.ExtraArgs = config.Args{"v": {"3"}} })
 	// What it needs doesn't serve: that isn't the fault of the image.
 	failed := containerd.TrialEnds + 2
@@ -233,21 +229,29 @@ func TestOutageOfEtcdIsNotTheImagesFault(t *testing.T) {
 	t.Parallel()
 	c, v, pod := following(t)
 	c.good[apiServer] = starts{uid: "before", image: "former:v1", pod: c.starts[apiServer].pod}
-	began := time.Now().Add(-2 * containerd.TrialTime)
-	pod["status"] = object{"startTime": began.Format(time.RFC3339), "containerStatuses": list{object{"restartCount": 7}}}
-	c.up = time.Now()
-	for _, change := range []*time.Time{&c.down, &c.up} {
-		*change = time.Now()
+	follow := func(what string, restarts int, age time.Duration, sick bool) {
+		t.Helper()
+		now := c.starts[apiServer]
+		now.since = now.since.Add(-age)
+		c.starts[apiServer] = now
+		// The kubelet may have the time of a former pod.
+		pod["status"] = object{"startTime": time.Now().Add(-time.Hour).Format(time.RFC3339), "containerStatuses": list{object{"restartCount": restarts}}}
 		put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
-		if c.bad[apiServer].sick != nil {
-			t.Errorf("etcd serves: %v: %v", change == &c.up, c.bad[apiServer].sick)
+		if why := c.bad[apiServer].sick; (why != nil) != sick {
+			t.Errorf("%s: %v", what, why)
 		}
 	}
-	pod["status"] = object{"startTime": began.Format(time.RFC3339), "containerStatuses": list{object{"restartCount": 7 + containerd.TrialEnds}}}
-	put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
-	if c.bad[apiServer].sick == nil {
-		t.Error("the image stays, though it fails while etcd serves")
-	}
+	c.up = time.Now()
+	follow("it has just been written", 0, 0, false)
+	c.down = time.Now()
+	follow("etcd doesn't serve", 7, 2*containerd.TrialTime, false)
+	c.up = time.Now()
+	follow("etcd serves", 7, 0, false)
+	follow("etcd has served for minutes", 7, containerd.TrialTime+time.Second, true)
+	delete(c.bad, apiServer)
+	c.starts[apiServer] = starts{uid: pod.Text("metadata", "uid"), image: "new:v1", pod: c.starts[apiServer].pod, since: time.Now(), ends: 7}
+	follow("it ends once more", 8, 0, false)
+	follow("it ends again and again", 7+containerd.TrialEnds, 0, true)
 }
 
 // following is a controller that has written the file of the API server, and the pod that the kubelet has of it.
@@ -287,7 +291,8 @@ func TestDeafAPIServerIsStartedAgain(t *testing.T) {
 			t.Parallel()
 			c, v, pod := following(t)
 			c.down, c.up = tc.down, tc.up
-			pod["status"] = object{"startTime": tc.began.Format(time.RFC3339), "containerStatuses": list{object{"restartCount": 0}}, "conditions": list{object{"type": "Ready", "status": tc.ready}}}
+			c.starts[apiServer] = starts{uid: c.starts[apiServer].uid, image: "new:v1", pod: c.starts[apiServer].pod, since: tc.began}
+			pod["status"] = object{"containerStatuses": list{object{"restartCount": 0}}, "conditions": list{object{"type": "Ready", "status": tc.ready}}}
 			before := c.starts[apiServer].uid
 			put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
 			after := c.starts[apiServer].uid

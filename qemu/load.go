@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 
@@ -21,8 +22,13 @@ func (d clusterDir) loaded() (layout.Path, error) {
 	return p, err
 }
 
-// Load gives an image to the nodes, which can pull it at once. One of the same name goes.
-func (c *Cluster) Load(ref name.Tag, image v1.Image) error {
+// Load gives an image to the nodes, which can pull it at once. One of the same name goes. Another command that changes the cluster is waited for.
+func (c *Cluster) Load(ctx context.Context, ref name.Tag, image v1.Image) error {
+	release, err := waitFor(ctx, c.Name, func() {})
+	if err != nil {
+		return err
+	}
+	defer release()
 	p, err := c.dir.loaded()
 	if err != nil {
 		return err

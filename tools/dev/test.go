@@ -248,6 +248,7 @@ func run(ctx context.Context, dir string, out io.Writer, program string, args ..
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	cmd.Cancel = func() error { return interrupt(cmd.Process) }
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // this process may be killed
 	cmd.WaitDelay = 30 * time.Second
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s %s: %w", name, args[0], err)

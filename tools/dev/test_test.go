@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -71,6 +74,38 @@ func TestWhatHangsIsInterrupted(t *testing.T) {
 	if took := time.Since(start); took > eventually.Scale(10*time.Second) {
 		t.Errorf("it took %s: the child got no signal", took)
 	}
+}
+
+// A command that is killed, which can't hand on anything, leaves nothing that it has started.
+func TestNothingOutlivesTheCommand(t *testing.T) {
+	const runs = "GARBOARD_DEV_RUNS"
+	if os.Getenv(runs) != "" {
+		_ = run(t.Context(), ".", io.Discard, "sleep", "600")
+		return
+	}
+	t.Parallel()
+	command := exec.Command(os.Args[0], "-test.run=^TestNothingOutlivesTheCommand$")
+	command.Env = append(os.Environ(), runs+"=1")
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var below []int
+	eventually.That(t, 20*time.Second, "it has started a program", func() (err error) {
+		if below, err = children(command.Process.Pid); err == nil && len(below) == 0 {
+			err = errors.New("it has no children")
+		}
+		return err
+	})
+	if err := command.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = command.Wait() // it was killed
+	eventually.That(t, 20*time.Second, "the program has ended", func() error {
+		if state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", below[0])); err == nil && !strings.Contains(string(state), ") Z ") {
+			return errors.New(string(state))
+		}
+		return nil
+	})
 }
 
 // hears is a writer that does something at a word.

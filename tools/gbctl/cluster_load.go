@@ -59,7 +59,7 @@ func (a *app) clusterLoad(ctx context.Context, c *qemu.Cluster, from string) (er
 			return fmt.Errorf("%s: a name with a digest is that of one registry; name a tag: %w", from, err)
 		}
 		image = named.String()
-		return c.Load(ref, content)
+		return c.Load(ctx, ref, content)
 	})
 	if err != nil {
 		return err

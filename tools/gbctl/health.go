@@ -48,10 +48,13 @@ func healthyAs(before, s *apiv1.NodeStatusResponse) error {
 		s.KubernetesLacks = ""
 	}
 	if why := unhealthyReason(s); why != "" {
-		return errors.New(why)
+		return notHealthy{errors.New(why)}
 	}
 	return nil
 }
+
+// notHealthy is the error of a node that answers.
+type notHealthy struct{ error }
 
 func (a *app) health(ctx context.Context, wait time.Duration) error {
 	deadline := time.Now().Add(wait)

@@ -68,7 +68,7 @@ func (s nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRe
 
 func (s nodeService) Reboot(_ context.Context, r *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
 	mood := "rebooting"
-	if s.node.is("notready") {
+	if s.node.is("notready") || s.node.is("unserved") {
 		mood += " unready"
 	}
 	o, err := s.node.operate("reboot", mood, r.Msg.DryRun)

@@ -155,7 +155,9 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 			return err
 		}
 		return cmp.Or(healthyAs(before, s), err)
-	}); err != nil {
+	}); errors.As(err, new(notHealthy)) {
+		return fmt.Errorf("%w; gbctl -n %s doctor tells the cause, and once it is mended, the same command goes on", err, n.Name)
+	} else if err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: %s after %s\n", n.Name, r.back, span(time.Since(start)))

@@ -24,7 +24,10 @@ var Folders = map[string]Folder{
 	"qemu/e2e/bootstrap": {All: []string{
 		"services/kubernetes/etcd", "services/kubernetes/peers", "services/kubernetes/kubelet", "tools/gbctl/bootstrap.go", "tools/gbctl/health.go",
 	}},
-	"qemu/e2e/broken":  {All: []string{"services/operations/doctor", "services/kubernetes/containerd/probe.go", "services/system/resolver/probe.go", "services/front/api/service.go"}},
+	"qemu/e2e/broken": {
+		All:   []string{"services/operations/doctor", "services/kubernetes/containerd/probe.go", "services/system/resolver/probe.go", "services/front/api/service.go"},
+		Tests: map[string][]string{"TestOutageOfEtcd": {"services/kubernetes/controlplane/staticfile.go", "services/kubernetes/etcd"}},
+	},
 	"qemu/e2e/clients": {All: []string{"api", "services/front", "services/kubernetes/kubeclient", "tools/gbctl/kubeconfig.go"}},
 	"qemu/e2e/clock":   {All: []string{"services/system/clock", "services/kubernetes/secrets", "init/stage1.go", "init/stage2.go"}},
 	"qemu/e2e/configure": {
@@ -131,6 +134,7 @@ var Folders = map[string]Folder{
 	}},
 	"qemu/e2e/renamed": {All: []string{"services/kubernetes/roster", "services/kubernetes/kubelet", "services/front/trustd", "services/operations/doctor"}},
 	"qemu/e2e/reset":   {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/system/disks", "services/kubernetes/controlplane", "tools/gbctl/reset.go"}},
+	"qemu/e2e/rolling": {All: []string{"services/operations/upgradek8s", "services/operations/rollout", "services/kubernetes/kubelet", "tools/gbctl/power.go", "tools/gbctl/nodes.go"}},
 	"qemu/e2e/rotate":  {All: []string{"services/operations/rotateca", "services/operations/rollout", "services/kubernetes/secrets", "config/pki", "tools/gbctl/rotateca.go"}},
 	"qemu/e2e/scale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/lifecycle"}},
 	"qemu/e2e/stale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/doctor"}},

@@ -53,6 +53,9 @@ func Main(m interface{ Run() int }) {
 	case len(os.Args) == 2 && strings.HasPrefix(os.Args[1], sweepPrefix):
 		os.Exit(callback(func(ctx context.Context) error { return sweep(ctx, strings.TrimPrefix(os.Args[1], sweepPrefix)) }))
 	}
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil { // the go command doesn't end its tests when it ends
+		fmt.Fprintln(os.Stderr, err)
+	}
 	os.Setenv(ownerVar, strconv.Itoa(os.Getpid()))
 	os.Unsetenv(homeVar) // tests must not use the user's clusters
 	code := m.Run()

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// issuersKey has the endpoints of the control plane, one in each key: a token of a service account names that of
+	// issuersKey has the endpoints of the control plane, one in each key, the last written first: a token of a service account names that of
 	// its time as its issuer and its audience.
 	issuersKey = "/garboard.dev/service-account-issuers/"
 	// maxIssuers are accepted: that of today, and the last ones.
@@ -79,9 +79,8 @@ func recordIssuer(ctx context.Context, r resource.Reader, member, endpoint strin
 		return nil, err
 	}
 	defer client.Close()
-	key := issuersKey + endpoint
 	found, err := client.Get(ctx, issuersKey, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxIssuers))
+		clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortDescend), clientv3.WithLimit(maxIssuers))
 	if err != nil {
 		return nil, fmt.Errorf("look for the former issuers of tokens in etcd: %w", err)
 	}
@@ -90,10 +89,9 @@ func recordIssuer(ctx context.Context, r resource.Reader, member, endpoint strin
 		all = append(all, strings.TrimPrefix(string(kv.Key), issuersKey))
 	}
 	if slices.Contains(all, endpoint) {
-		return all, nil // as nearly always: a transaction would be a write to the disk of each member
+		return all, nil // as nearly always: otherwise it would be a write to the disk of each member
 	}
-	missing := clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
-	if _, err := client.Txn(ctx).If(missing).Then(clientv3.OpPut(key, "")).Commit(); err != nil {
+	if _, err := client.Put(ctx, issuersKey+endpoint, ""); err != nil { // also of one that was forgotten, which is the last one again
 		return nil, fmt.Errorf("record the issuer of tokens in etcd: %w", err)
 	}
 	return append([]string{endpoint}, all...), nil

@@ -12,6 +12,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -50,6 +51,10 @@ type KubeletStaticPodController struct {
 	lacking           map[string]error                                       // why pods stay as they are, by their names
 	have              func(ctx context.Context, image, instead string) error // Options.Have
 
+	// When the member of etcd on this node didn't serve any more, and when it did again. heard has the up for which the API server was started again.
+	down, up time.Time
+	heard    map[string]time.Time
+
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.
 	client kubeclient.Kept
@@ -84,6 +89,9 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	}
 	if err := c.writeFiles(v); err != nil {
 		return 0, err
+	}
+	if _, ready := etcd.Ready(v); ready != c.up.After(c.down) {
+		*map[bool]*time.Time{true: &c.up, false: &c.down}[ready] = time.Now()
 	}
 	wanted, wroteAny, waits := map[string]bool{}, false, false
 	replaced := c.replaced(ctx, v)
@@ -238,5 +246,5 @@ func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.Vie
 	if err != nil {
 		return false, err
 	}
-	return ready, c.follow(v, seen)
+	return ready, c.follow(ctx, v, seen)
 }

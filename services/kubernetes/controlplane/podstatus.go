@@ -35,8 +35,10 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 		if version, known := meta[configVersionAnnotation]; known && status != nil {
 			status[ConfigVersion] = version
 			status[SecretsVersion] = meta[secretsVersionAnnotation]
+			status["uid"] = pod.Text("metadata", "uid") // a hash of all
 		}
-		if before, err := StaticPodStatuses.Get(v, id); err == nil && lost(status, before.Spec) {
+		// The kubelet forgets the status of a pod that it runs, for a minute at most, when it replaces the pod's object in the API server.
+		if before, err := StaticPodStatuses.Get(v, id); err == nil && status["uid"] == before.Spec["uid"] && containers(status) == 0 && containers(before.Spec) > 0 {
 			status = maps.Clone(kept(ctx, pod, before.Spec))
 			delete(status, Lacks)
 		}
@@ -68,12 +70,6 @@ func (s PodStatus) Fails() (restarts int, why string) {
 		}
 	}
 	return restarts, why
-}
-
-// lost reports whether the kubelet has forgotten the status of a pod that it runs: it does,
-// for a minute at most, when it replaces the pod's object in the API server.
-func lost(now, before PodStatus) bool {
-	return now[ConfigVersion] == before[ConfigVersion] && now[SecretsVersion] == before[SecretsVersion] && containers(now) == 0 && containers(before) > 0
 }
 
 // probeBudget bounds a probe of a program on this node.

@@ -26,7 +26,7 @@ func TestStaticPodStatusThatTheKubeletForgets(t *testing.T) {
 			status = object{"conditions": list{object{"type": "Ready", "status": ready}}, "containerStatuses": list{object{"restartCount": 0}}}
 		}
 		return kubeclient.Object{
-			"metadata": object{"name": "kube-apiserver-n1", "namespace": kubeSystem, "labels": object{"k8s-app": apiServer}, "annotations": object{"kubernetes.io/config.source": "file", configVersionAnnotation: version}},
+			"metadata": object{"name": "kube-apiserver-n1", "uid": "of-" + version, "namespace": kubeSystem, "labels": object{"k8s-app": apiServer}, "annotations": object{"kubernetes.io/config.source": "file", configVersionAnnotation: version}},
 			"spec":     object{"containers": list{object{"readinessProbe": object{"httpGet": object{"port": program.Listener.Addr().(*net.TCPAddr).Port, "path": "/readyz"}}}}},
 			"status":   status,
 		}

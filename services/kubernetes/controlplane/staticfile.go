@@ -10,6 +10,7 @@ import (
 	"maps"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"time"
 
@@ -28,6 +29,11 @@ const (
 	// maxStarts bounds that: with one each second, it is longer than a pod takes to end
 	// (terminationGracePeriodSeconds, 30 by default).
 	maxStarts = 60
+
+	// deafAfter is an outage of etcd after which the API server's client may not try again for longer than the API server takes to start. Its
+	// pauses grow by 1.6 each time, up to deafFor (https://github.com/grpc/grpc/blob/master/doc/connection-backoff.md).
+	deafAfter = 20 * time.Second
+	deafFor   = 2 * time.Minute
 )
 
 // starts is a pod that was written, and how often.
@@ -36,6 +42,11 @@ type starts struct {
 	pod        kubeclient.Object
 	again      int
 	sick       error // why the image doesn't work
+
+	// The image is on trial since the file was written, or what the program needs has served; it had so many restarts then. The kubelet's
+	// startTime may be that of a former pod of the name.
+	since time.Time
+	ends  int
 }
 
 func imageOf(pod kubeclient.Object) string { return pod.List("spec", "containers")[0].Text("image") }
@@ -51,10 +62,10 @@ func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([
 	if err != nil {
 		return nil, fmt.Errorf("encode static pod %s: %w", name, err)
 	}
-	hash := sha256.Sum256(content)
+	hash := sha256.Sum256(fmt.Append(content, c.heard[name]))
 	uid := hex.EncodeToString(hash[:16])
 	if c.starts[name].uid != uid {
-		c.starts[name] = starts{uid: uid, image: imageOf(pod), pod: pod}
+		c.starts[name] = starts{uid: uid, image: imageOf(pod), pod: pod, since: time.Now()}
 	}
 	meta, _ := pod["metadata"].(object)
 	meta = maps.Clone(meta)
@@ -91,23 +102,35 @@ func (c *KubeletStaticPodController) lacks(ctx context.Context, name string, pod
 	return true
 }
 
-// follow looks at the pods as the kubelet has them. One that it hasn't begun is written again. One whose new image doesn't work becomes its former
-// form, by the rule for services (containerd.Runner): what was ready with its image keeps it.
-func (c *KubeletStaticPodController) follow(v resource.View, seen []kubeclient.Object) error {
+// follow looks at the pods as the kubelet has them. One that it hasn't begun is written again, and so is an API server that etcd's outage has made
+// deaf. One whose new image doesn't work becomes its former form, by the rule for services (containerd.Runner): what was ready with its image
+// keeps it. While what a program needs doesn't serve, its image isn't on trial.
+func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View, seen []kubeclient.Object) error {
+	serves := slices.ContainsFunc(seen, func(pod kubeclient.Object) bool {
+		return pod.Text("metadata", "labels", "k8s-app") == apiServer && pod.Condition("Ready")
+	})
 	for _, pod := range seen {
 		name, status := pod.Text("metadata", "labels", "k8s-app"), PodStatus(pod["status"].(object))
-		now, good, began := c.starts[name], c.good[name], pod.Time("status", "startTime")
+		now, good := c.starts[name], c.good[name]
 		restarts, words := status.Fails()
 		wanted, err := StaticPods.Get(v, name)
-		switch {
-		case err != nil || wanted.Phase == resource.PhaseTearingDown || pod.Text("metadata", "uid") != now.uid:
+		if err != nil || wanted.Phase == resource.PhaseTearingDown || pod.Text("metadata", "uid") != now.uid {
 			continue // its file is about to go, or it is
+		}
+		if !c.up.After(c.down) || name != apiServer && !serves {
+			now.since, now.ends = time.Now(), restarts
+			c.starts[name] = now
+		}
+		switch {
 		case status.Ready():
 			c.good[name] = now
 			continue
-		case good.image != "" && good.image != now.image && (restarts >= containerd.TrialEnds || !began.IsZero() && time.Since(began) > containerd.TrialTime):
+		case good.image != "" && good.image != now.image && (restarts-now.ends >= containerd.TrialEnds || time.Since(now.since) > containerd.TrialTime):
 			now.sick = reason.With(containerd.ImageSick, fmt.Errorf("image %s doesn't work: the pod has %d restarts, and isn't ready: %s", now.image, restarts, cmp.Or(words, "it runs")))
 			c.bad[name], now = now, good
+		case name == apiServer && now.since.Before(c.up) && c.deaf(ctx, pod):
+			c.heard = map[string]time.Time{name: c.up}
+			v.Log().Info(fmt.Sprintf("%s is started again: it hasn't noticed that etcd, which didn't serve for %s, does again", name, c.up.Sub(c.down).Round(time.Second)))
 		case containers(status) == 0 && now.again < maxStarts:
 			now.again++
 			c.starts[name] = now
@@ -123,6 +146,13 @@ func (c *KubeletStaticPodController) follow(v resource.View, seen []kubeclient.O
 		}
 	}
 	return nil
+}
+
+// deaf reports whether an API server hasn't noticed the end of a long outage of etcd. It is asked itself: the kubelet asks it every 5 s. It is
+// started again once for each outage.
+func (c *KubeletStaticPodController) deaf(ctx context.Context, pod kubeclient.Object) bool {
+	long := !c.down.IsZero() && c.up.Sub(c.down) >= deafAfter && time.Since(c.up) < deafFor
+	return long && c.heard[apiServer] != c.up && !kept(ctx, pod, pod["status"].(object)).Ready()
 }
 
 // path of the file of a static pod.

@@ -161,15 +161,19 @@ func TestStaticPodGoesBack(t *testing.T) {
 		})
 		return strings.TrimSpace(uid)
 	}
-	began := time.Now()
+	serves := "True"
 	say := func(uid string, restarts int, ready string) {
 		pod := kubeclient.Object{
 			"metadata": object{"name": "kube-scheduler-n1", "uid": uid, "namespace": kubeSystem, "labels": object{"k8s-app": scheduler}, "annotations": object{"kubernetes.io/config.source": "file"}},
-			"status": object{"startTime": began.Format(time.RFC3339), "conditions": list{object{"type": "Ready", "status": ready}}, "containerStatuses": list{object{
+			"status": object{"conditions": list{object{"type": "Ready", "status": ready}}, "containerStatuses": list{object{
 				"restartCount": restarts, "lastState": object{"terminated": object{"message": "usage\nexec: kube-scheduler: not found\n"}},
 			}}},
 		}
-		text, err := json.Marshal(object{"kind": "PodList", "items": list{pod}})
+		serving := kubeclient.Object{ // it is no longer one of these files
+			"metadata": object{"name": "kube-apiserver-n1", "namespace": kubeSystem, "labels": object{"k8s-app": apiServer}, "annotations": object{"kubernetes.io/config.source": "file"}},
+			"status":   object{"conditions": list{object{"type": "Ready", "status": serves}}},
+		}
+		text, err := json.Marshal(object{"kind": "PodList", "items": list{pod, serving}})
 		put(t, err)
 		f.kubelet.answer(http.StatusOK, string(text))
 	}
@@ -202,15 +206,109 @@ func TestStaticPodGoesBack(t *testing.T) {
 	f.configure(func(c *config.Config) { c.Cluster.APIServer.ExtraArgs = config.Args{"v": {"2"}} })
 	uid(former)
 	f.configure(func(c *config.Config) { c.Cluster.Scheduler.ExtraArgs = config.Args{"v": {"2"}} }) // it is tried again
-	began = began.Add(-containerd.TrialTime - time.Second)
-	say(uid("coredns:v1"), 0, "False")
-	uid(former)
-	began = time.Now()
 	f.configure(func(c *config.Config) { c.Cluster.Scheduler.ExtraArgs = config.Args{"v": {"3"}} })
+	// What it needs doesn't serve: that isn't the fault of the image.
+	failed := containerd.TrialEnds + 2
+	for _, serves = range []string{"False", "True"} {
+		say(uid("coredns:v1"), failed, "False")
+		status("what it needs serves: "+serves, func(s PodStatus) bool { now, _ := s.Fails(); return now == failed && !lacks(s) })
+	}
+	say(uid("coredns:v1"), failed+containerd.TrialEnds, "False")
+	uid(former)
+	f.configure(func(c *config.Config) { c.Cluster.Scheduler.ExtraArgs = config.Args{"v": {"4"}} })
 	say(uid("coredns:v1"), 1, "True") // now it works
 	status("it is ready with the new image", func(s PodStatus) bool { return ready(s) && !lacks(s) })
 	for restarts := range containerd.TrialEnds + 2 {
 		say(uid("coredns:v1"), restarts, "False")
 		status("its restarts are known", func(s PodStatus) bool { now, _ := s.Fails(); return now == restarts && !ready(s) && !lacks(s) })
+	}
+}
+
+// An image isn't on trial while etcd doesn't serve, and for as long after it as any new one.
+func TestOutageOfEtcdIsNotTheImagesFault(t *testing.T) {
+	t.Parallel()
+	c, v, pod := following(t)
+	c.good[apiServer] = starts{uid: "before", image: "former:v1", pod: c.starts[apiServer].pod}
+	follow := func(what string, restarts int, age time.Duration, sick bool) {
+		t.Helper()
+		now := c.starts[apiServer]
+		now.since = now.since.Add(-age)
+		c.starts[apiServer] = now
+		// The kubelet may have the time of a former pod.
+		pod["status"] = object{"startTime": time.Now().Add(-time.Hour).Format(time.RFC3339), "containerStatuses": list{object{"restartCount": restarts}}}
+		put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
+		if why := c.bad[apiServer].sick; (why != nil) != sick {
+			t.Errorf("%s: %v", what, why)
+		}
+	}
+	c.up = time.Now()
+	follow("it has just been written", 0, 0, false)
+	c.down = time.Now()
+	follow("etcd doesn't serve", 7, 2*containerd.TrialTime, false)
+	c.up = time.Now()
+	follow("etcd serves", 7, 0, false)
+	follow("etcd has served for minutes", 7, containerd.TrialTime+time.Second, true)
+	delete(c.bad, apiServer)
+	c.starts[apiServer] = starts{uid: pod.Text("metadata", "uid"), image: "new:v1", pod: c.starts[apiServer].pod, since: time.Now(), ends: 7}
+	follow("it ends once more", 8, 0, false)
+	follow("it ends again and again", 7+containerd.TrialEnds, 0, true)
+}
+
+// following is a controller that has written the file of the API server, and the pod that the kubelet has of it.
+func following(t *testing.T) (*KubeletStaticPodController, view, kubeclient.Object) {
+	t.Helper()
+	v := view{testStore(t, testConfig(t)).As("test"), testLog(t)}
+	c := &KubeletStaticPodController{staticPodsDir: t.TempDir()}
+	wanted := kubeclient.Object{"metadata": object{"name": apiServer, "annotations": object{}}, "spec": object{"containers": list{object{"image": "new:v1"}}}}
+	c.lacks(t.Context(), apiServer, wanted)
+	put(t, StaticPods.Put(v, apiServer, wanted))
+	_, err := c.file(apiServer, wanted)
+	put(t, err)
+	return c, v, kubeclient.Object{
+		"metadata": object{"uid": c.starts[apiServer].uid, "labels": object{"k8s-app": apiServer}},
+		"spec":     object{"containers": list{object{"readinessProbe": object{"httpGet": object{"port": 1, "path": "/readyz"}}}}}, // nobody listens there
+	}
+}
+
+// An API server whose client of etcd makes long pauses after an outage is started again, once.
+func TestDeafAPIServerIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for what, tc := range map[string]struct {
+		down, up, began time.Time
+		ready           string
+		again           bool
+	}{
+		"after an outage of minutes": {now.Add(-3 * time.Minute), now.Add(-5 * time.Second), now.Add(-time.Hour), "False", true},
+		"it is ready":                {now.Add(-3 * time.Minute), now.Add(-5 * time.Second), now.Add(-time.Hour), "True", false},
+		"a short outage":             {now.Add(-15 * time.Second), now.Add(-5 * time.Second), now.Add(-time.Hour), "False", false},
+		"during the outage":          {now.Add(-3 * time.Minute), time.Time{}, now.Add(-time.Hour), "False", false},
+		"it has ended long ago":      {now.Add(-time.Hour), now.Add(-3 * time.Minute), now.Add(-2 * time.Hour), "False", false},
+		"it began after the outage":  {now.Add(-3 * time.Minute), now.Add(-5 * time.Second), now.Add(-2 * time.Second), "False", false},
+		"no outage is known":         {time.Time{}, now.Add(-5 * time.Second), now.Add(-time.Hour), "False", false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c, v, pod := following(t)
+			c.down, c.up = tc.down, tc.up
+			c.starts[apiServer] = starts{uid: c.starts[apiServer].uid, image: "new:v1", pod: c.starts[apiServer].pod, since: tc.began}
+			pod["status"] = object{"containerStatuses": list{object{"restartCount": 0}}, "conditions": list{object{"type": "Ready", "status": tc.ready}}}
+			before := c.starts[apiServer].uid
+			put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
+			after := c.starts[apiServer].uid
+			if again := after != before; again != tc.again {
+				t.Fatalf("started again: %v", again)
+			}
+			// The file keeps what makes it another pod, and the new one is let start.
+			wanted, err := StaticPods.Get(v, apiServer)
+			put(t, err)
+			_, err = c.file(apiServer, wanted.Spec)
+			put(t, err)
+			pod["metadata"].(object)["uid"] = after
+			put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
+			if now := c.starts[apiServer].uid; now != after {
+				t.Errorf("it is another pod once more: %s, and then %s", after, now)
+			}
+		})
 	}
 }

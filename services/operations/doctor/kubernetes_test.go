@@ -339,6 +339,17 @@ func TestS352NodeNotReady(t *testing.T) {
 	n.finds("node-not-ready", info, cni, "kube-flannel-25drx: Pending", "flannel")
 	n.api.put(notReady("False", cni, time.Hour))
 	n.finds("node-not-ready", failure, cni, "kube-flannel-25drx: Pending")
+	// What containerd said long before the node was so isn't the cause.
+	broken := func(at time.Time, file string) {
+		fmt.Fprintf(n.logs.Writer("containerd"), `time="%s" level=error msg="failed to reload cni configuration after receiving fs change event(WRITE \"%s\")" `+
+			`error="cni config load failed: failed to load CNI config list file %[2]s: error parsing configuration list: unexpected end of JSON input: invalid cni config: failed to load cni config"`+"\n",
+			at.UTC().Format(time.RFC3339Nano), file)
+	}
+	broken(time.Now().Add(-time.Hour), "/etc/cni/net.d/05-former.conflist")
+	n.api.put(notReady("False", cni, time.Minute))
+	n.finds("node-not-ready", info, "isn't up on this node (flannel)")
+	broken(time.Now(), "/etc/cni/net.d/00-foreign.conflist")
+	n.finds("node-not-ready", failure, "A file of the pod network is broken: /etc/cni/net.d/00-foreign.conflist: error parsing configuration list: unexpected end of JSON input.", "reboot")
 	n.api.put(notReady("Unknown", "Kubelet stopped posting node status.", time.Minute))
 	n.finds("node-not-ready", failure, "stopped")
 }

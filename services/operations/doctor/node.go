@@ -3,12 +3,14 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
@@ -197,6 +199,13 @@ func nodeNotReady(s *snapshot) []finding {
 			f.why, f.next, f.until = "The kubelet has stopped telling Kubernetes how the node is.", "See gbctl service kubelet, and whether the node reaches the endpoint.", time.Time{}
 		case strings.Contains(m, "cni") || strings.Contains(m, "NetworkPluginNotReady"):
 			f.why = "The pod network isn't up on this node (" + string(s.config.Cluster.Network.CNI.Name) + ")."
+			for _, line := range s.tail(containerd.ID, tailLines) {
+				m := append(unusableNetwork.FindStringSubmatch(line), "", "")
+				if at, _ := time.Parse(time.RFC3339Nano, m[1]); at.After(f.since.Add(-time.Minute)) { // what it said before has another consequence
+					f.why, f.until = fmt.Sprintf("A file of the pod network is broken: %s: %s.", m[2], m[3]), time.Time{}
+					f.next = "Remove the pods that wrote it, and restart the node, which empties that folder unless machine.kubelet.persist keeps it: gbctl -n ADDRESS reboot."
+				}
+			}
 			if s.config.Cluster.Network.CNI.Name == "none" {
 				f.why, f.next, f.until = "cluster.network.cni.name is none, so the pod network is to be installed by you, and it isn't.", "Install a CNI in the cluster.", time.Time{}
 			}
@@ -218,6 +227,9 @@ func nodeNotReady(s *snapshot) []finding {
 	}
 	return nil
 }
+
+// unusableNetwork matches what containerd logs of a file in /etc/cni/net.d that it can't read: then no pod gets a network.
+var unusableNetwork = regexp.MustCompile(`^time="([^"]+)" .*failed to load CNI config (?:list )?file (\S+): (.+?)(?:: invalid cni config.*)?"`)
 
 func asCondition(node string, c kubeclient.Object) string {
 	return fmt.Sprintf("node %s: %s=%s %s: %s", node, c.Text("type"), c.Text("status"), c.Text("reason"), c.Text("message"))

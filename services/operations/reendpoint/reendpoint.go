@@ -21,7 +21,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
-	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 )
 
@@ -103,18 +102,12 @@ var changing = operation.Data[change]{Key: "change"}
 func (j job) look(ctx context.Context) (c change, err error) {
 	c.Former = map[string]string{}
 	problems := []error{j.leads(ctx, balancer.ServerName)}
-	err = j.Kubernetes.With(func(client *kubeclient.Client) error {
-		nodes, err := rollout.Nodes(ctx, client)
-		for _, item := range nodes {
-			c.Nodes = append(c.Nodes, rollout.NodeOf(item))
-			if !item.Condition("Ready") {
-				problems = append(problems, fmt.Errorf("node %s isn't Ready: kubectl describe node %[1]s", item.Name()))
-			}
-		}
-		return err
-	})
+	nodes, err := j.Kubernetes.Nodes(ctx)
 	if err != nil {
 		return c, err
+	}
+	for _, item := range nodes {
+		c.Nodes, problems = append(c.Nodes, rollout.NodeOf(item)), append(problems, rollout.Ready(item))
 	}
 	c.Nodes = append(rollout.ControlPlanes(c.Nodes), slices.DeleteFunc(c.Nodes, func(n rollout.Node) bool { return n.ControlPlane })...)
 	for _, n := range c.Nodes {

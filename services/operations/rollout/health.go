@@ -1,13 +1,19 @@
 package rollout
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 )
 
@@ -39,6 +45,58 @@ func Serves(ctx context.Context, p *operation.Progress, peers Peers, n Node) err
 		err = fmt.Errorf("node %s: %s", n.Name, health.Faults)
 	}
 	return err
+}
+
+// serveTimeout is how long a node whose turn it is, or was, may take until Kubernetes serves on it: an emulated machine needs minutes after a
+// restart, and what a kubelet reports is of this boot by then.
+const serveTimeout = 5 * time.Minute
+
+// AwaitServes waits until Kubernetes serves on the nodes as it did before the operation.
+func AwaitServes(ctx context.Context, p *operation.Progress, peers Peers, nodes ...Node) error {
+	for _, n := range nodes {
+		within, cancel := context.WithTimeoutCause(ctx, serveTimeout, fmt.Errorf(
+			"kubernetes hasn't served on node %s for %s; gbctl -n %s doctor tells the cause, and once it is mended, the same command goes on", n.Name, serveTimeout, n.Address))
+		err := Poll(within, p, func(ctx context.Context) error { return cmp.Or(Serves(ctx, p, peers, n), Runs(ctx, peers, n)) })
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Serving changes a node only where Kubernetes serves as it did before the operation, and then waits until it does so again.
+func Serving(peers Peers, change OnNode) OnNode {
+	return func(ctx context.Context, p *operation.Progress, n Node) error {
+		err := AwaitServes(ctx, p, peers, n)
+		if err == nil {
+			err = change(ctx, p, n)
+		}
+		if err == nil {
+			err = AwaitServes(ctx, p, peers, n)
+		}
+		return err
+	}
+}
+
+// Runs says which service that Kubernetes runs on isn't up on a node: Kubernetes itself notices it after up to a minute.
+func Runs(ctx context.Context, peers Peers, n Node) error {
+	services, err := peers.Services(ctx, n.Address)
+	problems := []error{err}
+	for _, s := range services {
+		if slices.Contains([]string{containerd.ID, etcd.ID, kubelet.ID}, s.GetId()) && !s.GetUp() && (n.ControlPlane || s.GetId() != etcd.ID) {
+			problems = append(problems, fmt.Errorf("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState())))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Ready says why Kubernetes has a node as not Ready, and what tells more.
+func Ready(o kubeclient.Object) error {
+	if c := o.ConditionOf("Ready"); c.Text("status") != "True" {
+		return fmt.Errorf("node %s is NotReady: %s: gbctl -n %s doctor", o.Name(), cmp.Or(c.Text("message"), c.Text("reason"), "its kubelet hasn't reported"), NodeOf(o).Address)
+	}
+	return nil
 }
 
 // healthOf is what a node itself knows of how Kubernetes sees it. One of an earlier release knows nothing.

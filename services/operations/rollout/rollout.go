@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -135,6 +136,9 @@ func (l Lasting) Error() string { return l.Err.Error() }
 
 func (l Lasting) Unwrap() error { return l.Err }
 
+// ages are in texts of the same reason, each time other ones.
+var ages = regexp.MustCompile(`\b[\dhm.]*[\d.]+m?s\b`)
+
 // Poll tries again until do returns nil or a lasting error, or the time is up. It reports
 // each new reason (S-011).
 func Poll(ctx context.Context, p *operation.Progress, do func(context.Context) error) error {
@@ -144,12 +148,18 @@ func Poll(ctx context.Context, p *operation.Progress, do func(context.Context) e
 		if l, lasts := errors.AsType[Lasting](err); err == nil || lasts {
 			return l.Err
 		}
-		if text := err.Error(); text != said && ctx.Err() == nil {
+		if text := ages.ReplaceAllString(err.Error(), ""); text != said && ctx.Err() == nil {
 			said = text
-			p.Report("retrying error: %s", text)
+			p.Report("retrying error: %s", err)
 		}
 	}
 	return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+}
+
+// Nodes is Nodes with a client.
+func (k Kubernetes) Nodes(ctx context.Context) (nodes []kubeclient.Object, err error) {
+	err = k.With(func(client *kubeclient.Client) error { nodes, err = Nodes(ctx, client); return err })
+	return nodes, err
 }
 
 // Nodes lists the Nodes of Kubernetes, in the order of their names.

@@ -83,21 +83,12 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 	r = rotation{Fresh: true, Issued: true, Former: map[string][]config.PEM{}}
 	r.Token, _, _ = strings.Cut(string(own.Cluster.Token), ".")
 	var problems []error
-	err = o.Kubernetes.With(func(client *kubeclient.Client) error {
-		nodes, err := rollout.Nodes(ctx, client)
-		if err != nil {
-			return err
-		}
-		for _, item := range nodes {
-			r.Nodes = append(r.Nodes, rollout.NodeOf(item))
-			if !item.Condition("Ready") {
-				problems = append(problems, fmt.Errorf("node %s isn't Ready: kubectl describe node %s", item.Name(), item.Name()))
-			}
-		}
-		return nil
-	})
+	nodes, err := o.Kubernetes.Nodes(ctx)
 	if err != nil {
 		return r, nil, err
+	}
+	for _, item := range nodes {
+		r.Nodes, problems = append(r.Nodes, rollout.NodeOf(item)), append(problems, rollout.Ready(item))
 	}
 	for _, n := range r.Nodes {
 		if err := o.ask(ctx, node{n}, own, chosen, &r); err != nil {

@@ -39,6 +39,9 @@ func (j job) moveProxy(ctx context.Context, p *operation.Progress, nodes []rollo
 }
 
 func (j job) upgradeProxy(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+	if err := rollout.AwaitServes(ctx, p, j.Peers, nodes...); err != nil {
+		return err // its pods don't change on such a node
+	}
 	if err := j.moveProxy(ctx, p, nodes, j.a.To); err != nil {
 		return err
 	}

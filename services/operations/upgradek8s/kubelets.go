@@ -1,7 +1,6 @@
 package upgradek8s
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +10,7 @@ import (
 
 	"golang.org/x/mod/semver"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
@@ -32,7 +32,7 @@ func (j job) kubelets(nodes []rollout.Node) []operation.Part {
 			return j.setKubelet(ctx, p, n, version, j.id)
 		}
 	}
-	return rollout.Parts(nodes, "updating node %q", kubeletTimeout, to(j.a.To), to(j.a.From))
+	return rollout.Parts(nodes, "updating node %q", kubeletTimeout, rollout.Serving(j.Peers, to(j.a.To)), to(j.a.From))
 }
 
 // setKubelet gives the kubelet of a node its version. Where the minor version changes and
@@ -59,9 +59,7 @@ func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n rollou
 			err = o.awaitKubelet(ctx, p, client, n, version)
 		}
 		// After a restart of this node, an earlier attempt may have left the cordon.
-		if uerr := o.uncordon(ctx, p, client, n, by); uerr != nil {
-			err = errors.Join(err, uerr)
-		}
+		err = errors.Join(err, o.uncordon(ctx, p, client, n, by))
 		if err == nil && !drained && now != version {
 			p.Report("has version %s; its pods went on", version)
 		}
@@ -116,8 +114,8 @@ func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client
 		if err != nil {
 			return err
 		}
-		s := service(services, kubelet.name)
-		if s == nil || !s.GetUp() {
+		s := append(slices.DeleteFunc(services, func(s *apiv1.Service) bool { return s.GetId() != kubelet.name }), nil)[0]
+		if !s.GetUp() {
 			return fmt.Errorf("service kubelet isn't up: %s", s.GetMessage())
 		}
 		now, err := client.Get(ctx, kubeclient.NodeRef(n.Name))
@@ -126,11 +124,9 @@ func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client
 			return err
 		case now.Text("status", "nodeInfo", "kubeletVersion") != version:
 			return errors.New(strings.TrimSpace(fmt.Sprintf("its kubelet has version %s %s", now.Text("status", "nodeInfo", "kubeletVersion"), s.GetWaitingFor())))
-		case !now.Condition("Ready"): // a node of an earlier release doesn't know it
-			return fmt.Errorf("node %s isn't Ready", n.Name)
 		case n.ControlPlane: // the kubelet probes its pods again
-			err = errors.Join(o.unhealthy(ctx, n)...)
+			return errors.Join(o.unhealthy(ctx, n)...)
 		}
-		return cmp.Or(err, rollout.Serves(ctx, p, o.Peers, n))
+		return nil
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -30,7 +29,7 @@ var inventory = operation.Data[[]rollout.Node]{Key: "nodes"}
 type state struct {
 	rollout.Node
 	kubelet string            // the version that runs
-	ready   bool              // as Kubernetes sees it
+	sick    error             // as Kubernetes sees it
 	images  map[string]string // of the configuration, by component
 	args    map[string]map[string]string
 	broken  []string // why the upgrade can't begin
@@ -66,6 +65,7 @@ func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
 	for _, st := range s.states {
 		lasting := slices.Concat(st.mismatches(a), st.removed(a))
 		lasts = lasts || len(lasting) > 0
+		problems = append(problems, st.sick)
 		for _, text := range slices.Concat(st.broken, lasting) {
 			problems = append(problems, fmt.Errorf("node %s: %s", st.Name, text))
 		}
@@ -86,14 +86,12 @@ func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
 
 // survey lists the nodes in Kubernetes and asks each of them.
 func (o Options) survey(ctx context.Context) (s survey, err error) {
-	if err := o.Kubernetes.With(func(client *kubeclient.Client) error {
-		nodes, err := rollout.Nodes(ctx, client)
-		for _, n := range nodes {
-			s.states = append(s.states, state{Node: rollout.NodeOf(n), ready: n.Condition("Ready"), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")})
-		}
-		return err
-	}); err != nil {
+	nodes, err := o.Kubernetes.Nodes(ctx)
+	if err != nil {
 		return s, err
+	}
+	for _, n := range nodes {
+		s.states = append(s.states, state{Node: rollout.NodeOf(n), sick: rollout.Ready(n), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")})
 	}
 	var asking errgroup.Group
 	asking.SetLimit(atOnce)
@@ -114,23 +112,14 @@ func (o Options) ask(ctx context.Context, st *state) {
 		bad("Kubernetes knows no InternalIP of it")
 		return
 	}
-	if !st.ready {
-		bad("it isn't Ready: kubectl describe node %s", st.Name)
-	}
 	document, _, err := rollout.Config(ctx, o.Peers, st.Node)
 	if err != nil {
 		bad("%v", err)
 		return
 	}
 	st.images, st.args = imagesOf(document), argsOf(document)
-	services, err := o.Peers.Services(ctx, st.Address)
-	if err != nil {
+	if err := rollout.Runs(ctx, o.Peers, st.Node); err != nil {
 		bad("%v", err)
-	}
-	for _, s := range services {
-		if slices.Contains([]string{"containerd", "etcd", "kubelet"}, s.GetId()) && !s.GetUp() && (st.ControlPlane || s.GetId() != "etcd") {
-			bad("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState()))
-		}
 	}
 	if !st.ControlPlane {
 		return
@@ -321,16 +310,6 @@ func (o Options) pull(ctx context.Context, p *operation.Progress, n, first rollo
 		})
 		if err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-// service finds one of a list.
-func service(all []*apiv1.Service, id string) *apiv1.Service {
-	for _, s := range all {
-		if s.GetId() == id {
-			return s
 		}
 	}
 	return nil

@@ -48,9 +48,9 @@ func (j job) program(c component) func([]rollout.Node) []operation.Part {
 		nodes = rollout.ControlPlanes(nodes)
 		watches := map[string]time.Duration{nodes[0].Name: watchFirst}
 		return rollout.Parts(nodes, "updating node %q", programTimeout,
-			func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+			rollout.Serving(j.Peers, func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
 				return j.setProgram(ctx, p, n, c, j.a.To, watches[n.Name])
-			},
+			}),
 			func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
 				return j.setProgram(ctx, p, n, c, j.a.From, 0)
 			})

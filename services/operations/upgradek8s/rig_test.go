@@ -60,6 +60,8 @@ type rig struct {
 	metrics string
 	before  map[string][]nodes.Fault // by node: of Kubernetes, all the time
 	breaks  map[string]bool          // nodes whose kube-proxy doesn't run with the new kubelet
+	falls   map[string]string        // nodes that aren't Ready any more, and after which change
+	stops   map[string]string        // nodes whose containerd is stopped, which Kubernetes doesn't notice yet, and after which change
 }
 
 // member is a node.
@@ -233,7 +235,13 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 }
 
 func (r *rig) Services(_ context.Context, a netip.Addr) ([]*apiv1.Service, error) {
-	return []*apiv1.Service{{Id: "containerd", Up: true}, {Id: "etcd", Up: true}, {Id: "kubelet", Up: true}}, nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, err := r.at(a)
+	if err == nil && slices.Contains(r.did, r.stops[m.name]) {
+		return []*apiv1.Service{{Id: "containerd", State: "Stopped"}}, nil
+	}
+	return []*apiv1.Service{{Id: "containerd", Up: true}, {Id: "etcd", Up: true}, {Id: "kubelet", Up: true}}, err
 }
 
 // start is how long a program takes until it is ready.
@@ -250,6 +258,9 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*api
 		health := nodes.NodeHealth{Faults: slices.Clone(r.before[m.name])}
 		if image := r.images(m)[kubelet.name]; r.breaks[m.name] && strings.HasSuffix(image, newer) {
 			health.Faults = append(health.Faults, nodes.Fault{Object: "kube-proxy", Text: "pod kube-system/kube-proxy-x: CrashLoopBackOff"})
+		}
+		if slices.Contains(r.did, r.falls[m.name]) {
+			health.Faults = append(health.Faults, nodes.Fault{Object: nodes.NodeObject, Text: "Node is NotReady: no network"})
 		}
 		text, err := yaml.Marshal(health)
 		return []*apiv1.Resource{{Id: nodes.HealthID, Spec: string(text)}}, err
@@ -374,10 +385,18 @@ func (r *rig) node(m *member) object {
 		"metadata": object{"name": m.name, "labels": labels, "annotations": annotations},
 		"spec":     object{"unschedulable": cordoned},
 		"status": object{
-			"nodeInfo": object{"kubeletVersion": version}, "conditions": []object{{"type": "Ready", "status": "True"}},
+			"nodeInfo": object{"kubeletVersion": version}, "conditions": []object{r.ready(m)},
 			"addresses": []object{{"type": "InternalIP", "address": m.address}},
 		},
 	}
+}
+
+// ready is the condition of a Node. One that falls at "" isn't Ready from the beginning.
+func (r *rig) ready(m *member) object {
+	if change, falls := r.falls[m.name]; falls && (change == "" || slices.Contains(r.did, change)) {
+		return object{"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "no network"}
+	}
+	return object{"type": "Ready", "status": "True"}
 }
 
 // only is the ID of the operation that runs.

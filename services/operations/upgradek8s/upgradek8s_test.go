@@ -257,6 +257,9 @@ func TestRefused(t *testing.T) {
 		"sick": {Arguments{From: older, To: newer}, func(r *rig) {
 			r.dies, r.after = "registry.k8s.io/kube-scheduler:"+older, 0
 		}, "kube-scheduler isn't ready: CrashLoopBackOff"},
+		"not Ready": {Arguments{From: older, To: newer}, func(r *rig) {
+			r.falls = map[string]string{"w1": ""}
+		}, "node w1 is NotReady: no network: gbctl -n 10.5.0.5 doctor"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -321,6 +324,54 @@ func TestRestartBeforeTheFirstStep(t *testing.T) {
 		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
 		}
+	})
+}
+
+// A node that isn't Ready any more isn't changed, and nor are those after it. What was changed is undone without it, and once it is mended, the same
+// command goes on.
+func TestStopsAtANodeThatIsNotReady(t *testing.T) {
+	for change, want := range map[string][]string{
+		"n1 kube-apiserver " + newer: {"n1 kube-apiserver " + newer, "n1 kube-apiserver " + older},
+		"n3 kube-apiserver " + newer: append(upwards()[:4], "n1 kube-controller-manager "+older),
+		"n3 kube-scheduler " + newer: upwards()[:9],
+		"n2 kubelet " + newer:        append(upwards()[:19], "n2 cordon", "n2 kubelet "+older, "n2 uncordon", "n1 cordon", "n1 kubelet "+older, "n1 uncordon"),
+	} {
+		t.Run(change, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.falls = map[string]string{"n2": change}
+				r.boot()
+				defer func() { r.off() }()
+				o := r.run(Arguments{From: older, To: newer})
+				if o.State != operation.Failed || strings.Contains(o.Error, "isn't undone") ||
+					!strings.Contains(o.Error, "kubernetes hasn't served on node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: node n2: Node is NotReady: no network") {
+					t.Errorf("%s: %s", o.State, o.Error)
+				}
+				r.expect(want)
+				if took := o.Ended.Sub(o.Began); took > 20*time.Minute {
+					t.Errorf("it took %s", took)
+				}
+				r.falls = nil
+				if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+					t.Errorf("again: %s: %s", o.State, o.Error)
+				}
+			})
+		})
+	}
+}
+
+// What Kubernetes needs on a node is stopped, which Kubernetes itself notices later.
+func TestStopsAtANodeWhoseServiceIsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.stops = map[string]string{"n2": "n1 kube-apiserver " + newer}
+		r.boot()
+		defer func() { r.off() }()
+		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Failed || !strings.Contains(o.Error, "node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: service containerd isn't up: Stopped") {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		r.expect([]string{"n1 kube-apiserver " + newer, "n1 kube-apiserver " + older})
 	})
 }
 

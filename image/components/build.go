@@ -44,7 +44,6 @@ func (b *Builder) Build(ctx context.Context, names ...string) (map[string]string
 			return nil, err
 		}
 		wanted = append(wanted, c)
-		b.Progress.Expect(name, c.Guess)
 	}
 	b.Progress.Plan(names...)
 	dirs := map[string]string{}

@@ -34,9 +34,6 @@ const (
 
 var packages = map[string]string{Init: "./init", Installer: "./image/installer"}
 
-// guess is how long two cores take with nothing cached.
-const guess = time.Minute
-
 // Builder builds programs out of a checkout.
 type Builder struct {
 	// Root is the folder with go.mod.
@@ -49,7 +46,6 @@ type Builder struct {
 
 // Build gives back the path of a built program.
 func (b *Builder) Build(ctx context.Context, name string) (string, error) {
-	b.Progress.Expect(name, guess)
 	inputs, err := b.inputs(ctx, packages[name])
 	if err != nil {
 		return "", fmt.Errorf("build %s: %w", name, err)

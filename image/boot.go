@@ -238,7 +238,7 @@ func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, 
 		b.progress.Note(differs)
 	}
 	inputs := append(deb.Keys(packages), string(flavour))
-	for _, row := range kernel.Modules {
+	for _, row := range kernel.Modules() {
 		inputs = append(inputs, row.Names, string(row.Only), fmt.Sprint(row.Optional))
 	}
 	dir, err := b.progress.Build(ctx, b.store, stepKernel, inputs, func(ctx context.Context, dir string) error {

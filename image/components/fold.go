@@ -2,6 +2,7 @@ package components
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"go/format"
@@ -47,23 +48,8 @@ func copyPrograms(ctx context.Context, module string, packages []string, dir, ba
 	return os.WriteFile(file, source, 0o644)
 }
 
-const foldedMain = `package main
-
-import (
-	"fmt"
-	"os"
-	"path/filepath"
-
-%s)
-
-func main() {
-	switch name := filepath.Base(os.Args[0]); name {
-%s	default:
-		fmt.Fprintf(os.Stderr, "%%s: no program of this name is in here\n", name)
-		os.Exit(2)
-	}
-}
-`
+//go:embed folded.go.txt
+var foldedMain string
 
 var (
 	packageMain = regexp.MustCompile(`(?m)^package main$`)

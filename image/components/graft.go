@@ -2,6 +2,7 @@ package components
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -54,21 +55,8 @@ func graft(ctx context.Context, root, module, host string, packages []string, di
 // graftedDir is the folder in the host's package for what is grafted.
 const graftedDir = "grafted"
 
-const graftedMain = `package main
-
-import (
-	"os"
-	"path/filepath"
-
-%s)
-
-func main() {
-	switch filepath.Base(os.Args[0]) {
-%s	default:
-		hostMain()
-	}
-}
-`
+//go:embed grafted.go.txt
+var graftedMain string
 
 // renameMain makes room for another main in a package.
 func renameMain(dir string) error {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/program"
 )
 
 // graft writes a Go module to dir in which the package host, a component's program, has programs of this repository in it, which answer to
@@ -19,7 +20,7 @@ import (
 // module, with the others as packages below it, and of the component's go.mod, which says to use the copy. The versions stay the pinned ones, so
 // what is grafted must do with the modules that the component has.
 func graft(ctx context.Context, root, module, host string, packages []string, dir string) error {
-	out, err := output(ctx, module, goEnvironment, "go", "list", "-mod=readonly", "-json=Dir,Module", host)
+	out, err := program.Output(ctx, module, goEnvironment, "go", "list", "-mod=readonly", "-json=Dir,Module", host)
 	if err != nil {
 		return err
 	}

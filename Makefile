@@ -9,6 +9,9 @@ WORKERS       ?=
 DEV         := out/dev
 comma       := ,
 GBCTL       := out/gbctl
+# Where the cluster's files are, and how commands name one that isn't the default.
+DIR          = $(or $(GARBOARD_HOME),$(HOME)/.garboard)/clusters/$(CLUSTER)
+OTHER        = $(if $(filter-out garboard-default,$(CLUSTER)), CLUSTER=$(CLUSTER))
 
 .DEFAULT_GOAL := help
 
@@ -36,10 +39,16 @@ $(GBCTL): go
 gbctl: $(GBCTL) ## build the client: out/gbctl
 
 up: $(DEV) $(GBCTL) ## build everything, boot a cluster, wait until it serves
-	@$(DEV) up --cluster $(CLUSTER) --provisioner $(PROVISIONER) --controlplanes $(or $(CONTROLPLANES),$(if $(WORKERS),1,0)) --workers $(or $(WORKERS),0)
+	@$(DEV) setup --tests=false
+	@$(GBCTL) cluster create --merge=false --name $(CLUSTER) --provisioner $(PROVISIONER) \
+	  $(if $(CONTROLPLANES),--controlplanes $(CONTROLPLANES)) $(if $(WORKERS),--workers $(WORKERS))
+	@echo && $(DEV) kubectl --cluster $(CLUSTER) -- get nodes -o wide && echo
+	@printf '  %-10s%s\n' gbctl 'export GARBOARDCONFIG=$(DIR)/garboardconfig; $(GBCTL) services' \
+	  kubectl "make kubectl$(OTHER) ARGS='get pods -A'   (or: export KUBECONFIG=$(DIR)/kubeconfig)" \
+	  console 'make console$(OTHER)' chart 'make chart$(OTHER)' remove 'make down$(OTHER)'
 
-down: $(DEV) ## stop the cluster and remove what make up made of it
-	@$(DEV) down --cluster $(CLUSTER)
+down: $(GBCTL) ## stop the cluster and remove what make up made of it
+	@$(GBCTL) cluster destroy --name $(CLUSTER)
 
 console: $(DEV) ## show and follow a node's console (NODE=worker-1)
 	@$(DEV) console --cluster $(CLUSTER) --node '$(NODE)'
@@ -47,8 +56,8 @@ console: $(DEV) ## show and follow a node's console (NODE=worker-1)
 kubectl: $(DEV) ## kubectl against the cluster: make kubectl ARGS='get nodes'
 	@$(DEV) kubectl --cluster $(CLUSTER) -- $(ARGS)
 
-chart: $(DEV) ## the last boot as a chart (text; SVG in the cluster's directory)
-	@$(DEV) chart --cluster $(CLUSTER)
+chart: $(GBCTL) ## the last boot of the first node as a chart
+	@GARBOARDCONFIG=$(DIR)/garboardconfig $(GBCTL) -n $(CLUSTER)-controlplane-1 boot-chart
 
 build: $(DEV) ## build kernel, image and components into the cache
 	@$(DEV) build

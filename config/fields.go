@@ -22,6 +22,8 @@ type Field struct {
 	Deprecated []string
 	// Keys are the fields that identify the entries of a list.
 	Keys []string
+	// Min and Max bound a number, if Max isn't 0.
+	Min, Max int64
 	// Default is the value of a field that isn't set, as text, or "".
 	Default string
 	// Effect and Note are those of a change; a field that has fields of its own
@@ -107,8 +109,11 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 				field.Default = plainShow(inner)
 			}
 			field.Choices = choices[f.Type]
-			if rule := tables().Values[at]; rule != nil && rule.Choices != nil {
-				field.Choices = rule.Choices
+			if rule := tables().Values[at]; rule != nil {
+				field.Min, field.Max = rule.Min, rule.Max
+				if rule.Choices != nil {
+					field.Choices = rule.Choices
+				}
 			}
 		}
 		all = append(all, field)

@@ -16,9 +16,6 @@ import (
 	"github.com/garboard-os/garboard/image/progress"
 )
 
-// estimatesFile in the cache remembers how long each step takes.
-const estimatesFile = "durations.json"
-
 // Artifacts is everything that a cluster is made of, as paths in the cache.
 type Artifacts struct {
 	*Boot
@@ -129,5 +126,5 @@ func userCache(out io.Writer) (*cache.Store, *progress.Reporter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return store, progress.New(out, filepath.Join(store.Dir, estimatesFile)), nil
+	return store, progress.New(out), nil
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/image/cache"
@@ -38,13 +37,6 @@ var AptPackages = func() []string {
 // recipe is part of the keys of root filesystem, initramfs and media: raise it when a change in how they are put together makes other bytes out
 // of the same parts.
 const recipe = "3"
-
-// First guesses, for two cores and nothing cached.
-const (
-	guessKernel    = 10 * time.Second
-	guessRootFS    = 30 * time.Second
-	guessInitramfs = 5 * time.Second
-)
 
 // Names of the steps, as people see them and as the cache keeps them.
 const (
@@ -106,9 +98,6 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		return nil, err
 	}
 	builder := program.Builder{Root: root, Version: name, Store: store, Progress: r}
-	r.Expect(stepKernel, guessKernel)
-	r.Expect(stepRootFS, guessRootFS)
-	r.Expect(stepInitramfs, guessInitramfs)
 	steps := []string{program.Init, stepKernel, rootfs.Tools.Name, stepRootFS}
 	if archive {
 		steps = append(steps, stepInitramfs)
@@ -249,7 +238,7 @@ func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, 
 		b.progress.Note(differs)
 	}
 	inputs := append(deb.Keys(packages), string(flavour))
-	for _, row := range kernel.Modules {
+	for _, row := range kernel.Modules() {
 		inputs = append(inputs, row.Names, string(row.Only), fmt.Sprint(row.Optional))
 	}
 	dir, err := b.progress.Build(ctx, b.store, stepKernel, inputs, func(ctx context.Context, dir string) error {

@@ -150,7 +150,7 @@ func (k *Kernel) take(ctx context.Context, unpacked string) error {
 	if err := depmod(ctx, unpacked, k.Release); err != nil {
 		return err
 	}
-	selection, err := Select(filepath.Join(unpacked, "lib/modules", k.Release), k.Flavour, Modules)
+	selection, err := Select(filepath.Join(unpacked, "lib/modules", k.Release), k.Flavour, Modules())
 	if err != nil {
 		return err
 	}

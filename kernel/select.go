@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -181,18 +180,13 @@ func readIndex(dir string) (*index, error) {
 }
 
 func eachLine(path string, do func(string)) error {
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		if line := strings.TrimSpace(lines.Text()); line != "" && line[0] != '#' {
+	text, err := os.ReadFile(path)
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
 			do(line)
 		}
 	}
-	return lines.Err()
+	return err
 }
 
 // moduleName turns kernel/net/8021q/8021q.ko.xz into 8021q.

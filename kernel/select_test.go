@@ -158,7 +158,7 @@ func TestDecompressor(t *testing.T) {
 // The table is for people: each module once, each row with its reason.
 func TestModulesTable(t *testing.T) {
 	seen := map[string]bool{}
-	for _, row := range Modules {
+	for _, row := range Modules() {
 		if row.Why == "" {
 			t.Errorf("%s: no reason", row.Names)
 		}
@@ -177,7 +177,7 @@ func TestModulesTable(t *testing.T) {
 // docs/media.md says in which drives the smaller kernel reads its own medium.
 func TestCloudKernelReadsMediaAtSCSI(t *testing.T) {
 	cloud := map[string]bool{}
-	for _, row := range Modules {
+	for _, row := range Modules() {
 		if row.Optional || row.Only != "" && row.Only != Cloud {
 			continue
 		}

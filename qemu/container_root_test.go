@@ -155,7 +155,7 @@ func TestContainerNodeLeavesNothing(t *testing.T) {
 	expect(t, c, "write /proc/sys/kernel/shmmni 17", "17 <nil>")
 	expect(t, c, "write /etc-is-read-only x", "read-only file system")
 
-	used, err := c.NodeCPUTime(c.Nodes[0].Name)
+	used, err := snapshot.CPUTime(c.Cgroup(c.Nodes[0].Name))
 	if begun := time.Since(began); err != nil || used <= 0 || used > time.Duration(runtime.NumCPU())*begun {
 		t.Errorf("within %s, the node has used %s of processor time: %v", begun, used, err)
 	}
@@ -197,7 +197,7 @@ func TestContainerLimits(t *testing.T) {
 	if checked != 2 {
 		t.Errorf("%d of 2 limits are there", checked)
 	}
-	if pids, err := c.NodeProcesses(c.Nodes[0].Name); err != nil || len(pids) != 1 {
+	if pids, err := snapshot.PIDs(c.Cgroup(c.Nodes[0].Name)); err != nil || len(pids) != 1 {
 		t.Errorf("processes of the node: %v, %v", pids, err)
 	}
 	expect(t, c, "allocate 32", "32 MiB")

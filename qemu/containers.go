@@ -6,9 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"path/filepath"
-	"time"
 
 	"github.com/garboard-os/garboard/qemu/container"
 	"github.com/garboard-os/garboard/qemu/container/cgroup"
@@ -80,28 +78,5 @@ func (c containers) Start(ctx context.Context, n Node) (running, error) {
 
 func (c containers) Close() error { return cgroup.Remove(c.dir.cgroup()) }
 
-// NodeProcesses returns the PIDs, on this machine, of all processes of a container node.
-func (c *Cluster) NodeProcesses(node string) ([]int, error) {
-	return cgroup.Processes(c.dir.nodeCgroup(node))
-}
-
-// NodeCPUTime is the processor time that all processes of a container node have used.
-func (c *Cluster) NodeCPUTime(node string) (time.Duration, error) {
-	return cgroup.CPUTime(c.dir.nodeCgroup(node))
-}
-
-// Holders returns the nodes that have the address on one of their links, also those that are
-// frozen or cut off. It works for containers only.
-func (c *Cluster) Holders(address netip.Addr) ([]Node, error) {
-	var all []Node
-	for _, n := range c.Nodes {
-		has, err := container.HasAddress(c.dir.nodeCgroup(n.Name), address)
-		if err != nil {
-			return nil, fmt.Errorf("addresses of %s: %w", n.Name, err)
-		}
-		if has {
-			all = append(all, n)
-		}
-	}
-	return all, nil
-}
+// Cgroup returns the cgroup of a container node.
+func (c *Cluster) Cgroup(node string) string { return c.dir.nodeCgroup(node) }

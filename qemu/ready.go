@@ -189,36 +189,48 @@ func (c *Cluster) KubeAPI() (*KubeAPI, error) {
 	}, nil
 }
 
-// Request sends a request, and returns the answer and its body. It may take as long as the
-// server of a cluster that starts needs.
-func (a *KubeAPI) Request(ctx context.Context, method, path string, header http.Header, body []byte) (*http.Response, []byte, error) {
-	req, err := http.NewRequestWithContext(ctx, method, a.server+path, bytes.NewReader(body))
-	if err != nil {
-		return nil, nil, err
-	}
-	req.Header = header
-	resp, err := a.client.Do(req)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
-	return resp, answer, err
+// StatusError is an answer of the API server that isn't a success.
+type StatusError struct {
+	Code int
+	body string
+	text string
 }
 
-// get reads an answer in JSON into to; nil: only the status counts.
-func (a *KubeAPI) get(ctx context.Context, path string, to any) error {
-	resp, body, err := a.Request(ctx, http.MethodGet, path, http.Header{}, nil)
+func (e *StatusError) Error() string { return e.text }
+
+// Do sends a request with a body, nil: none, and reads the answer into to, nil: only the status
+// counts. Both are JSON. It may take as long as the server of a cluster that starts needs.
+func (a *KubeAPI) Do(ctx context.Context, method, path string, body, to any) error {
+	var text []byte
+	var err error
+	if body != nil {
+		text, err = json.Marshal(body)
+	}
 	if err != nil {
 		return err
 	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s: %s", path, resp.Status, said(string(body)))
+	req, err := http.NewRequestWithContext(ctx, method, a.server+path, bytes.NewReader(text))
+	if err != nil {
+		return err
 	}
-	if to == nil {
+	req.Header.Set("Content-Type", "application/apply-patch+yaml") // JSON is YAML
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	switch {
+	case err != nil:
+		return err
+	case resp.StatusCode >= http.StatusMultipleChoices:
+		var status struct{ Message string }
+		_ = json.Unmarshal(answer, &status)
+		return &StatusError{resp.StatusCode, string(answer), fmt.Sprintf("%s %s: %s: %s", method, path, resp.Status, cmp.Or(status.Message, said(string(answer))))}
+	case to == nil:
 		return nil
 	}
-	return json.Unmarshal(body, to)
+	return json.Unmarshal(answer, to)
 }
 
 // said is the first line of an answer that isn't a check which passed: /readyz lists them all.
@@ -232,12 +244,13 @@ func said(body string) string {
 }
 
 func (a *KubeAPI) answers(ctx context.Context) error {
-	resp, body, err := a.Request(ctx, http.MethodGet, "/readyz", http.Header{}, nil)
-	if err != nil || resp.StatusCode == http.StatusOK {
+	err := a.Do(ctx, http.MethodGet, "/readyz", nil, nil)
+	status, ok := errors.AsType[*StatusError](err)
+	if !ok {
 		return err
 	}
-	check, _, _ := strings.Cut(strings.TrimPrefix(said(string(body)), "[-]"), " failed: ")
-	return fmt.Errorf("the API server starts: %s isn't done", cmp.Or(check, resp.Status))
+	check, _, _ := strings.Cut(strings.TrimPrefix(said(status.body), "[-]"), " failed: ")
+	return fmt.Errorf("the API server starts: %s isn't done", cmp.Or(check, http.StatusText(status.Code)))
 }
 
 // condition is a condition of a node or a deployment, as in the Kubernetes API.
@@ -265,7 +278,7 @@ func (a *KubeAPI) nodesReady(ctx context.Context, count int, network bool) error
 			Status   struct{ Conditions []condition }
 		}
 	}
-	if err := a.get(ctx, "/api/v1/nodes", &list); err != nil {
+	if err := a.Do(ctx, http.MethodGet, "/api/v1/nodes", nil, &list); err != nil {
 		return err
 	}
 	if len(list.Items) < count {
@@ -285,7 +298,7 @@ func (a *KubeAPI) dnsReady(ctx context.Context) error {
 	var deployment struct {
 		Status struct{ Conditions []condition }
 	}
-	if err := a.get(ctx, "/apis/apps/v1/namespaces/kube-system/deployments/coredns", &deployment); err != nil {
+	if err := a.Do(ctx, http.MethodGet, "/apis/apps/v1/namespaces/kube-system/deployments/coredns", nil, &deployment); err != nil {
 		return err
 	}
 	if err := holds(deployment.Status.Conditions, "Available"); err != nil {

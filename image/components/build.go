@@ -2,28 +2,19 @@ package components
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/program"
 	"github.com/garboard-os/garboard/image/progress"
 )
 
-const (
-	// recipe is part of every key: raise it when a change here makes different binaries from the same table.
-	recipe = "1"
-	// stopCompiler is what a compiler gets to remove its temporary files after SIGTERM.
-	stopCompiler = 5 * time.Second
-	// quoted is how much of a failed command's output an error shows: the end, where compilers say what was wrong.
-	quoted = 4000
-)
+// recipe is part of every key: raise it when a change here makes different binaries from the same table.
+const recipe = "1"
 
 // Builder builds components out of a checkout.
 type Builder struct {
@@ -44,7 +35,6 @@ func (b *Builder) Build(ctx context.Context, names ...string) (map[string]string
 			return nil, err
 		}
 		wanted = append(wanted, c)
-		b.Progress.Expect(name, c.Guess)
 	}
 	b.Progress.Plan(names...)
 	dirs := map[string]string{}
@@ -91,7 +81,7 @@ func (b *Builder) inputs(ctx context.Context, c Component, module string) ([]str
 		inputs = append(inputs, p.File, strings.Join(p.Links, " "), strings.Join(p.arguments(), " "))
 	}
 	if len(c.Programs) > 0 {
-		version, err := output(ctx, module, c.Programs[0].environment(), "go", "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOEXPERIMENT")
+		version, err := program.Output(ctx, module, c.Programs[0].environment(), "go", "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOEXPERIMENT")
 		if err != nil {
 			return nil, err
 		}
@@ -113,7 +103,7 @@ func (c Component) usesC() bool {
 
 // cToolchain identifies the C compiler and the libraries that get linked in.
 func cToolchain(ctx context.Context, c Component) ([]string, error) {
-	version, err := output(ctx, "", nil, "gcc", "--version")
+	version, err := program.Output(ctx, "", nil, "gcc", "--version")
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +113,7 @@ func cToolchain(ctx context.Context, c Component) ([]string, error) {
 	}
 	identity := []string{version}
 	for _, library := range libraries {
-		path, err := output(ctx, "", nil, "gcc", "-print-file-name="+library)
+		path, err := program.Output(ctx, "", nil, "gcc", "-print-file-name="+library)
 		if err != nil {
 			return nil, err
 		}
@@ -143,7 +133,7 @@ func cToolchain(ctx context.Context, c Component) ([]string, error) {
 // compile puts a component's files into dir.
 func compile(ctx context.Context, c Component, root, module, dir string) error {
 	if c.C != "" {
-		_, err := output(ctx, module, nil, "gcc", "-Os", "-static", "-s", "-Wl,--build-id=none", "-DVERSION=\""+c.Version+"\"", "-o", filepath.Join(dir, c.Name), c.C)
+		_, err := program.Output(ctx, module, nil, "gcc", "-Os", "-static", "-s", "-Wl,--build-id=none", "-DVERSION=\""+c.Version+"\"", "-o", filepath.Join(dir, c.Name), c.C)
 		return err
 	}
 	// go build doesn't remove its work directory when it is stopped. Here it goes with the whole unfinished result, even after a SIGKILL.
@@ -172,7 +162,7 @@ func compile(ctx context.Context, c Component, root, module, dir string) error {
 			args = append(args, "-modfile="+filepath.Join(root, "image", "components", c.Pins, "go.mod"))
 		}
 		args = append(args, p.arguments()...)
-		if _, err := output(ctx, module, append(p.environment(), "GOTMPDIR="+work), "go", args...); err != nil {
+		if _, err := program.Output(ctx, module, append(p.environment(), "GOTMPDIR="+work), "go", args...); err != nil {
 			return err
 		}
 		for _, link := range p.Links {
@@ -203,35 +193,4 @@ func (p Program) environment() []string {
 		cgo = "CGO_ENABLED=1"
 	}
 	return []string{cgo, "GOFLAGS=", "GOWORK=off", "GOAMD64=v1", "GOEXPERIMENT=", "GOFIPS140=off", "CC=gcc", "CGO_CFLAGS=-O2", "CGO_LDFLAGS="}
-}
-
-// output runs a command in dir and returns its standard output. A command that ctx ends goes with all of its children.
-func output(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), env...)
-	// An own process group: go build starts compilers, and a signal to it alone would leave them writing into a directory that is gone.
-	program.EndWhole(cmd)
-	cmd.WaitDelay = stopCompiler
-	var complaints strings.Builder
-	cmd.Stderr = &complaints
-	out, err := cmd.Output()
-	if err == nil {
-		return string(out), nil
-	}
-	if ctx.Err() != nil {
-		return "", ctx.Err()
-	}
-	text := strings.TrimSpace(complaints.String())
-	if len(text) > quoted {
-		text = "…" + text[len(text)-quoted:]
-	}
-	command := name
-	if len(args) > 0 {
-		command += " " + args[0]
-	}
-	if errors.Is(err, exec.ErrNotFound) {
-		return "", fmt.Errorf("run %s: %w", command, err)
-	}
-	return "", fmt.Errorf("%s in %s: %w: %s", command, dir, err, text)
 }

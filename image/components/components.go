@@ -8,10 +8,8 @@
 package components
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
-	"time"
 )
 
 // Component is something that is built from published sources.
@@ -27,8 +25,6 @@ type Component struct {
 	Fold     []string // packages main that become one program (see fold.go)
 	Graft    []string // packages main of this repository that go into the first program (see graft.go)
 	C        string   // a C file, for a component that isn't Go
-
-	Guess time.Duration // how long two cores take with nothing cached, for the first estimate
 }
 
 // Program is one Go program of a component.
@@ -71,9 +67,9 @@ var All = []Component{
 	kubernetes(Component{Name: kubernetesName, Version: KubernetesVersion}),
 	kubernetes(Component{Name: kubernetesName + "-1.36", Version: OtherKubernetesVersion, Pins: "kubernetes-1.36", Optional: true}),
 	kubernetes(Component{Name: kubernetesName + "-1.35", Version: OldestKubernetesVersion, Pins: "kubernetes-1.35", Optional: true}),
-	kubernetes(Component{Name: kubernetesName + "-relinked", Version: RelinkedKubernetesVersion, Optional: true, Guess: 10 * time.Second}),
+	kubernetes(Component{Name: kubernetesName + "-relinked", Version: RelinkedKubernetesVersion, Optional: true}),
 	{
-		Name: "etcd", Version: EtcdVersion, Dir: "etcd", Guess: 30 * time.Second,
+		Name: "etcd", Version: EtcdVersion, Dir: "etcd",
 		Files: []string{"etcd", "etcdctl", "etcdutl"},
 		Programs: []Program{{
 			File: "etcd", Package: ".", Links: []string{"etcdctl", "etcdutl"},
@@ -81,7 +77,7 @@ var All = []Component{
 		}},
 	},
 	{
-		Name: "containerd", Version: ContainerdVersion, Dir: "containerd", Guess: 45 * time.Second,
+		Name: "containerd", Version: ContainerdVersion, Dir: "containerd",
 		Files: []string{"containerd", "containerd-shim-runc-v2"},
 		Programs: []Program{
 			{File: "containerd", Package: "github.com/containerd/containerd/v2/cmd/containerd", Tags: containerdTags, Stamp: containerdStamp},
@@ -89,7 +85,7 @@ var All = []Component{
 		},
 	},
 	{
-		Name: "runc", Version: RuncVersion, Dir: "runc", Guess: 20 * time.Second,
+		Name: "runc", Version: RuncVersion, Dir: "runc",
 		Files: []string{"runc", "sandbox"},
 		// Both are libcontainer and little else: two programs would be 2.3 MB more to boot.
 		Graft: []string{"services/front/sandbox/cmd/sandbox"},
@@ -99,7 +95,7 @@ var All = []Component{
 		}},
 	},
 	{
-		Name: "cni", Version: CNIVersion, Dir: "cni", Guess: 10 * time.Second,
+		Name: "cni", Version: CNIVersion, Dir: "cni",
 		Files: []string{"cni", "bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "ptp"},
 		Fold: []string{
 			cniPlugins + "/ipam/host-local", cniPlugins + "/main/bridge", cniPlugins + "/main/loopback", cniPlugins + "/main/ptp",
@@ -111,12 +107,12 @@ var All = []Component{
 		}},
 	},
 	{
-		Name: "coredns", Version: CoreDNSVersion, Dir: "coredns", Guess: 90 * time.Second,
+		Name: "coredns", Version: CoreDNSVersion, Dir: "coredns",
 		Files:    []string{"coredns"},
 		Programs: []Program{{File: "coredns", Package: ".", Stamp: []string{"github.com/coredns/coredns/coremain.GitCommit=" + CoreDNSVersion}}},
 	},
 	{
-		Name: "flannel", Version: FlannelVersion, Dir: "flannel", Guess: 50 * time.Second,
+		Name: "flannel", Version: FlannelVersion, Dir: "flannel",
 		Files: []string{"flanneld"},
 		Programs: []Program{{
 			File: "flanneld", Package: ".",
@@ -124,13 +120,13 @@ var All = []Component{
 		}},
 	},
 	{
-		Name: policies, Version: PoliciesVersion, Dir: policies, Guess: 50 * time.Second,
+		Name: policies, Version: PoliciesVersion, Dir: policies,
 		Files:    []string{"netpol"},
 		Programs: []Program{{File: "netpol", Package: "sigs.k8s.io/kube-network-policies/cmd"}},
 	},
-	{Name: "pause", Version: PauseVersion, Dir: "pause", Files: []string{"pause"}, C: "pause.c", Guess: time.Second},
+	{Name: "pause", Version: PauseVersion, Dir: "pause", Files: []string{"pause"}, C: "pause.c"},
 	{
-		Name: PodCheckpointer, Version: PodCheckpointerVersion, Dir: "podcheckpointer", Optional: true, Guess: 30 * time.Second,
+		Name: PodCheckpointer, Version: PodCheckpointerVersion, Dir: "podcheckpointer", Optional: true,
 		Files:    []string{PodCheckpointer},
 		Programs: []Program{{File: PodCheckpointer, Package: "."}},
 	},
@@ -144,7 +140,7 @@ const (
 // kubernetes completes the component of a version. All versions have the same main.
 func kubernetes(c Component) Component {
 	links := []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"}
-	c.Dir, c.Guess = kubernetesName, cmp.Or(c.Guess, 6*time.Minute)
+	c.Dir = kubernetesName
 	c.Files = append([]string{kubernetesName}, links...)
 	c.Programs = []Program{{File: kubernetesName, Package: ".", Stamp: kubernetesStamp(c.Version), Links: links}}
 	return c

@@ -2,6 +2,7 @@ package components
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"go/format"
@@ -10,6 +11,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/garboard-os/garboard/image/program"
 )
 
 // fold writes a Go module to dir whose one program is several programs of others, told apart by the name it is called by.
@@ -21,7 +24,7 @@ func fold(ctx context.Context, module string, packages []string, dir string) err
 	if err := copyModule(module, dir, ""); err != nil {
 		return err
 	}
-	self, err := output(ctx, module, goEnvironment, "go", "list", "-m", "-mod=readonly")
+	self, err := program.Output(ctx, module, goEnvironment, "go", "list", "-m", "-mod=readonly")
 	if err != nil {
 		return err
 	}
@@ -47,23 +50,8 @@ func copyPrograms(ctx context.Context, module string, packages []string, dir, ba
 	return os.WriteFile(file, source, 0o644)
 }
 
-const foldedMain = `package main
-
-import (
-	"fmt"
-	"os"
-	"path/filepath"
-
-%s)
-
-func main() {
-	switch name := filepath.Base(os.Args[0]); name {
-%s	default:
-		fmt.Fprintf(os.Stderr, "%%s: no program of this name is in here\n", name)
-		os.Exit(2)
-	}
-}
-`
+//go:embed folded.go.txt
+var foldedMain string
 
 var (
 	packageMain = regexp.MustCompile(`(?m)^package main$`)
@@ -91,7 +79,7 @@ func copyModule(module, dir, more string) error {
 
 // sources lists the Go files of a package main that count on this platform.
 func sources(ctx context.Context, module, pkg string) ([]string, error) {
-	out, err := output(ctx, module, append([]string{"CGO_ENABLED=0"}, goEnvironment...), "go", "list", "-mod=readonly", "-json=Dir,GoFiles", pkg)
+	out, err := program.Output(ctx, module, append([]string{"CGO_ENABLED=0"}, goEnvironment...), "go", "list", "-mod=readonly", "-json=Dir,GoFiles", pkg)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package components
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/program"
 )
 
 // graft writes a Go module to dir in which the package host, a component's program, has programs of this repository in it, which answer to
@@ -18,7 +20,7 @@ import (
 // module, with the others as packages below it, and of the component's go.mod, which says to use the copy. The versions stay the pinned ones, so
 // what is grafted must do with the modules that the component has.
 func graft(ctx context.Context, root, module, host string, packages []string, dir string) error {
-	out, err := output(ctx, module, goEnvironment, "go", "list", "-mod=readonly", "-json=Dir,Module", host)
+	out, err := program.Output(ctx, module, goEnvironment, "go", "list", "-mod=readonly", "-json=Dir,Module", host)
 	if err != nil {
 		return err
 	}
@@ -54,21 +56,8 @@ func graft(ctx context.Context, root, module, host string, packages []string, di
 // graftedDir is the folder in the host's package for what is grafted.
 const graftedDir = "grafted"
 
-const graftedMain = `package main
-
-import (
-	"os"
-	"path/filepath"
-
-%s)
-
-func main() {
-	switch filepath.Base(os.Args[0]) {
-%s	default:
-		hostMain()
-	}
-}
-`
+//go:embed grafted.go.txt
+var graftedMain string
 
 // renameMain makes room for another main in a package.
 func renameMain(dir string) error {

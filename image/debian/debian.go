@@ -18,7 +18,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/progress"
@@ -28,9 +27,6 @@ import (
 
 // AptPackages are what the build machine must have installed for this package to work. The tools themselves are only unpacked.
 var AptPackages = deb.AptPackages
-
-// guess is how long downloading and unpacking a set takes before it was ever measured.
-const guess = 10 * time.Second
 
 // Tool is a file, or a folder of plug-ins, that comes from a package because writing it anew in Go would be folly.
 type Tool struct {
@@ -62,7 +58,6 @@ const stepLists = "packages"
 // Lists returns the lists of packages. They are fetched anew where the kernel that this checkout was tested with changes: two builds of a
 // checkout take the same packages, and a new one gets the security updates.
 func Lists(ctx context.Context, store *cache.Store, r *progress.Reporter) (deb.Lists, error) {
-	r.Expect(stepLists, guess)
 	inputs := []string{deb.Release, os.Getenv(deb.MirrorVar)}
 	for _, flavour := range kernel.Flavours {
 		inputs = append(inputs, kernel.Tested[flavour])
@@ -74,7 +69,6 @@ func Lists(ctx context.Context, store *cache.Store, r *progress.Reporter) (deb.L
 // Build returns the folder with the set.
 func (s Set) Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (string, error) {
 	r.Plan(s.Name)
-	r.Expect(s.Name, guess)
 	lists, err := Lists(ctx, store, r)
 	if err != nil {
 		return "", err

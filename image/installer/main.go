@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,17 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const usage = `This is the installer image of Garboard: it is for machines, which install and upgrade themselves from it, and for building another one:
-
-  FROM scratch AS customization
-  COPY --from=IMAGE /lib/modules /lib/modules
-  FROM THIS-IMAGE
-
-  docker build --build-arg RM="/lib/modules /usr/sbin/cryptsetup" .
-
-All files of the stage "customization" are added to the root file system of a node, after the paths in RM are removed from it. Extensions are
-directories in /extensions of the stage. A kernel that is copied to /usr/install/vmlinuz replaces that of the system.
-`
+//go:embed usage.txt
+var usage string
 
 func main() {
 	if len(os.Args) != 2 {

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/cache"
@@ -45,8 +44,7 @@ const ConfigFile = "/garboard.cfg"
 var early string
 
 const (
-	step  = "loader"
-	guess = time.Second
+	step = "loader"
 
 	tree    = "."
 	stub    = "usr/lib/systemd/boot/efi/linuxx64.efi.stub"
@@ -99,7 +97,6 @@ var set = debian.Set{
 
 // Build returns the boot loaders, from the cache if they are there.
 func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loader, error) {
-	r.Expect(step, guess)
 	from, err := set.Build(ctx, store, r)
 	if err != nil {
 		return Loader{}, err

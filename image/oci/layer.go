@@ -3,8 +3,7 @@ package oci
 import (
 	"archive/tar"
 	"compress/gzip"
-	"crypto/sha256"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -16,7 +15,9 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image/rootfs"
+	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/klauspost/compress/zstd"
 )
@@ -111,86 +112,24 @@ func (e entry) writeTo(archive *tar.Writer, name string) error {
 	return err
 }
 
-// layer is a finished layer: a compressed archive in a file, and what manifests say about it. It is a v1.Layer.
-type layer struct {
-	file           string
-	digest, diffID v1.Hash
-	size           int64
-	gzip           bool // else zstd
-}
-
-var _ v1.Layer = (*layer)(nil)
-
-func (l *layer) Digest() (v1.Hash, error)           { return l.digest, nil }
-func (l *layer) DiffID() (v1.Hash, error)           { return l.diffID, nil }
-func (l *layer) Size() (int64, error)               { return l.size, nil }
-func (l *layer) Compressed() (io.ReadCloser, error) { return os.Open(l.file) }
-func (l *layer) Uncompressed() (io.ReadCloser, error) {
-	f, err := os.Open(l.file)
-	if err != nil {
-		return nil, err
-	}
-	plain, err := l.decompress(f)
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return &unpacker{plain, f}, nil
-}
-
-func (l *layer) decompress(f *os.File) (io.ReadCloser, error) {
-	if l.gzip {
-		return gzip.NewReader(f)
-	}
-	decoder, err := zstd.NewReader(f)
-	if err != nil {
-		return nil, err
-	}
-	return decoder.IOReadCloser(), nil
-}
-
-// MediaType implements v1.Layer.
-func (l *layer) MediaType() (types.MediaType, error) {
-	if l.gzip {
-		return types.OCILayer, nil
-	}
-	return types.OCILayerZStd, nil
-}
-
-// unpacker closes the decoder and the file below it.
-type unpacker struct {
-	io.ReadCloser
-	file *os.File
-}
-
-func (u *unpacker) Close() error {
-	u.ReadCloser.Close()
-	return u.file.Close()
-}
-
-// makeLayer archives a tree into a file.
-func makeLayer(t tree, file string, gzip bool) (_ *layer, err error) {
+// makeLayer archives a tree into a file, which must stay for as long as the layer is used.
+func makeLayer(t tree, file string, asGzip bool) (v1.Layer, error) {
 	f, err := os.Create(file)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	compressed, plain := sha256.New(), sha256.New()
-	encoder, err := compressor(io.MultiWriter(f, compressed), gzip)
+	encoder, err := compressor(f, asGzip)
 	if err != nil {
 		return nil, err
 	}
-	if err := t.writeTar(io.MultiWriter(encoder, plain)); err != nil {
+	if err := errors.Join(t.writeTar(encoder), encoder.Close(), f.Close()); err != nil {
 		return nil, err
 	}
-	if err := encoder.Close(); err != nil {
-		return nil, fmt.Errorf("compress: %w", err)
+	if asGzip {
+		return tarball.LayerFromFile(file, tarball.WithMediaType(types.OCILayer))
 	}
-	size, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return nil, err
-	}
-	return &layer{file: file, gzip: gzip, size: size, digest: sum(compressed.Sum(nil)), diffID: sum(plain.Sum(nil))}, f.Close()
+	return tarball.LayerFromFile(file, tarball.WithCompression(compression.ZStd), tarball.WithMediaType(types.OCILayerZStd))
 }
 
 func compressor(to io.Writer, asGzip bool) (io.WriteCloser, error) {
@@ -202,5 +141,3 @@ func compressor(to io.Writer, asGzip bool) (io.WriteCloser, error) {
 	// One thread: with more, how the stream is cut into blocks isn't promised to be the same each time.
 	return zstd.NewWriter(to, zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithEncoderConcurrency(1))
 }
-
-func sum(hash []byte) v1.Hash { return v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(hash)} }

@@ -2,5 +2,5 @@ package program
 
 import "os/exec"
 
-// EndWhole does nothing: nothing is built on Windows.
-func EndWhole(*exec.Cmd) {}
+// endWhole does nothing: nothing is built on Windows.
+func endWhole(*exec.Cmd) {}

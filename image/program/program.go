@@ -5,7 +5,6 @@
 package program
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,8 +22,12 @@ import (
 	"github.com/garboard-os/garboard/image/version"
 )
 
-// stopCompiler is what a compiler gets to remove its temporary files after SIGTERM.
-const stopCompiler = 5 * time.Second
+const (
+	// stopCompiler is what a compiler gets to remove its temporary files after SIGTERM.
+	stopCompiler = 5 * time.Second
+	// quoted is how much of a failed command's output an error shows: the end, where compilers say what was wrong.
+	quoted = 4000
+)
 
 // The programs: the names of the files, and of the steps that people see.
 const (
@@ -33,9 +36,6 @@ const (
 )
 
 var packages = map[string]string{Init: "./init", Installer: "./image/installer"}
-
-// guess is how long two cores take with nothing cached.
-const guess = time.Minute
 
 // Builder builds programs out of a checkout.
 type Builder struct {
@@ -49,7 +49,6 @@ type Builder struct {
 
 // Build gives back the path of a built program.
 func (b *Builder) Build(ctx context.Context, name string) (string, error) {
-	b.Progress.Expect(name, guess)
 	inputs, err := b.inputs(ctx, packages[name])
 	if err != nil {
 		return "", fmt.Errorf("build %s: %w", name, err)
@@ -96,9 +95,9 @@ func (b *Builder) inputs(ctx context.Context, of string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	inputs := append(b.arguments(of), string(toolchain))
+	inputs := append(b.arguments(of), toolchain)
 	var modules []string
-	for decoder := json.NewDecoder(bytes.NewReader(listed)); ; {
+	for decoder := json.NewDecoder(strings.NewReader(listed)); ; {
 		var s source
 		err := decoder.Decode(&s)
 		if errors.Is(err, io.EOF) {
@@ -134,21 +133,38 @@ func (s source) identify() (names, hash string, err error) {
 	return strings.Join(files, " "), hash, err
 }
 
-// golang runs the go command; ctx ends it with all the compilers that it started.
-func (b *Builder) golang(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = b.Root
-	cmd.Env = append(os.Environ(), environment...)
-	EndWhole(cmd)
+// golang runs the go command.
+func (b *Builder) golang(ctx context.Context, args ...string) (string, error) {
+	return Output(ctx, b.Root, environment, "go", args...)
+}
+
+// Output runs a command in dir and returns its standard output. A command that ctx ends goes with all of its children.
+func Output(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), env...)
+	// An own process group: go build starts compilers, and a signal to it alone would leave them writing into a directory that is gone.
+	endWhole(cmd)
 	cmd.WaitDelay = stopCompiler
-	var complaints bytes.Buffer
+	var complaints strings.Builder
 	cmd.Stderr = &complaints
 	out, err := cmd.Output()
+	if err == nil {
+		return string(out), nil
+	}
 	if ctx.Err() != nil {
-		return nil, ctx.Err()
+		return "", ctx.Err()
 	}
-	if err != nil {
-		return nil, fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(complaints.Bytes()))
+	text := strings.TrimSpace(complaints.String())
+	if len(text) > quoted {
+		text = "…" + text[len(text)-quoted:]
 	}
-	return out, nil
+	command := name
+	if len(args) > 0 {
+		command += " " + args[0]
+	}
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", fmt.Errorf("run %s: %w", command, err)
+	}
+	return "", fmt.Errorf("%s in %s: %w: %s", command, dir, err, text)
 }

@@ -1,11 +1,8 @@
-// Package progress tells people what a long run is doing: which step of how many, for how long already, and about how long it will take.
+// Package progress tells people what a long run is doing: which step of how many, and for how long already.
 //
 // It is quiet about what is quick. A step shows up only once it has lasted for two seconds, so that a run that finds all in a cache says
 // nothing but one summary line. On a terminal there is one live line; anywhere else (a log, CI) each long step gets a line when it shows
 // up, one every quarter of a minute, and one when it ends.
-//
-// Estimates come from the last run on this machine. They are scaled by how the steps that already ended in this run compare with the
-// last one: a machine that is busy today is likely to stay so for the next minute.
 package progress
 
 import (
@@ -40,13 +37,12 @@ type Reporter struct {
 	width func() int // of the terminal; nil: w is no terminal
 	now   func() time.Time
 
-	mu        sync.Mutex // guards all that follows
-	estimates *estimates
-	planned   []string
-	cached    map[string]bool
-	running   []*step // in the order they started
-	ticking   bool
-	live      bool // the live line is on the screen
+	mu      sync.Mutex // guards all that follows
+	planned []string
+	cached  map[string]bool
+	running []*step // in the order they started
+	ticking bool
+	live    bool // the live line is on the screen
 }
 
 // step is a step under way.
@@ -56,9 +52,9 @@ type step struct {
 	shown time.Time // when its last line was printed; zero: never
 }
 
-// New reports to w. The file estimates remembers how long steps take, from run to run; "" is for none.
-func New(w io.Writer, estimates string) *Reporter {
-	r := &Reporter{w: w, now: time.Now, estimates: loadEstimates(estimates), cached: map[string]bool{}}
+// New reports to w.
+func New(w io.Writer) *Reporter {
+	r := &Reporter{w: w, now: time.Now, cached: map[string]bool{}}
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		r.width = func() int {
 			width, _, err := term.GetSize(int(f.Fd()))
@@ -91,11 +87,6 @@ func (r *Reporter) Plan(steps ...string) {
 			}
 		}
 	})
-}
-
-// Expect gives a first guess for a step that has never run on this machine.
-func (r *Reporter) Expect(name string, guess time.Duration) {
-	r.locked(func() { r.estimates.guess[name] = guess })
 }
 
 // Cached says that a step had nothing to do, for Summary to count.
@@ -171,9 +162,6 @@ func (r *Reporter) end(s *step, err error) {
 	case took >= showAfter:
 		r.line("%s %s built in %s", r.position(s.name), s.name, round(took))
 	}
-	if err == nil {
-		r.estimates.record(s.name, took)
-	}
 	if len(r.running) > 0 {
 		r.draw()
 	}
@@ -207,7 +195,7 @@ func (r *Reporter) tick() bool {
 		switch {
 		case elapsed < showAfter:
 		case s.shown.IsZero():
-			r.line("%s building %s …%s", r.position(s.name), s.name, r.expectation(s.name))
+			r.line("%s building %s …", r.position(s.name), s.name)
 			s.shown = r.now()
 		case r.now().Sub(s.shown) >= lineEvery:
 			r.line("%s", r.describe(s))
@@ -252,24 +240,9 @@ func (r *Reporter) position(name string) string {
 	return fmt.Sprintf("[%d/%d]", slices.Index(r.planned, name)+1, len(r.planned))
 }
 
-// describe is the state of a running step: "[3/9] building etcd … 12s of about 41s".
+// describe is the state of a running step: "[3/9] building etcd … 12s".
 func (r *Reporter) describe(s *step) string {
-	elapsed := r.now().Sub(s.start)
-	text := fmt.Sprintf("%s building %s … %s", r.position(s.name), s.name, round(elapsed))
-	switch estimate, known := r.estimates.of(s.name); {
-	case known && elapsed > estimate:
-		return text + ", longer than the " + round(estimate) + " expected"
-	case known:
-		return text + " of about " + round(estimate)
-	}
-	return text
-}
-
-func (r *Reporter) expectation(name string) string {
-	if estimate, known := r.estimates.of(name); known {
-		return " about " + round(estimate)
-	}
-	return ""
+	return fmt.Sprintf("%s building %s … %s", r.position(s.name), s.name, round(r.now().Sub(s.start)))
 }
 
 // round is a duration as people say it: whole seconds, without a trailing "0s" after minutes.

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,9 +21,9 @@ type run struct {
 	clock time.Time
 }
 
-func newRun(file string, width int) *run {
+func newRun(width int) *run {
 	r := &run{clock: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
-	r.Reporter = New(&r.out, file)
+	r.Reporter = New(&r.out)
 	r.now = func() time.Time { return r.clock }
 	r.ticking = true // keeps the real ticker from starting
 	if width > 0 {
@@ -44,10 +42,9 @@ func (r *run) pass(seconds int) {
 }
 
 func TestLinesInALog(t *testing.T) {
-	r := newRun("", 0)
+	r := newRun(0)
 	r.Plan("kubernetes", "etcd", "pause")
 	r.Plan("etcd", "images") // whoever runs a part announces it once more
-	r.Expect("kubernetes", 40*time.Second)
 
 	end := r.Step("kubernetes")
 	r.pass(50)
@@ -65,10 +62,10 @@ func TestLinesInALog(t *testing.T) {
 	r.pass(1)
 	end(fmt.Errorf("go build: %w", context.Canceled))
 
-	want := `[1/4] building kubernetes … about 40s
-[1/4] building kubernetes … 17s of about 40s
-[1/4] building kubernetes … 32s of about 40s
-[1/4] building kubernetes … 47s, longer than the 40s expected
+	want := `[1/4] building kubernetes …
+[1/4] building kubernetes … 17s
+[1/4] building kubernetes … 32s
+[1/4] building kubernetes … 47s
 [1/4] kubernetes built in 50s
 [2/4] building etcd …
 [2/4] etcd failed after 3s: no space left on device
@@ -81,7 +78,7 @@ func TestLinesInALog(t *testing.T) {
 }
 
 func TestLiveLineOnATerminal(t *testing.T) {
-	r := newRun("", 48)
+	r := newRun(48)
 	r.Plan("etcd", "runc")
 	endEtcd := r.Step("etcd")
 	endRunc := r.Step("runc")
@@ -101,50 +98,8 @@ func TestLiveLineOnATerminal(t *testing.T) {
 	}
 }
 
-func TestEstimatesComeFromTheLastRunAndAreScaled(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "not yet there", "durations.json")
-	first := newRun(file, 0)
-	for name, seconds := range map[string]int{"etcd": 10, "runc": 20} {
-		end := first.Step(name)
-		first.pass(seconds)
-		end(nil)
-	}
-	failed := first.Step("runc")
-	first.pass(1)
-	failed(errors.New("a failure is no measure")) // of how long it takes
-
-	second := newRun(file, 0)
-	second.Plan("etcd", "runc")
-	end := second.Step("etcd")
-	second.pass(15) // half as fast as last time
-	end(nil)
-	end = second.Step("runc")
-	second.pass(3)
-	end(nil)
-	if want := "[2/2] building runc … about 30s\n"; !strings.Contains(second.out.String(), want) {
-		t.Errorf("got\n%s\nwant a line\n%s", second.out.String(), want)
-	}
-	if leftovers, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "*")); len(leftovers) != 1 {
-		t.Errorf("files beside the estimates: %v", leftovers)
-	}
-}
-
-func TestBrokenEstimatesAreAFirstRun(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "durations.json")
-	if err := os.WriteFile(file, []byte(`{"etcd": 1`), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	r := newRun(file, 0)
-	end := r.Step("etcd")
-	r.pass(3)
-	end(nil)
-	if got, want := r.out.String(), "[1/1] building etcd …\n[1/1] etcd built in 3s\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
 func TestCachedStepsAreOneLine(t *testing.T) {
-	r := newRun("", 0)
+	r := newRun(0)
 	r.Plan("etcd", "runc")
 	r.Summary("components", "etcd", "runc")
 	r.Cached("etcd")
@@ -158,14 +113,13 @@ func TestCachedStepsAreOneLine(t *testing.T) {
 func TestNilReporterIsSilent(t *testing.T) {
 	var r *Reporter
 	r.Plan("a")
-	r.Expect("a", time.Second)
 	r.Cached("a")
 	r.Summary("things", "a")
 	r.Step("a")(errors.New("unheard"))
 }
 
 func TestRealTickerEndsWithTheLastStep(t *testing.T) {
-	r := New(io.Discard, "")
+	r := New(io.Discard)
 	r.Step("etcd")(nil)
 	eventually.That(t, 5*time.Second, "the ticker stops", func() error {
 		r.mu.Lock()

@@ -1,6 +1,8 @@
 package rootfs
 
 import (
+	"embed"
+	"errors"
 	"io/fs"
 	"strings"
 
@@ -46,63 +48,22 @@ var links = []Entry{
 // initPlace is where PID 1 is bound: an empty file.
 var initPlace = Entry{Path: "/usr/sbin/init", Mode: 0o755}
 
-// accounts and the rest of what a C library or Go's resolver asks for. Nobody logs in: the accounts give names to numbers.
-var accounts = []Entry{
-	text("/etc/passwd", lines(
-		"root:x:0:0:root:/:/nonexistent",
-		"apid:x:50:50:machine API:/nonexistent:/nonexistent",
-		"trustd:x:51:51:certificate signer:/nonexistent:/nonexistent",
-		"installer:x:52:52:program of another system:/nonexistent:/nonexistent",
-		"etcd:x:60:60:etcd:/nonexistent:/nonexistent",
-		"kube-apiserver:x:61:61:API server:/nonexistent:/nonexistent",
-		"kube-controller-manager:x:62:62:controller manager:/nonexistent:/nonexistent",
-		"kube-scheduler:x:63:63:scheduler:/nonexistent:/nonexistent",
-		"nobody:x:65534:65534:nobody:/nonexistent:/nonexistent",
-	)),
-	text("/etc/group", lines(
-		"root:x:0:",
-		"apid:x:50:",
-		"trustd:x:51:",
-		"installer:x:52:",
-		"etcd:x:60:",
-		"kube-apiserver:x:61:",
-		"kube-controller-manager:x:62:",
-		"kube-scheduler:x:63:",
-		"nogroup:x:65534:",
-	)),
-	text("/etc/nsswitch.conf", lines(
-		"passwd: files",
-		"group: files",
-		"hosts: files dns",
-		"networks: files",
-		"protocols: files",
-		"services: files",
-	)),
-	text("/etc/hosts", lines(
-		"127.0.0.1 localhost",
-		"::1 localhost ip6-localhost ip6-loopback",
-	)),
-	// Names that nft and the CNI plugins look up (IANA's assigned internet protocol numbers).
-	text("/etc/protocols", lines(
-		"ip 0 IP",
-		"icmp 1 ICMP",
-		"igmp 2 IGMP",
-		"tcp 6 TCP",
-		"udp 17 UDP",
-		"dccp 33 DCCP",
-		"gre 47 GRE",
-		"esp 50 IPSEC-ESP",
-		"ah 51 IPSEC-AH",
-		"ipv6-icmp 58 IPv6-ICMP",
-		"sctp 132 SCTP",
-		"udplite 136 UDPLite",
-	)),
-	// Pods that mount these get UTC, which a node has: the smallest file of tzfile(5).
-	text("/etc/timezone", "Etc/UTC\n"),
-	text("/etc/localtime", utc+utc+"\nUTC0\n"),
-	// Empty means: not yet known. PID 1 writes the node's own over it.
-	text("/etc/machine-id", ""),
-	text("/etc/resolv.conf", ""),
+// etc has the accounts and the rest of what a C library or Go's resolver asks for. Nobody logs in: the accounts give names to numbers.
+// The protocols are those that nft and the CNI plugins look up (IANA's assigned internet protocol numbers). machine-id and resolv.conf
+// are empty, which means: not yet known. PID 1 writes the node's own over them.
+//
+//go:embed etc
+var etc embed.FS
+
+// configured are the files of etc, and the local time: pods that mount it get UTC, which a node has, as the smallest file of tzfile(5).
+func configured() ([]Entry, error) {
+	entries := []Entry{text("/etc/localtime", utc+utc+"\nUTC0\n")}
+	files, err := etc.ReadDir("etc")
+	for _, f := range files {
+		content, failed := etc.ReadFile("etc/" + f.Name())
+		entries, err = append(entries, text("/etc/"+f.Name(), string(content))), errors.Join(err, failed)
+	}
+	return entries, err
 }
 
 // utc is a block of tzfile(5) with one kind of time, of four letters with the zero at the end.

@@ -71,8 +71,12 @@ type Sources struct {
 
 // Plan lists the tree for the sources, sorted by path.
 func Plan(src Sources) ([]Entry, error) {
+	files, err := configured()
+	if err != nil {
+		return nil, err
+	}
 	kernel := text(debian.PackagesFolder+"/kernel", strings.Join(src.KernelPackages, "\n")+"\n")
-	entries := slices.Concat(directories, hostPaths(), links, accounts, []Entry{initPlace, osRelease(src.Version), kernel, text(signed.KeysFile, src.ReleaseKeys)})
+	entries := slices.Concat(directories, hostPaths(), links, files, []Entry{initPlace, osRelease(src.Version), kernel, text(signed.KeysFile, src.ReleaseKeys)})
 	type copied struct{ from, to string }
 	copies := []copied{
 		{src.CNI, boot.CNIPlugins},

@@ -3,11 +3,11 @@ package network
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -66,7 +66,7 @@ func (l *LAN) ServeMirrors() (closeAll func(), err error) {
 			continue
 		}
 		served[m.Port] = true
-		to, err := m.proxy(l.config.Prefix, l.config.Host, l.log)
+		to, err := m.target(l.config.Prefix, l.config.Host)
 		var port net.Listener
 		if err == nil {
 			port, err = l.Listen(m.Address(l.config.Prefix))
@@ -76,25 +76,18 @@ func (l *LAN) ServeMirrors() (closeAll func(), err error) {
 			return nil, fmt.Errorf("mirror %s: %w", m.URL, err)
 		}
 		open = append(open, port)
-		go serve(port, to, l.log)
+		go serve(port, proxy(to, l.log), l.log)
 	}
 	return closeAll, nil
 }
 
-// mirrorProxy forwards requests of nodes to a registry.
-type mirrorProxy struct {
-	to     *url.URL
-	client *http.Client
-	log    *slog.Logger
-}
-
-// proxy forwards to a mirror. host is where this machine is; "": here.
-func (m Mirror) proxy(network netip.Prefix, host string, log *slog.Logger) (http.Handler, error) {
+// target is where requests go. host is where this machine is; "": here. Users write the gateway's address, or their own, for a registry that
+// runs on this machine.
+func (m Mirror) target(network netip.Prefix, host string) (*url.URL, error) {
 	to, err := url.Parse(m.URL)
 	if err != nil {
 		return nil, err
 	}
-	// Users write the gateway's address, or their own, for a registry that runs on this machine.
 	at, _ := netip.ParseAddr(to.Hostname())
 	own := at.IsLoopback() || to.Hostname() == "localhost"
 	if at == Gateway(network) || own && host != "" {
@@ -103,47 +96,37 @@ func (m Mirror) proxy(network netip.Prefix, host string, log *slog.Logger) (http
 			to.Host = net.JoinHostPort(host, port)
 		}
 	}
-	// The client follows redirects, because nodes can't connect to the other server.
-	return mirrorProxy{to: to, client: &http.Client{}, log: log}, nil
+	return to, nil
 }
 
-// These headers of the OCI distribution specification are forwarded.
-var (
-	requestHeaders  = []string{"Accept", "Authorization", "Range", "If-None-Match", "User-Agent"}
-	responseHeaders = []string{"Content-Type", "Content-Length", "Content-Range", "Accept-Ranges", "Docker-Content-Digest",
-		"Docker-Distribution-Api-Version", "Etag", "Link", "Www-Authenticate"}
-)
-
-func (p mirrorProxy) ServeHTTP(w http.ResponseWriter, request *http.Request) {
-	if request.Method != http.MethodGet && request.Method != http.MethodHead {
-		http.Error(w, "mirrors are read-only", http.StatusMethodNotAllowed)
-		return
+// proxy forwards requests for reading, without cookies.
+func proxy(to *url.URL, log *slog.Logger) http.Handler {
+	forward := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(&url.URL{Scheme: to.Scheme, Host: to.Host})
+			r.Out.URL.User, r.Out.URL.Path, r.Out.URL.RawPath = to.User, config.RegistryPath(*to, false)+strings.TrimPrefix(r.In.URL.Path, "/v2"), ""
+			r.Out.Header.Del("Cookie")
+		},
+		Transport:      following{},
+		ModifyResponse: func(r *http.Response) error { r.Header.Del("Set-Cookie"); return nil },
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			log.Warn("mirror", "error", err)
+			http.Error(w, err.Error(), http.StatusBadGateway)
+		},
 	}
-	to := *p.to
-	to.Path = config.RegistryPath(to, false) + strings.TrimPrefix(request.URL.Path, "/v2")
-	to.RawQuery = request.URL.RawQuery
-	forwarded, err := http.NewRequestWithContext(request.Context(), request.Method, to.String(), nil)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	copyHeaders(forwarded.Header, request.Header, requestHeaders)
-	response, err := p.client.Do(forwarded)
-	if err != nil {
-		p.log.Warn("mirror", "error", err)
-		http.Error(w, err.Error(), http.StatusBadGateway)
-		return
-	}
-	defer response.Body.Close()
-	copyHeaders(w.Header(), response.Header, responseHeaders)
-	w.WriteHeader(response.StatusCode)
-	_, _ = io.Copy(w, response.Body) // an error means that one end has closed its connection
-}
-
-func copyHeaders(to, from http.Header, names []string) {
-	for _, name := range names {
-		for _, value := range from.Values(name) {
-			to.Add(name, value)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			http.Error(w, "mirrors are read-only", http.StatusMethodNotAllowed)
+			return
 		}
-	}
+		forward.ServeHTTP(w, r)
+	})
+}
+
+// following follows redirects, because nodes can't connect to the other server.
+type following struct{}
+
+func (following) RoundTrip(r *http.Request) (*http.Response, error) {
+	r.RequestURI = "" // a client's request has none
+	return http.DefaultClient.Do(r)
 }

@@ -38,10 +38,11 @@ func TestMirrorProxy(t *testing.T) {
 	cache.Listener = l
 	cache.Start()
 	defer cache.Close()
-	handler, err := Mirror{URL: fmt.Sprintf("http://10.5.0.1:%d/cache/", at.Port())}.proxy(netip.MustParsePrefix("10.5.0.0/24"), "", slog.New(slog.DiscardHandler))
+	to, err := Mirror{URL: fmt.Sprintf("http://10.5.0.1:%d/cache/", at.Port())}.target(netip.MustParsePrefix("10.5.0.0/24"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
+	handler := proxy(to, slog.New(slog.DiscardHandler))
 	ask := func(method, path string) *httptest.ResponseRecorder {
 		r := httptest.NewRequest(method, path, nil)
 		r.Header.Set("Range", "bytes=0-1")
@@ -77,12 +78,12 @@ func TestS134MirrorOnThisMachine(t *testing.T) {
 		{"http://127.0.0.1:5000", "10.5.0.253", "10.5.0.253:5000"},
 		{"https://localhost", "10.5.0.253", "10.5.0.253"},
 	} {
-		handler, err := Mirror{URL: tt.url}.proxy(netip.MustParsePrefix("10.5.0.0/24"), tt.host, slog.New(slog.DiscardHandler))
+		got, err := Mirror{URL: tt.url}.target(netip.MustParsePrefix("10.5.0.0/24"), tt.host)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := handler.(mirrorProxy).to.Host; got != tt.want {
-			t.Errorf("%s with this machine at %q: %s, want %s", tt.url, tt.host, got, tt.want)
+		if got.Host != tt.want {
+			t.Errorf("%s with this machine at %q: %s, want %s", tt.url, tt.host, got.Host, tt.want)
 		}
 	}
 }

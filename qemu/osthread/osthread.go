@@ -33,33 +33,15 @@ func New() *Thread {
 }
 
 // NewInNamespace starts a thread in a new, empty network namespace.
-func NewInNamespace() (*Thread, error) {
-	t, err := newAt((*Thread).enterNew)
-	if err != nil {
-		return nil, fmt.Errorf("make a network namespace: %w", err)
-	}
-	return t, nil
-}
+func NewInNamespace() (*Thread, error) { return NewIn("") }
 
-// NewIn starts a thread in the network namespace at a path, such as /proc/PID/ns/net.
+// NewIn starts a thread in the network namespace at a path, such as /proc/PID/ns/net; "": in
+// a new, empty one.
 func NewIn(path string) (*Thread, error) {
-	t, err := newAt(func(t *Thread) (err error) {
-		if t.ns, err = os.Open(path); err != nil {
-			return err
-		}
-		return t.enter()
-	})
-	if err != nil {
-		return nil, fmt.Errorf("network namespace %s: %w", path, err)
-	}
-	return t, nil
-}
-
-func newAt(enter func(*Thread) error) (*Thread, error) {
 	t := &Thread{work: make(chan func())}
 	ready := make(chan error, 1)
 	go onOwnThread(func() {
-		err := enter(t)
+		err := t.join(path)
 		if ready <- err; err == nil {
 			t.run()
 		}
@@ -68,9 +50,24 @@ func newAt(enter func(*Thread) error) (*Thread, error) {
 		if t.ns != nil {
 			err = errors.Join(err, t.ns.Close())
 		}
-		return nil, err
+		return nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
 	return t, nil
+}
+
+// join is called on the thread.
+func (t *Thread) join(path string) (err error) {
+	if path == "" {
+		path = "/proc/thread-self/ns/net"
+		err = unix.Unshare(unix.CLONE_NEWNET)
+	}
+	if err == nil {
+		t.ns, err = os.Open(path)
+	}
+	if err == nil {
+		err = t.enter()
+	}
+	return err
 }
 
 func (t *Thread) enter() error {
@@ -78,14 +75,6 @@ func (t *Thread) enter() error {
 		return fmt.Errorf("enter network namespace: %w", err)
 	}
 	return nil
-}
-
-func (t *Thread) enterNew() (err error) {
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return err
-	}
-	t.ns, err = os.Open("/proc/thread-self/ns/net")
-	return err
 }
 
 // onOwnThread runs f on a thread that runs nothing else and ends with f. It is not the first

@@ -1,12 +1,17 @@
 package selfhosted
 
 import (
+	"embed"
 	"encoding/base64"
+	"errors"
+	"io"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/oci"
+	"gopkg.in/yaml.v3"
 )
 
 const (
@@ -17,11 +22,8 @@ const (
 
 	// mount is where the pods have the files of their Secrets.
 	mount = "/etc/kubernetes/secrets"
-	// wanted is the annotation of pods that the pod-checkpointer keeps alive.
-	wanted = "checkpointer.alpha.coreos.com/checkpoint"
 
-	initializedKey = "/garboard.dev/initialized"
-	advertise      = "--advertise-address="
+	advertise = "--advertise-address="
 )
 
 // programs are the static pods that become DaemonSets of the same name.
@@ -68,9 +70,9 @@ func daemonSet(name string, pod object) (set object, dirs []string) {
 		}
 		command[i] = text
 	}
-	container["env"] = []any{fieldEnv("POD_IP", "status.podIP")}
+	container["env"] = []any{object{"name": "POD_IP", "valueFrom": object{"fieldRef": object{"fieldPath": "status.podIP"}}}}
 	container["volumeMounts"] = append(mounts, object{"name": "secrets", "mountPath": mount, "readOnly": true})
-	spec["volumes"] = append(volumes, secretVolume(name))
+	spec["volumes"] = append(volumes, object{"name": "secrets", "secret": object{"secretName": name}})
 	return asDaemonSet(name, spec), dirs
 }
 
@@ -89,61 +91,35 @@ func items(o object, field string) (all []object) {
 	return all
 }
 
-func fieldEnv(name, path string) object {
-	return object{"name": name, "valueFrom": object{"fieldRef": object{"fieldPath": path}}}
-}
-
-func secretVolume(name string) object {
-	return object{"name": "secrets", "secret": object{"secretName": name}}
-}
-
 // asDaemonSet returns a DaemonSet that runs a pod on all control planes.
 func asDaemonSet(name string, spec object) object {
-	spec["hostNetwork"] = true
-	spec["tolerations"] = []any{object{"operator": "Exists"}}
-	spec["nodeSelector"] = object{"node-role.kubernetes.io/control-plane": ""}
-	spec["automountServiceAccountToken"] = false
-	return object{
-		"apiVersion": "apps/v1",
-		"kind":       "DaemonSet",
-		"metadata":   object{"name": name, "namespace": namespace, "labels": object{"k8s-app": name, "tier": "control-plane"}},
-		"spec": object{
-			"selector":       object{"matchLabels": object{"k8s-app": name}},
-			"updateStrategy": object{"type": "RollingUpdate", "rollingUpdate": object{"maxUnavailable": 1}},
-			"template": object{
-				"metadata": object{
-					"labels":      object{"k8s-app": name, "tier": "control-plane"},
-					"annotations": object{wanted: "true"},
-				},
-				"spec": spec,
-			},
-		},
+	set := manifests("daemonset", "$NAME", name)[0]
+	template := part(part(set, "spec"), "template")
+	maps.Copy(spec, part(template, "spec"))
+	template["spec"] = spec
+	return set
+}
+
+//go:embed manifests
+var files embed.FS
+
+// manifests returns the objects of a file, with words replaced.
+func manifests(file string, words ...string) (all []object) {
+	text, err := files.ReadFile("manifests/" + file + ".yaml")
+	for list := yaml.NewDecoder(strings.NewReader(strings.NewReplacer(words...).Replace(string(text)))); err == nil; {
+		var o object
+		if err = list.Decode(&o); err == nil {
+			all = append(all, o)
+		}
 	}
+	if !errors.Is(err, io.EOF) {
+		panic(file + ": " + err.Error()) // a test reads all
+	}
+	return all
 }
 
 func checkpointerDaemonSet() object {
-	return asDaemonSet(checkpointer, object{
-		"priorityClassName": "system-node-critical",
-		"containers": []any{object{
-			"name":    checkpointer,
-			"image":   oci.PodCheckpointerImage,
-			"command": []any{"/usr/local/bin/pod-checkpointer", "--kubeconfig=" + mount + "/kubeconfig"},
-			"env":     []any{fieldEnv("NODE_NAME", "spec.nodeName")},
-			"volumeMounts": []any{
-				object{"name": "secrets", "mountPath": mount, "readOnly": true},
-				object{"name": "state", "mountPath": stateDir},
-				object{"name": "manifests", "mountPath": "/etc/kubernetes/manifests"},
-				object{"name": "runtime", "mountPath": "/run/containerd"},
-			},
-		}},
-		"volumes": []any{
-			secretVolume(checkpointer),
-			object{"name": "state", "hostPath": object{"path": stateDir, "type": "DirectoryOrCreate"}},
-			object{"name": "manifests", "hostPath": object{"path": "/etc/kubernetes/manifests"}},
-			// The directory, because containerd makes a new socket when it starts.
-			object{"name": "runtime", "hostPath": object{"path": "/run/containerd"}},
-		},
-	})
+	return asDaemonSet(checkpointer, manifests("checkpointer-pods", "$IMAGE", oci.PodCheckpointerImage)[0])
 }
 
 func secret(name string, files map[string][]byte) object {
@@ -154,43 +130,8 @@ func secret(name string, files map[string][]byte) object {
 	return object{"apiVersion": "v1", "kind": "Secret", "metadata": object{"name": name, "namespace": namespace}, "data": data}
 }
 
-// accessObjects let the pod-checkpointer read the pods and what they refer to.
-func accessObjects() []object {
-	const group = "rbac.authorization.k8s.io"
-	return []object{
-		{
-			"apiVersion": group + "/v1", "kind": "ClusterRole", "metadata": object{"name": checkpointer},
-			"rules": []any{
-				object{"apiGroups": []any{""}, "resources": []any{"pods"}, "verbs": []any{"list"}},
-				object{"apiGroups": []any{""}, "resources": []any{"secrets", "configmaps"}, "verbs": []any{"get"}},
-			},
-		},
-		{
-			"apiVersion": group + "/v1", "kind": "ClusterRoleBinding", "metadata": object{"name": checkpointer},
-			"roleRef":  object{"apiGroup": group, "kind": "ClusterRole", "name": checkpointer},
-			"subjects": []any{object{"apiGroup": group, "kind": "User", "name": checkpointer}},
-		},
-	}
-}
-
 // markPod returns a pod that writes the mark of a self-hosted control plane to the etcd of a
 // control plane.
 func markPod(node string) object {
-	return object{
-		"apiVersion": "v1", "kind": "Pod",
-		"metadata": object{"name": "mark-self-hosted", "namespace": namespace},
-		"spec": object{
-			"nodeName": node, "hostNetwork": true, "restartPolicy": "OnFailure", "automountServiceAccountToken": false,
-			"tolerations": []any{object{"operator": "Exists"}},
-			"containers": []any{object{
-				"name": "etcdctl", "image": config.DefaultEtcdImage,
-				"command": []any{
-					"/usr/local/bin/etcdctl", "--endpoints=https://127.0.0.1:2379", "--cacert=" + mount + "/etcd-client-ca.crt",
-					"--cert=" + mount + "/etcd-client.crt", "--key=" + mount + "/etcd-client.key", "put", initializedKey, "true",
-				},
-				"volumeMounts": []any{object{"name": "secrets", "mountPath": mount, "readOnly": true}},
-			}},
-			"volumes": []any{secretVolume(apiServer)},
-		},
-	}
+	return manifests("mark", "$NODE", node, "$ETCD", config.DefaultEtcdImage)[0]
 }

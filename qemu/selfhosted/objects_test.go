@@ -69,14 +69,14 @@ func TestDaemonSet(t *testing.T) {
 		t.Error(diff)
 	}
 	template := part(part(part(set, "spec"), "template"), "metadata")
-	if diff := cmp.Diff(object{"labels": object{"k8s-app": apiServer, "tier": "control-plane"}, "annotations": object{wanted: "true"}}, template); diff != "" {
+	if diff := cmp.Diff(object{"labels": object{"k8s-app": apiServer, "tier": "control-plane"}, "annotations": object{"checkpointer.alpha.coreos.com/checkpoint": "true"}}, template); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestObjectsHavePaths(t *testing.T) {
 	t.Parallel()
-	for _, o := range append(accessObjects(), checkpointerDaemonSet(), markPod("n"), secret("s", map[string][]byte{"a": []byte("b")})) {
+	for _, o := range append(manifests("checkpointer"), checkpointerDaemonSet(), markPod("n"), secret("s", map[string][]byte{"a": []byte("b")})) {
 		if _, err := json.Marshal(o); err != nil {
 			t.Error(err)
 		}

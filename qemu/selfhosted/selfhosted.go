@@ -150,7 +150,7 @@ func (s *conversion) createPods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	objects := accessObjects()
+	objects := manifests("checkpointer")
 	files := map[string]map[string][]byte{}
 	for _, name := range programs {
 		pod, found := pods[name]

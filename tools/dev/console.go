@@ -3,13 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"time"
 
-	"github.com/garboard-os/garboard/api/client"
-	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -58,41 +55,4 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-time.After(d):
 		return nil
 	}
-}
-
-func chartCommand() *cobra.Command {
-	return clusterCommand("chart", "Show how the last boot went, as a chart", cobra.NoArgs, func(cmd *cobra.Command, c *qemu.Cluster, _ []string) error {
-		return printChart(cmd.Context(), cmd.OutOrStdout(), c)
-	})
-}
-
-// printChart shows the chart of the first node's boot, and where the picture is.
-func printChart(ctx context.Context, out io.Writer, c *qemu.Cluster) error {
-	node := c.Nodes[0]
-	api, err := dial(c, node)
-	if err != nil {
-		return err
-	}
-	defer api.Close()
-	got, err := client.Unary(ctx, api.Node.BootChart, &garboardv1.BootChartRequest{})
-	if err != nil {
-		return fmt.Errorf("ask %s for its boot chart: %w", node.Name, err)
-	}
-	if _, err := out.Write(got.GetChart()); err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "\nas a picture, once all services have been up: %s\n", c.Chart(node.Name))
-	return nil
-}
-
-func dial(c *qemu.Cluster, node qemu.Node) (*client.Client, error) {
-	file, err := client.Load(c.ClientConfig())
-	if err != nil {
-		return nil, err
-	}
-	who, err := file.Current("")
-	if err != nil {
-		return nil, err
-	}
-	return client.Dial(who, node.Address.String())
 }

@@ -1,5 +1,4 @@
-// Command dev builds Garboard and runs development clusters and tests with it;
-// the Makefile's targets are its subcommands.
+// Command dev builds Garboard and tests it; most of the Makefile's targets are its subcommands. gbctl makes development clusters.
 package main
 
 import (
@@ -20,14 +19,13 @@ func main() {
 	context.AfterFunc(ctx, stop)
 	root := &cobra.Command{
 		Use:           "dev",
-		Short:         "Build Garboard, run development clusters, test",
+		Short:         "Build Garboard, look at development clusters, test",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	root.AddCommand(
 		setupCommand(), buildCommand(), imagesCommand(), extensionsCommand(), releaseCommand(), testCommand(), testLongCommand(), fuzzCommand(), benchCommand(), outdatedCommand(),
-		upCommand(), downCommand(), consoleCommand(), kubectlCommand(), chartCommand(),
-		hostCommand(),
+		consoleCommand(), kubectlCommand(),
 	)
 	root.AddCommand(umlCommands()...)
 	err := root.ExecuteContext(ctx)

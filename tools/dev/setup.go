@@ -39,14 +39,17 @@ var testPackages = map[string]string{
 }
 
 func setupCommand() *cobra.Command {
-	return &cobra.Command{
+	var tests bool
+	cmd := &cobra.Command{
 		Use:   "setup",
 		Short: "Install the Debian packages that building and testing need",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return setup(cmd.Context(), cmd.OutOrStdout(), true)
+			return setup(cmd.Context(), cmd.OutOrStdout(), tests)
 		},
 	}
+	cmd.Flags().BoolVar(&tests, "tests", true, "also those that only tests need")
+	return cmd
 }
 
 // setup makes sure of the Debian packages, with the tests' own where asked. It

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -247,43 +246,13 @@ func run(ctx context.Context, dir string, out io.Writer, program string, args ..
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
-	cmd.Cancel = func() error { return interrupt(cmd.Process) }
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // this process may be killed
+	// A program and what it has started end together: the go command hands no signal on to its tests. The host processes of
+	// clusters, which have sessions of their own, see their test end, and take down what it booted.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM} // this process may be killed
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = 30 * time.Second
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s %s: %w", name, args[0], err)
 	}
 	return nil
-}
-
-// interrupt ends a program and what it has started: the go command waits for its tests and
-// hands no signal on. The host processes of clusters see their test end, and take down what
-// it booted.
-func interrupt(p *os.Process) error {
-	below, err := children(p.Pid)
-	for _, pid := range below {
-		if gone := syscall.Kill(pid, syscall.SIGINT); !errors.Is(gone, syscall.ESRCH) {
-			err = errors.Join(err, gone)
-		}
-	}
-	return errors.Join(err, p.Signal(syscall.SIGINT))
-}
-
-// children are the processes that a process has started itself.
-func children(pid int) (all []int, err error) {
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		return nil, err
-	}
-	for _, task := range tasks {
-		text, _ := os.ReadFile(task) // a thread may be gone
-		for _, field := range strings.Fields(string(text)) {
-			child, err := strconv.Atoi(field)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", task, err)
-			}
-			all = append(all, child)
-		}
-	}
-	return all, nil
 }

@@ -52,25 +52,26 @@ type Created struct {
 func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	q := o.Cluster
 	// Check this before the build, which can take long.
-	var err error
-	if q.Choice, err = choose(ctx, q); err != nil {
-		return nil, err
-	}
-	if q.Kubernetes, err = furtherKubernetes(q); err != nil {
-		return nil, err
-	}
 	old, err := qemu.Open(q.Name)
-	if q.SelfHosted && err == nil {
-		return nil, existsError(q.Name)
-	}
-	if err == nil {
+	switch {
+	case errors.Is(err, qemu.ErrNoCluster):
+		old = &qemu.Cluster{}
+		q.Choice, err = qemu.Choose(ctx, q.Provisioner)
+	case err == nil && q.SelfHosted:
+		err = existsError(q.Name)
+	case err == nil:
+		q.Choice = qemu.Choice{Name: old.Provisioner, Accelerator: old.Accelerator, Why: "the cluster exists"}
 		o.Boot, o.UEFI = bootOf(old.Boot), old.Boot.UEFI
 	}
+	if err != nil {
+		return nil, err
+	}
+	q.Kubernetes = furtherKubernetes(q.KubernetesVersion, old)
 	if o.Boot == media.PXE && q.InstallImage == "" {
 		q.InstallImage = media.InstallerImage(boot.Version)
 	}
 	optional := q.Kubernetes
-	if q.SelfHosted || err == nil && old.SelfHosted {
+	if q.SelfHosted || old.SelfHosted {
 		optional = append(slices.Clone(optional), components.PodCheckpointer)
 	}
 	if err := qemu.Check(q); err != nil {
@@ -169,31 +170,11 @@ func up(ctx context.Context, out io.Writer, o qemu.Options, made *image.Artifact
 	return qemu.Up(ctx, o)
 }
 
-// choose returns how the nodes run: as before for an existing cluster, otherwise as this
-// machine can run them.
-func choose(ctx context.Context, o qemu.Options) (qemu.Choice, error) {
-	c, err := qemu.Open(o.Name)
-	if errors.Is(err, qemu.ErrNoCluster) {
-		return qemu.Choose(ctx, o.Provisioner)
-	}
-	if err != nil {
-		return qemu.Choice{}, err
-	}
-	return qemu.Choice{Name: c.Provisioner, Accelerator: c.Accelerator, Why: "the cluster exists"}, nil
-}
-
-// furtherKubernetes returns the versions of Kubernetes to build besides the default one:
-// the version in the options, and what the registry of an existing cluster has.
-func furtherKubernetes(o qemu.Options) ([]string, error) {
-	c, err := qemu.Open(o.Name)
-	if err != nil && !errors.Is(err, qemu.ErrNoCluster) {
-		return nil, err
-	}
-	wanted := []string{"v" + strings.TrimPrefix(o.KubernetesVersion, "v")}
-	if err == nil {
-		wanted = append(wanted, c.Kubernetes...)
-	}
-	return slices.DeleteFunc(components.KubernetesVersions()[1:], func(version string) bool { return !slices.Contains(wanted, version) }), nil
+// furtherKubernetes returns the versions of Kubernetes to build besides the default one: a
+// version, and what the registry of an existing cluster has.
+func furtherKubernetes(version string, existing *qemu.Cluster) []string {
+	wanted := append([]string{"v" + strings.TrimPrefix(version, "v")}, existing.Kubernetes...)
+	return slices.DeleteFunc(components.KubernetesVersions()[1:], func(version string) bool { return !slices.Contains(wanted, version) })
 }
 
 // undo restores the state before Create. It doesn't change a cluster that another command

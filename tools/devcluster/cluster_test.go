@@ -19,15 +19,8 @@ import (
 // The registry of an existing cluster keeps the versions of Kubernetes that it has: nodes
 // may run them.
 func TestFurtherKubernetes(t *testing.T) {
-	home := t.TempDir()
-	t.Setenv("GARBOARD_HOME", home)
-	plan := filepath.Join(home, "clusters", "old", "plan.json")
-	if err := os.MkdirAll(filepath.Dir(plan), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(plan, []byte(`{"name": "old", "kubernetes": ["v1.36.3", "v1.2.3"]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	t.Parallel()
+	existing := map[string]*qemu.Cluster{"new": {}, "old": {Plan: qemu.Plan{Kubernetes: []string{"v1.36.3", "v1.2.3"}}}}
 	other := []string{components.OtherKubernetesVersion}
 	for _, tc := range []struct {
 		cluster, version string
@@ -41,16 +34,9 @@ func TestFurtherKubernetes(t *testing.T) {
 		{"old", "", other},
 		{"old", "1.37.2", other},
 	} {
-		got, err := furtherKubernetes(qemu.Options{Name: tc.cluster, KubernetesVersion: tc.version})
-		if err != nil || !slices.Equal(got, tc.want) {
-			t.Errorf("cluster %s with %q: %v, %v; want %v", tc.cluster, tc.version, got, err, tc.want)
+		if got := furtherKubernetes(tc.version, existing[tc.cluster]); !slices.Equal(got, tc.want) {
+			t.Errorf("cluster %s with %q: %v; want %v", tc.cluster, tc.version, got, tc.want)
 		}
-	}
-	if err := os.WriteFile(plan, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := furtherKubernetes(qemu.Options{Name: "old"}); err == nil {
-		t.Error("no error for a damaged plan")
 	}
 }
 
@@ -67,6 +53,12 @@ func TestSelfHostedNeedsANewCluster(t *testing.T) {
 	_, err := Create(t.Context(), io.Discard, Options{Cluster: qemu.Options{Name: "old", SelfHosted: true}})
 	if err == nil || !strings.Contains(err.Error(), "cluster old exists") {
 		t.Errorf("error %v", err)
+	}
+	if err := os.WriteFile(plan, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Create(t.Context(), io.Discard, Options{Cluster: qemu.Options{Name: "old"}}); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("a damaged plan: %v", err)
 	}
 }
 

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -26,8 +28,8 @@ type node struct {
 	Type        any        `json:"type,omitempty"` // a name, or several
 	Enum        []any      `json:"enum,omitempty"`
 	Pattern     string     `json:"pattern,omitempty"`
-	Minimum     *int       `json:"minimum,omitempty"`
-	Maximum     *int       `json:"maximum,omitempty"`
+	Minimum     *int64     `json:"minimum,omitempty"`
+	Maximum     *int64     `json:"maximum,omitempty"`
 	Default     any        `json:"default,omitempty"`
 	Examples    []any      `json:"examples,omitempty"`
 	Deprecated  bool       `json:"deprecated,omitempty"`
@@ -165,7 +167,7 @@ func leafNode(f config.Field) *node {
 	case t.Kind() == reflect.Slice && valueTypes[t].Type == nil:
 		inner := typeNode(t.Elem())
 		return &node{Type: or("array", "null"), Items: inner}
-	case t.Kind() == reflect.Map:
+	case t.Kind() == reflect.Map && valueTypes[t].Type == nil:
 		return &node{Type: or("object", "null"), Additional: typeNode(t.Elem())}
 	case t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct:
 		return &node{Type: "object", Additional: false}
@@ -174,8 +176,11 @@ func leafNode(f config.Field) *node {
 	for _, choice := range f.Choices {
 		n.Enum = append(n.Enum, choice)
 	}
-	if bounds, ok := limits[f.Path]; ok {
-		n.Minimum, n.Maximum = &bounds[0], &bounds[1]
+	if t.Kind() == reflect.Uint32 && n.Type == "integer" {
+		n.Minimum, n.Maximum = new(int64(0)), new(int64(math.MaxUint32))
+	}
+	if bounds, ok := limits[f.Path]; ok || f.Max != 0 {
+		n.Minimum, n.Maximum = new(cmp.Or(bounds[0], f.Min)), new(cmp.Or(bounds[1], f.Max))
 	}
 	return n
 }
@@ -208,7 +213,11 @@ var valueTypes = map[reflect.Type]node{
 	reflect.TypeFor[config.FileMode]():       {Type: or("string", "integer"), Pattern: "^(0o)?[0-7]{1,4}$", Examples: []any{"0644", "0600"}},
 	reflect.TypeFor[config.Advertisements](): {Type: or("boolean", "string"), Enum: []any{true, false}},
 	reflect.TypeFor[config.Object]():         {Type: or("object", "null")},
-	reflect.TypeFor[config.Taint]():          {Type: "string", Pattern: `^([^:]*:)?(NoSchedule|PreferNoSchedule|NoExecute)$`},
+	// Arguments, labels and the like are text to us, but look like anything to YAML.
+	reflect.TypeFor[config.Args]():       arguments,
+	reflect.TypeFor[config.Env]():        texts,
+	reflect.TypeFor[map[string]string](): texts,
+	reflect.TypeFor[config.Taint]():      {Type: "string", Pattern: `^([^:]*:)?(NoSchedule|PreferNoSchedule|NoExecute)$`},
 }
 
 const (
@@ -228,17 +237,6 @@ var valueNodes = map[string]node{
 	"machine.files[].path":     {Type: "string", Pattern: "^/"},
 	"machine.network.interfaces[].wireguard.privateKey":        {Type: "string", Pattern: key32Pattern},
 	"machine.network.interfaces[].wireguard.peers[].publicKey": {Type: "string", Pattern: key32Pattern},
-	// Arguments, labels and the like are text to us, but look like anything to YAML.
-	"machine.env":     texts,
-	"machine.sysctls": texts,
-	"machine.logging.destinations[].extraTags": texts,
-	"machine.kubelet.extraArgs":                arguments,
-	"machine.kubelet.nodeLabels":               texts,
-	"cluster.etcd.extraArgs":                   arguments,
-	"cluster.apiServer.extraArgs":              arguments,
-	"cluster.controllerManager.extraArgs":      arguments,
-	"cluster.scheduler.extraArgs":              arguments,
-	"cluster.proxy.extraArgs":                  arguments,
 }
 
 var texts = node{Type: or("object", "null"), Additional: &node{Type: or("string", "number", "boolean", "null")}}
@@ -248,24 +246,11 @@ var arguments = node{Type: or("object", "null"), Additional: &node{
 	Type: or("string", "number", "boolean", "null", "array"), Items: texts.Additional.(*node),
 }}
 
-// limits are the bounds of numbers.
-var limits = map[string][2]int{
-	"machine.network.interfaces[].mtu":                     {68, 65535},
-	"machine.network.interfaces[].vlans[].mtu":             {68, 65535},
-	"machine.network.interfaces[].vlans[].vlanId":          {1, 4094},
-	"machine.network.interfaces[].wireguard.listenPort":    {0, 65535},
-	"machine.network.interfaces[].routes[].metric":         {0, 1<<32 - 1},
-	"machine.network.interfaces[].vlans[].routes[].metric": {0, 1<<32 - 1},
-	"machine.network.interfaces[].routes[].mtu":            {68, 65535},
-	"machine.network.interfaces[].vlans[].routes[].mtu":    {68, 65535},
-	"machine.network.interfaces[].routes[].table":          {0, 1<<32 - 1},
-	"machine.network.interfaces[].vlans[].routes[].table":  {0, 1<<32 - 1},
-	"machine.network.rules[].priority":                     {1, 32765},
-	"machine.network.rules[].table":                        {1, 1<<32 - 1},
-	"machine.network.interfaces[].bond.miimon":             {1, 1<<31 - 1},
-	"machine.network.interfaces[].bond.updelay":            {0, 1<<31 - 1},
-	"machine.network.interfaces[].bond.downdelay":          {0, 1<<31 - 1},
-	"machine.systemDiskEncryption.state.keys[].slot":       {0, 31},
-	"machine.systemDiskEncryption.ephemeral.keys[].slot":   {0, 31},
-	"cluster.controlPlane.localAPIServerPort":              {1, 65535},
+// limits are the bounds of numbers that no rule of a value has (config/fields.yaml).
+var limits = map[string][2]int64{
+	"machine.network.interfaces[].vlans[].vlanId": {1, 4094},
+	"machine.network.rules[].table":               {1, math.MaxUint32},
+	"machine.network.interfaces[].bond.miimon":    {1, math.MaxInt32},
+	"machine.network.interfaces[].bond.updelay":   {0, math.MaxInt32},
+	"machine.network.interfaces[].bond.downdelay": {0, math.MaxInt32},
 }

@@ -26,6 +26,8 @@ import (
 	"github.com/garboard-os/garboard/image/components/podcheckpointer/checkpoint"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	core "k8s.io/api/core/v1"
+	client "k8s.io/client-go/kubernetes/typed/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -41,7 +43,7 @@ type program struct {
 	runtime          cri.RuntimeServiceClient
 	decider          checkpoint.Decider
 
-	api    *apiServer // nil until the kubeconfig could be read
+	api    client.CoreV1Interface // nil until the kubeconfig could be read
 	errors map[string]string
 }
 
@@ -164,17 +166,8 @@ func (p *program) look(ctx context.Context) (end bool) {
 	return actions.End
 }
 
-func (p *program) parents(ctx context.Context) (_ []checkpoint.Object, err error) {
-	if p.api == nil {
-		if p.api, err = newAPIServer(p.kubeconfig); err != nil {
-			return nil, err
-		}
-	}
-	return p.api.parents(ctx, p.node)
-}
-
 // write writes the checkpoint of a parent, with the files that it needs first.
-func (p *program) write(ctx context.Context, id string, pod checkpoint.Object) error {
+func (p *program) write(ctx context.Context, id string, pod *core.Pod) error {
 	sources, err := checkpoint.Manifest(pod, p.store.dir)
 	if err != nil {
 		return err
@@ -182,7 +175,7 @@ func (p *program) write(ctx context.Context, id string, pod checkpoint.Object) e
 	files := map[string]map[string][]byte{} // by directory: volumes may share one
 	for _, source := range sources {
 		namespace, _, _ := strings.Cut(id, "/")
-		some, err := p.api.files(ctx, namespace, source)
+		some, err := p.files(ctx, namespace, source)
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -26,6 +27,7 @@ type node struct {
 }
 
 func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
 	text, found := n.objects[r.URL.Path]
 	if !found {
 		w.WriteHeader(http.StatusNotFound)
@@ -59,6 +61,9 @@ const list = `{"items": [
  "spec": {"volumes": [{"name": "a", "secret": {"secretName": "keys"}}, {"name": "b", "configMap": {"name": "settings"}}, {"name": "c", "secret": {"secretName": "none", "optional": true}}]}},
 {"metadata": {"name": "other", "namespace": "s"}, "spec": {}}]}`
 
+const kubeconfig = `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: k, user: u}}],
+clusters: [{name: k, cluster: {server: "%s"}}], users: [{name: u, user: {}}]}`
+
 func TestLook(t *testing.T) {
 	t.Parallel()
 	n := &node{ready: []string{"s/self", "s/app"}, objects: map[string]string{
@@ -68,10 +73,13 @@ func TestLook(t *testing.T) {
 	}}
 	server := httptest.NewServer(n)
 	defer server.Close()
-	root := t.TempDir()
+	root, access := t.TempDir(), filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(access, fmt.Appendf(nil, kubeconfig, server.URL), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	p := &program{
 		node: "n", errors: map[string]string{}, runtime: n, store: store{dir: root + "/dir", static: root + "/static"},
-		api: &apiServer{url: server.URL, client: server.Client()}, decider: checkpoint.Decider{},
+		kubeconfig: access, decider: checkpoint.Decider{},
 	}
 	always := []string{
 		"dir/configmaps/s/app/settings/b=v1", "dir/configmaps/s/app/settings/t=text", "dir/secrets/s/app/keys/k=v1",

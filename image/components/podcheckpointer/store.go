@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/garboard-os/garboard/image/components/podcheckpointer/checkpoint"
+	core "k8s.io/api/core/v1"
 )
 
 const (
@@ -51,8 +52,8 @@ func (s store) load() (map[string]checkpoint.Checkpoint, error) {
 		if err != nil {
 			return nil, err
 		}
-		var pod checkpoint.Object
-		if err := json.Unmarshal(data, &pod); err != nil {
+		pod := &core.Pod{}
+		if err := json.Unmarshal(data, pod); err != nil {
 			return nil, fmt.Errorf("%s: %w; remove the file, it is written again", path, err)
 		}
 		id := checkpoint.ID(pod)

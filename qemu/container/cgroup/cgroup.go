@@ -1,5 +1,5 @@
-// Package cgroup freezes, limits and removes the cgroups of container nodes, and lists their
-// processes, from outside of the nodes.
+// Package cgroup freezes, limits and removes the cgroups of container nodes, from outside of
+// the nodes.
 //
 // A node's cgroup is one directory in each mounted hierarchy: several on a host with cgroup
 // v1 or both versions ("hybrid"), one where there is only v2. While a node runs, its sandbox
@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -176,7 +175,15 @@ func Limit(path string, l Limits) error {
 	return nil
 }
 
-// in is where a cgroup is for a controller.
+// In is where a cgroup is for a controller, and whether it is one of v2.
+func In(controller, path string) (dir string, unified bool, err error) {
+	hierarchies, err := Hierarchies()
+	if err != nil {
+		return "", false, err
+	}
+	return in(hierarchies, controller, path)
+}
+
 func in(hierarchies []Hierarchy, controller, path string) (dir string, unified bool, err error) {
 	i := slices.IndexFunc(hierarchies, func(h Hierarchy) bool { return slices.Contains(h.Controllers, controller) })
 	if i < 0 {
@@ -186,63 +193,6 @@ func in(hierarchies []Hierarchy, controller, path string) (dir string, unified b
 		return "", false, fmt.Errorf("no cgroup hierarchy with the controller %s", controller)
 	}
 	return filepath.Join(hierarchies[i].Mount, path), hierarchies[i].Unified, nil
-}
-
-// Processes returns the PIDs of all processes in a cgroup and below it.
-func Processes(path string) (all []int, err error) {
-	hierarchies, err := Hierarchies()
-	if err != nil {
-		return nil, err
-	}
-	dir, _, err := in(hierarchies, "memory", path)
-	if err != nil {
-		return nil, err
-	}
-	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // a container ended meanwhile
-		}
-		if err != nil || entry.Name() != "cgroup.procs" {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-			return nil
-		}
-		for _, field := range strings.Fields(string(text)) {
-			pid, err := strconv.Atoi(field)
-			if err != nil {
-				return fmt.Errorf("%s: %w", path, err)
-			}
-			all = append(all, pid)
-		}
-		return err
-	})
-	return all, err
-}
-
-// CPUTime is the processor time that all processes in a cgroup and below it have used, also
-// those that have ended. The cgroup's files are cpuacct.usage in nanoseconds (v1) and cpu.stat,
-// with microseconds (v2; Documentation/admin-guide/cgroup-v2.rst).
-func CPUTime(path string) (time.Duration, error) {
-	hierarchies, err := Hierarchies()
-	if err != nil {
-		return 0, err
-	}
-	dir, unified, err := in(hierarchies, "cpuacct", path)
-	if err != nil {
-		return 0, err
-	}
-	name, unit := "cpuacct.usage", time.Nanosecond
-	if unified {
-		name, unit = "cpu.stat", time.Microsecond
-	}
-	var n time.Duration
-	text, err := os.ReadFile(filepath.Join(dir, name))
-	if err == nil {
-		_, err = fmt.Sscan(strings.TrimPrefix(string(text), "usage_usec "), &n)
-	}
-	return n * unit, err
 }
 
 // file is a setting of a cgroup.

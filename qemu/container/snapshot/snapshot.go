@@ -1,5 +1,6 @@
 // Package snapshot records everything that nodes could change on the machine on which they
-// run, so that tests can compare the states before and after.
+// run, so that tests can compare the states before and after. Of a container node, it tells
+// what this machine's kernel knows: processes, processor time and addresses.
 package snapshot
 
 import (

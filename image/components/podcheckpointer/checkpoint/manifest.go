@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Annotations of parents and of checkpoints, and the label of the pod-checkpointer's pods.
@@ -14,9 +17,6 @@ const (
 	AppLabel = "k8s-app"
 	AppName  = "pod-checkpointer"
 )
-
-// Object is an object of Kubernetes, as decoded from JSON.
-type Object = map[string]any
 
 // A Source is a Secret or a ConfigMap whose files a checkpoint needs.
 type Source struct {
@@ -28,57 +28,36 @@ type Source struct {
 	Dir   string // for the files
 }
 
-// Part returns the object in a field of another object; nil if there is none.
-func Part(o Object, field string) Object {
-	part, _ := o[field].(Object)
-	return part
-}
-
-// Text returns the text in a field of an object.
-func Text(o Object, field string) string {
-	text, _ := o[field].(string)
-	return text
-}
-
 // ID returns the ID of a pod.
-func ID(pod Object) string {
-	m := Part(pod, "metadata")
-	return Text(m, "namespace") + "/" + Text(m, "name")
-}
+func ID(pod *core.Pod) string { return pod.Namespace + "/" + pod.Name }
 
 // IsParent reports whether a pod is to have a checkpoint. A pod that is being deleted isn't.
-func IsParent(pod Object) bool {
-	m := Part(pod, "metadata")
-	return Text(Part(m, "annotations"), Wanted) == "true" && m["deletionTimestamp"] == nil
+func IsParent(pod *core.Pod) bool {
+	return pod.Annotations[Wanted] == "true" && pod.DeletionTimestamp == nil
 }
 
 // IsOwn reports whether a pod is one of the pod-checkpointer.
-func IsOwn(pod Object) bool {
-	return Text(Part(Part(pod, "metadata"), "labels"), AppLabel) == AppName
-}
+func IsOwn(pod *core.Pod) bool { return pod.Labels[AppLabel] == AppName }
 
 // Manifest changes a parent to the static pod that replaces it, and returns the files that it
 // needs, below dir. A static pod has no service account, and can't refer to other objects.
-func Manifest(pod Object, dir string) ([]Source, error) {
-	m, spec := Part(pod, "metadata"), Part(pod, "spec")
-	name, namespace := Text(m, "name"), Text(m, "namespace")
-	if name == "" || namespace == "" || spec == nil {
-		return nil, errors.New("pod has no name, no namespace or no spec")
+func Manifest(pod *core.Pod, dir string) (sources []Source, err error) {
+	name, namespace, spec := pod.Name, pod.Namespace, &pod.Spec
+	if name == "" || namespace == "" {
+		return nil, errors.New("pod has no name or no namespace")
 	}
-	pod["apiVersion"], pod["kind"] = "v1", "Pod"
-	pod["metadata"] = Object{"name": name, "namespace": namespace, "labels": m["labels"], "annotations": Object{Of: name}}
-	delete(pod, "status")
+	pod.TypeMeta = meta.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	pod.ObjectMeta = meta.ObjectMeta{Name: name, Namespace: namespace, Labels: pod.Labels, Annotations: map[string]string{Of: name}}
+	pod.Status = core.PodStatus{}
 	// The kubelet would check the selectors, and doesn't know the labels of its node before
 	// the API server runs.
-	for _, field := range []string{"serviceAccount", "serviceAccountName", "imagePullSecrets", "nodeName", "nodeSelector", "affinity", "topologySpreadConstraints"} {
-		delete(spec, field)
-	}
-	var sources []Source
-	var volumes []any
-	for _, v := range objects(spec, "volumes") {
-		source, keep, err := localize(v, func(kind, object string) string { return filepath.Join(dir, kind, namespace, name, object) })
+	spec.NodeName, spec.NodeSelector, spec.Affinity, spec.TopologySpreadConstraints = "", nil, nil, nil
+	spec.ServiceAccountName, spec.DeprecatedServiceAccount, spec.ImagePullSecrets = "", "", nil
+	var volumes []core.Volume
+	for _, v := range spec.Volumes {
+		source, keep, err := localize(&v, filepath.Join(namespace, name), dir)
 		if err != nil {
-			return nil, fmt.Errorf("pod %s/%s: volume %s: %w", namespace, name, Text(v, "name"), err)
+			return nil, fmt.Errorf("pod %s/%s: volume %s: %w", namespace, name, v.Name, err)
 		}
 		if source != nil {
 			sources = append(sources, *source)
@@ -87,68 +66,45 @@ func Manifest(pod Object, dir string) ([]Source, error) {
 			volumes = append(volumes, v)
 			continue
 		}
-		unmount(spec, Text(v, "name"))
-	}
-	spec["volumes"] = volumes
-	return sources, nil
-}
-
-// objects returns the objects in a list.
-func objects(o Object, field string) (all []Object) {
-	list, _ := o[field].([]any)
-	for _, item := range list {
-		if object, ok := item.(Object); ok {
-			all = append(all, object)
+		for _, containers := range [][]core.Container{spec.InitContainers, spec.Containers} {
+			for i := range containers {
+				containers[i].VolumeMounts = slices.DeleteFunc(containers[i].VolumeMounts, func(m core.VolumeMount) bool { return m.Name == v.Name })
+			}
 		}
 	}
-	return all
+	spec.Volumes = volumes
+	return sources, nil
 }
 
 // localize changes a volume from a Secret or a ConfigMap to a directory on the node. A volume
 // with a token of the service account isn't kept.
-func localize(volume Object, dir func(kind, name string) string) (_ *Source, keep bool, err error) {
-	if projected := Part(volume, "projected"); projected != nil {
-		for _, source := range objects(projected, "sources") {
-			if source["serviceAccountToken"] != nil {
-				return nil, false, nil
-			}
+func localize(v *core.Volume, pod, dir string) (_ *Source, keep bool, err error) {
+	var s Source
+	var items []core.KeyToPath
+	var optional *bool
+	switch {
+	case v.Projected != nil:
+		if slices.ContainsFunc(v.Projected.Sources, func(s core.VolumeProjection) bool { return s.ServiceAccountToken != nil }) {
+			return nil, false, nil
 		}
 		return nil, false, errors.New("a projected volume without a token can't be in a static pod: use a volume for each Secret and ConfigMap")
+	case v.Secret != nil:
+		s.Kind, s.Name, items, optional = "secrets", v.Secret.SecretName, v.Secret.Items, v.Secret.Optional
+	case v.ConfigMap != nil:
+		s.Kind, s.Name, items, optional = "configmaps", v.ConfigMap.Name, v.ConfigMap.Items, v.ConfigMap.Optional
+	default:
+		return nil, true, nil
 	}
-	for _, from := range []struct{ field, name, kind string }{{"secret", "secretName", "secrets"}, {"configMap", "name", "configmaps"}} {
-		part := Part(volume, from.field)
-		if part == nil {
-			continue
+	s.Optional = optional != nil && *optional
+	for _, item := range items {
+		if s.Paths == nil {
+			s.Paths = map[string]string{}
 		}
-		s := Source{Kind: from.kind, Name: Text(part, from.name), Dir: dir(from.kind, Text(part, from.name))}
-		s.Optional, _ = part["optional"].(bool)
-		for _, item := range objects(part, "items") {
-			if s.Paths == nil {
-				s.Paths = map[string]string{}
-			}
-			s.Paths[Text(item, "key")] = Text(item, "path")
-		}
-		delete(volume, from.field)
-		volume["hostPath"] = Object{"path": s.Dir}
-		return &s, true, nil
+		s.Paths[item.Key] = item.Path
 	}
-	return nil, true, nil
-}
-
-// unmount removes the mounts of a volume.
-func unmount(spec Object, volume string) {
-	for _, field := range []string{"initContainers", "containers"} {
-		for _, c := range objects(spec, field) {
-			mounts, some := c["volumeMounts"].([]any)
-			if !some {
-				continue
-			}
-			c["volumeMounts"] = slices.DeleteFunc(mounts, func(m any) bool {
-				mount, _ := m.(Object)
-				return Text(mount, "name") == volume
-			})
-		}
-	}
+	s.Dir = filepath.Join(dir, s.Kind, pod, s.Name)
+	v.VolumeSource = core.VolumeSource{HostPath: &core.HostPathVolumeSource{Path: s.Dir}}
+	return &s, true, nil
 }
 
 // Files returns the files of a source, by name, from the values of the object's keys.

@@ -5,14 +5,18 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func decode(t *testing.T, text string) (o Object) {
+func decode(t *testing.T, text string) *core.Pod {
 	t.Helper()
-	if err := json.Unmarshal([]byte(text), &o); err != nil {
+	pod := &core.Pod{}
+	if err := json.Unmarshal([]byte(text), pod); err != nil {
 		t.Fatal(err)
 	}
-	return o
+	return pod
 }
 
 const parent = `{
@@ -110,7 +114,7 @@ func TestFiles(t *testing.T) {
 func TestTerminatingPodIsNoParent(t *testing.T) {
 	t.Parallel()
 	pod := decode(t, parent)
-	Part(pod, "metadata")["deletionTimestamp"] = "2020-01-01T00:00:00Z"
+	pod.DeletionTimestamp = &meta.Time{}
 	if IsParent(pod) {
 		t.Error("a pod that is being deleted has a checkpoint")
 	}

@@ -141,12 +141,12 @@ func (o Options) lines(waits []string, problems []*garboardv1.Finding) []string 
 	own, _ := network.Addresses.Get(o.Store, network.AddressID)
 	stage, _ := machine.Stages.Get(o.Store, machine.StageID)
 	maintenance := stage.Spec == machine.Maintenance
+	problems = slices.DeleteFunc(slices.Clone(problems), func(f *garboardv1.Finding) bool { return f.Severity < garboardv1.Finding_SEVERITY_WARNING })
 	lines := slices.Concat([]string{"Garboard " + boot.Version}, row("name", name.Spec), few("address", "", mostAddresses, lists.Of(own.Spec.All, netip.Prefix.String)),
-		row("fingerprint", o.Fingerprint()), row("state", o.state(waits, maintenance)))
+		row("fingerprint", o.Fingerprint()), row("state", o.state(waits, maintenance, len(problems))))
 	if o.Ending() {
 		return lines
 	}
-	problems = slices.DeleteFunc(slices.Clone(problems), func(f *garboardv1.Finding) bool { return f.Severity < garboardv1.Finding_SEVERITY_WARNING })
 	what := lists.Of(problems, (*garboardv1.Finding).GetWhat)
 	if s, err := network.Statuses.Get(o.Store, network.ID); err == nil && maintenance {
 		what = append(what, s.Spec.Problems...) // while settings are typed in, nobody waits for doctor
@@ -155,7 +155,7 @@ func (o Options) lines(waits []string, problems []*garboardv1.Finding) []string 
 }
 
 // state is what the node does.
-func (o Options) state(waits []string, maintenance bool) string {
+func (o Options) state(waits []string, maintenance bool, problems int) string {
 	var runs operation.Spec
 	for _, op := range operation.Operations.List(o.Store) {
 		if op.Spec.Ended.IsZero() {
@@ -170,11 +170,15 @@ func (o Options) state(waits []string, maintenance bool) string {
 	case maintenance:
 		return "maintenance: the machine waits for its configuration"
 	case len(waits) > 0:
-		return "starts: not all services are up"
-	case health.Serves == "yes":
-		return "serves: all services are up"
-	default:
+		return "starts: some services aren't up yet"
+	case health.Serves == kubelet.Unknown:
+		return "all services are up, but no API server answers"
+	case health.Serves != "yes":
 		return "all services are up, but Kubernetes doesn't serve here: " + health.Faults.String()
+	case problems > 0:
+		return "runs, with problems"
+	default:
+		return "serves: all services are up"
 	}
 }
 

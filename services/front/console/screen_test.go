@@ -93,6 +93,11 @@ var screens = map[string]func(t *testing.T, r *rig){
 		put(t, kubelet.NodeHealths.Put(r.o.Store.As("k8s.NodeHealthController"), kubelet.HealthID, kubelet.NodeHealth{Serves: "no", Faults: kubelet.Faults{fault}}))
 		r.wrong = problems("The name server 10.0.0.1 doesn't answer.")
 	},
+	"stopped": func(t *testing.T, r *rig) {
+		r.serves(t)
+		r.named(t, "n1", "10.0.0.5/24")
+		r.wrong = problems("Service etcd was stopped.")
+	},
 	"much": func(t *testing.T, r *rig) {
 		r.runs(t)
 		r.named(t, strings.Repeat("very-long-name.", 16)+"example.org", "2001:db8:1234:5678:9abc:def0:1234:5678/64", "10.0.0.5/24", "10.0.0.6/24", "10.0.0.7/24", "10.0.0.8/24")

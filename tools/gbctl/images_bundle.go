@@ -36,7 +36,17 @@ func (a *app) bundleImagesCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			say := func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }
+			bar := a.progressBar()
+			defer bar.end()
+			say := func(line string) {
+				var i, all uint64
+				if _, err := fmt.Sscanf(line, "%d of %d", &i, &all); err == nil && bar.place {
+					bar.at(line, i, all)
+					return
+				}
+				bar.end()
+				fmt.Fprintln(a.notes(), line)
+			}
 			return imagebundle.Bundle{Say: say, Mirrors: from}.Write(cmd.Context(), images, output)
 		},
 	}

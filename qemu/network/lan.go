@@ -35,7 +35,9 @@ type Config struct {
 	Images  []string // OCI layouts of the registry
 	Mirrors []Mirror // registries outside of the network that nodes may use
 	Host    string   // where this machine is for the host process; "": it runs there
-	Boot    string   // directory with the files for a boot over the network (image/media); "": none
+	// Internet gives nodes and pods a way out.
+	Internet bool
+	Boot     string // directory with the files for a boot over the network (image/media); "": none
 }
 
 // Node is a node of the network.
@@ -51,8 +53,8 @@ type Node struct {
 //	                   ├─ veth ── eth0 of a container
 //	                   └─ tap ─── eth0 of a machine
 //
-// There is no way out of it. So nodes can't connect to other machines, and two clusters may
-// use the same addresses.
+// There is no way out of it, unless Config.Internet makes one. So nodes can't connect to other
+// machines, and two clusters may use the same addresses.
 type LAN struct {
 	config Config
 	log    *slog.Logger
@@ -60,6 +62,8 @@ type LAN struct {
 	links  *netlink.Handle // into the thread's namespace
 	images net.Listener
 	boot   net.Listener // nil: none
+	// internet closes the way out; nil: there is none.
+	internet func()
 
 	mu         sync.Mutex // guards all below
 	conditions map[string]Conditions
@@ -86,6 +90,11 @@ func New(c Config, log *slog.Logger) (_ *LAN, err error) {
 	}
 	if err := l.serveImages(); err != nil {
 		return nil, err
+	}
+	if c.Internet {
+		if err := l.openInternet(); err != nil {
+			return nil, err
+		}
 	}
 	if c.Boot == "" {
 		return l, nil
@@ -202,6 +211,9 @@ func (l *LAN) Close() error {
 		errs = append(errs, w.Close())
 	}
 	l.mu.Unlock()
+	if l.internet != nil {
+		l.internet()
+	}
 	if l.links != nil {
 		l.links.Close()
 	}

@@ -284,7 +284,7 @@ func (b *Balancer) hand(conn net.Conn) {
 		b.mu.Lock()
 		n.open[peer] = struct{}{}
 		b.mu.Unlock()
-		Splice(conn, peer)
+		splice(conn, peer)
 		b.mu.Lock()
 		delete(n.open, peer)
 		b.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 
 type halfCloser interface{ CloseWrite() error }
 
-// Splice copies both ways until both sides are done, passing on half-closes.
-func Splice(a, b net.Conn) {
+// splice copies both ways until both sides are done, passing on half-closes.
+func splice(a, b net.Conn) {
 	defer b.Close()
 	var both sync.WaitGroup
 	one := func(to, from net.Conn) {

@@ -290,15 +290,12 @@ func Address(node string) (host, address string, err error) {
 		return "", "", fmt.Errorf("node %q: must be an address or a name, with or without a port; -n takes several, separated by commas", node)
 	}
 	if strings.Contains(node, ":") {
-		if host, port, err = net.SplitHostPort(node); err != nil {
+		if host, port, err = net.SplitHostPort(node); err != nil || host == "" {
 			return "", "", fmt.Errorf("node %q: must be an address or a name, with or without a port", node)
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 			return "", "", fmt.Errorf("node %q: %q isn't a port", node, port)
 		}
-	}
-	if host == "" {
-		return "", "", fmt.Errorf("node %q: must be an address or a name, with or without a port", node)
 	}
 	address = net.JoinHostPort(host, port)
 	if ip, err := netip.ParseAddr(host); err == nil {

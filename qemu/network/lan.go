@@ -56,14 +56,13 @@ type Node struct {
 // There is no way out of it, unless Config.Internet makes one. So nodes can't connect to other
 // machines, and two clusters may use the same addresses.
 type LAN struct {
-	config Config
-	log    *slog.Logger
-	thread *osthread.Thread
-	links  *netlink.Handle // into the thread's namespace
-	images net.Listener
-	boot   net.Listener // nil: none
-	// internet closes the way out; nil: there is none.
-	internet func()
+	config   Config
+	log      *slog.Logger
+	thread   *osthread.Thread
+	links    *netlink.Handle // into the thread's namespace
+	images   net.Listener
+	boot     net.Listener // nil: none
+	internet func()       // closes the way out
 
 	mu         sync.Mutex // guards all below
 	conditions map[string]Conditions
@@ -93,7 +92,7 @@ func New(c Config, log *slog.Logger) (_ *LAN, err error) {
 	}
 	if c.Internet {
 		if err := l.openInternet(); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("way to the internet: %w", err)
 		}
 	}
 	if c.Boot == "" {
@@ -116,7 +115,7 @@ func Join(c Config, log *slog.Logger) (*LAN, error) {
 }
 
 func newLAN(c Config, log *slog.Logger, thread *osthread.Thread) *LAN {
-	return &LAN{config: c, log: log, thread: thread, conditions: map[string]Conditions{}, wires: map[string]*wire.Wire{}}
+	return &LAN{config: c, log: log, thread: thread, conditions: map[string]Conditions{}, wires: map[string]*wire.Wire{}, internet: func() {}}
 }
 
 func (l *LAN) serveImages() (err error) {
@@ -211,9 +210,7 @@ func (l *LAN) Close() error {
 		errs = append(errs, w.Close())
 	}
 	l.mu.Unlock()
-	if l.internet != nil {
-		l.internet()
-	}
+	l.internet()
 	if l.links != nil {
 		l.links.Close()
 	}

@@ -284,7 +284,11 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 			if s.Error != "" {
 				state += ": " + visible(s.Error)
 			}
-			rows = append(rows, []string{c.Name, n.Name, n.Type, n.Address.String(), state, s.Network, since, strconv.Itoa(s.Restarts)})
+			network := s.Network
+			if c.Internet && network != "" {
+				network += ", with the internet"
+			}
+			rows = append(rows, []string{c.Name, n.Name, n.Type, n.Address.String(), state, network, since, strconv.Itoa(s.Restarts)})
 			nodes = append(nodes, mapping("name", n.Name, "type", n.Type, "address", n.Address.String(), "machineAPI", loopback(n.APIPort),
 				"state", s.State, "error", s.Error, "network", s.Network, "since", since, "restarts", s.Restarts, "console", c.Console(n.Name)))
 		}
@@ -297,13 +301,7 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 			_, err := fmt.Fprintln(a.out, "no cluster; 'gbctl cluster create' makes one")
 			return err
 		}
-		err := table(a.out, []string{"CLUSTER", "NODE", "TYPE", "ADDRESS", "STATE", "NETWORK", "SINCE", "RESTARTS"}, rows)
-		for _, c := range all {
-			if c.Internet {
-				fmt.Fprintf(a.notes(), "nodes and pods of %s reach the internet through this machine\n", c.Name)
-			}
-		}
-		return err
+		return table(a.out, []string{"CLUSTER", "NODE", "TYPE", "ADDRESS", "STATE", "NETWORK", "SINCE", "RESTARTS"}, rows)
 	}), damaged)
 }
 

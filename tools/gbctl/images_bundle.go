@@ -36,17 +36,7 @@ func (a *app) bundleImagesCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			bar := a.progressBar()
-			defer bar.end()
-			say := func(line string) {
-				var i, all uint64
-				if _, err := fmt.Sscanf(line, "%d of %d", &i, &all); err == nil && bar.place {
-					bar.at(line, i, all)
-					return
-				}
-				bar.end()
-				fmt.Fprintln(a.notes(), line)
-			}
+			say := func(line string) { fmt.Fprintln(a.notes(), line) }
 			return imagebundle.Bundle{Say: say, Mirrors: from}.Write(cmd.Context(), images, output)
 		},
 	}

@@ -277,11 +277,7 @@ func (a *app) dial(node string) (*client.Client, error) {
 func (a *app) observed(n *client.Client) *client.Client {
 	if n != nil {
 		n.Observe = func(method, address string, took time.Duration, err error) {
-			end := "answered"
-			if err != nil {
-				end = "failed: " + oneLine(err.Error())
-			}
-			a.trace("%s at %s: %s after %s, %s", n.Name, address, strings.TrimPrefix(method, "/"), took.Round(time.Millisecond/10), end)
+			a.trace("%s at %s: %s, %s, error: %v", n.Name, address, method, took.Round(time.Millisecond/10), err)
 		}
 	}
 	return n

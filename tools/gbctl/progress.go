@@ -83,11 +83,7 @@ func (b *progressBar) at(what string, done, total uint64) {
 		full := int(barSteps * min(done, total) / total)
 		part = "[" + strings.Repeat("#", full) + strings.Repeat(".", barSteps-full) + "] "
 	}
-	if b.place {
-		fmt.Fprintf(b.w, "\r\x1b[K%s%s", part, what)
-	} else {
-		fmt.Fprintln(b.w, what)
-	}
+	fmt.Fprintf(b.w, map[bool]string{true: "\r\x1b[K%s%s", false: "%[2]s\n"}[b.place], part, what)
 }
 
 // end removes the bar.

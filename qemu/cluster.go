@@ -74,6 +74,8 @@ type Options struct {
 	// registry with the images that were built, which is the last one of every host. This machine forwards the nodes' requests
 	// to them.
 	Mirrors map[string][]string
+	// Internet gives nodes and pods a way to the networks of this machine, by IPv4; default: none.
+	Internet bool
 	// KubernetesVersion is the version of a new cluster; default config.KubernetesVersion.
 	// If Images doesn't have it, its images come from the mirrors.
 	KubernetesVersion string

@@ -136,7 +136,7 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	}
 	p := Plan{
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
-		Network: prefix, Second: o.Second, Mirrors: mirrors, Kubernetes: o.Kubernetes, SelfHosted: o.SelfHosted, Unplugged: o.Unplugged,
+		Network: prefix, Second: o.Second, Mirrors: mirrors, Internet: o.Internet, Kubernetes: o.Kubernetes, SelfHosted: o.SelfHosted, Unplugged: o.Unplugged,
 		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
 	}
 	if o.SharedAddress {
@@ -191,6 +191,8 @@ func (o Options) check(choice Choice) error {
 		return fmt.Errorf("networks %s and %s: must be one of IPv4 and one of IPv6", cmp.Or(o.Network, defaultNetwork), o.Second)
 	case choice.Name == Docker && (first.Is6() || o.Second.IsValid()):
 		return errors.New("nodes in Docker have addresses of IPv4 only: choose another provisioner for IPv6")
+	case o.Internet && (choice.Name == Docker || first.Is6()):
+		return errors.New("a way to the internet is for nodes in containers or QEMU, in a network of IPv4")
 	case o.Unconfigured && first.Is6():
 		return errors.New("nodes without a configuration have addresses from DHCP, which is here for IPv4 only")
 	case o.CPUs < 0 || o.MemoryMiB < 0:

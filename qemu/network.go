@@ -16,7 +16,7 @@ import (
 // lan is the network of the nodes of the cluster in a directory.
 func (p Plan) lan(d clusterDir) (network.Config, error) {
 	loaded, err := d.loaded()
-	c := network.Config{Cluster: p.Name, Prefix: p.Network, Second: p.Second, Images: []string{string(loaded), p.Images}, Boot: p.Boot.Network, Mirrors: p.Mirrors}
+	c := network.Config{Cluster: p.Name, Prefix: p.Network, Second: p.Second, Images: []string{string(loaded), p.Images}, Boot: p.Boot.Network, Internet: p.Internet, Mirrors: p.Mirrors}
 	if p.Provisioner == Docker { // the host process is in a container, too
 		c.Host = p.router().String()
 	}

@@ -109,6 +109,9 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 		emulated(&c.Cluster, len(p.controlPlanes()))
 	}
 	c.Machine.Install.Image = o.InstallImage
+	if p.Internet {
+		c.Machine.Network.Nameservers = []netip.Addr{network.NameServer}
+	}
 	c.Machine.Network.Interfaces = p.interfaces(n, more)
 	c.Cluster.Network.PodSubnets, c.Cluster.Network.ServiceSubnets = p.subnets()
 	text, err := c.Encode()

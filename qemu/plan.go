@@ -50,6 +50,8 @@ type Plan struct {
 	SecondShared netip.Addr `json:"secondShared,omitzero"`
 	// Mirrors are registries outside of the nodes' network.
 	Mirrors []network.Mirror `json:"mirrors,omitempty"`
+	// Internet: nodes and pods have a way out of their network.
+	Internet bool `json:"internet,omitempty"`
 	// Unplugged gives nodes in QEMU a network card that is connected to nothing.
 	Unplugged bool `json:"unplugged,omitempty"`
 	// Unconfigured starts nodes in QEMU without a configuration: they come up in

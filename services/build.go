@@ -75,8 +75,11 @@ type Node struct {
 	slots   *slots.Slots
 	forward *forward.Forwarder
 	report  reporter
-	power   func(p boot.Power, why string)
-	logs    *logs.Logs
+	doctor  *doctor.Doctor
+	// fingerprint is on the console.
+	fingerprint apid.Fingerprint
+	power       func(p boot.Power, why string)
+	logs        *logs.Logs
 }
 
 // NewNode puts the node together; nothing runs yet. An error here is a defect
@@ -204,7 +207,7 @@ func NewNode(o Options) (*Node, error) {
 	timed := clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs})
 	services := []dag.Service{
 		udev.Service(udev.Options{Mode: o.Mode, Store: store}),
-		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, Socket: gate}),
+		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, Socket: gate, Fingerprint: &n.fingerprint}),
 		n.network.Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState,
@@ -246,14 +249,14 @@ func NewNode(o Options) (*Node, error) {
 	}
 	locked := ends
 	locked.Lock = nil
-	doctor := doctor.New(doctor.Options{
+	n.doctor = doctor.New(doctor.Options{
 		Mode: o.Mode, Store: store, Statuses: n.graph.Statuses, Events: n.graph.Events, Tail: o.Logs.Tail,
 		Configuration: applier, SinceBoot: since,
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd, Gate: gate,
 		Since: since, Disks: d.List, UserDisks: d.UserDisks, SetTime: timed.Set,
-		Diagnose: doctor.Diagnose, Etcd: member, Roster: member.Roster, EnlistToken: member.EnlistToken, Enlist: member.Enlist, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
+		Diagnose: n.doctor.Diagnose, Etcd: member, Roster: member.Roster, EnlistToken: member.EnlistToken, Enlist: member.Enlist, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {
 		return nil, err

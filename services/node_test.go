@@ -56,14 +56,14 @@ func TestS239WhatIsNotUpIsNamedWithItsReason(t *testing.T) {
 		{ID: "kubelet", State: dag.Failed, Message: "Failed: no image; next try in 4s", Since: 9 * time.Second},
 	}
 	want := `apid Waiting for 10s: Waiting for certificate to be made, service "udevd" to be "up"; kubelet Failed for 3s: no image; next try in 4s; behind them: etcd`
-	if got := waitingFor(statuses, 12*time.Second); got != want {
+	if got := strings.Join(waitingFor(statuses, 12*time.Second), "; "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if got := waitingFor(statuses[:1], 12*time.Second); got != "" {
+	if got := waitingFor(statuses[:1], 12*time.Second); len(got) > 0 {
 		t.Errorf("all are up, but it says %s", got)
 	}
 	down := []dag.Status{{ID: "networkd", State: dag.Stopping}, {ID: "kubelet", State: dag.Finished}, statuses[2]}
-	if got := waitingFor(down, 12*time.Second); got != "" {
+	if got := waitingFor(down, 12*time.Second); len(got) > 0 {
 		t.Errorf("services stop, as they were told, but it says %s", got)
 	}
 }

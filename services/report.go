@@ -76,20 +76,25 @@ func (r *reporter) run(ctx context.Context, events <-chan dag.Event) {
 	}
 }
 
-// waits says what the machine waits for. Without a configuration, that is the
+// waiting is what the machine waits for. Without a configuration, that is the
 // configuration, which machined and apid have said: only what keeps a person from sending
 // one is worth more lines.
-func (r *reporter) waits() {
+func (r *reporter) waiting(now time.Duration) []string {
 	statuses := r.graph.Statuses()
 	if stage, err := machine.Stages.Get(r.store, machine.StageID); err == nil && stage.Spec == machine.Maintenance {
 		statuses = slices.DeleteFunc(statuses, func(s dag.Status) bool { return !slices.Contains([]string{udev.ID, network.ID, apid.ID}, s.ID) })
 	}
-	same := waitingFor(statuses, 0) // without the time that passes
+	return waitingFor(statuses, now)
+}
+
+// waits says what the machine waits for.
+func (r *reporter) waits() {
+	same := strings.Join(r.waiting(0), "; ") // without the time that passes
 	if same != r.waited {
 		r.waited, r.pause, r.next = same, waitReport, 0
 	}
 	if now := r.since(); same != "" && now >= r.next {
-		r.logs.Printf("not up yet: %s", waitingFor(statuses, now))
+		r.logs.Printf("not up yet: %s", strings.Join(r.waiting(now), "; "))
 		r.next = now + r.pause
 		r.pause = min(2*r.pause, maxWaitReport)
 	}
@@ -109,7 +114,7 @@ func (r *reporter) event(e dag.Event) {
 			r.crash()
 		}
 	}
-	if e.Up && !r.charted && waitingFor(own(r.graph.Statuses()), 0) == "" {
+	if e.Up && !r.charted && len(waitingFor(own(r.graph.Statuses()), 0)) == 0 {
 		r.charted = true
 		r.chart()
 	}
@@ -184,9 +189,9 @@ func besides(state dag.State, message string) string {
 
 // waitingFor names the services that aren't up, what they do about it, and since
 // when. Those that only wait for other services are named at the end: what ends
-// their wait is said of the others. "" when all are up.
-func waitingFor(statuses []dag.Status, now time.Duration) string {
-	var parts, behind []string
+// their wait is said of the others.
+func waitingFor(statuses []dag.Status, now time.Duration) (parts []string) {
+	var behind []string
 	for _, s := range statuses {
 		switch {
 		case s.Up, s.State == dag.Stopping, s.State == dag.Finished: // who was told to stop, as before a reboot, isn't awaited
@@ -199,5 +204,5 @@ func waitingFor(statuses []dag.Status, now time.Duration) string {
 	if len(behind) > 0 && len(parts) > 0 {
 		parts = append(parts, "behind them: "+strings.Join(behind, ", "))
 	}
-	return strings.Join(parts, "; ")
+	return parts
 }

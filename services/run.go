@@ -40,14 +40,16 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 	})
 	wg.Go(func() { n.forward.Run(rctx) })
-	if n.report.mode == boot.Machine { // a container's kernel is its host's
-		wg.Go(func() {
-			console.Run(rctx, console.Options{
-				Store: n.Store, Log: n.logs.Logger(console.ID), Network: n.network.Use,
-				Waiting: func() string { return waitingFor(n.graph.Statuses(), n.report.since()) },
-				Signal:  func(s syscall.Signal) error { return syscall.Kill(os.Getpid(), s) },
-			})
-		})
+	screen := console.Options{
+		Store: n.Store, Log: n.logs.Logger(console.ID), Network: n.network.Use, Problems: n.doctor.Known, Fingerprint: n.fingerprint.Text,
+		Waiting: func() []string { return n.report.waiting(n.report.since()) },
+		Ending:  func() bool { return ctx.Err() != nil },
+		Signal:  func(s syscall.Signal) error { return syscall.Kill(os.Getpid(), s) },
+	}
+	if n.report.mode == boot.Container { // its kernel is its host's
+		wg.Go(func() { console.Show(rctx, screen, n.logs.Screen()) })
+	} else {
+		wg.Go(func() { console.Run(rctx, screen) })
 		wg.Go(func() {
 			if err := n.logs.FollowKernel(rctx, logs.KmsgDevice, n.report.since); err != nil && rctx.Err() == nil {
 				n.logs.Logger(machine.ID).Warn("the kernel's messages aren't logged any more", "err", err.Error())

@@ -53,6 +53,8 @@ type Client struct {
 	// Accepts decides about the node's certificate, once that was verified and before a
 	// request is sent. It is set before the first call; nil accepts all.
 	Accepts func(*x509.Certificate) error
+	// Observe hears of each request once its answer begins, or doesn't come. It is set before the first call; nil: nobody listens.
+	Observe func(method, address string, took time.Duration, err error)
 
 	Config    garboardv1connect.ConfigServiceClient
 	Etcd      garboardv1connect.EtcdServiceClient
@@ -222,7 +224,7 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 		},
 	}
 	base := "https://" + net.JoinHostPort(host, strconv.Itoa(api.Port))
-	httpClient := &http.Client{Transport: client.transport}
+	httpClient := &http.Client{Transport: observed{client}}
 	limit := connect.WithReadMaxBytes(maxMessage)
 	client.Config = garboardv1connect.NewConfigServiceClient(httpClient, base, limit)
 	client.File = garboardv1connect.NewFileServiceClient(httpClient, base, limit)
@@ -233,6 +235,18 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 	client.Resource = garboardv1connect.NewResourceServiceClient(httpClient, base, limit)
 	client.Service = garboardv1connect.NewServiceServiceClient(httpClient, base, limit)
 	return client, nil
+}
+
+// observed is the transport of a client that tells who observes it.
+type observed struct{ *Client }
+
+func (o observed) RoundTrip(r *http.Request) (*http.Response, error) {
+	began := time.Now()
+	response, err := o.transport.RoundTrip(r)
+	if o.Observe != nil {
+		o.Observe(r.URL.Path, o.address, time.Since(began), err)
+	}
+	return response, err
 }
 
 // Unary sends a request with a method of a client, and returns the message of the answer.
@@ -272,16 +286,16 @@ func Address(node string) (host, address string, err error) {
 		// A zone says which way leads there, on this machine alone.
 		return ip.WithZone("").String(), net.JoinHostPort(ip.String(), port), nil
 	}
+	if node == "" || strings.ContainsAny(node, "/@ ;") {
+		return "", "", fmt.Errorf("node %q: must be an address or a name, with or without a port; -n takes several, separated by commas", node)
+	}
 	if strings.Contains(node, ":") {
-		if host, port, err = net.SplitHostPort(node); err != nil {
+		if host, port, err = net.SplitHostPort(node); err != nil || host == "" {
 			return "", "", fmt.Errorf("node %q: must be an address or a name, with or without a port", node)
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 			return "", "", fmt.Errorf("node %q: %q isn't a port", node, port)
 		}
-	}
-	if host == "" || strings.ContainsAny(host, "/@ ") {
-		return "", "", fmt.Errorf("node %q: must be an address or a name, with or without a port", node)
 	}
 	address = net.JoinHostPort(host, port)
 	if ip, err := netip.ParseAddr(host); err == nil {

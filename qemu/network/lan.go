@@ -35,7 +35,9 @@ type Config struct {
 	Images  []string // OCI layouts of the registry
 	Mirrors []Mirror // registries outside of the network that nodes may use
 	Host    string   // where this machine is for the host process; "": it runs there
-	Boot    string   // directory with the files for a boot over the network (image/media); "": none
+	// Internet gives nodes and pods a way out.
+	Internet bool
+	Boot     string // directory with the files for a boot over the network (image/media); "": none
 }
 
 // Node is a node of the network.
@@ -51,15 +53,16 @@ type Node struct {
 //	                   ├─ veth ── eth0 of a container
 //	                   └─ tap ─── eth0 of a machine
 //
-// There is no way out of it. So nodes can't connect to other machines, and two clusters may
-// use the same addresses.
+// There is no way out of it, unless Config.Internet makes one. So nodes can't connect to other
+// machines, and two clusters may use the same addresses.
 type LAN struct {
-	config Config
-	log    *slog.Logger
-	thread *osthread.Thread
-	links  *netlink.Handle // into the thread's namespace
-	images net.Listener
-	boot   net.Listener // nil: none
+	config   Config
+	log      *slog.Logger
+	thread   *osthread.Thread
+	links    *netlink.Handle // into the thread's namespace
+	images   net.Listener
+	boot     net.Listener // nil: none
+	internet func()       // closes the way out
 
 	mu         sync.Mutex // guards all below
 	conditions map[string]Conditions
@@ -87,6 +90,11 @@ func New(c Config, log *slog.Logger) (_ *LAN, err error) {
 	if err := l.serveImages(); err != nil {
 		return nil, err
 	}
+	if c.Internet {
+		if err := l.openInternet(); err != nil {
+			return nil, fmt.Errorf("way to the internet: %w", err)
+		}
+	}
 	if c.Boot == "" {
 		return l, nil
 	}
@@ -107,7 +115,7 @@ func Join(c Config, log *slog.Logger) (*LAN, error) {
 }
 
 func newLAN(c Config, log *slog.Logger, thread *osthread.Thread) *LAN {
-	return &LAN{config: c, log: log, thread: thread, conditions: map[string]Conditions{}, wires: map[string]*wire.Wire{}}
+	return &LAN{config: c, log: log, thread: thread, conditions: map[string]Conditions{}, wires: map[string]*wire.Wire{}, internet: func() {}}
 }
 
 func (l *LAN) serveImages() (err error) {
@@ -202,6 +210,7 @@ func (l *LAN) Close() error {
 		errs = append(errs, w.Close())
 	}
 	l.mu.Unlock()
+	l.internet()
 	if l.links != nil {
 		l.links.Close()
 	}

@@ -259,6 +259,9 @@ func (a *app) applyCommand() *cobra.Command {
 // readInput reads a document from a file or from standard input.
 func (a *app) readInput(name string) ([]byte, error) {
 	in := a.in
+	if strings.Contains(name, "://") {
+		return nil, usagef("%s: gbctl reads files: get it first, with 'curl -fsSLO %[1]s'", shellWord(name))
+	}
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {

@@ -122,7 +122,7 @@ func (a *app) recoverFrom(cmd *cobra.Command, path string, raw bool) error {
 	return printMessage(cmd.Context(), a, "recovering", func(ctx context.Context, c *client.Client) (*apiv1.BootstrapResponse, error) {
 		first.ControlPlanes = a.otherAddresses(ctx, c.Name)
 		fmt.Fprintf(a.notes(), "%s: sending %s (%s), then waiting until it is restored\n", c.Name, path, size(first.Size))
-		return sendSnapshot(ctx, c, file, first)
+		return sendSnapshot(ctx, c, file, first, a.progressBar())
 	})
 }
 
@@ -146,8 +146,8 @@ func firstMessage(file *os.File, raw bool) (*apiv1.RecoverRequest, error) {
 	return &apiv1.RecoverRequest{Size: uint64(n), Sha256: whole.Sum(nil), SkipHashCheck: raw}, nil
 }
 
-func sendSnapshot(ctx context.Context, c *client.Client, from io.Reader, first *apiv1.RecoverRequest) (*apiv1.BootstrapResponse, error) {
-	stream := c.Etcd.Recover(ctx)
+func sendSnapshot(ctx context.Context, c *client.Client, from io.Reader, first *apiv1.RecoverRequest, show *progressBar) (*apiv1.BootstrapResponse, error) {
+	stream, done := c.Etcd.Recover(ctx), uint64(0)
 	err := stream.Send(first)
 	buf := make([]byte, snapshotChunk)
 	for err == nil {
@@ -156,8 +156,11 @@ func sendSnapshot(ctx context.Context, c *client.Client, from io.Reader, first *
 			if sent := stream.Send(&apiv1.RecoverRequest{Data: buf[:n]}); sent != nil {
 				err = sent
 			}
+			done += uint64(n)
+			show.at(fmt.Sprintf("%s: %s of %s", c.Name, size(done), size(first.Size)), done, first.Size)
 		}
 	}
+	show.end()
 	// A node that refuses answers before it has read everything.
 	answer, closed := stream.CloseAndReceive()
 	if closed != nil {

@@ -92,6 +92,7 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f.StringVar(&o.cidr, "cidr", "", "network of the nodes, of IPv4 or IPv6, or one of each, such as 10.5.0.0/24,fd00:5::/64 (default 10.5.0.0/24); this machine is the gateway, with the first address")
 	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a WireGuard VPN between the nodes, such as 10.1.0.0/24 (default none)")
 	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes use URL, through this machine, instead of the registry HOST, and then the images that were built; '*' is every registry without a mirror of its own; repeatable")
+	f.BoolVar(&q.Internet, "internet", false, "let nodes and pods connect to what this machine can connect to, by IPv4 (default: the network of a cluster has no way out)")
 	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "version of Kubernetes: "+strings.Join(components.KubernetesVersions(), " or ")+", which can be built, or another one from a registry mirror (default "+config.KubernetesVersion+"); nodes of an existing cluster keep theirs, and can pull this one too")
 	f.StringVar(&q.InstallImage, "install-image", "", "installer image, for machine.install.image: nodes that boot with --boot iso or pxe install themselves from it (default: from the ISO, and with pxe the one that was built)")
 	f.BoolVar(&q.SelfHosted, "self-hosted", false, "run the control plane of a new cluster as pods of the cluster itself, as releases before static pods did, to test its conversion")
@@ -283,11 +284,15 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 			if s.Error != "" {
 				state += ": " + visible(s.Error)
 			}
-			rows = append(rows, []string{c.Name, n.Name, n.Type, n.Address.String(), state, s.Network, since, strconv.Itoa(s.Restarts)})
+			network := s.Network
+			if c.Internet && network != "" {
+				network += ", with the internet"
+			}
+			rows = append(rows, []string{c.Name, n.Name, n.Type, n.Address.String(), state, network, since, strconv.Itoa(s.Restarts)})
 			nodes = append(nodes, mapping("name", n.Name, "type", n.Type, "address", n.Address.String(), "machineAPI", loopback(n.APIPort),
 				"state", s.State, "error", s.Error, "network", s.Network, "since", since, "restarts", s.Restarts, "console", c.Console(n.Name)))
 		}
-		documents = append(documents, mapping("cluster", c.Name, "provisioner", c.Provisioner, "network", c.Network.String(),
+		documents = append(documents, mapping("cluster", c.Name, "provisioner", c.Provisioner, "network", c.Network.String(), "internet", c.Internet,
 			"kubernetesAPI", loopback(c.KubernetesPort), "directory", c.Dir(), "kubeconfig", c.Kubeconfig(), "garboardconfig", c.ClientConfig(),
 			"nodes", sequence(nodes)))
 	}

@@ -63,6 +63,7 @@ func TestS332FlagsOfClusterCreate(t *testing.T) {
 		{[]string{"--kubernetes-version", "1.36.3"}, func(o *devcluster.Options) { o.Cluster.KubernetesVersion = "1.36.3" }},
 		{[]string{"--install-image", "here/installer:1"}, func(o *devcluster.Options) { o.Cluster.InstallImage = "here/installer:1" }},
 		{[]string{"--self-hosted"}, func(o *devcluster.Options) { o.Cluster.SelfHosted = true }},
+		{[]string{"--internet"}, func(o *devcluster.Options) { o.Cluster.Internet = true }},
 		{[]string{"--cpus", "3"}, func(o *devcluster.Options) { o.Cluster.CPUs = 3 }},
 		{[]string{"--memory", "3072"}, func(o *devcluster.Options) { o.Cluster.MemoryMiB = 3072 }},
 		{[]string{"--disk", "7"}, func(o *devcluster.Options) { o.Cluster.DiskGiB = 7 }},

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -47,10 +46,11 @@ func (a *app) copy(ctx context.Context, from, to string, force bool) error {
 		if len(nodes) > 1 {
 			dir = filepath.Join(to, strings.ReplaceAll(nodes[i], ":", "_"))
 		}
-		x := &extraction{force: force, lastReport: time.Now(), quiet: a.quiet || !interactive(a.err), note: func(format string, args ...any) {
+		x := &extraction{force: force, bar: a.progressBar(), note: func(format string, args ...any) {
 			fmt.Fprintf(a.err, c.Name+": "+format+"\n", args...)
 		}}
-		if err := x.from(ctx, c, from, dir); err != nil {
+		err := x.from(ctx, c, from, dir)
+		if x.bar.end(); err != nil {
 			return err
 		}
 		fmt.Fprintf(a.notes(), "%s: %s with %s in %s\n", c.Name, plural(x.files, "file"), size(x.bytes), dir)
@@ -70,17 +70,7 @@ type extraction struct {
 	root  *os.Root
 	files int
 	bytes uint64
-
-	quiet      bool      // no progress output
-	lastReport time.Time // of the progress
-}
-
-// progress prints how much was copied, from time to time.
-func (x *extraction) progress() {
-	if !x.quiet && time.Since(x.lastReport) > progressDelay {
-		x.lastReport = time.Now()
-		x.note("%s with %s so far", plural(x.files, "file"), size(x.bytes))
-	}
+	bar   *progressBar
 }
 
 func (x *extraction) from(ctx context.Context, c *client.Client, path, dir string) error {
@@ -206,7 +196,7 @@ func (x *extraction) regular(name string, mode fs.FileMode, h *tar.Header, conte
 	}
 	_, err = io.Copy(f, io.TeeReader(content, counter(func(n int) {
 		x.bytes += uint64(n)
-		x.progress()
+		x.bar.at(fmt.Sprintf("%s with %s so far", plural(x.files, "file"), size(x.bytes)), 0, 0)
 	})))
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err

@@ -80,7 +80,7 @@ func (a *app) etcdSnapshotCommand() *cobra.Command {
 		Use: "snapshot FILE",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.untimed(cmd.Context(), "etcd snapshot", func(ctx context.Context, c *client.Client) error {
-				n, err := saveSnapshot(ctx, c, args[0])
+				n, err := saveSnapshot(ctx, c, args[0], a.progressBar())
 				if err != nil {
 					return err
 				}
@@ -92,7 +92,7 @@ func (a *app) etcdSnapshotCommand() *cobra.Command {
 }
 
 // saveSnapshot writes to a temporary file until the data is complete.
-func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64, err error) {
+func saveSnapshot(ctx context.Context, c *client.Client, path string, show *progressBar) (_ uint64, err error) {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return 0, fmt.Errorf("%s exists already: choose another name", path)
 	}
@@ -109,10 +109,12 @@ func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64,
 	to := &checksumWriter{to: f, hash: sha256.New()}
 	if err := client.Receive(ctx, c.Etcd.Snapshot, &apiv1.EtcdSnapshotRequest{}, func(m *apiv1.FileChunk) error {
 		_, err := to.Write(m.Data)
+		show.at(fmt.Sprintf("%s: %s so far", c.Name, size(to.bytes)), 0, 0)
 		return err
 	}); err != nil {
 		return 0, err
 	}
+	show.end()
 	if err := to.check(); err != nil {
 		return 0, err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
@@ -42,6 +43,9 @@ func (g *generator) configCommand() *cobra.Command {
 		Use:  "config NAME ENDPOINT",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if strings.Contains(args[0], "://") {
+				return didYouMean("the name comes first", []string{"gen", "config", args[1], args[0]})
+			}
 			return g.config(cmd.OutOrStdout(), args[0], args[1], &o)
 		},
 	}
@@ -226,6 +230,9 @@ func applyPatch(text []byte, p string) ([]byte, error) {
 func patchText(p string, read func(path string) ([]byte, error)) ([]byte, error) {
 	if path, ok := strings.CutPrefix(p, "@"); ok {
 		return read(path)
+	}
+	if _, err := os.Stat(p); err == nil {
+		return nil, usagef("%s is a file: type -p @%[1]s", shellWord(p))
 	}
 	return []byte(p), nil
 }

@@ -69,13 +69,14 @@ func (a *app) pullImageCommand() *cobra.Command {
 
 // pullImage has a node pull an image. The node ends the pull itself, and sends its progress each second.
 func (a *app) pullImage(ctx context.Context, c *client.Client, r *apiv1.PullImageRequest) error {
-	said := ""
+	bar := a.progressBar()
+	defer bar.end()
 	return client.Receive(ctx, c.Node.PullImage, r, func(p *apiv1.PullImageProgress) error {
 		if p.Digest != "" {
+			bar.end()
 			fmt.Fprintf(a.out, "%s: %s %s\n", c.Name, r.Image, oneLine(p.Digest))
-		} else if text := fmt.Sprintf("%s: %s of %s", c.Name, size(p.Done), size(p.Total)); text != said {
-			said = text
-			fmt.Fprintln(a.notes(), text)
+		} else {
+			bar.at(fmt.Sprintf("%s: %s of %s", c.Name, size(p.Done), size(p.Total)), p.Done, p.Total)
 		}
 		return nil
 	})

@@ -36,7 +36,7 @@ func (a *app) bundleImagesCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			say := func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }
+			say := func(line string) { fmt.Fprintln(a.notes(), line) }
 			return imagebundle.Bundle{Say: say, Mirrors: from}.Write(cmd.Context(), images, output)
 		},
 	}

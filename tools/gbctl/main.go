@@ -51,7 +51,7 @@ func (a *app) rootCommand() *cobra.Command {
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			a.formerNames(cmd)
 			// cobra checks these only after this function.
-			if err := errors.Join(cmd.ValidateRequiredFlags(), cmd.ValidateFlagGroups()); err != nil {
+			if err := errors.Join(missingFlags(cmd), cmd.ValidateFlagGroups()); err != nil {
 				return err
 			}
 			// Later errors aren't usage errors.

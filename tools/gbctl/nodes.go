@@ -46,7 +46,7 @@ type app struct {
 	contextName      string
 	configPath       string
 	output           string // -o of the command that runs
-	quiet            bool
+	quiet, verbose   bool
 	timeout          time.Duration
 
 	all, yes    bool // --all and --yes of a command that stops something
@@ -70,6 +70,7 @@ func (a *app) globalFlags(root *cobra.Command) {
 	f.StringVar(&a.contextName, "context", "", "context to use instead of the current one")
 	f.StringVar(&a.configPath, "garboardconfig", "", "client configuration (default $GARBOARDCONFIG, or else ~/.garboard/config)")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no hints on standard error, only warnings, questions and errors")
+	f.BoolVarP(&a.verbose, "verbose", "v", false, "write to standard error what gbctl does: the context, and each request to a node with its duration")
 	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "timeout of one request to a node")
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
 	_ = root.RegisterFlagCompletionFunc("nodes", a.completeNodes)
@@ -150,6 +151,7 @@ func (a *app) access() (*client.Context, error) {
 		return nil, fmt.Errorf("%w (%s)", err, path)
 	}
 	a.loaded = c
+	a.trace("%s: endpoints %s", a.contextLabel(), strings.Join(c.Endpoints, ", "))
 	return c, nil
 }
 
@@ -258,7 +260,8 @@ func (a *app) dial(node string) (*client.Client, error) {
 		return nil, usagef("%w", err)
 	}
 	if a.insecure {
-		return client.DialMaintenance(c, node, a.fingerprint)
+		n, err := client.DialMaintenance(c, node, a.fingerprint)
+		return a.observed(n), err
 	}
 	n, err := client.Dial(c, node)
 	if err != nil { // only if there is no usable certificate
@@ -267,7 +270,24 @@ func (a *app) dial(node string) (*client.Client, error) {
 	if a.command != "" {
 		noWorker(n, "'%s' is for control planes; name one with -n. If %s is one, another machine answers in its place", a.command, node)
 	}
-	return n, nil
+	return a.observed(n), nil
+}
+
+// observed traces the requests of a client.
+func (a *app) observed(n *client.Client) *client.Client {
+	if n != nil {
+		n.Observe = func(method, address string, took time.Duration, err error) {
+			a.trace("%s at %s: %s, %s, error: %v", n.Name, address, method, took.Round(time.Millisecond/10), err)
+		}
+	}
+	return n
+}
+
+// trace writes what --verbose is about.
+func (a *app) trace(format string, args ...any) {
+	if a.verbose {
+		fmt.Fprintf(a.err, "%s  %s\n", time.Now().Format("15:04:05.000"), fmt.Sprintf(format, args...))
+	}
 }
 
 // withClient calls a function with a client for a node, and explains its error.

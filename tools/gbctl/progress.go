@@ -55,6 +55,44 @@ func (w *waiting) end() {
 	w.nodes = nil
 }
 
+const (
+	// A bar is drawn again after redrawTime. Elsewhere, a line comes after lineTime: short work has none.
+	redrawTime, lineTime = 100 * time.Millisecond, 10 * time.Second
+	barSteps             = 30
+)
+
+// progressBar shows how far a long work is: on a terminal in place, elsewhere by a line now and then.
+type progressBar struct {
+	w     io.Writer
+	place bool
+	last  time.Time
+}
+
+func (a *app) progressBar() *progressBar {
+	return &progressBar{w: a.notes(), place: interactive(a.err), last: time.Now()}
+}
+
+// at shows what is done, of an amount that is known (or 0).
+func (b *progressBar) at(what string, done, total uint64) {
+	if time.Since(b.last) < map[bool]time.Duration{true: redrawTime, false: lineTime}[b.place] {
+		return
+	}
+	b.last = time.Now()
+	part := ""
+	if total > 0 {
+		full := int(barSteps * min(done, total) / total)
+		part = "[" + strings.Repeat("#", full) + strings.Repeat(".", barSteps-full) + "] "
+	}
+	fmt.Fprintf(b.w, map[bool]string{true: "\r\x1b[K%s%s", false: "%[2]s\n"}[b.place], part, what)
+}
+
+// end removes the bar.
+func (b *progressBar) end() {
+	if b.place {
+		fmt.Fprint(b.w, "\r\x1b[K")
+	}
+}
+
 // retryLog prints the error before a new try (S-011). It doesn't repeat the same error.
 type retryLog struct{ last string }
 

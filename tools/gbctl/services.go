@@ -48,6 +48,8 @@ func (a *app) serviceCommand() *cobra.Command {
 			action, ok := actions[args[1]]
 			if swapped := actions[args[0]] != 0; !ok && swapped {
 				return didYouMean("the service is named first", a.moved(cmd, args[0], []string{"service", args[1], args[0]}))
+			} else if slices.Contains(args, "status") {
+				return didYouMean("without a verb, it shows the status", a.instead("status"))
 			} else if !ok {
 				return a.closest(usagef("service %s %s: must be start, stop or restart", args[0], args[1]), args[1], slices.Sorted(maps.Keys(actions)))
 			}

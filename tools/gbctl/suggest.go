@@ -23,6 +23,7 @@ type habits struct {
 	Commands  map[string]string // what to type instead, with the same arguments
 	Sentences map[string]string // what to use instead of what doesn't exist
 	Flags     map[string]string // what to type instead of a flag; empty: nothing
+	Arguments map[string]string // of a command that takes none or fewer: the flag, or the command, that takes one
 }
 
 //go:embed habits.yaml
@@ -148,6 +149,9 @@ func (a *app) wrongWords(cmd *cobra.Command, words []string) error {
 	if len(words) < len(required) {
 		return usagef("%s is missing: type '%s'%s", strings.Join(required[len(words):], " and "), cmd.CommandPath()+usage, example(cmd, "gbctl"))
 	}
+	if err := a.oneDash(cmd); err != nil {
+		return err
+	}
 	extra := words[min(len(words)-1, len(strings.Fields(usage)))]
 	_, notAddress := netip.ParseAddr(extra)
 	_, notDuration := time.ParseDuration(extra)
@@ -161,7 +165,41 @@ func (a *app) wrongWords(cmd *cobra.Command, words []string) error {
 	case cmd.HasSubCommands():
 		return a.unknownCommand(cmd, words)
 	}
-	return usagef("%q is one argument too many: type '%s'", extra, cmd.CommandPath()+usage)
+	what := fmt.Sprintf("%q is one argument too many", extra)
+	switch right := readHabits().Arguments[pathOf(cmd)]; {
+	case strings.HasPrefix(right, "-"):
+		return didYouMean(what, a.instead(extra, right, extra))
+	case right != "":
+		return didYouMean(what, a.moved(cmd, cmd.CalledAs(), strings.Fields(right)))
+	}
+	return usagef("%s: type '%s'", what, cmd.CommandPath()+usage)
+}
+
+// oneDash is the error of a long flag with one dash, which is short flags.
+func (a *app) oneDash(cmd *cobra.Command) error {
+	for _, word := range a.args {
+		name, _, _ := strings.Cut(word, "=")
+		if len(name) < 3 || name[0] != '-' || name[1] == '-' {
+			continue
+		}
+		right := "-" + name
+		if cmd.Flags().Lookup(name[1:]) == nil {
+			right = readHabits().Flags[right]
+		}
+		if long, _, _ := strings.Cut(right, "="); strings.HasPrefix(long, "--") && cmd.Flags().Lookup(long[2:]) != nil {
+			return didYouMean(fmt.Sprintf("%s: a flag of several letters has two dashes", name), a.instead(word, right+strings.TrimPrefix(word, name)))
+		}
+	}
+	return nil
+}
+
+// missingFlags says what to type for flags that a command can't do without.
+func missingFlags(cmd *cobra.Command) error {
+	err := cmd.ValidateRequiredFlags()
+	if text := example(cmd, "gbctl"); err != nil && text != "" {
+		return usagef("%w%s", err, text)
+	}
+	return err
 }
 
 // example is an example of the help that has a text in it, for the end of an error.
@@ -208,6 +246,9 @@ func elsewhere(in *cobra.Command, name string) (paths []string) {
 
 // flagError explains a flag that doesn't exist, lacks its value, or has a wrong one.
 func (a *app) flagError(cmd *cobra.Command, err error) error {
+	if wrong := a.oneDash(cmd); wrong != nil {
+		return wrong
+	}
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		cmd.FParseErrWhitelist.UnknownFlags = true
 		if group := strings.Fields(cmd.CommandPath())[1:]; cmd.HasSubCommands() && cmd.ParseFlags(a.args) == nil && cmd.Flags().NArg() > len(group) {
@@ -222,9 +263,14 @@ func (a *app) flagError(cmd *cobra.Command, err error) error {
 		return usagef("--%s needs a value: %s%s", f.Name, f.Usage, cmp.Or(example(cmd, " --"+f.Name+" "), example(cmd, " -"+cmp.Or(f.Shorthand, f.Name)+" ")))
 	}
 	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
-		if c, ok := invalid.GetFlag().Value.(choice); ok {
-			return a.closest(err, invalid.GetValue(), c.of)
+		f, value := invalid.GetFlag(), invalid.GetValue()
+		if c, ok := f.Value.(choice); ok {
+			return a.closest(err, value, c.of)
 		}
+		if _, notNumber := strconv.Atoi(value); notNumber == nil && f.Value.Type() == "duration" {
+			return didYouMean(err.Error(), a.instead(value, value+"s"))
+		}
+		return usagef("%w: %s", err, f.Usage)
 	}
 	return err
 }
@@ -241,8 +287,13 @@ func (a *app) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) erro
 		}
 	})
 	habit, ok := readHabits().Flags[typed]
-	right := cmp.Or(habit, config.Closest(typed, known))
-	name, _, _ := strings.Cut(right, "=")
+	name, _, _ := strings.Cut(habit, "=")
+	right := habit
+	if !slices.Contains(known, name) {
+		if best := config.Closest(typed, known); best != "" {
+			right, name = best, best
+		}
+	}
 	at := slices.IndexFunc(a.args, func(s string) bool { return s == typed || strings.HasPrefix(s, typed+"=") })
 	switch {
 	case at >= 0 && slices.Contains(known, name):

@@ -239,34 +239,24 @@ type supportProgress struct {
 
 func (a *app) supportProgress() *supportProgress {
 	p := &supportProgress{}
-	again := interactive(a.err)
-	stop := make(chan struct{})
+	bar, stop := a.progressBar(), make(chan struct{})
 	var output sync.WaitGroup
 	p.end = func() {
 		close(stop)
 		output.Wait()
+		bar.end()
 	}
 	output.Go(func() {
 		tick := time.NewTicker(progressDelay)
 		defer tick.Stop()
-		shown := false
 		for {
 			select {
 			case <-stop:
-				if shown && again {
-					fmt.Fprint(a.notes(), "\r\x1b[K")
-				}
 				return
 			case <-tick.C:
+				ready, asks := p.ready.Load(), p.asks.Load()
+				bar.at(fmt.Sprintf("collected %d of %d", ready, asks), uint64(ready), uint64(asks))
 			}
-			text := fmt.Sprintf("collected %d of %d", p.ready.Load(), p.asks.Load())
-			switch {
-			case again:
-				fmt.Fprintf(a.notes(), "\r\x1b[K%s", text)
-			case !shown:
-				fmt.Fprintln(a.notes(), text+"; this takes a moment")
-			}
-			shown = true
 		}
 	})
 	return p

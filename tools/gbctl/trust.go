@@ -32,7 +32,8 @@ func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, er
 	if err != nil {
 		return nil, err
 	}
-	return client.DialMaintenance(who, c.Name, shown)
+	trusted, err := client.DialMaintenance(who, c.Name, shown)
+	return a.observed(trusted), err
 }
 
 // warn prints, once for each node, that the certificate of the node was not verified.

@@ -33,7 +33,7 @@ func runsAfterACut(t *testing.T, base string, all []write, first int, capacity i
 		})
 		c.Says(2*bootBudget, 0, "machined", "configuration from state")
 		c.Eventually(systemBudget, "all services are up", func() error {
-			if !strings.Contains(c.Text(), "configured, all services are up") {
+			if !strings.Contains(c.Text(), "all services are up") {
 				return errors.New("the status on the console doesn't say so")
 			}
 			return nil

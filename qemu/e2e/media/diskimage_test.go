@@ -40,7 +40,7 @@ func TestDiskImage(t *testing.T) {
 			if uefi {
 				c.Says(2*bootBudget, 0, "maintenance mode", "SHA-256")
 				c.Eventually(bootBudget, "the console shows the status", func() error {
-					if text := c.Text(); !strings.Contains(text, "\nstage       maintenance") {
+					if text := c.Text(); !strings.Contains(text, "\nstate       maintenance") {
 						return errors.New("it doesn't yet")
 					}
 					return nil

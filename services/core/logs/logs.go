@@ -99,6 +99,17 @@ func (l *Logs) Printf(format string, args ...any) {
 	l.console.write(LevelNotice, fmt.Sprintf(format, args...))
 }
 
+// Screen writes to the console what is no line of a log.
+func (l *Logs) Screen() io.Writer { return screen{l.console} }
+
+type screen struct{ *console }
+
+func (s screen) Write(text []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.w.Write(text)
+}
+
 // Flush waits until the console has all lines that were written before, at most for
 // limit. The kernel has them at once; a plain console may be behind, and lines that it
 // hasn't written when the program ends are lost.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/api"
@@ -40,6 +41,8 @@ type Options struct {
 	Cmdline   boot.Cmdline
 	// Socket is where the machine API listens.
 	Socket *sandbox.Socket
+	// Fingerprint is set while a person has to compare it.
+	Fingerprint *Fingerprint
 
 	// What tests have in another way.
 	dir     string                                         // "": boot.APIDir
@@ -48,6 +51,15 @@ type Options struct {
 	address string                                         // "": the gate's on this node
 	signed  time.Duration                                  // 0: signedWithin
 	process func(ctx context.Context, h *dag.Handle) error // nil: the sandbox
+}
+
+// Fingerprint is that of the certificate which the node has made itself. Its methods may be called from any goroutine.
+type Fingerprint struct{ shown atomic.Value }
+
+// Text is "" while nobody has to compare it.
+func (f *Fingerprint) Text() string {
+	text, _ := f.shown.Load().(string)
+	return text
 }
 
 // Service is apid in the graph. It depends on little, so that the API can show
@@ -84,6 +96,7 @@ func newSupervisor(o Options) *supervisor {
 	o.uid = cmp.Or(o.uid, UID)
 	o.address = cmp.Or(o.address, net.JoinHostPort("127.0.0.1", strconv.Itoa(api.Port)))
 	o.signed = cmp.Or(o.signed, signedWithin)
+	option.Default(&o.Fingerprint, new(Fingerprint))
 	option.Default(&o.process, sandbox.Runner{
 		Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
 		Args:   []string{sandbox.Program, ID},
@@ -223,6 +236,8 @@ func (s *supervisor) healthy(ctx context.Context) error {
 	case s.isUnsigned(wanted.Files[certName]):
 		s.announce(errUnsigned.Error(), "correct the")
 		return errUnsigned
+	default:
+		s.Fingerprint.shown.Store("")
 	}
 	return nil
 }
@@ -250,6 +265,7 @@ func (s *supervisor) announce(why, what string) {
 		return // the next check looks again
 	}
 	s.mu.Lock()
+	s.Fingerprint.shown.Store(s.self.fingerprint)
 	text := announcement(why, what, o.Spec.Primary, s.self.fingerprint)
 	due := text != s.announced || time.Since(s.last) > announceEvery
 	if due = due && time.Since(s.unsigned) >= s.signed; due {

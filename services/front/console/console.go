@@ -3,14 +3,13 @@
 // first network settings. None of them shows a secret or changes a configuration.
 //
 //	kernel consoles ─▶ serve: one for each ─▶ line ─▶ command ─▶ answer
-//	                   show:  one for each ─▶ the status, when it has changed
+//	                   show:  one for each ─▶ the status, when it says something else
 package console
 
 import (
 	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -22,15 +21,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
-	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
@@ -42,23 +39,25 @@ const (
 	activeFile = "/sys/class/tty/console/active"
 	// reopenPause is for a device that fails or goes away.
 	reopenPause = 10 * time.Second
-	// logLines and problemLines are how many lines `log` and `status` show.
-	logLines     = 30
-	problemLines = 5
+	// logLines is how many lines `log` shows.
+	logLines = 30
 	// logBytes is the size of the kernel's log on Debian's kernels (CONFIG_LOG_BUF_SHIFT is 17), twice.
 	logBytes = 1 << 18
-	// warning is the priority of warnings (syslog(3)).
-	warning = 4
-	// settlePause is what a status has to stay for to be shown by itself, and showPause is the shortest time between two.
-	settlePause = 5 * time.Second
-	showPause   = time.Minute
 )
 
-// Options are what the commands stand on.
+// Options are what the commands and the status stand on.
 type Options struct {
-	Store   *resource.Store
-	Log     *slog.Logger
-	Waiting func() string              // what the node isn't up for
+	Store *resource.Store
+	Log   *slog.Logger
+	// Waiting are the services that aren't up, by their names, each with what it waits for.
+	Waiting func() []string
+	// Problems are what is wrong with the node as far as it knows by itself, the worst first.
+	Problems func() []*garboardv1.Finding
+	// Fingerprint is that of the certificate that a person has to compare; "": there is none.
+	Fingerprint func() string
+	// Ending is whether the node stops.
+	Ending func() bool
+
 	Network func(n config.Network)     // settings for a machine without a configuration
 	Signal  func(syscall.Signal) error // to PID 1
 
@@ -87,49 +86,32 @@ func Run(ctx context.Context, o Options) {
 
 // open serves one console until it fails or ctx ends.
 func (o Options) open(ctx context.Context, path string) error {
-	tty, err := os.OpenFile(path, os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	t, err := openTerminal(path)
 	if err != nil {
 		return err
 	}
 	defer background.Start(ctx, func(ctx context.Context) {
-		_ = dag.Guard(o.Log, func() error { return o.show(ctx, tty) })
+		_ = dag.Guard(o.Log, func() error { return o.show(ctx, t) })
 	})()
-	defer context.AfterFunc(ctx, func() { tty.Close() })()
-	defer tty.Close()
-	return o.serve(tty)
-}
-
-// show writes the status when it has changed. New problems alone are no reason: the console has shown them.
-func (o Options) show(ctx context.Context, tty io.Writer) error {
-	var seen, shown string
-	var next time.Time
-	for sleep.For(ctx, settlePause) {
-		state, now := o.state(), time.Now()
-		if state == seen && state != shown && now.After(next) && !o.disabled("status") {
-			if _, err := io.WriteString(tty, strings.TrimSuffix(state+o.problems(), "\n")+"\n"); err != nil {
-				return err
-			}
-			shown, next = state, now.Add(showPause)
-		}
-		seen = state
-	}
-	return nil
+	defer context.AfterFunc(ctx, t.close)()
+	defer t.close()
+	return o.serve(t)
 }
 
 // serve answers each line that begins with a word of small letters. A device at the other end may send back what it gets: none of the
 // answers is a command, and the answers to them come to an end.
-func (o Options) serve(tty io.ReadWriter) error {
-	lines := bufio.NewScanner(tty)
+func (o Options) serve(t *terminal) error {
+	lines := bufio.NewScanner(t)
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
 		answer := help()
 		if len(words) > 0 {
-			if strings.Trim(words[0], "abcdefghijklmnopqrstuvwxyz") != "" {
-				continue
+			if strings.Trim(words[0], "abcdefghijklmnopqrstuvwxyz") != "" || !strings.HasPrefix(lines.Text(), words[0]) {
+				continue // the status goes on with blanks
 			}
 			answer = o.answer(words[0], words[1:])
 		}
-		if _, err := io.WriteString(tty, answer+"\n"); err != nil {
+		if err := t.answer(answer + "\n"); err != nil {
 			return err
 		}
 	}
@@ -143,7 +125,7 @@ type command struct {
 }
 
 var commands = []command{
-	{"status", "", "addresses, release, both slots, what the node waits for, and the last problems", Options.status},
+	{"status", "", "name, addresses, state, problems, what to do next, and both slots", Options.status},
 	{"log", "", "the last lines of this console", Options.log},
 	{"network", "INTERFACE[.VLAN] dhcp|ADDRESS/PREFIX [GATEWAY [DNS]]", "settings until the machine has a configuration; without arguments: DHCP on all interfaces", Options.network},
 	{"reboot", "", "restart the machine, after its pods have moved where that is possible; again: at once", power("reboots", syscall.SIGINT)},
@@ -181,57 +163,11 @@ func (o Options) disabled(name string) bool {
 }
 
 func (o Options) status([]string) (string, error) {
-	state := o.state()
-	if waits := o.Waiting(); waits != "" {
-		state += "not up yet  " + waits + "\n"
-	}
-	return strings.TrimSuffix(state+o.problems(), "\n"), nil
-}
-
-// state is the status without what the node waits for, which changes with each second, and without its problems.
-func (o Options) state() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "Garboard %s", boot.Version)
+	lines := o.lines(o.Waiting(), o.Problems())
 	for _, s := range slots.Statuses.List(o.Store) {
-		if s.Spec.Running {
-			fmt.Fprintf(&b, " in slot %s, which is %s", s.ID, s.Spec.State)
-		}
+		lines = append(lines, fmt.Sprintf("%-*s%s", labelWidth, "slot "+s.ID, slot(s.Spec)))
 	}
-	b.WriteString("\n")
-	for _, s := range slots.Statuses.List(o.Store) {
-		fmt.Fprintf(&b, "slot %s      %s\n", s.ID, slot(s.Spec))
-	}
-	if name, err := network.Hostnames.Get(o.Store, network.HostnameID); err == nil {
-		fmt.Fprintf(&b, "name        %s\n", name.Spec)
-	}
-	if a, err := network.Addresses.Get(o.Store, network.AddressID); err == nil {
-		for _, p := range a.Spec.All {
-			fmt.Fprintf(&b, "address     %s\n", p)
-		}
-	}
-	if stage, err := machine.Stages.Get(o.Store, machine.StageID); err == nil {
-		up := ""
-		if o.Waiting() == "" {
-			up = ", all services are up"
-		}
-		fmt.Fprintf(&b, "stage       %s%s\n", stage.Spec, up)
-	}
-	if s, err := network.Statuses.Get(o.Store, network.ID); err == nil {
-		for _, p := range s.Spec.Problems {
-			fmt.Fprintf(&b, "problem     %s\n", p)
-		}
-	}
-	if !o.configured() {
-		lines := o.lines()
-		if i := slices.IndexFunc(lines, func(l line) bool { return strings.Contains(l.text, "maintenance mode: ") }); i >= 0 {
-			fmt.Fprintf(&b, "%s\n", lines[i].text)
-		}
-	}
-	return b.String()
-}
-
-func (o Options) problems() string {
-	return last(slices.DeleteFunc(o.lines(), func(l line) bool { return l.priority > warning }), problemLines)
+	return strings.Join(lines, "\n"), nil
 }
 
 // slot is what a slot has, and why.
@@ -246,39 +182,20 @@ func slot(s slots.Status) string {
 	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ", ")
 }
 
-func (o Options) log([]string) (string, error) { return last(o.lines(), logLines), nil }
-
 func (o Options) configured() bool {
 	_, err := machine.Config(o.Store)
 	return err == nil
 }
 
-// A line of the kernel's log.
-type line struct {
-	priority int
-	text     string
-}
-
-// lines are those that this system has written to the kernel's log, the newest first.
-func (o Options) lines() (all []line) {
+// log shows the last lines that this system has written to the kernel's log.
+func (o Options) log([]string) (string, error) {
+	var ours []string
 	for text := range strings.Lines(o.kernelLog()) {
-		var priority int
-		if _, err := fmt.Sscanf(text, "<%d>", &priority); err != nil {
-			continue
-		}
-		if _, text, ours := strings.Cut(text, "[garboard] "); ours {
-			all = append(all, line{priority & 7, strings.TrimSpace(text)})
+		if _, text, ok := strings.Cut(text, "[garboard] "); ok {
+			ours = append(ours, strings.TrimSpace(text))
 		}
 	}
-	slices.Reverse(all)
-	return all
-}
-
-// last are the newest lines, in their order.
-func last(lines []line, most int) string {
-	text := lists.Of(lines[:min(len(lines), most)], func(l line) string { return l.text })
-	slices.Reverse(text)
-	return strings.Join(text, "\n")
+	return strings.Join(ours[max(0, len(ours)-logLines):], "\n"), nil
 }
 
 func kernelLog() string {

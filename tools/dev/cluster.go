@@ -61,8 +61,8 @@ func up(ctx context.Context, out io.Writer, o qemu.Options) error {
 	}
 	fmt.Fprintf(out, `
 Cluster %s serves%s.
-  gbctl     export GARBOARDCONFIG=%[5]s; out/gbctl services
-  kubectl   make kubectl%[3]s ARGS='get pods -A'   (or: export KUBECONFIG=%[4]s)
+  gbctl     export GARBOARDCONFIG=%[5]q; out/gbctl services
+  kubectl   make kubectl%[3]s ARGS='get pods -A'   (or: export KUBECONFIG=%[4]q)
   console   make console%[3]s
   chart     make chart%[3]s
   remove    make down%[3]s

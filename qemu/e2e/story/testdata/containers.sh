@@ -88,8 +88,8 @@ typed "gbctl cluster debug on $worker --name $cluster"
 until_it "make -C garboard console CLUSTER=$cluster NODE=worker-1 | tail -n 40" 'apply a configuration with: gbctl apply-config .* FILE'
 FILE=$HOME/.garboard/clusters/$cluster/$worker/config.yaml
 pasted 'gbctl apply-config .* FILE'
+pasted 'gbctl -n [^ ]+ health --wait [^ ]+m'
 until_it 'kubectl get nodes' "$worker +Ready"
-typed "gbctl -n $worker health --wait 5m"
 typed "gbctl -n $worker patch mc -p 'machine: {disks: [{name: data, device: /dev/vdb, partitions: [{mountpoint: /var/mnt/visitors}]}]}'"
 until_it "$visit" 'visitor [0-9]+ of'
 typed "gbctl -n $worker reboot --wait"

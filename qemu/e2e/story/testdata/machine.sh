@@ -39,7 +39,7 @@ use() {
   typed "gbctl -n $address apply-config --insecure --fingerprint $fingerprint -f init.yaml --dry-run"
   says "$disk"
   typed "$(grep -oE 'gbctl apply-config .*' ../gen.txt | sed "s/ADDRESS/$address/") --fingerprint $fingerprint"
-  typed "gbctl -n $address health --wait ${WAIT:-10m}"
+  typed "$(grep -oE 'gbctl -n [^ ]+ health --wait ' "$said")${WAIT:-10m}"
   typed "gbctl -n $address kubeconfig"
   typed 'kubectl get nodes'
   says ' Ready '

@@ -24,7 +24,7 @@ typed 'export PATH=$PWD/out:$PATH'
 typed 'gbctl health'
 says '10\.5\.0\.2 .* serves'
 says '10\.5\.0\.3 .* serves'
-until_it 'gbctl doctor' 'nothing is wrong'
+until_it 'gbctl -n 10.5.0.2 doctor' 'nothing is wrong'
 typed "gbctl -n 10.5.0.2 patch mc --dry-run -p 'machine: {sysctls: {net.core.somaxconn: \"4242\"}}'"
 says 'applied without a restart'
 typed "gbctl -n 10.5.0.2 patch mc --try --try-timeout 10m -p 'machine: {sysctls: {net.core.somaxconn: \"4242\"}}'"
@@ -94,7 +94,7 @@ typed "gbctl -n $worker patch mc -p 'machine: {disks: [{name: data, device: /dev
 until_it "$visit" 'visitor [0-9]+ of'
 typed "gbctl -n $worker reboot --wait"
 until_it "$visit" 'visitor [0-9]+ of the second version'
-until_it 'gbctl doctor' 'nothing is wrong'
+until_it 'gbctl -n 10.5.0.2 doctor' 'nothing is wrong'
 
 step 'The end'
 typed 'cd garboard'

@@ -53,7 +53,7 @@ func TestStoryOfAMachine(t *testing.T) {
 	m.Reached("maintenance mode")
 	inside := c.Network()
 	var listener net.Listener
-	if err := inside.Do(func() (err error) { listener, err = net.Listen("tcp4", "10.5.0.1:5000"); return err }); err != nil {
+	if err := inside.Do(func() (err error) { listener, err = net.Listen("tcp4", "10.5.0.1:0"); return err }); err != nil {
 		t.Fatal(err)
 	}
 	blobs := registry.WithBlobHandler(registry.NewDiskBlobHandler(t.TempDir()))

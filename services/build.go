@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -93,6 +94,11 @@ func NewNode(o Options) (*Node, error) {
 			o.Logs.Logger(network.ID).Warn(fmt.Sprintf("the kernel parameter ip=%s isn't used: %v", text, err))
 		} else {
 			n.network.Use(settings)
+		}
+	} else if seed, err := os.ReadFile(boot.SeedConfigFile); err == nil && o.Mode == boot.Container {
+		// A node that was reset doesn't use its seed again (boot.ResetFile), but for its network: it has no other one, and is to get a configuration.
+		if c, _, err := config.Load(boot.SeedConfigFile, seed); err == nil {
+			n.network.Use(c.Machine.Network)
 		}
 	}
 	_, installed := o.Cmdline.Get(boot.ParamSlot)

@@ -71,7 +71,7 @@ func failing(c *qemu.Cluster) (lines string) {
 // keptMessage describes how to inspect a cluster that isn't ready.
 func keptMessage(c *qemu.Cluster) string {
 	return fmt.Sprintf(`The cluster is kept for inspection:
-  'GARBOARDCONFIG=%[2]s gbctl doctor' shows what it waits for,
+  'GARBOARDCONFIG=%[2]q gbctl doctor' shows what it waits for,
   'gbctl cluster show --name %[1]s' the state of the machines, and
   the console logs have more details: %[3]s
 'gbctl cluster destroy --name %[1]s' removes it.`, c.Name, c.ClientConfig(), c.Console("*"))

@@ -197,7 +197,7 @@ func (a *app) clusterCreate(ctx context.Context, o devcluster.Options, merge boo
 	}
 	fmt.Fprintf(a.out, "cluster %s serves%s\n", c.Name, after)
 	if !merge {
-		fmt.Fprintf(a.out, "access to it: GARBOARDCONFIG=%s KUBECONFIG=%s\n", c.ClientConfig(), c.Kubeconfig())
+		fmt.Fprintf(a.out, "access to it: GARBOARDCONFIG=%s KUBECONFIG=%s\n", shellWord(c.ClientConfig()), shellWord(c.Kubeconfig()))
 		return nil
 	}
 	return a.mergeAccess(c.Cluster)

@@ -138,6 +138,11 @@ var Folders = map[string]Folder{
 	"qemu/e2e/rotate":  {All: []string{"services/operations/rotateca", "services/operations/rollout", "services/kubernetes/secrets", "config/pki", "tools/gbctl/rotateca.go"}},
 	"qemu/e2e/scale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/lifecycle"}},
 	"qemu/e2e/stale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/doctor"}},
+	"qemu/e2e/story": {Tests: map[string][]string{
+		"TestStoryInContainers":     {"tools/devcluster", "tools/gbctl/cluster*.go", "tools/gbctl/doctor.go", "tools/gbctl/reset.go", "services/operations/doctor", "services/operations/lifecycle", "services/build.go"},
+		"TestStoryOfAMachine":       {"image/media", "tools/gbctl/media.go", "tools/gbctl/gen*.go", "tools/gbctl/apply.go", "tools/gbctl/kubeconfig.go", "services/system/install", "services/operations/lifecycle"},
+		"TestReleaseIsTheSameTwice": {"image", "kernel", "go.mod", "go.sum"},
+	}},
 	"qemu/e2e/threenodes": {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers"}, Tests: map[string][]string{
 		"TestOneCommandKeepsTheQuorum": {"services/operations/rollout", "services/system/machine", "tools/gbctl/services.go"},
 		"TestRecoverFromSnapshot":      {"tools/gbctl/etcd.go", "tools/gbctl/bootstrap.go"},

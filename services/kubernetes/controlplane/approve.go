@@ -86,6 +86,9 @@ func (c *ApprovalController) Reconcile(ctx context.Context, v resource.View) (ti
 			continue
 		}
 		why, err := c.answer(ctx, v, client, request)
+		if err != nil { // trustd, or another control plane, may have changed the record of the node meanwhile: it is read again
+			why, err = c.answer(ctx, v, client, request)
+		}
 		if err != nil {
 			return 0, err
 		}

@@ -412,13 +412,15 @@ func served(t *testing.T, s http.Handler) *resource.Store {
 }
 
 // A request is approved at once, whether it existed before or comes during the
-// watch; one for another node isn't changed.
+// watch; one for another node isn't changed. A record that another control plane has changed meanwhile is no failure, which would stay as long as the
+// watch.
 func TestServingApproval(t *testing.T) {
 	t.Parallel()
 	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}
 	store := served(t, s)
 	s.ask("csr-1", servingRequest(t, nil))
 	var serves []netip.Addr
+	changed := false
 	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{
 		Roster: func(context.Context) (roster.Facts, error) {
 			return roster.Facts{Names: []string{"kubernetes"}, Records: map[string]roster.Record{"w": {Key: "k", Taints: []string{"a"}}}, Nodes: map[string]bool{"w": true}, Now: time.Now()}, nil
@@ -426,6 +428,10 @@ func TestServingApproval(t *testing.T) {
 		Enlist: func(_ context.Context, name string, r roster.Record) error {
 			if name != "w" || r.Key != "k" || len(r.Taints) != 1 || s.approved("csr-1") && serves == nil {
 				t.Errorf("the addresses of %s are recorded in %+v, or after the approval", name, r)
+			}
+			if !changed {
+				changed = true
+				return errors.New("changed meanwhile")
 			}
 			serves = r.Addresses
 			return nil
@@ -447,6 +453,9 @@ func TestServingApproval(t *testing.T) {
 		})
 	}
 	approved("csr-1")
+	if all := resource.Failures.List(store); len(all) != 0 {
+		t.Errorf("it fails: %v", all)
+	}
 	s.ask("csr-2", servingRequest(t, func(c *x509.CertificateRequest, _ map[string]any) { c.DNSNames = []string{"kubernetes"} }))
 	s.ask("csr-3", servingRequest(t, nil))
 	approved("csr-3")

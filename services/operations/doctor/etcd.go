@@ -180,7 +180,7 @@ func etcdDown(s *snapshot) []finding {
 			} else {
 				f.what = "etcd runs and is not healthy."
 				f.why = "It has no leader: too few of the members that it knows answer, or it is still starting."
-				f.next = "Start the other members again; a majority is needed. If they are lost for good, recover the cluster from a snapshot: wipe this node (gbctl -n ADDRESS reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then run gbctl bootstrap --recover-from SNAPSHOT."
+				f.next = "Start the other members again; a majority is needed. If they are lost for good, recover the cluster from a snapshot: wipe this node (gbctl -n ADDRESS reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then run gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT."
 			}
 			if s.etcd != nil {
 				f.evidence = append(f.evidence, s.etcd.ready.text())

@@ -20,7 +20,7 @@ var operationConditions = checks{
 			if o.Spec.Question != "" {
 				out = append(out, finding{
 					what: fmt.Sprintf("Operation %s waits for an answer: %s", o.ID, o.Spec.Question), since: o.Spec.Began,
-					next:     fmt.Sprintf("Answer it: gbctl operation answer %s ANSWER. gbctl operation attach %s shows the events before it.", o.ID, o.ID),
+					next:     fmt.Sprintf("Answer it: gbctl -n ADDRESS operation answer %s ANSWER. gbctl -n ADDRESS operation attach %s shows the events before it.", o.ID, o.ID),
 					evidence: []string{asOperation(o)},
 				})
 			}
@@ -40,7 +40,7 @@ var operationConditions = checks{
 			}
 			out = append(out, finding{
 				what: fmt.Sprintf("Operation %s has failed: %s", o.ID, o.Spec.Error), since: o.Spec.Ended,
-				next:     fmt.Sprintf("Look at its events (gbctl operation attach %s), remove the cause, and start it again.", o.ID),
+				next:     fmt.Sprintf("Look at its events (gbctl -n ADDRESS operation attach %s), remove the cause, and start it again.", o.ID),
 				evidence: []string{asOperation(o)},
 			})
 		}

@@ -52,7 +52,7 @@ func TestOperations(t *testing.T) {
 			o, err = runner.Start(t.Context(), operation.Ask{Name: "upgrade", By: "jo"})
 			return err
 		})
-		n.finds("operation-asks", warning, o.ID+" waits for an answer: Go on?", "gbctl operation answer "+o.ID)
+		n.finds("operation-asks", warning, o.ID+" waits for an answer: Go on?", "gbctl -n ADDRESS operation answer "+o.ID)
 		if err := runner.Answer(o.ID, "go-on", answer, "jo"); err != nil {
 			t.Fatal(err)
 		}

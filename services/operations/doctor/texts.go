@@ -93,7 +93,7 @@ func explainArgument(words, path, image string, extra config.Args) (why, next st
 		return "", "", false
 	}
 	return fmt.Sprintf("%s has %s: %q, which the program refuses.", path, flag, extra.Get(flag)),
-		fmt.Sprintf("Correct or remove %s in %s (gbctl edit mc).", flag, path), true
+		fmt.Sprintf("Correct or remove %s in %s (gbctl -n ADDRESS edit mc).", flag, path), true
 }
 
 // Shorter names and values stand in a line by chance.

@@ -82,7 +82,7 @@ func argumentPrefix(address, mask string) (netip.Prefix, error) {
 		return netip.Prefix{}, err
 	}
 	bits, err := strconv.Atoi(mask)
-	if m, bad := netip.ParseAddr(mask); bad == nil && m.Is4() {
+	if m, bad := netip.ParseAddr(mask); bad == nil {
 		var size int
 		bits, size = net.IPMask(m.AsSlice()).Size()
 		err = map[bool]error{true: errors.New("has holes")}[size == 0]

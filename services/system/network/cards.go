@@ -28,23 +28,49 @@ func cardOf(l netlink.Link) config.Card {
 	return config.Card{Name: a.Name, HardwareAddr: mac.String(), Driver: link(filepath.Join(device, "driver")), BusPath: link(device)}
 }
 
+// layer is one of the settings, and who has made it.
+type layer struct {
+	config.Network
+	by string
+}
+
+// layers are those of the settings. The first one that has a link decides of the link; so with names and servers.
+func (o *owner) layers() []layer {
+	all := []layer{{o.cfg.Machine.Network, byConfiguration}, {o.platform.network, byPlatform}}
+	if !o.configured {
+		all = append(all, layer{o.o.Argument, byArgument})
+	}
+	return all
+}
+
 // replan makes the plans of the links from the configuration and the cards that are there. A
 // selected card keeps its entry as long as it is there, also with another MAC address: a bond
 // gives its members its own.
 func (o *owner) replan() {
-	links := o.cfg.Machine.Network.Links()
-	o.aliases = map[string]string{}
+	o.aliases, o.settings = map[string]string{}, o.cfg.Machine.Network
 	real := map[string]string{} // by name in the configuration
-	for i := range links {
-		l := &links[i]
-		if l.HardwareAddr == "" && l.Driver == "" && l.BusPath == "" {
-			continue
+	var links []config.Link
+	for _, layer := range o.layers() {
+		o.settings.Hostname = cmp.Or(o.settings.Hostname, layer.Hostname)
+		if len(o.settings.Nameservers) == 0 {
+			o.settings.Nameservers = layer.Nameservers
 		}
-		key := strings.Join([]string{l.HardwareAddr, l.Driver, l.BusPath}, " ")
-		alias := cmp.Or(l.Name, strings.TrimSpace(key))
-		l.Name = o.selected(key, alias, *l)
-		if real[alias] = l.Name; l.Name != alias {
-			o.aliases[l.Name] = alias
+		if len(o.settings.SearchDomains) == 0 {
+			o.settings.SearchDomains = layer.SearchDomains
+		}
+		higher := links
+		for _, l := range layer.Links() {
+			if l.By = layer.by; l.HardwareAddr+l.Driver+l.BusPath != "" {
+				key := strings.Join([]string{l.HardwareAddr, l.Driver, l.BusPath}, " ")
+				alias := cmp.Or(l.Name, strings.TrimSpace(key))
+				l.Name = o.selected(key, alias, l)
+				if real[alias] = l.Name; l.Name != alias {
+					o.aliases[l.Name] = cmp.Or(o.aliases[l.Name], alias)
+				}
+			}
+			if !slices.ContainsFunc(higher, func(h config.Link) bool { return h.Name == l.Name }) {
+				links = append(links, l)
+			}
 		}
 	}
 	o.plans, o.virtuals, o.members = expand(links, func(called string) string {

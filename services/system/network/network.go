@@ -109,6 +109,10 @@ const (
 // Options are the inputs of the service.
 type Options struct {
 	Store *resource.Store
+	// Argument is the network of the kernel's argument, for a machine without a configuration.
+	Argument config.Network
+	// Platform reads the network-config of the platform, and calls needed when that needs the network. The error is boot.ErrNone if it has none.
+	Platform func(ctx context.Context, needed func()) ([]byte, error)
 
 	etcDir   string                  // /etc; tests have their own
 	pinFile  string                  // on STATE; different in tests
@@ -144,8 +148,9 @@ type Daemon struct {
 	endpoints  map[string]wgtypes.Config // the last settings of WireGuard links
 	tuned      map[string]tuned          // those of cards' drivers
 
-	typed   chan config.Network // new ones
-	without config.Network      // settings while there is no configuration
+	typed    chan config.Network // new ones
+	without  config.Network      // settings while there is no configuration
+	platform platform
 }
 
 // Use changes the settings of a machine without a configuration.

@@ -19,6 +19,7 @@ const defaultMetric = 1024
 // Who wants an object: the layers of settings, the last one first.
 const (
 	byConfiguration = "machine.network.interfaces"
+	byArgument      = "kernel argument " + ParamIP
 	byRules         = "machine.network.rules"
 	byKernel        = "router advertisement"
 )
@@ -69,7 +70,7 @@ var kinds = map[config.RouteType]int{
 // staticRoute is a route of the configuration; vrf is the table of the VRF that its link is in, or 0.
 func staticRoute(index int, r config.Route, vrf uint32) route {
 	s := route{
-		index: index, network: r.Network.Masked(), gateway: r.Gateway, metric: r.Metric, source: r.Source, mtu: r.MTU,
+		index: index, network: r.Network.Masked(), gateway: r.Gateway, metric: cmp.Or(r.Metric, defaultMetric), source: r.Source, mtu: r.MTU,
 		table: cmp.Or(r.Table, vrf, unix.RT_TABLE_MAIN), kind: kinds[r.Type],
 	}
 	if s.kind != unix.RTN_UNICAST {
@@ -81,14 +82,15 @@ func staticRoute(index int, r config.Route, vrf uint32) route {
 // wanted are the objects of a link now. order counts the links that should have leases: the
 // metric of a link's routes doesn't depend on whether another link has a lease already.
 func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, now time.Time) (out []want) {
-	size, sizeBy := p.MTU, byConfiguration
+	layer := cmp.Or(p.By, byConfiguration)
+	size, sizeBy := p.MTU, layer
 	var addresses []netip.Prefix
 	var routes []want
 	for _, a := range p.Addresses {
 		addresses = append(addresses, a)
-		out = append(out, want{address{index, a}, byConfiguration})
+		out = append(out, want{address{index, a}, layer})
 	}
-	static := lists.Of(p.Routes, func(r config.Route) want { return want{t.place(staticRoute(index, r, p.Table)), byConfiguration} })
+	static := lists.Of(p.Routes, func(r config.Route) want { return want{t.place(staticRoute(index, r, p.Table)), layer} })
 	for _, l := range leases {
 		by := l.source + " from " + l.server
 		if size == 0 {

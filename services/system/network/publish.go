@@ -52,7 +52,7 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	name := o.name()
 	return errors.Join(append(errs,
 		o.pin(name),
-		o.files.names(name, addr.Primary, o.cfg.Machine.Network.ExtraHostEntries),
+		o.files.names(name, addr.Primary, o.settings.ExtraHostEntries),
 		Hostnames.Put(w, HostnameID, name),
 		Addresses.Put(w, AddressID, addr),
 	)...)
@@ -74,7 +74,7 @@ func (o *owner) pin(name string) error {
 // lease, or else made from the first MAC address. It doesn't change once chosen, because the
 // cluster identifies the node by it.
 func (o *owner) name() string {
-	if name := o.cfg.Machine.Network.Hostname; name != "" {
+	if name := o.settings.Hostname; name != "" {
 		return name
 	}
 	names := fromLeases(o, func(l *lease) []string {
@@ -102,7 +102,7 @@ func (o *owner) name() string {
 }
 
 func (o *owner) namedByLeases() bool {
-	n := o.cfg.Machine.Network
+	n := o.settings
 	return n.Hostname == "" && n.AutoHostname != config.HostnameStable
 }
 
@@ -120,7 +120,7 @@ func (o *owner) problemsOf(l *lease) []string {
 }
 
 func (o *owner) resolvers() []netip.Addr {
-	if ns := o.cfg.Machine.Network.Nameservers; len(ns) > 0 {
+	if ns := o.settings.Nameservers; len(ns) > 0 {
 		return ns
 	}
 	return fromLeases(o, func(l *lease) []netip.Addr { return l.resolvers })
@@ -128,7 +128,7 @@ func (o *owner) resolvers() []netip.Addr {
 
 // search are the domains that complete short names.
 func (o *owner) search() []string {
-	if s := o.cfg.Machine.Network.SearchDomains; len(s) > 0 {
+	if s := o.settings.SearchDomains; len(s) > 0 {
 		return s
 	}
 	return fromLeases(o, func(l *lease) []string { return l.search })

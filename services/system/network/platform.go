@@ -1,0 +1,240 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/sleep"
+)
+
+const (
+	byPlatform = "the platform's network-config"
+	// platformGrace is how long links wait for it: a disk is slow. What comes over the network is used when it is there.
+	platformGrace = 10 * time.Second
+	platformAgain = time.Minute // the pause between attempts
+)
+
+// platform is what the platform says of the machine's network.
+type platform struct {
+	network config.Network
+	known   bool
+	problem error
+}
+
+// askPlatform reads it, once per boot. It returns when that is known, or when it can only be read over the network.
+func (o *owner) askPlatform(ctx context.Context) {
+	if o.o.Platform == nil || o.platform.known {
+		return
+	}
+	waiting, begin := context.WithTimeout(ctx, platformGrace)
+	o.lookups.Go(func() {
+		defer begin()
+		for range sleep.Every(ctx, platformAgain) {
+			data, err := o.o.Platform(ctx, begin)
+			now := platform{known: err == nil || errors.Is(err, boot.ErrNone)}
+			if err == nil {
+				err = dag.Guard(o.log, func() (err error) { now.network, err = FromPlatform(data); return err })
+			}
+			if err != nil && !errors.Is(err, boot.ErrNone) {
+				now.problem = fmt.Errorf("%s: %w", byPlatform, err)
+			}
+			select {
+			case o.found <- now:
+			case <-ctx.Done():
+			}
+			if now.known {
+				return
+			}
+		}
+	})
+	select {
+	case o.platform = <-o.found:
+	case <-waiting.Done():
+	}
+}
+
+// description is a document of cloud-init's network-config (https://cloudinit.readthedocs.io/en/latest/reference/network-config.html): of version 1 with
+// a list of links and name servers, or of version 2 with links by name.
+type description struct {
+	Network   *description // some platforms put all below it
+	Version   int
+	Config    []entry1
+	Ethernets map[string]link2
+	Renderer  string         // which isn't used
+	More      map[string]any `yaml:",inline"`
+}
+
+type entry1 struct {
+	Type, Name string
+	MAC        string `yaml:"mac_address"`
+	MTU        int
+	Subnets    []struct {
+		Type, Address, Netmask string
+		Gateway                netip.Addr
+		Servers                some[netip.Addr] `yaml:"dns_nameservers"`
+		Search                 some[string]     `yaml:"dns_search"`
+		Routes                 []struct {
+			Network, Destination, Netmask string
+			Gateway                       netip.Addr
+			Metric                        uint32
+		}
+	}
+	Servers some[netip.Addr] `yaml:"address"`
+	Search  some[string]
+}
+
+type link2 struct {
+	Match       struct{ MACAddress, Driver, Name string }
+	Name        string `yaml:"set-name"`
+	MTU         int
+	DHCP4       bool
+	DHCP6       bool
+	AcceptRA    *bool    `yaml:"accept-ra"`
+	Addresses   []string // with their masks
+	Gateway4    netip.Addr
+	Gateway6    netip.Addr
+	Nameservers servers2
+	Routes      []route2
+}
+
+type servers2 struct {
+	Addresses []netip.Addr
+	Search    []string
+}
+
+type route2 struct {
+	To            string // a network with its mask, or "default"
+	Via           netip.Addr
+	Metric, Table uint32
+}
+
+// some is a list, or its only entry.
+type some[T any] []T
+
+func (s *some[T]) UnmarshalYAML(n *yaml.Node) error {
+	if n.Kind == yaml.ScalarNode {
+		n = &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{n}}
+	}
+	return n.Decode((*[]T)(s))
+}
+
+// FromPlatform reads what a platform says of cards, addresses, routes and name servers. The error is about what isn't used of it.
+func FromPlatform(data []byte) (n config.Network, err error) {
+	var d description
+	if err := yaml.Unmarshal(data, &d); err != nil {
+		return n, err
+	}
+	if d.Network != nil {
+		d = *d.Network
+	}
+	if d.Ethernets == nil {
+		d.Ethernets = map[string]link2{}
+	}
+	var errs []error
+	for i, e := range d.Config {
+		switch e.Type {
+		case "physical":
+			d.Ethernets[cmp.Or(e.Name, strconv.Itoa(i))] = e.link()
+		case "nameserver":
+			n.Nameservers, n.SearchDomains = append(n.Nameservers, e.Servers...), append(n.SearchDomains, e.Search...)
+		default:
+			errs = append(errs, fmt.Errorf("%s %s isn't read", e.Type, e.Name))
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(d.Ethernets)) {
+		if err := d.Ethernets[id].add(&n, id); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", id, err))
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(d.More)) {
+		errs = append(errs, fmt.Errorf("%s isn't read", kind))
+	}
+	return n, errors.Join(errs...)
+}
+
+func (e entry1) link() (l link2) {
+	masked := func(address, mask string) string { return strings.TrimSuffix(address+"/"+mask, "/") }
+	l.Match.MACAddress, l.MTU = e.MAC, e.MTU
+	for _, s := range e.Subnets {
+		switch s.Type {
+		case "dhcp", "dhcp4":
+			l.DHCP4 = true
+		case "dhcp6", "ipv6_dhcpv6-stateful":
+			l.DHCP6 = true
+		case "ipv6_slaac", "ipv6_dhcpv6-stateless":
+			l.AcceptRA = new(true)
+		case "static", "static6":
+			l.Addresses = append(l.Addresses, masked(s.Address, s.Netmask))
+		}
+		if s.Gateway.IsValid() {
+			l.Routes = append(l.Routes, route2{To: "default", Via: s.Gateway})
+		}
+		for _, r := range s.Routes {
+			l.Routes = append(l.Routes, route2{To: masked(r.Network+r.Destination, r.Netmask), Via: r.Gateway, Metric: r.Metric})
+		}
+		l.Nameservers = servers2{append(l.Nameservers.Addresses, s.Servers...), append(l.Nameservers.Search, s.Search...)}
+	}
+	return l
+}
+
+// add adds the link: an entry for each address.
+func (l link2) add(n *config.Network, id string) error {
+	in := config.Interface{Name: l.Name, HardwareAddr: strings.ToLower(l.Match.MACAddress), Driver: l.Match.Driver}
+	if in.HardwareAddr+in.Driver == "" {
+		in.Name = cmp.Or(l.Match.Name, id)
+	}
+	if strings.Contains(in.Name, "*") {
+		return fmt.Errorf("the name %s of several cards isn't read", in.Name)
+	}
+	one := in
+	one.MTU, one.DHCP, one.DHCP6 = l.MTU, l.DHCP4, l.DHCP6
+	if l.AcceptRA != nil {
+		one.AcceptRA = map[bool]config.Advertisements{true: config.AdvertisementsOn, false: config.AdvertisementsOff}[*l.AcceptRA]
+	}
+	routes := append(l.Routes, route2{To: "default", Via: l.Gateway4}, route2{To: "default", Via: l.Gateway6})
+	for i, r := range routes {
+		to := config.DefaultRoute(r.Via)
+		if to.Metric, to.Table = r.Metric, r.Table; r.To != "default" {
+			var err error
+			if to.Network, err = maskedPrefix(r.To); err != nil {
+				return err
+			}
+		}
+		if i < len(l.Routes) || r.Via.IsValid() {
+			one.Routes = append(one.Routes, to)
+		}
+	}
+	n.Interfaces = append(n.Interfaces, one)
+	for _, text := range l.Addresses {
+		var err error
+		if in.CIDR, err = maskedPrefix(text); err != nil {
+			return err
+		}
+		n.Interfaces = append(n.Interfaces, in)
+	}
+	n.Nameservers, n.SearchDomains = append(n.Nameservers, l.Nameservers.Addresses...), append(n.SearchDomains, l.Nameservers.Search...)
+	return nil
+}
+
+// maskedPrefix is an address with its mask, or a single one.
+func maskedPrefix(text string) (netip.Prefix, error) {
+	address, mask, _ := strings.Cut(text, "/")
+	a, err := netip.ParseAddr(address)
+	if mask == "" {
+		return netip.PrefixFrom(a, a.BitLen()), err
+	}
+	return argumentPrefix(address, mask)
+}

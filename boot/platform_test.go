@@ -150,14 +150,6 @@ func TestNetworkOfAPlatform(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	volume := func(label string, content fs.FS) Mounter {
-		return func(_ context.Context, asked string, use func(fs.FS) error) error {
-			if asked != label {
-				return none("no such volume")
-			}
-			return use(content)
-		}
-	}
 	for _, tt := range []struct {
 		platform, data string
 		mode           Mode

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync"
 
-	"golang.org/x/net/dns/dnsmessage"
+	"github.com/miekg/dns"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -26,7 +26,7 @@ func Probe(ctx context.Context, store *resource.Store, cfg *config.Config) []Ans
 	var wg sync.WaitGroup
 	for i, s := range servers {
 		wg.Go(func() {
-			root := question{name: ".", kind: dnsmessage.TypeNS}
+			root := question{name: ".", kind: dns.TypeNS}
 			_, err := s.exchange(ctx, root)
 			if err != nil && s.tls == nil {
 				_, stream := s.once(ctx, root, true)

@@ -195,7 +195,7 @@ func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP 
 func (o *owner) look(byUs bool) error {
 	all, err := o.o.list()
 	if err != nil {
-		return fmt.Errorf("list the links: %w", err)
+		return err
 	}
 	before, here := map[int]netlink.Link{}, map[int]bool{}
 	for _, l := range o.links {

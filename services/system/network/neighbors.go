@@ -1,7 +1,6 @@
 package network
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -30,9 +29,9 @@ var neighborStates = map[int]string{
 
 // reportNeighbors publishes them. The kernel reports each of the many changes; they are read from time to time instead.
 func (o *owner) reportNeighbors() error {
-	all, err := dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
+	all, err := dump("neighbours", func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
-		return fmt.Errorf("list the neighbours: %w", err)
+		return err
 	}
 	out, links := map[string]Neighbor{}, o.order()
 	for _, n := range all {

@@ -170,7 +170,7 @@ func New(o Options) *Daemon {
 	option.Default(&o.physical, physicalEthernet)
 	option.Default(&o.card, cardOf)
 	option.Default(&o.sources, sources)
-	option.Default(&o.list, func() ([]netlink.Link, error) { return dump(netlink.LinkList) })
+	option.Default(&o.list, func() ([]netlink.Link, error) { return dump("links", netlink.LinkList) })
 	option.Default(&o.read, readKernel)
 	option.Default(&o.change, changeKernel)
 	option.Default(&o.receive, acceptRA)

@@ -2,10 +2,12 @@ package network
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"strconv"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -23,9 +25,10 @@ const silentAfter = 3 * time.Minute
 type WireGuardStatus struct {
 	PublicKey    string                `yaml:"publicKey,omitempty" column:"PUBLIC KEY"`
 	ListenPort   int                   `yaml:"listenPort,omitempty" column:"PORT"`
-	FirewallMark int                   `yaml:"firewallMark,omitempty"` // of the packets that it sends
+	FirewallMark int                   `yaml:"firewallMark,omitempty"`                              // of the packets that it sends
+	Latest       time.Time             `yaml:"latestHandshake,omitempty" column:"LATEST HANDSHAKE"` // of all peers
 	Peers        []WireGuardPeerStatus `yaml:"peers,omitempty"`
-	Problem      string                `yaml:"problem,omitempty"` // why the kernel's state is unknown
+	Problem      string                `yaml:"problem,omitempty" column:"PROBLEM"` // why the kernel's state is unknown
 }
 
 // WireGuardPeerStatus is the state of one peer.
@@ -42,24 +45,7 @@ type WireGuardPeerStatus struct {
 // WireGuardStatuses has one object for each WireGuard link of the configuration; its ID is the
 // link's name.
 var WireGuardStatuses = kindOf[WireGuardStatus]("WireGuardStatuses", "WireGuardStatus",
-	resource.Column{Name: "PEERS", Value: func(s any) string { return strconv.Itoa(len(s.(WireGuardStatus).Peers)) }},
-	resource.Column{Name: "LATEST HANDSHAKE", Value: func(s any) string { return s.(WireGuardStatus).latestHandshake() }},
-	resource.Column{Name: "PROBLEM", Value: func(s any) string { return s.(WireGuardStatus).Problem }},
-)
-
-// latestHandshake is that of all peers; "" where there was none.
-func (s WireGuardStatus) latestHandshake() string {
-	var latest time.Time
-	for _, p := range s.Peers {
-		if p.LatestHandshake.After(latest) {
-			latest = p.LatestHandshake
-		}
-	}
-	if latest.IsZero() {
-		return ""
-	}
-	return latest.UTC().Format(time.RFC3339)
-}
+	resource.Column{Name: "PEERS", Value: func(s any) string { return strconv.Itoa(len(s.(WireGuardStatus).Peers)) }})
 
 // observe publishes the state of the WireGuard links, and looks at the partners of bonds again: the kernel has no event for them.
 func (o *owner) observe() error {
@@ -89,14 +75,13 @@ func wireguardStatus(d *wgtypes.Device) WireGuardStatus {
 			PublicKey: p.PublicKey.String(), LatestHandshake: p.LastHandshakeTime,
 			Received: p.ReceiveBytes, Sent: p.TransmitBytes, PersistentKeepalive: p.PersistentKeepaliveInterval,
 		}
+		if s.Latest.Before(p.LastHandshakeTime) {
+			s.Latest = p.LastHandshakeTime
+		}
 		if p.Endpoint != nil {
 			peer.Endpoint = p.Endpoint.String()
 		}
-		for _, n := range p.AllowedIPs {
-			addr, _ := netip.AddrFromSlice(n.IP)
-			bits, _ := n.Mask.Size()
-			peer.AllowedIPs = append(peer.AllowedIPs, netip.PrefixFrom(addr.Unmap(), bits))
-		}
+		peer.AllowedIPs = lists.Of(p.AllowedIPs, func(n net.IPNet) netip.Prefix { return prefixOf(&n) })
 		s.Peers = append(s.Peers, peer)
 	}
 	return s

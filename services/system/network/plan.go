@@ -19,6 +19,7 @@ const defaultMetric = 1024
 // Who wants an object: the layers of settings, the last one first.
 const (
 	byConfiguration = "machine.network.interfaces"
+	byPlatform      = "the platform's network-config"
 	byArgument      = "kernel argument " + ParamIP
 	byRules         = "machine.network.rules"
 	byKernel        = "router advertisement"

@@ -20,12 +20,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
-const (
-	byPlatform = "the platform's network-config"
-	// platformGrace is how long links wait for it: a disk is slow. What comes over the network is used when it is there.
-	platformGrace = 10 * time.Second
-	platformAgain = time.Minute // the pause between attempts
-)
+// platformGrace is how long links wait for the platform's network: a disk is slow. What comes over the network is used when it is there.
+const platformGrace, platformAgain = 10 * time.Second, time.Minute
 
 // platform is what the platform says of the machine's network.
 type platform struct {
@@ -41,15 +37,11 @@ func (o *owner) askPlatform(ctx context.Context) {
 	}
 	waiting, begin := context.WithTimeout(ctx, platformGrace)
 	o.lookups.Go(func() {
-		defer begin()
 		for range sleep.Every(ctx, platformAgain) {
 			data, err := o.o.Platform(ctx, begin)
-			now := platform{known: err == nil || errors.Is(err, boot.ErrNone)}
-			if err == nil {
-				err = dag.Guard(o.log, func() (err error) { now.network, err = FromPlatform(data); return err })
-			}
-			if err != nil && !errors.Is(err, boot.ErrNone) {
-				now.problem = fmt.Errorf("%s: %w", byPlatform, err)
+			now := platform{known: err == nil || errors.Is(err, boot.ErrNone), problem: err}
+			if now.known {
+				now.problem = dag.Guard(o.log, func() (err error) { now.network, err = FromPlatform(data); return err })
 			}
 			select {
 			case o.found <- now:
@@ -70,11 +62,10 @@ func (o *owner) askPlatform(ctx context.Context) {
 // a list of links and name servers, or of version 2 with links by name.
 type description struct {
 	Network   *description // some platforms put all below it
-	Version   int
 	Config    []entry1
 	Ethernets map[string]link2
-	Renderer  string         // which isn't used
-	More      map[string]any `yaml:",inline"`
+	Unused    struct{ Version, Renderer any } `yaml:",inline"`
+	More      map[string]any                  `yaml:",inline"`
 }
 
 type entry1 struct {
@@ -97,17 +88,15 @@ type entry1 struct {
 }
 
 type link2 struct {
-	Match       struct{ MACAddress, Driver, Name string }
-	Name        string `yaml:"set-name"`
-	MTU         int
-	DHCP4       bool
-	DHCP6       bool
-	AcceptRA    *bool    `yaml:"accept-ra"`
-	Addresses   []string // with their masks
-	Gateway4    netip.Addr
-	Gateway6    netip.Addr
-	Nameservers servers2
-	Routes      []route2
+	Match              struct{ MACAddress, Driver, Name string }
+	Name               string `yaml:"set-name"`
+	MTU                int
+	DHCP4, DHCP6       bool
+	AcceptRA           *bool    `yaml:"accept-ra"`
+	Addresses          []string // with their masks
+	Gateway4, Gateway6 netip.Addr
+	Nameservers        servers2
+	Routes             []route2
 }
 
 type servers2 struct {
@@ -140,14 +129,16 @@ func FromPlatform(data []byte) (n config.Network, err error) {
 	if d.Network != nil {
 		d = *d.Network
 	}
-	if d.Ethernets == nil {
-		d.Ethernets = map[string]link2{}
-	}
 	var errs []error
-	for i, e := range d.Config {
+	add := func(l link2, id string) {
+		if err := l.add(&n, id); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", id, err))
+		}
+	}
+	for _, e := range d.Config {
 		switch e.Type {
 		case "physical":
-			d.Ethernets[cmp.Or(e.Name, strconv.Itoa(i))] = e.link()
+			add(e.link(), e.Name)
 		case "nameserver":
 			n.Nameservers, n.SearchDomains = append(n.Nameservers, e.Servers...), append(n.SearchDomains, e.Search...)
 		default:
@@ -155,9 +146,7 @@ func FromPlatform(data []byte) (n config.Network, err error) {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(d.Ethernets)) {
-		if err := d.Ethernets[id].add(&n, id); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", id, err))
-		}
+		add(d.Ethernets[id], id)
 	}
 	for _, kind := range slices.Sorted(maps.Keys(d.More)) {
 		errs = append(errs, fmt.Errorf("%s isn't read", kind))
@@ -191,7 +180,7 @@ func (e entry1) link() (l link2) {
 }
 
 // add adds the link: an entry for each address.
-func (l link2) add(n *config.Network, id string) error {
+func (l link2) add(n *config.Network, id string) (err error) {
 	in := config.Interface{Name: l.Name, HardwareAddr: strings.ToLower(l.Match.MACAddress), Driver: l.Match.Driver}
 	if in.HardwareAddr+in.Driver == "" {
 		in.Name = cmp.Or(l.Match.Name, id)
@@ -200,32 +189,32 @@ func (l link2) add(n *config.Network, id string) error {
 		return fmt.Errorf("the name %s of several cards isn't read", in.Name)
 	}
 	one := in
-	one.MTU, one.DHCP, one.DHCP6 = l.MTU, l.DHCP4, l.DHCP6
-	if l.AcceptRA != nil {
-		one.AcceptRA = map[bool]config.Advertisements{true: config.AdvertisementsOn, false: config.AdvertisementsOff}[*l.AcceptRA]
+	if one.MTU, one.DHCP, one.DHCP6 = l.MTU, l.DHCP4, l.DHCP6; l.AcceptRA != nil {
+		one.AcceptRA = config.Advertisements(strconv.FormatBool(*l.AcceptRA))
 	}
-	routes := append(l.Routes, route2{To: "default", Via: l.Gateway4}, route2{To: "default", Via: l.Gateway6})
-	for i, r := range routes {
+	for _, gateway := range []netip.Addr{l.Gateway4, l.Gateway6} {
+		if gateway.IsValid() {
+			one.Routes = append(one.Routes, config.DefaultRoute(gateway))
+		}
+	}
+	for _, r := range l.Routes {
 		to := config.DefaultRoute(r.Via)
 		if to.Metric, to.Table = r.Metric, r.Table; r.To != "default" {
-			var err error
-			if to.Network, err = maskedPrefix(r.To); err != nil {
-				return err
-			}
+			to.Network, err = maskedPrefix(r.To)
 		}
-		if i < len(l.Routes) || r.Via.IsValid() {
-			one.Routes = append(one.Routes, to)
+		if err != nil {
+			return err
 		}
+		one.Routes = append(one.Routes, to)
 	}
 	n.Interfaces = append(n.Interfaces, one)
+	n.Nameservers, n.SearchDomains = append(n.Nameservers, l.Nameservers.Addresses...), append(n.SearchDomains, l.Nameservers.Search...)
 	for _, text := range l.Addresses {
-		var err error
 		if in.CIDR, err = maskedPrefix(text); err != nil {
 			return err
 		}
 		n.Interfaces = append(n.Interfaces, in)
 	}
-	n.Nameservers, n.SearchDomains = append(n.Nameservers, l.Nameservers.Addresses...), append(n.SearchDomains, l.Nameservers.Search...)
 	return nil
 }
 

@@ -53,7 +53,7 @@ func TestNetworkOfThePlatform(t *testing.T) {
 	policy.Table = 20
 	for text, want := range map[string]config.Network{
 		platformV1: {
-			Nameservers: []netip.Addr{addr("9.9.9.9"), addr("10.5.0.9")}, SearchDomains: []string{"b.example", "a.example"},
+			Nameservers: []netip.Addr{addr("10.5.0.9"), addr("9.9.9.9")}, SearchDomains: []string{"a.example", "b.example"},
 			Interfaces: []config.Interface{
 				{HardwareAddr: mac, MTU: 1400, Routes: []config.Route{route("0.0.0.0/0", "10.5.0.1", 0), route("::/0", "fd05::1", 0), route("fd06::/48", "fd05::6", 7)}},
 				{HardwareAddr: mac, CIDR: prefix("10.5.0.2/24")}, {HardwareAddr: mac, CIDR: prefix("fd05::2/64")},
@@ -64,7 +64,7 @@ func TestNetworkOfThePlatform(t *testing.T) {
 			Nameservers: []netip.Addr{addr("10.5.0.9")}, SearchDomains: []string{"a.example"},
 			Interfaces: []config.Interface{
 				{Name: "eth1", DHCP: true, DHCP6: true, AcceptRA: config.AdvertisementsOff},
-				{Name: "wan", HardwareAddr: mac, MTU: 1400, Routes: []config.Route{route("::/0", "fd05::1", 0), policy, route("10.7.0.1/32", "10.5.0.6", 0), route("0.0.0.0/0", "10.5.0.1", 0)}},
+				{Name: "wan", HardwareAddr: mac, MTU: 1400, Routes: []config.Route{route("0.0.0.0/0", "10.5.0.1", 0), route("::/0", "fd05::1", 0), policy, route("10.7.0.1/32", "10.5.0.6", 0)}},
 				{Name: "wan", HardwareAddr: mac, CIDR: prefix("10.5.0.2/24")}, {Name: "wan", HardwareAddr: mac, CIDR: prefix("fd05::2/64")},
 			},
 		},

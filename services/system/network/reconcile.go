@@ -261,7 +261,7 @@ func (o *owner) problems() (out []string) {
 		}
 	}
 	if o.platform.problem != nil {
-		out = append(out, o.platform.problem.Error())
+		out = append(out, byPlatform+": "+o.platform.problem.Error())
 	}
 	declined := len(out)
 	for _, d := range o.declined {

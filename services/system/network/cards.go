@@ -36,9 +36,12 @@ type layer struct {
 
 // layers are those of the settings. The first one that has a link decides of the link; so with names and servers.
 func (o *owner) layers() []layer {
-	all := []layer{{o.cfg.Machine.Network, byConfiguration}, {o.platform.network, byPlatform}}
-	if !o.configured {
-		all = append(all, layer{o.o.Argument, byArgument})
+	all := []layer{{o.cfg.Machine.Network, byConfiguration}, {o.platform.network, byPlatform}, {o.o.Argument, byArgument}}
+	switch {
+	case o.configured:
+		return all[:2]
+	case o.byHand:
+		return all[:1]
 	}
 	return all
 }
@@ -58,7 +61,7 @@ func (o *owner) replan() {
 		if len(o.settings.SearchDomains) == 0 {
 			o.settings.SearchDomains = layer.SearchDomains
 		}
-		higher := links
+		higher := len(links)
 		for _, l := range layer.Links() {
 			if l.By = layer.by; l.HardwareAddr+l.Driver+l.BusPath != "" {
 				key := strings.Join([]string{l.HardwareAddr, l.Driver, l.BusPath}, " ")
@@ -68,8 +71,11 @@ func (o *owner) replan() {
 					o.aliases[l.Name] = cmp.Or(o.aliases[l.Name], alias)
 				}
 			}
-			if !slices.ContainsFunc(higher, func(h config.Link) bool { return h.Name == l.Name }) {
+			i := slices.IndexFunc(links, func(h config.Link) bool { return h.Name == l.Name })
+			if i < 0 {
 				links = append(links, l)
+			} else if i >= higher {
+				o.refused("choose "+l.Name, fmt.Errorf("two entries are for %s, one by its name, one by what selects it: the first one counts", l.Name))
 			}
 		}
 	}

@@ -176,7 +176,7 @@ func (o *owner) concerns(l netlink.Link, gone bool) bool {
 // configuration meanwhile can leave only then.
 func seen(l netlink.Link) any {
 	a := l.Attrs()
-	return [...]any{a.Name, a.Flags, carrier(l), a.MasterIndex, a.MTU, a.HardwareAddr.String()}
+	return [...]any{a.Name, a.Flags, carrier(l), a.MasterIndex, a.MTU, a.HardwareAddr.String(), fmt.Sprint(a.AltNames)}
 }
 
 // plugged reports whether a link has got a carrier again. That a cable was unplugged for a short time may be visible only by the kernel's count.

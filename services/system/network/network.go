@@ -150,6 +150,7 @@ type Daemon struct {
 
 	typed    chan config.Network // new ones
 	without  config.Network      // settings while there is no configuration
+	byHand   bool                // somebody at the console has made them
 	platform platform
 }
 

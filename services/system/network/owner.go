@@ -202,7 +202,7 @@ func (o *owner) loop(ctx context.Context, configs <-chan struct{}) error {
 			changed = before != o.configured || !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
 				!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP)
 		case o.without = <-o.typed:
-			o.o.Argument = config.Network{}
+			o.byHand = true
 			if err := o.configure(); err != nil {
 				return err
 			}

@@ -31,15 +31,17 @@ func (o *owner) publish() {
 // writeAll writes files and resources.
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
-	if servers := o.resolvers(); len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
+	servers := fromLeases(o, o.settings.Nameservers, func(l *lease) []netip.Addr { return l.resolvers })
+	search := fromLeases(o, o.settings.SearchDomains, func(l *lease) []string { return l.search }) // domains that complete short names
+	if len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
 		o.toldServers = servers
 		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), maxNameservers, servers[maxNameservers]))
 	}
 	errs := []error{
-		o.files.resolvers("/etc/resolv.conf", o.resolvers(), o.search()),
-		o.files.resolvers(boot.PodResolvConf, []netip.Addr{o.cfg.ResolverAddress()}, o.search()),
-		Resolvers.Put(w, ResolversID, o.resolvers()),
-		TimeServers.Put(w, TimeServersID, o.timeServers()),
+		o.files.resolvers("/etc/resolv.conf", servers, search),
+		o.files.resolvers(boot.PodResolvConf, []netip.Addr{o.cfg.ResolverAddress()}, search),
+		Resolvers.Put(w, ResolversID, servers),
+		TimeServers.Put(w, TimeServersID, fromLeases(o, nil, func(l *lease) []netip.Addr { return l.ntp })),
 	}
 	if !chosen {
 		return errors.Join(errs...) // the last address stays published: its users need one
@@ -77,7 +79,7 @@ func (o *owner) name() string {
 	if name := o.settings.Hostname; name != "" {
 		return name
 	}
-	names := fromLeases(o, func(l *lease) []string {
+	names := fromLeases(o, nil, func(l *lease) []string {
 		if name, err := cleanHostname(l.hostname); err == nil {
 			return []string{name}
 		}
@@ -119,27 +121,12 @@ func (o *owner) problemsOf(l *lease) []string {
 	return append(slices.Clip(l.problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.hostname, o.hostname, why))
 }
 
-func (o *owner) resolvers() []netip.Addr {
-	if ns := o.settings.Nameservers; len(ns) > 0 {
-		return ns
+// fromLeases are the settings, or without any what the leases say.
+func fromLeases[E comparable](o *owner, settings []E, what func(*lease) []E) []E {
+	out := slices.Concat([]E{}, settings)
+	if len(out) > 0 {
+		return out
 	}
-	return fromLeases(o, func(l *lease) []netip.Addr { return l.resolvers })
-}
-
-// search are the domains that complete short names.
-func (o *owner) search() []string {
-	if s := o.settings.SearchDomains; len(s) > 0 {
-		return s
-	}
-	return fromLeases(o, func(l *lease) []string { return l.search })
-}
-
-func (o *owner) timeServers() []netip.Addr {
-	return fromLeases(o, func(l *lease) []netip.Addr { return l.ntp })
-}
-
-func fromLeases[E comparable](o *owner, what func(*lease) []E) []E {
-	out := []E{}
 	for _, name := range o.order() {
 		for _, l := range o.leases(name) {
 			out = append(out, missing(what(l), out)...)

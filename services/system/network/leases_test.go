@@ -262,9 +262,9 @@ func TestAdvertisedServers(t *testing.T) {
 }
 
 func advertisedServers(o *owner) []netip.Addr {
-	return fromLeases(o, nil, func(l *lease) []netip.Addr { return l.resolvers })
+	return found(o, nil, func(l *lease) []netip.Addr { return l.resolvers })
 }
 
 func advertisedDomains(o *owner) []string {
-	return fromLeases(o, nil, func(l *lease) []string { return l.search })
+	return found(o, nil, func(l *lease) []string { return l.search })
 }

@@ -31,8 +31,8 @@ func (o *owner) publish() {
 // writeAll writes files and resources.
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
-	servers := fromLeases(o, o.settings.Nameservers, func(l *lease) []netip.Addr { return l.resolvers })
-	search := fromLeases(o, o.settings.SearchDomains, func(l *lease) []string { return l.search }) // domains that complete short names
+	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.resolvers })
+	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.search }) // domains that complete short names
 	if len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
 		o.toldServers = servers
 		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), maxNameservers, servers[maxNameservers]))
@@ -41,7 +41,7 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 		o.files.resolvers("/etc/resolv.conf", servers, search),
 		o.files.resolvers(boot.PodResolvConf, []netip.Addr{o.cfg.ResolverAddress()}, search),
 		Resolvers.Put(w, ResolversID, servers),
-		TimeServers.Put(w, TimeServersID, fromLeases(o, nil, func(l *lease) []netip.Addr { return l.ntp })),
+		TimeServers.Put(w, TimeServersID, found(o, nil, func(l *lease) []netip.Addr { return l.ntp })),
 	}
 	if !chosen {
 		return errors.Join(errs...) // the last address stays published: its users need one
@@ -79,7 +79,7 @@ func (o *owner) name() string {
 	if name := o.settings.Hostname; name != "" {
 		return name
 	}
-	names := fromLeases(o, nil, func(l *lease) []string {
+	names := found(o, nil, func(l *lease) []string {
 		if name, err := cleanHostname(l.hostname); err == nil {
 			return []string{name}
 		}
@@ -121,15 +121,17 @@ func (o *owner) problemsOf(l *lease) []string {
 	return append(slices.Clip(l.problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.hostname, o.hostname, why))
 }
 
-// fromLeases are the settings, or without any what the leases say.
-func fromLeases[E comparable](o *owner, settings []E, what func(*lease) []E) []E {
-	out := slices.Concat([]E{}, settings)
-	if len(out) > 0 {
-		return out
+// found is what the first layer of settings has that has any, else what all leases have.
+func found[E comparable](o *owner, settings func(config.Network) []E, leases func(*lease) []E) []E {
+	for _, l := range o.layers() {
+		if settings != nil && len(settings(l.Network)) > 0 {
+			return settings(l.Network)
+		}
 	}
+	out := []E{}
 	for _, name := range o.order() {
 		for _, l := range o.leases(name) {
-			out = append(out, missing(what(l), out)...)
+			out = append(out, missing(leases(l), out)...)
 		}
 	}
 	return out

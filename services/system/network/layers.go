@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +21,88 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
+
+// layer is one of the settings, and who has made it.
+type layer struct {
+	config.Network
+	by string
+}
+
+// layers are those of the settings. The first one that has a link decides of the link; so with names and servers.
+func (o *owner) layers() []layer {
+	all := []layer{{o.cfg.Machine.Network, byConfiguration}, {o.platform.network, byPlatform}, {o.o.Argument, byArgument}}
+	switch {
+	case o.configured:
+		return all[:2]
+	case o.byHand:
+		return all[:1]
+	}
+	return all
+}
+
+// ParamIP is the kernel parameter with the network of a machine without a configuration.
+const ParamIP = "ip"
+
+// argumentField is a field of ip=: addresses of IPv6 are in brackets.
+var argumentField = regexp.MustCompile(`(?:\[([^\]]*)\]|([^:]*))(?::|$)`)
+
+// FromArgument reads ip= as the kernel does (Documentation/admin-guide/nfs/nfsroot.rst) and as dracut.cmdline(7) extends it:
+//
+//	CLIENT:SERVER:GATEWAY:MASK:HOST:DEVICE:HOW:DNS:DNS
+//	DEVICE:HOW
+//	HOW
+//
+// MASK may be a prefix length. SERVER isn't used. HOW is dhcp, on, any, dhcp6, auto6, none or off.
+func FromArgument(text string) (n config.Network, err error) {
+	var f [9]string
+	found := argumentField.FindAllStringSubmatch(text, len(f))
+	for i, m := range found {
+		f[i] = m[1] + m[2]
+	}
+	switch len(found) {
+	case 1:
+		f[6], f[0] = f[0], ""
+	case 2:
+		f[5], f[6], f[0], f[1] = f[0], f[1], "", ""
+	}
+	n.Hostname = f[4]
+	in := config.Interface{Name: f[5]}
+	switch how := f[6]; {
+	case how == "dhcp6":
+		in.DHCP6 = true
+	case how == "auto6":
+		in.AcceptRA = config.AdvertisementsOn
+	case how == "dhcp" || how == "on" || how == "any" || f[0] == "" && how == "":
+		in.DHCP = true
+	case f[0] == "":
+		return n, fmt.Errorf("%q: must be dhcp, dhcp6 or auto6, or beside an address", how)
+	default:
+		if in.CIDR, err = maskedPrefix(f[0] + "/" + f[3]); err != nil {
+			return n, err
+		}
+	}
+	if f[2] != "" {
+		gateway, err := netip.ParseAddr(f[2])
+		if err != nil {
+			return n, err
+		}
+		in.Routes = []config.Route{config.DefaultRoute(gateway)}
+	}
+	for _, text := range slices.DeleteFunc(f[7:], func(text string) bool { return text == "" }) {
+		server, err := netip.ParseAddr(text)
+		if err != nil {
+			return n, err
+		}
+		n.Nameservers = append(n.Nameservers, server)
+	}
+	if in.Name == "" && in.CIDR.IsValid() {
+		return n, errors.New("names no device, such as eth0, in its sixth field")
+	}
+	if in.Name != "" {
+		n.Interfaces = []config.Interface{in}
+	}
+	return n, nil
+}
 
 // platformGrace is how long links wait for the platform's network: a disk is slow. What comes over the network is used when it is there.
 const platformGrace, platformAgain = 10 * time.Second, time.Minute
@@ -218,12 +302,22 @@ func (l link2) add(n *config.Network, id string) (err error) {
 	return nil
 }
 
-// maskedPrefix is an address with its mask, or a single one.
+// maskedPrefix is an address with its mask, which may be a prefix length, or a single one.
 func maskedPrefix(text string) (netip.Prefix, error) {
-	address, mask, _ := strings.Cut(text, "/")
+	address, mask, masked := strings.Cut(text, "/")
 	a, err := netip.ParseAddr(address)
-	if mask == "" {
+	if err != nil || !masked {
 		return netip.PrefixFrom(a, a.BitLen()), err
 	}
-	return argumentPrefix(address, mask)
+	bits, err := strconv.Atoi(mask)
+	if m, bad := netip.ParseAddr(mask); bad == nil {
+		var size int
+		bits, size = net.IPMask(m.AsSlice()).Size()
+		err = map[bool]error{true: errors.New("has holes")}[size == 0]
+	}
+	p := netip.PrefixFrom(a, bits)
+	if err != nil || !p.IsValid() {
+		return p, fmt.Errorf("mask %q: must be a mask such as 255.255.255.0, or a prefix length", mask)
+	}
+	return p, nil
 }

@@ -17,11 +17,10 @@ import (
 // linkLocal is where the metadata services of clouds are.
 const linkLocal = "http://169.254.169.254"
 
-// A metadata is how a platform gives a machine its user data. The user data is the machine
-// configuration.
+// A metadata is how a platform gives a machine its user data, which is the machine configuration, and its network.
 type metadata struct {
-	path   string
-	header http.Header
+	path, network string // network: "" for DHCP
+	header        http.Header
 	// token is the path that a token for further requests is put to; "": there is none.
 	token string
 	// encoded: the user data is in base64.
@@ -38,7 +37,7 @@ var metadataServices = map[string]metadata{
 	"aws":    {path: "/latest/user-data", token: "/latest/api/token"},
 	"gcp":    {path: "/computeMetadata/v1/instance/attributes/user-data", header: http.Header{"Metadata-Flavor": {"Google"}}},
 	"azure":  {path: "/metadata/instance/compute/userData?api-version=2021-01-01&format=text", header: http.Header{"Metadata": {"true"}}, encoded: true},
-	"hcloud": {path: "/hetzner/v1/userdata"},
+	"hcloud": {path: "/hetzner/v1/userdata", network: "/hetzner/v1/metadata/network-config"},
 }
 
 // Platforms without one.
@@ -54,14 +53,37 @@ const (
 	tokenSeconds = "300"
 )
 
-// readPlatform reads the configuration from what garboard.platform= names.
-func (o SourceOptions) readPlatform(ctx context.Context, platform string) ([]byte, error) {
+// What platforms have, as files of a volume, and as properties.
+const (
+	userData      = "user-data"
+	networkConfig = "network-config"
+)
+
+// PlatformNetwork reads the network that garboard.platform= has for the machine. The error is ErrNone if it has none.
+func PlatformNetwork(ctx context.Context, o SourceOptions) ([]byte, error) {
+	platform, _ := o.Cmdline.Get(paramPlatform)
+	if o.Mode == Container || platform == "" || platform == platformMetal {
+		return nil, none("no platform")
+	}
+	data, err := o.withDefaults().readPlatform(ctx, platform, networkConfig)
+	if errors.Is(err, errNotThere) {
+		err = none(err.Error())
+	}
+	return data, err
+}
+
+// readPlatform reads the user data or the network from what garboard.platform= names.
+func (o SourceOptions) readPlatform(ctx context.Context, platform, what string) ([]byte, error) {
 	service, known := metadataServices[platform]
 	switch {
 	case platform == platformNoCloud:
-		return o.readNoCloud(ctx)
+		return o.readNoCloud(ctx, what)
 	case platform == platformVMware:
-		return o.readOVF(ctx)
+		return o.readOVF(ctx, what)
+	case known && what == networkConfig && service.network == "":
+		return nil, none("its network is DHCP")
+	case known && what == networkConfig:
+		return fetch(ctx, o.HTTP, o.Wait, request{url: o.Metadata + service.network})
 	case !known:
 		return nil, fmt.Errorf("%s=%s: must be one of %s", paramPlatform, platform,
 			strings.Join(append([]string{platformMetal, platformNoCloud, platformVMware}, slices.Sorted(maps.Keys(metadataServices))...), ", "))
@@ -90,20 +112,17 @@ func (o SourceOptions) readPlatform(ctx context.Context, platform string) ([]byt
 // (https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html).
 var noCloudLabels = []string{"cidata", "CIDATA"}
 
-const (
-	noCloudFile     = "user-data"
-	noCloudArgument = "ds"
-)
+const noCloudArgument = "ds"
 
 // noCloudSeed is a kernel argument, or the machine's serial number, that names a URL.
 var noCloudSeed = regexp.MustCompile(`^ds=nocloud(?:-net)?;s=(\S+)$`)
 
-// readNoCloud reads the file user-data from a volume, or from the URL in a kernel argument or in the machine's
+// readNoCloud reads a file from a volume, or from the URL in a kernel argument or in the machine's
 // serial number.
-func (o SourceOptions) readNoCloud(ctx context.Context) (data []byte, err error) {
+func (o SourceOptions) readNoCloud(ctx context.Context, file string) (data []byte, err error) {
 	for _, label := range noCloudLabels {
 		err = o.Mount(ctx, label, func(files fs.FS) error {
-			text, err := readFile(files, noCloudFile)
+			text, err := readFile(files, file)
 			if err == nil {
 				data = text // of the only volume that has it
 			}
@@ -117,22 +136,21 @@ func (o SourceOptions) readNoCloud(ctx context.Context) (data []byte, err error)
 	serial, _ := o.readText(productSerial) // a machine may have none
 	for _, text := range []string{noCloudArgument + "=" + argument, serial} {
 		if m := noCloudSeed.FindStringSubmatch(text); m != nil {
-			return fetch(ctx, o.HTTP, o.Wait, request{url: strings.TrimSuffix(m[1], "/") + "/" + noCloudFile})
+			return fetch(ctx, o.HTTP, o.Wait, request{url: strings.TrimSuffix(m[1], "/") + "/" + file})
 		}
 	}
-	return nil, none(fmt.Sprintf("no volume %s with %s, and no kernel argument or serial number ds=nocloud;s=URL", noCloudLabels[0], noCloudFile))
+	return nil, none(fmt.Sprintf("no volume %s with %s, and no kernel argument or serial number ds=nocloud;s=URL", noCloudLabels[0], file))
 }
 
 // A hypervisor attaches the properties of a virtual machine as a CD with one XML document (DSP0243, "Open Virtualization Format
 // Specification", 11.2 and 11.3).
 const (
-	ovfLabel    = "OVF ENV"
-	ovfFile     = "ovf-env.xml"
-	ovfProperty = "user-data"
+	ovfLabel = "OVF ENV"
+	ovfFile  = "ovf-env.xml"
 )
 
-// readOVF reads the property user-data, in base64.
-func (o SourceOptions) readOVF(ctx context.Context) (data []byte, err error) {
+// readOVF reads a property, which is in base64.
+func (o SourceOptions) readOVF(ctx context.Context, property string) (data []byte, err error) {
 	err = o.Mount(ctx, ovfLabel, func(files fs.FS) error {
 		text, err := readFile(files, ovfFile)
 		if err != nil {
@@ -148,15 +166,15 @@ func (o SourceOptions) readOVF(ctx context.Context) (data []byte, err error) {
 			return fmt.Errorf("%s: %w", ovfFile, err)
 		}
 		for _, p := range environment.Properties {
-			if p.Key != ovfProperty || p.Value == "" {
+			if p.Key != property || p.Value == "" {
 				continue
 			}
 			if data, err = base64.StdEncoding.DecodeString(p.Value); err != nil {
-				return fmt.Errorf("%s: the property %s isn't base64", ovfFile, ovfProperty)
+				return fmt.Errorf("%s: the property %s isn't base64", ovfFile, property)
 			}
 			return nil
 		}
-		return none("no property " + ovfProperty + " in " + ovfFile)
+		return none("no property " + property + " in " + ovfFile)
 	})
 	return data, err
 }

@@ -137,3 +137,37 @@ func ovfEnvironment(key, value string) string {
 </Environment>
 `
 }
+
+// The network is beside the user data; most clouds have none, which is DHCP.
+func TestNetworkOfAPlatform(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/seed/network-config", "/hetzner/v1/metadata/network-config":
+			_, _ = w.Write([]byte("version: 1"))
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer server.Close()
+	for _, tt := range []struct {
+		platform, data string
+		mode           Mode
+		mount          Mounter
+	}{
+		{platform: "nocloud", data: "version: 2", mount: volume("cidata", files("/network-config", "version: 2"))},
+		{platform: "nocloud", mount: volume("cidata", files("/user-data", "x"))},
+		{platform: "nocloud ds=nocloud;s=" + server.URL + "/seed/", data: "version: 1"},
+		{platform: "nocloud ds=nocloud;s=" + server.URL + "/other"},
+		{platform: "vmware", data: "version: 2", mount: volume("OVF ENV", files("/ovf-env.xml", ovfEnvironment("network-config", "dmVyc2lvbjogMg==")))},
+		{platform: "hcloud", data: "version: 1"},
+		{platform: "aws"}, {platform: "metal"}, {platform: ""},
+		{platform: "hcloud", mode: Container},
+	} {
+		o := SourceOptions{Mode: tt.mode, Root: fstest.MapFS{}, Cmdline: ParseCmdline("garboard.platform=" + tt.platform), Metadata: server.URL, Mount: tt.mount, Wait: noWait}
+		data, err := PlatformNetwork(t.Context(), o)
+		if string(data) != tt.data || tt.data == "" && !errors.Is(err, ErrNone) || tt.data != "" && err != nil {
+			t.Errorf("%s: %q, %v", tt.platform, data, err)
+		}
+	}
+}

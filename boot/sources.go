@@ -82,8 +82,7 @@ type SourceOptions struct {
 	Metadata string
 }
 
-// Sources is the table of sources, in the order in which they are read.
-func Sources(o SourceOptions) []Source {
+func (o SourceOptions) withDefaults() SourceOptions {
 	if o.Root == nil {
 		o.Root = os.DirFS("/")
 	}
@@ -95,6 +94,12 @@ func Sources(o SourceOptions) []Source {
 		o.Mount = func(context.Context, string, func(fs.FS) error) error { return none("no volumes here") }
 	}
 	o.Metadata = cmp.Or(o.Metadata, linkLocal)
+	return o
+}
+
+// Sources is the table of sources, in the order in which they are read.
+func Sources(o SourceOptions) []Source {
+	o = o.withDefaults()
 	state := Source{StateSource, func(context.Context) ([]byte, error) { return readFile(o.Root, ConfigFile) }}
 	if o.Mode == Container {
 		return []Source{
@@ -120,7 +125,7 @@ func Sources(o SourceOptions) []Source {
 		{"SMBIOS", o.readSMBIOS},
 	}
 	if platform != "" && platform != platformMetal {
-		sources = append(sources, Source{"platform " + platform, func(ctx context.Context) ([]byte, error) { return o.readPlatform(ctx, platform) }})
+		sources = append(sources, Source{"platform " + platform, func(ctx context.Context) ([]byte, error) { return o.readPlatform(ctx, platform, userData) }})
 	}
 	return sources
 }

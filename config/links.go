@@ -39,6 +39,7 @@ type Link struct {
 	VLANs       []VLAN
 	VIP         *VIP
 	Table       uint32 // that of the VRF that it is in; networkd sets it
+	By          string // the layer of settings that it is of; networkd sets it
 }
 
 // Card is a network card. HardwareAddr is its permanent address, or the current one of a card that has no permanent one.

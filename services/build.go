@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/api"
 	"github.com/garboard-os/garboard/services/front/apid"
 	"github.com/garboard-os/garboard/services/front/sandbox"
@@ -87,13 +88,14 @@ type Node struct {
 // of the tables in node.go, and a test finds it first.
 func NewNode(o Options) (*Node, error) {
 	store := resource.NewStore()
-	n := &Node{Store: store, logs: o.Logs, power: o.Power, network: network.New(network.Options{Store: store})}
+	n := &Node{Store: store, logs: o.Logs, power: o.Power}
+	var argument config.Network
 	if text, given := o.Cmdline.Get(network.ParamIP); given && o.Mode == boot.Machine {
 		settings, err := network.FromArgument(text)
 		if err != nil {
 			o.Logs.Logger(network.ID).Warn(fmt.Sprintf("the kernel parameter ip=%s isn't used: %v", text, err))
 		} else {
-			n.network.Use(settings)
+			argument = settings
 		}
 	} else if seed, err := os.ReadFile(boot.SeedConfigFile); err == nil && o.Mode == boot.Container {
 		// A node that was reset doesn't use its seed again (boot.ResetFile), but for its network: it has no other one, and is to get a configuration.
@@ -101,6 +103,14 @@ func NewNode(o Options) (*Node, error) {
 			n.network.Use(c.Machine.Network)
 		}
 	}
+	n.network = network.New(network.Options{Store: store, Argument: argument, Platform: func(ctx context.Context, needed func()) ([]byte, error) {
+		return boot.PlatformNetwork(ctx, boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: n.disks.Volume, Wait: func(ctx context.Context, d time.Duration) error {
+			if needed(); !sleep.For(ctx, d) {
+				return context.Cause(ctx)
+			}
+			return nil
+		}})
+	}})
 	_, installed := o.Cmdline.Get(boot.ParamSlot)
 	var place func(config.Install) (string, error) // nil in a container
 	if o.Mode == boot.Machine {

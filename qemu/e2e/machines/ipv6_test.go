@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,7 +20,7 @@ import (
 	"github.com/garboard-os/garboard/qemu/network"
 )
 
-// A network without IPv4, whose router says that DHCPv6 has the addresses. A machine whose configuration has no network boots a medium there,
+// A network without IPv4, whose router (radvd) says that DHCPv6 (Kea) has the addresses. A machine whose configuration has no network boots a medium there,
 // installs itself, starts from its disk, and is a Ready node.
 func TestIPv6OnlyInQEMU(t *testing.T) {
 	c, m := e2etest.Start(t, "six-qemu", qemu.QEMU, e2etest.Nodes(1, 0), e2etest.Medium(t, media.Options{Args: e2etest.SerialArgs(), Version: "v1.0.0"}),
@@ -27,18 +29,35 @@ func TestIPv6OnlyInQEMU(t *testing.T) {
 			o.ControlPlanePatches = [][]byte{[]byte(`[{"op": "remove", "path": "/machine/network/interfaces"}]`)}
 		})
 	n := c.Nodes[0]
-	router := exec.Command("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--interface=nodes", "--bind-dynamic", "--pid-file=",
-		"--leasefile-ro", "--log-facility=-", "--user=root", "--enable-ra", "--ra-param=nodes,10,600", "--dhcp-range=fd00:5::100,fd00:5::1ff,64,10m",
-		fmt.Sprintf("--dhcp-host=%s,[%s]", network.HardwareAddress(c.Name, n.Name), n.Address))
-	router.Stdout, router.Stderr = t.Output(), t.Output()
-	router.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := c.Network().Do(router.Start); err != nil {
-		t.Fatal(err)
+	runs := func(program, config string, args ...string) {
+		file := filepath.Join(t.TempDir(), "config")
+		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(program, append(args, file)...)
+		cmd.Env = append(os.Environ(), "KEA_PIDFILE_DIR="+t.TempDir(), "KEA_LOCKFILE_DIR=none")
+		cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := c.Network().Do(cmd.Start); err != nil {
+			t.Fatalf("%s (dev setup installs it): %v", program, err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
 	}
-	t.Cleanup(func() {
-		_ = router.Process.Kill()
-		_ = router.Wait()
-	})
+	// A node's identifier is made from its MAC address (RFC 8415 §11.4).
+	runs("kea-dhcp6", fmt.Sprintf(`{"Dhcp6": {
+		"interfaces-config": {"interfaces": ["nodes"], "service-sockets-max-retries": 50, "service-sockets-retry-wait-time": 200},
+		"server-id": {"type": "EN", "enterprise-id": 32473, "identifier": "010203", "persist": false},
+		"lease-database": {"type": "memfile", "persist": false},
+		"preferred-lifetime": 500, "valid-lifetime": 600, "loggers": [{"name": "kea-dhcp6", "severity": "INFO", "output_options": [{"output": "stderr"}]}],
+		"subnet6": [{"subnet": "fd00:5::/64", "interface": "nodes", "pools": [{"pool": "fd00:5::100 - fd00:5::1ff"}],
+			"reservations": [{"duid": "00:03:00:01:%s", "ip-addresses": [%q]}]}]}}`, network.HardwareAddress(c.Name, n.Name), n.Address), "-c")
+	runs("radvd", `interface nodes {
+		AdvSendAdvert on; AdvManagedFlag on; MinRtrAdvInterval 3; MaxRtrAdvInterval 10; AdvDefaultLifetime 600;
+		prefix fd00:5::/64 { AdvOnLink on; AdvAutonomous off; };
+	};`, "--nodaemon", "--logmethod=stderr", "--pidfile="+filepath.Join(t.TempDir(), "pid"), "--config")
 	c.Says(2*time.Minute, 0, "installing Garboard v1.0.0 on the medium GARBOARD")
 	m.Reached("the machine installs itself")
 	c.Says(2*time.Minute, 0, "slot A is good")

@@ -158,12 +158,8 @@ func (r rule) base(family byte) []expr.Any {
 
 // address compares the source of a packet (which is 0) or its destination (1).
 func address(p netip.Prefix, which uint32) []expr.Any {
-	first := p.Masked().Addr().AsSlice()
-	last := slices.Clone(first)
-	for bit := p.Bits(); bit < len(last)*8; bit++ {
-		last[bit/8] |= 1 << (7 - bit%8)
-	}
-	at, length := uint32(12), uint32(len(first)) // RFC 791
+	first, last, _ := nftables.NetFirstAndLastIP(p.String()) // of any prefix
+	at, length := uint32(12), uint32(len(first))             // RFC 791
 	if p.Addr().Is6() {
 		at = 8 // RFC 8200
 	}

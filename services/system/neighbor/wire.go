@@ -95,20 +95,16 @@ func protocol(address netip.Addr) int {
 }
 
 // filter lets the kernel select the few needed frames, so that other traffic on the
-// link doesn't wake PID 1. Offsets are from the start of the frame.
+// link doesn't wake PID 1. Offsets are from the start of the frame. Of an IPv6 address, the end is enough.
 func filter(address netip.Addr) []bpf.RawInstruction {
 	const message = ethernetSize + ipv6.HeaderLen
-	own, program := address.AsSlice(), []bpf.Instruction(nil)
-	if address.Is4() {
-		program = append(program, load(4, ethernetSize+14), equal(binary.BigEndian.Uint32(own), 2, 0), // sender
-			load(4, ethernetSize+24), equal(binary.BigEndian.Uint32(own), 0, 1)) // target
-	} else {
-		program = append(program, load(1, ethernetSize+6), equal(unix.IPPROTO_ICMPV6, 0, 12),
-			load(1, message), equal(uint32(ipv6.ICMPTypeNeighborSolicitation), 1, 0), equal(uint32(ipv6.ICMPTypeNeighborAdvertisement), 0, 9))
-		for at := uint32(0); at < 16; at += 4 {
-			left := uint8(7 - at/2) // instructions to the last one
-			program = append(program, load(4, message+8+at), equal(binary.BigEndian.Uint32(own[at:]), 0, left))
-		}
+	own := address.AsSlice()
+	last := binary.BigEndian.Uint32(own[len(own)-4:])
+	program := []bpf.Instruction{load(4, ethernetSize+14), equal(last, 2, 0), load(4, ethernetSize+24), equal(last, 0, 1)} // sender, target
+	if address.Is6() {
+		program = []bpf.Instruction{load(1, ethernetSize+6), equal(unix.IPPROTO_ICMPV6, 0, 6),
+			load(1, message), equal(uint32(ipv6.ICMPTypeNeighborSolicitation), 1, 0), equal(uint32(ipv6.ICMPTypeNeighborAdvertisement), 0, 3),
+			load(4, message+8+12), equal(last, 0, 1)}
 	}
 	raw, _ := bpf.Assemble(append(program, bpf.RetConstant{Val: longestReceive}, bpf.RetConstant{})) // all can be written
 	return raw

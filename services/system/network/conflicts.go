@@ -109,7 +109,7 @@ func (o *owner) watch(ctx context.Context, a address, l netlink.Link, held *bool
 	defer wire.Close()
 	other, probes := "", firstProbes
 	for last := (finding{}); ctx.Err() == nil; {
-		all, err := dump(netlink.LinkList)
+		all, err := dump("links", netlink.LinkList)
 		if err != nil {
 			return err
 		}

@@ -176,7 +176,7 @@ func (o *owner) concerns(l netlink.Link, gone bool) bool {
 // configuration meanwhile can leave only then.
 func seen(l netlink.Link) any {
 	a := l.Attrs()
-	return [...]any{a.Name, a.Flags, carrier(l), a.MasterIndex, a.MTU, a.HardwareAddr.String()}
+	return [...]any{a.Name, a.Flags, carrier(l), a.MasterIndex, a.MTU, a.HardwareAddr.String(), fmt.Sprint(a.AltNames)}
 }
 
 // plugged reports whether a link has got a carrier again. That a cable was unplugged for a short time may be visible only by the kernel's count.
@@ -195,7 +195,7 @@ func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP 
 func (o *owner) look(byUs bool) error {
 	all, err := o.o.list()
 	if err != nil {
-		return fmt.Errorf("list the links: %w", err)
+		return err
 	}
 	before, here := map[int]netlink.Link{}, map[int]bool{}
 	for _, l := range o.links {

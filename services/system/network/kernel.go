@@ -189,20 +189,29 @@ type actual struct {
 }
 
 // dump calls list again if it was interrupted by a change, a few times.
-func dump[T any](list func() ([]T, error)) (all []T, err error) {
+func dump[T any](what string, list func() (T, error)) (all T, err error) {
 	for range 5 {
 		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return all, err
+			break
 		}
+	}
+	if err != nil {
+		err = fmt.Errorf("list the %s: %w", what, err)
 	}
 	return all, err
 }
 
 func readKernel() (actual, error) {
 	now := actual{objects: map[object]bool{}, failed: map[address]bool{}, tentative: map[address]bool{}}
-	links, err := dump(netlink.LinkList)
-	if err != nil {
-		return now, fmt.Errorf("list the links: %w", err)
+	links, err1 := dump("links", netlink.LinkList)
+	vlans, err2 := dump("VLANs of bridges", netlink.BridgeVlanList)
+	addresses, err3 := dump("addresses", func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	routes, err4 := dump("routes", func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
+	rules, err5 := dump("rules", func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })
+	if err := cmp.Or(err1, err2, err3, err4, err5); err != nil {
+		return now, err
 	}
 	for _, l := range links {
 		now.objects[mtu{l.Attrs().Index, l.Attrs().MTU}] = true
@@ -210,18 +219,10 @@ func readKernel() (actual, error) {
 			now.objects[altname{l.Attrs().Index, name}] = true
 		}
 	}
-	vlans, err := netlink.BridgeVlanList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return now, fmt.Errorf("list the VLANs of bridges: %w", err)
-	}
 	for index, all := range vlans {
 		for _, v := range all {
 			now.objects[tagged{int(index), int(v.Vid)}] = true
 		}
-	}
-	addresses, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return now, fmt.Errorf("list the addresses: %w", err)
 	}
 	for _, a := range addresses {
 		own := address{a.LinkIndex, prefixOf(a.IPNet)}
@@ -235,12 +236,6 @@ func readKernel() (actual, error) {
 		}
 		now.objects[own] = !now.failed[own]
 	}
-	routes, err := dump(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-	})
-	if err != nil {
-		return now, fmt.Errorf("list the routes: %w", err)
-	}
 	for _, k := range routes {
 		switch {
 		case k.Protocol == ours:
@@ -248,10 +243,6 @@ func readKernel() (actual, error) {
 		case k.Protocol == unix.RTPROT_RA:
 			now.routes = append(now.routes, routeOf(k))
 		}
-	}
-	rules, err := dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })
-	if err != nil {
-		return now, fmt.Errorf("list the rules: %w", err)
 	}
 	for _, k := range rules {
 		if k.Protocol == ours {

@@ -242,10 +242,10 @@ func TestAdvertisedServers(t *testing.T) {
 	if !o.advertise(2, []ndp.Option{servers, domains}, now) || o.advertise(2, []ndp.Option{servers, domains}, now) {
 		t.Error("only the first advertisement changes anything")
 	}
-	if diff := cmp.Diff([]string{"2001:db8::53", "fe80::1%eth0"}, strings.Split(config.Joined(o.resolvers(), " "), " ")); diff != "" {
+	if diff := cmp.Diff([]string{"2001:db8::53", "fe80::1%eth0"}, strings.Split(config.Joined(advertisedServers(o), " "), " ")); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"corp.example.org"}, o.search()); diff != "" {
+	if diff := cmp.Diff([]string{"corp.example.org"}, advertisedDomains(o)); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{
@@ -256,7 +256,15 @@ func TestAdvertisedServers(t *testing.T) {
 		t.Error(diff)
 	}
 	servers.Lifetime, domains.Lifetime = 0, 0
-	if !o.advertise(2, []ndp.Option{servers, domains}, now) || len(o.resolvers())+len(o.search())+len(o.problems()) > 0 {
-		t.Errorf("after the end: %v %v %v", o.resolvers(), o.search(), o.problems())
+	if !o.advertise(2, []ndp.Option{servers, domains}, now) || len(advertisedServers(o))+len(advertisedDomains(o))+len(o.problems()) > 0 {
+		t.Errorf("after the end: %v %v %v", advertisedServers(o), advertisedDomains(o), o.problems())
 	}
+}
+
+func advertisedServers(o *owner) []netip.Addr {
+	return found(o, nil, func(l *lease) []netip.Addr { return l.resolvers })
+}
+
+func advertisedDomains(o *owner) []string {
+	return found(o, nil, func(l *lease) []string { return l.search })
 }

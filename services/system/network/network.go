@@ -109,6 +109,10 @@ const (
 // Options are the inputs of the service.
 type Options struct {
 	Store *resource.Store
+	// Argument is the network of the kernel's argument, for a machine without a configuration.
+	Argument config.Network
+	// Platform reads the network-config of the platform, and calls needed when that needs the network. The error is boot.ErrNone if it has none.
+	Platform func(ctx context.Context, needed func()) ([]byte, error)
 
 	etcDir   string                  // /etc; tests have their own
 	pinFile  string                  // on STATE; different in tests
@@ -144,8 +148,10 @@ type Daemon struct {
 	endpoints  map[string]wgtypes.Config // the last settings of WireGuard links
 	tuned      map[string]tuned          // those of cards' drivers
 
-	typed   chan config.Network // new ones
-	without config.Network      // settings while there is no configuration
+	typed    chan config.Network // new ones
+	without  config.Network      // settings while there is no configuration
+	byHand   bool                // somebody at the console has made them
+	platform platform
 }
 
 // Use changes the settings of a machine without a configuration.
@@ -165,7 +171,7 @@ func New(o Options) *Daemon {
 	option.Default(&o.physical, physicalEthernet)
 	option.Default(&o.card, cardOf)
 	option.Default(&o.sources, sources)
-	option.Default(&o.list, func() ([]netlink.Link, error) { return dump(netlink.LinkList) })
+	option.Default(&o.list, func() ([]netlink.Link, error) { return dump("links", netlink.LinkList) })
 	option.Default(&o.read, readKernel)
 	option.Default(&o.change, changeKernel)
 	option.Default(&o.receive, acceptRA)

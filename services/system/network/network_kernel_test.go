@@ -437,7 +437,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	n.change = func(o *Options) {
 		o.list = func() ([]netlink.Link, error) {
 			looks.Add(1)
-			return dump(netlink.LinkList)
+			return dump("links", netlink.LinkList)
 		}
 	}
 	n.configure(config.Network{Interfaces: []config.Interface{static("eth0", "10.71.0.2/24", 0)}})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // LinkStatus is a link that networkd configures.
@@ -72,21 +73,12 @@ func (o *owner) reportObjects() error {
 	for _, name := range o.order() {
 		links[name] = o.linkStatus(name)
 		for _, l := range o.leases(name) {
-			s := LeaseStatus{Link: name, Source: l.source, Server: l.server, Resolvers: l.resolvers, Search: l.search, Hostname: l.hostname, Expires: l.expireAt.Round(0), Problems: o.problemsOf(l)}
-			for _, a := range l.addresses {
-				s.Addresses = append(s.Addresses, a.Prefix)
-			}
+			s := LeaseStatus{Link: name, Source: l.source, Addresses: lists.Of(l.addresses, func(a leasedAddress) netip.Prefix { return a.Prefix }), Server: l.server, Resolvers: l.resolvers, Search: l.search, Hostname: l.hostname, Expires: l.expireAt.Round(0), Problems: o.problemsOf(l)}
 			leases[name+"-"+l.source] = s
 		}
 	}
-	all := slices.Clone(o.wanted)
-	for _, a := range o.state.advertised {
-		all = append(all, want{a, byKernel})
-	}
-	for _, r := range o.state.routes {
-		all = append(all, want{r, byKernel})
-	}
-	for _, want := range all {
+	for _, want := range slices.Concat(o.wanted, lists.Of(o.state.advertised, func(a address) want { return want{a, byKernel} }),
+		lists.Of(o.state.routes, func(r route) want { return want{r, byKernel} })) {
 		link := o.linkName(want.link())
 		s := Object{Link: link, By: want.by, Problem: o.problem(want.object)}
 		if want.by == byConfiguration {

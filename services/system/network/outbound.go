@@ -1,12 +1,12 @@
 package network
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -17,10 +17,6 @@ import (
 )
 
 const (
-	// dialTimeout and handshakeTimeout are enough for a distant server behind a
-	// slow proxy.
-	dialTimeout      = 30 * time.Second
-	handshakeTimeout = 10 * time.Second
 	// headerTimeout ends the wait for a server that has accepted the request and doesn't answer.
 	headerTimeout = time.Minute
 	// maxBundle is twenty times the size of Mozilla's.
@@ -42,14 +38,9 @@ func outbound(env map[string]string, bundle string) (*http.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &http.Transport{
-		Proxy:                 Proxy(env),
-		DialContext:           (&net.Dialer{Timeout: dialTimeout}).DialContext,
-		TLSClientConfig:       &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:   handshakeTimeout,
-		ResponseHeaderTimeout: headerTimeout,
-		ForceAttemptHTTP2:     true,
-	}, nil
+	t := http.DefaultTransport.(*http.Transport).Clone() // its times are enough for a distant server behind a slow proxy
+	t.Proxy, t.TLSClientConfig, t.ResponseHeaderTimeout = Proxy(env), &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, headerTimeout
+	return t, nil
 }
 
 // Authorities adds those of a bundle to a copy of a pool; nil is an empty one.
@@ -73,18 +64,10 @@ func Authorities(bundle string, to *x509.CertPool) (*x509.CertPool, error) {
 // Proxy chooses the proxy for a request by the variables http_proxy, https_proxy
 // and no_proxy of an environment, in either case.
 func Proxy(env map[string]string) func(*http.Request) (*url.URL, error) {
-	first := func(names ...string) string {
-		for _, name := range names {
-			if v := env[name]; v != "" {
-				return v
-			}
-		}
-		return ""
-	}
 	proxies := httpproxy.Config{
-		HTTPProxy:  first("http_proxy", "HTTP_PROXY"),
-		HTTPSProxy: first("https_proxy", "HTTPS_PROXY"),
-		NoProxy:    first("no_proxy", "NO_PROXY"),
+		HTTPProxy:  cmp.Or(env["http_proxy"], env["HTTP_PROXY"]),
+		HTTPSProxy: cmp.Or(env["https_proxy"], env["HTTPS_PROXY"]),
+		NoProxy:    cmp.Or(env["no_proxy"], env["NO_PROXY"]),
 	}
 	choose := proxies.ProxyFunc()
 	return func(r *http.Request) (*url.URL, error) { return choose(r.URL) }

@@ -31,8 +31,10 @@ type owner struct {
 	log *slog.Logger
 
 	cfg        *config.Config // an empty one in maintenance mode
-	version    uint64         // of cfg
-	configured bool           // there is a configuration
+	settings   config.Network // with what only lower layers have
+	found      chan platform
+	version    uint64 // of cfg
+	configured bool   // there is a configuration
 	plans      []config.Link
 	virtuals   []virtual
 	members    map[string]string       // of bonds and bridges: the master's name
@@ -88,6 +90,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		files:    files{dir: d.o.etcDir},
 		named:    map[string]lookup{},
 		heard:    make(chan func() bool),
+		found:    make(chan platform, 1),
 		switches: map[int]map[string]LinkNeighbor{},
 	}
 	var err error
@@ -105,6 +108,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	defer o.stopClients()
 	defer cancel()
 	configs := d.o.Store.Watch(ctx, machine.Configs.Type())
+	o.askPlatform(ctx)
 	if err := o.configure(); err != nil {
 		return err
 	}
@@ -120,20 +124,21 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 // configure applies the configuration; without one, an empty one.
 func (o *owner) configure() error {
 	cfg, err := machine.Configs.Get(o.o.Store, machine.ConfigID)
-	if errors.Is(err, resource.ErrNotFound) {
-		o.cfg = &config.Config{Machine: config.Machine{Network: o.without}}
-		o.replan()
-		o.announced.Store(new(string))
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, resource.ErrNotFound) {
 		return err
 	}
-	o.cfg, o.version = cfg.Spec, cfg.Version
+	if o.cfg = (&config.Config{Machine: config.Machine{Network: o.without}}); err == nil {
+		o.cfg, o.version = cfg.Spec, cfg.Version
+	}
+	came := err == nil && !o.configured
+	o.configured = o.configured || came
 	o.replan()
-	o.announced.Store(&cfg.Spec.Machine.Network.Hostname)
-	if !o.configured {
-		o.configured = true
+	name := "" // servers get only one of a configuration
+	if o.configured {
+		name = o.cfg.Machine.Network.Hostname
+	}
+	o.announced.Store(&name)
+	if came {
 		return o.takeOver()
 	}
 	return nil
@@ -197,10 +202,13 @@ func (o *owner) loop(ctx context.Context, configs <-chan struct{}) error {
 			changed = before != o.configured || !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
 				!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP)
 		case o.without = <-o.typed:
+			o.byHand = true
 			if err := o.configure(); err != nil {
 				return err
 			}
 			o.settled, changed = false, true
+		case o.platform = <-o.found:
+			changed = true
 		case take := <-o.heard:
 			changed = take()
 		case <-observe.C:

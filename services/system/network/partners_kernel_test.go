@@ -81,18 +81,23 @@ func TestKeaIPv4(t *testing.T) {
 	}
 }
 
-// A network without IPv4: radvd announces the router, a name server and a domain, and that Kea has the addresses. The node's address is Kea's.
+// A network without IPv4: radvd announces the router, a name server and a domain, and that Kea has the addresses. The node's address is the one that Kea has reserved
+// for the identifier of its MAC address.
 func TestKeaIPv6AndRadvd(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.49.0.1/24")
 	p.do(func() { p.address("far0", "fd49::1/64") })
-	p.runs("kea-dhcp6", "-c", file(t, `{"Dhcp6": {
+	card, err := netlink.LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.runs("kea-dhcp6", "-c", file(t, fmt.Sprintf(`{"Dhcp6": {
 		"interfaces-config": {"interfaces": ["far0"], "service-sockets-max-retries": 50, "service-sockets-retry-wait-time": 200},
 		"server-id": {"type": "EN", "enterprise-id": 32473, "identifier": "010203", "persist": false},
 		"lease-database": {"type": "memfile", "persist": false},
 		"preferred-lifetime": 500, "valid-lifetime": 600, "loggers": [{"name": "kea-dhcp6", "severity": "WARN", "output_options": [{"output": "stderr"}]}],
-		"subnet6": [{"subnet": "fd49::/64", "interface": "far0", "pools": [{"pool": "fd49::77 - fd49::77"}], "option-data": [
-			{"name": "dns-servers", "data": "fd49::53"}]}]}}`))
+		"subnet6": [{"subnet": "fd49::/64", "interface": "far0", "pools": [{"pool": "fd49::50 - fd49::60"}],
+			"reservations": [{"duid": "00:03:00:01:%s", "ip-addresses": ["fd49::77"]}], "option-data": [{"name": "dns-servers", "data": "fd49::53"}]}]}}`, card.Attrs().HardwareAddr)))
 	p.runs("radvd", "--nodaemon", "--logmethod=stderr", "--pidfile="+filepath.Join(t.TempDir(), "pid"), "--config="+file(t, `interface far0 {
 		AdvSendAdvert on; AdvManagedFlag on; MinRtrAdvInterval 3; MaxRtrAdvInterval 4;
 		prefix fd49::/64 { AdvOnLink on; AdvAutonomous off; };

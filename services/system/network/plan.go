@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"github.com/garboard-os/garboard/services/core/resource"
 )
 
 // defaultMetric of a lease's routes is that of static ones without a metric.
@@ -19,6 +22,8 @@ const defaultMetric = 1024
 // Who wants an object: the layers of settings, the last one first.
 const (
 	byConfiguration = "machine.network.interfaces"
+	byPlatform      = "the platform's network-config"
+	byArgument      = "kernel argument " + ParamIP
 	byRules         = "machine.network.rules"
 	byKernel        = "router advertisement"
 )
@@ -69,7 +74,7 @@ var kinds = map[config.RouteType]int{
 // staticRoute is a route of the configuration; vrf is the table of the VRF that its link is in, or 0.
 func staticRoute(index int, r config.Route, vrf uint32) route {
 	s := route{
-		index: index, network: r.Network.Masked(), gateway: r.Gateway, metric: r.Metric, source: r.Source, mtu: r.MTU,
+		index: index, network: r.Network.Masked(), gateway: r.Gateway, metric: cmp.Or(r.Metric, defaultMetric), source: r.Source, mtu: r.MTU,
 		table: cmp.Or(r.Table, vrf, unix.RT_TABLE_MAIN), kind: kinds[r.Type],
 	}
 	if s.kind != unix.RTN_UNICAST {
@@ -81,14 +86,15 @@ func staticRoute(index int, r config.Route, vrf uint32) route {
 // wanted are the objects of a link now. order counts the links that should have leases: the
 // metric of a link's routes doesn't depend on whether another link has a lease already.
 func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, now time.Time) (out []want) {
-	size, sizeBy := p.MTU, byConfiguration
+	layer := cmp.Or(p.By, byConfiguration)
+	size, sizeBy := p.MTU, layer
 	var addresses []netip.Prefix
 	var routes []want
 	for _, a := range p.Addresses {
 		addresses = append(addresses, a)
-		out = append(out, want{address{index, a}, byConfiguration})
+		out = append(out, want{address{index, a}, layer})
 	}
-	static := lists.Of(p.Routes, func(r config.Route) want { return want{t.place(staticRoute(index, r, p.Table)), byConfiguration} })
+	static := lists.Of(p.Routes, func(r config.Route) want { return want{t.place(staticRoute(index, r, p.Table)), layer} })
 	for _, l := range leases {
 		by := l.source + " from " + l.server
 		if size == 0 {
@@ -132,4 +138,55 @@ func wantedRules(rules []config.Rule) (out []want) {
 		}
 	}
 	return out
+}
+
+// HasWay reports whether a node with the links that it has now would still have a way to an address with these settings: a link with a
+// carrier, and a default route if it has one by its settings or a lease now. It is true if there is no link with a carrier: nothing can be lost.
+func HasWay(s *resource.Store, n config.Network) bool {
+	up := slices.DeleteFunc(Links.List(s), func(o resource.Object[LinkStatus]) bool { return o.Spec.State != "up" || o.ID == "lo" })
+	if len(up) == 0 {
+		return true
+	}
+	routed := !slices.ContainsFunc(Routes.List(s), func(o resource.Object[Object]) bool {
+		return o.Spec.By != byKernel && o.Spec.Problem == "" && (strings.HasPrefix(o.Spec.What, "0.0.0.0/0 via ") || strings.HasPrefix(o.Spec.What, "::/0 via "))
+	})
+	name := func(l config.Link) string {
+		for _, o := range up {
+			if isLink(l, o) {
+				return o.ID
+			}
+		}
+		return l.Name
+	}
+	links := n.Links()
+	for i, l := range links {
+		links[i].Name = name(l)
+	}
+	plans, virtuals, members := expand(links, func(called string) string { return name(config.Link{Name: called, HardwareAddr: called}) })
+	for _, o := range up {
+		if o.Spec.Kind == "device" && !slices.ContainsFunc(plans, func(p config.Link) bool { return p.Name == o.ID }) {
+			plans = append(plans, config.Link{Name: o.ID, DHCP: true})
+		}
+	}
+	var plugged func(name string) bool
+	plugged = func(name string) bool {
+		if i := slices.IndexFunc(virtuals, func(v virtual) bool { return v.name == name }); i >= 0 {
+			return slices.ContainsFunc(append(slices.Clip(virtuals[i].members), virtuals[i].below), plugged)
+		}
+		return slices.ContainsFunc(up, func(o resource.Object[LinkStatus]) bool { return o.ID == name })
+	}
+	way := false
+	for _, p := range plans {
+		if p.Ignore || p.Table != 0 || members[p.Name] != "" || !plugged(p.Name) { // in a VRF nobody reaches the machine API
+			continue
+		}
+		way = way || p.DHCP || p.DHCP6 || len(p.Addresses) > 0 || p.Advertised() || p.AcceptRA != config.AdvertisementsOff &&
+			slices.ContainsFunc(OnLinks.List(s), func(o resource.Object[Object]) bool { return o.Spec.By == byKernel && o.Spec.Link == p.Name })
+		routed = routed || p.DHCP || slices.ContainsFunc(p.Routes, func(r config.Route) bool { return r.Network.Bits() == 0 && r.Gateway.IsValid() })
+	}
+	return way && routed
+}
+
+func isLink(l config.Link, o resource.Object[LinkStatus]) bool {
+	return l.Name == o.ID || l.Name != "" && l.Name == o.Spec.Alias || l.Selects(config.Card{Name: o.ID, HardwareAddr: o.Spec.MAC})
 }

@@ -31,15 +31,17 @@ func (o *owner) publish() {
 // writeAll writes files and resources.
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
-	if servers := o.resolvers(); len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
+	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.resolvers })
+	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.search }) // domains that complete short names
+	if len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
 		o.toldServers = servers
 		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), maxNameservers, servers[maxNameservers]))
 	}
 	errs := []error{
-		o.files.resolvers("/etc/resolv.conf", o.resolvers(), o.search()),
-		o.files.resolvers(boot.PodResolvConf, []netip.Addr{o.cfg.ResolverAddress()}, o.search()),
-		Resolvers.Put(w, ResolversID, o.resolvers()),
-		TimeServers.Put(w, TimeServersID, o.timeServers()),
+		o.files.resolvers("/etc/resolv.conf", servers, search),
+		o.files.resolvers(boot.PodResolvConf, []netip.Addr{o.cfg.ResolverAddress()}, search),
+		Resolvers.Put(w, ResolversID, servers),
+		TimeServers.Put(w, TimeServersID, found(o, nil, func(l *lease) []netip.Addr { return l.ntp })),
 	}
 	if !chosen {
 		return errors.Join(errs...) // the last address stays published: its users need one
@@ -52,7 +54,7 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	name := o.name()
 	return errors.Join(append(errs,
 		o.pin(name),
-		o.files.names(name, addr.Primary, o.cfg.Machine.Network.ExtraHostEntries),
+		o.files.names(name, addr.Primary, o.settings.ExtraHostEntries),
 		Hostnames.Put(w, HostnameID, name),
 		Addresses.Put(w, AddressID, addr),
 	)...)
@@ -74,10 +76,10 @@ func (o *owner) pin(name string) error {
 // lease, or else made from the first MAC address. It doesn't change once chosen, because the
 // cluster identifies the node by it.
 func (o *owner) name() string {
-	if name := o.cfg.Machine.Network.Hostname; name != "" {
+	if name := o.settings.Hostname; name != "" {
 		return name
 	}
-	names := fromLeases(o, func(l *lease) []string {
+	names := found(o, nil, func(l *lease) []string {
 		if name, err := cleanHostname(l.hostname); err == nil {
 			return []string{name}
 		}
@@ -102,7 +104,7 @@ func (o *owner) name() string {
 }
 
 func (o *owner) namedByLeases() bool {
-	n := o.cfg.Machine.Network
+	n := o.settings
 	return n.Hostname == "" && n.AutoHostname != config.HostnameStable
 }
 
@@ -119,30 +121,17 @@ func (o *owner) problemsOf(l *lease) []string {
 	return append(slices.Clip(l.problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.hostname, o.hostname, why))
 }
 
-func (o *owner) resolvers() []netip.Addr {
-	if ns := o.cfg.Machine.Network.Nameservers; len(ns) > 0 {
-		return ns
+// found is what the first layer of settings has that has any, else what all leases have.
+func found[E comparable](o *owner, settings func(config.Network) []E, leases func(*lease) []E) []E {
+	for _, l := range o.layers() {
+		if settings != nil && len(settings(l.Network)) > 0 {
+			return settings(l.Network)
+		}
 	}
-	return fromLeases(o, func(l *lease) []netip.Addr { return l.resolvers })
-}
-
-// search are the domains that complete short names.
-func (o *owner) search() []string {
-	if s := o.cfg.Machine.Network.SearchDomains; len(s) > 0 {
-		return s
-	}
-	return fromLeases(o, func(l *lease) []string { return l.search })
-}
-
-func (o *owner) timeServers() []netip.Addr {
-	return fromLeases(o, func(l *lease) []netip.Addr { return l.ntp })
-}
-
-func fromLeases[E comparable](o *owner, what func(*lease) []E) []E {
 	out := []E{}
 	for _, name := range o.order() {
 		for _, l := range o.leases(name) {
-			out = append(out, missing(what(l), out)...)
+			out = append(out, missing(leases(l), out)...)
 		}
 	}
 	return out

@@ -260,6 +260,9 @@ func (o *owner) problems() (out []string) {
 			}
 		}
 	}
+	if o.platform.problem != nil {
+		out = append(out, byPlatform+": "+o.platform.problem.Error())
+	}
 	declined := len(out)
 	for _, d := range o.declined {
 		if time.Now().Before(d.until) {

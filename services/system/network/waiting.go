@@ -54,10 +54,10 @@ func (o *owner) pending() (out []lack) {
 	addressed := false
 	for i, p := range append(slices.Clip(o.plans), o.unlisted()...) {
 		listed := i < len(o.plans)
-		if p.Ignore || p.Name == "lo" || o.members[p.Name] != "" || !listed && addressed {
-			continue // a bond or bridge works without some of its members
-		}
 		l, here := o.links[p.Name]
+		if p.Ignore || p.Name == "lo" || here && o.members[p.Name] != "" || !listed && addressed {
+			continue
+		}
 		if here {
 			p, _ = o.plan(l)
 		}
@@ -154,8 +154,8 @@ func (o *owner) grace(p config.Link, listed bool) time.Duration {
 	l, here := o.links[p.Name]
 	chosen := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned })
 	switch {
-	case errors.Is(o.errs[making+p.Name], unix.EOPNOTSUPP):
-		return 0 // the kernel doesn't have such links: it never will
+	case errors.Is(o.errs[making+p.Name], unix.EOPNOTSUPP) || o.members[p.Name] != "":
+		return 0 // the kernel doesn't have such links, and never will; a bond or bridge works without some of its members
 	case p.Required:
 		return requiredGrace
 	case listed && !chosen:

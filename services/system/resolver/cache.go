@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/dns/dnsmessage"
+	"github.com/miekg/dns"
 )
 
 const (
@@ -18,7 +18,7 @@ const (
 // question is what an answer depends on.
 type question struct {
 	name   string // in lower case
-	kind   dnsmessage.Type
+	kind   uint16
 	secure bool // with the records of DNSSEC
 }
 
@@ -34,25 +34,23 @@ type entry struct {
 	ttl    uint32
 }
 
-func (c *cache) get(q question, now time.Time) *dnsmessage.Message {
+func (c *cache) get(q question, now time.Time) *dns.Msg {
 	c.mu.Lock()
 	e := c.entries[q]
 	c.mu.Unlock()
 	age := uint32(now.Sub(e.from) / time.Second)
-	m := new(dnsmessage.Message)
+	m := new(dns.Msg)
 	if age >= e.ttl || m.Unpack(e.packet) != nil {
 		return nil
 	}
-	for _, section := range [][]dnsmessage.Resource{m.Answers, m.Authorities, m.Additionals} {
-		for i := range section {
-			section[i].Header.TTL -= age
-		}
+	for _, rr := range slices.Concat(m.Answer, m.Ns, m.Extra) {
+		rr.Header().Ttl -= age
 	}
 	return m
 }
 
 // put keeps an answer. If there are too many, it begins anew.
-func (c *cache) put(q question, m *dnsmessage.Message, now time.Time) {
+func (c *cache) put(q question, m *dns.Msg, now time.Time) {
 	packet, err := m.Pack()
 	ttl := lasts(m)
 	if ttl == 0 || err != nil || len(packet) > maxEntry {
@@ -67,15 +65,15 @@ func (c *cache) put(q question, m *dnsmessage.Message, now time.Time) {
 }
 
 // lasts is for how many seconds an answer is valid: that there is nothing, as the SOA record says (RFC 2308).
-func lasts(m *dnsmessage.Message) uint32 {
-	ttl, sure := uint32(maxTTL), len(m.Answers) > 0 && m.RCode == dnsmessage.RCodeSuccess
-	for _, r := range slices.Concat(m.Answers, m.Authorities, m.Additionals) {
-		ttl = min(ttl, r.Header.TTL)
-		if soa, is := r.Body.(*dnsmessage.SOAResource); is {
-			ttl, sure = min(ttl, soa.MinTTL), true
+func lasts(m *dns.Msg) uint32 {
+	ttl, sure := uint32(maxTTL), len(m.Answer) > 0 && m.Rcode == dns.RcodeSuccess
+	for _, rr := range slices.Concat(m.Answer, m.Ns, m.Extra) {
+		ttl = min(ttl, rr.Header().Ttl)
+		if soa, is := rr.(*dns.SOA); is {
+			ttl, sure = min(ttl, soa.Minttl), true
 		}
 	}
-	if !sure || m.RCode != dnsmessage.RCodeSuccess && m.RCode != dnsmessage.RCodeNameError {
+	if !sure || m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
 		return 0
 	}
 	return ttl

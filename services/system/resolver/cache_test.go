@@ -2,18 +2,17 @@ package resolver
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
-	"golang.org/x/net/dns/dnsmessage"
 )
 
 // message is an answer with these records, and those of the authority.
-func message(t testing.TB, code int, answers []string, authorities ...string) *dnsmessage.Message {
+func message(t testing.TB, code int, answers []string, authorities ...string) *dns.Msg {
 	t.Helper()
 	records := func(texts []string) (all []dns.RR) {
 		for _, text := range texts {
@@ -25,19 +24,14 @@ func message(t testing.TB, code int, answers []string, authorities ...string) *d
 		}
 		return all
 	}
-	packet, err := (&dns.Msg{MsgHdr: dns.MsgHdr{Response: true, Rcode: code}, Answer: records(answers), Ns: records(authorities)}).Pack()
-	m := new(dnsmessage.Message)
-	if err := errors.Join(err, m.Unpack(packet)); err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return &dns.Msg{MsgHdr: dns.MsgHdr{Response: true, Rcode: code}, Answer: records(answers), Ns: records(authorities)}
 }
 
 func TestHowLongAnswersLast(t *testing.T) {
 	t.Parallel()
 	const soa = "example. 600 IN SOA ns.example. root.example. 1 2 3 4 60"
 	for name, tt := range map[string]struct {
-		m    *dnsmessage.Message
+		m    *dns.Msg
 		want uint32
 	}{
 		"the shortest":        {message(t, 0, []string{"a.example. 60 IN CNAME b.example.", "b.example. 5 IN A 192.0.2.1"}), 5},
@@ -57,16 +51,16 @@ func TestHowLongAnswersLast(t *testing.T) {
 func TestCache(t *testing.T) {
 	t.Parallel()
 	c, now := cache{}, time.Now()
-	q := question{name: "a.example.", kind: dnsmessage.TypeA}
+	q := question{name: "a.example.", kind: dns.TypeA}
 	given := message(t, 0, []string{"a.example. 60 IN A 192.0.2.1"})
 	c.put(q, given, now)
 	for range 2 { // neither what was given nor what one got is what is kept
-		given.Answers[0].Header.TTL = 1
-		if given = c.get(q, now.Add(50*time.Second)); given == nil || given.Answers[0].Header.TTL != 10 {
+		given.Answer[0].Header().Ttl = 1
+		if given = c.get(q, now.Add(50*time.Second)); given == nil || given.Answer[0].Header().Ttl != 10 {
 			t.Fatalf("%v, want a TTL of 10 s", given)
 		}
 	}
-	for name, q := range map[string]question{"another kind": {name: q.name, kind: dnsmessage.TypeAAAA}, "with DNSSEC": {q.name, q.kind, true}} {
+	for name, q := range map[string]question{"another kind": {name: q.name, kind: dns.TypeAAAA}, "with DNSSEC": {q.name, q.kind, true}} {
 		if m := c.get(q, now); m != nil {
 			t.Errorf("%s: %v", name, m)
 		}
@@ -75,7 +69,7 @@ func TestCache(t *testing.T) {
 		t.Errorf("%v after its time", m)
 	}
 	for i := range 3 * maxEntries {
-		q := question{name: fmt.Sprintf("a%d.example.", i), kind: dnsmessage.TypeA}
+		q := question{name: fmt.Sprintf("a%d.example.", i), kind: dns.TypeA}
 		c.put(q, message(t, 0, []string{q.name + " 60 IN A 192.0.2.1"}), now)
 		if c.get(q, now) == nil {
 			t.Fatalf("%s isn't kept", q.name)
@@ -95,9 +89,9 @@ func FuzzAnswer(f *testing.F) {
 		}
 		f.Add(packet)
 	}
-	r := &resolver{ctx: f.Context(), log: slog.New(slog.DiscardHandler), known: facts{names: map[string][]dnsmessage.ResourceBody{"node.": {&dnsmessage.AResource{A: [4]byte{10, 5, 0, 2}}}}}}
+	r := &resolver{ctx: f.Context(), log: slog.New(slog.DiscardHandler), known: facts{names: map[string][]dns.RR{"node.": {&dns.A{Hdr: dns.RR_Header{Name: "node.", Rrtype: dns.TypeA, Class: dns.ClassINET}, A: net.IPv4(10, 5, 0, 2)}}}}}
 	f.Fuzz(func(t *testing.T, packet []byte) {
-		out := r.reply(packet, dnsPacket)
+		out := r.reply(packet, dns.MinMsgSize)
 		if out == nil {
 			return
 		}

@@ -14,22 +14,19 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"math"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/net/netutil"
 
 	"github.com/garboard-os/garboard/boot"
@@ -55,12 +52,8 @@ const (
 	exchangeTime, exchanges = time.Second, 2
 	// idle ends a connection.
 	idle = 10 * time.Second
-	// dnsPacket is what a client takes over UDP that doesn't say more (RFC 1035 4.2.1).
-	dnsPacket = 512
 	// ownTTL of what the node knows itself, in seconds.
 	ownTTL = 30
-
-	typeIXFR = dnsmessage.Type(251) // RFC 1995
 )
 
 // Service is the resolver in the graph.
@@ -91,9 +84,9 @@ type resolver struct {
 
 // facts are what a resolver works with.
 type facts struct {
-	on      bool                                 // else it answers nobody
-	at      netip.Addr                           // where it answers
-	names   map[string][]dnsmessage.ResourceBody // addresses of the node's own, and those of extraHostEntries
+	on      bool                // else it answers nobody
+	at      netip.Addr          // where it answers
+	names   map[string][]dns.RR // addresses of the node's own, and those of extraHostEntries
 	servers []config.TLSNameserver
 	trusted *x509.CertPool // who may vouch for servers over TLS
 }
@@ -153,13 +146,16 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 	own, _ := network.Addresses.Get(store, network.AddressID)
 	found, _ := network.Resolvers.Get(store, network.ResolversID)
 	short, _, _ := strings.Cut(host.Spec, ".")
-	f.on, f.at, f.names = cfg.Machine.Network.Resolver.On(), cfg.ResolverAddress(), map[string][]dnsmessage.ResourceBody{}
+	f.on, f.at, f.names = cfg.Machine.Network.Resolver.On(), cfg.ResolverAddress(), map[string][]dns.RR{}
 	for _, e := range append([]config.HostEntry{{IP: own.Spec.Primary, Aliases: slices.Compact([]string{host.Spec, short})}}, cfg.Machine.Network.ExtraHostEntries...) {
 		for _, alias := range e.Aliases {
-			if name := canonical(alias); e.IP.Is4() && alias != "" {
-				f.names[name] = append(f.names[name], &dnsmessage.AResource{A: e.IP.As4()})
+			name := canonical(alias)
+			if head := (dns.RR_Header{Name: name, Class: dns.ClassINET, Ttl: ownTTL}); e.IP.Is4() && alias != "" {
+				head.Rrtype = dns.TypeA
+				f.names[name] = append(f.names[name], &dns.A{Hdr: head, A: e.IP.AsSlice()})
 			} else if e.IP.Is6() && alias != "" {
-				f.names[name] = append(f.names[name], &dnsmessage.AAAAResource{AAAA: e.IP.As16()})
+				head.Rrtype = dns.TypeAAAA
+				f.names[name] = append(f.names[name], &dns.AAAA{Hdr: head, AAAA: e.IP.AsSlice()})
 			}
 		}
 	}
@@ -221,7 +217,7 @@ func (r *resolver) serveUDP(conn net.PacketConn) error {
 		}
 		if asked := bytes.Clone(packet[:n]); !r.outside(from) {
 			r.answering(func() (err error) {
-				if m := r.reply(asked, dnsPacket); m != nil {
+				if m := r.reply(asked, dns.MinMsgSize); m != nil {
 					_, err = conn.WriteTo(m, from)
 				}
 				return err
@@ -239,14 +235,14 @@ func (r *resolver) serveTCP(l net.Listener) error {
 		go dag.Guard(r.log, func() error {
 			defer context.AfterFunc(r.ctx, func() { conn.Close() })()
 			defer conn.Close()
-			for !r.outside(conn.RemoteAddr()) {
+			for stream := (&dns.Conn{Conn: conn}); !r.outside(conn.RemoteAddr()); {
 				_ = conn.SetDeadline(time.Now().Add(idle))
-				asked, err := readMessage(conn)
+				asked, err := stream.ReadMsgHeader(nil)
 				if err != nil {
 					return nil // the client has gone
 				}
 				done := make(chan struct{})
-				if !r.answering(func() error { defer close(done); return writeMessage(conn, r.reply(asked, math.MaxUint16)) }) {
+				if !r.answering(func() error { defer close(done); _, err := stream.Write(r.reply(asked, dns.MaxMsgSize)); return err }) {
 					return nil
 				}
 				<-done
@@ -270,105 +266,46 @@ func (r *resolver) answering(answer func() error) bool {
 	}
 }
 
-// Messages on a connection have their length before them (RFC 1035 4.2.2).
-func readMessage(conn io.Reader) ([]byte, error) {
-	var size [2]byte
-	if _, err := io.ReadFull(conn, size[:]); err != nil {
-		return nil, err
-	}
-	m := make([]byte, binary.BigEndian.Uint16(size[:]))
-	_, err := io.ReadFull(conn, m)
-	return m, err
-}
-
-func writeMessage(conn io.Writer, m []byte) error {
-	_, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(m))), m...))
-	return err
-}
-
 // reply answers a packet with one of at most so many bytes, over UDP those that it allows; nil: what it is has no answer.
 func (r *resolver) reply(packet []byte, most int) []byte {
-	var p dnsmessage.Parser
-	header, err := p.Start(packet)
-	if err != nil || header.Response {
+	asked := new(dns.Msg)
+	err := asked.Unpack(packet)
+	if asked.Response || err != nil && asked.MsgHdr == (dns.MsgHdr{}) {
 		return nil
 	}
-	m := dnsmessage.Message{Header: dnsmessage.Header{ID: header.ID, OpCode: header.OpCode, Response: true, RecursionDesired: header.RecursionDesired, RecursionAvailable: true}}
-	questions, err := p.AllQuestions()
-	opt, edns, other := options(&p)
+	m := new(dns.Msg).SetReply(asked)
+	m.RecursionAvailable, m.Compress = true, true
+	opt := asked.IsEdns0()
+	secure := opt != nil && opt.Do()
 	switch {
-	case err != nil || other != nil || len(questions) != 1:
-		m.RCode = dnsmessage.RCodeFormatError
-	case header.OpCode != 0:
-		m.RCode = dnsmessage.RCodeNotImplemented
-	case questions[0].Class != dnsmessage.ClassINET || questions[0].Type == dnsmessage.TypeAXFR || questions[0].Type == typeIXFR:
-		m.RCode = dnsmessage.RCodeRefused
+	case err != nil || len(asked.Question) != 1:
+		m.Rcode = dns.RcodeFormatError
+	case asked.Opcode != dns.OpcodeQuery:
+		m.Rcode = dns.RcodeNotImplemented
+	case asked.Question[0].Qclass != dns.ClassINET || asked.Question[0].Qtype == dns.TypeAXFR || asked.Question[0].Qtype == dns.TypeIXFR:
+		m.Rcode = dns.RcodeRefused
 	default:
-		m.Questions, m.RCode = questions, dnsmessage.RCodeServerFailure
-		if found := r.find(question{canonical(questions[0].Name.String()), questions[0].Type, opt.DNSSECAllowed()}); found != nil {
-			m.RCode, m.Answers, m.Authorities, m.Additionals = found.RCode, found.Answers, found.Authorities, found.Additionals
+		m.Rcode = dns.RcodeServerFailure
+		if found := r.find(question{canonical(asked.Question[0].Name), asked.Question[0].Qtype, secure}); found != nil {
+			m.Rcode, m.Answer, m.Ns, m.Extra = found.Rcode, found.Answer, found.Ns, slices.Clip(found.Extra)
 		}
 	}
-	if edns {
-		m.Additionals = append(slices.Clip(m.Additionals), ednsOption(opt.DNSSECAllowed()))
-		most = max(most, min(int(opt.Class), maxPacket))
+	if opt != nil {
+		m.SetEdns0(maxPacket, secure)
+		most = max(most, min(int(opt.UDPSize()), maxPacket))
 	}
-	out, err := m.Pack()
-	if err == nil && len(out) > most {
-		m.Truncated, m.Answers, m.Authorities, m.Additionals = true, nil, nil, nil
-		out, err = m.Pack()
-	}
-	if err != nil {
-		return nil // a name that can't be written
-	}
+	m.Truncate(most)
+	out, _ := m.Pack() // nil: a name that can't be written
 	return out
-}
-
-// options finds EDNS (RFC 6891) behind the questions.
-func options(p *dnsmessage.Parser) (opt dnsmessage.ResourceHeader, is bool, err error) {
-	if err := errors.Join(p.SkipAllAnswers(), p.SkipAllAuthorities()); err != nil {
-		return opt, false, err
-	}
-	for {
-		h, err := p.AdditionalHeader()
-		if errors.Is(err, dnsmessage.ErrSectionDone) {
-			return opt, is, nil
-		}
-		if err == nil {
-			err = p.SkipAdditional()
-		}
-		if err != nil {
-			return opt, is, err
-		}
-		if h.Type == dnsmessage.TypeOPT {
-			opt, is = h, true
-		}
-	}
-}
-
-func ednsOption(secure bool) dnsmessage.Resource {
-	var h dnsmessage.ResourceHeader
-	_ = h.SetEDNS0(maxPacket, dnsmessage.RCodeSuccess, secure) // no error is possible
-	return dnsmessage.Resource{Header: h, Body: &dnsmessage.OPTResource{}}
 }
 
 // canonical is a name in its one form.
 func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) + "." }
 
 // find is what the node knows itself, else what a server says; nil for nothing.
-func (r *resolver) find(q question) *dnsmessage.Message {
-	name, err := dnsmessage.NewName(q.name)
-	if err != nil {
-		return nil
-	}
-	if own, is := r.known.names[q.name]; is && (q.kind == dnsmessage.TypeA || q.kind == dnsmessage.TypeAAAA) {
-		m := &dnsmessage.Message{}
-		for _, body := range own {
-			if _, four := body.(*dnsmessage.AResource); four == (q.kind == dnsmessage.TypeA) {
-				m.Answers = append(m.Answers, dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: name, Class: dnsmessage.ClassINET, TTL: ownTTL}, Body: body})
-			}
-		}
-		return m
+func (r *resolver) find(q question) *dns.Msg {
+	if own, is := r.known.names[q.name]; is && (q.kind == dns.TypeA || q.kind == dns.TypeAAAA) {
+		return &dns.Msg{Answer: slices.DeleteFunc(slices.Clone(own), func(rr dns.RR) bool { return rr.Header().Rrtype != q.kind })}
 	}
 	m := r.cache.get(q, time.Now())
 	if m == nil {
@@ -380,13 +317,13 @@ func (r *resolver) find(q question) *dnsmessage.Message {
 }
 
 // ask asks all servers. The first that knows whether the name exists counts; nil: none has answered.
-func (r *resolver) ask(q question) (last *dnsmessage.Message) {
-	answers := make(chan *dnsmessage.Message, len(r.servers))
+func (r *resolver) ask(q question) (last *dns.Msg) {
+	answers := make(chan *dns.Msg, len(r.servers))
 	for _, s := range r.servers {
 		select {
 		case s.asked <- struct{}{}:
 			go func() {
-				var m *dnsmessage.Message
+				var m *dns.Msg
 				_ = dag.Guard(r.log, func() (err error) { m, err = s.exchange(r.ctx, q); return err })
 				<-s.asked
 				answers <- m
@@ -400,7 +337,7 @@ func (r *resolver) ask(q question) (last *dnsmessage.Message) {
 		if m != nil {
 			last = m
 		}
-		if m != nil && (m.RCode == dnsmessage.RCodeSuccess || m.RCode == dnsmessage.RCodeNameError) {
+		if m != nil && (m.Rcode == dns.RcodeSuccess || m.Rcode == dns.RcodeNameError) {
 			break
 		}
 	}
@@ -424,7 +361,7 @@ func newServer(c config.TLSNameserver, pool *x509.CertPool) *server {
 }
 
 // exchange asks one server, from a new port and with a random number. The kernel takes packets of this server only.
-func (s *server) exchange(ctx context.Context, q question) (answer *dnsmessage.Message, err error) {
+func (s *server) exchange(ctx context.Context, q question) (answer *dns.Msg, err error) {
 	for range exchanges {
 		if answer, err = s.once(ctx, q, s.tls != nil); err == nil || ctx.Err() != nil {
 			break
@@ -439,61 +376,63 @@ func (s *server) exchange(ctx context.Context, q question) (answer *dnsmessage.M
 	return answer, nil
 }
 
-func (s *server) once(ctx context.Context, q question, stream bool) (*dnsmessage.Message, error) {
-	name, err := dnsmessage.NewName(q.name)
-	m := dnsmessage.Message{
-		Header:      dnsmessage.Header{ID: uint16(rand.Uint32()), RecursionDesired: true},
-		Questions:   []dnsmessage.Question{{Name: name, Type: q.kind, Class: dnsmessage.ClassINET}},
-		Additionals: []dnsmessage.Resource{ednsOption(q.secure)},
-	}
-	packet, packing := m.Pack()
-	if err := errors.Join(err, packing); err != nil {
-		return nil, err
-	}
+func (s *server) once(ctx context.Context, q question, stream bool) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, exchangeTime)
 	defer cancel()
-	conn, err := s.dial(ctx, stream)
+	c := dns.Client{Net: "udp", UDPSize: maxPacket, TLSConfig: s.tls}
+	if stream {
+		c.Net = "tcp"
+	}
+	if s.tls != nil {
+		c.Net = "tcp-tls"
+	}
+	conn, err := c.DialContext(ctx, s.address)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
 	ends, _ := ctx.Deadline()
 	_ = conn.SetDeadline(ends)
-	if stream {
-		err = writeMessage(conn, packet)
-	} else {
-		_, err = conn.Write(packet)
-	}
-	for err == nil {
-		if packet, err = receive(conn, stream); err != nil {
-			break
-		}
-		answer := new(dnsmessage.Message)
+	m := new(dns.Msg).SetQuestion(q.name, q.kind).SetEdns0(maxPacket, q.secure)
+	for err = conn.WriteMsg(m); err == nil; {
+		packet, failed := conn.ReadMsgHeader(nil)
+		answer := new(dns.Msg)
 		// Another one is of somebody who guesses, or late.
-		if answer.Unpack(packet) == nil && answer.Response && answer.ID == m.ID && len(answer.Questions) == 1 &&
-			canonical(answer.Questions[0].Name.String()) == q.name && answer.Questions[0].Type == q.kind {
-			answer.Additionals = slices.DeleteFunc(answer.Additionals, func(r dnsmessage.Resource) bool { return r.Header.Type == dnsmessage.TypeOPT })
+		if failed == nil && answer.Unpack(packet) == nil && answer.Response && answer.Id == m.Id && len(answer.Question) == 1 &&
+			canonical(answer.Question[0].Name) == q.name && answer.Question[0].Qtype == q.kind {
+			answer.Rcode &= 0xf // without EDNS, which is of this exchange
+			answer.Extra = slices.DeleteFunc(answer.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 			return answer, nil
 		}
+		err = failed
 	}
 	return nil, err
 }
 
-func (s *server) dial(ctx context.Context, stream bool) (net.Conn, error) {
-	switch {
-	case s.tls != nil:
-		return (&tls.Dialer{Config: s.tls}).DialContext(ctx, "tcp", s.address)
-	case stream:
-		return new(net.Dialer).DialContext(ctx, "tcp", s.address)
-	}
-	return new(net.Dialer).DialContext(ctx, "udp", s.address)
+// Answer is what became of a question to a name server.
+type Answer struct {
+	Server string // address and port
+	Err    error  // nil: it has answered, whatever it knows
 }
 
-func receive(conn net.Conn, stream bool) ([]byte, error) {
-	if stream {
-		return readMessage(conn)
+// Probe asks each of the node's name servers for the root: over UDP as programs do, and over TCP where that has no answer, to tell
+// what is wrong. It takes three seconds at most.
+func Probe(ctx context.Context, store *resource.Store, cfg *config.Config) []Answer {
+	known, _ := learn(store, cfg) // without authorities, a server over TLS isn't believed
+	servers := known.ask()
+	all := make([]Answer, len(servers))
+	var wg sync.WaitGroup
+	for i, s := range servers {
+		wg.Go(func() {
+			root := question{name: ".", kind: dns.TypeNS}
+			_, err := s.exchange(ctx, root)
+			if err != nil && s.tls == nil {
+				_, stream := s.once(ctx, root, true)
+				err = fmt.Errorf("%w; it answers over TCP: %t", err, stream == nil)
+			}
+			all[i] = Answer{s.address, err}
+		})
 	}
-	packet := make([]byte, maxPacket)
-	n, err := conn.Read(packet)
-	return packet[:n], err
+	wg.Wait()
+	return all
 }

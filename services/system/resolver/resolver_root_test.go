@@ -20,7 +20,6 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/config"
@@ -175,14 +174,15 @@ func TestAnswers(t *testing.T) {
 	m := new(dns.Msg).SetQuestion("long.example.", dns.TypeTXT)
 	asked, err := m.Pack()
 	r.must(err)
-	open, err := net.Dial("tcp", address4+":53")
+	open, err := dns.DialTimeout("tcp", address4+":53", deadline)
 	r.must(err)
 	defer open.Close()
 	for i := range 20 { // settings of something else don't end what a client has open
 		r.cfg.Machine.Install.Disk = fmt.Sprintf("/dev/vd%c", 'a'+i)
 		r.configure()
-		r.must(writeMessage(open, asked))
-		if _, err := readMessage(open); err != nil {
+		_, err := open.Write(asked)
+		r.must(err)
+		if _, err := open.ReadMsgHeader(nil); err != nil {
 			t.Fatalf("another setting has changed: %v", err)
 		}
 	}
@@ -358,11 +358,11 @@ func TestOverTLS(t *testing.T) {
 		{"dns.example", x509.NewCertPool(), "unknown authority"},
 	} {
 		s := newServer(config.TLSNameserver{Address: netip.MustParseAddr("127.0.0.5"), Name: tt.name}, tt.trusted)
-		answer, err := s.exchange(t.Context(), question{name: "a.example.", kind: dnsmessage.TypeA})
+		answer, err := s.exchange(t.Context(), question{name: "a.example.", kind: dns.TypeA})
 		switch {
 		case tt.problem != "" && (err == nil || !strings.Contains(err.Error(), tt.problem)):
 			t.Errorf("%v, want %s", err, tt.problem)
-		case tt.problem == "" && (err != nil || answer.RCode != dnsmessage.RCodeNameError):
+		case tt.problem == "" && (err != nil || answer.Rcode != dns.RcodeNameError):
 			t.Errorf("%v, %v", answer, err)
 		}
 	}
@@ -382,9 +382,10 @@ func TestProbe(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if packet, err := readMessage(conn); err == nil {
+			stream := &dns.Conn{Conn: conn}
+			if packet, err := stream.ReadMsgHeader(nil); err == nil {
 				packet[2] |= 0x80 // an answer without an address
-				_ = writeMessage(conn, packet)
+				_, _ = stream.Write(packet)
 			}
 			conn.Close()
 		}

@@ -45,9 +45,6 @@ const (
 // ErrNone is the error of a source without a configuration.
 var ErrNone = errors.New("no configuration")
 
-// ErrClosed is in the errors of a node that has a configuration, and can't have it now: nobody is to give it another one meanwhile.
-var ErrClosed = errors.New("maintenance mode stays closed")
-
 // none is ErrNone with the reason.
 type none string
 

@@ -49,6 +49,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/slots"
 	"github.com/garboard-os/garboard/services/system/sysctl"
 	"github.com/garboard-os/garboard/services/system/udev"
+	"github.com/garboard-os/garboard/services/system/volumes"
 )
 
 // paramChart as a kernel parameter names a device, such as /dev/ttyS1, that gets
@@ -226,7 +227,7 @@ func NewNode(o Options) (*Node, error) {
 		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, Socket: gate, Fingerprint: &n.fingerprint}),
 		n.network.Service(),
 		machine.Service(machine.Options{
-			Store: store, Applier: applier, MountState: d.MountState,
+			Store: store, Applier: applier, MountState: d.MountState, Installed: installed,
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume, Wait: applier.NeedNetwork}),
 		}),
 		d.Service(),
@@ -250,7 +251,7 @@ func NewNode(o Options) (*Node, error) {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
 	controllers := slices.Concat(
-		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), d.VolumeController(), kubelet.HealthController(since)},
+		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder}).Controller(), kubelet.HealthController(since)},
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{
 			Logs: o.Logs, Roster: member.Roster, Enlist: member.Enlist,

@@ -97,7 +97,7 @@ func (c *computer) boot(line string, images installers, sick bool) *booted {
 	})})
 	c.must(err)
 	services := []dag.Service{
-		machine.Service(machine.Options{Store: store, Applier: applier, MountState: n.disks.MountState, Sources: []boot.Source{c.configuration()}}),
+		machine.Service(machine.Options{Store: store, Applier: applier, MountState: n.disks.MountState, Installed: installed, Sources: []boot.Source{c.configuration()}}),
 		n.disks.Service(), c.formatted(n), slots.Service(slots.ServiceOptions{Slots: n.slots, Install: n.install}), restOf(sick),
 	}
 	for i := range services[1:] { // the order of node.go

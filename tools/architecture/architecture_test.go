@@ -38,6 +38,7 @@ var forTests = []string{
 	module + "/tools/testing/eventually",
 	module + "/tools/testing/freeport",
 	module + "/tools/testing/isolate",
+	module + "/tools/testing/loopdisk",
 	module + "/tools/testing/module",
 	module + "/tools/testing/signer",
 	module + "/tools/testing/timeserver",

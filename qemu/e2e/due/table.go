@@ -14,7 +14,7 @@ var Folders = map[string]Folder{
 		},
 	},
 	"qemu/e2e/badinput": {
-		All: []string{"boot/sources.go", "boot/cmdline.go", "services/system/disks"},
+		All: []string{"boot/sources.go", "boot/cmdline.go", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 		Tests: map[string][]string{
 			"TestBadConfiguration":       {"config", "services/system/machine", "services/front/console"},
 			"TestNoDiskNoDHCP":           {"services/system/network"},
@@ -56,11 +56,12 @@ var Folders = map[string]Folder{
 		"boot/extension", "image/extensions", "services/kubernetes/extension", "image/rootfs",
 	}},
 	"qemu/e2e/full": {All: []string{
-		"services/core/logs", "services/operations/doctor", "services/kubernetes/containerd", "services/system/disks",
+		"services/core/logs", "services/operations/doctor", "services/kubernetes/containerd", "services/system/disk", "services/system/disks", "services/system/volume",
 	}},
 	"qemu/e2e/host": {All: []string{"qemu/container", "qemu/host.go", "qemu/network", "init"}},
 	"qemu/e2e/installed": {All: []string{
-		"boot/esp", "boot/meta", "boot/signed", "image/release", "boot/slots.go", "boot/layout.go", "services/system/slots", "services/system/install", "services/system/disks",
+		"boot/esp", "boot/meta", "boot/signed", "image/release", "boot/slots.go", "boot/layout.go", "services/system/slots", "services/system/install", "services/system/disk", "services/system/disks",
+		"services/system/volume", "services/system/volumes", "services/system/media",
 		"services/operations/lifecycle", "init",
 	}},
 	"qemu/e2e/joining": {All: []string{"services/kubernetes/roster", "services/kubernetes/peers", "services/front/trustd", "services/front/apid", "services/kubernetes/secrets"}},
@@ -81,23 +82,23 @@ var Folders = map[string]Folder{
 	"qemu/e2e/maintenance": {
 		All: []string{"boot/sources.go", "services/system/machine", "services/front/console"},
 		Tests: map[string][]string{
-			"TestMetalInQEMU":       {"kernel", "image/initramfs", "services/system/udev", "services/system/disks"},
+			"TestMetalInQEMU":       {"kernel", "image/initramfs", "services/system/udev", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 			"TestMaintenanceInQEMU": {"services/front/apid", "tools/gbctl/apply.go", "tools/gbctl/machine.go"},
 		},
 	},
 	"qemu/e2e/manifests": {All: []string{"services/kubernetes/controlplane", "services/kubernetes/kubeclient"}},
 	"qemu/e2e/media": {Tests: map[string][]string{
-		"TestMediumInUEFI":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/front/console", "services/system/disks"},
-		"TestMediumInBIOS":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/system/disks", "boot/layout.go"},
+		"TestMediumInUEFI":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/front/console", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
+		"TestMediumInBIOS":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media", "boot/layout.go"},
 		"TestImagesOnTheMedium":          {"image/media", "image/oci", "boot/location.go", "services/kubernetes/containerd", "tools/gbctl/imagebundle", "tools/gbctl/images*.go"},
 		"TestClusterFromTheNetwork":      {"qemu/machines.go", "qemu/vm", "image/media", "tools/gbctl/netboot", "boot/fetch.go"},
 		"TestNetworkInBIOS":              {"tools/gbctl/netboot", "tools/gbctl/media_serve.go", "image/loader", "boot/fetch.go"},
 		"TestNetworkInUEFI":              {"tools/gbctl/netboot", "tools/gbctl/media_serve.go", "image/loader"},
 		"TestHTTPBootOfUEFI":             {"tools/gbctl/netboot", "tools/gbctl/media_serve.go"},
-		"TestDiskImage":                  {"image/media", "boot/esp", "boot/platform.go", "services/system/disks", "services/system/slots"},
+		"TestDiskImage":                  {"image/media", "boot/esp", "boot/platform.go", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media", "services/system/slots"},
 		"TestDiskImageWithConfiguration": {"image/media", "boot/sources.go", "boot/location.go"},
 		"TestExtensions":                 {"image/customize", "image/extensions", "boot/extension", "services/kubernetes/extension", "services/system/udev", "services/system/sysctl"},
-		"TestS200CustomizedByDocker":     {"image/customize", "image/installer", "image/squashfs", "image/sbom", "image/program", "services/system/disks"},
+		"TestS200CustomizedByDocker":     {"image/customize", "image/installer", "image/squashfs", "image/sbom", "image/program", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 		"TestSystemWithoutNetwork":       {"services/system/slots", "boot/slots.go", "boot/esp", "init/watchdog.go", "services/operations/rollout", "tools/gbctl/power.go"},
 	}},
 	"qemu/e2e/members": {All: []string{
@@ -133,7 +134,7 @@ var Folders = map[string]Folder{
 		"TestSignedImages":       {"services/kubernetes/kubelet", "services/kubernetes/etcd"},
 	}},
 	"qemu/e2e/renamed": {All: []string{"services/kubernetes/roster", "services/kubernetes/kubelet", "services/front/trustd", "services/operations/doctor"}},
-	"qemu/e2e/reset":   {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/system/disks", "services/kubernetes/controlplane", "tools/gbctl/reset.go"}},
+	"qemu/e2e/reset":   {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/system/disk", "services/system/disks", "services/system/volume", "services/kubernetes/controlplane", "tools/gbctl/reset.go"}},
 	"qemu/e2e/rolling": {All: []string{"services/operations/upgradek8s", "services/operations/rollout", "services/kubernetes/kubelet", "tools/gbctl/power.go", "tools/gbctl/nodes.go"}},
 	"qemu/e2e/rotate":  {All: []string{"services/operations/rotateca", "services/operations/rollout", "services/kubernetes/secrets", "config/pki", "tools/gbctl/rotateca.go"}},
 	"qemu/e2e/scale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/lifecycle"}},

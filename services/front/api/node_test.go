@@ -20,7 +20,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
-	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -162,8 +162,8 @@ func TestS252Containers(t *testing.T) {
 
 func TestDisksHaveAllThatIsKnown(t *testing.T) {
 	t.Parallel()
-	s := newNodeService(Options{Disks: func() ([]disks.Disk, error) {
-		return []disks.Disk{{Path: "/dev/sda", Size: 1 << 40, Model: "BIG", Serial: "s1", Bus: "sata", ReadOnly: true, System: true, Holds: "Garboard", WWID: "naa.1", BusPath: "/pci0", Type: config.DiskHDD}}, nil
+	s := newNodeService(Options{Disks: func() ([]disk.Disk, error) {
+		return []disk.Disk{{Identity: disk.Identity{Path: "/dev/sda", Size: 1 << 40, Model: "BIG", Serial: "s1", WWID: "naa.1"}, Bus: "sata", ReadOnly: true, System: true, Holds: "Garboard", BusPath: "/pci0", Type: config.DiskHDD}}, nil
 	}})
 	res, err := s.Disks(t.Context(), nil)
 	must(t, err)

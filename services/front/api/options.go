@@ -14,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -47,7 +48,7 @@ type Options struct {
 	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
 	// Since is the time since boot.
 	Since func() time.Duration
-	Disks func() ([]disks.Disk, error)
+	Disks func() ([]disk.Disk, error)
 	// SetTime sets the clock.
 	SetTime func(context.Context, time.Time) error
 	// UserDisks are the disks of these names, if a reset may wipe them.

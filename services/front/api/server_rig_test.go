@@ -29,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -96,7 +97,7 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 		Containerd: containerd.New(containerd.Options{Mode: boot.Container, Store: store, Processes: table, Logs: l}),
 		Etcd:       etcd.New(etcd.Options{Store: store, DataDir: filepath.Join(dir, "etcd"), Journal: filepath.Join(dir, "etcd.json")}),
 		Diagnose:   func(context.Context) ([]*apiv1.Finding, []string) { return nil, []string{"nothing"} },
-		Disks:      func() ([]disks.Disk, error) { return nil, nil },
+		Disks:      func() ([]disk.Disk, error) { return nil, nil },
 		SetTime: func(_ context.Context, to time.Time) error {
 			if to.Before(boot.Built()) {
 				return errors.New("this system was built later")

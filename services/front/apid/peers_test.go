@@ -69,7 +69,7 @@ func newControlPlane(t *testing.T, ca pki.CA, name string) *controlPlane {
 	graph, err := dag.New(dag.Options{Log: l.Logger},
 		dag.Service{ID: "udevd", Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }},
 		machine.Service(machine.Options{
-			Store: store, Applier: n.applier, MountState: func(context.Context) (bool, error) { return true, nil },
+			Store: store, Applier: n.applier, MountState: func(context.Context) (machine.State, error) { return machine.StateMounted, nil },
 			Sources: []boot.Source{{Name: "test", Read: func(context.Context) ([]byte, error) { return text, nil }}},
 		}))
 	must(err)

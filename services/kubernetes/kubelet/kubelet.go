@@ -27,9 +27,9 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/volumes"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
@@ -67,7 +67,7 @@ func Service(o Options) dag.Service {
 		Kind: dag.Container,
 		Needs: []dag.Condition{
 			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),
-			disks.Mounted(o.Store), // pods would write below the mount points otherwise
+			volumes.Mounted(o.Store), // pods would write below the mount points otherwise
 		},
 		Lacks: runner.Lacks,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {

@@ -107,7 +107,7 @@ func (r *rig) on() {
 		Store: r.store, StateDir: r.dir, Log: slog.New(slog.DiscardHandler),
 		Restart: func(context.Context, string, bool) error { return nil }, Reboot: func(why string) { t.Errorf("it reboots: %s", why) },
 	})
-	g, err := dag.New(dag.Options{SinceBoot: func() time.Duration { return 0 }}, machine.Service(machine.Options{Store: r.store, Applier: r.applier, MountState: func(context.Context) (bool, error) { return true, nil }, Sources: []boot.Source{{
+	g, err := dag.New(dag.Options{SinceBoot: func() time.Duration { return 0 }}, machine.Service(machine.Options{Store: r.store, Applier: r.applier, MountState: func(context.Context) (machine.State, error) { return machine.StateMounted, nil }, Sources: []boot.Source{{
 		Name: boot.StateSource, Read: func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(r.dir, "config.yaml")) },
 	}}}))
 	put(t, err)

@@ -8,9 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,83 +22,40 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/volume"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/loopdisk"
 	"github.com/garboard-os/garboard/tools/testing/uml"
 	"golang.org/x/sys/unix"
 )
 
-const gib = 1 << 30
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
 
 // loop is a disk made of a sparse file.
 type loop struct {
-	t    *testing.T
-	name string // loop3
-	path string
-	file string
+	*loopdisk.Disk
+	t *testing.T
 }
 
 func newLoop(t *testing.T, size int64) *loop {
 	t.Helper()
-	l := &loop{t: t, file: filepath.Join(t.TempDir(), "disk.img")}
-	if err := os.WriteFile(l.file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(l.file, size); err != nil {
-		t.Fatal(err)
-	}
-	dev, err := attach(l.file, 0)
-	if err != nil {
-		t.Fatalf("attach a loop device: %v", err)
-	}
-	l.path, l.name = dev.Name(), filepath.Base(dev.Name())
-	t.Cleanup(func() { dev.Close() })
-	return l
+	return &loop{loopdisk.New(t, size), t}
 }
 
-// attach makes a loop device of the content of a file behind an offset. The kernel
-// detaches it when no process has it open any more, also after a test was killed.
-func attach(file string, offset uint64) (*os.File, error) {
-	back, err := os.OpenFile(file, os.O_RDWR, 0)
+// device is the disk as the service sees it, with its content.
+func (l *loop) device() disk.Disk {
+	l.t.Helper()
+	d, _ := disk.At(l.Path) // it may have no partition table
+	d, err := d.Inspect()
 	if err != nil {
-		return nil, err
+		l.t.Fatal(err)
 	}
-	defer back.Close()
-	ctl, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer ctl.Close()
-	for {
-		n, err := unix.IoctlRetInt(int(ctl.Fd()), unix.LOOP_CTL_GET_FREE)
-		if err != nil {
-			return nil, err
-		}
-		dev, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
-		if err != nil {
-			return nil, err
-		}
-		err = unix.IoctlLoopConfigure(int(dev.Fd()), &unix.LoopConfig{
-			Fd:   uint32(back.Fd()),
-			Info: unix.LoopInfo64{Offset: offset, Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_PARTSCAN},
-		})
-		if err == nil {
-			return dev, nil
-		}
-		dev.Close()
-		if !errors.Is(err, unix.EBUSY) { // another process was faster
-			return nil, err
-		}
-	}
-}
-
-func command(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return d
 }
 
 type syncBuffer struct {
@@ -157,28 +114,21 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 	m.applier = machine.NewApplier(machine.ApplierOptions{Store: m.store, Log: l.Logger(machine.ID), StateDir: filepath.Join(m.dir, "state")})
 	m.disks = New(Options{
 		Mode: boot.Machine, Store: m.store, Processes: process.New(), Logs: l, StateReady: m.applier.StateReady,
-		isDisk: func(name string) bool {
-			for _, l := range disks {
-				if l.name == name {
-					return true
-				}
-			}
-			return false
-		},
-		stateDir: filepath.Join(m.dir, "state"),
-		varDir:   filepath.Join(m.dir, "var"),
-		etcDir:   filepath.Join(m.dir, "etc"),
-		idFile:   filepath.Join(m.dir, "machine-id"),
-		Plugins:  filepath.Join(m.dir, "plugins"),
-		before: func(step string) error {
-			if step == m.cut {
-				return fmt.Errorf("before %s: %w", step, errPowerCut)
-			}
-			return nil
-		},
+		dirs:    volume.Dirs{State: filepath.Join(m.dir, "state"), Var: filepath.Join(m.dir, "var"), Etc: filepath.Join(m.dir, "etc")},
+		idFile:  filepath.Join(m.dir, "machine-id"),
+		Plugins: filepath.Join(m.dir, "plugins"),
 	})
-	m.disks.began = time.Now().Add(-lateDisks)
-	t.Cleanup(m.disks.unmount)
+	m.disks.Keeper.Disks.Is = func(name string) bool {
+		return slices.ContainsFunc(disks, func(l *loop) bool { return l.Name == name })
+	}
+	m.disks.Keeper.Before = func(step string) error {
+		if step == m.cut {
+			return fmt.Errorf("before %s: %w", step, errPowerCut)
+		}
+		return nil
+	}
+	m.disks.Keeper.Disks.Began = time.Now().Add(-disk.LateDisks)
+	t.Cleanup(m.disks.close)
 	return m
 }
 
@@ -231,8 +181,15 @@ func (m *machineUnderTest) mustUp(install config.Install) {
 	}
 }
 
+// mountState reports whether STATE is mounted.
+func (m *machineUnderTest) mountState() (found bool, err error) {
+	m.t.Helper()
+	state, err := m.disks.MountState(m.t.Context())
+	return state == machine.StateMounted, err
+}
+
 // off stops everything, as a shutdown does.
-func (m *machineUnderTest) off() { m.disks.unmount() }
+func (m *machineUnderTest) off() { m.disks.close() }
 
 func (m *machineUnderTest) write(file, content string) {
 	m.t.Helper()
@@ -253,17 +210,17 @@ func (m *machineUnderTest) read(file string) string {
 func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	l := newLoop(t, 16*gib)
 	m := bootMachine(t, l)
-	if found, err := m.disks.MountState(t.Context()); found || err != nil {
+	if found, err := m.mountState(); found || err != nil {
 		t.Fatalf("STATE on an empty disk: %v, %v", found, err)
 	}
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Join(m.dir, "var"), &st); err != nil || st.Type != unix.XFS_SUPER_MAGIC {
 		t.Errorf("EPHEMERAL is of type %x (%v), want xfs", st.Type, err)
 	}
 	if size := int64(st.Blocks) * st.Bsize; size < 13*gib {
-		t.Errorf("EPHEMERAL has only %s of a disk of 16 GiB", bytesText(size))
+		t.Errorf("EPHEMERAL has only %s of a disk of 16 GiB", disk.SizeText(size))
 	}
 	if fi, err := os.Stat(filepath.Join(m.dir, "var/lib/etcd")); err != nil || fi.Mode().Perm() != 0o700 {
 		t.Errorf("etcd's directory: %v, %v", fi, err)
@@ -282,7 +239,7 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 
 	again := bootMachine(t, l)
 	again.write("plugins/bridge", "of the image")
-	found, err := again.disks.MountState(t.Context())
+	found, err := again.mountState()
 	if !found || err != nil {
 		t.Fatalf("STATE wasn't found again: %v", err)
 	}
@@ -296,7 +253,8 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	}
 }
 
-// What pods leave for the next start is there again if the configuration has its name, and is gone for good if it hasn't.
+// What pods leave for the next start is there again if the configuration has its name, and is gone for good if it
+// hasn't.
 func TestWhatPodsLeaveIsKept(t *testing.T) {
 	l := newLoop(t, 16*gib)
 	places := []string{"var/opt/cni/bin/mine", "etc/cni/net.d/mine", "etc/kubernetes/volumeplugins/mine"}
@@ -313,13 +271,13 @@ func TestWhatPodsLeaveIsKept(t *testing.T) {
 	} {
 		m := bootMachine(t, l)
 		m.persist = tc.persist
-		if found, err := m.disks.MountState(t.Context()); found != (i > 0) || err != nil {
+		if found, err := m.mountState(); found != (i > 0) || err != nil {
 			t.Fatalf("boot %d: STATE was found: %t, %v", i, found, err)
 		}
 		if err := os.Remove(filepath.Join(m.dir, "state/config.yaml")); i > 0 && err != nil { // it would replace this one
 			t.Fatal(err)
 		}
-		m.mustUp(config.Install{Disk: l.path})
+		m.mustUp(config.Install{Disk: l.Path})
 		var keeps []string
 		for _, place := range places {
 			if _, err := os.Stat(filepath.Join(m.dir, place)); err == nil {
@@ -338,29 +296,29 @@ func TestWhatPodsLeaveIsKept(t *testing.T) {
 func TestDiskIsSelected(t *testing.T) {
 	small, large := newLoop(t, 4*gib), newLoop(t, 6*gib)
 	m := bootMachine(t, small, large)
-	plan, err := m.disks.Place(config.Install{Disk: small.path})
-	if err != nil || plan != "the system comes onto "+small.path+" (4 GiB): EFI 272 MiB, BIOS 1 MiB, META 1 MiB, STATE 320 MiB, EPHEMERAL 3.4 GiB; it is empty" {
+	plan, err := m.disks.Place(config.Install{Disk: small.Path})
+	if err != nil || plan != "the system comes onto "+small.Path+" (4 GiB): EFI 272 MiB, BIOS 1 MiB, META 1 MiB, STATE 320 MiB, EPHEMERAL 3.4 GiB; it is empty" {
 		t.Errorf("%q, %v", plan, err)
 	}
 	if _, err := m.disks.Place(config.Install{Disk: "/dev/nothing"}); err == nil || !strings.Contains(err.Error(), "no disk /dev/nothing. The disks here:\nDEVICE") {
 		t.Errorf("%v", err)
 	}
 	m.mustUp(config.Install{DiskSelector: config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: 5 * gib}}})
-	if m.disks.system.Path != large.path {
-		t.Errorf("the system is on %s, and not on %s", m.disks.system.Path, large.path)
+	if m.disks.System().Path != large.Path {
+		t.Errorf("the system is on %s, and not on %s", m.disks.System().Path, large.Path)
 	}
 	link := filepath.Join(t.TempDir(), "by-id")
-	if err := os.Symlink(small.path, link); err != nil {
+	if err := os.Symlink(small.Path, link); err != nil {
 		t.Fatal(err)
 	}
-	if dev, found, _, err := m.disks.chosen(config.Install{Disk: link}); dev.Path != small.path || !found || err != nil {
+	if dev, found, _, err := m.disks.chosen(config.Install{Disk: link}); dev.Path != small.Path || !found || err != nil {
 		t.Errorf("the disk of a link: %s, %v, %v", dev.Path, found, err)
 	}
 	_, found, why, err := m.disks.chosen(config.Install{DiskSelector: config.DiskSelector{Serial: "none", Model: "none"}})
 	if found || err != nil {
 		t.Errorf("found %v, %v", found, err)
 	}
-	table := m.disks.selection(why)
+	table := m.disks.Keeper.Disks.Text(why)
 	if n := strings.Count(table, `; not selected: its model is "", its serial is ""`); n != 2 {
 		t.Errorf("the disks:\n%s", table)
 	}
@@ -369,13 +327,13 @@ func TestDiskIsSelected(t *testing.T) {
 // Who names the serial number of a disk wants that disk, whatever it holds. A pattern may fit another one.
 func TestDiskWithDataIsNamedBySerial(t *testing.T) {
 	l := newLoop(t, 4*gib)
-	command(t, "mkfs.xfs", "-q", "-L", "photos", l.path)
+	loopdisk.Run(t, "mkfs.xfs", "-q", "-L", "photos", l.Path)
 	selected := config.Install{DiskSelector: config.DiskSelector{Serial: "serial of loop*"}}
 	refused(t, bootMachine(t, l).numbered().up(selected), `holds xfs file system "photos", and isn't touched`)
-	selected.DiskSelector.Serial = "serial of " + l.name
+	selected.DiskSelector.Serial = "serial of " + l.Name
 	m := bootMachine(t, l).numbered()
 	m.mustUp(selected)
-	if text := m.console.String(); !strings.Contains(text, "erasing "+l.path+`, which held xfs file system "photos": machine.install.diskSelector has its serial number`) {
+	if text := m.console.String(); !strings.Contains(text, "erasing "+l.Path+`, which held xfs file system "photos": machine.install.diskSelector has its serial number`) {
 		t.Errorf("console: %s", text)
 	}
 }
@@ -387,16 +345,16 @@ func TestPowerCutAtEachStep(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := bootMachine(t, l)
 			m.cut = step
-			if err := m.up(config.Install{Disk: l.path}); !errors.Is(err, errPowerCut) {
+			if err := m.up(config.Install{Disk: l.Path}); !errors.Is(err, errPowerCut) {
 				t.Fatalf("the power should have gone before %s: %v", step, err)
 			}
 			m.off()
 
 			again := bootMachine(t, l)
-			if found, err := again.disks.MountState(t.Context()); found || err != nil {
+			if found, err := again.mountState(); found || err != nil {
 				t.Fatalf("STATE of a half-made disk: found %v, %v", found, err)
 			}
-			again.mustUp(config.Install{Disk: l.path})
+			again.mustUp(config.Install{Disk: l.Path})
 		})
 	}
 }
@@ -408,20 +366,20 @@ func TestForeignDiskIsRefused(t *testing.T) {
 		put  func(t *testing.T, l *loop)
 		want string // the content
 	}{
-		{"ext4", func(t *testing.T, l *loop) { command(t, "mkfs.ext4", "-q", "-L", "photos", l.path) }, `ext4 file system "photos"`},
-		{"xfs", func(t *testing.T, l *loop) { command(t, "mkfs.xfs", "-q", "-L", "data", l.path) }, `xfs file system "data"`},
+		{"ext4", func(t *testing.T, l *loop) { loopdisk.Run(t, "mkfs.ext4", "-q", "-L", "photos", l.Path) }, `ext4 file system "photos"`},
+		{"xfs", func(t *testing.T, l *loop) { loopdisk.Run(t, "mkfs.xfs", "-q", "-L", "data", l.Path) }, `xfs file system "data"`},
 		{"partitions", putPartitions, `partitions "ESP", "root" (xfs "root")`},
 		{"same labels, other types", putLookalike, `partitions "EFI", "BIOS", "META", "STATE", "EPHEMERAL"`},
-		{"data", func(t *testing.T, l *loop) { l.writeAt(777, "?") }, "unknown data"},
-		{"data at the end", func(t *testing.T, l *loop) { l.writeAt(4*gib-100, "?") }, "unknown data"},
+		{"data", func(t *testing.T, l *loop) { l.WriteAt(777, "?") }, "unknown data"},
+		{"data at the end", func(t *testing.T, l *loop) { l.WriteAt(4*gib-100, "?") }, "unknown data"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			c.put(t, l)
-			before := l.edges()
+			before := l.Edges()
 			m := bootMachine(t, l)
-			err := m.up(config.Install{Disk: l.path})
+			err := m.up(config.Install{Disk: l.Path})
 			if err == nil {
 				t.Fatal("the disk was taken")
 			}
@@ -431,68 +389,35 @@ DEVICE      SIZE   MODEL  SERIAL  HOLDS
 			if got := regexp.MustCompile(`loop\d+ *`).ReplaceAllString(err.Error(), "loopN "); got != regexp.MustCompile(`loopN *`).ReplaceAllString(want, "loopN ") {
 				t.Errorf("the error is\n%s\nwant\n%s", got, want)
 			}
-			if !bytes.Equal(before, l.edges()) {
+			if !bytes.Equal(before, l.Edges()) {
 				t.Error("the disk was written to")
 			}
 
-			if _, planned := m.disks.Place(config.Install{Disk: l.path}); planned == nil || planned.Error() != err.Error() {
+			if _, planned := m.disks.Place(config.Install{Disk: l.Path}); planned == nil || planned.Error() != err.Error() {
 				t.Errorf("the plan says %v", planned)
 			}
-			if plan, err := m.disks.Place(config.Install{Disk: l.path, Wipe: true}); err != nil || !strings.HasSuffix(plan, "; all that is on it is lost: "+c.want) {
+			if plan, err := m.disks.Place(config.Install{Disk: l.Path, Wipe: true}); err != nil || !strings.HasSuffix(plan, "; all that is on it is lost: "+c.want) {
 				t.Errorf("the plan with wipe: true: %q, %v", plan, err)
 			}
 
 			// With wipe: true it is used, unless there is nothing to install.
 			sick := bootMachine(t, l)
 			sick.disks.o.Sound = func(context.Context) error { return errors.New("the medium is damaged") }
-			if err := sick.up(config.Install{Disk: l.path, Wipe: true}); err == nil || !strings.Contains(err.Error(), "isn't erased: the medium is damaged") || !bytes.Equal(before, l.edges()) {
+			if err := sick.up(config.Install{Disk: l.Path, Wipe: true}); err == nil || !strings.Contains(err.Error(), "isn't erased: the medium is damaged") || !bytes.Equal(before, l.Edges()) {
 				t.Errorf("the disk is erased for a medium that is damaged: %v", err)
 			}
 			wiped := bootMachine(t, l)
-			wiped.mustUp(config.Install{Disk: l.path, Wipe: true})
+			wiped.mustUp(config.Install{Disk: l.Path, Wipe: true})
 			wiped.write("var/mine", "kept")
 		})
 	}
-}
-
-func (l *loop) writeAt(at int64, text string) {
-	l.t.Helper()
-	f, err := os.OpenFile(l.path, os.O_RDWR, 0)
-	if err == nil {
-		_, err = f.WriteAt([]byte(text), at)
-		err = errors.Join(err, f.Close())
-	}
-	if err != nil {
-		l.t.Fatal(err)
-	}
-}
-
-// edges are the first and the last MiB.
-func (l *loop) edges() []byte {
-	l.t.Helper()
-	f, err := os.Open(l.path)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	defer f.Close()
-	fi, err := os.Stat(l.file)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	buf := make([]byte, 2*edge)
-	_, err1 := f.ReadAt(buf[:edge], 0)
-	_, err2 := f.ReadAt(buf[edge:], fi.Size()-edge)
-	if err := errors.Join(err1, err2); err != nil {
-		l.t.Fatal(err)
-	}
-	return buf
 }
 
 // The list of disks for a user who has to choose one.
 func TestListOfDisks(t *testing.T) {
 	l, other := newLoop(t, 4*gib), newLoop(t, 1*gib)
 	m := bootMachine(t, l, other)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	if system, err := m.disks.SystemDisk(); err != nil || !strings.HasPrefix(system.Layout, "EFI 272 MiB, BIOS 1 MiB, META 1 MiB, STATE 320 MiB, EPHEMERAL 3.4 GiB") {
 		t.Errorf("the layout is %q, %v", system.Layout, err)
 	}
@@ -501,7 +426,7 @@ func TestListOfDisks(t *testing.T) {
 		t.Fatalf("%+v, %v", disks, err)
 	}
 	for _, d := range disks {
-		if system := d.Path == l.path; d.System != system || d.Size != map[bool]int64{true: 4 * gib, false: gib}[system] || d.Holds != map[bool]string{true: "Garboard", false: "nothing"}[system] {
+		if system := d.Path == l.Path; d.System != system || d.Size != map[bool]int64{true: 4 * gib, false: gib}[system] || d.Holds != map[bool]string{true: "Garboard", false: "nothing"}[system] {
 			t.Errorf("%+v", d)
 		}
 	}

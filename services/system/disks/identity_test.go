@@ -10,13 +10,13 @@ import (
 func TestMachineIDIsMadeOnceAndKept(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	d := &Disks{o: Options{stateDir: dir, idFile: filepath.Join(dir, "etc-machine-id")}}
+	file := filepath.Join(dir, "etc-machine-id")
 	read := func() string {
 		t.Helper()
-		if err := d.nameMachine(); err != nil {
+		if err := nameMachine(dir, file); err != nil {
 			t.Fatal(err)
 		}
-		id, err := os.ReadFile(d.o.idFile)
+		id, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/system/disk"
 )
 
 // Everything that a reset may name fits into the journal's sector.
@@ -23,12 +24,12 @@ func TestJournalOfUserDisks(t *testing.T) {
 		users = append(users, UserDisk{Path: "/dev/sdb", Serial: strings.Repeat("x", i+1)})
 	}
 	users = append(users, UserDisk{Path: "/dev/sdc"}) // can't be identified after a restart
-	want := journal{step: stepWipe, label: strings.Join(boot.WipeLabels, " "), disks: marks(users)}
-	if err := errors.Join(writeJournal(file, want), file.Truncate(1<<20)); err != nil {
+	want := disk.Journal{Step: disk.StepWipe, Label: strings.Join(boot.WipeLabels, " "), Disks: marks(users)}
+	if err := errors.Join(file.Truncate(2<<20), disk.WriteJournal(file, want)); err != nil {
 		t.Fatal(err)
 	}
-	got, err := readJournal(file)
-	if err != nil || got.step != want.step || got.label != want.label || len(got.disks) != maxUserDisks || !slices.Equal(got.disks, want.disks) {
+	dev, err := disk.Disk{Identity: disk.Identity{Path: file.Name(), Size: 2 << 20}, Sector: 512}.Inspect()
+	if got := dev.Pending; err != nil || got.Step != want.Step || got.Label != want.Label || len(got.Disks) != maxUserDisks || !slices.Equal(got.Disks, want.Disks) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -4,54 +4,49 @@ package disks
 
 import (
 	"errors"
-	"os"
 	"testing"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
-	"golang.org/x/sys/unix"
+	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/tools/testing/loopdisk"
 )
 
 // linuxData is the type of most Linux partitions.
 const linuxData = "0FC63DAF-8483-4772-8E79-3D69D8477DE4"
 
-func putTable(t *testing.T, l *loop, table *gpt.Table) device {
+func putTable(t *testing.T, l *loop, table *gpt.Table) disk.Disk {
 	t.Helper()
-	dev, err := readDevice(l.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.OpenFile(l.path, os.O_RDWR|unix.O_EXCL, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := errors.Join(writeTable(f, dev, table), showPartitions(t.Context(), f, dev, table)); err != nil {
+	dev := l.device()
+	dev.Table = table
+	if err := errors.Join(dev.ChangeUnused(dev.WriteTable), dev.Show(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	return dev
 }
 
+// table is one of other systems.
+func table(partitions ...*gpt.Partition) *gpt.Table {
+	return &gpt.Table{LogicalSectorSize: 512, PhysicalSectorSize: 512, ProtectiveMBR: true, Partitions: partitions}
+}
+
 // putPartitions makes the disk that of another Linux.
 func putPartitions(t *testing.T, l *loop) {
-	dev := putTable(t, l, &gpt.Table{LogicalSectorSize: 512, PhysicalSectorSize: 512, ProtectiveMBR: true, Partitions: []*gpt.Partition{
-		{Index: 1, Name: "ESP", Type: gpt.EFISystemPartition, Start: 2048, End: 4095},
-		{Index: 2, Name: "root", Type: linuxData, Start: 4096, End: 4096 + 1<<20},
-	}})
-	path, there := dev.partitionPath(2)
-	if !there {
-		t.Fatal("no device of partition 2")
+	dev := putTable(t, l, table(
+		&gpt.Partition{Index: 1, Name: "ESP", Type: gpt.EFISystemPartition, Start: 2048, End: 4095},
+		&gpt.Partition{Index: 2, Name: "root", Type: linuxData, Start: 4096, End: 4096 + 1<<20},
+	))
+	p, err := dev.Device("root")
+	if err != nil {
+		t.Fatal(err)
 	}
-	command(t, "mkfs.xfs", "-q", "-L", "root", path)
+	loopdisk.Run(t, "mkfs.xfs", "-q", "-L", "root", p.Path)
 }
 
 // putLookalike makes partitions with our labels and foreign types.
 func putLookalike(t *testing.T, l *loop) {
-	dev, err := readDevice(l.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	table := newTable(dev, boot.Places(dev.Size))
+	dev := l.device()
+	table := dev.NewTable(boot.Places(dev.Size))
 	for _, p := range table.Partitions {
 		p.Type = linuxData
 	}

@@ -5,22 +5,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"slices"
 	"strings"
 	"time"
 
-	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
-	"golang.org/x/sys/unix"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
-
-// mkfsTimeout: mkfs writes some MiB per TiB, which takes seconds even on a
-// slow USB disk under emulation.
-const mkfsTimeout = 5 * time.Minute
 
 // consent is what allows the system disk's content to be erased; "": nothing does.
 func consent(install config.Install) string {
@@ -33,349 +29,204 @@ func consent(install config.Install) string {
 	return ""
 }
 
+// provision prepares the system disk and mounts it.
+func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Install) (string, error) {
+	dev, err := d.choose(ctx, h, install)
+	if err != nil {
+		return "", err
+	}
+	consent := consent(install)
+	if f, err := dev.Inspect(); err == nil && f.Verdict == disk.Foreign && consent != "" {
+		if err := d.o.Sound(ctx); err != nil {
+			return "", fmt.Errorf("%s, which holds %s, isn't erased: %w", f.Path, f.Holds, err)
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.take(ctx, dev, consent); err != nil {
+		return "", err
+	}
+	for _, v := range d.volumes {
+		if err := d.Keeper.Open(ctx, dev, v); err != nil {
+			return "", err
+		}
+	}
+	d.system.Store(&dev)
+	return fmt.Sprintf("STATE and EPHEMERAL of %s (%s)", dev.Path, disk.SizeText(dev.Size)), nil
+}
+
 // take makes dev the system disk: it partitions an empty one, finishes an
 // incomplete one, doesn't change a complete one, and erases others only with consent.
-func (d *Disks) take(ctx context.Context, dev device, consent string) error {
-	f, err := d.inspect(dev)
+func (d *Disks) take(ctx context.Context, dev disk.Disk, consent string) error {
+	f, err := dev.Inspect()
+	if err == nil {
+		f, err = d.wipeMarked(ctx, f)
+	}
 	if err != nil {
 		return err
 	}
-	if f, err = d.wipeMarked(ctx, dev, f); err != nil {
+	if f.Verdict == disk.Ours {
+		if err := d.Keeper.Grow(ctx, f, boot.LabelEphemeral, 0); err != nil {
+			return fmt.Errorf("grow the partitions of %s: %w", f.Path, err)
+		}
+		return d.Keeper.Finish(ctx, f, d.volumes)
+	}
+	if err := d.mayTake(f, consent); err != nil {
 		return err
 	}
-	switch f.verdict {
-	case newer:
-		return d.refuseNewer(dev, f)
-	case foreign:
-		if err := d.mayWipe(dev, f, consent, "machine.install.disk", "machine.install.wipe"); err != nil {
+	switch f.Verdict {
+	case disk.Foreign:
+		d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s", f.Path, f.Holds, consent))
+	case disk.Empty:
+		d.log.Info(fmt.Sprintf("%s is empty: making the system's partitions", f.Path))
+	case disk.Unfinished:
+		d.log.Warn(fmt.Sprintf("%s has an incomplete layout after an interruption: making the system's partitions again", f.Path))
+	}
+	return d.Keeper.LayOut(ctx, f, boot.Places(f.Size), d.volumes)
+}
+
+// mayTake is nil if the system's partitions may be made on a disk that has none.
+func (d *Disks) mayTake(f disk.Disk, consent string) error {
+	switch f.Verdict {
+	case disk.Newer:
+		return d.refuseNewer(f)
+	case disk.Foreign:
+		if err := d.MayErase(f, consent, "machine.install.disk", "machine.install.wipe"); err != nil {
 			return err
 		}
-		d.log.Warn(fmt.Sprintf("erasing %s, which held %s: %s", dev.Path, f.holds, consent))
-		return d.layOutSystem(ctx, dev)
-	case empty:
-		d.log.Info(fmt.Sprintf("%s is empty: making the system's partitions", dev.Path))
-		return d.layOutSystem(ctx, dev)
-	case unfinished:
-		d.log.Warn(fmt.Sprintf("%s has an incomplete layout after an interruption: making the system's partitions again", dev.Path))
-		return d.layOutSystem(ctx, dev)
 	}
-	if err := d.grow(ctx, dev, f, boot.LabelEphemeral, 0); err != nil {
-		return fmt.Errorf("grow the partitions of %s: %w", dev.Path, err)
+	if f.Size >= boot.MinDisk {
+		return nil
 	}
-	return d.finish(ctx, dev, f, d.volumes)
+	return d.Keeper.Disks.Refuse(f, fmt.Sprintf("is too small: %s of at least %s", disk.SizeText(f.Size), disk.SizeText(boot.MinDisk)),
+		"Name another disk in machine.install.disk")
 }
 
-// mayWipe is nil if the content of the disk has to be erased and may be. consent says what allows it; name and allow are the settings that
-// choose the disk, and that could allow it.
-func (d *Disks) mayWipe(dev device, f found, consent, name, allow string) error {
-	medium := d.medium(dev, f)
-	busy, err := dev.inUse()
-	another := "Name another disk in " + name
-	switch {
-	case err != nil:
-		return err
-	case medium != "":
-		return d.refuse(dev, fmt.Sprintf("%s (%s)", medium, f.holds), another)
-	case dev.ReadOnly:
-		return d.refuse(dev, "is read-only", another)
-	case busy != "":
-		return d.refuse(dev, "is in use: "+busy, another)
-	case f.data(): // names of disks may have changed since somebody allowed it
-		return d.refuse(dev, fmt.Sprintf("has the data of other machine.disks (%s), and isn't touched", f.holds), another+", or erase this one first: gbctl -n ADDRESS reset --user-disks-to-wipe")
-	case consent == "":
-		return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds), fmt.Sprintf("%s, or set %s: true to erase this one", another, allow))
-	}
-	return nil
-}
-
-// Place says what an installation with these settings has of which disk, and what is lost there. The error is why there is none.
+// Place says what an installation with these settings has of which disk, and what is lost there. The error is why
+// there is none.
 func (d *Disks) Place(install config.Install) (string, error) {
 	dev, there, why, err := d.chosen(install)
 	if err != nil {
 		return "", err
 	}
 	if !there {
-		return "", fmt.Errorf("no disk %s. The disks here:\n%s", cmp.Or(install.Disk, "fits machine.install.diskSelector"), d.selection(why))
+		return "", fmt.Errorf("no disk %s. The disks here:\n%s", cmp.Or(install.Disk, "fits machine.install.diskSelector"), d.Keeper.Disks.Text(why))
 	}
-	f, err := d.inspect(dev)
-	if err != nil {
+	if dev.Err != nil {
+		return "", dev.Err
+	}
+	if dev.Verdict == disk.Ours {
+		return fmt.Sprintf("%s (%s) has the partitions of a system, which stay", dev.Path, disk.SizeText(dev.Size)), nil
+	}
+	if err := d.mayTake(dev, consent(install)); err != nil {
 		return "", err
 	}
 	lost := "it is empty"
-	switch f.verdict {
-	case ours:
-		return fmt.Sprintf("%s (%s) has the partitions of a system, which stay", dev.Path, bytesText(dev.Size)), nil
-	case newer:
-		return "", d.refuseNewer(dev, f)
-	case foreign:
-		if err := d.mayWipe(dev, f, consent(install), "machine.install.disk", "machine.install.wipe"); err != nil {
-			return "", err
-		}
-		lost = "all that is on it is lost: " + f.holds
+	if dev.Verdict == disk.Foreign {
+		lost = "all that is on it is lost: " + dev.Holds
 	}
-	if err := d.largeEnough(dev); err != nil {
-		return "", err
-	}
-	parts := lists.Of(boot.Places(dev.Size), func(p boot.Place) string { return p.Label + " " + bytesText(p.Size) })
-	return fmt.Sprintf("the system comes onto %s (%s): %s; %s", dev.Path, bytesText(dev.Size), strings.Join(parts, ", "), lost), nil
-}
-
-// largeEnough refuses a disk that has no room for the system.
-func (d *Disks) largeEnough(dev device) error {
-	if dev.Size >= boot.MinDisk {
-		return nil
-	}
-	return d.refuse(dev, fmt.Sprintf("is too small: %s of at least %s", bytesText(dev.Size), bytesText(boot.MinDisk)), "Name another disk in machine.install.disk")
-}
-
-// refuse returns an error with the reason, the next step, and the list of disks.
-func (d *Disks) refuse(dev device, why, next string) error {
-	return fmt.Errorf("disk %s %s. %s. The disks here:\n%s", dev.Path, why, next, d.table())
+	parts := lists.Of(boot.Places(dev.Size), func(p boot.Place) string { return p.Label + " " + disk.SizeText(p.Size) })
+	return fmt.Sprintf("the system comes onto %s (%s): %s; %s", dev.Path, disk.SizeText(dev.Size), strings.Join(parts, ", "), lost), nil
 }
 
 // refuseNewer refuses a disk of a newer release, even with
 // machine.install.wipe: that setting stays in a configuration, and an older
 // release may be booted by mistake.
-func (d *Disks) refuseNewer(dev device, f found) error {
-	return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds),
+func (d *Disks) refuseNewer(f disk.Disk) error {
+	return d.Keeper.Disks.Refuse(f, fmt.Sprintf("holds %s, and isn't touched", f.Holds),
 		"Boot that release. To use the disk with this one, reset the node with that release first (gbctl reset), and set machine.install.wipe: true")
 }
 
-func (d *Disks) layOutSystem(ctx context.Context, dev device) error {
-	if err := d.largeEnough(dev); err != nil {
-		return err
+const (
+	// pollEvery is how often it looks for a missing disk.
+	pollEvery = 500 * time.Millisecond
+	// warnAfter is how long a disk may be missing before that is logged:
+	// controllers of real machines take that long to detect theirs.
+	warnAfter = 10 * time.Second
+)
+
+// own is the disk that this system was started from, whose STATE a reset has wiped, or which was written from an
+// image: names and selectors may fit another one by now.
+func (d *Disks) own() (own disk.Disk, found bool) {
+	if !d.o.Installed {
+		return own, false
 	}
-	return d.layOut(ctx, dev, boot.Places(dev.Size), d.volumes)
-}
-
-// layOut makes the whole disk ours, with these partitions and file systems. It writes the journal first, so that it is
-// repeated if it is interrupted.
-func (d *Disks) layOut(ctx context.Context, dev device, places []boot.Place, volumes []volume) error {
-	file, err := openDisk(dev)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-
-	table := newTable(dev, places)
-	steps := []step{
-		{"journal", func() error { return writeJournal(file, journal{step: stepLayout}) }},
-		{"erase", func() error { return erase(file, dev, table) }},
-		{"table", func() error { return writeTable(file, dev, table) }},
-		{"partitions", func() error { return showPartitions(ctx, file, dev, table) }},
-	}
-	for _, v := range volumes {
-		steps = append(steps, d.format(ctx, dev, table, v))
-	}
-	return d.do(ctx, append(steps, finished(file))...)
-}
-
-// step is a part of the work that the journal covers.
-type step struct {
-	name string
-	do   func() error
-}
-
-// finished is the last step.
-func finished(file *os.File) step {
-	return step{"done", func() error { return writeJournal(file, journal{}) }}
-}
-
-func (d *Disks) do(ctx context.Context, steps ...step) error {
-	for _, s := range steps {
-		if err := errors.Join(ctx.Err(), d.o.before(s.name)); err != nil {
-			return err
-		}
-		if err := s.do(); err != nil {
-			return err
+	all, _ := d.Keeper.Disks.All() // the caller sees the error, too
+	from, fit := esp.StartedFrom(d.Firmware), 0
+	for _, f := range all {
+		if f.Err == nil && f.Verdict == disk.Ours && (from == "" || f.Has(from)) {
+			own = f
+			fit++
 		}
 	}
-	return nil
+	return own, fit == 1
 }
 
-// openDisk opens an unused disk for writing: the kernel refuses to open a disk
-// exclusively that is mounted or part of another device (open(2), O_EXCL on block
-// devices). It doesn't stay exclusive, because mkfs must be able to open a partition.
-func openDisk(dev device) (*os.File, error) {
-	free, err := os.OpenFile(dev.Path, os.O_RDWR|unix.O_EXCL, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open disk: %w", err)
-	}
-	defer free.Close()
-	return os.OpenFile(dev.Path, os.O_RDWR, 0)
-}
-
-// newTable is a layout as a partition table.
-func newTable(dev device, places []boot.Place) *gpt.Table {
-	t := &gpt.Table{LogicalSectorSize: dev.Sector, PhysicalSectorSize: dev.Sector, ProtectiveMBR: true}
-	for i, p := range places {
-		t.Partitions = append(t.Partitions, newPartition(dev, i+1, p))
-	}
-	return t
-}
-
-func newPartition(dev device, n int, p boot.Place) *gpt.Partition {
-	sectors := func(bytes int64) uint64 { return uint64(bytes / int64(dev.Sector)) }
-	return &gpt.Partition{
-		Index:      n,
-		Name:       p.Label,
-		Type:       gpt.Type(p.Type),
-		Attributes: p.Attributes,
-		Start:      sectors(p.Start),
-		End:        sectors(p.Start+p.Size) - 1,
-	}
-}
-
-// erase zeroes what other systems would recognise: the edges of the disk, and
-// those of each new partition. The journal's sector stays.
-func erase(file *os.File, dev device, t *gpt.Table) error {
-	zero := func(at, n int64) error {
-		_, err := file.WriteAt(make([]byte, n), at)
-		return err
-	}
-	errs := []error{
-		zero(0, journalAt),
-		zero(journalAt+4096, edge-journalAt-4096),
-		zero(dev.Size-edge, edge),
-	}
-	for _, p := range t.Partitions {
-		start, end := int64(p.Start)*int64(dev.Sector), int64(p.End+1)*int64(dev.Sector)
-		errs = append(errs, zero(start, edge), zero(end-edge, edge))
-	}
-	if err := errors.Join(append(errs, file.Sync())...); err != nil {
-		return fmt.Errorf("erase %s: %w", dev.Path, err)
-	}
-	return nil
-}
-
-// bootNothing is int 18h, with which a boot record gives up (BIOS Boot Specification 1.01, 6.7).
-var bootNothing = []byte{0xcd, 0x18}
-
-func writeTable(file *os.File, dev device, t *gpt.Table) error {
-	if err := t.Write(file, dev.Size); err != nil {
-		return fmt.Errorf("write partition table of %s: %w", dev.Path, err)
-	}
-	// A BIOS starts each disk that has a table. Until there is a boot loader, this one tells it to try the next.
-	if _, err := file.WriteAt(bootNothing, 0); err != nil {
-		return fmt.Errorf("write boot record of %s: %w", dev.Path, err)
-	}
-	if err := unix.IoctlSetInt(int(file.Fd()), unix.BLKRRPART, 0); err != nil {
-		return fmt.Errorf("make the kernel read the partition table of %s: %w", dev.Path, err)
-	}
-	return nil
-}
-
-// format makes the layer and the file system of a volume, and ends after they
-// are on the disk.
-func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) step {
-	return step{"format " + v.Label, func() error {
-		path, err := partitionDevice(ctx, dev, t, v.Label)
-		if err == nil {
-			err = v.layer.create(ctx, path)
+// chosen is the disk that the configuration names and selects, if it is there.
+func (d *Disks) chosen(install config.Install) (disk.Disk, bool, disk.Rejected, error) {
+	all, err := d.Keeper.Disks.All()
+	path := disk.Resolved(install.Disk)
+	why := disk.Rejected{}
+	for _, f := range all {
+		reason := d.Unfit(f, install.Disk, install.DiskSelector)
+		if f.Err != nil && install.Disk == "" {
+			reason = f.Err.Error()
 		}
+		if reason == "" && (install.Disk == "" || path == f.Path) {
+			return f, true, nil, nil
+		}
+		why[f.Path] = reason
+	}
+	return disk.Disk{}, false, why, err
+}
+
+// choose is the disk on which STATE was found, else the one that the
+// configuration names or selects, after it has appeared. Kernel names move between
+// boots, so the content of a disk is more reliable than its name.
+func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Install) (disk.Disk, error) {
+	if system := d.System(); system != nil { // mounted before the configuration was known
+		if install.Disk != "" && disk.Resolved(install.Disk) != system.Path {
+			d.log.Warn(fmt.Sprintf("the system is on %s, while machine.install.disk is %s: going on with %s", system.Path, install.Disk, system.Path))
+		}
+		return *system, nil
+	}
+	if install.Disk == "" && install.DiskSelector == (config.DiskSelector{}) {
+		return disk.Disk{}, errors.New("machine.install.disk isn't set, and no disk holds a Garboard system; the disks here:\n" + d.Keeper.Disks.Text(nil))
+	}
+	name := cmp.Or(install.Disk, "of machine.install.diskSelector")
+	since, warned := time.Now(), false
+	for waiting := false; ; waiting = true {
+		// The content is looked at again, too: a disk that comes late may have the node's system, and this may be
+		// another run of the service.
+		if state, err := d.MountState(ctx); err != nil {
+			return disk.Disk{}, err // the service tries again
+		} else if state == machine.StateMounted {
+			return *d.System(), nil
+		}
+		if dev, found := d.own(); found {
+			return dev, nil
+		}
+		dev, found, why, err := d.chosen(install)
 		if err != nil {
-			return fmt.Errorf("create %s on %s: %w", v.Label, dev.Path, err)
+			return dev, err
 		}
-		if path, err = v.open(ctx, dev, t); err != nil {
-			return err
+		if found {
+			if err = d.Keeper.Disks.Late(dev); err == nil {
+				return dev, nil
+			}
 		}
-		ctx, cancel := context.WithTimeout(ctx, mkfsTimeout)
-		defer cancel()
-		if err := d.o.Processes.Run(ctx, fsTypes[v.FileSystem].create(v.Label, path)); err != nil {
-			return err
+		if !waiting && found {
+			h.Event(err.Error())
+		} else if !waiting {
+			h.Event(fmt.Sprintf("Waiting for disk %q to appear", name))
 		}
-		file, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			return err
+		if !found && !warned && time.Since(since) >= d.o.patience {
+			warned = true
+			d.log.Warn(fmt.Sprintf("no disk %s since %s; still looking. Plug it in, or correct machine.install.disk or diskSelector; the disks here:\n%s",
+				name, time.Since(since).Round(time.Second), d.Keeper.Disks.Text(why)))
 		}
-		if err := errors.Join(file.Sync(), file.Close()); err != nil {
-			return fmt.Errorf("sync %s: %w", path, err)
-		}
-		return nil
-	}}
-}
-
-// finish makes the missing file systems of a complete layout: a reset has
-// zeroed one, or its formatting was interrupted.
-func (d *Disks) finish(ctx context.Context, dev device, f found, volumes []volume) error {
-	if err := d.formatPending(ctx, dev, f, volumes); err != nil {
-		return err
-	}
-	for _, v := range volumes {
-		if d.isMounted(v.Dir) || f.pending.interrupted(v) {
-			continue
-		}
-		if blank, err := d.unformatted(ctx, dev, f, v); err != nil {
-			return err
-		} else if !blank {
-			continue
-		}
-		d.log.Warn(fmt.Sprintf("%s on %s has no file system: making one", v.Label, dev.Path))
-		if err := d.formatAgain(ctx, dev, f, v); err != nil {
-			return err
+		if !sleep.For(ctx, pollEvery) {
+			return disk.Disk{}, ctx.Err()
 		}
 	}
-	return nil
-}
-
-// formatPending makes the file system whose making was interrupted. It comes before all others, because the journal has room for one.
-func (d *Disks) formatPending(ctx context.Context, dev device, f found, volumes []volume) error {
-	at := slices.IndexFunc(volumes, func(v volume) bool {
-		_, err := f.partition(dev, v.Label)
-		return err == nil && f.pending.interrupted(v) && !d.isMounted(v.Dir)
-	})
-	if at < 0 {
-		return nil
-	}
-	d.log.Warn(fmt.Sprintf("%s on %s has half a file system: making it anew", volumes[at].Label, dev.Path))
-	return d.formatAgain(ctx, dev, f, volumes[at])
-}
-
-// unformatted reports whether a volume begins with zeros only; content other
-// than our layer and file system is an error.
-func (d *Disks) unformatted(ctx context.Context, dev device, f found, v volume) (bool, error) {
-	path, err := partitionDevice(ctx, dev, f.table, v.Label)
-	if err != nil {
-		return false, err
-	}
-	layered, err := v.layer.exists(path)
-	if err == nil && layered {
-		path, err = v.layer.open(ctx, path)
-	}
-	if err != nil {
-		return false, fmt.Errorf("open %s of %s: %w", v.Label, dev.Path, err)
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return false, err
-	}
-	defer file.Close()
-	size, err := file.Seek(0, io.SeekEnd)
-	if err != nil {
-		return false, err
-	}
-	c, err := identify(file, size)
-	if err != nil || layered && c.kind == v.FileSystem {
-		return false, err
-	}
-	zero, err := blank(file, 0, edge)
-	if err != nil || zero {
-		return zero, err
-	}
-	holds := "unknown data"
-	if c.kind != "" {
-		holds = c.String()
-	}
-	return false, d.refuse(dev, fmt.Sprintf("holds %s in its partition %s, where an %s file system was", holds, v.Label, v.FileSystem),
-		"Zero the beginning of that partition to have it made again")
-}
-
-func (d *Disks) formatAgain(ctx context.Context, dev device, f found, v volume) error {
-	file, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	begin := step{"journal", func() error { return writeJournal(file, journal{step: stepFormat, label: v.Label}) }}
-	return d.do(ctx, begin, d.format(ctx, dev, f.table, v), finished(file))
 }

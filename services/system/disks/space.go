@@ -8,7 +8,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
-	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,32 +35,34 @@ type fileSystem struct {
 	logged     int    // the last limit that was logged; roomy: none
 }
 
+type statfs func(dir string, to *unix.Statfs_t) error
+
 // space is the file systems to watch. In a container both directories are the host's.
-func (d *Disks) space() []*fileSystem {
+type space struct {
+	all    []*fileSystem
+	statfs statfs
+	log    *slog.Logger
+}
+
+func (d *Disks) space() space {
+	state := &fileSystem{boot.LabelState, d.o.dirs.State, "see what fills it with 'gbctl ls -l " + boot.StateDir + "'", roomy}
+	ephemeral := &fileSystem{boot.LabelEphemeral, d.o.dirs.Var, "remove images that nothing uses ('gbctl images -k', 'gbctl images rm') or what else fills it ('gbctl ls -l /var'), or give the machine a larger disk", roomy}
+	all := []*fileSystem{state, ephemeral}
 	if d.o.Mode == boot.Container {
-		return []*fileSystem{{boot.LabelEphemeral, d.o.varDir, "make room on the host", roomy}}
+		ephemeral.next, all = "make room on the host", all[1:]
 	}
-	return []*fileSystem{
-		{boot.LabelState, d.o.stateDir, "see what fills it with 'gbctl ls -l " + boot.StateDir + "'", roomy},
-		{boot.LabelEphemeral, d.o.varDir, "remove images that nothing uses ('gbctl images -k', 'gbctl images rm') or what else fills it ('gbctl ls -l /var'), or give the machine a larger disk", roomy},
-	}
+	return space{all, d.o.statfs, d.log}
 }
 
-// watchSpace logs when a file system becomes full while the node runs.
-func (d *Disks) watchSpace(ctx context.Context, all []*fileSystem) {
-	for sleep.For(ctx, spaceEvery) {
-		d.checkSpace(all)
-	}
-}
-
-func (d *Disks) checkSpace(all []*fileSystem) {
-	for _, f := range all {
+// check logs when a file system becomes full while the node runs.
+func (s space) check() {
+	for _, f := range s.all {
 		var st unix.Statfs_t
-		if err := d.o.statfs(f.dir, &st); err != nil || st.Blocks == 0 {
+		if err := s.statfs(f.dir, &st); err != nil || st.Blocks == 0 {
 			continue
 		}
 		if level, line := f.now(&st); line != "" {
-			d.log.Log(context.Background(), level, line)
+			s.log.Log(context.Background(), level, line)
 		}
 	}
 }
@@ -68,7 +70,7 @@ func (d *Disks) checkSpace(all []*fileSystem) {
 // now is the line to log, or "".
 func (f *fileSystem) now(st *unix.Statfs_t) (level slog.Level, line string) {
 	left := st.Bavail * 100 / st.Blocks
-	has := fmt.Sprintf("%s of %s are free", bytesText(int64(st.Bavail)*st.Bsize), bytesText(int64(st.Blocks)*st.Bsize))
+	has := fmt.Sprintf("%s of %s are free", disk.SizeText(int64(st.Bavail)*st.Bsize), disk.SizeText(int64(st.Blocks)*st.Bsize))
 	if st.Files > 0 && st.Ffree*100/st.Files < left { // file systems without a limit have 0
 		left = st.Ffree * 100 / st.Files
 		has = fmt.Sprintf("%d of %d inodes are free, the number of files that it can hold", st.Ffree, st.Files)

@@ -11,6 +11,8 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/volume"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,7 +22,7 @@ func TestDiskFillsUpWhileTheNodeRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var free, files atomic.Uint64 // of 1000
 		l := logs.New(nil)
-		d := New(Options{Mode: boot.Machine, Logs: l, stateDir: "/state", varDir: "/var", statfs: func(dir string, to *unix.Statfs_t) error {
+		d := New(Options{Mode: boot.Machine, Logs: l, dirs: volume.Dirs{State: "/state", Var: "/var"}, statfs: func(dir string, to *unix.Statfs_t) error {
 			*to = unix.Statfs_t{Bsize: 1 << 20, Blocks: 1000, Bavail: 900, Files: 1000, Ffree: 900}
 			if dir == "/var" {
 				to.Bavail, to.Ffree = free.Load(), files.Load()
@@ -32,8 +34,12 @@ func TestDiskFillsUpWhileTheNodeRuns(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		all := d.space()
-		d.checkSpace(all)
-		go d.watchSpace(ctx, all)
+		all.check()
+		go func() {
+			for sleep.For(ctx, spaceEvery) {
+				all.check()
+			}
+		}()
 		logged := 0
 		for _, step := range []struct {
 			free, files uint64
@@ -74,7 +80,7 @@ func TestDiskOfAContainerIsTheHosts(t *testing.T) {
 		*to = unix.Statfs_t{Bsize: 1 << 20, Blocks: 1000}
 		return nil
 	}})
-	d.checkSpace(d.space())
+	d.space().check()
 	if lines := l.Tail(ID, 0); len(lines) != 1 || !strings.Contains(lines[0], "is full") || !strings.Contains(lines[0], "make room on the host") {
 		t.Errorf("%q", lines)
 	}

@@ -15,8 +15,10 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/loopdisk"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,43 +36,43 @@ func refused(t *testing.T, err error, parts ...string) {
 
 func TestTooSmallDisk(t *testing.T) {
 	l := newLoop(t, 2*gib)
-	before := l.edges()
-	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
-	refused(t, err, "disk "+l.path+" is too small: 2 GiB of at least 3 GiB. Name another disk in machine.install.disk. The disks here:\nDEVICE")
-	if string(before) != string(l.edges()) {
+	before := l.Edges()
+	err := bootMachine(t, l).up(config.Install{Disk: l.Path, Wipe: true})
+	refused(t, err, "disk "+l.Path+" is too small: 2 GiB of at least 3 GiB. Name another disk in machine.install.disk. The disks here:\nDEVICE")
+	if string(before) != string(l.Edges()) {
 		t.Error("the disk was written to")
 	}
 }
 
 func TestDiskInUseIsNeverWiped(t *testing.T) {
 	l := newLoop(t, 4*gib)
-	command(t, "mkfs.ext4", "-q", l.path)
+	loopdisk.Run(t, "mkfs.ext4", "-q", l.Path)
 	dir := t.TempDir()
-	if err := unix.Mount(l.path, dir, "ext4", 0, ""); err != nil {
+	if err := unix.Mount(l.Path, dir, "ext4", 0, ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Unmount(dir, 0) })
-	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
-	refused(t, err, "is in use: "+l.name+" is mounted on "+dir)
+	err := bootMachine(t, l).up(config.Install{Disk: l.Path, Wipe: true})
+	refused(t, err, "is in use: "+l.Name+" is mounted on "+dir)
 }
 
 func TestReadOnlyDisk(t *testing.T) {
 	l := newLoop(t, 4*gib)
-	command(t, "mkfs.ext4", "-q", l.path)
-	command(t, "blockdev", "--setro", l.path)
-	t.Cleanup(func() { command(t, "blockdev", "--setrw", l.path) }) // the setting would stay
-	refused(t, bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true}), "is read-only")
+	loopdisk.Run(t, "mkfs.ext4", "-q", l.Path)
+	loopdisk.Run(t, "blockdev", "--setro", l.Path)
+	t.Cleanup(func() { loopdisk.Run(t, "blockdev", "--setrw", l.Path) }) // the setting would stay
+	refused(t, bootMachine(t, l).up(config.Install{Disk: l.Path, Wipe: true}), "is read-only")
 }
 
 // An installed machine whose STATE can't be read is given no other configuration.
 func TestDamagedState(t *testing.T) {
 	l := installed(t)
-	l.overwrite(t, boot.LabelState, 0, bytes.Repeat([]byte("?"), edge))
+	l.overwrite(t, boot.LabelState, 0, bytes.Repeat([]byte("?"), disk.Edge))
 	for _, is := range []bool{true, false} {
 		m := bootMachine(t, l)
 		m.disks.o.Installed = is
-		if found, err := m.disks.MountState(t.Context()); found || err == nil || errors.Is(err, boot.ErrClosed) != is {
-			t.Errorf("installed %v: found %v, %v", is, found, err)
+		if state, err := m.disks.MountState(t.Context()); state != machine.StateBroken || err == nil {
+			t.Errorf("installed %v: %v, %v", is, state, err)
 		}
 	}
 }
@@ -80,32 +82,31 @@ func TestTwoSystemDisks(t *testing.T) {
 	a, b := newLoop(t, 4*gib), newLoop(t, 4*gib)
 	for _, l := range []*loop{a, b} {
 		m := bootMachine(t, l)
-		m.mustUp(config.Install{Disk: l.path})
+		m.mustUp(config.Install{Disk: l.Path})
 		m.off()
 	}
 	own := bootMachine(t, a, b)
-	if found, err := own.disks.MountState(t.Context()); found || err == nil || errors.Is(err, boot.ErrClosed) {
-		t.Errorf("from a medium: found %v, %v", found, err)
-	}
-	own.disks.o.Installed = true
-	found, err := own.disks.MountState(t.Context())
-	if found || !errors.Is(err, boot.ErrClosed) || !strings.Contains(err.Error(), a.path) || !strings.Contains(err.Error(), b.path) {
-		t.Errorf("found %v, %v", found, err)
+	for _, installed := range []bool{false, true} {
+		own.disks.o.Installed = installed
+		state, err := own.disks.MountState(t.Context())
+		if state != machine.StateBroken || err == nil || !strings.Contains(err.Error(), a.Path) || !strings.Contains(err.Error(), b.Path) {
+			t.Errorf("installed %v: %v, %v", installed, state, err)
+		}
 	}
 
 	// The boot loader knows which one this boot is from, and that one is awaited.
 	m := bootMachine(t, a, b)
 	m.disks.o.Installed = true
-	m.firmwareNames(b.guid(boot.LabelEFI))
-	if found, err := m.disks.MountState(t.Context()); !found || err != nil || m.disks.system.Path != b.path {
-		t.Errorf("found %v, %v, %+v, want %s", found, err, m.disks.system, b.path)
+	m.firmwareNames(b.partition(boot.LabelEFI).GUID)
+	if found, err := m.mountState(); !found || err != nil || m.disks.System().Path != b.Path {
+		t.Errorf("found %v, %v, %+v, want %s", found, err, m.disks.System(), b.Path)
 	}
 	m.off()
 	m = bootMachine(t, a)
 	m.disks.o.Installed = true
-	m.firmwareNames(b.guid(boot.LabelEFI))
-	if found, err := m.disks.MountState(t.Context()); found || !errors.Is(err, boot.ErrClosed) {
-		t.Errorf("before the disk of this boot is there: %v, %v", found, err)
+	m.firmwareNames(b.partition(boot.LabelEFI).GUID)
+	if state, err := m.disks.MountState(t.Context()); state != machine.StateLate || err == nil {
+		t.Errorf("before the disk of this boot is there: %v, %v", state, err)
 	}
 }
 
@@ -113,31 +114,23 @@ func TestTwoSystemDisks(t *testing.T) {
 func TestDisksRunAgain(t *testing.T) {
 	a, b := newLoop(t, 4*gib), newLoop(t, 4*gib)
 	m := bootMachine(t, a, b)
-	m.mustUp(config.Install{Disk: a.path})
+	m.mustUp(config.Install{Disk: a.Path})
 	m.write("state/kept", "kept")
 	m.off()
-	m.mustUp(config.Install{Disk: b.path})
-	if m.read("state/kept") != "kept" || m.disks.system.Path != a.path {
-		t.Errorf("the system is on %s", m.disks.system.Path)
+	m.mustUp(config.Install{Disk: b.Path})
+	if m.read("state/kept") != "kept" || m.disks.System().Path != a.Path {
+		t.Errorf("the system is on %s", m.disks.System().Path)
 	}
 }
 
-// guid is that of a partition.
-func (l *loop) guid(label string) string {
+// partition is one of ours.
+func (l *loop) partition(label string) disk.Partition {
 	l.t.Helper()
-	dev, err := readDevice(l.name)
+	p, err := l.device().Partition(label)
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	f, err := (&Disks{}).inspect(dev)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	p, err := f.partition(dev, label)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	return p.guid
+	return p
 }
 
 // Without a disk the service logs what it waits for, and the console lists the
@@ -148,19 +141,19 @@ func TestDiskComesLater(t *testing.T) {
 	m := bootMachine(t, other)
 	m.disks.o.patience = 10 * time.Millisecond
 	plugged := make(chan struct{})
-	m.disks.o.isDisk = func(name string) bool {
+	m.disks.Keeper.Disks.Is = func(name string) bool {
 		select {
 		case <-plugged:
-			return name == l.name || name == other.name
+			return name == l.Name || name == other.Name
 		default:
-			return name == other.name
+			return name == other.Name
 		}
 	}
 	up := make(chan error, 1)
-	go func() { up <- m.up(config.Install{Disk: l.path}) }()
+	go func() { up <- m.up(config.Install{Disk: l.Path}) }()
 	eventually.That(t, 10*time.Second, "the console says what is missing", func() error {
-		want := fmt.Sprintf("[garboard] disks: no disk %s since", l.path)
-		if text := m.console.String(); !strings.Contains(text, want) || !strings.Contains(text, other.path) {
+		want := fmt.Sprintf("[garboard] disks: no disk %s since", l.Path)
+		if text := m.console.String(); !strings.Contains(text, want) || !strings.Contains(text, other.Path) {
 			return fmt.Errorf("console: %q", text)
 		}
 		return nil
@@ -173,7 +166,7 @@ func TestDiskComesLater(t *testing.T) {
 
 func TestNoDiskNamed(t *testing.T) {
 	l := newLoop(t, 4*gib)
-	refused(t, bootMachine(t, l).up(config.Install{}), "machine.install.disk isn't set", l.path+"  4 GiB")
+	refused(t, bootMachine(t, l).up(config.Install{}), "machine.install.disk isn't set", l.Path+"  4 GiB")
 }
 
 // A reset zeroes the beginning of EPHEMERAL. It is made again, also after an
@@ -183,25 +176,25 @@ func TestZeroedPartitionIsMadeAgain(t *testing.T) {
 		t.Run(cut, func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := bootMachine(t, l)
-			m.mustUp(config.Install{Disk: l.path})
+			m.mustUp(config.Install{Disk: l.Path})
 			m.write("state/mine", "kept")
 			m.write("var/mine", "gone")
 			m.off()
-			l.overwrite(t, boot.LabelEphemeral, 0, make([]byte, edge))
+			l.overwrite(t, boot.LabelEphemeral, 0, make([]byte, disk.Edge))
 
 			if cut != "none" {
 				m = bootMachine(t, l)
 				m.cut = cut
-				if err := m.up(config.Install{Disk: l.path}); !errors.Is(err, errPowerCut) {
+				if err := m.up(config.Install{Disk: l.Path}); !errors.Is(err, errPowerCut) {
 					t.Fatal(err)
 				}
 				m.off()
 			}
 			m = bootMachine(t, l)
-			if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+			if found, err := m.mountState(); !found || err != nil {
 				t.Fatalf("STATE: %v, %v", found, err)
 			}
-			m.mustUp(config.Install{Disk: l.path})
+			m.mustUp(config.Install{Disk: l.Path})
 			if got := m.read("state/mine"); got != "kept" {
 				t.Errorf("STATE has %q", got)
 			}
@@ -215,36 +208,21 @@ func TestZeroedPartitionIsMadeAgain(t *testing.T) {
 // overwrite writes to one of our partitions.
 func (l *loop) overwrite(t *testing.T, label string, at int64, data []byte) {
 	t.Helper()
-	dev, err := readDevice(l.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := bootMachine(t, l).disks.inspect(dev)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := f.partition(dev, label)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
-	if err == nil {
-		_, err = file.WriteAt(data, p.start+at)
-		err = errors.Join(err, file.Sync(), file.Close())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := l.partition(label)
+	l.Change(func(dev *os.File) error {
+		_, err := dev.WriteAt(data, p.Start+at)
+		return errors.Join(err, dev.Sync())
+	})
 }
 
 // Content other than our file system in one of our partitions is kept.
 func TestForeignPartitionIsRefused(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	m.off()
 	l.overwrite(t, boot.LabelEphemeral, 0, []byte("LUKS\xba\xbe"))
-	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
+	err := bootMachine(t, l).up(config.Install{Disk: l.Path, Wipe: true})
 	refused(t, err, "holds LUKS in its partition EPHEMERAL, where an xfs file system was")
 }
 
@@ -252,12 +230,12 @@ func TestForeignPartitionIsRefused(t *testing.T) {
 func TestDamagedPrimaryTable(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	m.write("var/mine", "kept")
 	m.off()
-	l.writeAt(512, strings.Repeat("\x00", 512))
+	l.WriteAt(512, strings.Repeat("\x00", 512))
 	m = bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	if got := m.read("var/mine"); got != "kept" {
 		t.Errorf("EPHEMERAL has %q", got)
 	}
@@ -267,13 +245,13 @@ func TestDamagedPrimaryTable(t *testing.T) {
 func TestDamagedFileSystemIsRepaired(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	m.off()
 	l.overwrite(t, boot.LabelState, 3*512, make([]byte, 512)) // the free list of the first allocation group (XAGFL)
 	l.overwrite(t, boot.LabelState, 1*512, make([]byte, 512)) // its free space (XAGF)
 	m = bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
-	if text := m.console.String(); !strings.Contains(text, "STATE on "+l.path+"p4 is repaired") {
+	m.mustUp(config.Install{Disk: l.Path})
+	if text := m.console.String(); !strings.Contains(text, "STATE on "+l.Path+"p4 is repaired") {
 		t.Errorf("console: %s", text)
 	}
 }
@@ -284,13 +262,13 @@ func TestStateComesLate(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
 	m.hostname = "as-installed"
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	kept := m.read("state/config.yaml")
 	m.off()
 
 	m = bootMachine(t, l)
 	m.hostname = "from-the-medium"
-	m.mustUp(config.Install{Disk: l.path}) // without MountState first
+	m.mustUp(config.Install{Disk: l.Path}) // without MountState first
 	cfg, err := machine.Config(m.store)
 	if err != nil || cfg.Machine.Network.Hostname != "as-installed" {
 		t.Errorf("going on with the configuration of %q, %v", cfg.Machine.Network.Hostname, err)
@@ -307,28 +285,20 @@ func TestStateComesLate(t *testing.T) {
 func TestSystemDiskComesLate(t *testing.T) {
 	late := newLoop(t, 4*gib)
 	m := bootMachine(t, late)
-	m.mustUp(config.Install{Disk: late.path})
+	m.mustUp(config.Install{Disk: late.Path})
 	m.off()
 
 	fits := newLoop(t, 4*gib)
 	m = bootMachine(t, late, fits)
-	began, all := time.Now(), m.disks.o.isDisk
-	m.disks.o.isDisk = func(name string) bool { return all(name) && (name != late.name || time.Since(began) > time.Second) }
-	m.disks.began = began.Add(3*time.Second - lateDisks)
+	began, all := time.Now(), m.disks.Keeper.Disks.Is
+	m.disks.Keeper.Disks.Is = func(name string) bool { return all(name) && (name != late.Name || time.Since(began) > time.Second) }
+	m.disks.Keeper.Disks.Began = began.Add(3*time.Second - disk.LateDisks)
 	m.mustUp(config.Install{DiskSelector: config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: gib}}})
-	if got := m.disks.systemDisk().Path; got != late.path {
-		t.Errorf("the system is on %s, not on %s", got, late.path)
+	if got := m.disks.System().Path; got != late.Path {
+		t.Errorf("the system is on %s, not on %s", got, late.Path)
 	}
-	m.disks.began = time.Now()
-	if _, _, err := m.disks.mountDisk(t.Context(), dataDisk(fits.path, partitionOf("first", 0, config.XFS))); err == nil || !strings.Contains(err.Error(), "waits for disks that come late") {
-		t.Errorf("partitions of machine.disks: %v", err)
-	}
-	dev, err := readDevice(fits.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f, err := m.disks.inspect(dev); err != nil || f.verdict != empty {
-		t.Errorf("the other one is %v, %v", f.verdict, err)
+	if f := fits.device(); f.Verdict != disk.Empty {
+		t.Errorf("the other one has %s", f.Holds)
 	}
 }
 
@@ -336,7 +306,7 @@ func TestSystemDiskComesLate(t *testing.T) {
 func TestFullState(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	fill(t, filepath.Join(m.dir, "state"))
 	if err := os.Remove(filepath.Join(m.dir, "state/config.yaml")); err != nil {
 		t.Fatal(err)
@@ -344,7 +314,7 @@ func TestFullState(t *testing.T) {
 	fill(t, filepath.Join(m.dir, "state"))
 	m.off()
 	m = bootMachine(t, l)
-	err := m.up(config.Install{Disk: l.path})
+	err := m.up(config.Install{Disk: l.Path})
 	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "store the configuration on STATE") {
 		t.Errorf("up with a full STATE: %v", err)
 	}
@@ -379,7 +349,7 @@ func fill(t *testing.T, dir string) {
 func TestBusyAtShutdown(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	f, err := os.Create(filepath.Join(m.dir, "var/busy"))
 	if err != nil {
 		t.Fatal(err)
@@ -393,7 +363,7 @@ func TestBusyAtShutdown(t *testing.T) {
 	}
 	f.Close()
 	m = bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	if got := m.read("var/busy"); got != "written late" {
 		t.Errorf("after the boot: %q", got)
 	}
@@ -404,7 +374,7 @@ func TestContainer(t *testing.T) {
 	m := bootMachine(t)
 	m.disks.o.Mode = boot.Container
 	m.disks.o.Processes = process.New()
-	if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+	if found, err := m.mountState(); !found || err != nil {
 		t.Fatalf("STATE: %v, %v", found, err)
 	}
 	m.mustUp(config.Install{})

@@ -14,12 +14,14 @@ import (
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"golang.org/x/sys/unix"
 )
 
 // numbered gives the machine's disks serial numbers.
 func (m *machineUnderTest) numbered() *machineUnderTest {
-	m.disks.o.serial = func(name string) string { return "serial of " + name }
+	m.disks.Keeper.Disks.Serial = func(name string) string { return "serial of " + name }
 	return m
 }
 
@@ -27,25 +29,9 @@ func (m *machineUnderTest) numbered() *machineUnderTest {
 func theirs(t *testing.T) *loop {
 	t.Helper()
 	l := newLoop(t, gib)
-	dev, err := readDevice(l.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	table := &gpt.Table{LogicalSectorSize: 512, PhysicalSectorSize: 512, ProtectiveMBR: true,
-		Partitions: []*gpt.Partition{{Index: 1, Name: "data", Type: gpt.LinuxFilesystem, Start: 8 << 20 / 512, End: 900<<20/512 - 1}}}
-	if err := writeTable(file, dev, table); err != nil {
-		t.Fatal(err)
-	}
-	if err := showPartitions(t.Context(), file, dev, table); err != nil {
-		t.Fatal(err)
-	}
-	l.writeAt(8<<20+4096, "the secret of the user")
-	l.writeAt(500<<20, "the secret of the user")
+	putTable(t, l, table(&gpt.Partition{Index: 1, Name: "data", Type: gpt.LinuxFilesystem, Start: 8 << 20 / 512, End: 900<<20/512 - 1}))
+	l.WriteAt(8<<20+4096, "the secret of the user")
+	l.WriteAt(500<<20, "the secret of the user")
 	unix.Sync()
 	if !l.kept() {
 		t.Fatal("the secret isn't on the disk")
@@ -53,7 +39,7 @@ func theirs(t *testing.T) *loop {
 	return l
 }
 
-func (l *loop) kept() bool { l.t.Helper(); return l.holds("the secret of the user") }
+func (l *loop) kept() bool { l.t.Helper(); return l.Holds("the secret of the user") }
 
 // the user's disks are wiped before the system's, during the shutdown, or
 // else by the next boot.
@@ -80,9 +66,9 @@ func TestUserDisksAreWiped(t *testing.T) {
 			if !tt.nameless {
 				m.numbered()
 			}
-			m.mustUp(config.Install{Disk: system.path})
+			m.mustUp(config.Install{Disk: system.Path})
 			m.write("state/key", "the secret of STATE")
-			users, err := m.disks.UserDisks([]string{user.path})
+			users, err := m.disks.UserDisks([]string{user.Path})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -102,19 +88,19 @@ func TestUserDisksAreWiped(t *testing.T) {
 			if !tt.nameless {
 				again.numbered()
 			}
-			if all := again.disks.o.isDisk; tt.late {
-				again.disks.began = time.Now()
-				again.disks.o.isDisk = func(name string) bool { return all(name) && name != user.name }
-				if _, err := again.disks.MountState(t.Context()); !errors.Is(err, boot.ErrClosed) || !strings.Contains(err.Error(), "waits for 1 disks that a reset was to wipe") {
+			if all := again.disks.Keeper.Disks.Is; tt.late {
+				again.disks.Keeper.Disks.Began = time.Now()
+				again.disks.Keeper.Disks.Is = func(name string) bool { return all(name) && name != user.Name }
+				if state, err := again.disks.MountState(t.Context()); state != machine.StateWiping || err == nil || !strings.Contains(err.Error(), "waits for 1 disks that a reset was to wipe") {
 					t.Errorf("the next boot doesn't wait: %v", err)
 				}
-				again.disks.o.isDisk = all
+				again.disks.Keeper.Disks.Is = all
 			}
-			if found, err := again.disks.MountState(t.Context()); found || err != nil {
+			if found, err := again.mountState(); found || err != nil {
 				t.Errorf("the next boot finds STATE: %v, %v", found, err)
 			}
-			if user.kept() == tt.wiped || !other.kept() || system.holds("the secret of STATE") {
-				t.Errorf("the user's disk has its secret: %v, the other one: %v, STATE: %v", user.kept(), other.kept(), system.holds("the secret of STATE"))
+			if user.kept() == tt.wiped || !other.kept() || system.Holds("the secret of STATE") {
+				t.Errorf("the user's disk has its secret: %v, the other one: %v, STATE: %v", user.kept(), other.kept(), system.Holds("the secret of STATE"))
 			}
 			if !strings.Contains(again.console.String(), tt.says) {
 				t.Errorf("the next boot doesn't say %q:\n%s", tt.says, again.console)
@@ -126,24 +112,15 @@ func TestUserDisksAreWiped(t *testing.T) {
 // On a disk that can't zero by itself, the metadata of the file systems is erased.
 func TestUserDiskWithoutHelpOfTheDisk(t *testing.T) {
 	l := theirs(t)
-	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
+	parts := l.device().Partitions()
+	if len(parts) != 1 || parts[0].Start != 8<<20 || parts[0].Size != 892<<20 {
+		t.Fatalf("%+v", parts)
 	}
-	defer file.Close()
-	dev, err := readDevice(l.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	parts, err := dev.partitions()
-	if err != nil || len(parts) != 1 || parts[0].start != 8<<20 || parts[0].size != 892<<20 {
-		t.Fatalf("%+v, %v", parts, err)
-	}
-	if err := errors.Join(zeroEdges(t.Context(), file, parts[0].start, parts[0].size), zeroEdges(t.Context(), file, 0, dev.Size), file.Sync()); err != nil {
-		t.Fatal(err)
-	}
-	if f, err := examine(file, dev); err != nil || f.verdict != empty {
-		t.Errorf("it holds %s, %v", f, err)
+	l.Change(func(dev *os.File) error {
+		return errors.Join(parts[0].EraseEdges(t.Context(), dev), disk.Partition{Size: gib}.EraseEdges(t.Context(), dev), dev.Sync())
+	})
+	if f := l.device(); f.Verdict != disk.Empty {
+		t.Errorf("it holds %s", f.Holds)
 	}
 }
 
@@ -151,53 +128,49 @@ func TestUserDiskWithoutHelpOfTheDisk(t *testing.T) {
 func TestUserDisksThatAreRefused(t *testing.T) {
 	system, user, mounted := newLoop(t, 4*gib), theirs(t), newLoop(t, gib)
 	m := bootMachine(t, system, user, mounted).numbered()
-	if _, err := m.disks.UserDisks([]string{user.path}); err == nil || !strings.Contains(err.Error(), "doesn't know its system disk") {
+	if _, err := m.disks.UserDisks([]string{user.Path}); err == nil || !strings.Contains(err.Error(), "doesn't know its system disk") {
 		t.Errorf("without a system disk: %v", err)
 	}
-	m.mustUp(config.Install{Disk: system.path})
-	if out, err := exec.Command("mkfs.xfs", "-q", mounted.path).CombinedOutput(); err != nil {
+	m.mustUp(config.Install{Disk: system.Path})
+	if out, err := exec.Command("mkfs.xfs", "-q", mounted.Path).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	mountAt := func(dir string) {
 		t.Helper()
 		dir = filepath.Join(m.dir, dir)
-		if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Mount(mounted.path, dir, "xfs", 0, "")); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Mount(mounted.Path, dir, "xfs", 0, "")); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	}
-	dev, err := readDevice(user.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	part, _ := dev.partitionPath(1)
+	part := user.device().Partitions()[0].Path
 	link := filepath.Join(m.dir, "by-id")
-	if err := os.Symlink(user.path, link); err != nil {
+	if err := os.Symlink(user.Path, link); err != nil {
 		t.Fatal(err)
 	}
 
 	// Pods and their volumes end with the node.
 	mountAt("var/lib/kubelet/pods/web")
-	users, err := m.disks.UserDisks([]string{link, mounted.path, user.path})
-	if err != nil || len(users) != 2 || users[0].Path != user.path || users[1].Path != mounted.path || users[0].Serial != "serial of "+user.name {
+	users, err := m.disks.UserDisks([]string{link, mounted.Path, user.Path})
+	if err != nil || len(users) != 2 || users[0].Path != user.Path || users[1].Path != mounted.Path || users[0].Serial != "serial of "+user.Name {
 		t.Errorf("%v, %v", users, err)
 	}
 	mountAt("elsewhere")
 	for name, want := range map[string]string{
-		system.path:     "is the system disk",
-		mounted.path:    "is in use: " + mounted.name + " is mounted on " + filepath.Join(m.dir, "elsewhere"),
+		system.Path:     "is the system disk",
+		mounted.Path:    "is in use: " + mounted.Name + " is mounted on " + filepath.Join(m.dir, "elsewhere"),
 		part:            "is a partition. Name the whole disk",
 		"/dev/nothing":  "there is no disk /dev/nothing. The disks here:\nDEVICE",
-		user.name:       "there is no disk " + user.name,
+		user.Name:       "there is no disk " + user.Name,
 		"/dev/null":     "/dev/null is no disk",
 		link + "/other": "there is no disk",
 	} {
-		if _, err := m.disks.UserDisks([]string{user.path, name}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := m.disks.UserDisks([]string{user.Path, name}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
 	m.disks.o.Mode = boot.Container
-	if _, err := m.disks.UserDisks([]string{user.path}); err == nil || !strings.Contains(err.Error(), "no disks of its own") {
+	if _, err := m.disks.UserDisks([]string{user.Path}); err == nil || !strings.Contains(err.Error(), "no disks of its own") {
 		t.Errorf("in a container: %v", err)
 	}
 	if users, err := m.disks.UserDisks(nil); users != nil || err != nil {

@@ -4,7 +4,6 @@ package disks
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -12,28 +11,26 @@ import (
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // ofLayout gives the disk another layout: with that number, and the change.
 func (l *loop) ofLayout(number uint64, change func(t *gpt.Table)) {
 	l.t.Helper()
-	dev, err := readDevice(l.name)
-	if err != nil {
-		l.t.Fatal(err)
+	f := l.device()
+	if f.Table == nil {
+		l.t.Fatalf("%+v", f)
 	}
-	f, err := bootMachine(l.t, l).disks.inspect(dev)
-	if err != nil || f.table == nil {
-		l.t.Fatalf("%+v, %v", f, err)
-	}
-	for _, p := range f.table.Partitions {
+	for _, p := range f.Table.Partitions {
 		if string(p.Type) == boot.TypeMeta {
 			p.Attributes = number << 48
 		}
 	}
 	if change != nil {
-		change(f.table)
+		change(f.Table)
 	}
-	putTable(l.t, l, f.table)
+	putTable(l.t, l, f.Table)
 }
 
 // installed is a disk with a system, and some data on each volume.
@@ -41,7 +38,7 @@ func installed(t *testing.T) *loop {
 	t.Helper()
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	m.write("state/mine", "kept")
 	m.write("var/mine", "kept too")
 	m.off()
@@ -68,10 +65,10 @@ func TestDiskOfTheLayoutBefore(t *testing.T) {
 			t.Partitions = append(t.Partitions, &b)
 		})
 		m := bootMachine(t, l)
-		if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+		if found, err := m.mountState(); !found || err != nil {
 			t.Fatalf("STATE: %v, %v", found, err)
 		}
-		m.mustUp(config.Install{Disk: l.path})
+		m.mustUp(config.Install{Disk: l.Path})
 		m.mustHaveKept()
 		if system, err := m.disks.SystemDisk(); err != nil || system.BIOS.Label != "BOOT-A" {
 			t.Errorf("%+v, %v", system, err)
@@ -95,20 +92,20 @@ func TestDiskOfANewerLayout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := installed(t)
 			l.ofLayout(3, change)
-			before := l.edges()
+			before := l.Edges()
 			m := bootMachine(t, l)
-			if found, err := m.disks.MountState(t.Context()); found || err == nil || !strings.Contains(err.Error(), tooNew) {
+			if found, err := m.mountState(); found || err == nil || !strings.Contains(err.Error(), tooNew) {
 				t.Errorf("STATE: %v, %v", found, err)
 			}
 			for _, wipe := range []bool{false, true} {
-				refused(t, bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: wipe}), "disk "+l.path+" "+tooNew, "The disks here:\nDEVICE")
+				refused(t, bootMachine(t, l).up(config.Install{Disk: l.Path, Wipe: wipe}), "disk "+l.Path+" "+tooNew, "The disks here:\nDEVICE")
 			}
-			if !bytes.Equal(before, l.edges()) {
+			if !bytes.Equal(before, l.Edges()) {
 				t.Error("the disk was written to")
 			}
 			l.ofLayout(2, func(t *gpt.Table) { t.Partitions[1].Name, t.Partitions[1].Type = boot.LabelBIOS, boot.TypeBIOS })
 			again := bootMachine(t, l)
-			again.mustUp(config.Install{Disk: l.path})
+			again.mustUp(config.Install{Disk: l.Path})
 			again.mustHaveKept()
 		})
 	}
@@ -118,14 +115,14 @@ func TestDiskOfANewerLayout(t *testing.T) {
 func TestJournalOfANewerRelease(t *testing.T) {
 	for _, journal := range []string{"garboard journal 2: ", "garboard journal 1: encrypt STATE\n"} {
 		l := installed(t)
-		l.writeAt(journalAt, journal)
-		if found, err := bootMachine(t, l).disks.MountState(t.Context()); found || err == nil || !strings.Contains(err.Error(), "a newer release was changing") {
+		l.WriteAt(1<<20-4096, journal)
+		if found, err := bootMachine(t, l).mountState(); found || err == nil || !strings.Contains(err.Error(), "a newer release was changing") {
 			t.Errorf("STATE: %v, %v", found, err)
 		}
-		refused(t, bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true}), "holds a Garboard system that a newer release was changing, and isn't touched. Boot that release")
-		l.writeAt(journalAt, strings.Repeat("\x00", len(journal)))
+		refused(t, bootMachine(t, l).up(config.Install{Disk: l.Path, Wipe: true}), "holds a Garboard system that a newer release was changing, and isn't touched. Boot that release")
+		l.WriteAt(1<<20-4096, strings.Repeat("\x00", len(journal)))
 		m := bootMachine(t, l)
-		m.mustUp(config.Install{Disk: l.path})
+		m.mustUp(config.Install{Disk: l.Path})
 		m.mustHaveKept()
 	}
 }
@@ -134,7 +131,7 @@ func TestJournalOfANewerRelease(t *testing.T) {
 func TestDiskOfANewerLayoutAfterItsReset(t *testing.T) {
 	l := installed(t)
 	m := bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	if err := m.disks.MarkWipe(boot.WipeLabels, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -143,21 +140,17 @@ func TestDiskOfANewerLayoutAfterItsReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.ofLayout(3, nil)
-	refused(t, bootMachine(t, l).up(config.Install{Disk: l.path}), "holds the partitions of a newer Garboard release (disk layout 3), which were reset, and isn't touched", "machine.install.wipe: true")
+	refused(t, bootMachine(t, l).up(config.Install{Disk: l.Path}), "holds the partitions of a newer Garboard release (disk layout 3), which were reset, and isn't touched", "machine.install.wipe: true")
 	m = bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path, Wipe: true})
+	m.mustUp(config.Install{Disk: l.Path, Wipe: true})
 	m.write("state/mine", "anew")
 	m.off()
 	m = bootMachine(t, l)
-	if found, err := m.disks.MountState(t.Context()); !found || err != nil || m.read("state/mine") != "anew" {
+	if found, err := m.mountState(); !found || err != nil || m.read("state/mine") != "anew" {
 		t.Errorf("the boot after: %v, %v", found, err)
 	}
-	dev, err := readDevice(l.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f, err := m.disks.inspect(dev); err != nil || layoutOf(f.table) != boot.Layout {
-		t.Errorf("the disk has layout %d (%v)", layoutOf(f.table), err)
+	if n := l.device().Layout(); n != boot.Layout {
+		t.Errorf("the disk has layout %d", n)
 	}
 }
 
@@ -166,30 +159,22 @@ func TestDiskOfANewerLayoutAfterItsReset(t *testing.T) {
 func TestNewerLayoutBesideOurs(t *testing.T) {
 	l, user := installed(t), installed(t)
 	user.ofLayout(3, nil)
-	found, err := bootMachine(t, l, user).disks.MountState(t.Context())
+	found, err := bootMachine(t, l, user).mountState()
 	if found || err == nil || !strings.Contains(err.Error(), "both hold a Garboard system") {
 		t.Errorf("%v, %v", found, err)
 	}
 	m := bootMachine(t, l, user).numbered()
-	dev, err := readDevice(user.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dev.Serial = m.disks.o.serial(user.name)
-	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if err := writeJournal(file, journal{step: stepWipe, label: boot.LabelEphemeral, disks: marks([]UserDisk{dev.user()})}); err != nil {
-		t.Fatal(err)
-	}
+	dev := user.device()
+	dev.Serial = m.disks.Keeper.Disks.Serial(user.Name)
+	l.Change(func(file *os.File) error {
+		return disk.WriteJournal(file, disk.Journal{Step: disk.StepWipe, Label: boot.LabelEphemeral, Disks: marks([]UserDisk{dev.Identity})})
+	})
 	m.disks.o.Installed = true
-	if _, err := m.disks.MountState(t.Context()); !errors.Is(err, boot.ErrClosed) || strings.Contains(m.console.String(), "wiping") {
+	if state, err := m.disks.MountState(t.Context()); state != machine.StateBroken || strings.Contains(m.console.String(), "wiping") {
 		t.Errorf("of two systems, one was wiped: %v, console: %s", err, m.console)
 	}
 	user.ofLayout(2, nil)
 	m = bootMachine(t, user)
-	m.mustUp(config.Install{Disk: user.path})
+	m.mustUp(config.Install{Disk: user.Path})
 	m.mustHaveKept()
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/volume"
+	"github.com/garboard-os/garboard/tools/testing/loopdisk"
 )
 
 // shifted is a layer with the properties of an encrypted one: a header, and a device of its own.
@@ -19,17 +21,20 @@ type shifted struct{ dev *os.File }
 
 const shiftedHeader = "shifted by a MiB"
 
-func (s *shifted) exists(partition string) (bool, error) {
+func (*shifted) Describe() string { return "a shifted partition" }
+
+func (s *shifted) On(partition string) (bool, error) {
 	f, err := os.Open(partition)
 	if err != nil {
 		return false, err
 	}
 	defer f.Close()
-	head, err := read(f, 0, len(shiftedHeader))
+	head := make([]byte, len(shiftedHeader))
+	_, err = f.ReadAt(head, 0)
 	return string(head) == shiftedHeader, err
 }
 
-func (s *shifted) create(_ context.Context, partition string) error {
+func (s *shifted) Create(_ context.Context, partition string) error {
 	f, err := os.OpenFile(partition, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -38,12 +43,12 @@ func (s *shifted) create(_ context.Context, partition string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-func (s *shifted) open(_ context.Context, partition string) (device string, err error) {
-	if there, err := s.exists(partition); err != nil || !there {
+func (s *shifted) Open(_ context.Context, partition string) (device string, err error) {
+	if there, err := s.On(partition); err != nil || !there {
 		return "", errors.Join(errors.New("there is no header"), err)
 	}
 	if s.dev == nil {
-		s.dev, err = attach(partition, 1<<20)
+		s.dev, err = loopdisk.Attach(partition, 1<<20)
 	}
 	if err != nil {
 		return "", err
@@ -51,7 +56,7 @@ func (s *shifted) open(_ context.Context, partition string) (device string, err 
 	return s.dev.Name(), nil
 }
 
-func (s *shifted) close() error {
+func (s *shifted) Close() error {
 	if s.dev == nil {
 		return nil
 	}
@@ -63,7 +68,7 @@ func (s *shifted) close() error {
 // layered gives every volume of the machine such a layer.
 func (m *machineUnderTest) layered() *machineUnderTest {
 	for i := range m.disks.volumes {
-		m.disks.volumes[i].layer = &shifted{}
+		m.disks.volumes[i].Layers = slices.Insert(m.disks.volumes[i].Layers, 1, volume.Layer(&shifted{}))
 	}
 	return m
 }
@@ -73,19 +78,19 @@ func (m *machineUnderTest) layered() *machineUnderTest {
 func TestLayer(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l).layered()
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	m.write("state/mine", "kept")
 	m.write("var/mine", "kept too")
 	m.off()
-	if slices.ContainsFunc(m.disks.volumes, func(v volume) bool { return v.layer.(*shifted).dev != nil }) {
+	if slices.ContainsFunc(m.disks.volumes, func(v volume.Volume) bool { return v.Layers[1].(*shifted).dev != nil }) {
 		t.Fatal("a layer stays open")
 	}
 
 	m = bootMachine(t, l).layered()
-	if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+	if found, err := m.mountState(); !found || err != nil {
 		t.Fatalf("STATE: %v, %v", found, err)
 	}
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	if got := m.read("state/mine") + ", " + m.read("var/mine"); got != "kept, kept too" {
 		t.Errorf("after the second boot: %q", got)
 	}
@@ -99,7 +104,7 @@ func TestLayer(t *testing.T) {
 	for _, cut := range []string{"format EPHEMERAL", "done", ""} {
 		m = bootMachine(t, l).layered()
 		m.cut = cut
-		if err := m.up(config.Install{Disk: l.path}); cut == "" && err != nil || cut != "" && !errors.Is(err, errPowerCut) {
+		if err := m.up(config.Install{Disk: l.Path}); cut == "" && err != nil || cut != "" && !errors.Is(err, errPowerCut) {
 			t.Fatalf("cut at %q: %v", cut, err)
 		}
 		if cut != "" {
@@ -112,7 +117,7 @@ func TestLayer(t *testing.T) {
 	m.off()
 
 	// Without the layer, its volumes look foreign and are not made again.
-	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
+	err := bootMachine(t, l).up(config.Install{Disk: l.Path, Wipe: true})
 	if err == nil || !strings.Contains(err.Error(), "in its partition STATE, where an xfs file system was") {
 		t.Errorf("without the layer: %v", err)
 	}

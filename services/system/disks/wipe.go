@@ -2,34 +2,31 @@ package disks
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/services/system/volume"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// zeroChunk is the size of a write, between checks of the remaining time.
-	zeroChunk = 64 << 20
-	// punchChunk is the same for a disk that zeroes by itself. It may take long,
-	// and a call can't be interrupted.
-	punchChunk = 1 << 30
-	// wipeMark is a file on a container's STATE with what has to be wiped there.
-	// It is the equivalent of the journal on a disk.
-	wipeMark = "wipe"
-)
+// wipeMark is a file on a container's STATE with what has to be wiped there.
+// It is the equivalent of the journal on a disk.
+const wipeMark = "wipe"
 
 // reset is what was marked since this boot.
 type reset struct {
-	system device
+	system disk.Disk
 	users  []UserDisk
 }
 
@@ -42,7 +39,7 @@ func (d *Disks) MarkWipe(labels []string, users []UserDisk) error {
 		return fmt.Errorf("wipe %q: there are %s", labels, strings.Join(boot.WipeLabels, " and "))
 	}
 	if d.o.Mode == boot.Container {
-		mark := filepath.Join(d.o.stateDir, wipeMark)
+		mark := filepath.Join(d.o.dirs.State, wipeMark)
 		if err := boot.WriteFile(mark, []byte(strings.Join(labels, " ")+"\n"), 0o600); err != nil {
 			return err
 		}
@@ -51,18 +48,17 @@ func (d *Disks) MarkWipe(labels []string, users []UserDisk) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.system == nil {
+	system := d.System()
+	if system == nil {
 		return errors.New("wipe the system disk: the node has none yet, so there is nothing on it")
 	}
-	file, err := os.OpenFile(d.system.Path, os.O_RDWR, 0)
+	err := system.Change(func(file *os.File) error {
+		return disk.WriteJournal(file, disk.Journal{Step: disk.StepWipe, Label: strings.Join(labels, " "), Disks: marks(users)})
+	})
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	if err := writeJournal(file, journal{step: stepWipe, label: strings.Join(labels, " "), disks: marks(users)}); err != nil {
-		return err
-	}
-	d.reset.Store(&reset{*d.system, users})
+	d.reset.Store(&reset{*system, users})
 	return nil
 }
 
@@ -80,14 +76,13 @@ func (d *Disks) Erase(ctx context.Context) error {
 	if d.o.Mode == boot.Container {
 		return d.wipeDirectories()
 	}
-	d.closeLayers()
 	if err := d.wipeUserDisks(ctx, r.users); err != nil {
 		return err // the next boot tries it again
 	}
-	f, err := d.inspect(r.system)
+	f, err := r.system.Inspect()
 	if err == nil {
-		f.pending.disks = nil
-		_, err = d.wipeMarked(ctx, r.system, f)
+		f.Pending.Disks = nil
+		_, err = d.wipeMarked(ctx, f)
 	}
 	return err
 }
@@ -97,106 +92,49 @@ func (d *Disks) Erase(ctx context.Context) error {
 // boot.Volumes has the volumes of each label. Volumes that may contain a node's keys
 // are zeroed. Others are zeroed if the disk can do that by itself; otherwise they
 // are discarded, and the metadata of their file systems is zeroed.
-func (d *Disks) wipeMarked(ctx context.Context, dev device, f found) (found, error) {
-	if f.verdict != ours || f.pending.step != stepWipe {
+func (d *Disks) wipeMarked(ctx context.Context, f disk.Disk) (disk.Disk, error) {
+	if f.Verdict != disk.Ours || f.Pending.Step != disk.StepWipe {
 		return f, nil
 	}
-	if missing := d.unseen(f.pending.disks); missing > 0 && time.Since(d.began) < lateDisks {
-		return f, fmt.Errorf("waits for %d disks that a reset was to wipe, for %s after the start: %w", missing, lateDisks, boot.ErrClosed)
+	if err := d.wipeMarkedUserDisks(ctx, f.Pending.Disks); err != nil {
+		return f, err
 	}
-	d.wipeMarkedUserDisks(ctx, f.pending.disks)
-	labels := strings.Fields(f.pending.label)
-	d.log.Warn(fmt.Sprintf("wiping %s on %s, as requested by a reset", strings.Join(labels, " and "), dev.Path))
-	if err := d.wipe(ctx, dev, f, labels); err != nil {
-		return f, fmt.Errorf("wipe %s on %s: %w", strings.Join(labels, " and "), dev.Path, err)
+	labels := strings.Fields(f.Pending.Label)
+	what := fmt.Sprintf("%s on %s", strings.Join(labels, " and "), f.Path)
+	d.log.Warn(fmt.Sprintf("wiping %s, as requested by a reset", what))
+	if err := f.ChangeUnused(func(file *os.File) error { return d.wipe(ctx, file, f, labels) }); err != nil {
+		return f, fmt.Errorf("wipe %s: %w", what, err)
 	}
-	return d.inspect(dev)
+	return f.Inspect()
 }
 
-func (d *Disks) wipe(ctx context.Context, dev device, f found, labels []string) error {
-	file, err := openDisk(dev)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	after := journal{}
+func (d *Disks) wipe(ctx context.Context, file *os.File, f disk.Disk, labels []string) error {
+	after := disk.Journal{}
 	if slices.Contains(labels, boot.LabelState) {
 		// Without STATE the disk isn't used until it is made again.
-		after = journal{step: stepFormat, label: boot.LabelState}
+		after = disk.Journal{Step: disk.StepFormat, Label: boot.LabelState}
 	}
 	for _, v := range boot.Wiped(labels) {
-		p, err := f.partition(dev, v.Label)
+		p, err := f.Partition(v.Label)
 		if err != nil {
 			return err
 		}
-		if err := d.o.before("wipe " + v.Label); err != nil {
+		if err := d.Keeper.Before("wipe " + v.Label); err != nil {
 			return err
 		}
-		if err := p.erase(ctx, file, v.Keys); err != nil {
+		if err := p.Erase(ctx, file, v.Keys); err != nil {
 			return fmt.Errorf("%s: %w", v.Label, err)
 		}
 	}
-	if err := errors.Join(file.Sync(), d.o.before("wiped")); err != nil {
+	if err := errors.Join(file.Sync(), d.Keeper.Before("wiped")); err != nil {
 		return err
 	}
-	return writeJournal(file, after)
-}
-
-// erase zeroes a partition of a disk. If the disk can't zero by itself, erase writes all of a
-// partition with a node's keys, but only the edges of any other, because that could take hours.
-func (p partition) erase(ctx context.Context, file *os.File, keys bool) error {
-	if helped, err := punch(ctx, file, p.start, p.size); helped || err != nil {
-		return err
-	}
-	if keys {
-		return zero(ctx, file, p.start, p.size)
-	}
-	_ = discard(file, p.start, p.size) // a disk may ignore it, or return any data there afterwards
-	return zeroEdges(ctx, file, p.start, p.size)
-}
-
-// zeroEdges removes the metadata of a file system or a partition table.
-func zeroEdges(ctx context.Context, file *os.File, start, size int64) error {
-	n := min(edge, size)
-	if err := zero(ctx, file, start, n); err != nil {
-		return err
-	}
-	return zero(ctx, file, start+size-n, n)
-}
-
-// punch makes the disk zero by itself, after which it reads as zeros
-// (block/fops.c, blkdev_fallocate). It returns false if the disk can't.
-func punch(ctx context.Context, file *os.File, start, size int64) (helped bool, err error) {
-	for at := start; at < start+size; at += punchChunk {
-		if err := ctx.Err(); err != nil {
-			return false, err
-		}
-		n := min(punchChunk, start+size-at)
-		if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, n); err != nil {
-			return false, nil
-		}
-	}
-	return true, nil
-}
-
-func zero(ctx context.Context, file *os.File, start, size int64) error {
-	buf := make([]byte, edge)
-	for at := start; at < start+size; at += int64(len(buf)) {
-		if (at-start)%zeroChunk == 0 {
-			if err := errors.Join(ctx.Err(), file.Sync()); err != nil {
-				return err
-			}
-		}
-		if _, err := file.WriteAt(buf[:min(int64(len(buf)), start+size-at)], at); err != nil {
-			return err
-		}
-	}
-	return nil
+	return disk.WriteJournal(file, after)
 }
 
 // wipeDirectories does for a container what wipeMarked does for a disk.
 func (d *Disks) wipeDirectories() error {
-	mark := filepath.Join(d.o.stateDir, wipeMark)
+	mark := filepath.Join(d.o.dirs.State, wipeMark)
 	text, err := os.ReadFile(mark)
 	if err != nil {
 		return boot.IgnoreMissing(err)
@@ -212,25 +150,25 @@ func (d *Disks) wipeDirectories() error {
 		}
 	}
 	if slices.Contains(labels, boot.LabelState) {
-		reset := filepath.Join(d.o.stateDir, filepath.Base(boot.ResetFile))
+		reset := filepath.Join(d.o.dirs.State, filepath.Base(boot.ResetFile))
 		if err := boot.WriteFile(reset, nil, 0o600); err != nil {
 			return err
 		}
 	}
-	if err := d.o.before("wiped"); err != nil {
+	if err := d.Keeper.Before("wiped"); err != nil {
 		return err
 	}
 	if err := os.Remove(mark); err != nil {
 		return err
 	}
-	return boot.SyncDir(d.o.stateDir)
+	return boot.SyncDir(d.o.dirs.State)
 }
 
 // empty removes the content of a volume's directory, except the mark. Mounts
 // below it don't belong to the node and may be volumes of another machine. They
 // are unmounted first, and if that fails, nothing is removed.
-func (d *Disks) empty(v volume, mark string) error {
-	if err := d.o.before("wipe " + v.Label); err != nil {
+func (d *Disks) empty(v volume.Volume, mark string) error {
+	if err := d.Keeper.Before("wipe " + v.Label); err != nil {
 		return err
 	}
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(v.Dir))
@@ -259,4 +197,157 @@ func (d *Disks) empty(v volume, mark string) error {
 		}
 	}
 	return untrusted.Sync(v.Dir)
+}
+
+// maxUserDisks is the number of disks that fit into the journal's sector.
+const maxUserDisks = 24
+
+// UserDisk is a disk other than the system's, as it was when the reset was requested.
+type UserDisk = disk.Identity
+
+// mark identifies a disk after a restart; "" if that isn't possible.
+func mark(u UserDisk) string {
+	if u.Serial == "" {
+		return ""
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d", u.Serial, u.Model, u.Size))
+	return hex.EncodeToString(sum[:8])
+}
+
+// UserDisks are the disks of these names, each once: devices, or links to them.
+// It refuses disks that a reset doesn't wipe.
+func (d *Disks) UserDisks(names []string) ([]UserDisk, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	if d.o.Mode == boot.Container {
+		return nil, fmt.Errorf("wipe disk %s: a node in a container has no disks of its own", names[0])
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all, err := d.Keeper.Disks.Devices()
+	if err != nil {
+		return nil, err
+	}
+	var users []UserDisk
+	for _, name := range names {
+		dev, err := d.userDisk(name, all)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(users, dev.Identity) {
+			users = append(users, dev.Identity)
+		}
+	}
+	if len(users) > maxUserDisks {
+		return nil, fmt.Errorf("wipe %d disks: a reset wipes at most %d", len(users), maxUserDisks)
+	}
+	return users, nil
+}
+
+// userDisk is the disk of that name, if a reset may wipe it.
+func (d *Disks) userDisk(name string, all []disk.Disk) (dev disk.Disk, err error) {
+	here := d.Keeper.Disks
+	path, err := filepath.EvalSymlinks(name)
+	if err != nil || !filepath.IsAbs(name) {
+		return dev, fmt.Errorf("there is no disk %s. The disks here:\n%s", name, here.Text(nil))
+	}
+	if _, err := os.Stat(filepath.Join("/sys/class/block", filepath.Base(path), "partition")); err == nil {
+		return dev, fmt.Errorf("%s is a partition. Name the whole disk. The disks here:\n%s", name, here.Text(nil))
+	}
+	at := slices.IndexFunc(all, func(dev disk.Disk) bool { return dev.Path == path })
+	if at < 0 {
+		return dev, fmt.Errorf("%s is no disk. The disks here:\n%s", name, here.Text(nil))
+	}
+	dev, err = all[at].Inspect()
+	switch {
+	case err != nil:
+		return dev, err
+	case d.System() == nil:
+		return dev, errors.New("wipe disks: the node doesn't know its system disk yet")
+	case d.isSystem(dev):
+		return dev, here.Refuse(dev, "is the system disk", "To wipe its partitions, use --system-labels-to-wipe")
+	}
+	// The pods, the kubelet's mounts and those of machine.disks end with their node.
+	return dev, d.Spares(dev, "Name one that holds nothing that is needed", filepath.Join(d.o.dirs.Var, "lib/kubelet"), filepath.Join(d.o.dirs.Var, "mnt"))
+}
+
+// marks are those of the disks that can be identified after a restart.
+func marks(users []UserDisk) []string {
+	return slices.DeleteFunc(lists.Of(users, mark), func(m string) bool { return m == "" })
+}
+
+// like are the disks with a mark.
+func like(all []disk.Disk, m string) []disk.Disk {
+	return slices.DeleteFunc(slices.Clone(all), func(dev disk.Disk) bool { return mark(dev.Identity) != m })
+}
+
+// wipeUserDisks wipes the disks of a running reset: their names haven't changed.
+func (d *Disks) wipeUserDisks(ctx context.Context, users []UserDisk) error {
+	all, err := d.Keeper.Disks.Devices()
+	for _, u := range users {
+		at := slices.IndexFunc(all, func(dev disk.Disk) bool {
+			return dev.Path == u.Path && dev.Size == u.Size && dev.Model == u.Model && dev.Serial == u.Serial // earlier releases have noted no more
+		})
+		if at < 0 {
+			err = errors.Join(err, fmt.Errorf("wipe %s: it isn't there any more", u))
+			continue
+		}
+		err = errors.Join(err, d.wipeUserDisk(ctx, all[at]))
+	}
+	return err
+}
+
+// awaited is how many disks that a reset was to wipe aren't here, and may still come.
+type awaited int
+
+func (n awaited) Error() string {
+	return fmt.Sprintf("waits for %d disks that a reset was to wipe, for %s after the start", int(n), disk.LateDisks)
+}
+
+// wipeMarkedUserDisks wipes disks that a reset before this boot hasn't reached.
+// A missing or broken disk must keep neither the node from booting nor the
+// system disk from being wiped, once it isn't awaited any more.
+func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string) error {
+	all, err := d.Keeper.Disks.All()
+	missing := awaited(0)
+	for _, mark := range marked {
+		if len(like(all, mark)) == 0 {
+			missing++
+		}
+	}
+	if missing > 0 && !d.Keeper.Disks.Settled() {
+		return missing
+	}
+	if err != nil {
+		d.log.Error("the user's disks that a reset was to wipe are NOT wiped", "err", err)
+		return nil
+	}
+	for _, mark := range marked {
+		same := like(all, mark)
+		if len(same) != 1 {
+			d.log.Error(fmt.Sprintf("a disk that a reset was to wipe is NOT wiped: %d of the disks here are like it", len(same)))
+			continue
+		}
+		// A disk with a copied mark must not cause another system to be wiped.
+		if dev := same[0]; dev.Err == nil && (dev.Verdict == disk.Ours || dev.Verdict == disk.Newer) {
+			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset requested it: it holds a Garboard system", dev))
+		} else if err := errors.Join(dev.Err, d.wipeUserDisk(ctx, dev)); err != nil {
+			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset requested it", dev), "err", err)
+		}
+	}
+	return nil
+}
+
+// wipeUserDisk erases a disk in the same way as EPHEMERAL.
+func (d *Disks) wipeUserDisk(ctx context.Context, dev disk.Disk) error {
+	err := d.Keeper.Before("wipe a user's disk")
+	if err == nil {
+		d.log.Warn(fmt.Sprintf("wiping %s, as requested by a reset", dev))
+		err = dev.ChangeUnused(func(file *os.File) error { return dev.EraseAll(ctx, file) })
+	}
+	if err != nil {
+		err = fmt.Errorf("wipe %s: %w", dev, err)
+	}
+	return err
 }

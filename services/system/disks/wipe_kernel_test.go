@@ -3,7 +3,6 @@
 package disks
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -15,47 +14,19 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"golang.org/x/sys/unix"
 )
-
-// holds reports whether a text is anywhere on the disk. Most of its file is a hole.
-func (l *loop) holds(text string) bool {
-	l.t.Helper()
-	f, err := os.Open(l.file)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	defer f.Close()
-	for at := int64(0); ; {
-		from, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			return false
-		}
-		if err != nil {
-			l.t.Fatal(err)
-		}
-		if at, err = unix.Seek(int(f.Fd()), from, unix.SEEK_HOLE); err != nil {
-			l.t.Fatal(err)
-		}
-		data := make([]byte, at-from)
-		if _, err := f.ReadAt(data, from); err != nil {
-			l.t.Fatal(err)
-		}
-		if bytes.Contains(data, []byte(text)) {
-			return true
-		}
-	}
-}
 
 // used is a disk with a system on it, and a secret on each partition.
 func used(t *testing.T, l *loop) *machineUnderTest {
 	t.Helper()
 	m := bootMachine(t, l)
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	m.write("state/key", "the secret of STATE")
 	m.write("var/lib/etcd/key", "the secret of EPHEMERAL")
 	unix.Sync()
-	if !l.holds("the secret of STATE") || !l.holds("the secret of EPHEMERAL") {
+	if !l.Holds("the secret of STATE") || !l.Holds("the secret of EPHEMERAL") {
 		t.Fatal("the secrets aren't on the disk")
 	}
 	return m
@@ -89,15 +60,15 @@ func TestS183Wipe(t *testing.T) {
 func wiped(t *testing.T, l *loop, labels []string) {
 	t.Helper()
 	state, ephemeral := slices.Contains(labels, boot.LabelState), slices.Contains(labels, boot.LabelEphemeral)
-	if l.holds("the secret of STATE") == state || l.holds("the secret of EPHEMERAL") == ephemeral {
-		t.Errorf("wiping %v: STATE holds its secret: %v; EPHEMERAL: %v", labels, l.holds("the secret of STATE"), l.holds("the secret of EPHEMERAL"))
+	if l.Holds("the secret of STATE") == state || l.Holds("the secret of EPHEMERAL") == ephemeral {
+		t.Errorf("wiping %v: STATE holds its secret: %v; EPHEMERAL: %v", labels, l.Holds("the secret of STATE"), l.Holds("the secret of EPHEMERAL"))
 	}
 	m := bootMachine(t, l)
-	found, err := m.disks.MountState(t.Context())
+	found, err := m.mountState()
 	if found == state || err != nil {
 		t.Errorf("after wiping %v, STATE is found: %v, %v", labels, found, err)
 	}
-	m.mustUp(config.Install{Disk: l.path})
+	m.mustUp(config.Install{Disk: l.Path})
 	for file, gone := range map[string]bool{"state/key": state, "var/lib/etcd/key": ephemeral} {
 		if _, err := os.Stat(filepath.Join(m.dir, file)); errors.Is(err, fs.ErrNotExist) != gone {
 			t.Errorf("after wiping %v: %s: %v", labels, file, err)
@@ -105,15 +76,16 @@ func wiped(t *testing.T, l *loop, labels []string) {
 	}
 	m.off()
 	again := bootMachine(t, l) // nothing is wiped twice
-	if found, err := again.disks.MountState(t.Context()); !found || err != nil {
+	if found, err := again.mountState(); !found || err != nil {
 		t.Errorf("the boot after: %v, %v", found, err)
 	}
 }
 
-// After a reset of STATE, the system stays on the disk that it was started from, although the selector fits another one by now.
+// After a reset of STATE, the system stays on the disk that it was started from, although the selector fits another
+// one by now.
 func TestSystemStaysOnItsDisk(t *testing.T) {
 	fits, l := newLoop(t, 4*gib), newLoop(t, 4*gib)
-	if fits.name > l.name { // the first that fits is chosen
+	if fits.Name > l.Name { // the first that fits is chosen
 		fits, l = l, fits
 	}
 	m := used(t, l)
@@ -127,8 +99,8 @@ func TestSystemStaysOnItsDisk(t *testing.T) {
 	next := bootMachine(t, fits, l)
 	next.disks.o.Installed = true
 	next.mustUp(config.Install{DiskSelector: config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: gib}}})
-	if got := next.disks.systemDisk().Path; got != l.path {
-		t.Errorf("the system is on %s, not on %s", got, l.path)
+	if got := next.disks.System().Path; got != l.Path {
+		t.Errorf("the system is on %s, not on %s", got, l.Path)
 	}
 }
 
@@ -150,13 +122,13 @@ func TestWipePowerCuts(t *testing.T) {
 				// The same at the next boot.
 				again := bootMachine(t, l)
 				again.cut = step
-				if found, err := again.disks.MountState(t.Context()); found || !errors.Is(err, errPowerCut) {
+				if found, err := again.mountState(); found || !errors.Is(err, errPowerCut) {
 					t.Fatalf("the power should have gone before %s: %v, %v", step, found, err)
 				}
 			}
 			next := bootMachine(t, l)
 			next.disks.o.Installed = true // the disk is there, and isn't awaited
-			if found, err := next.disks.MountState(t.Context()); found || err != nil {
+			if found, err := next.mountState(); found || err != nil {
 				t.Fatalf("STATE is found: %v, %v", found, err)
 			}
 			wiped(t, l, labels)
@@ -168,30 +140,9 @@ func TestWipePowerCuts(t *testing.T) {
 func TestWipeWithoutHelpOfTheDisk(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	used(t, l).off()
-	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	dev, err := readDevice(l.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := examine(file, dev)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := f.partition(dev, boot.LabelState)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := zero(t.Context(), file, p.start, p.size); err != nil {
-		t.Fatal(err)
-	}
-	if err := file.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	if l.holds("the secret of STATE") || !l.holds("the secret of EPHEMERAL") {
+	p := l.partition(boot.LabelState)
+	l.Change(func(dev *os.File) error { return errors.Join(disk.Zero(t.Context(), dev, p.Start, p.Size), dev.Sync()) })
+	if l.Holds("the secret of STATE") || !l.Holds("the secret of EPHEMERAL") {
 		t.Error("not just STATE was zeroed")
 	}
 }
@@ -251,7 +202,7 @@ func TestWipeContainer(t *testing.T) {
 				}
 			}
 			m.cut = ""
-			if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+			if found, err := m.mountState(); !found || err != nil {
 				t.Fatal(found, err)
 			}
 			m.read("elsewhere/precious")

@@ -64,7 +64,8 @@ type Options struct {
 	Sources []boot.Source
 	// MountState mounts STATE where the machine has one already; nil where it is
 	// always there.
-	MountState func(ctx context.Context) (found bool, err error)
+	MountState func(ctx context.Context) (State, error)
+	Installed  bool // this boot is from a disk on which the system was installed
 }
 
 // Service is machined in the graph.
@@ -94,21 +95,21 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 	wait, reported := retryFirst, ""
 	for {
-		source, err := o.find(ctx)
+		source, known, err := o.find(ctx)
 		if err == nil {
 			return o.Applier.published(ctx, h, source)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		also, stage := ", and waiting for one over the API", Maintenance
+		if open, closed := mayOpenMaintenance(known); !open {
+			also, stage = "; maintenance mode stays closed: "+closed, Searching
+		}
 		// Once per finding: the service graph reports every few seconds what it waits for,
 		// and since when.
-		if why := err.Error(); why != reported {
+		if why := err.Error() + also; why != reported {
 			reported = why
-			also, stage := "", Searching
-			if !errors.Is(err, boot.ErrClosed) {
-				also, stage = ", and waiting for one over the API", Maintenance
-			}
 			if err := o.Applier.maintain(stage); err != nil {
 				return err
 			}
@@ -144,48 +145,50 @@ func (a *Applier) published(ctx context.Context, h *dag.Handle, source string) e
 	return nil
 }
 
-func (o Options) find(ctx context.Context) (source string, err error) {
-	if err := o.mountState(ctx); err != nil {
-		return "", err
+func (o Options) find(ctx context.Context) (source string, known facts, err error) {
+	known = facts{installed: o.Installed, trial: o.Applier.o.Trial && !o.Applier.o.Back}
+	if err := o.mountState(ctx, &known); err != nil {
+		return "", known, err
 	}
 	found, err := boot.Find(ctx, o.Sources)
-	if err != nil && found.Source == boot.StateSource { // its disk has an error: the history of the configuration may be readable
+	own := found.Source == boot.StateSource
+	if err != nil && own { // its disk has an error: the history of the configuration may be readable
 		o.Applier.o.Log.Error(err.Error())
 		if e := o.Applier.begin(found.Source, nil); e != nil {
-			return "", fmt.Errorf("%w; %w", err, boot.ErrClosed)
+			known.text = textLost
+			return "", known, err
 		}
-		return found.Source, nil
+		return found.Source, known, nil
 	}
 	if err == nil {
 		err = o.Applier.begin(found.Source, found.Data)
 	}
-	if err == nil || errors.Is(err, boot.ErrNone) || found.Source == boot.StateSource {
-		return found.Source, err
+	if err != nil && own {
+		known.text = textBroken
 	}
-	if e := o.mountState(ctx); e != nil { // it may have come meanwhile
-		return "", e
+	if err == nil || own || errors.Is(err, boot.ErrNone) {
+		return found.Source, known, err
 	}
-	if o.Applier.hadOne() {
-		err = fmt.Errorf("%w; %w", err, boot.ErrClosed)
+	if e := o.mountState(ctx, &known); e != nil { // it may have come meanwhile
+		return "", known, e
 	}
-	return "", err
+	known.elsewhere, known.had = true, o.Applier.hadOne()
+	return "", known, err
 }
 
 // mountState prepares STATE, if it is there.
-func (o Options) mountState(ctx context.Context) error {
+func (o Options) mountState(ctx context.Context, known *facts) (err error) {
 	if o.MountState == nil {
 		return nil
 	}
-	found, err := o.MountState(ctx)
-	if err != nil {
+	if known.state, err = o.MountState(ctx); err != nil {
 		return fmt.Errorf("mount STATE: %w", err)
 	}
-	if found {
-		if err := o.Applier.stateFound(); err != nil {
-			return fmt.Errorf("%w; %w", err, boot.ErrClosed)
-		}
+	if known.state == StateMounted {
+		err = o.Applier.stateFound()
+		known.unsettled = err != nil
 	}
-	return nil
+	return err
 }
 
 // OnControlPlanes skips a service on workers, and says why.

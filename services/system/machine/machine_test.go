@@ -42,12 +42,14 @@ type node struct {
 	mu   sync.Mutex // guards data
 	data []byte     // nil: none there
 
+	installed bool
+
 	store   *resource.Store
 	graph   *dag.Graph
 	applier *Applier
 }
 
-func run(t *testing.T, n *node, mount func(context.Context) (bool, error)) {
+func run(t *testing.T, n *node, mount func(context.Context) (State, error)) {
 	t.Helper()
 	n.store = resource.NewStore()
 	source := boot.Source{Name: "test", Read: func(context.Context) ([]byte, error) {
@@ -60,7 +62,7 @@ func run(t *testing.T, n *node, mount func(context.Context) (bool, error)) {
 	}}
 	n.applier = NewApplier(ApplierOptions{Store: n.store, Log: slog.New(slog.DiscardHandler), StateDir: t.TempDir()})
 	var err error
-	n.graph, err = dag.New(dag.Options{}, Service(Options{Store: n.store, Applier: n.applier, Sources: []boot.Source{source}, MountState: mount}))
+	n.graph, err = dag.New(dag.Options{}, Service(Options{Store: n.store, Applier: n.applier, Sources: []boot.Source{source}, MountState: mount, Installed: n.installed}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,20 +217,21 @@ func TestDiskOfThisBootIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var came, gone atomic.Bool
 		n := &node{data: data}
-		run(t, n, func(context.Context) (bool, error) {
+		n.installed = true
+		run(t, n, func(context.Context) (State, error) {
 			switch {
 			case gone.Load():
-				return false, errors.New("two disks")
+				return StateAbsent, errors.New("a newer system")
 			case !came.Load():
-				return false, fmt.Errorf("the disk: %w", boot.ErrClosed)
+				return StateLate, errors.New("the disk isn't there")
 			}
-			return true, nil
+			return StateMounted, nil
 		})
 		maintained := func() bool {
 			s, err := Stages.Get(n.store, StageID)
 			return err == nil && s.Spec == Maintenance
 		}
-		if n.up() || maintained() || n.events("the disk: maintenance mode stays closed") != 1 {
+		if n.up() || maintained() || n.events("the disk isn't there; looking again in 2s, later at least every 30s; maintenance mode stays closed: the disk of this boot may still come") != 1 {
 			t.Errorf("up %v, maintenance mode %v, events %v", n.up(), maintained(), n.graph.Events())
 		}
 		gone.Store(true)
@@ -255,11 +258,11 @@ func TestBrokenStateIsNotPassedBy(t *testing.T) {
 		var broken atomic.Bool
 		broken.Store(true)
 		n := &node{data: data}
-		run(t, n, func(context.Context) (bool, error) {
+		run(t, n, func(context.Context) (State, error) {
 			if broken.Load() {
-				return false, errors.New("structure needs cleaning")
+				return StateBroken, errors.New("structure needs cleaning")
 			}
-			return true, nil
+			return StateMounted, nil
 		})
 		if n.up() || n.events("mount STATE: structure needs cleaning") != 1 {
 			t.Errorf("up %v, events %v", n.up(), n.graph.Events())

@@ -203,7 +203,7 @@ func (a *Applier) own(text []byte) (d ownDocument, err error) {
 	}
 	all, _ := a.stored.history() // without it, there is only this one
 	if a.o.Trial && !a.o.Back {
-		all, err = nil, fmt.Errorf("%w: %w", err, boot.ErrClosed)
+		all = nil
 	}
 	for i := len(all); i >= 0; i-- {
 		if d = (ownDocument{text: text}); i < len(all) {

@@ -88,8 +88,8 @@ func TestDamagedConfiguration(t *testing.T) {
 
 		// A new system goes instead, and leaves all to the former one.
 		a := NewApplier(ApplierOptions{Trial: true, Store: resource.NewStore(), StateDir: p.stored.dir, Log: slog.New(slog.DiscardHandler)})
-		if err := a.begin(boot.StateSource, []byte("machine: {")); !errors.Is(err, boot.ErrClosed) {
-			t.Error(err)
+		if err := a.begin(boot.StateSource, []byte("machine: {")); err == nil {
+			t.Error("it has used another one")
 		}
 		// One that a rollback goes back to must run, and leaves the document, too.
 		a = NewApplier(ApplierOptions{Trial: true, Back: true, Store: resource.NewStore(), StateDir: p.stored.dir, Log: slog.New(slog.DiscardHandler)})
@@ -134,16 +134,16 @@ func TestUnreadableConfiguration(t *testing.T) {
 	base := document(t)
 	dir := t.TempDir()
 	unreadable := boot.Source{Name: boot.StateSource, Read: func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(dir, "config.yaml")) }}
-	find := func() (source string, a *Applier, err error) {
+	find := func() (source string, a *Applier, known facts, err error) {
 		a = NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: dir, Log: slog.New(slog.DiscardHandler)})
-		source, err = Options{Applier: a, MountState: func(context.Context) (bool, error) { return true, nil }, Sources: []boot.Source{unreadable}}.find(t.Context())
-		return source, a, err
+		source, known, err = Options{Applier: a, MountState: func(context.Context) (State, error) { return StateMounted, nil }, Sources: []boot.Source{unreadable}}.find(t.Context())
+		return source, a, known, err
 	}
-	_, a, _ := find()
+	_, a, _, _ := find()
 	if err := os.Mkdir(a.stored.config(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := find(); !errors.Is(err, boot.ErrClosed) || !strings.Contains(err.Error(), "is a directory") {
+	if _, _, known, err := find(); known.text != textLost || err == nil || !strings.Contains(err.Error(), "is a directory") {
 		t.Errorf("without a history: %v", err)
 	}
 	entry, err := json.Marshal(historyEntry{Entry: Entry{Version: 1}, Text: with(base, "kept")})
@@ -156,7 +156,7 @@ func TestUnreadableConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, a, err := find()
+	source, a, _, err := find()
 	if err != nil || source != boot.StateSource || a.config.Machine.Network.Hostname != "kept" {
 		t.Errorf("%q, %v", source, err)
 	}
@@ -253,28 +253,32 @@ func TestS021NothingIsKept(t *testing.T) {
 		}
 
 		late := false
-		find := func(document []byte, failed error) error {
+		find := func(document []byte, failed error) (open bool, err error) {
 			mounted := !late
 			a := NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: p.dir, Log: slog.New(slog.DiscardHandler)})
 			source := boot.Source{Name: "medium", Read: func(context.Context) ([]byte, error) { return document, failed }}
-			mount := func(context.Context) (was bool, _ error) {
-				was, mounted = mounted, true
+			mount := func(context.Context) (was State, _ error) {
+				if mounted {
+					was = StateMounted
+				}
+				mounted = true
 				return was, nil
 			}
-			_, err := Options{Applier: a, MountState: mount, Sources: []boot.Source{source}}.find(t.Context())
-			return err
+			_, known, err := Options{Applier: a, MountState: mount, Sources: []boot.Source{source}}.find(t.Context())
+			open, _ = mayOpenMaintenance(known)
+			return open, err
 		}
-		if err := find(nil, errors.New("its server is down")); !errors.Is(err, boot.ErrClosed) {
+		if open, err := find(nil, errors.New("its server is down")); open || err == nil {
 			t.Errorf("a source that fails: %v", err)
 		}
 		late = true
-		if err := find(nil, errors.New("its server is down")); !errors.Is(err, boot.ErrClosed) {
+		if open, err := find(nil, errors.New("its server is down")); open || err == nil {
 			t.Errorf("a source that fails before STATE is there: %v", err)
 		}
-		if err := find([]byte("machine: {"), nil); !errors.Is(err, boot.ErrClosed) {
+		if open, err := find([]byte("machine: {"), nil); open || err == nil {
 			t.Errorf("a source with a broken document: %v", err)
 		}
-		if err := find(nil, boot.ErrNone); !errors.Is(err, boot.ErrNone) || errors.Is(err, boot.ErrClosed) {
+		if open, err := find(nil, boot.ErrNone); !open || !errors.Is(err, boot.ErrNone) {
 			t.Errorf("no source: %v", err)
 		}
 	})

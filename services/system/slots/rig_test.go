@@ -21,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/install"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -95,8 +96,8 @@ func (m *rig) Known() bool { return m.known }
 func (m *rig) SystemDisk() (disks.SystemDisk, error) {
 	return disks.SystemDisk{
 		Path: filepath.Join(m.dir, "disk"),
-		Meta: disks.SystemPartition{Path: filepath.Join(m.dir, "meta"), Size: 1 << 20},
-		BIOS: disks.SystemPartition{Start: 1 << 20, Size: 1 << 20}, Sector: 512,
+		Meta: disk.Partition{Path: filepath.Join(m.dir, "meta"), Size: 1 << 20},
+		BIOS: disk.Partition{Start: 1 << 20, Size: 1 << 20}, Sector: 512,
 		Layout: "EFI 512 MiB, BIOS 1 MiB",
 	}, nil
 }

@@ -1,4 +1,4 @@
-package disks
+package disk
 
 import (
 	"errors"
@@ -7,15 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/core/logs"
 )
 
 // All properties that are given must fit, and those that don't are named.
 func TestSelectedDisk(t *testing.T) {
 	t.Parallel()
-	disk := Disk{Size: 500_000_000_000, Model: "Samsung SSD 980", Serial: "S64D", WWID: "eui.0025", BusPath: "/pci0000:00/0000:00:1d.0/nvme/nvme0", Type: config.DiskNVMe}
+	disk := Disk{Identity: Identity{Size: 500_000_000_000, Model: "Samsung SSD 980", Serial: "S64D", WWID: "eui.0025"}, BusPath: "/pci0000:00/0000:00:1d.0/nvme/nvme0", Type: config.DiskNVMe}
 	size := func(text string) config.DiskSize {
 		var s config.DiskSize
 		if err := s.UnmarshalText([]byte(text)); err != nil {
@@ -39,31 +37,15 @@ func TestSelectedDisk(t *testing.T) {
 		{config.DiskSelector{Serial: "s64d"}, `its serial is "S64D"`},
 		{config.DiskSelector{WWID: "naa.*"}, `its wwid is "eui.0025"`},
 	} {
-		if got := misfit(disk, tt.selector); got != tt.want {
+		if got := disk.Misfit(tt.selector); got != tt.want {
 			t.Errorf("%+v: %q, want %q", tt.selector, got, tt.want)
 		}
 	}
 }
 
-// What a storage driver has attached for a pod must be named.
+// A disk on the other side of a network is known by its place in sysfs.
 func TestDisksOverANetwork(t *testing.T) {
 	t.Parallel()
-	lun := device{Remote: true}
-	size := config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: 1}}
-	for _, tt := range []struct {
-		dev    device
-		wanted config.DataDisk
-		fits   bool
-	}{
-		{lun, config.DataDisk{DiskSelector: size}, false},
-		{lun, config.DataDisk{DiskSelector: config.DiskSelector{WWID: "naa.6001*"}}, true},
-		{lun, config.DataDisk{Device: "/dev/disk/by-id/wwn-0x6001"}, true},
-		{device{}, config.DataDisk{DiskSelector: size}, true},
-	} {
-		if why := attached(tt.dev, tt.wanted); (why == "") != tt.fits {
-			t.Errorf("%+v for %+v: %q", tt.dev, tt.wanted, why)
-		}
-	}
 	sys := t.TempDir()
 	for path, transport := range map[string]string{
 		"platform/host2/session1/target2:0:0/2:0:0:0/block/sdb": "", "virtual/nvme-fabrics/ctl/nvme0/nvme0n1": "",
@@ -86,18 +68,5 @@ func TestDisksOverANetwork(t *testing.T) {
 	}
 	if isDisk("rbd0") || isDisk("drbd1") || !isDisk("sda") {
 		t.Error("network devices count as disks")
-	}
-}
-
-// The disk that this boot is from may come late, and be broken.
-func TestDiskOfThisBoot(t *testing.T) {
-	t.Parallel()
-	d := New(Options{Mode: boot.Machine, Installed: true, Logs: logs.New(t.Output()), isDisk: func(string) bool { return false }})
-	if _, err := d.MountState(t.Context()); !errors.Is(err, boot.ErrClosed) {
-		t.Error(err)
-	}
-	d.began = d.began.Add(-ownPatience)
-	if found, err := d.MountState(t.Context()); found || err != nil {
-		t.Error(found, err)
 	}
 }

@@ -1,4 +1,4 @@
-package disks
+package disk
 
 import (
 	"bytes"
@@ -13,34 +13,32 @@ func TestIdentify(t *testing.T) {
 	const size = 2 << 20
 	for _, s := range signatures {
 		disk := make([]byte, size)
-		at := s.at
-		if at < 0 {
-			at += size
-		}
-		copy(disk[at:], s.magic)
-		want := content{kind: s.name}
+		copy(disk[s.at:], s.magic)
+		want := Content{Kind: s.name}
 		if s.labelLen > 0 {
 			copy(disk[s.label:], "mine")
-			want.label = "mine"
+			want.Label = "mine"
 		}
 		if got, err := identify(bytes.NewReader(disk), size); got != want || err != nil {
 			t.Errorf("%s at %d: got %v, %v", s.name, s.at, got, err)
 		}
 	}
 	for name, put := range map[string]func(disk []byte){
-		"ext2": func(d []byte) { copy(d[extMagicAt:], "\x53\xef") },
-		"ext3": func(d []byte) { copy(d[extMagicAt:], "\x53\xef"); d[0x45c] = 4 },
-		"ext4": func(d []byte) { copy(d[extMagicAt:], "\x53\xef"); d[0x45c] = 4; d[0x460] = 0x40 },
-		"ZFS":  func(d []byte) { copy(d[zfsFirst+3*1024:], "\x0c\xb1\xba\x00") },
-		"":     func(d []byte) { copy(d[99999:], "nothing that anybody knows") },
+		"ext2":       func(d []byte) { copy(d[extMagicAt:], "\x53\xef") },
+		"ext3":       func(d []byte) { copy(d[extMagicAt:], "\x53\xef"); d[0x45c] = 4 },
+		"ext4":       func(d []byte) { copy(d[extMagicAt:], "\x53\xef"); d[0x45c] = 4; d[0x460] = 0x40 },
+		"ZFS":        func(d []byte) { copy(d[zfsFirst+3*1024:], "\x0c\xb1\xba\x00") },
+		"Linux RAID": func(d []byte) { copy(d[size-raidEnds[1]:], raidMagic) },
+		"swap":       func(d []byte) { copy(d[4086:], "SWAPSPACE2"); copy(d[size-raidEnds[0]:], raidMagic) }, // in a file of it
+		"":           func(d []byte) { copy(d[99999:], "nothing that anybody knows") },
 	} {
 		disk := make([]byte, size)
 		put(disk)
-		if got, err := identify(bytes.NewReader(disk), size); got.kind != name || err != nil {
+		if got, err := identify(bytes.NewReader(disk), size); got.Kind != name || err != nil {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
 	}
-	if got, err := identify(bytes.NewReader([]byte("tiny")), 4); got.kind != "" || err != nil {
+	if got, err := identify(bytes.NewReader([]byte("tiny")), 4); got.Kind != "" || err != nil {
 		t.Errorf("a tiny device: %v, %v", got, err)
 	}
 }
@@ -63,11 +61,11 @@ func TestNameInTheRootDirectory(t *testing.T) {
 		for i, entry := range []string{"\xe5LD        \x08", "Ametal-iso.\x0f", "CONFIG  YML\x20", "METAL-ISO  \x28"} {
 			copy(disk[root+32*i:], entry)
 		}
-		if got, err := identify(bytes.NewReader(disk), int64(len(disk))); err != nil || got != (content{"vfat", "METAL-ISO"}) {
+		if got, err := identify(bytes.NewReader(disk), int64(len(disk))); err != nil || got != (Content{"vfat", "METAL-ISO"}) {
 			t.Errorf("%s: %v, %v", magic, got, err)
 		}
 		copy(disk[root:], make([]byte, 128))
-		if got, err := identify(bytes.NewReader(disk), int64(len(disk))); err != nil || got != (content{"vfat", ""}) {
+		if got, err := identify(bytes.NewReader(disk), int64(len(disk))); err != nil || got != (Content{"vfat", ""}) {
 			t.Errorf("%s without a name: %v, %v", magic, got, err)
 		}
 	}
@@ -79,7 +77,7 @@ func TestLayoutFits(t *testing.T) {
 	for _, gibs := range []float64{3, 3.5, 7.9, 8, 20, 2000} {
 		for _, sector := range []int{512, 4096} {
 			size := int64(gibs*(1<<30)) &^ 4095
-			table := newTable(device{Disk: Disk{Size: size}, Sector: sector}, boot.Places(size))
+			table := Disk{Identity: Identity{Size: size}, Sector: sector}.NewTable(boot.Places(size))
 			end := int64(1 << 20)
 			for _, p := range table.Partitions {
 				start := int64(p.Start) * int64(sector)
@@ -93,15 +91,15 @@ func TestLayoutFits(t *testing.T) {
 				t.Errorf("%v GiB: %s ends %d before the end", gibs, last.Name, room)
 			}
 			if share := end - int64(last.Start)*int64(sector); share < size/2 {
-				t.Errorf("%v GiB: EPHEMERAL has only %s", gibs, bytesText(share))
+				t.Errorf("%v GiB: EPHEMERAL has only %s", gibs, SizeText(share))
 			}
 		}
 	}
 }
 
-func TestBytesText(t *testing.T) {
+func TestSizeText(t *testing.T) {
 	for n, want := range map[int64]string{0: "0 B", 1536: "1.5 KiB", 16 << 30: "16 GiB", 3 << 39: "1.5 TiB"} {
-		if got := bytesText(n); got != want {
+		if got := SizeText(n); got != want {
 			t.Errorf("%d is %q, want %q", n, got, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package disks
+package disk
 
 import (
 	"bytes"
@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 )
 
-// signature identifies a kind of content: magic at an offset, which counts from
-// the end of the device if it is negative.
+// signature identifies a kind of content: magic at an offset.
 type signature struct {
 	name  string
 	at    int64
@@ -41,97 +41,98 @@ var signatures = []signature{
 	{name: "LVM2", at: 512 + 24, magic: "LVM2 001"},
 	{name: "LVM2", at: 2*512 + 24, magic: "LVM2 001"},
 	{name: "LVM2", at: 3*512 + 24, magic: "LVM2 001"},
-	{name: "Linux RAID", at: 0, magic: "\xfc\x4e\x2b\xa9"},    // metadata 1.1
-	{name: "Linux RAID", at: 4096, magic: "\xfc\x4e\x2b\xa9"}, // 1.2
+	{name: "Linux RAID", at: 0, magic: raidMagic},    // metadata 1.1
+	{name: "Linux RAID", at: 4096, magic: raidMagic}, // 1.2
 	{name: "swap", at: 4086, magic: "SWAPSPACE2", label: 1052, labelLen: 16},
 	{name: "bcache", at: 4120, magic: "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
 	{name: "Ceph BlueStore", at: 0, magic: "bluestore block device"},
 }
 
-// atTheEnd are those in whose place a file system has the content of files.
-var atTheEnd = []signature{
-	{name: "Linux RAID", at: -8 << 10, magic: "\xfc\x4e\x2b\xa9"},   // 1.0
-	{name: "Linux RAID", at: -64 << 10, magic: "\xfc\x4e\x2b\xa9"},  // 0.90
-	{name: "Linux RAID", at: -128 << 10, magic: "\xfc\x4e\x2b\xa9"}, // 0.90, size no multiple of 64 KiB
-}
+// raidEnds is how far before the end the magic of Linux RAID may be: metadata 1.0, 0.90, and 0.90 on a size that is
+// no multiple of 64 KiB. Any file system may have the content of files there.
+var raidEnds = []int64{8 << 10, 64 << 10, 128 << 10}
 
 const (
+	headLen    = 68 << 10 // what has all signatures and labels, without that of ZFS
+	raidMagic  = "\xfc\x4e\x2b\xa9"
 	extMagicAt = 0x438
 	zfsFirst   = 128 << 10 // uberblocks of the first label
 	zfsLast    = 256 << 10
 	zfsMagic   = 0x00bab10c
 )
 
-// content is the content of a device or partition.
-type content struct {
-	kind  string // "" if it is unknown
-	label string
+// Content is that of a device or partition.
+type Content struct {
+	Kind  string // "" if it is unknown
+	Label string
 }
 
-func (c content) String() string {
-	if c.label == "" {
-		return c.kind
+func (c Content) String() string {
+	if c.Label == "" {
+		return c.Kind
 	}
-	return fmt.Sprintf("%s %q", c.kind, c.label)
+	return fmt.Sprintf("%s %q", c.Kind, c.Label)
+}
+
+// Identify identifies the content of a device.
+func Identify(path string) (Content, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Content{}, err
+	}
+	defer f.Close()
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return Content{}, err
+	}
+	return identify(f, size)
+}
+
+// IsBlank reports whether a device begins with zeros only.
+func IsBlank(path string) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	return blank(f, 0, Edge)
 }
 
 // identify looks for signatures on a device of the given size. A read beyond
 // the end of a small device finds nothing; any other read error is an error.
-func identify(r io.ReaderAt, size int64) (content, error) {
-	c, err := anyOf(r, size, signatures)
-	if err == nil && c.kind == "" {
-		c, err = identifyExt(r)
+func identify(r io.ReaderAt, size int64) (Content, error) {
+	head, err := readAt(r, 0, headLen)
+	if err != nil {
+		return Content{}, err
 	}
-	if err == nil && c.kind == "" {
-		c, err = anyOf(r, size, atTheEnd)
+	for _, s := range signatures {
+		if !bytes.HasPrefix(head[s.at:], []byte(s.magic)) {
+			continue
+		}
+		c := Content{s.name, text(head[s.label:][:s.labelLen])}
+		if s.name == "vfat" {
+			label, err := fatLabel(r, head)
+			c.Label = cmp.Or(label, c.Label)
+			return c, err
+		}
+		return c, nil
 	}
-	if err != nil || c.kind != "" {
-		return c, err
+	if bytes.HasPrefix(head[extMagicAt:], []byte("\x53\xef")) {
+		return identifyExt(head), nil
+	}
+	end := size &^ 4095 // both RAID formats align down
+	for _, at := range raidEnds {
+		if magic, err := readAt(r, end-at, len(raidMagic)); err != nil || string(magic) == raidMagic {
+			return Content{Kind: "Linux RAID"}, err
+		}
 	}
 	return identifyZFS(r)
 }
 
-func anyOf(r io.ReaderAt, size int64, all []signature) (content, error) {
-	for _, s := range all {
-		at := s.at
-		if at < 0 {
-			at = (size &^ 4095) + at // both RAID formats align down
-		}
-		magic, err := read(r, at, len(s.magic))
-		if err != nil {
-			return content{}, err
-		}
-		if string(magic) != s.magic {
-			continue
-		}
-		c := content{kind: s.name}
-		if s.labelLen > 0 {
-			label, err := read(r, s.label, s.labelLen)
-			if err != nil {
-				return content{}, err
-			}
-			c.label = text(label)
-		}
-		if s.name == "vfat" {
-			label, err := fatLabel(r)
-			if err != nil {
-				return content{}, err
-			}
-			c.label = cmp.Or(label, c.label)
-		}
-		return c, nil
-	}
-	return content{}, nil
-}
-
-// fatLabel is the name in the root directory of a FAT: Windows writes it only there (Microsoft Extensible Firmware Initiative FAT32 File System
-// Specification 1.03). "": there is none in the first part of the directory.
-func fatLabel(r io.ReaderAt) (string, error) {
+// fatLabel is the name in the root directory of a FAT: Windows writes it only there (Microsoft Extensible Firmware
+// Initiative FAT32 File System Specification 1.03). "": there is none in the first part of the directory.
+func fatLabel(r io.ReaderAt, head []byte) (string, error) {
 	const entry, attributes, volume, archive, deleted = 32, 11, 0x08, 0x20, 0xe5
-	head, err := read(r, 0, 64)
-	if err != nil {
-		return "", err
-	}
 	number := func(at int) int64 { return int64(binary.LittleEndian.Uint16(head[at:])) }
 	long := func(at int) int64 { return int64(binary.LittleEndian.Uint32(head[at:])) }
 	sector := number(11)
@@ -141,7 +142,7 @@ func fatLabel(r io.ReaderAt) (string, error) {
 		size = sector * int64(head[13])
 		root += size * (long(44) - 2)
 	}
-	directory, err := read(r, root, int(min(size, 1<<16)))
+	directory, err := readAt(r, root, int(min(size, 1<<16)))
 	if err != nil {
 		return "", err
 	}
@@ -158,49 +159,37 @@ func fatLabel(r io.ReaderAt) (string, error) {
 
 // identifyExt distinguishes ext2, 3 and 4 by their features (the kernel's
 // Documentation/filesystems/ext4).
-func identifyExt(r io.ReaderAt) (content, error) {
+func identifyExt(head []byte) Content {
 	const (
 		compatAt, incompatAt, labelAt, labelLen = 0x45c, 0x460, 0x478, 16
 		hasJournal                              = 0x4
 		ext4Only                                = 0x2c0 // extents, 64bit, flex_bg
 	)
-	magic, err := read(r, extMagicAt, 2)
-	if err != nil || string(magic) != "\x53\xef" {
-		return content{}, err
-	}
-	head, err := read(r, compatAt, 8)
-	if err != nil {
-		return content{}, err
-	}
-	label, err := read(r, labelAt, labelLen)
-	if err != nil {
-		return content{}, err
-	}
-	c := content{kind: "ext2", label: text(label)}
+	kind := "ext2"
 	switch {
-	case binary.LittleEndian.Uint32(head[incompatAt-compatAt:])&ext4Only != 0:
-		c.kind = "ext4"
-	case binary.LittleEndian.Uint32(head)&hasJournal != 0:
-		c.kind = "ext3"
+	case binary.LittleEndian.Uint32(head[incompatAt:])&ext4Only != 0:
+		kind = "ext4"
+	case binary.LittleEndian.Uint32(head[compatAt:])&hasJournal != 0:
+		kind = "ext3"
 	}
-	return c, nil
+	return Content{kind, text(head[labelAt:][:labelLen])}
 }
 
-func identifyZFS(r io.ReaderAt) (content, error) {
-	blocks, err := read(r, zfsFirst, zfsLast-zfsFirst)
+func identifyZFS(r io.ReaderAt) (Content, error) {
+	blocks, err := readAt(r, zfsFirst, zfsLast-zfsFirst)
 	if err != nil {
-		return content{}, err
+		return Content{}, err
 	}
 	for at := 0; at < len(blocks); at += 1024 {
 		if binary.LittleEndian.Uint64(blocks[at:]) == zfsMagic || binary.BigEndian.Uint64(blocks[at:]) == zfsMagic {
-			return content{kind: "ZFS"}, nil
+			return Content{Kind: "ZFS"}, nil
 		}
 	}
-	return content{}, nil
+	return Content{}, nil
 }
 
-// read returns n bytes; bytes beyond the end are zeros.
-func read(r io.ReaderAt, at int64, n int) ([]byte, error) {
+// readAt returns n bytes; bytes beyond the end are zeros.
+func readAt(r io.ReaderAt, at int64, n int) ([]byte, error) {
 	buf := make([]byte, n)
 	if at < 0 {
 		return buf, nil
@@ -223,6 +212,6 @@ func text(b []byte) string {
 
 // blank reports whether n bytes from at on are all zero.
 func blank(r io.ReaderAt, at int64, n int) (bool, error) {
-	buf, err := read(r, at, n)
+	buf, err := readAt(r, at, n)
 	return err == nil && len(bytes.TrimLeft(buf, "\x00")) == 0, err
 }

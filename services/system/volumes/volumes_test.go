@@ -1,4 +1,4 @@
-package disks
+package volumes
 
 import (
 	"context"
@@ -12,9 +12,10 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/volume"
 )
 
 // The condition holds when each partition is mounted, or isn't in the configuration any more.
@@ -35,8 +36,8 @@ func TestVolumesAreAwaited(t *testing.T) {
 		configure("a", "b")
 		held := false
 		go func() { held = Mounted(store).Wait(t.Context()) == nil }()
-		for id, status := range map[string]VolumeStatus{"a": {Mounted: true}, "b": {Problem: "no disk"}} {
-			if err := VolumeStatuses.Put(store.As("test"), id, status); err != nil {
+		for id, status := range map[string]Status{"a": {Mounted: true}, "b": {Problem: "no disk"}} {
+			if err := Statuses.Put(store.As("test"), id, status); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -50,7 +51,8 @@ func TestVolumesAreAwaited(t *testing.T) {
 	})
 }
 
-// What machine.kubelet.persist keeps is a volume, beside the partition of the same name: it isn't mounted before the next boot.
+// What machine.kubelet.persist keeps is a volume, beside the partition of the same name: it isn't mounted before the
+// next boot.
 func TestWhatIsKeptIsNamed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -62,8 +64,8 @@ func TestWhatIsKeptIsNamed(t *testing.T) {
 		if err := machine.Configs.Put(store.As("test"), machine.ConfigID, c); err != nil {
 			t.Fatal(err)
 		}
-		d := New(Options{Mode: boot.Container, Store: store, Logs: logs.New(t.Output()), varDir: t.TempDir(), etcDir: "/etc"})
-		rt, err := resource.NewRuntime(store, slog.New(slog.DiscardHandler), d.VolumeController())
+		keeper := &volume.Keeper{Dirs: volume.Dirs{Var: t.TempDir(), Etc: "/etc"}}
+		rt, err := resource.NewRuntime(store, slog.New(slog.DiscardHandler), (&Volumes{Mode: boot.Container, Keeper: keeper}).Controller())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,19 +74,19 @@ func TestWhatIsKeptIsNamed(t *testing.T) {
 		done.Go(func() { _ = rt.Run(ctx) })
 		defer done.Wait()
 		defer cancel()
-		is := func(want VolumeStatus) {
+		is := func(want Status) {
 			t.Helper()
 			synctest.Wait()
-			if got, err := VolumeStatuses.Get(store, "persist/cni"); err != nil || got.Spec != want {
+			if got, err := Statuses.Get(store, "persist/cni"); err != nil || got.Spec != want {
 				t.Errorf("%+v, %v", got.Spec, err)
 			}
 		}
-		is(VolumeStatus{Disk: "EPHEMERAL", Problem: "what pods leave there is kept from the next boot on"})
-		d.hold("/etc/cni/net.d")
+		is(Status{Disk: "EPHEMERAL", Problem: "what pods leave there is kept from the next boot on"})
+		keeper.Hold("/etc/cni/net.d")
 		time.Sleep(retryData)
-		is(VolumeStatus{Disk: "EPHEMERAL", Mounted: true})
-		if len(VolumeStatuses.List(store)) != 2 {
-			t.Errorf("%v", VolumeStatuses.List(store))
+		is(Status{Disk: "EPHEMERAL", Mounted: true})
+		if len(Statuses.List(store)) != 2 {
+			t.Errorf("%v", Statuses.List(store))
 		}
 	})
 }
@@ -92,15 +94,35 @@ func TestWhatIsKeptIsNamed(t *testing.T) {
 // A container has a directory in place of each partition, also when it looks again.
 func TestVolumesOfAContainer(t *testing.T) {
 	t.Parallel()
-	store := resource.NewStore()
 	dir := t.TempDir()
-	d := New(Options{Mode: boot.Container, Store: store, Logs: logs.New(t.Output()), varDir: dir})
+	d := &Volumes{Mode: boot.Container, Keeper: &volume.Keeper{Dirs: volume.Dirs{Var: dir}}}
 	for range 2 {
-		if _, _, err := d.mountDisk(t.Context(), config.DataDisk{Partitions: []config.DataPartition{{Mountpoint: "/var/mnt/data"}}}); err != nil {
+		if _, _, err := d.mount(t.Context(), config.DataDisk{Partitions: []config.DataPartition{{Mountpoint: "/var/mnt/data"}}}); err != nil {
 			t.Fatal(err)
 		}
 		if info, err := os.Stat(filepath.Join(dir, "mnt/data")); err != nil || !info.IsDir() {
 			t.Errorf("%v, %v", info, err)
+		}
+	}
+}
+
+// What a storage driver has attached for a pod must be named.
+func TestDisksOfPodsAreNotTaken(t *testing.T) {
+	t.Parallel()
+	lun := disk.Disk{Remote: true}
+	size := config.DiskSelector{Size: config.DiskSize{Comparison: ">", Bytes: 1}}
+	for _, tt := range []struct {
+		dev    disk.Disk
+		wanted config.DataDisk
+		fits   bool
+	}{
+		{lun, config.DataDisk{DiskSelector: size}, false},
+		{lun, config.DataDisk{DiskSelector: config.DiskSelector{WWID: "naa.6001*"}}, true},
+		{lun, config.DataDisk{Device: "/dev/disk/by-id/wwn-0x6001"}, true},
+		{disk.Disk{}, config.DataDisk{DiskSelector: size}, true},
+	} {
+		if why := attached(tt.dev, tt.wanted); (why == "") != tt.fits {
+			t.Errorf("%+v for %+v: %q", tt.dev, tt.wanted, why)
 		}
 	}
 }

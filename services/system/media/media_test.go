@@ -1,9 +1,13 @@
-package disks
+package media
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Volumes of pods aren't media, whatever their labels are.
@@ -45,5 +49,36 @@ func TestMediaArePluggedIn(t *testing.T) {
 		if got := pluggedIn(full); got != want.is {
 			t.Errorf("%s: %v", path, got)
 		}
+	}
+}
+
+// What isn't a file of the volume is no file, and isn't waited for.
+func TestFilesOfAVolume(t *testing.T) {
+	t.Parallel()
+	dir, outside := t.TempDir(), filepath.Join(t.TempDir(), "secret")
+	for _, path := range []string{outside, filepath.Join(dir, "config.yaml")} {
+		if err := os.WriteFile(path, []byte("text"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]string{"out": outside, "in": "config.yaml"} {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := withFiles(dir, func(volume fs.FS) error {
+		for name, want := range map[string]string{"config.yaml": "", "in": "", "pipe": "it is no file", "out": "escapes", "none": "no such file"} {
+			text, err := fs.ReadFile(volume, name)
+			if want == "" && (err != nil || string(text) != "text") || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+				t.Errorf("%s: %q, %v", name, text, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package disks
+package disk
 
 import (
 	"bytes"
@@ -31,47 +31,48 @@ const (
 // Steps.
 const (
 	stepNone   = ""
-	stepLayout = "layout" // the whole disk: partition table and all file systems
-	stepFormat = "format" // one partition
-	stepWipe   = "wipe"   // what a reset erases
+	StepLayout = "layout" // the whole disk: partition table and all file systems
+	StepFormat = "format" // one partition
+	StepWipe   = "wipe"   // what a reset erases
 	stepNewer  = "newer"  // a step of a newer release; never written
 )
 
-// journal is the step that was begun and not finished.
-type journal struct {
-	step  string
-	label string // the partition that is being formatted, or those to be wiped
-	// disks are the marks of other disks that are wiped first; nil for other steps.
-	disks []string
+// Journal is the step that was begun and not finished.
+type Journal struct {
+	Step  string
+	Label string // the partition that is being formatted, or those to be wiped
+	// Disks are the marks of other disks that are wiped first; nil for other steps.
+	Disks []string
 }
 
-// interrupted reports whether the file system of a volume was being made.
-func (j journal) interrupted(v volume) bool { return j.step == stepFormat && j.label == v.Label }
+// Interrupted reports whether the file system of a partition was being made.
+func (j Journal) Interrupted(label string) bool { return j.Step == StepFormat && j.Label == label }
 
-func readJournal(r io.ReaderAt) (journal, error) {
-	buf, err := read(r, journalAt, journalSize)
+func readJournal(r io.ReaderAt) (Journal, error) {
+	buf, err := readAt(r, journalAt, journalSize)
 	if err != nil || !bytes.HasPrefix(buf, []byte(journalMagic)) {
-		return journal{}, err
+		return Journal{}, err
 	}
 	text, known := strings.CutPrefix(string(buf), journalMagic+journalFormat)
 	if !known {
-		return journal{step: stepNewer}, nil
+		return Journal{Step: stepNewer}, nil
 	}
 	line, rest, _ := strings.Cut(text, "\n")
 	step, label, _ := strings.Cut(line, " ")
-	j := journal{step: step, label: label}
+	j := Journal{Step: step, Label: label}
 	if line, _, _ := strings.Cut(rest, "\n"); strings.HasPrefix(line, journalDisks) {
-		j.disks = strings.Fields(strings.TrimPrefix(line, journalDisks))
+		j.Disks = strings.Fields(strings.TrimPrefix(line, journalDisks))
 	}
 	return j, nil
 }
 
-func writeJournal(f *os.File, j journal) error {
+// WriteJournal puts a step on the disk, or removes it.
+func WriteJournal(f *os.File, j Journal) error {
 	buf := make([]byte, journalSize)
-	if j.step != stepNone {
-		text := journalMagic + journalFormat + strings.TrimSpace(j.step+" "+j.label) + "\n"
-		if len(j.disks) > 0 {
-			text += journalDisks + strings.Join(j.disks, " ") + "\n"
+	if j.Step != stepNone {
+		text := journalMagic + journalFormat + strings.TrimSpace(j.Step+" "+j.Label) + "\n"
+		if len(j.Disks) > 0 {
+			text += journalDisks + strings.Join(j.Disks, " ") + "\n"
 		}
 		if copy(buf, text) < len(text) {
 			return fmt.Errorf("write journal on %s: %d bytes are more than a sector", f.Name(), len(text))

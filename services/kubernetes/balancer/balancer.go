@@ -164,8 +164,9 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			b.Set(set)
 		}
 		all := b.Upstreams()
+		starts, again := start.goesOn(all)
 		// The gate first: a client that reads that a server is ready may connect at once.
-		if err := errors.Join(listener.set(!o.joined() || slices.ContainsFunc(all, open) || start.goesOn(all)), o.publish(all)); err != nil {
+		if err := errors.Join(listener.set(!o.joined() || slices.ContainsFunc(all, open) || starts), o.publish(all)); err != nil {
 			return err
 		}
 		select {
@@ -173,7 +174,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			return nil
 		case <-settings:
 		case <-changed:
-		case <-start.again():
+		case <-again:
 		}
 	}
 }
@@ -184,31 +185,32 @@ func (o Options) joined() bool { return untrusted.Exists(o.kubeletClient) }
 // start is the first start of the node's own API server.
 type start struct {
 	proc string
-	seen time.Time
+	seen time.Time // when its process was
 	over bool
 }
 
-// goesOn is whether the process of the API server is there, and may listen soon.
-func (s *start) goesOn(all []balance.Status) bool {
-	worker := len(all) > 0 && !slices.ContainsFunc(all, func(u balance.Status) bool { return ranks[u.Rank] == FromNode })
-	s.over = s.over || worker || !s.seen.IsZero() && time.Since(s.seen) > startBudget ||
-		slices.ContainsFunc(all, func(u balance.Status) bool { return u.Ready })
-	if fs, err := procfs.NewFS(s.proc); err == nil && !s.over && s.seen.IsZero() {
+// goesOn is whether the API server may listen soon, and when to look again.
+func (s *start) goesOn(all []balance.Status) (soon bool, again <-chan time.Time) {
+	switch {
+	case len(all) == 0: // there is no configuration yet
+	case ranks[all[0].Rank] != FromNode || slices.ContainsFunc(all, ready):
+		s.over = true
+	case s.seen.IsZero():
+		fs, _ := procfs.NewFS(s.proc) // it is mounted
 		processes, _ := fs.AllProcs()
 		if slices.ContainsFunc(processes, func(p procfs.Proc) bool { comm, _ := p.Comm(); return comm == apiServer }) {
 			s.seen = time.Now()
 		}
+	default:
+		s.over = time.Since(s.seen) > startBudget
 	}
-	return !s.over && !s.seen.IsZero()
+	if s.over {
+		return false, nil
+	}
+	return !s.seen.IsZero(), time.After(startPeriod)
 }
 
-// again is when to look for the process the next time.
-func (s *start) again() <-chan time.Time {
-	if s.over {
-		return nil
-	}
-	return time.After(startPeriod)
-}
+func ready(s balance.Status) bool { return s.Ready }
 
 // open is whether a connection to it would get anywhere. A first check takes milliseconds.
 func open(s balance.Status) bool { return s.Reachable }

@@ -16,6 +16,7 @@ import (
 	"context"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/containers"
@@ -23,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
@@ -134,37 +136,34 @@ var directories = []struct {
 // there it checks itself, and a part of a volume (subPath) it makes and mounts itself,
 // in its own file system if that doesn't show the node's. What it mounts there itself,
 // and an extra mount that covers a part of it, stays its own.
-var mounts = []specs.Mount{
+var mounts = slices.Concat(
 	// The node's own, not a fresh one: in a container node, settings of the host
 	// are covered there.
-	{Type: "bind", Source: "/proc", Destination: "/proc", Options: []string{"rbind", "rw", "nosuid", "noexec", "nodev"}},
-	{Type: "bind", Source: "/dev", Destination: "/dev", Options: []string{"rbind", "rshared", "rw", "nosuid"}},
-	{Type: "bind", Source: "/sys", Destination: "/sys", Options: []string{"rbind", "rshared", "rw"}},
-	{Type: "bind", Source: "/run", Destination: "/run", Options: []string{"rbind", "rshared", "rw"}},
-	{Type: "bind", Source: boot.EphemeralDir, Destination: boot.EphemeralDir, Options: []string{"rbind", "rslave", "rw"}},
-	{Type: "bind", Source: boot.KubeletDir, Destination: boot.KubeletDir, Options: []string{"rbind", "rshared", "rw"}},
-	{Type: "bind", Source: boot.ContainerdDir, Destination: boot.ContainerdDir, Options: []string{"rbind", "rshared", "rw"}},
-	{Type: "bind", Source: "/etc/kubernetes", Destination: "/etc/kubernetes", Options: []string{"rbind", "ro"}},
-	{Type: "bind", Source: secretsDir, Destination: secretsDir, Options: []string{"rbind", "ro"}},
-	{Type: "bind", Source: "/etc/machine-id", Destination: "/etc/machine-id", Options: []string{"bind", "ro"}},
-	{Type: "bind", Source: "/etc/os-release", Destination: "/etc/os-release", Options: []string{"bind", "ro"}},
-	{Type: "bind", Source: "/etc/resolv.conf", Destination: "/etc/resolv.conf", Options: []string{"bind", "ro"}},
-	{Type: "bind", Source: boot.PodResolvConf, Destination: boot.PodResolvConf, Options: []string{"bind", "ro"}},
-	{Type: "bind", Source: "/etc/hosts", Destination: "/etc/hosts", Options: []string{"bind", "ro"}},
-	{Type: "bind", Source: "/etc/hostname", Destination: "/etc/hostname", Options: []string{"bind", "ro"}},
-	{Type: "bind", Source: "/etc/localtime", Destination: "/etc/localtime", Options: []string{"bind", "ro"}},
-	{Type: "bind", Source: "/etc/timezone", Destination: "/etc/timezone", Options: []string{"bind", "ro"}},
-	{Type: "bind", Source: boot.CNIConfDir, Destination: boot.CNIConfDir, Options: []string{"rbind", "rslave", "rw"}},
-	{Type: "bind", Source: boot.CABundle, Destination: "/etc/ssl/certs/ca-certificates.crt", Options: []string{"bind", "ro"}},
-	{Type: "bind", Source: "/usr/lib/modules", Destination: "/lib/modules", Options: []string{"rbind", "ro"}},
+	bind("rbind rw nosuid noexec nodev", "/proc"),
+	bind("rbind rshared rw nosuid", "/dev"),
+	bind("rbind rshared rw", "/sys", "/run"),
+	bind("rbind rslave rw", boot.EphemeralDir),
+	bind("rbind rshared rw", boot.KubeletDir, boot.ContainerdDir),
+	bind("rbind ro", "/etc/kubernetes", secretsDir),
+	bind("bind ro", "/etc/machine-id", "/etc/os-release", "/etc/resolv.conf", boot.PodResolvConf, "/etc/hosts", "/etc/hostname", "/etc/localtime",
+		"/etc/timezone"),
+	bind("rbind rslave rw", boot.CNIConfDir),
+	[]specs.Mount{
+		{Type: "bind", Source: boot.CABundle, Destination: "/etc/ssl/certs/ca-certificates.crt", Options: []string{"bind", "ro"}},
+		{Type: "bind", Source: "/usr/lib/modules", Destination: "/lib/modules", Options: []string{"rbind", "ro"}},
+	},
+)
+
+// bind has paths at the same place as on the node.
+func bind(options string, paths ...string) []specs.Mount {
+	return lists.Of(paths, func(path string) specs.Mount {
+		return specs.Mount{Type: "bind", Source: path, Destination: path, Options: strings.Fields(options)}
+	})
 }
 
 // hostPaths are places that charts mount, as pods see them.
-func hostPaths() (out []specs.Mount) {
-	for _, p := range boot.HostPaths {
-		out = append(out, specs.Mount{Type: "bind", Source: p.Path, Destination: p.Path, Options: []string{"rbind", "rslave", "rw"}})
-	}
-	return out
+func hostPaths() []specs.Mount {
+	return bind("rbind rslave rw", lists.Of(boot.HostPaths, func(p boot.HostPath) string { return p.Path })...)
 }
 
 // extraMounts are those of the configuration. What is mounted below them later,

@@ -254,7 +254,7 @@ func NewNode(o Options) (*Node, error) {
 		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder}).Controller(), kubelet.HealthController(since)},
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{
-			Logs: o.Logs, Roster: member.Roster, Enlist: member.Enlist,
+			Logs: o.Logs, Roster: member.Roster, Enlist: member.Enlist, Kill: ctrd.Kill,
 			Have: func(ctx context.Context, image, instead string) error {
 				return ctrd.Have(ctx, containerd.PodNamespace, image, instead)
 			},

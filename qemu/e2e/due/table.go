@@ -135,7 +135,7 @@ var Folders = map[string]Folder{
 	}},
 	"qemu/e2e/renamed": {All: []string{"services/kubernetes/roster", "services/kubernetes/kubelet", "services/front/trustd", "services/operations/doctor"}},
 	"qemu/e2e/reset":   {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/system/disk", "services/system/disks", "services/system/volume", "services/kubernetes/controlplane", "tools/gbctl/reset.go"}},
-	"qemu/e2e/rolling": {All: []string{"services/operations/upgradek8s", "services/operations/rollout", "services/kubernetes/kubelet", "tools/gbctl/power.go", "tools/gbctl/nodes.go"}},
+	"qemu/e2e/rolling": {All: []string{"services/operations/upgradek8s", "services/operations/rollout", "services/kubernetes/kubelet"}},
 	"qemu/e2e/rotate":  {All: []string{"services/operations/rotateca", "services/operations/rollout", "services/kubernetes/secrets", "config/pki", "tools/gbctl/rotateca.go"}},
 	"qemu/e2e/scale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/lifecycle"}},
 	"qemu/e2e/stale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/doctor"}},

@@ -3,7 +3,6 @@
 package rolling
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -19,8 +18,6 @@ const (
 	stopBudget = 15 * time.Minute
 	// goBudget is for an upgrade that isn't disturbed.
 	goBudget = 20 * time.Minute
-	// rebootBudget is for a node of a rolling restart.
-	rebootBudget = 2 * time.Minute
 )
 
 // An upgrade of three control planes and a worker stops at a node that isn't Ready any more: before it changes the first program of that node, and
@@ -88,58 +85,4 @@ func versions(c *e2etest.Cluster, component, version string, nodes ...qemu.Node)
 			}
 		}
 	}
-}
-
-// A rolling restart, as a rolling `gbctl upgrade` is one, stops at a node that isn't Ready afterwards. (A container has no slots of its own: its
-// system is the host's.)
-func TestRebootStopsAtASickNode(t *testing.T) {
-	c, m := e2etest.Ready(t, "rollingboot", qemu.Container, e2etest.Nodes(3, 0))
-	c.Healthy()
-	var all []string
-	for _, n := range c.Nodes {
-		all = append(all, n.Address.String())
-	}
-	sick := c.Nodes[1]
-	before := boots(c)
-	// It works until the kubelet starts again.
-	c.Gbctl("-n", sick.Address.String(), "patch", "mc", "--on-reboot", "-p", "machine: {kubelet: {extraArgs: {no-such-flag: 'true'}}}")
-	command := []string{"-n", strings.Join(all, ","), "reboot", "--wait=" + rebootBudget.String()}
-	out, err := c.Patient(4 * rebootBudget).TryGbctl(command...)
-	if err == nil {
-		t.Fatalf("it went on:\n%s", out)
-	}
-	t.Logf("%v\n%s", err, out)
-	for _, part := range []string{sick.Address.String() + ": ", "kubelet", fmt.Sprintf("gbctl -n %s doctor", sick.Address), all[2] + ": nothing was done, because " + sick.Address.String() + " failed"} {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("it doesn't say %q", part)
-		}
-	}
-	after := boots(c)
-	if after[0] == before[0] || after[1] == before[1] || after[2] != before[2] {
-		t.Errorf("the restarts are %d, and were %d", after, before)
-	}
-	tells(c, sick, "kubelet-not-running", "no-such-flag")
-	m.Reached("it has stopped at the node whose kubelet doesn't start")
-	c.Gbctl("-n", sick.Address.String(), "patch", "mc", "-p", "machine: {kubelet: {extraArgs: null}}")
-	c.Healthy()
-	t.Log(c.Patient(4 * rebootBudget).Gbctl(command...))
-	for i, count := range boots(c) {
-		if count == after[i] {
-			t.Errorf("%s wasn't restarted", c.Nodes[i].Name)
-		}
-	}
-	m.Reached("the same command has restarted all nodes")
-}
-
-// boots is how often each node was started again.
-func boots(c *e2etest.Cluster) (all []int) {
-	c.T().Helper()
-	status, err := c.Status(c.T().Context())
-	if err != nil || len(status) != len(c.Nodes) {
-		c.T().Fatalf("status %v: %v", status, err)
-	}
-	for _, n := range status {
-		all = append(all, n.Restarts)
-	}
-	return all
 }

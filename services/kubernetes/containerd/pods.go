@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
@@ -42,6 +43,15 @@ func (c *Containerd) StopPods(ctx context.Context) error {
 		return fmt.Errorf("list the containers of Kubernetes: %w", err)
 	}
 	return stopAll(ctx, all, c.Logs.Logger(ID))
+}
+
+// Kill ends a container of a pod at once. The kubelet starts it again.
+func (c *Containerd) Kill(ctx context.Context, container string) error {
+	cl, err := c.Client()
+	if err == nil {
+		_, err = cl.TaskService().Kill(namespaces.WithNamespace(ctx, PodNamespace), &tasks.KillRequest{ContainerID: container, Signal: uint32(syscall.SIGKILL)})
+	}
+	return err
 }
 
 func stopAll(ctx context.Context, all []client.Container, log *slog.Logger) error {

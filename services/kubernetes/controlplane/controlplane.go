@@ -166,6 +166,8 @@ type Options struct {
 	KubeletURL     string
 	// Have is nil once the node has an image for pods, and pulls it until then; instead goes on. nil: nobody looks.
 	Have func(ctx context.Context, image, instead string) error
+	// Kill ends a container of a pod at once, which the kubelet starts again.
+	Kill func(ctx context.Context, container string) error
 	// Roster is what etcd knows of the cluster's nodes, and Enlist records one there.
 	Roster func(ctx context.Context) (roster.Facts, error)
 	Enlist func(ctx context.Context, name string, r roster.Record) error
@@ -222,7 +224,7 @@ func Controllers(o Options) []resource.Controller {
 			Outputs: []string{secrets.Issuers.Type()},
 		},
 		{
-			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL, have: o.Have}).Reconcile,
+			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL, have: o.Have, kill: o.Kill}).Reconcile,
 			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: Configs.Type(), ID: apiServer, Quiet: true}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}, {Type: etcd.Statuses.Type()}}, // the pod has its version
 			Outputs: []string{StaticPodStatuses.Type()},
 		},

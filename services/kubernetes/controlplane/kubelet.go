@@ -51,9 +51,9 @@ type KubeletStaticPodController struct {
 	lacking           map[string]error                                       // why pods stay as they are, by their names
 	have              func(ctx context.Context, image, instead string) error // Options.Have
 
-	// When the member of etcd on this node didn't serve any more, and when it did again. heard has the up for which the API server was started again.
-	down, up time.Time
-	heard    map[string]time.Time
+	// When the member of etcd on this node didn't serve any more, and when it did again. heard is the up for which the API server was started again.
+	down, up, heard time.Time
+	kill            func(ctx context.Context, container string) error // Options.Kill
 
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.

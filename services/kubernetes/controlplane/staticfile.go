@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"gopkg.in/yaml.v3"
@@ -62,7 +63,7 @@ func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([
 	if err != nil {
 		return nil, fmt.Errorf("encode static pod %s: %w", name, err)
 	}
-	hash := sha256.Sum256(fmt.Append(content, c.heard[name]))
+	hash := sha256.Sum256(content)
 	uid := hex.EncodeToString(hash[:16])
 	if c.starts[name].uid != uid {
 		c.starts[name] = starts{uid: uid, image: imageOf(pod), pod: pod, since: time.Now()}
@@ -128,9 +129,10 @@ func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View
 		case good.image != "" && good.image != now.image && (restarts-now.ends >= containerd.TrialEnds || time.Since(now.since) > containerd.TrialTime):
 			now.sick = reason.With(containerd.ImageSick, fmt.Errorf("image %s doesn't work: the pod has %d restarts, and isn't ready: %s", now.image, restarts, cmp.Or(words, "it runs")))
 			c.bad[name], now = now, good
-		case name == apiServer && now.since.Before(c.up) && c.deaf(ctx, pod):
-			c.heard = map[string]time.Time{name: c.up}
+		case name == apiServer && c.deaf(ctx, pod):
+			c.heard = c.up
 			v.Log().Info(fmt.Sprintf("%s is started again: it hasn't noticed that etcd, which didn't serve for %s, does again", name, c.up.Sub(c.down).Round(time.Second)))
+			return c.kill(ctx, strings.TrimPrefix(pod.List("status", "containerStatuses")[0].Text("containerID"), "containerd://"))
 		case containers(status) == 0 && now.again < maxStarts:
 			now.again++
 			c.starts[name] = now
@@ -148,11 +150,12 @@ func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View
 	return nil
 }
 
-// deaf reports whether an API server hasn't noticed the end of a long outage of etcd. It is asked itself: the kubelet asks it every 5 s. It is
-// started again once for each outage.
+// deaf reports whether an API server that runs since before the end of a long outage of etcd hasn't noticed that end. It is asked itself: the
+// kubelet asks it every 5 s. It is killed once for each outage: its orderly end would wait for requests that wait for etcd.
 func (c *KubeletStaticPodController) deaf(ctx context.Context, pod kubeclient.Object) bool {
+	began := append(pod.List("status", "containerStatuses"), nil)[0].Time("state", "running", "startedAt")
 	long := !c.down.IsZero() && c.up.Sub(c.down) >= deafAfter && time.Since(c.up) < deafFor
-	return long && c.heard[apiServer] != c.up && !kept(ctx, pod, pod["status"].(object)).Ready()
+	return long && c.heard != c.up && !began.IsZero() && began.Before(c.up) && !kept(ctx, pod, pod["status"].(object)).Ready()
 }
 
 // path of the file of a static pod.

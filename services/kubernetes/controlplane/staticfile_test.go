@@ -291,23 +291,16 @@ func TestDeafAPIServerIsStartedAgain(t *testing.T) {
 			t.Parallel()
 			c, v, pod := following(t)
 			c.down, c.up = tc.down, tc.up
-			c.starts[apiServer] = starts{uid: c.starts[apiServer].uid, image: "new:v1", pod: c.starts[apiServer].pod, since: tc.began}
-			pod["status"] = object{"containerStatuses": list{object{"restartCount": 0}}, "conditions": list{object{"type": "Ready", "status": tc.ready}}}
-			before := c.starts[apiServer].uid
-			put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
-			after := c.starts[apiServer].uid
-			if again := after != before; again != tc.again {
-				t.Fatalf("started again: %v", again)
+			var killed []string
+			c.kill = func(_ context.Context, container string) error { killed = append(killed, container); return nil }
+			pod["status"] = object{"conditions": list{object{"type": "Ready", "status": tc.ready}}, "containerStatuses": list{object{
+				"restartCount": 0, "containerID": "containerd://a1", "state": object{"running": object{"startedAt": tc.began.Format(time.RFC3339)}},
+			}}}
+			for range 3 {
+				put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
 			}
-			// The file keeps what makes it another pod, and the new one is let start.
-			wanted, err := StaticPods.Get(v, apiServer)
-			put(t, err)
-			_, err = c.file(apiServer, wanted.Spec)
-			put(t, err)
-			pod["metadata"].(object)["uid"] = after
-			put(t, c.follow(t.Context(), v, []kubeclient.Object{pod}))
-			if now := c.starts[apiServer].uid; now != after {
-				t.Errorf("it is another pod once more: %s, and then %s", after, now)
+			if want := map[bool][]string{true: {"a1"}}[tc.again]; !slices.Equal(killed, want) {
+				t.Errorf("killed: %q, want %q", killed, want)
 			}
 		})
 	}

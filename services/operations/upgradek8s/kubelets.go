@@ -39,12 +39,9 @@ func (j job) kubelets(nodes []rollout.Node) []operation.Part {
 // another node can take its pods, the node is drained.
 func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n rollout.Node, version, by string) error {
 	return o.Kubernetes.With(func(client *kubeclient.Client) error {
-		var now string
-		var others bool
-		if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) {
-			now, others, err = kubeletNow(ctx, client, n.Name)
-			return err
-		}); err != nil {
+		now, others := "", false
+		look := func(ctx context.Context) (err error) { now, others, err = kubeletNow(ctx, client, n.Name); return err }
+		if err := rollout.Poll(ctx, p, look); err != nil {
 			return err
 		}
 		drained := false

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -130,13 +131,9 @@ func (o Options) ask(ctx context.Context, st *state) {
 }
 
 // unhealthy reports the programs of a control plane that aren't healthy.
-func (o Options) unhealthy(ctx context.Context, n rollout.Node) (all []error) {
-	for _, c := range programs {
-		if err := rollout.Healthy(ctx, o.Peers, n, c.name); err != nil {
-			all = append(all, err)
-		}
-	}
-	return all
+func (o Options) unhealthy(ctx context.Context, n rollout.Node) []error {
+	all := lists.Of(programs, func(c component) error { return rollout.Healthy(ctx, o.Peers, n, c.name) })
+	return slices.DeleteFunc(all, func(err error) bool { return err == nil })
 }
 
 // mismatches are the images that have neither of both versions.
@@ -205,19 +202,13 @@ func (o Options) From(ctx context.Context, to string) (string, error) {
 			}
 		}
 	}
-	switch len(found) {
-	case 0:
-		return to, nil
-	case 1:
-		for v := range found {
-			return v, nil
-		}
+	all := slices.Sorted(maps.Keys(found))
+	if len(all) <= 1 {
+		return append(all, to)[0], nil
 	}
-	var all []string
-	for v, where := range found {
-		all = append(all, fmt.Sprintf("%s (%s)", v, strings.Join(where, ", ")))
+	for i, v := range all {
+		all[i] = fmt.Sprintf("%s (%s)", v, strings.Join(found[v], ", "))
 	}
-	slices.Sort(all)
 	return "", fmt.Errorf("the cluster has several versions of Kubernetes: %s; make them one by `gbctl patch mc`", strings.Join(all, ", "))
 }
 

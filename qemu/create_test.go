@@ -65,6 +65,8 @@ func TestPlansThatCantBe(t *testing.T) {
 		{Container, Options{Second: netip.MustParsePrefix("fd00:5::/126"), Workers: 5}, "network fd00:5::/126 has no room"},
 		{Docker, Options{Second: netip.MustParsePrefix("fd00:5::/64")}, "IPv4 only"},
 		{QEMU, Options{Network: netip.MustParsePrefix("fd00:5::/64"), Unconfigured: true}, "DHCP"},
+		{Docker, Options{Internet: true}, "a way to the internet is for nodes in containers or QEMU"},
+		{Container, Options{Internet: true, Network: netip.MustParsePrefix("fd00:5::/64")}, "in a network of IPv4"},
 		{Container, Options{Network: netip.MustParsePrefix("10.5.0.0/29"), Workers: 5}, "no room for 1 control plane and 5 workers"},
 	} {
 		tc.o.Name = "c"

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -103,5 +104,25 @@ func TestMirrors(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Nodes with a way out ask the name server of this machine, and others none.
+func TestNameServerOfTheInternet(t *testing.T) {
+	t.Parallel()
+	for open, want := range map[bool][]netip.Addr{true: {network.NameServer}, false: nil} {
+		p := testPlan(Container)
+		p.Internet = open
+		f, err := configurations(p, Options{}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, _, err := config.Load("config.yaml", f.nodes["test-controlplane-1"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Machine.Network.Nameservers; !slices.Equal(got, want) {
+			t.Errorf("internet %t: name servers %v", open, got)
+		}
 	}
 }

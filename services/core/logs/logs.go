@@ -100,11 +100,11 @@ func (l *Logs) Printf(format string, args ...any) {
 }
 
 // Screen writes to the console what is no line of a log.
-func (l *Logs) Screen() io.Writer { return screen{l.console} }
+func (l *Logs) Screen() io.Writer { return unlogged{l.console} }
 
-type screen struct{ *console }
+type unlogged struct{ *console }
 
-func (s screen) Write(text []byte) (int, error) {
+func (s unlogged) Write(text []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.w.Write(text)

@@ -30,6 +30,14 @@ func TestMaintenance(t *testing.T) {
 		services["machined"] = &given
 	})
 	n.finds("maintenance", failure, "machine.typ", "did you mean type", "apply-config --insecure")
+	// The console has it, too, without a look at anything.
+	known := New(Options{
+		Store: n.store, Statuses: n.graph.Statuses, Events: n.graph.Events, SinceBoot: n.sinceBoot,
+		statfs: func(path string) (space, bool) { t.Errorf("it looks at %s", path); return space{}, false },
+	}).Known()
+	if len(known) == 0 || known[0].Id != "maintenance" {
+		t.Errorf("%v", known)
+	}
 	// What waits for a configuration isn't repaired by itself.
 	for _, f := range n.diagnose() {
 		if f.Id != "maintenance" && f.Severity > info {

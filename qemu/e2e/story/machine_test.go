@@ -28,6 +28,8 @@ const (
 	useBudget = 10 * time.Minute
 	// waitBudget is what the user gives health --wait, there.
 	waitBudget = 5 * time.Minute
+	// askBudget is for a request, there.
+	askBudget = 30 * time.Second
 )
 
 // fingerprint matches that of the machine's certificate on the console.
@@ -65,6 +67,7 @@ func TestStoryOfAMachine(t *testing.T) {
 		<-done
 	})
 	t.Setenv("WAIT", c.Scale(waitBudget).String())
+	t.Setenv("ASK", "--timeout "+c.Scale(askBudget).String())
 	u.types(inside, c.Scale(useBudget), "machine.sh", "use", u.dir, c.Nodes[0].Address.String(), print, listener.Addr().String())
 	m.Reached("the machine was installed and upgraded, and runs the former system")
 }

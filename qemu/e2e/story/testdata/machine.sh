@@ -7,7 +7,8 @@
 #	qemu/e2e/story/testdata/machine.sh use DIRECTORY ADDRESS FINGERPRINT REGISTRY
 #
 # The address and the fingerprint are on the console of the machine. The registry is one without TLS, to which anybody may push, such as 192.168.1.2:5000.
-# WAIT is for the node to be healthy, and ARGUMENTS are further ones for media. It needs what README.md asks for, and kubectl.
+# WAIT is for the node to be healthy, ASK is --timeout 5m for a machine that is emulated, and ARGUMENTS are further ones for media. It needs what
+# README.md asks for, and kubectl.
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/story.sh"
 
@@ -30,38 +31,38 @@ use() {
   cd "$1/garboard"
   export PATH=$PWD/out:$PATH
   step 'The machine waits for its configuration'
-  typed "gbctl -n $address disks --insecure"
+  typed "gbctl -n $address disks --insecure ${ASK:-}"
   disk=$(grep -oE '/dev/(sd|vd|nvme)[a-z0-9]+' "$said" | head -n 1)
   typed "gbctl gen config home https://$address:6443 --install-disk $disk --config-patch-control-plane '{cluster: {allowSchedulingOnControlPlanes: true}}' \
 --config-patch '{machine: {registries: {mirrors: {\"$registry\": {endpoints: [\"http://$registry\"]}}}}}'"
   cp "$said" ../gen.txt
   pasted 'export GARBOARDCONFIG=.*' ../gen.txt
-  typed "gbctl -n $address apply-config --insecure --fingerprint $fingerprint -f init.yaml --dry-run"
+  typed "gbctl -n $address apply-config --insecure --fingerprint $fingerprint -f init.yaml --dry-run ${ASK:-}"
   says "$disk"
-  typed "$(grep -oE 'gbctl apply-config .*' ../gen.txt | sed "s/ADDRESS/$address/") --fingerprint $fingerprint"
+  typed "$(grep -oE 'gbctl apply-config .*' ../gen.txt | sed "s/ADDRESS/$address/") --fingerprint $fingerprint ${ASK:-}"
   typed "$(grep -oE 'gbctl -n [^ ]+ health --wait ' "$said")${WAIT:-10m}"
-  typed "gbctl -n $address kubeconfig"
+  typed "gbctl -n $address kubeconfig ${ASK:-}"
   typed 'kubectl get nodes'
   says ' Ready '
   until_it 'gbctl doctor' 'nothing is wrong'
-  typed "gbctl -n $address get slots"
+  typed "gbctl -n $address get slots ${ASK:-}"
   says 'A .* good '
 
   step 'Upgrade (docs/media.md)'
   typed 'kubectl create configmap kept --from-literal=data=here'
   typed "gbctl images push garboard-installer.tar $registry --insecure"
-  typed "gbctl -n $address upgrade --image $registry/garboard-os/installer:v0.2.0"
-  typed "gbctl -n $address get slots"
+  typed "gbctl -n $address upgrade --image $registry/garboard-os/installer:v0.2.0 ${ASK:-}"
+  typed "gbctl -n $address get slots ${ASK:-}"
   says 'good +v0\.2\.0.* yes'
-  typed "gbctl -n $address version"
+  typed "gbctl -n $address version ${ASK:-}"
   says 'v0\.2\.0'
   typed "gbctl -n $address health --wait ${WAIT:-10m}"
   until_it 'kubectl get nodes -o wide' ' Ready .*v0\.2\.0'
   until_it 'kubectl get configmap kept' 'kept'
 
   step 'Go back (docs/media.md)'
-  typed "gbctl -n $address rollback"
-  typed "gbctl -n $address get slots"
+  typed "gbctl -n $address rollback ${ASK:-}"
+  typed "gbctl -n $address get slots ${ASK:-}"
   says 'good +v0\.1\.0-dev.* yes'
   typed "gbctl -n $address health --wait ${WAIT:-10m}"
   until_it 'kubectl get nodes -o wide' ' Ready .*v0\.1\.0-dev'

@@ -453,7 +453,7 @@ const (
 	FileOverwrite FileOp = "overwrite" // replace the file of the image
 )
 
-// SystemDiskEncryption selects the partitions that are encrypted.
+// SystemDiskEncryption is for partitions that are to be encrypted, which a later release will do.
 type SystemDiskEncryption struct {
 	State     *Encryption `yaml:"state"`     // the configuration, keys and journals
 	Ephemeral *Encryption `yaml:"ephemeral"` // all other data: images, pods, etcd, logs
@@ -466,12 +466,12 @@ type Encryption struct {
 
 // EncryptionKey is a key in a slot: exactly one of nodeID and static.
 type EncryptionKey struct {
-	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: derived from the machine's UUID and the partition's label
+	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: a key to be derived from the machine's UUID and the partition's label
 	Static *EncryptionStatic `yaml:"static"` // a passphrase
 	Slot   *int              `yaml:"slot"`   // required, 0 to 31; keySlot is a deprecated alias
 }
 
-// EncryptionNodeID derives the key from the machine's UUID and the label.
+// EncryptionNodeID is a key of this machine's UUID and the label.
 type EncryptionNodeID struct{}
 
 // EncryptionStatic is a passphrase in the configuration.

@@ -5,8 +5,8 @@
 // from a control plane: the first one with the token in their configuration, and others with
 // a proof of the one that they have. The server is a process
 // of its own, in a sandbox (Main), and has no key but that of its own certificate. PID 1
-// writes its state (Service): which names are taken. PID 1 has
-// the authority, and signs (signer), after it has applied the policy again.
+// writes its state (Service): which names are taken. PID 1 has the authority, and
+// signs (signer), after it has applied the policy again.
 //
 //	worker ──TLS 1.3, token or proof, CSR──▶ trustd ──socket──▶ PID 1 ──▶ certificate
 //	                                          ▲ names and addresses  │ the tokens in etcd, the whole policy,

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	_ "embed"
 	"fmt"
 	"go/doc/comment"
 	"os"
@@ -17,59 +18,9 @@ import (
 const proseWidth = 120
 
 // referenceHead is the introduction before the tables.
-const referenceHead = `# Configuration
-
-<!-- Made by ` + "`" + `go run ./tools/generate config` + "`" + ` from the types in config/ and their comments. Don't edit it here. -->
-
-One YAML document describes a node completely. ` + "`" + `gbctl gen config NAME ENDPOINT` + "`" + ` makes the documents of a new cluster,
-with all keys and tokens; fields that are not set have the defaults below. A node keeps its document at
-` + "`" + `/system/state/config.yaml` + "`" + ` (the STATE partition), together with the earlier versions; ` + "`" + `gbctl config rollback` + "`" + ` restores
-one.
-
-- **Strict parsing.** Unknown keys, wrong types, duplicate keys and contradictory fields are errors. All errors are
-  reported together, each with its line, its path and, if possible, a suggestion. ` + "`" + `gbctl validate --config FILE` + "`" + ` does
-  this without a node. Settings that work, but maybe not as intended, are warnings.
-- **Values.** Durations have a unit (` + "`" + `30s` + "`" + `, ` + "`" + `5m` + "`" + `). The unit of a size is in the tables below. A CIDR is an address with
-  a prefix length, such as 10.0.0.21/24. Permissions are octal. Certificates and keys are PEM, encoded once more as
-  base64 (` + "`" + `base64 -w0 FILE` + "`" + `). Arguments of programs are written without dashes. ` + "`" + `null` + "`" + ` and an empty value mean that the
-  field is not set. A document has at most 1 MiB.
-- **Secrets.** Secret fields are never shown in logs, in the output of ` + "`" + `--dry-run` + "`" + `, or in a support bundle. The same is
-  true for the content of files without ` + "`" + `public: true` + "`" + `, for the environment except the proxies, and for passwords and
-  tokens in URLs.
-- **Changes.** ` + "`" + `gbctl apply-config -f FILE` + "`" + `, ` + "`" + `gbctl edit mc` + "`" + ` and ` + "`" + `gbctl patch mc -p PATCH` + "`" + ` change a running node. The
-  column *change* shows what a change needs: **live** takes effect at once, **restarts** names the service that restarts
-  (pods keep running), and **reboot** takes effect at the next boot: ` + "`" + `--immediate` + "`" + ` refuses such a change, ` + "`" + `--on-reboot` + "`" + `
-  stages it until then. ` + "`" + `--dry-run` + "`" + ` shows this without a change. With ` + "`" + `--mode=try` + "`" + `, the node undoes the change unless
-  you confirm it. With several nodes, gbctl waits for a node that reboots until it is healthy again before it changes
-  the next one. A node takes changes while it boots, too, whatever its services wait for. It refuses all changes, also
-  those for the next boot, until STATE is mounted, while another change is being tried, and when it is about to reboot.
-- **Patches** are JSON patches (RFC 6902, a list of operations), or a part of a configuration to merge. In a merge,
-  mappings are merged, ` + "`" + `key: null` + "`" + ` deletes a key, and lists are replaced. In lists that are marked *by …* below, entries
-  with the same key are merged instead: of several keys, the first one that both entries have counts. If the document
-  has several entries of a key, a patch with fewer of them changes the one that has its values, and adds an entry if
-  none has. ` + "`" + `$patch: delete` + "`" + ` in an entry deletes it, ` + "`" + `$patch: replace` + "`" + ` replaces it. Comments and the order of the
-  document stay.
-- **Editors.** ` + "`" + `gbctl schema` + "`" + ` prints a JSON schema; it is also in
-  [config/schema/v1alpha1.json](../config/schema/v1alpha1.json).
-
-The smallest document of a worker, with shortened secrets:
-
-` + "```" + `yaml
-version: v1alpha1
-machine:
-  type: worker
-  token: k3x0ud.…
-  ca: {crt: LS0tLS1C…}
-  install: {disk: /dev/sda}
-cluster:
-  token: q9pyzr.…
-  ca: {crt: LS0tLS1C…}
-  controlPlane: {endpoint: "https://cluster.example.org:6443"}
-` + "```" + `
-
-Control planes also need the private keys of these authorities, ` + "`" + `cluster.aggregatorCA` + "`" + `, ` + "`" + `cluster.etcd.ca` + "`" + ` and
-` + "`" + `cluster.serviceAccount` + "`" + `.
-`
+//
+//go:embed reference_head.txt
+var referenceHead string
 
 func referenceOf(words comments, examples string) ([]byte, error) {
 	var b bytes.Buffer

@@ -15,7 +15,7 @@ OTHER        = $(if $(filter-out garboard-default,$(CLUSTER)), CLUSTER=$(CLUSTER
 
 .DEFAULT_GOAL := help
 
-.PHONY: go help up down gbctl console kubectl chart build images media extensions release release-check test test-long unit kernel e2e fuzz lint bench outdated setup clean
+.PHONY: go help up down gbctl console kubectl chart build images media extensions release release-check docs test test-long unit kernel e2e fuzz lint bench outdated setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
@@ -73,6 +73,9 @@ media: $(GBCTL) ## build an ISO, a disk image, the files for PXE and an installe
 
 extensions: $(DEV) ## make the examples of extensions: out/extensions
 	@$(DEV) extensions
+
+docs: go ## make a site of the documents: out/docs/index.html; and the manual of gbctl: out/docs/man
+	@go run ./tools/docs out/docs
 
 release: $(DEV) ## make the files of a release (VERSION=v1.2.3; GARBOARD_RELEASE_KEY signs): out/release
 	@$(DEV) release --version '$(VERSION)'

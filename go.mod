@@ -83,6 +83,7 @@ require (
 	github.com/miekg/dns v1.1.73
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
+	github.com/yuin/goldmark v1.8.7
 	golang.org/x/sync v0.25.0
 	golang.org/x/time v0.16.0
 	gvisor.dev/gvisor v0.0.0-20250503011706-39ed1f5ac29c

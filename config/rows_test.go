@@ -232,7 +232,7 @@ func TestS282FormatOfASelfHostedControlPlane(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	_, warnings := accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {state: {keys: [{static: {passphrase: x}, slot: 0}]}}"))
-	want(t, "machine.systemDiskEncryption.state.keys[0].static: a passphrase for STATE is kept unencrypted on META; use nodeID, and static for the ephemeral partition only", warnings)
+	want(t, "machine.systemDiskEncryption.state.keys[0].static: a passphrase for STATE would have to be on META, unencrypted; use nodeID, and static for the ephemeral partition only", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Worker), "  kubelet:\n", "  kubelet:\n    clusterDNS: [10.0.0.1]\n", 1))
 	want(t, "machine.kubelet.clusterDNS[0]: 10.0.0.1 is outside of the service subnets", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Init), "    cni:\n", "    policies: true\n    cni:\n      name: none\n", 1))

@@ -33,7 +33,7 @@ type Config struct {
 type MachineType string
 
 const (
-	Init         MachineType = "init"         // a control plane that bootstraps the cluster at its first start; the same as controlplane and gbctl bootstrap
+	Init         MachineType = "init"         // a control plane that begins the cluster at its first start
 	ControlPlane MachineType = "controlplane" // etcd and the Kubernetes control plane
 	Worker       MachineType = "worker"       // kubelet only; "join" is accepted as an alias
 )
@@ -132,7 +132,7 @@ type Network struct {
 	// AutoHostname is where the name comes from if hostname has none: auto (default) takes the first valid name of a lease, else makes
 	// one from a MAC address; stable makes it from the MAC address always; off makes none, so that hostname is required. A name is kept over reboots.
 	AutoHostname AutoHostname `yaml:"autoHostname"`
-	Nameservers  []netip.Addr `yaml:"nameservers"` // default: from DHCP and router advertisements; three at most are used
+	Nameservers  []netip.Addr `yaml:"nameservers"` // default: from DHCP and router advertisements; at most three
 	// SearchDomains complete short names. Default: from DHCP and router advertisements.
 	SearchDomains    []string    `yaml:"searchDomains"`
 	ExtraHostEntries []HostEntry `yaml:"extraHostEntries" key:"ip"` // further lines of /etc/hosts
@@ -165,9 +165,9 @@ type Interface struct {
 	// Name is the kernel's, such as eth0, bond0 or wg0. With hardwareAddr, driver or busPath it is an alias for the card that these
 	// select, and may be left out. lo0 is accepted for lo.
 	Name         string       `yaml:"interface"`
-	HardwareAddr string       `yaml:"hardwareAddr"` // the card with this MAC address, such as 02:ab:12:34:00:01; the permanent one where the card has one; * stands for any text
-	Driver       string       `yaml:"driver"`       // the only card with this driver, such as virtio_net; * stands for any text
-	BusPath      string       `yaml:"busPath"`      // the only card at this place, such as 0000:00:04.0; * stands for any text
+	HardwareAddr string       `yaml:"hardwareAddr"` // the card with this MAC address, the permanent one if it has one; * is any text
+	Driver       string       `yaml:"driver"`       // the only card with this driver, such as virtio_net; * is any text
+	BusPath      string       `yaml:"busPath"`      // the only card at this place, such as 0000:00:04.0; * is any text
 	CIDR         netip.Prefix `yaml:"cidr"`         // an address with its prefix length
 	MTU          int          `yaml:"mtu"`          // bytes; default: the kernel's
 	DHCP         bool         `yaml:"dhcp"`         // DHCPv4; cards without an entry have it
@@ -209,10 +209,10 @@ const (
 
 // DHCPOptions are for a DHCP client.
 type DHCPOptions struct {
-	RouteMetric      uint32 `yaml:"routeMetric"`      // of the routes of the lease; default 1024, and one more for each link before
+	RouteMetric      uint32 `yaml:"routeMetric"`      // of the lease's routes; default 1024, and one more for each link before
 	RouteTable       uint32 `yaml:"routeTable"`       // of the routes of the lease, for rules; default that of the VRF, or 254, the main one
 	ClientIdentifier string `yaml:"clientIdentifier"` // option 61, a text; default: none, so that servers know the node by its MAC address
-	UserClass        string `yaml:"userClass"`        // option 77, one text, by which servers choose what they give; default: none
+	UserClass        string `yaml:"userClass"`        // option 77, one text, for the choices of servers; default: none
 	// VendorClassIdentifier is option 60, a text; default garboard. This and the other texts have 254 bytes at most.
 	VendorClassIdentifier string `yaml:"vendorClassIdentifier"`
 }
@@ -222,10 +222,10 @@ type Route struct {
 	Network netip.Prefix `yaml:"network"` // required; 0.0.0.0/0 or ::/0 is the default route
 	Gateway netip.Addr   `yaml:"gateway"` // without it, the network is directly on the link
 	Metric  uint32       `yaml:"metric"`  // the lowest is preferred; default 1024
-	Source  netip.Addr   `yaml:"source"`  // the address that packets over this route are sent from; default: the kernel's choice
+	Source  netip.Addr   `yaml:"source"`  // where packets over this route are sent from; default: the kernel's choice
 	MTU     int          `yaml:"mtu"`     // bytes; default: that of the interface
 	Table   uint32       `yaml:"table"`   // 1 to 4294967295; default 254, the main one (0 is the main one, too); rules choose others
-	Type    RouteType    `yaml:"type"`    // unicast (default), blackhole, unreachable or prohibit; the last three have no gateway
+	Type    RouteType    `yaml:"type"`    // unicast (default); or without a gateway, blackhole, unreachable or prohibit
 }
 
 // RouteType is what happens to a packet.
@@ -270,7 +270,7 @@ type WireGuardPeer struct {
 	PublicKey    string         `yaml:"publicKey"`    // required, base64 of 32 bytes
 	PresharedKey Secret         `yaml:"presharedKey"` // base64 of 32 bytes; a second key that only this node and this peer have; default none
 	Endpoint     string         `yaml:"endpoint"`     // host:port
-	AllowedIPs   []netip.Prefix `yaml:"allowedIPs"`   // source addresses that the peer may use, and destinations that are sent to it
+	AllowedIPs   []netip.Prefix `yaml:"allowedIPs"`   // source addresses that the peer may use, and destinations sent to it
 	// PersistentKeepalive is the interval of keepalive packets; default none.
 	PersistentKeepalive time.Duration `yaml:"persistentKeepaliveInterval"`
 }
@@ -279,7 +279,7 @@ type WireGuardPeer struct {
 type Time struct {
 	Servers     []string      `yaml:"servers"`     // default: those of DHCP, or pool.ntp.org; two that agree may set the clock to any date, one by a day at most
 	Disabled    bool          `yaml:"disabled"`    // use only the hardware clock
-	BootTimeout time.Duration `yaml:"bootTimeout"` // how long the boot waits for the first synchronisation; default 30s; then it continues without it
+	BootTimeout time.Duration `yaml:"bootTimeout"` // how long the boot waits for the first time; default 30s
 }
 
 // Install has the settings of the installation.
@@ -453,7 +453,7 @@ const (
 	FileOverwrite FileOp = "overwrite" // replace the file of the image
 )
 
-// SystemDiskEncryption selects the partitions that are encrypted.
+// SystemDiskEncryption is for partitions that are to be encrypted, which a later release will do.
 type SystemDiskEncryption struct {
 	State     *Encryption `yaml:"state"`     // the configuration, keys and journals
 	Ephemeral *Encryption `yaml:"ephemeral"` // all other data: images, pods, etcd, logs
@@ -466,12 +466,12 @@ type Encryption struct {
 
 // EncryptionKey is a key in a slot: exactly one of nodeID and static.
 type EncryptionKey struct {
-	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: derived from the machine's UUID and the partition's label
+	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: a key of the machine's UUID and the partition's label
 	Static *EncryptionStatic `yaml:"static"` // a passphrase
 	Slot   *int              `yaml:"slot"`   // required, 0 to 31; keySlot is a deprecated alias
 }
 
-// EncryptionNodeID derives the key from the machine's UUID and the label.
+// EncryptionNodeID is a key of this machine's UUID and the label.
 type EncryptionNodeID struct{}
 
 // EncryptionStatic is a passphrase in the configuration.

@@ -65,7 +65,7 @@ func warnStaticState(c *Config, r *report) {
 	}
 	for i, key := range c.Machine.SystemDiskEncryption.State.Keys {
 		if key.Static != nil {
-			r.warn(at("machine", "systemDiskEncryption", "state", "keys", i, "static"), "a passphrase for STATE is kept unencrypted on META; use nodeID, and static for the ephemeral partition only")
+			r.warn(at("machine", "systemDiskEncryption", "state", "keys", i, "static"), "a passphrase for STATE would have to be on META, unencrypted; use nodeID, and static for the ephemeral partition only")
 		}
 	}
 }

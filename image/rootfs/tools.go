@@ -6,7 +6,7 @@ import "github.com/garboard-os/garboard/image/debian"
 var Tools = debian.Set{
 	Name:        "tools",
 	Tree:        ".",
-	Authorities: "etc/ssl/certs/ca-certificates", // the path that acceptance S-140 gives
+	Authorities: "etc/ssl/certs/ca-certificates", // where machine.files appends those of users
 	Tools: []debian.Tool{
 		{Package: "xfsprogs", Name: "mkfs.xfs", Why: "making STATE and EPHEMERAL"},
 		{Package: "xfsprogs", Name: "xfs_growfs", Why: "growing EPHEMERAL with its disk"},

@@ -1,6 +1,7 @@
 package architecture
 
 import (
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -12,24 +13,29 @@ import (
 
 const top = "../.."
 
-// documents returns the README and the pages of docs/, by their path from the top.
+// documents returns all pages: the README, those of docs/, and those beside the code, by their path from the top.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
-	pages, err := filepath.Glob(top + "/docs/*.md")
+	all := map[string]string{}
+	err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && slices.Contains([]string{".git", "out", "testdata"}, entry.Name()):
+			return fs.SkipDir
+		case filepath.Ext(path) != ".md" || strings.HasPrefix(path, top+"/tools/testing/"): // a part of another page
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(top, path)
+		all[filepath.ToSlash(name)] = string(text)
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	all := map[string]string{}
-	for _, page := range append(pages, top+"/README.md") {
-		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		name, err := filepath.Rel(top, page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[name] = string(text)
 	}
 	return all
 }
@@ -75,6 +81,25 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 			if m[2] != "" && !slices.Contains(anchors(pages[target]), m[2]) {
 				t.Errorf("%s has a link to %s, which has no heading #%s", name, target, m[2])
 			}
+		}
+	}
+}
+
+// A page that no other one has a link to is found by nobody.
+func TestEachPageHasALink(t *testing.T) {
+	t.Parallel()
+	pages := documents(t)
+	linked := map[string]bool{"README.md": true}
+	for name, page := range pages {
+		for _, m := range link.FindAllStringSubmatch(page, -1) {
+			if target := filepath.Join(filepath.Dir(name), m[1]); target != name {
+				linked[target] = true
+			}
+		}
+	}
+	for name := range pages {
+		if !linked[name] {
+			t.Errorf("no page has a link to %s", name)
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/dustin/go-humanize"
 )
 
 // A budget is how many lines of code some rooms may have together: lines with a token of Go
@@ -112,7 +114,11 @@ func TestCodeIsWithinItsBudgets(t *testing.T) {
 		}
 		total[what] += lines
 	}
+	design := documents(t)["docs/design.md"]
 	for _, b := range budgets {
+		if figure := "| ≤ " + humanize.Comma(int64(b.most)); !strings.Contains(design, figure) {
+			t.Errorf("docs/design.md has no budget %q for %s", figure, b.what)
+		}
 		t.Logf("%s: %d lines of code, of at most %d (%s)", b.what, total[b.what], b.most, strings.Join(b.rooms, ", "))
 		if total[b.what] > b.most {
 			t.Errorf("%s has %d lines of code, of at most %d: simplify before you add", b.what, total[b.what], b.most)

@@ -2,8 +2,6 @@ package main
 
 import (
 	"io"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -79,30 +77,4 @@ func words(line string) (all []string) {
 		}
 	}
 	return all
-}
-
-// Each command of gbctl in the documents can be typed as it is there.
-func TestDocuments(t *testing.T) {
-	found := 0
-	for _, pattern := range []string{"../../README.md", "../../docs/*.md"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil || len(files) == 0 {
-			t.Fatalf("%s: %v", pattern, err)
-		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for line := range strings.Lines(strings.ReplaceAll(string(text), "\\\n", " ")) {
-				if command, ok := strings.CutPrefix(line, "$ gbctl "); ok {
-					tryExample(t, "  gbctl "+command)
-					found++
-				}
-			}
-		}
-	}
-	if found < 20 {
-		t.Errorf("only %d commands found", found)
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	_ "embed"
 	"fmt"
+	"go/doc/comment"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,6 +13,9 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 )
+
+// proseWidth is that of all pages.
+const proseWidth = 120
 
 // referenceHead is the introduction before the tables.
 //
@@ -43,7 +47,8 @@ func section(b *bytes.Buffer, words comments, f config.Field, title string) {
 		if effect := noEffect(f); effect != "" {
 			about = append(about, effect)
 		}
-		b.WriteString(strings.Join(about, " ") + "\n\n")
+		prose := comment.Printer{TextWidth: proseWidth}
+		b.Write(append(prose.Text(new(comment.Parser).Parse(strings.Join(about, " "))), '\n'))
 	}
 	b.WriteString("| field | type | default | change | |\n|---|---|---|---|---|\n")
 	prefix := entryPath(f)

@@ -103,7 +103,7 @@ func (r *Release) around(ctx context.Context, work string) (files, error) {
 		return nil, err
 	}
 	return all, fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
+		if err != nil || entry.IsDir() || path.Ext(name) == ".md" { // that is in the site
 			return err
 		}
 		return r.take(all, name, filepath.Join(dir, name))

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -75,18 +77,24 @@ func (r *Release) Text(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tracked, err := version.Git(ctx, r.Root, "ls-files", "docs", "README.md", licenceFile)
+	site, err := os.MkdirTemp("", "garboard-site-*")
 	if err != nil {
 		return err
 	}
-	docs := files{}
-	for _, name := range strings.Fields(tracked) {
-		if err := r.take(docs, "garboard-"+r.Version+"/"+name, filepath.Join(r.Root, name)); err != nil {
+	docs := exec.CommandContext(ctx, "go", "run", "./tools/docs", site)
+	docs.Dir = r.Root
+	if text, err := docs.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", docs, err, text)
+	}
+	pages := files{}
+	err = errors.Join(r.take(pages, "garboard-"+r.Version+"/"+licenceFile, filepath.Join(r.Root, licenceFile)), fs.WalkDir(os.DirFS(site), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || path.Ext(name) == ".1" { // gbctl's archives have its manual
 			return err
 		}
-	}
-	packed, err := tarball(docs)
-	return errors.Join(err, r.write("CHANGELOG.md", []byte(changes)), r.write("garboard_"+r.Version+"_docs.tar.gz", packed))
+		return r.take(pages, "garboard-"+r.Version+"/"+name, filepath.Join(site, name))
+	}), os.RemoveAll(site))
+	packed, failed := tarball(pages)
+	return errors.Join(err, failed, r.write("CHANGELOG.md", []byte(changes)), r.write("garboard_"+r.Version+"_docs.tar.gz", packed))
 }
 
 // Finish writes the sums of all files, and signs them.

@@ -39,6 +39,24 @@ func main() {
 }
 `
 
+// site is the program that makes the site of the documents.
+const site = `package main
+
+import (
+	"os"
+	"path/filepath"
+)
+
+func main() {
+	for _, name := range []string{"index.html", "man/gbctl.1"} {
+		path := filepath.Join(os.Args[1], name)
+		if os.MkdirAll(filepath.Dir(path), 0o700) != nil || os.WriteFile(path, []byte("a\n"), 0o600) != nil {
+			panic(path)
+		}
+	}
+}
+`
+
 // checkout is a repository with a tag, and commits after it.
 func checkout(t *testing.T) string {
 	t.Helper()
@@ -61,7 +79,7 @@ func checkout(t *testing.T) string {
 	git("init", "-q")
 	for name, text := range map[string]string{
 		"go.mod": "module github.com/garboard-os/garboard\n\ngo 1.26\n", "boot/release.go": "package boot\n\nvar Version = \"v1.2.3-dev\"\n",
-		"tools/gbctl/main.go": stub, "docs/a.md": "a\n", "README.md": "read\n", licenceFile: "free\n",
+		"tools/gbctl/main.go": stub, "tools/docs/main.go": site, "docs/a.md": "a\n", "README.md": "read\n", licenceFile: "free\n",
 	} {
 		put(name, text)
 	}

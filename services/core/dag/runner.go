@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
-// Messages of events; acceptance S-235 to S-238 fix most of them.
+// Messages of events. They are for people, and scripts look for them, too.
 const (
 	messageWaiting   = "Waiting for " // the text of a condition follows
 	messagePrepare   = "Running pre state"

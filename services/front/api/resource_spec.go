@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// specIndent is the indentation of S-007.
+	// specIndent is the indentation of a spec.
 	specIndent = 4
 	// hidden stands for what isn't shown, as the types of package config have it.
 	hidden = "(secret)"

@@ -5,12 +5,12 @@
 // from a control plane: the first one with the token in their configuration, and others with
 // a proof of the one that they have. The server is a process
 // of its own, in a sandbox (Main), and has no key but that of its own certificate. PID 1
-// writes its state (Service): the hash of the token, and which names are taken. PID 1 has
-// the authority, and signs (signer), after it has applied the policy again.
+// writes its state (Service): which names are taken. PID 1 has the authority, and
+// signs (signer), after it has applied the policy again.
 //
 //	worker ──TLS 1.3, token or proof, CSR──▶ trustd ──socket──▶ PID 1 ──▶ certificate
-//	                                          ▲ hash of the token    │ the whole policy, and the
-//	                                          │ names                ▼ names of nodes (roster)
+//	                                          ▲ names and addresses  │ the tokens in etcd, the whole policy,
+//	                                          │ that are taken       ▼ and the names of nodes (roster)
 //	                                          └── state.json ◀── Service
 //
 // The policy (policy.go) decides what is in a certificate, never the request: a client

@@ -73,15 +73,18 @@ func catalogue() string {
 	var b strings.Builder
 	b.WriteString(`# Troubleshooting
 
-` + "`gbctl doctor`" + ` examines a node and reports which of the conditions below hold, the worst first, with the evidence: the event, the log line, or the answer that
-shows it. It examines services and their last log lines, controllers, problems of resources, files, free space, memory, routes, the clock, certificates, etcd, the programs of the control plane, the
-cluster's endpoint, name servers, registries, and the status of the node in Kubernetes. It changes nothing, and takes a few seconds.
+` + "`" + `gbctl doctor` + "`" + ` examines a node and reports which of the conditions below hold, the worst first, with the evidence: the
+event, the log line, or the answer that shows it. It examines services and their last log lines, controllers, problems
+of resources, files, free space, memory, routes, the clock, certificates, etcd, the programs of the control plane, the
+cluster's endpoint, name servers, registries, and the status of the node in Kubernetes. It changes nothing, and takes a
+few seconds.
 
 - **error**: something doesn't work. **warning**: it works now, but needs a correction. **info**: it passes by itself.
-- A consequence of another condition is reported as info, with the name of that condition: solve that one first. A cause is as severe as its worst consequence.
+- A consequence of another condition is reported as info, with the name of that condition: solve that one first. A cause
+  is as severe as its worst consequence.
 - The normal delays of a cluster's first start are also info, until they take too long: the solution says until when.
 
-This page is made from the table and the texts in ` + "`services/operations/doctor`" + `; a test compares them.
+This page is made from the table and the texts in ` + "`" + `services/operations/doctor` + "`" + `; a test compares them.
 `)
 	for _, room := range titles {
 		fmt.Fprintf(&b, "\n## %s\n", room.title)

@@ -116,7 +116,7 @@ func (s *snapshot) manifests(own bool) (out []finding) {
 	return out
 }
 
-// nodeMissing is S-351.
+// nodeMissing: the kubelet runs, and Kubernetes has no Node.
 func nodeMissing(s *snapshot) []finding {
 	c := s.cluster
 	// A node that has nothing but the bootstrap token to ask with isn't allowed to see nodes.
@@ -186,7 +186,7 @@ func (s *snapshot) nodeConditions() []kubeclient.Object {
 	return s.cluster.node.List("status", "conditions")
 }
 
-// nodeNotReady is S-352.
+// nodeNotReady: the Node is there and not Ready.
 func nodeNotReady(s *snapshot) []finding {
 	for _, c := range s.nodeConditions() {
 		if c.Text("type") != "Ready" || c.Text("status") == "True" {

@@ -2,8 +2,8 @@
 //
 //	pods ─► CoreDNS ─► an address on lo ─► names of the node, cache ─► all name servers
 //
-// It passes questions on to the name servers that networkd knows, or to those of the configuration over TLS, and keeps the answers
-// for as long as they are valid. All servers are asked at once and the first answer counts, so that dead ones cost nothing.
+// It passes questions on to the name servers that networkd knows, or to those of the configuration over TLS, and keeps
+// the answers for as long as they are valid. All servers are asked at once: dead ones cost nothing.
 //
 // What a packet can cost is bounded: its size, the questions and connections at a time, the answers that are kept. Whoever is
 // outside of the node gets no answer.
@@ -266,7 +266,7 @@ func (r *resolver) answering(answer func() error) bool {
 	}
 }
 
-// reply answers a packet with one of at most so many bytes, over UDP those that it allows; nil: what it is has no answer.
+// reply answers a packet with one of at most so many bytes, over UDP those that it allows; nil: there is no answer.
 func (r *resolver) reply(packet []byte, most int) []byte {
 	asked := new(dns.Msg)
 	err := asked.Unpack(packet)

@@ -21,10 +21,12 @@ const head = `# CIS Kubernetes Benchmark
 
 <!-- Made by a test from tools/testing/cis/benchmark.yaml: go test ./tools/testing/cis -update. Don't edit it here. -->
 
-What a node does about each item of the [CIS Kubernetes Benchmark](https://www.cisecurity.org/benchmark/kubernetes) 1.10 (1.9 has the same ones), sections 1, 2, 3.2, 4.1 and 4.2. Tests compare the items with
-the command lines and the files that the node's own code makes from a configuration without ` + "`extraArgs`" + `. Other settings may change the result.
+What a node does about each item of the [CIS Kubernetes Benchmark](https://www.cisecurity.org/benchmark/kubernetes) 1.10
+(1.9 has the same ones), sections 1, 2, 3.2, 4.1 and 4.2. Tests compare the items with the command lines and the files
+that the node's own code makes from a configuration without ` + "`" + `extraArgs` + "`" + `. Other settings may change the result.
 
-- **yes**: a test checks it. **no**: the node does something else, for the given reason. **–**: the item doesn't apply to a node without a shell and users.
+- **yes**: a test checks it. **no**: the node does something else, for the given reason. **–**: the item doesn't apply
+  to a node without a shell and users.
 - *manual*: the benchmark leaves the item to the judgement of a person.
 - The other sections, about users, roles, network policies and pods, are about what runs in the cluster.
 

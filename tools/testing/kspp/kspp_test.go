@@ -95,9 +95,11 @@ func render(t *testing.T, all recommended) string {
 			fmt.Fprintf(&b, "| `%s` | %s |\n", named(s.Name, s.Value), s.Why)
 		}
 	}
-	b.WriteString("\n## What KSPP recommends\n\n" + `The rows are those of the project's [recommended settings](https://kspp.github.io/Recommended_Settings) for x86-64 and GCC. **yes** may have been reached in another way, which the last column
-names. The configuration is that of Debian's package ` + "`linux-image-6.12.118+deb13-amd64`. " + `What is **no** there stays open as long as the node has Debian's kernel: it is signed by Debian, gets Debian's security updates, and its modules
-load only into it. A [customized system](customization.md) can have another one.
+	b.WriteString("\n## What KSPP recommends\n\n" + `The rows are those of the project's [recommended settings](https://kspp.github.io/Recommended_Settings) for x86-64 and
+GCC. **yes** may have been reached in another way, which the last column names. The configuration is that of Debian's
+package ` + "`" + `linux-image-6.12.118+deb13-amd64` + "`" + `. What is **no** there stays open as long as the node has Debian's kernel: it
+is signed by Debian, gets Debian's security updates, and its modules load only into it. A [customized
+system](customization.md) can have another one.
 `)
 	settings := func(title string, rows []row, have []boot.Setting) {
 		fmt.Fprintf(&b, "\n### %s\n\n| recommended | met | how, or why not |\n|---|---|---|\n", title)

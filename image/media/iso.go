@@ -35,6 +35,12 @@ const (
 	dates               = 4
 	nameField, nameSize = 40, 32
 	descriptorPrimary   = 1
+	rootField           = 156
+
+	// The record of a file (ECMA-119, 9.1): its place and size, its time, which ends with the zone, its flags and its name.
+	recordExtent, recordSize, recordTime, recordFlags, recordName = 2, 10, 18, 25, 33
+
+	recordDirectory = 2
 
 	// Entries of the boot catalog: validation, the BIOS's image, a header, and UEFI's image (El Torito, 2.1 to 2.5).
 	catalogEntry  = 32
@@ -147,6 +153,9 @@ func descriptors(out *os.File) (catalog int64, err error) {
 			catalog = int64(binary.LittleEndian.Uint32(d[catalogField:]))
 		} else {
 			complete(d)
+			if err := inUTC(out, d[rootField:]); err != nil {
+				return 0, fmt.Errorf("directories: %w", err)
+			}
 		}
 		all = append(all, d)
 	}
@@ -177,6 +186,33 @@ func complete(d []byte) {
 		copy(date, epoch.Format("20060102150405")+"00")
 		date[dateSize-1] = 0 // UTC
 	}
+}
+
+// inUTC gives a directory, and all that is in it, a constant time: the library writes that of files in the time zone of this machine.
+func inUTC(out *os.File, record []byte) error {
+	utc := []byte{byte(epoch.Year() - 1900), byte(epoch.Month()), byte(epoch.Day()), 0, 0, 0, 0}
+	copy(record[recordTime:], utc)
+	dir, at := make([]byte, binary.LittleEndian.Uint32(record[recordSize:])), int64(binary.LittleEndian.Uint32(record[recordExtent:]))*isoSector
+	if _, err := out.ReadAt(dir, at); err != nil {
+		return err
+	}
+	for i := 0; i < len(dir); {
+		entry := dir[i:]
+		if entry[0] == 0 { // a record is in one sector
+			i = (i/isoSector + 1) * isoSector
+			continue
+		}
+		i += int(entry[0])
+		copy(entry[recordTime:], utc)
+		// The names of the directory itself and of the one above are the bytes 0 and 1.
+		if entry[recordFlags]&recordDirectory != 0 && (entry[recordName-1] > 1 || entry[recordName] > 1) {
+			if err := inUTC(out, entry); err != nil {
+				return err
+			}
+		}
+	}
+	_, err := out.WriteAt(dir, at)
+	return err
 }
 
 // hybrid adds a partition table with UEFI's image as a partition.

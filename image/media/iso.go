@@ -36,6 +36,10 @@ const (
 	nameField, nameSize = 40, 32
 	descriptorPrimary   = 1
 
+	// The record of the first directory in a descriptor, and places in the record of a file (ECMA-119, 9.1): its sector and size, its time, which ends
+	// with the zone, its flags, of which one says that it is a directory, and its name.
+	rootField, recordSector, recordSize, recordTime, recordFlags, recordDirectory, recordName = 156, 2, 10, 18, 25, 2, 33
+
 	// Entries of the boot catalog: validation, the BIOS's image, a header, and UEFI's image (El Torito, 2.1 to 2.5).
 	catalogEntry  = 32
 	catalogImages = 4 * catalogEntry
@@ -147,13 +151,14 @@ func descriptors(out *os.File) (catalog int64, err error) {
 			catalog = int64(binary.LittleEndian.Uint32(d[catalogField:]))
 		} else {
 			complete(d)
+			err = errors.Join(err, inUTC(out, d[rootField:]))
 		}
 		all = append(all, d)
 	}
 	// BIOSes look for the boot record in the second place only (El Torito, 2.0); the library writes it as the last one.
 	slices.SortStableFunc(all, func(a, b []byte) int { return cmp.Compare(place(a), place(b)) })
-	_, err = out.WriteAt(bytes.Join(all, nil), firstDescriptor*isoSector)
-	return catalog, err
+	_, failed := out.WriteAt(bytes.Join(all, nil), firstDescriptor*isoSector)
+	return catalog, errors.Join(err, failed)
 }
 
 // place of a kind of volume descriptor.
@@ -177,6 +182,27 @@ func complete(d []byte) {
 		copy(date, epoch.Format("20060102150405")+"00")
 		date[dateSize-1] = 0 // UTC
 	}
+}
+
+// inUTC gives a directory, and all that is in it, a constant time: the library writes that of files in the time zone of this machine.
+func inUTC(out *os.File, record []byte) (err error) {
+	utc := []byte{byte(epoch.Year() - 1900), byte(epoch.Month()), byte(epoch.Day()), 0, 0, 0, 0}
+	copy(record[recordTime:], utc)
+	dir, at := make([]byte, binary.LittleEndian.Uint32(record[recordSize:])), int64(binary.LittleEndian.Uint32(record[recordSector:]))*isoSector
+	if _, err = out.ReadAt(dir, at); err != nil {
+		return err
+	}
+	for i := 0; i < len(dir); i += max(int(dir[i]), 1) { // a record begins with its length; zeros fill a sector up
+		if entry := dir[i:]; entry[0] > 0 {
+			copy(entry[recordTime:], utc)
+			// The names of the directory itself and of the one above are the bytes 0 and 1.
+			if entry[recordFlags]&recordDirectory != 0 && (entry[recordName-1] > 1 || entry[recordName] > 1) {
+				err = errors.Join(err, inUTC(out, entry))
+			}
+		}
+	}
+	_, failed := out.WriteAt(dir, at)
+	return errors.Join(err, failed)
 }
 
 // hybrid adds a partition table with UEFI's image as a partition.

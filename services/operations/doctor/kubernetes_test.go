@@ -51,7 +51,7 @@ func TestS356KubeletNotRunning(t *testing.T) {
 		services["kubelet"].Run = n.ends("kubelet", "kubelet-unknown-flag.log")
 		services["kubelet"].Health = unhealthy("connection refused")
 	})
-	n.finds("kubelet-not-running", failure, `machine.kubelet.extraArgs has nope: "1"`, "container kubelet ended with status 1", "unknown flag: --nope", "gbctl edit mc")
+	n.finds("kubelet-not-running", failure, `machine.kubelet.extraArgs has nope: "1"`, "container kubelet ended with status 1", "unknown flag: --nope", "edit mc")
 
 	n = start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
 		n.config.Machine.Kubelet.ExtraArgs = config.Args{"max-pods": {"abc"}}

@@ -19,7 +19,7 @@ const proseWidth = 120
 
 // referenceHead is the introduction before the tables.
 //
-//go:embed configuration.md
+//go:embed reference_head.txt
 var referenceHead string
 
 func referenceOf(words comments, examples string) ([]byte, error) {

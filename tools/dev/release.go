@@ -46,11 +46,18 @@ func releaseCommand() *cobra.Command {
 			if err := os.Setenv(version.Variable, name); err != nil { // for all that is built
 				return err
 			}
-			for _, part := range []func() error{
-				func() error { return r.Begin(ctx) }, func() error { return r.Text(ctx) }, func() error { return r.Client(ctx, release.Platforms) },
-				func() error { return releaseSystem(ctx, out, r) }, r.Finish,
+			for _, part := range []struct {
+				what string
+				make func() error
+			}{
+				{"the directory", func() error { return r.Begin(ctx) }},
+				{"the changelog and the docs", func() error { return r.Text(ctx) }},
+				{fmt.Sprintf("gbctl for %d systems", len(release.Platforms)), func() error { return r.Client(ctx, release.Platforms) }},
+				{"the system, its media and the images of a cluster", func() error { return releaseSystem(ctx, out, r) }},
+				{"the sums", r.Finish},
 			} {
-				if err := part(); err != nil {
+				fmt.Fprintln(out, "making", part.what)
+				if err := part.make(); err != nil {
 					return err
 				}
 			}

@@ -90,8 +90,11 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	if err := c.writeFiles(v); err != nil {
 		return 0, err
 	}
-	if _, ready := etcd.Ready(v); ready != c.up.After(c.down) {
-		*map[bool]*time.Time{true: &c.up, false: &c.down}[ready] = time.Now()
+	switch _, ready := etcd.Ready(v); {
+	case ready && !c.up.After(c.down):
+		c.up = time.Now()
+	case !ready && c.up.After(c.down):
+		c.down = time.Now()
 	}
 	wanted, wroteAny, waits := map[string]bool{}, false, false
 	replaced := c.replaced(ctx, v)

@@ -101,7 +101,7 @@ func NewNode(o Options) (*Node, error) {
 	} else if seed, err := os.ReadFile(boot.SeedConfigFile); err == nil && o.Mode == boot.Container {
 		// A node that was reset doesn't use its seed again (boot.ResetFile), but for its network: it has no other one, and is to get a configuration.
 		if c, _, err := config.Load(boot.SeedConfigFile, seed); err == nil {
-			n.network.Use(c.Machine.Network)
+			argument = c.Machine.Network
 		}
 	}
 	n.network = network.New(network.Options{Store: store, Argument: argument, Platform: func(ctx context.Context, needed func()) ([]byte, error) {

@@ -17,7 +17,10 @@ const Unlocked = "lockdown=none"
 //go:embed settings.yaml
 var settingsText []byte
 
-var settings = func() (s struct{ Arguments, Hardening, Kubelet, Node []Setting }) {
+var settings = func() (s struct {
+	Arguments, Hardening, Kubelet, Node []Setting
+	HostPaths                           []HostPath
+}) {
 	_ = yaml.Unmarshal(settingsText, &s) // a test reads it
 	return s
 }()

@@ -16,6 +16,9 @@ func TestSettings(t *testing.T) {
 	if err := dec.Decode(&all); err != nil {
 		t.Error(err)
 	}
+	if len(HostPaths) == 0 {
+		t.Error("there are no host paths")
+	}
 	seen := map[string]bool{}
 	for i, table := range [][]Setting{HardeningArguments, HardeningParameters, KubeletParameters, NodeParameters} {
 		if len(table) == 0 {

@@ -9,20 +9,4 @@ type HostPath struct {
 
 // HostPaths are in the root file system, and the kubelet sees them as pods do: it checks them, and makes what is to be below them. PID 1 reads
 // nothing there. docs/host-paths.md lists them.
-var HostPaths = []HostPath{
-	{"/boot", ""},
-	{"/data", "/var/data"},
-	{"/etc/cdi", ""},
-	{"/etc/iscsi", ""},
-	{"/etc/modules-load.d", ""},
-	{"/etc/pki", ""},
-	{"/home", "/var/home"},
-	{"/mnt", "/var/mnt"},
-	{"/opt", "/var/opt"},
-	{"/srv", "/var/srv"},
-	// Drivers that the kubelet runs: what pods put there is gone after a boot.
-	{"/usr/libexec/kubernetes/kubelet-plugins/volume/exec", "/etc/kubernetes/volumeplugins"},
-	{"/usr/local/share/ca-certificates", ""},
-	{"/usr/share/ca-certificates", ""},
-	{"/usr/src", ""},
-}
+var HostPaths = settings.HostPaths

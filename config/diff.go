@@ -200,7 +200,7 @@ func (d *differ) entries(path string, where place, keys []string, a, b reflect.V
 	}
 	kept := slices.DeleteFunc(order, func(name entry) bool { return !old[name].IsValid() || !new[name].IsValid() })
 	if before == len(d.changes) && key != keyOfSlots && !slices.Equal(common, kept) {
-		d.add(path+"."+key, where, Change{Op: Changed, Old: showEntries(common), New: showEntries(kept)})
+		d.add(path+"."+key, where, Change{Op: Changed, Old: show(reflect.ValueOf(common)), New: show(reflect.ValueOf(kept))})
 	}
 }
 
@@ -244,14 +244,6 @@ func byKey(keys []string, list reflect.Value) (map[entry]reflect.Value, []entry)
 		order = append(order, name)
 	}
 	return entries, order
-}
-
-func showEntries(names []entry) string {
-	texts := make([]string, len(names))
-	for i, name := range names {
-		texts[i] = string(name)
-	}
-	return showString(strings.Join(texts, ", "))
 }
 
 // show is a leaf for display.

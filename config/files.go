@@ -12,22 +12,6 @@ import (
 // read-only, or belongs to the node.
 var fileRoots = []string{"/etc", "/run", "/var"}
 
-// reservedPlaces are files that other parts of the node write, with what to use
-// instead.
-var reservedPlaces = []struct{ path, instead string }{
-	{"/etc/hostname", "it is made from machine.network.hostname"},
-	{"/etc/hosts", "it is made from machine.network; further lines belong into machine.network.extraHostEntries"},
-	{"/etc/resolv.conf", "it is made from machine.network.nameservers and searchDomains"},
-	{"/etc/resolv.pods.conf", "it names the node's resolver for pods (machine.network.resolver)"},
-	{"/etc/machine-id", "the node has its own, on STATE"},
-	{"/etc/containerd", "settings of containerd belong into " + containerdDropIns + "/*.toml, mirrors into machine.registries"},
-	{"/etc/kubernetes/manifests", "it holds the control plane's static pods"},
-	{"/run/garboard", "it holds the node's sockets"},
-	{"/run/containerd", "it holds containerd's state"},
-	{"/run/etc", "it is the writable half of /etc; name the path in /etc"},
-	{"/var/lib/garboard", "it is where the node notes what it has laid"},
-}
-
 // FilePlace is nil if machine.files may write a file at this absolute path. It
 // doesn't look at links in it.
 func FilePlace(name string) error {
@@ -35,9 +19,9 @@ func FilePlace(name string) error {
 	if !slices.ContainsFunc(fileRoots, func(root string) bool { return name != root && Within(name, root) }) {
 		return fmt.Errorf("files can be written only in %s; everything else is read-only", strings.Join(fileRoots, ", "))
 	}
-	for _, r := range reservedPlaces {
-		if Within(name, r.path) {
-			return fmt.Errorf("%s can't be replaced: %s", r.path, r.instead)
+	for place, instead := range tables().Reserved {
+		if Within(name, place) {
+			return fmt.Errorf("%s can't be replaced: %s", place, instead)
 		}
 	}
 	return nil

@@ -67,6 +67,16 @@ func (d Data[T]) Get(p *Progress) (value T, err error) {
 	return value, nil
 }
 
+// Once has the value of the record, or else keeps the one that is made.
+func (d Data[T]) Once(p *Progress, made func() (T, error)) (value T, err error) {
+	if value, err = d.Get(p); errors.Is(err, ErrNoData) {
+		if value, err = made(); err == nil {
+			err = d.Put(p, value)
+		}
+	}
+	return value, err
+}
+
 // Then is what a step runs that needs the value.
 func (d Data[T]) Then(run func(context.Context, *Progress, T) error) func(context.Context, *Progress) error {
 	return func(ctx context.Context, p *Progress) error {

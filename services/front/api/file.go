@@ -161,12 +161,7 @@ func describeFile(path, name string, info fs.FileInfo) *apiv1.FileInfo {
 
 // lsMode is a mode in the ten characters of ls(1).
 func lsMode(m fs.FileMode) string {
-	out := []byte("-rwxrwxrwx")
-	for i := range 9 {
-		if m&(1<<(8-i)) == 0 {
-			out[i+1] = '-'
-		}
-	}
+	out := []byte(m.Perm().String())
 	for _, kind := range []struct {
 		bit  fs.FileMode
 		char byte
@@ -180,13 +175,8 @@ func lsMode(m fs.FileMode) string {
 		at            int
 		with, without byte
 	}{{fs.ModeSetuid, 3, 's', 'S'}, {fs.ModeSetgid, 6, 's', 'S'}, {fs.ModeSticky, 9, 't', 'T'}} {
-		if m&special.bit == 0 {
-			continue
-		}
-		if out[special.at] == 'x' {
-			out[special.at] = special.with
-		} else {
-			out[special.at] = special.without
+		if m&special.bit != 0 {
+			out[special.at] = map[bool]byte{true: special.with, false: special.without}[out[special.at] == 'x']
 		}
 	}
 	return string(out)

@@ -35,10 +35,7 @@ func (s *logService) List(_ context.Context, req *connect.Request[apiv1.ListLogs
 
 // ids are the existing logs, and those of services without any line.
 func (s *logService) ids() []string {
-	ids := s.opts.Logs.IDs()
-	for _, status := range s.opts.Graph.Statuses() {
-		ids = append(ids, status.ID)
-	}
+	ids := append(s.opts.Logs.IDs(), s.opts.services()...)
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }

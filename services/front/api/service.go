@@ -11,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -46,13 +47,14 @@ type serviceService struct {
 	background sync.WaitGroup
 }
 
+// services are the IDs of the services of the graph.
+func (o Options) services() []string {
+	return lists.Of(o.Graph.Statuses(), func(s dag.Status) string { return s.ID })
+}
+
 // noService is the error for a name that no service has.
 func (s *serviceService) noService(name string) error {
-	var ids []string
-	for _, status := range s.opts.Graph.Statuses() {
-		ids = append(ids, status.ID)
-	}
-	return failed(connect.CodeNotFound, "there is no service %q; there are %s", shortened(readable(name)), strings.Join(ids, ", "))
+	return failed(connect.CodeNotFound, "there is no service %q; there are %s", shortened(readable(name)), strings.Join(s.opts.services(), ", "))
 }
 
 func (s *serviceService) List(_ context.Context, req *connect.Request[apiv1.ListServicesRequest]) (*connect.Response[apiv1.ListServicesResponse], error) {

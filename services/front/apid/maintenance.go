@@ -1,6 +1,7 @@
 package apid
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
@@ -50,11 +51,8 @@ func newSelf(now time.Time) (self, error) {
 		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, public, key)
-	if err != nil {
-		return self{}, fmt.Errorf("make a self-signed certificate of the API: %w", err)
-	}
-	keyPEM, err := pki.EncodeKey(key)
-	if err != nil {
+	keyPEM, bad := pki.EncodeKey(key)
+	if err = cmp.Or(err, bad); err != nil {
 		return self{}, fmt.Errorf("make a self-signed certificate of the API: %w", err)
 	}
 	return self{cert: pki.EncodeCert(der), key: keyPEM, fingerprint: api.ShownFingerprint(der)}, nil

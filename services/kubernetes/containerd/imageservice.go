@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -169,11 +170,8 @@ func (c *Containerd) pullForPod(ctx context.Context, cri grpc.ClientConnInterfac
 		return "", err
 	}
 	ref, err := podImage(image)
-	if err != nil {
-		return "", err
-	}
-	cfg, err := machine.Config(c.Store)
-	if err != nil {
+	cfg, none := machine.Config(c.Store)
+	if err = cmp.Or(err, none); err != nil {
 		return "", err
 	}
 	if rule := cfg.Machine.Images.Rule(ref); rule == nil || !rule.Pods {

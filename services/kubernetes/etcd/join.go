@@ -148,11 +148,8 @@ func (e *Etcd) settleBeginning(ctx context.Context) error {
 		}
 	}
 	cfg, err := machine.Config(e.o.Store)
-	if err != nil {
-		return err
-	}
-	data, err := e.hasData()
-	if err != nil {
+	data, unread := e.hasData()
+	if err = cmp.Or(err, unread); err != nil {
 		return err
 	}
 	switch {
@@ -332,13 +329,10 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 	}
 	defer c.Close()
 	me, err := e.o.self()
-	if err != nil {
-		return err
+	cfg, none := machine.Config(e.o.Store)
+	if err = cmp.Or(err, none); err == nil {
+		err = e.sameTokens(ctx)
 	}
-	if err := e.sameTokens(ctx); err != nil {
-		return err
-	}
-	cfg, err := machine.Config(e.o.Store)
 	if err != nil {
 		return err
 	}

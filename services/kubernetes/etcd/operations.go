@@ -83,9 +83,6 @@ func (e *Etcd) planBeginning(context.Context, operation.Request) (operation.Plan
 
 func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
 	a, err := operation.Decode[BootstrapArguments](r)
-	if err != nil {
-		return nil, err
-	}
 	return []operation.Step{
 		{
 			ID: BeginStep, What: "begin an etcd cluster with this node", Deadline: beginTimeout,
@@ -99,7 +96,7 @@ func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
 			Undo: func(ctx context.Context, p *operation.Progress) error { return e.withdraw(ctx, p.Report, "") },
 		},
 		e.serveStep(),
-	}, nil
+	}, err
 }
 
 // serveStep is optional: if etcd's image can't be pulled for a long time, the
@@ -146,20 +143,11 @@ var restoredAs = operation.Data[string]{Key: "token"}
 
 func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 	a, err := operation.Decode[RecoverArguments](r)
-	if err != nil {
-		return nil, err
-	}
 	return []operation.Step{
 		{
 			ID: RestoreStep, What: "restore the snapshot and begin an etcd cluster with it", Deadline: restoreBudget,
 			Run: func(ctx context.Context, p *operation.Progress) error {
-				token, err := restoredAs.Get(p)
-				if errors.Is(err, operation.ErrNoData) {
-					token = newToken()
-					if err = e.prepareRestore(ctx, a); err == nil {
-						err = restoredAs.Put(p, token)
-					}
-				}
+				token, err := restoredAs.Once(p, func() (string, error) { return newToken(), e.prepareRestore(ctx, a) })
 				if err != nil {
 					return err
 				}
@@ -176,7 +164,7 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 			},
 		},
 		e.serveStep(),
-	}, nil
+	}, err
 }
 
 // restoreUntilDone repeats attempts that only have to wait: containerd may not run yet.

@@ -82,11 +82,8 @@ func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, li
 	}
 	defer c.Close()
 	found, err := c.MemberList(ctx, how...)
-	if err != nil {
-		return err
-	}
-	cfg, err := machine.Config(e.o.Store)
-	if err != nil {
+	cfg, none := machine.Config(e.o.Store)
+	if err = cmp.Or(err, none); err != nil {
 		return err
 	}
 	f.Records, f.Tokens, f.Nodes = map[string]roster.Record{}, map[string]roster.Token{}, map[string]bool{}

@@ -129,11 +129,8 @@ func (s service) dag(c *containerd.Containerd) dag.Service {
 // prepare writes what the service has by default, and makes the directories that it mounts.
 func (s service) prepare() error {
 	id, err := os.ReadFile(boot.MachineIDFile)
-	if err != nil {
-		return err
-	}
-	host, err := os.Hostname()
-	if err != nil {
+	host, none := os.Hostname()
+	if err = cmp.Or(err, none); err != nil {
 		return err
 	}
 	fill := strings.NewReplacer("${machineID}", strings.TrimSpace(string(id)), hostname, host)

@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/render"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
@@ -191,11 +192,8 @@ func commandLine(c *config.Config, hostname string, ips []netip.Addr) []string {
 		"seccomp-default": "true",
 	}
 	if labels := c.Machine.Kubelet.NodeLabels; len(labels) > 0 {
-		pairs := make([]string, 0, len(labels))
-		for _, key := range slices.Sorted(maps.Keys(labels)) {
-			pairs = append(pairs, key+"="+labels[key])
-		}
-		flags["node-labels"] = strings.Join(pairs, ",")
+		pair := func(key string) string { return key + "=" + labels[key] }
+		flags["node-labels"] = strings.Join(lists.Of(slices.Sorted(maps.Keys(labels)), pair), ",")
 	}
 	return c.Machine.Kubelet.ExtraArgs.CommandLine("kubelet", flags)
 }

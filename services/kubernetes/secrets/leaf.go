@@ -78,13 +78,8 @@ func chained(pair, issuing config.CertKey, accepted []config.CertKey) (config.Ce
 // address that is missing for a short time is no reason for a new certificate.
 func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 	authority, err := pki.ParseCert(ca.Crt)
-	if err != nil {
-		return false
-	}
-	if cert.Subject.CommonName != want.CN || !slices.Equal(cert.Subject.Organization, want.Orgs) {
-		return false
-	}
-	if want.Now.Before(cert.NotBefore) && cert.NotBefore.After(authority.NotBefore) {
+	if err != nil || cert.Subject.CommonName != want.CN || !slices.Equal(cert.Subject.Organization, want.Orgs) ||
+		want.Now.Before(cert.NotBefore) && cert.NotBefore.After(authority.NotBefore) {
 		return false
 	}
 	last := !cert.NotAfter.Before(authority.NotAfter) && want.Now.Before(cert.NotAfter)

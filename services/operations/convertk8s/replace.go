@@ -140,12 +140,7 @@ func (j job) confirmAll(ctx context.Context, p *operation.Progress) error {
 
 // removeKey lets the nodes write their static pods.
 func (o Options) removeKey(ctx context.Context, p *operation.Progress) error {
-	s, err := seen.Get(p)
-	if errors.Is(err, operation.ErrNoData) { // where only the key is removed, no step has looked
-		if s, err = o.look(ctx); err == nil {
-			err = seen.Put(p, s)
-		}
-	}
+	s, err := seen.Once(p, func() (survey, error) { return o.look(ctx) }) // where only the key is removed, no step has looked
 	if err != nil {
 		return err
 	}
@@ -197,12 +192,11 @@ func orphan(ctx context.Context, client *kubeclient.Client, name string) error {
 	if err := client.Orphan(ctx, daemonSet(name)); err != nil {
 		return err
 	}
-	if _, err := client.Get(ctx, daemonSet(name)); err == nil {
-		return fmt.Errorf("daemonset %s isn't gone yet", name)
-	} else if !kubeclient.IsNotFound(err) {
-		return err
+	_, err := client.Get(ctx, daemonSet(name))
+	if err == nil {
+		err = fmt.Errorf("daemonset %s isn't gone yet", name)
 	}
-	return nil
+	return kubeclient.IgnoreNotFound(err)
 }
 
 // replace ends the self-hosted pod of a program on a node, and waits for the static one.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
@@ -137,11 +138,7 @@ func evaluate(s *snapshot) []*garboardv1.Finding {
 	}
 	fold(found, held)
 	slices.SortStableFunc(found, func(a, b *finding) int { return cmp.Compare(b.severity, a.severity) }) // they are in the table's order
-	out := make([]*garboardv1.Finding, 0, len(found))
-	for _, f := range found {
-		out = append(out, f.message())
-	}
-	return out
+	return lists.Of(found, (*finding).message)
 }
 
 // ask survives a defect of the condition: it runs in PID 1, over what anybody says.

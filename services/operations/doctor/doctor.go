@@ -79,8 +79,7 @@ type Doctor struct {
 
 	shared singleflight.Group // all that ask meanwhile get what one diagnosis finds
 
-	mu    sync.Mutex          // guards the following
-	stuck map[string]struct{} // looks that have not returned in time, and still haven't
+	stuck sync.Map // the names of looks that have not returned, and maybe not in time
 }
 
 type diagnosis struct {
@@ -100,7 +99,7 @@ func New(o Options) *Doctor {
 	option.Default(&o.wayless, wayless)
 	option.Default(&o.resolvers, resolver.Probe)
 	option.Default(&o.registries, containerd.Registries)
-	return &Doctor{o: o, stuck: map[string]struct{}{}}
+	return &Doctor{o: o}
 }
 
 // Diagnose returns what was found, worst first, and what was looked at. It takes

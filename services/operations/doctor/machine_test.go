@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -156,13 +157,9 @@ func TestCollectorUnanswered(t *testing.T) {
 		}
 	}
 	close(release)
-	eventually.That(t, patience, "the look to return", func() error {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if len(d.stuck) > 0 {
-			return errors.New("it hangs")
-		}
-		return nil
+	eventually.That(t, patience, "the look to return", func() (err error) {
+		d.stuck.Range(func(look, _ any) bool { err = fmt.Errorf("%s hangs", look); return false })
+		return err
 	})
 	if calls > 2 { // STATE and EPHEMERAL
 		t.Errorf("%d calls, while the first one hung", calls)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
@@ -169,10 +170,7 @@ func asRequest(csr kubeclient.Object) string {
 
 // csrCondition is a request's condition as kubectl prints it.
 func csrCondition(csr kubeclient.Object) string {
-	var all []string
-	for _, c := range csr.List("status", "conditions") {
-		all = append(all, c.Text("type"))
-	}
+	all := lists.Of(csr.List("status", "conditions"), func(c kubeclient.Object) string { return c.Text("type") })
 	if csr.Text("status", "certificate") != "" {
 		all = append(all, "Issued")
 	}

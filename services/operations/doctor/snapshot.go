@@ -111,14 +111,15 @@ func (d *Doctor) collect(ctx context.Context) *snapshot {
 	waiting := map[int]bool{}
 	for i, l := range collectors {
 		s.checked = append(s.checked, l.name)
-		if !d.begin(l.name) {
+		// While an earlier one of that name still hangs, as on a disk that doesn't answer, a second one isn't started.
+		if _, hangs := d.stuck.LoadOrStore(l.name, true); hangs {
 			s.silent = append(s.silent, l.name)
 			continue
 		}
 		waiting[i] = true
 		known := *s // a collector doesn't see what another one adds
 		go func() {
-			defer d.end(l.name)
+			defer d.stuck.Delete(l.name)
 			results <- result{i, l.try(ctx, &known)}
 		}()
 	}
@@ -152,24 +153,6 @@ func (l collector) try(ctx context.Context, known *snapshot) (add func(*snapshot
 		}
 	}()
 	return l.run(ctx, known)
-}
-
-// begin returns false while an earlier collector of that name still hangs, as on a disk
-// that doesn't answer: a second one isn't started.
-func (d *Doctor) begin(name string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, hangs := d.stuck[name]; hangs {
-		return false
-	}
-	d.stuck[name] = struct{}{}
-	return true
-}
-
-func (d *Doctor) end(name string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.stuck, name)
 }
 
 // collectors are those that fit the configuration.

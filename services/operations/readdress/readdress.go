@@ -152,12 +152,7 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 }
 
 func (j job) move(ctx context.Context, p *operation.Progress) error {
-	former, err := formerly.Get(p)
-	if errors.Is(err, operation.ErrNoData) {
-		if former, err = j.address(); err == nil {
-			err = formerly.Put(p, former)
-		}
-	}
+	former, err := formerly.Once(p, j.address)
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -170,12 +169,13 @@ func (j job) accept(ctx context.Context, p *operation.Progress, c change) error 
 }
 
 func (j job) parts(c change) []operation.Part {
-	return lists.Of(c.Nodes, func(n rollout.Node) operation.Part {
-		move := func(to string) func(context.Context, *operation.Progress) error {
-			return func(ctx context.Context, p *operation.Progress) error { return j.move(ctx, p, n, to) }
-		}
-		return operation.Part{ID: n.Name, What: fmt.Sprintf("change node %q", n.Address), Deadline: nodeTimeout, Run: move(j.Endpoint), Undo: move(c.Former[n.Name])}
-	})
+	do := func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+		return j.move(ctx, p, n, j.Endpoint)
+	}
+	undo := func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+		return j.move(ctx, p, n, c.Former[n.Name])
+	}
+	return rollout.Parts(c.Nodes, "change node %q", nodeTimeout, do, undo)
 }
 
 // move gives a node an endpoint, and waits until it serves with it.

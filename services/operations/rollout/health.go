@@ -80,11 +80,13 @@ func Serving(peers Peers, change OnNode) OnNode {
 }
 
 // Runs says which service that Kubernetes runs on isn't up on a node: Kubernetes itself notices it after up to a minute.
-func Runs(ctx context.Context, peers Peers, n Node) error {
+// A control plane has more services that must be up.
+func Runs(ctx context.Context, peers Peers, n Node, more ...string) error {
 	services, err := peers.Services(ctx, n.Address)
 	problems := []error{err}
 	for _, s := range services {
-		if slices.Contains([]string{containerd.ID, etcd.ID, kubelet.ID}, s.GetId()) && !s.GetUp() && (n.ControlPlane || s.GetId() != etcd.ID) {
+		everywhere := slices.Contains([]string{containerd.ID, kubelet.ID}, s.GetId())
+		if !s.GetUp() && (everywhere || n.ControlPlane && (s.GetId() == etcd.ID || slices.Contains(more, s.GetId()))) {
 			problems = append(problems, fmt.Errorf("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState())))
 		}
 	}

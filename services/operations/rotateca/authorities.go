@@ -2,6 +2,7 @@ package rotateca
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -147,11 +148,8 @@ func newAuthority(old config.CertKey) (config.CertKey, error) {
 // are those that this node has.
 func (o Options) target(ctx context.Context, r rotation, n node, chosen []string, to phase) (*config.Config, error) {
 	has, err := o.read(ctx, n)
-	if err != nil {
-		return nil, err
-	}
-	own, err := machine.Config(o.Store)
-	if err != nil {
+	own, none := machine.Config(o.Store)
+	if err = cmp.Or(err, none); err != nil {
 		return nil, err
 	}
 	c := *own

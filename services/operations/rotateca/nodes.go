@@ -27,11 +27,8 @@ import (
 // kubeletPort is where kubelets serve.
 const kubeletPort = 10250
 
-// programs of a control plane, and services of a node that must be up.
-var (
-	programs = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
-	needed   = []string{"containerd", "kubelet", "etcd", "trustd"}
-)
+// programs of a control plane.
+var programs = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
 func (j job) preflight(ctx context.Context, p *operation.Progress) error {
 	if _, err := rotating.Get(p); err == nil {
@@ -254,14 +251,8 @@ func (o Options) settled(ctx context.Context, r rotation, n node, chosen []strin
 // healthy says why a node isn't healthy, or its programs don't run with the files that it
 // has. It returns the statuses of the files.
 func (o Options) healthy(ctx context.Context, n node) (map[string]secrets.StatusSpec, error) {
-	services, err := o.Peers.Services(ctx, n.Address)
-	if err != nil {
+	if err := rollout.Runs(ctx, o.Peers, n.Node, "trustd"); err != nil {
 		return nil, err
-	}
-	for _, s := range services {
-		if slices.Contains(needed, s.GetId()) && !s.GetUp() && (n.ControlPlane || s.GetId() == "containerd" || s.GetId() == "kubelet") {
-			return nil, fmt.Errorf("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState()))
-		}
 	}
 	statuses, err := rollout.Specs[secrets.StatusSpec](o.Peers.Resources(ctx, n.Address, secrets.Statuses.Type(), ""))
 	if err != nil || !n.ControlPlane {

@@ -119,9 +119,6 @@ type job struct {
 
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 	chosen, joins, err := decode(r)
-	if err != nil {
-		return nil, err
-	}
 	// Kubelets come last: by then each API server signs tokens with the new key.
 	isLast := func(name string) bool { return name == config.KubernetesAuthority }
 	first, last := slices.DeleteFunc(slices.Clone(chosen), isLast), []string{config.KubernetesAuthority}
@@ -155,7 +152,7 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 			Deadline: allTimeout, Run: rotating.Then(j.join)},
 		{ID: "verify", What: "check that no node accepts the old authorities", PointOfNoReturn: true,
 			Deadline: nodeTimeout, Run: rotating.Then(j.verify)},
-	}, nil
+	}, err
 }
 
 // accept makes the new authorities, and all nodes accept them.

@@ -111,9 +111,6 @@ type job struct {
 
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 	a, err := operation.Decode[Arguments](r)
-	if err != nil {
-		return nil, err
-	}
 	j, to := job{o, a, r.ID}, strings.TrimPrefix(a.To, "v")
 	first := []operation.Step{
 		{ID: "preflight", What: "check that the cluster can be upgraded",
@@ -139,7 +136,7 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 		slices.Reverse(middle)
 	}
 	return append(append(first, middle...), operation.Step{
-		ID: "verify", What: "check that all nodes run the new version and are healthy", Deadline: verifyTimeout, Run: j.verify}), nil
+		ID: "verify", What: "check that all nodes run the new version and are healthy", Deadline: verifyTimeout, Run: j.verify}), err
 }
 
 // finished has the components that run in the new version on all nodes. If the operation

@@ -14,6 +14,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -366,10 +367,7 @@ func (a *Applier) enforce(changes []config.Change, restarts []string) error {
 }
 
 func (a *Applier) entry(mode Mode, by string, changes []config.Change) Entry {
-	paths := make([]string, 0, len(changes))
-	for _, c := range changes {
-		paths = append(paths, c.Path)
-	}
+	paths := lists.Of(changes, func(c config.Change) string { return c.Path })
 	const longest = 200 // bytes: a line of a table
 	return Entry{Time: a.o.Now(), By: by, Mode: mode, Summary: config.Shorten(strings.Join(paths, ", "), longest)}
 }

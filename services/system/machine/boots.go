@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
@@ -53,11 +54,8 @@ func (a *Applier) RecordBoot(slot, panicked string) error {
 		return nil
 	}
 	exit, err := a.stored.read(filepath.Base(boot.ExitFile))
-	if err != nil {
-		return err
-	}
-	data, err := a.stored.read(bootsFile)
-	if err != nil {
+	data, unread := a.stored.read(bootsFile)
+	if err = cmp.Or(err, unread); err != nil {
 		return err
 	}
 	var all []Boot

@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"strings"
 
 	"github.com/opencontainers/runc/libcontainer/configs"
@@ -14,22 +15,10 @@ import (
 //
 // The call that is refused fails with ENOSYS, as on a kernel that is too old for
 // it: a newer Go runtime then does what it does on old kernels.
-var serviceCalls = strings.Fields(`
-	brk madvise mincore mmap mprotect mremap munmap
-	exit exit_group futex gettid getpid getppid tgkill sched_getaffinity sched_yield set_robust_list set_tid_address arch_prctl rseq restart_syscall
-	rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack
-	clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday setitimer timer_create timer_settime timer_delete
-	getuid geteuid getgid getegid getgroups getrandom getrlimit getrusage prlimit64 sysinfo uname
-	open openat openat2 close close_range read write readv writev pread64 pwrite64 lseek
-	stat lstat fstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getdents64 getcwd
-	mkdir mkdirat unlink unlinkat rename renameat renameat2 chmod fchmod fchmodat ftruncate fsync fdatasync flock umask
-	dup dup2 dup3 fcntl pipe pipe2 copy_file_range sendfile splice
-	inotify_init1 inotify_add_watch inotify_rm_watch
-	epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd2 poll ppoll pselect6
-	accept accept4 bind connect listen shutdown getsockname getpeername getsockopt setsockopt
-	sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg
-	execve
-`)
+var serviceCalls = strings.Fields(serviceCallNames)
+
+//go:embed seccomp.txt
+var serviceCallNames string
 
 // limitedCalls are allowed with some arguments only. Rules for one call add up.
 var limitedCalls = []*configs.Syscall{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"strings"
 
 	"github.com/moby/sys/capability"
@@ -24,19 +25,10 @@ var serviceMountTable = []*configs.Mount{
 
 // serviceMasked are the parts of /proc with facts about the machine, or that change it.
 // They are empty in the sandbox. Those that the kernel lacks are left out.
-var serviceMasked = inProc(`
-	acpi asound bus driver dynamic_debug fs irq scsi sysvipc tty
-	buddyinfo cmdline config.gz diskstats interrupts iomem ioports kallsyms kcore key-users keys kmsg kpagecgroup kpagecount kpageflags
-	latency_stats locks misc modules mtrr pagetypeinfo partitions sched_debug schedstat slabinfo softirqs swaps sysrq-trigger timer_list timer_stats
-	vmallocinfo vmstat zoneinfo
-`)
+var serviceMasked = strings.Fields(serviceMaskedPaths)
 
-func inProc(names string) (paths []string) {
-	for _, name := range strings.Fields(names) {
-		paths = append(paths, "/proc/"+name)
-	}
-	return paths
-}
+//go:embed masked.txt
+var serviceMaskedPaths string
 
 // serviceDevices are all that a service has.
 var serviceDevices = []*devices.Device{

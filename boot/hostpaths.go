@@ -7,6 +7,6 @@ type HostPath struct {
 	At string
 }
 
-// HostPaths are in the root file system, and the kubelet sees them as pods do: it checks them, and makes what is to be below them. PID 1 reads
-// nothing there. docs/host-paths.md lists them.
+// HostPaths are in the root file system, and the kubelet sees them as pods do: it checks them, and makes what is to be
+// below them. PID 1 reads nothing there. docs/host-paths.md lists them.
 var HostPaths = settings.HostPaths

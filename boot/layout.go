@@ -103,8 +103,8 @@ var Volumes = []Volume{
 		Wipe: LabelEphemeral, Holds: "images, pods' data and the data of etcd"},
 }
 
-// LabelMedium is the label of a partition that only disks from an image with a configuration or with container images have: what a medium
-// has beside a system, in a file system of ISO 9660. Nothing writes to it, and no reset wipes it.
+// LabelMedium is the label of a partition that only disks from an image with a configuration or with container images
+// have: what a medium has beside a system, in a file system of ISO 9660. Nothing writes to it, and no reset wipes it.
 const LabelMedium = "MEDIUM"
 
 // former are the partitions of layout 1 that later ones don't have. The first one has room
@@ -131,8 +131,8 @@ func BIOSLabel(layout int) string {
 	return former[0].Label
 }
 
-// Usable is where the partitions of a disk of that many bytes end: they begin and end at whole MiB. The first and the last
-// MiB are for the partition table and its copy.
+// Usable is where the partitions of a disk of that many bytes end: they begin and end at whole MiB. The first and the
+// last MiB are for the partition table and its copy.
 func Usable(disk int64) int64 { return (disk - mib) &^ (mib - 1) }
 
 // Place is where a volume is on a disk, in bytes.

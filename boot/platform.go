@@ -142,8 +142,8 @@ func (o SourceOptions) readNoCloud(ctx context.Context, file string) (data []byt
 	return nil, none(fmt.Sprintf("no volume %s with %s, and no kernel argument or serial number ds=nocloud;s=URL", noCloudLabels[0], file))
 }
 
-// A hypervisor attaches the properties of a virtual machine as a CD with one XML document (DSP0243, "Open Virtualization Format
-// Specification", 11.2 and 11.3).
+// A hypervisor attaches the properties of a virtual machine as a CD with one XML document (DSP0243, "Open
+// Virtualization Format Specification", 11.2 and 11.3).
 const (
 	ovfLabel = "OVF ENV"
 	ovfFile  = "ovf-env.xml"

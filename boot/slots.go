@@ -73,15 +73,17 @@ var SlotNames = [...]string{"A", "B"}
 // boots from a medium has none.
 const ParamSlot = "garboard.slot"
 
-// ParamTrial is the kernel parameter of a system that is trying. It is known without the disk: a new system that doesn't find it goes, too.
-// The first system of a disk has the value TrialAlone, because there is no other one; one that a rollback goes back to has TrialBack.
+// ParamTrial is the kernel parameter of a system that is trying. It is known without the disk: a new system that
+// doesn't find it goes, too. The first system of a disk has the value TrialAlone, because there is no other one; one
+// that a rollback goes back to has TrialBack.
 const (
 	ParamTrial = "garboard.trial"
 	TrialAlone = "alone"
 	TrialBack  = "back"
 )
 
-// Fallback reports whether this boot is the trial of a system, and a machine that restarts runs the one that is known to work.
+// Fallback reports whether this boot is the trial of a system, and a machine that restarts runs the one that is known
+// to work.
 func (c Cmdline) Fallback() bool {
 	value, trial := c.Get(ParamTrial)
 	return trial && value != TrialAlone
@@ -110,8 +112,8 @@ func (s *Slots) Trial(name string) string {
 // SlotsKey is the key of the slots in META.
 var SlotsKey = meta.Key[Slots]{Name: "slots"}
 
-// FloorKey is the key of the highest release that was healthy on the machine: a lower one is taken only on request. A reset removes it with
-// the rest of META.
+// FloorKey is the key of the highest release that was healthy on the machine: a lower one is taken only on request. A
+// reset removes it with the rest of META.
 var FloorKey = meta.Key[string]{Name: "release-floor"}
 
 // ErrOnlyGood refuses a change after which no slot would have a system that is known to work.
@@ -239,8 +241,8 @@ func (s *Slot) become(state SlotState, reason string, now time.Time) {
 	*s = Slot{State: state, Version: s.Version, Args: s.Args, Since: now, Reason: reason}
 }
 
-// Found records the system that runs in a slot of which nothing is known: META was wiped, or the power went before the boot loader knew that
-// the slot would be written to. In the second case, the boot loader has started it on trial.
+// Found records the system that runs in a slot of which nothing is known: META was wiped, or the power went before the
+// boot loader knew that the slot would be written to. In the second case, the boot loader has started it on trial.
 func (s *Slots) Found(name string, system Slot, trial bool, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil || slot.State != "" && slot.State != SlotEmpty {
@@ -271,8 +273,8 @@ func (s *Slots) Fail(name, reason string, now time.Time) error {
 	return nil
 }
 
-// Rollback makes the other slot boot next, which must be good. It has to prove itself again, because what it stands on may have changed since:
-// otherwise the running system boots again.
+// Rollback makes the other slot boot next, which must be good. It has to prove itself again, because what it stands on
+// may have changed since: otherwise the running system boots again.
 func (s *Slots) Rollback(running, reason string, excused []string, now time.Time) error {
 	to := other(running)
 	slot, err := s.Of(to)

@@ -135,7 +135,8 @@ func changes(t *testing.T, old, new string) string {
 func TestDiff(t *testing.T) {
 	control, worker := document(t, ControlPlane), document(t, Worker)
 	for _, tt := range []struct{ doc, section, old, new, want string }{
-		{control, "machine", "time: {servers: [pool.ntp.org], bootTimeout: 30s}", "sysctls: {}", ""}, // defaults written out
+		// defaults written out
+		{control, "machine", "time: {servers: [pool.ntp.org], bootTimeout: 30s}", "sysctls: {}", ""},
 		{control, "machine", "time: {}", "time: {servers: [a.example.org, 10.0.0.1]}", "machine.time.servers: pool.ntp.org → a.example.org, 10.0.0.1 (live)"},
 		{control, "machine", "network: {hostname: one}", "network: {hostname: two}", "machine.network.hostname: one → two (service:kubelet: the node registers under its new name)"},
 		{control, "machine", "sysctls: {vm.max_map_count: 1, vm.swappiness: 2}", "sysctls: {vm.max_map_count: 3, kernel.pid_max: 4}",

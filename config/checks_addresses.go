@@ -78,7 +78,8 @@ func segments(c *Config) (all []segment) {
 	return all
 }
 
-// ends are the network address of an IPv4 network and its broadcast address. Networks of one or two addresses have none.
+// ends are the network address of an IPv4 network and its broadcast address. Networks of one or two addresses have
+// none.
 func ends(p netip.Prefix) (network, broadcast netip.Addr) {
 	if !p.IsValid() || !p.Addr().Is4() || p.Bits() > 30 {
 		return network, broadcast

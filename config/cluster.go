@@ -4,9 +4,10 @@ import "net/netip"
 
 // Cluster has the settings that are the same on all nodes of a cluster.
 type Cluster struct {
-	Name   string `yaml:"clusterName"` // default "garboard"
-	ID     string `yaml:"id"`          // accepted, because configurations of earlier releases have it
-	Secret Secret `yaml:"secret"`      // base64 of 32 bytes; known to control planes only: Secrets in etcd are encrypted with it
+	Name string `yaml:"clusterName"` // default "garboard"
+	ID   string `yaml:"id"`          // accepted, because configurations of earlier releases have it
+	// base64 of 32 bytes; known to control planes only: Secrets in etcd are encrypted with it
+	Secret Secret `yaml:"secret"`
 	// AcceptedSecrets are further ones, with which Secrets in etcd can be read that were encrypted with them.
 	AcceptedSecrets []Secret `yaml:"acceptedSecrets"`
 	// Token is the Kubernetes bootstrap token of joining kubelets, such as
@@ -16,10 +17,13 @@ type Cluster struct {
 	ControlPlane ControlPlaneSet `yaml:"controlPlane"`
 	Network      ClusterNetwork  `yaml:"network"`
 
-	CA                    CertKey        `yaml:"ca"`                              // Kubernetes CA; workers hold only crt
-	AcceptedCAs           []CertKey      `yaml:"acceptedCAs" key:"crt"`           // further authorities that are accepted, as in machine.acceptedCAs
-	AggregatorCA          CertKey        `yaml:"aggregatorCA"`                    // control planes: CN front-proxy
-	AcceptedAggregatorCAs []CertKey      `yaml:"acceptedAggregatorCAs" key:"crt"` // further ones that are accepted, as in machine.acceptedCAs
+	// Kubernetes CA; workers hold only crt
+	CA CertKey `yaml:"ca"`
+	// further authorities that are accepted, as in machine.acceptedCAs
+	AcceptedCAs  []CertKey `yaml:"acceptedCAs" key:"crt"`
+	AggregatorCA CertKey   `yaml:"aggregatorCA"` // control planes: CN front-proxy
+	// further ones that are accepted, as in machine.acceptedCAs
+	AcceptedAggregatorCAs []CertKey      `yaml:"acceptedAggregatorCAs" key:"crt"`
 	ServiceAccount        ServiceAccount `yaml:"serviceAccount"`
 
 	Etcd              Etcd              `yaml:"etcd"`
@@ -95,16 +99,18 @@ type ServiceAccount struct {
 
 // Etcd has the settings of etcd.
 type Etcd struct {
-	Image       string    `yaml:"image"`                 // default DefaultEtcdImage
-	CA          CertKey   `yaml:"ca"`                    // control planes: required
-	AcceptedCAs []CertKey `yaml:"acceptedCAs" key:"crt"` // further authorities that are accepted, as in machine.acceptedCAs
-	ExtraArgs   Args      `yaml:"extraArgs"`             // flag without dashes: value
+	Image string  `yaml:"image"` // default DefaultEtcdImage
+	CA    CertKey `yaml:"ca"`    // control planes: required
+	// further authorities that are accepted, as in machine.acceptedCAs
+	AcceptedCAs []CertKey `yaml:"acceptedCAs" key:"crt"`
+	ExtraArgs   Args      `yaml:"extraArgs"` // flag without dashes: value
 }
 
 // APIServer has the settings of kube-apiserver.
 type APIServer struct {
-	Image        string   `yaml:"image"`                        // default DefaultAPIServerImage
-	ExtraArgs    Args     `yaml:"extraArgs"`                    // flag without dashes: value, or a list of values; see access.md
+	Image string `yaml:"image"` // default DefaultAPIServerImage
+	// flag without dashes: value, or a list of values; see access.md
+	ExtraArgs    Args     `yaml:"extraArgs"`
 	ExtraVolumes []Volume `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
 	CertSANs     []string `yaml:"certSANs"`                     // additional names and addresses in its certificate
 	// AuditPolicy selects what the API server logs in /var/log/audit/kube: a Policy of
@@ -163,7 +169,8 @@ type CoreDNS struct {
 
 // Volume is a directory or file of the node in a container.
 type Volume struct {
-	HostPath  string `yaml:"hostPath"`  // required, absolute; the user of the program must be able to read it: see hardening.md
+	// required, absolute; the user of the program must be able to read it: see hardening.md
+	HostPath  string `yaml:"hostPath"`
 	MountPath string `yaml:"mountPath"` // required, absolute
 	ReadOnly  bool   `yaml:"readonly"`  // the container can't write to it
 }

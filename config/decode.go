@@ -30,7 +30,8 @@ type decoder struct {
 	*report
 	budget int
 	where  place // of the current node
-	// unknown, if it isn't nil, gets the places of keys that no field has, by the node of the key. They aren't problems then.
+	// unknown, if it isn't nil, gets the places of keys that no field has, by the node of the key. They aren't problems
+	// then.
 	unknown map[*yaml.Node]string
 }
 

@@ -7,10 +7,11 @@ import (
 
 // Ethernet has settings of a card's driver (ethtool(8)). What isn't set stays as it is, also when it is removed here.
 type Ethernet struct {
-	Rings     EthernetRings    `yaml:"rings"`
-	Channels  EthernetChannels `yaml:"channels"`
-	Features  map[string]bool  `yaml:"features"`  // by the kernel's names, such as tx-tcp-segmentation
-	WakeOnLAN []string         `yaml:"wakeOnLan"` // what wakes the machine: phy, unicast, multicast, broadcast, arp, magic; or off alone
+	Rings    EthernetRings    `yaml:"rings"`
+	Channels EthernetChannels `yaml:"channels"`
+	Features map[string]bool  `yaml:"features"` // by the kernel's names, such as tx-tcp-segmentation
+	// what wakes the machine: phy, unicast, multicast, broadcast, arp, magic; or off alone
+	WakeOnLAN []string `yaml:"wakeOnLan"`
 }
 
 // EthernetRings are the sizes of the card's queues, in packets.

@@ -77,7 +77,8 @@ func SysctlPath(name string) string {
 //go:embed sysctls.txt
 var sysctls string
 
-// warnSysctls: a link has one folder, and a dot in its name isn't a slash. What is almost the name of a parameter is mistyped.
+// warnSysctls: a link has one folder, and a dot in its name isn't a slash. What is almost the name of a parameter is
+// mistyped.
 func warnSysctls(c *Config, r *report) {
 	known := strings.Fields(sysctls)
 	for name := range c.Machine.Sysctls {

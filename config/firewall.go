@@ -12,12 +12,14 @@ import (
 // Firewall filters what reaches the node. docs/firewall.md has what is filtered without any setting.
 type Firewall struct {
 	Enabled *bool `yaml:"enabled"` // default true; with false, nothing is filtered
-	// AllowMetadata lets pods reach the metadata service of a cloud at 169.254.169.254 and fd00:ec2::254, which gives the credentials of the machine.
+	// AllowMetadata lets pods reach the metadata service of a cloud at 169.254.169.254 and fd00:ec2::254, which gives
+	// the credentials of the machine.
 	AllowMetadata bool `yaml:"allowMetadata"`
-	// NodeNetworks are the networks of all nodes. With them, only nodes reach trustd. Without them, each machine that isn't a pod does.
+	// NodeNetworks are the networks of all nodes. With them, only nodes reach trustd. Without them, each machine that
+	// isn't a pod does.
 	NodeNetworks []netip.Prefix `yaml:"nodeNetworks"`
-	// Rules are for packets to this node, in their order: the first that matches decides, before the node's own rules. What no rule matches
-	// is accepted. Replies to connections of the node are always accepted.
+	// Rules are for packets to this node, in their order: the first that matches decides, before the node's own rules.
+	// What no rule matches is accepted. Replies to connections of the node are always accepted.
 	Rules []FirewallRule `yaml:"rules" key:"name"`
 }
 
@@ -26,10 +28,12 @@ func (f Firewall) On() bool { return f.Enabled == nil || *f.Enabled }
 
 // FirewallRule matches packets that have all of its properties.
 type FirewallRule struct {
-	Name      string `yaml:"name"`      // required: at most 32 of the characters a-z, 0-9 and -
-	Action    string `yaml:"action"`    // required: accept or drop
-	Interface string `yaml:"interface"` // the link that the packet comes from, by its name in the kernel, such as eth0, or the alias of a card in machine.network.interfaces
-	Protocol  string `yaml:"protocol"`  // tcp, udp or icmp, of both families; default: all protocols
+	Name   string `yaml:"name"`   // required: at most 32 of the characters a-z, 0-9 and -
+	Action string `yaml:"action"` // required: accept or drop
+	// the link that the packet comes from, by its name in the kernel, such as eth0, or the alias of a card in
+	// machine.network.interfaces
+	Interface string `yaml:"interface"`
+	Protocol  string `yaml:"protocol"` // tcp, udp or icmp, of both families; default: all protocols
 	// Ports are destination ports of tcp or udp, such as 443 or 8000-8100.
 	Ports        []string       `yaml:"ports"`
 	Sources      []netip.Prefix `yaml:"sources"`      // networks that the packet comes from; default: all
@@ -40,8 +44,9 @@ const (
 	FirewallAccept = "accept" // an action of a rule
 	FirewallDrop   = "drop"   // the other one
 
-	// maxFirewallMatches bounds the combinations of ports, sources and destinations, each of which is a rule in the kernel: they are compared one
-	// after the other, and their transaction must fit into the buffer of a netlink socket (200 KiB).
+	// maxFirewallMatches bounds the combinations of ports, sources and destinations, each of which is a rule in the
+	// kernel: they are compared one after the other, and their transaction must fit into the buffer of a netlink socket
+	// (200 KiB).
 	maxFirewallMatches = 250
 	machineAPIPort     = 50000 // docs/ports.md
 )

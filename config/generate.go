@@ -169,8 +169,8 @@ func (c *Config) loads() error {
 // pulls, in the order in which it needs them.
 func DefaultImages() []string { return (&Config{}).Images() }
 
-// Images lists every image that nodes with this configuration pull, in the order in which they need them. Those of the pods that run
-// on workers are in the configuration of control planes.
+// Images lists every image that nodes with this configuration pull, in the order in which they need them. Those of the
+// pods that run on workers are in the configuration of control planes.
 func (c *Config) Images() (all []string) {
 	k, control := &c.Cluster, c.Machine.Type != Worker
 	for _, i := range []struct {
@@ -196,8 +196,9 @@ func (c *Config) Images() (all []string) {
 	return all
 }
 
-// KubernetesImages lists the images that a change of nodes with this configuration to a version of Kubernetes pulls: those that they have, with
-// that version. Workers also pull kube-proxy, which is in the configuration of control planes.
+// KubernetesImages lists the images that a change of nodes with this configuration to a version of Kubernetes pulls:
+// those that they have, with that version. Workers also pull kube-proxy, which is in the configuration of control
+// planes.
 func (c *Config) KubernetesImages(version string) (all []string, err error) {
 	version, err = fullVersion(version)
 	if err != nil {

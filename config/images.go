@@ -92,7 +92,8 @@ func (i Images) Rule(image string) (rule *ImageRule) {
 	return rule
 }
 
-// spelled is the name of an image, or its beginning, with its registry in one spelling: another one mustn't lead past a rule.
+// spelled is the name of an image, or its beginning, with its registry in one spelling: another one mustn't lead past a
+// rule.
 func spelled(name string) string {
 	host, path, more := strings.Cut(name, "/")
 	if host = strings.TrimSuffix(strings.ToLower(host), ":443"); more {

@@ -2,27 +2,36 @@ package config
 
 import "net/netip"
 
-// Bond makes the interface a bond of several links. Options without a default here have the kernel's (Documentation/networking/bonding.rst).
+// Bond makes the interface a bond of several links. Options without a default here have the kernel's
+// (Documentation/networking/bonding.rst).
 type Bond struct {
-	Mode           string   `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
-	LACPRate       string   `yaml:"lacpRate"`       // slow (default) or fast
-	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // how traffic is distributed over the members; default layer2
-	MIIMon         *int     `yaml:"miimon"`         // ms between link checks; default 100; 0 only with arpInterval, because a failed link wouldn't be detected
-	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
-	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
-	Interfaces     []string `yaml:"interfaces"`     // required; the members, by name, alias or MAC address; the bond has the MAC address of the first one
+	Mode           string `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
+	LACPRate       string `yaml:"lacpRate"`       // slow (default) or fast
+	XmitHashPolicy string `yaml:"xmitHashPolicy"` // how traffic is distributed over the members; default layer2
+	// ms between link checks; default 100; 0 only with arpInterval, because a failed link wouldn't be detected
+	MIIMon    *int `yaml:"miimon"`
+	UpDelay   int  `yaml:"updelay"`   // ms, a multiple of miimon
+	DownDelay int  `yaml:"downdelay"` // ms, a multiple of miimon
+	// required; the members, by name, alias or MAC address; the bond has the MAC address of the first one
+	Interfaces []string `yaml:"interfaces"`
 
-	Primary         string `yaml:"primary"`         // the preferred member, one of interfaces; for active-backup, balance-tlb and balance-alb
-	PrimaryReselect string `yaml:"primaryReselect"` // when a primary that is back is used again: always, better or failure
-	FailOverMAC     string `yaml:"failOverMac"`     // whose MAC address the bond has: none, active or follow; for active-backup
-	MinLinks        *int   `yaml:"minLinks"`        // members that must work, or the bond has no carrier; for 802.3ad
+	// the preferred member, one of interfaces; for active-backup, balance-tlb and balance-alb
+	Primary string `yaml:"primary"`
+	// when a primary that is back is used again: always, better or failure
+	PrimaryReselect string `yaml:"primaryReselect"`
+	// whose MAC address the bond has: none, active or follow; for active-backup
+	FailOverMAC string `yaml:"failOverMac"`
+	MinLinks    *int   `yaml:"minLinks"` // members that must work, or the bond has no carrier; for 802.3ad
 
-	ADSelect       string `yaml:"adSelect"`       // when another aggregator is chosen: stable, bandwidth or count; for 802.3ad
+	// when another aggregator is chosen: stable, bandwidth or count; for 802.3ad
+	ADSelect       string `yaml:"adSelect"`
 	ADActorSysPrio *int   `yaml:"adActorSysPrio"` // 1 to 65535; for 802.3ad
 	ADUserPortKey  *int   `yaml:"adUserPortKey"`  // 0 to 1023; for 802.3ad
 	ADActorSystem  string `yaml:"adActorSystem"`  // a MAC address; for 802.3ad
 
-	ARPInterval   int          `yaml:"arpInterval"`   // ms between requests to arpIPTarget, which detect a failed path instead of miimon; for active-backup, balance-rr, balance-xor and broadcast
+	// ms between requests to arpIPTarget, which detect a failed path instead of miimon; for active-backup, balance-rr,
+	// balance-xor and broadcast
+	ARPInterval   int          `yaml:"arpInterval"`
 	ARPIPTarget   []netip.Addr `yaml:"arpIPTarget"`   // 1 to 16 IPv4 addresses
 	ARPValidate   string       `yaml:"arpValidate"`   // whose answers count: none, active, backup or all
 	ARPAllTargets string       `yaml:"arpAllTargets"` // any or all must answer
@@ -38,7 +47,8 @@ type Bond struct {
 
 // Bridge makes the interface a bridge: a switch between its ports, to which the node itself is connected, too.
 type Bridge struct {
-	Interfaces []string   `yaml:"interfaces"` // the ports, by name, alias or MAC address; the bridge has the MAC address of the first one
+	// the ports, by name, alias or MAC address; the bridge has the MAC address of the first one
+	Interfaces []string   `yaml:"interfaces"`
 	STP        BridgeSTP  `yaml:"stp"`
 	VLAN       BridgeVLAN `yaml:"vlan"`
 }
@@ -50,8 +60,8 @@ type BridgeSTP struct {
 
 // BridgeVLAN has the settings of VLANs inside the bridge.
 type BridgeVLAN struct {
-	// VLANFiltering forwards a tagged packet only between ports that have its VLAN. All ports have those in vlans of the bridge, tagged, and
-	// VLAN 1 without a tag.
+	// VLANFiltering forwards a tagged packet only between ports that have its VLAN. All ports have those in vlans of
+	// the bridge, tagged, and VLAN 1 without a tag.
 	VLANFiltering bool `yaml:"vlanFiltering"`
 }
 
@@ -64,18 +74,21 @@ type VRF struct {
 // MACVLAN makes the interface a second link on another one, with a MAC address of its own.
 type MACVLAN struct {
 	Interface string `yaml:"interface"` // required; the link below, by name, alias or MAC address
-	Mode      string `yaml:"mode"`      // who reaches whom of the links on one link: bridge (default, all), private, vepa or passthru (one only)
+	// who reaches whom of the links on one link: bridge (default, all), private, vepa or passthru (one only)
+	Mode string `yaml:"mode"`
 }
 
 // Veth makes the interface one end of a cable between two links of the node.
 type Veth struct {
-	Peer string `yaml:"peer"` // required; the name of the other end, which may have an entry of its own for its addresses
+	// required; the name of the other end, which may have an entry of its own for its addresses
+	Peer string `yaml:"peer"`
 }
 
-// VLAN is a tagged link on top of the interface. Its name is that of the interface, a dot and the ID, such as eth0.100. Linux accepts 15 bytes:
-// if the name is longer, four digits of a hash take the place of the end of the interface's name. Earlier releases cut the name, so
-// such a link gets another name with the first boot of this release: sysctls and programs that name it must follow. An entry of
-// machine.network.interfaces for the link itself gives it what a VLAN doesn't have here, such as vip, and vlans on top of it.
+// VLAN is a tagged link on top of the interface. Its name is that of the interface, a dot and the ID, such as eth0.100.
+// Linux accepts 15 bytes: if the name is longer, four digits of a hash take the place of the end of the interface's
+// name. Earlier releases cut the name, so such a link gets another name with the first boot of this release: sysctls
+// and programs that name it must follow. An entry of machine.network.interfaces for the link itself gives it what a
+// VLAN doesn't have here, such as vip, and vlans on top of it.
 type VLAN struct {
 	ID       int          `yaml:"vlanId"`   // required, 1 to 4094
 	Protocol string       `yaml:"protocol"` // 802.1q (default), or 802.1ad for the outer tag of two
@@ -88,8 +101,8 @@ type VLAN struct {
 // VLANOuter is the protocol of the outer one of two tags.
 const VLANOuter = "802.1ad"
 
-// Kinds are the kinds of links that the node makes for the entries of a link, as ip-link(8) names them: none for a card, and not more than
-// one in a valid configuration.
+// Kinds are the kinds of links that the node makes for the entries of a link, as ip-link(8) names them: none for a
+// card, and not more than one in a valid configuration.
 func (l Link) Kinds() (kinds []string) {
 	all := [...]string{"bond", "bridge", "vrf", "macvlan", "veth", "dummy", "wireguard"}
 	for i, is := range [...]bool{l.Bond != nil, l.Bridge != nil, l.VRF != nil, l.MACVLAN != nil, l.Veth != nil, l.Dummy, l.WireGuard != nil} {

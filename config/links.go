@@ -42,10 +42,12 @@ type Link struct {
 	By          string // the layer of settings that it is of; networkd sets it
 }
 
-// Card is a network card. HardwareAddr is its permanent address, or the current one of a card that has no permanent one.
+// Card is a network card. HardwareAddr is its permanent address, or the current one of a card that has no permanent
+// one.
 type Card struct{ Name, HardwareAddr, Driver, BusPath string }
 
-// Selects reports whether the link is this card. If something else than the name selects the card, the name is an alias.
+// Selects reports whether the link is this card. If something else than the name selects the card, the name is an
+// alias.
 func (l Link) Selects(c Card) bool {
 	if l.selector() == "" {
 		return l.Name == c.Name
@@ -77,7 +79,8 @@ func (l Link) Unaddressed() bool {
 	return len(l.Addresses)+len(l.Routes)+len(l.VLANs) == 0 && !l.DHCP && !l.DHCP6 && !l.Advertised() && len(l.Kinds()) == 0 && !l.Ignore
 }
 
-// Advertised reports whether the configuration says that the link has addresses of router advertisements, and nothing of others.
+// Advertised reports whether the configuration says that the link has addresses of router advertisements, and nothing
+// of others.
 func (l Link) Advertised() bool {
 	return l.AcceptRA == AdvertisementsOn && len(l.Addresses) == 0 && !l.DHCP && !l.DHCP6
 }
@@ -103,8 +106,8 @@ func (in Interface) selector() string {
 // hashDigits are enough for the few links of a node; checks refuse two links with one name.
 const hashDigits = 4
 
-// VLANName is the name of a VLAN's link. Linux accepts 15 bytes: if the parent's name is too long, a part of its hash takes the place
-// of its end, so that parents whose names begin alike have other VLANs.
+// VLANName is the name of a VLAN's link. Linux accepts 15 bytes: if the parent's name is too long, a part of its hash
+// takes the place of its end, so that parents whose names begin alike have other VLANs.
 func VLANName(parent string, id int) string {
 	suffix := "." + strconv.Itoa(id)
 	if len(parent)+len(suffix) > maxLinkName {
@@ -134,7 +137,8 @@ func (n Network) Links() []Link {
 	return links
 }
 
-// entries are the links, and which of them each entry is for. An entry without a name is for the link with the same selector.
+// entries are the links, and which of them each entry is for. An entry without a name is for the link with the same
+// selector.
 func (n Network) entries() (links []Link, of []int) {
 	names, places := map[string]string{}, map[string]int{}
 	for _, in := range n.Interfaces {
@@ -179,7 +183,8 @@ func (l *Link) add(in Interface) {
 	keep(reflect.ValueOf(l).Elem(), reflect.ValueOf(in))
 }
 
-// keep sets the fields of a link that aren't set yet to those of an entry with the same names. Lists are joined by others.
+// keep sets the fields of a link that aren't set yet to those of an entry with the same names. Lists are joined by
+// others.
 func keep(link, entry reflect.Value) {
 	for f, value := range entry.Fields() {
 		switch to := link.FieldByName(f.Name); {

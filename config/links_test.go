@@ -92,7 +92,8 @@ func TestCase21ChoiceOfACard(t *testing.T) {
 	for _, tt := range []struct{ interfaces, want string }{
 		{`{hardwareAddr: "02:ab:12:34:00:01", cidr: 10.0.0.5/24}, {hardwareAddr: "02:ab:12:34:00:02", cidr: 10.9.0.5/24}`,
 			" (hardwareAddr 02:ab:12:34:00:01) [10.0.0.5/24] 0 []\n (hardwareAddr 02:ab:12:34:00:02) [10.9.0.5/24] 0 []"},
-		// Entries of one card, in other spellings of its address, with and without its alias, before and after the entry that gives it.
+		// Entries of one card, in other spellings of its address, with and without its alias, before and after the
+		// entry that gives it.
 		{`{hardwareAddr: 02-AB-12-34-00-01, cidr: 10.0.0.5/24}, {interface: lan0, mtu: 1400}, {interface: lan0, hardwareAddr: 02ab.1234.0001}, {hardwareAddr: "02:AB:12:34:00:01", dhcp6: true}`,
 			"lan0 (hardwareAddr 02:ab:12:34:00:01) [10.0.0.5/24] 1400 [dhcp6]"},
 		{`{driver: igb, busPath: "0000:*", dhcp: true}, {busPath: "0000:*", driver: igb, required: true}, {driver: igb, ignore: true}`,

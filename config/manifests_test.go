@@ -8,7 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What is wrong with a document of a manifest is found with the line in the configuration. kubectl's documents are right.
+// What is wrong with a document of a manifest is found with the line in the configuration. kubectl's documents are
+// right.
 func TestManifestsAreChecked(t *testing.T) {
 	t.Parallel()
 	const head = "\n  inlineManifests:\n"

@@ -4,11 +4,12 @@ import "net/netip"
 
 // Resolver answers names for pods on the node itself: docs/networking.md has how.
 type Resolver struct {
-	// Enabled makes the node answer DNS at 169.254.116.108, or at fd67:6172:6264::53 if the first subnet of pods is one of IPv6. Pods with
-	// the DNS policy Default, such as CoreDNS, ask there from their next start. No pod with hostNetwork can have port 53 of all addresses then.
-	// Default true.
+	// Enabled makes the node answer DNS at 169.254.116.108, or at fd67:6172:6264::53 if the first subnet of pods is one
+	// of IPv6. Pods with the DNS policy Default, such as CoreDNS, ask there from their next start. No pod with
+	// hostNetwork can have port 53 of all addresses then. Default true.
 	Enabled *bool `yaml:"enabled"`
-	// DNSOverTLS are asked instead of the name servers of machine.network.nameservers, DHCP and router advertisements. The first three are.
+	// DNSOverTLS are asked instead of the name servers of machine.network.nameservers, DHCP and router advertisements.
+	// The first three are.
 	DNSOverTLS []TLSNameserver `yaml:"dnsOverTLS" key:"address"`
 }
 

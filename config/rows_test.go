@@ -143,7 +143,8 @@ func TestS118SharedAddressOutsideOfItsSubnet(t *testing.T) {
 		{"{interface: eth0, cidr: 'fd00::1/64', vip: {ip: 'fd00::9'}}, {interface: eth0, cidr: 192.168.1.20/24}, {interface: eth1, cidr: 192.168.1.21/24, vip: {ip: 192.168.1.15}}", false},
 		{"{interface: eth0, cidr: 192.168.1.20/24, vip: {ip: 192.168.1.15}}", false},
 		{"{interface: eth0, cidr: 10.0.0.2/8}, {interface: eth0, cidr: 192.168.2.20/24, vip: {ip: 192.168.2.15}}", false},
-		{"{interface: eth0, dhcp: true, cidr: 192.168.1.20/24, vip: {ip: 192.168.2.15}}", false}, // the subnet from DHCP isn't known
+		// the subnet from DHCP isn't known
+		{"{interface: eth0, dhcp: true, cidr: 192.168.1.20/24, vip: {ip: 192.168.2.15}}", false},
 		{"{interface: eth0, cidr: 'fd00::1/64', vip: {ip: 192.168.2.15}}", false},
 		{"{interface: eth0, dhcp: true, vip: {ip: 192.168.2.15}}", false},
 	} {
@@ -188,10 +189,12 @@ func TestGatewayOutsideOfItsNetworks(t *testing.T) {
 		{"{interface: eth0, cidr: 10.0.0.5/24}, {interface: eth0, cidr: 10.0.1.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.0.1}]}", ""},
 		{"{interface: eth0, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", "[0].routes[0]"},
 		{"{interface: eth0, dhcp: true, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""},
-		{"{interface: eth0, cidr: 10.0.0.5/32, routes: [{network: 10.0.1.1/32}, {network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""}, // some hosters require it
+		// some hosters require it
+		{"{interface: eth0, cidr: 10.0.0.5/32, routes: [{network: 10.0.1.1/32}, {network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""},
 		{"{interface: eth0, cidr: 'fd00::5/64', routes: [{network: '::/0', gateway: 'fe80::1'}]}", ""},
 		{"{interface: eth0, cidr: 'fd00::5/64', routes: [{network: '::/0', gateway: 'fd01::1'}]}", "[0].routes[0]"},
-		{"{interface: eth0, cidr: 10.0.0.5/24, routes: [{network: '::/0', gateway: 'fd01::1'}]}", ""}, // routers may advertise it
+		// routers may advertise it
+		{"{interface: eth0, cidr: 10.0.0.5/24, routes: [{network: '::/0', gateway: 'fd01::1'}]}", ""},
 		{"{interface: eth0, vlans: [{vlanId: 5, cidr: 10.0.0.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.0.1}]}]}", ""},
 		{"{interface: eth0, cidr: 10.0.1.5/24, vlans: [{vlanId: 5, cidr: 10.0.0.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.1.1}]}]}", "[0].vlans[0].routes[0]"},
 	} {

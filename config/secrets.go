@@ -28,7 +28,7 @@ type Secrets struct {
 func NewSecrets(now time.Time) (*Secrets, error) { return newSecrets(pki.ECDSA, now) }
 
 // NewRSASecrets makes new secrets for releases that support only RSA in
-// Kubernetes and etcd (S-155).
+// Kubernetes and etcd.
 func NewRSASecrets(now time.Time) (*Secrets, error) { return newSecrets(pki.RSA, now) }
 
 func newSecrets(kubernetes pki.Algorithm, now time.Time) (*Secrets, error) {

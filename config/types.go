@@ -22,8 +22,8 @@ const Version = "v1alpha1"
 // Config is the whole document.
 type Config struct {
 	Version string `yaml:"version"` // required
-	// Persist keeps the document on STATE, so that a change survives a reboot. Default
-	// true. With false, STATE and the history have no document, and each boot reads it from where the first boot found it.
+	// Persist keeps the document on STATE, so that a change survives a reboot. Default true. With false, STATE and the
+	// history have no document, and each boot reads it from where the first boot found it.
 	Persist *bool   `yaml:"persist"`
 	Machine Machine `yaml:"machine"`
 	Cluster Cluster `yaml:"cluster"`
@@ -97,9 +97,9 @@ type Machine struct {
 
 // Udev has rules for devices.
 type Udev struct {
-	// Rules are those of udev(7), each in one text. The conditions are ACTION, KERNEL, SUBSYSTEM, DRIVER, ENV{…}, ATTR{…}, and KERNELS,
-	// SUBSYSTEMS, DRIVERS and ATTRS{…} for the device or one of its parents. ATTR{…}=, MODE=, OWNER= and GROUP= (numbers) and SYMLINK+= act on
-	// the device; %k is its name. Containers have no devices.
+	// Rules are those of udev(7), each in one text. The conditions are ACTION, KERNEL, SUBSYSTEM, DRIVER, ENV{…},
+	// ATTR{…}, and KERNELS, SUBSYSTEMS, DRIVERS and ATTRS{…} for the device or one of its parents. ATTR{…}=, MODE=,
+	// OWNER= and GROUP= (numbers) and SYMLINK+= act on the device; %k is its name. Containers have no devices.
 	Rules []string `yaml:"rules"`
 }
 
@@ -113,8 +113,8 @@ type Kernel struct {
 // explains how to add one.
 type KernelModule struct {
 	Name string `yaml:"name"` // required, such as nvme_tcp
-	// Parameters are those of the module, such as nr_disks=4. A module that is loaded already keeps its own: parameters of
-	// modules for devices are kernel arguments, MODULE.PARAMETER=VALUE, in machine.install.extraKernelArgs.
+	// Parameters are those of the module, such as nr_disks=4. A module that is loaded already keeps its own: parameters
+	// of modules for devices are kernel arguments, MODULE.PARAMETER=VALUE, in machine.install.extraKernelArgs.
 	Parameters []string `yaml:"parameters"`
 }
 
@@ -129,8 +129,9 @@ type ConsoleCommand string
 // Network has the network settings of the node.
 type Network struct {
 	Hostname string `yaml:"hostname"` // default: see autoHostname
-	// AutoHostname is where the name comes from if hostname has none: auto (default) takes the first valid name of a lease, else makes
-	// one from a MAC address; stable makes it from the MAC address always; off makes none, so that hostname is required. A name is kept over reboots.
+	// AutoHostname is where the name comes from if hostname has none: auto (default) takes the first valid name of a
+	// lease, else makes one from a MAC address; stable makes it from the MAC address always; off makes none, so that
+	// hostname is required. A name is kept over reboots.
 	AutoHostname AutoHostname `yaml:"autoHostname"`
 	Nameservers  []netip.Addr `yaml:"nameservers"` // default: from DHCP and router advertisements; at most three
 	// SearchDomains complete short names. Default: from DHCP and router advertisements.
@@ -162,22 +163,25 @@ type HostEntry struct {
 
 // Interface is an entry for a link. Several entries may name the same link.
 type Interface struct {
-	// Name is the kernel's, such as eth0, bond0 or wg0. With hardwareAddr, driver or busPath it is an alias for the card that these
-	// select, and may be left out. lo0 is accepted for lo.
-	Name         string       `yaml:"interface"`
-	HardwareAddr string       `yaml:"hardwareAddr"` // the card with this MAC address, the permanent one if it has one; * is any text
-	Driver       string       `yaml:"driver"`       // the only card with this driver, such as virtio_net; * is any text
-	BusPath      string       `yaml:"busPath"`      // the only card at this place, such as 0000:00:04.0; * is any text
-	CIDR         netip.Prefix `yaml:"cidr"`         // an address with its prefix length
-	MTU          int          `yaml:"mtu"`          // bytes; default: the kernel's
-	DHCP         bool         `yaml:"dhcp"`         // DHCPv4; cards without an entry have it
-	DHCP6        bool         `yaml:"dhcp6"`        // DHCPv6, with an address; without, a router advertisement decides
-	// AcceptRA takes addresses, routes, name servers and search domains of router advertisements: auto (default) takes them on all links but
-	// members of a bond or bridge; true also says that the link has its addresses by them; false takes nothing.
+	// Name is the kernel's, such as eth0, bond0 or wg0. With hardwareAddr, driver or busPath it is an alias for the
+	// card that these select, and may be left out. lo0 is accepted for lo.
+	Name string `yaml:"interface"`
+	// the card with this MAC address, the permanent one if it has one; * is any text
+	HardwareAddr string       `yaml:"hardwareAddr"`
+	Driver       string       `yaml:"driver"`  // the only card with this driver, such as virtio_net; * is any text
+	BusPath      string       `yaml:"busPath"` // the only card at this place, such as 0000:00:04.0; * is any text
+	CIDR         netip.Prefix `yaml:"cidr"`    // an address with its prefix length
+	MTU          int          `yaml:"mtu"`     // bytes; default: the kernel's
+	DHCP         bool         `yaml:"dhcp"`    // DHCPv4; cards without an entry have it
+	DHCP6        bool         `yaml:"dhcp6"`   // DHCPv6, with an address; without, a router advertisement decides
+	// AcceptRA takes addresses, routes, name servers and search domains of router advertisements: auto (default) takes
+	// them on all links but members of a bond or bridge; true also says that the link has its addresses by them; false
+	// takes nothing.
 	AcceptRA Advertisements `yaml:"acceptRA"`
 	// DHCPOptions are for dhcp.
 	DHCPOptions DHCPOptions `yaml:"dhcpOptions"`
-	// Required makes the node wait for this link for up to two minutes at its start. Default: the link with the node's address.
+	// Required makes the node wait for this link for up to two minutes at its start. Default: the link with the node's
+	// address.
 	Required bool    `yaml:"required"`
 	Ignore   bool    `yaml:"ignore"` // don't configure the link
 	Routes   []Route `yaml:"routes" key:"network" apart:"table"`
@@ -209,10 +213,13 @@ const (
 
 // DHCPOptions are for a DHCP client.
 type DHCPOptions struct {
-	RouteMetric      uint32 `yaml:"routeMetric"`      // of the lease's routes; default 1024, and one more for each link before
-	RouteTable       uint32 `yaml:"routeTable"`       // of the routes of the lease, for rules; default that of the VRF, or 254, the main one
-	ClientIdentifier string `yaml:"clientIdentifier"` // option 61, a text; default: none, so that servers know the node by its MAC address
-	UserClass        string `yaml:"userClass"`        // option 77, one text, for the choices of servers; default: none
+	// of the lease's routes; default 1024, and one more for each link before
+	RouteMetric uint32 `yaml:"routeMetric"`
+	// of the routes of the lease, for rules; default that of the VRF, or 254, the main one
+	RouteTable uint32 `yaml:"routeTable"`
+	// option 61, a text; default: none, so that servers know the node by its MAC address
+	ClientIdentifier string `yaml:"clientIdentifier"`
+	UserClass        string `yaml:"userClass"` // option 77, one text, for the choices of servers; default: none
 	// VendorClassIdentifier is option 60, a text; default garboard. This and the other texts have 254 bytes at most.
 	VendorClassIdentifier string `yaml:"vendorClassIdentifier"`
 }
@@ -224,8 +231,9 @@ type Route struct {
 	Metric  uint32       `yaml:"metric"`  // the lowest is preferred; default 1024
 	Source  netip.Addr   `yaml:"source"`  // where packets over this route are sent from; default: the kernel's choice
 	MTU     int          `yaml:"mtu"`     // bytes; default: that of the interface
-	Table   uint32       `yaml:"table"`   // 1 to 4294967295; default 254, the main one (0 is the main one, too); rules choose others
-	Type    RouteType    `yaml:"type"`    // unicast (default); or without a gateway, blackhole, unreachable or prohibit
+	// 1 to 4294967295; default 254, the main one (0 is the main one, too); rules choose others
+	Table uint32    `yaml:"table"`
+	Type  RouteType `yaml:"type"` // unicast (default); or without a gateway, blackhole, unreachable or prohibit
 }
 
 // RouteType is what happens to a packet.
@@ -260,24 +268,28 @@ type VIP struct {
 type WireGuard struct {
 	PrivateKey Secret `yaml:"privateKey"` // required, base64 of 32 bytes
 	ListenPort int    `yaml:"listenPort"` // default: chosen by the kernel
-	// FirewallMark marks the encrypted packets that the interface sends: a rule with this fwMark chooses their table. Default none.
+	// FirewallMark marks the encrypted packets that the interface sends: a rule with this fwMark chooses their table.
+	// Default none.
 	FirewallMark uint32          `yaml:"firewallMark"`
 	Peers        []WireGuardPeer `yaml:"peers" key:"publicKey"`
 }
 
 // WireGuardPeer is a peer.
 type WireGuardPeer struct {
-	PublicKey    string         `yaml:"publicKey"`    // required, base64 of 32 bytes
-	PresharedKey Secret         `yaml:"presharedKey"` // base64 of 32 bytes; a second key that only this node and this peer have; default none
-	Endpoint     string         `yaml:"endpoint"`     // host:port
-	AllowedIPs   []netip.Prefix `yaml:"allowedIPs"`   // source addresses that the peer may use, and destinations sent to it
+	PublicKey string `yaml:"publicKey"` // required, base64 of 32 bytes
+	// base64 of 32 bytes; a second key that only this node and this peer have; default none
+	PresharedKey Secret `yaml:"presharedKey"`
+	Endpoint     string `yaml:"endpoint"` // host:port
+	// source addresses that the peer may use, and destinations sent to it
+	AllowedIPs []netip.Prefix `yaml:"allowedIPs"`
 	// PersistentKeepalive is the interval of keepalive packets; default none.
 	PersistentKeepalive time.Duration `yaml:"persistentKeepaliveInterval"`
 }
 
 // Time has the settings of time synchronisation.
 type Time struct {
-	Servers     []string      `yaml:"servers"`     // default: those of DHCP, or pool.ntp.org; two that agree may set the clock to any date, one by a day at most
+	// default: those of DHCP, or pool.ntp.org; two that agree may set the clock to any date, one by a day at most
+	Servers     []string      `yaml:"servers"`
 	Disabled    bool          `yaml:"disabled"`    // use only the hardware clock
 	BootTimeout time.Duration `yaml:"bootTimeout"` // how long the boot waits for the first time; default 30s
 }
@@ -285,15 +297,19 @@ type Time struct {
 // Install has the settings of the installation.
 type Install struct {
 	Disk string `yaml:"disk"` // device, such as /dev/vda; machines need it or diskSelector, and containers don't use it
-	// DiskSelector chooses a disk that has all of these properties, the first one by name if there are several. If disk is set, this disk
-	// must have them. Names such as /dev/sda can change with each boot. `gbctl disks -o yaml` shows the properties.
+	// DiskSelector chooses a disk that has all of these properties, the first one by name if there are several. If disk
+	// is set, this disk must have them. Names such as /dev/sda can change with each boot. `gbctl disks -o yaml` shows
+	// the properties.
 	DiskSelector DiskSelector `yaml:"diskSelector"`
-	// Image is the installer image that a machine without a system on its disk is installed from, once it has its configuration and
-	// containerd runs. Default: the medium that the machine was booted from; one that was booted over the network isn't installed.
+	// Image is the installer image that a machine without a system on its disk is installed from, once it has its
+	// configuration and containerd runs. Default: the medium that the machine was booted from; one that was booted over
+	// the network isn't installed.
 	Image string `yaml:"image"`
-	// Wipe uses the disk even if it contains other data. A diskSelector with the serial number, without an asterisk, does the same.
+	// Wipe uses the disk even if it contains other data. A diskSelector with the serial number, without an asterisk,
+	// does the same.
 	Wipe bool `yaml:"wipe"`
-	// ExtraKernelArgs are added to the kernel's command line of an installed system. They change at the next installation or upgrade.
+	// ExtraKernelArgs are added to the kernel's command line of an installed system. They change at the next
+	// installation or upgrade.
 	ExtraKernelArgs []string `yaml:"extraKernelArgs"`
 	// Keys are public keys of whoever makes systems for this machine, each the line between BEGIN and END in a file of
 	// `gbctl gen release-key`. The running system has the key of its own maker, too.
@@ -315,16 +331,17 @@ type DiskSelector struct {
 // NamesSerial reports whether the selector has the whole serial number of a disk.
 func (s DiskSelector) NamesSerial() bool { return exact(s.Serial) }
 
-// DataDisk is a disk for the data of pods. One that is empty gets its partitions and file systems from the node. The kubelet
-// starts when all of them are mounted.
+// DataDisk is a disk for the data of pods. One that is empty gets its partitions and file systems from the node. The
+// kubelet starts when all of them are mounted.
 type DataDisk struct {
 	Name string `yaml:"name"` // required; for messages and patches
-	// Device is the disk, such as /dev/sdb, or a link in /dev/disk/by-id. A disk that has the partitions already is found under any name.
+	// Device is the disk, such as /dev/sdb, or a link in /dev/disk/by-id. A disk that has the partitions already is
+	// found under any name.
 	Device       string       `yaml:"device"`
 	DiskSelector DiskSelector `yaml:"diskSelector"` // as in machine.install; required without device
 	Wipe         bool         `yaml:"wipe"`         // use the disk even if it contains other data, which is lost then
-	// Partitions are in their order on the disk. Further ones can be added while there is room for them. One that isn't here any more
-	// keeps its data, and isn't mounted after the next boot.
+	// Partitions are in their order on the disk. Further ones can be added while there is room for them. One that isn't
+	// here any more keeps its data, and isn't mounted after the next boot.
 	Partitions []DataPartition `yaml:"partitions" key:"mountpoint"` // required, at least one
 }
 
@@ -332,7 +349,8 @@ type DataDisk struct {
 type DataPartition struct {
 	// Mountpoint is /var/mnt/NAME: required; NAME has at most 32 of the characters a-z, 0-9 and -.
 	Mountpoint string `yaml:"mountpoint"`
-	// Size is such as 100GB or 2TiB; at least 320MiB. The last partition may be without: it has the rest of the disk, and grows with it.
+	// Size is such as 100GB or 2TiB; at least 320MiB. The last partition may be without: it has the rest of the disk,
+	// and grows with it.
 	Size       ByteSize   `yaml:"size"`
 	FileSystem FileSystem `yaml:"filesystem"` // default xfs; one that exists stays
 }
@@ -353,8 +371,8 @@ type Kubelet struct {
 	// ExtraMounts are additional directories of the node in the kubelet's container, for
 	// example for storage that pods mount from the node.
 	ExtraMounts []Volume `yaml:"extraMounts" key:"mountPath"`
-	// Persist is what pods leave that stays over a boot, and is emptied otherwise: CNI plugins with their networks (cni), and
-	// FlexVolume drivers (volumePlugins). The node runs them as root.
+	// Persist is what pods leave that stays over a boot, and is emptied otherwise: CNI plugins with their networks
+	// (cni), and FlexVolume drivers (volumePlugins). The node runs them as root.
 	Persist []string `yaml:"persist"`
 }
 
@@ -367,14 +385,16 @@ type NodeIP struct {
 type Registries struct {
 	// Mirrors are mirrors by registry host, such as docker.io, or '*' for all other hosts.
 	Mirrors map[string]Mirror `yaml:"mirrors"`
-	// Config has settings by the host (and port) of the server, also for mirrors. '*' has the tls of hosts without their own.
+	// Config has settings by the host (and port) of the server, also for mirrors. '*' has the tls of hosts without
+	// their own.
 	Config map[string]Registry `yaml:"config"`
 }
 
 // Mirror is asked before a registry. The endpoints are tried in their order, and the registry
 // itself when none of them has an image.
 type Mirror struct {
-	Endpoints    []URL `yaml:"endpoints"`    // required, http or https; /v2 is appended to a path that neither begins nor ends with it
+	// required, http or https; /v2 is appended to a path that neither begins nor ends with it
+	Endpoints    []URL `yaml:"endpoints"`
 	OverridePath bool  `yaml:"overridePath"` // the paths of the endpoints are used as they are
 	SkipFallback bool  `yaml:"skipFallback"` // the registry itself is never asked
 }
@@ -415,8 +435,8 @@ type Images struct {
 
 // ImageRule says how images are signed. Signatures are those of cosign, in the same repository.
 type ImageRule struct {
-	// Prefix is the beginning of the images' names, with their registry, such as ghcr.io/garboard-os/, or '*' for all images
-	// without another rule. The registry's port 443 counts as no port.
+	// Prefix is the beginning of the images' names, with their registry, such as ghcr.io/garboard-os/, or '*' for all
+	// images without another rule. The registry's port 443 counts as no port.
 	Prefix string `yaml:"prefix"`
 	// Pods says whether the rule is also for images of pods, with those of Kubernetes' control plane. Default false.
 	Pods bool  `yaml:"pods"`

@@ -107,8 +107,8 @@ func (u URL) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 // registryAPI is the path below which a registry answers, by the OCI distribution specification.
 const registryAPI = "/v2"
 
-// RegistryPath is the path below which the registry or mirror at a URL has its repositories. A path that neither begins nor ends with /v2 is that of a
-// whole registry behind a proxy.
+// RegistryPath is the path below which the registry or mirror at a URL has its repositories. A path that neither begins
+// nor ends with /v2 is that of a whole registry behind a proxy.
 func RegistryPath(u url.URL, override bool) string {
 	root := strings.TrimRight(u.Path, "/")
 	if override || strings.HasPrefix(root, registryAPI+"/") || strings.HasSuffix(root, registryAPI) {

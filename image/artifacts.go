@@ -71,8 +71,8 @@ func BuildMedia(ctx context.Context, root string, out io.Writer, flavour Flavour
 	return o, err
 }
 
-// BuildMedium makes what machines boot from with these kernel arguments: a medium or, of the kind media.InstallerKind, the directory with the
-// OCI layout of the installer image. The result is in the cache.
+// BuildMedium makes what machines boot from with these kernel arguments: a medium or, of the kind media.InstallerKind,
+// the directory with the OCI layout of the installer image. The result is in the cache.
 func BuildMedium(ctx context.Context, root string, out io.Writer, flavour Flavour, kind string, args ...string) (string, error) {
 	o, err := BuildMedia(ctx, root, out, flavour)
 	if err != nil {

@@ -1,6 +1,7 @@
-// Package image makes everything that a node boots. Its own job is the order: components and our programs first, then the kernel and the
-// tools from the distribution's packages, then the root filesystem out of these, then the initramfs around it. Each step is cached under
-// its inputs, so that a second build does nothing, and an edit of PID 1 repeats only what has PID 1 in it.
+// Package image makes everything that a node boots. Its own job is the order: components and our programs first, then
+// the kernel and the tools from the distribution's packages, then the root filesystem out of these, then the initramfs
+// around it. Each step is cached under its inputs, so that a second build does nothing, and an edit of PID 1 repeats
+// only what has PID 1 in it.
 package image
 
 import (
@@ -34,8 +35,8 @@ var AptPackages = func() []string {
 	return slices.Compact(all)
 }()
 
-// recipe is part of the keys of root filesystem, initramfs and media: raise it when a change in how they are put together makes other bytes out
-// of the same parts.
+// recipe is part of the keys of root filesystem, initramfs and media: raise it when a change in how they are put
+// together makes other bytes out of the same parts.
 const recipe = "3"
 
 // Names of the steps, as people see them and as the cache keeps them.
@@ -57,18 +58,21 @@ const (
 // nodeComponents are the components whose programs are in the root filesystem. The others come as container images.
 var nodeComponents = []string{"containerd", "runc", "cni"}
 
-// Boot is a node's software as paths on the build machine. The files are in a cache: they must not be written to, and stay at least until
-// this process ends.
+// Boot is a node's software as paths on the build machine. The files are in a cache: they must not be written to, and
+// stay at least until this process ends.
 type Boot struct {
 	// Version is the name of the code (package version).
 	Version string
-	// Kernel and Initramfs are what a boot loader loads; nothing else is needed for a machine to come up. BuildRoot leaves Initramfs empty.
+	// Kernel and Initramfs are what a boot loader loads; nothing else is needed for a machine to come up. BuildRoot
+	// leaves Initramfs empty.
 	Kernel, Initramfs string
 	// Release is what uname -r prints on the node.
 	Release string
-	// RootFS is the root filesystem as it is inside Initramfs, for nodes that are containers: a squashfs with an empty file in PID 1's place.
+	// RootFS is the root filesystem as it is inside Initramfs, for nodes that are containers: a squashfs with an empty
+	// file in PID 1's place.
 	RootFS string
-	// Init is PID 1, to be bound to that place, and Sandbox is what starts a container node. The latter has to be called sandbox: it is runc, too.
+	// Init is PID 1, to be bound to that place, and Sandbox is what starts a container node. The latter has to be
+	// called sandbox: it is runc, too.
 	Init, Sandbox string
 	// Key signs systems, and RootFS has its public half; nil: somebody else signs them.
 	Key crypto.Signer
@@ -85,8 +89,9 @@ func Build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	return build(ctx, root, store, r, flavour, true)
 }
 
-// BuildRoot makes what a container node boots: all but the initramfs, which is what costs most after an edit of PID 1. The kernel isn't left
-// out. Its modules are in the root filesystem, and one of these for machines and containers is compressed once, where two would be twice.
+// BuildRoot makes what a container node boots: all but the initramfs, which is what costs most after an edit of PID 1.
+// The kernel isn't left out. Its modules are in the root filesystem, and one of these for machines and containers is
+// compressed once, where two would be twice.
 func BuildRoot(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour) (*Boot, error) {
 	return build(ctx, root, store, r, flavour, false)
 }

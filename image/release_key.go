@@ -12,14 +12,15 @@ import (
 )
 
 const (
-	// ReleaseKeyVariable names a file of the environment: the private key that signs the systems of a build, or the public one that they trust, for
-	// whoever makes the same bytes again, or signs elsewhere.
+	// ReleaseKeyVariable names a file of the environment: the private key that signs the systems of a build, or the
+	// public one that they trust, for whoever makes the same bytes again, or signs elsewhere.
 	ReleaseKeyVariable = "GARBOARD_RELEASE_KEY"
 	// stepReleaseKey makes the key of all builds without that variable: there is one in a cache.
 	stepReleaseKey = "release-key"
 )
 
-// releaseKey reads the key that the environment names, or else the user's own one. private is nil if there is only the public one, which is PEM.
+// releaseKey reads the key that the environment names, or else the user's own one. private is nil if there is only the
+// public one, which is PEM.
 func (b *builder) releaseKey(ctx context.Context) (private crypto.Signer, public string, err error) {
 	path := os.Getenv(ReleaseKeyVariable)
 	if path == "" {

@@ -26,8 +26,8 @@ type surroundings struct {
 	backwards bool
 }
 
-// Two builds from the same parts in different folders, by different umasks, in another time zone, at another time, and with files made in
-// another order, are the same to the byte; and one changed byte in a part is another image.
+// Two builds from the same parts in different folders, by different umasks, in another time zone, at another time, and
+// with files made in another order, are the same to the byte; and one changed byte in a part is another image.
 func TestReproducible(t *testing.T) {
 	here := surroundings{umask: 0o022, zone: "UTC", mtime: time.Unix(1, 0)}
 	there := surroundings{umask: 0o077, zone: "Asia/Kathmandu", mtime: time.Unix(1_800_000_000, 0), backwards: true}

@@ -65,8 +65,8 @@ type pid1 struct {
 	phases   func(request, context.CancelFunc, <-chan error) []phase // the phases of the exit
 }
 
-// gcPercent is how much the heap grows before garbage is collected, in percent of what is used. PID 1 is idle most of the time, and its
-// memory is the pods' otherwise.
+// gcPercent is how much the heap grows before garbage is collected, in percent of what is used. PID 1 is idle most of
+// the time, and its memory is the pods' otherwise.
 const gcPercent = 50
 
 // stage2 doesn't return.

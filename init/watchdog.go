@@ -19,7 +19,8 @@ const (
 	// machine: longer than shutdownBudget, so that a slow shutdown isn't cut off.
 	watchdogTimeout = 60 * time.Second
 
-	// stage2Budget is when the kernel's own watchdog resets the machine unless stage 2 has opened it. Emulated machines take some seconds.
+	// stage2Budget is when the kernel's own watchdog resets the machine unless stage 2 has opened it. Emulated machines
+	// take some seconds.
 	stage2Budget = 2 * time.Minute
 
 	// watchdogPeriod allows for several missed keepalives, also on a machine under
@@ -74,8 +75,8 @@ func (p *pid1) alive(within time.Duration) bool {
 	}
 }
 
-// start uses a watchdog device, unless there is one already. One of the hardware takes the place of the kernel's own one, which stage 1 has
-// armed and which therefore must be used, or disarmed.
+// start uses a watchdog device, unless there is one already. One of the hardware takes the place of the kernel's own
+// one, which stage 1 has armed and which therefore must be used, or disarmed.
 func (w *watchdog) start(path string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -152,8 +153,9 @@ func (w *watchdog) release(i intent) {
 	}
 }
 
-// armSoftdog loads the kernel's own watchdog. It resets the machine unless stage 2 opens it in time: a new system that hangs there, or while it
-// loads the driver of the hardware's watchdog, doesn't stay (Documentation/watchdog/watchdog-parameters.rst).
+// armSoftdog loads the kernel's own watchdog. It resets the machine unless stage 2 opens it in time: a new system that
+// hangs there, or while it loads the driver of the hardware's watchdog, doesn't stay
+// (Documentation/watchdog/watchdog-parameters.rst).
 func armSoftdog() error {
 	modules, err := udev.RunningModules(newRoot)
 	if err != nil {

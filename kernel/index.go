@@ -22,8 +22,9 @@ type described struct {
 	soft       []string
 }
 
-// Index makes the indexes of a module folder (modules.dep(5), depmod(8)), by the name of the file. Files are all paths in the folder. It
-// refuses modules that need one that isn't there. The binary indexes are for modprobe in containers that mount /lib/modules.
+// Index makes the indexes of a module folder (modules.dep(5), depmod(8)), by the name of the file. Files are all paths
+// in the folder. It refuses modules that need one that isn't there. The binary indexes are for modprobe in containers
+// that mount /lib/modules.
 func Index(files []string, read func(name string) ([]byte, error)) (map[string][]byte, error) {
 	all, err := describe(files, read)
 	if err != nil {
@@ -101,7 +102,8 @@ func builtinNames(read func(string) ([]byte, error)) (map[string]bool, error) {
 	return names, err
 }
 
-// describe reads the modules, in the order in which the kernel's build lists them. Those that it doesn't list come last.
+// describe reads the modules, in the order in which the kernel's build lists them. Those that it doesn't list come
+// last.
 func describe(files []string, read func(string) ([]byte, error)) ([]*described, error) {
 	list, err := optional(read, "modules.order")
 	if err != nil {
@@ -140,7 +142,8 @@ func describe(files []string, read func(string) ([]byte, error)) ([]*described, 
 	return all, nil
 }
 
-// preferred keeps one file for each module: an update, or else one from elsewhere, and not that of the kernel (depmod.d(5): search).
+// preferred keeps one file for each module: an update, or else one from elsewhere, and not that of the kernel
+// (depmod.d(5): search).
 func preferred(all []*described) []*described {
 	rank := func(m *described) int {
 		top, _, _ := strings.Cut(m.file, "/")
@@ -193,7 +196,8 @@ func describeModule(file string, content []byte) (*described, error) {
 	return m, nil
 }
 
-// node is the device node at whose first use the kernel loads a module: the module, its name and numbers. The module has both among its aliases.
+// node is the device node at whose first use the kernel loads a module: the module, its name and numbers. The module
+// has both among its aliases.
 func (m *described) node() (line string, ok bool) {
 	name, numbers := "", ""
 	for _, a := range m.aliases {
@@ -267,9 +271,9 @@ func normal(alias string) string {
 	return b.String()
 }
 
-// The binary index (kmod, libkmod-index.c) is a tree of the keys' characters, from the leaves to the root. A node has the characters that all keys
-// below it begin with, the places of the nodes that the next character leads to, and the values of the key that ends here. Numbers are
-// big-endian. Flags in a node's place say which of these it has.
+// The binary index (kmod, libkmod-index.c) is a tree of the keys' characters, from the leaves to the root. A node has
+// the characters that all keys below it begin with, the places of the nodes that the next character leads to, and the
+// values of the key that ends here. Numbers are big-endian. Flags in a node's place say which of these it has.
 const (
 	indexMagic   = 0xb007f457
 	indexVersion = 0x00020001
@@ -307,7 +311,8 @@ func (k keys) index() []byte {
 	return out
 }
 
-// node adds the nodes for sorted keys, of which the first skip characters lead here, and returns the place of the last one.
+// node adds the nodes for sorted keys, of which the first skip characters lead here, and returns the place of the last
+// one.
 func (k keys) node(out []byte, skip int) ([]byte, uint32) {
 	first, last := k[0].name[skip:], k[len(k)-1].name[skip:]
 	shared := 0

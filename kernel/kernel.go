@@ -1,9 +1,10 @@
-// Package kernel brings in the Linux kernel that Garboard boots: where it comes from, and which of its modules come along.
+// Package kernel brings in the Linux kernel that Garboard boots: where it comes from, and which of its modules come
+// along.
 //
-// It is the kernel package of one release of Debian (package deb), whatever the build machine runs, unchanged and signed by its
-// publisher, fetched and verified by apt. Of its modules (390 MB) the ones that a Kubernetes node can use are kept: the table Modules
-// names them with a reason each, and Select closes the list over what they need. A module in the table that the kernel lacks is an
-// error, so that an update can't remove a driver without notice.
+// It is the kernel package of one release of Debian (package deb), whatever the build machine runs, unchanged and
+// signed by its publisher, fetched and verified by apt. Of its modules (390 MB) the ones that a Kubernetes node can use
+// are kept: the table Modules names them with a reason each, and Select closes the list over what they need. A module
+// in the table that the kernel lacks is an error, so that an update can't remove a driver without notice.
 package kernel
 
 import (
@@ -42,8 +43,8 @@ var Flavours = []Flavour{Cloud, Generic}
 // metaPackages names, per flavour, the package that always depends on the newest kernel.
 var metaPackages = map[Flavour]string{Cloud: "linux-image-cloud-amd64", Generic: "linux-image-amd64"}
 
-// Tested is, per flavour, the package that this checkout was tested with. Debian's archive keeps only the newest version: a build gets
-// that, and reports that it is another one (Differs).
+// Tested is, per flavour, the package that this checkout was tested with. Debian's archive keeps only the newest
+// version: a build gets that, and reports that it is another one (Differs).
 var Tested = map[Flavour]string{
 	Cloud:   "linux-image-6.12.118+deb13-cloud-amd64=6.12.118-1@sha256:07f23ba1de88377d700e1e2f5b2ee495ff89b0d0bb73fdbd3eac8f6b27609b9a",
 	Generic: "linux-image-6.12.118+deb13-amd64=6.12.118-1@sha256:57dee9124ac6c57b75a8aed09052245942027dd46649d3d02285c35c11cfda98",
@@ -75,8 +76,8 @@ type Kernel struct {
 // Image is the path of the bootable kernel.
 func (k *Kernel) Image() string { return filepath.Join(k.dir, "vmlinuz") }
 
-// ModulesDir is the path of the module folder, to be placed at /usr/lib/modules/<release>. It holds the uncompressed modules and the
-// indexes that depmod wrote for exactly these.
+// ModulesDir is the path of the module folder, to be placed at /usr/lib/modules/<release>. It holds the uncompressed
+// modules and the indexes that depmod wrote for exactly these.
 func (k *Kernel) ModulesDir() string { return filepath.Join(k.dir, "lib/modules", k.Release) }
 
 // manifest is the file that makes a folder written by Fetch complete; it is written last.
@@ -112,8 +113,8 @@ func Resolve(ctx context.Context, lists deb.Lists, flavour Flavour) ([]deb.Packa
 	return packages[1:], nil
 }
 
-// Fetch downloads the packages that Resolve found for a flavour, and leaves the kernel's image and the curated modules in dir, which must
-// be empty.
+// Fetch downloads the packages that Resolve found for a flavour, and leaves the kernel's image and the curated modules
+// in dir, which must be empty.
 func Fetch(ctx context.Context, lists deb.Lists, flavour Flavour, packages []deb.Package, dir string) (*Kernel, error) {
 	unpacked, err := os.MkdirTemp(dir, ".unpacked-")
 	if err != nil {
@@ -186,8 +187,8 @@ func depmod(ctx context.Context, base, release string) error {
 	return nil
 }
 
-// pruneIndexes removes what depmod writes for nobody on a node: the symbol tables. The binary indexes stay, for the modprobe in
-// containers that mount /lib/modules.
+// pruneIndexes removes what depmod writes for nobody on a node: the symbol tables. The binary indexes stay, for the
+// modprobe in containers that mount /lib/modules.
 func pruneIndexes(modules string) error {
 	for _, name := range []string{"modules.symbols", "modules.symbols.bin", "modules.builtin.modinfo"} {
 		if err := os.Remove(filepath.Join(modules, name)); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -16,8 +16,8 @@ type Row struct {
 	Why string
 	// Only is the one flavour that they are for; empty for all.
 	Only Flavour
-	// Optional modules are taken if they exist. Kernels of other versions or distributions build them in, merge them into another module,
-	// or drop them.
+	// Optional modules are taken if they exist. Kernels of other versions or distributions build them in, merge them
+	// into another module, or drop them.
 	Optional bool
 }
 

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// PlainModule reads a module as the kernel wants it: Debian compresses modules with xz, other kernels in other ways. The name of the result
-// ends with .ko.
+// PlainModule reads a module as the kernel wants it: Debian compresses modules with xz, other kernels in other ways.
+// The name of the result ends with .ko.
 func PlainModule(name string, content io.Reader) (plainName string, plain []byte, err error) {
 	in, err := decompressor(name, content)
 	if err != nil {
@@ -22,8 +22,8 @@ func PlainModule(name string, content io.Reader) (plainName string, plain []byte
 	return name, plain, err
 }
 
-// Signed reports whether a module has a signature at its end (MODULE_SIG_STRING in include/linux/module_signature.h). Whose it is, only the
-// kernel knows.
+// Signed reports whether a module has a signature at its end (MODULE_SIG_STRING in include/linux/module_signature.h).
+// Whose it is, only the kernel knows.
 func Signed(module []byte) bool {
 	return bytes.HasSuffix(module, []byte("~Module signature appended~\n"))
 }

@@ -31,8 +31,9 @@ func (s *Selection) Names() []string {
 	return names
 }
 
-// Select closes the table over the dependencies of its modules, as the indexes in modulesDir (a folder on which depmod ran) state
-// them: hard ones always, soft ones where the kernel has them. All modules that the flavour owes and lacks are reported at once.
+// Select closes the table over the dependencies of its modules, as the indexes in modulesDir (a folder on which depmod
+// ran) state them: hard ones always, soft ones where the kernel has them. All modules that the flavour owes and lacks
+// are reported at once.
 func Select(modulesDir string, flavour Flavour, table []Row) (*Selection, error) {
 	index, err := readIndex(modulesDir)
 	if err != nil {
@@ -96,8 +97,8 @@ func (s *Selection) copyTo(dir string) error {
 	return s.copyOrder(dir)
 }
 
-// copyOrder writes the lines of modules.order whose modules are selected; the order decides which of two drivers for one device
-// comes first. Kernels name the modules .o in it (6.12) or .ko.
+// copyOrder writes the lines of modules.order whose modules are selected; the order decides which of two drivers for
+// one device comes first. Kernels name the modules .o in it (6.12) or .ko.
 func (s *Selection) copyOrder(dir string) error {
 	data, err := os.ReadFile(filepath.Join(s.from, "modules.order"))
 	if err != nil {
@@ -159,7 +160,8 @@ func readIndex(dir string) (*index, error) {
 	if err != nil {
 		return nil, err
 	}
-	// modules.softdep: "softdep name pre: name … post: name …" (modprobe.d(5)). Names may also be aliases, which are nobody's file.
+	// modules.softdep: "softdep name pre: name … post: name …" (modprobe.d(5)). Names may also be aliases, which are
+	// nobody's file.
 	err = eachLine(filepath.Join(dir, "modules.softdep"), func(line string) {
 		fields := strings.Fields(line)
 		if len(fields) < 3 || fields[0] != "softdep" {

@@ -37,7 +37,8 @@ func openPorts(p Plan, d clusterDir, lan *network.LAN, log *slog.Logger) (_ *por
 		servers = append(servers, n.onLAN())
 	}
 	if p.Shared.IsValid() {
-		servers = []network.Node{{Name: "shared address", Address: p.Shared}} // the control planes decide which of them has it
+		// the control planes decide which of them has it
+		servers = []network.Node{{Name: "shared address", Address: p.Shared}}
 	}
 	var trust func() *tls.Config
 	if len(servers) > 1 {

@@ -70,9 +70,8 @@ type Options struct {
 	// SharedAddress makes the cluster's endpoint an address that the control planes share,
 	// the last of the network, instead of a load balancer.
 	SharedAddress bool
-	// Mirrors are URLs of registry mirrors, by host or "*". Nodes use them before the
-	// registry with the images that were built, which is the last one of every host. This machine forwards the nodes' requests
-	// to them.
+	// Mirrors are URLs of registry mirrors, by host or "*". Nodes use them before the registry with the images that
+	// were built, which is the last one of every host. This machine forwards the nodes' requests to them.
 	Mirrors map[string][]string
 	// Internet gives nodes and pods a way to the networks of this machine, by IPv4; default: none.
 	Internet bool

@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/qemu/network"
 )
 
-// defaultNetwork is the default of Options.Network (S-333).
+// defaultNetwork is the default of Options.Network.
 var defaultNetwork = netip.MustParsePrefix("10.5.0.0/24")
 
 // Check returns the errors of a cluster that Up would bring up, as far as they can be found
@@ -72,7 +72,8 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	if err := os.RemoveAll(string(d)); err != nil {
 		return Plan{}, err
 	}
-	if plan.Provisioner == Docker { // volumes of a cluster whose directory was removed by hand would be the new nodes' STATE
+	// volumes of a cluster whose directory was removed by hand would be the new nodes' STATE
+	if plan.Provisioner == Docker {
 		if err := removeFromDocker(ctx, plan, d); err != nil {
 			return Plan{}, err
 		}

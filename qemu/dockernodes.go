@@ -35,7 +35,8 @@ type dockerNodes struct {
 	image  string
 }
 
-// newDockerNodes makes what the nodes share: their image, their network, and the container with the registry and the load balancer.
+// newDockerNodes makes what the nodes share: their image, their network, and the container with the registry and the
+// load balancer.
 func newDockerNodes(ctx context.Context, p Plan, d clusterDir, send func(report)) (_ *dockerNodes, err error) {
 	n := &dockerNodes{plan: p, dir: d}
 	if n.docker, err = docker.Open(ctx, p.Name, d.identity()); err != nil {
@@ -109,7 +110,8 @@ func (n *dockerNodes) Start(ctx context.Context, node Node) (running, error) {
 	}
 	r, err := n.docker.Start(ctx, docker.Container{
 		Name: node.Name, Image: n.image, Address: node.Address, Node: true,
-		Args:    []string{"/usr/bin/sandbox", "adopted", "/sbin/init", "--mode=container"}, // services/front/sandbox/cmd/sandbox/adopted.go
+		// services/front/sandbox/cmd/sandbox/adopted.go
+		Args:    []string{"/usr/bin/sandbox", "adopted", "/sbin/init", "--mode=container"},
 		Volumes: map[string]string{"/system/state": volume + ".state", "/var": volume + ".var"},
 		Files:   map[string]string{"/run/garboard-seed/config.yaml": n.dir.config(node.Name)},
 		Tmpfs:   []string{"/run", "/tmp"},
@@ -137,7 +139,8 @@ func removeFromDocker(ctx context.Context, p Plan, d clusterDir) error {
 	return errors.Join(has.Remove(ctx), has.RemoveData(ctx), has.Close())
 }
 
-// serveNetwork is the host process in the network container: the registry, the mirrors, the load balancer, and the ports for users.
+// serveNetwork is the host process in the network container: the registry, the mirrors, the load balancer, and the
+// ports for users.
 func serveNetwork(ctx context.Context, name string, log *slog.Logger) (err error) {
 	d, err := dirOf(name)
 	if err != nil {

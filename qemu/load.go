@@ -22,7 +22,8 @@ func (d clusterDir) loaded() (layout.Path, error) {
 	return p, err
 }
 
-// Load gives an image to the nodes, which can pull it at once. One of the same name goes. Another command that changes the cluster is waited for.
+// Load gives an image to the nodes, which can pull it at once. One of the same name goes. Another command that changes
+// the cluster is waited for.
 func (c *Cluster) Load(ctx context.Context, ref name.Tag, image v1.Image) error {
 	release, err := waitFor(ctx, c.Name, func() {})
 	if err != nil {

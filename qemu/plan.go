@@ -115,7 +115,8 @@ func (p Plan) subnets() (pods, services []netip.Prefix) {
 // Subnets of IPv6: those of kind, which fit kubeadm's of IPv4.
 var podSubnet6, serviceSubnet6 = netip.MustParsePrefix("fd00:10:244::/56"), netip.MustParsePrefix("fd00:10:96::/112")
 
-// localAddress is where the host process listens for users. In Docker, the network container does, and Docker forwards to it from 127.0.0.1.
+// localAddress is where the host process listens for users. In Docker, the network container does, and Docker forwards
+// to it from 127.0.0.1.
 func (p Plan) localAddress() string {
 	if p.Provisioner == Docker {
 		return "0.0.0.0"

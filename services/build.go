@@ -99,7 +99,8 @@ func NewNode(o Options) (*Node, error) {
 			argument = settings
 		}
 	} else if seed, err := os.ReadFile(boot.SeedConfigFile); err == nil && o.Mode == boot.Container {
-		// A node that was reset doesn't use its seed again (boot.ResetFile), but for its network: it has no other one, and is to get a configuration.
+		// A node that was reset doesn't use its seed again (boot.ResetFile), but for its network: it has no other one,
+		// and is to get a configuration.
 		if c, _, err := config.Load(boot.SeedConfigFile, seed); err == nil {
 			argument = c.Machine.Network
 		}
@@ -122,7 +123,8 @@ func NewNode(o Options) (*Node, error) {
 		Mode: o.Mode, Trial: o.Cmdline.Fallback(), Back: o.Cmdline.Back(), Store: store, Log: o.Logs.Logger(machine.ID),
 		Restart: func(ctx context.Context, id string, late bool) error {
 			restart := func() error { return n.graph.Restart(ctx, id) }
-			if late && id == etcd.ID && n.graph.Lacks(ctx, id) == nil { // the members were counted when it was to restart
+			// the members were counted when it was to restart
+			if late && id == etcd.ID && n.graph.Lacks(ctx, id) == nil {
 				_, err := ends.Interrupt(ctx, "restart of etcd", false, restart)
 				return err
 			}

@@ -76,8 +76,8 @@ func (c *computer) must(err error) {
 	}
 }
 
-// root is that of the guest, which is the host's, with the directories of a node, and the boot loaders. Their content is never run: e2e tests
-// boot machines with the real ones.
+// root is that of the guest, which is the host's, with the directories of a node, and the boot loaders. Their content
+// is never run: e2e tests boot machines with the real ones.
 func (c *computer) root() {
 	dir := c.t.TempDir()
 	upper, root := filepath.Join(dir, "upper"), filepath.Join(dir, "root")
@@ -110,7 +110,8 @@ func (c *computer) root() {
 	})
 }
 
-// attach makes a SCSI disk of a sparse file, and waits for its name. It is the disk of a machine to all programs, unlike a loop device.
+// attach makes a SCSI disk of a sparse file, and waits for its name. It is the disk of a machine to all programs,
+// unlike a loop device.
 func (c *computer) attach(number int, name string, size int64) {
 	c.t.Helper()
 	backing := filepath.Join(c.t.TempDir(), "disk")
@@ -145,7 +146,8 @@ func (c *computer) attach(number int, name string, size int64) {
 	})
 }
 
-// format makes a FAT of a block device, as the tool that makes media does it: mkfs.fat isn't on every machine that runs this test.
+// format makes a FAT of a block device, as the tool that makes media does it: mkfs.fat isn't on every machine that runs
+// this test.
 func (c *computer) format(device, label string) {
 	c.t.Helper()
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
@@ -167,7 +169,8 @@ func (c *computer) with(device string, use func(dir string) error) {
 	c.must(errors.Join(err, unix.Unmount(dir, 0)))
 }
 
-// release makes a system, whose program of PID 1 is this test's, and puts it into a directory with its description, which a maker has signed.
+// release makes a system, whose program of PID 1 is this test's, and puts it into a directory with its description,
+// which a maker has signed.
 func (c *computer) release(dir, version, maker string) {
 	c.t.Helper()
 	program, err := os.ReadFile("/proc/self/exe")
@@ -181,7 +184,8 @@ func (c *computer) release(dir, version, maker string) {
 	c.must(os.WriteFile(filepath.Join(dir, "garboard.efi"), image, 0o600))
 }
 
-// start lets a boot loader start a system from the disk, and returns the system's version and the kernel's command line.
+// start lets a boot loader start a system from the disk, and returns the system's version and the kernel's command
+// line.
 func (c *computer) start(loader func(fs.FS) (bootloader.Start, error)) (version, line string) {
 	c.t.Helper()
 	c.with(efiDevice, func(dir string) error {

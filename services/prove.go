@@ -25,19 +25,21 @@ import (
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
-// reachable are the services that a machine needs for a person to repair the rest. A system that has no other one to go back to is good
-// when they are up: a new control plane waits for `gbctl bootstrap`, however long that takes.
+// reachable are the services that a machine needs for a person to repair the rest. A system that has no other one to go
+// back to is good when they are up: a new control plane waits for `gbctl bootstrap`, however long that takes.
 var reachable = []string{network.ID, machine.ID, disks.ID, slots.ID, apid.ID}
 
 // proveEvery is how often a new system is looked at. It is healthy after healthyLooks in a row.
 const (
 	proveEvery   = time.Second
 	healthyLooks = 5
-	// stuckTimeout is for a disk that doesn't answer at all, on which everything waits that looks at the slots or writes to them.
+	// stuckTimeout is for a disk that doesn't answer at all, on which everything waits that looks at the slots or
+	// writes to them.
 	stuckTimeout = 5 * time.Minute
 )
 
-// install runs the operation, and returns an error if the machine isn't installed by it. From a medium, that is before anything else runs.
+// install runs the operation, and returns an error if the machine isn't installed by it. From a medium, that is before
+// anything else runs.
 func (n *Node) install(ctx context.Context, image string) error {
 	ask := operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium", Arguments: lifecycle.PowerArguments{Force: true}}
 	if image != "" {
@@ -60,13 +62,14 @@ func (n *Node) install(ctx context.Context, image string) error {
 	return nil
 }
 
-// own are the services of the release. Those of extensions may wait for what a machine doesn't have, and no upgrade is undone for that.
+// own are the services of the release. Those of extensions may wait for what a machine doesn't have, and no upgrade is
+// undone for that.
 func own(all []dag.Status) []dag.Status {
 	return slices.DeleteFunc(all, func(s dag.Status) bool { return strings.HasPrefix(s.ID, extension.Prefix) })
 }
 
-// lacks are the services and static pods that aren't up, and what Kubernetes finds wrong with the node: the one definition of healthy. The
-// object of each is the same after an upgrade.
+// lacks are the services and static pods that aren't up, and what Kubernetes finds wrong with the node: the one
+// definition of healthy. The object of each is the same after an upgrade.
 func (n *Node) lacks(kubernetes bool) (all kubelet.Faults) {
 	lack := func(name string) { all = append(all, kubelet.Fault{Object: name, Text: name}) }
 	for _, s := range own(n.graph.Statuses()) {
@@ -138,7 +141,8 @@ func (n *Node) prove(ctx context.Context, system proving) {
 		}
 		if limit := lifecycle.ProveTimeout(running); time.Since(began) > limit && len(waiting) > 0 && running.State != boot.SlotGood {
 			why := fmt.Sprintf("not healthy within %s: %s", limit, strings.Join(waiting, ", "))
-			// The boot loader has used the one boot of this system: the former one runs, too, where nothing can be written.
+			// The boot loader has used the one boot of this system: the former one runs, too, where nothing can be
+			// written.
 			if failed = system.Fail(ctx, why); failed == nil || system.Fallback() {
 				n.power(boot.Reboot, "the system on trial goes: "+why)
 				return

@@ -158,7 +158,8 @@ func (o *onTrial) Fail(_ context.Context, reason string) error {
 	return o.failure
 }
 
-// A new system is good after it was healthy for a while. One that isn't in time goes, unless there is no other, and so does one without a disk.
+// A new system is good after it was healthy for a while. One that isn't in time goes, unless there is no other, and so
+// does one without a disk.
 func TestProve(t *testing.T) {
 	t.Parallel()
 	good := boot.Slot{State: boot.SlotGood}

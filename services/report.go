@@ -194,7 +194,8 @@ func waitingFor(statuses []dag.Status, now time.Duration) (parts []string) {
 	var behind []string
 	for _, s := range statuses {
 		switch {
-		case s.Up, s.State == dag.Stopping, s.State == dag.Finished: // who was told to stop, as before a reboot, isn't awaited
+		case s.Up, s.State == dag.Stopping, s.State == dag.Finished:
+			// who was told to stop, as before a reboot, isn't awaited
 		case s.Reason == dag.Behind:
 			behind = append(behind, s.ID)
 		default:

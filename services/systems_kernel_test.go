@@ -239,10 +239,11 @@ func (c *computer) boots(by loader, version, slot string, images installers, sic
 	return c.boot(line, images, sick)
 }
 
-// The life of a machine on a real disk: from a stick, a new system installs itself; it upgrades itself, and rolls back; and an upgrade to a
-// system that isn't healthy, and to one that doesn't start at all, ends with the former system. Each boot is from what a boot loader would
-// start, in turns systemd-boot and GRUB, with its command line. The partitions, their file systems, META, the program of each new system,
-// the operations with their journals, and the proof of health are real; the kernels aren't.
+// The life of a machine on a real disk: from a stick, a new system installs itself; it upgrades itself, and rolls back;
+// and an upgrade to a system that isn't healthy, and to one that doesn't start at all, ends with the former system.
+// Each boot is from what a boot loader would start, in turns systemd-boot and GRUB, with its command line. The
+// partitions, their file systems, META, the program of each new system, the operations with their journals, and the
+// proof of health are real; the kernels aren't.
 func TestSystemsOnADisk(t *testing.T) {
 	c := newComputer(t)
 	c.format(stick, boot.MediumLabel)

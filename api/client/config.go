@@ -38,7 +38,7 @@ const header = `# The client configuration of gbctl. It contains private keys.
 # in their certificates, and stays the same when control planes change.
 `
 
-// Config is a garboardconfig (S-003).
+// Config is a garboardconfig.
 type Config struct {
 	Context  string              `yaml:"context"` // the current context
 	Contexts map[string]*Context `yaml:"contexts"`

@@ -53,7 +53,8 @@ type Client struct {
 	// Accepts decides about the node's certificate, once that was verified and before a
 	// request is sent. It is set before the first call; nil accepts all.
 	Accepts func(*x509.Certificate) error
-	// Observe hears of each request once its answer begins, or doesn't come. It is set before the first call; nil: nobody listens.
+	// Observe hears of each request once its answer begins, or doesn't come. It is set before the first call; nil:
+	// nobody listens.
 	Observe func(method, address string, took time.Duration, err error)
 
 	Config    garboardv1connect.ConfigServiceClient

@@ -1,14 +1,15 @@
-// Package esp is the content of the EFI system partition of an installed machine: the systems in slot A and slot B, and what the boot
-// loaders need to start one of them.
+// Package esp is the content of the EFI system partition of an installed machine: the systems in slot A and slot B, and
+// what the boot loaders need to start one of them.
 //
 //	EFI/BOOT/BOOTX64.EFI                        systemd-boot, where every UEFI looks
 //	EFI/garboard/A.efi, B.efi                   the systems, as unified kernel images
 //	loader/loader.conf, loader/entries/*.conf   for systemd-boot (UAPI.1, "Boot Loader Specification")
 //	garboard/grub.cfg, A.cfg, B.cfg, grubenv    for GRUB, which a BIOS starts from the same disk
 //
-// Both loaders start the same files, and both are always there: a disk boots in another machine, too. What they start follows from
-// boot.Slots. A system that is trying is started once: systemd-boot counts that in the name of its entry (Automatic Boot Assessment),
-// and GRUB in its environment block. After that, the good one is started again, until the trying one is good.
+// Both loaders start the same files, and both are always there: a disk boots in another machine, too. What they start
+// follows from boot.Slots. A system that is trying is started once: systemd-boot counts that in the name of its entry
+// (Automatic Boot Assessment), and GRUB in its environment block. After that, the good one is started again, until the
+// trying one is good.
 package esp
 
 import (

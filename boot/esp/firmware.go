@@ -18,7 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FirmwareDir has the variables of UEFI (Linux, Documentation/filesystems/efivarfs.rst). A machine with a BIOS has none.
+// FirmwareDir has the variables of UEFI (Linux, Documentation/filesystems/efivarfs.rst). A machine with a BIOS has
+// none.
 const FirmwareDir = "/sys/firmware/efi/efivars"
 
 const (
@@ -37,7 +38,8 @@ type Place struct {
 	GUID           string // of the partition
 }
 
-// option is the EFI_LOAD_OPTION of the boot loader in the partition (UEFI 2.10, 3.1.3; its path: 10.3.5.1 and 10.3.5.4).
+// option is the EFI_LOAD_OPTION of the boot loader in the partition (UEFI 2.10, 3.1.3; its path: 10.3.5.1 and
+// 10.3.5.4).
 func (p Place) option() []byte {
 	guid, _ := hex.DecodeString(strings.ReplaceAll(p.GUID, "-", "")) // a wrong one starts nothing
 	for _, swapped := range [][2]int{{0, 4}, {4, 6}, {6, 8}} {
@@ -56,8 +58,8 @@ func number(value any) []byte {
 
 func utf16le(s string) []byte { return number(utf16.Encode([]rune(s + "\x00"))) }
 
-// Register makes the firmware start the partition: the entry of this name is for this disk. With first, it is tried before all others.
-// Without, an order that has it stays as it is: the user of the machine may have made it.
+// Register makes the firmware start the partition: the entry of this name is for this disk. With first, it is tried
+// before all others. Without, an order that has it stays as it is: the user of the machine may have made it.
 func Register(dir string, p Place, first bool) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -98,8 +100,8 @@ func words(variable []byte) []uint16 {
 	return numbers
 }
 
-// StartedFrom is the GUID of the partition that this machine was started from; "" if no boot loader has named one: a BIOS has started it, or
-// it was started from the network, from a CD, or from a disk without a GPT.
+// StartedFrom is the GUID of the partition that this machine was started from; "" if no boot loader has named one: a
+// BIOS has started it, or it was started from the network, from a CD, or from a disk without a GPT.
 func StartedFrom(dir string) string {
 	data, err := os.ReadFile(filepath.Join(dir, loaderPartition))
 	if err != nil {
@@ -108,7 +110,8 @@ func StartedFrom(dir string) string {
 	return strings.TrimRight(string(utf16.Decode(words(data))), "\x00")
 }
 
-// write sets a variable by one call of write(2), unless it has the value. The kernel protects variables from rm by a flag.
+// write sets a variable by one call of write(2), unless it has the value. The kernel protects variables from rm by a
+// flag.
 func write(path string, value []byte) error {
 	value = append([]byte(attributes), value...)
 	have, err := os.ReadFile(path)

@@ -19,7 +19,8 @@ const (
 	environmentSize = 1024
 )
 
-// grubScript starts a trying system once, and then the chosen one. If a system can't be loaded, the other one is started.
+// grubScript starts a trying system once, and then the chosen one. If a system can't be loaded, the other one is
+// started.
 //
 //go:embed grub.cfg
 var grubScript string
@@ -93,8 +94,8 @@ const activeAt = 446 + 16
 // active is an empty entry that is active.
 var active = []byte{0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}
 
-// Activate makes a BIOS start a disk that starts none without an active partition. UEFI allows no other entry than the protective one to be
-// in use, so the active one is empty (the same as xorriso's --mbr-force-bootable).
+// Activate makes a BIOS start a disk that starts none without an active partition. UEFI allows no other entry than the
+// protective one to be in use, so the active one is empty (the same as xorriso's --mbr-force-bootable).
 func Activate(disk Device) error {
 	have := make([]byte, len(active))
 	if _, err := disk.ReadAt(have, activeAt); err != nil || bytes.Equal(have, active) {
@@ -104,9 +105,9 @@ func Activate(disk Device) error {
 	return err
 }
 
-// BootRecord makes a BIOS start GRUB from a disk: its program goes to a partition of its own, and the boot record, which is one sector,
-// starts it. Each half of the partition has room for a program: the one that the boot record starts isn't touched. The GPT is left
-// alone.
+// BootRecord makes a BIOS start GRUB from a disk: its program goes to a partition of its own, and the boot record,
+// which is one sector, starts it. Each half of the partition has room for a program: the one that the boot record
+// starts isn't touched. The GPT is left alone.
 func BootRecord(disk Device, record, program []byte, start, size int64) error {
 	half := size / 2 &^ (block - 1)
 	switch {

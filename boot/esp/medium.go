@@ -18,10 +18,11 @@ type Medium struct {
 	Offset  int64  `json:"offset"` // bytes
 	Size    int64  `json:"size"`
 	SHA256  string `json:"sha256"` // in hexadecimal digits
-	// Kernel is the SHA-256 of the kernel in it. In an installer image, the file KernelFile is the same, or a kernel that is to replace it.
+	// Kernel is the SHA-256 of the kernel in it. In an installer image, the file KernelFile is the same, or a kernel
+	// that is to replace it.
 	Kernel string `json:"kernel,omitempty"`
-	// Archive is the SHA-256 of the initramfs, and Program that of PID 1's program in it. Arch is that of the machines that they are for. They are
-	// in signed descriptions only.
+	// Archive is the SHA-256 of the initramfs, and Program that of PID 1's program in it. Arch is that of the machines
+	// that they are for. They are in signed descriptions only.
 	Archive string `json:"initramfs,omitempty"`
 	Program string `json:"program,omitempty"`
 	Arch    string `json:"arch,omitempty"`

@@ -1,11 +1,12 @@
-// Package extension is the format of extensions: software that is added to a system when it is built. An extension is a directory:
+// Package extension is the format of extensions: software that is added to a system when it is built. An extension is a
+// directory:
 //
 //	extension.yaml  the manifest
 //	files/          is added to the root file system of a node
 //	rootfs/         is the root file system of the container in which the extension's service runs
 //
-// In a system, each extension has its manifest and its rootfs in a directory of its own, in Dir. A node starts the services that it finds
-// there.
+// In a system, each extension has its manifest and its rootfs in a directory of its own, in Dir. A node starts the
+// services that it finds there.
 package extension
 
 import (
@@ -84,8 +85,8 @@ type Mount struct {
 	ReadOnly    bool   `yaml:"readOnly,omitempty"`
 }
 
-// Default is a file below /var that is written before the service starts, unless it exists. In its content, ${machineID} and ${hostname}
-// are the node's.
+// Default is a file below /var that is written before the service starts, unless it exists. In its content,
+// ${machineID} and ${hostname} are the node's.
 type Default struct {
 	Path    string `yaml:"path"`
 	Content string `yaml:"content"`
@@ -168,8 +169,8 @@ func absolute(field string, paths ...string) error {
 	return nil
 }
 
-// Of reads the extensions of a system, from its root. Services whose dependencies aren't there, or are in a circle, are an error, as is a
-// manifest that can't be used: the extensions that it returns have none of these.
+// Of reads the extensions of a system, from its root. Services whose dependencies aren't there, or are in a circle, are
+// an error, as is a manifest that can't be used: the extensions that it returns have none of these.
 func Of(system fs.FS) ([]Manifest, error) {
 	dirs, err := fs.ReadDir(system, Dir)
 	if err != nil {
@@ -201,7 +202,8 @@ func read(system fs.FS, dir string) (Manifest, error) {
 	return m, err
 }
 
-// Startable leaves out the extensions whose services can't start because of what they depend on, and names them in the error.
+// Startable leaves out the extensions whose services can't start because of what they depend on, and names them in the
+// error.
 func Startable(all []Manifest) ([]Manifest, error) {
 	ready := map[string]bool{}
 	for _, s := range Services {

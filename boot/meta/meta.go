@@ -149,8 +149,9 @@ func sum(h header, values []byte) [sha256.Size]byte {
 // Change is a set of new values that are written together.
 type Change struct{ values map[string]json.RawMessage }
 
-// Update calls change with the values. If it returns no error, Update writes them, unless they are the same: who only reads mustn't undo what another one
-// writes. After Update they are on the disk; after an error, the old ones still are.
+// Update calls change with the values. If it returns no error, Update writes them, unless they are the same: who only
+// reads mustn't undo what another one writes. After Update they are on the disk; after an error, the old ones still
+// are.
 func (s *Store) Update(change func(c Change) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,12 +1,14 @@
 // Package signed says whether a machine may take a system: whose it is, which release, and for which machines.
 //
-// Beside the description of a system (esp.MediumFile) there may be a statement, and the Ed25519 signature of its bytes (RFC 8032). The statement
-// is the same description without the place of the system, so it is the same on each medium. It has the SHA-256 of the system, and of its parts:
+// Beside the description of a system (esp.MediumFile) there may be a statement, and the Ed25519 signature of its bytes
+// (RFC 8032). The statement is the same description without the place of the system, so it is the same on each medium.
+// It has the SHA-256 of the system, and of its parts:
 //
 //	release.json ── SHA-256 ─▶ the unified kernel image, the kernel, the initramfs, the program that is run before the system is
 //	release.sig  ── 64 bytes, of a key that the machine has in its root file system or in its configuration
 //
-// OpenSSL makes and verifies both (openssl-pkeyutl(1), -rawin): the keys are PEM (RFC 8410), and the signature is nothing but that.
+// OpenSSL makes and verifies both (openssl-pkeyutl(1), -rawin): the keys are PEM (RFC 8410), and the signature is
+// nothing but that.
 package signed
 
 import (
@@ -88,8 +90,8 @@ func ReadFile(dir fs.FS, name string, most int64) ([]byte, error) {
 	return data, err
 }
 
-// Judge returns what a machine may believe of a system. If only Policy.Unsigned lets it, unsigned is the reason why nobody has vouched for the
-// system.
+// Judge returns what a machine may believe of a system. If only Policy.Unsigned lets it, unsigned is the reason why
+// nobody has vouched for the system.
 func (p Policy) Judge(f Files) (m esp.Medium, unsigned string, err error) {
 	if err := json.Unmarshal(f.Described, &m); err != nil {
 		return m, "", fmt.Errorf("%s: %w", esp.MediumFile, err)

@@ -265,7 +265,8 @@ func MkdirAll(path string, perm fs.FileMode) error {
 	return d.Close()
 }
 
-// Reclaim is MkdirAll where a pod may have left something else. What isn't a directory there, or on the way, is moved aside.
+// Reclaim is MkdirAll where a pod may have left something else. What isn't a directory there, or on the way, is moved
+// aside.
 func Reclaim(path string, perm fs.FileMode) error {
 	for i, c := range path + "/" {
 		at := path[:min(i, len(path))]
@@ -299,8 +300,8 @@ func Chmod(path string, mode fs.FileMode) error {
 }
 
 // Give makes a user, and its group, the owner of a file, or of a directory with what is in it, at most so many levels
-// deep; -1 changes nothing. What is neither a file nor a directory is refused. So is what belongs to the user of another
-// program, and a file with a second name, which could be that of another program's secret.
+// deep; -1 changes nothing. What is neither a file nor a directory is refused. So is what belongs to the user of
+// another program, and a file with a second name, which could be that of another program's secret.
 func Give(path string, uid, levels int) error {
 	at, err := place(path, 0)
 	if err != nil {

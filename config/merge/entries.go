@@ -42,8 +42,9 @@ func (l list) alike(entries []*yaml.Node, entry *yaml.Node) (found []int) {
 	return found
 }
 
-// choose is the entry that one of a patch means: the one that has its values. If several entries have other values than the patch and none has
-// that of the patch, it is a new one (-1): which of theirs it would replace isn't said, and the lists exist to have several.
+// choose is the entry that one of a patch means: the one that has its values. If several entries have other values than
+// the patch and none has that of the patch, it is a new one (-1): which of theirs it would replace isn't said, and the
+// lists exist to have several.
 func (l list) choose(entries []*yaml.Node, among []int, patch *yaml.Node) int {
 	if len(among) < 2 {
 		return append(among, -1)[0]

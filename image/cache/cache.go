@@ -1,14 +1,14 @@
 // Package cache keeps the results of long builds: directories, found again by what went into them.
 //
-// A result is named by a key, the hash of all its inputs, so it is never updated, only added or pruned. One lock file per result orders
-// everybody who is interested in it, also across processes:
+// A result is named by a key, the hash of all its inputs, so it is never updated, only added or pruned. One lock file
+// per result orders everybody who is interested in it, also across processes:
 //
 //	nobody            lock free      result absent, or free to be pruned
 //	builder           lock exclusive fills KEY.tmp-*, renames it to KEY
 //	users of a result lock shared    until their process ends, so that pruning leaves their files alone
 //
-// The kernel drops locks when a process dies, however it dies. What a dead builder left behind is therefore recognised by its lock being
-// free, and no process IDs (which get reused, and mean nothing in another namespace) are needed.
+// The kernel drops locks when a process dies, however it dies. What a dead builder left behind is therefore recognised
+// by its lock being free, and no process IDs (which get reused, and mean nothing in another namespace) are needed.
 package cache
 
 import (
@@ -24,9 +24,11 @@ import (
 )
 
 const (
-	// keep is how many results of one name stay: the current one, the one of the branch next door, and one to go back to.
+	// keep is how many results of one name stay: the current one, the one of the branch next door, and one to go back
+	// to.
 	keep = 3
-	// lockPoll is how often a waiter looks whether another process has finished: unnoticeable after a build of minutes, and cheap.
+	// lockPoll is how often a waiter looks whether another process has finished: unnoticeable after a build of minutes,
+	// and cheap.
 	lockPoll = 50 * time.Millisecond
 
 	lockSuffix = ".lock"
@@ -49,9 +51,9 @@ func Default() (*Store, error) {
 
 // Build returns the directory holding the result of build for these inputs. It must not be written to.
 //
-// A hit returns at once. Otherwise build runs in a fresh directory next to the result's place, while other callers that want the same
-// result wait for it. The directory is synced and renamed into place only if build returns nil and ctx is still alive; in all other
-// cases it is removed. The result stays in place at least until this process ends.
+// A hit returns at once. Otherwise build runs in a fresh directory next to the result's place, while other callers that
+// want the same result wait for it. The directory is synced and renamed into place only if build returns nil and ctx is
+// still alive; in all other cases it is removed. The result stays in place at least until this process ends.
 func (s *Store) Build(ctx context.Context, name string, inputs []string, build func(ctx context.Context, dir string) error) (string, error) {
 	if name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") {
 		return "", fmt.Errorf("cache name %q: must be a plain file name", name)
@@ -90,12 +92,14 @@ func (e entry) exists() bool {
 	return err == nil
 }
 
-// attempt uses or makes the result. It reports false when somebody else holds the lock, so that the caller tries again later.
+// attempt uses or makes the result. It reports false when somebody else holds the lock, so that the caller tries again
+// later.
 func (e entry) attempt(ctx context.Context, build func(context.Context, string) error) (bool, error) {
 	if e.exists() {
 		return e.use()
 	}
-	release(e.lockPath()) // our own claim on a result that somebody deleted by hand must not keep us from making it again
+	// our own claim on a result that somebody deleted by hand must not keep us from making it again
+	release(e.lockPath())
 	lock, err := tryLock(e.lockPath(), exclusive)
 	if err != nil || lock == nil {
 		return false, err
@@ -103,7 +107,8 @@ func (e entry) attempt(ctx context.Context, build func(context.Context, string) 
 	defer lock.Close()
 	if !e.exists() {
 		if err := e.make(ctx, build); err != nil {
-			_ = os.Remove(e.lockPath()) // an empty file would stay for each failed attempt; who waits for this one notices (see tryLock)
+			// an empty file would stay for each failed attempt; who waits for this one notices (see tryLock)
+			_ = os.Remove(e.lockPath())
 			return false, err
 		}
 		defer e.prune()
@@ -162,7 +167,8 @@ func (e entry) make(ctx context.Context, build func(context.Context, string) err
 	return syncFile(e.dir)
 }
 
-// sweep removes what dead builders of this name left behind: temporary directories whose lock is free. The caller holds e's own lock.
+// sweep removes what dead builders of this name left behind: temporary directories whose lock is free. The caller holds
+// e's own lock.
 func (e entry) sweep() {
 	temps, _ := filepath.Glob(filepath.Join(e.dir, "*"+tempMark+"*"))
 	for _, temp := range temps {
@@ -179,8 +185,8 @@ func (e entry) sweep() {
 	}
 }
 
-// prune removes the results that were used longest ago, but none that a living process uses. Nobody waits for a pruned result and the
-// next run tries again, so that errors don't matter here.
+// prune removes the results that were used longest ago, but none that a living process uses. Nobody waits for a pruned
+// result and the next run tries again, so that errors don't matter here.
 func (e entry) prune() {
 	locks, _ := filepath.Glob(filepath.Join(e.dir, "*"+lockSuffix))
 	type used struct {

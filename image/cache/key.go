@@ -21,9 +21,10 @@ func Key(inputs ...string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// HashTree is the hash of files and directories: of the names below each given path, their types, contents and link targets, and whether
-// they can be executed or carry a special bit. The other permissions don't count, because a checkout has them from the user's umask, and
-// neither do the given paths themselves (a checkout may lie anywhere), only their order.
+// HashTree is the hash of files and directories: of the names below each given path, their types, contents and link
+// targets, and whether they can be executed or carry a special bit. The other permissions don't count, because a
+// checkout has them from the user's umask, and neither do the given paths themselves (a checkout may lie anywhere),
+// only their order.
 func HashTree(paths ...string) (string, error) {
 	h := sha256.New()
 	for _, root := range paths {

@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// tryLock takes the flock of a file, which it creates if needed. It returns nil without an error when somebody else is in the way.
+// tryLock takes the flock of a file, which it creates if needed. It returns nil without an error when somebody else is
+// in the way.
 func tryLock(path string, how int) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -17,7 +18,8 @@ func tryLock(path string, how int) (*os.File, error) {
 		f.Close()
 		return nil, err
 	}
-	// The file may have been removed with a pruned result between our open and our lock; then we hold a lock that nobody else will see.
+	// The file may have been removed with a pruned result between our open and our lock; then we hold a lock that
+	// nobody else will see.
 	if !isAt(f, path) {
 		f.Close()
 		return nil, nil
@@ -44,7 +46,8 @@ var claims struct {
 	files      map[string]*os.File
 }
 
-// claim holds a shared lock until the process ends or releases it. It reports false when a builder or pruner holds the lock.
+// claim holds a shared lock until the process ends or releases it. It reports false when a builder or pruner holds the
+// lock.
 func claim(path string) (bool, error) {
 	claims.Lock()
 	defer claims.Unlock()

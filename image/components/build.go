@@ -136,7 +136,8 @@ func compile(ctx context.Context, c Component, root, module, dir string) error {
 		_, err := program.Output(ctx, module, nil, "gcc", "-Os", "-static", "-s", "-Wl,--build-id=none", "-DVERSION=\""+c.Version+"\"", "-o", filepath.Join(dir, c.Name), c.C)
 		return err
 	}
-	// go build doesn't remove its work directory when it is stopped. Here it goes with the whole unfinished result, even after a SIGKILL.
+	// go build doesn't remove its work directory when it is stopped. Here it goes with the whole unfinished result,
+	// even after a SIGKILL.
 	work := filepath.Join(dir, ".work")
 	if err := os.Mkdir(work, 0o755); err != nil {
 		return err

@@ -1,10 +1,11 @@
-// Package components builds the programs that Garboard didn't write: Kubernetes, etcd, containerd, runc, the CNI plugins, CoreDNS, flannel,
-// the enforcer of NetworkPolicies and pause. The pod-checkpointer is an exception: it is its own source, and only for development clusters with a self-hosted control plane.
+// Package components builds the programs that Garboard didn't write: Kubernetes, etcd, containerd, runc, the CNI
+// plugins, CoreDNS, flannel, the enforcer of NetworkPolicies and pause. The pod-checkpointer is an exception: it is its
+// own source, and only for development clusters with a self-hosted control plane.
 //
-// Each is a small Go module of its own below this directory, with a go.mod that pins the version and, where needed, a main of a few lines.
-// Modules of their own because they disagree about their dependencies (containerd and Kubernetes about client-go, for one), and because a
-// go.sum per component is a list of exactly what went into it. This package is the table of them and the one way to build them; nothing is
-// downloaded but Go modules, which go.sum vouches for.
+// Each is a small Go module of its own below this directory, with a go.mod that pins the version and, where needed, a
+// main of a few lines. Modules of their own because they disagree about their dependencies (containerd and Kubernetes
+// about client-go, for one), and because a go.sum per component is a list of exactly what went into it. This package is
+// the table of them and the one way to build them; nothing is downloaded but Go modules, which go.sum vouches for.
 package components
 
 import (
@@ -37,8 +38,9 @@ type Program struct {
 	Static  bool     // uses cgo, and is linked statically all the same
 }
 
-// Versions of the components. Kubernetes' programs all have the same one. Its other version is one from which clusters are upgraded, and
-// its oldest version is the oldest that nodes run. The relinked one is for tests: the same code says that it is an earlier version. So it takes a link, and no compilation.
+// Versions of the components. Kubernetes' programs all have the same one. Its other version is one from which clusters
+// are upgraded, and its oldest version is the oldest that nodes run. The relinked one is for tests: the same code says
+// that it is an earlier version. So it takes a link, and no compilation.
 const (
 	KubernetesVersion         = "v1.37.2"
 	OtherKubernetesVersion    = "v1.36.3"
@@ -58,8 +60,9 @@ const (
 // PodCheckpointer is an optional component: without it, no control plane can be self-hosted.
 const PodCheckpointer = "pod-checkpointer"
 
-// AptPackages are the Debian packages that building needs besides Go: a C compiler for runc and pause, and the library with which runc
-// compiles seccomp filters (without it every pod with the profile RuntimeDefault fails), which pkg-config finds.
+// AptPackages are the Debian packages that building needs besides Go: a C compiler for runc and pause, and the library
+// with which runc compiles seccomp filters (without it every pod with the profile RuntimeDefault fails), which
+// pkg-config finds.
 var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"}
 
 // All are the components, the longest build first: it is the one to see progress of, and the one to fail early.
@@ -149,14 +152,15 @@ func kubernetes(c Component) Component {
 const cniPlugins = "github.com/containernetworking/plugins/plugins"
 
 var (
-	// containerdTags leave out the snapshotters that need tools or kernel parts that aren't on a node, and what costs 0.9 MB to boot for nobody: an
-	// interpreter for plugins in WebAssembly, and the text of a manual.
+	// containerdTags leave out the snapshotters that need tools or kernel parts that aren't on a node, and what costs
+	// 0.9 MB to boot for nobody: an interpreter for plugins in WebAssembly, and the text of a manual.
 	containerdTags  = []string{"no_btrfs", "no_zfs", "no_devmapper", "nri_no_wasm", "urfave_cli_no_docs"}
 	containerdStamp = []string{"github.com/containerd/containerd/v2/version.Version=" + ContainerdVersion}
 )
 
-// kubernetesStamp is what "kubectl version" and each node's status show. Without it both call themselves v0.0.0-master, and version checks
-// between the programs go wrong. A module has no Git commit; the build date is fixed so that builds are reproducible.
+// kubernetesStamp is what "kubectl version" and each node's status show. Without it both call themselves v0.0.0-master,
+// and version checks between the programs go wrong. A module has no Git commit; the build date is fixed so that builds
+// are reproducible.
 func kubernetesStamp(version string) []string {
 	var major, minor, patch int
 	if _, err := fmt.Sscanf(version, "v%d.%d.%d", &major, &minor, &patch); err != nil {
@@ -176,8 +180,8 @@ func kubernetesStamp(version string) []string {
 	return stamp
 }
 
-// Names lists the components that every cluster needs, in the order in which they are built, with these optional ones: further versions of
-// Kubernetes, and names of others.
+// Names lists the components that every cluster needs, in the order in which they are built, with these optional ones:
+// further versions of Kubernetes, and names of others.
 func Names(optional ...string) []string {
 	var names []string
 	for _, c := range All {

@@ -182,7 +182,8 @@ func TestUnknownComponent(t *testing.T) {
 	}
 }
 
-// checkout makes a directory that looks like a checkout with one tiny module, so that the real build path runs in seconds.
+// checkout makes a directory that looks like a checkout with one tiny module, so that the real build path runs in
+// seconds.
 func checkout(t *testing.T, source string) *Builder {
 	t.Helper()
 	b := &Builder{Root: t.TempDir(), Store: &cache.Store{Dir: t.TempDir()}}

@@ -15,11 +15,13 @@ import (
 	"github.com/garboard-os/garboard/image/program"
 )
 
-// fold writes a Go module to dir whose one program is several programs of others, told apart by the name it is called by.
+// fold writes a Go module to dir whose one program is several programs of others, told apart by the name it is called
+// by.
 //
-// A package main can't be imported, so each is copied under a name of its own, with main renamed to Main. That is sound for programs whose
-// init functions and package variables do no more than what a sibling can live with; it holds for the CNI plugins, which only pin the main
-// goroutine to its thread there. The module keeps the go.mod and go.sum of module, and therefore the pinned versions.
+// A package main can't be imported, so each is copied under a name of its own, with main renamed to Main. That is sound
+// for programs whose init functions and package variables do no more than what a sibling can live with; it holds for
+// the CNI plugins, which only pin the main goroutine to its thread there. The module keeps the go.mod and go.sum of
+// module, and therefore the pinned versions.
 func fold(ctx context.Context, module string, packages []string, dir string) error {
 	if err := copyModule(module, dir, ""); err != nil {
 		return err
@@ -31,8 +33,8 @@ func fold(ctx context.Context, module string, packages []string, dir string) err
 	return copyPrograms(ctx, module, packages, dir, strings.TrimSpace(self), filepath.Join(dir, "main.go"), foldedMain)
 }
 
-// copyPrograms copies packages main to folders in dir, which are imported from base, and writes a file with a main that calls them by their
-// names.
+// copyPrograms copies packages main to folders in dir, which are imported from base, and writes a file with a main that
+// calls them by their names.
 func copyPrograms(ctx context.Context, module string, packages []string, dir, base, file, main string) error {
 	var imports, cases strings.Builder
 	for i, pkg := range packages {

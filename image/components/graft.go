@@ -13,12 +13,13 @@ import (
 	"github.com/garboard-os/garboard/image/program"
 )
 
-// graft writes a Go module to dir in which the package host, a component's program, has programs of this repository in it, which answer to
-// their own names. It is for programs that are made of the same libraries, as the sandbox is of runc's: two of them cost little more than one.
+// graft writes a Go module to dir in which the package host, a component's program, has programs of this repository in
+// it, which answer to their own names. It is for programs that are made of the same libraries, as the sandbox is of
+// runc's: two of them cost little more than one.
 //
-// Unlike fold it leaves the host where it is, since runc's main uses packages that only its own module may import: dir has a copy of the host's
-// module, with the others as packages below it, and of the component's go.mod, which says to use the copy. The versions stay the pinned ones, so
-// what is grafted must do with the modules that the component has.
+// Unlike fold it leaves the host where it is, since runc's main uses packages that only its own module may import: dir
+// has a copy of the host's module, with the others as packages below it, and of the component's go.mod, which says to
+// use the copy. The versions stay the pinned ones, so what is grafted must do with the modules that the component has.
 func graft(ctx context.Context, root, module, host string, packages []string, dir string) error {
 	out, err := program.Output(ctx, module, goEnvironment, "go", "list", "-mod=readonly", "-json=Dir,Module", host)
 	if err != nil {

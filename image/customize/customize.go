@@ -1,11 +1,13 @@
-// Package customize makes another system out of one: with other files in its root filesystem, another kernel, other kernel arguments. It
-// works on an installer directory (package media), the content of an installer image, and needs no other program and no privileges.
+// Package customize makes another system out of one: with other files in its root filesystem, another kernel, other
+// kernel arguments. It works on an installer directory (package media), the content of an installer image, and needs no
+// other program and no privileges.
 //
 //	garboard.efi ─▶ kernel, arguments, initramfs ─▶ root filesystem ─▶ tree of files
 //	                                                remove, add, index modules, check, note what was changed
 //	garboard.efi ◀─ kernel, arguments, initramfs ◀─ root filesystem ◀─┘
 //
-// What wasn't changed isn't compressed again: its bytes stay as they are. The same system and the same changes give the same bytes.
+// What wasn't changed isn't compressed again: its bytes stay as they are. The same system and the same changes give the
+// same bytes.
 package customize
 
 import (

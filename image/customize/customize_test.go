@@ -163,7 +163,8 @@ func opened(t *testing.T, dir string) (media.Installer, squashfs.Tree, initramfs
 
 func silent(string) {}
 
-// The system has what was added, and not what was removed, and says so. The same change gives the same bytes. (S-202, S-203, S-204)
+// The system has what was added, and not what was removed, and says so. The same change gives the same bytes. (S-202,
+// S-203, S-204)
 func TestS202Files(t *testing.T) {
 	t.Parallel()
 	overlay := t.TempDir()

@@ -14,7 +14,8 @@ import (
 	"github.com/garboard-os/garboard/image/squashfs"
 )
 
-// StageExtensions is the directory of a stage of Docker in which extensions are, instead of files for the root file system.
+// StageExtensions is the directory of a stage of Docker in which extensions are, instead of files for the root file
+// system.
 const StageExtensions = "extensions"
 
 // extend adds the extensions.
@@ -83,7 +84,8 @@ func (w *work) end(name string) string { return path.Dir(w.tree.Resolve(path.Joi
 // mountPoints are what each service has besides what its manifest names.
 var mountPoints = []string{"/proc", "/dev", "/sys", "/run", "/tmp"}
 
-// prepareService makes the places in the root file system of a service on which something is mounted: nothing can be made in it later.
+// prepareService makes the places in the root file system of a service on which something is mounted: nothing can be
+// made in it later.
 func (w *work) prepareService(s *extension.Service, root string) error {
 	// Links lead where they lead in the container.
 	inside := squashfs.Tree{}

@@ -154,7 +154,8 @@ func isModule(name string) bool {
 	return strings.HasPrefix(name, modulesDir+"/") && (strings.HasSuffix(base, ".ko") || strings.Contains(base, ".ko."))
 }
 
-// indexModules makes the indexes of the modules anew if some were added or removed, and finds out which kernel they are for.
+// indexModules makes the indexes of the modules anew if some were added or removed, and finds out which kernel they are
+// for.
 func (w *work) indexModules() error {
 	files := map[string][]string{} // by release
 	for name, f := range w.tree {

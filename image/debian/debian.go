@@ -1,12 +1,12 @@
 // Package debian takes programs, with the libraries that they load, out of Debian's packages.
 //
-// What to take is a table, a Set. The root filesystem of a node has one, and the container images have another. Nothing is installed, and
-// nothing comes along that the table doesn't name, or that the ELF headers of what it names don't ask for: no scripts, no documentation,
-// none of the packages that exist for the sake of maintainer scripts. The result is laid out with one /usr, and is kept in the cache under
-// the packages' versions and hashes.
+// What to take is a table, a Set. The root filesystem of a node has one, and the container images have another. Nothing
+// is installed, and nothing comes along that the table doesn't name, or that the ELF headers of what it names don't ask
+// for: no scripts, no documentation, none of the packages that exist for the sake of maintainer scripts. The result is
+// laid out with one /usr, and is kept in the cache under the packages' versions and hashes.
 //
-// The packages are of the release that package deb names. Its lists are fetched once (Lists). Reading them takes apt seconds, so Stored
-// keeps the answers.
+// The packages are of the release that package deb names. Its lists are fetched once (Lists). Reading them takes apt
+// seconds, so Stored keeps the answers.
 package debian
 
 import (
@@ -25,7 +25,8 @@ import (
 	"github.com/garboard-os/garboard/kernel/deb"
 )
 
-// AptPackages are what the build machine must have installed for this package to work. The tools themselves are only unpacked.
+// AptPackages are what the build machine must have installed for this package to work. The tools themselves are only
+// unpacked.
 var AptPackages = deb.AptPackages
 
 // Tool is a file, or a folder of plug-ins, that comes from a package because writing it anew in Go would be folly.
@@ -43,11 +44,13 @@ type Set struct {
 	// Name is the step that people see, and the name of the results in the cache.
 	Name  string
 	Tools []Tool
-	// Tree is the folder of the result in which the tools lie, and Authorities the file with the bundle; "": without it.
+	// Tree is the folder of the result in which the tools lie, and Authorities the file with the bundle; "": without
+	// it.
 	Tree, Authorities string
 }
 
-// recipe is how tools are laid out. It is part of the key, so that an edit makes new results without anybody having to think of it.
+// recipe is how tools are laid out. It is part of the key, so that an edit makes new results without anybody having to
+// think of it.
 //
 //go:embed pick.go
 var recipe string
@@ -55,8 +58,8 @@ var recipe string
 // stepLists fetches the lists of packages.
 const stepLists = "packages"
 
-// Lists returns the lists of packages. They are fetched anew where the kernel that this checkout was tested with changes: two builds of a
-// checkout take the same packages, and a new one gets the security updates.
+// Lists returns the lists of packages. They are fetched anew where the kernel that this checkout was tested with
+// changes: two builds of a checkout take the same packages, and a new one gets the security updates.
 func Lists(ctx context.Context, store *cache.Store, r *progress.Reporter) (deb.Lists, error) {
 	inputs := []string{deb.Release, os.Getenv(deb.MirrorVar)}
 	for _, flavour := range kernel.Flavours {
@@ -128,7 +131,8 @@ func (s Set) fetch(ctx context.Context, lists deb.Lists, packages []deb.Package,
 	return bundle(filepath.Join(unpacked, authoritiesFolder), filepath.Join(dir, s.Authorities))
 }
 
-// PackagesFolder of an image has a file for each set, and for the kernel, with the packages that it was made from: name, version and hash.
+// PackagesFolder of an image has a file for each set, and for the kernel, with the packages that it was made from:
+// name, version and hash.
 const PackagesFolder = "/usr/share/garboard/packages"
 
 func writeKeys(path string, packages []deb.Package) error {

@@ -30,7 +30,8 @@ var (
 	libraryFolders = []string{libraryFolder, linkerFolder}
 )
 
-// picker copies files from unpacked packages into the layout with one /usr, and whatever libraries their ELF headers ask for.
+// picker copies files from unpacked packages into the layout with one /usr, and whatever libraries their ELF headers
+// ask for.
 type picker struct {
 	from, to string
 	taken    map[string]bool // the libraries that were asked for already
@@ -63,8 +64,8 @@ func (p *picker) take(t Tool) error {
 	return nil
 }
 
-// find looks for a file by its base name. Links are followed: libx.so.1 is one to libx.so.1.2.3, and the copy is a file with the former
-// name, the only one that is asked for.
+// find looks for a file by its base name. Links are followed: libx.so.1 is one to libx.so.1.2.3, and the copy is a file
+// with the former name, the only one that is asked for.
 func (p *picker) find(name string, folders []string) (source, folder string, err error) {
 	for _, folder := range folders {
 		source := filepath.Join(p.from, folder, name)
@@ -210,7 +211,8 @@ func needed(file string) ([]string, error) {
 	return names, nil
 }
 
-// bundle joins certificate authorities into the one file that programs read, which is what the package's maintainer script would do.
+// bundle joins certificate authorities into the one file that programs read, which is what the package's maintainer
+// script would do.
 func bundle(folder, file string) error {
 	certificates, err := filepath.Glob(filepath.Join(folder, "*.crt"))
 	if err != nil {

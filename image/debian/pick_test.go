@@ -65,8 +65,8 @@ func TestPickerTakesWhatAProgramNeeds(t *testing.T) {
 	}
 }
 
-// The build machine's own tree stands in for unpacked packages: a dynamically linked program comes with all that it loads, and starts
-// with nothing else in sight of the dynamic linker.
+// The build machine's own tree stands in for unpacked packages: a dynamically linked program comes with all that it
+// loads, and starts with nothing else in sight of the dynamic linker.
 func TestToolsComeWithTheirLibraries(t *testing.T) {
 	dir := t.TempDir()
 	p := newPicker("/", dir)

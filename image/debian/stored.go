@@ -14,7 +14,8 @@ import (
 // storedFile is the answer in the cache.
 const storedFile = "packages.json"
 
-// Stored returns what ask answered when it was last asked this question about the lists. Answers are in the cache under name.
+// Stored returns what ask answered when it was last asked this question about the lists. Answers are in the cache under
+// name.
 func Stored(ctx context.Context, store *cache.Store, name string, lists deb.Lists, question []string, ask func(context.Context) ([]deb.Package, error)) ([]deb.Package, error) {
 	key, err := lists.Key()
 	if err != nil {

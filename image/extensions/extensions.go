@@ -1,4 +1,5 @@
-// Package extensions has the worked examples of extensions (boot/extension): manifests, and what they take out of Debian's packages.
+// Package extensions has the worked examples of extensions (boot/extension): manifests, and what they take out of
+// Debian's packages.
 package extensions
 
 import (

@@ -7,9 +7,9 @@
 //	/rootfs.sqsh                 the root filesystem, to be mounted through a loop device
 //
 // and mountpoints. The archive has two segments, which the kernel unpacks one after the other
-// (Documentation/driver-api/early-userspace/buffer-format.rst): the first, everything small, is compressed with zstd; the second, the
-// root filesystem, is stored as it is, since it is compressed already and a second decompressor would only cost time. Nothing in the
-// archive depends on when, where or by whom it was built.
+// (Documentation/driver-api/early-userspace/buffer-format.rst): the first, everything small, is compressed with zstd;
+// the second, the root filesystem, is stored as it is, since it is compressed already and a second decompressor would
+// only cost time. Nothing in the archive depends on when, where or by whom it was built.
 package initramfs
 
 import (
@@ -47,8 +47,8 @@ var Modules = []string{"loop", "squashfs", "overlay"}
 const (
 	// RootFSName is where stage 1 finds the root filesystem.
 	RootFSName = "rootfs.sqsh"
-	// level is zstd's highest with a window of 8 MiB, which is what the kernel allocates to unpack. The Go encoder's best is 12 % larger,
-	// which is why the program is called.
+	// level is zstd's highest with a window of 8 MiB, which is what the kernel allocates to unpack. The Go encoder's
+	// best is 12 % larger, which is why the program is called.
 	level = "-19"
 	// alignment is where the kernel looks for the next segment of the archive.
 	alignment = 4
@@ -114,8 +114,8 @@ func smallFiles(program []byte, release string, modules read) ([]cpio.Record, er
 	for _, dir := range directories {
 		records = append(records, cpio.Directory(dir, 0o755))
 	}
-	// The devices bridge the time until PID 1 mounts devtmpfs: the kernel opens the console for it, and Go's runtime opens null in place
-	// of standard files that are missing.
+	// The devices bridge the time until PID 1 mounts devtmpfs: the kernel opens the console for it, and Go's runtime
+	// opens null in place of standard files that are missing.
 	records = append(records,
 		cpio.Symlink("lib", "usr/lib"),
 		cpio.CharDev("dev/console", 0o600, 5, 1),
@@ -129,8 +129,8 @@ func smallFiles(program []byte, release string, modules read) ([]cpio.Record, er
 	return append(records, added...), err
 }
 
-// moduleRecords picks the named modules and what they need from a module folder, and the lines of modules.dep that say so. Names
-// without a file are built into the kernel: package kernel has made sure that each is one or the other.
+// moduleRecords picks the named modules and what they need from a module folder, and the lines of modules.dep that say
+// so. Names without a file are built into the kernel: package kernel has made sure that each is one or the other.
 func moduleRecords(dir read, release string, names []string) ([]cpio.Record, error) {
 	index, err := dir("modules.dep")
 	if err != nil {

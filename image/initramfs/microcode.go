@@ -9,8 +9,9 @@ import (
 	"github.com/u-root/u-root/pkg/cpio"
 )
 
-// microcodes are where a kernel looks for the microcode of a processor before it does anything else: in an archive that isn't compressed, at
-// the very beginning of the initramfs (Documentation/arch/x86/microcode.rst). Files of several processors are put one after the other.
+// microcodes are where a kernel looks for the microcode of a processor before it does anything else: in an archive that
+// isn't compressed, at the very beginning of the initramfs (Documentation/arch/x86/microcode.rst). Files of several
+// processors are put one after the other.
 var microcodes = []struct{ pattern, name string }{
 	{"intel-ucode/*", "GenuineIntel.bin"},
 	{"amd-ucode/*.bin", "AuthenticAMD.bin"},

@@ -1,5 +1,6 @@
-// Command installer is the program in the installer image. When another image is built from that image, it customizes the system in it: the
-// instructions that start it are part of the installer image (package media). It is all that runs there: the image has no shell.
+// Command installer is the program in the installer image. When another image is built from that image, it customizes
+// the system in it: the instructions that start it are part of the installer image (package media). It is all that runs
+// there: the image has no shell.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Package loader makes the boot loaders of media and of installed machines: systemd's stub and systemd-boot for UEFI, GRUB for BIOS, and iPXE
-// for a BIOS that boots over the network.
+// Package loader makes the boot loaders of media and of installed machines: systemd's stub and systemd-boot for UEFI,
+// GRUB for BIOS, and iPXE for a BIOS that boots over the network.
 package loader
 
 import (
@@ -20,7 +20,8 @@ import (
 
 // Loader is the content of its files.
 type Loader struct {
-	// Stub is systemd-stub(7): a program for UEFI that becomes a unified kernel image when kernel and initramfs are put into it.
+	// Stub is systemd-stub(7): a program for UEFI that becomes a unified kernel image when kernel and initramfs are put
+	// into it.
 	Stub []byte
 	// BIOS is GRUB for the BIOS, as El Torito starts it. BootHybrid is a boot record that starts it from a disk.
 	BIOS, BootHybrid []byte
@@ -82,7 +83,8 @@ var modules = []struct{ name, why string }{
 	{"linux", "the kernel"},
 }
 
-// set is what comes from Debian's packages. GRUB's dependencies aren't in moddep.lst only: grub-mkimage needs the list and each module.
+// set is what comes from Debian's packages. GRUB's dependencies aren't in moddep.lst only: grub-mkimage needs the list
+// and each module.
 var set = debian.Set{
 	Name: "loader-tools",
 	Tree: tree,

@@ -23,8 +23,8 @@ import (
 // slot is the one that has the system of an image.
 const slot = "A"
 
-// disk makes the compressed image of the smallest disk with the system on it, as an installation leaves it: the file systems of STATE and
-// EPHEMERAL are made at the first boot, which gives EPHEMERAL the rest of the disk.
+// disk makes the compressed image of the smallest disk with the system on it, as an installation leaves it: the file
+// systems of STATE and EPHEMERAL are made at the first boot, which gives EPHEMERAL the rest of the disk.
 func (o Options) disk(uki []byte, to string) (err error) {
 	work, err := os.MkdirTemp(filepath.Dir(to), ".media-*")
 	if err != nil {
@@ -89,8 +89,8 @@ func (o Options) disk(uki []byte, to string) (err error) {
 // mediumFile has the content of the partition with the configuration and the container images.
 const mediumFile = "medium"
 
-// places are the partitions of an image of that many bytes. What it has beside the system is made in the work directory, and lies before
-// EPHEMERAL, which grows.
+// places are the partitions of an image of that many bytes. What it has beside the system is made in the work
+// directory, and lies before EPHEMERAL, which grows.
 func (o Options) places(work string) (size int64, all []boot.Place, err error) {
 	size, all = boot.MinDisk, boot.Places(boot.MinDisk)
 	if o.Config == nil && o.Images == "" {
@@ -184,14 +184,16 @@ func (o Options) grubOn(image *os.File, at boot.Place) error {
 // blockSize is the size of what is compressed at once, in bytes: partitions begin and end at whole ones.
 const blockSize = 1 << 20
 
-// compress writes a file in frames of zstd (RFC 8878, 3.1), one after the other. Most of a disk is empty: a frame of zeros is made once.
+// compress writes a file in frames of zstd (RFC 8878, 3.1), one after the other. Most of a disk is empty: a frame of
+// zeros is made once.
 func compress(image *os.File, size int64, made string) error {
 	out, err := os.Create(made)
 	if err != nil {
 		return err
 	}
 	defer out.Close()
-	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1)) // with more, the bytes aren't the same each time
+	// with more, the bytes aren't the same each time
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
 	if err != nil {
 		return err
 	}

@@ -83,7 +83,8 @@ func TestDiskImageWithMore(t *testing.T) {
 	if label := strings.TrimSpace(iso.Label()); label != boot.ISOLabel || !bytes.Equal(content(t, iso, "/"+boot.ISOFile), o.Config) || !bytes.Equal(content(t, iso, "/"+boot.BundleFile), images) {
 		t.Errorf("the volume %q has other files", label)
 	}
-	// Linux reads the directory with the long names (Joliet): the root directory's record is at 156 of its descriptor, and has its sector at 2.
+	// Linux reads the directory with the long names (Joliet): the root directory's record is at 156 of its descriptor,
+	// and has its sector at 2.
 	descriptor, root := make([]byte, isoSector), make([]byte, 1)
 	if _, err := volume.ReadAt(descriptor, (firstDescriptor+1)*isoSector); err != nil || descriptor[0] != 2 {
 		t.Fatalf("the second descriptor is of kind %d, %v", descriptor[0], err)

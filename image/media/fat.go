@@ -40,7 +40,8 @@ func makeFAT(to, label string, files []fatFile) error {
 
 // writeFAT makes a FAT32 file system in a part of a file, which UEFI boots from.
 func writeFAT(out *os.File, start, size int64, label string, files []fatFile) error {
-	// The library takes the time of all entries from this variable (https://reproducible-builds.org/specs/source-date-epoch/).
+	// The library takes the time of all entries from this variable
+	// (https://reproducible-builds.org/specs/source-date-epoch/).
 	if err := os.Setenv("SOURCE_DATE_EPOCH", strconv.FormatInt(epoch.Unix(), 10)); err != nil {
 		return err
 	}

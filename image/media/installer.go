@@ -57,7 +57,8 @@ func (o Options) Directory(dir string) error {
 			return err
 		}
 	}
-	was := []error{os.Remove(filepath.Join(dir, signed.StatementFile)), os.Remove(filepath.Join(dir, signed.SignatureFile))} // of another system
+	// of another system
+	was := []error{os.Remove(filepath.Join(dir, signed.StatementFile)), os.Remove(filepath.Join(dir, signed.SignatureFile))}
 	if err := errors.Join(boot.IgnoreMissing(was[0]), boot.IgnoreMissing(was[1])); err != nil {
 		return err
 	}
@@ -206,14 +207,16 @@ func InstallerImage(version string) string {
 	return "ghcr.io/garboard-os/installer:" + boot.Release(version)
 }
 
-// onBuild are the instructions that a builder of container images runs after FROM with an installer image (Dockerfile reference, "ONBUILD").
+// onBuild are the instructions that a builder of container images runs after FROM with an installer image (Dockerfile
+// reference, "ONBUILD").
 var onBuild = []string{
 	"ARG RM",
 	"COPY --from=customization / /customization/",
 	`RUN ["/` + esp.InstallDir + "/" + ProgramFile + `", "/customization"]`,
 }
 
-// installerImage is the image with the files of an installer directory. The program comes in a layer of its own: it changes rarely.
+// installerImage is the image with the files of an installer directory. The program comes in a layer of its own: it
+// changes rarely.
 func (o Options) installerImage(dir string) (oci.Image, map[string]map[string]string) {
 	in := func(names ...string) map[string]string {
 		files := map[string]string{}
@@ -225,7 +228,8 @@ func (o Options) installerImage(dir string) (oci.Image, map[string]map[string]st
 	image := oci.Image{Ref: cmp.Or(o.Name, InstallerImage(o.Version)), Layers: []string{"tools", "system"}, OnBuild: onBuild, Gzip: true}
 	image.Labels = map[string]string{esp.InstallerLabel: o.Version}
 	system := in(UKIFile, esp.MediumFile, KernelFile, signed.StatementFile, signed.SignatureFile)
-	maps.DeleteFunc(system, func(_, file string) bool { _, err := os.Stat(file); return err != nil }) // it may have no signature
+	// it may have no signature
+	maps.DeleteFunc(system, func(_, file string) bool { _, err := os.Stat(file); return err != nil })
 	return image, map[string]map[string]string{"tools": in(loaderDir, ProgramFile), "system": system}
 }
 

@@ -24,7 +24,8 @@ const (
 	isoSector  = 2048
 	diskSector = 512
 
-	// The volume descriptors of ISO 9660 (ECMA-119, 8.1) begin at this sector. One of them points to the boot catalog (El Torito, 2.0).
+	// The volume descriptors of ISO 9660 (ECMA-119, 8.1) begin at this sector. One of them points to the boot catalog
+	// (El Torito, 2.0).
 	firstDescriptor = 16
 	descriptorBoot  = 0
 	descriptorEnd   = 255
@@ -36,8 +37,8 @@ const (
 	nameField, nameSize = 40, 32
 	descriptorPrimary   = 1
 
-	// The record of the first directory in a descriptor, and places in the record of a file (ECMA-119, 9.1): its sector and size, its time, which ends
-	// with the zone, its flags, of which one says that it is a directory, and its name.
+	// The record of the first directory in a descriptor, and places in the record of a file (ECMA-119, 9.1): its sector
+	// and size, its time, which ends with the zone, its flags, of which one says that it is a directory, and its name.
 	rootField, recordSector, recordSize, recordTime, recordFlags, recordDirectory, recordName = 156, 2, 10, 18, 25, 2, 33
 
 	// Entries of the boot catalog: validation, the BIOS's image, a header, and UEFI's image (El Torito, 2.1 to 2.5).
@@ -58,8 +59,8 @@ const (
 	lastFile = "zz" // by its name
 )
 
-// writeISO makes an image of a CD from the files in dir, of which biosFile and efiFile are what firmware boots. It is also one of a disk: copied to
-// a USB stick, BIOSes start the boot record, and UEFI finds the partition with efiFile.
+// writeISO makes an image of a CD from the files in dir, of which biosFile and efiFile are what firmware boots. It is
+// also one of a disk: copied to a USB stick, BIOSes start the boot record, and UEFI finds the partition with efiFile.
 func writeISO(to, dir, label string, boots loader.Loader) (err error) {
 	size, err := os.Stat(filepath.Join(dir, efiFile)) // the library removes the directory
 	if err != nil {
@@ -112,7 +113,8 @@ func writeVolume(to, dir, label string) (size int64, err error) {
 
 // files makes a file system of the files in dir, and returns the sector of the boot catalog; 0: it has none.
 func files(out *os.File, dir, label string, boots *iso9660.ElTorito) (catalog int64, err error) {
-	// go-diskfs 1.9.4 writes a block of zeros behind a file of whole blocks. Behind the last file is the directory with the long names.
+	// go-diskfs 1.9.4 writes a block of zeros behind a file of whole blocks. Behind the last file is the directory with
+	// the long names.
 	if err := errors.Join(os.WriteFile(filepath.Join(dir, lastFile), []byte("\n"), 0o600), sameTimes(dir)); err != nil {
 		return 0, err
 	}
@@ -184,7 +186,8 @@ func complete(d []byte) {
 	}
 }
 
-// inUTC gives a directory, and all that is in it, a constant time: the library writes that of files in the time zone of this machine.
+// inUTC gives a directory, and all that is in it, a constant time: the library writes that of files in the time zone of
+// this machine.
 func inUTC(out *os.File, record []byte) (err error) {
 	utc := []byte{byte(epoch.Year() - 1900), byte(epoch.Month()), byte(epoch.Day()), 0, 0, 0, 0}
 	copy(record[recordTime:], utc)
@@ -241,7 +244,8 @@ func guid(sum []byte) string {
 	return fmt.Sprintf("%X-%X-%X-%X-%X", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// Places in GRUB's images (grub-core/boot/i386/pc/boot.S, cdboot.S and diskboot.S). Addresses of disks are in sectors of 512 bytes.
+// Places in GRUB's images (grub-core/boot/i386/pc/boot.S, cdboot.S and diskboot.S). Addresses of disks are in sectors
+// of 512 bytes.
 const (
 	recordCode    = 440   // bytes of the boot record before the disk's signature
 	recordAddress = 0x1b0 // in boot_hybrid.img: where the program begins, after cdboot.img

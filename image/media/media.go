@@ -1,9 +1,11 @@
-// Package media makes what a machine boots from: a unified kernel image for UEFI, an image of a CD that also is one of a USB stick, one of a
-// disk with the system installed, the files for a boot over the network, and a container image with the system. It only puts together what was built: it needs no other program, and runs on any workstation.
+// Package media makes what a machine boots from: a unified kernel image for UEFI, an image of a CD that also is one of
+// a USB stick, one of a disk with the system installed, the files for a boot over the network, and a container image
+// with the system. It only puts together what was built: it needs no other program, and runs on any workstation.
 //
 //	kernel, initramfs, command line ─▶ unified kernel image ─▶ FAT32 with EFI/BOOT/BOOTX64.EFI ─▶ ISO
 //
-// The medium has the kernel once. UEFI starts the unified kernel image, and GRUB, for a BIOS, takes kernel and initramfs out of it.
+// The medium has the kernel once. UEFI starts the unified kernel image, and GRUB, for a BIOS, takes kernel and
+// initramfs out of it.
 package media
 
 import (
@@ -42,7 +44,8 @@ var Kinds = []string{ISO, Disk, UKI, PXE, InstallerKind}
 // BootFile is where UEFI looks on a medium that isn't in its boot entries (UEFI 2.10, 3.5.1.1).
 const BootFile = "/EFI/BOOT/BOOTX64.EFI"
 
-// defaultArgs follow boot.Hardening. The last console is where the kernel writes. A screen is where a person looks, and a machine without a screen has a serial line.
+// defaultArgs follow boot.Hardening. The last console is where the kernel writes. A screen is where a person looks, and
+// a machine without a screen has a serial line.
 const defaultArgs = "console=ttyS0,115200 console=tty0 quiet panic=10"
 
 // maxCmdline is what the kernel takes (COMMAND_LINE_SIZE of x86).
@@ -62,7 +65,8 @@ type Options struct {
 	Args    []string
 	// Modules is the release of the kernel that the modules are for; "": Release.
 	Modules string
-	// From is the oldest release that can be upgraded to this one, and PodImages are what it runs pods with; "": those of this release.
+	// From is the oldest release that can be upgraded to this one, and PodImages are what it runs pods with; "": those
+	// of this release.
 	From      string
 	PodImages []string
 	// Key signs the system; nil: a system that is the one of Signed keeps its signature, and others have none.
@@ -70,13 +74,14 @@ type Options struct {
 	Signed signed.Files
 	// Program is the file of the program in the installer image, and Name the name of that image; "": the usual one.
 	Program, Name string
-	// Config is a machine configuration, and Images a file with container images; nil and "": none. Only an ISO and a disk can have them.
+	// Config is a machine configuration, and Images a file with container images; nil and "": none. Only an ISO and a
+	// disk can have them.
 	Config []byte
 	Images string
 }
 
-// With are the options of a medium that is made of the same parts, with what other options add. Their version, kernel and initramfs, if they
-// have them, are the medium's.
+// With are the options of a medium that is made of the same parts, with what other options add. Their version, kernel
+// and initramfs, if they have them, are the medium's.
 func (o Options) With(other Options) Options {
 	o.Version, o.Kernel, o.Initramfs = cmp.Or(other.Version, o.Version), cmp.Or(other.Kernel, o.Kernel), cmp.Or(other.Initramfs, o.Initramfs)
 	o.Args, o.Microcode, o.Config, o.Images, o.Name = other.Args, other.Microcode, other.Config, other.Images, other.Name
@@ -194,7 +199,8 @@ func (o Options) iso(uki []byte, to string) (err error) {
 // maxFile is the largest file of ISO 9660 with one extent, which go-diskfs writes (ECMA-119, 9.1.4), in bytes.
 const maxFile = 1<<32 - 1
 
-// added writes these files, the configuration and the container images to a directory, and returns the label of a volume with it.
+// added writes these files, the configuration and the container images to a directory, and returns the label of a
+// volume with it.
 func (o Options) added(dir string, files map[string][]byte) (label string, err error) {
 	label = boot.MediumLabel
 	if o.Config != nil {

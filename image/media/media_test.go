@@ -305,7 +305,8 @@ func TestPXE(t *testing.T) {
 	}
 }
 
-// addArgs adds arguments to existing files. The unified kernel image and the script have them, and nothing else changes.
+// addArgs adds arguments to existing files. The unified kernel image and the script have them, and nothing else
+// changes.
 func addArgs(t *testing.T, dir string) {
 	t.Helper()
 	files, err := ReadNetworkFiles(dir)

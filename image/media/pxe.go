@@ -26,7 +26,8 @@ const (
 	IPXEFile = "undionly.kpxe"
 )
 
-// NetworkFiles are what a server of boot files has, by name: iPXE takes kernel and initramfs, and UEFI takes the unified kernel image.
+// NetworkFiles are what a server of boot files has, by name: iPXE takes kernel and initramfs, and UEFI takes the
+// unified kernel image.
 type NetworkFiles map[string][]byte
 
 // NetworkFiles makes them.
@@ -97,8 +98,9 @@ const (
 	virtualSizeField = 8
 )
 
-// forIPXE are the variables in the URL of a configuration, as iPXE must fill them in: a serial number may have characters that a URL can't
-// have, and the hardware address is that of the network card that boots (https://ipxe.org/cfg).
+// forIPXE are the variables in the URL of a configuration, as iPXE must fill them in: a serial number may have
+// characters that a URL can't have, and the hardware address is that of the network card that boots
+// (https://ipxe.org/cfg).
 var forIPXE = strings.NewReplacer("${serial}", "${serial:uristring}", "${mac}", "${netX/mac}")
 
 func script(cmdline string) []byte {

@@ -77,7 +77,8 @@ func trusts(t *testing.T, maker string) signed.Policy {
 	return signed.Policy{Keys: []ed25519.PublicKey{signer.Key(maker).Public().(ed25519.PublicKey)}}
 }
 
-// A build signs the system once for all media. What is made of its installer image keeps the signature until the system is another one.
+// A build signs the system once for all media. What is made of its installer image keeps the signature until the system
+// is another one.
 func TestMediaAreSigned(t *testing.T) {
 	o, dir, work := whole(t), t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, ProgramFile), nil, 0o600); err != nil {

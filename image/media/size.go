@@ -7,7 +7,8 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// spare is what the EFI system partition has besides the systems in both slots: boot loaders, and the file system's own tables.
+// spare is what the EFI system partition has besides the systems in both slots: boot loaders, and the file system's own
+// tables.
 const spare = 8 << 20
 
 // CheckSize refuses a system of which the EFI system partition has no room for two.

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// WriteLayout writes an image to a directory, which exists, in the OCI image layout. A layer's files, or all files below a directory, are given by
-// their path in the image: the file on this machine.
+// WriteLayout writes an image to a directory, which exists, in the OCI image layout. A layer's files, or all files
+// below a directory, are given by their path in the image: the file on this machine.
 func WriteLayout(ctx context.Context, dir string, image Image, layers map[string]map[string]string) error {
 	return writeLayout(ctx, dir, []Image{image}, func(name string) tree {
 		content := tree{}
@@ -26,7 +26,8 @@ func WriteLayout(ctx context.Context, dir string, image Image, layers map[string
 	})
 }
 
-// WriteArchive writes the same as one file: an archive of the OCI image layout, as tools for registries take it, and as docker load does.
+// WriteArchive writes the same as one file: an archive of the OCI image layout, as tools for registries take it, and as
+// docker load does.
 func WriteArchive(ctx context.Context, to string, image Image, layers map[string]map[string]string) (err error) {
 	work, err := os.MkdirTemp(filepath.Dir(to), ".archive-*")
 	if err != nil {
@@ -46,8 +47,9 @@ func WriteArchive(ctx context.Context, to string, image Image, layers map[string
 	return Pack(dir, to)
 }
 
-// listForDocker adds the list by which docker load finds the image of a layout: each Docker but those with containerd's image store reads
-// nothing else (https://github.com/moby/docker-image-spec, "Combined Image JSON + Filesystem Changeset Format").
+// listForDocker adds the list by which docker load finds the image of a layout: each Docker but those with containerd's
+// image store reads nothing else (https://github.com/moby/docker-image-spec, "Combined Image JSON + Filesystem
+// Changeset Format").
 func listForDocker(dir, ref string) error {
 	index, err := layout.ImageIndexFromPath(dir)
 	if err != nil {

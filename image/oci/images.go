@@ -8,8 +8,8 @@ import (
 	"github.com/garboard-os/garboard/image/components"
 )
 
-// Image is one image of the layout. Where it has a publisher, its name, its paths and how it is started are the publisher's, so that a
-// manifest doesn't have to know which of the two it gets.
+// Image is one image of the layout. Where it has a publisher, its name, its paths and how it is started are the
+// publisher's, so that a manifest doesn't have to know which of the two it gets.
 type Image struct {
 	Ref        string   // the name by which nodes pull it
 	Layers     []string // from the bottom up: keys of the table layers
@@ -25,17 +25,19 @@ type Image struct {
 	Gzip bool
 }
 
-// Numeric users, as the publishers have them: a number lets a pod ask for runAsNonRoot without the kubelet looking into /etc/passwd.
+// Numeric users, as the publishers have them: a number lets a pod ask for runAsNonRoot without the kubelet looking into
+// /etc/passwd.
 const (
 	nonRootUser = "65532:65532"
 	pauseUser   = "65535:65535"
 )
 
-// images are in the order of config.Images: what a node needs first comes first. Images that share layers share them from the bottom up,
-// because a node unpacks a layer once for each different stack below it.
+// images are in the order of config.Images: what a node needs first comes first. Images that share layers share them
+// from the bottom up, because a node unpacks a layer once for each different stack below it.
 //
-// Kubernetes' and etcd's publishers leave the entry point to the manifest, whose command names the program; a Cmd does the same for those
-// who run the image as it is, and gives way to any command. Kubelet images have no publisher to follow.
+// Kubernetes' and etcd's publishers leave the entry point to the manifest, whose command names the program; a Cmd does
+// the same for those who run the image as it is, and gives way to any command. Kubelet images have no publisher to
+// follow.
 var images = []Image{
 	{Ref: config.DefaultEtcdImage, Layers: []string{"base", "etcd"}, Cmd: []string{"/usr/local/bin/etcd"}},
 	{Ref: config.DefaultKubeletImage, Layers: []string{"base", "kubernetes", "tools"}, Entrypoint: []string{"/usr/local/bin/kubelet"}},
@@ -54,8 +56,8 @@ const PodCheckpointerImage = "ghcr.io/garboard-os/pod-checkpointer:" + component
 
 var podCheckpointer = Image{Ref: PodCheckpointerImage, Layers: []string{"base", components.PodCheckpointer}, Entrypoint: []string{"/usr/local/bin/pod-checkpointer"}}
 
-// imagesOf lists the images that are made of the components that were built: those of the table, those of Kubernetes once more for each
-// further version, and the pod-checkpointer's.
+// imagesOf lists the images that are made of the components that were built: those of the table, those of Kubernetes
+// once more for each further version, and the pod-checkpointer's.
 func imagesOf(binaries map[string]string) []Image {
 	all := slices.Clone(images)
 	if binaries[components.PodCheckpointer] != "" {
@@ -73,7 +75,8 @@ func imagesOf(binaries map[string]string) []Image {
 	return all
 }
 
-// layers are the contents of each layer: from what was built (components' name → directory) and from the container tools.
+// layers are the contents of each layer: from what was built (components' name → directory) and from the container
+// tools.
 var layers = map[string]func(binaries map[string]string, tools string) tree{
 	"base": func(_ map[string]string, tools string) tree {
 		return tree{
@@ -118,7 +121,8 @@ var layers = map[string]func(binaries map[string]string, tools string) tree{
 		return tree{"opt/bin/flanneld": copyOf(binaries["flannel"]+"/flanneld", 0o755)}
 	},
 	"kube-network-policies": func(binaries map[string]string, _ string) tree {
-		return tree{"usr/bin/netpol": copyOf(binaries["kube-network-policies"]+"/netpol", 0o755)} // the publisher's /bin, which is a link
+		// the publisher's /bin, which is a link
+		return tree{"usr/bin/netpol": copyOf(binaries["kube-network-policies"]+"/netpol", 0o755)}
 	},
 	"pause": func(binaries map[string]string, _ string) tree {
 		return tree{"pause": copyOf(binaries["pause"]+"/pause", 0o755)}

@@ -1,10 +1,10 @@
 // Package oci makes the container images that a node runs, and lays them into one directory in the OCI image layout
 // (https://github.com/opencontainers/image-spec/blob/main/image-layout.md), from which a registry can serve them.
 //
-// Everything about them is a table: which images there are and which layers they are stacked from (images.go), what is in a layer
-// (images.go), and which tools for mounting and filtering come from Debian's packages (tools.go). The programs come from package components.
-// Images that share a layer share its bytes: the six Kubernetes programs are one file in one layer. Nothing depends on when, where or by
-// whom it was built, so that two builds give the same digests.
+// Everything about them is a table: which images there are and which layers they are stacked from (images.go), what is
+// in a layer (images.go), and which tools for mounting and filtering come from Debian's packages (tools.go). The
+// programs come from package components. Images that share a layer share its bytes: the six Kubernetes programs are one
+// file in one layer. Nothing depends on when, where or by whom it was built, so that two builds give the same digests.
 package oci
 
 import (
@@ -32,14 +32,14 @@ const (
 	imagesStep = "images"
 	searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-	// Two names for an image in an index: the specification's own, and the one that containerd's import looks at first, because the former is
-	// by its grammar only a tag.
+	// Two names for an image in an index: the specification's own, and the one that containerd's import looks at first,
+	// because the former is by its grammar only a tag.
 	refAnnotation        = "org.opencontainers.image.ref.name"
 	containerdAnnotation = "io.containerd.image.name"
 )
 
-// recipes are this package's own sources. They are part of the cache keys, so that a change here makes new images without anybody having to
-// think of it: making them takes seconds.
+// recipes are this package's own sources. They are part of the cache keys, so that a change here makes new images
+// without anybody having to think of it: making them takes seconds.
 //
 //go:embed images.go layer.go oci.go
 var recipes embed.FS

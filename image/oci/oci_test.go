@@ -144,12 +144,13 @@ func TestFurtherKubernetesVersions(t *testing.T) {
 // The tags are promises about what is inside.
 func TestVersionsAgreeWithComponents(t *testing.T) {
 	for tag, version := range map[string]string{
-		config.KubernetesVersion:                           components.KubernetesVersion,
-		config.CoreDNSVersion:                              components.CoreDNSVersion,
-		config.FlannelVersion:                              components.FlannelVersion,
-		config.PoliciesVersion:                             components.PoliciesVersion,
-		config.PauseVersion:                                components.PauseVersion,
-		"v" + strings.TrimSuffix(config.EtcdVersion, "-0"): components.EtcdVersion, // -0 is the publisher's count of rebuilds
+		config.KubernetesVersion: components.KubernetesVersion,
+		config.CoreDNSVersion:    components.CoreDNSVersion,
+		config.FlannelVersion:    components.FlannelVersion,
+		config.PoliciesVersion:   components.PoliciesVersion,
+		config.PauseVersion:      components.PauseVersion,
+		// -0 is the publisher's count of rebuilds
+		"v" + strings.TrimSuffix(config.EtcdVersion, "-0"): components.EtcdVersion,
 	} {
 		if tag != version {
 			t.Errorf("image is tagged %s, but holds %s", tag, version)

@@ -3,7 +3,8 @@ package oci
 import "github.com/garboard-os/garboard/image/debian"
 
 const (
-	// toolTree and caBundle are where the layers find the tools, and the bundle of certificate authorities, which all images have.
+	// toolTree and caBundle are where the layers find the tools, and the bundle of certificate authorities, which all
+	// images have.
 	toolTree = "tree"
 	caBundle = "ca-certificates.crt"
 )

@@ -1,7 +1,9 @@
-// Package program builds the programs of this repository that go into an image: PID 1, and the one of the installer image. (The sandbox is grafted on a component: see image/components.)
+// Package program builds the programs of this repository that go into an image: PID 1, and the one of the installer
+// image. (The sandbox is grafted on a component: see image/components.)
 //
-// A result is cached under what decides its bytes: the files of the packages that it imports from here, the versions of the modules that
-// it imports from elsewhere, the flags and the toolchain. An edit of a test, or of a package that the program doesn't import, builds nothing.
+// A result is cached under what decides its bytes: the files of the packages that it imports from here, the versions of
+// the modules that it imports from elsewhere, the flags and the toolchain. An edit of a test, or of a package that the
+// program doesn't import, builds nothing.
 package program
 
 import (
@@ -143,7 +145,8 @@ func Output(ctx context.Context, dir string, env []string, name string, args ...
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), env...)
-	// An own process group: go build starts compilers, and a signal to it alone would leave them writing into a directory that is gone.
+	// An own process group: go build starts compilers, and a signal to it alone would leave them writing into a
+	// directory that is gone.
 	endWhole(cmd)
 	cmd.WaitDelay = stopCompiler
 	var complaints strings.Builder

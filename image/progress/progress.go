@@ -1,8 +1,8 @@
 // Package progress tells people what a long run is doing: which step of how many, and for how long already.
 //
-// It is quiet about what is quick. A step shows up only once it has lasted for two seconds, so that a run that finds all in a cache says
-// nothing but one summary line. On a terminal there is one live line; anywhere else (a log, CI) each long step gets a line when it shows
-// up, one every quarter of a minute, and one when it ends.
+// It is quiet about what is quick. A step shows up only once it has lasted for two seconds, so that a run that finds
+// all in a cache says nothing but one summary line. On a terminal there is one live line; anywhere else (a log, CI)
+// each long step gets a line when it shows up, one every quarter of a minute, and one when it ends.
 package progress
 
 import (
@@ -77,8 +77,8 @@ func (r *Reporter) locked(do func()) {
 	do()
 }
 
-// Plan announces steps, so that each knows which of how many it is. Steps that were announced before keep their place: whoever runs a
-// part may announce it once more.
+// Plan announces steps, so that each knows which of how many it is. Steps that were announced before keep their place:
+// whoever runs a part may announce it once more.
 func (r *Reporter) Plan(steps ...string) {
 	r.locked(func() {
 		for _, name := range steps {
@@ -94,8 +94,8 @@ func (r *Reporter) Cached(name string) {
 	r.locked(func() { r.cached[name] = true })
 }
 
-// Summary prints one line that says how many of the steps came from the cache: "9 of 9 components cached". It prints nothing when none did, or when
-// there is only one step: whoever asked for one thing sees that it is there.
+// Summary prints one line that says how many of the steps came from the cache: "9 of 9 components cached". It prints
+// nothing when none did, or when there is only one step: whoever asked for one thing sees that it is there.
 func (r *Reporter) Summary(what string, steps ...string) {
 	r.locked(func() {
 		hits := 0
@@ -131,7 +131,8 @@ func (r *Reporter) Build(ctx context.Context, store *cache.Store, name string, i
 	return dir, err
 }
 
-// Step starts a step; the returned function ends it and must be called once. An error is reported whatever the step's length.
+// Step starts a step; the returned function ends it and must be called once. An error is reported whatever the step's
+// length.
 func (r *Reporter) Step(name string) func(error) {
 	if r == nil {
 		return func(error) {}

@@ -34,8 +34,8 @@ func below(path string, places ...string) bool {
 	return slices.ContainsFunc(places, func(place string) bool { return path == place || strings.HasPrefix(path, place+"/") })
 }
 
-// The table of docs/host-paths.md is that of the node: what is in the root file system is there, empty directories are empty, links lead where
-// the table says, and what is writable is where pods may write.
+// The table of docs/host-paths.md is that of the node: what is in the root file system is there, empty directories are
+// empty, links lead where the table says, and what is writable is where pods may write.
 func TestHostPaths(t *testing.T) {
 	root := lay(t, parts(t))
 	rows := hostPathRows(t)

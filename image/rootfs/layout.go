@@ -48,14 +48,15 @@ var links = []Entry{
 // initPlace is where PID 1 is bound: an empty file.
 var initPlace = Entry{Path: "/usr/sbin/init", Mode: 0o755}
 
-// etc has the accounts and the rest of what a C library or Go's resolver asks for. Nobody logs in: the accounts give names to numbers.
-// The protocols are those that nft and the CNI plugins look up (IANA's assigned internet protocol numbers). machine-id and resolv.conf
-// are empty, which means: not yet known. PID 1 writes the node's own over them.
+// etc has the accounts and the rest of what a C library or Go's resolver asks for. Nobody logs in: the accounts give
+// names to numbers. The protocols are those that nft and the CNI plugins look up (IANA's assigned internet protocol
+// numbers). machine-id and resolv.conf are empty, which means: not yet known. PID 1 writes the node's own over them.
 //
 //go:embed etc
 var etc embed.FS
 
-// configured are the files of etc, and the local time: pods that mount it get UTC, which a node has, as the smallest file of tzfile(5).
+// configured are the files of etc, and the local time: pods that mount it get UTC, which a node has, as the smallest
+// file of tzfile(5).
 func configured() ([]Entry, error) {
 	entries := []Entry{text("/etc/localtime", utc+utc+"\nUTC0\n")}
 	files, err := etc.ReadDir("etc")
@@ -69,7 +70,7 @@ func configured() ([]Entry, error) {
 // utc is a block of tzfile(5) with one kind of time, of four letters with the zero at the end.
 var utc = "TZif2" + strings.Repeat("\x00", 34) + "\x01\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00UTC\x00"
 
-// osRelease is what Kubernetes shows as a node's OS image. (S-307)
+// osRelease is what Kubernetes shows as a node's OS image.
 func osRelease(version string) Entry {
 	return text("/usr/lib/os-release", lines(
 		`NAME="Garboard"`,

@@ -1,15 +1,16 @@
 // Package rootfs lays the root filesystem of a node: a tree of files on the build machine, which image/squashfs packs.
 //
-// The tree is a list of values. What every node has is in tables that can be read from top to bottom (layout.go), what comes from
-// Debian's packages is another table (tools.go), and the programs that this project builds are named in Sources. Nothing is copied
-// that isn't listed: there is no base image to strip down. There is no shell either, nor any script, and Check holds that true.
+// The tree is a list of values. What every node has is in tables that can be read from top to bottom (layout.go), what
+// comes from Debian's packages is another table (tools.go), and the programs that this project builds are named in
+// Sources. Nothing is copied that isn't listed: there is no base image to strip down. There is no shell either, nor any
+// script, and Check holds that true.
 //
-// PID 1 isn't in the tree, only its place is. It is /init of the initramfs anyway, and is bound from there: so it is in what a node boots
-// once instead of twice, and an edit of it doesn't mean compressing the root filesystem anew. A container node gets it bound in the
-// same way.
+// PID 1 isn't in the tree, only its place is. It is /init of the initramfs anyway, and is bound from there: so it is in
+// what a node boots once instead of twice, and an edit of it doesn't mean compressing the root filesystem anew. A
+// container node gets it bound in the same way.
 //
-// The tree has one place for programs and libraries, /usr, and links from the old names (/bin, /sbin, /lib, /lib64) to it. The same tree serves
-// machines and container nodes; the latter have no use for the kernel modules.
+// The tree has one place for programs and libraries, /usr, and links from the old names (/bin, /sbin, /lib, /lib64) to
+// it. The same tree serves machines and container nodes; the latter have no use for the kernel modules.
 package rootfs
 
 import (
@@ -31,7 +32,8 @@ import (
 	"github.com/garboard-os/garboard/image/sbom"
 )
 
-// Entry is one path in the tree: a directory, a symbolic link, or a file with a text or with a copy of another file's bytes.
+// Entry is one path in the tree: a directory, a symbolic link, or a file with a text or with a copy of another file's
+// bytes.
 type Entry struct {
 	// Path is absolute and clean.
 	Path string
@@ -158,7 +160,8 @@ var Programs = []string{"containerd", "containerd-shim-runc-v2", "runc", "sandbo
 // Covered are the directories, without a leading slash, that a node mounts something over: it never sees files in them.
 var Covered = []string{"dev", "proc", "run", "sys", "system", "tmp", "var"}
 
-// CopyOf lists from, if it is a file or a link, or the files and links below it, as entries at or below to. Directories come by themselves.
+// CopyOf lists from, if it is a file or a link, or the files and links below it, as entries at or below to. Directories
+// come by themselves.
 func CopyOf(from, to string) ([]Entry, error) {
 	var entries []Entry
 	err := filepath.WalkDir(from, func(name string, d fs.DirEntry, err error) error {
@@ -272,10 +275,11 @@ func (e Entry) write(name string) error {
 	return to.Close()
 }
 
-// shells are names that a node must not have in any folder. (S-373)
+// shells are names that a node must not have in any folder.
 var shells = []string{"sh", "ash", "bash", "dash", "zsh", "ksh", "mksh", "busybox", "toybox", "perl", "python", "python3", "lua", "awk"}
 
-// Check looks through a tree for anything that could run a script: shells and other interpreters by name, and files that start with
+// Check looks through a tree for anything that could run a script: shells and other interpreters by name, and files
+// that start with
 // #!. It also wants every link to lead somewhere inside the tree. It reports all that it finds.
 func Check(root string) error {
 	var found []error

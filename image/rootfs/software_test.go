@@ -13,7 +13,8 @@ import (
 	"github.com/garboard-os/garboard/image/sbom"
 )
 
-// The list of software has the modules of PID 1 and of the programs in the tree, the packages of Debian in it, and those of the kernel.
+// The list of software has the modules of PID 1 and of the programs in the tree, the packages of Debian in it, and
+// those of the kernel.
 func TestSoftware(t *testing.T) {
 	t.Parallel()
 	info, ok := debug.ReadBuildInfo()

@@ -1,5 +1,6 @@
-// Package sbom writes which software a system has: a list in the format SPDX 2.3 (https://spdx.github.io/spdx-spec/v2.3/), as JSON. Programs written in
-// Go say what they are made of, and Debian's packages are listed where the system was made of them. The same system gives the same bytes.
+// Package sbom writes which software a system has: a list in the format SPDX 2.3
+// (https://spdx.github.io/spdx-spec/v2.3/), as JSON. Programs written in Go say what they are made of, and Debian's
+// packages are listed where the system was made of them. The same system gives the same bytes.
 package sbom
 
 import (

@@ -17,7 +17,8 @@ const (
 	storedMetadata = 1 << 15
 )
 
-// encoder is for one block at a time, from several goroutines. A block is at most as large as the window that the kernel allocates.
+// encoder is for one block at a time, from several goroutines. A block is at most as large as the window that the
+// kernel allocates.
 var encoder = sync.OnceValues(func() (*zstd.Encoder, error) {
 	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBestCompression), zstd.WithEncoderCRC(false))
 })

@@ -67,8 +67,8 @@ type table struct {
 	next    uint64
 }
 
-// Read lists an image of the kind that this package writes: version 4.0, zstd, blocks of 1 MiB. The files are read when they are opened. When a
-// tree with them is written, what is compressed stays as it is.
+// Read lists an image of the kind that this package writes: version 4.0, zstd, blocks of 1 MiB. The files are read when
+// they are opened. When a tree with them is written, what is compressed stays as it is.
 func Read(at io.ReaderAt, size int64) (Tree, error) {
 	tree, err := read(io.NewSectionReader(at, 0, size))
 	if err != nil {

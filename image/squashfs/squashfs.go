@@ -1,8 +1,9 @@
 // Package squashfs packs a folder into a compressed, read-only filesystem image, the same bytes for the same tree.
 //
-// What would differ between two builds is pinned: owners (all root), times (all the epoch), extended attributes (none: they depend on
-// the build machine's filesystem), and the tables that only an NFS server needs (none). mksquashfs itself sorts directories and writes
-// blocks in a fixed order however many processors it uses. Modes aren't touched: they are part of the tree.
+// What would differ between two builds is pinned: owners (all root), times (all the epoch), extended attributes (none:
+// they depend on the build machine's filesystem), and the tables that only an NFS server needs (none). mksquashfs
+// itself sorts directories and writes blocks in a fixed order however many processors it uses. Modes aren't touched:
+// they are part of the tree.
 package squashfs
 
 import (
@@ -19,8 +20,8 @@ import (
 var AptPackages = []string{"squashfs-tools"}
 
 const (
-	// blockSize is the unit of compression and of reading: the largest there is. It saves 6 % over the default of 128K, and boots aren't
-	// measurably slower for it: programs are read nearly whole when they start.
+	// blockSize is the unit of compression and of reading: the largest there is. It saves 6 % over the default of 128K,
+	// and boots aren't measurably slower for it: programs are read nearly whole when they start.
 	blockSize = "1M"
 	// level is zstd's. Above it, compressing takes twice the time for 0.01 %.
 	level = "19"

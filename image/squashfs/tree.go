@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// Tree is the content of a filesystem: path without a leading slash → file. Directories above a file come by themselves.
+// Tree is the content of a filesystem: path without a leading slash → file. Directories above a file come by
+// themselves.
 type Tree map[string]File
 
 // File is a file, a directory or a symbolic link.

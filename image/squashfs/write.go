@@ -15,7 +15,8 @@ import (
 	"slices"
 )
 
-// The format is version 4.0 (Documentation/filesystems/squashfs.rst): superblock, data, fragments, and then tables. Numbers are little-endian.
+// The format is version 4.0 (Documentation/filesystems/squashfs.rst): superblock, data, fragments, and then tables.
+// Numbers are little-endian.
 const (
 	magic          = 0x73717368
 	compressorZstd = 6
@@ -29,7 +30,8 @@ const (
 	noFragment = math.MaxUint32
 	noXattrs   = math.MaxUint32
 
-	// Kinds of inodes, as directories name them; the inode of a directory itself is of the extended kind, which has no limit of 64 KiB.
+	// Kinds of inodes, as directories name them; the inode of a directory itself is of the extended kind, which has no
+	// limit of 64 KiB.
 	kindDirectory         = 1
 	kindFile              = 2
 	kindLink              = 3
@@ -42,7 +44,8 @@ const (
 	root          = "."
 )
 
-// stored is where a file's content lies: whole blocks, and its end in a block that it shares with the ends of other files.
+// stored is where a file's content lies: whole blocks, and its end in a block that it shares with the ends of other
+// files.
 type stored struct {
 	blocks []*block
 	in     *fragment // nil: none
@@ -64,7 +67,8 @@ type writer struct {
 	// open is the fragment that isn't full yet, and fragments are the full ones.
 	open      *fragment
 	fragments []*block
-	// kept are the fragments that are the same as in the image that they were read from, by what they are there; users counts the files of each.
+	// kept are the fragments that are the same as in the image that they were read from, by what they are there; users
+	// counts the files of each.
 	kept     map[*end]*fragment
 	users    map[*end]int
 	inodes   metadata

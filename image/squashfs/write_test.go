@@ -135,7 +135,8 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// What isn't changed keeps its bytes, also those of another program that compresses better, and the rest is as it should be.
+// What isn't changed keeps its bytes, also those of another program that compresses better, and the rest is as it
+// should be.
 func TestChange(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

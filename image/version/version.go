@@ -3,7 +3,8 @@
 //	v0.1.0-dev+20261129.d89e7a7fa1b2                      the release, and the day (UTC) and the hash of the commit
 //	v0.1.0-dev+20261129.d89e7a7fa1b2-dirty.5f3c09d1e2a4   the same with changes that aren't committed, and a hash of them
 //
-// What follows the + doesn't count where releases are compared (https://semver.org). The same code has the same name on each machine and at any time.
+// What follows the + doesn't count where releases are compared (https://semver.org). The same code has the same name on
+// each machine and at any time.
 package version
 
 import (

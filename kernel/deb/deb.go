@@ -1,9 +1,9 @@
 // Package deb takes files out of packages of one release of Debian, without installing them.
 //
-// The release is the same on every build machine, and apt does what it is good at: it uses the mirrors and the proxy of the machine's
-// own configuration, checks the release's signature, and checks each package against the hash in the signed index. The lists are in a
-// folder of their own. A package is then unpacked with dpkg-deb; its maintainer scripts never run, and the machine's package database
-// isn't touched. Any user can do it.
+// The release is the same on every build machine, and apt does what it is good at: it uses the mirrors and the proxy of
+// the machine's own configuration, checks the release's signature, and checks each package against the hash in the
+// signed index. The lists are in a folder of their own. A package is then unpacked with dpkg-deb; its maintainer
+// scripts never run, and the machine's package database isn't touched. Any user can do it.
 package deb
 
 import (
@@ -31,8 +31,8 @@ var AptPackages = []string{"apt", "debian-archive-keyring", "dpkg"}
 const (
 	// keyring has the keys of all supported releases of Debian.
 	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-	// MirrorVar names the environment variable with the URL of a mirror of Debian, for build machines whose own apt configuration has
-	// none. The security updates are looked for at the same URL with -security at its end.
+	// MirrorVar names the environment variable with the URL of a mirror of Debian, for build machines whose own apt
+	// configuration has none. The security updates are looked for at the same URL with -security at its end.
 	MirrorVar = "GARBOARD_DEBIAN_MIRROR"
 )
 
@@ -75,7 +75,8 @@ func (l Lists) Key() (string, error) {
 
 const sourcesFile, statusFile = "sources.list", "status"
 
-// options puts apt's own configuration before args: only the release's lists, no preferences, nothing installed, no cache.
+// options puts apt's own configuration before args: only the release's lists, no preferences, nothing installed, no
+// cache.
 func (l Lists) options(args ...string) []string {
 	options := []string{
 		"-o", "Dir::Etc::SourceList=" + filepath.Join(l.Dir, sourcesFile), "-o", "Dir::Etc::SourceParts=/dev/null",
@@ -122,7 +123,8 @@ type Package struct {
 	Version string
 	// SHA256 is the hash of the .deb file.
 	SHA256 string
-	// Depends holds the names in the Depends and Pre-Depends fields, in order, each with its alternatives dropped but the first.
+	// Depends holds the names in the Depends and Pre-Depends fields, in order, each with its alternatives dropped but
+	// the first.
 	Depends []string
 }
 
@@ -138,12 +140,14 @@ func Keys(packages []Package) []string {
 	return keys
 }
 
-// Resolve asks apt for the newest version of each name. It asks once for all: reading apt's lists takes most of a second.
+// Resolve asks apt for the newest version of each name. It asks once for all: reading apt's lists takes most of a
+// second.
 func (l Lists) Resolve(ctx context.Context, names ...string) ([]Package, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
-	// --no-all-versions prints the candidates only. Names that apt doesn't know are no error if it knows one of the others.
+	// --no-all-versions prints the candidates only. Names that apt doesn't know are no error if it knows one of the
+	// others.
 	out, err := run(ctx, "", "apt-cache", l.options(append([]string{"show", "--no-all-versions"}, names...)...)...)
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -165,7 +169,8 @@ func (l Lists) Resolve(ctx context.Context, names ...string) ([]Package, error) 
 	return packages, nil
 }
 
-// Closure resolves the names and whatever they depend on that wanted lets pass. One call of apt is made per level of dependencies.
+// Closure resolves the names and whatever they depend on that wanted lets pass. One call of apt is made per level of
+// dependencies.
 func (l Lists) Closure(ctx context.Context, wanted func(name string) bool, names ...string) ([]Package, error) {
 	var packages []Package
 	seen := map[string]bool{}
@@ -224,8 +229,8 @@ func dependencies(field string) []string {
 	return names
 }
 
-// Fetch downloads the packages into an empty folder of their own below dir, and unpacks all of them into dir. apt refuses what it
-// can't verify; the archives are removed afterwards.
+// Fetch downloads the packages into an empty folder of their own below dir, and unpacks all of them into dir. apt
+// refuses what it can't verify; the archives are removed afterwards.
 func (l Lists) Fetch(ctx context.Context, dir string, packages ...Package) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

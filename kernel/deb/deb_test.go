@@ -165,7 +165,8 @@ func TestFetchCarriesWhatAptSays(t *testing.T) {
 	}
 }
 
-// The archive has only newer packages: the next attempt gets new lists. After another error, as without a network, they stay.
+// The archive has only newer packages: the next attempt gets new lists. After another error, as without a network, they
+// stay.
 func TestOldListsAreRemoved(t *testing.T) {
 	fakeTools(t, map[string]string{"apt-get": "echo \"$WHY\" >&2; exit 100\n"})
 	for why, stay := range map[string]bool{"E: Failed to fetch hello.deb 404  Not Found": false, "E: Temporary failure resolving": true} {

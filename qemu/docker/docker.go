@@ -1,4 +1,5 @@
-// Package docker runs nodes as containers of Docker, through its API alone: it needs neither root nor anything of this machine's kernel.
+// Package docker runs nodes as containers of Docker, through its API alone: it needs neither root nor anything of this
+// machine's kernel.
 //
 //	docker network CLUSTER
 //	  ├─ container CLUSTER: this program, with the registry of the images and the load balancer, at the first address
@@ -37,8 +38,8 @@ type Docker struct {
 	cluster, identity string
 }
 
-// Open connects to the daemon that DOCKER_HOST names, or to the usual one. Other users of the daemon may have a cluster of the same name: it has
-// another identity.
+// Open connects to the daemon that DOCKER_HOST names, or to the usual one. Other users of the daemon may have a cluster
+// of the same name: it has another identity.
 func Open(ctx context.Context, cluster, identity string) (*Docker, error) {
 	api, err := client.New(client.FromEnv)
 	if err == nil {
@@ -57,7 +58,8 @@ func (d *Docker) labels() map[string]string { return map[string]string{label: d.
 
 func (d *Docker) mine() client.Filters { return client.Filters{}.Add("label", label+"="+d.identity) }
 
-// MakeNetwork makes the network of the nodes. Its gateway, which is this machine, has another address than the first: that is the network container's.
+// MakeNetwork makes the network of the nodes. Its gateway, which is this machine, has another address than the first:
+// that is the network container's.
 func (d *Docker) MakeNetwork(ctx context.Context, prefix netip.Prefix, gateway netip.Addr) error {
 	_, err := d.api.NetworkCreate(ctx, d.cluster, client.NetworkCreateOptions{
 		Driver: "bridge", Labels: d.labels(),
@@ -69,7 +71,8 @@ func (d *Docker) MakeNetwork(ctx context.Context, prefix netip.Prefix, gateway n
 	return nil
 }
 
-// RemoveData removes the volumes of the cluster, and the images of nodes, also of former builds, unless another cluster uses them.
+// RemoveData removes the volumes of the cluster, and the images of nodes, also of former builds, unless another cluster
+// uses them.
 func (d *Docker) RemoveData(ctx context.Context) error {
 	volumes, err := d.api.VolumeList(ctx, client.VolumeListOptions{Filters: d.mine()})
 	errs := []error{err}
@@ -150,8 +153,8 @@ type Container struct {
 	MemoryMiB   int  // 0: no limit
 }
 
-// capabilities are those of a node besides Docker's default, as far as all kernels have them: all but those for the clock, the modules and the
-// resource limits of the host.
+// capabilities are those of a node besides Docker's default, as far as all kernels have them: all but those for the
+// clock, the modules and the resource limits of the host.
 var capabilities = []string{
 	"AUDIT_CONTROL", "AUDIT_READ", "BLOCK_SUSPEND", "DAC_READ_SEARCH", "IPC_LOCK", "IPC_OWNER", "LEASE", "LINUX_IMMUTABLE", "MAC_ADMIN",
 	"MAC_OVERRIDE", "NET_ADMIN", "NET_BROADCAST", "SYSLOG", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE", "SYS_PACCT", "SYS_PTRACE", "SYS_RAWIO",

@@ -27,8 +27,8 @@ const initPath = "usr/sbin/init"
 
 func reference(version string) string { return "garboard-node:" + version }
 
-// Image returns the image of a node. It is made of the root file system (squashfs) and PID 1, and loaded into Docker unless it is there. The
-// version identifies both.
+// Image returns the image of a node. It is made of the root file system (squashfs) and PID 1, and loaded into Docker
+// unless it is there. The version identifies both.
 func (d *Docker) Image(ctx context.Context, rootfs, program, version string) (ref string, err error) {
 	ref = reference(version)
 	if _, err := d.api.ImageInspect(ctx, ref); err == nil || !errdefs.IsNotFound(err) {

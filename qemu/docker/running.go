@@ -16,7 +16,8 @@ import (
 // endBudget is for one request about a container that ends.
 const endBudget = 20 * time.Second
 
-// Exit codes of a container whose PID 1 was ended by a signal: 128 and its number. reboot(2) in a PID namespace sends one of these.
+// Exit codes of a container whose PID 1 was ended by a signal: 128 and its number. reboot(2) in a PID namespace sends
+// one of these.
 const (
 	codeReboot   = 128 + 1 // SIGHUP
 	codePowerOff = 128 + 2 // SIGINT

@@ -96,8 +96,8 @@ func (l leases) answer(question *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
 		dhcpv4.WithLeaseTime(uint32(leaseTime/time.Second)))...)
 }
 
-// httpClass is the class of a UEFI that boots over HTTP (UEFI 2.10, 24.7.2.2). QEMU's network cards for a BIOS have iPXE, whose user class
-// is ipxeClass.
+// httpClass is the class of a UEFI that boots over HTTP (UEFI 2.10, 24.7.2.2). QEMU's network cards for a BIOS have
+// iPXE, whose user class is ipxeClass.
 const (
 	httpClass = "HTTPClient"
 	ipxeClass = "iPXE"

@@ -18,11 +18,12 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 )
 
-// NameServer is the address at which nodes with a way out find the name server of this machine. It is one for documentation (RFC 5737), which
-// nobody has.
+// NameServer is the address at which nodes with a way out find the name server of this machine. It is one for
+// documentation (RFC 5737), which nobody has.
 var NameServer = netip.MustParseAddr("203.0.113.53")
 
-// openInternet makes the way out of a network for nodes and pods: connections and datagrams of IPv4 end in this process, which makes them anew.
+// openInternet makes the way out of a network for nodes and pods: connections and datagrams of IPv4 end in this
+// process, which makes them anew.
 //
 //	node ── default route ── bridge ── tun in the thread's namespace ── stack of this process ── its sockets, as of any program here
 //

@@ -27,8 +27,8 @@ const insideEnv = "GARBOARD_TEST_INSIDE"
 // outside is a machine of the internet: an address that no node has (RFC 5737), in the namespace of the test.
 const outside = "203.0.113.7"
 
-// A node reaches what this machine reaches, by TCP and UDP, and this machine's name server, but only if its network has a way out, and never the
-// machine's loopback. The machine gets nothing for it: no link, no address and no route.
+// A node reaches what this machine reaches, by TCP and UDP, and this machine's name server, but only if its network has
+// a way out, and never the machine's loopback. The machine gets nothing for it: no link, no address and no route.
 func TestInternet(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a network namespace")

@@ -105,7 +105,8 @@ func New(c Config, log *slog.Logger) (_ *LAN, err error) {
 	return l, nil
 }
 
-// Join is a network that somebody else has made, and in which this process has the first address, with the registry of the images.
+// Join is a network that somebody else has made, and in which this process has the first address, with the registry of
+// the images.
 func Join(c Config, log *slog.Logger) (*LAN, error) {
 	l := newLAN(c, log, osthread.New())
 	if err := l.serveImages(); err != nil {

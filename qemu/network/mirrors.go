@@ -81,8 +81,8 @@ func (l *LAN) ServeMirrors() (closeAll func(), err error) {
 	return closeAll, nil
 }
 
-// target is where requests go. host is where this machine is; "": here. Users write the gateway's address, or their own, for a registry that
-// runs on this machine.
+// target is where requests go. host is where this machine is; "": here. Users write the gateway's address, or their
+// own, for a registry that runs on this machine.
 func (m Mirror) target(network netip.Prefix, host string) (*url.URL, error) {
 	to, err := url.Parse(m.URL)
 	if err != nil {

@@ -170,9 +170,9 @@ func (c Config) arguments(now time.Time) []string {
 	return append(args, monitorArguments()...)
 }
 
-// KernelArgs are the kernel arguments that machines need because of their accelerator. Go's runtime sleeps for 20 µs at a time while a program
-// works. With high-resolution timers, each of these sleeps ends with an interrupt: about 1,000 in a second, on each processor. An emulated
-// processor takes long for an interrupt.
+// KernelArgs are the kernel arguments that machines need because of their accelerator. Go's runtime sleeps for 20 µs at
+// a time while a program works. With high-resolution timers, each of these sleeps ends with an interrupt: about 1,000
+// in a second, on each processor. An emulated processor takes long for an interrupt.
 func KernelArgs(accelerator string) []string {
 	if accelerator == "kvm" {
 		return nil
@@ -210,8 +210,8 @@ func (c Config) system() (args []string) {
 		"-device", device+",drive=medium"+c.order(c.mediumOrder()))
 }
 
-// order is the place of a disk or medium in the order in which it is booted. A UEFI has its own order, in its variables, and the node
-// adds its disk to that. From a network card it would boot last.
+// order is the place of a disk or medium in the order in which it is booted. A UEFI has its own order, in its
+// variables, and the node adds its disk to that. From a network card it would boot last.
 func (c Config) order(index int) string {
 	if c.Variables != "" && !c.fromNetwork() {
 		return ""
@@ -229,8 +229,8 @@ func (c Config) mediumOrder() int {
 	return 0
 }
 
-// bootable reports whether a disk has a boot record. After an installation, a person takes the medium out, or lets the firmware start the
-// disk first: a BIOS starts no other disk if the first one can't be started.
+// bootable reports whether a disk has a boot record. After an installation, a person takes the medium out, or lets the
+// firmware start the disk first: a BIOS starts no other disk if the first one can't be started.
 func bootable(disk string) bool {
 	f, err := os.Open(disk)
 	if err != nil {

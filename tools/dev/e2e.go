@@ -21,7 +21,8 @@ import (
 const (
 	// e2eTimeout bounds the tests of one package that boot nodes, on two slow cores.
 	e2eTimeout = 20 * time.Minute
-	// longTimeout bounds those of one package that are long, and machineTimeout those of one with virtual machines: a test may take 20 minutes.
+	// longTimeout bounds those of one package that are long, and machineTimeout those of one with virtual machines: a
+	// test may take 20 minutes.
 	longTimeout    = 50 * time.Minute
 	machineTimeout = 4 * time.Hour
 	// containersAtOnce is how many packages whose nodes are containers are tested at the
@@ -29,7 +30,8 @@ const (
 	containersAtOnce = 2
 	// machineWord is in the files of tests that boot virtual machines.
 	machineWord = "qemu.QEMU"
-	// promiseWord is in the files of tests that measure what the product promises: other tests beside them would be part of that.
+	// promiseWord is in the files of tests that measure what the product promises: other tests beside them would be
+	// part of that.
 	promiseWord = ".Promised("
 )
 

@@ -45,7 +45,8 @@ func imagesCommand() *cobra.Command {
 	return cmd
 }
 
-// bundle writes images of a layout to one file. A layout has the images that were built under the names of their publishers.
+// bundle writes images of a layout to one file. A layout has the images that were built under the names of their
+// publishers.
 func bundle(ctx context.Context, layout string, images []string, file string) error {
 	source := httptest.NewServer(registry.New(layout))
 	defer source.Close()

@@ -13,7 +13,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/registry"
 )
 
-// A file has the images that it is to have, out of all that were built, and with their content: a node asks no registry for them.
+// A file has the images that it is to have, out of all that were built, and with their content: a node asks no registry
+// for them.
 func TestBundle(t *testing.T) {
 	t.Parallel()
 	const wanted, other = "registry.k8s.io/pause:1", "ghcr.io/garboard-os/kubelet:1"

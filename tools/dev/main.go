@@ -1,4 +1,5 @@
-// Command dev builds Garboard and tests it; most of the Makefile's targets are its subcommands. gbctl makes development clusters.
+// Command dev builds Garboard and tests it; most of the Makefile's targets are its subcommands. gbctl makes development
+// clusters.
 package main
 
 import (

@@ -246,8 +246,8 @@ func run(ctx context.Context, dir string, out io.Writer, program string, args ..
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
-	// A program and what it has started end together: the go command hands no signal on to its tests. The host processes of
-	// clusters, which have sessions of their own, see their test end, and take down what it booted.
+	// A program and what it has started end together: the go command hands no signal on to its tests. The host
+	// processes of clusters, which have sessions of their own, see their test end, and take down what it booted.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM} // this process may be killed
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = 30 * time.Second

@@ -30,8 +30,8 @@ type Options struct {
 	Checkout string
 	// Cluster has the options of the cluster. Create sets Boot, Images, Kubernetes and Out.
 	Cluster qemu.Options
-	// Boot is a kind of media: nodes in QEMU boot from it, with firmware and boot loader. "": QEMU loads their kernel. An existing cluster
-	// keeps its own.
+	// Boot is a kind of media: nodes in QEMU boot from it, with firmware and boot loader. "": QEMU loads their kernel.
+	// An existing cluster keeps its own.
 	Boot string
 	// UEFI gives nodes in QEMU this firmware instead of a BIOS.
 	UEFI bool

@@ -62,7 +62,8 @@ func TestSelfHostedNeedsANewCluster(t *testing.T) {
 	}
 }
 
-// Nodes boot from a medium of the kind that was asked for, and can upgrade themselves from an installer image with the same kernel.
+// Nodes boot from a medium of the kind that was asked for, and can upgrade themselves from an installer image with the
+// same kernel.
 func TestBootFrom(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

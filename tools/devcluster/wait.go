@@ -93,8 +93,8 @@ func waitingFor(c *qemu.Cluster, why error) string {
 var message = regexp.MustCompile(`\[garboard\] (.*)`)
 
 var (
-	// aside are messages that aren't what the node waits for: what a controller failed to do, it tries again, and during a start most of that comes
-	// too early. The chart of the boot comes when all services are up.
+	// aside are messages that aren't what the node waits for: what a controller failed to do, it tries again, and
+	// during a start most of that comes too early. The chart of the boot comes when all services are up.
 	aside = regexp.MustCompile(`^(controller-runtime: |boot chart|[ *.] )`)
 	// failed are those of a controller that failed.
 	failed = regexp.MustCompile(`^controller-runtime: .* controller failed: `)

@@ -18,7 +18,8 @@ func TestReadyBudgets(t *testing.T) {
 	}
 }
 
-// What controllers fail to do during a start isn't what the user waits for, nor is the chart of the boot. A start that fails names the controller.
+// What controllers fail to do during a start isn't what the user waits for, nor is the chart of the boot. A start that
+// fails names the controller.
 func TestProgressIsNoFailureOfAController(t *testing.T) {
 	t.Parallel()
 	console := filepath.Join(t.TempDir(), "console.log")

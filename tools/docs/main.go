@@ -4,8 +4,8 @@
 //	README.md, docs/*.md, README.md beside code ─┐
 //	gbctl man: its reference ────────────────────┴─▶ *.html, index.js; man/*.1
 //
-// Its argument is the directory of the site. A page has the path that it has in the repository, so links between pages stay as they are. Links to other files lead
-// to the repository.
+// Its argument is the directory of the site. A page has the path that it has in the repository, so links between pages
+// stay as they are. Links to other files lead to the repository.
 package main
 
 import (

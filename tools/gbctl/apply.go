@@ -31,7 +31,7 @@ const modePrefix = "APPLY_MODE_"
 // shortModes are the modes that have a flag of their own.
 var shortModes = []string{"immediate", "on-reboot", "try"}
 
-// applyFlags are the flags of all commands that change the configuration (S-036).
+// applyFlags are the flags of all commands that change the configuration.
 type applyFlags struct {
 	app           *app
 	modeName      string
@@ -249,7 +249,7 @@ func inFile(file string, err error) error {
 	}))}
 }
 
-// applyCommand makes "apply" and "apply machineconfig", which are the same as apply-config (S-024).
+// applyCommand makes "apply" and "apply machineconfig", which are the same as apply-config.
 func (a *app) applyCommand() *cobra.Command {
 	cmd := a.applyConfigCommand("apply")
 	cmd.AddCommand(a.applyConfigCommand("machineconfig", "mc", "machineconfigs"))

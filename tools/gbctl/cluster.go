@@ -65,7 +65,6 @@ var bootMedia = []string{media.ISO, media.Disk, media.PXE}
 // badClock is the error of hardware clocks with --bad-rtc: some years behind.
 const badClock = -10 * 365 * 24 * time.Hour
 
-// S-330, S-331, S-332
 func (a *app) clusterCreateCommand() *cobra.Command {
 	var o createFlags
 	cmd := &cobra.Command{

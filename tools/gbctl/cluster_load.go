@@ -70,7 +70,8 @@ func (a *app) clusterLoad(ctx context.Context, c *qemu.Cluster, from string) (er
 	})
 }
 
-// fromDocker is a file with an image of the Docker of this machine, until done is called. What Docker doesn't have stays as it is.
+// fromDocker is a file with an image of the Docker of this machine, until done is called. What Docker doesn't have
+// stays as it is.
 func fromDocker(ctx context.Context, image string) (file string, done func() error, err error) {
 	none := func() error { return nil }
 	if _, err := os.Stat(image); !errors.Is(err, fs.ErrNotExist) || exec.CommandContext(ctx, "docker", "image", "inspect", image).Run() != nil {

@@ -19,7 +19,8 @@ var wordStyles = map[string]lipgloss.Style{
 // stateColumns are the columns of tables that have such words.
 var stateColumns = []string{"STATE", "HEALTH", "STAGE", "KUBERNETES"}
 
-// painted is a word in its colour, if it has one and goes to a terminal with colours (https://no-color.org). Old consoles of Windows have no TERM.
+// painted is a word in its colour, if it has one and goes to a terminal with colours (https://no-color.org). Old
+// consoles of Windows have no TERM.
 func painted(w io.Writer, word string) string {
 	style, known := wordStyles[strings.ToLower(strings.TrimSuffix(word, ":"))]
 	if !known || !interactive(w) || os.Getenv("NO_COLOR") != "" || slices.Contains([]string{"", "dumb"}, os.Getenv("TERM")) {

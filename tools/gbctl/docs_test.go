@@ -15,12 +15,12 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// fence matches the begin of a block of commands in a page. "console hardware" needs what a test hasn't: a machine, a medium or a registry
-// of the reader's own.
+// fence matches the begin of a block of commands in a page. "console hardware" needs what a test hasn't: a machine, a
+// medium or a registry of the reader's own.
 var fence = regexp.MustCompile("^```(console|sh)( hardware)?$")
 
-// everywhere are programs in blocks that a computer with a checkout runs as they are. docs/releases.md and the two pages about a self-hosted
-// control plane have tests of their own for theirs.
+// everywhere are programs in blocks that a computer with a checkout runs as they are. docs/releases.md and the two
+// pages about a self-hosted control plane have tests of their own for theirs.
 var everywhere = []string{"cp", "export", "git", "go", "grep", "kubectl", "openssl", "sha256sum"}
 
 // A shown command is one of a page.

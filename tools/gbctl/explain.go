@@ -99,7 +99,7 @@ func (a *app) contextLabel() string {
 	return fmt.Sprintf("context %q in %s", name, path)
 }
 
-// renewal describes how to renew an administrator's certificate (S-153).
+// renewal describes how to renew an administrator's certificate.
 const renewal = `'gbctl gen csr --key admin.key', then 'gbctl gen crt --ca ca --csr admin.csr --name admin', and put the result into the client configuration as crt`
 
 // alerts are the TLS alerts of a node about our certificate, in the words of crypto/tls.

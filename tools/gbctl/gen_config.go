@@ -22,7 +22,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-// compatSelfHosted is the only older format that gen config makes (S-042).
+// compatSelfHosted is the only older format that gen config makes.
 const compatSelfHosted = "self-hosted"
 
 // configFlags are the flags of gen config.
@@ -36,7 +36,6 @@ type configFlags struct {
 	patches, controlPlanePatches, workerPatches []string
 }
 
-// S-041, S-042
 func (g *generator) configCommand() *cobra.Command {
 	var o configFlags
 	cmd := &cobra.Command{
@@ -251,7 +250,7 @@ func parseMirrors(flags []string) (map[string][]string, error) {
 }
 
 // adminConfig makes a client configuration with one context, for an administrator. The
-// endpoint is the host of the Kubernetes API (S-004): a name that points to all control
+// endpoint is the host of the Kubernetes API: a name that points to all control
 // planes also works for their machine API.
 func adminConfig(cluster, host string, ca pki.CA, now time.Time) (text []byte, until time.Time, err error) {
 	crt, key, err := ca.Issue(pki.Leaf{CN: "admin", Orgs: []string{string(api.Admin)}, Client: true, Now: now})

@@ -74,7 +74,6 @@ func (g *generator) caCommand() *cobra.Command {
 	return cmd
 }
 
-// S-150
 func (g *generator) keyCommand() *cobra.Command {
 	var algorithm algorithmFlags
 	var name string
@@ -119,7 +118,6 @@ func (g *generator) releaseKeyCommand() *cobra.Command {
 	return cmd
 }
 
-// S-151
 func (g *generator) requestCommand() *cobra.Command {
 	var keyPath, name string
 	var ips, dns, roles []string
@@ -179,7 +177,6 @@ func describe(name string, roles []string) string {
 	return strings.Join(append([]string{name}, roles...), ", ")
 }
 
-// S-152, S-153, S-154
 func (g *generator) certificateCommand() *cobra.Command {
 	var caName, requestPath, name string
 	var hours int

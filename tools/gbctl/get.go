@@ -65,7 +65,7 @@ func (a *app) rebootsCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{Use: "reboots", RunE: func(cmd *cobra.Command, _ []string) error { return a.get(cmd.Context(), query{kind: "boots"}) }})
 }
 
-// getHead starts every table of resources (S-005).
+// getHead starts every table of resources.
 var getHead = []string{"NODE", "NAMESPACE", "TYPE", "ID", "VERSION"}
 
 func (a *app) get(ctx context.Context, q query) error {
@@ -110,12 +110,12 @@ func (q query) where() string {
 	return " in namespace " + q.namespace
 }
 
-// row is a resource in a table, with the short name of its type (S-009).
+// row is a resource in a table, with the short name of its type.
 func row(node string, r *apiv1.Resource) []string {
 	return slices.Concat([]string{node, r.Namespace, r.Kind, r.Id, strconv.FormatUint(r.Version, 10)}, r.Columns)
 }
 
-// envelope is a resource as a document (S-007).
+// envelope is a resource as a document.
 func envelope(node string, r *apiv1.Resource) (*yaml.Node, error) {
 	n := mapping("node", node, "metadata", mapping(
 		"namespace", r.Namespace, "type", r.Type, "id", r.Id, "version", r.Version, "phase", r.Phase))

@@ -66,7 +66,8 @@ func TestKernelArgs(t *testing.T) {
 	}
 }
 
-// Other modules replace those that are there, firmware is added, and other files come last. Arguments of the kernel and paths to remove are kept.
+// Other modules replace those that are there, firmware is added, and other files come last. Arguments of the kernel and
+// paths to remove are kept.
 func TestImageBuildChanges(t *testing.T) {
 	t.Parallel()
 	b := imageBuild{modules: "new/modules", firmware: "new/firmware", overlays: []string{"one", "two"}, change: customize.Change{Remove: []string{"/etc/motd"}, Args: []string{"console=ttyS1"}}}

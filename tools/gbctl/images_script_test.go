@@ -39,7 +39,8 @@ func bundled(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(oci.Pack(dir, ts.MkAbs(args[0])))
 }
 
-// serving sets a variable to the address of an empty registry, or of a port that is free: serving VARIABLE registry|nothing.
+// serving sets a variable to the address of an empty registry, or of a port that is free: serving VARIABLE
+// registry|nothing.
 func serving(ts *testscript.TestScript, _ bool, args []string) {
 	if args[1] == "registry" {
 		s := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))

@@ -348,7 +348,8 @@ func (k kubeFile) namesFree(cluster *yaml.Node, clusterName, user, context strin
 	return text(ours, "server") == text(theirs, "server") && text(ours, "certificate-authority-data") == text(theirs, "certificate-authority-data")
 }
 
-// twin returns the entry of the same cluster, which has the same authority: that with the same server if there are several.
+// twin returns the entry of the same cluster, which has the same authority: that with the same server if there are
+// several.
 func (k kubeFile) twin(cluster *yaml.Node) (twin *yaml.Node) {
 	l, ours := get(k.root, "clusters"), get(cluster, "cluster")
 	for i := 0; l != nil && i < len(l.Content); i++ {

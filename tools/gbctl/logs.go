@@ -17,8 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// printer writes lines of several nodes to one output, each line with the node as prefix
-// (S-250).
+// printer writes lines of several nodes to one output, each line with the node as prefix.
 type printer struct {
 	mu    sync.Mutex // guards w
 	w     io.Writer

@@ -44,7 +44,8 @@ func (a *app) processesCommand() *cobra.Command {
 	return a.outputFlag(cmd)
 }
 
-// commandOf is how a process was started. The arguments of pods' processes aren't known, and one program may have many names.
+// commandOf is how a process was started. The arguments of pods' processes aren't known, and one program may have many
+// names.
 func commandOf(p *apiv1.Process) string {
 	if p.Args == "" && p.Executable != "" && !strings.HasPrefix(path.Base(p.Executable), p.Command) {
 		return fmt.Sprintf("%s (%s)", p.Executable, p.Command)

@@ -71,7 +71,8 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 // defaultFiles are where media are written, by kind.
 var defaultFiles = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe", media.InstallerKind: "garboard-installer.tar", media.Disk: "garboard.raw.zst"}
 
-// workerPods are the images of a default cluster's pods on its workers. They are in the configuration of control planes.
+// workerPods are the images of a default cluster's pods on its workers. They are in the configuration of control
+// planes.
 var workerPods = []string{config.DefaultProxyImage, config.DefaultFlannelImage, config.DefaultCoreDNSImage}
 
 // addedParts checks what is put into a medium that carries it, and reads the configuration.

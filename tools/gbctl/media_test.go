@@ -63,7 +63,8 @@ func partsIn(t *testing.T, dir string) media.Options {
 	}
 }
 
-// buildMedia runs media build with the parts of a directory. It returns what was asked of their builder, and adds the output to the error.
+// buildMedia runs media build with the parts of a directory. It returns what was asked of their builder, and adds the
+// output to the error.
 func buildMedia(t *testing.T, dir string, args ...string) (asked string, err error) {
 	t.Helper()
 	var out bytes.Buffer

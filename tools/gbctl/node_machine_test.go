@@ -96,7 +96,8 @@ func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequ
 	return answerWith(&apiv1.ResetResponse{Operation: o})
 }
 
-// UpgradeSystem of a node that is told to be "sick", or where Kubernetes won't serve with the new system ("unserved"), ends with the former system.
+// UpgradeSystem of a node that is told to be "sick", or where Kubernetes won't serve with the new system ("unserved"),
+// ends with the former system.
 func (s nodeService) UpgradeSystem(_ context.Context, r *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
 	m := r.Msg
 	if m.Wipe && (m.Force || m.Stage) {

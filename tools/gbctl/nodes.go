@@ -209,8 +209,8 @@ func (a *app) stopFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&a.yes, "yes", "y", false, "don't ask; required without a terminal")
 }
 
-// named makes sure that the user means the nodes which a command is about to stop: they are named, there is only one, or it is all of them. Then
-// it asks, unless the command has a question of its own.
+// named makes sure that the user means the nodes which a command is about to stop: they are named, there is only one,
+// or it is all of them. Then it asks, unless the command has a question of its own.
 func (a *app) named(ctx context.Context, command string, harmless, asks bool) error {
 	c, err := a.access()
 	if err != nil || len(a.nodes) > 0 || harmless {

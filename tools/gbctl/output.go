@@ -12,7 +12,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// yamlIndent is the indentation of all YAML output (S-007).
+// yamlIndent is the indentation of all YAML output.
 const yamlIndent = 4
 
 // table prints rows below a heading. Lines have no trailing blanks.

@@ -18,8 +18,8 @@ const (
 	longestPacket          = 256 << 10
 )
 
-// packetFilter is a program for the kernel of a node. It passes Ethernet packets of the host and the port, and none of the port except.
-// What isn't given is any.
+// packetFilter is a program for the kernel of a node. It passes Ethernet packets of the host and the port, and none of
+// the port except. What isn't given is any.
 func packetFilter(host netip.Addr, port, except uint16) ([]uint64, error) {
 	var drop, pass []bpf.Instruction
 	selects := host.IsValid() || port != 0

@@ -19,8 +19,8 @@ const (
 	// restartBudget is the time that a machine may take until it answers again. Servers
 	// with much memory test it for minutes before they boot.
 	restartBudget = 15 * time.Minute
-	// proveBudget is longer than a system whose data is wiped has to become healthy (30 minutes), with the restart before, and the one to the former
-	// system after it.
+	// proveBudget is longer than a system whose data is wiped has to become healthy (30 minutes), with the restart
+	// before, and the one to the former system after it.
 	proveBudget = 30*time.Minute + 2*restartBudget
 	// stopBudget is longer than a node needs to stop all services in order.
 	stopBudget = 5 * time.Minute
@@ -164,7 +164,8 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 	return nil
 }
 
-// waitBack waits until a node has another boot ID than before, and check returns no error. If before is empty, the node needn't restart.
+// waitBack waits until a node has another boot ID than before, and check returns no error. If before is empty, the node
+// needn't restart.
 func (a *app) waitBack(ctx context.Context, node, before string, budget time.Duration, check func(context.Context, *apiv1.NodeStatusResponse) error) error {
 	return a.retryUntil(ctx, node, budget, func(ctx context.Context) error {
 		s, err := a.probe(ctx, node)
@@ -181,8 +182,8 @@ func (a *app) waitBack(ctx context.Context, node, before string, budget time.Dur
 // endedBadly is the error of an operation that has failed: waiting doesn't change it.
 type endedBadly struct{ error }
 
-// operationEnded returns no error when an operation is done on a node that has restarted, or isn't known there any more. A node whose etcd doesn't
-// run lists its operations only after it has waited for etcd's.
+// operationEnded returns no error when an operation is done on a node that has restarted, or isn't known there any
+// more. A node whose etcd doesn't run lists its operations only after it has waited for etcd's.
 func (a *app) operationEnded(ctx context.Context, node, id string) (known bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()

@@ -93,7 +93,7 @@ func (b *progressBar) end() {
 	}
 }
 
-// retryLog prints the error before a new try (S-011). It doesn't repeat the same error.
+// retryLog prints the error before a new try. It doesn't repeat the same error.
 type retryLog struct{ last string }
 
 func (r *retryLog) print(w io.Writer, err error) {

@@ -45,7 +45,8 @@ func (a *app) readdressCommand() *cobra.Command {
 	return cmd
 }
 
-// readdress starts the operation, or follows one that runs: to the new address, where it answers that the node is reached.
+// readdress starts the operation, or follows one that runs: to the new address, where it answers that the node is
+// reached.
 func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequest) error {
 	var id string
 	start := starting(nodeAPI.Readdress, r)

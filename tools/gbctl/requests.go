@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The services of the machine API. Their methods are arguments of asking and streamLines, together with the function below that returns the
-// service of a client.
+// The services of the machine API. Their methods are arguments of asking and streamLines, together with the function
+// below that returns the service of a client.
 type (
 	configAPI    = garboardv1connect.ConfigServiceClient
 	etcdAPI      = garboardv1connect.EtcdServiceClient
@@ -78,8 +78,8 @@ func printMessage[A interface{ GetMessage() string }](ctx context.Context, a *ap
 	})
 }
 
-// messageCommand makes a command that asks one node, and prints the message in its answer. If the command has an argument, that is written to id,
-// which is in the request.
+// messageCommand makes a command that asks one node, and prints the message in its answer. If the command has an
+// argument, that is written to id, which is in the request.
 func messageCommand[A interface{ GetMessage() string }](a *app, use string, id *string, ask question[A]) *cobra.Command {
 	return &cobra.Command{
 		Use: use,

@@ -90,7 +90,7 @@ func (a *app) service(ctx context.Context, id string) error {
 	return errors.Join(err, failed)
 }
 
-// serviceBlock prints one service, one property per line (S-231, S-232).
+// serviceBlock prints one service, one property per line.
 func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesResponse) error {
 	kind := s.Kind
 	if s.Restarts > 0 {

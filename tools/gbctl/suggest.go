@@ -91,7 +91,8 @@ func (a *app) moved(cmd *cobra.Command, wrong string, path []string) []string {
 	return slices.Concat(path, rest)
 }
 
-// closest adds the command line that was probably meant to the error of an unknown word, if one of the known words is similar.
+// closest adds the command line that was probably meant to the error of an unknown word, if one of the known words is
+// similar.
 func (a *app) closest(err error, word string, known []string) error {
 	if best := config.Closest(word, known); best != "" {
 		what, _, _ := strings.Cut(err.Error(), "; the")

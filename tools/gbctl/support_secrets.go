@@ -121,7 +121,8 @@ func bootstrapTokens(text []byte) (spans [][2]int) {
 		}
 		switch {
 		case !all, part(start - 1), part(end),
-			start > 0 && text[start-1] == '.', end < len(text) && text[end] == '.' && part(end+1): // part of a longer name
+			// part of a longer name
+			start > 0 && text[start-1] == '.', end < len(text) && text[end] == '.' && part(end+1):
 		case !bytes.ContainsFunc(text[start:end], unicode.IsLower): // a fraction
 		case bytes.ContainsAny(text[start:end], "0123456789"), mentionsToken(text[:start]):
 			spans = append(spans, [2]int{start, end})

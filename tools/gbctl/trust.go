@@ -46,7 +46,7 @@ func (a *app) warn(node, shown string) {
 
 var errDeclined = errors.New("nothing was done: the answer isn't yes")
 
-// ask asks a question on the terminal. Any answer but yes aborts (S-012).
+// ask asks a question on the terminal. Any answer but yes aborts.
 func (a *app) ask(ctx context.Context, what string) error {
 	_, lines := a.userInput()
 	fmt.Fprintf(a.err, "%s [yes/no]: ", what)

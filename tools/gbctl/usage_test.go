@@ -64,7 +64,8 @@ func TestFactsHaveFormats(t *testing.T) {
 	}
 }
 
-// A flag means the same in all commands that have it. -f follows where there is something to follow, and is a file elsewhere.
+// A flag means the same in all commands that have it. -f follows where there is something to follow, and is a file
+// elsewhere.
 func TestFlagsHaveOneMeaning(t *testing.T) {
 	t.Parallel()
 	meant := map[string]string{"-f": "config file follow", "-l": "listening long"}
@@ -72,7 +73,8 @@ func TestFlagsHaveOneMeaning(t *testing.T) {
 	for _, cmd := range leaves((&app{out: io.Discard, err: io.Discard}).rootCommand()) {
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			short := "-" + f.Shorthand
-			if f.Hidden || slices.Contains([]string{"boot", "config", "patch", "tail"}, f.Name) { // a number or numbers, a file or files, a patch or patches
+			// a number or numbers, a file or files, a patch or patches
+			if f.Hidden || slices.Contains([]string{"boot", "config", "patch", "tail"}, f.Name) {
 				return
 			}
 			if f.Shorthand != "" && meant[short] == "" {

@@ -40,8 +40,8 @@ type checked struct {
 	say  func(...any)
 }
 
-// check verifies the release in a directory, and reports all that is wrong at once. keys are the public ones of its maker, as PEM; "": those of the
-// release, which prove only that the files belong together.
+// check verifies the release in a directory, and reports all that is wrong at once. keys are the public ones of its
+// maker, as PEM; "": those of the release, which prove only that the files belong together.
 func check(ctx context.Context, dir, keys string, say func(...any)) error {
 	c := &checked{dir: dir, sums: map[string]string{}, say: say}
 	var errs []error

@@ -37,7 +37,8 @@ var inDebian = []struct{ end, dir, name string }{
 	{"completions/gbctl", "usr/share/bash-completion/completions", ""}, {licenceFile, "usr/share/doc/gbctl", "copyright"}, {"gbctl", "usr/bin", ""},
 }
 
-// Client makes gbctl for these platforms: archives, packages of Debian, a formula of Homebrew and the list of its software.
+// Client makes gbctl for these platforms: archives, packages of Debian, a formula of Homebrew and the list of its
+// software.
 func (r *Release) Client(ctx context.Context, platforms [][2]string) (err error) {
 	work, err := os.MkdirTemp("", "garboard-release-*")
 	if err != nil {
@@ -110,8 +111,8 @@ func (r *Release) around(ctx context.Context, work string) (files, error) {
 	})
 }
 
-// debian writes the package of an architecture (deb(5)): an archive in the format of ar with two others in it. In its version, ~ is before all
-// else, as - is in a release (deb-version(7)).
+// debian writes the package of an architecture (deb(5)): an archive in the format of ar with two others in it. In its
+// version, ~ is before all else, as - is in a release (deb-version(7)).
 func (r *Release) debian(arch string, all files) error {
 	about, data, of := files{}, files{}, strings.Replace(r.Version[1:], "-", "~", 1)
 	r.add(about, "control", 0o644, []byte(strings.NewReplacer("$DEBIAN", of, "$ARCH", arch).Replace(control)))

@@ -1,5 +1,6 @@
-// Package release makes the files of a release that others can take. The same commit, key, Go and packages of Debian give the same bytes, on each
-// machine and at any time: the one date in the files is the commit's. Its test checks a release from the files alone.
+// Package release makes the files of a release that others can take. The same commit, key, Go and packages of Debian
+// give the same bytes, on each machine and at any time: the one date in the files is the commit's. Its test checks a
+// release from the files alone.
 package release
 
 import (

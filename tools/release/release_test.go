@@ -135,8 +135,8 @@ func contents(t *testing.T, dir string) map[string][]byte {
 	return all
 }
 
-// Two releases of a commit are the same to the byte, in other directories, at other times and by other umasks. The check accepts one, says which
-// file has a changed byte, and takes no other key.
+// Two releases of a commit are the same to the byte, in other directories, at other times and by other umasks. The
+// check accepts one, says which file has a changed byte, and takes no other key.
 func TestRelease(t *testing.T) {
 	t.Setenv(version.Variable, "v1.2.3")
 	key, err := pki.NewKey(pki.Ed25519)

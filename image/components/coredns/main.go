@@ -1,5 +1,5 @@
-// Program coredns is CoreDNS with the plugins that make sense inside a cluster. Upstream's own main also carries the drivers of several
-// cloud providers, etcd and tracing, which double its size and its build time.
+// Program coredns is CoreDNS with the plugins that make sense inside a cluster. Upstream's own main also carries the
+// drivers of several cloud providers, etcd and tracing, which double its size and its build time.
 //
 // The order of the plugins in a query's way isn't set here: CoreDNS keeps it in a table of its own.
 package main

@@ -1,5 +1,5 @@
-// Program etcd is the etcd server, its command-line client etcdctl and etcdutl, which works on its files, in one binary, told apart by the name it
-// was called by. Apart, they are 60 MB; together, little more than the server alone.
+// Program etcd is the etcd server, its command-line client etcdctl and etcdutl, which works on its files, in one
+// binary, told apart by the name it was called by. Apart, they are 60 MB; together, little more than the server alone.
 package main
 
 import (

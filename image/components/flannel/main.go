@@ -1,6 +1,7 @@
-// Program flanneld gives each node's pods a route to the pods of all other nodes. It is flannel with the backends that a Garboard node can
-// use (vxlan, host-gw, wireguard) and with the Kubernetes API as the place where subnets are kept; the command line is that of upstream's
-// flanneld, so that upstream's manifests fit. Upstream's own main also wants etcd, a cloud provider's SDK and a C compiler.
+// Program flanneld gives each node's pods a route to the pods of all other nodes. It is flannel with the backends that
+// a Garboard node can use (vxlan, host-gw, wireguard) and with the Kubernetes API as the place where subnets are kept;
+// the command line is that of upstream's flanneld, so that upstream's manifests fit. Upstream's own main also wants
+// etcd, a cloud provider's SDK and a C compiler.
 //
 //	options → subnet manager (watches nodes) → external interface → backend → traffic rules → subnet file → run until SIGTERM
 package main
@@ -124,8 +125,8 @@ func checkBridgeFilter(config *subnet.Config) error {
 	return nil
 }
 
-// externalInterface finds the interface that reaches the other nodes: the first match of --iface, then --iface-regex, then
-// --iface-can-reach; without any of them, the one with the public IP or the default route.
+// externalInterface finds the interface that reaches the other nodes: the first match of --iface, then --iface-regex,
+// then --iface-can-reach; without any of them, the one with the public IP or the default route.
 func externalInterface(ctx context.Context, opts *options, manager subnet.Manager, config *subnet.Config) (*backend.ExternalInterface, error) {
 	stack, err := ipmatch.GetIPFamily(config.EnableIPv4, config.EnableIPv6)
 	if err != nil {
@@ -169,8 +170,8 @@ func externalInterface(ctx context.Context, opts *options, manager subnet.Manage
 	return nil, fmt.Errorf("no interface matches what --iface, --iface-regex and --iface-can-reach ask for: %s", strings.Join(misses, "; "))
 }
 
-// setTrafficRules installs masquerading and forwarding rules, in the one of the two kinds that is configured, after removing what an
-// earlier run may have left in the other.
+// setTrafficRules installs masquerading and forwarding rules, in the one of the two kinds that is configured, after
+// removing what an earlier run may have left in the other.
 func setTrafficRules(ctx context.Context, opts *options, config *subnet.Config, network backend.Network) error {
 	var use, other trafficmngr.TrafficManager = &iptables.IPTablesManager{}, &nftables.NFTablesManager{}
 	if config.EnableNFTables {
@@ -196,7 +197,8 @@ func setTrafficRules(ctx context.Context, opts *options, config *subnet.Config, 
 	return nil
 }
 
-// keepBlackhole makes packets to pod addresses that no pod has end here, rather than leave by the default route and come back.
+// keepBlackhole makes packets to pod addresses that no pod has end here, rather than leave by the default route and
+// come back.
 func keepBlackhole(ctx context.Context, every time.Duration, config *subnet.Config, network backend.Network) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

@@ -14,7 +14,8 @@ import (
 // version is set by the linker.
 var version = "unknown"
 
-// envPrefix starts the names of environment variables that stand in for flags, as upstream has it: FLANNELD_IP_MASQ for --ip-masq.
+// envPrefix starts the names of environment variables that stand in for flags, as upstream has it: FLANNELD_IP_MASQ for
+// --ip-masq.
 const envPrefix = "FLANNELD_"
 
 // options are upstream's flags, as far as they concern the backends that are here.

@@ -1,7 +1,9 @@
-// Program kubernetes is the six Kubernetes programs of a node in one binary. It looks at the name it was called by, as busybox does:
-// the programs share nine tenths of their code, so one file of 140 MB replaces six with almost 500 MB, in images and in the page cache.
+// Program kubernetes is the six Kubernetes programs of a node in one binary. It looks at the name it was called by, as
+// busybox does: the programs share nine tenths of their code, so one file of 140 MB replaces six with almost 500 MB, in
+// images and in the page cache.
 //
-// Nothing is constructed for a program that wasn't called: each constructor registers flags and feature gates in process-wide tables.
+// Nothing is constructed for a program that wasn't called: each constructor registers flags and feature gates in
+// process-wide tables.
 package main
 
 import (

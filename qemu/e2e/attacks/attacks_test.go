@@ -191,7 +191,8 @@ func (c attacked) small() error {
 	return err
 }
 
-// keys: what PID 1 keeps, and what it tells its sandboxes, isn't there for a pod, to be read or replaced. What pods have of the node is.
+// keys: what PID 1 keeps, and what it tells its sandboxes, isn't there for a pod, to be read or replaced. What pods
+// have of the node is.
 func (c attacked) keys(t *testing.T) {
 	const state = "/apid/state.json"
 	out := c.does("read", host(configFile), host("/system/state/machine-id"), host("/system/run"+state), host("/run/garboard"+state))
@@ -226,7 +227,8 @@ spec:
   volumes: [{name: plugins, hostPath: {path: /var/lib/kubelet/plugins/driver, type: DirectoryOrCreate}}]
 `
 
-// drivers: although containerd has mounts of its own, what a pod mounts is seen by the node, by pods that run and by those that start later.
+// drivers: although containerd has mounts of its own, what a pod mounts is seen by the node, by pods that run and by
+// those that start later.
 func (c attacked) drivers(t *testing.T) {
 	start := func(name, privileged, propagation string) {
 		c.Apply(strings.NewReplacer("NAME", name, "PRIVILEGED", privileged, "PROPAGATION", propagation).Replace(driver))

@@ -67,8 +67,8 @@ func (c attacked) hits(n qemu.Node, rule string) uint64 {
 	return found[0].Spec.Packets
 }
 
-// Issue 47, 2.7: pods reach neither etcd nor trustd, on their own node and on others, nor the metadata service of a cloud. What
-// belongs to a node goes on, also a control plane that joins.
+// Issue 47, 2.7: pods reach neither etcd nor trustd, on their own node and on others, nor the metadata service of a
+// cloud. What belongs to a node goes on, also a control plane that joins.
 func TestFirewall(t *testing.T) {
 	cluster, m := e2etest.Start(t, "wall", qemu.Container, e2etest.Nodes(3, 1), func(o *qemu.Options) { o.Later = 1 }, e2etest.WithImage(t, image, "intruder"))
 	c := attacked{cluster}

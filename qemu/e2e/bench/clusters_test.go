@@ -168,7 +168,8 @@ type operated struct {
 	took, away, longest time.Duration
 }
 
-// programs is the time for each program on each node but the first one, where it is watched for a while after it is healthy.
+// programs is the time for each program on each node but the first one, where it is watched for a while after it is
+// healthy.
 func (o operated) programs() (all []time.Duration) {
 	for _, step := range o.GetSteps() {
 		if slices.Contains([]string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}, step.GetId()) {

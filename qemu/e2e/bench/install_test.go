@@ -36,8 +36,9 @@ const (
 // installLine is about a step of an installation.
 var installLine = regexp.MustCompile(`^install-\S+ (verify|write): (running|done)`)
 
-// install lets a machine install itself from a CD, with no more memory than a control plane needs. It is restarted with its system, and then with
-// another one. Two more machines have their images from their medium, and from a registry mirror that has them, as a warm cache has.
+// install lets a machine install itself from a CD, with no more memory than a control plane needs. It is restarted with
+// its system, and then with another one. Two more machines have their images from their medium, and from a registry
+// mirror that has them, as a warm cache has.
 func install(b *testing.B) {
 	c, took, used := installed(b, "bench-install", media.Options{}, func(*qemu.Options) {})
 	var write, began time.Duration
@@ -84,7 +85,8 @@ func install(b *testing.B) {
 	}
 }
 
-// installed makes a machine that installs itself from a CD. It returns how long that took until the node was Ready, and the memory in use meanwhile.
+// installed makes a machine that installs itself from a CD. It returns how long that took until the node was Ready, and
+// the memory in use meanwhile.
 func installed(b *testing.B, name string, o media.Options, change e2etest.Option) (*e2etest.Cluster, time.Duration, memory) {
 	b.Helper()
 	choice, err := qemu.Choose(b.Context(), qemu.QEMU)
@@ -136,7 +138,8 @@ func sample(b *testing.B, c *e2etest.Cluster, do func()) (used memory) {
 	return used
 }
 
-// copied is how long dd needs for the medium. The machine has read it before it writes, and so has dd: the second copy counts.
+// copied is how long dd needs for the medium. The machine has read it before it writes, and so has dd: the second copy
+// counts.
 func copied(b *testing.B, c *e2etest.Cluster) (took time.Duration) {
 	b.Helper()
 	to := filepath.Join(c.Dir(), "copy")

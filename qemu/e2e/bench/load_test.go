@@ -110,7 +110,8 @@ func askAll(ctx context.Context, clients []*client.Client, took func(time.Durati
 			ask(c, func(time.Duration) {}) // connects
 			connected.Done()
 			connected.Wait()
-			<-time.After(pace * time.Duration(i) / time.Duration(len(clients))) // or all would go on asking at the same moments
+			// or all would go on asking at the same moments
+			<-time.After(pace * time.Duration(i) / time.Duration(len(clients)))
 			for range askedByEach {
 				ask(c, took)
 				<-time.After(pace)

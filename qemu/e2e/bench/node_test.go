@@ -46,7 +46,8 @@ const (
 // upLine is a service that has just come up.
 var upLine = regexp.MustCompile(`^([a-z]+): \S+ \(up\)`)
 
-// node boots one fresh node, and reads when it reached what. The console has times since the kernel's start, or since PID 1's in a container.
+// node boots one fresh node, and reads when it reached what. The console has times since the kernel's start, or since
+// PID 1's in a container.
 func node(b *testing.B, provisioner string) (c *e2etest.Cluster, how string) {
 	b.Helper()
 	c, m := e2etest.Ready(b, "bench-"+provisioner, provisioner, func(o *qemu.Options) { o.MemoryMiB = controlPlaneMiB })

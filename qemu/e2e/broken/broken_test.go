@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package broken breaks one node in many ways, one after the other. Each time gbctl doctor must say what is the matter, and what it says
-// must heal the node.
+// Package broken breaks one node in many ways, one after the other. Each time gbctl doctor must say what is the matter,
+// and what it says must heal the node.
 package broken
 
 import (
@@ -22,8 +22,8 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	// tellBudget is for a fault to be detected: an API server that is replaced may use its whole grace period of 30 s, and what the boot may
-	// explain is no fault for five minutes.
+	// tellBudget is for a fault to be detected: an API server that is replaced may use its whole grace period of 30 s,
+	// and what the boot may explain is no fault for five minutes.
 	tellBudget = 5 * time.Minute
 	// mendBudget is for what was repaired to work again: the kubelet restarts a container with growing pauses.
 	mendBudget = 90 * time.Second
@@ -33,11 +33,13 @@ const (
 type fault struct {
 	name, breaks       string // commands, separated by " ; "; a manifest begins with "apiVersion"
 	severity, id, word string
-	heals              string // commands, of which the finding's next names the first, unless told says another part of it
-	told               string
+	// commands, of which the finding's next names the first, unless told says another part of it
+	heals string
+	told  string
 }
 
-// faults are of one node. GONE is an address of its network at which nobody is, NODE its name, and IMAGE one that it has.
+// faults are of one node. GONE is an address of its network at which nobody is, NODE its name, and IMAGE one that it
+// has.
 var faults = []fault{
 	{"etcd is stopped", "gbctl service etcd stop --force", "ERROR", "service-stopped", "etcd was stopped", "gbctl service etcd start", ""},
 	{"the kubelet is stopped", "gbctl service kubelet stop", "ERROR", "service-stopped", "kubelet was stopped", "gbctl service kubelet start", ""},

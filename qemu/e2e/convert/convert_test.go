@@ -319,7 +319,8 @@ func annotated(c *e2etest.Cluster) {
 
 // checkpointed returns nil if there is a checkpoint of the pod that a DaemonSet has on a node, or isn't.
 func checkpointed(c *e2etest.Cluster, n qemu.Node, program string, want bool) error {
-	const owned = `jsonpath={.items[?(@.metadata.ownerReferences[0].kind=="DaemonSet")].metadata.name}` // a checkpoint has the same labels
+	// a checkpoint has the same labels
+	const owned = `jsonpath={.items[?(@.metadata.ownerReferences[0].kind=="DaemonSet")].metadata.name}`
 	pod, err := c.Try("-n", "kube-system", "get", "pods", "-l", "k8s-app="+program, "--field-selector=spec.nodeName="+n.Name, "-o", owned)
 	if err != nil {
 		return err

@@ -18,18 +18,20 @@ const (
 	slowBudget     = 4 * askBudget
 )
 
-// S-333: a machine of a user's development cluster has its system on its disk, and is ready when gbctl says so. It has a BIOS.
+// S-333: a machine of a user's development cluster has its system on its disk, and is ready when gbctl says so. It has
+// a BIOS.
 func TestS333CreateFromDisk(t *testing.T) {
 	created(t, "from-disk", "/dev/vda .* Garboard", "--boot", "disk")
 }
 
-// S-333: such a machine boots over the network, with a BIOS, and is installed from the registry of the cluster. It has a second disk, which stays as
-// it is, and a clock that is ten years behind.
+// S-333: such a machine boots over the network, with a BIOS, and is installed from the registry of the cluster. It has
+// a second disk, which stays as it is, and a clock that is ten years behind.
 func TestS333CreateFromNetwork(t *testing.T) {
 	created(t, "from-network", `/dev/vda .* Garboard\n(?s:.*)/dev/vdb .* nothing\n`, "--boot", "pxe", "--disks", "2", "--bad-rtc")
 }
 
-// created makes a cluster of a machine with these flags, looks whether it is what was promised, with such disks, and removes it.
+// created makes a cluster of a machine with these flags, looks whether it is what was promised, with such disks, and
+// removes it.
 func created(t *testing.T, name, disks string, flags ...string) {
 	t.Helper()
 	u := newUser(t, name)

@@ -104,8 +104,8 @@ func serveImages(t *testing.T, inside *osthread.Thread) (port string) {
 	return port
 }
 
-// A user of a real Docker makes a cluster, restarts one node and the whole cluster, with the data kept, and removes it: then Docker has nothing
-// of it, and the host's settings are those of before. (S-330)
+// A user of a real Docker makes a cluster, restarts one node and the whole cluster, with the data kept, and removes it:
+// then Docker has nothing of it, and the host's settings are those of before. (S-330)
 func TestS330Docker(t *testing.T) {
 	made := e2etest.Built(t, qemu.Container)
 	e2etest.Home(t)

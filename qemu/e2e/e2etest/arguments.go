@@ -12,13 +12,14 @@ import (
 	"github.com/garboard-os/garboard/qemu/vm"
 )
 
-// SerialArgs are the kernel arguments of media: the serial line is the main console, as in the other tests. Most machines that run these are
-// emulated.
+// SerialArgs are the kernel arguments of media: the serial line is the main console, as in the other tests. Most
+// machines that run these are emulated.
 func SerialArgs() []string {
 	return append([]string{"console=ttyS0", "panic=-1"}, vm.KernelArgs("tcg")...)
 }
 
-// WrapQEMU changes arguments of QEMU, for each machine that the test starts: cases are those of a shell's case statement, which change $a.
+// WrapQEMU changes arguments of QEMU, for each machine that the test starts: cases are those of a shell's case
+// statement, which change $a.
 func WrapQEMU(t *testing.T, before, cases string) {
 	t.Helper()
 	program, err := exec.LookPath(vm.Program)
@@ -34,13 +35,14 @@ func WrapQEMU(t *testing.T, before, cases string) {
 }
 
 const (
-	// recordedWrites is in the names of the files with the writes to a disk, one for each time that the machine was started. They are beside it.
+	// recordedWrites is in the names of the files with the writes to a disk, one for each time that the machine was
+	// started. They are beside it.
 	recordedWrites = ".writes."
 	recordsVar     = "GARBOARD_E2E_RECORDS"
 )
 
-// RecordWrites makes QEMU record the writes to the disk of each machine that the test starts, in the order in which the machine makes them. Merged
-// requests have too many parts for that. The format is that of the kernel's dm-log-writes
+// RecordWrites makes QEMU record the writes to the disk of each machine that the test starts, in the order in which the
+// machine makes them. Merged requests have too many parts for that. The format is that of the kernel's dm-log-writes
 // (Documentation/admin-guide/device-mapper/log-writes.rst).
 func RecordWrites(t *testing.T) {
 	t.Helper()

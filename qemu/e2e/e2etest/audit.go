@@ -19,7 +19,8 @@ const audit = `table inet audit {
 }
 `
 
-// Audit notes the packets of the nodes from now on. outside returns the addresses outside of their network that these are for; "" for none.
+// Audit notes the packets of the nodes from now on. outside returns the addresses outside of their network that these
+// are for; "" for none.
 func (c *Cluster) Audit() (outside func() string) {
 	c.t.Helper()
 	inside := c.Network()

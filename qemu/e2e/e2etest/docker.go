@@ -66,7 +66,8 @@ func DockerIn(t testing.TB, inside *osthread.Thread) (client func(args ...string
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	host = "unix://" + filepath.Join(dir, "socket")
 	daemon := exec.Command("dockerd", "--host", host, "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
-		"--pidfile", filepath.Join(dir, "pid"), "--bridge=none", "--iptables=false", "--ip6tables=false", "--experimental") // --squash is experimental
+		// --squash is experimental
+		"--pidfile", filepath.Join(dir, "pid"), "--bridge=none", "--iptables=false", "--ip6tables=false", "--experimental")
 	start := daemon.Start
 	if inside != nil {
 		start = func() error { return inside.Do(daemon.Start) }

@@ -53,7 +53,8 @@ func Main(m interface{ Run() int }) {
 	case len(os.Args) == 2 && strings.HasPrefix(os.Args[1], sweepPrefix):
 		os.Exit(callback(func(ctx context.Context) error { return sweep(ctx, strings.TrimPrefix(os.Args[1], sweepPrefix)) }))
 	}
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil { // the go command doesn't end its tests when it ends
+	// the go command doesn't end its tests when it ends
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
 	os.Setenv(ownerVar, strconv.Itoa(os.Getpid()))
@@ -233,8 +234,8 @@ func Installer(t testing.TB, o media.Options) (layout, ref string) {
 	return layout, InstallerHost + "/garboard-os/installer:" + o.Version
 }
 
-// NetworkBoot builds the files for a boot over the network, and the installer image, as Medium does an ISO. Machines boot over HTTP, and are
-// installed from the image, which the cluster's registry has.
+// NetworkBoot builds the files for a boot over the network, and the installer image, as Medium does an ISO. Machines
+// boot over HTTP, and are installed from the image, which the cluster's registry has.
 func NetworkBoot(t testing.TB, o media.Options) Option {
 	t.Helper()
 	dir := buildMedium(t, media.PXE, o)
@@ -254,8 +255,8 @@ func DiskImage(t testing.TB, o media.Options) Option {
 	return func(o *qemu.Options) { o.DiskGiB, o.Boot.Disk = largerDisk, path }
 }
 
-// OwnDisk builds the image of a disk for each machine, with the configuration of the machine in it. The disk has nothing else to boot from, and the
-// machine no other source of a configuration.
+// OwnDisk builds the image of a disk for each machine, with the configuration of the machine in it. The disk has
+// nothing else to boot from, and the machine no other source of a configuration.
 func OwnDisk(t testing.TB, o media.Options) Option {
 	t.Helper()
 	made := Parts(t).With(o)

@@ -77,7 +77,8 @@ func addName(all layout.Path, name, of string) error {
 	return errors.New("there is none")
 }
 
-// WithInit makes a system start a program of a folder beside the test, as /FOLDER in its initramfs, in place of its own.
+// WithInit makes a system start a program of a folder beside the test, as /FOLDER in its initramfs, in place of its
+// own.
 func WithInit(t testing.TB, o media.Options, folder string) media.Options {
 	t.Helper()
 	dir := t.TempDir()

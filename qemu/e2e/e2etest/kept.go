@@ -20,8 +20,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/vm"
 )
 
-// Kept is a machine that was made once, and turned off. Tests start copies of it, so that they needn't install one. Its files are in the cache
-// of builds, which removes those that were used longest ago:
+// Kept is a machine that was made once, and turned off. Tests start copies of it, so that they needn't install one. Its
+// files are in the cache of builds, which removes those that were used longest ago:
 //
 //	options, medium ─▶ hash ─▶ there is none: start, wait until it is as the tests need it, turn off ─▶ directory of the cluster, in the cache
 //	                                                                                                    │ sparse copy
@@ -40,7 +40,8 @@ const (
 	consoleFile = "console.log"
 )
 
-// Keep makes a cluster of one machine, or finds it. until says what prepare waits for; with another text, the machine is made anew.
+// Keep makes a cluster of one machine, or finds it. until says what prepare waits for; with another text, the machine
+// is made anew.
 func Keep(t *testing.T, name, provisioner, until string, prepare func(c *Cluster, m *Mark), options ...Option) *Kept {
 	t.Helper()
 	o := newOptions(Built(t, provisioner), name, provisioner, options)
@@ -68,7 +69,8 @@ func Keep(t *testing.T, name, provisioner, until string, prepare func(c *Cluster
 	return &Kept{Dir: dir, name: name, provisioner: provisioner, options: options}
 }
 
-// madeOf is what a machine is made of: the bytes that it boots, its images, its hardware and its configuration, without what is random in it.
+// madeOf is what a machine is made of: the bytes that it boots, its images, its hardware and its configuration, without
+// what is random in it.
 func madeOf(ctx context.Context, o qemu.Options, until string) (inputs []string, err error) {
 	choice, err := qemu.Choose(ctx, o.Provisioner)
 	if err != nil {
@@ -108,7 +110,8 @@ func fileHash(path string) (string, error) {
 	return fmt.Sprintf("%x", sum.Sum(nil)), nil
 }
 
-// Start starts a copy of the machine, from its disk. The options may give it a medium again. Its configuration is that on its disk.
+// Start starts a copy of the machine, from its disk. The options may give it a medium again. Its configuration is that
+// on its disk.
 func (k *Kept) Start(t *testing.T, options ...Option) (*Cluster, *Mark) {
 	t.Helper()
 	made := Built(t, k.provisioner)
@@ -166,8 +169,8 @@ func changePlan(path string, o qemu.Options) error {
 	return os.WriteFile(path, data, 0o600)
 }
 
-// copyMachine copies what is a cluster's own, of files those that are wanted: not what it boots, and not the locks and programs of its host
-// process. Holes in disks stay holes.
+// copyMachine copies what is a cluster's own, of files those that are wanted: not what it boots, and not the locks and
+// programs of its host process. Holes in disks stay holes.
 func copyMachine(ctx context.Context, from, to string, wanted func(name string) bool) error {
 	entries, err := os.ReadDir(from)
 	for _, e := range entries {

@@ -26,9 +26,10 @@ const (
 	memoryMiB  = 3072
 )
 
-// Machine turns on a virtual machine in the place of a container that is off. It has the container's address, and its configuration with patches;
-// its disk and memory are those of an option like DiskImage, whose Hardware has the devices at each start (the last ones from then on). It starts again
-// after each restart, until the test ends. The cluster that is returned has this node alone, and budgets for its speed.
+// Machine turns on a virtual machine in the place of a container that is off. It has the container's address, and its
+// configuration with patches; its disk and memory are those of an option like DiskImage, whose Hardware has the devices
+// at each start (the last ones from then on). It starts again after each restart, until the test ends. The cluster that
+// is returned has this node alone, and budgets for its speed.
 func (c *Cluster) Machine(n qemu.Node, disk Option, patches ...string) *Cluster {
 	c.t.Helper()
 	choice, err := qemu.Choose(c.t.Context(), qemu.QEMU)

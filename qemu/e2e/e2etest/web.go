@@ -18,7 +18,8 @@ const (
 	serviceBudget = 20 * time.Second // for kube-proxy and DNS to know them
 )
 
-// webs is a server on each node, which listens at addresses of both families. It is its own client: the image has no shell.
+// webs is a server on each node, which listens at addresses of both families. It is its own client: the image has no
+// shell.
 const webs = `
 apiVersion: apps/v1
 kind: DaemonSet
@@ -56,8 +57,8 @@ func (c *Cluster) Web() {
 	c.Apply(strings.ReplaceAll(webs, "IMAGE", config.DefaultAPIServerImage))
 }
 
-// WebAnswers waits until all servers of Web are ready, and asks each at all places at which it serves, from each of them. It returns how many places
-// there are.
+// WebAnswers waits until all servers of Web are ready, and asks each at all places at which it serves, from each of
+// them. It returns how many places there are.
 func (c *Cluster) WebAnswers() int {
 	c.t.Helper()
 	first, families := c.Nodes[0].Address, 1
@@ -97,7 +98,8 @@ func (c *Cluster) WebAnswers() int {
 	return len(at)
 }
 
-// places are all places at which the pods serve: their own addresses, those of the Service, its name, and its port on each node.
+// places are all places at which the pods serve: their own addresses, those of the Service, its name, and its port on
+// each node.
 func (c *Cluster) places(pods []server) []string {
 	at := []string{"http://web"}
 	add := func(host, port string) { at = append(at, "http://"+net.JoinHostPort(host, port)) }

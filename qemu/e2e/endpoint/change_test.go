@@ -22,8 +22,8 @@ const (
 	acceptBudget = 30 * time.Second
 )
 
-// The endpoint changes on all nodes under load, as docs/readdress.md says: no token gets 401, neither that of a pod nor one from before, and no
-// pod restarts but the API servers.
+// The endpoint changes on all nodes under load, as docs/readdress.md says: no token gets 401, neither that of a pod nor
+// one from before, and no pod restarts but the API servers.
 func TestEndpointChangesUnderLoad(t *testing.T) {
 	c, m := e2etest.Ready(t, "reendpoint", qemu.Container, e2etest.Nodes(3, 1), func(o *qemu.Options) {
 		o.Patches = append(o.Patches, []byte("machine: {network: {extraHostEntries: [{ip: 10.5.0.3, aliases: [api.example.org]}]}}"))

@@ -59,8 +59,8 @@ func extensionOf(t *testing.T, built, name, service string) string {
 	return dir
 }
 
-// Services of extensions are part of a node's graph: one serves a file with the node's name, another one, which depends on it, copies that and
-// ends, and one whose device isn't there waits, and says for what.
+// Services of extensions are part of a node's graph: one serves a file with the node's name, another one, which depends
+// on it, copies that and ends, and one whose device isn't there waits, and says for what.
 func TestExtensionsInContainer(t *testing.T) {
 	source, built := filepath.Join(t.TempDir(), "main.go"), filepath.Join(t.TempDir(), "program")
 	e2etest.WriteFile(t, source, []byte(program))

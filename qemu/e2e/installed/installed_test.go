@@ -1,9 +1,10 @@
 //go:build e2e && long
 
-// Package installed tests what becomes of an installed machine: upgrades, systems that fail, power cuts, a reset. One machine with UEFI installs
-// itself from a CD, with all writes to its disk recorded, and each test starts a copy of it (e2etest.Keep). It is a control plane that waits for its
-// bootstrap: an emulated API server takes minutes, and most claims aren't about Kubernetes. What waits doesn't count when a new system proves
-// itself, but all other services do, the kubelet among them.
+// Package installed tests what becomes of an installed machine: upgrades, systems that fail, power cuts, a reset. One
+// machine with UEFI installs itself from a CD, with all writes to its disk recorded, and each test starts a copy of it
+// (e2etest.Keep). It is a control plane that waits for its bootstrap: an emulated API server takes minutes, and most
+// claims aren't about Kubernetes. What waits doesn't count when a new system proves itself, but all other services do,
+// the kubelet among them.
 package installed
 
 import (
@@ -39,7 +40,8 @@ var (
 	args = e2etest.SerialArgs()
 	// The systems of the tests, and the medium of the first one.
 	first, second = media.Options{Args: args, Version: "v1.0.0"}, media.Options{Args: args, Version: "v2.0.0"}
-	third         = media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"} // its kernel panics
+	// its kernel panics
+	third = media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"}
 )
 
 // kept is the machine of all tests, once it is there.
@@ -69,7 +71,8 @@ func original(t *testing.T, provisioner string) *e2etest.Kept {
 		m.Reached("all images are there")
 	}, e2etest.Nodes(1, 0), e2etest.Medium(t, first), func(o *qemu.Options) {
 		o.Boot.UEFI, o.DiskGiB, o.MemoryMiB = true, diskGiB, memoryMiB
-		o.Mirrors = map[string][]string{e2etest.InstallerHost: {"http://127.0.0.1:1"}} // copies have another one in its place
+		// copies have another one in its place
+		o.Mirrors = map[string][]string{e2etest.InstallerHost: {"http://127.0.0.1:1"}}
 		o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")}
 	})
 	return kept
@@ -107,7 +110,8 @@ func start(t *testing.T, provisioner string, installers ...string) machine {
 	return machine{c.Patient(systemBudget), m, t, originalDisk(k)}
 }
 
-// pulled checks whether the node has pulled the images of etcd and of the kubelet in this boot. They are kept on its disk.
+// pulled checks whether the node has pulled the images of etcd and of the kubelet in this boot. They are kept on its
+// disk.
 func (m machine) pulled(want bool) {
 	m.t.Helper()
 	for _, service := range []string{"etcd", "kubelet"} {
@@ -124,7 +128,8 @@ func originalDisk(c *e2etest.Kept) string {
 
 func (m machine) disk() string { return filepath.Join(m.Dir(), m.Node(), "disk.img") }
 
-// slots waits until a slot is as it should be: its name, state, version, and whether it runs and boots next; and the beginning of the reason.
+// slots waits until a slot is as it should be: its name, state, version, and whether it runs and boots next; and the
+// beginning of the reason.
 func (m machine) slots(want ...string) {
 	m.t.Helper()
 	for _, want := range want {
@@ -155,8 +160,8 @@ func (m machine) fails(budget time.Duration, words []string, args ...string) {
 	}
 }
 
-// survives checks that wherever the power of the machine had been cut in this test, a whole one of these systems would have started, with its
-// configuration.
+// survives checks that wherever the power of the machine had been cut in this test, a whole one of these systems would
+// have started, with its configuration.
 func (m machine) survives(systems ...media.Options) {
 	m.t.Helper()
 	survives(m.t, m.base, writesOf(m.t, m.disk()), systems...)
@@ -176,7 +181,8 @@ func survives(t *testing.T, base string, all []write, systems ...media.Options) 
 	stateSurvives(t, base, all, diskGiB<<30)
 }
 
-// The machine installs itself from a CD. While it does, it may start no system from its disk, but never a broken one. (S-340)
+// The machine installs itself from a CD. While it does, it may start no system from its disk, but never a broken one.
+// (S-340)
 func TestInstallation(t *testing.T) {
 	survives(t, "", writesOf(t, originalDisk(original(t, qemu.QEMU))), first)
 }

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runsAfterACut cuts the power at a point of these writes to a disk, after the first ones, and starts the disk with each firmware: all services of
-// the node come up, etcd with its data among them.
+// runsAfterACut cuts the power at a point of these writes to a disk, after the first ones, and starts the disk with
+// each firmware: all services of the node come up, etcd with its data among them.
 func runsAfterACut(t *testing.T, base string, all []write, first int, capacity int64) {
 	t.Helper()
 	for name, uefi := range map[string]bool{"cut-uefi": true, "cut-bios": false} {

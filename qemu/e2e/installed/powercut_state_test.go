@@ -23,9 +23,9 @@ import (
 // stateCuts is at how many points of the writes to STATE the power is cut.
 const stateCuts = 30
 
-// stateSurvives cuts the power at many points of the writes to STATE, and mounts the file system, as the next boot does it. From the moment on at
-// which it has a configuration, it has a whole one, and never one that is older than the disk has for certain. Before the writes, the disk had the
-// content of base; "": it was empty.
+// stateSurvives cuts the power at many points of the writes to STATE, and mounts the file system, as the next boot does
+// it. From the moment on at which it has a configuration, it has a whole one, and never one that is older than the disk
+// has for certain. Before the writes, the disk had the content of base; "": it was empty.
 func stateSurvives(t *testing.T, base string, all []write, capacity int64) {
 	t.Helper()
 	if known, err := os.ReadFile("/proc/filesystems"); err != nil || !strings.Contains(string(known), "\txfs\n") {

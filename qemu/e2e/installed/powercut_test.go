@@ -142,8 +142,8 @@ func (d bootDisk) start(t *testing.T) (uefi, bios string, err error) {
 	return uefi, bios, errors.Join(errs...)
 }
 
-// oneTable makes the second file allocation table a copy of the first, which is the one that boot loaders read: the library refuses tables
-// that differ, as they do when the power fails between the two.
+// oneTable makes the second file allocation table a copy of the first, which is the one that boot loaders read: the
+// library refuses tables that differ, as they do when the power fails between the two.
 func (d bootDisk) oneTable(t *testing.T) {
 	t.Helper()
 	sector := make([]byte, logSector)
@@ -188,11 +188,13 @@ func (d bootDisk) system(files fs.FS, name string) (string, error) {
 	return version, nil
 }
 
-// powerIsCut cuts the power of a machine at many points of its life. From the disk, each firmware starts a whole system. While the machine
-// is installed, it may start none. The disk has all writes up to the point. Before them, it had the content of base; "": it was empty.
+// powerIsCut cuts the power of a machine at many points of its life. From the disk, each firmware starts a whole
+// system. While the machine is installed, it may start none. The disk has all writes up to the point. Before them, it
+// had the content of base; "": it was empty.
 //
-// A lossy disk has a cache: what the machine hadn't flushed is lost, or is there, or is there in part. FAT has no journal, and for one
-// file that is replaced there is a moment at which such a disk may have neither the old nor the new one. So that is measured only.
+// A lossy disk has a cache: what the machine hadn't flushed is lost, or is there, or is there in part. FAT has no
+// journal, and for one file that is replaced there is a moment at which such a disk may have neither the old nor the
+// new one. So that is measured only.
 func powerIsCut(t *testing.T, lossy bool, base string, all []write, systems map[string]string, loader []byte, capacity int64) {
 	t.Helper()
 	places := boot.Places(capacity)

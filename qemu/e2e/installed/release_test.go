@@ -15,8 +15,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/registry"
 )
 
-// The ISO of a release installs a machine, which becomes Ready. If there is a release before, its ISO does, and the machine is upgraded with the
-// installer image of the later one: make release-check QEMU=1 BEFORE=DIR.
+// The ISO of a release installs a machine, which becomes Ready. If there is a release before, its ISO does, and the
+// machine is upgraded with the installer image of the later one: make release-check QEMU=1 BEFORE=DIR.
 func TestPublishedRelease(t *testing.T) {
 	dir, before := os.Getenv("GARBOARD_RELEASE"), os.Getenv("GARBOARD_RELEASE_BEFORE")
 	if dir == "" {

@@ -12,8 +12,9 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-// A reset of all partitions leaves the system, and nothing of what a machine was: STATE and META are zeros. The machine starts from its disk
-// and waits for a configuration, again and again, and with one, it serves its API, and its system is good. (S-180, S-184)
+// A reset of all partitions leaves the system, and nothing of what a machine was: STATE and META are zeros. The machine
+// starts from its disk and waits for a configuration, again and again, and with one, it serves its API, and its system
+// is good. (S-180, S-184)
 func TestResetOfAMachine(t *testing.T) {
 	m := start(t, qemu.QEMU)
 	maintained := func(before int) {
@@ -39,7 +40,8 @@ func TestResetOfAMachine(t *testing.T) {
 	maintained(before)
 	m.Reached("it still does after a power cut")
 	m.Gbctl("-n", m.Nodes[0].Address.String(), "apply-config", "--insecure", "-f", m.Configuration(m.Node()))
-	m.slots("A good " + e2etest.Parts(t).Version + " yes yes it was found running") // it has its own version: META had that of the medium
+	// it has its own version: META had that of the medium
+	m.slots("A good " + e2etest.Parts(t).Version + " yes yes it was found running")
 	m.Reached("with a configuration, its system is good")
 }
 

@@ -19,7 +19,8 @@ const proveBudget = 10 * time.Minute
 
 // A system whose kubelet never runs doesn't stay: the machine boots the former one, which says why. (S-190)
 func TestSystemWithoutKubelet(t *testing.T) {
-	sick := e2etest.Without(t, media.Options{Args: args, Version: "v2.5.0"}, "usr/lib/os-release") // the kubelet's container mounts it
+	// the kubelet's container mounts it
+	sick := e2etest.Without(t, media.Options{Args: args, Version: "v2.5.0"}, "usr/lib/os-release")
 	layout, image := e2etest.Installer(t, sick)
 	m := start(t, qemu.QEMU, layout)
 	m.fails(proveBudget+systemBudget, []string{"slot B is bad", "kubelet"}, "upgrade", "--image", image)
@@ -29,7 +30,8 @@ func TestSystemWithoutKubelet(t *testing.T) {
 	m.survives(first, sick)
 }
 
-// A system whose kernel panics, from another medium that is in the machine, doesn't stay either, and the medium isn't booted. (S-190, S-193)
+// A system whose kernel panics, from another medium that is in the machine, doesn't stay either, and the medium isn't
+// booted. (S-190, S-193)
 func TestSystemThatPanics(t *testing.T) {
 	k := original(t, qemu.QEMU)
 	c, mark := k.Start(t, e2etest.Medium(t, third))
@@ -46,7 +48,8 @@ func TestSystemThatPanics(t *testing.T) {
 	m.survives(first, third)
 }
 
-// The kernel dies. Firmware keeps its last messages, and the node has them after its next boot, with the logs of the boot before (duty 13).
+// The kernel dies. Firmware keeps its last messages, and the node has them after its next boot, with the logs of the
+// boot before (duty 13).
 func TestKernelThatDies(t *testing.T) {
 	m := start(t, qemu.QEMU)
 	const setting = "/proc/sys/kernel/unknown_nmi_panic"

@@ -10,8 +10,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-// The machine becomes a cluster, and is upgraded from an image of a registry. Its data is kept: that of Kubernetes, and the images. From its disk at
-// a random moment of that, the node runs, with either firmware. (S-190, S-192)
+// The machine becomes a cluster, and is upgraded from an image of a registry. Its data is kept: that of Kubernetes, and
+// the images. From its disk at a random moment of that, the node runs, with either firmware. (S-190, S-192)
 func TestUpgradeKeepsData(t *testing.T) {
 	layout, upgrade := e2etest.Installer(t, second)
 	m := start(t, qemu.QEMU, layout)

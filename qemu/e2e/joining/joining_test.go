@@ -349,7 +349,8 @@ func logs(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// labels and taints of the configuration are added and removed while the node runs. The worker has registered with another one.
+// labels and taints of the configuration are added and removed while the node runs. The worker has registered with
+// another one.
 func labels(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	for _, n := range []qemu.Node{worker, c.Nodes[2]} {
 		patch := func(text string) { c.Gbctl("-n", n.Address.String(), "patch", "mc", "--patch", text) }

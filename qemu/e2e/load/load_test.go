@@ -1,6 +1,7 @@
 //go:build e2e && long
 
-// Package load tests the upgrade of a machine while clients write. It measures a promise, so that no other test may run beside it.
+// Package load tests the upgrade of a machine while clients write. It measures a promise, so that no other test may run
+// beside it.
 package load
 
 import (
@@ -21,7 +22,8 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	// bootBudget is for a machine to boot, and systemBudget for an operation that restarts it, until its node is Ready again.
+	// bootBudget is for a machine to boot, and systemBudget for an operation that restarts it, until its node is Ready
+	// again.
 	bootBudget   = 40 * time.Second
 	systemBudget = 3 * time.Minute
 	writeBudget  = 30 * time.Second
@@ -33,8 +35,8 @@ const (
 
 var args = e2etest.SerialArgs()
 
-// inEmulation are the settings of an emulated control plane among others: as a member of etcd it never wants to lead, and its controllers don't fail
-// for want of a lease.
+// inEmulation are the settings of an emulated control plane among others: as a member of etcd it never wants to lead,
+// and its controllers don't fail for want of a lease.
 const inEmulation = `
 machine: {install: {disk: /dev/vda}}
 cluster:
@@ -43,9 +45,9 @@ cluster:
   scheduler: {extraArgs: {leader-elect-lease-duration: 150s, leader-elect-renew-deadline: 100s, leader-elect-retry-period: 20s}}
 `
 
-// One of three control planes is a machine, which joins two containers. It is upgraded while clients write, and again without its data: it leaves etcd
-// before, and joins the cluster after it. No acknowledged write is lost. Three machines would be too slow in emulation: they miss every timeout of etcd
-// and Kubernetes. (S-191, S-192)
+// One of three control planes is a machine, which joins two containers. It is upgraded while clients write, and again
+// without its data: it leaves etcd before, and joins the cluster after it. No acknowledged write is lost. Three
+// machines would be too slow in emulation: they miss every timeout of etcd and Kubernetes. (S-191, S-192)
 func TestMachineIsUpgradedUnderLoad(t *testing.T) {
 	next, upgrade := e2etest.Installer(t, media.Options{Args: args, Version: "v2.0.0"})
 	again, wiped := e2etest.Installer(t, media.Options{Args: args, Version: "v3.0.0"})

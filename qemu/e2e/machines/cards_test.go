@@ -17,8 +17,9 @@ import (
 	"github.com/garboard-os/garboard/qemu/vm"
 )
 
-// A machine gets a second card, before its own one in the order in which the kernel finds them: the kernel gives the name of the own card to the
-// second one. The entry for the own card names it by its MAC address, so that node, address and name stay.
+// A machine gets a second card, before its own one in the order in which the kernel finds them: the kernel gives the
+// name of the own card to the second one. The entry for the own card names it by its MAC address, so that node, address
+// and name stay.
 func TestCardsChangeNames(t *testing.T) {
 	disk := e2etest.DiskImage(t, media.Options{Args: e2etest.SerialArgs(), Version: "v1.0.0"})
 	all, m := e2etest.Ready(t, "cards", qemu.Container, e2etest.Nodes(1, 1))

@@ -20,8 +20,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/network"
 )
 
-// A network without IPv4, whose router (radvd) says that DHCPv6 (Kea) has the addresses. A machine whose configuration has no network boots a medium there,
-// installs itself, starts from its disk, and is a Ready node.
+// A network without IPv4, whose router (radvd) says that DHCPv6 (Kea) has the addresses. A machine whose configuration
+// has no network boots a medium there, installs itself, starts from its disk, and is a Ready node.
 func TestIPv6OnlyInQEMU(t *testing.T) {
 	c, m := e2etest.Start(t, "six-qemu", qemu.QEMU, e2etest.Nodes(1, 0), e2etest.Medium(t, media.Options{Args: e2etest.SerialArgs(), Version: "v1.0.0"}),
 		func(o *qemu.Options) {

@@ -13,8 +13,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/vm"
 )
 
-// A machine whose configuration lists a second card, with nobody behind it: the node serves, says what is missing, and has a name in
-// its files.
+// A machine whose configuration lists a second card, with nobody behind it: the node serves, says what is missing, and
+// has a name in its files.
 func TestSilentCard(t *testing.T) {
 	c, _ := e2etest.Start(t, "silent", qemu.QEMU, e2etest.Nodes(1, 0), func(o *qemu.Options) {
 		o.Hardware = []vm.Hardware{{Silent: vm.After}}

@@ -165,7 +165,8 @@ func TestManifestsFromElsewhere(t *testing.T) {
 	if out, err := c.Try("get", "-n", "inline", "configmap", "lost"); err == nil {
 		t.Errorf("what was deleted is made again: %s", out)
 	}
-	content(c, "", "-n", "kube-system", "service", "kube-dns", "-o", "jsonpath={.spec.externalName}") // the node's own is
+	// the node's own is
+	content(c, "", "-n", "kube-system", "service", "kube-dns", "-o", "jsonpath={.spec.externalName}")
 	content(c, "mine", "-n", "inline", "configmap", "kept", "-o", "jsonpath={.data.word}")
 	m.Reached("what was deleted stays so after a boot")
 	c.Gbctl("-n", c.Node(), "patch", "mc", "-p", "cluster: {inlineManifests: [{name: e2e, contents: '"+changed+"'}]}")

@@ -22,8 +22,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// buildKit builds BuildKit, and starts its daemon, without a network, until the test ends. The function builds a Dockerfile with a folder as its
-// context, and pushes the image to a registry on this machine.
+// buildKit builds BuildKit, and starts its daemon, without a network, until the test ends. The function builds a
+// Dockerfile with a folder as its context, and pushes the image to a registry on this machine.
 func buildKit(t *testing.T, host string) (build func(ref, dockerfile, context string, args ...string) error) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "garboard-buildkit-") // short: it has a socket

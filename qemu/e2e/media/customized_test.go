@@ -29,9 +29,9 @@ import (
 // customizeBudget is for the customization of a system, and for one medium of it.
 const customizeBudget = 30 * time.Second
 
-// The Dockerfiles of the manual, built by a real Docker: a machine boots the disk image that is made of the first one's result, and upgrades
-// itself to the second one's, which has another kernel. (S-200 to S-207) What a pod wrote to a disk of machine.disks is kept by the upgrade, and by
-// a reset.
+// The Dockerfiles of the manual, built by a real Docker: a machine boots the disk image that is made of the first one's
+// result, and upgrades itself to the second one's, which has another kernel. (S-200 to S-207) What a pod wrote to a
+// disk of machine.disks is kept by the upgrade, and by a reset.
 func TestS200CustomizedByDocker(t *testing.T) {
 	docker, work := e2etest.Docker(t), t.TempDir()
 	store := httptest.NewServer(registry.New())
@@ -206,7 +206,8 @@ spec:
   volumes: [{name: data, hostPath: {path: /var/mnt/data, type: Directory}}]
 `
 
-// writes lets a pod write to a second disk, which the node makes and for which there is a rule of udev. kept looks whether it is all there.
+// writes lets a pod write to a second disk, which the node makes and for which there is a rule of udev. kept looks
+// whether it is all there.
 func writes(t *testing.T, c *e2etest.Cluster) (kept func()) {
 	t.Helper()
 	c.Gbctl("-n", c.Node(), "patch", "mc", "-p", `machine:

@@ -22,9 +22,10 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/registry"
 )
 
-// The image of a disk boots with either firmware, after it was written to a larger disk: EPHEMERAL has the rest of it. The machine with a
-// BIOS has its configuration from a volume of NoCloud. The one with a UEFI waits for its configuration. Neither installs anything: the system on the
-// disk is good. (S-374) TestS333CreateFromDisk, in package create, is about a Ready node.
+// The image of a disk boots with either firmware, after it was written to a larger disk: EPHEMERAL has the rest of it.
+// The machine with a BIOS has its configuration from a volume of NoCloud. The one with a UEFI waits for its
+// configuration. Neither installs anything: the system on the disk is good. (S-374) TestS333CreateFromDisk, in package
+// create, is about a Ready node.
 func TestDiskImage(t *testing.T) {
 	for firmware, uefi := range map[string]bool{"bios": false, "uefi": true} {
 		t.Run(firmware, func(t *testing.T) {
@@ -34,7 +35,8 @@ func TestDiskImage(t *testing.T) {
 			}
 			c, m := e2etest.Start(t, "disk-"+firmware, qemu.QEMU, e2etest.Nodes(1, 0), e2etest.DiskImage(t, o), func(o *qemu.Options) {
 				o.Boot.UEFI, o.Unconfigured, o.MemoryMiB = uefi, uefi, 1536
-				o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")} // it waits for its bootstrap
+				// it waits for its bootstrap
+				o.ControlPlanePatches = [][]byte{[]byte("machine: {type: controlplane}\n")}
 				setup(o)
 			})
 			if uefi {
@@ -63,7 +65,8 @@ func TestDiskImage(t *testing.T) {
 	}
 }
 
-// The image of a disk has the configuration of its machine, and an image for its pods: the machine has both from nowhere else.
+// The image of a disk has the configuration of its machine, and an image for its pods: the machine has both from
+// nowhere else.
 func TestDiskImageWithConfiguration(t *testing.T) {
 	source := httptest.NewServer(registry.New(e2etest.Built(t, qemu.QEMU).Layout))
 	defer source.Close()

@@ -31,9 +31,11 @@ const (
 	target  = "iqn.2026-01.test:disk"
 )
 
-// The examples of extensions on a machine that installs itself from an ISO with them, which a UEFI boots from a stick. The configuration is in a further
-// partition of the stick. The guest agent answers the hypervisor, and another extension's service, which waits for that of
-// iscsi-tools, makes a disk of a real target. Settings of machine.sysfs are made, also for that disk, which comes later. An extension whose device isn't there waits, says for what, and holds up nothing.
+// The examples of extensions on a machine that installs itself from an ISO with them, which a UEFI boots from a stick.
+// The configuration is in a further partition of the stick. The guest agent answers the hypervisor, and another
+// extension's service, which waits for that of iscsi-tools, makes a disk of a real target. Settings of machine.sysfs
+// are made, also for that disk, which comes later. An extension whose device isn't there waits, says for what, and
+// holds up nothing.
 func TestExtensions(t *testing.T) {
 	store, work := httptest.NewServer(registry.New()), t.TempDir()
 	t.Cleanup(store.Close)

@@ -37,9 +37,10 @@ const systemBudget = 3 * time.Minute
 // diskGiB is the size of a disk with room for two systems and all images, in GiB.
 const diskGiB = 10
 
-// A UEFI boots the ISO from a CD drive: the machine has no configuration, and waits for one. At its console, it gets another address, and
-// is restarted. With the command that its console shows, it gets a configuration, and installs itself: the system of its disk is good. It waits for
-// its bootstrap: TestUpgradeKeepsData, in package installed, is about a Ready node that was installed from such a medium.
+// A UEFI boots the ISO from a CD drive: the machine has no configuration, and waits for one. At its console, it gets
+// another address, and is restarted. With the command that its console shows, it gets a configuration, and installs
+// itself: the system of its disk is good. It waits for its bootstrap: TestUpgradeKeepsData, in package installed, is
+// about a Ready node that was installed from such a medium.
 func TestMediumInUEFI(t *testing.T) {
 	medium, keyboard := e2etest.Medium(t, media.Options{Args: args}), typing(t)
 	c, m := e2etest.Start(t, "medium-uefi", qemu.QEMU, medium, func(o *qemu.Options) {
@@ -105,8 +106,8 @@ func (k keyboard) types(t *testing.T, line string) {
 	}
 }
 
-// A BIOS boots the same ISO from a USB stick. It has a configuration: the machine installs
-// itself with it, in the memory that the design promises. Its disk boots in another machine, too, with a UEFI and with other devices.
+// A BIOS boots the same ISO from a USB stick. It has a configuration: the machine installs itself with it, in the
+// memory that the design promises. Its disk boots in another machine, too, with a UEFI and with other devices.
 func TestMediumInBIOS(t *testing.T) {
 	dir := t.TempDir()
 	e2etest.Gbctl(t, "gen", "config", "medium", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/nvme0n1")
@@ -145,8 +146,9 @@ func TestMediumInBIOS(t *testing.T) {
 	m.Reached("it has its network")
 }
 
-// A machine installs itself from a CD, and is a Ready node, with the images of the CD: there is no other image in its network. It is upgraded from
-// a bundle on a workstation. Its hypervisor gives it its configuration in a string of the SMBIOS. No packet is for an address outside of its network.
+// A machine installs itself from a CD, and is a Ready node, with the images of the CD: there is no other image in its
+// network. It is upgraded from a bundle on a workstation. Its hypervisor gives it its configuration in a string of the
+// SMBIOS. No packet is for an address outside of its network.
 func TestImagesOnTheMedium(t *testing.T) {
 	source := httptest.NewServer(registry.New(e2etest.Built(t, qemu.QEMU).Layout))
 	defer source.Close()
@@ -206,8 +208,9 @@ func smbios(t *testing.T, o *qemu.Options) {
 	}
 }
 
-// S-333: a machine of a development cluster boots over HTTP, with a UEFI, and is installed from the registry of the cluster. Its system is good. It
-// waits for its bootstrap: TestS333CreateFromNetwork, in package create, is about a Ready node.
+// S-333: a machine of a development cluster boots over HTTP, with a UEFI, and is installed from the registry of the
+// cluster. Its system is good. It waits for its bootstrap: TestS333CreateFromNetwork, in package create, is about a
+// Ready node.
 func TestClusterFromTheNetwork(t *testing.T) {
 	c, m := e2etest.Start(t, "http-boot", qemu.QEMU, e2etest.Nodes(1, 0), e2etest.NetworkBoot(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
 		o.Boot.UEFI, o.MemoryMiB = true, 2048

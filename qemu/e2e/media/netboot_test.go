@@ -38,9 +38,10 @@ const (
 	endBudget  = 5 * time.Second
 )
 
-// A BIOS boots over the network, from a computer that runs gbctl beside a DHCP server. QEMU's
-// network cards have iPXE. The machine gets the configuration with its hardware address as name. This names the image that it is
-// installed from. The control plane waits for its bootstrap: TestS333CreateFromNetwork, in package create, is about a Ready node with such a boot.
+// A BIOS boots over the network, from a computer that runs gbctl beside a DHCP server. QEMU's network cards have iPXE.
+// The machine gets the configuration with its hardware address as name. This names the image that it is installed from.
+// The control plane waits for its bootstrap: TestS333CreateFromNetwork, in package create, is about a Ready node with
+// such a boot.
 func TestNetworkInBIOS(t *testing.T) {
 	r := newRack(t, vm.Config{Name: "e2e/netboot-bios", Hardware: vm.Hardware{NIC: "e1000e", Disk: vm.NVMe, Medium: vm.Network}, DiskGiB: 8})
 	dir, configs := r.generate("/dev/nvme0n1"), t.TempDir()
@@ -60,8 +61,8 @@ func TestNetworkInBIOS(t *testing.T) {
 	r.interrupt()
 }
 
-// The network boot of a UEFI loads the unified kernel image by TFTP. The machine has no configuration, and waits for one. With the commands of the
-// README, its owner makes it a Ready node.
+// The network boot of a UEFI loads the unified kernel image by TFTP. The machine has no configuration, and waits for
+// one. With the commands of the README, its owner makes it a Ready node.
 func TestNetworkInUEFI(t *testing.T) {
 	r := newRack(t, vm.Config{Name: "e2e/netboot-uefi", Hardware: vm.Hardware{Medium: vm.Network}, DiskGiB: 8,
 		Variables: filepath.Join(t.TempDir(), "variables")})
@@ -96,7 +97,8 @@ func TestHTTPBootOfUEFI(t *testing.T) {
 	r.interrupt()
 }
 
-// generate makes the configurations of a cluster, with the access to it, as a user does. Its images come from the registry of the network.
+// generate makes the configurations of a cluster, with the access to it, as a user does. Its images come from the
+// registry of the network.
 func (r *rack) generate(disk string) (dir string) {
 	r.t.Helper()
 	dir = r.t.TempDir()

@@ -25,10 +25,11 @@ import (
 // proveBudget is what a system has to become healthy in. It isn't scaled: the node measures it.
 const proveBudget = 10 * time.Minute
 
-// Systems that can't be reached from afar, in a worker that is a machine with a BIOS and 1 GiB of memory. One that isn't signed as the configuration
-// demands, and one whose kernel is cut off, aren't written. PID 1 of the next one hangs, and another one doesn't drive the network card. The machine goes back
-// to the former system by itself, its node is Ready and takes pods, and the upgrade of the next node doesn't begin. With a healthy system, one command
-// upgrades this machine and another one. (S-190)
+// Systems that can't be reached from afar, in a worker that is a machine with a BIOS and 1 GiB of memory. One that
+// isn't signed as the configuration demands, and one whose kernel is cut off, aren't written. PID 1 of the next one
+// hangs, and another one doesn't drive the network card. The machine goes back to the former system by itself, its node
+// is Ready and takes pods, and the upgrade of the next node doesn't begin. With a healthy system, one command upgrades
+// this machine and another one. (S-190)
 func TestSystemWithoutNetwork(t *testing.T) {
 	half, cut := e2etest.Installer(t, e2etest.WithHalfAKernel(t, media.Options{Args: args, Version: "v1.4.0"}))
 	stuck, hangs := e2etest.Installer(t, e2etest.WithInit(t, media.Options{Args: args, Version: "v1.5.0"}, "hang"))

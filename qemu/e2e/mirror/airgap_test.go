@@ -30,8 +30,9 @@ const (
 	talkBudget = 30 * time.Second
 )
 
-// A cluster begins, grows by a control plane, is upgraded and gets a node back without the internet: its images come from two bundles on a
-// workstation, and no packet is for an address outside of its network. An upgrade whose bundle lacks an image doesn't begin.
+// A cluster begins, grows by a control plane, is upgraded and gets a node back without the internet: its images come
+// from two bundles on a workstation, and no packet is for an address outside of its network. An upgrade whose bundle
+// lacks an image doesn't begin.
 func TestAirGap(t *testing.T) {
 	var both qemu.Options
 	e2etest.OtherKubernetes(t)(&both)

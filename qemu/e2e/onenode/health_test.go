@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// sickBudget is for a DaemonSet's pod to be replaced, within its grace period of 30 s, and for the node to see that: it looks every 10 s.
+	// sickBudget is for a DaemonSet's pod to be replaced, within its grace period of 30 s, and for the node to see
+	// that: it looks every 10 s.
 	sickBudget = 60 * time.Second
 	// codeUnhealthy is gbctl's exit code.
 	codeUnhealthy = 7

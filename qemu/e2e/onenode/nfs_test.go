@@ -166,7 +166,8 @@ func events(c *e2etest.Cluster, pod string) string {
 	return out
 }
 
-// youngest returns the row of the last process that runs kubectl, with its processor time, and its PID. The arguments of pods' processes aren't shown.
+// youngest returns the row of the last process that runs kubectl, with its processor time, and its PID. The arguments
+// of pods' processes aren't shown.
 func youngest(c *e2etest.Cluster) (row, pid string, err error) {
 	out, err := c.TryGbctl("processes", "--sort", "pid")
 	for line := range strings.Lines(out) {

@@ -25,8 +25,9 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	podsBudget    = 20 * time.Second // for two pods whose image is on the node
-	serviceBudget = 60 * time.Second // for kube-proxy and DNS to know them; after a power cut also for all to run: until then the API has the old state
+	podsBudget = 20 * time.Second // for two pods whose image is on the node
+	// for kube-proxy and DNS to know them; after a power cut also for all to run: until then the API has the old state
+	serviceBudget = 60 * time.Second
 
 	// getBudget is for one request between pods: a lost DNS query is repeated
 	// after five seconds (resolv.conf(5)).

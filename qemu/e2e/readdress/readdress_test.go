@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package readdress gives a cluster of one node another address. The power fails meanwhile, somebody aborts, and then it is
-// kept. What was there before is there afterwards, and pods go on.
+// Package readdress gives a cluster of one node another address. The power fails meanwhile, somebody aborts, and then
+// it is kept. What was there before is there afterwards, and pods go on.
 package readdress
 
 import (
@@ -206,7 +206,8 @@ func TestReaddressOneNode(t *testing.T) {
 	}
 	m.Reached(fmt.Sprintf("readdress took %s; no API server for %s", time.Since(began).Round(time.Second), (<-gap).Round(100*time.Millisecond)))
 	c.Eventually(podBudget, "the node serves at its new address", r.serves(next, &since))
-	for _, args := range [][]string{{"config", "show"}, {"health", "--wait", "1m"}, {"doctor"}} { // agents of the node were started anew
+	// agents of the node were started anew
+	for _, args := range [][]string{{"config", "show"}, {"health", "--wait", "1m"}, {"doctor"}} {
 		out, err := r.gbctl(next, args...)
 		if err != nil || args[0] == "config" && strings.Contains(out, former.String()+"/") {
 			t.Errorf("gbctl %v: %v\n%s", args, err, out)

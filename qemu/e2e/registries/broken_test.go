@@ -22,7 +22,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-// broken are registries that don't do what they should, by the first part of the image's name, with what the node says about each.
+// broken are registries that don't do what they should, by the first part of the image's name, with what the node says
+// about each.
 var broken = map[string]string{
 	"denied":    "401 Unauthorized",
 	"limited":   "429 Too Many Requests",
@@ -96,7 +97,8 @@ func breakRegistry(images http.Handler, still faults) http.Handler {
 	})
 }
 
-// podsError is what containerd's CRI says of a registry. It believes that a page is a manifest, but doesn't find its image in it.
+// podsError is what containerd's CRI says of a registry. It believes that a page is a manifest, but doesn't find its
+// image in it.
 func podsError(how string) string {
 	if how == "wrong" {
 		return "text/html"
@@ -115,8 +117,9 @@ const healBudget = 4 * time.Minute
 // contentStore is containerd's on a node. What is being written is in ingest.
 const contentStore = "/var/lib/containerd/io.containerd.content.v1.content/"
 
-// Registries break in all ways. Each time the node says what is wrong, within a bounded time, keeps no damaged part of the image, and tries again:
-// once the registry is well, the kubelet runs from the same image, and nothing half-pulled stays.
+// Registries break in all ways. Each time the node says what is wrong, within a bounded time, keeps no damaged part of
+// the image, and tries again: once the registry is well, the kubelet runs from the same image, and nothing half-pulled
+// stays.
 func TestBrokenRegistries(t *testing.T) {
 	dir, from := t.TempDir(), e2etest.Built(t, qemu.Container).Layout
 	layers, still := map[string]string{}, faults{}

@@ -1,6 +1,7 @@
 //go:build e2e && long
 
-// Package registries tests pulls from a real registry, with TLS and a login, through caches and through a proxy that opens TLS.
+// Package registries tests pulls from a real registry, with TLS and a login, through caches and through a proxy that
+// opens TLS.
 package registries
 
 import (
@@ -109,8 +110,8 @@ func localhost(t *testing.T) string {
 	return freeport.Find(t).String()
 }
 
-// Each of the five registries has a cache of its own, a real one. The nodes pull through them. The next cluster gets all from the caches: it works
-// without the registries. (S-133, S-135)
+// Each of the five registries has a cache of its own, a real one. The nodes pull through them. The next cluster gets
+// all from the caches: it works without the registries. (S-133, S-135)
 func TestS133Caches(t *testing.T) {
 	made := e2etest.Built(t, qemu.Container)
 	var mu sync.Mutex // guards blobs
@@ -172,7 +173,8 @@ func TestS133Caches(t *testing.T) {
 	m.Reached("the node is Ready from the caches")
 	mu.Lock()
 	defer mu.Unlock()
-	// A layer of several images is pulled with the one that comes first, and a cache stores it for that one only: another one may be the first now.
+	// A layer of several images is pulled with the one that comes first, and a cache stores it for that one only:
+	// another one may be the first now.
 	for _, blob := range blobs[cold:] {
 		shared := slices.ContainsFunc(blobs[:cold], func(b string) bool { return path.Base(b) == path.Base(blob) })
 		if !shared || slices.Contains(blobs[:cold], blob) {
@@ -181,8 +183,8 @@ func TestS133Caches(t *testing.T) {
 	}
 }
 
-// The guide to clusters without the internet (guides §2): the images are pushed to a real registry, without the hosts of their names. A cluster
-// that has this registry as a mirror of each host works.
+// The guide to clusters without the internet (guides §2): the images are pushed to a real registry, without the hosts
+// of their names. A cluster that has this registry as a mirror of each host works.
 func TestRegistryOfAnAirGap(t *testing.T) {
 	source := httptest.NewServer(registry.New(e2etest.Built(t, qemu.Container).Layout))
 	t.Cleanup(source.Close)
@@ -217,7 +219,8 @@ func TestRegistryOfAnAirGap(t *testing.T) {
 // cachedHosts are the registries of the guides that have a cache each.
 var cachedHosts = []string{"docker.io", "registry.k8s.io", "quay.io", "gcr.io", "ghcr.io"}
 
-// ownImages makes an image of each of these registries, in a layout. A cache with a layer of one has a file for it in its storage.
+// ownImages makes an image of each of these registries, in a layout. A cache with a layer of one has a file for it in
+// its storage.
 func ownImages(t *testing.T) (dir string, names, layers []string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -258,7 +261,8 @@ func rootOf(t *testing.T, image v1.Image) v1.RootFS {
 	return config.RootFS
 }
 
-// site is a registry with TLS from an authority of its own, and a login. It asks clients for a certificate of that authority.
+// site is a registry with TLS from an authority of its own, and a login. It asks clients for a certificate of that
+// authority.
 type site struct {
 	authority pki.CA
 	password  string
@@ -337,8 +341,8 @@ func (s *site) start(t *testing.T, inside *osthread.Thread, storage, address str
 	})
 }
 
-// patch is the configuration with which a node pulls from a host, and not from the mirror of the test: its "not found" would count for containerd, and not
-// what the host says.
+// patch is the configuration with which a node pulls from a host, and not from the mirror of the test: its "not found"
+// would count for containerd, and not what the host says.
 func (s *site) patch(host, password, identity string) string {
 	return fmt.Sprintf("machine: {registries: {mirrors: {%q: {endpoints: [\"https://%s\"]}}, config: {%q: {auth: {username: node, password: %q}, tls: {ca: %s%s}}}}}",
 		host, host, host, password, base64.StdEncoding.EncodeToString(s.authority.Cert), identity)
@@ -348,8 +352,9 @@ func (s *site) identity() string {
 	return fmt.Sprintf(", clientIdentity: {crt: %s, key: %s}", base64.StdEncoding.EncodeToString(s.crt), base64.StdEncoding.EncodeToString(s.key))
 }
 
-// A registry with TLS from its own authority, which asks for a certificate and a login, serves Kubernetes' pulls and the system's own. A missing certificate
-// and a wrong password are named. All is changed on the running node. Then all goes through a proxy that opens TLS with an authority of its own. (S-136, S-145, S-146)
+// A registry with TLS from its own authority, which asks for a certificate and a login, serves Kubernetes' pulls and
+// the system's own. A missing certificate and a wrong password are named. All is changed on the running node. Then all
+// goes through a proxy that opens TLS with an authority of its own. (S-136, S-145, S-146)
 func TestS136RegistryOfASite(t *testing.T) {
 	const kubelet, pause, etcd, pulled = "site/kubelet:1", "site/pause:1", "site/etcd:1", "site/pulled:1"
 	storage := t.TempDir()

@@ -115,9 +115,9 @@ func signer(t *testing.T, dir string) (authority []byte) {
 	return authority
 }
 
-// A rule accepts an image that a real cosign has signed with the key, or with a certificate for the identity, and refuses an image without a
-// signature, and one that somebody else has signed. Signatures have both formats of cosign. Rules are for the images of the kubelet, of etcd and, if they say
-// so, of pods.
+// A rule accepts an image that a real cosign has signed with the key, or with a certificate for the identity, and
+// refuses an image without a signature, and one that somebody else has signed. Signatures have both formats of cosign.
+// Rules are for the images of the kubelet, of etcd and, if they say so, of pods.
 func TestSignedImages(t *testing.T) {
 	const signed, certified, unsigned, foreign, stated = "site/kubelet", "site/certified", "site/unsigned", "site/foreign", "site/stated"
 	dir := t.TempDir()

@@ -29,8 +29,8 @@ import (
 
 const tokenIssuer, tokenService = "tokens of the site", "registry of the site"
 
-// tokens is a server that gives tokens for a registry (https://distribution.github.io/distribution/spec/auth/token/), to whoever has the
-// password (GET) or the identity token (POST, OAuth 2).
+// tokens is a server that gives tokens for a registry (https://distribution.github.io/distribution/spec/auth/token/),
+// to whoever has the password (GET) or the identity token (POST, OAuth 2).
 type tokens struct {
 	key         *ecdsa.PrivateKey
 	certificate []byte // DER
@@ -117,8 +117,8 @@ func (s *tokens) count(method string) int {
 	return s.given[method]
 }
 
-// A real registry demands tokens of another server. A node gets them with a password and with an identity token, for Kubernetes' pulls and
-// for its own; a wrong password is named. (S-136)
+// A real registry demands tokens of another server. A node gets them with a password and with an identity token, for
+// Kubernetes' pulls and for its own; a wrong password is named. (S-136)
 func TestTokens(t *testing.T) {
 	const kubelet, pause = "site/kubelet:1", "site/pause:1"
 	storage := t.TempDir()

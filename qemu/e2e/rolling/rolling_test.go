@@ -1,6 +1,7 @@
 //go:build e2e
 
-// Package rolling tests what goes from node to node where one of them isn't Ready: it stops there, says why, and goes on once that is mended.
+// Package rolling tests what goes from node to node where one of them isn't Ready: it stops there, says why, and goes
+// on once that is mended.
 package rolling
 
 import (
@@ -22,7 +23,8 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 const (
 	// noticeBudget is for Kubernetes to have a node as not Ready: it waits 50 s for a kubelet that doesn't report.
 	noticeBudget = 90 * time.Second
-	// mendBudget is for a node that was mended to serve, and refuseBudget for a plan, which waits for what has just started.
+	// mendBudget is for a node that was mended to serve, and refuseBudget for a plan, which waits for what has just
+	// started.
 	mendBudget   = 90 * time.Second
 	refuseBudget = 2 * time.Minute
 	// beginBudget is for an operation to begin with what it changes, after all images are there.
@@ -32,8 +34,8 @@ const (
 // foreign is what an installer of another pod network leaves behind. Its name sorts before that of the node's own.
 const foreign = "/etc/cni/net.d/00-foreign.conflist"
 
-// An upgrade doesn't begin where a node's pod network is broken. The command says which node it is, its condition, the reason, and what tells more.
-// That tells the cause, and once it is mended, the same command begins.
+// An upgrade doesn't begin where a node's pod network is broken. The command says which node it is, its condition, the
+// reason, and what tells more. That tells the cause, and once it is mended, the same command begins.
 func TestUpgradeWaitsForASickNode(t *testing.T) {
 	c, m := e2etest.Ready(t, "rollingsick", qemu.Container, e2etest.Nodes(1, 1), e2etest.RelinkedKubernetes(t))
 	c.Healthy()

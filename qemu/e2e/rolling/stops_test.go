@@ -20,8 +20,9 @@ const (
 	goBudget = 20 * time.Minute
 )
 
-// An upgrade of three control planes and a worker stops at a node that isn't Ready any more: before it changes the first program of that node, and
-// after it has changed the last one. The nodes after it aren't touched, and the same command goes on.
+// An upgrade of three control planes and a worker stops at a node that isn't Ready any more: before it changes the
+// first program of that node, and after it has changed the last one. The nodes after it aren't touched, and the same
+// command goes on.
 func TestUpgradeStopsAtASickNode(t *testing.T) {
 	c, m := e2etest.Ready(t, "rollingstop", qemu.Container, e2etest.Nodes(3, 1), e2etest.RelinkedKubernetes(t))
 	c.Healthy()

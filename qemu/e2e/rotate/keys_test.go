@@ -15,8 +15,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-// The key of Secrets in etcd and the tokens with which nodes join are replaced: Secrets are there, the former tokens join
-// nobody, and the worker, which has them still, gets its next certificate of the machine API without them.
+// The key of Secrets in etcd and the tokens with which nodes join are replaced: Secrets are there, the former tokens
+// join nobody, and the worker, which has them still, gets its next certificate of the machine API without them.
 func TestRotateKeys(t *testing.T) {
 	c, m := e2etest.Ready(t, "rotatekeys", qemu.Container, e2etest.Nodes(1, 1))
 	c.Healthy()

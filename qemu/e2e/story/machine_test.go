@@ -24,7 +24,8 @@ const (
 	makeBudget = 15 * time.Minute
 	// bootBudget is for firmware, boot loader and kernel, as on real hardware, until the machine is on the network.
 	bootBudget = 40 * time.Second
-	// useBudget is for an installation, an upgrade and a rollback, each with a node that becomes Ready, on real hardware.
+	// useBudget is for an installation, an upgrade and a rollback, each with a node that becomes Ready, on real
+	// hardware.
 	useBudget = 10 * time.Minute
 	// waitBudget is what the user gives health --wait, there.
 	waitBudget = 5 * time.Minute
@@ -35,7 +36,8 @@ const (
 // fingerprint matches that of the machine's certificate on the console.
 var fingerprint = regexp.MustCompile(`[0-9A-F]{2}(:[0-9A-F]{2}){31}`)
 
-// On a machine of one's own: a medium, the installation, Kubernetes, an upgrade, and back. No image comes from anywhere else than the medium.
+// On a machine of one's own: a medium, the installation, Kubernetes, an upgrade, and back. No image comes from anywhere
+// else than the medium.
 func TestStoryOfAMachine(t *testing.T) {
 	kubectl := e2etest.Built(t, qemu.QEMU).Kubectl()
 	u := newUser(t)

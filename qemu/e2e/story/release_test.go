@@ -16,7 +16,8 @@ import (
 // releaseBudget is for a release, all of whose parts are built first.
 const releaseBudget = 40 * time.Minute
 
-// Two makers of a release get the same bytes: in another directory, with another home, umask, time zone and language, and where nothing is built yet.
+// Two makers of a release get the same bytes: in another directory, with another home, umask, time zone and language,
+// and where nothing is built yet.
 func TestReleaseIsTheSameTwice(t *testing.T) {
 	u := newUser(t)
 	key := filepath.Join(u.dir, "maker")

@@ -1,7 +1,7 @@
 //go:build e2e && long
 
-// Package story tests the first day of a new user: scripts type what README.md and the pages that it names say, and paste what is printed, from a
-// fresh clone on. A person can run them, too.
+// Package story tests the first day of a new user: scripts type what README.md and the pages that it names say, and
+// paste what is printed, from a fresh clone on. A person can run them, too.
 package story
 
 import (
@@ -62,7 +62,8 @@ func newUser(t *testing.T) *user {
 	return u
 }
 
-// commit makes the repository of the files of this checkout, which the copy of a checkout has, too. The same files are the same commit.
+// commit makes the repository of the files of this checkout, which the copy of a checkout has, too. The same files are
+// the same commit.
 func (u *user) commit() {
 	u.t.Helper()
 	const day = "2026-01-01T00:00:00Z"
@@ -86,7 +87,8 @@ func (u *user) run(cmd *exec.Cmd) string {
 	return string(out)
 }
 
-// types runs a script of testdata with these arguments, on a thread or here. The budget is for all of it, at native speed.
+// types runs a script of testdata with these arguments, on a thread or here. The budget is for all of it, at native
+// speed.
 func (u *user) types(inside *osthread.Thread, budget time.Duration, script string, args ...string) {
 	u.t.Helper()
 	path, err := filepath.Abs(filepath.Join("testdata", script))
@@ -116,7 +118,8 @@ func (u *user) types(inside *osthread.Thread, budget time.Duration, script strin
 	}
 }
 
-// On a cluster in containers: try it, an app with storage and an image of one's own, break and mend, remove a node, add a node.
+// On a cluster in containers: try it, an app with storage and an image of one's own, break and mend, remove a node, add
+// a node.
 func TestStoryInContainers(t *testing.T) {
 	e2etest.Built(t, qemu.Container)
 	u := newUser(t)

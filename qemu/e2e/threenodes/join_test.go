@@ -151,7 +151,8 @@ func lookedAfter(t *testing.T, c *e2etest.Cluster) {
 	client := c.Etcd(c.Network(), c.Nodes...)
 	var before, now qemu.Node
 	leads := regexp.MustCompile(`: etcd member \S+ \([0-9a-f]+\) leads now\n$`)
-	c.Eventually(electBudget, "the leader forfeits its leadership", func() (err error) { // another leader may be elected meanwhile
+	// another leader may be elected meanwhile
+	c.Eventually(electBudget, "the leader forfeits its leadership", func() (err error) {
 		if before, err = c.Leader(client); err != nil {
 			return err
 		}

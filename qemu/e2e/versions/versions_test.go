@@ -245,8 +245,8 @@ func diesLate(c *e2etest.Cluster) (transcript string) {
 	return s.Text()
 }
 
-// useManager gives all control planes an image for the controller manager. One node after another is healthy with it. Where two images have
-// the same content, containerd has one name for both.
+// useManager gives all control planes an image for the controller manager. One node after another is healthy with it.
+// Where two images have the same content, containerd has one name for both.
 func useManager(c *e2etest.Cluster, image string) {
 	c.T().Helper()
 	var nodes []string

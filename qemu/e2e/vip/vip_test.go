@@ -174,8 +174,8 @@ func share(t *testing.T, name string, options ...e2etest.Option) *scenario {
 	return c
 }
 
-// Three control planes and a worker share an address of each family, which move on their own. Kubernetes and the machine
-// API answer at both, before and after, and so do Services of both families.
+// Three control planes and a worker share an address of each family, which move on their own. Kubernetes and the
+// machine API answer at both, before and after, and so do Services of both families.
 func TestSharedAddressesOfBothFamilies(t *testing.T) {
 	c := share(t, "vips", e2etest.Nodes(controlPlanes, 1), func(o *qemu.Options) { o.Second = netip.MustParsePrefix("fd00:5::/64") })
 	c.moveBeside(c.Shared, c.SecondShared)

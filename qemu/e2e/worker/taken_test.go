@@ -91,8 +91,8 @@ func taken(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 	}
 }
 
-// tainted: control planes keep the taints of a worker's configuration, and take no other ones away. What the Node says without
-// a proof of the machine counts for nothing.
+// tainted: control planes keep the taints of a worker's configuration, and take no other ones away. What the Node says
+// without a proof of the machine counts for nothing.
 func tainted(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	const kept, theirs = "example.org/kept", "example.org/theirs"
 	patch := func(text string) { c.Gbctl("-n", worker.Name, "patch", "mc", "--immediate", "-p", text) }
@@ -118,9 +118,9 @@ func tainted(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	c.Kubectl("taint", "node", worker.Name, theirs+"-")
 }
 
-// claimed: a thief who has both tokens takes a name that no machine has yet. That is a join: the machine that comes later is told that its
-// name is taken, by whom, and what to do. When the administrator has freed the name, it belongs to the key of that machine, and
-// the thief's certificate, which nobody can take back, isn't renewed.
+// claimed: a thief who has both tokens takes a name that no machine has yet. That is a join: the machine that comes
+// later is told that its name is taken, by whom, and what to do. When the administrator has freed the name, it belongs
+// to the key of that machine, and the thief's certificate, which nobody can take back, isn't renewed.
 func claimed(t *testing.T, c *e2etest.Cluster, control qemu.Node) {
 	secrets := c.Secrets()
 	join := bearer(t, c, string(secrets.BootstrapToken))
@@ -235,7 +235,8 @@ func patchStatus(t *testing.T, c *e2etest.Cluster, token, node, patch string) er
 	return err
 }
 
-// requested asks for the client certificate of a node, with the proof of a machine if it has a certificate. It returns the key.
+// requested asks for the client certificate of a node, with the proof of a machine if it has a certificate. It returns
+// the key.
 func requested(t *testing.T, c *e2etest.Cluster, kubeconfig, csr, name string, by config.CertKey) config.KeyPEM {
 	t.Helper()
 	key, err := pki.NewKey(pki.ECDSA)

@@ -9,7 +9,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-// Three control planes decide as one: a thief who is refused by one asks the others, and what one of them recorded about a name is so on all.
+// Three control planes decide as one: a thief who is refused by one asks the others, and what one of them recorded
+// about a name is so on all.
 func TestTakenWorkerOfThree(t *testing.T) {
 	c, m := e2etest.Ready(t, "taken", qemu.Container, e2etest.Nodes(3, 1))
 	worker := c.Nodes[3]

@@ -210,7 +210,8 @@ func serves(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// renewed: the kubelet's client certificate is near its end. The node has it renewed, with a proof, and the kubelet runs with the new one.
+// renewed: the kubelet's client certificate is near its end. The node has it renewed, with a proof, and the kubelet
+// runs with the new one.
 func renewed(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	const budget = 60 * time.Second // for a kubelet to start twice
 	file := filepath.Join(c.Dir(), worker.Name, "var", "lib", "kubelet", "pki", "kubelet-client-current.pem")
@@ -292,7 +293,8 @@ func lost(t *testing.T, c *e2etest.Cluster, worker string) {
 	t.Logf("%7.1fs  until it was Ready again", time.Since(start).Seconds())
 }
 
-// nodeDeleted: the Node of a worker that runs is deleted by hand, and comes back with its labels. Meanwhile the worker says so.
+// nodeDeleted: the Node of a worker that runs is deleted by hand, and comes back with its labels. Meanwhile the worker
+// says so.
 func nodeDeleted(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	const said, back = 30 * time.Second, 2 * time.Minute // it looks each 10 s, and waits for a minute
 	address := worker.Address.String()

@@ -173,7 +173,8 @@ func (r *Registry) list(w http.ResponseWriter, repository string) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"name": repository, "tags": names})
 }
 
-// referrers lists what refers to an image that is here, such as its signatures. In a layout that is an index with a tag.
+// referrers lists what refers to an image that is here, such as its signatures. In a layout that is an index with a
+// tag.
 func (r *Registry) referrers(w http.ResponseWriter, req *http.Request, repository, digest string) {
 	tag := strings.Replace(digest, ":", "-", 1)
 	if _, err := r.find(repository, tag); err == nil {

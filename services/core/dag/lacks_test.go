@@ -11,7 +11,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
-// A service whose next run would lack something isn't stopped for it, and says so. It starts nevertheless where it doesn't run.
+// A service whose next run would lack something isn't stopped for it, and says so. It starts nevertheless where it
+// doesn't run.
 func TestRestartWaitsForWhatIsLacking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lacking atomic.Pointer[error]

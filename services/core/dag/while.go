@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// While calls run, and beside it each watch. The first error of a watch ends run, and is the result. Each watch ends with run.
+// While calls run, and beside it each watch. The first error of a watch ends run, and is the result. Each watch ends
+// with run.
 func While(ctx context.Context, run func(context.Context) error, watches ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

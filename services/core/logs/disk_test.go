@@ -166,7 +166,8 @@ func TestPersistTwiceFails(t *testing.T) {
 	}
 }
 
-// A pod that collects logs can put links and FIFOs in the place of files: what they lead to is neither read nor written.
+// A pod that collects logs can put links and FIFOs in the place of files: what they lead to is neither read nor
+// written.
 func TestNoLinksAmongTheFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

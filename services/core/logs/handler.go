@@ -11,7 +11,7 @@ import (
 	"unicode"
 )
 
-// timeLayout of a log line, UTC (acceptance S-276).
+// timeLayout of a log line, UTC.
 const timeLayout = "2006/01/02 15:04:05"
 
 // handler is the slog.Handler of one log.

@@ -140,7 +140,8 @@ func openFiles(path string, first int) (files []*os.File, err error) {
 	return files, nil
 }
 
-// eachLine reads files from their start, without the lines with the number of the boot. A line that is too long for a log comes in pieces.
+// eachLine reads files from their start, without the lines with the number of the boot. A line that is too long for a
+// log comes in pieces.
 func eachLine(files []*os.File, do func(line string) bool) error {
 	for _, f := range files {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {

@@ -199,8 +199,8 @@ func (x *execution) write(next *record, events []Event) error {
 	return x.r.files.write(next)
 }
 
-// writeInTime is for operations that repair a node. A disk that doesn't answer may block a write, whose goroutine nobody can end, and what is
-// written too late is removed.
+// writeInTime is for operations that repair a node. A disk that doesn't answer may block a write, whose goroutine
+// nobody can end, and what is written too late is removed.
 func (x *execution) writeInTime(next *record) error {
 	if x.silent {
 		return errSilent

@@ -275,7 +275,8 @@ func runAndKill(t *testing.T, dir string, until ...string) []string {
 			break
 		}
 	}
-	kill := time.AfterFunc(time.Duration(rand.IntN(40_000))*time.Microsecond, func() { _ = cmd.Process.Kill() }) // at a point that nobody chose
+	// at a point that nobody chose
+	kill := time.AfterFunc(time.Duration(rand.IntN(40_000))*time.Microsecond, func() { _ = cmd.Process.Kill() })
 	defer kill.Stop()
 	rest, err := io.ReadAll(read)
 	if err != nil {

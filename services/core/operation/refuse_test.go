@@ -193,7 +193,8 @@ func TestJournalThatCannotBeWritten(t *testing.T) {
 	})
 }
 
-// A disk that doesn't answer doesn't keep a node from being restarted. What comes to the disk too late isn't done again after that.
+// A disk that doesn't answer doesn't keep a node from being restarted. What comes to the disk too late isn't done again
+// after that.
 func TestJournalThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StartWithout is Start for a process, with all that it starts, to which some mount points are empty. It sees what is mounted
-// elsewhere, also later, and what it mounts is seen by all, as with Start.
+// StartWithout is Start for a process, with all that it starts, to which some mount points are empty. It sees what is
+// mounted elsewhere, also later, and what it mounts is seen by all, as with Start.
 //
 //	thread ── unshare ─▶ mount namespace ── an empty file system over each, of which nothing propagates ──▶ Start, the thread ends
 func (t *Table) StartWithout(cmd *exec.Cmd, hidden ...string) (c *Child, err error) {

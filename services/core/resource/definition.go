@@ -11,8 +11,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/lists"
 )
 
-// Definition describes a type to users: its names and its table columns
-// (acceptance S-005, S-008, S-009).
+// Definition describes a type to users: its names and its table columns.
 type Definition struct {
 	Type      string   // StaticPods.kubernetes.garboard.dev
 	Kind      string   // StaticPod, as tables print it

@@ -160,7 +160,7 @@ func (rt *Runtime) drive(ctx context.Context, c Controller, n *counters) {
 	starting, pause, failure := true, time.Duration(0), Failure{}
 	for ctx.Err() == nil {
 		if starting {
-			v.log.Info("controller starting") // S-276
+			v.log.Info("controller starting")
 			starting = false
 		}
 		began := time.Now()
@@ -178,7 +178,7 @@ func (rt *Runtime) drive(ctx context.Context, c Controller, n *counters) {
 			if err.Error() == failure.Error {
 				level = slog.LevelInfo
 			}
-			v.log.Log(ctx, level, fmt.Sprintf("controller failed: %v", err)) // S-279
+			v.log.Log(ctx, level, fmt.Sprintf("controller failed: %v", err))
 			if failure.Since.IsZero() {
 				failure.Since = time.Now()
 			}

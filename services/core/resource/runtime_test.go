@@ -298,7 +298,8 @@ func TestWhatDoesNotWakeAtOnce(t *testing.T) {
 	})
 }
 
-// A question to others ends with a change of the inputs, also with one from before the question, and the change is a call of its own.
+// A question to others ends with a change of the inputs, also with one from before the question, and the change is a
+// call of its own.
 func TestAQuestionEndsWithAChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()

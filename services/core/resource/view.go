@@ -85,7 +85,7 @@ func (w *writer) list(typ, namespace string) ([]Object[any], error) {
 }
 
 // prefixed puts the controller's name before each message, as the lines of
-// controller-runtime read (S-276).
+// controller-runtime read.
 type prefixed struct {
 	slog.Handler
 	prefix string

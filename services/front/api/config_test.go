@@ -304,7 +304,8 @@ func TestUnknownClientsConfigureANodeOnce(t *testing.T) {
 	wantCode(t, err, connect.CodeUnavailable, "still looking")
 }
 
-// A file that is lying around, and takes unsigned systems, is given to a machine in maintenance mode: nobody asked for such a system now.
+// A file that is lying around, and takes unsigned systems, is given to a machine in maintenance mode: nobody asked for
+// such a system now.
 func TestUnsignedSystemNeedsLeave(t *testing.T) {
 	c, plain := document(t)
 	c.Machine.Install.Unsigned = true

@@ -48,7 +48,7 @@ func (s *nodeService) containerd(ctx context.Context, kubernetes bool) (_ *clien
 	return cl, namespace, namespaces.WithNamespace(ctx, namespace), cancel, nil
 }
 
-// Containers lists pods with their containers below them (S-252), or the
+// Containers lists pods with their containers below them, or the
 // system's containers.
 func (s *nodeService) Containers(ctx context.Context, req *connect.Request[apiv1.ContainersRequest]) (*connect.Response[apiv1.ContainersResponse], error) {
 	cl, namespace, ctx, cancel, err := s.containerd(ctx, req.Msg.GetKubernetes())

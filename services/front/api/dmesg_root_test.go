@@ -25,7 +25,8 @@ func TestTheRealKernelLog(t *testing.T) {
 			t.Errorf("got %v", stream.Msg())
 		}
 	}
-	if code := connect.CodeOf(stream.Err()); stream.Err() != nil && code != connect.CodeUnavailable { // where root isn't all of it
+	// where root isn't all of it
+	if code := connect.CodeOf(stream.Err()); stream.Err() != nil && code != connect.CodeUnavailable {
 		t.Error(stream.Err())
 	}
 	if n > 5 {

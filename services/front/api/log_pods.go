@@ -138,7 +138,7 @@ func runNumber(name string) int {
 	return -1
 }
 
-// readContainer sends a container's log in the format that it has (S-251).
+// readContainer sends a container's log in the format that it has.
 func (s *logService) readContainer(ctx context.Context, req *apiv1.ReadLogRequest, send func([]string, uint64) error) error {
 	c, err := parseContainer(req.GetId())
 	if err != nil {

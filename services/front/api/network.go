@@ -35,8 +35,8 @@ func (s *nodeService) CheckNetwork(ctx context.Context, req *connect.Request[api
 	return c.Run(ctx)
 }
 
-// plainHost is an address without a zone, or can be a name in DNS if it has at most 253 characters (RFC 1035 §2.3.4): as a number
-// of repetitions in the expression, they would take 200 KB in PID 1 and in each of its helpers.
+// plainHost is an address without a zone, or can be a name in DNS if it has at most 253 characters (RFC 1035 §2.3.4):
+// as a number of repetitions in the expression, they would take 200 KB in PID 1 and in each of its helpers.
 var plainHost = regexp.MustCompile(`^[0-9A-Za-z._:-]+$`)
 
 // Bounds of a capture.

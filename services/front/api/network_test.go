@@ -28,8 +28,8 @@ func streamed[Req, Res any, M interface {
 	return all, s.Err()
 }
 
-// The way to a host is for operators, packets are for administrators. Each call is audited, with what was asked for, and one
-// that asks for too much, or for no host, is refused.
+// The way to a host is for operators, packets are for administrators. Each call is audited, with what was asked for,
+// and one that asks for too much, or for no host, is refused.
 func TestNetworkIsForFew(t *testing.T) {
 	t.Parallel()
 	r := newRig(t).serve()

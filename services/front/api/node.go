@@ -213,7 +213,7 @@ func (s *nodeService) controlPlane(what string) (*config.Config, error) {
 	return c, nil
 }
 
-// Kubeconfig is there also before Kubernetes is (S-223).
+// Kubeconfig is there also before Kubernetes is.
 func (s *nodeService) Kubeconfig(_ context.Context, req *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
 	c, err := s.controlPlane("the cluster's authority")
 	if err != nil {

@@ -50,7 +50,8 @@ type shownObject struct {
 func (s *shown) of(d resource.Definition, o resource.Object[any]) (text string, columns []string, err error) {
 	c := s.object(o)
 	c.once.Do(func() {
-		c.err = fmt.Errorf("show %s %s/%s: a defect of the node: it is in the log %q", o.Type, o.Namespace, o.ID, LogID) // should this panic
+		// should this panic
+		c.err = fmt.Errorf("show %s %s/%s: a defect of the node: it is in the log %q", o.Type, o.Namespace, o.ID, LogID)
 		for _, column := range d.Columns {
 			value := ""
 			if column.From == "" {

@@ -71,8 +71,10 @@ func TestResourcesAreListed(t *testing.T) {
 		t.Fatal(res)
 	}
 	one := res.GetItems()[0]
-	wantSpec := "text: hello\ndeep:\n    list:\n        - a\n        - 'b: c'\n"                                                           // S-007
-	if one.GetSpec() != wantSpec || one.GetVersion() != 2 || one.GetPhase() != "tearingDown" || one.GetOwner() != "test.NoteController" || // S-010
+	// S-007
+	wantSpec := "text: hello\ndeep:\n    list:\n        - a\n        - 'b: c'\n"
+	// S-010
+	if one.GetSpec() != wantSpec || one.GetVersion() != 2 || one.GetPhase() != "tearingDown" || one.GetOwner() != "test.NoteController" ||
 		!slices.Equal(one.GetFinalizers(), []string{`k8s.StaticPodStatus("one")`}) || !slices.Equal(one.GetColumns(), []string{"hello"}) || one.GetType() != "Notes.test.garboard.dev" {
 		t.Errorf("got %v", one)
 	}

@@ -81,7 +81,7 @@ func (s *serviceService) List(_ context.Context, req *connect.Request[apiv1.List
 	return connect.NewResponse(res), nil
 }
 
-// story is the last events of each service, newest first (S-232). Of a calm one
+// story is the last events of each service, newest first. Of a calm one
 // among sick ones, the graph may only have the first.
 func (s *serviceService) story(most uint32) map[string][]*apiv1.ServiceEvent {
 	events := append(s.opts.Graph.BootEvents(), s.opts.Graph.Events()...)

@@ -32,7 +32,8 @@ const (
 	// of the configuration when it is missing, without an end.
 	endedToken   = "garboard.dev/ended-token"
 	maxTokenLife = 365 * 24 * time.Hour
-	// heldName is before a name that a machine has and no Node, in the place of the ID of a token: ending that frees the name.
+	// heldName is before a name that a machine has and no Node, in the place of the ID of a token: ending that frees
+	// the name.
 	heldName = "node/"
 )
 

@@ -181,7 +181,8 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%s is kept: %t", tc.id, kept)
 		}
 	}
-	// machine.token, and a token whose Secret is gone, end where trustd looks. That of the configuration is remembered for good.
+	// machine.token, and a token whose Secret is gone, end where trustd looks. That of the configuration is remembered
+	// for good.
 	for id, forget := range map[string]bool{"aaaaaa": true, "dddddd": true, "mmmmmm": false} {
 		got, err := ask(t, client.RevokeToken, &apiv1.RevokeTokenRequest{Id: id})
 		must(t, err)

@@ -16,8 +16,8 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-// Each refused call of somebody who is known is told to PID 1, also of one that has gone before its answer; clients can't
-// tell anything there themselves.
+// Each refused call of somebody who is known is told to PID 1, also of one that has gone before its answer; clients
+// can't tell anything there themselves.
 func TestRefusalsAreTold(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)

@@ -115,8 +115,8 @@ func (s *state) config(cert tls.Certificate, admit func(tls.ConnectionState) err
 // requiresCertificate reports whether clients must show a certificate.
 func (s *state) requiresCertificate() bool { return s.mode == api.ModeNormal || s.pinned != "" }
 
-// authorities are all certificates of a bundle. Whatever else is in it is passed by, as it is where the configuration is checked: without a state, nobody
-// could correct it.
+// authorities are all certificates of a bundle. Whatever else is in it is passed by, as it is where the configuration
+// is checked: without a state, nobody could correct it.
 func authorities(bundle []byte) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(bundle) {

@@ -86,7 +86,8 @@ func TestNewCaller(t *testing.T) {
 	}
 }
 
-// Who looks at the configuration reads the first certificate of a bundle. What else is in it doesn't end the API, which alone can mend it.
+// Who looks at the configuration reads the first certificate of a bundle. What else is in it doesn't end the API, which
+// alone can mend it.
 func TestBundleWithMore(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)

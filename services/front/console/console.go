@@ -1,6 +1,7 @@
-// Package console takes commands at the machine's own screen and keyboard, and at its serial lines. They need no credentials: a person at
-// the machine can press its power button, too. They show what the node does, restart it, and give a machine without a configuration its
-// first network settings. None of them shows a secret or changes a configuration.
+// Package console takes commands at the machine's own screen and keyboard, and at its serial lines. They need no
+// credentials: a person at the machine can press its power button, too. They show what the node does, restart it, and
+// give a machine without a configuration its first network settings. None of them shows a secret or changes a
+// configuration.
 //
 //	kernel consoles ─▶ serve: one for each ─▶ line ─▶ command ─▶ answer
 //	                   show:  one for each ─▶ the status, when it says something else
@@ -98,8 +99,8 @@ func (o Options) open(ctx context.Context, path string) error {
 	return o.serve(t)
 }
 
-// serve answers each line that begins with a word of small letters. A device at the other end may send back what it gets: none of the
-// answers is a command, and the answers to them come to an end.
+// serve answers each line that begins with a word of small letters. A device at the other end may send back what it
+// gets: none of the answers is a command, and the answers to them come to an end.
 func (o Options) serve(t *terminal) error {
 	lines := bufio.NewScanner(t)
 	for lines.Scan() {

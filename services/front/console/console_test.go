@@ -93,7 +93,8 @@ func (w written) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// A person at a serial line sees the status without a command: once it stays as it is, but for the time that passes, and at most twice a minute.
+// A person at a serial line sees the status without a command: once it stays as it is, but for the time that passes,
+// and at most twice a minute.
 func TestStatusByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -206,7 +207,8 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// A device that sends back what it gets, such as another machine's console, doesn't restart this one, and isn't answered for ever.
+// A device that sends back what it gets, such as another machine's console, doesn't restart this one, and isn't
+// answered for ever.
 func TestEcho(t *testing.T) {
 	r := newRig(t)
 	put(t, network.Statuses.Put(r.o.Store.As(network.ID), network.ID, network.Status{Problems: []string{"eth0 dhcp"}}))

@@ -26,27 +26,30 @@ import (
 )
 
 const (
-	// lookPause is between two looks at the node. Where there are lines only, a status has to stay for that time, and showPause is the shortest
-	// time between two.
+	// lookPause is between two looks at the node. Where there are lines only, a status has to stay for that time, and
+	// showPause is the shortest time between two.
 	lookPause = 5 * time.Second
 	showPause = 30 * time.Second
 	// readTime is how long an answer stays on a screen.
 	readTime = time.Minute
 
-	// The smallest screen has 80 columns and 25 rows: the last one is for what is typed. A row has a label and a text, which may take a second one.
+	// The smallest screen has 80 columns and 25 rows: the last one is for what is typed. A row has a label and a text,
+	// which may take a second one.
 	rows, labelWidth, textWidth, textRows = 24, 12, 68, 2
 	// mostAddresses, mostWaits and mostProblems fit on it together.
 	mostAddresses, mostWaits, mostProblems = 3, 3, 3
 
 	// keys are the last line of a status.
 	keys = "Enter: commands"
-	// The kernel's messages, this system's log among them, stay on the first virtual terminal of a screen; the status gets the second one.
-	statusTerminal             = "/dev/tty2"
-	vtActivate, kernelMessages = 0x5606, 11 // VT_ACTIVATE of ioctl_console(2), TIOCL_SETKMSGREDIRECT of TIOCLINUX(2const)
+	// The kernel's messages, this system's log among them, stay on the first virtual terminal of a screen; the status
+	// gets the second one.
+	statusTerminal = "/dev/tty2"
+	// VT_ACTIVATE of ioctl_console(2), TIOCL_SETKMSGREDIRECT of TIOCLINUX(2const)
+	vtActivate, kernelMessages = 0x5606, 11
 )
 
-// terminal is where a person reads. A screen is drawn again in its place. Elsewhere, such as on a serial line whose text is kept in a file, there
-// are lines only.
+// terminal is where a person reads. A screen is drawn again in its place. Elsewhere, such as on a serial line whose
+// text is kept in a file, there are lines only.
 type terminal struct {
 	io.Reader
 	w      io.Writer
@@ -58,8 +61,8 @@ type terminal struct {
 	answered time.Time
 }
 
-// openTerminal opens a console of the kernel. A screen gets a terminal of its own for the status. Closed, it shows the log again, whose last lines
-// tell how the machine ends.
+// openTerminal opens a console of the kernel. A screen gets a terminal of its own for the status. Closed, it shows the
+// log again, whose last lines tell how the machine ends.
 func openTerminal(path string) (*terminal, error) {
 	const flags = os.O_RDWR | unix.O_NOCTTY | unix.O_NONBLOCK
 	tty, err := os.OpenFile(path, flags, 0)
@@ -213,8 +216,8 @@ func few(label, where string, most int, texts []string) (lines []string) {
 	return lines
 }
 
-// row is a label and a text, of characters that every terminal has: a stranger may have a say in it, such as a DHCP server in a name. Without a
-// text, there is none.
+// row is a label and a text, of characters that every terminal has: a stranger may have a say in it, such as a DHCP
+// server in a name. Without a text, there is none.
 func row(label, text string) (lines []string) {
 	words := strings.FieldsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' })
 	for len(words) > 0 && len(lines) < textRows {

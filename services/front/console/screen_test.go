@@ -151,7 +151,8 @@ func TestScreens(t *testing.T) {
 	}
 }
 
-// A screen is drawn in its place whenever it says something else, also about the time that passes. What is typed and answered stays for a while.
+// A screen is drawn in its place whenever it says something else, also about the time that passes. What is typed and
+// answered stays for a while.
 func TestScreenIsDrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var shown bytes.Buffer

@@ -17,9 +17,9 @@ import (
 // SocketPath is the Socket, for its service.
 const SocketPath = "/proc/self/fd/3"
 
-// Socket is where one service reaches PID 1. It has no name in any file system: pods that mount the root directory, and may be root, don't
-// find it. The service inherits it as an open path (O_PATH, open(2)). Only the process of the service may connect, as the kernel knows it
-// (SO_PEERCRED, unix(7)): what others say isn't read.
+// Socket is where one service reaches PID 1. It has no name in any file system: pods that mount the root directory, and
+// may be root, don't find it. The service inherits it as an open path (O_PATH, open(2)). Only the process of the
+// service may connect, as the kernel knows it (SO_PEERCRED, unix(7)): what others say isn't read.
 type Socket struct {
 	PID  atomic.Int64 // the process of the service, which Runner sets
 	uid  int

@@ -57,7 +57,8 @@ const (
 	ServiceStop = stopBudget + 2*time.Second
 )
 
-// A Bind shows a file or a directory of the node inside the sandbox, read-only. A socket can be connected to all the same.
+// A Bind shows a file or a directory of the node inside the sandbox, read-only. A socket can be connected to all the
+// same.
 type Bind struct {
 	Source string `json:"source"`
 	// Target is the place inside; "" is the same as outside.
@@ -84,8 +85,8 @@ type Runner struct {
 	// often near it.
 	MemoryMax int64
 
-	// Socket is the service's way to PID 1. Its PID is the process of the service, from before the program runs until it has ended; 0
-	// otherwise.
+	// Socket is the service's way to PID 1. Its PID is the process of the service, from before the program runs until
+	// it has ended; 0 otherwise.
 	Socket *Socket
 
 	// What tests have elsewhere.

@@ -321,8 +321,9 @@ func TestRenewalWithoutTheToken(t *testing.T) {
 	wantRefused(t, err, connect.CodeUnauthenticated, "the certificate to which the name belongs")
 }
 
-// The certificate of a node's kubelet outlives the Node, and so proves nothing for a name that is recorded: a machine that was taken over,
-// and reinstalled, doesn't lose its name to the former owner. It proves the name of a node that a former release left unrecorded.
+// The certificate of a node's kubelet outlives the Node, and so proves nothing for a name that is recorded: a machine
+// that was taken over, and reinstalled, doesn't lose its name to the former owner. It proves the name of a node that a
+// former release left unrecorded.
 func TestFormerOwnerDoesNotGetTheNameBack(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
@@ -353,8 +354,9 @@ func TestFormerOwnerDoesNotGetTheNameBack(t *testing.T) {
 	wantRefused(t, err, connect.CodePermissionDenied, "belongs to a machine with another key", "kubectl delete node worker-1")
 }
 
-// A machine that was given a token for an hour tries it later; and somebody has machine.token out of an old file, which an administrator
-// has ended. Both are refused from that moment on, and so is what only looks like a token. Who has joined goes on.
+// A machine that was given a token for an hour tries it later; and somebody has machine.token out of an old file, which
+// an administrator has ended. Both are refused from that moment on, and so is what only looks like a token. Who has
+// joined goes on.
 func TestTokensEnd(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)

@@ -31,8 +31,8 @@ const (
 	// watchTime is how long one watch goes on; the server ends them after some minutes
 	// in any case.
 	watchTime = 5 * time.Minute
-	// joinPoll is the pause of a node that hasn't joined: control planes sign its first certificate, and it asks Kubernetes for
-	// them with its token.
+	// joinPoll is the pause of a node that hasn't joined: control planes sign its first certificate, and it asks
+	// Kubernetes for them with its token.
 	joinPoll = time.Second
 	// Pauses between tries: the API server may only just start, or be gone for long.
 	againFirst = time.Second

@@ -13,9 +13,9 @@
 // The list of API servers comes from Kubernetes. The last list is stored on STATE: after
 // a reboot the endpoint may be gone.
 //
-// Until an API server has been ready once, clients are held for some seconds rather than turned away: who is turned away
-// comes back ever later. While no API server takes connections, the clients of a node that has joined are refused at
-// once: it may be the kubelet that has to start the API server.
+// Until an API server has been ready once, clients are held for some seconds rather than turned away: who is turned
+// away comes back ever later. While no API server takes connections, the clients of a node that has joined are refused
+// at once: it may be the kubelet that has to start the API server.
 //
 // TLS goes from the client to the API server, which authenticates the client. Any program
 // with the node's network may connect; the balancer gives it no rights.

@@ -320,8 +320,8 @@ func TestOwnFirst(t *testing.T) {
 	must(t, r.answers())
 }
 
-// While nobody takes connections, clients are refused, as by the API server itself. They are held instead on a node that
-// is to join, and while the node's own API server starts for the first time.
+// While nobody takes connections, clients are refused, as by the API server itself. They are held instead on a node
+// that is to join, and while the node's own API server starts for the first time.
 func TestGateIsClosed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, config.ControlPlane, loopback)

@@ -8,12 +8,13 @@ import (
 	"time"
 )
 
-// A registry that hangs is given up, so that another mirror is asked, the node says what is wrong, and the pull begins anew.
+// A registry that hangs is given up, so that another mirror is asked, the node says what is wrong, and the pull begins
+// anew.
 const (
 	// answerWait is for the beginning of an answer. A cache may fetch the content first.
 	answerWait = time.Minute
-	// silenceWait is for the next leastBytes of an answer, or for its end. A registry that sends less is as good as silent: no image would
-	// ever arrive.
+	// silenceWait is for the next leastBytes of an answer, or for its end. A registry that sends less is as good as
+	// silent: no image would ever arrive.
 	silenceWait = time.Minute
 	leastBytes  = 64 << 10
 )

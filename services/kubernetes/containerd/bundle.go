@@ -29,8 +29,8 @@ import (
 const (
 	// importTimeout is for 1 GB from a medium with 1 MB/s.
 	importTimeout = 20 * time.Minute
-	// mediaPeriod is how often the list of devices is read, and none of them. A device that has come is used after one more period: by then
-	// it is ready, and so are its partitions.
+	// mediaPeriod is how often the list of devices is read, and none of them. A device that has come is used after one
+	// more period: by then it is ready, and so are its partitions.
 	mediaPeriod = 5 * time.Second
 	maxIndex    = 4 << 20 // bytes; an image takes less than 1 kB
 )
@@ -47,8 +47,9 @@ func watchMedia(ctx context.Context, seen string, devices func() string, look fu
 	}
 }
 
-// importBundle takes the images that media in the machine have (gbctl media build --images), unless they are there. What they have replaces
-// nothing: an image that was pulled stays. Whatever is wrong with them, the node can still pull.
+// importBundle takes the images that media in the machine have (gbctl media build --images), unless they are there.
+// What they have replaces nothing: an image that was pulled stays. Whatever is wrong with them, the node can still
+// pull.
 func (c *Containerd) importBundle(ctx context.Context, h *dag.Handle) {
 	err := c.bundles(ctx, func(ctx context.Context, from archive) error {
 		cfg, err := machine.Config(c.Store)
@@ -134,8 +135,8 @@ func withBundle(ctx context.Context, files fs.FS, use func(context.Context, arch
 	return use(ctx, archive{in, images})
 }
 
-// wanted are the images of an archive that the node takes as soon as it sees them, by namespace. An installer image waits for the
-// installation or upgrade that wants it (Fetch): nothing else runs it.
+// wanted are the images of an archive that the node takes as soon as it sees them, by namespace. An installer image
+// waits for the installation or upgrade that wants it (Fetch): nothing else runs it.
 func (a archive) wanted(ctx context.Context, cfg *config.Config) map[string][]string {
 	by := map[string][]string{}
 	for name := range a.images {
@@ -150,7 +151,8 @@ func (a archive) wanted(ctx context.Context, cfg *config.Config) map[string][]st
 	return by
 }
 
-// installer reports whether an image is marked as one that a system is installed from. An image that can't be read isn't.
+// installer reports whether an image is marked as one that a system is installed from. An image that can't be read
+// isn't.
 func (a archive) installer(ctx context.Context, name string) bool {
 	var image ocispec.Image
 	m, err := manifestOf(ctx, a, a.images[name])
@@ -200,8 +202,8 @@ func (c *Containerd) take(ctx context.Context, from archive, namespace string, n
 	return errors.Join(append(errs, from.into(ctx, cl.ImageService(), cl.ContentStore(), namespace, missing))...)
 }
 
-// into makes images of an archive. It takes the content only: an archive can have other names for containerd than the ones that were looked at
-// (io.containerd.image.name).
+// into makes images of an archive. It takes the content only: an archive can have other names for containerd than the
+// ones that were looked at (io.containerd.image.name).
 func (a archive) into(ctx context.Context, images imagestore.Store, store content.Store, namespace string, names []string) error {
 	if _, err := a.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -218,8 +220,8 @@ func (a archive) into(ctx context.Context, images imagestore.Store, store conten
 	return errors.Join(errs...)
 }
 
-// create makes an image of content that is there, unless it exists. containerd stores a part that is damaged as what it is: the image lacks the part
-// that it should be.
+// create makes an image of content that is there, unless it exists. containerd stores a part that is damaged as what it
+// is: the image lacks the part that it should be.
 func create(ctx context.Context, images imagestore.Store, store content.Store, i imagestore.Image) error {
 	_, _, _, missing, err := imagestore.Check(ctx, store, i.Target, platforms.Default())
 	switch {
@@ -238,8 +240,8 @@ func create(ctx context.Context, images imagestore.Store, store content.Store, i
 	return err
 }
 
-// acceptBundled compares an image of an archive with the digest in its name, and verifies it if there is a rule for its name on the node. Its
-// signatures are in the archive, too.
+// acceptBundled compares an image of an archive with the digest in its name, and verifies it if there is a rule for its
+// name on the node. Its signatures are in the archive, too.
 func acceptBundled(ctx context.Context, from archive, name, image string, rules config.Images) error {
 	if _, pinned, given := strings.Cut(name, "@"); given && pinned != from.images[name].Digest.String() {
 		return fmt.Errorf("%s: what it has as %s is another image, %s", boot.BundleFile, name, from.images[name].Digest)

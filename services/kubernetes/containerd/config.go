@@ -36,7 +36,7 @@ var configYAML embed.FS
 var configTemplate = render.Templates(configYAML, "config.yaml")
 
 // renderConfig is containerd's own configuration.
-// The user's drop-ins are merged over it by containerd (acceptance S-143): these files, and no others that are beside them. It may hold
+// The user's drop-ins are merged over it by containerd: these files, and no others that are beside them. It may hold
 // passwords of registries.
 func renderConfig(mode boot.Mode, r config.Registries, dropIns []string) ([]byte, error) {
 	var t table

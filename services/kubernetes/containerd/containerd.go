@@ -50,8 +50,8 @@ const (
 	dialTimeout  = 5 * time.Second
 )
 
-// hidden are the mount points that containerd, and so all containers, don't see: none has anything from there, and a pod that
-// mounts the root directory, and is root, could read the keys of the cluster.
+// hidden are the mount points that containerd, and so all containers, don't see: none has anything from there, and a
+// pod that mounts the root directory, and is root, could read the keys of the cluster.
 var hidden = []string{boot.StateDir, boot.PrivateDir}
 
 // Options are what the service stands on.

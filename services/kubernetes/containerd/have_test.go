@@ -9,7 +9,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
-// An image is pulled once at a time, for as long as somebody asks for it, with pauses. What is wrong is said until it is here.
+// An image is pulled once at a time, for as long as somebody asks for it, with pauses. What is wrong is said until it
+// is here.
 func TestWishIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -131,10 +131,10 @@ func removable(digests, users map[string]string, refs []string) (names []string,
 	return slices.Compact(names), errors.Join(errs...)
 }
 
-// What the node's own containers run is unpacked in the namespace of pods. A layer that a pod has, too, is on the disk, is unpacked,
-// and is in memory once: the kubelet and kube-apiserver are one program. containerd keeps the layers of each namespace for themselves
-// otherwise. Images and containers stay in the node's own namespace. Only they say what runs: what a pod pulls never takes the place
-// of what was verified, as layers are named by their content.
+// What the node's own containers run is unpacked in the namespace of pods. A layer that a pod has, too, is on the disk,
+// is unpacked, and is in memory once: the kubelet and kube-apiserver are one program. containerd keeps the layers of
+// each namespace for themselves otherwise. Images and containers stay in the node's own namespace. Only they say what
+// runs: what a pod pulls never takes the place of what was verified, as layers are named by their content.
 
 // kept keeps the snapshot of a container in a namespace where containerd doesn't see the container.
 var kept = snapshots.WithLabels(map[string]string{"containerd.io/gc.root": "a container of the node"})
@@ -161,7 +161,8 @@ func unpack(ctx context.Context, cl *client.Client, img client.Image) error {
 	return img.Unpack(ctx, snapshotter)
 }
 
-// share makes an image of the node known to the namespace of pods, by its digest, and unpacks it there. Its content isn't copied.
+// share makes an image of the node known to the namespace of pods, by its digest, and unpacks it there. Its content
+// isn't copied.
 func share(ctx context.Context, cl *client.Client, img client.Image) error {
 	pods, release, err := cl.WithLease(namespaces.WithNamespace(ctx, PodNamespace))
 	if err != nil {

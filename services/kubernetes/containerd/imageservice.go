@@ -25,12 +25,12 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// ImageSocket is where the kubelet asks for the images of pods. What it asks goes on to containerd, except for images with a rule that is
-// for pods: the node pulls these itself, because containerd's CRI verifies no signatures.
+// ImageSocket is where the kubelet asks for the images of pods. What it asks goes on to containerd, except for images
+// with a rule that is for pods: the node pulls these itself, because containerd's CRI verifies no signatures.
 const ImageSocket = boot.RunDir + "/images.sock"
 
-// Methods and fields of the CRI (https://github.com/kubernetes/cri-api/blob/master/pkg/apis/runtime/v1/api.proto). The package that has
-// them as Go code would make the program larger by all of the CRI.
+// Methods and fields of the CRI (https://github.com/kubernetes/cri-api/blob/master/pkg/apis/runtime/v1/api.proto). The
+// package that has them as Go code would make the program larger by all of the CRI.
 const (
 	pullImage   = "/runtime.v1.ImageService/PullImage"
 	imageStatus = "/runtime.v1.ImageService/ImageStatus"
@@ -47,8 +47,8 @@ const (
 	statusImage      protowire.Number = 1 // of both the request and the response
 	imageID          protowire.Number = 1
 
-	// knownPoll is how often the CRI is asked whether it knows an image, and knownTimeout for how long. It learns of it from an event of
-	// containerd.
+	// knownPoll is how often the CRI is asked whether it knows an image, and knownTimeout for how long. It learns of it
+	// from an event of containerd.
 	knownPoll    = 50 * time.Millisecond
 	knownTimeout = time.Minute
 )
@@ -162,8 +162,9 @@ func known(namespace, name string) string {
 	return name
 }
 
-// pullForPod pulls an image if a rule for pods' images is for it, and returns its ID in the CRI; "": there is none. The pull may take as long
-// as the kubelet waits, as with the CRI: a large image takes hours on a slow line, and bounded ends a pull without progress.
+// pullForPod pulls an image if a rule for pods' images is for it, and returns its ID in the CRI; "": there is none. The
+// pull may take as long as the kubelet waits, as with the CRI: a large image takes hours on a slow line, and bounded
+// ends a pull without progress.
 func (c *Containerd) pullForPod(ctx context.Context, cri grpc.ClientConnInterface, request []byte) (id string, err error) {
 	image, auth, err := parsePull(request)
 	if err != nil {

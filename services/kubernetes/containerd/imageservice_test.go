@@ -32,7 +32,8 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
-// kubeletAsked is a request of a real kubelet, which has pulled an image for a static pod. TestRealPulls has recorded it, and says how.
+// kubeletAsked is a request of a real kubelet, which has pulled an image for a static pod. TestRealPulls has recorded
+// it, and says how.
 func kubeletAsked(t *testing.T, name string) []byte {
 	t.Helper()
 	request, err := os.ReadFile(filepath.Join("testdata", name+".pb"))
@@ -109,7 +110,8 @@ func (l *noLeases) Create(ctx context.Context, _ ...leases.Opt) (leases.Lease, e
 	return leases.Lease{}, errNoLease
 }
 
-// An image of a pod whose signature is good is pulled without a limit of the whole time: it may be large, and the line slow.
+// An image of a pod whose signature is good is pulled without a limit of the whole time: it may be large, and the line
+// slow.
 func TestPullForAPodHasNoDeadline(t *testing.T) {
 	t.Parallel()
 	key, image := newKey(t), newSignedImage()

@@ -62,7 +62,8 @@ func (a archive) file(t *testing.T) fs.FS {
 	return fstest.MapFS{boot.BundleFile: {Data: content}}
 }
 
-// All media with images are used, also beside one that is damaged. An image counts as there if it is on one of them, and accepted.
+// All media with images are used, also beside one that is damaged. An image counts as there if it is on one of them,
+// and accepted.
 func TestImagesOnMedia(t *testing.T) {
 	t.Parallel()
 	of, key := digest.FromString("image"), newKey(t)
@@ -96,8 +97,8 @@ func TestImagesOnMedia(t *testing.T) {
 	}
 }
 
-// What a node runs itself is for containerd's namespace of the system, an installer image is taken when a system is made of it, and all others
-// are for pods.
+// What a node runs itself is for containerd's namespace of the system, an installer image is taken when a system is
+// made of it, and all others are for pods.
 func TestImagesThatAreTaken(t *testing.T) {
 	t.Parallel()
 	s := newSignedImage()

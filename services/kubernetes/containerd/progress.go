@@ -31,7 +31,8 @@ const (
 	progressEvery = time.Second
 )
 
-// Check finds out whether the node, or a medium in it, has an image or, if not, whether it can be pulled. It asks as Pull does.
+// Check finds out whether the node, or a medium in it, has an image or, if not, whether it can be pulled. It asks as
+// Pull does.
 func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here bool, err error) {
 	cl, err := c.Client()
 	if err != nil {
@@ -62,8 +63,8 @@ func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here
 	return found.Digest.String(), false, nil
 }
 
-// PullWithProgress is Pull, and reports how many bytes were fetched of how many. It returns
-// the digest of the image. An image for pods gets the name that the kubelet knows it by. The pull ends when report returns an error.
+// PullWithProgress is Pull, and reports how many bytes were fetched of how many. It returns the digest of the image. An
+// image for pods gets the name that the kubelet knows it by. The pull ends when report returns an error.
 func (c *Containerd) PullWithProgress(ctx context.Context, namespace, ref string, again bool, report func(done, total int64) error) (digest string, err error) {
 	if namespace == PodNamespace {
 		if ref, err = podImage(ref); err != nil {
@@ -112,7 +113,8 @@ func (c *Containerd) PullWithProgress(ctx context.Context, namespace, ref string
 	}
 }
 
-// wishAgain is the pause after a pull that has failed: a registry that is repaired, and a tag that is pushed, are found soon.
+// wishAgain is the pause after a pull that has failed: a registry that is repaired, and a tag that is pushed, are found
+// soon.
 const wishAgain = 15 * time.Second
 
 // wishes are the images that are pulled in the background, by their names. One that is missing has an error.
@@ -137,8 +139,8 @@ func (w *wishes) ask(ref string, pull func() error) error {
 	return reason.With(Pulling, fmt.Errorf("image %s is being pulled", ref))
 }
 
-// Have is nil once the node has an image. Until then it is why not, after what goes on without it, and the image is pulled in the background, again
-// and again for as long as Have is called.
+// Have is nil once the node has an image. Until then it is why not, after what goes on without it, and the image is
+// pulled in the background, again and again for as long as Have is called.
 func (c *Containerd) Have(ctx context.Context, namespace, ref, instead string) error {
 	cl, err := c.Client()
 	if err != nil {

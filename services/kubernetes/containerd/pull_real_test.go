@@ -42,7 +42,8 @@ type recorder struct {
 	pulls map[string][]byte
 }
 
-// The numbers of fields in what the runtime says (https://github.com/kubernetes/cri-api/blob/master/pkg/apis/runtime/v1/api.proto).
+// The numbers of fields in what the runtime says
+// (https://github.com/kubernetes/cri-api/blob/master/pkg/apis/runtime/v1/api.proto).
 func (r *recorder) answer(method string, request []byte) ([]byte, error) {
 	text := func(number protowire.Number, value string) []byte { return appendField(nil, number, []byte(value)) }
 	yes := func(message []byte, number protowire.Number) []byte {
@@ -60,7 +61,8 @@ func (r *recorder) answer(method string, request []byte) ([]byte, error) {
 		return text(1, "sandbox"), nil
 	case "/runtime.v1.RuntimeService/PodSandboxStatus":
 		metadata := slices.Concat(text(1, "pod"), text(2, "uid"), text(3, "default"))
-		return appendField(nil, 1, slices.Concat(text(1, "sandbox"), appendField(nil, 2, metadata), yes(nil, 4))), nil // made at that time
+		// made at that time
+		return appendField(nil, 1, slices.Concat(text(1, "sandbox"), appendField(nil, 2, metadata), yes(nil, 4))), nil
 	case pullImage:
 		image, _, err := parsePull(request)
 		r.mu.Lock()
@@ -92,11 +94,13 @@ func (r *recorder) serve(path string) (*grpc.Server, error) {
 	return server, nil
 }
 
-// The static pods whose images the kubelet pulls, by the name of the request in testdata. The kubelet has a login for the second registry.
+// The static pods whose images the kubelet pulls, by the name of the request in testdata. The kubelet has a login for
+// the second registry.
 var podImages = map[string]string{"pull": "plain.test/site/pod:1", "pull-with-login": "login.test/site/pod:1"}
 
-// The kubelet of the release asks for the images of static pods, through the node's image service. What it asks for is in testdata, where unit
-// tests read it: `go test -tags=e2e -run TestRealPulls ./services/kubernetes/containerd -update`, with the kubelet's folder in
+// The kubelet of the release asks for the images of static pods, through the node's image service. What it asks for is
+// in testdata, where unit tests read it:
+// `go test -tags=e2e -run TestRealPulls ./services/kubernetes/containerd -update`, with the kubelet's folder in
 // GARBOARD_COMPONENTS, writes it. A kubelet that sends other fields than those in testdata is noticed here.
 func TestRealPulls(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -243,7 +247,8 @@ func runKubelet(t *testing.T, dir, runtime, images string) {
 	})
 }
 
-// kubeletProgram is the kubelet of this checkout. `make e2e` sets the variable to the folders with programs, once they are built.
+// kubeletProgram is the kubelet of this checkout. `make e2e` sets the variable to the folders with programs, once they
+// are built.
 func kubeletProgram() (string, error) {
 	for _, dir := range filepath.SplitList(os.Getenv("GARBOARD_COMPONENTS")) {
 		if path := filepath.Join(dir, "kubelet"); exec.Command("test", "-x", path).Run() == nil {

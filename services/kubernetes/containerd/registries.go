@@ -31,7 +31,8 @@ import (
 // this name.
 const dockerHub = "registry-1.docker.io"
 
-// maxDownloads of one image run at a time, as with the CRI: each must be as fast as bounded demands, also on a slow line.
+// maxDownloads of one image run at a time, as with the CRI: each must be as fast as bounded demands, also on a slow
+// line.
 const maxDownloads = 3
 
 // hostFile is a file in the directory of one registry (containerd
@@ -48,7 +49,7 @@ const asked = "capabilities = [\"pull\", \"resolve\", \"referrers\"]\noverride_p
 // hostFiles are the settings of all registries that have some: mirrors, own
 // authorities, client certificates. A registry's directory is named after it;
 // '*' is "_default". The registry's host is dropped from the reference, the path
-// asked of each endpoint as it is (acceptance S-126, S-127).
+// asked of each endpoint as it is.
 func hostFiles(r config.Registries) []hostFile {
 	registries := slices.Collect(maps.Keys(r.Mirrors))
 	for host, c := range r.Config {
@@ -76,7 +77,8 @@ func hostFiles(r config.Registries) []hostFile {
 			}
 			urls = append(urls, u)
 		}
-		// What belongs to no table comes first in the file, and is asked last: the registry itself, or what is instead of it.
+		// What belongs to no table comes first in the file, and is asked last: the registry itself, or what is instead
+		// of it.
 		last := registry
 		var text string
 		if n := len(urls) - 1; mirror.SkipFallback && n >= 0 {
@@ -187,7 +189,7 @@ func loginOf(a *config.RegistryAuth) (user, secret string, ok bool) {
 
 // origin is how the system's own pulls reach a registry: by the mirrors and with
 // the settings that the CRI uses too (one hosts directory for both), the proxies
-// and the authorities of the moment (acceptance S-130, S-145, S-146).
+// and the authorities of the moment.
 type origin struct {
 	hostsDir string
 	bundle   string
@@ -233,8 +235,8 @@ func (o origin) hosts(ctx context.Context) (hosts docker.RegistryHosts, done fun
 	}
 }
 
-// manifests is a registry that is believed only with the manifest of an image. What else answers for it, such as the page of a proxy that wants a
-// login, would be stored under the image's name, and never be asked for again.
+// manifests is a registry that is believed only with the manifest of an image. What else answers for it, such as the
+// page of a proxy that wants a login, would be stored under the image's name, and never be asked for again.
 type manifests struct{ remotes.Resolver }
 
 // Resolve implements remotes.Resolver.
@@ -252,8 +254,8 @@ func (m manifests) Fetcher(ctx context.Context, ref string) (remotes.Fetcher, er
 	return fetcher{f}, err
 }
 
-// fetcher asks only the registry and its mirrors: a list of further URLs, which may be anybody's, would be followed without limits of time, and without
-// the proxies and authorities of the node.
+// fetcher asks only the registry and its mirrors: a list of further URLs, which may be anybody's, would be followed
+// without limits of time, and without the proxies and authorities of the node.
 type fetcher struct{ remotes.Fetcher }
 
 // Fetch implements remotes.Fetcher.

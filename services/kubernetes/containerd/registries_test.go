@@ -288,7 +288,8 @@ func TestMirrorsWithPaths(t *testing.T) {
 	}
 }
 
-// Without a fallback, only the mirrors are asked, each with its own authority: not the registry itself, and not for a registry without mirrors of its own.
+// Without a fallback, only the mirrors are asked, each with its own authority: not the registry itself, and not for a
+// registry without mirrors of its own.
 func TestMirrorsWithoutFallback(t *testing.T) {
 	t.Parallel()
 	lacking, own := httptest.NewServer(http.NotFoundHandler()), &registry{}

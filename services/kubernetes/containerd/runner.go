@@ -47,10 +47,11 @@ const (
 	// answers again.
 	reattachPoll = 200 * time.Millisecond
 
-	// TrialEnds of a new image's program before it was healthy are the image's fault: a single one may have another cause.
+	// TrialEnds of a new image's program before it was healthy are the image's fault: a single one may have another
+	// cause.
 	TrialEnds = 3
-	// TrialTime is how long such a program may run without being healthy: an API server on a small machine needs a minute or two, and so
-	// does etcd with a large database.
+	// TrialTime is how long such a program may run without being healthy: an API server on a small machine needs a
+	// minute or two, and so does etcd with a large database.
 	TrialTime = 5 * time.Minute
 
 	// ImageSick is that the program of a new image doesn't work, and the former one goes on.
@@ -66,8 +67,8 @@ var errUnhealthy = fmt.Errorf("it wasn't healthy within %s", TrialTime)
 //	 ▲                                        │
 //	 └── TrialEnds, or TrialTime is over ─────┘ and the image is sick until the service is configured otherwise
 //
-// What was healthy once stays: etcd may have changed its data so that its former version can't read it. All of this is in memory: after a
-// boot, there is nothing to go back to.
+// What was healthy once stays: etcd may have changed its data so that its former version can't read it. All of this is
+// in memory: after a boot, there is nothing to go back to.
 type Runner struct {
 	Containerd *Containerd
 	ID         string
@@ -85,8 +86,9 @@ type Runner struct {
 	// shim, which is containerd's.
 	OOMScoreAdj int
 
-	ran, good atomic.Pointer[string] // the reference that Prepare has made present last, and the one that was healthy at its last check
-	ends      int                    // of ran
+	// the reference that Prepare has made present last, and the one that was healthy at its last check
+	ran, good atomic.Pointer[string]
+	ends      int // of ran
 	sick      atomic.Pointer[sick]
 }
 
@@ -119,8 +121,8 @@ func (r *Runner) take(ref string) {
 	r.ends = 0
 }
 
-// Lacks is an error for as long as the image of the configuration isn't the one that ran last, and is sick or isn't on the node: then it is
-// pulled meanwhile.
+// Lacks is an error for as long as the image of the configuration isn't the one that ran last, and is sick or isn't on
+// the node: then it is pulled meanwhile.
 func (r *Runner) Lacks(ctx context.Context) error {
 	cfg, err := machine.Config(r.Containerd.Store)
 	ran := r.ran.Load()

@@ -64,7 +64,8 @@ func (s signature) check(image digest.Digest, rule *config.ImageRule) error {
 	return nil
 }
 
-// trusted are the keys that may have made a signature: those of the rule, and that of the certificate which the signature brings along.
+// trusted are the keys that may have made a signature: those of the rule, and that of the certificate which the
+// signature brings along.
 func (s signature) trusted(rule *config.ImageRule) (keys []crypto.PublicKey, err error) {
 	for _, text := range rule.Keys {
 		key, err := pki.ParsePublicKey(text)

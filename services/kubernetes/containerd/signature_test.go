@@ -269,7 +269,8 @@ func TestListName(t *testing.T) {
 	}
 }
 
-// What can't be read, and what isn't a signature, doesn't keep a good signature from counting. Without one, the image is refused.
+// What can't be read, and what isn't a signature, doesn't keep a good signature from counting. Without one, the image
+// is refused.
 func TestSignatureAmongOthers(t *testing.T) {
 	t.Parallel()
 	key, image := newKey(t), newSignedImage()
@@ -292,8 +293,8 @@ func TestSignatureAmongOthers(t *testing.T) {
 	verified(t, "another's, and what can't be read", image, of, rule, "a signature is of another key")
 }
 
-// A mirror has "not found" for the list of what refers to an image, and containerd's client takes that for the answer of all. The tag of the list is asked
-// for at each host.
+// A mirror has "not found" for the list of what refers to an image, and containerd's client takes that for the answer
+// of all. The tag of the list is asked for at each host.
 func TestReferrersByTag(t *testing.T) {
 	t.Parallel()
 	of := digest.FromString("image")

@@ -22,10 +22,11 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// The signatures of an image with the digest sha256:HEX are in the same repository. Until version 3 of cosign they are an image with the
-// tag sha256-HEX.sig, with a layer for each: the content is what was signed, and annotations have the rest
-// (https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md). Since then they are bundles, in manifests that refer to the image
-// (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md). A registry lists what refers to an image, or else the tag sha256-HEX does
+// The signatures of an image with the digest sha256:HEX are in the same repository. Until version 3 of cosign they are
+// an image with the tag sha256-HEX.sig, with a layer for each: the content is what was signed, and annotations have the
+// rest (https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md). Since then they are bundles, in
+// manifests that refer to the image (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md). A registry
+// lists what refers to an image, or else the tag sha256-HEX does
 // (https://github.com/opencontainers/distribution-spec/blob/main/spec.md#listing-referrers).
 const (
 	signatureAnnotation   = "dev.cosignproject.cosign/signature"
@@ -109,7 +110,8 @@ func parseTagged(payload []byte, annotations map[string]string) signature {
 	}
 }
 
-// bundledSignatures reads the format with bundles. One that can't be read doesn't keep the others from counting. Other manifests may refer to an image, too, such as those of its SBOM.
+// bundledSignatures reads the format with bundles. One that can't be read doesn't keep the others from counting. Other
+// manifests may refer to an image, too, such as those of its SBOM.
 func bundledSignatures(ctx context.Context, from source, image string, of digest.Digest) (all []signature, err error) {
 	name, err := listName(image, of)
 	if err != nil {
@@ -151,7 +153,8 @@ func bundledSignatures(ctx context.Context, from source, image string, of digest
 }
 
 // parseBundle reads a bundle in whose envelope is a statement
-// (https://github.com/secure-systems-lab/dsse/blob/master/protocol.md, https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md).
+// (https://github.com/secure-systems-lab/dsse/blob/master/protocol.md,
+// https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md).
 func parseBundle(text []byte) (s signature) {
 	var b struct {
 		Material struct {

@@ -10,7 +10,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// The node's own containers have snapshots of the namespace of pods, and nothing else of it. A lease of one namespace isn't known in the other one.
+// The node's own containers have snapshots of the namespace of pods, and nothing else of it. A lease of one namespace
+// isn't known in the other one.
 func TestSnapshotsAreThoseOfPods(t *testing.T) {
 	t.Parallel()
 	const snapshots, images = "/containerd.services.snapshots.v1.Snapshots/Prepare", "/containerd.services.images.v1.Images/Get"

@@ -43,7 +43,7 @@ const (
 )
 
 // ManifestApplyController makes the missing objects of the bootstrap manifests. It never
-// changes or removes one (S-218): once made, they belong to the cluster's owner.
+// changes or removes one: once made, they belong to the cluster's owner.
 type ManifestApplyController struct {
 	client kubeclient.Kept
 	made   map[string]bool // keys in etcd, as far as this node has seen them
@@ -119,8 +119,8 @@ func waitReady(ctx context.Context, client *kubeclient.Client) {
 	}
 }
 
-// EncryptAgain writes all Secrets as they are. API servers keep those that are as they should be in etcd, and write those
-// that they have read with another key than the present one. It can be done again at any time.
+// EncryptAgain writes all Secrets as they are. API servers keep those that are as they should be in etcd, and write
+// those that they have read with another key than the present one. It can be done again at any time.
 func EncryptAgain(ctx context.Context, client *kubeclient.Client) error {
 	list, err := client.Metadata(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Secret"})
 	for _, o := range list.Items() {
@@ -151,7 +151,8 @@ func ownAdmin(r resource.Reader) (*kubeclient.Client, error) {
 	return kubeclient.New(adminOptions(found.Spec))
 }
 
-// ServesAt says why no API server of this cluster is at a URL, or none whose certificate has a name. "" is the name in the URL.
+// ServesAt says why no API server of this cluster is at a URL, or none whose certificate has a name. "" is the name in
+// the URL.
 func ServesAt(ctx context.Context, r resource.Reader, url, name string) error {
 	found, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
 	if err != nil {
@@ -229,7 +230,7 @@ func adminOptions(s secrets.KubernetesSpec) kubeclient.Options {
 	return kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.Trusted, Cert: s.Admin.Crt, Key: s.Admin.Key}
 }
 
-// withMutex runs do while this node holds the mutex of the cluster (S-217).
+// withMutex runs do while this node holds the mutex of the cluster.
 func withMutex(ctx context.Context, r resource.Reader, endpoint string, do func(ctx context.Context, kv clientv3.KV) error) (err error) {
 	// The release of the mutex has to work after the end of ctx, for a short time.
 	own, end := context.WithCancel(context.WithoutCancel(ctx))

@@ -20,8 +20,8 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
-// fakeAPI keeps what is made, and has a few kinds. A Create of an object called "forbidden" fails. A kind that is defined
-// is there after the second look at its definition.
+// fakeAPI keeps what is made, and has a few kinds. A Create of an object called "forbidden" fails. A kind that is
+// defined is there after the second look at its definition.
 type fakeAPI struct {
 	mu      sync.Mutex
 	objects map[string]kubeclient.Object // by path
@@ -152,7 +152,8 @@ func TestCreateGoesOn(t *testing.T) {
 	}
 }
 
-// The objects of an admission webhook are made in an order in which they work, and the webhook once it has an answer to give.
+// The objects of an admission webhook are made in an order in which they work, and the webhook once it has an answer to
+// give.
 func TestWebhooksAreMadeLast(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/webhook.yaml")

@@ -86,7 +86,8 @@ func (c *ApprovalController) Reconcile(ctx context.Context, v resource.View) (ti
 			continue
 		}
 		why, err := c.answer(ctx, v, client, request)
-		if err != nil { // trustd, or another control plane, may have changed the record of the node meanwhile: it is read again
+		// trustd, or another control plane, may have changed the record of the node meanwhile: it is read again
+		if err != nil {
 			why, err = c.answer(ctx, v, client, request)
 		}
 		if err != nil {
@@ -264,12 +265,11 @@ func provenBy(r resource.Reader, proof, purpose string, message []byte, name str
 	return by, err
 }
 
-// checkServing returns what is wrong with a request, and the record of the machine with the addresses that it serves with
-// from now on: no other one gets a certificate for them. A node may have its own
-// name and its own addresses. The node itself reports its addresses to
-// Kubernetes, so they count only if no other node has them, and no other machine had them
-// when it got its certificates: otherwise a worker could take their place. What
-// Node objects say of themselves can only make less possible.
+// checkServing returns what is wrong with a request, and the record of the machine with the addresses that it serves
+// with from now on: no other one gets a certificate for them. A node may have its own name and its own addresses. The
+// node itself reports its addresses to Kubernetes, so they count only if no other node has them, and no other machine
+// had them when it got its certificates: otherwise a worker could take their place. What Node objects say of themselves
+// can only make less possible.
 func checkServing(request kubeclient.Object, nodes []kubeclient.Object, facts roster.Facts) (name string, by roster.Record, err error) {
 	user := request.Text("spec", "username")
 	name, isNode := strings.CutPrefix(user, config.NodeUser)

@@ -132,8 +132,8 @@ func TestServingRequests(t *testing.T) {
 	}
 }
 
-// The token for joining gives no name without a key of the machine API, and the name of no other node with it: neither that of a
-// control plane, nor that of a worker. Neither is a certificate renewed for who isn't that machine any more.
+// The token for joining gives no name without a key of the machine API, and the name of no other node with it: neither
+// that of a control plane, nor that of a worker. Neither is a certificate renewed for who isn't that machine any more.
 func TestJoiningRequests(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -228,8 +228,8 @@ func TestJoiningRequests(t *testing.T) {
 	}
 }
 
-// Two machines want one fresh name, and both have what trustd gives a machine. One gets it, for good, and the other one reads why not; a
-// request of a kubelet that can't sign waits, as that kubelet would ask again at once.
+// Two machines want one fresh name, and both have what trustd gives a machine. One gets it, for good, and the other one
+// reads why not; a request of a kubelet that can't sign waits, as that kubelet would ask again at once.
 func TestNameIsClaimedOnce(t *testing.T) {
 	t.Parallel()
 	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}
@@ -245,7 +245,8 @@ func TestNameIsClaimedOnce(t *testing.T) {
 		Roster: func(context.Context) (roster.Facts, error) {
 			mu.Lock()
 			defer mu.Unlock()
-			return roster.Facts{Records: maps.Clone(records), Now: time.Now().Add(roster.Grace)}, nil // each is asked after its grace
+			// each is asked after its grace
+			return roster.Facts{Records: maps.Clone(records), Now: time.Now().Add(roster.Grace)}, nil
 		},
 		Enlist: func(_ context.Context, name string, r roster.Record) error {
 			mu.Lock()
@@ -411,8 +412,8 @@ func served(t *testing.T, s http.Handler) *resource.Store {
 	return store
 }
 
-// A request is approved at once, whether it existed before or comes during the
-// watch; one for another node isn't changed. A record that another control plane has changed meanwhile is no failure, which would stay as long as the
+// A request is approved at once, whether it existed before or comes during the watch; one for another node isn't
+// changed. A record that another control plane has changed meanwhile is no failure, which would stay as long as the
 // watch.
 func TestServingApproval(t *testing.T) {
 	t.Parallel()

@@ -50,7 +50,7 @@ func (c *BootstrapStatusController) Reconcile(ctx context.Context, v resource.Vi
 	}
 	switch {
 	case !selfHosted:
-		v.Log().Info("bootkube initialized status not found") // S-277: as static pods
+		v.Log().Info("bootkube initialized status not found") // as static pods
 	case !known:
 		v.Log().Info("bootkube initialized status found: the control plane is self-hosted, and no static pods are written")
 	}

@@ -28,11 +28,11 @@ type Manifest struct {
 	Problems []string `column:"PROBLEMS"` // why there are no objects of some documents, or of none
 }
 
-// MarshalYAML is a list of objects (S-266).
+// MarshalYAML is a list of objects.
 func (m Manifest) MarshalYAML() (any, error) { return m.Objects, nil }
 
-// BootstrapManifests are the objects that a new cluster gets (S-264). They are made when missing, and never changed
-// afterwards (S-218).
+// BootstrapManifests are the objects that a new cluster gets. They are made when missing, and never changed
+// afterwards.
 var BootstrapManifests = resource.Define[Manifest](resource.Definition{
 	Type: "Manifests.kubernetes.garboard.dev", Kind: "Manifest", Namespace: namespace,
 	Columns: []resource.Column{

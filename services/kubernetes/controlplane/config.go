@@ -18,8 +18,8 @@ type ProgramConfig interface {
 	own() (image string, args config.Args, volumes []config.Volume)
 }
 
-// Configs are the programs' configurations, by their names (S-267). Their
-// version is on the pod as annotation garboard.dev/config-version (S-268),
+// Configs are the programs' configurations, by their names. Their
+// version is on the pod as annotation garboard.dev/config-version,
 // which shows when a change has arrived.
 var Configs = resource.Define[ProgramConfig](resource.Definition{
 	Type: "KubernetesControlPlaneConfigs.config.garboard.dev", Kind: "KubernetesControlPlaneConfig", Aliases: []string{"kcpc"}, Namespace: configNamespace,

@@ -54,13 +54,13 @@ const (
 
 var programs = []string{apiServer, controllerManager, scheduler}
 
-// StaticPods are the pods that the kubelet runs from files (S-261): the spec is
+// StaticPods are the pods that the kubelet runs from files: the spec is
 // the pod.
 var StaticPods = resource.Define[kubeclient.Object](resource.Definition{
 	Type: "StaticPods.kubernetes.garboard.dev", Kind: "StaticPod", Namespace: namespace,
 })
 
-// StaticPodStatuses are the kubelet's reports about them (S-263); the ID is
+// StaticPodStatuses are the kubelet's reports about them; the ID is
 // namespace/name.
 var StaticPodStatuses = resource.Define[PodStatus](resource.Definition{
 	Type: "StaticPodStatuses.kubernetes.garboard.dev", Kind: "StaticPodStatus", Namespace: namespace,
@@ -140,7 +140,7 @@ type BootstrapStatus struct {
 	SelfHosted bool `yaml:"selfHosted" column:"SELF HOSTED"`
 }
 
-// BootstrapStatuses has the one object "control-plane" (S-260).
+// BootstrapStatuses has the one object "control-plane".
 var BootstrapStatuses = resource.Define[BootstrapStatus](resource.Definition{
 	Type: "BootstrapStatuses.v1alpha1.garboard.dev", Kind: "BootstrapStatus", Aliases: []string{"bs"}, Namespace: "runtime",
 })
@@ -214,7 +214,8 @@ func Controllers(o Options) []resource.Controller {
 			Name: "k8s.ControlPlaneStaticPodController", Reconcile: (&StaticPodController{filesDir: o.FilesDir, auditDir: o.AuditDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")}).Reconcile,
 			Inputs: []resource.Input{
 				{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: network.Addresses.Type()},
-				{Type: machine.Configs.Type(), ID: machine.ConfigID, Quiet: true}, {Type: secrets.Issuers.Type()}, // Configs are made from it
+				// Configs are made from it
+				{Type: machine.Configs.Type(), ID: machine.ConfigID, Quiet: true}, {Type: secrets.Issuers.Type()},
 			},
 			Outputs: []string{StaticPods.Type()},
 		},
@@ -225,7 +226,8 @@ func Controllers(o Options) []resource.Controller {
 		},
 		{
 			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL, have: o.Have, kill: o.Kill}).Reconcile,
-			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: Configs.Type(), ID: apiServer, Quiet: true}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}, {Type: etcd.Statuses.Type()}}, // the pod has its version
+			// the pod has its version
+			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: Configs.Type(), ID: apiServer, Quiet: true}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}, {Type: etcd.Statuses.Type()}},
 			Outputs: []string{StaticPodStatuses.Type()},
 		},
 		{

@@ -33,7 +33,7 @@ const (
 )
 
 // ManifestDrift is the difference between the cluster's objects and a bootstrap manifest.
-// It is only reported: once made, the objects belong to the cluster's owner (S-218).
+// It is only reported: once made, the objects belong to the cluster's owner.
 type ManifestDrift struct {
 	Objects []ObjectDrift `yaml:"objects"` // only those that differ
 }
@@ -192,7 +192,8 @@ func preview(ctx context.Context, client *kubeclient.Client, there, wanted kubec
 	case err == nil:
 		return differences(owned(there), owned(changed)), nil
 	case errors.As(err, &refused) && refused.Code < http.StatusInternalServerError:
-		return []difference{{path: "(" + err.Error() + ")"}}, nil // a field that can't change any more, mostly, or a policy
+		// a field that can't change any more, mostly, or a policy
+		return []difference{{path: "(" + err.Error() + ")"}}, nil
 	}
 	return nil, err
 }

@@ -27,7 +27,7 @@ const (
 	maxManifest = 32 << 20
 )
 
-// extraBootstrapManifests are the manifests from URLs (S-265): of a custom CNI, and extra ones.
+// extraBootstrapManifests are the manifests from URLs: of a custom CNI, and extra ones.
 var extraBootstrapManifests = BootstrapManifests.In("extras")
 
 // ManifestUnavailable: a manifest of the configuration can't be downloaded or read.
@@ -76,7 +76,7 @@ func extraURLs(c *config.Cluster) (urls []config.URL) {
 }
 
 func fetchManifest(ctx context.Context, env map[string]string, u config.URL) (m Manifest, err error) {
-	transport, err := network.Outbound(env) // S-145, S-146
+	transport, err := network.Outbound(env)
 	if err != nil {
 		return m, err
 	}

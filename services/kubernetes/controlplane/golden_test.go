@@ -200,8 +200,8 @@ func TestBadManifests(t *testing.T) {
 	}
 }
 
-// A document that can't be read keeps nothing else from being made: not the rest of its manifest, not other manifests, and
-// not the node's own.
+// A document that can't be read keeps nothing else from being made: not the rest of its manifest, not other manifests,
+// and not the node's own.
 func TestManifestsStandAlone(t *testing.T) {
 	t.Parallel()
 	own, err := renderBootstrapManifests(&testConfig(t).Cluster, true)

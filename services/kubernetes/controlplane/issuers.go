@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// issuersKey has the endpoints of the control plane, one in each key, the last written first: a token of a service account names that of
-	// its time as its issuer and its audience.
+	// issuersKey has the endpoints of the control plane, one in each key, the last written first: a token of a service
+	// account names that of its time as its issuer and its audience.
 	issuersKey = "/garboard.dev/service-account-issuers/"
 	// maxIssuers are accepted: that of today, and the last ones.
 	maxIssuers     = 8
@@ -41,7 +41,8 @@ func (c *IssuerController) Reconcile(ctx context.Context, v resource.View) (time
 	ctx, cancel := context.WithTimeout(ctx, issuersTimeout)
 	defer cancel()
 	all, failed := c.record(ctx, v, member.Endpoint, api.Spec.(APIServerConfig).ControlPlaneEndpoint)
-	if _, err := secrets.Issuers.Get(v, secrets.IssuersID); failed == nil || err != nil { // the API server doesn't wait for what fails
+	// the API server doesn't wait for what fails
+	if _, err := secrets.Issuers.Get(v, secrets.IssuersID); failed == nil || err != nil {
 		err = secrets.Issuers.Put(v, secrets.IssuersID, all)
 		failed = cmp.Or(failed, err)
 	}
@@ -91,7 +92,8 @@ func recordIssuer(ctx context.Context, r resource.Reader, member, endpoint strin
 	if slices.Contains(all, endpoint) {
 		return all, nil // as nearly always: otherwise it would be a write to the disk of each member
 	}
-	if _, err := client.Put(ctx, issuersKey+endpoint, ""); err != nil { // also of one that was forgotten, which is the last one again
+	// also of one that was forgotten, which is the last one again
+	if _, err := client.Put(ctx, issuersKey+endpoint, ""); err != nil {
 		return nil, fmt.Errorf("record the issuer of tokens in etcd: %w", err)
 	}
 	return append([]string{endpoint}, all...), nil

@@ -25,7 +25,8 @@ func (f *fixture) recordIssuer(_ context.Context, _ resource.Reader, _, issuer s
 	return f.issuers, nil
 }
 
-// A new endpoint signs, and the tokens of the former ones stay valid; also while etcd can't be asked. The user's own list wins.
+// A new endpoint signs, and the tokens of the former ones stay valid; also while etcd can't be asked. The user's own
+// list wins.
 func TestFormerIssuersStayValid(t *testing.T) {
 	f := start(t, testConfig(t))
 	f.etcd(true)

@@ -45,13 +45,15 @@ type KubeletStaticPodController struct {
 	cleaned bool
 	since   time.Time // the control plane isn't self-hosted any more
 
-	// By the name of the static pod: what its file has, what was ready and is gone back to, and what doesn't work. They are in memory: after a boot,
-	// there is nothing to go back to.
+	// By the name of the static pod: what its file has, what was ready and is gone back to, and what doesn't work. They
+	// are in memory: after a boot, there is nothing to go back to.
 	starts, good, bad map[string]starts
-	lacking           map[string]error                                       // why pods stay as they are, by their names
-	have              func(ctx context.Context, image, instead string) error // Options.Have
+	// why pods stay as they are, by their names
+	lacking map[string]error
+	have    func(ctx context.Context, image, instead string) error // Options.Have
 
-	// When the member of etcd on this node didn't serve any more, and when it did again. heard is the up for which the API server was started again.
+	// When the member of etcd on this node didn't serve any more, and when it did again. heard is the up for which the
+	// API server was started again.
 	down, up, heard time.Time
 	kill            func(ctx context.Context, container string) error // Options.Kill
 
@@ -61,8 +63,8 @@ type KubeletStaticPodController struct {
 	retry  time.Duration // the pause after the last failure; 0 after success
 }
 
-// Reconcile begins with the files: they don't wait for a kubelet that can't answer yet, or a program that is asked. The files
-// of kube-apiserver are never older than its pod, which is made from the same configuration.
+// Reconcile begins with the files: they don't wait for a kubelet that can't answer yet, or a program that is asked. The
+// files of kube-apiserver are never older than its pod, which is made from the same configuration.
 func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	pods := StaticPods.List(v)
 	if len(pods) == 0 {
@@ -145,7 +147,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	}
 	if err != nil {
 		c.retry = min(max(2*c.retry, statusSoon), statusLater)
-		return 0, resource.RetryIn(fmt.Errorf("error refreshing pod status: %w", err), c.retry) // S-280
+		return 0, resource.RetryIn(fmt.Errorf("error refreshing pod status: %w", err), c.retry)
 	}
 	c.retry = 0
 	if ready && len(c.lacking) == 0 {
@@ -154,7 +156,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	return statusSoon, nil
 }
 
-// finalizer keeps a static pod's resource until its file is gone (S-261).
+// finalizer keeps a static pod's resource until its file is gone.
 func finalizer(pod string) string { return fmt.Sprintf("k8s.StaticPodStatus(%q)", pod) }
 
 // writeFiles writes the configuration files of kube-apiserver.
@@ -190,7 +192,7 @@ func (c *KubeletStaticPodController) writePod(v resource.View, name string, pod 
 	path, problems := c.path(name), openVolumes(name, pod)
 	wrote, err := untrusted.WriteChanged(path, data, staticPodMode)
 	if wrote && err == nil {
-		v.Log().Info(fmt.Sprintf("writing static pod %q", path)) // S-278
+		v.Log().Info(fmt.Sprintf("writing static pod %q", path))
 		for _, problem := range problems {
 			v.Log().Warn(problem.Error())
 		}

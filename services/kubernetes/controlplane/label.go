@@ -40,8 +40,8 @@ const (
 	labelsAnnotation = "garboard.dev/labels"
 	taintsAnnotation = "garboard.dev/taints"
 
-	// With these annotations of its Node, the machine of a worker asks for the taints of its configuration (JSON), and proves that
-	// it asks, with the key of its machine API. The proof counts for this Node only.
+	// With these annotations of its Node, the machine of a worker asks for the taints of its configuration (JSON), and
+	// proves that it asks, with the key of its machine API. The proof counts for this Node only.
 	wantedAnnotation = "garboard.dev/wanted-taints"
 	wantedProof      = "garboard.dev/wanted-taints-proof"
 	taintPurpose     = "taints of a node"
@@ -54,7 +54,7 @@ const (
 
 // NodeLabelController keeps the node's labels and taints as configured. The
 // kubelet registers the node with them. Later changes of the configuration are
-// made here, and so is the label of a control plane (S-221), which the
+// made here, and so is the label of a control plane, which the
 // NodeRestriction plugin forbids to the kubelet.
 //
 // A control plane makes them as the cluster's administrator. A worker makes them as its
@@ -101,7 +101,7 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 	}
 	if !c.announced && cfg.Machine.Type.ControlPlane() {
 		c.announced = true
-		c.printf("task %s (1/1): starting", labelTask) // S-255
+		c.printf("task %s (1/1): starting", labelTask)
 	}
 	ref := kubeclient.NodeRef(hostname.Spec)
 	node, err := client.Get(ctx, ref)
@@ -191,7 +191,8 @@ func asksForTaints(r resource.Reader, c *config.Config, node kubeclient.Object) 
 	return object{wantedAnnotation: string(wanted), wantedProof: string(made)}, err
 }
 
-// keepTaints gives all workers the taints for which their machines ask. What is wrong with one of them concerns no other one.
+// keepTaints gives all workers the taints for which their machines ask. What is wrong with one of them concerns no
+// other one.
 func (c *NodeLabelController) keepTaints(ctx context.Context, v resource.View, client *kubeclient.Client) error {
 	facts, err := c.roster(ctx)
 	nodes, none := client.List(ctx, allNodes, kubeclient.Selection{})
@@ -270,8 +271,8 @@ func taintKeys(taints map[string]config.Taint) []string {
 	return lists.Of(slices.Sorted(maps.Keys(taints)), func(key string) string { return key + "=" + taints[key].Effect })
 }
 
-// taintsOf are the taints of the node with the wanted ones, and without those of ours that aren't wanted. Taints by others
-// stay, also in the place of wanted ones. What is left in wanted was added.
+// taintsOf are the taints of the node with the wanted ones, and without those of ours that aren't wanted. Taints by
+// others stay, also in the place of wanted ones. What is left in wanted was added.
 func taintsOf(wanted map[string]config.Taint, ours []string, node kubeclient.Object) (taints list, changed bool) {
 	taints = list{}
 	for _, t := range node.List("spec", "taints") {

@@ -26,11 +26,10 @@ const (
 	restrictedLabel = "node-restriction.kubernetes.io/"
 )
 
-// NodeLeaveController deletes the Nodes of workers that are being reset and ask
-// for it. Kubernetes doesn't let a kubelet delete its own Node: the kubelet could
-// register again without the taints that keep certain pods away from it, and get
-// these pods. So a node is deleted only if it has none of these taints and labels,
-// but those that control planes keep for it, and a false request gains nothing. Otherwise its administrator has to delete it.
+// NodeLeaveController deletes the Nodes of workers that are being reset and ask for it. Kubernetes doesn't let a
+// kubelet delete its own Node: the kubelet could register again without the taints that keep certain pods away from it,
+// and get these pods. So a node is deleted only if it has none of these taints and labels, but those that control
+// planes keep for it, and a false request gains nothing. Otherwise its administrator has to delete it.
 //
 // The machine proves that it asks, with the key of its machine API: whoever may write to a
 // Node ends none, and neither does a machine that had the name before.

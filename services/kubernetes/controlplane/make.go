@@ -136,7 +136,7 @@ func (a *application) create(ctx context.Context, p *part) error {
 	}
 	created, err := a.client.CreateIfMissing(ctx, p.Object)
 	if created {
-		a.log.Info("created " + p.String()) // S-281
+		a.log.Info("created " + p.String())
 	}
 	p.missing = err != nil
 	if created && p.Kind() == "CustomResourceDefinition" {

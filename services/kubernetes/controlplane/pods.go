@@ -21,7 +21,7 @@ type (
 	list   = []any
 )
 
-// Annotations of a static pod (S-262).
+// Annotations of a static pod.
 const (
 	configVersionAnnotation  = "garboard.dev/config-version"  // version of the KubernetesControlPlaneConfig
 	secretsVersionAnnotation = "garboard.dev/secrets-version" // content hash of the secret files

@@ -37,7 +37,8 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 			status[SecretsVersion] = meta[secretsVersionAnnotation]
 			status["uid"] = pod.Text("metadata", "uid") // a hash of all
 		}
-		// The kubelet forgets the status of a pod that it runs, for a minute at most, when it replaces the pod's object in the API server.
+		// The kubelet forgets the status of a pod that it runs, for a minute at most, when it replaces the pod's object
+		// in the API server.
 		if before, err := StaticPodStatuses.Get(v, id); err == nil && status["uid"] == before.Spec["uid"] && containers(status) == 0 && containers(before.Spec) > 0 {
 			status = maps.Clone(kept(ctx, pod, before.Spec))
 			delete(status, Lacks)
@@ -90,7 +91,8 @@ func kept(ctx context.Context, pod kubeclient.Object, before PodStatus) PodStatu
 	if err != nil {
 		return before
 	}
-	// Probes don't verify certificates (https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/).
+	// Probes don't verify certificates
+	// (https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/).
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}
 	answer, err := transport.RoundTrip(request)
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// An endpoint that is older than the last ones can be set again: all control planes accept its tokens once it is recorded.
+// An endpoint that is older than the last ones can be set again: all control planes accept its tokens once it is
+// recorded.
 func TestRealForgottenIssuer(t *testing.T) {
 	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
 	n.prepare()

@@ -100,7 +100,8 @@ func (n *realNode) checkDrain(admin, worker *kubeclient.Client) {
 	ctx := n.t.Context()
 	var elsewhere kubeclient.Object
 	for name, node := range map[string]string{"mine": "w", "elsewhere": "other"} {
-		eventually.That(n.t, 30*time.Second, "a pod to be made", func() (err error) { // its service account must exist first
+		// its service account must exist first
+		eventually.That(n.t, 30*time.Second, "a pod to be made", func() (err error) {
 			elsewhere, err = admin.Create(ctx, kubeclient.Object{
 				"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name, "namespace": "default"},
 				"spec": object{"nodeName": node, "containers": list{object{"name": "c", "image": "none"}}},

@@ -17,8 +17,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// A real API server takes manifests as kubectl takes them. A webhook that refuses everything comes once its pods are ready,
-// and stays deleted, also for a node that has just started.
+// A real API server takes manifests as kubectl takes them. A webhook that refuses everything comes once its pods are
+// ready, and stays deleted, also for a node that has just started.
 func TestRealManifests(t *testing.T) {
 	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
 	n.prepare()

@@ -63,7 +63,8 @@ func TestRealRenewal(t *testing.T) {
 	late.Store(0)
 	put(t, clock.Statuses.Put(n.store.As("test"), "node", clock.Status{Synced: true}))
 	for name, address := range servers {
-		eventually.That(t, 90*time.Second, "renewed certificate of "+name, func() error { // the apiserver checks at least each minute
+		// the apiserver checks at least each minute
+		eventually.That(t, 90*time.Second, "renewed certificate of "+name, func() error {
 			if until := n.served(address); until.Before(began.Add(pki.LeafValidity - time.Hour)) {
 				return fmt.Errorf("it is good until %s", until)
 			}

@@ -304,8 +304,8 @@ func (n *realNode) checkDrift(want, id string) {
 	})
 }
 
-// checkBootstrap requests certificates like joining kubelets: the token gives a fresh name to a machine that proves to have a key,
-// and neither that of a control plane nor that of a node.
+// checkBootstrap requests certificates like joining kubelets: the token gives a fresh name to a machine that proves to
+// have a key, and neither that of a control plane nor that of a node.
 func (n *realNode) checkBootstrap(client *kubeclient.Client) {
 	n.t.Helper()
 	kubelet, err := kubeclient.New(kubeclient.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, Token: testToken})
@@ -345,8 +345,8 @@ func (n *realNode) checkBootstrap(client *kubeclient.Client) {
 	closed()
 }
 
-// bindAsFormer makes the binding for renewals that of a former release, which approves each request of a node, and that of somebody else whom an
-// administrator has added. The returned function checks that only this one is left.
+// bindAsFormer makes the binding for renewals that of a former release, which approves each request of a node, and that
+// of somebody else whom an administrator has added. The returned function checks that only this one is left.
 func (n *realNode) bindAsFormer(client *kubeclient.Client) (check func()) {
 	n.t.Helper()
 	ref := kubeclient.Ref{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding", Name: "system-bootstrap-node-renewal"}
@@ -418,7 +418,8 @@ func (n *realNode) checkNodeAdmission(admin *kubeclient.Client) {
 		return kubeclient.Object{"metadata": object{field: object{key: value}}}
 	}
 	agent := n.as("agent")
-	eventually.That(n.t, 30*time.Second, "an agent to be refused", func() error { // the policy begins to count within seconds
+	// the policy begins to count within seconds
+	eventually.That(n.t, 30*time.Second, "an agent to be refused", func() error {
 		if _, err := agent.Merge(n.t.Context(), kubeclient.NodeRef("n1"), meta("labels", "garboard.dev/a", "b")); err == nil || !strings.Contains(err.Error(), "garboard-nodes") {
 			return fmt.Errorf("it says %w", errors.Join(err, errors.New("nothing about the policy")))
 		}

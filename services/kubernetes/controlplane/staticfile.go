@@ -31,8 +31,9 @@ const (
 	// (terminationGracePeriodSeconds, 30 by default).
 	maxStarts = 60
 
-	// deafAfter is an outage of etcd after which the API server's client may not try again for longer than the API server takes to start. Its
-	// pauses grow by 1.6 each time, up to deafFor (https://github.com/grpc/grpc/blob/master/doc/connection-backoff.md).
+	// deafAfter is an outage of etcd after which the API server's client may not try again for longer than the API
+	// server takes to start. Its pauses grow by 1.6 each time, up to deafFor
+	// (https://github.com/grpc/grpc/blob/master/doc/connection-backoff.md).
 	deafAfter = 20 * time.Second
 	deafFor   = 2 * time.Minute
 )
@@ -44,8 +45,8 @@ type starts struct {
 	again      int
 	sick       error // why the image doesn't work
 
-	// The image is on trial since the file was written, or what the program needs has served; it had so many restarts then. The kubelet's
-	// startTime may be that of a former pod of the name.
+	// The image is on trial since the file was written, or what the program needs has served; it had so many restarts
+	// then. The kubelet's startTime may be that of a former pod of the name.
 	since time.Time
 	ends  int
 }
@@ -82,8 +83,8 @@ func (c *KubeletStaticPodController) file(name string, pod kubeclient.Object) ([
 	return yaml.Marshal(pod)
 }
 
-// lacks reports whether a pod whose file was written stays as it is: the image of its new form is sick, or isn't here. The kubelet would end it
-// first.
+// lacks reports whether a pod whose file was written stays as it is: the image of its new form is sick, or isn't here.
+// The kubelet would end it first.
 func (c *KubeletStaticPodController) lacks(ctx context.Context, name string, pod kubeclient.Object) bool {
 	if c.starts == nil {
 		c.starts, c.good, c.bad, c.lacking = map[string]starts{}, map[string]starts{}, map[string]starts{}, map[string]error{}
@@ -103,9 +104,10 @@ func (c *KubeletStaticPodController) lacks(ctx context.Context, name string, pod
 	return true
 }
 
-// follow looks at the pods as the kubelet has them. One that it hasn't begun is written again, and so is an API server that etcd's outage has made
-// deaf. One whose new image doesn't work becomes its former form, by the rule for services (containerd.Runner): what was ready with its image
-// keeps it. While what a program needs doesn't serve, its image isn't on trial.
+// follow looks at the pods as the kubelet has them. One that it hasn't begun is written again, and so is an API server
+// that etcd's outage has made deaf. One whose new image doesn't work becomes its former form, by the rule for services
+// (containerd.Runner): what was ready with its image keeps it. While what a program needs doesn't serve, its image
+// isn't on trial.
 func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View, seen []kubeclient.Object) error {
 	serves := slices.ContainsFunc(seen, func(pod kubeclient.Object) bool {
 		return pod.Text("metadata", "labels", "k8s-app") == apiServer && pod.Condition("Ready")
@@ -150,8 +152,9 @@ func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View
 	return nil
 }
 
-// deaf reports whether an API server that runs since before the end of a long outage of etcd hasn't noticed that end. It is asked itself: the
-// kubelet asks it every 5 s. It is killed once for each outage: its orderly end would wait for requests that wait for etcd.
+// deaf reports whether an API server that runs since before the end of a long outage of etcd hasn't noticed that end.
+// It is asked itself: the kubelet asks it every 5 s. It is killed once for each outage: its orderly end would wait for
+// requests that wait for etcd.
 func (c *KubeletStaticPodController) deaf(ctx context.Context, pod kubeclient.Object) bool {
 	began := append(pod.List("status", "containerStatuses"), nil)[0].Time("state", "running", "startedAt")
 	long := !c.down.IsZero() && c.up.Sub(c.down) >= deafAfter && time.Since(c.up) < deafFor

@@ -143,7 +143,8 @@ func TestStaticPodWaitsForItsImage(t *testing.T) {
 	}
 }
 
-// A pod whose new image doesn't work gets its former file, until its configuration changes. What was ready with its image keeps it.
+// A pod whose new image doesn't work gets its former file, until its configuration changes. What was ready with its
+// image keeps it.
 func TestStaticPodGoesBack(t *testing.T) {
 	c := testConfig(t)
 	former := c.Cluster.Scheduler.Image
@@ -266,7 +267,8 @@ func following(t *testing.T) (*KubeletStaticPodController, view, kubeclient.Obje
 	put(t, err)
 	return c, v, kubeclient.Object{
 		"metadata": object{"uid": c.starts[apiServer].uid, "labels": object{"k8s-app": apiServer}},
-		"spec":     object{"containers": list{object{"readinessProbe": object{"httpGet": object{"port": 1, "path": "/readyz"}}}}}, // nobody listens there
+		// nobody listens there
+		"spec": object{"containers": list{object{"readinessProbe": object{"httpGet": object{"port": 1, "path": "/readyz"}}}}},
 	}
 }
 

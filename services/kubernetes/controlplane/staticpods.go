@@ -18,7 +18,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-// StaticPodController renders the pods, after etcd is up (S-216): an apiserver
+// StaticPodController renders the pods, after etcd is up: an apiserver
 // that starts without it only fails.
 type StaticPodController struct{ filesDir, auditDir, secretsDir string }
 

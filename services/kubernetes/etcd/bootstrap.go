@@ -56,7 +56,7 @@ func (e *Etcd) mayBootstrap(ctx context.Context, given []string) (*Begun, error)
 	return nil, nil
 }
 
-// Bootstrap begins a cluster on this node (S-213). It records that at once; the
+// Bootstrap begins a cluster on this node. It records that at once; the
 // service does it as soon as it may run. The request may be repeated. Bootstrap
 // refuses if the node has data of a cluster, or if a cluster runs or is being
 // begun elsewhere: two beginnings would be two clusters, and no node could join

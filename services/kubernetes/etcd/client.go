@@ -157,7 +157,7 @@ func (e *Etcd) api() (*kubeclient.Client, error) {
 // apiServers is the path of Kubernetes' own list of its API servers.
 const apiServers = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes"
 
-// find returns the client URLs of the members on other control planes (S-215): an
+// find returns the client URLs of the members on other control planes: an
 // etcd runs on each node with an API server.
 func (e *Etcd) find(ctx context.Context, me self, patience time.Duration) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)

@@ -1,12 +1,10 @@
 // Package etcd runs this node's member of the Kubernetes etcd cluster, and has
 // the functions to operate that cluster.
 //
-// etcd is an OCI image in containerd's system namespace, on control planes only.
-// With data it continues with that data, whatever the type is (acceptance S-212,
-// S-224). Without data, a cluster is begun on a node of type init, or on the one
-// that Bootstrap was called on. Every other node joins the members that it finds
-// through Kubernetes, as a learner. A learner doesn't count for the quorum until it
-// has all of the cluster's data and is promoted. The state is in a record on STATE:
+// etcd is an OCI image in containerd's system namespace, on control planes only. With data it continues with that data,
+// whatever the type is. Without data, a cluster is begun on a node of type init, or on the one that Bootstrap was
+// called on. Every other node joins the members that it finds through Kubernetes, as a learner. A learner doesn't count
+// for the quorum until it has all of the cluster's data and is promoted. The state is in a record on STATE:
 //
 //	(none) ── type init, or Bootstrap ──▶ new ────── healthy ─────▶ member
 //	(none) ── added as a learner ───────▶ joining ── promoted ────▶ member

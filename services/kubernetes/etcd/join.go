@@ -80,7 +80,7 @@ func (t eventFunc) onlyChanges() eventFunc {
 }
 
 // prepare returns after it is decided how the member begins; until then it
-// reports what it waits for (S-355).
+// reports what it waits for.
 func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 	// etcd demands 0700.
 	if err := errors.Join(untrusted.MkdirAll(e.o.DataDir, 0o700), untrusted.Chmod(e.o.DataDir, 0o700)); err != nil {
@@ -186,7 +186,7 @@ func (e *Etcd) goOn(ctx context.Context, r record) error {
 	return nil
 }
 
-// beginByItself is for a node of type init at its first start (S-214): a
+// beginByItself is for a node of type init at its first start: a
 // reinstalled node finds its running cluster, and joins it.
 func (e *Etcd) beginByItself(ctx context.Context, r record) error {
 	err := e.beginAlone(ctx, r)
@@ -377,8 +377,8 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 	return e.write(r)
 }
 
-// makeRoom removes the member that this node was before it lost its data: that member
-// would never come back. A member that was added and never ran can be used as it is: own. was reports whether this node was a member.
+// makeRoom removes the member that this node was before it lost its data: that member would never come back. A member
+// that was added and never ran can be used as it is: own. was reports whether this node was a member.
 func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.Member, me self, was func(*pb.Member) bool) (rest []*pb.Member, own *pb.Member, err error) {
 	at := slices.IndexFunc(members, func(m *pb.Member) bool { return slices.Contains(m.PeerURLs, me.peerURL()) })
 	if at >= 0 && members[at].IsLearner && members[at].Name == "" {

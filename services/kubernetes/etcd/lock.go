@@ -212,8 +212,8 @@ func (t *held) keep(ctx context.Context) {
 	}
 }
 
-// Release implements operation.Taken. If etcd doesn't answer in time, as when it has no quorum, it goes on in the background: nobody is to wait
-// for an operation that has ended.
+// Release implements operation.Taken. If etcd doesn't answer in time, as when it has no quorum, it goes on in the
+// background: nobody is to wait for an operation that has ended.
 func (t *held) Release(ctx context.Context, after time.Duration) error {
 	t.end()
 	t.keeping.Wait()

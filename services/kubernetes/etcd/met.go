@@ -15,8 +15,8 @@ type Meeting struct {
 	Since time.Time `yaml:"since" column:"SINCE"`
 }
 
-// Met are the other members of etcd, and the nodes that called the machine API with the certificate of a control plane. The firewall
-// lets them reach this node's member. None is forgotten before the next boot.
+// Met are the other members of etcd, and the nodes that called the machine API with the certificate of a control plane.
+// The firewall lets them reach this node's member. None is forgotten before the next boot.
 var Met = resource.Define[Meeting](resource.Definition{
 	Type: "MetControlPlanes.etcd.garboard.dev", Kind: "MetControlPlane", Namespace: "runtime",
 })

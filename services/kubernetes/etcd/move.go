@@ -15,9 +15,9 @@ import (
 )
 
 // A node with another address needs two things of etcd. The process listens at an address, so it starts anew by itself
-// (whileAt). The list of the members has an address, too; nobody but Move changes that, because an administrator asks for it:
-// an address may be wrong, or only for a while. A member goes on with an entry that is wrong: it connects to the others, and a
-// single one to nobody.
+// (whileAt). The list of the members has an address, too; nobody but Move changes that, because an administrator asks
+// for it: an address may be wrong, or only for a while. A member goes on with an entry that is wrong: it connects to
+// the others, and a single one to nobody.
 
 // errMoved ends a run whose node has another address.
 var errMoved = errors.New("the node's address has changed")

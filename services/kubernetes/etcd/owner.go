@@ -93,7 +93,7 @@ func (e *Etcd) authorities() (all []string, err error) {
 	return all, nil
 }
 
-// foreignData returns a *wait if the data is known to be another cluster's (S-225). The
+// foreignData returns a *wait if the data is known to be another cluster's. The
 // journal records what this installation did, so it decides; without it, the owner file
 // beside the data. If neither has the cluster, the data counts as this cluster's.
 func (e *Etcd) foreignData(r record) error {

@@ -34,8 +34,8 @@ func (n *realNode) moves(to netip.Addr) {
 	n.start()
 }
 
-// The members of a cluster get other addresses, one after another, while it serves: the list of members has the new address
-// before the node has it. A single member, too, may have it in the list later.
+// The members of a cluster get other addresses, one after another, while it serves: the list of members has the new
+// address before the node has it. A single member, too, may have it in the list later.
 func TestRealMove(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)

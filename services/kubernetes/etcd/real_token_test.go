@@ -17,8 +17,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// A token that one control plane makes or ends counts, or doesn't, on the other one from then on. Records of made tokens
-// go by themselves; that of a token of the configuration doesn't, because the token would count again.
+// A token that one control plane makes or ends counts, or doesn't, on the other one from then on. Records of made
+// tokens go by themselves; that of a token of the configuration doesn't, because the token would count again.
 func TestRealTokens(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
@@ -37,7 +37,8 @@ func TestRealTokens(t *testing.T) {
 	certify(a)
 	certify(b)
 
-	// A worker that has joined, and whose Node an administrator deletes at once: a machine with another key may have its name.
+	// A worker that has joined, and whose Node an administrator deletes at once: a machine with another key may have
+	// its name.
 	taken := func(what string, want bool) {
 		t.Helper()
 		facts, err := b.Roster(t.Context())
@@ -120,8 +121,8 @@ func TestRealTokens(t *testing.T) {
 	}
 }
 
-// claimedOnce: two control planes that record the same machine agree, and two machines don't get one name. That of a machine with a client
-// certificate counts after its grace, too.
+// claimedOnce: two control planes that record the same machine agree, and two machines don't get one name. That of a
+// machine with a client certificate counts after its grace, too.
 func claimedOnce(t *testing.T, a, b *realNode) {
 	t.Helper()
 	facts, err := a.Roster(t.Context())

@@ -54,14 +54,15 @@ func (e *Etcd) Roster(ctx context.Context) (f roster.Facts, err error) {
 	return f, errors.Join(alone, map[bool]error{true: noAnswer(err)}[alone != nil])
 }
 
-// note records all addresses of this control plane, as a member of etcd has one only, and one worker that has joined; the next one who
-// asks, the next one.
+// note records all addresses of this control plane, as a member of etcd has one only, and one worker that has joined;
+// the next one who asks, the next one.
 func (e *Etcd) note(ctx context.Context, f roster.Facts, own []netip.Addr) {
 	ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
 	defer cancel()
 	me, err := e.o.self()
 	if r := f.Records[me.name]; err == nil && f.MayControl(me.name) == nil && !slices.Equal(r.Addresses, own) {
-		_ = e.Enlist(ctx, me.name, roster.Record{Addresses: own, Since: f.Now, Joined: true, Revision: r.Revision}) // else the next time
+		// else the next time
+		_ = e.Enlist(ctx, me.name, roster.Record{Addresses: own, Since: f.Now, Joined: true, Revision: r.Revision})
 	}
 	for name, r := range f.Records {
 		if f.Nodes[name] && !r.Joined {
@@ -162,7 +163,8 @@ func addMember(f *roster.Facts, m *pb.Member) {
 // errRosterChanged: another control plane was faster.
 var errRosterChanged = errors.New("the record of this name was changed meanwhile: try again")
 
-// Enlist records a worker, in the place of the record with this revision. If several control planes record the same machine, one of them does.
+// Enlist records a worker, in the place of the record with this revision. If several control planes record the same
+// machine, one of them does.
 func (e *Etcd) Enlist(ctx context.Context, name string, r roster.Record) error {
 	return e.record(ctx, r, func(ctx context.Context, c *clientv3.Client, value string) error {
 		key := rosterKey + name

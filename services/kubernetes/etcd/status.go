@@ -10,7 +10,8 @@ type StatusSpec struct {
 	Ready    bool   `yaml:"ready"`
 	Endpoint string `yaml:"endpoint"`                 // https://127.0.0.1:2379
 	MemberID string `yaml:"memberID" column:"MEMBER"` // hexadecimal
-	Files    string `yaml:"files"`                    // the version of those that it was started with: secrets.StatusSpec
+	// the version of those that it was started with: secrets.StatusSpec
+	Files string `yaml:"files"`
 }
 
 // Statuses has the object StatusID, on control planes.

@@ -1,5 +1,5 @@
-// Package extension runs what was added to the system: the services of its extensions (boot/extension), each in a container of its own, in the
-// network of the node. Their root file systems are part of the system, and read-only.
+// Package extension runs what was added to the system: the services of its extensions (boot/extension), each in a
+// container of its own, in the network of the node. Their root file systems are part of the system, and read-only.
 package extension
 
 import (
@@ -62,8 +62,8 @@ type Options struct {
 	Root       string // of the system; "": /
 }
 
-// Services publishes the extensions and returns their services. One that can't be used is in the log, and nothing else is missing: what
-// was added to a system doesn't keep the node from running.
+// Services publishes the extensions and returns their services. One that can't be used is in the log, and nothing else
+// is missing: what was added to a system doesn't keep the node from running.
 func Services(o Options) []dag.Service {
 	root := cmp.Or(o.Root, "/")
 	all, err := extension.Of(os.DirFS(root))

@@ -1,8 +1,9 @@
 // Package firewall filters what reaches the node, and what its pods reach, with one table of nftables.
 //
-// A pure function makes the rules of the configuration and of what the node knows (rules.go). A controller puts them into the
-// kernel in one transaction whenever they change (kernel.go), so that the former ones stay if the kernel refuses the new ones,
-// and counts what they matched. A kernel without nf_tables filters nothing: the controller fails, and nothing waits for it.
+// A pure function makes the rules of the configuration and of what the node knows (rules.go). A controller puts them
+// into the kernel in one transaction whenever they change (kernel.go), so that the former ones stay if the kernel
+// refuses the new ones, and counts what they matched. A kernel without nf_tables filters nothing: the controller fails,
+// and nothing waits for it.
 //
 // Pods with hostNetwork are the node itself: their packets can't be told from its own.
 package firewall
@@ -70,7 +71,8 @@ func (f *firewall) reconcile(_ context.Context, v resource.View) (time.Duration,
 	}
 	var wanted []rule
 	if cfg.Machine.Network.Firewall.On() {
-		own, _ := network.Addresses.Get(v, network.AddressID) // none yet: nobody but the control planes that were met reaches etcd
+		// none yet: nobody but the control planes that were met reaches etcd
+		own, _ := network.Addresses.Get(v, network.AddressID)
 		wanted = rules(cfg, own.Spec.All, f.controlPlanes(v))
 		cards := map[string]string{} // by alias: nftables has the kernel's names only
 		for _, l := range network.Links.List(v) {

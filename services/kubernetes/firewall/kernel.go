@@ -21,11 +21,14 @@ const (
 	accept = config.FirewallAccept
 	drop   = config.FirewallDrop
 
-	// priority is before the usual filters (0): an accept of ours ends no other table's look at a packet, and a drop of ours is final.
+	// priority is before the usual filters (0): an accept of ours ends no other table's look at a packet, and a drop of
+	// ours is final.
 	priority = nftables.ChainPriority(-5)
-	// kernelTimeout: a kernel without nf_tables answers a batch of messages with fewer acknowledgements than are awaited.
+	// kernelTimeout: a kernel without nf_tables answers a batch of messages with fewer acknowledgements than are
+	// awaited.
 	kernelTimeout = 10 * time.Second
-	// kernelBuffer has room for a transaction of all rules that a configuration may have, and for the acknowledgements of its messages.
+	// kernelBuffer has room for a transaction of all rules that a configuration may have, and for the acknowledgements
+	// of its messages.
 	kernelBuffer = 2 << 20
 )
 
@@ -43,8 +46,8 @@ func dial() (*nftables.Conn, error) {
 // nft is the table in the kernel.
 type nft struct{}
 
-// replace puts the rules in the place of the former ones, in one transaction: the kernel takes all of them, or keeps the former. Their
-// counters begin with what was counted.
+// replace puts the rules in the place of the former ones, in one transaction: the kernel takes all of them, or keeps
+// the former. Their counters begin with what was counted.
 func (nft) replace(rules []rule, counted hits) error {
 	c, err := dial()
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	// silence ends a connection that is dropped, which the counters show: packets between namespaces of one kernel take microseconds.
+	// silence ends a connection that is dropped, which the counters show: packets between namespaces of one kernel take
+	// microseconds.
 	silence = 100 * time.Millisecond
 	// answer is for one that must work, on a busy machine.
 	answer = 10 * time.Second
@@ -131,7 +132,8 @@ func newMachines(t *testing.T) *machines {
 	m := &machines{T: t, pod: newSpace(t), other: newSpace(t)}
 	m.must(up("lo"))
 	for _, s := range []*space{nil, m.pod, m.other} {
-		m.must(s.in(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) })) // it would take a second
+		// it would take a second
+		m.must(s.in(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) }))
 	}
 	for _, file := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 		m.must(os.WriteFile("/proc/sys/net/"+file, []byte("1"), 0))

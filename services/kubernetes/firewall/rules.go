@@ -17,7 +17,8 @@ const (
 // ports are the first and the last one.
 type ports [2]uint16
 
-// rule is one of nftables: a packet that has all properties gets the verdict. Of a list, one has to match; an empty one is no condition.
+// rule is one of nftables: a packet that has all properties gets the verdict. Of a list, one has to match; an empty one
+// is no condition.
 type rule struct {
 	name     string // of its counter; "" for none
 	chain    string
@@ -31,18 +32,20 @@ type rule struct {
 
 var (
 	etcdPorts, trustdPorts = []ports{{2379, 2380}}, []ports{{50001, 50001}}
-	// metadata are the services of clouds (AWS has the one for IPv6) that give the credentials of the machine to whoever asks.
+	// metadata are the services of clouds (AWS has the one for IPv6) that give the credentials of the machine to
+	// whoever asks.
 	metadata = []netip.Prefix{netip.MustParsePrefix("169.254.169.254/32"), netip.MustParsePrefix("fd00:ec2::254/128")}
 )
 
-// rules is the whole table: first the rules of the configuration, then the node's own. The first that matches decides. met are the
-// cluster's control planes, as far as this node has met them.
+// rules is the whole table: first the rules of the configuration, then the node's own. The first that matches decides.
+// met are the cluster's control planes, as far as this node has met them.
 //
 //	to the node ─▶ input:   lo, [connections, rules of the configuration], etcd and trustd of a control plane
 //	through it  ─▶ forward: metadata, [what the configuration accepts], from nodes, etcd and trustd of control planes
 //
-// Pods of other nodes come with the address of their node, which masquerades them: so each node stops its own pods, and whoever
-// comes by a Service. A control plane that joins from a network of its own is known because it has called the machine API before.
+// Pods of other nodes come with the address of their node, which masquerades them: so each node stops its own pods, and
+// whoever comes by a Service. A control plane that joins from a network of its own is known because it has called the
+// machine API before.
 func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 	firewall, pods := cfg.Machine.Network.Firewall, cfg.Cluster.Network.PodSubnets
 	peers, nodes := single(met...), slices.Clone(firewall.NodeNetworks)
@@ -59,7 +62,8 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 	}
 	if len(firewall.Rules) > 0 {
 		table = append(table, rule{chain: input, action: accept, goesOn: true},
-			rule{chain: input, action: accept, protocol: "udp", ports: []ports{{546, 546}}}) // RFC 8415: a server answers from another address
+			// RFC 8415: a server answers from another address
+			rule{chain: input, action: accept, protocol: "udp", ports: []ports{{546, 546}}})
 	}
 	if len(firewall.Rules) > 0 && cfg.Machine.Network.Resolver.On() {
 		for _, protocol := range []string{"udp", "tcp"} { // the resolver itself answers nobody outside of the node
@@ -75,7 +79,8 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 			first, last, _ := config.Ports(text) // the configuration is checked
 			r.ports = append(r.ports, ports{first, last})
 		}
-		if table = append(table, r); r.action == accept { // what is opened is open to pods on their way to other nodes, too
+		// what is opened is open to pods on their way to other nodes, too
+		if table = append(table, r); r.action == accept {
 			r.chain = forward
 			table = append(table, r)
 		}

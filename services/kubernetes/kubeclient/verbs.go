@@ -175,7 +175,8 @@ const (
 	Denied   = "Denied"
 )
 
-// DecideCSR approves or denies a CertificateSigningRequest, with a reason code if there is one; one that already is, stays so.
+// DecideCSR approves or denies a CertificateSigningRequest, with a reason code if there is one; one that already is,
+// stays so.
 func (c *Client) DecideCSR(ctx context.Context, name, decision, code, message string) error {
 	ref := Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest", Name: name}
 	csr, err := c.Get(ctx, ref)

@@ -207,9 +207,11 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 		{[]netip.Prefix{four, six}, "10.5.0.2", all, "10.5.0.2,fd00:5::2", "::"},
 		{[]netip.Prefix{six, four}, "10.5.0.2", all, "fd00:5::2,10.5.0.2", "::"},
 		{[]netip.Prefix{six}, "10.5.0.2", all, "fd00:5::2", "::"},
-		{[]netip.Prefix{four, six}, "fd00:6::2", all, "10.5.0.2,fd00:6::2", "::"}, // the primary one first among its family
-		{[]netip.Prefix{four, six}, "10.5.0.2", all[:2], "10.5.0.2", "::"},        // the other family may come later
-		{[]netip.Prefix{four}, "fd00:5::2", all[2:], "fd00:5::2", "0.0.0.0"},      // a network plugin may have other subnets
+		// the primary one first among its family
+		{[]netip.Prefix{four, six}, "fd00:6::2", all, "10.5.0.2,fd00:6::2", "::"},
+		{[]netip.Prefix{four, six}, "10.5.0.2", all[:2], "10.5.0.2", "::"}, // the other family may come later
+		// a network plugin may have other subnets
+		{[]netip.Prefix{four}, "fd00:5::2", all[2:], "fd00:5::2", "0.0.0.0"},
 	} {
 		c := cluster(t, func(c *config.Config) { c.Cluster.Network.PodSubnets = tt.pods })
 		args := commandLine(c, "cp-1", c.Cluster.Network.NodeIPs(netip.MustParseAddr(tt.primary), tt.all))

@@ -30,20 +30,21 @@ const (
 	// Unknown is NodeHealth.Serves while no API server answers.
 	Unknown = "unknown"
 
-	// healthSoon is between two looks while something is wrong, and healthLater else, and where no API server answers for long.
+	// healthSoon is between two looks while something is wrong, and healthLater else, and where no API server answers
+	// for long.
 	healthSoon  = 2 * time.Second
 	healthLater = 10 * time.Second
-	// silence is how long no API server may answer about a node that was healthy: one that is restarted is back by then, and Kubernetes itself
-	// waits almost as long for a kubelet.
+	// silence is how long no API server may answer about a node that was healthy: one that is restarted is back by
+	// then, and Kubernetes itself waits almost as long for a kubelet.
 	silence = time.Minute
-	// settled is when everything that a kubelet reports is of this boot. Before, what it has reported in an earlier one doesn't count, as far as
-	// the clock tells; and the clock may be set in this time.
+	// settled is when everything that a kubelet reports is of this boot. Before, what it has reported in an earlier one
+	// doesn't count, as far as the clock tells; and the clock may be set in this time.
 	settled = 5 * time.Minute
 	// maxFault bounds the text of a fault: pods may write it.
 	maxFault = 300
 
-	// Reasons of faults that Kubernetes has no word for: no API server answers; Kubernetes has no Node of this name; what it knows is from before
-	// this boot; a DaemonSet has no pod here that stays.
+	// Reasons of faults that Kubernetes has no word for: no API server answers; Kubernetes has no Node of this name;
+	// what it knows is from before this boot; a DaemonSet has no pod here that stays.
 	NoAnswer   reason.Code = "NoAnswer"
 	NoNode     reason.Code = "NoNode"
 	FormerBoot reason.Code = "FormerBoot"
@@ -67,8 +68,9 @@ func (all Faults) String() string {
 	return strings.Join(slices.Compact(lists.Of(all, func(f Fault) string { return f.Text })), "; ")
 }
 
-// NodeHealth is how Kubernetes sees this node, and the node's own system pods here. Whoever has the credentials of the kubelet, or may write
-// statuses, can make it better or worse: that delays what waits for it, or ends it as not healthy. It starts nothing.
+// NodeHealth is how Kubernetes sees this node, and the node's own system pods here. Whoever has the credentials of the
+// kubelet, or may write statuses, can make it better or worse: that delays what waits for it, or ends it as not
+// healthy. It starts nothing.
 type NodeHealth struct {
 	Serves       string `yaml:"serves" column:"SERVES"`           // whether Kubernetes serves here: yes, no, or Unknown
 	Unregistered bool   `yaml:"unregistered,omitempty"`           // an API server says that there is no Node
@@ -87,8 +89,8 @@ func Health(r resource.Reader) NodeHealth {
 	return h.Spec
 }
 
-// systems are the DaemonSets of kube-system of which each node has a pod, and whether this one must have it: only control planes know from their
-// configuration what a cluster has.
+// systems are the DaemonSets of kube-system of which each node has a pod, and whether this one must have it: only
+// control planes know from their configuration what a cluster has.
 func systems(c *config.Config) map[string]bool {
 	k, control := c.Cluster, c.Machine.Type.ControlPlane()
 	return map[string]bool{"kube-flannel": control && k.Network.CNI.Name == config.CNIFlannel, "kube-network-policies": control && k.Network.Policies, "kube-proxy": control && !k.Proxy.Disabled}
@@ -185,7 +187,8 @@ func ofNode(node kubeclient.Object, boot time.Time) Faults {
 	return Faults{{NodeObject, reason.Code(config.Shorten(ready.Text("reason"), maxFault)), text, ready.Time("lastTransitionTime")}}
 }
 
-// ofPods are the faults of the pods of systems, without those that end: others follow. Systems that are there are taken out of the wanted ones.
+// ofPods are the faults of the pods of systems, without those that end: others follow. Systems that are there are taken
+// out of the wanted ones.
 func ofPods(pods []kubeclient.Object, systems map[string]bool, boot time.Time) (faults Faults) {
 	for _, pod := range pods {
 		owner := append(pod.List("metadata", "ownerReferences"), nil)[0]

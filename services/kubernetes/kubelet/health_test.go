@@ -67,7 +67,8 @@ func nodeIs(status, why string, heartbeat time.Time) object {
 	}}}
 }
 
-// podOf is a pod of a DaemonSet. waiting is why its container doesn't run; "": it runs, and is ready, since it was started.
+// podOf is a pod of a DaemonSet. waiting is why its container doesn't run; "": it runs, and is ready, since it was
+// started.
 func podOf(set, name, waiting string, started time.Time) object {
 	ready, state := "True", object{"running": object{"startedAt": started.Format(time.RFC3339)}}
 	if waiting != "" {
@@ -99,7 +100,8 @@ func health(t *testing.T, s *answers, cfg *config.Config) *resource.Store {
 	return store
 }
 
-// A node is healthy when its Node is Ready, and its own system pods on it are; what is from before the boot doesn't count.
+// A node is healthy when its Node is Ready, and its own system pods on it are; what is from before the boot doesn't
+// count.
 func TestHealthIsThatKubernetesServes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -79,7 +79,8 @@ func forgetFormer(s secrets.KubeletSpec, file string) error {
 }
 
 // forgetForeign removes a certificate that is of none of the accepted authorities, if Kubernetes refuses it: a pod may
-// have left it. The cluster may have an authority that this node doesn't know yet, so ask tries it. Without an answer, the node waits.
+// have left it. The cluster may have an authority that this node doesn't know yet, so ask tries it. Without an answer,
+// the node waits.
 func forgetForeign(client string, s secrets.KubeletSpec, ask func() error) error {
 	have, err := untrusted.ReadLinked(client, maxFile)
 	if accepted, _ := signed(have, s); accepted || err != nil {

@@ -139,8 +139,8 @@ func TestCertificatesOfAFormerAuthorityAreForgotten(t *testing.T) {
 	}
 }
 
-// A certificate is renewed before the kubelet would ask by itself, without a proof: that is at 70 % of its validity at the earliest
-// (client-go's certificate manager).
+// A certificate is renewed before the kubelet would ask by itself, without a proof: that is at 70 % of its validity at
+// the earliest (client-go's certificate manager).
 func TestCertificateIsDueBeforeTheKubeletAsks(t *testing.T) {
 	t.Parallel()
 	ca, err := pki.NewKubernetesCA(time.Now())
@@ -173,8 +173,8 @@ func TestCertificateIsDueBeforeTheKubeletAsks(t *testing.T) {
 	}
 }
 
-// What a pod has left in the place of a certificate keeps no node from getting one. A certificate of an authority that isn't known is
-// left if Kubernetes takes it, removed if Kubernetes refuses it, and tried again if nothing answers.
+// What a pod has left in the place of a certificate keeps no node from getting one. A certificate of an authority that
+// isn't known is left if Kubernetes takes it, removed if Kubernetes refuses it, and tried again if nothing answers.
 func TestCertificatesOfPodsAreForgotten(t *testing.T) {
 	t.Parallel()
 	ca, err := pki.NewKubernetesCA(time.Now())

@@ -162,7 +162,8 @@ func (o Options) renew(ctx context.Context, h *dag.Handle) error {
 	return nil
 }
 
-// due is whether a certificate ends within some time. If kube-controller-manager signs for less than a year, within a third of that.
+// due is whether a certificate ends within some time. If kube-controller-manager signs for less than a year, within a
+// third of that.
 func due(have []byte, now time.Time, within time.Duration) bool {
 	cert, err := pki.ParseCert(have)
 	return err == nil && cert.NotAfter.Sub(now) < min(within, cert.NotAfter.Sub(cert.NotBefore)/3)

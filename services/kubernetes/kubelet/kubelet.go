@@ -2,13 +2,11 @@
 // namespace, with the node's namespaces and the mounts that pods' volumes must
 // reach through.
 //
-// It starts as soon as network and containerd are there, on every node, and
-// keeps trying until the control plane answers (acceptance S-211, S-244). A control
-// plane's has a certificate that the node has made with the cluster's authority; the one of a
-// worker's comes from the cluster, which the node asks with the bootstrap token (join.go),
-// before the kubelet starts. It talks to the
-// node's load balancer of the API, and is started anew when the node has another address, and when static pods change before it knows from
-// Kubernetes which pods there should be: it would replace none of them.
+// It starts as soon as network and containerd are there, on every node, and keeps trying until the control plane
+// answers. A control plane's has a certificate that the node has made with the cluster's authority; the one of a
+// worker's comes from the cluster, which the node asks with the bootstrap token (join.go), before the kubelet starts.
+// It talks to the node's load balancer of the API, and is started anew when the node has another address, and when
+// static pods change before it knows from Kubernetes which pods there should be: it would replace none of them.
 package kubelet
 
 import (
@@ -39,7 +37,7 @@ const (
 	// ID of the service and its container.
 	ID = "kubelet"
 
-	healthURL     = "http://127.0.0.1:10248/healthz" // acceptance S-243
+	healthURL     = "http://127.0.0.1:10248/healthz"
 	healthPeriod  = time.Second
 	healthTimeout = 5 * time.Second
 	// stopBudget: the kubelet has nothing to save; pods go on without it.
@@ -103,7 +101,8 @@ func Service(o Options) dag.Service {
 	}
 }
 
-// pullPause pulls the image of pods' sandboxes if a rule for pods' images is for it: containerd pulls it itself otherwise, and verifies nothing.
+// pullPause pulls the image of pods' sandboxes if a rule for pods' images is for it: containerd pulls it itself
+// otherwise, and verifies nothing.
 func (o Options) pullPause(ctx context.Context, h *dag.Handle) error {
 	cfg, err := machine.Config(o.Store)
 	if err != nil {

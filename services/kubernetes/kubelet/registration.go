@@ -15,9 +15,10 @@ import (
 const (
 	// nodeLook is how often it is looked whether Kubernetes has the Node (NodeHealths).
 	nodeLook = 10 * time.Second
-	// registerFirst is the time from then on until a Node that was deleted is registered again: for a person who sees that it was the wrong
-	// one, or who is about to reset this one. A person may do so again. What deletes a Node more than registerOften times in a row, each within
-	// registerSteady, is a program, and neither gives in: then each further time is twice as long, until it is registerMax.
+	// registerFirst is the time from then on until a Node that was deleted is registered again: for a person who sees
+	// that it was the wrong one, or who is about to reset this one. A person may do so again. What deletes a Node more
+	// than registerOften times in a row, each within registerSteady, is a program, and neither gives in: then each
+	// further time is twice as long, until it is registerMax.
 	registerFirst  = time.Minute
 	registerMax    = 16 * time.Minute
 	registerSteady = 2 * time.Minute
@@ -34,7 +35,8 @@ type registration struct {
 	since time.Time                 // the Node is there; zero: no run has seen it yet
 }
 
-// watch returns an error when the kubelet has to start anew. A Node that no run has registered yet isn't one that was deleted.
+// watch returns an error when the kubelet has to start anew. A Node that no run has registered yet isn't one that was
+// deleted.
 func (r *registration) watch(ctx context.Context, store resource.Reader) error {
 	defer r.again.Store(nil)
 	if !r.since.IsZero() {

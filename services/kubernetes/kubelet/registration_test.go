@@ -15,7 +15,8 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
-// A kubelet starts anew when its Node was deleted for a minute, as only an API server can say, and later when that happens again.
+// A kubelet starts anew when its Node was deleted for a minute, as only an API server can say, and later when that
+// happens again.
 func TestDeletedNodeIsRegisteredAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -78,7 +78,8 @@ func TestCheckpointsCountWhileSelfHosted(t *testing.T) {
 	from, to, mark := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "self-hosted")
 	must(t, os.MkdirAll(filepath.Join(from, "manifests"), 0o700))
 	must(t, os.WriteFile(filepath.Join(from, "manifests", "evil.json"), []byte("{}"), 0o600))
-	for i, step := range []struct{ selfHosted, restored bool }{{false, false}, {true, true}, {false, true}} { // the last: while it is converted
+	// the last: while it is converted
+	for i, step := range []struct{ selfHosted, restored bool }{{false, false}, {true, true}, {false, true}} {
 		must(t, os.RemoveAll(to))
 		must(t, os.Mkdir(to, 0o700))
 		must(t, checkpoints(step.selfHosted, mark, from, to))

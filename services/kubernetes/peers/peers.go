@@ -155,8 +155,8 @@ func newSession(ca config.CertKey, trusted config.PEM, node, endpoint string, no
 		IdleConnTimeout:     idleTimeout,
 		MaxIdleConns:        maxIdle,
 	}}
-	// A worker can say in Kubernetes that its address is that of a control plane, and has a certificate for the address. Only the certificates
-	// of control planes have the name of the cluster's endpoint.
+	// A worker can say in Kubernetes that its address is that of a control plane, and has a certificate for the
+	// address. Only the certificates of control planes have the name of the cluster's endpoint.
 	s.control = s.transport.Clone()
 	s.control.TLSClientConfig.VerifyConnection = func(c tls.ConnectionState) error {
 		if err := c.PeerCertificates[0].VerifyHostname(endpoint); err != nil {

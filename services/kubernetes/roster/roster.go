@@ -33,7 +33,8 @@ type Record struct {
 	Taints    []string     `json:"taints,omitempty"`    // of the Node by the worker's configuration: key=effect
 	Since     time.Time    `json:"since"`
 	Certified bool         `json:"certified,omitempty"` // it has a client certificate: the name isn't free after Grace
-	Joined    bool         `json:"joined,omitempty"`    // its Node was seen: the name is free when there is none any more
+	// its Node was seen: the name is free when there is none any more
+	Joined bool `json:"joined,omitempty"`
 
 	// Revision of the record in etcd; 0 if there is none.
 	Revision int64 `json:"-"`

@@ -16,8 +16,8 @@ var (
 	sixth   = netip.MustParseAddr("fd00::3") // of the first one, in IPv6
 )
 
-// facts are of a cluster with a control plane, two workers of which one isn't recorded, a
-// worker that joins now, one whose Node was deleted, one that never joined, and one that has a client certificate and made no Node.
+// facts are of a cluster with a control plane, two workers of which one isn't recorded, a worker that joins now, one
+// whose Node was deleted, one that never joined, and one that has a client certificate and made no Node.
 func facts() Facts {
 	return Facts{
 		Names: []string{"cp-1", "cluster.example.org"}, Addresses: []netip.Addr{control}, Now: now,
@@ -90,8 +90,8 @@ func TestMayJoin(t *testing.T) {
 	}
 }
 
-// Who has the certificate of a node has it renewed as long as the name is that machine's. Kubelets of nodes that a former
-// release left unrecorded can't sign.
+// Who has the certificate of a node has it renewed as long as the name is that machine's. Kubelets of nodes that a
+// former release left unrecorded can't sign.
 func TestMayRenew(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ what, name, key, want string }{

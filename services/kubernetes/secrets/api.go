@@ -20,7 +20,7 @@ type APISpec struct {
 }
 
 // API is the secrets of apid. A worker doesn't have the authority's key, and so
-// can't make them itself (S-157).
+// can't make them itself.
 var API = resource.Define[APISpec](resource.Definition{
 	Type: "APISecrets.secrets.garboard.dev", Kind: "APISecret", Namespace: namespace,
 })

@@ -46,7 +46,7 @@ func leaf(files map[string]file, name string, pair config.CertKey) {
 }
 
 // FilesController writes secrets where programs read them: in the secrets folder,
-// one folder for each status (acceptance S-340).
+// one folder for each status.
 type FilesController struct{ dir string }
 
 func (c *FilesController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {

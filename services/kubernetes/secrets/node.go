@@ -91,7 +91,7 @@ func (n node) server(leaf pki.Leaf) pki.Leaf {
 	return leaf
 }
 
-// addEndpoint adds the names that all control planes share (S-158): those of
+// addEndpoint adds the names that all control planes share: those of
 // the cluster's endpoint in the configuration, those of the endpoints before, which nodes and
 // kubeconfigs may still have, and the shared addresses.
 func (n node) addEndpoint(leaf *pki.Leaf) {
@@ -121,7 +121,7 @@ func (n node) digests(names ...string) (map[string]string, error) {
 	return all, err
 }
 
-// Missing: a secret is missing in the configuration (S-282), for example in one
+// Missing: a secret is missing in the configuration, for example in one
 // that was made for an older release.
 const Missing reason.Code = "SecretMissing"
 

@@ -131,7 +131,8 @@ func TestRenewalWhileServing(t *testing.T) {
 		now := start.Add(time.Duration(round+1) * (pki.LeafValidity - pki.RenewBefore + time.Hour))
 		b.setTime(now)
 		eventually.That(t, 5*time.Second, "the renewed certificate to be served", func() error {
-			if cert := shown(); !cert.NotAfter.Equal(now.Add(pki.LeafValidity)) { // each of these handshakes must succeed
+			// each of these handshakes must succeed
+			if cert := shown(); !cert.NotAfter.Equal(now.Add(pki.LeafValidity)) {
 				return errors.New("expires at " + cert.NotAfter.String())
 			}
 			return nil

@@ -64,8 +64,9 @@ var Etcd = resource.Define[EtcdSpec](resource.Definition{
 // IssuersID is the ID of the one object of Issuers.
 const IssuersID = "service-accounts"
 
-// Issuers are the endpoints of the control plane, as all control planes have recorded them in etcd, the newest first. Tokens of
-// service accounts have them as issuers, and servers of control planes keep their names. Package controlplane publishes them.
+// Issuers are the endpoints of the control plane, as all control planes have recorded them in etcd, the newest first.
+// Tokens of service accounts have them as issuers, and servers of control planes keep their names. Package controlplane
+// publishes them.
 var Issuers = resource.Define[[]string](resource.Definition{
 	Type: "ServiceAccountIssuers.kubernetes.garboard.dev", Kind: "ServiceAccountIssuer", Namespace: "controlplane",
 })

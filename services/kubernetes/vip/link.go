@@ -44,7 +44,8 @@ func family(address netip.Addr) int {
 // has reports whether the address is on the link.
 func has(l netlink.Link, address netip.Addr) (bool, error) {
 	all, err := netlink.AddrList(l, family(address))
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // other addresses change meanwhile; to add it twice does no harm
+	// other addresses change meanwhile; to add it twice does no harm
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return false, fmt.Errorf("addresses of %s: %w", l.Attrs().Name, err)
 	}
 	return slices.ContainsFunc(all, func(a netlink.Addr) bool { return isAlias(a, address) }), nil

@@ -153,7 +153,8 @@ type survey struct {
 	Before      map[string]before `json:"before"`     // by node
 	Images      map[string]string `json:"images"`     // of the DaemonSets, by program
 	Differences []string          `json:"differences,omitempty"`
-	Servers     []string          `json:"servers,omitempty"` // what the operator may have to do about those of aggregated APIs
+	// what the operator may have to do about those of aggregated APIs
+	Servers []string `json:"servers,omitempty"`
 }
 
 // seen is the survey at the beginning.

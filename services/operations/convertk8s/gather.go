@@ -150,7 +150,7 @@ func (j job) gather(ctx context.Context, p *operation.Progress, s survey) error 
 	if len(own.Cluster.AggregatorCA.Key) > 0 {
 		return nil // of the manual way, or of an earlier conversion
 	}
-	p.Report("aggregator CA key can't be recovered from bootkube-boostrapped control plane, generating new CA") // S-293
+	p.Report("aggregator CA key can't be recovered from bootkube-boostrapped control plane, generating new CA")
 	return j.Kubernetes.Poll(ctx, p, createAuthority)
 }
 

@@ -75,7 +75,7 @@ func (j job) enable(ctx context.Context, p *operation.Progress) error {
 // in between, nothing may start an API server any more: then it doesn't wait for one.
 func (j job) awaitDisabled(ctx context.Context, p *operation.Progress, client *kubeclient.Client) error {
 	p.Report("deleting daemonset %q", checkpointer)
-	checking := sync.OnceFunc(func() { p.Report("checking for active pod checkpoints") }) // S-299
+	checking := sync.OnceFunc(func() { p.Report("checking for active pod checkpoints") })
 	var down time.Time
 	return rollout.Poll(ctx, p, func(ctx context.Context) error {
 		answered, err := j.deleted(ctx, p, client, checking)
@@ -140,7 +140,8 @@ func (j job) confirmAll(ctx context.Context, p *operation.Progress) error {
 
 // removeKey lets the nodes write their static pods.
 func (o Options) removeKey(ctx context.Context, p *operation.Progress) error {
-	s, err := seen.Once(p, func() (survey, error) { return o.look(ctx) }) // where only the key is removed, no step has looked
+	// where only the key is removed, no step has looked
+	s, err := seen.Once(p, func() (survey, error) { return o.look(ctx) })
 	if err != nil {
 		return err
 	}
@@ -177,7 +178,7 @@ func (o Options) program(c program) func(context.Context, *operation.Progress, s
 		if err := p.Each(ctx, 1, rollout.Parts(nodes, fmt.Sprintf("replacing %q on node %%q", c.name), nodeTimeout, replace, nil)...); err != nil {
 			return err
 		}
-		p.Report("waiting for static pods for %q to be present in the API server state", c.name) // S-301
+		p.Report("waiting for static pods for %q to be present in the API server state", c.name)
 		if err := o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
 			return present(ctx, client, c, nodes)
 		}); err != nil {
@@ -219,8 +220,7 @@ func (o Options) replace(ctx context.Context, p *operation.Progress, n rollout.N
 	}); err != nil {
 		return err
 	}
-	// Restarts don't count: the program may have failed while the other one had its port
-	// (S-304).
+	// Restarts don't count: the program may have failed while the other one had its port.
 	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return rollout.Healthy(ctx, o.Peers, n, c.name) }); err != nil {
 		return err
 	}

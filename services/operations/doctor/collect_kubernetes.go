@@ -107,14 +107,15 @@ func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclie
 	return kubeclient.New(options)
 }
 
-// refusals are the webhooks whose failurePolicy is Fail, the default, and the APIServices that don't answer: their Service has no ready pod, or
-// their URL no server.
+// refusals are the webhooks whose failurePolicy is Fail, the default, and the APIServices that don't answer: their
+// Service has no ready pod, or their URL no server.
 func refusals(ctx context.Context, client *kubeclient.Client) (all []refusal) {
 	for _, kind := range []string{"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", apiService} {
 		version := map[bool]string{false: "admissionregistration.k8s.io/v1", true: "apiregistration.k8s.io/v1"}[kind == apiService]
 		list, _ := client.List(ctx, kubeclient.Ref{APIVersion: version, Kind: kind}, kubeclient.Selection{})
 		for _, o := range list.Items() {
-			for _, w := range append(o.List("webhooks"), kubeclient.Object{"clientConfig": o["spec"]}) { // an APIService has its Service there
+			// an APIService has its Service there
+			for _, w := range append(o.List("webhooks"), kubeclient.Object{"clientConfig": o["spec"]}) {
 				service, err := controlplane.Unserved(ctx, client, kubeclient.Object{"webhooks": []any{map[string]any(w)}})
 				r := refusal{kind: kind, name: o.Name(), webhook: w.Text("name"), namespace: service.Namespace}
 				if url := w.Text("clientConfig", "url"); url != "" { // who it is doesn't matter

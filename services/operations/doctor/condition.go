@@ -137,7 +137,8 @@ func evaluate(s *snapshot) []*garboardv1.Finding {
 		}
 	}
 	fold(found, held)
-	slices.SortStableFunc(found, func(a, b *finding) int { return cmp.Compare(b.severity, a.severity) }) // they are in the table's order
+	// they are in the table's order
+	slices.SortStableFunc(found, func(a, b *finding) int { return cmp.Compare(b.severity, a.severity) })
 	return lists.Of(found, (*finding).message)
 }
 

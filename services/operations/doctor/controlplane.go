@@ -114,7 +114,8 @@ func (s *snapshot) addPod(f *finding, program string) (ends bool, message string
 			o := kubeclient.Object(state)
 			line := fmt.Sprintf("pod %s/%s: container %s: %s: %s", kubeSystem, program, c.Text("name"), strings.Join(at, "."), o.Text("reason"))
 			code, ended := state["exitCode"].(float64)
-			failed := ended || o.Text("reason") == backOff || strings.HasSuffix(o.Text("reason"), "Error") // RunContainerError and its like
+			// RunContainerError and its like
+			failed := ended || o.Text("reason") == backOff || strings.HasSuffix(o.Text("reason"), "Error")
 			ends = ends || failed
 			if ended {
 				line += fmt.Sprintf(" (exit code %d)", int(code))

@@ -116,7 +116,8 @@ func (d *Doctor) Diagnose(ctx context.Context) ([]*garboardv1.Finding, []string)
 	}
 }
 
-// Known are the findings from what the node knows without asking or reading anything, in a few milliseconds: for its console.
+// Known are the findings from what the node knows without asking or reading anything, in a few milliseconds: for its
+// console.
 func (d *Doctor) Known() []*garboardv1.Finding { return evaluate(d.remember()) }
 
 // run ends by itself within the budget.

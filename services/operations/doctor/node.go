@@ -199,7 +199,8 @@ func nodeNotReady(s *snapshot) []finding {
 			f.why = "The pod network isn't up on this node (" + string(s.config.Cluster.Network.CNI.Name) + ")."
 			for _, line := range s.tail(containerd.ID, tailLines) {
 				m := append(unusableNetwork.FindStringSubmatch(line), "", "")
-				if at, _ := time.Parse(time.RFC3339Nano, m[1]); at.After(f.since.Add(-time.Minute)) { // what it said before has another consequence
+				// what it said before has another consequence
+				if at, _ := time.Parse(time.RFC3339Nano, m[1]); at.After(f.since.Add(-time.Minute)) {
 					f.why, f.until = fmt.Sprintf("A file of the pod network is broken: %s: %s.", m[2], m[3]), time.Time{}
 					f.next = "Remove the pods that wrote it, and restart the node, which empties that folder unless machine.kubelet.persist keeps it: gbctl -n ADDRESS reboot."
 				}
@@ -226,7 +227,8 @@ func nodeNotReady(s *snapshot) []finding {
 	return nil
 }
 
-// unusableNetwork matches what containerd logs of a file in /etc/cni/net.d that it can't read: then no pod gets a network.
+// unusableNetwork matches what containerd logs of a file in /etc/cni/net.d that it can't read: then no pod gets a
+// network.
 var unusableNetwork = regexp.MustCompile(`^time="([^"]+)" .*failed to load CNI config (?:list )?file (\S+): (.+?)(?:: invalid cni config.*)?"`)
 
 func asCondition(node string, c kubeclient.Object) string {
@@ -249,8 +251,8 @@ func asPod(pod kubeclient.Object) string {
 // unstarted are the reasons of containers that end again and again, or can't be started.
 var unstarted = []string{"CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError", "CreateContainerError"}
 
-// failingPods of kube-system, or of the other namespaces, end again and again, or can't be started. Those of the control plane have
-// conditions of their own, and so have images.
+// failingPods of kube-system, or of the other namespaces, end again and again, or can't be started. Those of the
+// control plane have conditions of their own, and so have images.
 func (s *snapshot) failingPods(system bool) (out []finding) {
 	if s.cluster == nil {
 		return nil

@@ -28,8 +28,8 @@ var problemConditions = checks{
 	},
 }
 
-// retells reports whether an object only repeats the problem of another one: a status in which the same owner sums its objects up has the text
-// of theirs at the end of its own.
+// retells reports whether an object only repeats the problem of another one: a status in which the same owner sums its
+// objects up has the text of theirs at the end of its own.
 func (s *snapshot) retells(o resource.Object[any], problem string) bool {
 	return slices.ContainsFunc(s.troubled, func(other resource.Object[any]) bool {
 		return other.Owner == o.Owner && other.Type != o.Type && slices.ContainsFunc(resource.Problems(other.Spec), func(p string) bool {

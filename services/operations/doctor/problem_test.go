@@ -37,8 +37,8 @@ func TestProblems(t *testing.T) {
 	n.lacks("problem-stays")
 }
 
-// networkd tells a problem with the object that has it, and again in its status: it is found once, and what only the status has, too. Objects of
-// one type may have the same problem, and so may those of another owner.
+// networkd tells a problem with the object that has it, and again in its status: it is found once, and what only the
+// status has, too. Objects of one type may have the same problem, and so may those of another owner.
 func TestProblemIsFoundOnce(t *testing.T) {
 	t.Parallel()
 	const taken, mask, missing = "another host of the network has this address", "the mask 0.0.0.0 can't be used, and is left out", `waiting for interface "eth9" to appear`

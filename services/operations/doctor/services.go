@@ -76,8 +76,8 @@ func eachService(about func(*snapshot, string, service) []finding) func(*snapsho
 	}
 }
 
-// registriesSilent are those of which no server answers, and mirrors: each pull asks them first. That a registry can't be reached that nobody
-// has made a mirror of is normal in a network of its own, as long as no pull fails.
+// registriesSilent are those of which no server answers, and mirrors: each pull asks them first. That a registry can't
+// be reached that nobody has made a mirror of is normal in a network of its own, as long as no pull fails.
 func registriesSilent(s *snapshot) []finding {
 	f, answered, silent := finding{severity: info}, map[string]bool{}, []string{}
 	for _, r := range s.images {

@@ -11,7 +11,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 )
 
-// Whatever restarts the machine while an upgrade is under way, the new system has its boot: it isn't restarted again, and isn't written over itself.
+// Whatever restarts the machine while an upgrade is under way, the new system has its boot: it isn't restarted again,
+// and isn't written over itself.
 func TestUpgradeIsCutShort(t *testing.T) {
 	for cut, before := range map[string][]string{"write v2 to B timed": {"verify", "write v2 to B timed"}, "cordon": {"verify", "write v2 to B timed", "cordon"}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -35,7 +36,8 @@ func TestUpgradeIsCutShort(t *testing.T) {
 	}
 }
 
-// After a restart of the former system, an upgrade waits for what the restart has stopped, and the new system isn't excused from it.
+// After a restart of the former system, an upgrade waits for what the restart has stopped, and the new system isn't
+// excused from it.
 func TestUpgradeIsCutShortBeforeItWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)

@@ -31,9 +31,9 @@ func (o Options) Interrupt(ctx context.Context, what string, force bool, do func
 	})
 }
 
-// Reboot is Interrupt where do has the node reboot: its member goes on for as long as the services take to stop. The lock is
-// released before do, because do stops etcd and the API: a release through an etcd that stops would take longer than the API
-// has for the answer to the client.
+// Reboot is Interrupt where do has the node reboot: its member goes on for as long as the services take to stop. The
+// lock is released before do, because do stops etcd and the API: a release through an etcd that stops would take longer
+// than the API has for the answer to the client.
 func (o Options) Reboot(ctx context.Context, what string, force bool, do func() error) (warning string, err error) {
 	return o.interrupt(ctx, what, force, func(release func(time.Duration)) error {
 		release(holdShutdown)

@@ -1,10 +1,10 @@
-// Package lifecycle is how a node goes, and comes back with another system: the operations reboot, shutdown and reset, and in system.go
-// install, upgrade and rollback.
+// Package lifecycle is how a node goes, and comes back with another system: the operations reboot, shutdown and reset,
+// and in system.go install, upgrade and rollback.
 //
-// Each is a plan of package operation: the one list of steps in plan.go, without those that it hasn't. A node that others can stand in for is emptied
-// first: no new pods come (cordon), and those that are there end within their
-// disruption budgets (drain). A reset then takes the node out of the cluster, out of
-// Kubernetes and out of etcd, and has its disk wiped:
+// Each is a plan of package operation: the one list of steps in plan.go, without those that it hasn't. A node that
+// others can stand in for is emptied first: no new pods come (cordon), and those that are there end within their
+// disruption budgets (drain). A reset then takes the node out of the cluster, out of Kubernetes and out of etcd, and
+// has its disk wiped:
 //
 //	reboot    cordon ─▶ drain ─▶ quorum ─▶ restart ══▶ uncordon ─▶ back
 //	shutdown  cordon ─▶ drain ─▶ quorum ─▶ power off ══▶ uncordon, when it is on again

@@ -341,7 +341,8 @@ func TestS180Reset(t *testing.T) {
 	}
 }
 
-// The control planes delete no worker that has taints of its own. Its Node of before neither stays cordoned nor is deleted later.
+// The control planes delete no worker that has taints of its own. Its Node of before neither stays cordoned nor is
+// deleted later.
 func TestResetOfANodeThatStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)

@@ -28,7 +28,8 @@ type PowerArguments struct {
 	Image        string        `json:"image,omitempty"`        // of install and upgrade; "": the medium in the machine
 	Older        bool          `json:"older,omitempty"`        // install and upgrade take a release below the floor
 	Stage        bool          `json:"stage,omitempty"`        // upgrade doesn't restart the node
-	Wipe         bool          `json:"wipe,omitempty"`         // upgrade wipes EPHEMERAL, and the node joins the cluster again
+	// upgrade wipes EPHEMERAL, and the node joins the cluster again
+	Wipe bool `json:"wipe,omitempty"`
 }
 
 // ResetArguments are what a reset is asked with.
@@ -92,7 +93,8 @@ func (o Options) job(name string, r operation.Request) (j job, err error) {
 	return j, err
 }
 
-// writes reports whether the operation writes a system, switches whether it brings another one, and ends whether it ends the node.
+// writes reports whether the operation writes a system, switches whether it brings another one, and ends whether it
+// ends the node.
 func (j job) writes() bool   { return j.name == Install || j.name == Upgrade }
 func (j job) switches() bool { return j.writes() || j.name == Rollback }
 func (j job) ends() bool     { return !j.writes() || !j.Stage }
@@ -169,7 +171,8 @@ func (j job) steps() []operation.Step {
 	wipes := len(j.labels) > 0 && j.ends()
 	leaves, empties := wipes && !j.Force, j.ends() && !j.podsStay && !j.Force
 	end := map[boot.Power]string{boot.Reboot: "stop all services, and restart the machine", boot.PowerOff: "stop all services, and power the machine off"}[j.power]
-	hold := map[boot.Power]time.Duration{boot.Reboot: holdReboot, boot.PowerOff: holdShutdown}[j.power] // nobody knows when the node is on again
+	// nobody knows when the node is on again
+	hold := map[boot.Power]time.Duration{boot.Reboot: holdReboot, boot.PowerOff: holdShutdown}[j.power]
 	if j.name == Reset {
 		hold = 0
 	}
@@ -181,7 +184,8 @@ func (j job) steps() []operation.Step {
 		{ID: "verify", What: "read the system, and compare its checksum", Deadline: verifyTimeout, Omit: !j.writes(),
 			Run: j.withContainerd(source.Then(j.verify))},
 		{ID: "images", What: "pull the images that the system runs pods with", Deadline: pullTimeout,
-			Omit: j.name != Upgrade, Run: source.Then(j.images)}, // a machine that isn't installed may have no containerd
+			// a machine that isn't installed may have no containerd
+			Omit: j.name != Upgrade, Run: source.Then(j.images)},
 		{ID: "write", What: "write the system to " + cmp.Or(j.where, "the slot that doesn't run"), Deadline: writeTimeout, Omit: !j.writes(),
 			Run: j.withContainerd(source.Then(j.write)), Undo: target.Then(j.unwrite)},
 		{ID: "cordon", What: "keep new pods from this node", Deadline: changeTimeout, Optional: true, Omit: !empties,
@@ -203,12 +207,12 @@ func (j job) steps() []operation.Step {
 		{ID: "choose", What: "make the other slot boot next", Deadline: chooseTimeout, Omit: j.name != Rollback,
 			Run: j.remembering(j.choose), Undo: target.Then(j.unchoose)},
 		{ID: "end", What: end, Deadline: endTimeout, EndsNode: true, Hold: hold, PointOfNoReturn: true, Omit: !j.ends(), Run: j.end},
-		// Pods may come again to either system, so that is before it is known which one stays. A node that was reset joins
-		// again, perhaps with its Node of before.
+		// Pods may come again to either system, so that is before it is known which one stays. A node that was reset
+		// joins again, perhaps with its Node of before.
 		{ID: "uncordon", What: "let pods come again, once the node is back", Deadline: backTimeout, Optional: true,
 			Omit: !empties && !leaves || slices.Contains(j.labels, boot.LabelState), Run: polled(j.onNode(j.uncordon))},
-		// An operation that goes on takes the lock of the cluster again, as soon as etcd gives it, and releases it at its end.
-		// That is all there is to do.
+		// An operation that goes on takes the lock of the cluster again, as soon as etcd gives it, and releases it at
+		// its end. That is all there is to do.
 		{ID: "back", What: "let other nodes go, once this one is back", Deadline: changeTimeout, Optional: true,
 			Omit: !j.ends() || j.Force || j.power == boot.PowerOff || j.name == Reset, Run: polled(func(context.Context) error { return nil })},
 		{ID: "prove", What: "see that the system is healthy", Deadline: ProveTimeout(boot.Slot{Wiped: j.Wipe}) + proveGrace,

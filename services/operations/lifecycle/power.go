@@ -53,7 +53,8 @@ func (j job) drain(ctx context.Context, p *operation.Progress) error {
 	})
 }
 
-// uncordon takes back what this operation has asked for. A node that has asked in vain to be deleted (a worker with taints of its own) stays.
+// uncordon takes back what this operation has asked for. A node that has asked in vain to be deleted (a worker with
+// taints of its own) stays.
 func (j job) uncordon(ctx context.Context, c *kubeclient.Client, name string) error {
 	if err := j.stay(ctx, c, name); err != nil {
 		return err

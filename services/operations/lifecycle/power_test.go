@@ -364,7 +364,8 @@ func TestRebootForAConfiguration(t *testing.T) {
 		if _, err := (Options{Store: r.store, Etcd: silent{}}).Reboot(gone, "apply-config", false, do); !errors.Is(err, context.Canceled) || did != 1 {
 			t.Errorf("nobody waits for the answer: %v", err)
 		}
-		// The others wait until the services of this one have stopped. The lock is released before the reboot, which stops etcd.
+		// The others wait until the services of this one have stopped. The lock is released before the reboot, which
+		// stops etcd.
 		r.stop = nil
 		k := &lock{}
 		last := func() error {

@@ -107,9 +107,9 @@ func (j job) wiped() string {
 	return strings.Join(parts, ", ")
 }
 
-// wipe marks what boot.Volumes has for the labels, and disks of the user. The node erases
-// it when it ends (disks.Erase), or else the next boot does. After a restart, the services that the steps before had
-// stopped run again, so those steps are done once more, as far as that goes. For later steps of an upgrade, it is left that it is marked.
+// wipe marks what boot.Volumes has for the labels, and disks of the user. The node erases it when it ends
+// (disks.Erase), or else the next boot does. After a restart, the services that the steps before had stopped run again,
+// so those steps are done once more, as far as that goes. For later steps of an upgrade, it is left that it is marked.
 func (j job) wipe(ctx context.Context, p *operation.Progress) error {
 	if j.Resuming && !j.Force {
 		j.again(ctx, p)

@@ -20,7 +20,8 @@ import (
 //	install, upgrade   pull or find ─▶ verify ─▶ images (upgrade) ─▶ write ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back ─▶ prove
 //	rollback                                      cordon ─▶ drain ─▶ quorum ─▶ choose ─▶ end ══▶ uncordon ─▶ back ─▶ prove
 //
-// If the system of that slot doesn't become healthy, the machine boots the other one, which fails the operation with the reason.
+// If the system of that slot doesn't become healthy, the machine boots the other one, which fails the operation with
+// the reason.
 const (
 	Install  = "install"
 	Upgrade  = "upgrade"
@@ -33,7 +34,8 @@ const (
 	verifyTimeout = 10 * time.Minute
 	writeTimeout  = 10 * time.Minute
 	chooseTimeout = time.Minute
-	// proveTimeout is how long a new system may take to become healthy, and wipedTimeout is for one that pulls all images first.
+	// proveTimeout is how long a new system may take to become healthy, and wipedTimeout is for one that pulls all
+	// images first.
 	proveTimeout = 10 * time.Minute
 	wipedTimeout = proveTimeout + pullTimeout
 	// proveGrace is for the way back to the former system.
@@ -68,8 +70,9 @@ type Systems interface {
 // errNoSlots refuses what only a machine can do.
 var errNoSlots = errors.New("this node is a container: its host has its system")
 
-// target is the slot that an operation writes; source is what it writes there. marked is whether EPHEMERAL is wiped before it runs. sick are
-// the services that weren't healthy when the operation began: after a restart, others aren't up yet.
+// target is the slot that an operation writes; source is what it writes there. marked is whether EPHEMERAL is wiped
+// before it runs. sick are the services that weren't healthy when the operation began: after a restart, others aren't
+// up yet.
 var (
 	target = operation.Data[string]{Key: "slot"}
 	source = operation.Data[slots.Source]{Key: "source"}
@@ -183,7 +186,8 @@ func (j job) remembering(do run) run {
 	}
 }
 
-// excused are the services that weren't healthy then, and still aren't. Nothing is excused in an operation that was cut short before it knew.
+// excused are the services that weren't healthy then, and still aren't. Nothing is excused in an operation that was cut
+// short before it knew.
 func (o Options) excused(p *operation.Progress) []string {
 	before, err := sick.Get(p)
 	if err != nil || o.Unhealthy == nil {
@@ -193,7 +197,8 @@ func (o Options) excused(p *operation.Progress) []string {
 	return slices.DeleteFunc(before, func(name string) bool { return !slices.Contains(still, name) })
 }
 
-// containerd waits for containerd, which starts again after a restart of the node. One that wasn't healthy before isn't waited for.
+// containerd waits for containerd, which starts again after a restart of the node. One that wasn't healthy before isn't
+// waited for.
 func (o Options) containerd(ctx context.Context, p *operation.Progress) (there bool, err error) {
 	before, _ := sick.Get(p)
 	for told := false; o.Unhealthy != nil && slices.Contains(o.Unhealthy(), containerd.ID); told = true {
@@ -210,8 +215,8 @@ func (o Options) containerd(ctx context.Context, p *operation.Progress) (there b
 	return true, nil
 }
 
-// images pulls what the new system runs pods with, before anything is written. Otherwise no pod would start with that system, in a place
-// where it can't pull.
+// images pulls what the new system runs pods with, before anything is written. Otherwise no pod would start with that
+// system, in a place where it can't pull.
 func (o Options) images(ctx context.Context, p *operation.Progress, src slots.Source) error {
 	if there, err := o.containerd(ctx, p); err != nil {
 		return err
@@ -242,7 +247,8 @@ func percent(p *operation.Progress, word string) func(done, of int64) {
 	}
 }
 
-// prove waits until it is known whether the system in the target is healthy. It runs after the boot, in that system or in the other one.
+// prove waits until it is known whether the system in the target is healthy. It runs after the boot, in that system or
+// in the other one.
 func (j job) prove(ctx context.Context, p *operation.Progress) error {
 	name, err := target.Get(p)
 	if err != nil {

@@ -225,7 +225,8 @@ func TestInstallFromAnImage(t *testing.T) {
 	})
 }
 
-// An upgrade fails before it writes anything if the image of the new system's pods can't be had. A machine that is installed pulls it later.
+// An upgrade fails before it writes anything if the image of the new system's pods can't be had. A machine that is
+// installed pulls it later.
 func TestImagesOfTheNewSystem(t *testing.T) {
 	const image = "registry.example/pause:9"
 	for name, tt := range map[string]struct {
@@ -259,7 +260,8 @@ func TestImagesOfTheNewSystem(t *testing.T) {
 	}
 }
 
-// S-191, S-192, Q-07: without its data, a node leaves the cluster before the restart. One that can't leave isn't upgraded.
+// S-191, S-192, Q-07: without its data, a node leaves the cluster before the restart. One that can't leave isn't
+// upgraded.
 func TestUpgradeThatWipes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)

@@ -2,11 +2,11 @@
 //
 //	move: try the configuration ─▶ wait for the address ─▶ tell etcd ─▶ wait for all programs ─▶ ask from outside ─▶ keep
 //
-// The configuration is tried, so it comes back when the node restarts or nobody reaches the node at its new address. Etcd's
-// list of members is only changed here: an address that changes by itself, such as one of DHCP, may be wrong. That is done
-// once the member runs at its new address. It has connected to all others then, and they needn't connect to it; before, they
-// may need to, as connections to an address that is gone last for two minutes. All else follows the address by itself:
-// certificates, etcd, the kubelet, the static pods.
+// The configuration is tried, so it comes back when the node restarts or nobody reaches the node at its new address.
+// Etcd's list of members is only changed here: an address that changes by itself, such as one of DHCP, may be wrong.
+// That is done once the member runs at its new address. It has connected to all others then, and they needn't connect
+// to it; before, they may need to, as connections to an address that is gone last for two minutes. All else follows the
+// address by itself: certificates, etcd, the kubelet, the static pods.
 package readdress
 
 import (
@@ -221,8 +221,8 @@ func (j job) healthy(ctx context.Context, former netip.Addr) error {
 	})
 }
 
-// renew deletes the pods of DaemonSets of the cluster itself that have the node's network, such as flannel's, which tells other
-// nodes the address that it had at its start. They are made again at once.
+// renew deletes the pods of DaemonSets of the cluster itself that have the node's network, such as flannel's, which
+// tells other nodes the address that it had at its start. They are made again at once.
 func (j job) renew(ctx context.Context, p *operation.Progress) error {
 	return rollout.Poll(ctx, p, func(ctx context.Context) error {
 		return j.Kubernetes.Node(j.Store, func(client *kubeclient.Client, name string) error {

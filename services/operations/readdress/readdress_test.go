@@ -42,8 +42,8 @@ var (
 	next   = netip.MustParseAddr("10.5.0.20")
 )
 
-// rig is a control plane whose address follows its configuration, as the operation sees it. The configuration is real, with
-// its trials.
+// rig is a control plane whose address follows its configuration, as the operation sees it. The configuration is real,
+// with its trials.
 type rig struct {
 	rollout.Peers // what isn't there below isn't called
 
@@ -330,7 +330,8 @@ func TestPowerFails(t *testing.T) {
 	})
 }
 
-// The address has changed before, as with DHCP: only etcd is told. Another change that is being tried meanwhile isn't touched.
+// The address has changed before, as with DHCP: only etcd is told. Another change that is being tried meanwhile isn't
+// touched.
 func TestOnlyEtcd(t *testing.T) {
 	start(t, func(r *rig) {
 		r.member = next

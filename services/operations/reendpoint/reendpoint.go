@@ -1,10 +1,11 @@
-// Package reendpoint is the operation set-endpoint: all nodes get another cluster.controlPlane.endpoint, one after another, the control
-// planes first.
+// Package reendpoint is the operation set-endpoint: all nodes get another cluster.controlPlane.endpoint, one after
+// another, the control planes first.
 //
 //	preflight ─▶ accept ─▶ nodes ─▶ verify
 //
-// The endpoint leads to the cluster's API servers before that, whose certificates don't have its name yet. All API servers accept tokens of the
-// new endpoint before the first of them issues one. What the former endpoint has issued stays accepted, so pods don't notice.
+// The endpoint leads to the cluster's API servers before that, whose certificates don't have its name yet. All API
+// servers accept tokens of the new endpoint before the first of them issues one. What the former endpoint has issued
+// stays accepted, so pods don't notice.
 package reendpoint
 
 import (
@@ -28,7 +29,8 @@ const Name = "set-endpoint"
 
 const (
 	lookTimeout = 2 * time.Minute // bounds a look at all nodes in the plan
-	// nodeTimeout bounds what is done on one node, and allTimeout on all. An API server of a small machine takes a minute or two to start.
+	// nodeTimeout bounds what is done on one node, and allTimeout on all. An API server of a small machine takes a
+	// minute or two to start.
 	nodeTimeout = 10 * time.Minute
 	allTimeout  = 3 * time.Hour
 	program     = "kube-apiserver"
@@ -46,7 +48,8 @@ type Options struct {
 	Kubernetes rollout.Kubernetes
 	// Record makes the API servers accept tokens of an endpoint.
 	Record func(ctx context.Context, endpoint string) error
-	// ServesAt says why no API server of this cluster is at a URL, or none whose certificate has a name. "" is the name in the URL.
+	// ServesAt says why no API server of this cluster is at a URL, or none whose certificate has a name. "" is the name
+	// in the URL.
 	ServesAt func(ctx context.Context, url, name string) error
 }
 
@@ -157,7 +160,8 @@ func (j job) preflight(ctx context.Context, p *operation.Progress) error {
 	return errors.Join(rollout.Excuse(ctx, p, j.Peers, c.Nodes), changing.Put(p, c))
 }
 
-// accept is for all control planes to accept what one of them issues with the new endpoint. Nothing undoes it: that does no harm.
+// accept is for all control planes to accept what one of them issues with the new endpoint. Nothing undoes it: that
+// does no harm.
 func (j job) accept(ctx context.Context, p *operation.Progress, c change) error {
 	return rollout.Poll(ctx, p, func(ctx context.Context) error {
 		err := j.Record(ctx, j.Endpoint)
@@ -192,7 +196,8 @@ func (j job) move(ctx context.Context, p *operation.Progress, n rollout.Node, to
 	})
 }
 
-// serves says why the API server of a node doesn't serve with the issuers of tokens that are right. Those of the configuration are the user's.
+// serves says why the API server of a node doesn't serve with the issuers of tokens that are right. Those of the
+// configuration are the user's.
 func (j job) serves(ctx context.Context, n rollout.Node, right func(issuers []string) bool) error {
 	pods, err := j.Peers.Resources(ctx, n.Address, controlplane.StaticPods.Type(), program)
 	if err != nil {

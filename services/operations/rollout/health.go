@@ -20,7 +20,8 @@ import (
 // excused has the faults of before the operation, by node: the objects that they are of.
 var excused = operation.Data[map[string][]string]{Key: "excused"}
 
-// Excuse records what keeps Kubernetes from serving on the nodes before the first change: that isn't the operation's fault.
+// Excuse records what keeps Kubernetes from serving on the nodes before the first change: that isn't the operation's
+// fault.
 func Excuse(ctx context.Context, p *operation.Progress, peers Peers, nodes []Node) error {
 	before := map[string][]string{}
 	for _, n := range nodes {
@@ -47,8 +48,8 @@ func Serves(ctx context.Context, p *operation.Progress, peers Peers, n Node) err
 	return err
 }
 
-// serveTimeout is how long a node whose turn it is, or was, may take until Kubernetes serves on it: an emulated machine needs minutes after a
-// restart, and what a kubelet reports is of this boot by then.
+// serveTimeout is how long a node whose turn it is, or was, may take until Kubernetes serves on it: an emulated machine
+// needs minutes after a restart, and what a kubelet reports is of this boot by then.
 const serveTimeout = 5 * time.Minute
 
 // AwaitServes waits until Kubernetes serves on the nodes as it did before the operation.
@@ -65,7 +66,8 @@ func AwaitServes(ctx context.Context, p *operation.Progress, peers Peers, nodes 
 	return nil
 }
 
-// Serving changes a node only where Kubernetes serves as it did before the operation, and then waits until it does so again.
+// Serving changes a node only where Kubernetes serves as it did before the operation, and then waits until it does so
+// again.
 func Serving(peers Peers, change OnNode) OnNode {
 	return func(ctx context.Context, p *operation.Progress, n Node) error {
 		err := AwaitServes(ctx, p, peers, n)
@@ -79,8 +81,8 @@ func Serving(peers Peers, change OnNode) OnNode {
 	}
 }
 
-// Runs says which service that Kubernetes runs on isn't up on a node: Kubernetes itself notices it after up to a minute.
-// A control plane has more services that must be up.
+// Runs says which service that Kubernetes runs on isn't up on a node: Kubernetes itself notices it after up to a
+// minute. A control plane has more services that must be up.
 func Runs(ctx context.Context, peers Peers, n Node, more ...string) error {
 	services, err := peers.Services(ctx, n.Address)
 	problems := []error{err}

@@ -57,8 +57,8 @@ func ControlPlanes(nodes []Node) []Node {
 // OnNode does something on a node.
 type OnNode = func(ctx context.Context, p *operation.Progress, n Node) error
 
-// Parts are those of a step that does the same on each of the nodes; undo may be nil. What has a verb for the address, such as
-// "updating node %q".
+// Parts are those of a step that does the same on each of the nodes; undo may be nil. What has a verb for the address,
+// such as "updating node %q".
 func Parts(nodes []Node, what string, deadline time.Duration, do, undo OnNode) []operation.Part {
 	return lists.Of(nodes, func(n Node) operation.Part {
 		part := operation.Part{ID: n.Name, What: fmt.Sprintf(what, n.Address), Deadline: deadline}
@@ -70,7 +70,7 @@ func Parts(nodes []Node, what string, deadline time.Duration, do, undo OnNode) [
 	})
 }
 
-// Discovered is the line about the control planes of an operation (S-290, S-316).
+// Discovered is the line about the control planes of an operation.
 func Discovered(nodes []Node) string {
 	addresses := lists.Of(ControlPlanes(nodes), func(n Node) string { return fmt.Sprintf("%q", n.Address) })
 	return "discovered control plane nodes [" + strings.Join(addresses, " ") + "]"
@@ -140,7 +140,7 @@ func (l Lasting) Unwrap() error { return l.Err }
 var ages = regexp.MustCompile(`\b[\dhm.]*[\d.]+m?s\b`)
 
 // Poll tries again until do returns nil or a lasting error, or the time is up. It reports
-// each new reason (S-011).
+// each new reason.
 func Poll(ctx context.Context, p *operation.Progress, do func(context.Context) error) error {
 	said, err := "", error(nil)
 	for range sleep.Every(ctx, pollPeriod) {

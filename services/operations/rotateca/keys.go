@@ -8,8 +8,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/lists"
 )
 
-// keys are those of control planes that have no certificate. In the place of one is what identifies the key, which isn't
-// secret: its public part, or a hash.
+// keys are those of control planes that have no certificate. In the place of one is what identifies the key, which
+// isn't secret: its public part, or a hash.
 var keys = []config.Authority{
 	{Name: config.ServiceAccountKey, Issuing: []string{"cluster", "serviceAccount", "key"}, Accepted: []string{"cluster", "serviceAccount", "acceptedKeys"}},
 	{Name: config.AtRestKey, Issuing: []string{"cluster", "secret"}, Accepted: []string{"cluster", "acceptedSecrets"}},

@@ -48,7 +48,8 @@ func (j job) preflight(ctx context.Context, p *operation.Progress) error {
 	return errors.Join(rollout.Excuse(ctx, p, j.Peers, r.Nodes), rotating.Put(p, r))
 }
 
-// same refuses to go on with a node that has joined meanwhile, with a configuration from before: it would be left behind with the old authorities.
+// same refuses to go on with a node that has joined meanwhile, with a configuration from before: it would be left
+// behind with the old authorities.
 func (r rotation) same(ctx context.Context, client *kubeclient.Client) error {
 	nodes, err := rollout.Nodes(ctx, client)
 	if err != nil {

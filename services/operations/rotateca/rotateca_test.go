@@ -232,7 +232,8 @@ func TestNoTakesEverythingBack(t *testing.T) {
 	})
 }
 
-// A node that joins while the operation waits for its answer has the old authorities: everything is taken back, and the next rotation has it, too.
+// A node that joins while the operation waits for its answer has the old authorities: everything is taken back, and the
+// next rotation has it, too.
 func TestNodeThatJoinsMeanwhile(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -61,7 +61,8 @@ type rig struct {
 	before  map[string][]nodes.Fault // by node: of Kubernetes, all the time
 	breaks  map[string]bool          // nodes whose kube-proxy doesn't run with the new kubelet
 	falls   map[string]string        // nodes that aren't Ready any more, and after which change
-	stops   map[string]string        // nodes whose containerd is stopped, which Kubernetes doesn't notice yet, and after which change
+	// nodes whose containerd is stopped, which Kubernetes doesn't notice yet, and after which change
+	stops map[string]string
 }
 
 // member is a node.

@@ -38,7 +38,8 @@ const Name = "upgrade-k8s"
 const (
 	// preflightTimeout bounds the look at all nodes in the plan.
 	preflightTimeout = 2 * time.Minute
-	// moment is how long the plan waits for what has just started: a node of a new cluster is Ready before each static pod is.
+	// moment is how long the plan waits for what has just started: a node of a new cluster is Ready before each static
+	// pod is.
 	moment = 20 * time.Second
 	// pullTimeout bounds the images of one node, and imagesTimeout those of all: a node
 	// tries for 15 minutes to get one image.

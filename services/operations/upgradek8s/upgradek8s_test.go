@@ -76,7 +76,8 @@ func TestS317Order(t *testing.T) {
 	})
 }
 
-// What nodes pull is what `gbctl images list --for upgrade` lists for their configurations, also with other names than the default ones.
+// What nodes pull is what `gbctl images list --for upgrade` lists for their configurations, also with other names than
+// the default ones.
 func TestPulledImages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -327,8 +328,8 @@ func TestRestartBeforeTheFirstStep(t *testing.T) {
 	})
 }
 
-// A node that isn't Ready any more isn't changed, and nor are those after it. What was changed is undone without it, and once it is mended, the same
-// command goes on.
+// A node that isn't Ready any more isn't changed, and nor are those after it. What was changed is undone without it,
+// and once it is mended, the same command goes on.
 func TestStopsAtANodeThatIsNotReady(t *testing.T) {
 	for change, want := range map[string][]string{
 		"n1 kube-apiserver " + newer: {"n1 kube-apiserver " + newer, "n1 kube-apiserver " + older},

@@ -13,7 +13,7 @@ import (
 // depend on it.
 func StatusController() resource.Controller {
 	return resource.Controller{
-		Name: "v1alpha1.TimeStatusController", Reconcile: (&statusLog{}).reconcile, // S-275
+		Name: "v1alpha1.TimeStatusController", Reconcile: (&statusLog{}).reconcile,
 		Inputs: []resource.Input{{Type: Statuses.Type(), ID: StatusID}},
 	}
 }

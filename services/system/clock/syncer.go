@@ -363,8 +363,9 @@ func (s *syncer) setStatus(status Status) {
 	}
 }
 
-// save keeps the latest time that is certain for the next boot. That of the hardware clock alone isn't: it goes on by itself, and may be wrong. Nor is one that
-// a server contradicts. That something was saved also says that this machine isn't new.
+// save keeps the latest time that is certain for the next boot. That of the hardware clock alone isn't: it goes on by
+// itself, and may be wrong. Nor is one that a server contradicts. That something was saved also says that this machine
+// isn't new.
 func (s *syncer) save() {
 	if s.fresh {
 		return

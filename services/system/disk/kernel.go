@@ -120,7 +120,8 @@ func (p Partition) Erase(ctx context.Context, file *os.File, keys bool) error {
 		return Zero(ctx, file, p.Start, p.Size)
 	}
 	bounds := [2]uint64{uint64(p.Start), uint64(p.Size)}
-	_ = Ioctl(file, unix.BLKDISCARD, unsafe.Pointer(&bounds)) // a disk may ignore it (linux/fs.h), or return any data there afterwards
+	// a disk may ignore it (linux/fs.h), or return any data there afterwards
+	_ = Ioctl(file, unix.BLKDISCARD, unsafe.Pointer(&bounds))
 	return p.EraseEdges(ctx, file)
 }
 

@@ -29,8 +29,9 @@ func TestIdentify(t *testing.T) {
 		"ext4":       func(d []byte) { copy(d[extMagicAt:], "\x53\xef"); d[0x45c] = 4; d[0x460] = 0x40 },
 		"ZFS":        func(d []byte) { copy(d[zfsFirst+3*1024:], "\x0c\xb1\xba\x00") },
 		"Linux RAID": func(d []byte) { copy(d[size-raidEnds[1]:], raidMagic) },
-		"swap":       func(d []byte) { copy(d[4086:], "SWAPSPACE2"); copy(d[size-raidEnds[0]:], raidMagic) }, // in a file of it
-		"":           func(d []byte) { copy(d[99999:], "nothing that anybody knows") },
+		// in a file of it
+		"swap": func(d []byte) { copy(d[4086:], "SWAPSPACE2"); copy(d[size-raidEnds[0]:], raidMagic) },
+		"":     func(d []byte) { copy(d[99999:], "nothing that anybody knows") },
 	} {
 		disk := make([]byte, size)
 		put(disk)

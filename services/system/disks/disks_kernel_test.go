@@ -274,7 +274,8 @@ func TestWhatPodsLeaveIsKept(t *testing.T) {
 		if found, err := m.mountState(); found != (i > 0) || err != nil {
 			t.Fatalf("boot %d: STATE was found: %t, %v", i, found, err)
 		}
-		if err := os.Remove(filepath.Join(m.dir, "state/config.yaml")); i > 0 && err != nil { // it would replace this one
+		// it would replace this one
+		if err := os.Remove(filepath.Join(m.dir, "state/config.yaml")); i > 0 && err != nil {
 			t.Fatal(err)
 		}
 		m.mustUp(config.Install{Disk: l.Path})

@@ -287,7 +287,8 @@ func (d *Disks) wipeUserDisks(ctx context.Context, users []UserDisk) error {
 	all, err := d.Keeper.Disks.Devices()
 	for _, u := range users {
 		at := slices.IndexFunc(all, func(dev disk.Disk) bool {
-			return dev.Path == u.Path && dev.Size == u.Size && dev.Model == u.Model && dev.Serial == u.Serial // earlier releases have noted no more
+			// earlier releases have noted no more
+			return dev.Path == u.Path && dev.Size == u.Size && dev.Model == u.Model && dev.Serial == u.Serial
 		})
 		if at < 0 {
 			err = errors.Join(err, fmt.Errorf("wipe %s: it isn't there any more", u))

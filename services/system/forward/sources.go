@@ -96,7 +96,8 @@ func (a *auditLog) refused(err error) {
 // rest reads the end of a file that was renamed since: kube-apiserver-TIME.log. A few
 // seconds later the API server compresses it.
 func (a *auditLog) rest(ctx context.Context) {
-	old, _ := untrusted.Glob(filepath.Dir(a.path), strings.TrimSuffix(filepath.Base(a.path), ".log")+"-*.log") // a line is added below
+	// a line is added below
+	old, _ := untrusted.Glob(filepath.Dir(a.path), strings.TrimSuffix(filepath.Base(a.path), ".log")+"-*.log")
 	for _, path := range old {
 		if a.readIf(ctx, path) {
 			return

@@ -1,5 +1,5 @@
-// Package install is the program that writes a system to a slot. It is in the program of PID 1, and each system is written by its own: a
-// release can change what it writes, and how.
+// Package install is the program that writes a system to a slot. It is in the program of PID 1, and each system is
+// written by its own: a release can change what it writes, and how.
 //
 //	running release: slots.Write ── request, system ─▶ the new system's program ─▶ file in the EFI system partition
 //	       META, boot entries ◀── reports, result ─────┘
@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is the argument of PID 1's program with which it is this one. Standard input is a line with the request, and then the system;
-// standard output gets reports.
+// Command is the argument of PID 1's program with which it is this one. Standard input is a line with the request, and
+// then the system; standard output gets reports.
 const Command = "write-system"
 
 // Descriptor is the file of the slot.
@@ -136,7 +136,8 @@ func Check(ctx context.Context, want string, from io.Reader, to io.Writer, repor
 	return nil
 }
 
-// arguments are the kernel arguments of an image: its own, those that describe this machine, and those of the configuration.
+// arguments are the kernel arguments of an image: its own, those that describe this machine, and those of the
+// configuration.
 func (r Request) arguments(image esp.Image) (args []string) {
 	add := func(arg string) {
 		if !slices.Contains(args, arg) {

@@ -46,7 +46,8 @@ func TestProgram(t *testing.T) {
 		return append(append(request, '\n'), system...)
 	}
 	last, status := run(t, input(image))
-	// What a machine is stays, also that its disk has its configuration, and what was of its slot or its former system goes.
+	// What a machine is stays, also that its disk has its configuration, and what was of its slot or its former system
+	// goes.
 	if want := []string{"quiet", "console=ttyS0", "garboard.platform=metal", boot.ISOArgument, "nomodeset"}; status != 0 || last.Version != "v2.0.0" || !slices.Equal(last.Args, want) {
 		t.Errorf("status %d, %+v", status, last)
 	}

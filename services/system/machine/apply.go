@@ -100,7 +100,8 @@ type ApplierOptions struct {
 	Restart func(ctx context.Context, id string, late bool) error
 	// Reboot restarts the machine; it returns at once.
 	Reboot func(why string)
-	// Place says what a machine without a system has of its disk with a configuration, or why that can't be; nil: it has no disk.
+	// Place says what a machine without a system has of its disk with a configuration, or why that can't be; nil: it
+	// has no disk.
 	Place func(config.Install) (string, error)
 	// HasWay says whether the node could be reached with these settings; nil: nobody knows.
 	HasWay func(config.Network) bool
@@ -399,14 +400,14 @@ func (a *Applier) commit(next *config.Config, text []byte) error {
 		if err := boot.WriteFile(a.stored.config(), text, storeMode); err != nil {
 			return fmt.Errorf("store the configuration on STATE: %w", err)
 		}
-	} else if err := a.stored.remove(filepath.Base(boot.ConfigFile)); err != nil { // S-021
+	} else if err := a.stored.remove(filepath.Base(boot.ConfigFile)); err != nil {
 		return fmt.Errorf("remove the configuration from STATE: %w", err)
 	}
 	a.text, a.config = text, next
 	return nil
 }
 
-// isPersistent reports whether a configuration is to be on STATE (S-021).
+// isPersistent reports whether a configuration is to be on STATE.
 func isPersistent(c *config.Config) bool { return c.Persist == nil || *c.Persist }
 
 // publish publishes the configuration to all services and controllers.
@@ -450,7 +451,8 @@ func (a *Applier) remember(e Entry, text []byte) (version uint64) {
 	return version
 }
 
-// forget removes all documents from the history while STATE keeps none (persist: false). What is tried may yet be undone. The next boot repeats it.
+// forget removes all documents from the history while STATE keeps none (persist: false). What is tried may yet be
+// undone. The next boot repeats it.
 func (a *Applier) forget() {
 	if a.trial != nil || isPersistent(a.config) {
 		return

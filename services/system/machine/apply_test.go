@@ -388,7 +388,8 @@ func TestApplyRefuses(t *testing.T) {
 		if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Base: p.Situation().Digest, DryRun: true}); err != nil {
 			t.Errorf("made from this document: %v", err)
 		}
-		// A manifest that can't be read is refused, unless it was there before: then it is no reason to refuse anything else.
+		// A manifest that can't be read is refused, unless it was there before: then it is no reason to refuse anything
+		// else.
 		bad := append(slices.Clone(base), "\n  inlineManifests:\n    - {name: mine, contents: '{kind: ConfigMap}'}\n"...)
 		if _, err := p.Apply(t.Context(), Request{Text: bad}); !errors.As(err, &problems) || !strings.Contains(err.Error(), `manifest "mine": line 1: ConfigMap: apiVersion is missing`) {
 			t.Errorf("a bad manifest: %v", err)

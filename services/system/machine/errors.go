@@ -18,7 +18,7 @@ var (
 	ErrNoWay            = errors.New("no link of the node with a carrier would get an address, or the last default route would go: it couldn't be reached any more. Use mode try, which undoes the change unless it is confirmed, or mode reboot or on-reboot")
 )
 
-// NeedsReboot refuses to apply without a reboot what takes one (S-033).
+// NeedsReboot refuses to apply without a reboot what takes one.
 type NeedsReboot struct{ Paths []string }
 
 func (e *NeedsReboot) Error() string {

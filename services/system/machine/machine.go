@@ -31,7 +31,7 @@ const (
 	retryMax   = 30 * time.Second // a person may be writing the disk or the server meanwhile
 )
 
-// Configs is the applied machine configuration (acceptance S-269).
+// Configs is the applied machine configuration.
 var Configs = resource.Define[*config.Config](resource.Definition{
 	Type:      "MachineConfigs.config.garboard.dev",
 	Kind:      "MachineConfig",

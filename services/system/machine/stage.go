@@ -6,8 +6,8 @@ import "github.com/garboard-os/garboard/services/core/resource"
 type Stage string
 
 const (
-	// Searching: a configuration is fetched over the network, so that this is up as if the configuration were empty. Nobody can give the node another one
-	// yet.
+	// Searching: a configuration is fetched over the network, so that this is up as if the configuration were empty.
+	// Nobody can give the node another one yet.
 	Searching Stage = "searching"
 	// Maintenance: there is no usable configuration. The network is up as if the
 	// configuration were empty, and the API takes a configuration and nothing else.

@@ -122,7 +122,7 @@ func (a *Applier) restore(t *trial, current []byte, why string) error {
 	return nil
 }
 
-// promote makes a staged document the current one (S-034).
+// promote makes a staged document the current one.
 func (a *Applier) promote() error {
 	data, err := a.stored.read(stagedFile)
 	if err != nil || data == nil {
@@ -193,9 +193,10 @@ func (a *Applier) hadOne() bool {
 	return a.state && (err != nil || len(all) > 0)
 }
 
-// own reads the document on STATE. The node ran with it, and it must run again: in maintenance mode, anybody could give it another one. So fields of a
-// newer release are put aside, and the newest document of the history takes the place of one that can't be read. A new system on trial doesn't do that:
-// it goes, and the former one can read it. What any system on trial puts aside stays on STATE. The error is that of the document.
+// own reads the document on STATE. The node ran with it, and it must run again: in maintenance mode, anybody could give
+// it another one. So fields of a newer release are put aside, and the newest document of the history takes the place of
+// one that can't be read. A new system on trial doesn't do that: it goes, and the former one can read it. What any
+// system on trial puts aside stays on STATE. The error is that of the document.
 func (a *Applier) own(text []byte) (d ownDocument, err error) {
 	d.text = text
 	if d.config, d.warnings, err = config.Load(boot.StateSource, text); err == nil {

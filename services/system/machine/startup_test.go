@@ -61,7 +61,8 @@ func TestS037ChangesBeforeState(t *testing.T) {
 	}
 }
 
-// A node whose document is damaged runs again with the newest one of its history. In maintenance mode, anybody could give it another one.
+// A node whose document is damaged runs again with the newest one of its history. In maintenance mode, anybody could
+// give it another one.
 func TestDamagedConfiguration(t *testing.T) {
 	start(t, func(p *power, base []byte) {
 		for version, text := range map[uint64][]byte{7: with(base, "older"), 8: with(base, "kept"), 9: []byte("version: v9\n")} {
@@ -162,7 +163,8 @@ func TestUnreadableConfiguration(t *testing.T) {
 	}
 }
 
-// After a rollback, the older release does without fields that it doesn't know. The newer one finds them in the history.
+// After a rollback, the older release does without fields that it doesn't know. The newer one finds them in the
+// history.
 func TestFieldsOfANewerRelease(t *testing.T) {
 	start(t, func(p *power, base []byte) {
 		newer := append(bytes.Replace(with(base, "newer"), []byte("machine:\n"), []byte("machine:\n  # It must be cold.\n  cooling: {fans: 2}\n"), 1), "later: yes\n"...)
@@ -213,7 +215,8 @@ func TestFieldsOfANewerRelease(t *testing.T) {
 	})
 }
 
-// S-021: STATE has no document of a configuration that isn't kept, and whoever comes by doesn't become its administrator while the source has an error.
+// S-021: STATE has no document of a configuration that isn't kept, and whoever comes by doesn't become its
+// administrator while the source has an error.
 func TestS021NothingIsKept(t *testing.T) {
 	start(t, func(p *power, base []byte) {
 		kept := func() (documents int) {

@@ -202,8 +202,8 @@ func (a *Applier) expire() {
 	}
 }
 
-// restartAgain is between two tries to restart a service that goes on, because it would lack something: who makes it wait is asked
-// for no more than whether it still does.
+// restartAgain is between two tries to restart a service that goes on, because it would lack something: who makes it
+// wait is asked for no more than whether it still does.
 const restartAgain = 2 * time.Second
 
 // restartAll restarts what changes ask for, one after the other. What is asked for

@@ -19,7 +19,7 @@ var Types = resource.Define[config.MachineType](resource.Definition{
 	Columns:   []resource.Column{{Name: "TYPE", Value: func(s any) string { return string(s.(config.MachineType)) }}},
 })
 
-// TypeController publishes the node's part (S-275).
+// TypeController publishes the node's part.
 func TypeController() resource.Controller {
 	return resource.Controller{
 		Name: "config.MachineTypeController", Reconcile: publishType,

@@ -100,13 +100,15 @@ func filter(address netip.Addr) []bpf.RawInstruction {
 	const message = ethernetSize + ipv6.HeaderLen
 	own := address.AsSlice()
 	last := binary.BigEndian.Uint32(own[len(own)-4:])
-	program := []bpf.Instruction{load(4, ethernetSize+14), equal(last, 2, 0), load(4, ethernetSize+24), equal(last, 0, 1)} // sender, target
+	// sender, target
+	program := []bpf.Instruction{load(4, ethernetSize+14), equal(last, 2, 0), load(4, ethernetSize+24), equal(last, 0, 1)}
 	if address.Is6() {
 		program = []bpf.Instruction{load(1, ethernetSize+6), equal(unix.IPPROTO_ICMPV6, 0, 6),
 			load(1, message), equal(uint32(ipv6.ICMPTypeNeighborSolicitation), 1, 0), equal(uint32(ipv6.ICMPTypeNeighborAdvertisement), 0, 3),
 			load(4, message+8+12), equal(last, 0, 1)}
 	}
-	raw, _ := bpf.Assemble(append(program, bpf.RetConstant{Val: longestReceive}, bpf.RetConstant{})) // all can be written
+	// all can be written
+	raw, _ := bpf.Assemble(append(program, bpf.RetConstant{Val: longestReceive}, bpf.RetConstant{}))
 	return raw
 }
 

@@ -187,7 +187,8 @@ func TestWhereItEnds(t *testing.T) {
 	do := host(t)
 	cert, pool := certificate(t)
 	serve(t, do, cert)
-	ip(t, "neighbour", "replace", "10.5.0.66", "lladdr", "02:00:00:00:00:66", "nud", "stale", "dev", "eth0") // was there once
+	// was there once
+	ip(t, "neighbour", "replace", "10.5.0.66", "lladdr", "02:00:00:00:00:66", "nud", "stale", "dev", "eth0")
 	good, silent := netip.MustParseAddr(there), netip.MustParseAddr("10.5.0.8")
 	way := []string{"route", "link", "address", "neighbour"}
 	all := slices.Concat(way, []string{"TCP", "TLS"})

@@ -31,7 +31,8 @@ const (
 	routerAdvertisement = 134  // type of ICMPv6 (RFC 4861 §4.2)
 )
 
-// advertised are the name servers (netip.Addr) and search domains (string) that the routers of one link have advertised, and until when.
+// advertised are the name servers (netip.Addr) and search domains (string) that the routers of one link have
+// advertised, and until when.
 type advertised map[any]time.Time
 
 // receive lets the kernel take router advertisements on the link, or not. A link that was up

@@ -97,9 +97,11 @@ func (o *owner) selected(key, alias string, entry config.Link) string {
 	return alias
 }
 
-// partnerOf is the MAC address and the key of the switch that a bond with LACP has found, or "". The library doesn't read them.
+// partnerOf is the MAC address and the key of the switch that a bond with LACP has found, or "". The library doesn't
+// read them.
 func partnerOf(bond string) string {
-	mac, _ := os.ReadFile(filepath.Join("/sys/class/net", bond, "bonding/ad_partner_mac")) // there is none for other links
+	// there is none for other links
+	mac, _ := os.ReadFile(filepath.Join("/sys/class/net", bond, "bonding/ad_partner_mac"))
 	key, _ := os.ReadFile(filepath.Join("/sys/class/net", bond, "bonding/ad_partner_key"))
 	if strings.Trim(string(mac), "0:\n") == "" {
 		return ""
@@ -115,7 +117,8 @@ type tuned struct {
 	err   error
 }
 
-// tune gives a card's driver its settings: once, and then each minute if they aren't so any more. A driver may reset its card for them.
+// tune gives a card's driver its settings: once, and then each minute if they aren't so any more. A driver may reset
+// its card for them.
 func (o *owner) tune(l netlink.Link, e *config.Ethernet, now time.Time) error {
 	if e == nil {
 		return nil

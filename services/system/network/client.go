@@ -24,7 +24,8 @@ const (
 	extendMin = 60 * time.Second
 	// answerWait is the wait for an answer; after that, the packet counts as lost.
 	answerWait = 10 * time.Second
-	// confirmFor is longer than a switch with the spanning tree protocol takes to forward after the link is up: 30 s by default (IEEE 802.1D).
+	// confirmFor is longer than a switch with the spanning tree protocol takes to forward after the link is up: 30 s by
+	// default (IEEE 802.1D).
 	confirmFor = 50 * time.Second
 	// warnAfter is how long an answer may be missing before that is logged.
 	warnAfter = 10 * time.Second
@@ -195,8 +196,9 @@ func (c *client) kicked(ctx context.Context, at time.Time) bool {
 	return false
 }
 
-// confirm asks any server for the lease after the link came back, as that may be on another network now (RFC 2131 §3.7). A server there refuses, or,
-// if it doesn't know this address, offers one of that network. Without an answer, and with an offer of the same network, the lease stays.
+// confirm asks any server for the lease after the link came back, as that may be on another network now (RFC 2131
+// §3.7). A server there refuses, or, if it doesn't know this address, offers one of that network. Without an answer,
+// and with an offer of the same network, the lease stays.
 func (c *client) confirm(ctx context.Context, l *lease) (*lease, error) {
 	for end := time.Now().Add(confirmFor); ctx.Err() == nil; {
 		now := time.Now()

@@ -16,12 +16,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Conflicts of IPv4 addresses (RFC 5227). The kernel has an address at once, and the node asks beside it whether another host
-// has it: only the choice of the node's address waits for that. If one had it first, the node gives the address up, and declines a
-// lease of it, until that host is gone. If one comes later, the node keeps the address and says again that it has it (§2.4).
+// Conflicts of IPv4 addresses (RFC 5227). The kernel has an address at once, and the node asks beside it whether
+// another host has it: only the choice of the node's address waits for that. If one had it first, the node gives the
+// address up, and declines a lease of it, until that host is gone. If one comes later, the node keeps the address and
+// says again that it has it (§2.4).
 const (
 	firstProbes = 3 // RFC 5227 §1.1 (PROBE_NUM)
-	// probeWait is shorter than that of the RFC: hosts of a network answer within milliseconds, and a boot waits for it.
+	// probeWait is shorter than that of the RFC: hosts of a network answer within milliseconds, and a boot waits for
+	// it.
 	probeWait = 200 * time.Millisecond
 	// probeGrace is how long the choice of the node's address waits at most.
 	probeGrace = time.Second

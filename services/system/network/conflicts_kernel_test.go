@@ -67,9 +67,9 @@ func (n *node) hasConflict(link, cidr, mac string) {
 	}
 }
 
-// Another host has one of two static addresses: it has a problem, and the other one is the node's. When that host
-// goes, the problem goes, and the node announces the address. A host that comes later is a problem, but it can't make the node
-// give its address up.
+// Another host has one of two static addresses: it has a problem, and the other one is the node's. When that host goes,
+// the problem goes, and the node announces the address. A host that comes later is a problem, but it can't make the
+// node give its address up.
 func TestAnotherHostHasAStaticAddress(t *testing.T) {
 	p := newPeer(t)
 	lookOften(t)
@@ -140,8 +140,8 @@ func heardOf(t *testing.T, all <-chan neighbor.Observation, want neighbor.Observ
 	}
 }
 
-// An address that nobody else has: no problem, three probes and an announcement of it; nothing about the shared address. A second card on
-// the same network, which answers for the first one's address, is the node itself.
+// An address that nobody else has: no problem, three probes and an announcement of it; nothing about the shared
+// address. A second card on the same network, which answers for the first one's address, is the node itself.
 func TestNobodyElseHasTheAddress(t *testing.T) {
 	p := newPeer(t)
 	p.cable("eth0", "far0")
@@ -180,8 +180,8 @@ func TestNobodyElseHasTheAddress(t *testing.T) {
 	}
 }
 
-// Another host has the address that the server grants: the client declines it, and after a pause the server (a real one,
-// which notes that) grants another.
+// Another host has the address that the server grants: the client declines it, and after a pause the server (a real
+// one, which notes that) grants another.
 func TestAnotherHostHasALeasedAddress(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.63.0.1/24")
@@ -218,7 +218,8 @@ func TestAnotherHostHasALeasedAddress(t *testing.T) {
 	n.hasConflict("eth0", got.All[0].String(), "")
 }
 
-// A server that insists on the address is asked at most each declinePause, and hears a DHCPDECLINE with the address each time.
+// A server that insists on the address is asked at most each declinePause, and hears a DHCPDECLINE with the address
+// each time.
 func TestAServerThatInsists(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.64.0.1/24")
@@ -255,7 +256,8 @@ func (s *shortServer) noteDecline(m *dhcpv4.DHCPv4) {
 	s.declined = append(s.declined, decline{time.Now(), fmt.Sprintf("%s of %s", m.RequestedIPAddress(), m.ServerIdentifier())})
 }
 
-// The kernel's neighbours of a managed link are published, and no more than are useful: a host that pretends to be thousands can't fill the store.
+// The kernel's neighbours of a managed link are published, and no more than are useful: a host that pretends to be
+// thousands can't fill the store.
 func TestNeighbors(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.65.0.1/16")
@@ -295,8 +297,8 @@ func TestNeighbors(t *testing.T) {
 	})
 }
 
-// A host that says all the time that it has the node's address makes the node neither give the address up, also when networkd starts
-// again, nor say as often that it has it.
+// A host that says all the time that it has the node's address makes the node neither give the address up, also when
+// networkd starts again, nor say as often that it has it.
 func TestTheNodeDefendsItsAddress(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.66.0.1/24")

@@ -127,7 +127,8 @@ func (d dhcp) client(conn net.PacketConn) (c *nclient4.Client, err error) {
 	return c, err
 }
 
-// unfolding is for servers with more options than fit into their place (option 52, RFC 2131 §4.1): the library reads only that.
+// unfolding is for servers with more options than fit into their place (option 52, RFC 2131 §4.1): the library reads
+// only that.
 type unfolding struct{ net.PacketConn }
 
 func (c unfolding) ReadFrom(b []byte) (int, net.Addr, error) {

@@ -204,7 +204,8 @@ func TestRefusedLease(t *testing.T) {
 	same(t, "requests", s.extensions(), "10.8.4.77:68 server=<nil>")
 }
 
-// RFC 2131 §3.7: a machine with a lease of an hour is connected to another network, whose server is dnsmasq: it has an address of that at once.
+// RFC 2131 §3.7: a machine with a lease of an hour is connected to another network, whose server is dnsmasq: it has an
+// address of that at once.
 func TestLinkOnAnotherNetwork(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.5.1/24")

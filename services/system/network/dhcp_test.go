@@ -10,7 +10,8 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 )
 
-// A server with many options puts some into the fields for names (option 52, RFC 2131 §4.1), also parts of one (RFC 3396).
+// A server with many options puts some into the fields for names (option 52, RFC 2131 §4.1), also parts of one (RFC
+// 3396).
 func TestOptionsInTheFieldsForNames(t *testing.T) {
 	t.Parallel()
 	ack, err := dhcpv4.New(dhcpv4.WithMessageType(dhcpv4.MessageTypeAck), dhcpv4.WithYourIP(net.IPv4(10, 0, 0, 5)), dhcpv4.WithLeaseTime(600),

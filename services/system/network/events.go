@@ -23,12 +23,13 @@ import (
 const (
 	// maxAtOnce is how many changes by others are taken over at once after a calm tick; more, with each tick.
 	maxAtOnce = 8
-	// failedFor is how long an address of an advertisement, which another host had, is a problem: until routers have advertised again (RFC 4861 §6.2.1).
+	// failedFor is how long an address of an advertisement, which another host had, is a problem: until routers have
+	// advertised again (RFC 4861 §6.2.1).
 	failedFor = 30 * time.Minute
 )
 
-// listen receives what the kernel reports until ctx ends, and the flags of all links at first. It is a wake-up: what is there now
-// is listed by reconcile. Only what no list has is taken from the messages themselves.
+// listen receives what the kernel reports until ctx ends, and the flags of all links at first. It is a wake-up: what is
+// there now is listed by reconcile. Only what no list has is taken from the messages themselves.
 func (o *owner) listen(ctx context.Context) error {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
 		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV6_IFINFO, unix.RTNLGRP_ND_USEROPT)
@@ -70,8 +71,8 @@ func (o *owner) tell(ctx context.Context, take func() bool) {
 	}
 }
 
-// parse reads a message of the kernel; the options in one come from another host. The result takes the message over, and reports
-// whether there is something to do; nil: there is nothing.
+// parse reads a message of the kernel; the options in one come from another host. The result takes the message over,
+// and reports whether there is something to do; nil: there is nothing.
 func (o *owner) parse(m syscall.NetlinkMessage) func() bool {
 	switch kind, data := m.Header.Type, m.Data; kind {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -103,8 +104,8 @@ func (o *owner) parse(m syscall.NetlinkMessage) func() bool {
 	return nil
 }
 
-// parseLink leaves out bridges' events of their ports: these don't have the link's kind, so that a pod's veth would look like a network
-// card, and "deleted" only means removed from the bridge.
+// parseLink leaves out bridges' events of their ports: these don't have the link's kind, so that a pod's veth would
+// look like a network card, and "deleted" only means removed from the bridge.
 func (o *owner) parseLink(m syscall.NetlinkMessage) func() bool {
 	switch header := unix.NlMsghdr(m.Header); m.Data[0] {
 	case unix.AF_UNSPEC:
@@ -133,8 +134,8 @@ func valueOf(attributes []byte, kind uint16) []byte {
 	return all[kind].Value
 }
 
-// afford reports whether what others have changed is taken over at once; else it is with the next tick. So neither a router nor
-// another program makes networkd work all the time.
+// afford reports whether what others have changed is taken over at once; else it is with the next tick. So neither a
+// router nor another program makes networkd work all the time.
 func (o *owner) afford() bool {
 	if o.spent++; o.spent <= maxAtOnce {
 		return true
@@ -143,8 +144,8 @@ func (o *owner) afford() bool {
 	return false
 }
 
-// noteAddress reports whether an event of an address may matter: one is gone, or duplicate address detection has ended. The kernel
-// itself removes one of a router advertisement that another host has.
+// noteAddress reports whether an event of an address may matter: one is gone, or duplicate address detection has ended.
+// The kernel itself removes one of a router advertisement that another host has.
 func (o *owner) noteAddress(a address, flags uint32, there bool) bool {
 	name := o.linkName(a.index)
 	l, now, key := o.links[name], time.Now(), leaseKey{name, a.prefix.String()}
@@ -162,7 +163,8 @@ func (o *owner) noteAddress(a address, flags uint32, there bool) bool {
 	return managed && o.afford()
 }
 
-// concerns reports whether an event shows a change of a link that networkd configures: pods' links come and go all the time.
+// concerns reports whether an event shows a change of a link that networkd configures: pods' links come and go all the
+// time.
 func (o *owner) concerns(l netlink.Link, gone bool) bool {
 	old := o.links[o.linkName(l.Attrs().Index)]
 	_, managed := o.plan(l)
@@ -172,14 +174,15 @@ func (o *owner) concerns(l netlink.Link, gone bool) bool {
 	return managed && (gone || old == nil || seen(old) != seen(l) || o.plugged(l))
 }
 
-// seen is what networkd uses of a link's state. A new member of a bond is up before it is a member, and a link that was removed from the
-// configuration meanwhile can leave only then.
+// seen is what networkd uses of a link's state. A new member of a bond is up before it is a member, and a link that was
+// removed from the configuration meanwhile can leave only then.
 func seen(l netlink.Link) any {
 	a := l.Attrs()
 	return [...]any{a.Name, a.Flags, carrier(l), a.MasterIndex, a.MTU, a.HardwareAddr.String(), fmt.Sprint(a.AltNames)}
 }
 
-// plugged reports whether a link has got a carrier again. That a cable was unplugged for a short time may be visible only by the kernel's count.
+// plugged reports whether a link has got a carrier again. That a cable was unplugged for a short time may be visible
+// only by the kernel's count.
 func (o *owner) plugged(l netlink.Link) bool {
 	return carrier(l) && o.ups[l.Attrs().Index] != ups(l)
 }
@@ -191,7 +194,8 @@ func ups(l netlink.Link) string {
 
 func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
 
-// look lists the links, and notes what has happened to them since the last time. byUs says that networkd has removed one.
+// look lists the links, and notes what has happened to them since the last time. byUs says that networkd has removed
+// one.
 func (o *owner) look(byUs bool) error {
 	all, err := o.o.list()
 	if err != nil {

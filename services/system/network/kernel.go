@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ours is the mark of our routes and rules, their protocol, and of our links, their group. The kernel's table of protocols
-// (rtnetlink.h) doesn't have the number.
+// ours is the mark of our routes and rules, their protocol, and of our links, their group. The kernel's table of
+// protocols (rtnetlink.h) doesn't have the number.
 const ours = 103
 
 // object is a setting in the kernel that networkd makes: an address, a route, a rule or an MTU.

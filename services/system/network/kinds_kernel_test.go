@@ -55,8 +55,8 @@ func tags(t *testing.T, link string, want ...int) {
 	})
 }
 
-// Links of each kind are made, on top of each other. What can be changed on them is changed, other options make a new link, what another
-// program removes comes back, and all go with their entries.
+// Links of each kind are made, on top of each other. What can be changed on them is changed, other options make a new
+// link, what another program removes comes back, and all go with their entries.
 func TestLinksOfEachKind(t *testing.T) {
 	p := newPeer(t)
 	for i := range 3 {

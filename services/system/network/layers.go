@@ -46,7 +46,8 @@ const ParamIP = "ip"
 // argumentField is a field of ip=: addresses of IPv6 are in brackets.
 var argumentField = regexp.MustCompile(`(?:\[([^\]]*)\]|([^:]*))(?::|$)`)
 
-// FromArgument reads ip= as the kernel does (Documentation/admin-guide/nfs/nfsroot.rst) and as dracut.cmdline(7) extends it:
+// FromArgument reads ip= as the kernel does (Documentation/admin-guide/nfs/nfsroot.rst) and as dracut.cmdline(7)
+// extends it:
 //
 //	CLIENT:SERVER:GATEWAY:MASK:HOST:DEVICE:HOW:DNS:DNS
 //	DEVICE:HOW
@@ -104,7 +105,8 @@ func FromArgument(text string) (n config.Network, err error) {
 	return n, nil
 }
 
-// platformGrace is how long links wait for the platform's network: a disk is slow. What comes over the network is used when it is there.
+// platformGrace is how long links wait for the platform's network: a disk is slow. What comes over the network is used
+// when it is there.
 const platformGrace, platformAgain = 10 * time.Second, time.Minute
 
 // platform is what the platform says of the machine's network.
@@ -142,8 +144,9 @@ func (o *owner) askPlatform(ctx context.Context) {
 	}
 }
 
-// description is a document of cloud-init's network-config (https://cloudinit.readthedocs.io/en/latest/reference/network-config.html): of version 1 with
-// a list of links and name servers, or of version 2 with links by name.
+// description is a document of cloud-init's network-config
+// (https://cloudinit.readthedocs.io/en/latest/reference/network-config.html): of version 1 with a list of links and
+// name servers, or of version 2 with links by name.
 type description struct {
 	Network   *description // some platforms put all below it
 	Config    []entry1
@@ -204,7 +207,8 @@ func (s *some[T]) UnmarshalYAML(n *yaml.Node) error {
 	return n.Decode((*[]T)(s))
 }
 
-// FromPlatform reads what a platform says of cards, addresses, routes and name servers. The error is about what isn't used of it.
+// FromPlatform reads what a platform says of cards, addresses, routes and name servers. The error is about what isn't
+// used of it.
 func FromPlatform(data []byte) (n config.Network, err error) {
 	var d description
 	if err := yaml.Unmarshal(data, &d); err != nil {

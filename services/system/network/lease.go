@@ -185,7 +185,8 @@ func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p confi
 	}
 	running.stop = background.Start(ctx, func(ctx context.Context) {
 		c.report = func(l *lease) {
-			o.tell(ctx, func() bool { running.lease = l; return o.clients[key] == running }) // it may have been stopped meanwhile
+			// it may have been stopped meanwhile
+			o.tell(ctx, func() bool { running.lease = l; return o.clients[key] == running })
 		}
 		c.run(ctx)
 	})

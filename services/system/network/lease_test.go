@@ -247,8 +247,8 @@ func TestServerWithoutAddress(t *testing.T) {
 	}
 }
 
-// RFC 2131 §3.7: a link that comes back may be on another network. Any server is asked for the lease, whenever it ends; one that refuses ends it, and one
-// that doesn't know it offers another address. Without any, the lease stays.
+// RFC 2131 §3.7: a link that comes back may be on another network. Any server is asked for the lease, whenever it ends;
+// one that refuses ends it, and one that doesn't know it offers another address. Without any, the lease stays.
 func TestLeaseAfterTheLinkCameBack(t *testing.T) {
 	elsewhere, beside := errors.New("192.0.2.5/24"), errors.New("10.0.0.9/24") // what is granted
 	for name, tt := range map[string]struct {
@@ -330,7 +330,8 @@ func TestNoAnswer(t *testing.T) {
 		if got := strings.Count(c.log.String(), "no DHCP answer on eth0 for"); got != 1 {
 			t.Errorf("said %d times that there is no answer:\n%s", got, c.log)
 		}
-		for _, while := range []time.Duration{0, time.Second} { // the second: during the wait for the answer to the first
+		// the second: during the wait for the answer to the first
+		for _, while := range []time.Duration{0, time.Second} {
 			time.Sleep(while)
 			before := len(c.questions())
 			c.kick <- struct{}{}

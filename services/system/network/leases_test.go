@@ -229,7 +229,8 @@ func TestEachSourceIsWaitedFor(t *testing.T) {
 	})
 }
 
-// Name servers and domains of router advertisements are a lease of their link: link-local servers are on it, and what can't be is told.
+// Name servers and domains of router advertisements are a lease of their link: link-local servers are on it, and what
+// can't be is told.
 func TestAdvertisedServers(t *testing.T) {
 	t.Parallel()
 	o := &owner{

@@ -36,13 +36,15 @@ func (v virtual) sameLink(other virtual) bool {
 	return v.below == other.below && reflect.DeepEqual(v.link(0), other.link(0))
 }
 
-// expand makes one plan for each link: VLANs, the far ends of veths, and members are inside of another link's entry in the configuration.
-// A member of a bond or bridge has no addresses: its master has them. name is what the kernel calls a link of the configuration.
+// expand makes one plan for each link: VLANs, the far ends of veths, and members are inside of another link's entry in
+// the configuration. A member of a bond or bridge has no addresses: its master has them. name is what the kernel calls
+// a link of the configuration.
 func expand(links []config.Link, name func(string) string) (plans []config.Link, virtuals []virtual, members map[string]string) {
 	members = map[string]string{}
 	tables, mtus, drivers := map[string]uint32{}, map[string]int{}, map[string]*config.Ethernet{}
 	add := func(p config.Link) {
-		if !slices.ContainsFunc(links, func(own config.Link) bool { return own.Name == p.Name }) { // else that has these settings, too
+		// else that has these settings, too
+		if !slices.ContainsFunc(links, func(own config.Link) bool { return own.Name == p.Name }) {
 			plans = append(plans, p)
 		}
 	}
@@ -98,7 +100,8 @@ var macvlanModes = map[string]netlink.MacvlanMode{
 	"vepa": netlink.MACVLAN_MODE_VEPA, "passthru": netlink.MACVLAN_MODE_PASSTHRU,
 }
 
-// link is the new link in netlink's form, with all that can't be changed on it. below is the index of the link that it is on.
+// link is the new link in netlink's form, with all that can't be changed on it. below is the index of the link that it
+// is on.
 func (v virtual) link(below int) netlink.Link {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.ParentIndex, attrs.Group = v.name, below, ours
@@ -267,8 +270,9 @@ func firstAddress(links []string) net.HardwareAddr {
 	return nil
 }
 
-// enslave makes the listed links the members of a bond, bridge or VRF, in the order of the list: Linux gives a bond without an address
-// that of its first one. A bond takes only a link that is down, so a link that is a member already isn't changed.
+// enslave makes the listed links the members of a bond, bridge or VRF, in the order of the list: Linux gives a bond
+// without an address that of its first one. A bond takes only a link that is down, so a link that is a member already
+// isn't changed.
 func (o *owner) enslave(master netlink.Link, v virtual) error {
 	members := v.members
 	index := master.Attrs().Index
@@ -319,10 +323,11 @@ func (o *owner) enslave(master netlink.Link, v virtual) error {
 	return errors.Join(errs...)
 }
 
-// adjust sets the primary of a bond, which has to be a member before, and options that another program has changed: as the kernel
-// had them at first, because it rounds some.
+// adjust sets the primary of a bond, which has to be a member before, and options that another program has changed: as
+// the kernel had them at first, because it rounds some.
 func (o *owner) adjust(l netlink.Link, v virtual) error {
-	is, change := l.(*netlink.Bond), netlink.NewLinkBond(netlink.LinkAttrs{Name: v.name}) // with an index it would be renamed
+	// with an index it would be renamed
+	is, change := l.(*netlink.Bond), netlink.NewLinkBond(netlink.LinkAttrs{Name: v.name})
 	if o.bonds[is.Index] == nil {
 		o.bonds[is.Index] = is
 	}

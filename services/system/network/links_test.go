@@ -28,7 +28,8 @@ func TestS093OnePlanForEachLink(t *testing.T) {
 		}},
 		{Name: "wg0", WireGuard: wg, Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")}},
 		{Name: "eth9", Ignore: true},
-		// A bridge on a VLAN and a card, whose MTU goes down to the ports; a VRF, whose members keep their addresses; a cable.
+		// A bridge on a VLAN and a card, whose MTU goes down to the ports; a VRF, whose members keep their addresses; a
+		// cable.
 		{Name: "br0", Bridge: &config.Bridge{Interfaces: []string{"eth2.4094", "lan0"}}, MTU: 1400},
 		{Name: "blue", VRF: &config.VRF{Table: 1000, Interfaces: []string{"eth3"}}},
 		{Name: "eth3", DHCP: true},

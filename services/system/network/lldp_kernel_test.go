@@ -52,8 +52,8 @@ func (p *peer) lldpd(args ...string) (stop func()) {
 	return stop
 }
 
-// A switch (Debian's lldpd) tells the port of each card, and that it goes. Nothing is heard on an ignored card, and a link without a carrier
-// has no neighbour.
+// A switch (Debian's lldpd) tells the port of each card, and that it goes. Nothing is heard on an ignored card, and a
+// link without a carrier has no neighbour.
 func TestNeighborsOfLinks(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.97.0.1/24")

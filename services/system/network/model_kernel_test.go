@@ -73,8 +73,8 @@ func (c *card) served() { c.leased = c.kind == "dhcp" && (c.leased || c.cable &&
 // modelEvents is for each run of the tests; NETWORK_EVENTS has another number, such as 2000.
 const modelEvents = 150
 
-// Random events (cables, servers, configurations, changes by other programs, reboots) over four cards: after each, the kernel's state is what
-// the model says. No goroutine is left.
+// Random events (cables, servers, configurations, changes by other programs, reboots) over four cards: after each, the
+// kernel's state is what the model says. No goroutine is left.
 func TestModel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s, err := strconv.ParseUint(os.Getenv("NETWORK_SEED"), 10, 64); err == nil {

@@ -22,8 +22,8 @@ func nameOf(t *testing.T, n *node) string {
 	return h.Spec
 }
 
-// No configured name. Between two boots a card is added that comes first by its name.
-// The name is kept, as the address is (node-address on STATE): it is the name of the Node object and of the etcd member.
+// No configured name. Between two boots a card is added that comes first by its name. The name is kept, as the address
+// is (node-address on STATE): it is the name of the Node object and of the etcd member.
 func TestNameIsKeptWithAnotherCard(t *testing.T) {
 	p, dir := newPeer(t), t.TempDir()
 	p.wire("eth1", "far1", "10.52.1.1/24")
@@ -68,8 +68,8 @@ func TestLocalhostIsNoName(t *testing.T) {
 	}
 }
 
-// A name that can't be used (an underscore, a blank, more than 63 bytes) is told of on the console, with the name that is used
-// instead; of a long one with dots, the first label would do.
+// A name that can't be used (an underscore, a blank, more than 63 bytes) is told of on the console, with the name that
+// is used instead; of a long one with dots, the first label would do.
 func TestUnusableNameIsTold(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.36.0.1/24")
@@ -81,7 +81,8 @@ func TestUnusableNameIsTold(t *testing.T) {
 	}
 }
 
-// Programs ask three name servers; the console names the first one that they don't ask. Pods' file names the node's own resolver.
+// Programs ask three name servers; the console names the first one that they don't ask. Pods' file names the node's own
+// resolver.
 func TestFourNameServersAreTold(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.36.3.1/24")

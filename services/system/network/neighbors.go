@@ -24,7 +24,8 @@ const maxSwitches, maxText = 8, 64
 // lldpPace is the pause after each frame: a neighbour sends one in 30 s.
 const lldpPace = 10 * time.Millisecond
 
-// LinkNeighbor is the other end of a cable, mostly the port of a switch. The texts are its own: what isn't printable is quoted.
+// LinkNeighbor is the other end of a cable, mostly the port of a switch. The texts are its own: what isn't printable is
+// quoted.
 type LinkNeighbor struct {
 	Link    string    `yaml:"link" column:"LINK"`
 	Chassis string    `yaml:"chassis" column:"CHASSIS"`
@@ -109,7 +110,8 @@ func (o *owner) reportLLDP(now time.Time) error {
 	return LinkNeighbors.Replace(o.o.Store.As(ID), all)
 }
 
-// parseLLDP reads a frame without its Ethernet header: TLVs, the first three of which each frame has (IEEE 802.1AB clause 8).
+// parseLLDP reads a frame without its Ethernet header: TLVs, the first three of which each frame has (IEEE 802.1AB
+// clause 8).
 func parseLLDP(frame []byte) (n LinkNeighbor, ttl time.Duration, ok bool) {
 	for i := byte(1); len(frame) >= 2 && frame[0]>>1 != 0; i = min(i+1, 4) {
 		kind, size := frame[0]>>1, int(frame[0]&1)<<8|int(frame[1])
@@ -126,7 +128,8 @@ func parseLLDP(frame []byte) (n LinkNeighbor, ttl time.Duration, ok bool) {
 			ttl, ok = time.Duration(binary.BigEndian.Uint16(v))*time.Second, n.Chassis != "" && n.Port != ""
 		case kind == 5:
 			n.System = lldpText(v)
-		case kind == 127 && size == 6 && strings.HasPrefix(string(v), "\x00\x80\xc2\x01"): // IEEE 802.1Q: the port's VLAN
+		case kind == 127 && size == 6 && strings.HasPrefix(string(v), "\x00\x80\xc2\x01"):
+			// IEEE 802.1Q: the port's VLAN
 			n.VLAN = int(binary.BigEndian.Uint16(v[4:]))
 		}
 	}

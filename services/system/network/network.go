@@ -111,7 +111,8 @@ type Options struct {
 	Store *resource.Store
 	// Argument is the network of the kernel's argument, for a machine without a configuration.
 	Argument config.Network
-	// Platform reads the network-config of the platform, and calls needed when that needs the network. The error is boot.ErrNone if it has none.
+	// Platform reads the network-config of the platform, and calls needed when that needs the network. The error is
+	// boot.ErrNone if it has none.
 	Platform func(ctx context.Context, needed func()) ([]byte, error)
 
 	etcDir   string                  // /etc; tests have their own

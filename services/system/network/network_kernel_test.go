@@ -354,7 +354,8 @@ func TestS090StaticAndIgnored(t *testing.T) {
 	if got := n.address(); got.Primary != addr("10.5.0.2") || !strings.Contains(got.Why, "eth0") {
 		t.Errorf("node address is %+v", got)
 	}
-	n.names("node-1.example.org", "10.5.0.2 node-1.example.org node-1\n", "nameserver 10.5.0.1\nnameserver 10.5.0.3\n") // S-095
+	// S-095
+	n.names("node-1.example.org", "10.5.0.2 node-1.example.org node-1\n", "nameserver 10.5.0.1\nnameserver 10.5.0.3\n")
 }
 
 // Two default routes of one metric, and one from DHCP: the kernel would keep

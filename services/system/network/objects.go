@@ -15,14 +15,15 @@ import (
 
 // LinkStatus is a link that networkd configures.
 type LinkStatus struct {
-	Index   int    `yaml:"index"`
-	Kind    string `yaml:"kind" column:"KIND"` // device for a network card, else as ip-link(8) names it
-	MAC     string `yaml:"mac,omitempty" column:"MAC"`
-	Alias   string `yaml:"alias,omitempty" column:"ALIAS"` // its name in the configuration, if that is another
-	MTU     int    `yaml:"mtu" column:"MTU"`               // bytes
-	State   string `yaml:"state" column:"STATE"`           // up, no carrier, down
-	Master  string `yaml:"master,omitempty" column:"MASTER"`
-	Partner string `yaml:"partner,omitempty" column:"PARTNER"` // of a bond with LACP: the MAC address and the key of the switch
+	Index  int    `yaml:"index"`
+	Kind   string `yaml:"kind" column:"KIND"` // device for a network card, else as ip-link(8) names it
+	MAC    string `yaml:"mac,omitempty" column:"MAC"`
+	Alias  string `yaml:"alias,omitempty" column:"ALIAS"` // its name in the configuration, if that is another
+	MTU    int    `yaml:"mtu" column:"MTU"`               // bytes
+	State  string `yaml:"state" column:"STATE"`           // up, no carrier, down
+	Master string `yaml:"master,omitempty" column:"MASTER"`
+	// of a bond with LACP: the MAC address and the key of the switch
+	Partner string `yaml:"partner,omitempty" column:"PARTNER"`
 	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 

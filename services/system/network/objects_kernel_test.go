@@ -143,8 +143,8 @@ func TestRouteOfAnotherProgramStays(t *testing.T) {
 	n.follows()
 }
 
-// S-116: an entry, and a member of a bond, select a card by its MAC address, whatever the kernel calls it. The entry's name is a second
-// name of the card.
+// S-116: an entry, and a member of a bond, select a card by its MAC address, whatever the kernel calls it. The entry's
+// name is a second name of the card.
 func TestCardsBySelector(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.92.0.1/24")
@@ -174,7 +174,8 @@ func TestCardsBySelector(t *testing.T) {
 	n.follows(`interface "02:00:00:00:00:99" to appear`)
 }
 
-// IPv6: an address that another host has is found by duplicate address detection: it is a problem, and isn't the node's until that host is gone.
+// IPv6: an address that another host has is found by duplicate address detection: it is a problem, and isn't the node's
+// until that host is gone.
 func TestAddressOfAnotherHost(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.93.0.1/24")
@@ -264,8 +265,8 @@ func TestAdvertisedAddressOfAnotherHost(t *testing.T) {
 	n.follows()
 }
 
-// Name servers and search domains of router advertisements, and an address by DHCPv6 where the router says so; and nothing of it where the
-// configuration refuses advertisements.
+// Name servers and search domains of router advertisements, and an address by DHCPv6 where the router says so; and
+// nothing of it where the configuration refuses advertisements.
 func TestNetworkOfIPv6Only(t *testing.T) {
 	p := newPeer(t)
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1\n"), 0); err != nil {
@@ -327,8 +328,8 @@ func inRange(all []netip.Prefix) bool {
 	return false
 }
 
-// Routers say that DHCPv6 has names and servers, and addresses come by advertisements (RFC 8415 §18.2.6): they are asked for, for as long as the
-// server says, and no address is.
+// Routers say that DHCPv6 has names and servers, and addresses come by advertisements (RFC 8415 §18.2.6): they are
+// asked for, for as long as the server says, and no address is.
 func TestNamesByStatelessDHCPv6(t *testing.T) {
 	p := newPeer(t)
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1\n"), 0); err != nil {

@@ -38,7 +38,8 @@ func outbound(env map[string]string, bundle string) (*http.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := http.DefaultTransport.(*http.Transport).Clone() // its times are enough for a distant server behind a slow proxy
+	// its times are enough for a distant server behind a slow proxy
+	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.Proxy, t.TLSClientConfig, t.ResponseHeaderTimeout = Proxy(env), &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, headerTimeout
 	return t, nil
 }

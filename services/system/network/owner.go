@@ -55,9 +55,10 @@ type owner struct {
 	files      files
 	named      map[string]lookup // by name of a WireGuard peer
 	lookups    sync.WaitGroup
-	lldp       *socket.Conn                    // nil: the kernel has no such sockets
-	heard      chan func() bool                // what goroutines of this one have heard; they report whether that changes what is wanted
-	switches   map[int]map[string]LinkNeighbor // by index of a card that has joined, and chassis
+	lldp       *socket.Conn // nil: the kernel has no such sockets
+	// what goroutines of this one have heard; they report whether that changes what is wanted
+	heard    chan func() bool
+	switches map[int]map[string]LinkNeighbor // by index of a card that has joined, and chassis
 
 	firstAddr   time.Time    // when the node first had an address
 	waiting     string       // the last reported reason to wait

@@ -53,7 +53,8 @@ func gateways(t *testing.T, family int) (all []string) {
 	return all
 }
 
-// Kea gives an address of IPv4, classless routes (RFC 3442), a long list of domains in two options (RFC 3396, RFC 3397), and name servers.
+// Kea gives an address of IPv4, classless routes (RFC 3442), a long list of domains in two options (RFC 3396, RFC
+// 3397), and name servers.
 func TestKeaIPv4(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.48.0.1/24")
@@ -81,8 +82,8 @@ func TestKeaIPv4(t *testing.T) {
 	}
 }
 
-// A network without IPv4: radvd announces the router, a name server and a domain, and that Kea has the addresses. The node's address is the one that Kea has reserved
-// for the identifier of its MAC address.
+// A network without IPv4: radvd announces the router, a name server and a domain, and that Kea has the addresses. The
+// node's address is the one that Kea has reserved for the identifier of its MAC address.
 func TestKeaIPv6AndRadvd(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.49.0.1/24")

@@ -35,7 +35,7 @@ type want struct {
 }
 
 // plan is the plan of a link: the configuration's, or the default for a physical
-// link that it doesn't name (S-094), or nothing.
+// link that it doesn't name, or nothing.
 func (o *owner) plan(l netlink.Link) (p config.Link, managed bool) {
 	name, physical := l.Attrs().Name, o.o.physical(l)
 	p, managed = config.Link{Name: name, DHCP: physical}, physical || name == "lo"
@@ -140,8 +140,9 @@ func wantedRules(rules []config.Rule) (out []want) {
 	return out
 }
 
-// HasWay reports whether a node with the links that it has now would still have a way to an address with these settings: a link with a
-// carrier, and a default route if it has one by its settings or a lease now. It is true if there is no link with a carrier: nothing can be lost.
+// HasWay reports whether a node with the links that it has now would still have a way to an address with these
+// settings: a link with a carrier, and a default route if it has one by its settings or a lease now. It is true if
+// there is no link with a carrier: nothing can be lost.
 func HasWay(s *resource.Store, n config.Network) bool {
 	up := slices.DeleteFunc(Links.List(s), func(o resource.Object[LinkStatus]) bool { return o.Spec.State != "up" || o.ID == "lo" })
 	if len(up) == 0 {
@@ -177,7 +178,8 @@ func HasWay(s *resource.Store, n config.Network) bool {
 	}
 	way := false
 	for _, p := range plans {
-		if p.Ignore || p.Table != 0 || members[p.Name] != "" || !plugged(p.Name) { // in a VRF nobody reaches the machine API
+		// in a VRF nobody reaches the machine API
+		if p.Ignore || p.Table != 0 || members[p.Name] != "" || !plugged(p.Name) {
 			continue
 		}
 		way = way || p.DHCP || p.DHCP6 || len(p.Addresses) > 0 || p.Advertised() || p.AcceptRA != config.AdvertisementsOff &&

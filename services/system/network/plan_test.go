@@ -31,12 +31,13 @@ func TestHasWay(t *testing.T) {
 		interfaces []config.Interface
 		want       bool
 	}{
-		"no entries":            {nil, true},
-		"static":                {[]config.Interface{{Name: "eth0", CIDR: prefix("10.0.0.2/24")}}, true},
-		"DHCP":                  {[]config.Interface{{Name: "eth0", DHCP: true}}, true},
-		"an alias":              {[]config.Interface{{Name: "uplink", DHCP: true}}, true},
-		"ignored":               {[]config.Interface{ignored}, false},
-		"only an MTU":           {[]config.Interface{{Name: "eth0", MTU: 1400}}, true}, // its router gives it an address
+		"no entries": {nil, true},
+		"static":     {[]config.Interface{{Name: "eth0", CIDR: prefix("10.0.0.2/24")}}, true},
+		"DHCP":       {[]config.Interface{{Name: "eth0", DHCP: true}}, true},
+		"an alias":   {[]config.Interface{{Name: "uplink", DHCP: true}}, true},
+		"ignored":    {[]config.Interface{ignored}, false},
+		// its router gives it an address
+		"only an MTU":           {[]config.Interface{{Name: "eth0", MTU: 1400}}, true},
 		"an MTU and no router":  {[]config.Interface{{Name: "eth0", MTU: 1400, AcceptRA: config.AdvertisementsOff}}, false},
 		"advertisements":        {[]config.Interface{ignored, {Name: "eth2", AcceptRA: config.AdvertisementsOn}}, true},
 		"without a carrier":     {[]config.Interface{ignored, {Name: "eth1", CIDR: prefix("10.0.0.2/24")}}, false},

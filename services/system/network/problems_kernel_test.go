@@ -33,8 +33,8 @@ func TestOneLinkIsGone(t *testing.T) {
 	n.up(2 * time.Minute)
 }
 
-// An entry for a link that doesn't exist (a typing mistake, dummy0, a card that comes later) is applied to a running node.
-// The status has a problem at once (gbctl patch shows warnings of the node), and the next boot doesn't end at it.
+// An entry for a link that doesn't exist (a typing mistake, dummy0, a card that comes later) is applied to a running
+// node. The status has a problem at once (gbctl patch shows warnings of the node), and the next boot doesn't end at it.
 func TestTimeBomb(t *testing.T) {
 	p, dir := newPeer(t), t.TempDir()
 	p.wire("eth0", "far0", "10.80.0.1/24")
@@ -86,8 +86,9 @@ func TestOneBadRoute(t *testing.T) {
 	n.up(20 * time.Second)
 }
 
-// A program in a pod with the host's network (a CNI that is being replaced) removes the node's address; its default route goes with it.
-// It is there again within some tens of seconds, with a line in the log, as a changed sysctl and a changed file are.
+// A program in a pod with the host's network (a CNI that is being replaced) removes the node's address; its default
+// route goes with it. It is there again within some tens of seconds, with a line in the log, as a changed sysctl and a
+// changed file are.
 func TestAddressTakenAway(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.49.0.1/24")

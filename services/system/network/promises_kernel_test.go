@@ -15,8 +15,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// A link has its address within a second after its cable is in, from a server that answers at once, although the node asks other hosts for
-// the address. The node is up soon after that.
+// A link has its address within a second after its cable is in, from a server that answers at once, although the node
+// asks other hosts for the address. The node is up soon after that.
 func TestAnAddressIsThereAtOnce(t *testing.T) {
 	p := newPeer(t)
 	p.cable("eth0", "far-eth0")

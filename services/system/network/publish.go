@@ -32,7 +32,8 @@ func (o *owner) publish() {
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
 	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.resolvers })
-	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.search }) // domains that complete short names
+	// domains that complete short names
+	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.search })
 	if len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
 		o.toldServers = servers
 		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), maxNameservers, servers[maxNameservers]))

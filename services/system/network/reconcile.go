@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// A refused or removed object is set again after a pause that doubles from the first to the last: that for refused ones,
-	// and a shorter one for those that another program removes again and again.
+	// A refused or removed object is set again after a pause that doubles from the first to the last: that for refused
+	// ones, and a shorter one for those that another program removes again and again.
 	againFirst   = time.Second
 	againMax     = time.Minute
 	againRemoved = 5 * time.Second
@@ -282,7 +282,8 @@ func (o *owner) problem(w object) string {
 	case isAddress && o.watches[a].other != "":
 		return o.watches[a].String()
 	case o.state.objects[w]:
-	case tried != nil && tried.err != nil && tried.pause > againFirst: // a link that has just come up may refuse the first attempt
+	case tried != nil && tried.err != nil && tried.pause > againFirst:
+		// a link that has just come up may refuse the first attempt
 		return tried.err.Error()
 	}
 	return ""

@@ -155,7 +155,8 @@ func (o *owner) grace(p config.Link, listed bool) time.Duration {
 	chosen := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned })
 	switch {
 	case errors.Is(o.errs[making+p.Name], unix.EOPNOTSUPP) || o.members[p.Name] != "":
-		return 0 // the kernel doesn't have such links, and never will; a bond or bridge works without some of its members
+		// the kernel doesn't have such links, and never will; a bond or bridge works without some of its members
+		return 0
 	case p.Required:
 		return requiredGrace
 	case listed && !chosen:

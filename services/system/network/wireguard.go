@@ -94,7 +94,8 @@ func (o *owner) resolve(ctx context.Context, host string, again time.Duration) e
 	return fmt.Errorf("find the peer %s: asking", host)
 }
 
-// keyed reports whether a link has this configuration. It says nothing of the endpoints: the kernel changes them when a peer has moved.
+// keyed reports whether a link has this configuration. It says nothing of the endpoints: the kernel changes them when a
+// peer has moved.
 func keyed(d *wgtypes.Device, c wgtypes.Config) bool {
 	return d.PrivateKey == *c.PrivateKey && d.FirewallMark == *c.FirewallMark && (c.ListenPort == nil || d.ListenPort == *c.ListenPort) &&
 		len(d.Peers) == len(c.Peers) && !slices.ContainsFunc(c.Peers, func(want wgtypes.PeerConfig) bool {
@@ -170,9 +171,10 @@ const silentAfter = 3 * time.Minute
 // WireGuardStatus is the state of a WireGuard link in the kernel, as `wg show` prints it. The
 // private key and preshared ones aren't part of it.
 type WireGuardStatus struct {
-	PublicKey    string                `yaml:"publicKey,omitempty" column:"PUBLIC KEY"`
-	ListenPort   int                   `yaml:"listenPort,omitempty" column:"PORT"`
-	FirewallMark int                   `yaml:"firewallMark,omitempty"`                              // of the packets that it sends
+	PublicKey  string `yaml:"publicKey,omitempty" column:"PUBLIC KEY"`
+	ListenPort int    `yaml:"listenPort,omitempty" column:"PORT"`
+	// of the packets that it sends
+	FirewallMark int                   `yaml:"firewallMark,omitempty"`
 	Latest       time.Time             `yaml:"latestHandshake,omitempty" column:"LATEST HANDSHAKE"` // of all peers
 	Peers        []WireGuardPeerStatus `yaml:"peers,omitempty"`
 	Problem      string                `yaml:"problem,omitempty" column:"PROBLEM"` // why the kernel's state is unknown
@@ -194,7 +196,8 @@ type WireGuardPeerStatus struct {
 var WireGuardStatuses = kindOf[WireGuardStatus]("WireGuardStatuses", "WireGuardStatus",
 	resource.Column{Name: "PEERS", Value: func(s any) string { return strconv.Itoa(len(s.(WireGuardStatus).Peers)) }})
 
-// observe publishes the state of the WireGuard links, and looks at the partners of bonds again: the kernel has no event for them.
+// observe publishes the state of the WireGuard links, and looks at the partners of bonds again: the kernel has no event
+// for them.
 func (o *owner) observe() error {
 	statuses := map[string]WireGuardStatus{}
 	for _, v := range o.virtuals {

@@ -20,7 +20,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// userspace is WireGuard's own program for kernels that have none, on a link that is there. It lasts until the test ends.
+// userspace is WireGuard's own program for kernels that have none, on a link that is there. It lasts until the test
+// ends.
 func userspace(t *testing.T, link string) {
 	t.Helper()
 	wire, err := tun.CreateTUN(link, device.DefaultMTU)
@@ -49,7 +50,8 @@ func userspace(t *testing.T, link string) {
 	}()
 }
 
-// S-105: preshared keys and the firewall mark, as wg(8) shows them. They are changed and taken away live, and no status has a key.
+// S-105: preshared keys and the firewall mark, as wg(8) shows them. They are changed and taken away live, and no status
+// has a key.
 func TestS105WireGuardPresharedKeyAndMark(t *testing.T) {
 	newPeer(t).wire("eth0", "far0", "10.100.0.1/24")
 	n := newNode(t, t.TempDir())

@@ -5,8 +5,8 @@
 // It passes questions on to the name servers that networkd knows, or to those of the configuration over TLS, and keeps
 // the answers for as long as they are valid. All servers are asked at once: dead ones cost nothing.
 //
-// What a packet can cost is bounded: its size, the questions and connections at a time, the answers that are kept. Whoever is
-// outside of the node gets no answer.
+// What a packet can cost is bounded: its size, the questions and connections at a time, the answers that are kept.
+// Whoever is outside of the node gets no answer.
 package resolver
 
 import (
@@ -196,7 +196,8 @@ func (r *resolver) listen(at netip.Addr) (stop func(), failed chan error, err er
 	go func() {
 		failed <- dag.Guard(r.log, func() error { return r.serveTCP(netutil.LimitListener(tcp, maxClients)) })
 	}()
-	return func() { _ = errors.Join(udp.Close(), tcp.Close(), netlink.AddrDel(lo, address)) }, failed, nil // what has ended already is no problem
+	// what has ended already is no problem
+	return func() { _ = errors.Join(udp.Close(), tcp.Close(), netlink.AddrDel(lo, address)) }, failed, nil
 }
 
 // outside is whether answers to an address would leave the node: by a link that networkd manages, and not to a pod.
@@ -415,8 +416,8 @@ type Answer struct {
 	Err    error  // nil: it has answered, whatever it knows
 }
 
-// Probe asks each of the node's name servers for the root: over UDP as programs do, and over TCP where that has no answer, to tell
-// what is wrong. It takes three seconds at most.
+// Probe asks each of the node's name servers for the root: over UDP as programs do, and over TCP where that has no
+// answer, to tell what is wrong. It takes three seconds at most.
 func Probe(ctx context.Context, store *resource.Store, cfg *config.Config) []Answer {
 	known, _ := learn(store, cfg) // without authorities, a server over TLS isn't believed
 	servers := known.ask()

@@ -269,7 +269,8 @@ func TestPortInUse(t *testing.T) {
 	r.gets("one.example.", "127.0.0.2")
 }
 
-// Whom the node reaches by a link that networkd doesn't manage is a pod and gets answers; machines of the network get none.
+// Whom the node reaches by a link that networkd doesn't manage is a pod and gets answers; machines of the network get
+// none.
 func TestStrangers(t *testing.T) {
 	r := newRig(t)
 	r.dnsmasq("127.0.0.2")

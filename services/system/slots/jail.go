@@ -39,9 +39,10 @@ const jailUser = 52
 // seals keep what was checked as it is until it runs.
 const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
 
-// jailed runs the program of another system out of memory, with four descriptors and nothing else: the request with the system, the
-// reports, what it has to say, and the file of the slot. Its user has no rights. Its root is the directory of its own descriptors: so it
-// has no path, not even one to itself. It has namespaces of its own, with no process, network or mount that is ours.
+// jailed runs the program of another system out of memory, with four descriptors and nothing else: the request with the
+// system, the reports, what it has to say, and the file of the slot. Its user has no rights. Its root is the directory
+// of its own descriptors: so it has no path, not even one to itself. It has namespaces of its own, with no process,
+// network or mount that is ours.
 func (o Options) jailed(ctx context.Context, program, in io.Reader, out io.Writer, slot *os.File) error {
 	fd, err := unix.MemfdCreate("system", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

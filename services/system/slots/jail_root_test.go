@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The program of another system tries to reach something of ours. It gets its input, its output and the file of the slot.
+// The program of another system tries to reach something of ours. It gets its input, its output and the file of the
+// slot.
 func TestProgramInItsJail(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

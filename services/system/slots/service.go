@@ -16,12 +16,13 @@ import (
 type ServiceOptions struct {
 	Mode  boot.Mode
 	Slots *Slots
-	// Install installs this machine from an image, or from the medium in it, and restarts it: it returns when the node ends, or earlier
-	// with the reason why it isn't installed.
+	// Install installs this machine from an image, or from the medium in it, and restarts it: it returns when the node
+	// ends, or earlier with the reason why it isn't installed.
 	Install func(ctx context.Context, image string) error
 }
 
-// A machine that couldn't install itself from an image tries again after a pause. Each pause is twice as long as the last.
+// A machine that couldn't install itself from an image tries again after a pause. Each pause is twice as long as the
+// last.
 const (
 	firstPause = 5 * time.Minute
 	maxPause   = 2 * time.Hour
@@ -30,9 +31,9 @@ const (
 // beginAgain is between two tries to use the slots. Without them, an upgrade doesn't end.
 const beginAgain = 30 * time.Second
 
-// Service is slots in the graph. It is up when it is known which system this boot runs. A machine that was booted from a medium, and has
-// no system on its disk, is installed first, and never gets further. If its configuration has an image, it is installed from that, once
-// containerd runs.
+// Service is slots in the graph. It is up when it is known which system this boot runs. A machine that was booted from
+// a medium, and has no system on its disk, is installed first, and never gets further. If its configuration has an
+// image, it is installed from that, once containerd runs.
 func Service(o ServiceOptions) dag.Service {
 	return dag.Service{ID: ID, Restart: dag.RestartOnError, Run: func(ctx context.Context, h *dag.Handle) error {
 		message, image := "a container has no slots", ""
@@ -80,8 +81,8 @@ func (s *Slots) configured(ctx context.Context, before string, pause time.Durati
 	return s.image()
 }
 
-// begin returns what the users of this machine should know, and the image that it is to be installed from. Nothing that is wrong with the
-// slots keeps the node from running.
+// begin returns what the users of this machine should know, and the image that it is to be installed from. Nothing that
+// is wrong with the slots keeps the node from running.
 func (o ServiceOptions) begin(ctx context.Context, h *dag.Handle) (message, image string) {
 	if err := o.Slots.Begin(ctx); err != nil {
 		h.Log.Error("the slots of the system disk can't be used", "err", err)

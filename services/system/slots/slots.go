@@ -3,7 +3,8 @@
 //	medium ─▶ Write: the new system's own program (package install) ─▶ file in the EFI system partition ─▶ Written: trying ═▶ the next boot ─▶ healthy: good
 //	                                                                                        ╰▶ else: bad, and the other one boots
 //
-// META has the truth (boot.Slots). The files for the boot loaders (boot/esp) follow from it, and are made again whenever they may differ.
+// META has the truth (boot.Slots). The files for the boot loaders (boot/esp) follow from it, and are made again
+// whenever they may differ.
 package slots
 
 import (
@@ -188,7 +189,8 @@ func (s *Slots) meta(use func(c meta.Change) error) error {
 	return store.Update(use)
 }
 
-// change writes a change of the slots to META, and makes the boot loaders follow: if those can't, the same change does it again. The caller holds s.mu.
+// change writes a change of the slots to META, and makes the boot loaders follow: if those can't, the same change does
+// it again. The caller holds s.mu.
 func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error) error {
 	slots, err := s.record(change)
 	if err != nil {
@@ -237,9 +239,9 @@ func floorOf(c meta.Change) (string, error) {
 	return floor, err
 }
 
-// follow makes the boot loaders start what the slots say, and the firmware start this disk. The loaders themselves are written by an
-// installation, and by a system that has become good: what starts a good system isn't replaced by one on trial. They come last: if the
-// power goes before, the firmware starts the medium again.
+// follow makes the boot loaders start what the slots say, and the firmware start this disk. The loaders themselves are
+// written by an installation, and by a system that has become good: what starts a good system isn't replaced by one on
+// trial. They come last: if the power goes before, the firmware starts the medium again.
 func (s *Slots) follow(ctx context.Context, slots boot.Slots) error {
 	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Start(slots) }); err != nil {
 		return fmt.Errorf("boot entries: %w", err)
@@ -256,7 +258,8 @@ func (s *Slots) follow(ctx context.Context, slots boot.Slots) error {
 	return s.register(first)
 }
 
-// register makes the firmware start this disk. Firmware finds the loader without an entry, too: an error is only logged.
+// register makes the firmware start this disk. Firmware finds the loader without an entry, too: an error is only
+// logged.
 func (s *Slots) register(first bool) error {
 	system, err := s.o.Disks.SystemDisk()
 	if err != nil {
@@ -349,7 +352,8 @@ func (s *Slots) Begin(ctx context.Context) (err error) {
 	if err := begun(&next); err != nil {
 		return err
 	}
-	// What boots next runs: the boot loaders have followed the last change, and this boot needn't wait for the EFI system partition.
+	// What boots next runs: the boot loaders have followed the last change, and this boot needn't wait for the EFI
+	// system partition.
 	if reflect.DeepEqual(next, slots) && slots.Next() == running && !s.counted {
 		s.publish(slots)
 		return s.register(false) // a firmware that was reset has lost its entries

@@ -16,7 +16,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/uki"
 )
 
-// The life of a machine: installed, upgraded, back to the former system after one that failed, upgraded again, rolled back.
+// The life of a machine: installed, upgraded, back to the former system after one that failed, upgraded again, rolled
+// back.
 func TestLifeOfAMachine(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -155,7 +156,8 @@ func TestFirmwareThatForgets(t *testing.T) {
 	}
 }
 
-// Wherever an upgrade is cut off, the machine boots a system that is known to work, or one that is complete and on trial.
+// Wherever an upgrade is cut off, the machine boots a system that is known to work, or one that is complete and on
+// trial.
 func TestUpgradeThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	cut := errors.New("the power is gone")

@@ -137,7 +137,8 @@ func (s *Slots) policy(older bool) (p signed.Policy, err error) {
 	return p, err
 }
 
-// replace finds out whether an installer image has a kernel that is to replace that of its system. The system is then another one.
+// replace finds out whether an installer image has a kernel that is to replace that of its system. The system is then
+// another one.
 func (src *Source) replace(ctx context.Context, files fs.FS, unsigned bool) error {
 	kernel, err := signed.ReadFile(files, esp.KernelFile, maxKernel)
 	if err != nil {
@@ -267,7 +268,8 @@ func (s *Slots) Sound(ctx context.Context) error {
 	return err
 }
 
-// Verify reads the whole system, and refuses one that isn't as it was made, or that its slot has no room for. The slot keeps what it has.
+// Verify reads the whole system, and refuses one that isn't as it was made, or that its slot has no room for. The slot
+// keeps what it has.
 func (s *Slots) Verify(ctx context.Context, src Source, report func(done, of int64)) error {
 	if err := s.whole(ctx, src, report); err != nil {
 		return err
@@ -321,8 +323,9 @@ func (s *Slots) room(ctx context.Context, src Source) error {
 	})
 }
 
-// Write has a system written to a slot, by its own program, and makes it the one that boots next. Until all of it is on the disk, the slot
-// is empty. Of system, Excused, Kubernetes, Wiped and Args are used; the arguments come after those of the image.
+// Write has a system written to a slot, by its own program, and makes it the one that boots next. Until all of it is on
+// the disk, the slot is empty. Of system, Excused, Kubernetes, Wiped and Args are used; the arguments come after those
+// of the image.
 func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.Slot, report func(done, of int64)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -370,7 +373,8 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 	return nil
 }
 
-// install runs the program of a system with a request, and returns its last report. The program has this hash, unless nobody has vouched for it.
+// install runs the program of a system with a request, and returns its last report. The program has this hash, unless
+// nobody has vouched for it.
 func (s *Slots) install(ctx context.Context, r install.Request, hash string, system *io.SectionReader, slot *os.File, report func(done int64)) (last install.Report, err error) {
 	request, err := json.Marshal(r)
 	if err != nil {

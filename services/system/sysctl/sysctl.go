@@ -1,4 +1,5 @@
-// Package sysctl sets the kernel parameters of machine.sysctls, and the settings of machine.sysfs, which are files in the same way.
+// Package sysctl sets the kernel parameters of machine.sysctls, and the settings of machine.sysfs, which are files in
+// the same way.
 //
 // There is a controller for each. Before it sets a parameter for the first time it notes
 // the value that is there, be it the kernel's or our own from boot; a parameter

@@ -44,7 +44,8 @@ type bench struct {
 	logged logBuffer
 }
 
-// A setting below /sys that is one of several values is given back as the one that was chosen. In a container, all are the host's.
+// A setting below /sys that is one of several values is given back as the one that was chosen. In a container, all are
+// the host's.
 func TestSysfs(t *testing.T) {
 	const scheduler = "block/sda/queue/scheduler"
 	synctest.Test(t, func(t *testing.T) {

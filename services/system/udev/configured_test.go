@@ -34,7 +34,8 @@ func TestParametersOfTheCommandLine(t *testing.T) {
 	}
 }
 
-// The modules of the configuration are loaded with their parameters, and what can't be loaded is named, and tried again.
+// The modules of the configuration are loaded with their parameters, and what can't be loaded is named, and tried
+// again.
 func TestConfiguredModules(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Links by which people and programs name devices, as the rules of systemd's udev make them (60-persistent-storage.rules, 50-udev-default.rules):
-// the names of the kernel depend on the order in which it finds the devices.
+// Links by which people and programs name devices, as the rules of systemd's udev make them
+// (60-persistent-storage.rules, 50-udev-default.rules): the names of the kernel depend on the order in which it finds
+// the devices.
 //
 //	/dev/disk/by-id/virtio-SERIAL, nvme-WWID, wwn-0xWWN, and each with -partN
 //	/dev/virtio-ports/NAME

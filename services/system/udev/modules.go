@@ -95,8 +95,8 @@ func OpenModules(dir string) (*Modules, error) {
 // procCmdline is the kernel's command line.
 const procCmdline = "/proc/cmdline"
 
-// Parameters adds the parameters of modules that are on the kernel's command line, as MODULE.NAME=VALUE. The kernel itself takes only those of
-// modules that are built in (Documentation/admin-guide/kernel-parameters.rst).
+// Parameters adds the parameters of modules that are on the kernel's command line, as MODULE.NAME=VALUE. The kernel
+// itself takes only those of modules that are built in (Documentation/admin-guide/kernel-parameters.rst).
 func (m *Modules) Parameters(line boot.Cmdline) {
 	for _, p := range line.Params {
 		module, name, ok := strings.Cut(p.Key, ".")

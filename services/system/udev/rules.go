@@ -17,7 +17,8 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
-// rules are those of machine.udev.rules. A goroutine of its own owns them, because a driver may take long to change a setting.
+// rules are those of machine.udev.rules. A goroutine of its own owns them, because a driver may take long to change a
+// setting.
 type rules struct {
 	sysfs, dev string
 	log        *slog.Logger
@@ -109,7 +110,8 @@ func (r *rules) apply(path, action string) {
 	}
 }
 
-// fits reports whether all conditions of a rule hold for a device. Those of parents must hold for one of them, or for the device.
+// fits reports whether all conditions of a rule hold for a device. Those of parents must hold for one of them, or for
+// the device.
 func (r *rules) fits(rule config.UdevRule, path, action string) bool {
 	parents := config.UdevRule{}
 	for _, t := range rule {

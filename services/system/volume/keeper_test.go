@@ -40,7 +40,8 @@ func (s *storey) Open(_ context.Context, below string) (string, error) {
 	return "/" + s.name, s.fail
 }
 
-// The layers of a volume are opened in their order, each on what the one below it has opened, and closed in the reverse order.
+// The layers of a volume are opened in their order, each on what the one below it has opened, and closed in the reverse
+// order.
 func TestChainOfLayers(t *testing.T) {
 	t.Parallel()
 	var said []string

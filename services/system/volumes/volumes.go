@@ -104,7 +104,8 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 		}
 		statuses["persist/"+name] = status
 	}
-	if len(wanted.Kubelet.Persist) > 0 && !d.Keeper.Mounted(filepath.Join(d.Keeper.Dirs.Var, "opt/cni/bin")) { // the service disks is still to mount it
+	// the service disks is still to mount it
+	if len(wanted.Kubelet.Persist) > 0 && !d.Keeper.Mounted(filepath.Join(d.Keeper.Dirs.Var, "opt/cni/bin")) {
 		again = retryData
 	}
 	return again, Statuses.Replace(v, statuses)

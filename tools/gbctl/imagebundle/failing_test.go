@@ -48,7 +48,8 @@ func failingFor(t *testing.T, text, part string, answers func(store http.Handler
 	return s.URL
 }
 
-// A registry that can't say whether an image has signatures isn't one that has none. A mirror that has the image decides.
+// A registry that can't say whether an image has signatures isn't one that has none. A mirror that has the image
+// decides.
 func TestSignaturesThatCantBeLookedUp(t *testing.T) {
 	t.Parallel()
 	const text = "registry.example/team/image:1"
@@ -72,7 +73,8 @@ func TestSignaturesThatCantBeLookedUp(t *testing.T) {
 	}
 }
 
-// What a registry spoils isn't in a bundle: the error names the image. The next try, at a registry that is well, gets all.
+// What a registry spoils isn't in a bundle: the error names the image. The next try, at a registry that is well, gets
+// all.
 func TestRegistryThatSpoils(t *testing.T) {
 	t.Parallel()
 	const text = "registry.example/team/image:1"

@@ -38,8 +38,8 @@ func (b Bundle) Files(ctx context.Context, from, folder, dir string) error {
 	})
 }
 
-// Image calls use with an image and its name. The image is one of a registry or, if there is a file with that name, the only one in it: an
-// archive of the OCI image layout, or one of 'docker save', where a name may be missing.
+// Image calls use with an image and its name. The image is one of a registry or, if there is a file with that name, the
+// only one in it: an archive of the OCI image layout, or one of 'docker save', where a name may be missing.
 func (b Bundle) Image(ctx context.Context, from string, use func(ref string, image v1.Image) error) error {
 	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
 		b.Say("pulling " + from)
@@ -78,7 +78,8 @@ func (b Bundle) Image(ctx context.Context, from string, use func(ref string, ima
 	return err
 }
 
-// Missing are those of some images that an archive doesn't have. A node finds an image by its whole name, as it is in the configuration.
+// Missing are those of some images that an archive doesn't have. A node finds an image by its whole name, as it is in
+// the configuration.
 func Missing(archive *registry.Archive, images []string) ([]string, error) {
 	index, err := indexOf(archive)
 	if err != nil {
@@ -104,7 +105,8 @@ func writeFiles(image v1.Image, folder, dir string) (found bool, err error) {
 	left := int64(maxFiles)
 	for in := tar.NewReader(layers); ; {
 		header, err := in.Next()
-		if errors.Is(err, io.EOF) { // also where a layer ends early, or has another checksum: what follows has the error
+		// also where a layer ends early, or has another checksum: what follows has the error
+		if errors.Is(err, io.EOF) {
 			_, err = io.Copy(io.Discard, layers)
 			return found, err
 		}

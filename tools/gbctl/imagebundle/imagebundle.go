@@ -1,5 +1,5 @@
-// Package imagebundle keeps container images in one file, an archive of the OCI image layout, for places without a registry of their own
-// or without the internet.
+// Package imagebundle keeps container images in one file, an archive of the OCI image layout, for places without a
+// registry of their own or without the internet.
 //
 //	registries ─▶ Bundle.Write ─▶ file ─┬▶ Serve ─▶ nodes
 //	                                    └▶ Bundle.Push ─▶ registry
@@ -52,7 +52,8 @@ type Bundle struct {
 	transport http.RoundTripper
 }
 
-// Write pulls images into one file. It collects the images in a directory beside the file. After an interruption, what is there isn't pulled again.
+// Write pulls images into one file. It collects the images in a directory beside the file. After an interruption, what
+// is there isn't pulled again.
 func (b Bundle) Write(ctx context.Context, images []string, output string) error {
 	dir := output + ".partial"
 	to, err := layout.FromPath(dir)
@@ -82,7 +83,8 @@ func (b Bundle) Write(ctx context.Context, images []string, output string) error
 	return os.RemoveAll(dir)
 }
 
-// intact removes what isn't what its name says: a command was cut off when it wrote that. The error is that the index is to be made again.
+// intact removes what isn't what its name says: a command was cut off when it wrote that. The error is that the index
+// is to be made again.
 func intact(dir string) error {
 	index, err := layout.ImageIndexFromPath(dir)
 	if err == nil {
@@ -211,7 +213,8 @@ func (b Bundle) add(ctx context.Context, to layout.Path, ref, count string) (lis
 	return append(lists, list), err
 }
 
-// lookFor asks the places that may have the signatures of an image, until one has some. The first one has the image, and must answer.
+// lookFor asks the places that may have the signatures of an image, until one has some. The first one has the image,
+// and must answer.
 func (b Bundle) lookFor(ctx context.Context, places []place, ask func(in place) (found bool, err error)) error {
 	for i, place := range places {
 		found, err := ask(place)
@@ -361,7 +364,8 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	return nil
 }
 
-// Push copies all images of an archive to a registry, or to a project of it: the host of their names is replaced, and the path stays.
+// Push copies all images of an archive to a registry, or to a project of it: the host of their names is replaced, and
+// the path stays.
 func (b Bundle) Push(ctx context.Context, archive *registry.Archive, host string, insecure bool) error {
 	scheme := "https://"
 	if insecure {

@@ -74,7 +74,8 @@ func compare(t *testing.T, url, text string, want v1.Image) {
 	}
 }
 
-// Images go from a registry into a file, and from the file to nodes and to another registry. An interrupted command continues.
+// Images go from a registry into a file, and from the file to nodes and to another registry. An interrupted command
+// continues.
 func TestBundle(t *testing.T) {
 	t.Parallel()
 	names := []string{"registry.k8s.io/pause:3.10.1", "registry.k8s.io/coredns/coredns:v1.14.7"}
@@ -289,7 +290,8 @@ func signatureOf(t *testing.T, of v1.Image) v1.Image {
 	return signature
 }
 
-// Signatures that refer to an image go with it, from and to registries that list what refers to an image, and those that don't.
+// Signatures that refer to an image go with it, from and to registries that list what refers to an image, and those
+// that don't.
 func TestBundleHasSignatures(t *testing.T) {
 	t.Parallel()
 	const text = "registry.example/image:1"

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// silenceWait is for the next bytes of a registry, also for the first ones of an answer: a cache may fetch the content first.
+// silenceWait is for the next bytes of a registry, also for the first ones of an answer: a cache may fetch the content
+// first.
 const silenceWait = time.Minute
 
 // patient is how images are pulled and pushed: a registry that hangs is given up.

@@ -16,7 +16,8 @@ import (
 //	4c4c4544-0051-3810-8052-b4c04f4a4d31.yaml    a UUID
 //	default.yaml                                 all other machines
 //
-// Upper and lower case are the same. Files are read when a machine asks, so that they can be changed and added meanwhile.
+// Upper and lower case are the same. Files are read when a machine asks, so that they can be changed and added
+// meanwhile.
 type Configs struct{ File, Dir string }
 
 const (
@@ -71,8 +72,8 @@ func (c *Configs) bySerial() bool {
 	return false
 }
 
-// find returns the configuration for the first of a machine's names that has one, or else the default, or else nil. What a machine says is
-// only compared with names of files, so that it can't ask for others.
+// find returns the configuration for the first of a machine's names that has one, or else the default, or else nil.
+// What a machine says is only compared with names of files, so that it can't ask for others.
 func (c *Configs) find(names ...string) (file string, text []byte, err error) {
 	paths, err := c.Paths()
 	if err != nil {

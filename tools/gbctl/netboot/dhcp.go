@@ -26,19 +26,21 @@ type firmware struct {
 	url         bool // it takes a URL
 }
 
-// firmwares are those for which there is a boot file, by what option 93 says (https://www.iana.org/assignments/dhcpv6-parameters,
-// "Processor Architecture Types").
+// firmwares are those for which there is a boot file, by what option 93 says
+// (https://www.iana.org/assignments/dhcpv6-parameters, "Processor Architecture Types").
 var firmwares = map[iana.Arch]firmware{
-	iana.INTEL_X86PC:     {name: "BIOS", class: pxeClass, file: media.IPXEFile},
-	iana.EFI_X86_64:      {name: "UEFI", class: pxeClass, file: media.UKIFile},
-	iana.EFI_BC:          {name: "UEFI", class: pxeClass, file: media.UKIFile}, // in fact x86-64, since an erratum of RFC 4578
+	iana.INTEL_X86PC: {name: "BIOS", class: pxeClass, file: media.IPXEFile},
+	iana.EFI_X86_64:  {name: "UEFI", class: pxeClass, file: media.UKIFile},
+	// in fact x86-64, since an erratum of RFC 4578
+	iana.EFI_BC:          {name: "UEFI", class: pxeClass, file: media.UKIFile},
 	iana.EFI_X86_64_HTTP: {name: "UEFI HTTP boot", class: httpClass, file: media.UKIFile, url: true},
 }
 
 // ipxeClass is the user class of iPXE. It takes a script.
 const ipxeClass = "iPXE"
 
-// discoveryControl is option 43 with PXE_DISCOVERY_CONTROL: load the boot file at once, without a menu and another question (PXE 2.1, table 2-1).
+// discoveryControl is option 43 with PXE_DISCOVERY_CONTROL: load the boot file at once, without a menu and another
+// question (PXE 2.1, table 2-1).
 var discoveryControl = []byte{6, 1, 1 << 3, 255}
 
 // serveDHCP answers until c is closed. again is for the port of the boot server.
@@ -108,8 +110,8 @@ func (s *Server) answer(q *dhcpv4.DHCPv4, again bool) (*dhcpv4.DHCPv4, error) {
 	return s.bootReply(q, kind, f)
 }
 
-// bootReply names a boot file. The header has it, because the firmware of some network cards reads options 66 and 67 wrong; only a URL is
-// in option 67, too.
+// bootReply names a boot file. The header has it, because the firmware of some network cards reads options 66 and 67
+// wrong; only a URL is in option 67, too.
 func (s *Server) bootReply(q *dhcpv4.DHCPv4, kind dhcpv4.MessageType, f firmware) (*dhcpv4.DHCPv4, error) {
 	own := net.IP(s.o.On.Address.AsSlice())
 	with := []dhcpv4.Modifier{
@@ -137,7 +139,8 @@ func (s *Server) bootReply(q *dhcpv4.DHCPv4, kind dhcpv4.MessageType, f firmware
 	return reply, nil
 }
 
-// architecture is what option 93 says, or else the vendor class: PXEClient:Arch:xxxxx:UNDI:yyyzzz (RFC 4578, 3). Without both, it is a BIOS.
+// architecture is what option 93 says, or else the vendor class: PXEClient:Arch:xxxxx:UNDI:yyyzzz (RFC 4578, 3).
+// Without both, it is a BIOS.
 func architecture(q *dhcpv4.DHCPv4) iana.Arch {
 	if all := q.ClientArch(); len(all) > 0 {
 		return all[0]

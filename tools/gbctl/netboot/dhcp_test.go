@@ -106,7 +106,8 @@ func TestBootFiles(t *testing.T) {
 	}
 }
 
-// network makes a network: the server's interface is in the namespace of the test, and a thread is in the one of a machine.
+// network makes a network: the server's interface is in the namespace of the test, and a thread is in the one of a
+// machine.
 func network(t *testing.T) (Interface, *osthread.Thread) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -159,7 +160,8 @@ func network(t *testing.T) (Interface, *osthread.Thread) {
 	return Interface{"server", netip.MustParseAddr("10.9.0.1")}, thread
 }
 
-// A machine gets its boot file over a real network. Other clients get no answer: the first one that they could get is for the machine.
+// A machine gets its boot file over a real network. Other clients get no answer: the first one that they could get is
+// for the machine.
 func TestProxyDHCP(t *testing.T) {
 	on, thread := network(t)
 	if found, err := FindInterface("10.9.0.1"); err != nil || found != on {

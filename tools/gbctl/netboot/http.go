@@ -13,7 +13,8 @@ import (
 // configPath is where a machine gets its configuration.
 const configPath = "config"
 
-// ConfigArgument is the kernel argument with which a machine finds its configuration here. The machine fills in the variables, or iPXE does.
+// ConfigArgument is the kernel argument with which a machine finds its configuration here. The machine fills in the
+// variables, or iPXE does.
 func (s *Server) ConfigArgument() string {
 	variables := "?uuid=${uuid}&mac=${mac}"
 	if s.o.Configs.bySerial() {
@@ -104,7 +105,8 @@ func (r *reader) Read(b []byte) (int, error) {
 func (s *Server) serveConfig(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	who := s.machines.name(r.RemoteAddr)
-	uuid, serial := strings.ToLower(strings.TrimSpace(q.Get("uuid"))), strings.TrimSpace(q.Get("serial")) // iPXE sends the blanks at the end, too
+	// iPXE sends the blanks at the end, too
+	uuid, serial := strings.ToLower(strings.TrimSpace(q.Get("uuid"))), strings.TrimSpace(q.Get("serial"))
 	// A machine names its first network card, which needn't be the one that it booted from.
 	name, text, err := s.o.Configs.find(q.Get("mac"), s.machines.bootedFrom(uuid), serial, uuid)
 	switch {

@@ -36,7 +36,8 @@ func newMachines() machines {
 	return machines{byAddress: map[netip.Addr]net.HardwareAddr{}, byUUID: map[string]net.HardwareAddr{}, asked: map[string]dhcpv4.TransactionID{}}
 }
 
-// learn remembers who sent a question. It reports whether the question is new: a machine repeats one until it has an answer.
+// learn remembers who sent a question. It reports whether the question is new: a machine repeats one until it has an
+// answer.
 func (m *machines) learn(q *dhcpv4.DHCPv4) (isNew bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -71,16 +72,16 @@ func (m *machines) name(peer string) string {
 	return from.Addr().String()
 }
 
-// bootedFrom is the hardware address of the network card from which the machine with a UUID booted, or "". Some vendors give all their machines one UUID:
-// then none of their cards is meant.
+// bootedFrom is the hardware address of the network card from which the machine with a UUID booted, or "". Some vendors
+// give all their machines one UUID: then none of their cards is meant.
 func (m *machines) bootedFrom(uuid string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.byUUID[uuid].String()
 }
 
-// machineUUID is what RFC 4578, 2.3 calls the client machine identifier, as Linux writes it: the first three fields are little-endian
-// (SMBIOS 3.7, 7.2.1).
+// machineUUID is what RFC 4578, 2.3 calls the client machine identifier, as Linux writes it: the first three fields are
+// little-endian (SMBIOS 3.7, 7.2.1).
 func machineUUID(q *dhcpv4.DHCPv4) string {
 	b := q.Options.Get(dhcpv4.OptionClientMachineIdentifier)
 	if len(b) != 17 || b[0] != 0 {
@@ -119,7 +120,8 @@ func (p *progress) reached(n int64) {
 	}
 }
 
-// end reports the end, and why it came before all was sent. Before the first byte a client may only have asked for the size.
+// end reports the end, and why it came before all was sent. Before the first byte a client may only have asked for the
+// size.
 func (p *progress) end(err error) {
 	switch took := p.report.now().Sub(p.start); {
 	case p.done == 0 && p.size > 0:

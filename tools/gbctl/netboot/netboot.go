@@ -10,8 +10,8 @@
 //	  ├─ kernel and system by HTTP, if the boot file is iPXE ───────▶│
 //	  └─ its configuration by HTTP ─────────────────────────────────▶│
 //
-// The protocols are PXE 2.1 with RFC 4578 (proxy DHCP), TFTP (RFC 1350), and HTTP boot of UEFI 2.10, 24.7. Clients that don't ask for a
-// boot file get no answer.
+// The protocols are PXE 2.1 with RFC 4578 (proxy DHCP), TFTP (RFC 1350), and HTTP boot of UEFI 2.10, 24.7. Clients that
+// don't ask for a boot file get no answer.
 package netboot
 
 import (
@@ -120,7 +120,8 @@ func (s *Server) Close() {
 // url is where a file is.
 func (s *Server) url(name string) string { return "http://" + s.http.Addr().String() + "/" + name }
 
-// Run serves files, by name, until ctx ends or a port fails. All transfers have ended when it returns. Nobody else may change the files.
+// Run serves files, by name, until ctx ends or a port fails. All transfers have ended when it returns. Nobody else may
+// change the files.
 func (s *Server) Run(ctx context.Context, files map[string][]byte) error {
 	s.files = files
 	until, cancel := context.WithCancelCause(ctx)
@@ -149,7 +150,8 @@ type Interface struct {
 	Address netip.Addr
 }
 
-// FindInterface returns the interface with a name or an address. If choice is "", there must be only one that is up and isn't a loopback.
+// FindInterface returns the interface with a name or an address. If choice is "", there must be only one that is up and
+// isn't a loopback.
 func FindInterface(choice string) (Interface, error) {
 	all, err := net.Interfaces()
 	if err != nil {

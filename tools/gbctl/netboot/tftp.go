@@ -36,7 +36,8 @@ const (
 	// ackWait is for the answer to a window. It doubles with each of ackTries.
 	ackWait  = time.Second
 	ackTries = 6
-	// ackMost is what one try waits at most, whatever the client asks for: who never answers mustn't take the place of others for hours.
+	// ackMost is what one try waits at most, whatever the client asks for: who never answers mustn't take the place of
+	// others for hours.
 	ackMost = 10 * time.Second
 )
 
@@ -100,7 +101,8 @@ func errorPacket(code uint16, text string) []byte {
 // parse reads a request, and takes its options (RFC 2347 to 2349, RFC 7440). Without an error, the file exists.
 func (s *Server) parse(packet string) (r readRequest, code uint16, err error) {
 	fields := strings.Split(packet, "\x00")
-	if len(packet) < 2 || len(fields) < 4 { // opcode, with the name; mode; and what is behind the last NUL. The opcode has a NUL.
+	// opcode, with the name; mode; and what is behind the last NUL. The opcode has a NUL.
+	if len(packet) < 2 || len(fields) < 4 {
 		return r, illegal, errors.New("a packet that is no request")
 	}
 	name := fields[1]
@@ -173,8 +175,8 @@ func send(c net.Conn, r readRequest, file []byte, reached func(int64)) error {
 	return nil
 }
 
-// exchange sends a window of count packets from the one with the number first on, and returns how many of them were acknowledged: at least
-// one. Numbers begin with 0, those of TFTP with 1, so that -1 is OACK.
+// exchange sends a window of count packets from the one with the number first on, and returns how many of them were
+// acknowledged: at least one. Numbers begin with 0, those of TFTP with 1, so that -1 is OACK.
 func exchange(c net.Conn, r readRequest, first, count int, packet func(int) []byte) (int, error) {
 	answer := make([]byte, 1024)
 	for try := range ackTries {
@@ -207,7 +209,8 @@ func exchange(c net.Conn, r readRequest, first, count int, packet func(int) []by
 				if got >= 1 && got <= count {
 					return got, nil
 				}
-				// An old acknowledgement is no reason to send a window again: this would double all later ones (RFC 1123, 4.2.3.1).
+				// An old acknowledgement is no reason to send a window again: this would double all later ones (RFC
+				// 1123, 4.2.3.1).
 			}
 		}
 	}

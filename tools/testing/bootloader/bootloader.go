@@ -1,5 +1,5 @@
-// Package bootloader is a model of what systemd-boot and GRUB do with the EFI system partition of an installed machine (boot/esp), for
-// tests that boot nothing.
+// Package bootloader is a model of what systemd-boot and GRUB do with the EFI system partition of an installed machine
+// (boot/esp), for tests that boot nothing.
 package bootloader
 
 import (
@@ -25,7 +25,8 @@ const (
 type Start struct {
 	System string // the file of the system in the partition
 	Line   string // the kernel's command line
-	// Count is what the boot loader does before, with the partition in a directory: it counts the boot of a system on trial.
+	// Count is what the boot loader does before, with the partition in a directory: it counts the boot of a system on
+	// trial.
 	Count func(dir string) error
 }
 
@@ -35,8 +36,8 @@ var (
 	grubLinux = regexp.MustCompile(`(?m)^linux (\(system\)\S+ .*)$`)
 )
 
-// SystemdBoot starts the entry with the highest version among those that have a try left or don't count, and else among the others
-// (systemd-boot(7), Automatic Boot Assessment).
+// SystemdBoot starts the entry with the highest version among those that have a try left or don't count, and else among
+// the others (systemd-boot(7), Automatic Boot Assessment).
 func SystemdBoot(files fs.FS) (start Start, err error) {
 	entries, err := fs.ReadDir(files, entriesDir)
 	if err != nil {

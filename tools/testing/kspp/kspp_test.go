@@ -1,4 +1,5 @@
-// Package kspp compares what a node has with what the Kernel Self Protection Project recommends, and makes docs/hardening.md.
+// Package kspp compares what a node has with what the Kernel Self Protection Project recommends, and makes
+// docs/hardening.md.
 package kspp
 
 import (

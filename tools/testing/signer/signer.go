@@ -38,7 +38,8 @@ func Public(t *testing.T, maker string) []byte {
 // Release signs the systems of most tests.
 const Release = "the release"
 
-// Signed returns what lies beside an image: its description, whose hash and size it sets, and the signature of its maker.
+// Signed returns what lies beside an image: its description, whose hash and size it sets, and the signature of its
+// maker.
 func Signed(t *testing.T, maker string, m esp.Medium, image []byte) map[string][]byte {
 	t.Helper()
 	sum := sha256.Sum256(image)

@@ -199,7 +199,8 @@ func store(node string) *appsv1.StatefulSet {
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
 					TerminationGracePeriodSeconds: &one,
-					NodeSelector:                  map[string]string{corev1.LabelHostname: node}, // the node with its data
+					// the node with its data
+					NodeSelector: map[string]string{corev1.LabelHostname: node},
 					Containers: []corev1.Container{{
 						Name: "store", Image: os.Getenv("GARBOARD_ETCD_IMAGE"),
 						Command: []string{"/usr/local/bin/etcd", "--data-dir=/data/etcd", "--listen-client-urls=" + listen, "--advertise-client-urls=" + listen},

@@ -1,4 +1,5 @@
-// Hang is the first process of a system that hangs. Stage 1 runs as it does in others, and starts this program in place of stage 2.
+// Hang is the first process of a system that hangs. Stage 1 runs as it does in others, and starts this program in place
+// of stage 2.
 package main
 
 import (

@@ -16,8 +16,9 @@ const adoptedCommand = "adopted"
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// runAdopted makes the container of another runtime, such as Docker, what a node expects (nodeConfig), and becomes the node's PID 1. The
-// runtime must have given it the capabilities of a node, no filter of system calls, and access to all devices.
+// runAdopted makes the container of another runtime, such as Docker, what a node expects (nodeConfig), and becomes the
+// node's PID 1. The runtime must have given it the capabilities of a node, no filter of system calls, and access to all
+// devices.
 func runAdopted(args []string) error {
 	if len(args) == 0 || os.Getpid() != 1 {
 		return errors.New(adoptedCommand + ": must be the first process of a container, and needs the program to become")
@@ -30,8 +31,8 @@ func runAdopted(args []string) error {
 	return fmt.Errorf("become %s: %w", args[0], unix.Exec(args[0], args, os.Environ()))
 }
 
-// makeCgroupsWritable is for the kubelet and containerd. Docker mounts cgroups read-only where a container isn't privileged, and privileged
-// ones have the devices of the host.
+// makeCgroupsWritable is for the kubelet and containerd. Docker mounts cgroups read-only where a container isn't
+// privileged, and privileged ones have the devices of the host.
 func makeCgroupsWritable() error {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

@@ -79,23 +79,24 @@ func copyModule(module, dir, more string) error {
 	return nil
 }
 
-// sources lists the Go files of a package main that count on this platform.
+// sources lists the files of a package main that count on this platform.
 func sources(ctx context.Context, module, pkg string) ([]string, error) {
-	out, err := program.Output(ctx, module, append([]string{"CGO_ENABLED=0"}, goEnvironment...), "go", "list", "-mod=readonly", "-json=Dir,GoFiles", pkg)
+	out, err := program.Output(ctx, module, append([]string{"CGO_ENABLED=0"}, goEnvironment...), "go", "list", "-mod=readonly", "-json=Dir,GoFiles,EmbedFiles", pkg)
 	if err != nil {
 		return nil, err
 	}
 	var found struct {
-		Dir     string
-		GoFiles []string
+		Dir                 string
+		GoFiles, EmbedFiles []string
 	}
 	if err := json.Unmarshal([]byte(out), &found); err != nil {
 		return nil, fmt.Errorf("read what go list says: %w", err)
 	}
-	for i, file := range found.GoFiles {
-		found.GoFiles[i] = filepath.Join(found.Dir, file)
+	files := append(found.GoFiles, found.EmbedFiles...)
+	for i, file := range files {
+		files[i] = filepath.Join(found.Dir, file)
 	}
-	return found.GoFiles, nil
+	return files, nil
 }
 
 // copyProgram copies a package main, to be imported.
@@ -113,7 +114,7 @@ func copyProgram(ctx context.Context, module, pkg, dir string) error {
 		if err != nil {
 			return err
 		}
-		if !packageMain.Match(source) {
+		if filepath.Ext(path) == ".go" && !packageMain.Match(source) {
 			return fmt.Errorf("%s is not of package main", path)
 		}
 		mains += len(funcMain.FindAll(source, -1))

@@ -294,7 +294,13 @@ func TestSystemsOnADisk(t *testing.T) {
 // refuses checks that the machine doesn't run a byte of what nobody has vouched for, and keeps its slots as they are.
 func (b *booted) refuses(files string) {
 	b.t.Helper()
-	before := b.systems()
+	var before string
+	eventually.That(b.t, 20*time.Second, "the boot loader knows that A is good", func() error {
+		if before = b.systems(); !strings.Contains(before, "garboard-a.conf ") {
+			return errors.New(before)
+		}
+		return nil
+	})
 	refused := func(name string, args lifecycle.PowerArguments, reason string) {
 		b.t.Helper()
 		o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args})

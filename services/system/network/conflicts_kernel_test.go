@@ -3,6 +3,7 @@
 package network
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -56,15 +57,13 @@ func (n *node) hasConflict(link, cidr, mac string) {
 		if err == nil && o.Spec.Problem != want {
 			err = fmt.Errorf("its problem is %q", o.Spec.Problem)
 		}
-		return err
+		s, none := Statuses.Get(n.store, ID) // written after that
+		told := none == nil && slices.Contains(s.Spec.Problems, fmt.Sprintf("address %s of %s: %s", cidr, link, want))
+		if err == nil && told != (mac != "") {
+			err = fmt.Errorf("problems of the status are %q", s.Spec.Problems)
+		}
+		return errors.Join(err, none)
 	})
-	s, err := Statuses.Get(n.store, ID)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if told := slices.Contains(s.Spec.Problems, fmt.Sprintf("address %s of %s: %s", cidr, link, want)); told != (mac != "") {
-		n.t.Errorf("problems of the status are %q", s.Spec.Problems)
-	}
 }
 
 // Another host has one of two static addresses: it has a problem, and the other one is the node's. When that host goes,

@@ -86,11 +86,13 @@ release-check: go ## verify a release from its files (DIR=out/release KEYS=relea
 	@$(if $(QEMU),GARBOARD_RELEASE='$(abspath $(or $(DIR),out/release))' GARBOARD_RELEASE_BEFORE='$(if $(BEFORE),$(abspath $(BEFORE)))' \
 	  go test -count=1 -trimpath -v -timeout 60m -tags=e2e$(comma)long -run '^TestPublishedRelease$$' ./qemu/e2e/installed,:)
 
-test: $(DEV) ## for every change: linters, unit tests with -race, nodes and clusters
-	@$(DEV) test
+CHOICE = $(if $(LIST),--list) $(if $(ALL),--all) $(if $(RUN),--run '$(RUN)')
+
+test: $(DEV) ## for every change: linters, unit tests with -race, nodes and clusters (ALL=1: also those that passed)
+	@$(DEV) test $(CHOICE)
 
 test-long: $(DEV) ## the long tests that are due (LIST=1, ALL=1, RUN=regexp, BASE=commit)
-	@$(DEV) test-long $(if $(LIST),--list) $(if $(ALL),--all) $(if $(RUN),--run '$(RUN)') $(if $(BASE),--base '$(BASE)')
+	@$(DEV) test-long $(CHOICE) $(if $(BASE),--base '$(BASE)')
 
 unit: $(DEV) ## only the unit tests, with -race
 	@$(DEV) test --only unit
@@ -98,8 +100,8 @@ unit: $(DEV) ## only the unit tests, with -race
 kernel: $(DEV) ## only the tests in a kernel of their own (User Mode Linux)
 	@$(DEV) test --only kernel
 
-e2e: $(DEV) ## only the end-to-end tests, which boot nodes and clusters
-	@$(DEV) test --only e2e
+e2e: $(DEV) ## only the end-to-end tests, which boot nodes and clusters (LIST=1, ALL=1, RUN=regexp)
+	@$(DEV) test --only e2e $(CHOICE)
 
 fuzz: $(DEV) ## fuzz every target for a minute
 	@$(DEV) fuzz

@@ -151,20 +151,20 @@ var (
 
 // booted runs the tests with a tag that belong to some parts.
 func booted(ctx context.Context, s *suite, tag string, timeout time.Duration, parts []bootPart, flavours ...image.Flavour) (result, error) {
-	all, err := bootTests(s.root)
+	all, err := bootTests(s.copied)
 	if err != nil {
 		return result{}, err
 	}
 	all = slices.DeleteFunc(all, func(t bootTest) bool {
 		runs := slices.ContainsFunc(parts, func(p bootPart) bool { return t.machine == p.machine && t.alone == p.alone })
-		return t.tag != tag || !runs || !s.long.wants(t)
+		return t.tag != tag || !runs || !s.chosen.wants(t)
 	})
 	if len(all) == 0 {
 		return result{}, nil
 	}
-	sets, err := optionalOf(s.root, all)
+	sets, err := optionalOf(s.copied, all)
 	if err == nil {
-		err = buildAll(ctx, s.root, s.out, sets, flavours...)
+		err = buildAll(ctx, s.copied, s.out, sets, flavours...)
 	}
 	if err != nil {
 		return result{}, err
@@ -178,7 +178,7 @@ func booted(ctx context.Context, s *suite, tag string, timeout time.Duration, pa
 			continue
 		}
 		slices.Reverse(folders) // the real tests of etcd take longest: they begin first
-		test := goTest{dir: s.root, verbose: true, ended: s.long.ended, args: []string{
+		test := goTest{dir: s.copied, verbose: true, ended: s.chosen.ended, args: []string{
 			"-trimpath", "-count=1", fmt.Sprintf("-p=%d", part.atOnce), "-timeout=" + timeout.String(), "-tags=" + strings.ReplaceAll(tag, " && ", ","),
 		}}
 		r, err := test.run(ctx, s.out, names, folders...)

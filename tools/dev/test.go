@@ -27,6 +27,9 @@ const (
 	testBudget = 20 * time.Minute
 )
 
+// e2ePhase is the phase of the tests that are chosen.
+const e2ePhase = "e2e"
+
 // A phase is one part of the tests.
 type phase struct {
 	name string
@@ -37,9 +40,10 @@ type phase struct {
 // A suite is what the phases of one run share.
 type suite struct {
 	root   string // the checkout
-	copied string // its sources, at the place that is the same for all checkouts
+	copied string // its sources, at the place that is the same for all checkouts: the tests run there
 	out    io.Writer
-	long   *longRun // what runs of the long tests
+	chosen *choice // which end-to-end tests run
+	goesOn bool    // after a phase that failed: the halves of the long tests, of which neither stands on the other
 	result
 	ran []string
 }
@@ -49,39 +53,53 @@ var phases = []phase{
 	{name: "unit", what: "unit tests, and tests in namespaces of their own, with -race", run: unit},
 	{name: "kernel", what: "tests in a kernel of their own (User Mode Linux)", run: kernelTests},
 	{name: "fuzz", what: "each fuzz target of changed code for a few seconds", run: fuzzChanged},
-	{name: "e2e", what: "end-to-end tests: nodes and clusters, booted for real", run: e2eTests},
+	{name: e2ePhase, what: "end-to-end tests: nodes and clusters, booted for real", run: e2eTests},
 }
 
 func testCommand() *cobra.Command {
 	var only string
+	o := choiceOptions{tag: e2eTag}
 	cmd := &cobra.Command{
 		Use:   "test",
 		Short: "Run the tests",
-		Long: `Run the tests: all phases, or one.
+		Long: `Run the tests: all phases, or one. A test that passed here with what it covers is
+not run again: go test knows this of those that boot nothing, and the table in
+qemu/e2e/due of the end-to-end tests (--all runs all of them). The tests run from
+a copy of the checkout, which may be changed meanwhile.
 
 A test that fails is run once more, alone, at the end of its phase. If it passes
 then, the run goes on, and its last lines name the test as FLAKY.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, out := cmd.Context(), cmd.OutOrStdout()
-			root, err := prepared(ctx, out, true)
-			if err != nil {
-				return err
-			}
-			sources, err := copySources(ctx, out, root, "checkout")
-			if err != nil {
-				return err
-			}
-			defer sources.close()
-			return runPhases(ctx, "make "+cmp.Or(only, "test"), phases, &suite{root: root, copied: sources.dir, out: out}, only)
+			return testFrom(cmd.Context(), cmd.OutOrStdout(), "checkout", func(ctx context.Context, s *suite) error {
+				if only == "" || only == e2ePhase {
+					if err := s.choose(ctx, o); err != nil || o.list {
+						return err
+					}
+				}
+				return runPhases(ctx, "make "+cmp.Or(only, "test"), phases, s, only)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, kernel, fuzz or e2e")
+	o.add(cmd.Flags())
 	return cmd
 }
 
-// runPhases runs them in order and stops at the first that fails: later ones take long and
-// stand on the earlier. The halves of the long tests don't.
+// testFrom calls test with a copy of the checkout's sources, which has a name and is for this run alone.
+func testFrom(ctx context.Context, out io.Writer, copied string, test func(context.Context, *suite) error) error {
+	root, err := prepared(ctx, out, true)
+	if err != nil {
+		return err
+	}
+	sources, err := copySources(ctx, out, root, copied)
+	if err != nil {
+		return err
+	}
+	return errors.Join(test(ctx, &suite{root: root, copied: sources.dir, out: out}), sources.close())
+}
+
+// runPhases runs them in order. Where later ones stand on the earlier, it stops at the first that fails.
 func runPhases(ctx context.Context, command string, all []phase, s *suite, only string) error {
 	begin := time.Now()
 	var not, failedIn []string
@@ -96,7 +114,7 @@ func runPhases(ctx context.Context, command string, all []phase, s *suite, only 
 			continue
 		}
 		failed, failedIn = errors.Join(failed, fmt.Errorf("%s: %w", p.name, err)), append(failedIn, p.name)
-		if s.long != nil && ctx.Err() == nil {
+		if s.goesOn && ctx.Err() == nil {
 			continue
 		}
 		for _, later := range all[i+1:] {
@@ -112,7 +130,7 @@ func runPhases(ctx context.Context, command string, all []phase, s *suite, only 
 		return fmt.Errorf("--only %s: no such phase", only)
 	}
 	verdict := command + ": passed in " + since(begin)
-	if only == "" && s.long == nil {
+	if only == "" && !s.goesOn {
 		verdict += fmt.Sprintf(" (where everything is built, it may take %s)", testBudget)
 	}
 	s.last(verdict, not)

@@ -23,14 +23,14 @@ func TestPhases(t *testing.T) {
 	broken := errors.New("it broke")
 	for _, test := range []struct {
 		name, only string
-		long       *longRun
+		goesOn     bool
 		err        error
 		ran, last  string
 	}{
-		{"all", "", nil, nil, "lint unit e2e", "== make test: passed in 0s (where everything is built, it may take 20m0s); complete: lint, unit, e2e; not run: nothing; booted: container 3, qemu 1\n"},
-		{"asked for", "e2e", nil, nil, "e2e", "== make test: passed in 0s; complete: e2e; not run: lint, unit; booted: container 1\n"},
-		{"the first fails", "", nil, broken, "lint", "== make test: FAILED in lint after 0s; complete: nothing; not run: unit, e2e; booted: container 1\n"},
-		{"long tests go on", "", &longRun{}, broken, "lint unit e2e", "== make test: FAILED in lint, unit, e2e after 0s; complete: nothing; not run: nothing; booted: container 3, qemu 1\n"},
+		{"all", "", false, nil, "lint unit e2e", "== make test: passed in 0s (where everything is built, it may take 20m0s); complete: lint, unit, e2e; not run: nothing; booted: container 3, qemu 1\n"},
+		{"asked for", "e2e", false, nil, "e2e", "== make test: passed in 0s; complete: e2e; not run: lint, unit; booted: container 1\n"},
+		{"the first fails", "", false, broken, "lint", "== make test: FAILED in lint after 0s; complete: nothing; not run: unit, e2e; booted: container 1\n"},
+		{"long tests go on", "", true, broken, "lint unit e2e", "== make test: FAILED in lint, unit, e2e after 0s; complete: nothing; not run: nothing; booted: container 3, qemu 1\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -46,7 +46,7 @@ func TestPhases(t *testing.T) {
 			}
 			synctest.Test(t, func(t *testing.T) { // whose time stands still
 				var out strings.Builder
-				if err := runPhases(t.Context(), "make test", all, &suite{out: &out, long: test.long}, test.only); !errors.Is(err, test.err) {
+				if err := runPhases(t.Context(), "make test", all, &suite{out: &out, goesOn: test.goesOn}, test.only); !errors.Is(err, test.err) {
 					t.Errorf("error %v, want %v", err, test.err)
 				}
 				if got := strings.Join(ran, " "); got != test.ran || !strings.HasSuffix(out.String(), test.last) {

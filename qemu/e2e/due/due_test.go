@@ -110,6 +110,25 @@ func TestWhatIsDue(t *testing.T) {
 	step("taken back", map[string]string{"qemu/e2e/vip/testdata/a.txt": "2"}, "changed since it passed at c0ffee: the test", "")
 }
 
+// A test of make test has no base: it is due until it passes. Where the table has no row, it covers its own package.
+func TestDueWithoutBase(t *testing.T) {
+	t.Parallel()
+	test := Test{"services/core/dag", "TestReal", []string{"services/core/dag/real_test.go"}}
+	now := Content{"services/core/dag/dag.go": "1", "services/core/dag/real_test.go": "1", "services/core/logs/logs.go": "1"}
+	if got := Why(test, nil, now, nil, ""); got != "not run here" {
+		t.Errorf("without a result: %q", got)
+	}
+	passed := &Result{Commit: "c0ffee", Covered: test.Covered(now), Passed: true}
+	now["services/core/logs/logs.go"] = "2"
+	if got := Why(test, passed, now, nil, ""); got != "" {
+		t.Errorf("another package was changed: %q", got)
+	}
+	now["services/core/dag/dag.go"] = "2"
+	if got := Why(test, passed, now, nil, ""); got != "changed since it passed at c0ffee: services/core/dag" {
+		t.Errorf("its package was changed: %q", got)
+	}
+}
+
 // A result that was cut short is as none.
 func TestDamagedResult(t *testing.T) {
 	t.Parallel()

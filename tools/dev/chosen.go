@@ -14,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu/e2e/due"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // halves are the phases of the long tests.
@@ -26,14 +27,21 @@ var halves = []phase{
 	}},
 }
 
-// longOptions say which long tests run.
-type longOptions struct {
+// choiceOptions say which end-to-end tests run.
+type choiceOptions struct {
+	tag         string // of the tests that are chosen from
 	base, tests string
 	all, list   bool
 }
 
+func (o *choiceOptions) add(f *pflag.FlagSet) {
+	f.StringVar(&o.tests, "run", "", "run the end-to-end tests whose names match this regular expression, due or not")
+	f.BoolVar(&o.all, "all", false, "run all end-to-end tests, due or not")
+	f.BoolVar(&o.list, "list", false, "only print which end-to-end tests are due, and why")
+}
+
 func testLongCommand() *cobra.Command {
-	var o longOptions
+	o := choiceOptions{tag: longTag}
 	cmd := &cobra.Command{
 		Use:   "test-long",
 		Short: "Run the long tests that are due",
@@ -45,19 +53,23 @@ qemu/e2e/due. A comment, a document and a unit test make nothing due.
 The result of each test is kept in the user's cache directory when the test ends.
 The tests run from a copy of the checkout, which may be changed meanwhile.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return testLong(cmd.Context(), cmd.OutOrStdout(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return testFrom(cmd.Context(), cmd.OutOrStdout(), "long", func(ctx context.Context, s *suite) error {
+				if err := s.choose(ctx, o); err != nil || o.list || len(s.chosen.tests) == 0 {
+					return err
+				}
+				s.goesOn = true
+				return runPhases(ctx, "make test-long", halves, s, "")
+			})
+		},
 	}
-	f := cmd.Flags()
-	f.StringVar(&o.base, "base", "", "the commit that the change began at (default: where the branch left origin/main, or the newest that is 4 hours old)")
-	f.StringVar(&o.tests, "run", "", "run the tests whose names match this regular expression, due or not")
-	f.BoolVar(&o.all, "all", false, "run all")
-	f.BoolVar(&o.list, "list", false, "only print which tests are due, and why")
+	o.add(cmd.Flags())
+	cmd.Flags().StringVar(&o.base, "base", "", "the commit that the change began at (default: where the branch left origin/main, or the newest that is 4 hours old)")
 	return cmd
 }
 
-// A longRun is what one run of the long tests needs. Its methods work for nil: other tests
-// are all wanted, and their results aren't kept.
-type longRun struct {
+// A choice is which end-to-end tests run. It keeps their results.
+type choice struct {
 	tests   map[string]due.Test // that run, by name
 	content due.Content
 	commit  string
@@ -65,69 +77,58 @@ type longRun struct {
 	out     io.Writer
 }
 
-func (l *longRun) wants(t bootTest) bool {
-	if l == nil {
-		return true
-	}
-	_, wanted := l.tests[longTest(t).String()]
+func (c *choice) wants(t bootTest) bool {
+	_, wanted := c.tests[dueTest(t).String()]
 	return wanted
 }
 
 // ended keeps the result of a test.
-func (l *longRun) ended(test string, took time.Duration, failure string) {
-	if l == nil {
-		return
-	}
-	err := l.results.Add(test, due.Result{
-		Commit: l.commit, Covered: l.tests[test].Covered(l.content), Passed: failure == "", When: time.Now(), Took: took, FirstFailure: failure,
+func (c *choice) ended(test string, took time.Duration, failure string) {
+	err := c.results.Add(test, due.Result{
+		Commit: c.commit, Covered: c.tests[test].Covered(c.content), Passed: failure == "", When: time.Now(), Took: took, FirstFailure: failure,
 	})
 	if err != nil {
-		fmt.Fprintln(l.out, "warning:", err)
+		fmt.Fprintln(c.out, "warning:", err)
 	}
 }
 
-func longTest(t bootTest) due.Test {
+func dueTest(t bootTest) due.Test {
 	return due.Test{Folder: strings.TrimPrefix(t.folder, "./"), Name: t.name, Files: t.files}
 }
 
-func testLong(ctx context.Context, out io.Writer, o longOptions) error {
+// choose finds the tests that run, and prints them with their reasons.
+func (s *suite) choose(ctx context.Context, o choiceOptions) error {
 	name, err := regexp.Compile(o.tests)
 	if err != nil {
 		return fmt.Errorf("--run: %w", err)
 	}
-	root, err := prepared(ctx, out, true)
-	if err != nil {
-		return err
-	}
-	sources, err := copySources(ctx, out, root, "long")
-	if err != nil {
-		return err
-	}
-	defer sources.close()
 	results, err := testCache("results")
 	if err != nil {
 		return err
 	}
-	l := &longRun{tests: map[string]due.Test{}, results: due.Results(results), out: out}
-	if l.content, err = due.Read(sources.dir); err != nil {
+	c := &choice{tests: map[string]due.Test{}, results: due.Results(results), out: s.out}
+	if c.content, err = due.Read(s.copied); err != nil {
 		return err
 	}
-	if l.commit, err = git(ctx, root, "describe", "--always", "--dirty=+", "--exclude=*"); err != nil {
+	if c.commit, err = git(ctx, s.root, "describe", "--always", "--dirty=+", "--exclude=*"); err != nil {
 		return err
 	}
-	base, err := baseOf(ctx, root, o.base)
+	base, former := "", due.Content(nil)
+	if o.tag == longTag {
+		if base, err = baseOf(ctx, s.root, o.base); err == nil {
+			former, err = due.At(ctx, s.root, base, c.content)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	all, err := bootTests(s.copied)
 	if err != nil {
 		return err
 	}
-	former, err := due.At(ctx, root, base, l.content)
-	if err != nil {
-		return err
-	}
-	all, err := bootTests(sources.dir)
-	if err != nil {
-		return err
-	}
-	choose := func(test due.Test, why string) string {
+	s.chosen = c
+	return c.choose(all, o.tag, base, func(test due.Test, last *due.Result) string {
+		why := due.Why(test, last, c.content, former, base)
 		switch {
 		case o.tests != "":
 			return map[bool]string{true: "asked for"}[name.MatchString(test.Name)]
@@ -135,38 +136,30 @@ func testLong(ctx context.Context, out io.Writer, o longOptions) error {
 			return cmp.Or(why, "asked for")
 		}
 		return why
-	}
-	if err := l.choose(all, former, base, choose); err != nil {
-		return err
-	}
-	if o.list || len(l.tests) == 0 {
-		return nil
-	}
-	return runPhases(ctx, "make test-long", halves, &suite{root: sources.dir, copied: sources.dir, out: out, long: l}, "")
+	})
 }
 
-// choose finds the tests that run, and prints them with their reasons.
-func (l *longRun) choose(all []bootTest, former due.Content, base string, choose func(due.Test, string) string) error {
-	table := tabwriter.NewWriter(l.out, 0, 0, 2, ' ', 0)
+func (c *choice) choose(all []bootTest, tag, base string, why func(due.Test, *due.Result) string) error {
+	table := tabwriter.NewWriter(c.out, 0, 0, 2, ' ', 0)
 	var known time.Duration
 	var count, untimed int
 	for _, machine := range []bool{false, true} {
 		half := halves[map[bool]int{true: 1}[machine]].name
 		for _, t := range all {
-			if t.tag != longTag || t.machine != machine {
+			if t.tag != tag || t.machine != machine {
 				continue
 			}
 			count++
-			test := longTest(t)
-			last, err := l.results.Last(test.String())
+			test := dueTest(t)
+			last, err := c.results.Last(test.String())
 			if err != nil {
 				return err
 			}
-			why := choose(test, due.Why(test, last, l.content, former, base))
-			if why == "" {
+			reason := why(test, last)
+			if reason == "" {
 				continue
 			}
-			l.tests[test.String()] = test
+			c.tests[test.String()] = test
 			took := "-"
 			if last != nil {
 				took = last.Took.Round(time.Second).String()
@@ -174,20 +167,23 @@ func (l *longRun) choose(all []bootTest, former due.Content, base string, choose
 			} else {
 				untimed++
 			}
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", half, test, took, why)
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", half, test, took, reason)
 		}
 	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	summary := fmt.Sprintf("%d of %d long tests; base %s", len(l.tests), count, base)
-	if len(l.tests) > untimed {
+	summary := fmt.Sprintf("%d of %d end-to-end tests", len(c.tests), count)
+	if base != "" {
+		summary = fmt.Sprintf("%d of %d long tests; base %s", len(c.tests), count, base)
+	}
+	if len(c.tests) > untimed {
 		summary += fmt.Sprintf("; those that ran here before took %s", known.Round(time.Second))
 	}
 	if untimed > 0 {
 		summary += fmt.Sprintf("; %d never ran here", untimed)
 	}
-	_, err := fmt.Fprintln(l.out, summary)
+	_, err := fmt.Fprintln(c.out, summary)
 	return err
 }
 

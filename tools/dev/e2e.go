@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -25,9 +26,9 @@ const (
 	// test may take 20 minutes.
 	longTimeout    = 50 * time.Minute
 	machineTimeout = 4 * time.Hour
-	// containersAtOnce is how many packages whose nodes are containers are tested at the
-	// same time. They mostly wait.
-	containersAtOnce = 2
+	// processorsOfAMachine is how many an emulated machine keeps busy. Two packages whose nodes are containers need as
+	// many.
+	processorsOfAMachine = 2
 	// machineWord is in the files of tests that boot virtual machines.
 	machineWord = "qemu.QEMU"
 	// promiseWord is in the files of tests that measure what the product promises: other tests beside them would be
@@ -143,10 +144,10 @@ type bootPart struct {
 }
 
 var (
-	// containerParts run at native speed. Most of the tests wait, so that some run at once. Those of promises follow.
-	containerParts = []bootPart{{false, false, containersAtOnce}, {false, true, 1}}
-	// machinePart needs all processors for the emulation.
-	machinePart = bootPart{true, false, 1}
+	// containerParts run at native speed. Those of promises follow.
+	containerParts = []bootPart{{false, false, 2 * machinesAtOnce}, {false, true, 1}}
+	machinePart    = bootPart{true, false, machinesAtOnce}
+	machinesAtOnce = max(1, runtime.NumCPU()/processorsOfAMachine)
 )
 
 // booted runs the tests with a tag that belong to some parts.

@@ -272,8 +272,10 @@ type NodeStatusResponse struct {
 	KubernetesServes string `protobuf:"bytes,22,opt,name=kubernetes_serves,json=kubernetesServes,proto3" json:"kubernetes_serves,omitempty"`
 	// Why it doesn't; empty if it does.
 	KubernetesLacks string `protobuf:"bytes,23,opt,name=kubernetes_lacks,json=kubernetesLacks,proto3" json:"kubernetes_lacks,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Whom that is about: Node, or the DaemonSet of a pod. A node of an earlier release doesn't say it.
+	KubernetesFaulty []string `protobuf:"bytes,24,rep,name=kubernetes_faulty,json=kubernetesFaulty,proto3" json:"kubernetes_faulty,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *NodeStatusResponse) Reset() {
@@ -465,6 +467,13 @@ func (x *NodeStatusResponse) GetKubernetesLacks() string {
 		return x.KubernetesLacks
 	}
 	return ""
+}
+
+func (x *NodeStatusResponse) GetKubernetesFaulty() []string {
+	if x != nil {
+		return x.KubernetesFaulty
+	}
+	return nil
 }
 
 type ProcessesRequest struct {
@@ -4707,7 +4716,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x06kernel\x18\x04 \x01(\tR\x06kernel\x12\x12\n" +
 	"\x04mode\x18\x05 \x01(\tR\x04mode\x12\x1a\n" +
 	"\bhostname\x18\x06 \x01(\tR\bhostname\"\x13\n" +
-	"\x11NodeStatusRequest\"\xf6\x05\n" +
+	"\x11NodeStatusRequest\"\xa3\x06\n" +
 	"\x12NodeStatusResponse\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12!\n" +
 	"\fmachine_type\x18\x02 \x01(\tR\vmachineType\x12\x18\n" +
@@ -4734,7 +4743,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\aboot_id\x18\x14 \x01(\tR\x06bootId\x12\x1a\n" +
 	"\bendpoint\x18\x15 \x01(\tR\bendpoint\x12+\n" +
 	"\x11kubernetes_serves\x18\x16 \x01(\tR\x10kubernetesServes\x12)\n" +
-	"\x10kubernetes_lacks\x18\x17 \x01(\tR\x0fkubernetesLacks\"\x12\n" +
+	"\x10kubernetes_lacks\x18\x17 \x01(\tR\x0fkubernetesLacks\x12+\n" +
+	"\x11kubernetes_faulty\x18\x18 \x03(\tR\x10kubernetesFaulty\"\x12\n" +
 	"\x10ProcessesRequest\"G\n" +
 	"\x11ProcessesResponse\x122\n" +
 	"\tprocesses\x18\x01 \x03(\v2\x14.garboard.v1.ProcessR\tprocesses\"\xb3\x02\n" +

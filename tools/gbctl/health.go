@@ -42,9 +42,10 @@ func unhealthyReason(s *apiv1.NodeStatusResponse) string {
 	return s.KubernetesLacks
 }
 
-// healthyAs is nil if a node is healthy, apart from Kubernetes if that didn't serve there before a command either.
+// healthyAs is nil if a node is healthy, apart from what Kubernetes lacked there before a command, too.
 func healthyAs(before, s *apiv1.NodeStatusResponse) error {
-	if before.KubernetesLacks != "" {
+	isNew := func(object string) bool { return !slices.Contains(before.KubernetesFaulty, object) }
+	if before.KubernetesLacks != "" && !slices.ContainsFunc(s.KubernetesFaulty, isNew) {
 		s.KubernetesLacks = ""
 	}
 	if why := unhealthyReason(s); why != "" {

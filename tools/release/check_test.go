@@ -136,6 +136,24 @@ var openers = []opener{
 
 func nothing(string) error { return nil }
 
+// missing are the ends of the names of files that a whole release has, and this one doesn't (docs/releasing.md).
+func missing(dir string) (missing []string, err error) {
+	ends := []string{
+		"_amd64.deb", "_arm64.deb", "gbctl.rb", "_amd64.iso", "_amd64.raw.zst", "_amd64_netboot.tar", "_amd64_installer.tar", "_amd64_images.tar",
+		"_amd64_system.spdx.json", "_amd64_images.spdx.json", "_docs.tar.gz", "CHANGELOG.md", "release.pub", sumsFile, signatureFile,
+	}
+	for _, platform := range Platforms {
+		ends = append(ends, strings.Join(platform[:], "_")+map[bool]string{true: ".zip", false: ".tar.gz"}[platform[0] == "windows"])
+	}
+	found, err := os.ReadDir(dir)
+	for _, end := range ends {
+		if !slices.ContainsFunc(found, func(f fs.DirEntry) bool { return strings.HasSuffix(f.Name(), end) }) {
+			missing = append(missing, end)
+		}
+	}
+	return missing, err
+}
+
 func (c *checked) files() (err error) {
 	for name := range c.sums {
 		i := slices.IndexFunc(openers, func(o opener) bool { return strings.HasSuffix(name, o.end) })

@@ -160,6 +160,10 @@ func TestRelease(t *testing.T) {
 	if err := check(t.Context(), first.Dir, first.Public, t.Log); err != nil {
 		t.Errorf("the release as it was made: %v", err)
 	}
+	ofSystem := []string{"_amd64.iso", "_amd64.raw.zst", "_amd64_netboot.tar", "_amd64_installer.tar", "_amd64_images.tar", "_amd64_system.spdx.json", "_amd64_images.spdx.json"}
+	if lacks, err := missing(first.Dir); err != nil || !slices.Equal(lacks, ofSystem) {
+		t.Errorf("without a system, it lacks %q, %v", lacks, err)
+	}
 	for _, want := range []string{"Changes since v1.2.2.", "## boot\n\n- one (", "## gbctl\n\n- two (", "## other\n\n- Boot in words ("} {
 		if text := string(one["CHANGELOG.md"]); !strings.Contains(text, want) || strings.Contains(text, "before") {
 			t.Errorf("%q isn't in %s", want, text)
@@ -249,5 +253,8 @@ func TestGivenRelease(t *testing.T) {
 	}
 	if err := check(t.Context(), dir, keys, t.Log); err != nil {
 		t.Error(err)
+	}
+	if lacks, err := missing(dir); err != nil || lacks != nil {
+		t.Errorf("it lacks files that end with %q, %v", lacks, err)
 	}
 }

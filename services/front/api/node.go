@@ -20,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/system/clock"
@@ -132,6 +133,7 @@ func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusR
 	res.WaitingFor = readable(strings.Join(waiting, "; "))
 	health := kubelet.Health(s.opts.Store)
 	res.KubernetesServes, res.KubernetesLacks = health.Serves, readable(health.Faults.String())
+	res.KubernetesFaulty = lists.Of(health.Faults, func(f kubelet.Fault) string { return f.Object })
 	return connect.NewResponse(res), nil
 }
 

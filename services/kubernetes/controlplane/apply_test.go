@@ -81,7 +81,9 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.looks++
 		fmt.Fprintf(w, `{"status":{"conditions":[{"type":"Established","status":"%s"}]}}`, map[bool]string{true: "True", false: "False"}[f.looks > 1])
 	default:
-		fmt.Fprint(w, `{}`)
+		if err := json.NewEncoder(w).Encode(o); err != nil {
+			panic(err) // the map has what tests put there
+		}
 	}
 }
 
@@ -167,12 +169,15 @@ func TestWebhooksAreMadeLast(t *testing.T) {
 		{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object{"name": "v1.metrics"}, "spec": object{"service": service}},
 		{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": object{"name": "binding"}},
 		{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object{"name": "v1.local"}, "spec": object{}},
+		{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object{"name": "v1.elsewhere"}, "spec": object{"service": object{"name": "elsewhere", "namespace": "metrics"}}},
 	}
-	f := &fakeAPI{objects: map[string]kubeclient.Object{}}
+	f := &fakeAPI{objects: map[string]kubeclient.Object{"/api/v1/namespaces/metrics/services/elsewhere": {
+		"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "elsewhere", "namespace": "metrics"}, "spec": object{"type": "ExternalName"},
+	}}}
 	client, made := f.client(t), map[string]bool{}
 	all := []resource.Object[Manifest]{manifestOf("20-policy", slices.Concat(extra, m.Objects)...), manifestOf("20-zz", configMap("theirs")), manifestOf("21-own", configMap("own"))}
 	results := applied(t, client, made, all...)
-	if diff := cmp.Diff([]string{"own", "policy-system", "rules.policies.example.org", "only-known-registries", "policy-tls", "policy", "policy", "theirs", "binding", "v1.local"}, f.created); diff != "" {
+	if diff := cmp.Diff([]string{"own", "policy-system", "rules.policies.example.org", "only-known-registries", "policy-tls", "policy", "policy", "theirs", "binding", "v1.local", "v1.elsewhere"}, f.created); diff != "" {
 		t.Errorf("before its pods run (-want +got):\n%s", diff)
 	}
 	want := "admissionregistration.k8s.io/v1/ValidatingWebhookConfiguration/policy waits for a ready pod of Service policy-system/policy: kubectl -n policy-system get pods"

@@ -183,7 +183,11 @@ func Unserved(ctx context.Context, client *kubeclient.Client, o kubeclient.Objec
 		if service.Text("name") == "" {
 			continue // it asks a URL, or nobody
 		}
-		ref := kubeclient.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: service.Text("namespace")}
+		ref := kubeclient.Ref{APIVersion: "v1", Kind: "Service", Namespace: service.Text("namespace"), Name: service.Text("name")}
+		if s, err := client.Get(ctx, ref); err == nil && s.Text("spec", "type") == "ExternalName" {
+			continue // it is elsewhere, and has no endpoints
+		}
+		ref = kubeclient.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: ref.Namespace}
 		found, err := client.List(ctx, ref, kubeclient.Selection{Labels: "kubernetes.io/service-name=" + service.Text("name")})
 		if err != nil || !slices.ContainsFunc(found.Items(), ready) {
 			ref.Name = service.Text("name")

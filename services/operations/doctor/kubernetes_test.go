@@ -352,6 +352,12 @@ func TestS352NodeNotReady(t *testing.T) {
 	n.finds("node-not-ready", failure, "A file of the pod network is broken: /etc/cni/net.d/00-foreign.conflist: error parsing configuration list: unexpected end of JSON input.", "reboot")
 	n.api.put(notReady("Unknown", "Kubelet stopped posting node status.", time.Minute))
 	n.finds("node-not-ready", failure, "stopped")
+	// Long after its boot, a node has no reason to be so for minutes.
+	n.age.Store(int64(time.Hour))
+	n.api.put(notReady("False", "the disk is slow", problemTime/2))
+	n.finds("node-not-ready", info, "the disk is slow")
+	n.api.put(notReady("False", "the disk is slow", problemTime+time.Second))
+	n.finds("node-not-ready", failure, "the disk is slow")
 }
 
 // After an upgrade Kubernetes may still say what was so before: the node says until when that is normal.

@@ -191,7 +191,7 @@ func nodeNotReady(s *snapshot) []finding {
 			continue
 		}
 		f := finding{what: fmt.Sprintf("The node %q is not Ready.", s.hostname), since: c.Time("lastTransitionTime"), evidence: []string{asCondition(s.hostname, c)}}
-		f.until = f.since.Add(bootstrapTime)
+		f.until = s.settles(f.since)
 		switch m := c.Text("message"); {
 		case c.Text("status") == "Unknown":
 			f.why, f.next, f.until = "The kubelet has stopped telling Kubernetes how the node is.", "See gbctl service kubelet, and whether the node reaches the endpoint.", time.Time{}
@@ -221,7 +221,7 @@ func nodeNotReady(s *snapshot) []finding {
 	for _, fault := range s.health.Faults {
 		if fault.Object == kubelet.NodeObject && (fault.Code == kubelet.FormerBoot || unanswered && fault.Code != kubelet.NoNode) {
 			return one(finding{what: "Kubernetes doesn't serve on this node: " + fault.Text + ".", why: "Its kubelet, or all API servers, haven't answered since.", since: fault.Since,
-				until: latest(s.at(bootstrapTime), fault.Since.Add(problemTime)), evidence: []string{"resource NodeHealths " + kubelet.HealthID + ": " + s.health.Serves}})
+				until: s.settles(fault.Since), evidence: []string{"resource NodeHealths " + kubelet.HealthID + ": " + s.health.Serves}})
 		}
 	}
 	return nil
@@ -276,7 +276,7 @@ func systemFaults(s *snapshot) (out []finding) {
 	for _, f := range s.health.Faults {
 		if s.health.Serves != kubelet.Unknown && f.Object != kubelet.NodeObject && !slices.Contains(unstarted, string(f.Code)) && !strings.Contains(string(f.Code), "Image") {
 			out = append(out, finding{what: "The " + f.Object + " of this node doesn't work: " + f.Text + ".", why: "Kubernetes doesn't see its pod here, or not as ready.",
-				since: f.Since, until: latest(s.at(bootstrapTime), f.Since.Add(problemTime)), evidence: []string{"resource NodeHealths " + kubelet.HealthID}})
+				since: f.Since, until: s.settles(f.Since), evidence: []string{"resource NodeHealths " + kubelet.HealthID}})
 		}
 	}
 	return out

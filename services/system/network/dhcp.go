@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
+	"github.com/insomniacslk/dhcp/dhcpv4/server4"
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/config"
@@ -81,16 +81,24 @@ func (d dhcp) acquire(ctx context.Context, prefer netip.Addr) (*lease, error) {
 	if prefer.IsValid() {
 		more = append(more, dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(prefer.AsSlice())))
 	}
-	offer, err := d.raw(ctx, nclient4.IsMessageType(dhcpv4.MessageTypeOffer), func(mac net.HardwareAddr) (*dhcpv4.DHCPv4, error) {
-		return dhcpv4.NewDiscovery(mac, d.modifiers(more...)...)
-	})
+	card, err := net.InterfaceByName(d.link)
+	if err != nil {
+		return nil, err
+	}
+	discover, err := dhcpv4.NewDiscovery(card.HardwareAddr, d.modifiers(more...)...)
+	if err != nil {
+		return nil, err
+	}
+	offer, err := d.raw(ctx, discover, nclient4.IsMessageType(dhcpv4.MessageTypeOffer))
+	if err != nil {
+		return nil, err
+	}
+	request, err := dhcpv4.NewRequestFromOffer(offer, d.modifiers()...)
 	if err != nil {
 		return nil, err
 	}
 	asked := time.Now()
-	ack, err := d.raw(ctx, answers(offer), func(net.HardwareAddr) (*dhcpv4.DHCPv4, error) {
-		return dhcpv4.NewRequestFromOffer(offer, d.modifiers()...)
-	})
+	ack, err := d.raw(ctx, request, answers(offer))
 	if err != nil {
 		return nil, err
 	}
@@ -98,33 +106,12 @@ func (d dhcp) acquire(ctx context.Context, prefer netip.Addr) (*lease, error) {
 }
 
 // raw sends over a packet socket: it works while the link has no address.
-func (d dhcp) raw(ctx context.Context, match nclient4.Matcher, make func(net.HardwareAddr) (*dhcpv4.DHCPv4, error)) (*dhcpv4.DHCPv4, error) {
+func (d dhcp) raw(ctx context.Context, msg *dhcpv4.DHCPv4, match nclient4.Matcher) (*dhcpv4.DHCPv4, error) {
 	conn, err := nclient4.NewRawUDPConn(d.link, nclient4.ClientPort)
 	if err != nil {
 		return nil, err
 	}
-	c, err := d.client(conn)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	msg, err := make(c.InterfaceAddr())
-	if err != nil {
-		return nil, err
-	}
-	return send(ctx, c, nclient4.DefaultServers, msg, match)
-}
-
-// client asks over a connection, and closes that.
-func (d dhcp) client(conn net.PacketConn) (c *nclient4.Client, err error) {
-	iface, err := net.InterfaceByName(d.link)
-	if err == nil {
-		c, err = nclient4.NewWithConn(unfolding{conn}, iface.HardwareAddr, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
-	}
-	if err != nil {
-		conn.Close()
-	}
-	return c, err
+	return send(ctx, conn, nclient4.DefaultServers, msg, match)
 }
 
 // unfolding is for servers with more options than fit into their place (option 52, RFC 2131 §4.1): the library reads
@@ -158,15 +145,6 @@ func unfold(b []byte, n int) int {
 // extend asks all servers if the server of the lease has no address.
 func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
 	asked, last := time.Now(), l.grant.(*dhcpv4.DHCPv4)
-	conn, err := d.listen(ctx, address4(last.YourIPAddr))
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", last.YourIPAddr, err)
-	}
-	c, err := d.client(conn)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
 	xid, err := dhcpv4.GenerateTransactionID()
 	if err != nil {
 		return nil, err
@@ -176,7 +154,13 @@ func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error)
 	if err != nil {
 		return nil, err
 	}
-	ack, err := send(ctx, c, extendAt(last, rebind), msg, nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak))
+	// bound to the link
+	conn, err := server4.NewIPv4UDPConn(d.link, &net.UDPAddr{Port: nclient4.ClientPort})
+	if err != nil {
+		return nil, err
+	}
+	from := fromAddress{conn, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: address4(last.YourIPAddr).As4()})}
+	ack, err := send(ctx, from, extendAt(last, rebind), msg, nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak))
 	if err != nil {
 		return nil, err
 	}
@@ -205,32 +189,21 @@ func (c fromAddress) WriteTo(b []byte, to net.Addr) (int, error) {
 	return n, err
 }
 
-// listen opens the client's port on this link only, to send from addr.
-func (d dhcp) listen(ctx context.Context, addr netip.Addr) (net.PacketConn, error) {
-	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-		var opt error
-		err := raw.Control(func(fd uintptr) { opt = unix.BindToDevice(int(fd), d.link) })
-		return errors.Join(err, opt)
-	}}
-	conn, err := lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(netip.IPv4Unspecified(), nclient4.ClientPort).String())
+// send asks over a connection, and closes that.
+func send(ctx context.Context, conn net.PacketConn, to *net.UDPAddr, msg *dhcpv4.DHCPv4, match nclient4.Matcher) (*dhcpv4.DHCPv4, error) {
+	c, err := nclient4.NewWithConn(unfolding{conn}, msg.ClientHWAddr, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, conn.Close())
 	}
-	return fromAddress{conn.(*net.UDPConn), unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: addr.As4()})}, nil
-}
-
-func send(ctx context.Context, c *nclient4.Client, dest *net.UDPAddr, msg *dhcpv4.DHCPv4, match nclient4.Matcher) (*dhcpv4.DHCPv4, error) {
-	answer, err := c.SendAndRead(ctx, dest, msg, match)
+	defer c.Close()
+	answer, err := c.SendAndRead(ctx, to, msg, match)
 	switch {
 	case errors.Is(err, nclient4.ErrNoResponse), errors.Is(err, context.DeadlineExceeded):
 		return nil, errNoAnswer
 	case err != nil:
 		return nil, err
 	case answer.MessageType() == dhcpv4.MessageTypeNak:
-		if text := answer.Message(); text != "" {
-			return nil, fmt.Errorf("%w (NAK): %q", errRefused, text)
-		}
-		return nil, fmt.Errorf("%w (NAK)", errRefused)
+		return nil, fmt.Errorf("%w (NAK): %q", errRefused, answer.Message())
 	}
 	return answer, nil
 }
@@ -256,7 +229,7 @@ func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 		return nil, fmt.Errorf("DHCP server granted no usable address: %s", ack.YourIPAddr)
 	}
 	l := &lease{server: serverOf(ack).String(), hostname: ack.HostName(), grant: ack}
-	l.setTimes(ack, asked)
+	l.setTimes(asked, ack.IPAddressLeaseTime(fallbackLeaseTime), ack.IPAddressRenewalTime(0), ack.IPAddressRebindingTime(0))
 	own := l.prefix(addr, ack.SubnetMask())
 	l.addresses = []leasedAddress{{own, l.expireAt}}
 	l.routes = l.leaseRoutes(ack, own)
@@ -331,8 +304,9 @@ func serverOf(ack *dhcpv4.DHCPv4) netip.Addr {
 	return address4(ack.ServerIPAddr)
 }
 
-func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
-	length := ack.IPAddressLeaseTime(fallbackLeaseTime)
+// setTimes sets the times of a lease of that length. T1 and T2 are a half and seven eighths of it (RFC 2131 §4.4.5)
+// where the server has sent none, or such that can't be.
+func (l *lease) setTimes(asked time.Time, length, t1, t2 time.Duration) {
 	if length >= infiniteLease {
 		return
 	}
@@ -340,10 +314,7 @@ func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
 		l.leftOut("the lease time %s", length)
 		length = minLease
 	}
-	// The defaults of RFC 2131 §4.4.5 are also used if the server's values are invalid.
-	t1 := ack.IPAddressRenewalTime(length / 2)
-	t2 := ack.IPAddressRebindingTime(length * 7 / 8)
-	if t1 <= 0 || t1 >= t2 || t2 >= length {
+	if t1 < minLease/2 || t1 >= t2 || t2 >= length {
 		t1, t2 = length/2, length*7/8
 	}
 	l.renewAt, l.rebindAt, l.expireAt = asked.Add(t1), asked.Add(t2), asked.Add(length)

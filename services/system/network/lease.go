@@ -106,7 +106,7 @@ var sources = []source{{
 }, {
 	name: "stateless-DHCPv6", informs: true,
 	wanted: func(p config.Link) bool { return p.Informed && !p.DHCP6 },
-	open:   func(p config.Link, _ func() string) protocol { return information6{dhcp6{link: p.Name}} },
+	open:   func(p config.Link, _ func() string) protocol { return dhcp6{link: p.Name, informs: true} },
 }}
 
 // protocol asks for leases on one link. Each call asks once, at most until ctx

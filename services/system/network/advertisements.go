@@ -106,11 +106,7 @@ func parseOptions(data []byte) []ndp.Option {
 
 // advertise takes options of an advertisement over, and reports whether they change anything.
 func (o *owner) advertise(index int, options []ndp.Option, now time.Time) (changed bool) {
-	a := o.advertised[index]
-	if a == nil {
-		a = advertised{}
-		o.advertised[index] = a
-	}
+	a := o.of(index).advertised
 	keep := func(value any, lifetime time.Duration) {
 		_, had := a[value]
 		if delete(a, value); lifetime > 0 && len(a) < maxAdvertised {

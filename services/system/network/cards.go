@@ -111,10 +111,9 @@ func partnerOf(bond string) string {
 
 // tuned are the last settings of a card's driver, and what it said.
 type tuned struct {
-	index int
-	spec  *config.Ethernet
-	at    time.Time
-	err   error
+	spec *config.Ethernet
+	at   time.Time
+	err  error
 }
 
 // tune gives a card's driver its settings: once, and then each minute if they aren't so any more. A driver may reset
@@ -123,15 +122,15 @@ func (o *owner) tune(l netlink.Link, e *config.Ethernet, now time.Time) error {
 	if e == nil {
 		return nil
 	}
-	name, index := l.Attrs().Name, l.Attrs().Index
-	if had := o.tuned[name]; had.index == index && had.spec == e && now.Sub(had.at) < againMax {
+	had := &o.of(l.Attrs().Index).tuned
+	if had.spec == e && now.Sub(had.at) < againMax {
 		return had.err
 	}
-	err := o.o.driver(name, e)
+	err := configureDriver(l.Attrs().Name, e)
 	if err != nil {
-		err = fmt.Errorf("settings of the driver of %s: %w", name, err)
+		err = fmt.Errorf("settings of the driver of %s: %w", l.Attrs().Name, err)
 	}
-	o.tuned[name] = tuned{index, e, now, err}
+	*had = tuned{e, now, err}
 	return err
 }
 

@@ -117,11 +117,9 @@ func (o *owner) parseLink(m syscall.NetlinkMessage) func() bool {
 		if len(v) == 4 {
 			flags := binary.NativeEndian.Uint32(v) & (managedFlag | otherFlag)
 			return func() bool {
-				changed := o.flags[index] != flags
-				if changed {
-					o.flags[index] = flags
-				}
-				return changed && o.afford()
+				before := o.of(index).flags
+				o.of(index).flags = flags
+				return before != flags && o.afford()
 			}
 		}
 	}
@@ -184,7 +182,7 @@ func seen(l netlink.Link) any {
 // plugged reports whether a link has got a carrier again. That a cable was unplugged for a short time may be visible
 // only by the kernel's count.
 func (o *owner) plugged(l netlink.Link) bool {
-	return carrier(l) && o.ups[l.Attrs().Index] != ups(l)
+	return carrier(l) && o.of(l.Attrs().Index).ups != ups(l)
 }
 
 func ups(l netlink.Link) string {
@@ -214,7 +212,7 @@ func (o *owner) look(byUs bool) error {
 		}
 		back, old := o.plugged(l), before[a.Index]
 		if back {
-			o.ups[a.Index] = ups(l)
+			o.of(a.Index).ups = ups(l)
 		}
 		if old != nil && (old.Attrs().Flags^a.Flags)&net.FlagUp != 0 {
 			o.dropped(a.Index, false)
@@ -233,8 +231,6 @@ func (o *owner) look(byUs bool) error {
 			o.dropped(index, true)
 		}
 	}
-	maps.DeleteFunc(o.ups, func(index int, _ string) bool { return !here[index] })
-	maps.DeleteFunc(o.flags, func(index int, _ uint32) bool { return !here[index] })
-	maps.DeleteFunc(o.advertised, func(index int, _ advertised) bool { return !here[index] })
+	maps.DeleteFunc(o.memory, func(index int, _ *memory) bool { return !here[index] })
 	return nil
 }

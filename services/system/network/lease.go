@@ -146,7 +146,7 @@ func (o *owner) leases(link string) (out []*lease) {
 	}
 	if l := o.links[link]; l != nil {
 		p, managed := o.plan(l)
-		if a := o.advertised[l.Attrs().Index].lease(link, time.Now()); a != nil && managed && o.acceptsRA(p) {
+		if a := o.of(l.Attrs().Index).advertised.lease(link, time.Now()); a != nil && managed && o.acceptsRA(p) {
 			out = append(out, a)
 		}
 	}

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -140,8 +141,10 @@ func (o *owner) linkStatus(name string) LinkStatus {
 	if err := errors.Join(o.errs[name], o.errs[making+name]); err != nil {
 		s.Problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
-	if i := slices.IndexFunc(o.wanted, func(w want) bool { m, is := w.object.(mtu); return is && m.index == a.Index }); s.Problem == "" && i >= 0 {
-		s.Problem = o.problem(o.wanted[i].object)
+	for _, w := range o.wanted {
+		if rank(w.object) == 0 && w.link() == a.Index {
+			s.Problem = cmp.Or(s.Problem, o.problem(w.object))
+		}
 	}
 	return s
 }

@@ -40,7 +40,6 @@ type owner struct {
 	members    map[string]string       // of bonds and bridges: the master's name
 	aliases    map[string]string       // by name of a link: its name in the configuration, if that is another
 	links      map[string]netlink.Link // at the last look
-	ups        map[int]string          // by index: how often a link got a carrier
 	clients    map[leaseKey]*leased
 	due        time.Time        // when there is something to do without an event
 	spent      int              // how many changes of others were taken over since the last calm tick
@@ -81,7 +80,6 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		h:        h,
 		log:      h.Log,
 		links:    map[string]netlink.Link{},
-		ups:      map[int]string{},
 		clients:  map[leaseKey]*leased{},
 		errs:     map[string]error{},
 		attempts: map[object]*attempt{},

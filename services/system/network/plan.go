@@ -42,7 +42,7 @@ func (o *owner) plan(l netlink.Link) (p config.Link, managed bool) {
 	if i := slices.IndexFunc(o.plans, func(l config.Link) bool { return l.Name == name }); i >= 0 {
 		p, managed = o.plans[i], !o.plans[i].Ignore
 	}
-	if flags := o.flags[l.Attrs().Index]; o.acceptsRA(p) {
+	if flags := o.of(l.Attrs().Index).flags; o.acceptsRA(p) {
 		p.DHCP6, p.Informed = p.DHCP6 || flags&managedFlag != 0, flags&otherFlag != 0
 	}
 	return p, managed

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,6 +63,13 @@ const stateKey = "the state of the network"
 func (o *owner) want(ctx context.Context, now time.Time) {
 	order, routes := uint32(0), taken{}
 	o.wanted = nil
+	for _, v := range o.virtuals {
+		for _, name := range v.members {
+			if _, made := o.made[v.name]; made && o.links[name] != nil && o.links[v.name] != nil {
+				o.wanted = append(o.wanted, want{member{o.links[name].Attrs().Index, o.links[v.name].Attrs().Index, v.name}, byConfiguration})
+			}
+		}
+	}
 	for _, name := range o.order() {
 		l := o.links[name]
 		p, _ := o.plan(l)
@@ -83,7 +91,7 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 			order++
 		}
 		objects = append(objects, o.filtered(l, p)...)
-		if before, set := o.mtuBefore[index]; set && !slices.ContainsFunc(objects, func(w want) bool { _, is := w.object.(mtu); return is }) {
+		if before := o.of(index).mtu; before != 0 && !slices.ContainsFunc(objects, func(w want) bool { _, is := w.object.(mtu); return is }) {
 			objects = append(objects, want{mtu{index, before}, "the kernel"})
 		}
 		if alias := o.aliases[name]; alias != "" && !strings.ContainsAny(alias, ":* ") {
@@ -157,6 +165,7 @@ func (o *owner) settle(now time.Time) error {
 			}
 		}
 	}
+	maps.DeleteFunc(o.known, func(w object, _ bool) bool { _, here := state.objects[w]; return !here && !slices.Contains(objects, w) })
 	maps.DeleteFunc(o.attempts, func(w object, _ *attempt) bool { return !slices.Contains(objects, w) })
 	if len(add) > 0 {
 		state, err = o.o.read()
@@ -178,8 +187,8 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 		return
 	}
 	link := o.linkName(w.link())
-	if m, is := w.(mtu); is && o.links[link] != nil && o.mtuBefore[m.index] == 0 {
-		o.mtuBefore[m.index] = o.links[link].Attrs().MTU
+	if m, is := w.(mtu); is && o.links[link] != nil {
+		o.of(m.index).mtu = cmp.Or(o.of(m.index).mtu, o.links[link].Attrs().MTU)
 	}
 	a.at, a.pause = now, min(max(2*a.pause, againFirst), againMax)
 	o.due = minTime(o.due, now.Add(a.pause))
@@ -192,6 +201,9 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 		err = errors.New("another program has one like it, which stays")
 	case err == nil && o.known[w] && !removed:
 		o.log.Warn(fmt.Sprintf("the %s was removed by another program; it is set again", w.on(link)))
+	}
+	if _, is := w.(member); is && err == nil {
+		o.dropped(w.link(), false) // a VRF moves the routes of its members
 	}
 	if a.err = err; err == nil {
 		o.known[w] = true
@@ -226,10 +238,6 @@ func (o *owner) dropped(index int, gone bool) {
 			delete(o.known, w)
 		}
 		delete(o.attempts, w)
-	}
-	if gone {
-		delete(o.mtuBefore, index)
-		delete(o.bonds, index)
 	}
 }
 

@@ -60,13 +60,13 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 		}
 	}
 	c, err := wireguardConfig(w, named)
-	if err == nil && (!keyed(has, c) || !reflect.DeepEqual(o.endpoints[name], c)) {
+	if err == nil && (!keyed(has, c) || !reflect.DeepEqual(o.of(l.Attrs().Index).wireguard, c)) {
 		err = o.o.configureWireGuard(name, c)
 	}
 	if err != nil {
 		return errors.Join(append(errs, fmt.Errorf("give %s its keys: %w", name, err))...)
 	}
-	o.endpoints[name] = c
+	o.of(l.Attrs().Index).wireguard = c
 	return errors.Join(errs...)
 }
 

@@ -149,7 +149,7 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 	f.on, f.at, f.names = cfg.Machine.Network.Resolver.On(), cfg.ResolverAddress(), map[string][]dns.RR{}
 	for _, e := range append([]config.HostEntry{{IP: own.Spec.Primary, Aliases: slices.Compact([]string{host.Spec, short})}}, cfg.Machine.Network.ExtraHostEntries...) {
 		for _, alias := range e.Aliases {
-			name := canonical(alias)
+			name := dns.CanonicalName(alias)
 			if head := (dns.RR_Header{Name: name, Class: dns.ClassINET, Ttl: ownTTL}); e.IP.Is4() && alias != "" {
 				head.Rrtype = dns.TypeA
 				f.names[name] = append(f.names[name], &dns.A{Hdr: head, A: e.IP.AsSlice()})
@@ -216,13 +216,22 @@ func (r *resolver) serveUDP(conn net.PacketConn) error {
 		if err != nil {
 			return err
 		}
-		if asked := bytes.Clone(packet[:n]); !r.outside(from) {
-			r.answering(func() (err error) {
-				if m := r.reply(asked, dns.MinMsgSize); m != nil {
-					_, err = conn.WriteTo(m, from)
-				}
-				return err
-			})
+		if r.outside(from) {
+			continue
+		}
+		asked := bytes.Clone(packet[:n])
+		select {
+		case r.questions <- struct{}{}:
+			go func() {
+				defer func() { <-r.questions }()
+				_ = dag.Guard(r.log, func() (err error) {
+					if m := r.reply(asked, dns.MinMsgSize); m != nil {
+						_, err = conn.WriteTo(m, from)
+					}
+					return err
+				})
+			}()
+		default: // who gets no answer asks again
 		}
 	}
 }
@@ -233,37 +242,19 @@ func (r *resolver) serveTCP(l net.Listener) error {
 		if err != nil {
 			return err
 		}
-		go dag.Guard(r.log, func() error {
+		go dag.Guard(r.log, func() (err error) {
 			defer context.AfterFunc(r.ctx, func() { conn.Close() })()
 			defer conn.Close()
-			for stream := (&dns.Conn{Conn: conn}); !r.outside(conn.RemoteAddr()); {
+			for stream := (&dns.Conn{Conn: conn}); err == nil && !r.outside(conn.RemoteAddr()); {
 				_ = conn.SetDeadline(time.Now().Add(idle))
-				asked, err := stream.ReadMsgHeader(nil)
-				if err != nil {
+				asked, failed := stream.ReadMsgHeader(nil)
+				if failed != nil {
 					return nil // the client has gone
 				}
-				done := make(chan struct{})
-				if !r.answering(func() error { defer close(done); _, err := stream.Write(r.reply(asked, dns.MaxMsgSize)); return err }) {
-					return nil
-				}
-				<-done
+				_, err = stream.Write(r.reply(asked, dns.MaxMsgSize))
 			}
-			return nil
+			return err
 		})
-	}
-}
-
-// answering answers a question, if there is room. Who gets no answer asks again.
-func (r *resolver) answering(answer func() error) bool {
-	select {
-	case r.questions <- struct{}{}:
-		go func() {
-			defer func() { <-r.questions }()
-			_ = dag.Guard(r.log, answer)
-		}()
-		return true
-	default:
-		return false
 	}
 }
 
@@ -287,7 +278,7 @@ func (r *resolver) reply(packet []byte, most int) []byte {
 		m.Rcode = dns.RcodeRefused
 	default:
 		m.Rcode = dns.RcodeServerFailure
-		if found := r.find(question{canonical(asked.Question[0].Name), asked.Question[0].Qtype, secure}); found != nil {
+		if found := r.find(question{dns.CanonicalName(asked.Question[0].Name), asked.Question[0].Qtype, secure}); found != nil {
 			m.Rcode, m.Answer, m.Ns, m.Extra = found.Rcode, found.Answer, found.Ns, slices.Clip(found.Extra)
 		}
 	}
@@ -299,9 +290,6 @@ func (r *resolver) reply(packet []byte, most int) []byte {
 	out, _ := m.Pack() // nil: a name that can't be written
 	return out
 }
-
-// canonical is a name in its one form.
-func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) + "." }
 
 // find is what the node knows itself, else what a server says; nil for nothing.
 func (r *resolver) find(q question) *dns.Msg {
@@ -378,36 +366,25 @@ func (s *server) exchange(ctx context.Context, q question) (answer *dns.Msg, err
 }
 
 func (s *server) once(ctx context.Context, q question, stream bool) (*dns.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, exchangeTime)
-	defer cancel()
-	c := dns.Client{Net: "udp", UDPSize: maxPacket, TLSConfig: s.tls}
+	c := dns.Client{Net: "udp", Timeout: exchangeTime, TLSConfig: s.tls}
 	if stream {
 		c.Net = "tcp"
 	}
 	if s.tls != nil {
 		c.Net = "tcp-tls"
 	}
-	conn, err := c.DialContext(ctx, s.address)
+	ctx, cancel := context.WithTimeout(ctx, exchangeTime)
+	defer cancel()
+	answer, _, err := c.ExchangeContext(ctx, new(dns.Msg).SetQuestion(q.name, q.kind).SetEdns0(maxPacket, q.secure), s.address)
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
-	ends, _ := ctx.Deadline()
-	_ = conn.SetDeadline(ends)
-	m := new(dns.Msg).SetQuestion(q.name, q.kind).SetEdns0(maxPacket, q.secure)
-	for err = conn.WriteMsg(m); err == nil; {
-		packet, failed := conn.ReadMsgHeader(nil)
-		answer := new(dns.Msg)
-		// Another one is of somebody who guesses, or late.
-		if failed == nil && answer.Unpack(packet) == nil && answer.Response && answer.Id == m.Id && len(answer.Question) == 1 &&
-			canonical(answer.Question[0].Name) == q.name && answer.Question[0].Qtype == q.kind {
-			answer.Rcode &= 0xf // without EDNS, which is of this exchange
-			answer.Extra = slices.DeleteFunc(answer.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
-			return answer, nil
-		}
-		err = failed
+	if !answer.Response || len(answer.Question) != 1 || dns.CanonicalName(answer.Question[0].Name) != q.name || answer.Question[0].Qtype != q.kind {
+		return nil, errors.New("it answers another question") // or somebody who guesses
 	}
-	return nil, err
+	answer.Rcode &= 0xf // without EDNS, which is of this exchange
+	answer.Extra = slices.DeleteFunc(answer.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
+	return answer, nil
 }
 
 // Answer is what became of a question to a name server.

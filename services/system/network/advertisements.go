@@ -139,11 +139,11 @@ func (a advertised) lease(link string, now time.Time) *lease {
 	if len(a) == 0 {
 		return nil
 	}
-	l := &lease{source: "RA", server: "routers", link: link, expireAt: slices.MaxFunc(slices.Collect(maps.Values(a)), time.Time.Compare)}
+	l := &lease{LeaseStatus: LeaseStatus{Source: "RA", Server: "routers", Link: link, Expires: slices.MaxFunc(slices.Collect(maps.Values(a)), time.Time.Compare)}}
 	for _, value := range slices.SortedFunc(maps.Keys(a), func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) }) {
 		switch v := value.(type) {
 		case netip.Addr:
-			l.resolvers = append(l.resolvers, l.servers("name server", []net.IP{v.AsSlice()})...)
+			l.Resolvers = append(l.Resolvers, l.servers("name server", []net.IP{v.AsSlice()})...)
 		case string:
 			l.setSearch([]string{v})
 		}

@@ -60,7 +60,7 @@ type client struct {
 	// report is called with each new or extended lease, and with nil when it is lost.
 	report func(*lease)
 	// kick signals that the link is back: the next attempt is made at once.
-	kick <-chan struct{}
+	kick chan struct{}
 	// prefer is the address to ask for first, if one is known.
 	prefer netip.Addr
 }
@@ -93,7 +93,7 @@ func (c *client) keep(ctx context.Context) {
 }
 
 func (c *client) have(l *lease) {
-	l.source = c.source
+	l.Source = c.source
 	if len(l.addresses) > 0 {
 		c.prefer = l.addresses[0].Addr()
 	}
@@ -112,7 +112,7 @@ func (c *client) obtain(ctx context.Context) *lease {
 			continue
 		}
 		if err == nil {
-			c.log.Info(fmt.Sprintf("%s lease on %s: %s from %s", c.source, c.link, l, l.server))
+			c.log.Info(fmt.Sprintf("%s lease on %s: %s from %s", c.source, c.link, l, l.Server))
 			return l
 		}
 		now := time.Now()
@@ -168,12 +168,12 @@ func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
 		switch {
 		case ctx.Err() != nil:
 			return l, ctx.Err()
-		case !l.expireAt.IsZero() && !now.Before(l.expireAt):
+		case !l.Expires.IsZero() && !now.Before(l.Expires):
 			return l, errExpired
 		}
 		rebind, end := false, l.rebindAt
 		if !now.Before(l.rebindAt) {
-			rebind, end = true, l.expireAt
+			rebind, end = true, l.Expires
 		}
 		// Half of the rest, but at least extendMin; the last pause ends with the phase.
 		pause, back := min(max(end.Sub(now)/2, extendMin), end.Sub(now)), !confirmed.IsZero()
@@ -190,7 +190,7 @@ func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
 			longer, err = c.elsewhere(ctx, l), nil
 		case err != nil && rebind:
 			c.log.Warn(fmt.Sprintf("no %s server extends the lease of %s on %s, which ends in %s: %v",
-				c.source, l, c.link, time.Until(l.expireAt).Round(time.Second), err))
+				c.source, l, c.link, time.Until(l.Expires).Round(time.Second), err))
 		}
 		if next = now.Add(pause); err != nil {
 			continue

@@ -228,12 +228,12 @@ func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 	if !ok || !addr.IsGlobalUnicast() {
 		return nil, fmt.Errorf("DHCP server granted no usable address: %s", ack.YourIPAddr)
 	}
-	l := &lease{server: serverOf(ack).String(), hostname: ack.HostName(), grant: ack}
+	l := &lease{LeaseStatus: LeaseStatus{Server: serverOf(ack).String(), Hostname: ack.HostName()}, grant: ack}
 	l.setTimes(asked, ack.IPAddressLeaseTime(fallbackLeaseTime), ack.IPAddressRenewalTime(0), ack.IPAddressRebindingTime(0))
 	own := l.prefix(addr, ack.SubnetMask())
-	l.addresses = []leasedAddress{{own, l.expireAt}}
+	l.addresses = []leasedAddress{{own, l.Expires}}
 	l.routes = l.leaseRoutes(ack, own)
-	l.resolvers, l.ntp = l.servers("name server", ack.DNS()), l.servers("time server", ack.NTPServers())
+	l.Resolvers, l.ntp = l.servers("name server", ack.DNS()), l.servers("time server", ack.NTPServers())
 	domains := []string{ack.DomainName()}
 	if list := ack.DomainSearch(); list != nil {
 		domains = list.Labels // option 119 is the better one
@@ -252,7 +252,7 @@ func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 func (l *lease) setSearch(domains []string) {
 	for _, d := range domains {
 		if clean := cleanDomain(d); clean != "" {
-			l.search = append(l.search, clean)
+			l.Search = append(l.Search, clean)
 		} else if d != "" {
 			l.leftOut("the domain %q", d)
 		}
@@ -261,8 +261,8 @@ func (l *lease) setSearch(domains []string) {
 
 // leftOut notes a value of the server that can't be.
 func (l *lease) leftOut(format string, args ...any) {
-	if len(l.problems) < maxAdvertised {
-		l.problems = append(l.problems, fmt.Sprintf(format, args...)+" can't be used, and is left out")
+	if len(l.Problems) < maxAdvertised {
+		l.Problems = append(l.Problems, fmt.Sprintf(format, args...)+" can't be used, and is left out")
 	}
 }
 
@@ -288,7 +288,7 @@ func (l *lease) servers(what string, all []net.IP) (out []netip.Addr) {
 		case a.IsGlobalUnicast():
 			out = append(out, a)
 		case a.Is6() && a.IsLinkLocalUnicast():
-			out = append(out, a.WithZone(l.link))
+			out = append(out, a.WithZone(l.Link))
 		default:
 			l.leftOut("the %s %s", what, ip)
 		}
@@ -317,7 +317,7 @@ func (l *lease) setTimes(asked time.Time, length, t1, t2 time.Duration) {
 	if t1 < minLease/2 || t1 >= t2 || t2 >= length {
 		t1, t2 = length/2, length*7/8
 	}
-	l.renewAt, l.rebindAt, l.expireAt = asked.Add(t1), asked.Add(t2), asked.Add(length)
+	l.renewAt, l.rebindAt, l.Expires = asked.Add(t1), asked.Add(t2), asked.Add(length)
 }
 
 // leaseRoutes are the classless routes (option 121), or else the routers and the routes by class

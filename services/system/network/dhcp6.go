@@ -110,7 +110,7 @@ func newInformation6(link string, m *dhcpv6.Message, asked time.Time) (*lease, e
 	if id == nil {
 		return nil, fmt.Errorf("%w: its answer has no identifier", errRefused)
 	}
-	l := &lease{link: link, server: id.String()}
+	l := &lease{LeaseStatus: LeaseStatus{Link: link, Server: id.String()}}
 	// Without further answers, it is good for as long again.
 	again := max(m.Options.InformationRefreshTime(refreshDefault), refreshMin)
 	l.setTimes(asked, min(2*again, infiniteLease), again, again*3/2)
@@ -130,7 +130,7 @@ func newLease6(link string, m *dhcpv6.Message, asked time.Time) (*lease, error) 
 			return nil, fmt.Errorf("%w: %s %q", errRefused, s.StatusCode, s.StatusMessage)
 		}
 	}
-	l := &lease{link: link, server: o.ServerID().String(), grant: grant6{o.ClientID(), o.ServerID(), ia}}
+	l := &lease{LeaseStatus: LeaseStatus{Link: link, Server: o.ServerID().String()}, grant: grant6{o.ClientID(), o.ServerID(), ia}}
 	shortest := infiniteLease
 	for _, a := range ia.Options.Addresses() {
 		addr, _ := netip.AddrFromSlice(a.IPv6Addr)
@@ -158,7 +158,7 @@ func newLease6(link string, m *dhcpv6.Message, asked time.Time) (*lease, error) 
 
 // take takes what a node needs besides an address.
 func (l *lease) take(o dhcpv6.MessageOptions) {
-	l.resolvers, l.ntp = l.servers("name server", o.DNS()), l.servers("time server", o.NTPServers())
+	l.Resolvers, l.ntp = l.servers("name server", o.DNS()), l.servers("time server", o.NTPServers())
 	if list := o.DomainSearchList(); list != nil {
 		l.setSearch(list.Labels)
 	}

@@ -102,7 +102,7 @@ func TestLook(t *testing.T) {
 		}
 	}
 	own := address{2, prefix("10.0.0.2/24")}
-	client := &leased{kick: make(chan struct{}, 1)}
+	client := &leased{client: client{kick: make(chan struct{}, 1)}}
 	o.clients = map[leaseKey]*leased{{"card0", "DHCP"}: client}
 	is(net.FlagUp, unix.IFF_LOWER_UP)
 	look()

@@ -35,20 +35,14 @@ func familyOf(a netip.Addr) family {
 // lease is what a link was granted for a time. Times are on the monotonic
 // clock, so that a change of the wall clock neither ends nor extends a lease.
 type lease struct {
-	addresses []leasedAddress
-	source    string // the name of its protocol
-	server    string // that granted it
-	link      string // its link-local servers are there
+	LeaseStatus // as it is published; its link-local servers are on its link
+	addresses   []leasedAddress
 
-	renewAt, rebindAt, expireAt time.Time // zero: never
+	renewAt, rebindAt time.Time // zero: never
 
-	mtu       int // 0: not offered
-	routes    []route
-	resolvers []netip.Addr
-	ntp       []netip.Addr
-	hostname  string
-	search    []string // domains that complete short names
-	problems  []string // values that were left out
+	mtu    int // 0: not offered
+	routes []route
+	ntp    []netip.Addr
 
 	grant any // data that its protocol needs to extend it
 }
@@ -124,12 +118,11 @@ type leaseKey struct{ link, source string }
 
 // leased is a lease, the client that keeps it, and the function that ends that.
 type leased struct {
+	client
 	lease *lease // nil while there is none
 	index int    // of the link
 	sent  config.DHCPOptions
 	stop  func()
-	kick  chan struct{}
-	protocol
 }
 
 // sources are the sources of addresses for a link with this plan.
@@ -174,19 +167,18 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link) {
 }
 
 func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p config.Link, index int) {
-	running := &leased{index: index, kick: make(chan struct{}, 1), protocol: s.open(p, func() string { return *o.announced.Load() })}
-	o.clients[key] = running
-	c := &client{
-		source: s.name, quiet: s.informs, link: key.link, log: o.log, kick: running.kick,
-		protocol: running.protocol,
-	}
+	c := &leased{index: index, client: client{
+		source: s.name, quiet: s.informs, link: key.link, log: o.log, kick: make(chan struct{}, 1),
+		protocol: s.open(p, func() string { return *o.announced.Load() }),
+	}}
+	o.clients[key] = c
 	if familyOf(o.pinned) == s.family && o.declined[key].address != o.pinned {
 		c.prefer = o.pinned // a server of another network offers another address
 	}
-	running.stop = background.Start(ctx, func(ctx context.Context) {
+	c.stop = background.Start(ctx, func(ctx context.Context) {
 		c.report = func(l *lease) {
 			// it may have been stopped meanwhile
-			o.tell(ctx, func() bool { running.lease = l; return o.clients[key] == running })
+			o.tell(ctx, func() bool { c.lease = l; return o.clients[key] == c })
 		}
 		c.run(ctx)
 	})

@@ -153,17 +153,17 @@ func TestLeasesOfTwoSourcesOnOneLink(t *testing.T) {
 	const four, six, brief = "10.0.0.5/24", "2001:db8::5/64", "2001:db8::6/64"
 	fromFour := func(string) (*lease, error) {
 		l := granted(t, 1000)
-		l.mtu, l.resolvers, l.ntp = 1400, []netip.Addr{addr("10.0.0.53")}, []netip.Addr{addr("10.0.0.1")}
+		l.mtu, l.Resolvers, l.ntp = 1400, []netip.Addr{addr("10.0.0.53")}, []netip.Addr{addr("10.0.0.1")}
 		l.routes = []route{{network: prefix("0.0.0.0/0"), gateway: addr("10.0.0.1")}}
 		return l, nil
 	}
 	fromSix := func(string) (*lease, error) {
 		at := func(s int) time.Time { return time.Now().Add(time.Duration(s) * time.Second) }
 		return &lease{
-			addresses: []leasedAddress{{prefix(six), at(300)}, {prefix(brief), at(100)}},
-			server:    "fe80::1", renewAt: at(150), rebindAt: at(240), expireAt: at(300),
+			addresses:   []leasedAddress{{prefix(six), at(300)}, {prefix(brief), at(100)}},
+			LeaseStatus: LeaseStatus{Server: "fe80::1", Expires: at(300), Resolvers: []netip.Addr{addr("10.0.0.53"), addr("2001:db8::53")}},
+			renewAt:     at(150), rebindAt: at(240),
 			mtu: 1300, routes: []route{{network: prefix("::/0"), gateway: addr("fe80::1")}},
-			resolvers: []netip.Addr{addr("10.0.0.53"), addr("2001:db8::53")},
 		}, nil
 	}
 	silent := func(string) (*lease, error) { return nil, errNoAnswer }
@@ -263,9 +263,9 @@ func TestAdvertisedServers(t *testing.T) {
 }
 
 func advertisedServers(o *owner) []netip.Addr {
-	return found(o, nil, func(l *lease) []netip.Addr { return l.resolvers })
+	return found(o, nil, func(l *lease) []netip.Addr { return l.Resolvers })
 }
 
 func advertisedDomains(o *owner) []string {
-	return found(o, nil, func(l *lease) []string { return l.search })
+	return found(o, nil, func(l *lease) []string { return l.Search })
 }

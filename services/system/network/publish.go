@@ -31,9 +31,9 @@ func (o *owner) publish() {
 // writeAll writes files and resources.
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
-	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.resolvers })
+	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.Resolvers })
 	// domains that complete short names
-	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.search })
+	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.Search })
 	if len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
 		o.toldServers = servers
 		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), maxNameservers, servers[maxNameservers]))
@@ -81,7 +81,7 @@ func (o *owner) name() string {
 		return name
 	}
 	names := found(o, nil, func(l *lease) []string {
-		if name, err := cleanHostname(l.hostname); err == nil {
+		if name, err := cleanHostname(l.Hostname); err == nil {
 			return []string{name}
 		}
 		return nil
@@ -111,15 +111,15 @@ func (o *owner) namedByLeases() bool {
 
 // problemsOf are the values of a lease that can't be used, and its name if the node has another one.
 func (o *owner) problemsOf(l *lease) []string {
-	name, err := cleanHostname(l.hostname)
-	if l.hostname == "" || o.hostname == "" || name == o.hostname || !o.namedByLeases() {
-		return l.problems
+	name, err := cleanHostname(l.Hostname)
+	if l.Hostname == "" || o.hostname == "" || name == o.hostname || !o.namedByLeases() {
+		return l.Problems
 	}
 	why := "a node keeps the name that it has in its cluster; machine.network.hostname changes it"
 	if err != nil {
 		why = err.Error()
 	}
-	return append(slices.Clip(l.problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.hostname, o.hostname, why))
+	return append(slices.Clip(l.Problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.Hostname, o.hostname, why))
 }
 
 // found is what the first layer of settings has that has any, else what all leases have.

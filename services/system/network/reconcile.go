@@ -264,7 +264,7 @@ func (o *owner) problems() (out []string) {
 	for _, name := range o.order() {
 		for _, l := range o.leases(name) {
 			for _, p := range o.problemsOf(l) {
-				out = append(out, fmt.Sprintf("%s lease on %s: %s", l.source, name, p))
+				out = append(out, fmt.Sprintf("%s lease on %s: %s", l.Source, name, p))
 			}
 		}
 	}

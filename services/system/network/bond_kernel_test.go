@@ -303,7 +303,7 @@ func TestS092LACPAndVLAN(t *testing.T) {
 // quiet checks that nothing was refused at any time.
 func (n *node) quiet() {
 	n.t.Helper()
-	if text := n.console.String(); regexp.MustCompile(`networkd: (make|membership|set|give|remove|objects|address|route|MTU) `).MatchString(text) {
+	if text := n.console.String(); regexp.MustCompile(`networkd: (make|take|set|give|remove|objects|address|route|MTU) `).MatchString(text) {
 		n.t.Errorf("something was refused:\n%s", text)
 	}
 }

@@ -51,15 +51,9 @@ type (
 		table    uint32
 		family   int // netlink.FAMILY_V4 or FAMILY_V6
 	}
-	mtu    struct{ index, bytes int }
-	tagged struct{ index, vlan int } // a VLAN that a port of a bridge has, or the bridge itself
-	// member of a bond, a bridge or a VRF, in the order of the configuration: Linux gives a bond without an address that
-	// of its first one.
-	member struct {
-		index, master int
-		of            string // the master's name
-	}
-	altname struct { // a second name of a link, which programs can use as the first
+	mtu     struct{ index, bytes int }
+	tagged  struct{ index, vlan int } // a VLAN that a port of a bridge has, or the bridge itself
+	altname struct {                  // a second name of a link, which programs can use as the first
 		index int
 		name  string
 	}
@@ -71,13 +65,10 @@ func (r rule) link() int    { return 0 }
 func (m mtu) link() int     { return m.index }
 func (a altname) link() int { return a.index }
 func (v tagged) link() int  { return v.index }
-func (m member) link() int  { return m.index }
 
 func (a address) on(link string) string { return fmt.Sprintf("address %s of %s", a.prefix, link) }
 func (a altname) on(link string) string { return fmt.Sprintf("name %s of %s", a.name, link) }
 func (v tagged) on(link string) string  { return fmt.Sprintf("VLAN %d on %s", v.vlan, link) }
-
-func (m member) on(link string) string { return fmt.Sprintf("membership of %s in %s", link, m.of) }
 
 // A rule of both families has no addresses.
 func (r rule) on(string) string {
@@ -131,19 +122,6 @@ func (v tagged) change(to func(l netlink.Link, vlan uint16, pvid, untagged, self
 	bridge := l.Type() == "bridge"
 	return to(l, uint16(v.vlan), false, false, bridge, !bridge)
 }
-
-// A bond takes only a link that is down.
-func (m member) add() error {
-	l, err := netlink.LinkByIndex(m.master)
-	if err == nil && l.Type() == "bond" {
-		err = netlink.LinkSetDown(linkOf(m.index))
-	}
-	if err == nil {
-		err = netlink.LinkSetMasterByIndex(linkOf(m.index), m.master)
-	}
-	return err
-}
-func (m member) remove() error { return netlink.LinkSetNoMaster(linkOf(m.index)) }
 
 func (r route) add() error    { return netlink.RouteAdd(r.kernel()) }
 func (r route) remove() error { return netlink.RouteDel(r.kernel()) }
@@ -235,14 +213,7 @@ func readKernel() (actual, error) {
 	if err := cmp.Or(err1, err2, err3, err4, err5); err != nil {
 		return now, err
 	}
-	names := map[int]string{}
 	for _, l := range links {
-		names[l.Attrs().Index] = l.Attrs().Name
-	}
-	for _, l := range links {
-		if master := l.Attrs().MasterIndex; master != 0 {
-			now.objects[member{l.Attrs().Index, master, names[master]}] = true
-		}
 		now.objects[mtu{l.Attrs().Index, l.Attrs().MTU}] = true
 		for _, name := range l.Attrs().AltNames {
 			now.objects[altname{l.Attrs().Index, name}] = true
@@ -307,7 +278,7 @@ func routeOf(k netlink.Route) route {
 // needs the addresses of its link, and the network of its gateway.
 func rank(o object) int {
 	switch o := o.(type) {
-	case mtu, altname, tagged, member:
+	case mtu, altname, tagged:
 		return 0
 	case address:
 		return 1

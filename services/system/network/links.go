@@ -222,16 +222,15 @@ func (o *owner) make(ctx context.Context, v virtual) error {
 		return o.add(v)
 	}
 	o.made[v.name] = v
-	o.takeFirstAddress(l, v)
 	switch {
 	case v.entry.WireGuard != nil:
 		return o.key(ctx, l, v.entry.WireGuard)
 	case v.entry.Bridge != nil:
-		return configureBridge(v.name, v.entry.Bridge)
+		return errors.Join(o.enslave(l, v), configureBridge(v.name, v.entry.Bridge))
 	case v.entry.Bond != nil:
-		return o.adjust(l, v)
+		return errors.Join(o.enslave(l, v), o.adjust(l, v))
 	}
-	return nil
+	return o.enslave(l, v)
 }
 
 func (o *owner) add(v virtual) error {
@@ -271,19 +270,57 @@ func firstAddress(links []string) net.HardwareAddr {
 	return nil
 }
 
-// takeFirstAddress gives a bond or a bridge the address of its first member: a driver may have found that card after
-// another one. Later the address stays, because others know the node by it.
-func (o *owner) takeFirstAddress(master netlink.Link, v virtual) {
-	if len(v.members) == 0 || v.entry.VRF != nil || o.settled {
-		return
+// enslave makes the listed links the members of a bond, bridge or VRF, in the order of the list: Linux gives a bond
+// without an address that of its first one. A bond takes only a link that is down, so a link that is a member already
+// isn't changed.
+func (o *owner) enslave(master netlink.Link, v virtual) error {
+	members := v.members
+	index := master.Attrs().Index
+	var errs []error
+	for name := range o.slaves {
+		l, err := netlink.LinkByName(name) // events may be late
+		if err != nil || slices.Contains(members, name) || o.slaves[name] != [2]int{index, l.Attrs().Index} {
+			continue
+		}
+		if l.Attrs().MasterIndex != index {
+			delete(o.slaves, name)
+			continue
+		}
+		if err := netlink.LinkSetNoMaster(l); err != nil {
+			errs = append(errs, fmt.Errorf("take %s out of %s: %w", name, master.Attrs().Name, err))
+			continue
+		}
+		delete(o.slaves, name)
 	}
-	first, a := o.links[v.members[0]], master.Attrs()
-	if first == nil || first.Attrs().MasterIndex == a.Index || bytes.Equal(first.Attrs().HardwareAddr, a.HardwareAddr) {
-		return
+	for i, name := range members {
+		l, err := netlink.LinkByName(name)
+		if err != nil || l.Attrs().MasterIndex == index {
+			continue
+		}
+		// A driver may have found the first card after another one. Later the address stays,
+		// because others know the node by it.
+		if mac := l.Attrs().HardwareAddr; i == 0 && v.entry.VRF == nil && !o.settled && !bytes.Equal(mac, master.Attrs().HardwareAddr) {
+			if err := netlink.LinkSetHardwareAddr(master, mac); err != nil {
+				o.log.Warn(fmt.Sprintf("%s doesn't get the address of %s: %v", master.Attrs().Name, name, err))
+			}
+		}
+		if v.entry.Bond != nil {
+			err = netlink.LinkSetDown(l)
+		}
+		if err == nil {
+			err = netlink.LinkSetMaster(l, master)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("take %s into %s: %w", name, master.Attrs().Name, err))
+			continue
+		}
+		if o.slaves[name] == [2]int{index, l.Attrs().Index} {
+			o.log.Warn(fmt.Sprintf("%s was taken out of %s by another program; it is a member again", name, master.Attrs().Name))
+		}
+		o.slaves[name] = [2]int{index, l.Attrs().Index}
+		o.dropped(l.Attrs().Index, false) // a VRF moves the routes of its members
 	}
-	if err := netlink.LinkSetHardwareAddr(master, first.Attrs().HardwareAddr); err != nil {
-		o.log.Warn(fmt.Sprintf("%s doesn't get the address of %s: %v", v.name, v.members[0], err))
-	}
+	return errors.Join(errs...)
 }
 
 // adjust sets the primary of a bond, which has to be a member before, and options that another program has changed: as

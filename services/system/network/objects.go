@@ -1,7 +1,6 @@
 package network
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -143,10 +142,8 @@ func (o *owner) linkStatus(name string) LinkStatus {
 	if err := errors.Join(o.errs[name], o.errs[making+name]); err != nil {
 		s.Problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
-	for _, w := range o.wanted {
-		if rank(w.object) == 0 && w.link() == a.Index {
-			s.Problem = cmp.Or(s.Problem, o.problem(w.object))
-		}
+	if i := slices.IndexFunc(o.wanted, func(w want) bool { m, is := w.object.(mtu); return is && m.index == a.Index }); s.Problem == "" && i >= 0 {
+		s.Problem = o.problem(o.wanted[i].object)
 	}
 	return s
 }

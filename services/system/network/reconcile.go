@@ -63,13 +63,6 @@ const stateKey = "the state of the network"
 func (o *owner) want(ctx context.Context, now time.Time) {
 	order, routes := uint32(0), taken{}
 	o.wanted = nil
-	for _, v := range o.virtuals {
-		for _, name := range v.members {
-			if _, made := o.made[v.name]; made && o.links[name] != nil && o.links[v.name] != nil {
-				o.wanted = append(o.wanted, want{member{o.links[name].Attrs().Index, o.links[v.name].Attrs().Index, v.name}, byConfiguration})
-			}
-		}
-	}
 	for _, name := range o.order() {
 		l := o.links[name]
 		p, _ := o.plan(l)
@@ -165,7 +158,6 @@ func (o *owner) settle(now time.Time) error {
 			}
 		}
 	}
-	maps.DeleteFunc(o.known, func(w object, _ bool) bool { _, here := state.objects[w]; return !here && !slices.Contains(objects, w) })
 	maps.DeleteFunc(o.attempts, func(w object, _ *attempt) bool { return !slices.Contains(objects, w) })
 	if len(add) > 0 {
 		state, err = o.o.read()
@@ -201,9 +193,6 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 		err = errors.New("another program has one like it, which stays")
 	case err == nil && o.known[w] && !removed:
 		o.log.Warn(fmt.Sprintf("the %s was removed by another program; it is set again", w.on(link)))
-	}
-	if _, is := w.(member); is && err == nil {
-		o.dropped(w.link(), false) // a VRF moves the routes of its members
 	}
 	if a.err = err; err == nil {
 		o.known[w] = true

@@ -80,7 +80,7 @@ func (o *owner) selected(key, alias string, entry config.Link) string {
 		if o.chosen[key] == l.Attrs().Index {
 			return name
 		}
-		if entry.Selects(o.o.card(l)) {
+		if entry.Selects(cardOf(l)) {
 			names = append(names, name)
 		}
 	}

@@ -323,11 +323,12 @@ func (l *lease) setTimes(asked time.Time, length, t1, t2 time.Duration) {
 // leaseRoutes are the classless routes (option 121), or else the routers and the routes by class
 // (options 3 and 33): with the first, the others must be ignored (RFC 3442).
 func (l *lease) leaseRoutes(ack *dhcpv4.DHCPv4, own netip.Prefix) (out []route) {
+	first, last := config.Ends(own)
 	add := func(network netip.Prefix, gateway netip.Addr) {
 		switch {
 		case !gateway.IsValid() || gateway.IsUnspecified():
 			gateway = netip.Addr{} // on the link itself
-		case gateway == own.Addr() || !gateway.IsGlobalUnicast() && !gateway.IsLinkLocalUnicast() || isEdge(own, gateway):
+		case gateway == own.Addr() || gateway == first || gateway == last || !gateway.IsGlobalUnicast() && !gateway.IsLinkLocalUnicast():
 			l.leftOut("the route to %s with the gateway %s", network, gateway)
 			return
 		}
@@ -355,14 +356,6 @@ func (l *lease) leaseRoutes(ack *dhcpv4.DHCPv4, own netip.Prefix) (out []route) 
 		}
 	}
 	return out
-}
-
-// isEdge reports whether an address is that of the network, or its broadcast address.
-func isEdge(network netip.Prefix, a netip.Addr) bool {
-	if network.Bits() > 30 || !network.Contains(a) {
-		return false
-	}
-	return network.Masked().Addr() == a || !network.Contains(a.Next())
 }
 
 // address4 is 0.0.0.0 for anything that isn't an IPv4 address.

@@ -163,15 +163,8 @@ func ipNet(p netip.Prefix) *net.IPNet {
 }
 
 func prefixOf(n *net.IPNet) netip.Prefix {
-	if n == nil {
-		return netip.Prefix{}
-	}
-	a, _ := netip.AddrFromSlice(n.IP)
-	ones, bits := n.Mask.Size()
-	if a.Is4In6() && bits == 32 {
-		a = a.Unmap()
-	}
-	return netip.PrefixFrom(a, ones)
+	p, _ := netip.ParsePrefix(n.String()) // none for nil
+	return p
 }
 
 // actual is the state of the kernel: all MTUs, names and addresses, and the routes and rules that are ours or

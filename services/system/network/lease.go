@@ -13,25 +13,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/background"
 )
 
-// family of addresses.
-type family string
-
-const (
-	ipv4 family = "IPv4"
-	ipv6 family = "IPv6"
-)
-
-// familyOf an invalid address is neither.
-func familyOf(a netip.Addr) family {
-	switch {
-	case a.Is4():
-		return ipv4
-	case a.Is6():
-		return ipv6
-	}
-	return ""
-}
-
 // lease is what a link was granted for a time. Times are on the monotonic
 // clock, so that a change of the wall clock neither ends nor extends a lease.
 type lease struct {
@@ -77,9 +58,8 @@ func (l *lease) near(other *lease) bool {
 
 // source is a way in which links get leases: a protocol for one family of addresses.
 type source struct {
-	name    string // of the protocol, for users
-	family  family
-	informs bool // it gives no address: no node waits for it
+	name string // of the protocol, for users
+	bits int    // of its addresses: 32 or 128; 0: it gives none, and no node waits for it
 	// wanted reports whether a link with this plan gets its leases.
 	wanted func(p config.Link) bool
 	// open begins on one link. hostname is sent to servers, "" for none.
@@ -88,17 +68,17 @@ type source struct {
 
 // sources of leases, in the order of their priority if values differ.
 var sources = []source{{
-	name: "DHCP", family: ipv4,
+	name: "DHCP", bits: 32,
 	wanted: func(p config.Link) bool { return p.DHCP },
 	open: func(p config.Link, hostname func() string) protocol {
 		return dhcp{link: p.Name, options: p.DHCPOptions, hostname: hostname}
 	},
 }, {
-	name: "DHCPv6", family: ipv6,
+	name: "DHCPv6", bits: 128,
 	wanted: func(p config.Link) bool { return p.DHCP6 },
 	open:   func(p config.Link, _ func() string) protocol { return dhcp6{link: p.Name} },
 }, {
-	name: "stateless-DHCPv6", informs: true,
+	name:   "stateless-DHCPv6",
 	wanted: func(p config.Link) bool { return p.Informed && !p.DHCP6 },
 	open:   func(p config.Link, _ func() string) protocol { return dhcp6{link: p.Name, informs: true} },
 }}
@@ -127,7 +107,7 @@ type leased struct {
 
 // sources are the sources of addresses for a link with this plan.
 func (o *owner) sources(p config.Link) []source {
-	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return s.informs || !s.wanted(p) })
+	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return s.bits == 0 || !s.wanted(p) })
 }
 
 // leases are those of a link; what its routers advertise is the last one.
@@ -168,11 +148,11 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link) {
 
 func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p config.Link, index int) {
 	c := &leased{index: index, client: client{
-		source: s.name, quiet: s.informs, link: key.link, log: o.log, kick: make(chan struct{}, 1),
+		source: s.name, quiet: s.bits == 0, link: key.link, log: o.log, kick: make(chan struct{}, 1),
 		protocol: s.open(p, func() string { return *o.announced.Load() }),
 	}}
 	o.clients[key] = c
-	if familyOf(o.pinned) == s.family && o.declined[key].address != o.pinned {
+	if o.pinned.BitLen() == s.bits && o.declined[key].address != o.pinned {
 		c.prefer = o.pinned // a server of another network offers another address
 	}
 	c.stop = background.Start(ctx, func(ctx context.Context) {

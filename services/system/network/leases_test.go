@@ -45,7 +45,7 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 	}
 	both, dir := slices.Clone(sources[:1]), t.TempDir()
 	both[0].open = open(n.v4)
-	both = append(both, source{name: "DHCPv6", family: ipv6, wanted: both[0].wanted, open: open(n.v6)})
+	both = append(both, source{name: "DHCPv6", bits: 128, wanted: both[0].wanted, open: open(n.v6)})
 	host, err := os.Hostname() // so that it isn't set
 	if err != nil {
 		t.Fatal(err)

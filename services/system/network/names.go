@@ -124,15 +124,12 @@ func hosts(hostname string, node netip.Addr, entries []config.HostEntry) string 
 }
 
 func (f files) resolvers(path string, servers []netip.Addr, search []string) error {
-	var b strings.Builder
-	for i, s := range servers {
-		if i == maxNameservers {
-			break
-		}
-		fmt.Fprintf(&b, "nameserver %s\n", s)
+	text := ""
+	for _, s := range servers[:min(len(servers), maxNameservers)] {
+		text += "nameserver " + s.String() + "\n"
 	}
 	if len(search) > 0 {
-		fmt.Fprintf(&b, "search %s\n", strings.Join(search, " "))
+		text += "search " + strings.Join(search, " ") + "\n"
 	}
-	return f.write(filepath.Base(path), b.String())
+	return f.write(filepath.Base(path), text)
 }

@@ -119,8 +119,7 @@ type Options struct {
 	pinFile  string                  // on STATE; different in tests
 	pinReady func() bool             // whether STATE is mounted
 	physical func(netlink.Link) bool // which links get DHCP without being listed
-	card     func(netlink.Link) config.Card
-	sources  []source // of leases; tests have more
+	sources  []source                // of leases; tests have more
 	// The kernel's links and objects, and how these are changed; unit tests don't use the kernel.
 	list    func() ([]netlink.Link, error)
 	read    func() (actual, error)
@@ -183,7 +182,6 @@ func New(o Options) *Daemon {
 	option.Default(&o.pinFile, filepath.Join(boot.StateDir, "node-address"))
 	option.Default(&o.pinReady, func() bool { return boot.IsMountPoint(filepath.Dir(o.pinFile)) })
 	option.Default(&o.physical, physicalEthernet)
-	option.Default(&o.card, cardOf)
 	option.Default(&o.sources, sources)
 	option.Default(&o.list, func() ([]netlink.Link, error) { return dump("links", netlink.LinkList) })
 	option.Default(&o.read, readKernel)

@@ -101,7 +101,7 @@ func choose(all []candidate, pinned netip.Addr) (NodeAddress, bool) {
 
 func why(sorted []candidate) string {
 	c := sorted[0]
-	family := familyOf(c.prefix.Addr())
+	family := map[int]string{32: "IPv4", 128: "IPv6"}[c.prefix.Addr().BitLen()]
 	switch {
 	case len(sorted) == 1:
 		return "the only address, on " + c.link

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -98,10 +99,7 @@ func (o *owner) name() string {
 			}
 		}
 	}
-	if o.hostname == "" {
-		return "garboard"
-	}
-	return o.hostname
+	return cmp.Or(o.hostname, "garboard")
 }
 
 func (o *owner) namedByLeases() bool {

@@ -120,7 +120,7 @@ func (o *owner) mayGetPinned(p config.Link) bool {
 	}
 	return slices.ContainsFunc(o.sources(p), func(s source) bool {
 		c := o.clients[leaseKey{p.Name, s.name}]
-		return s.family == familyOf(o.pinned) && (c == nil || c.lease == nil)
+		return s.bits == o.pinned.BitLen() && (c == nil || c.lease == nil)
 	})
 }
 

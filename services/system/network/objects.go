@@ -103,7 +103,7 @@ func (o *owner) reportObjects() error {
 			rules[strings.TrimPrefix(w.on(""), "rule ")] = s
 		}
 	}
-	return errors.Join(Links.Replace(w, links), OnLinks.Replace(w, addresses), Routes.Replace(w, routes), Rules.Replace(w, rules), LeaseList.Replace(w, leases))
+	return errors.Join(Links.Replace(w, links), OnLinks.Replace(w, addresses), Routes.Replace(w, routes), Rules.Replace(w, rules), LeaseList.Replace(w, leases), WireGuardStatuses.Replace(w, o.tunnels))
 }
 
 // entry is the place of the configuration that wants an address or a route.

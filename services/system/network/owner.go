@@ -44,7 +44,8 @@ type owner struct {
 	due        time.Time        // when there is something to do without an event
 	spent      int              // how many changes of others were taken over since the last calm tick
 	errs       map[string]error // by link: what the kernel refused
-	logged     []string         // problems
+	tunnels    map[string]WireGuardStatus
+	logged     []string // problems
 	wanted     []want
 	state      actual // at the last look
 	attempts   map[object]*attempt
@@ -82,6 +83,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		links:    map[string]netlink.Link{},
 		clients:  map[leaseKey]*leased{},
 		errs:     map[string]error{},
+		tunnels:  map[string]WireGuardStatus{},
 		attempts: map[object]*attempt{},
 		watches:  map[address]watch{},
 		held:     maps.Clone(d.known), // over a restart of the service
@@ -211,9 +213,10 @@ func (o *owner) loop(ctx context.Context, configs <-chan struct{}) error {
 		case take := <-o.heard:
 			changed = take()
 		case <-observe.C:
-			if err := errors.Join(o.observe(), o.reportNeighbors(), o.reportLLDP(time.Now())); err != nil {
+			if err := errors.Join(o.reportObjects(), o.reportNeighbors(), o.reportLLDP(time.Now())); err != nil {
 				return err
 			}
+			changed = len(o.tunnels) > 0
 		case now := <-tick.C:
 			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0 || !now.Before(o.due)
 			if !changed {

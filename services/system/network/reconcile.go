@@ -43,6 +43,7 @@ func (o *owner) reconcile(ctx context.Context) {
 		return
 	}
 	clear(o.errs)
+	clear(o.tunnels)
 	o.replan()
 	o.build(ctx)
 	o.want(ctx, now)

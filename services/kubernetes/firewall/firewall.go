@@ -78,10 +78,9 @@ func (f *firewall) reconcile(_ context.Context, v resource.View) (time.Duration,
 		for _, l := range network.Links.List(v) {
 			cards[l.Spec.Alias] = l.ID
 		}
+		cards[""] = "" // links without one
 		for i, r := range wanted {
-			if len(r.links) > 0 {
-				wanted[i].links = []string{cmp.Or(cards[r.links[0]], r.links[0])}
-			}
+			wanted[i].link = cmp.Or(cards[r.link], r.link)
 		}
 	} else if f.applied == nil {
 		return 0, Rules.Replace(v, nil)

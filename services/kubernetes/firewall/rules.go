@@ -23,9 +23,9 @@ type rule struct {
 	name     string // of its counter; "" for none
 	chain    string
 	action   string
-	goesOn   bool     // a packet of a connection that there is, or of none: neighbours and routers of IPv6
-	links    []string // one at most
-	protocol string   // tcp, udp, icmp
+	goesOn   bool   // a packet of a connection that there is, or of none: neighbours and routers of IPv6
+	link     string // "": any
+	protocol string // tcp, udp, icmp
 	ports    []ports
 	from, to []netip.Prefix
 }
@@ -56,7 +56,7 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 	for _, p := range own {
 		nodes, servers = append(nodes, p.Masked()), append(servers, single(p.Addr())...)
 	}
-	table := []rule{{chain: input, action: accept, links: []string{"lo"}}}
+	table := []rule{{chain: input, action: accept, link: "lo"}}
 	if !firewall.AllowMetadata {
 		table = append(table, rule{name: "pods-to-metadata", chain: forward, action: drop, to: metadata})
 	}
@@ -71,10 +71,7 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 		}
 	}
 	for _, c := range firewall.Rules {
-		r := rule{name: c.Name, chain: input, action: c.Action, protocol: c.Protocol, from: c.Sources, to: c.Destinations}
-		if c.Interface != "" {
-			r.links = []string{c.Interface}
-		}
+		r := rule{name: c.Name, chain: input, action: c.Action, link: c.Interface, protocol: c.Protocol, from: c.Sources, to: c.Destinations}
 		for _, text := range c.Ports {
 			first, last, _ := config.Ports(text) // the configuration is checked
 			r.ports = append(r.ports, ports{first, last})

@@ -128,17 +128,15 @@ func (o *owner) askPlatform(ctx context.Context) {
 			if now.known {
 				now.problem = dag.Guard(o.log, func() (err error) { now.network, err = FromPlatform(data); return err })
 			}
-			select {
-			case o.found <- now:
-			case <-ctx.Done():
-			}
+			o.tell(ctx, func() bool { o.platform = now; return true })
 			if now.known {
 				return
 			}
 		}
 	})
 	select {
-	case o.platform = <-o.found:
+	case take := <-o.heard:
+		take()
 	case <-waiting.Done():
 	}
 }

@@ -39,8 +39,17 @@ func candidates(link string, metric uint32, addresses []netip.Prefix, valid []ne
 	return out
 }
 
-// candidates are those of all links: the wanted addresses that are there, then those of router
-// advertisements.
+// present are the wanted addresses that are there, then those of router advertisements.
+func (o *owner) present() (all []address) {
+	for _, w := range o.wanted {
+		if a, is := w.object.(address); is && o.state.objects[a] {
+			all = append(all, a)
+		}
+	}
+	return append(all, missing(o.state.advertised, all)...)
+}
+
+// candidates are those of all links.
 func (o *owner) candidates() (out []candidate) {
 	for _, name := range o.order() {
 		p, _ := o.plan(o.links[name])
@@ -54,21 +63,14 @@ func (o *owner) candidates() (out []candidate) {
 				metric = min(metric, r.metric)
 			}
 		}
-		var addresses []netip.Prefix
 		for _, w := range o.wanted {
-			switch w := w.object.(type) {
-			case address:
-				if w.index == index && o.state.objects[w] && !o.state.failed[w] && !o.state.tentative[w] {
-					addresses = append(addresses, w.prefix)
-				}
-			case route:
-				if w.index == index && w.network.Bits() == 0 && w.table == unix.RT_TABLE_MAIN && o.state.objects[w] {
-					metric = min(metric, w.metric)
-				}
+			if r, is := w.object.(route); is && r.index == index && r.network.Bits() == 0 && r.table == unix.RT_TABLE_MAIN && o.state.objects[r] {
+				metric = min(metric, r.metric)
 			}
 		}
-		for _, a := range o.state.advertised {
-			if a.index == index && !slices.Contains(addresses, a.prefix) {
+		var addresses []netip.Prefix
+		for _, a := range o.present() {
+			if a.index == index && !o.state.tentative[a] {
 				addresses = append(addresses, a.prefix)
 			}
 		}

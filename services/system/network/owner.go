@@ -32,9 +32,8 @@ type owner struct {
 
 	cfg        *config.Config // an empty one in maintenance mode
 	settings   config.Network // with what only lower layers have
-	found      chan platform
-	version    uint64 // of cfg
-	configured bool   // there is a configuration
+	version    uint64         // of cfg
+	configured bool           // there is a configuration
 	plans      []config.Link
 	virtuals   []virtual
 	members    map[string]string       // of bonds and bridges: the master's name
@@ -91,7 +90,6 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		files:    files{dir: d.o.etcDir},
 		named:    map[string]lookup{},
 		heard:    make(chan func() bool),
-		found:    make(chan platform, 1),
 		switches: map[int]map[string]LinkNeighbor{},
 	}
 	var err error
@@ -208,8 +206,6 @@ func (o *owner) loop(ctx context.Context, configs <-chan struct{}) error {
 				return err
 			}
 			o.settled, changed = false, true
-		case o.platform = <-o.found:
-			changed = true
 		case take := <-o.heard:
 			changed = take()
 		case <-observe.C:

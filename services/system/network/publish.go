@@ -9,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // publish writes files and resources, after everything is there and on each later change.
@@ -143,20 +144,12 @@ func missing[E comparable](a, b []E) []E {
 
 // report publishes the progress, and logs each new problem, unless others change something all the time.
 func (o *owner) report() error {
-	s := Status{Config: o.version, Problems: o.problems()}
+	s := Status{Config: o.version, Problems: o.problems(), Addresses: lists.Of(o.present(), func(a address) netip.Prefix { return a.prefix })}
 	if o.spent <= maxAtOnce {
 		for _, p := range missing(s.Problems, o.logged) {
 			o.log.Warn(p)
 		}
 		o.logged = s.Problems
-	}
-	for _, w := range o.wanted {
-		if a, is := w.object.(address); is && o.state.objects[a] {
-			s.Addresses = append(s.Addresses, a.prefix)
-		}
-	}
-	for _, a := range o.state.advertised {
-		s.Addresses = append(s.Addresses, a.prefix)
 	}
 	return errors.Join(Statuses.Put(o.o.Store.As(ID), ID, s), o.reportObjects())
 }

@@ -274,12 +274,13 @@ func (o *owner) problems() (out []string) {
 // problem is why a wanted object isn't there; "" if it is.
 func (o *owner) problem(w object) string {
 	a, isAddress := w.(address)
+	there, listed := o.state.objects[w]
 	switch tried := o.attempts[w]; {
-	case isAddress && (o.state.failed[a] || o.state.tentative[a] && tried != nil && errors.Is(tried.err, errTaken)):
+	case isAddress && (listed && !there || o.state.tentative[a] && tried != nil && errors.Is(tried.err, errTaken)):
 		return errTaken.Error()
 	case isAddress && o.watches[a].other != "":
 		return o.watches[a].String()
-	case o.state.objects[w]:
+	case there:
 	case tried != nil && tried.err != nil && tried.pause > againFirst:
 		// a link that has just come up may refuse the first attempt
 		return tried.err.Error()

@@ -36,9 +36,9 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.Resolvers })
 	// domains that complete short names
 	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.Search })
-	if len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
+	if len(servers) > config.MaxNameservers && !slices.Equal(servers, o.toldServers) {
 		o.toldServers = servers
-		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), maxNameservers, servers[maxNameservers]))
+		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), config.MaxNameservers, servers[config.MaxNameservers]))
 	}
 	errs := []error{
 		o.files.resolvers("/etc/resolv.conf", servers, search),

@@ -11,6 +11,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/background"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // lease is what a link was granted for a time. Times are on the monotonic
@@ -147,9 +148,14 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link) {
 }
 
 func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p config.Link, index int) {
+	// servers get only the name of a configuration, and a new one when the lease is extended
+	hostname := func() string {
+		name, _ := machine.Wanted(o.o.Store, func(c *config.Config) string { return c.Machine.Network.Hostname })
+		return name
+	}
 	c := &leased{index: index, client: client{
 		source: s.name, quiet: s.bits == 0, link: key.link, log: o.log, kick: make(chan struct{}, 1),
-		protocol: s.open(p, func() string { return *o.announced.Load() }),
+		protocol: s.open(p, hostname),
 	}}
 	o.clients[key] = c
 	if o.pinned.BitLen() == s.bits && o.declined[key].address != o.pinned {

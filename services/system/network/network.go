@@ -121,10 +121,9 @@ type Options struct {
 	physical func(netlink.Link) bool // which links get DHCP without being listed
 	sources  []source                // of leases; tests have more
 	// The kernel's links and objects, and how these are changed; unit tests don't use the kernel.
-	list    func() ([]netlink.Link, error)
-	read    func() (actual, error)
-	change  func(o object, add bool) error
-	receive func(link, value string) (changed bool, err error) // router advertisements
+	list   func() ([]netlink.Link, error)
+	read   func() (actual, error)
+	change func(o object, add bool) error
 	// How virtual links are made: the kernel of a test may not have them.
 	link               func(v virtual, below int) netlink.Link
 	configureWireGuard func(name string, c wgtypes.Config) error
@@ -186,7 +185,6 @@ func New(o Options) *Daemon {
 	option.Default(&o.list, func() ([]netlink.Link, error) { return dump("links", netlink.LinkList) })
 	option.Default(&o.read, readKernel)
 	option.Default(&o.change, changeKernel)
-	option.Default(&o.receive, acceptRA)
 	option.Default(&o.link, virtual.link)
 	option.Default(&o.configureWireGuard, configureWireGuard)
 	option.Default(&o.wireguardDevice, wireguardDevice)

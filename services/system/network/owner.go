@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -67,11 +66,8 @@ type owner struct {
 	toldServers []netip.Addr // too many name servers that were logged
 	hostname    string       // from an earlier boot, a lease or a MAC address: not changed once chosen
 	savedName   string       // on STATE
-	// announced is the configured name, for the goroutines of the clients: a
-	// server gets a new one when the lease is extended.
-	announced atomic.Pointer[string]
-	pinned    netip.Addr
-	pinSaved  bool
+	pinned      netip.Addr
+	pinSaved    bool
 }
 
 func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
@@ -132,11 +128,6 @@ func (o *owner) configure() error {
 	came := err == nil && !o.configured
 	o.configured = o.configured || came
 	o.replan()
-	name := "" // servers get only one of a configuration
-	if o.configured {
-		name = o.cfg.Machine.Network.Hostname
-	}
-	o.announced.Store(&name)
 	if came {
 		return o.takeOver()
 	}

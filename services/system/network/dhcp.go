@@ -85,33 +85,42 @@ func (d dhcp) acquire(ctx context.Context, prefer netip.Addr) (*lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	discover, err := dhcpv4.NewDiscovery(card.HardwareAddr, d.modifiers(more...)...)
+	conn, err := nclient4.NewRawUDPConn(d.link, nclient4.ClientPort) // it works while the link has no address
 	if err != nil {
 		return nil, err
 	}
-	offer, err := d.raw(ctx, discover, nclient4.IsMessageType(dhcpv4.MessageTypeOffer))
-	if err != nil {
-		return nil, err
-	}
-	request, err := dhcpv4.NewRequestFromOffer(offer, d.modifiers()...)
-	if err != nil {
-		return nil, err
-	}
+	return over(conn, card.HardwareAddr, func(c *nclient4.Client) (*dhcpv4.DHCPv4, error) {
+		offer, err := c.DiscoverOffer(ctx, d.modifiers(more...)...)
+		if err != nil {
+			return nil, err
+		}
+		granted, err := c.RequestFromOffer(ctx, offer, d.modifiers()...)
+		if err != nil {
+			return nil, err
+		}
+		return granted.ACK, nil
+	})
+}
+
+// over asks over a connection, which it closes.
+func over(conn net.PacketConn, mac net.HardwareAddr, ask func(c *nclient4.Client) (*dhcpv4.DHCPv4, error)) (*lease, error) {
 	asked := time.Now()
-	ack, err := d.raw(ctx, request, answers(offer))
+	c, err := nclient4.NewWithConn(unfolding{conn}, mac, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
 	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	defer c.Close()
+	ack, err := ask(c)
+	var refusal *nclient4.ErrNak
+	switch {
+	case errors.Is(err, nclient4.ErrNoResponse), errors.Is(err, context.DeadlineExceeded):
+		return nil, errNoAnswer
+	case errors.As(err, &refusal):
+		return nil, fmt.Errorf("%w (NAK): %q", errRefused, refusal.Nak.Message())
+	case err != nil:
 		return nil, err
 	}
 	return newLease(ack, asked)
-}
-
-// raw sends over a packet socket: it works while the link has no address.
-func (d dhcp) raw(ctx context.Context, msg *dhcpv4.DHCPv4, match nclient4.Matcher) (*dhcpv4.DHCPv4, error) {
-	conn, err := nclient4.NewRawUDPConn(d.link, nclient4.ClientPort)
-	if err != nil {
-		return nil, err
-	}
-	return send(ctx, conn, nclient4.DefaultServers, msg, match)
 }
 
 // unfolding is for servers with more options than fit into their place (option 52, RFC 2131 §4.1): the library reads
@@ -144,7 +153,7 @@ func unfold(b []byte, n int) int {
 
 // extend asks all servers if the server of the lease has no address.
 func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
-	asked, last := time.Now(), l.grant.(*dhcpv4.DHCPv4)
+	last := l.grant.(*dhcpv4.DHCPv4)
 	xid, err := dhcpv4.GenerateTransactionID()
 	if err != nil {
 		return nil, err
@@ -160,11 +169,13 @@ func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error)
 		return nil, err
 	}
 	from := fromAddress{conn, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: address4(last.YourIPAddr).As4()})}
-	ack, err := send(ctx, from, extendAt(last, rebind), msg, nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak))
-	if err != nil {
-		return nil, err
-	}
-	return newLease(ack, asked)
+	return over(from, last.ClientHWAddr, func(c *nclient4.Client) (*dhcpv4.DHCPv4, error) {
+		ack, err := c.SendAndRead(ctx, extendAt(last, rebind), msg, nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak))
+		if err == nil && ack.MessageType() == dhcpv4.MessageTypeNak {
+			err = &nclient4.ErrNak{Nak: ack}
+		}
+		return ack, err
+	})
 }
 
 // extendAt is where a lease is extended: at its server, or with rebind, or if
@@ -189,40 +200,7 @@ func (c fromAddress) WriteTo(b []byte, to net.Addr) (int, error) {
 	return n, err
 }
 
-// send asks over a connection, and closes that.
-func send(ctx context.Context, conn net.PacketConn, to *net.UDPAddr, msg *dhcpv4.DHCPv4, match nclient4.Matcher) (*dhcpv4.DHCPv4, error) {
-	c, err := nclient4.NewWithConn(unfolding{conn}, msg.ClientHWAddr, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	defer c.Close()
-	answer, err := c.SendAndRead(ctx, to, msg, match)
-	switch {
-	case errors.Is(err, nclient4.ErrNoResponse), errors.Is(err, context.DeadlineExceeded):
-		return nil, errNoAnswer
-	case err != nil:
-		return nil, err
-	case answer.MessageType() == dhcpv4.MessageTypeNak:
-		return nil, fmt.Errorf("%w (NAK): %q", errRefused, answer.Message())
-	}
-	return answer, nil
-}
-
-// answers matches the answers of the offering server to a request. If a server
-// sends 0.0.0.0 as its identifier, or none, its answers must have the same.
-func answers(offer *dhcpv4.DHCPv4) nclient4.Matcher {
-	server := address4(offer.ServerIdentifier())
-	return nclient4.IsAll(
-		nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak),
-		func(p *dhcpv4.DHCPv4) bool {
-			from := address4(p.ServerIdentifier())
-			return from == server || from.IsUnspecified() || server.IsUnspecified()
-		},
-	)
-}
-
-// newLease reads an ACK. asked is when the request was sent: the times count
-// from then (RFC 2131 §4.4.1).
+// newLease reads an ACK. asked isn't after the request was sent, from which the times count (RFC 2131 §4.4.1).
 func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 	addr, ok := netip.AddrFromSlice(ack.YourIPAddr.To4())
 	if !ok || !addr.IsGlobalUnicast() {

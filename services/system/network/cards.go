@@ -178,12 +178,9 @@ func adjust[T comparable](what, link string, wanted bool, get func(string) (T, e
 func setFeatures(tool *ethtool.Ethtool, link string, want map[string]bool) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(want)) {
-		is, err := tool.Features(link)
-		if now, known := is[name]; err == nil && (!known || now != want[name]) {
-			err = tool.Change(link, map[string]bool{name: want[name]})
-			if is, _ = tool.Features(link); err == nil && is[name] != want[name] {
-				err = errors.New("the driver doesn't change it")
-			}
+		err := tool.Change(link, map[string]bool{name: want[name]})
+		if is, _ := tool.Features(link); err == nil && is[name] != want[name] {
+			err = errors.New("the driver doesn't change it")
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("feature %s: %w", name, err))

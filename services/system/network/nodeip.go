@@ -27,14 +27,10 @@ const noDefault = ^uint32(0)
 // candidates are the addresses of one link that can be the node's, in their order.
 func candidates(link string, metric uint32, addresses []netip.Prefix, valid []netip.Prefix) (out []candidate) {
 	for _, p := range addresses {
-		a := p.Addr()
-		if !a.IsGlobalUnicast() {
-			continue // loopback and link-local addresses can't be reached from other nodes
+		allowed := len(valid) == 0 || slices.ContainsFunc(valid, func(v netip.Prefix) bool { return v.Contains(p.Addr()) })
+		if allowed && p.Addr().IsGlobalUnicast() { // others, such as link-local ones, can't be reached from other nodes
+			out = append(out, candidate{prefix: p, link: link, metric: metric})
 		}
-		if len(valid) > 0 && !slices.ContainsFunc(valid, func(v netip.Prefix) bool { return v.Contains(a) }) {
-			continue
-		}
-		out = append(out, candidate{prefix: p, link: link, metric: metric})
 	}
 	return out
 }

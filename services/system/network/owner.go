@@ -88,15 +88,13 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		heard:    make(chan func() bool),
 		switches: map[int]map[string]LinkNeighbor{},
 	}
-	var err error
-	if o.pinned, err = kept(d.o.pinFile, netip.ParseAddr); err != nil {
-		o.log.Warn("the address of earlier boots is unknown: " + err.Error())
+	var err1, err2 error
+	o.pinned, err1 = kept(d.o.pinFile, netip.ParseAddr)
+	o.savedName, err2 = kept(nameFile(d.o.pinFile), cleanHostname)
+	if err := errors.Join(err1, err2); err != nil {
+		o.log.Warn("the address or the name of earlier boots is unknown: " + err.Error())
 	}
-	o.pinSaved = o.pinned.IsValid()
-	if o.savedName, err = kept(nameFile(d.o.pinFile), cleanHostname); err != nil {
-		o.log.Warn("the name of earlier boots is unknown: " + err.Error())
-	}
-	o.hostname = o.savedName
+	o.pinSaved, o.hostname = o.pinned.IsValid(), o.savedName
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer o.lookups.Wait()

@@ -154,12 +154,11 @@ func (o *owner) settle(now time.Time) error {
 	for _, w := range objects {
 		if state.objects[w] {
 			o.known[w] = true
-			if a := o.attempts[w]; a != nil && now.Sub(a.at) > againMax {
-				delete(o.attempts, w)
-			}
 		}
 	}
-	maps.DeleteFunc(o.attempts, func(w object, _ *attempt) bool { return !slices.Contains(objects, w) })
+	maps.DeleteFunc(o.attempts, func(w object, a *attempt) bool {
+		return !slices.Contains(objects, w) || state.objects[w] && now.Sub(a.at) > againMax
+	})
 	if len(add) > 0 {
 		state, err = o.o.read()
 	}

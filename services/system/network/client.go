@@ -140,18 +140,14 @@ func noAnswer(source, link string, since time.Duration, err error) string {
 func (c *client) ask(ctx context.Context, wait time.Duration) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	ctx, kicked := context.WithCancelCause(ctx)
-	defer kicked(nil)
+	back := make(chan bool, 1)
 	go func() {
-		select {
-		case <-c.kick:
-			kicked(errKicked)
-		case <-ctx.Done():
-		}
+		back <- c.kicked(ctx, time.Time{})
+		cancel()
 	}()
 	l, err := c.acquire(ctx, c.prefer)
-	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errKicked) {
-		return nil, cause
+	if cancel(); <-back && err != nil {
+		return nil, errKicked
 	}
 	return l, err
 }

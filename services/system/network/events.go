@@ -199,20 +199,19 @@ func (o *owner) look(byUs bool) error {
 	if err != nil {
 		return err
 	}
-	before, here := map[int]netlink.Link{}, map[int]bool{}
-	for _, l := range o.links {
-		before[l.Attrs().Index] = l
-	}
+	here := map[int]bool{}
 	o.links = map[string]netlink.Link{}
 	for _, l := range all {
 		a := l.Attrs()
-		o.links[a.Name], here[a.Index] = l, true
+		m := o.of(a.Index)
+		old := m.link
+		o.links[a.Name], here[a.Index], m.link, m.name = l, true, l, a.Name
 		if _, managed := o.plan(l); !managed {
 			continue
 		}
-		back, old := o.plugged(l), before[a.Index]
+		back := o.plugged(l)
 		if back {
-			o.of(a.Index).ups = ups(l)
+			m.ups = ups(l)
 		}
 		if old != nil && (old.Attrs().Flags^a.Flags)&net.FlagUp != 0 {
 			o.dropped(a.Index, false)
@@ -223,14 +222,15 @@ func (o *owner) look(byUs bool) error {
 			}
 		}
 	}
-	for index, old := range before {
-		if _, made := o.made[old.Attrs().Name]; made && !here[index] && !byUs {
-			o.log.Warn(old.Attrs().Name + " was removed by another program, or with the link that it was on; it is made again")
+	for index, m := range o.memory {
+		if here[index] {
+			continue
 		}
-		if !here[index] {
-			o.dropped(index, true)
+		if _, made := o.made[m.name]; made && !byUs {
+			o.log.Warn(m.name + " was removed by another program, or with the link that it was on; it is made again")
 		}
+		o.dropped(index, true)
+		delete(o.memory, index)
 	}
-	maps.DeleteFunc(o.memory, func(index int, _ *memory) bool { return !here[index] })
 	return nil
 }

@@ -173,19 +173,14 @@ func chosen[T any](option *T, by map[string]T, name string) {
 // differ, and makes those that are missing. The event of a new link calls it
 // again.
 func (o *owner) build(ctx context.Context) {
-	wanted := map[string]virtual{}
-	for _, v := range o.virtuals {
-		wanted[v.name] = v
-	}
 	for name, had := range o.made {
-		if v, still := wanted[name]; still && v.sameLink(had) {
+		if slices.ContainsFunc(o.virtuals, had.sameLink) {
 			continue
 		}
-		if err := o.unmake(name); err != nil {
-			o.refused(making+name, err)
-			continue
+		err := o.unmake(name)
+		if o.refused(making+name, err); err == nil {
+			delete(o.made, name)
 		}
-		delete(o.made, name)
 	}
 	for _, v := range o.virtuals {
 		o.refused(making+v.name, o.make(ctx, v))
@@ -282,11 +277,10 @@ func (o *owner) enslave(master netlink.Link, v virtual) error {
 		if err != nil || slices.Contains(members, name) || o.slaves[name] != [2]int{index, l.Attrs().Index} {
 			continue
 		}
-		if l.Attrs().MasterIndex != index {
-			delete(o.slaves, name)
-			continue
+		if l.Attrs().MasterIndex == index {
+			err = netlink.LinkSetNoMaster(l)
 		}
-		if err := netlink.LinkSetNoMaster(l); err != nil {
+		if err != nil {
 			errs = append(errs, fmt.Errorf("take %s out of %s: %w", name, master.Attrs().Name, err))
 			continue
 		}

@@ -149,7 +149,9 @@ type Daemon struct {
 
 // memory is what networkd knows of a link besides what the kernel lists.
 type memory struct {
-	mtu        int // before ours; 0: it has none of ours
+	link       netlink.Link // at the last look
+	name       string       // of that
+	mtu        int          // before ours; 0: it has none of ours
 	advertised advertised
 	flags      uint32         // what routers say of DHCPv6
 	ups        string         // how often it got a carrier, at the last look

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -65,7 +64,7 @@ func (o *owner) pending() (out []lack) {
 			advertised = append(advertised, p.Name)
 		}
 		lacks := o.lacksOf(p)
-		if may := o.mayGetPinned(p); may && !listed || len(lacks) > 0 && (may || slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr() == o.pinned })) {
+		if len(lacks) > 0 || o.pinned.Is6() && o.acceptsRA(p) {
 			bare = append(bare, p.Name)
 		}
 		if !listed {
@@ -87,7 +86,7 @@ func (o *owner) pending() (out []lack) {
 	default:
 		out = append(out, lack{lackOf(LinkMissing, "a network card to appear"), 0, false})
 	}
-	if has := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned }); !has && len(bare) > 0 {
+	if o.pinned.IsValid() && !o.hasPinned() && len(bare) > 0 {
 		err := lackOf("", "the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), pinGrace)
 		out = append(out, lack{err, pinGrace, false})
 	}
@@ -102,6 +101,11 @@ func (o *owner) pending() (out []lack) {
 	return out
 }
 
+// hasPinned reports whether the node has the address of an earlier boot.
+func (o *owner) hasPinned() bool {
+	return slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned })
+}
+
 // unlisted are the plans of cards that the configuration doesn't list.
 func (o *owner) unlisted() (out []config.Link) {
 	for _, name := range o.order() {
@@ -111,17 +115,6 @@ func (o *owner) unlisted() (out []config.Link) {
 		}
 	}
 	return out
-}
-
-// mayGetPinned reports whether the link may still get the address of an earlier boot.
-func (o *owner) mayGetPinned(p config.Link) bool {
-	if o.pinned.Is6() && o.acceptsRA(p) {
-		return true
-	}
-	return slices.ContainsFunc(o.sources(p), func(s source) bool {
-		c := o.clients[leaseKey{p.Name, s.name}]
-		return s.bits == o.pinned.BitLen() && (c == nil || c.lease == nil)
-	})
 }
 
 // lacksOf is what a listed link lacks.
@@ -152,14 +145,13 @@ func (o *owner) lacksOf(p config.Link) (out []error) {
 // grace is how long a node with an address waits for a link.
 func (o *owner) grace(p config.Link, listed bool) time.Duration {
 	l, here := o.links[p.Name]
-	chosen := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned })
 	switch {
 	case errors.Is(o.errs[making+p.Name], unix.EOPNOTSUPP) || o.members[p.Name] != "":
 		// the kernel doesn't have such links, and never will; a bond or bridge works without some of its members
 		return 0
 	case p.Required:
 		return requiredGrace
-	case listed && !chosen:
+	case listed && !o.hasPinned():
 		return listedGrace
 	case here && carrier(l):
 		return linkGrace

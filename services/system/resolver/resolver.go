@@ -157,16 +157,13 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 			}
 		}
 	}
-	f.servers = slices.Clone(cfg.Machine.Network.Resolver.DNSOverTLS)
-	for _, a := range found.Spec {
-		if len(cfg.Machine.Network.Resolver.DNSOverTLS) == 0 && a != f.at {
-			f.servers = append(f.servers, config.TLSNameserver{Address: a})
-		}
+	if f.servers = slices.Clone(cfg.Machine.Network.Resolver.DNSOverTLS); len(f.servers) > 0 {
+		f.trusted, err = network.Authorities(boot.CABundle, nil)
+	} else {
+		others := slices.DeleteFunc(slices.Clone(found.Spec), func(a netip.Addr) bool { return a == f.at })
+		f.servers = lists.Of(others, func(a netip.Addr) config.TLSNameserver { return config.TLSNameserver{Address: a} })
 	}
 	f.servers = f.servers[:min(len(f.servers), config.MaxNameservers)]
-	if len(cfg.Machine.Network.Resolver.DNSOverTLS) > 0 {
-		f.trusted, err = network.Authorities(boot.CABundle, nil)
-	}
 	return f, err
 }
 

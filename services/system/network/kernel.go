@@ -254,12 +254,6 @@ func routeOf(k netlink.Route) route {
 	r.gateway, _ = netip.AddrFromSlice(k.Gw)
 	r.source, _ = netip.AddrFromSlice(k.Src)
 	r.gateway, r.source = r.gateway.Unmap(), r.source.Unmap()
-	if !r.network.IsValid() {
-		r.network = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if k.Family == netlink.FAMILY_V6 {
-			r.network = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-	}
 	if r.kind != unix.RTN_UNICAST {
 		r.index = 0 // IPv6 has it on lo
 	}

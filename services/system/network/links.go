@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -137,9 +138,7 @@ func bondLink(attrs netlink.LinkAttrs, o *config.Bond) netlink.Link {
 	if slices.Contains([]netlink.BondMode{netlink.BOND_MODE_802_3AD, netlink.BOND_MODE_BALANCE_XOR, netlink.BOND_MODE_BALANCE_TLB}, b.Mode) {
 		b.XmitHashPolicy = netlink.StringToBondXmitHashPolicy(o.XmitHashPolicy)
 	}
-	for _, a := range o.ARPIPTarget {
-		b.ArpIpTargets = append(b.ArpIpTargets, a.AsSlice())
-	}
+	b.ArpIpTargets = lists.Of(o.ARPIPTarget, func(a netip.Addr) net.IP { return a.AsSlice() })
 	chosen(&b.PrimaryReselect, netlink.StringToBondPrimaryReselectMap, o.PrimaryReselect)
 	chosen(&b.FailOverMac, netlink.StringToBondFailOverMacMap, o.FailOverMAC)
 	chosen(&b.AdSelect, netlink.StringToBondAdSelectMap, o.ADSelect)

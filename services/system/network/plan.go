@@ -153,7 +153,7 @@ func HasWay(s *resource.Store, n config.Network) bool {
 	})
 	name := func(l config.Link) string {
 		for _, o := range up {
-			if isLink(l, o) {
+			if l.Name == o.ID || l.Name != "" && l.Name == o.Spec.Alias || l.Selects(config.Card{Name: o.ID, HardwareAddr: o.Spec.MAC}) {
 				return o.ID
 			}
 		}
@@ -187,8 +187,4 @@ func HasWay(s *resource.Store, n config.Network) bool {
 		routed = routed || p.DHCP || slices.ContainsFunc(p.Routes, func(r config.Route) bool { return r.Network.Bits() == 0 && r.Gateway.IsValid() })
 	}
 	return way && routed
-}
-
-func isLink(l config.Link, o resource.Object[LinkStatus]) bool {
-	return l.Name == o.ID || l.Name != "" && l.Name == o.Spec.Alias || l.Selects(config.Card{Name: o.ID, HardwareAddr: o.Spec.MAC})
 }

@@ -82,7 +82,8 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 	}
 	both, trusted := slices.Concat(etcdPorts, trustdPorts), slices.Concat(peers, nodes)
 	return append(table, those([]conditional{
-		{len(trusted) > 0, rule{chain: forward, action: accept, protocol: "tcp", ports: both, from: trusted}}, // by a node that is their router
+		// by a node that is their router
+		{len(trusted) > 0, rule{chain: forward, action: accept, protocol: "tcp", ports: both, from: trusted}},
 		{len(servers) > 0, rule{name: "pods-to-etcd", chain: forward, action: drop, protocol: "tcp", ports: etcdPorts, to: servers}},
 		{len(servers) > 0, rule{name: "pods-to-trustd", chain: forward, action: drop, protocol: "tcp", ports: trustdPorts, to: servers}},
 		{serves && len(peers) > 0, rule{chain: input, action: accept, protocol: "tcp", ports: both, from: peers}},

@@ -170,8 +170,8 @@ func prefixOf(n *net.IPNet) netip.Prefix {
 // actual is the state of the kernel: all MTUs, names and addresses, and the routes and rules that are ours or
 // those of router advertisements.
 type actual struct {
-	// objects are true, except for addresses that another host has, by duplicate address detection (RFC 4862 §5.4): these
-	// have to be added anew.
+	// objects are true, except for addresses that another host has, by duplicate address detection (RFC 4862 §5.4):
+	// these have to be added anew.
 	objects map[object]bool
 	// advertised are addresses that the kernel has made of router advertisements and that can be used, in its order.
 	advertised []address

@@ -78,9 +78,9 @@ func segments(c *Config) (all []segment) {
 	return all
 }
 
-// ends are the network address of an IPv4 network and its broadcast address. Networks of one or two addresses have
+// Ends are the network address of an IPv4 network and its broadcast address. Networks of one or two addresses have
 // none.
-func ends(p netip.Prefix) (network, broadcast netip.Addr) {
+func Ends(p netip.Prefix) (network, broadcast netip.Addr) {
 	if !p.IsValid() || !p.Addr().Is4() || p.Bits() > 30 {
 		return network, broadcast
 	}
@@ -96,7 +96,7 @@ func checkAddresses(c *Config, r *report) {
 		own[addr] = s.name
 		if addr.IsMulticast() || addr.IsUnspecified() {
 			r.bad(s.where.with("cidr"), "%s can't be the address of a host", addr)
-		} else if _, broadcast := ends(s.cidr); broadcast.IsValid() && addr == broadcast {
+		} else if _, broadcast := Ends(s.cidr); broadcast.IsValid() && addr == broadcast {
 			r.bad(s.where.with("cidr"), "%s is the broadcast address of %s, which no host can have", broadcast, s.cidr.Masked())
 		}
 	}
@@ -107,7 +107,7 @@ func checkAddresses(c *Config, r *report) {
 				r.bad(where, "%s is the address of this node itself, on %s: a gateway is another machine", route.Gateway, name)
 			}
 			for _, p := range s.all.Addresses {
-				if network, broadcast := ends(p); network.IsValid() && (route.Gateway == network || route.Gateway == broadcast) {
+				if network, broadcast := Ends(p); network.IsValid() && (route.Gateway == network || route.Gateway == broadcast) {
 					r.bad(where, "%s is the first or the last address of %s, which no gateway can have", route.Gateway, p.Masked())
 				}
 			}
@@ -123,7 +123,7 @@ func warnAddresses(c *Config, r *report) {
 		if !addr.IsValid() {
 			continue
 		}
-		if network, _ := ends(s.cidr); addr == network || addr.Is6() && s.cidr.Bits() < 127 && s.cidr == s.cidr.Masked() {
+		if network, _ := Ends(s.cidr); addr == network || addr.Is6() && s.cidr.Bits() < 127 && s.cidr == s.cidr.Masked() {
 			r.warn(where, "%s is the address of the network itself; did you mean %s/%d", s.cidr, addr.Next(), s.cidr.Bits())
 		}
 		other, twice := first[addr]

@@ -45,7 +45,7 @@ func checkNodeLabels(c *Config, r *report) {
 // checkLabel requires a name with or without a domain before a slash.
 func checkLabel(key string) error {
 	slash := strings.LastIndexByte(key, '/')
-	if !labelName.MatchString(key[slash+1:]) || slash >= 0 && !isDNSName(key[:slash]) {
+	if !labelName.MatchString(key[slash+1:]) || slash >= 0 && !IsDNSName(key[:slash]) {
 		return errors.New("is not the name of a label")
 	}
 	return nil

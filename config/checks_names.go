@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	// maxHostname is the limit of Linux and of a DNS label.
-	maxHostname = 63
+	// MaxHostname is the limit of Linux and of a DNS label.
+	MaxHostname = 63
 	maxDNSName  = 253
-	// maxNameservers is how many of them the resolvers of programs ask (MAXNS in resolv.h).
-	maxNameservers = 3
+	// MaxNameservers is how many of them the resolvers of programs ask (MAXNS in resolv.h).
+	MaxNameservers = 3
 )
 
 var (
@@ -23,7 +23,8 @@ var (
 	dottedPort = regexp.MustCompile(`^(\d+\.\d+\.\d+\.\d+)\.(\d+)$`)
 )
 
-func isDNSName(name string) bool { return len(name) <= maxDNSName && dnsName.MatchString(name) }
+// IsDNSName reports whether a name in lower case is one (RFC 1123 §2.1), as Kubernetes demands for names of nodes.
+func IsDNSName(name string) bool { return len(name) <= maxDNSName && dnsName.MatchString(name) }
 
 // checkHost requires a DNS name or an IP address.
 func checkHost(host string) error {
@@ -35,7 +36,7 @@ func checkHost(host string) error {
 		return err
 	case numbers.MatchString(host):
 		return fmt.Errorf("%s is neither a DNS name nor an IP address: an IPv4 address has four numbers up to 255", quote(host))
-	case !isDNSName(strings.ToLower(host)):
+	case !IsDNSName(strings.ToLower(host)):
 		return fmt.Errorf("%s is neither a DNS name nor an IP address", quote(host))
 	}
 	return nil
@@ -51,13 +52,13 @@ func lacksColon(endpoint string) error {
 
 func checkHostname(c *Config, r *report) {
 	name := c.Machine.Network.Hostname
-	if name != "" && (len(name) > maxHostname || !dnsName.MatchString(name)) {
-		r.bad(at("machine", "network", "hostname"), "%s must be of lower-case letters, digits, dashes and dots, %d at most: Kubernetes names the node after it", quote(name), maxHostname)
+	if name != "" && (len(name) > MaxHostname || !dnsName.MatchString(name)) {
+		r.bad(at("machine", "network", "hostname"), "%s must be of lower-case letters, digits, dashes and dots, %d at most: Kubernetes names the node after it", quote(name), MaxHostname)
 	}
 	if name == "" && c.Machine.Network.AutoHostname == HostnameOff {
 		r.lacks(at("machine", "network", "hostname"), "the name of the node, because autoHostname is off")
 	}
-	if domain := c.Cluster.Network.DNSDomain; !isDNSName(domain) {
+	if domain := c.Cluster.Network.DNSDomain; !IsDNSName(domain) {
 		r.bad(at("cluster", "network", "dnsDomain"), "%s is not a DNS name", quote(domain))
 	}
 	for i, server := range c.Machine.Network.Nameservers {
@@ -66,7 +67,7 @@ func checkHostname(c *Config, r *report) {
 		}
 	}
 	for i, domain := range c.Machine.Network.SearchDomains {
-		if !isDNSName(strings.ToLower(domain)) {
+		if !IsDNSName(strings.ToLower(domain)) {
 			r.bad(at("machine", "network", "searchDomains", i), "%s is not a DNS name, such as example.org", quote(domain))
 		}
 	}
@@ -74,7 +75,7 @@ func checkHostname(c *Config, r *report) {
 		for j, alias := range entry.Aliases {
 			where := at("machine", "network", "extraHostEntries", i, "aliases", j)
 			switch name := strings.ToLower(alias); {
-			case !isDNSName(name) || numbers.MatchString(name):
+			case !IsDNSName(name) || numbers.MatchString(name):
 				r.bad(where, "%s is not the name of a host, such as registry.example.org", quote(alias))
 			case name == "localhost" || name == c.Machine.Network.Hostname:
 				r.bad(where, "%s is the name of the node itself, which has lines of its own in /etc/hosts", quote(alias))
@@ -84,7 +85,7 @@ func checkHostname(c *Config, r *report) {
 }
 
 func warnNameservers(c *Config, r *report) {
-	if servers := c.Machine.Network.Nameservers; len(servers) > maxNameservers {
-		r.warn(at("machine", "network", "nameservers", maxNameservers), "programs ask the first %d name servers only, and never %s; leave out the others", maxNameservers, servers[maxNameservers])
+	if servers := c.Machine.Network.Nameservers; len(servers) > MaxNameservers {
+		r.warn(at("machine", "network", "nameservers", MaxNameservers), "programs ask the first %d name servers only, and never %s; leave out the others", MaxNameservers, servers[MaxNameservers])
 	}
 }

@@ -185,7 +185,7 @@ func TestEnds(t *testing.T) {
 		"10.0.0.5/24": "10.0.0.0 10.0.0.255", "10.0.3.5/22": "10.0.0.0 10.0.3.255", "10.0.0.5/30": "10.0.0.4 10.0.0.7", "10.0.0.5/31": "invalid IP invalid IP",
 		"1.2.3.4/0": "0.0.0.0 255.255.255.255", "fd00::1/64": "invalid IP invalid IP",
 	} {
-		network, broadcast := ends(netip.MustParsePrefix(prefix))
+		network, broadcast := Ends(netip.MustParsePrefix(prefix))
 		if got := fmt.Sprint(network, " ", broadcast); got != want {
 			t.Errorf("%s: %s, want %s", prefix, got, want)
 		}

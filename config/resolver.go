@@ -36,7 +36,7 @@ func checkResolver(c *Config, r *report) {
 		if !s.Address.IsValid() || s.Address.IsUnspecified() || s.Address.IsMulticast() {
 			r.bad(where.with("address"), "%s can't be the address of a server, such as 9.9.9.9", s.Address)
 		}
-		if !isDNSName(s.Name) || numbers.MatchString(s.Name) {
+		if !IsDNSName(s.Name) || numbers.MatchString(s.Name) {
 			r.bad(where.with("name"), "%s is not the name of the server's certificate, such as dns.quad9.net", quote(s.Name))
 		}
 	}

@@ -11,6 +11,7 @@ package firewall
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -78,10 +79,9 @@ func (f *firewall) reconcile(_ context.Context, v resource.View) (time.Duration,
 		for _, l := range network.Links.List(v) {
 			cards[l.Spec.Alias] = l.ID
 		}
+		cards[""] = "" // links without one
 		for i, r := range wanted {
-			if len(r.links) > 0 {
-				wanted[i].links = []string{cmp.Or(cards[r.links[0]], r.links[0])}
-			}
+			wanted[i].link = cmp.Or(cards[r.link], r.link)
 		}
 	} else if f.applied == nil {
 		return 0, Rules.Replace(v, nil)
@@ -107,10 +107,7 @@ func (f *firewall) reconcile(_ context.Context, v resource.View) (time.Duration,
 			all[r.name] = Rule{Action: r.action, Packets: counted[r.name].Packets, Bytes: counted[r.name].Bytes, Problem: problem}
 		}
 	}
-	if failed := Rules.Replace(v, all); failed != nil {
-		return 0, failed
-	}
-	return lookEvery, err
+	return lookEvery, errors.Join(err, Rules.Replace(v, all))
 }
 
 func (f *firewall) controlPlanes(v resource.View) []netip.Addr {

@@ -141,8 +141,8 @@ func metaIs(key expr.MetaKey, data ...byte) []expr.Any {
 
 func (r rule) base(family byte) []expr.Any {
 	all := metaIs(expr.MetaKeyNFPROTO, family)
-	for _, name := range r.links {
-		all = append(all, metaIs(expr.MetaKeyIIFNAME, append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)...)...)
+	if r.link != "" {
+		all = append(all, metaIs(expr.MetaKeyIIFNAME, append([]byte(r.link), make([]byte, unix.IFNAMSIZ-len(r.link))...)...)...)
 	}
 	if r.goesOn {
 		states := binary.NativeEndian.AppendUint32(nil, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED|expr.CtStateBitUNTRACKED)

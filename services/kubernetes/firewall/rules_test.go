@@ -44,7 +44,7 @@ func decide(table []rule, k packet) (action, by string) {
 	}
 	for _, r := range table {
 		port := len(r.ports) == 0 || slices.ContainsFunc(r.ports, func(p ports) bool { return p[0] <= k.port && k.port <= p[1] })
-		link := len(r.links) == 0 || slices.Contains(r.links, k.link)
+		link := r.link == "" || r.link == k.link
 		if r.chain != k.chain || !port || !link || r.protocol != "" && r.protocol != k.protocol || !in(r.from, k.from) || !in(r.to, k.to) || r.goesOn && !k.goesOn {
 			continue
 		}

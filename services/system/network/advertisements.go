@@ -39,30 +39,24 @@ type advertised map[any]time.Time
 // before asks for one; for others the kernel does so.
 func (o *owner) receive(l netlink.Link, p config.Link) error {
 	name, value := l.Attrs().Name, "0"
-	if name == "lo" || o.o.receive == nil {
+	if name == "lo" {
 		return nil
 	}
 	if o.acceptsRA(p) {
 		value = "2" // also while the node forwards packets (ip-sysctl)
 	}
-	changed, err := o.o.receive(name, value)
+	changed, err := setting("/proc/sys/net/ipv6/conf/"+name+"/accept_ra", value)
 	if changed && value == "2" && l.Attrs().Flags&net.FlagUp != 0 {
 		_ = solicit(name) // without an answer, their next one comes by itself
+	}
+	if errors.Is(err, fs.ErrNotExist) { // without IPv6
+		return nil
 	}
 	return err
 }
 
 func (o *owner) acceptsRA(p config.Link) bool {
 	return p.Name != "lo" && o.members[p.Name] == "" && p.AcceptRA != config.AdvertisementsOff
-}
-
-// acceptRA sets the kernel parameter, and reports whether it was another.
-func acceptRA(link, value string) (changed bool, err error) {
-	changed, err = setting("/proc/sys/net/ipv6/conf/"+link+"/accept_ra", value)
-	if errors.Is(err, fs.ErrNotExist) { // without IPv6
-		return false, nil
-	}
-	return changed, err
 }
 
 // setting writes a file of the kernel that has another value, and reports whether it had.
@@ -106,11 +100,7 @@ func parseOptions(data []byte) []ndp.Option {
 
 // advertise takes options of an advertisement over, and reports whether they change anything.
 func (o *owner) advertise(index int, options []ndp.Option, now time.Time) (changed bool) {
-	a := o.advertised[index]
-	if a == nil {
-		a = advertised{}
-		o.advertised[index] = a
-	}
+	a := o.of(index).advertised
 	keep := func(value any, lifetime time.Duration) {
 		_, had := a[value]
 		if delete(a, value); lifetime > 0 && len(a) < maxAdvertised {
@@ -143,11 +133,11 @@ func (a advertised) lease(link string, now time.Time) *lease {
 	if len(a) == 0 {
 		return nil
 	}
-	l := &lease{source: "RA", server: "routers", link: link, expireAt: slices.MaxFunc(slices.Collect(maps.Values(a)), time.Time.Compare)}
+	l := &lease{LeaseStatus: LeaseStatus{Source: "RA", Server: "routers", Link: link, Expires: slices.MaxFunc(slices.Collect(maps.Values(a)), time.Time.Compare)}}
 	for _, value := range slices.SortedFunc(maps.Keys(a), func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) }) {
 		switch v := value.(type) {
 		case netip.Addr:
-			l.resolvers = append(l.resolvers, l.servers("name server", []net.IP{v.AsSlice()})...)
+			l.Resolvers = append(l.Resolvers, l.servers("name server", []net.IP{v.AsSlice()})...)
 		case string:
 			l.setSearch([]string{v})
 		}

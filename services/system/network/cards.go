@@ -80,7 +80,7 @@ func (o *owner) selected(key, alias string, entry config.Link) string {
 		if o.chosen[key] == l.Attrs().Index {
 			return name
 		}
-		if entry.Selects(o.o.card(l)) {
+		if entry.Selects(cardOf(l)) {
 			names = append(names, name)
 		}
 	}
@@ -111,10 +111,9 @@ func partnerOf(bond string) string {
 
 // tuned are the last settings of a card's driver, and what it said.
 type tuned struct {
-	index int
-	spec  *config.Ethernet
-	at    time.Time
-	err   error
+	spec *config.Ethernet
+	at   time.Time
+	err  error
 }
 
 // tune gives a card's driver its settings: once, and then each minute if they aren't so any more. A driver may reset
@@ -123,15 +122,15 @@ func (o *owner) tune(l netlink.Link, e *config.Ethernet, now time.Time) error {
 	if e == nil {
 		return nil
 	}
-	name, index := l.Attrs().Name, l.Attrs().Index
-	if had := o.tuned[name]; had.index == index && had.spec == e && now.Sub(had.at) < againMax {
+	had := &o.of(l.Attrs().Index).tuned
+	if had.spec == e && now.Sub(had.at) < againMax {
 		return had.err
 	}
-	err := o.o.driver(name, e)
+	err := configureDriver(l.Attrs().Name, e)
 	if err != nil {
-		err = fmt.Errorf("settings of the driver of %s: %w", name, err)
+		err = fmt.Errorf("settings of the driver of %s: %w", l.Attrs().Name, err)
 	}
-	o.tuned[name] = tuned{index, e, now, err}
+	*had = tuned{e, now, err}
 	return err
 }
 
@@ -179,12 +178,9 @@ func adjust[T comparable](what, link string, wanted bool, get func(string) (T, e
 func setFeatures(tool *ethtool.Ethtool, link string, want map[string]bool) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(want)) {
-		is, err := tool.Features(link)
-		if now, known := is[name]; err == nil && (!known || now != want[name]) {
-			err = tool.Change(link, map[string]bool{name: want[name]})
-			if is, _ = tool.Features(link); err == nil && is[name] != want[name] {
-				err = errors.New("the driver doesn't change it")
-			}
+		err := tool.Change(link, map[string]bool{name: want[name]})
+		if is, _ := tool.Features(link); err == nil && is[name] != want[name] {
+			err = errors.New("the driver doesn't change it")
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("feature %s: %w", name, err))

@@ -60,7 +60,7 @@ type client struct {
 	// report is called with each new or extended lease, and with nil when it is lost.
 	report func(*lease)
 	// kick signals that the link is back: the next attempt is made at once.
-	kick <-chan struct{}
+	kick chan struct{}
 	// prefer is the address to ask for first, if one is known.
 	prefer netip.Addr
 }
@@ -93,7 +93,7 @@ func (c *client) keep(ctx context.Context) {
 }
 
 func (c *client) have(l *lease) {
-	l.source = c.source
+	l.Source = c.source
 	if len(l.addresses) > 0 {
 		c.prefer = l.addresses[0].Addr()
 	}
@@ -112,7 +112,7 @@ func (c *client) obtain(ctx context.Context) *lease {
 			continue
 		}
 		if err == nil {
-			c.log.Info(fmt.Sprintf("%s lease on %s: %s from %s", c.source, c.link, l, l.server))
+			c.log.Info(fmt.Sprintf("%s lease on %s: %s from %s", c.source, c.link, l, l.Server))
 			return l
 		}
 		now := time.Now()
@@ -140,45 +140,79 @@ func noAnswer(source, link string, since time.Duration, err error) string {
 func (c *client) ask(ctx context.Context, wait time.Duration) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	ctx, kicked := context.WithCancelCause(ctx)
-	defer kicked(nil)
+	back := make(chan bool, 1)
 	go func() {
-		select {
-		case <-c.kick:
-			kicked(errKicked)
-		case <-ctx.Done():
-		}
+		back <- c.kicked(ctx, time.Time{})
+		cancel()
 	}()
 	l, err := c.acquire(ctx, c.prefer)
-	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errKicked) {
-		return nil, cause
+	if cancel(); <-back && err != nil {
+		return nil, errKicked
 	}
 	return l, err
 }
 
-// hold extends the lease as long as a server does so. It returns the lease that
-// ended, and the reason.
+// hold extends the lease as long as a server does so: from T1 its server, from T2 any. It returns the lease that ended,
+// and the reason.
 func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
-	kicked := false
+	next, confirmed := l.renewAt, time.Time{} // confirmed: when the link's return is settled, zero if it is
 	for {
-		kicked = kicked || c.kicked(ctx, l.renewAt)
-		ask := c.prolong
-		if kicked {
-			ask = c.confirm
+		if c.kicked(ctx, next) {
+			confirmed = time.Now().Add(confirmFor)
 		}
-		longer, err := ask(ctx, l)
-		if kicked = errors.Is(err, errKicked); kicked {
-			continue
+		now := time.Now()
+		switch {
+		case ctx.Err() != nil:
+			return l, ctx.Err()
+		case !l.Expires.IsZero() && !now.Before(l.Expires):
+			return l, errExpired
 		}
-		if err != nil {
+		rebind, end := false, l.rebindAt
+		if !now.Before(l.rebindAt) {
+			rebind, end = true, l.Expires
+		}
+		// Half of the rest, but at least extendMin; the last pause ends with the phase.
+		pause, back := min(max(end.Sub(now)/2, extendMin), end.Sub(now)), !confirmed.IsZero()
+		if back {
+			pause = answerWait
+		}
+		once, cancel := context.WithTimeout(ctx, min(pause, answerWait))
+		longer, err := c.extend(once, l, rebind || back)
+		cancel()
+		switch {
+		case errors.Is(err, errRefused):
 			return l, err
+		case err != nil && back && !now.Before(confirmed):
+			longer, err = c.elsewhere(ctx, l), nil
+		case err != nil && rebind:
+			c.log.Warn(fmt.Sprintf("no %s server extends the lease of %s on %s, which ends in %s: %v",
+				c.source, l, c.link, time.Until(l.Expires).Round(time.Second), err))
+		}
+		if next = now.Add(pause); err != nil {
+			continue
 		}
 		if longer.String() != l.String() {
 			c.log.Warn(fmt.Sprintf("%s server changed the address on %s from %s to %s", c.source, c.link, l, longer))
 		}
-		l = longer
+		l, next, confirmed = longer, longer.renewAt, time.Time{}
 		c.have(l)
 	}
+}
+
+// elsewhere asks for another lease, because nobody has confirmed this one after the link came back: that may be on
+// another network now (RFC 2131 §3.7). A server there that doesn't know the address offers one of that network. Without
+// an answer, and with an offer of the same network, the lease stays.
+func (c *client) elsewhere(ctx context.Context, l *lease) *lease {
+	once, cancel := context.WithTimeout(ctx, answerWait)
+	defer cancel()
+	other, err := c.acquire(once, c.prefer)
+	if err == nil && (other.String() == l.String() || !l.near(other)) {
+		return other
+	}
+	if ctx.Err() == nil {
+		c.log.Warn(fmt.Sprintf("%s came back, and no %s server there knows %s, which stays until its lease ends", c.link, c.source, l))
+	}
+	return l
 }
 
 // kicked waits until a time, forever for the zero time, and reports whether the link came back before.
@@ -194,68 +228,6 @@ func (c *client) kicked(ctx context.Context, at time.Time) bool {
 	case <-ctx.Done():
 	}
 	return false
-}
-
-// confirm asks any server for the lease after the link came back, as that may be on another network now (RFC 2131
-// §3.7). A server there refuses, or, if it doesn't know this address, offers one of that network. Without an answer,
-// and with an offer of the same network, the lease stays.
-func (c *client) confirm(ctx context.Context, l *lease) (*lease, error) {
-	for end := time.Now().Add(confirmFor); ctx.Err() == nil; {
-		now := time.Now()
-		if !l.expireAt.IsZero() && !now.Before(l.expireAt) {
-			return nil, errExpired
-		}
-		once, cancel := context.WithTimeout(ctx, answerWait)
-		same, err := c.extend(once, l, true)
-		cancel()
-		if err == nil || errors.Is(err, errRefused) {
-			return same, err
-		}
-		if !now.Before(end) {
-			other, err := c.ask(ctx, answerWait)
-			switch {
-			case errors.Is(err, errKicked) || err == nil && (other.String() == l.String() || !l.near(other)):
-				return other, err
-			case ctx.Err() == nil:
-				c.log.Warn(fmt.Sprintf("%s came back, and no %s server there knows %s, which stays until its lease ends", c.link, c.source, l))
-			}
-			return l, ctx.Err()
-		}
-		if c.kicked(ctx, now.Add(answerWait)) {
-			return nil, errKicked
-		}
-	}
-	return nil, ctx.Err()
-}
-
-// prolong asks the server until T2, then any server until the lease expires.
-func (c *client) prolong(ctx context.Context, l *lease) (*lease, error) {
-	for ctx.Err() == nil {
-		now := time.Now()
-		if !now.Before(l.expireAt) {
-			return nil, errExpired
-		}
-		rebind, end := false, l.rebindAt
-		if !now.Before(l.rebindAt) {
-			rebind, end = true, l.expireAt
-		}
-		// Half of the rest, but at least extendMin; the last pause ends with the phase.
-		pause := min(max(end.Sub(now)/2, extendMin), end.Sub(now))
-		once, cancel := context.WithTimeout(ctx, min(pause, answerWait))
-		longer, err := c.extend(once, l, rebind)
-		cancel()
-		if err == nil || errors.Is(err, errRefused) {
-			return longer, err
-		}
-		if rebind {
-			c.log.Warn(fmt.Sprintf("no %s server extends the lease of %s on %s, which ends in %s: %v",
-				c.source, l, c.link, time.Until(l.expireAt).Round(time.Second), err))
-		}
-		if c.kicked(ctx, now.Add(pause)) {
-			return nil, errKicked
-		}
-	}
-	return nil, ctx.Err()
 }
 
 // jitter prevents machines that were switched on together from asking at the same time.

@@ -49,12 +49,6 @@ type conflict struct {
 	first bool
 }
 
-// finding is a change of a conflict.
-type finding struct {
-	address
-	conflict
-}
-
 // declined is a lease that another host's address was in, or such an address of a router advertisement.
 type declined struct {
 	until   time.Time  // when the client asks again
@@ -110,7 +104,7 @@ func (o *owner) watch(ctx context.Context, a address, l netlink.Link, held *bool
 	}
 	defer wire.Close()
 	other, probes := "", firstProbes
-	for last := (finding{}); ctx.Err() == nil; {
+	for last, told := (conflict{}), false; ctx.Err() == nil; told = true {
 		all, err := dump("links", netlink.LinkList)
 		if err != nil {
 			return err
@@ -124,16 +118,17 @@ func (o *owner) watch(ctx context.Context, a address, l netlink.Link, held *bool
 		if ctx.Err() != nil {
 			break
 		}
-		now := finding{a, conflict{other, other != "" && !*held}}
-		if *held = !now.first; *held && (other != "" || now != last) {
+		now := conflict{other, other != "" && !*held}
+		changed := now != last || !told
+		if *held = !now.first; *held && (other != "" || changed) {
 			// One that is lost isn't missed: the kernel answers questions.
 			_ = wire.Send(neighbor.Announcements(wire.MAC, a.prefix.Addr())...)
 		}
 		if probes = 1; now.first {
 			probes = firstProbes
 		}
-		if now != last {
-			o.tell(ctx, func() bool { return o.hear(now) })
+		if changed {
+			o.tell(ctx, func() bool { return o.hear(a, now) })
 		}
 		if last = now; other != "" && sleep.For(ctx, defendEvery) {
 			for len(heard) > 0 {
@@ -164,16 +159,16 @@ func stranger(ctx context.Context, heard <-chan string, own []netlink.Link, with
 	}
 }
 
-// hear takes a finding over, and reports whether it is of a search that still goes on.
-func (o *owner) hear(f finding) bool {
-	w, on := o.watches[f.address]
+// hear takes a change of a conflict over, and reports whether it is of a search that still goes on.
+func (o *owner) hear(a address, c conflict) bool {
+	w, on := o.watches[a]
 	if !on {
 		return false
 	}
-	w.conflict, w.asked, o.held[f.address] = f.conflict, true, !f.first
-	o.watches[f.address] = w
-	if f.first {
-		o.decline(f)
+	w.conflict, w.asked, o.held[a] = c, true, !c.first
+	o.watches[a] = w
+	if c.first {
+		o.decline(a, c)
 	}
 	return true
 }
@@ -183,15 +178,15 @@ func (c conflict) String() string {
 }
 
 // decline gives a lease back, if the address is in one; its client asks again after a pause.
-func (o *owner) decline(f finding) {
+func (o *owner) decline(a address, found conflict) {
 	for key, c := range o.clients {
 		d, can := c.protocol.(interface{ decline(*lease) error })
-		if !can || c.index != f.index || c.lease == nil || !slices.ContainsFunc(c.lease.addresses, func(a leasedAddress) bool { return a.Prefix == f.prefix }) {
+		if !can || c.index != a.index || c.lease == nil || !slices.ContainsFunc(c.lease.addresses, func(l leasedAddress) bool { return l.Prefix == a.prefix }) {
 			continue
 		}
 		l := c.lease
 		o.stopClient(key)
-		o.declined[key] = declined{time.Now().Add(declinePause), f.prefix.Addr(), fmt.Sprintf("%s lease of %s on %s was declined: %s", key.source, l, key.link, f.conflict)}
+		o.declined[key] = declined{time.Now().Add(declinePause), a.prefix.Addr(), fmt.Sprintf("%s lease of %s on %s was declined: %s", key.source, l, key.link, found)}
 		if err := d.decline(l); err != nil {
 			o.log.Warn(fmt.Sprintf("decline the lease of %s on %s: %v", l, key.link, err))
 		}

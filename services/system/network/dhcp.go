@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
+	"github.com/insomniacslk/dhcp/dhcpv4/server4"
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/config"
@@ -81,50 +81,46 @@ func (d dhcp) acquire(ctx context.Context, prefer netip.Addr) (*lease, error) {
 	if prefer.IsValid() {
 		more = append(more, dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(prefer.AsSlice())))
 	}
-	offer, err := d.raw(ctx, nclient4.IsMessageType(dhcpv4.MessageTypeOffer), func(mac net.HardwareAddr) (*dhcpv4.DHCPv4, error) {
-		return dhcpv4.NewDiscovery(mac, d.modifiers(more...)...)
-	})
+	card, err := net.InterfaceByName(d.link)
 	if err != nil {
 		return nil, err
 	}
-	asked := time.Now()
-	ack, err := d.raw(ctx, answers(offer), func(net.HardwareAddr) (*dhcpv4.DHCPv4, error) {
-		return dhcpv4.NewRequestFromOffer(offer, d.modifiers()...)
-	})
+	conn, err := nclient4.NewRawUDPConn(d.link, nclient4.ClientPort) // it works while the link has no address
 	if err != nil {
+		return nil, err
+	}
+	return over(conn, card.HardwareAddr, func(c *nclient4.Client) (*dhcpv4.DHCPv4, error) {
+		offer, err := c.DiscoverOffer(ctx, d.modifiers(more...)...)
+		if err != nil {
+			return nil, err
+		}
+		granted, err := c.RequestFromOffer(ctx, offer, d.modifiers()...)
+		if err != nil {
+			return nil, err
+		}
+		return granted.ACK, nil
+	})
+}
+
+// over asks over a connection, which it closes.
+func over(conn net.PacketConn, mac net.HardwareAddr, ask func(c *nclient4.Client) (*dhcpv4.DHCPv4, error)) (*lease, error) {
+	asked := time.Now()
+	c, err := nclient4.NewWithConn(unfolding{conn}, mac, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	defer c.Close()
+	ack, err := ask(c)
+	var refusal *nclient4.ErrNak
+	switch {
+	case errors.Is(err, nclient4.ErrNoResponse), errors.Is(err, context.DeadlineExceeded):
+		return nil, errNoAnswer
+	case errors.As(err, &refusal):
+		return nil, fmt.Errorf("%w (NAK): %q", errRefused, refusal.Nak.Message())
+	case err != nil:
 		return nil, err
 	}
 	return newLease(ack, asked)
-}
-
-// raw sends over a packet socket: it works while the link has no address.
-func (d dhcp) raw(ctx context.Context, match nclient4.Matcher, make func(net.HardwareAddr) (*dhcpv4.DHCPv4, error)) (*dhcpv4.DHCPv4, error) {
-	conn, err := nclient4.NewRawUDPConn(d.link, nclient4.ClientPort)
-	if err != nil {
-		return nil, err
-	}
-	c, err := d.client(conn)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	msg, err := make(c.InterfaceAddr())
-	if err != nil {
-		return nil, err
-	}
-	return send(ctx, c, nclient4.DefaultServers, msg, match)
-}
-
-// client asks over a connection, and closes that.
-func (d dhcp) client(conn net.PacketConn) (c *nclient4.Client, err error) {
-	iface, err := net.InterfaceByName(d.link)
-	if err == nil {
-		c, err = nclient4.NewWithConn(unfolding{conn}, iface.HardwareAddr, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
-	}
-	if err != nil {
-		conn.Close()
-	}
-	return c, err
 }
 
 // unfolding is for servers with more options than fit into their place (option 52, RFC 2131 §4.1): the library reads
@@ -157,16 +153,7 @@ func unfold(b []byte, n int) int {
 
 // extend asks all servers if the server of the lease has no address.
 func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
-	asked, last := time.Now(), l.grant.(*dhcpv4.DHCPv4)
-	conn, err := d.listen(ctx, address4(last.YourIPAddr))
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", last.YourIPAddr, err)
-	}
-	c, err := d.client(conn)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
+	last := l.grant.(*dhcpv4.DHCPv4)
 	xid, err := dhcpv4.GenerateTransactionID()
 	if err != nil {
 		return nil, err
@@ -176,11 +163,19 @@ func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error)
 	if err != nil {
 		return nil, err
 	}
-	ack, err := send(ctx, c, extendAt(last, rebind), msg, nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak))
+	// bound to the link
+	conn, err := server4.NewIPv4UDPConn(d.link, &net.UDPAddr{Port: nclient4.ClientPort})
 	if err != nil {
 		return nil, err
 	}
-	return newLease(ack, asked)
+	from := fromAddress{conn, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: address4(last.YourIPAddr).As4()})}
+	return over(from, last.ClientHWAddr, func(c *nclient4.Client) (*dhcpv4.DHCPv4, error) {
+		ack, err := c.SendAndRead(ctx, extendAt(last, rebind), msg, nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak))
+		if err == nil && ack.MessageType() == dhcpv4.MessageTypeNak {
+			err = &nclient4.ErrNak{Nak: ack}
+		}
+		return ack, err
+	})
 }
 
 // extendAt is where a lease is extended: at its server, or with rebind, or if
@@ -205,73 +200,27 @@ func (c fromAddress) WriteTo(b []byte, to net.Addr) (int, error) {
 	return n, err
 }
 
-// listen opens the client's port on this link only, to send from addr.
-func (d dhcp) listen(ctx context.Context, addr netip.Addr) (net.PacketConn, error) {
-	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-		var opt error
-		err := raw.Control(func(fd uintptr) { opt = unix.BindToDevice(int(fd), d.link) })
-		return errors.Join(err, opt)
-	}}
-	conn, err := lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(netip.IPv4Unspecified(), nclient4.ClientPort).String())
-	if err != nil {
-		return nil, err
-	}
-	return fromAddress{conn.(*net.UDPConn), unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: addr.As4()})}, nil
-}
-
-func send(ctx context.Context, c *nclient4.Client, dest *net.UDPAddr, msg *dhcpv4.DHCPv4, match nclient4.Matcher) (*dhcpv4.DHCPv4, error) {
-	answer, err := c.SendAndRead(ctx, dest, msg, match)
-	switch {
-	case errors.Is(err, nclient4.ErrNoResponse), errors.Is(err, context.DeadlineExceeded):
-		return nil, errNoAnswer
-	case err != nil:
-		return nil, err
-	case answer.MessageType() == dhcpv4.MessageTypeNak:
-		if text := answer.Message(); text != "" {
-			return nil, fmt.Errorf("%w (NAK): %q", errRefused, text)
-		}
-		return nil, fmt.Errorf("%w (NAK)", errRefused)
-	}
-	return answer, nil
-}
-
-// answers matches the answers of the offering server to a request. If a server
-// sends 0.0.0.0 as its identifier, or none, its answers must have the same.
-func answers(offer *dhcpv4.DHCPv4) nclient4.Matcher {
-	server := address4(offer.ServerIdentifier())
-	return nclient4.IsAll(
-		nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak),
-		func(p *dhcpv4.DHCPv4) bool {
-			from := address4(p.ServerIdentifier())
-			return from == server || from.IsUnspecified() || server.IsUnspecified()
-		},
-	)
-}
-
-// newLease reads an ACK. asked is when the request was sent: the times count
-// from then (RFC 2131 §4.4.1).
+// newLease reads an ACK. asked isn't after the request was sent, from which the times count (RFC 2131 §4.4.1).
 func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 	addr, ok := netip.AddrFromSlice(ack.YourIPAddr.To4())
 	if !ok || !addr.IsGlobalUnicast() {
 		return nil, fmt.Errorf("DHCP server granted no usable address: %s", ack.YourIPAddr)
 	}
-	l := &lease{server: serverOf(ack).String(), hostname: ack.HostName(), grant: ack}
-	l.setTimes(ack, asked)
+	l := &lease{LeaseStatus: LeaseStatus{Server: serverOf(ack).String(), Hostname: ack.HostName()}, grant: ack}
+	l.setTimes(asked, ack.IPAddressLeaseTime(fallbackLeaseTime), ack.IPAddressRenewalTime(0), ack.IPAddressRebindingTime(0))
 	own := l.prefix(addr, ack.SubnetMask())
-	l.addresses = []leasedAddress{{own, l.expireAt}}
+	l.addresses = []leasedAddress{{own, l.Expires}}
 	l.routes = l.leaseRoutes(ack, own)
-	l.resolvers, l.ntp = l.servers("name server", ack.DNS()), l.servers("time server", ack.NTPServers())
+	l.Resolvers, l.ntp = l.servers("name server", ack.DNS()), l.servers("time server", ack.NTPServers())
 	domains := []string{ack.DomainName()}
 	if list := ack.DomainSearch(); list != nil {
 		domains = list.Labels // option 119 is the better one
 	}
 	l.setSearch(domains)
-	if v := ack.Options.Get(dhcpv4.OptionInterfaceMTU); len(v) == 2 {
-		if size := int(v[0])<<8 | int(v[1]); size >= minMTU {
-			l.mtu = size
-		} else {
-			l.leftOut("the MTU %d", size)
-		}
+	if size, err := dhcpv4.GetUint16(dhcpv4.OptionInterfaceMTU, ack.Options); err == nil && size >= minMTU {
+		l.mtu = int(size)
+	} else if err == nil {
+		l.leftOut("the MTU %d", size)
 	}
 	return l, nil
 }
@@ -279,7 +228,7 @@ func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 func (l *lease) setSearch(domains []string) {
 	for _, d := range domains {
 		if clean := cleanDomain(d); clean != "" {
-			l.search = append(l.search, clean)
+			l.Search = append(l.Search, clean)
 		} else if d != "" {
 			l.leftOut("the domain %q", d)
 		}
@@ -288,8 +237,8 @@ func (l *lease) setSearch(domains []string) {
 
 // leftOut notes a value of the server that can't be.
 func (l *lease) leftOut(format string, args ...any) {
-	if len(l.problems) < maxAdvertised {
-		l.problems = append(l.problems, fmt.Sprintf(format, args...)+" can't be used, and is left out")
+	if len(l.Problems) < maxAdvertised {
+		l.Problems = append(l.Problems, fmt.Sprintf(format, args...)+" can't be used, and is left out")
 	}
 }
 
@@ -315,7 +264,7 @@ func (l *lease) servers(what string, all []net.IP) (out []netip.Addr) {
 		case a.IsGlobalUnicast():
 			out = append(out, a)
 		case a.Is6() && a.IsLinkLocalUnicast():
-			out = append(out, a.WithZone(l.link))
+			out = append(out, a.WithZone(l.Link))
 		default:
 			l.leftOut("the %s %s", what, ip)
 		}
@@ -331,8 +280,9 @@ func serverOf(ack *dhcpv4.DHCPv4) netip.Addr {
 	return address4(ack.ServerIPAddr)
 }
 
-func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
-	length := ack.IPAddressLeaseTime(fallbackLeaseTime)
+// setTimes sets the times of a lease of that length. T1 and T2 are a half and seven eighths of it (RFC 2131 §4.4.5)
+// where the server has sent none, or such that can't be.
+func (l *lease) setTimes(asked time.Time, length, t1, t2 time.Duration) {
 	if length >= infiniteLease {
 		return
 	}
@@ -340,23 +290,21 @@ func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
 		l.leftOut("the lease time %s", length)
 		length = minLease
 	}
-	// The defaults of RFC 2131 §4.4.5 are also used if the server's values are invalid.
-	t1 := ack.IPAddressRenewalTime(length / 2)
-	t2 := ack.IPAddressRebindingTime(length * 7 / 8)
-	if t1 <= 0 || t1 >= t2 || t2 >= length {
+	if t1 < minLease/2 || t1 >= t2 || t2 >= length {
 		t1, t2 = length/2, length*7/8
 	}
-	l.renewAt, l.rebindAt, l.expireAt = asked.Add(t1), asked.Add(t2), asked.Add(length)
+	l.renewAt, l.rebindAt, l.Expires = asked.Add(t1), asked.Add(t2), asked.Add(length)
 }
 
 // leaseRoutes are the classless routes (option 121), or else the routers and the routes by class
 // (options 3 and 33): with the first, the others must be ignored (RFC 3442).
 func (l *lease) leaseRoutes(ack *dhcpv4.DHCPv4, own netip.Prefix) (out []route) {
+	first, last := config.Ends(own)
 	add := func(network netip.Prefix, gateway netip.Addr) {
 		switch {
 		case !gateway.IsValid() || gateway.IsUnspecified():
 			gateway = netip.Addr{} // on the link itself
-		case gateway == own.Addr() || !gateway.IsGlobalUnicast() && !gateway.IsLinkLocalUnicast() || isEdge(own, gateway):
+		case gateway == own.Addr() || gateway == first || gateway == last || !gateway.IsGlobalUnicast() && !gateway.IsLinkLocalUnicast():
 			l.leftOut("the route to %s with the gateway %s", network, gateway)
 			return
 		}
@@ -384,14 +332,6 @@ func (l *lease) leaseRoutes(ack *dhcpv4.DHCPv4, own netip.Prefix) (out []route) 
 		}
 	}
 	return out
-}
-
-// isEdge reports whether an address is that of the network, or its broadcast address.
-func isEdge(network netip.Prefix, a netip.Addr) bool {
-	if network.Bits() > 30 || !network.Contains(a) {
-		return false
-	}
-	return network.Masked().Addr() == a || !network.Contains(a.Next())
 }
 
 // address4 is 0.0.0.0 for anything that isn't an IPv4 address.

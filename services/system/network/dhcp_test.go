@@ -45,7 +45,7 @@ func TestOptionsInTheFieldsForNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		l, err := newLease(m, time.Now())
-		if err != nil || fmt.Sprint(l.resolvers) != tt.servers || !slices.Equal(l.search, tt.search) {
+		if err != nil || fmt.Sprint(l.Resolvers) != tt.servers || !slices.Equal(l.Search, tt.search) {
 			t.Errorf("%d: %+v (%v)", tt.in, l, err)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"syscall"
 	"time"
 
@@ -92,9 +91,7 @@ func (o *owner) parse(m syscall.NetlinkMessage) func() bool {
 			return o.afford
 		}
 	case unix.RTM_DELRULE:
-		if slices.Equal(valueOf(data[unix.SizeofRtMsg:], nl.FRA_PROTOCOL), []byte{ours}) { // its head is as long
-			return o.afford
-		}
+		return o.afford
 	case unix.RTM_NEWNDUSEROPT:
 		if options := parseOptions(data); options != nil {
 			index := int(binary.NativeEndian.Uint32(data[4:]))
@@ -117,11 +114,9 @@ func (o *owner) parseLink(m syscall.NetlinkMessage) func() bool {
 		if len(v) == 4 {
 			flags := binary.NativeEndian.Uint32(v) & (managedFlag | otherFlag)
 			return func() bool {
-				changed := o.flags[index] != flags
-				if changed {
-					o.flags[index] = flags
-				}
-				return changed && o.afford()
+				before := o.of(index).flags
+				o.of(index).flags = flags
+				return before != flags && o.afford()
 			}
 		}
 	}
@@ -184,7 +179,7 @@ func seen(l netlink.Link) any {
 // plugged reports whether a link has got a carrier again. That a cable was unplugged for a short time may be visible
 // only by the kernel's count.
 func (o *owner) plugged(l netlink.Link) bool {
-	return carrier(l) && o.ups[l.Attrs().Index] != ups(l)
+	return carrier(l) && o.of(l.Attrs().Index).ups != ups(l)
 }
 
 func ups(l netlink.Link) string {
@@ -201,20 +196,19 @@ func (o *owner) look(byUs bool) error {
 	if err != nil {
 		return err
 	}
-	before, here := map[int]netlink.Link{}, map[int]bool{}
-	for _, l := range o.links {
-		before[l.Attrs().Index] = l
-	}
+	here := map[int]bool{}
 	o.links = map[string]netlink.Link{}
 	for _, l := range all {
 		a := l.Attrs()
-		o.links[a.Name], here[a.Index] = l, true
+		m := o.of(a.Index)
+		old := m.link
+		o.links[a.Name], here[a.Index], m.link, m.name = l, true, l, a.Name
 		if _, managed := o.plan(l); !managed {
 			continue
 		}
-		back, old := o.plugged(l), before[a.Index]
+		back := o.plugged(l)
 		if back {
-			o.ups[a.Index] = ups(l)
+			m.ups = ups(l)
 		}
 		if old != nil && (old.Attrs().Flags^a.Flags)&net.FlagUp != 0 {
 			o.dropped(a.Index, false)
@@ -225,16 +219,15 @@ func (o *owner) look(byUs bool) error {
 			}
 		}
 	}
-	for index, old := range before {
-		if _, made := o.made[old.Attrs().Name]; made && !here[index] && !byUs {
-			o.log.Warn(old.Attrs().Name + " was removed by another program, or with the link that it was on; it is made again")
+	for index, m := range o.memory {
+		if here[index] {
+			continue
 		}
-		if !here[index] {
-			o.dropped(index, true)
+		if _, made := o.made[m.name]; made && !byUs {
+			o.log.Warn(m.name + " was removed by another program, or with the link that it was on; it is made again")
 		}
+		o.dropped(index, true)
+		delete(o.memory, index)
 	}
-	maps.DeleteFunc(o.ups, func(index int, _ string) bool { return !here[index] })
-	maps.DeleteFunc(o.flags, func(index int, _ uint32) bool { return !here[index] })
-	maps.DeleteFunc(o.advertised, func(index int, _ advertised) bool { return !here[index] })
 	return nil
 }

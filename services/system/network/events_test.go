@@ -90,7 +90,7 @@ func TestLook(t *testing.T) {
 	log := &syncBuffer{}
 	o := &owner{
 		Daemon: New(Options{physical: func(netlink.Link) bool { return true }, list: func() ([]netlink.Link, error) { return here, failed }}),
-		log:    slog.New(slog.NewTextHandler(log, nil)), ups: map[int]string{},
+		log:    slog.New(slog.NewTextHandler(log, nil)),
 	}
 	is := func(flags net.Flags, raw uint32) {
 		here = []netlink.Link{&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "card0", Index: 2, Flags: flags, RawFlags: raw}}}
@@ -102,11 +102,11 @@ func TestLook(t *testing.T) {
 		}
 	}
 	own := address{2, prefix("10.0.0.2/24")}
-	client := &leased{kick: make(chan struct{}, 1)}
+	client := &leased{client: client{kick: make(chan struct{}, 1)}}
 	o.clients = map[leaseKey]*leased{{"card0", "DHCP"}: client}
 	is(net.FlagUp, unix.IFF_LOWER_UP)
 	look()
-	o.known[own], o.flags[2], o.advertised[2], o.made["card0"] = true, managedFlag, advertised{}, virtual{}
+	o.known[own], o.of(2).flags, o.made["card0"] = true, managedFlag, virtual{}
 	is(net.FlagUp, 0)
 	look()
 	if !o.known[own] || len(client.kick) > 0 {
@@ -126,8 +126,8 @@ func TestLook(t *testing.T) {
 	}
 	here, failed = nil, nil
 	look()
-	if _, known := o.known[own]; known || len(o.links)+len(o.flags)+len(o.advertised) > 0 {
-		t.Errorf("known of a link that is gone: %v %v %v %v", o.known, o.links, o.flags, o.advertised)
+	if _, known := o.known[own]; known || len(o.links)+len(o.memory) > 0 {
+		t.Errorf("known of a link that is gone: %v %v %v", o.known, o.links, o.memory)
 	}
 	if !strings.Contains(log.String(), "card0 was removed by another program") {
 		t.Errorf("the log says %s", log)

@@ -163,28 +163,21 @@ func ipNet(p netip.Prefix) *net.IPNet {
 }
 
 func prefixOf(n *net.IPNet) netip.Prefix {
-	if n == nil {
-		return netip.Prefix{}
-	}
-	a, _ := netip.AddrFromSlice(n.IP)
-	ones, bits := n.Mask.Size()
-	if a.Is4In6() && bits == 32 {
-		a = a.Unmap()
-	}
-	return netip.PrefixFrom(a, ones)
+	p, _ := netip.ParsePrefix(n.String()) // none for nil
+	return p
 }
 
 // actual is the state of the kernel: all MTUs, names and addresses, and the routes and rules that are ours or
 // those of router advertisements.
 type actual struct {
-	objects map[object]bool // false: a failed address, which has to be added anew
+	// objects are true, except for addresses that another host has, by duplicate address detection (RFC 4862 §5.4):
+	// these have to be added anew.
+	objects map[object]bool
 	// advertised are addresses that the kernel has made of router advertisements and that can be used, in its order.
 	advertised []address
 	// routes are those of router advertisements.
 	routes []route
-	// failed are addresses that another host has, by duplicate address detection (RFC 4862 §5.4).
-	failed map[address]bool
-	// tentative are addresses for which that isn't over: nothing can be sent from them yet.
+	// tentative are addresses for which that detection isn't over: nothing can be sent from them yet.
 	tentative map[address]bool
 }
 
@@ -202,7 +195,7 @@ func dump[T any](what string, list func() (T, error)) (all T, err error) {
 }
 
 func readKernel() (actual, error) {
-	now := actual{objects: map[object]bool{}, failed: map[address]bool{}, tentative: map[address]bool{}}
+	now := actual{objects: map[object]bool{}, tentative: map[address]bool{}}
 	links, err1 := dump("links", netlink.LinkList)
 	vlans, err2 := dump("VLANs of bridges", netlink.BridgeVlanList)
 	addresses, err3 := dump("addresses", func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
@@ -228,13 +221,12 @@ func readKernel() (actual, error) {
 		own := address{a.LinkIndex, prefixOf(a.IPNet)}
 		switch {
 		case a.Flags&unix.IFA_F_DADFAILED != 0:
-			now.failed[own] = true
 		case a.Flags&unix.IFA_F_TENTATIVE != 0:
 			now.tentative[own] = true
 		case a.Flags&(unix.IFA_F_PERMANENT|unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) == 0 && own.prefix.Addr().Is6():
 			now.advertised = append(now.advertised, own)
 		}
-		now.objects[own] = !now.failed[own]
+		now.objects[own] = a.Flags&unix.IFA_F_DADFAILED == 0
 	}
 	for _, k := range routes {
 		switch {
@@ -262,12 +254,6 @@ func routeOf(k netlink.Route) route {
 	r.gateway, _ = netip.AddrFromSlice(k.Gw)
 	r.source, _ = netip.AddrFromSlice(k.Src)
 	r.gateway, r.source = r.gateway.Unmap(), r.source.Unmap()
-	if !r.network.IsValid() {
-		r.network = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if k.Family == netlink.FAMILY_V6 {
-			r.network = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-	}
 	if r.kind != unix.RTN_UNICAST {
 		r.index = 0 // IPv6 has it on lo
 	}

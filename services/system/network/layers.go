@@ -82,27 +82,26 @@ func FromArgument(text string) (n config.Network, err error) {
 			return n, err
 		}
 	}
-	if f[2] != "" {
-		gateway, err := netip.ParseAddr(f[2])
-		if err != nil {
-			return n, err
+	address := func(text string) (a netip.Addr) {
+		if text != "" && err == nil {
+			a, err = netip.ParseAddr(text)
 		}
+		return a
+	}
+	if gateway := address(f[2]); gateway.IsValid() {
 		in.Routes = []config.Route{config.DefaultRoute(gateway)}
 	}
-	for _, text := range slices.DeleteFunc(f[7:], func(text string) bool { return text == "" }) {
-		server, err := netip.ParseAddr(text)
-		if err != nil {
-			return n, err
+	for _, text := range f[7:] {
+		if server := address(text); server.IsValid() {
+			n.Nameservers = append(n.Nameservers, server)
 		}
-		n.Nameservers = append(n.Nameservers, server)
-	}
-	if in.Name == "" && in.CIDR.IsValid() {
-		return n, errors.New("names no device, such as eth0, in its sixth field")
 	}
 	if in.Name != "" {
 		n.Interfaces = []config.Interface{in}
+	} else if in.CIDR.IsValid() && err == nil {
+		err = errors.New("names no device, such as eth0, in its sixth field")
 	}
-	return n, nil
+	return n, err
 }
 
 // platformGrace is how long links wait for the platform's network: a disk is slow. What comes over the network is used
@@ -129,17 +128,15 @@ func (o *owner) askPlatform(ctx context.Context) {
 			if now.known {
 				now.problem = dag.Guard(o.log, func() (err error) { now.network, err = FromPlatform(data); return err })
 			}
-			select {
-			case o.found <- now:
-			case <-ctx.Done():
-			}
+			o.tell(ctx, func() bool { o.platform = now; return true })
 			if now.known {
 				return
 			}
 		}
 	})
 	select {
-	case o.platform = <-o.found:
+	case take := <-o.heard:
+		take()
 	case <-waiting.Done():
 	}
 }

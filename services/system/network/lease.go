@@ -11,44 +11,20 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/background"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
-
-// family of addresses.
-type family string
-
-const (
-	ipv4 family = "IPv4"
-	ipv6 family = "IPv6"
-)
-
-// familyOf an invalid address is neither.
-func familyOf(a netip.Addr) family {
-	switch {
-	case a.Is4():
-		return ipv4
-	case a.Is6():
-		return ipv6
-	}
-	return ""
-}
 
 // lease is what a link was granted for a time. Times are on the monotonic
 // clock, so that a change of the wall clock neither ends nor extends a lease.
 type lease struct {
-	addresses []leasedAddress
-	source    string // the name of its protocol
-	server    string // that granted it
-	link      string // its link-local servers are there
+	LeaseStatus // as it is published; its link-local servers are on its link
+	addresses   []leasedAddress
 
-	renewAt, rebindAt, expireAt time.Time // zero: never
+	renewAt, rebindAt time.Time // zero: never
 
-	mtu       int // 0: not offered
-	routes    []route
-	resolvers []netip.Addr
-	ntp       []netip.Addr
-	hostname  string
-	search    []string // domains that complete short names
-	problems  []string // values that were left out
+	mtu    int // 0: not offered
+	routes []route
+	ntp    []netip.Addr
 
 	grant any // data that its protocol needs to extend it
 }
@@ -83,9 +59,8 @@ func (l *lease) near(other *lease) bool {
 
 // source is a way in which links get leases: a protocol for one family of addresses.
 type source struct {
-	name    string // of the protocol, for users
-	family  family
-	informs bool // it gives no address: no node waits for it
+	name string // of the protocol, for users
+	bits int    // of its addresses: 32 or 128; 0: it gives none, and no node waits for it
 	// wanted reports whether a link with this plan gets its leases.
 	wanted func(p config.Link) bool
 	// open begins on one link. hostname is sent to servers, "" for none.
@@ -94,19 +69,19 @@ type source struct {
 
 // sources of leases, in the order of their priority if values differ.
 var sources = []source{{
-	name: "DHCP", family: ipv4,
+	name: "DHCP", bits: 32,
 	wanted: func(p config.Link) bool { return p.DHCP },
 	open: func(p config.Link, hostname func() string) protocol {
 		return dhcp{link: p.Name, options: p.DHCPOptions, hostname: hostname}
 	},
 }, {
-	name: "DHCPv6", family: ipv6,
+	name: "DHCPv6", bits: 128,
 	wanted: func(p config.Link) bool { return p.DHCP6 },
 	open:   func(p config.Link, _ func() string) protocol { return dhcp6{link: p.Name} },
 }, {
-	name: "stateless-DHCPv6", informs: true,
+	name:   "stateless-DHCPv6",
 	wanted: func(p config.Link) bool { return p.Informed && !p.DHCP6 },
-	open:   func(p config.Link, _ func() string) protocol { return information6{dhcp6{link: p.Name}} },
+	open:   func(p config.Link, _ func() string) protocol { return dhcp6{link: p.Name, informs: true} },
 }}
 
 // protocol asks for leases on one link. Each call asks once, at most until ctx
@@ -124,17 +99,16 @@ type leaseKey struct{ link, source string }
 
 // leased is a lease, the client that keeps it, and the function that ends that.
 type leased struct {
+	client
 	lease *lease // nil while there is none
 	index int    // of the link
 	sent  config.DHCPOptions
 	stop  func()
-	kick  chan struct{}
-	protocol
 }
 
 // sources are the sources of addresses for a link with this plan.
 func (o *owner) sources(p config.Link) []source {
-	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return s.informs || !s.wanted(p) })
+	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return s.bits == 0 || !s.wanted(p) })
 }
 
 // leases are those of a link; what its routers advertise is the last one.
@@ -146,7 +120,7 @@ func (o *owner) leases(link string) (out []*lease) {
 	}
 	if l := o.links[link]; l != nil {
 		p, managed := o.plan(l)
-		if a := o.advertised[l.Attrs().Index].lease(link, time.Now()); a != nil && managed && o.acceptsRA(p) {
+		if a := o.of(l.Attrs().Index).advertised.lease(link, time.Now()); a != nil && managed && o.acceptsRA(p) {
 			out = append(out, a)
 		}
 	}
@@ -174,19 +148,23 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link) {
 }
 
 func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p config.Link, index int) {
-	running := &leased{index: index, kick: make(chan struct{}, 1), protocol: s.open(p, func() string { return *o.announced.Load() })}
-	o.clients[key] = running
-	c := &client{
-		source: s.name, quiet: s.informs, link: key.link, log: o.log, kick: running.kick,
-		protocol: running.protocol,
+	// servers get only the name of a configuration, and a new one when the lease is extended
+	hostname := func() string {
+		name, _ := machine.Wanted(o.o.Store, func(c *config.Config) string { return c.Machine.Network.Hostname })
+		return name
 	}
-	if familyOf(o.pinned) == s.family && o.declined[key].address != o.pinned {
+	c := &leased{index: index, client: client{
+		source: s.name, quiet: s.bits == 0, link: key.link, log: o.log, kick: make(chan struct{}, 1),
+		protocol: s.open(p, hostname),
+	}}
+	o.clients[key] = c
+	if o.pinned.BitLen() == s.bits && o.declined[key].address != o.pinned {
 		c.prefer = o.pinned // a server of another network offers another address
 	}
-	running.stop = background.Start(ctx, func(ctx context.Context) {
+	c.stop = background.Start(ctx, func(ctx context.Context) {
 		c.report = func(l *lease) {
 			// it may have been stopped meanwhile
-			o.tell(ctx, func() bool { running.lease = l; return o.clients[key] == running })
+			o.tell(ctx, func() bool { c.lease = l; return o.clients[key] == c })
 		}
 		c.run(ctx)
 	})

@@ -437,7 +437,7 @@ func TestInformationOfDHCPv6(t *testing.T) {
 		if want == 0 {
 			renew, end = time.Time{}, time.Time{}
 		}
-		if l.renewAt != renew || l.expireAt != end || !slices.Equal(l.resolvers, []netip.Addr{addr("fd98::53"), addr("fe80::53%eth0")}) || len(l.problems) != 1 || len(l.addresses) != 0 {
+		if l.renewAt != renew || l.Expires != end || !slices.Equal(l.Resolvers, []netip.Addr{addr("fd98::53"), addr("fe80::53%eth0")}) || len(l.Problems) != 1 || len(l.addresses) != 0 {
 			t.Errorf("refresh time %s: %+v", refresh, l)
 		}
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// leasing is networkd's loop in virtual time, with one link, eth0, and two sources of leases for
+// leasing is networkd's loop in virtual time, with one link, test0, and two sources of leases for
 // it: DHCP, and one of IPv6 that only this test has.
 type leasing struct {
 	*owner
@@ -45,19 +45,19 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 	}
 	both, dir := slices.Clone(sources[:1]), t.TempDir()
 	both[0].open = open(n.v4)
-	both = append(both, source{name: "DHCPv6", family: ipv6, wanted: both[0].wanted, open: open(n.v6)})
+	both = append(both, source{name: "DHCPv6", bits: 128, wanted: both[0].wanted, open: open(n.v6)})
 	host, err := os.Hostname() // so that it isn't set
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := &config.Config{Machine: config.Machine{Network: config.Network{
-		Hostname: host, Interfaces: []config.Interface{{Name: "eth0", DHCP: true}},
+		Hostname: host, Interfaces: []config.Interface{{Name: "test0", DHCP: true}},
 	}}}
-	eth0 := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2, Flags: net.FlagUp}}
+	test0 := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "test0", Index: 2, Flags: net.FlagUp}}
 	n.owner = &owner{
 		Daemon: New(Options{
 			Store: resource.NewStore(), sources: both, pinFile: filepath.Join(dir, "pin"),
-			list: func() ([]netlink.Link, error) { return []netlink.Link{eth0}, nil },
+			list: func() ([]netlink.Link, error) { return []netlink.Link{test0}, nil },
 			read: func() (actual, error) {
 				n.mu.Lock()
 				defer n.mu.Unlock()
@@ -74,7 +74,6 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 				}
 				return nil
 			},
-			receive:  func(string, string) (bool, error) { return false, nil },
 			pinReady: func() bool { return false },
 		}),
 		log: slog.New(slog.NewTextHandler(n.log, nil)), cfg: cfg, attempts: map[object]*attempt{},
@@ -83,7 +82,6 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 		settled: true, pinSaved: true,
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	n.announced.Store(&cfg.Machine.Network.Hostname)
 	n.reconcile(ctx)
 	done := make(chan error)
 	go func() {
@@ -153,17 +151,17 @@ func TestLeasesOfTwoSourcesOnOneLink(t *testing.T) {
 	const four, six, brief = "10.0.0.5/24", "2001:db8::5/64", "2001:db8::6/64"
 	fromFour := func(string) (*lease, error) {
 		l := granted(t, 1000)
-		l.mtu, l.resolvers, l.ntp = 1400, []netip.Addr{addr("10.0.0.53")}, []netip.Addr{addr("10.0.0.1")}
+		l.mtu, l.Resolvers, l.ntp = 1400, []netip.Addr{addr("10.0.0.53")}, []netip.Addr{addr("10.0.0.1")}
 		l.routes = []route{{network: prefix("0.0.0.0/0"), gateway: addr("10.0.0.1")}}
 		return l, nil
 	}
 	fromSix := func(string) (*lease, error) {
 		at := func(s int) time.Time { return time.Now().Add(time.Duration(s) * time.Second) }
 		return &lease{
-			addresses: []leasedAddress{{prefix(six), at(300)}, {prefix(brief), at(100)}},
-			server:    "fe80::1", renewAt: at(150), rebindAt: at(240), expireAt: at(300),
+			addresses:   []leasedAddress{{prefix(six), at(300)}, {prefix(brief), at(100)}},
+			LeaseStatus: LeaseStatus{Server: "fe80::1", Expires: at(300), Resolvers: []netip.Addr{addr("10.0.0.53"), addr("2001:db8::53")}},
+			renewAt:     at(150), rebindAt: at(240),
 			mtu: 1300, routes: []route{{network: prefix("::/0"), gateway: addr("fe80::1")}},
-			resolvers: []netip.Addr{addr("10.0.0.53"), addr("2001:db8::53")},
 		}, nil
 	}
 	silent := func(string) (*lease, error) { return nil, errNoAnswer }
@@ -196,9 +194,9 @@ func TestLeasesOfTwoSourcesOnOneLink(t *testing.T) {
 			"addresses [2001:db8::5/64 2001:db8::6/64]", "routes [::/0 via fe80::1 metric 1024]", "MTU 1300",
 			"resolvers [10.0.0.53 2001:db8::53]", "time servers []", "node [2001:db8::5/64 2001:db8::6/64]")
 		for _, line := range []string{
-			"DHCP lease on eth0: " + four + " from 10.0.0.1", "DHCPv6 lease on eth0: " + six + ", " + brief + " from fe80::1",
-			"lost the DHCPv6 lease of " + six + ", " + brief + " on eth0: it expired unanswered",
-			"lost the DHCP lease of " + four + " on eth0: the server refused",
+			"DHCP lease on test0: " + four + " from 10.0.0.1", "DHCPv6 lease on test0: " + six + ", " + brief + " from fe80::1",
+			"lost the DHCPv6 lease of " + six + ", " + brief + " on test0: it expired unanswered",
+			"lost the DHCP lease of " + four + " on test0: the server refused",
 			"the node's address changes from 10.0.0.5 to 2001:db8::5",
 		} {
 			if !strings.Contains(n.log.String(), line) {
@@ -220,10 +218,10 @@ func TestEachSourceIsWaitedFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]string{`waiting for DHCPv6 answer on "eth0"`}, status.Spec.Problems); diff != "" {
+		if diff := cmp.Diff([]string{`waiting for DHCPv6 answer on "test0"`}, status.Spec.Problems); diff != "" {
 			t.Error(diff)
 		}
-		if line := "no DHCPv6 answer on eth0 for"; !strings.Contains(n.log.String(), line) {
+		if line := "no DHCPv6 answer on test0 for"; !strings.Contains(n.log.String(), line) {
 			t.Errorf("the log doesn't say %q:\n%s", line, n.log)
 		}
 	})
@@ -235,7 +233,7 @@ func TestAdvertisedServers(t *testing.T) {
 	t.Parallel()
 	o := &owner{
 		cfg: &config.Config{}, Daemon: New(Options{physical: func(netlink.Link) bool { return true }}),
-		links: map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2}}},
+		links: map[string]netlink.Link{"test0": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "test0", Index: 2}}},
 	}
 	now := time.Now()
 	servers := &ndp.RecursiveDNSServer{Lifetime: time.Hour, Servers: []netip.Addr{addr("fe80::1"), addr("::"), addr("2001:db8::53"), addr("ff02::1")}}
@@ -243,16 +241,16 @@ func TestAdvertisedServers(t *testing.T) {
 	if !o.advertise(2, []ndp.Option{servers, domains}, now) || o.advertise(2, []ndp.Option{servers, domains}, now) {
 		t.Error("only the first advertisement changes anything")
 	}
-	if diff := cmp.Diff([]string{"2001:db8::53", "fe80::1%eth0"}, strings.Split(config.Joined(advertisedServers(o), " "), " ")); diff != "" {
+	if diff := cmp.Diff([]string{"2001:db8::53", "fe80::1%test0"}, strings.Split(config.Joined(advertisedServers(o), " "), " ")); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"corp.example.org"}, advertisedDomains(o)); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{
-		"RA lease on eth0: the name server :: can't be used, and is left out",
-		`RA lease on eth0: the domain "bad_name" can't be used, and is left out`,
-		"RA lease on eth0: the name server ff02::1 can't be used, and is left out",
+		"RA lease on test0: the name server :: can't be used, and is left out",
+		`RA lease on test0: the domain "bad_name" can't be used, and is left out`,
+		"RA lease on test0: the name server ff02::1 can't be used, and is left out",
 	}, o.problems()); diff != "" {
 		t.Error(diff)
 	}
@@ -263,9 +261,9 @@ func TestAdvertisedServers(t *testing.T) {
 }
 
 func advertisedServers(o *owner) []netip.Addr {
-	return found(o, nil, func(l *lease) []netip.Addr { return l.resolvers })
+	return found(o, nil, func(l *lease) []netip.Addr { return l.Resolvers })
 }
 
 func advertisedDomains(o *owner) []string {
-	return found(o, nil, func(l *lease) []string { return l.search })
+	return found(o, nil, func(l *lease) []string { return l.Search })
 }

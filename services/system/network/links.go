@@ -12,10 +12,10 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -137,9 +137,7 @@ func bondLink(attrs netlink.LinkAttrs, o *config.Bond) netlink.Link {
 	if slices.Contains([]netlink.BondMode{netlink.BOND_MODE_802_3AD, netlink.BOND_MODE_BALANCE_XOR, netlink.BOND_MODE_BALANCE_TLB}, b.Mode) {
 		b.XmitHashPolicy = netlink.StringToBondXmitHashPolicy(o.XmitHashPolicy)
 	}
-	for _, a := range o.ARPIPTarget {
-		b.ArpIpTargets = append(b.ArpIpTargets, a.AsSlice())
-	}
+	b.ArpIpTargets = lists.Of(o.ARPIPTarget, func(a netip.Addr) net.IP { return a.AsSlice() })
 	chosen(&b.PrimaryReselect, netlink.StringToBondPrimaryReselectMap, o.PrimaryReselect)
 	chosen(&b.FailOverMac, netlink.StringToBondFailOverMacMap, o.FailOverMAC)
 	chosen(&b.AdSelect, netlink.StringToBondAdSelectMap, o.ADSelect)
@@ -156,7 +154,7 @@ func bondLink(attrs netlink.LinkAttrs, o *config.Bond) netlink.Link {
 	}
 	for to, is := range map[*int]*bool{&b.AllSlavesActive: o.AllSlavesActive, &b.UseCarrier: o.UseCarrier, &b.TlbDynamicLb: o.TLBDynamicLB} {
 		if is != nil {
-			*to = number(*is)
+			*to = map[bool]int{true: 1}[*is]
 		}
 	}
 	return b
@@ -173,19 +171,14 @@ func chosen[T any](option *T, by map[string]T, name string) {
 // differ, and makes those that are missing. The event of a new link calls it
 // again.
 func (o *owner) build(ctx context.Context) {
-	wanted := map[string]virtual{}
-	for _, v := range o.virtuals {
-		wanted[v.name] = v
-	}
 	for name, had := range o.made {
-		if v, still := wanted[name]; still && v.sameLink(had) {
+		if slices.ContainsFunc(o.virtuals, had.sameLink) {
 			continue
 		}
-		if err := o.unmake(name); err != nil {
-			o.refused(making+name, err)
-			continue
+		err := o.unmake(name)
+		if o.refused(making+name, err); err == nil {
+			delete(o.made, name)
 		}
-		delete(o.made, name)
 	}
 	for _, v := range o.virtuals {
 		o.refused(making+v.name, o.make(ctx, v))
@@ -282,11 +275,10 @@ func (o *owner) enslave(master netlink.Link, v virtual) error {
 		if err != nil || slices.Contains(members, name) || o.slaves[name] != [2]int{index, l.Attrs().Index} {
 			continue
 		}
-		if l.Attrs().MasterIndex != index {
-			delete(o.slaves, name)
-			continue
+		if l.Attrs().MasterIndex == index {
+			err = netlink.LinkSetNoMaster(l)
 		}
-		if err := netlink.LinkSetNoMaster(l); err != nil {
+		if err != nil {
 			errs = append(errs, fmt.Errorf("take %s out of %s: %w", name, master.Attrs().Name, err))
 			continue
 		}
@@ -328,10 +320,8 @@ func (o *owner) enslave(master netlink.Link, v virtual) error {
 func (o *owner) adjust(l netlink.Link, v virtual) error {
 	// with an index it would be renamed
 	is, change := l.(*netlink.Bond), netlink.NewLinkBond(netlink.LinkAttrs{Name: v.name})
-	if o.bonds[is.Index] == nil {
-		o.bonds[is.Index] = is
-	}
-	want, first, now, to := reflect.ValueOf(v.link(0)).Elem(), reflect.ValueOf(o.bonds[is.Index]).Elem(), reflect.ValueOf(is).Elem(), reflect.ValueOf(change).Elem()
+	o.of(is.Index).bond = cmp.Or(o.of(is.Index).bond, is)
+	want, first, now, to := reflect.ValueOf(v.link(0)).Elem(), reflect.ValueOf(o.of(is.Index).bond).Elem(), reflect.ValueOf(is).Elem(), reflect.ValueOf(change).Elem()
 	var changed []string
 	for i := range want.NumField() {
 		if f := want.Field(i); f.CanInt() && f.Int() >= 0 && first.Field(i).Int() != now.Field(i).Int() {
@@ -359,19 +349,11 @@ func (o *owner) adjust(l netlink.Link, v virtual) error {
 // configureBridge gives a bridge the settings that netlink's library doesn't have.
 func configureBridge(name string, b *config.Bridge) error {
 	set := func(file, what string, on bool) error {
-		_, err := setting("/sys/class/net/"+name+"/bridge/"+file, strconv.Itoa(number(on)))
+		_, err := setting("/sys/class/net/"+name+"/bridge/"+file, map[bool]string{true: "1", false: "0"}[on])
 		if err == nil || !on && errors.Is(err, fs.ErrNotExist) { // this kernel can't, and needn't
 			return nil
 		}
 		return fmt.Errorf("%s of the bridge: %w", what, err)
 	}
 	return errors.Join(set("stp_state", "stp", b.STP.Enabled), set("vlan_filtering", "vlanFiltering", b.VLAN.VLANFiltering))
-}
-
-// number is what the kernel takes for a boolean.
-func number(is bool) int {
-	if is {
-		return 1
-	}
-	return 0
 }

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/garboard-os/garboard/boot/untrusted"
@@ -16,34 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// maxNameservers is the number that resolvers read (MAXNS in resolv.conf(5)).
-	maxNameservers = 3
-	// maxHostname is the kernel's limit (sethostname(2)); Kubernetes allows node
-	// names of 253, so this one is the limit.
-	maxHostname = 63
-	// maxDomain is the limit of a DNS name (RFC 1035 §2.3.4).
-	maxDomain = 253
-)
-
-// hostnameSyntax is a DNS name in lower case (RFC 1123 §2.1), as Kubernetes
-// demands for names of nodes.
-var hostnameSyntax = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-
 // cleanHostname is name as the name of a node. Of a name that is too long, its first label is
 // enough. Every machine calls itself localhost.
 func cleanHostname(name string) (string, error) {
 	clean := strings.ToLower(strings.TrimSuffix(strings.TrimRight(name, "\x00"), "."))
 	label, _, _ := strings.Cut(clean, ".")
-	if len(clean) > maxHostname {
+	if len(clean) > config.MaxHostname {
 		clean = label
 	}
 	switch {
 	case label == "localhost":
 		return "", fmt.Errorf("%q is every machine's own name", name)
-	case len(clean) > maxHostname:
-		return "", fmt.Errorf("%q is longer than the %d bytes that Linux allows", name, maxHostname)
-	case !hostnameSyntax.MatchString(clean):
+	case len(clean) > config.MaxHostname:
+		return "", fmt.Errorf("%q is longer than the %d bytes that Linux allows", name, config.MaxHostname)
+	case !config.IsDNSName(clean):
 		return "", fmt.Errorf("%q isn't a DNS name of lower-case letters, digits, dashes and dots (RFC 1123)", name)
 	}
 	return clean, nil
@@ -52,7 +37,7 @@ func cleanHostname(name string) (string, error) {
 // cleanDomain is a domain as a search domain, or "" if it isn't one.
 func cleanDomain(domain string) string {
 	domain = strings.ToLower(strings.TrimSuffix(strings.TrimSpace(domain), "."))
-	if len(domain) > maxDomain || !hostnameSyntax.MatchString(domain) {
+	if !config.IsDNSName(domain) {
 		return ""
 	}
 	return domain
@@ -124,15 +109,12 @@ func hosts(hostname string, node netip.Addr, entries []config.HostEntry) string 
 }
 
 func (f files) resolvers(path string, servers []netip.Addr, search []string) error {
-	var b strings.Builder
-	for i, s := range servers {
-		if i == maxNameservers {
-			break
-		}
-		fmt.Fprintf(&b, "nameserver %s\n", s)
+	text := ""
+	for _, s := range servers[:min(len(servers), config.MaxNameservers)] {
+		text += "nameserver " + s.String() + "\n"
 	}
 	if len(search) > 0 {
-		fmt.Fprintf(&b, "search %s\n", strings.Join(search, " "))
+		text += "search " + strings.Join(search, " ") + "\n"
 	}
-	return f.write(filepath.Base(path), b.String())
+	return f.write(filepath.Base(path), text)
 }

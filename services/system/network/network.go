@@ -119,14 +119,11 @@ type Options struct {
 	pinFile  string                  // on STATE; different in tests
 	pinReady func() bool             // whether STATE is mounted
 	physical func(netlink.Link) bool // which links get DHCP without being listed
-	card     func(netlink.Link) config.Card
-	sources  []source // of leases; tests have more
+	sources  []source                // of leases; tests have more
 	// The kernel's links and objects, and how these are changed; unit tests don't use the kernel.
-	list    func() ([]netlink.Link, error)
-	read    func() (actual, error)
-	change  func(o object, add bool) error
-	driver  func(link string, e *config.Ethernet) error
-	receive func(link, value string) (changed bool, err error) // router advertisements
+	list   func() ([]netlink.Link, error)
+	read   func() (actual, error)
+	change func(o object, add bool) error
 	// How virtual links are made: the kernel of a test may not have them.
 	link               func(v virtual, below int) netlink.Link
 	configureWireGuard func(name string, c wgtypes.Config) error
@@ -138,21 +135,37 @@ type Daemon struct {
 	o Options
 	// These are kept over a restart of the service. known are the objects that it has added,
 	// and whether they were there at the last look.
-	known      map[object]bool
-	mtuBefore  map[int]int // by index of a link: its MTU before ours
-	advertised map[int]advertised
-	flags      map[int]uint32            // by index: what routers say of DHCPv6
-	chosen     map[string]int            // by selector: the index of its card
-	bonds      map[int]*netlink.Bond     // by index: with the options that the kernel had at first
-	made       map[string]virtual        // the virtual links
-	slaves     map[string][2]int         // by member of a bond, bridge or VRF: the indexes of master and member
-	endpoints  map[string]wgtypes.Config // the last settings of WireGuard links
-	tuned      map[string]tuned          // those of cards' drivers
+	known  map[object]bool
+	memory map[int]*memory    // by index of a link
+	chosen map[string]int     // by selector: the index of its card
+	made   map[string]virtual // the virtual links
+	slaves map[string][2]int  // by member of a bond, bridge or VRF: the indexes of master and member
 
 	typed    chan config.Network // new ones
 	without  config.Network      // settings while there is no configuration
 	byHand   bool                // somebody at the console has made them
 	platform platform
+}
+
+// memory is what networkd knows of a link besides what the kernel lists.
+type memory struct {
+	link       netlink.Link // at the last look
+	name       string       // of that
+	mtu        int          // before ours; 0: it has none of ours
+	advertised advertised
+	flags      uint32         // what routers say of DHCPv6
+	ups        string         // how often it got a carrier, at the last look
+	bond       *netlink.Bond  // with the options that the kernel had at first
+	wireguard  wgtypes.Config // the last settings
+	tuned      tuned
+}
+
+// of is what networkd knows of the link with that index.
+func (d *Daemon) of(index int) *memory {
+	if d.memory[index] == nil {
+		d.memory[index] = &memory{advertised: advertised{}}
+	}
+	return d.memory[index]
 }
 
 // Use changes the settings of a machine without a configuration.
@@ -170,19 +183,16 @@ func New(o Options) *Daemon {
 	option.Default(&o.pinFile, filepath.Join(boot.StateDir, "node-address"))
 	option.Default(&o.pinReady, func() bool { return boot.IsMountPoint(filepath.Dir(o.pinFile)) })
 	option.Default(&o.physical, physicalEthernet)
-	option.Default(&o.card, cardOf)
 	option.Default(&o.sources, sources)
 	option.Default(&o.list, func() ([]netlink.Link, error) { return dump("links", netlink.LinkList) })
 	option.Default(&o.read, readKernel)
 	option.Default(&o.change, changeKernel)
-	option.Default(&o.receive, acceptRA)
-	option.Default(&o.driver, configureDriver)
 	option.Default(&o.link, virtual.link)
 	option.Default(&o.configureWireGuard, configureWireGuard)
 	option.Default(&o.wireguardDevice, wireguardDevice)
 	return &Daemon{
-		o: o, known: map[object]bool{}, mtuBefore: map[int]int{}, advertised: map[int]advertised{}, flags: map[int]uint32{}, chosen: map[string]int{}, made: map[string]virtual{},
-		slaves: map[string][2]int{}, endpoints: map[string]wgtypes.Config{}, tuned: map[string]tuned{}, bonds: map[int]*netlink.Bond{}, typed: make(chan config.Network, 1),
+		o: o, known: map[object]bool{}, memory: map[int]*memory{}, chosen: map[string]int{}, made: map[string]virtual{},
+		slaves: map[string][2]int{}, typed: make(chan config.Network, 1),
 	}
 }
 

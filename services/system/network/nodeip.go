@@ -27,20 +27,25 @@ const noDefault = ^uint32(0)
 // candidates are the addresses of one link that can be the node's, in their order.
 func candidates(link string, metric uint32, addresses []netip.Prefix, valid []netip.Prefix) (out []candidate) {
 	for _, p := range addresses {
-		a := p.Addr()
-		if !a.IsGlobalUnicast() {
-			continue // loopback and link-local addresses can't be reached from other nodes
+		allowed := len(valid) == 0 || slices.ContainsFunc(valid, func(v netip.Prefix) bool { return v.Contains(p.Addr()) })
+		if allowed && p.Addr().IsGlobalUnicast() { // others, such as link-local ones, can't be reached from other nodes
+			out = append(out, candidate{prefix: p, link: link, metric: metric})
 		}
-		if len(valid) > 0 && !slices.ContainsFunc(valid, func(v netip.Prefix) bool { return v.Contains(a) }) {
-			continue
-		}
-		out = append(out, candidate{prefix: p, link: link, metric: metric})
 	}
 	return out
 }
 
-// candidates are those of all links: the wanted addresses that are there, then those of router
-// advertisements.
+// present are the wanted addresses that are there, then those of router advertisements.
+func (o *owner) present() (all []address) {
+	for _, w := range o.wanted {
+		if a, is := w.object.(address); is && o.state.objects[a] {
+			all = append(all, a)
+		}
+	}
+	return append(all, missing(o.state.advertised, all)...)
+}
+
+// candidates are those of all links.
 func (o *owner) candidates() (out []candidate) {
 	for _, name := range o.order() {
 		p, _ := o.plan(o.links[name])
@@ -54,21 +59,14 @@ func (o *owner) candidates() (out []candidate) {
 				metric = min(metric, r.metric)
 			}
 		}
-		var addresses []netip.Prefix
 		for _, w := range o.wanted {
-			switch w := w.object.(type) {
-			case address:
-				if w.index == index && o.state.objects[w] && !o.state.failed[w] && !o.state.tentative[w] {
-					addresses = append(addresses, w.prefix)
-				}
-			case route:
-				if w.index == index && w.network.Bits() == 0 && w.table == unix.RT_TABLE_MAIN && o.state.objects[w] {
-					metric = min(metric, w.metric)
-				}
+			if r, is := w.object.(route); is && r.index == index && r.network.Bits() == 0 && r.table == unix.RT_TABLE_MAIN && o.state.objects[r] {
+				metric = min(metric, r.metric)
 			}
 		}
-		for _, a := range o.state.advertised {
-			if a.index == index && !slices.Contains(addresses, a.prefix) {
+		var addresses []netip.Prefix
+		for _, a := range o.present() {
+			if a.index == index && !o.state.tentative[a] {
 				addresses = append(addresses, a.prefix)
 			}
 		}
@@ -101,7 +99,7 @@ func choose(all []candidate, pinned netip.Addr) (NodeAddress, bool) {
 
 func why(sorted []candidate) string {
 	c := sorted[0]
-	family := familyOf(c.prefix.Addr())
+	family := map[int]string{32: "IPv4", 128: "IPv6"}[c.prefix.Addr().BitLen()]
 	switch {
 	case len(sorted) == 1:
 		return "the only address, on " + c.link

@@ -38,14 +38,14 @@ type Object struct {
 // LeaseStatus is what a link was granted.
 type LeaseStatus struct {
 	Link      string         `yaml:"link" column:"LINK"`
-	Source    string         `yaml:"source" column:"SOURCE"`
+	Source    string         `yaml:"source" column:"SOURCE"` // the name of its protocol
 	Addresses []netip.Prefix `yaml:"addresses"`
-	Server    string         `yaml:"server" column:"SERVER"`
+	Server    string         `yaml:"server" column:"SERVER"` // that granted it
 	Resolvers []netip.Addr   `yaml:"resolvers,omitempty"`
-	Search    []string       `yaml:"search,omitempty"`
+	Search    []string       `yaml:"search,omitempty"` // domains that complete short names
 	Hostname  string         `yaml:"hostname,omitempty" column:"HOSTNAME"`
-	Expires   time.Time      `yaml:"expires,omitempty"` // zero: never
-	Problems  []string       `yaml:"problems,omitempty" column:"PROBLEMS"`
+	Expires   time.Time      `yaml:"expires,omitempty"`                    // zero: never
+	Problems  []string       `yaml:"problems,omitempty" column:"PROBLEMS"` // values that were left out
 }
 
 // The objects of networkd; their IDs are names of links, and of objects on them.
@@ -74,8 +74,10 @@ func (o *owner) reportObjects() error {
 	for _, name := range o.order() {
 		links[name] = o.linkStatus(name)
 		for _, l := range o.leases(name) {
-			s := LeaseStatus{Link: name, Source: l.source, Addresses: lists.Of(l.addresses, func(a leasedAddress) netip.Prefix { return a.Prefix }), Server: l.server, Resolvers: l.resolvers, Search: l.search, Hostname: l.hostname, Expires: l.expireAt.Round(0), Problems: o.problemsOf(l)}
-			leases[name+"-"+l.source] = s
+			s := l.LeaseStatus
+			s.Link, s.Expires, s.Problems = name, l.Expires.Round(0), o.problemsOf(l)
+			s.Addresses = lists.Of(l.addresses, func(a leasedAddress) netip.Prefix { return a.Prefix })
+			leases[name+"-"+l.Source] = s
 		}
 	}
 	for _, want := range slices.Concat(o.wanted, lists.Of(o.state.advertised, func(a address) want { return want{a, byKernel} }),
@@ -101,7 +103,7 @@ func (o *owner) reportObjects() error {
 			rules[strings.TrimPrefix(w.on(""), "rule ")] = s
 		}
 	}
-	return errors.Join(Links.Replace(w, links), OnLinks.Replace(w, addresses), Routes.Replace(w, routes), Rules.Replace(w, rules), LeaseList.Replace(w, leases))
+	return errors.Join(Links.Replace(w, links), OnLinks.Replace(w, addresses), Routes.Replace(w, routes), Rules.Replace(w, rules), LeaseList.Replace(w, leases), WireGuardStatuses.Replace(w, o.tunnels))
 }
 
 // entry is the place of the configuration that wants an address or a route.

@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -32,20 +31,19 @@ type owner struct {
 
 	cfg        *config.Config // an empty one in maintenance mode
 	settings   config.Network // with what only lower layers have
-	found      chan platform
-	version    uint64 // of cfg
-	configured bool   // there is a configuration
+	version    uint64         // of cfg
+	configured bool           // there is a configuration
 	plans      []config.Link
 	virtuals   []virtual
 	members    map[string]string       // of bonds and bridges: the master's name
 	aliases    map[string]string       // by name of a link: its name in the configuration, if that is another
 	links      map[string]netlink.Link // at the last look
-	ups        map[int]string          // by index: how often a link got a carrier
 	clients    map[leaseKey]*leased
 	due        time.Time        // when there is something to do without an event
 	spent      int              // how many changes of others were taken over since the last calm tick
 	errs       map[string]error // by link: what the kernel refused
-	logged     []string         // problems
+	tunnels    map[string]WireGuardStatus
+	logged     []string // problems
 	wanted     []want
 	state      actual // at the last look
 	attempts   map[object]*attempt
@@ -68,11 +66,8 @@ type owner struct {
 	toldServers []netip.Addr // too many name servers that were logged
 	hostname    string       // from an earlier boot, a lease or a MAC address: not changed once chosen
 	savedName   string       // on STATE
-	// announced is the configured name, for the goroutines of the clients: a
-	// server gets a new one when the lease is extended.
-	announced atomic.Pointer[string]
-	pinned    netip.Addr
-	pinSaved  bool
+	pinned      netip.Addr
+	pinSaved    bool
 }
 
 func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
@@ -80,10 +75,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		Daemon:   d,
 		h:        h,
 		log:      h.Log,
-		links:    map[string]netlink.Link{},
-		ups:      map[int]string{},
 		clients:  map[leaseKey]*leased{},
-		errs:     map[string]error{},
 		attempts: map[object]*attempt{},
 		watches:  map[address]watch{},
 		held:     maps.Clone(d.known), // over a restart of the service
@@ -91,18 +83,15 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		files:    files{dir: d.o.etcDir},
 		named:    map[string]lookup{},
 		heard:    make(chan func() bool),
-		found:    make(chan platform, 1),
 		switches: map[int]map[string]LinkNeighbor{},
 	}
-	var err error
-	if o.pinned, err = kept(d.o.pinFile, netip.ParseAddr); err != nil {
-		o.log.Warn("the address of earlier boots is unknown: " + err.Error())
+	var err1, err2 error
+	o.pinned, err1 = kept(d.o.pinFile, netip.ParseAddr)
+	o.savedName, err2 = kept(nameFile(d.o.pinFile), cleanHostname)
+	if err := errors.Join(err1, err2); err != nil {
+		o.log.Warn("the address or the name of earlier boots is unknown: " + err.Error())
 	}
-	o.pinSaved = o.pinned.IsValid()
-	if o.savedName, err = kept(nameFile(d.o.pinFile), cleanHostname); err != nil {
-		o.log.Warn("the name of earlier boots is unknown: " + err.Error())
-	}
-	o.hostname = o.savedName
+	o.pinSaved, o.hostname = o.pinned.IsValid(), o.savedName
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer o.lookups.Wait()
@@ -131,15 +120,8 @@ func (o *owner) configure() error {
 	if o.cfg = (&config.Config{Machine: config.Machine{Network: o.without}}); err == nil {
 		o.cfg, o.version = cfg.Spec, cfg.Version
 	}
-	came := err == nil && !o.configured
-	o.configured = o.configured || came
-	o.replan()
-	name := "" // servers get only one of a configuration
-	if o.configured {
-		name = o.cfg.Machine.Network.Hostname
-	}
-	o.announced.Store(&name)
-	if came {
+	if err == nil && !o.configured {
+		o.configured = true
 		return o.takeOver()
 	}
 	return nil
@@ -208,14 +190,13 @@ func (o *owner) loop(ctx context.Context, configs <-chan struct{}) error {
 				return err
 			}
 			o.settled, changed = false, true
-		case o.platform = <-o.found:
-			changed = true
 		case take := <-o.heard:
 			changed = take()
 		case <-observe.C:
-			if err := errors.Join(o.observe(), o.reportNeighbors(), o.reportLLDP(time.Now())); err != nil {
+			if err := errors.Join(o.reportObjects(), o.reportNeighbors(), o.reportLLDP(time.Now())); err != nil {
 				return err
 			}
+			changed = len(o.tunnels) > 0
 		case now := <-tick.C:
 			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0 || !now.Before(o.due)
 			if !changed {

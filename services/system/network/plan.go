@@ -42,7 +42,7 @@ func (o *owner) plan(l netlink.Link) (p config.Link, managed bool) {
 	if i := slices.IndexFunc(o.plans, func(l config.Link) bool { return l.Name == name }); i >= 0 {
 		p, managed = o.plans[i], !o.plans[i].Ignore
 	}
-	if flags := o.flags[l.Attrs().Index]; o.acceptsRA(p) {
+	if flags := o.of(l.Attrs().Index).flags; o.acceptsRA(p) {
 		p.DHCP6, p.Informed = p.DHCP6 || flags&managedFlag != 0, flags&otherFlag != 0
 	}
 	return p, managed
@@ -96,7 +96,7 @@ func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, no
 	}
 	static := lists.Of(p.Routes, func(r config.Route) want { return want{t.place(staticRoute(index, r, p.Table)), layer} })
 	for _, l := range leases {
-		by := l.source + " from " + l.server
+		by := l.Source + " from " + l.Server
 		if size == 0 {
 			size, sizeBy = l.mtu, by
 		}
@@ -153,7 +153,7 @@ func HasWay(s *resource.Store, n config.Network) bool {
 	})
 	name := func(l config.Link) string {
 		for _, o := range up {
-			if isLink(l, o) {
+			if l.Name == o.ID || l.Name != "" && l.Name == o.Spec.Alias || l.Selects(config.Card{Name: o.ID, HardwareAddr: o.Spec.MAC}) {
 				return o.ID
 			}
 		}
@@ -187,8 +187,4 @@ func HasWay(s *resource.Store, n config.Network) bool {
 		routed = routed || p.DHCP || slices.ContainsFunc(p.Routes, func(r config.Route) bool { return r.Network.Bits() == 0 && r.Gateway.IsValid() })
 	}
 	return way && routed
-}
-
-func isLink(l config.Link, o resource.Object[LinkStatus]) bool {
-	return l.Name == o.ID || l.Name != "" && l.Name == o.Spec.Alias || l.Selects(config.Card{Name: o.ID, HardwareAddr: o.Spec.MAC})
 }

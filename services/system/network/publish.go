@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // publish writes files and resources, after everything is there and on each later change.
@@ -31,12 +33,12 @@ func (o *owner) publish() {
 // writeAll writes files and resources.
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
-	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.resolvers })
+	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.Resolvers })
 	// domains that complete short names
-	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.search })
-	if len(servers) > maxNameservers && !slices.Equal(servers, o.toldServers) {
+	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.Search })
+	if len(servers) > config.MaxNameservers && !slices.Equal(servers, o.toldServers) {
 		o.toldServers = servers
-		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), maxNameservers, servers[maxNameservers]))
+		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), config.MaxNameservers, servers[config.MaxNameservers]))
 	}
 	errs := []error{
 		o.files.resolvers("/etc/resolv.conf", servers, search),
@@ -81,7 +83,7 @@ func (o *owner) name() string {
 		return name
 	}
 	names := found(o, nil, func(l *lease) []string {
-		if name, err := cleanHostname(l.hostname); err == nil {
+		if name, err := cleanHostname(l.Hostname); err == nil {
 			return []string{name}
 		}
 		return nil
@@ -89,19 +91,12 @@ func (o *owner) name() string {
 	if o.hostname == "" && len(names) > 0 && o.namedByLeases() {
 		o.hostname = names[0]
 	}
-	if o.hostname == "" {
-		for _, name := range o.order() {
-			mac := o.links[name].Attrs().HardwareAddr
-			if len(mac) > 0 && name != "lo" {
-				o.hostname = hostnameFromMAC(mac)
-				break
-			}
+	for _, name := range o.order() {
+		if mac := o.links[name].Attrs().HardwareAddr; o.hostname == "" && len(mac) > 0 && name != "lo" {
+			o.hostname = hostnameFromMAC(mac)
 		}
 	}
-	if o.hostname == "" {
-		return "garboard"
-	}
-	return o.hostname
+	return cmp.Or(o.hostname, "garboard")
 }
 
 func (o *owner) namedByLeases() bool {
@@ -111,15 +106,15 @@ func (o *owner) namedByLeases() bool {
 
 // problemsOf are the values of a lease that can't be used, and its name if the node has another one.
 func (o *owner) problemsOf(l *lease) []string {
-	name, err := cleanHostname(l.hostname)
-	if l.hostname == "" || o.hostname == "" || name == o.hostname || !o.namedByLeases() {
-		return l.problems
+	name, err := cleanHostname(l.Hostname)
+	if l.Hostname == "" || o.hostname == "" || name == o.hostname || !o.namedByLeases() {
+		return l.Problems
 	}
 	why := "a node keeps the name that it has in its cluster; machine.network.hostname changes it"
 	if err != nil {
 		why = err.Error()
 	}
-	return append(slices.Clip(l.problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.hostname, o.hostname, why))
+	return append(slices.Clip(l.Problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.Hostname, o.hostname, why))
 }
 
 // found is what the first layer of settings has that has any, else what all leases have.
@@ -145,20 +140,12 @@ func missing[E comparable](a, b []E) []E {
 
 // report publishes the progress, and logs each new problem, unless others change something all the time.
 func (o *owner) report() error {
-	s := Status{Config: o.version, Problems: o.problems()}
+	s := Status{Config: o.version, Problems: o.problems(), Addresses: lists.Of(o.present(), func(a address) netip.Prefix { return a.prefix })}
 	if o.spent <= maxAtOnce {
 		for _, p := range missing(s.Problems, o.logged) {
 			o.log.Warn(p)
 		}
 		o.logged = s.Problems
-	}
-	for _, w := range o.wanted {
-		if a, is := w.object.(address); is && o.state.objects[a] {
-			s.Addresses = append(s.Addresses, a.prefix)
-		}
-	}
-	for _, a := range o.state.advertised {
-		s.Addresses = append(s.Addresses, a.prefix)
 	}
 	return errors.Join(Statuses.Put(o.o.Store.As(ID), ID, s), o.reportObjects())
 }

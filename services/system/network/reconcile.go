@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,11 +38,11 @@ type attempt struct {
 func (o *owner) reconcile(ctx context.Context) {
 	now := time.Now()
 	o.due = now.Add(againMax)
+	o.errs, o.tunnels = map[string]error{}, map[string]WireGuardStatus{}
 	if err := o.look(false); err != nil {
 		o.refused(stateKey, err)
 		return
 	}
-	clear(o.errs)
 	o.replan()
 	o.build(ctx)
 	o.want(ctx, now)
@@ -83,7 +84,7 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 			order++
 		}
 		objects = append(objects, o.filtered(l, p)...)
-		if before, set := o.mtuBefore[index]; set && !slices.ContainsFunc(objects, func(w want) bool { _, is := w.object.(mtu); return is }) {
+		if before := o.of(index).mtu; before != 0 && !slices.ContainsFunc(objects, func(w want) bool { _, is := w.object.(mtu); return is }) {
 			objects = append(objects, want{mtu{index, before}, "the kernel"})
 		}
 		if alias := o.aliases[name]; alias != "" && !strings.ContainsAny(alias, ":* ") {
@@ -152,12 +153,11 @@ func (o *owner) settle(now time.Time) error {
 	for _, w := range objects {
 		if state.objects[w] {
 			o.known[w] = true
-			if a := o.attempts[w]; a != nil && now.Sub(a.at) > againMax {
-				delete(o.attempts, w)
-			}
 		}
 	}
-	maps.DeleteFunc(o.attempts, func(w object, _ *attempt) bool { return !slices.Contains(objects, w) })
+	maps.DeleteFunc(o.attempts, func(w object, a *attempt) bool {
+		return !slices.Contains(objects, w) || state.objects[w] && now.Sub(a.at) > againMax
+	})
 	if len(add) > 0 {
 		state, err = o.o.read()
 	}
@@ -178,8 +178,8 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 		return
 	}
 	link := o.linkName(w.link())
-	if m, is := w.(mtu); is && o.links[link] != nil && o.mtuBefore[m.index] == 0 {
-		o.mtuBefore[m.index] = o.links[link].Attrs().MTU
+	if m, is := w.(mtu); is && o.links[link] != nil {
+		o.of(m.index).mtu = cmp.Or(o.of(m.index).mtu, o.links[link].Attrs().MTU)
 	}
 	a.at, a.pause = now, min(max(2*a.pause, againFirst), againMax)
 	o.due = minTime(o.due, now.Add(a.pause))
@@ -227,10 +227,6 @@ func (o *owner) dropped(index int, gone bool) {
 		}
 		delete(o.attempts, w)
 	}
-	if gone {
-		delete(o.mtuBefore, index)
-		delete(o.bonds, index)
-	}
 }
 
 // problems are what the kernel refuses, and what the configuration demands and isn't there.
@@ -256,7 +252,7 @@ func (o *owner) problems() (out []string) {
 	for _, name := range o.order() {
 		for _, l := range o.leases(name) {
 			for _, p := range o.problemsOf(l) {
-				out = append(out, fmt.Sprintf("%s lease on %s: %s", l.source, name, p))
+				out = append(out, fmt.Sprintf("%s lease on %s: %s", l.Source, name, p))
 			}
 		}
 	}
@@ -276,12 +272,13 @@ func (o *owner) problems() (out []string) {
 // problem is why a wanted object isn't there; "" if it is.
 func (o *owner) problem(w object) string {
 	a, isAddress := w.(address)
+	there, listed := o.state.objects[w]
 	switch tried := o.attempts[w]; {
-	case isAddress && (o.state.failed[a] || o.state.tentative[a] && tried != nil && errors.Is(tried.err, errTaken)):
+	case isAddress && (listed && !there || o.state.tentative[a] && tried != nil && errors.Is(tried.err, errTaken)):
 		return errTaken.Error()
 	case isAddress && o.watches[a].other != "":
 		return o.watches[a].String()
-	case o.state.objects[w]:
+	case there:
 	case tried != nil && tried.err != nil && tried.pause > againFirst:
 		// a link that has just come up may refuse the first attempt
 		return tried.err.Error()

@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"golang.org/x/sys/unix"
 )
@@ -65,7 +65,7 @@ func (o *owner) pending() (out []lack) {
 			advertised = append(advertised, p.Name)
 		}
 		lacks := o.lacksOf(p)
-		if may := o.mayGetPinned(p); may && !listed || len(lacks) > 0 && (may || slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr() == o.pinned })) {
+		if len(lacks) > 0 || o.pinned.Is6() && o.acceptsRA(p) {
 			bare = append(bare, p.Name)
 		}
 		if !listed {
@@ -87,7 +87,7 @@ func (o *owner) pending() (out []lack) {
 	default:
 		out = append(out, lack{lackOf(LinkMissing, "a network card to appear"), 0, false})
 	}
-	if has := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned }); !has && len(bare) > 0 {
+	if o.pinned.IsValid() && !o.hasPinned() && len(bare) > 0 {
 		err := lackOf("", "the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), pinGrace)
 		out = append(out, lack{err, pinGrace, false})
 	}
@@ -102,6 +102,11 @@ func (o *owner) pending() (out []lack) {
 	return out
 }
 
+// hasPinned reports whether the node has the address of an earlier boot.
+func (o *owner) hasPinned() bool {
+	return slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned })
+}
+
 // unlisted are the plans of cards that the configuration doesn't list.
 func (o *owner) unlisted() (out []config.Link) {
 	for _, name := range o.order() {
@@ -111,17 +116,6 @@ func (o *owner) unlisted() (out []config.Link) {
 		}
 	}
 	return out
-}
-
-// mayGetPinned reports whether the link may still get the address of an earlier boot.
-func (o *owner) mayGetPinned(p config.Link) bool {
-	if o.pinned.Is6() && o.acceptsRA(p) {
-		return true
-	}
-	return slices.ContainsFunc(o.sources(p), func(s source) bool {
-		c := o.clients[leaseKey{p.Name, s.name}]
-		return s.family == familyOf(o.pinned) && (c == nil || c.lease == nil)
-	})
 }
 
 // lacksOf is what a listed link lacks.
@@ -152,14 +146,13 @@ func (o *owner) lacksOf(p config.Link) (out []error) {
 // grace is how long a node with an address waits for a link.
 func (o *owner) grace(p config.Link, listed bool) time.Duration {
 	l, here := o.links[p.Name]
-	chosen := slices.ContainsFunc(o.candidates(), func(c candidate) bool { return c.prefix.Addr() == o.pinned })
 	switch {
 	case errors.Is(o.errs[making+p.Name], unix.EOPNOTSUPP) || o.members[p.Name] != "":
 		// the kernel doesn't have such links, and never will; a bond or bridge works without some of its members
 		return 0
 	case p.Required:
 		return requiredGrace
-	case listed && !chosen:
+	case listed && !o.hasPinned():
 		return listedGrace
 	case here && carrier(l):
 		return linkGrace
@@ -189,21 +182,14 @@ func (o *owner) lacking(all []candidate) (out []error) {
 // reportWaiting reports what the service waits for, once per change, and at the console
 // if a link doesn't appear. The reason is that of a missing link, if one is, else the first.
 func (o *owner) reportWaiting(lacking []error) {
-	var texts []string
-	code, linkMissing := reason.Of(lacking[0]), false
-	for _, l := range lacking {
-		texts = append(texts, l.Error())
-		if c := reason.Of(l); c == LinkMissing || c == NoCarrier {
-			code, linkMissing = c, true
-		}
-	}
-	what := strings.Join(texts, ", ")
+	missing := slices.IndexFunc(lacking, func(err error) bool { c := reason.Of(err); return c == LinkMissing || c == NoCarrier })
+	what := strings.Join(lists.Of(lacking, error.Error), ", ")
 	if what != o.waiting {
 		o.waiting, o.since = what, time.Now()
-		o.h.EventOf(code, "Waiting for "+what)
+		o.h.EventOf(reason.Of(lacking[max(missing, 0)]), "Waiting for "+what)
 	}
 	waited := time.Since(o.since)
-	if o.linkWarned || waited < warnAfter || !linkMissing {
+	if o.linkWarned || waited < warnAfter || missing < 0 {
 		return
 	}
 	o.linkWarned = true

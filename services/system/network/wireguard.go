@@ -41,8 +41,10 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 	name := l.Attrs().Name
 	has, err := o.o.wireguardDevice(name)
 	if err != nil {
+		o.tunnels[name] = WireGuardStatus{Problem: err.Error()}
 		return fmt.Errorf("the state of %s: %w", name, err)
 	}
+	o.tunnels[name] = wireguardStatus(has)
 	named := map[string]netip.Addr{}
 	var errs []error
 	for _, p := range w.Peers {
@@ -60,13 +62,13 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 		}
 	}
 	c, err := wireguardConfig(w, named)
-	if err == nil && (!keyed(has, c) || !reflect.DeepEqual(o.endpoints[name], c)) {
+	if err == nil && (!keyed(has, c) || !reflect.DeepEqual(o.of(l.Attrs().Index).wireguard, c)) {
 		err = o.o.configureWireGuard(name, c)
 	}
 	if err != nil {
 		return errors.Join(append(errs, fmt.Errorf("give %s its keys: %w", name, err))...)
 	}
-	o.endpoints[name] = c
+	o.of(l.Attrs().Index).wireguard = c
 	return errors.Join(errs...)
 }
 
@@ -161,8 +163,8 @@ func configureWireGuard(name string, c wgtypes.Config) error {
 	return client.ConfigureDevice(name, c)
 }
 
-// observeEvery is how often the kernel is asked for the state of WireGuard links: it reports no
-// changes by itself. At each keepalive of 5 s the counters change.
+// observeEvery is how often the kernel is asked for what it reports no changes of: neighbours, the partners of bonds,
+// and WireGuard links, which another program may have changed. At each keepalive of 5 s their counters change.
 const observeEvery = 5 * time.Second
 
 // silentAfter is when a session without a new handshake has ended (REJECT_AFTER_TIME of WireGuard).
@@ -195,28 +197,6 @@ type WireGuardPeerStatus struct {
 // link's name.
 var WireGuardStatuses = kindOf[WireGuardStatus]("WireGuardStatuses", "WireGuardStatus",
 	resource.Column{Name: "PEERS", Value: func(s any) string { return strconv.Itoa(len(s.(WireGuardStatus).Peers)) }})
-
-// observe publishes the state of the WireGuard links, and looks at the partners of bonds again: the kernel has no event
-// for them.
-func (o *owner) observe() error {
-	statuses := map[string]WireGuardStatus{}
-	for _, v := range o.virtuals {
-		if v.entry.WireGuard == nil {
-			continue
-		}
-		var s WireGuardStatus
-		if d, err := o.o.wireguardDevice(v.name); err != nil {
-			s.Problem = err.Error()
-		} else {
-			s = wireguardStatus(d)
-			if c, err := wireguardConfig(v.entry.WireGuard, nil); err == nil && !keyed(d, c) {
-				o.due = time.Time{} // another program has changed it
-			}
-		}
-		statuses[v.name] = s
-	}
-	return errors.Join(WireGuardStatuses.Replace(o.o.Store.As(ID), statuses), o.reportObjects())
-}
 
 func wireguardStatus(d *wgtypes.Device) WireGuardStatus {
 	s := WireGuardStatus{PublicKey: d.PublicKey.String(), ListenPort: d.ListenPort, FirewallMark: d.FirewallMark}

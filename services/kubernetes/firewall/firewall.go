@@ -10,6 +10,7 @@ package firewall
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -100,10 +101,7 @@ func (f *firewall) reconcile(_ context.Context, v resource.View) (time.Duration,
 			all[r.name] = Rule{Action: r.action, Packets: counted[r.name].Packets, Bytes: counted[r.name].Bytes, Problem: problem}
 		}
 	}
-	if failed := Rules.Replace(v, all); failed != nil {
-		return 0, failed
-	}
-	return lookEvery, err
+	return lookEvery, errors.Join(err, Rules.Replace(v, all))
 }
 
 func (f *firewall) controlPlanes(v resource.View) []netip.Addr {

@@ -56,20 +56,18 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 	for _, p := range own {
 		nodes, servers = append(nodes, p.Masked()), append(servers, single(p.Addr())...)
 	}
-	table := []rule{{chain: input, action: accept, link: "lo"}}
-	if !firewall.AllowMetadata {
-		table = append(table, rule{name: "pods-to-metadata", chain: forward, action: drop, to: metadata})
-	}
-	if len(firewall.Rules) > 0 {
-		table = append(table, rule{chain: input, action: accept, goesOn: true},
-			// RFC 8415: a server answers from another address
-			rule{chain: input, action: accept, protocol: "udp", ports: []ports{{546, 546}}})
-	}
-	if len(firewall.Rules) > 0 && cfg.Machine.Network.Resolver.On() {
-		for _, protocol := range []string{"udp", "tcp"} { // the resolver itself answers nobody outside of the node
-			table = append(table, rule{chain: input, action: accept, protocol: protocol, ports: []ports{{53, 53}}, to: single(cfg.ResolverAddress())})
-		}
-	}
+	open, serves := len(firewall.Rules) > 0, cfg.Machine.Type.ControlPlane()
+	resolves, resolver := open && cfg.Machine.Network.Resolver.On(), single(cfg.ResolverAddress())
+	table := those([]conditional{
+		{true, rule{chain: input, action: accept, link: "lo"}},
+		{!firewall.AllowMetadata, rule{name: "pods-to-metadata", chain: forward, action: drop, to: metadata}},
+		{open, rule{chain: input, action: accept, goesOn: true}},
+		// RFC 8415: a server answers from another address
+		{open, rule{chain: input, action: accept, protocol: "udp", ports: []ports{{546, 546}}}},
+		// the resolver itself answers nobody outside of the node
+		{resolves, rule{chain: input, action: accept, protocol: "udp", ports: []ports{{53, 53}}, to: resolver}},
+		{resolves, rule{chain: input, action: accept, protocol: "tcp", ports: []ports{{53, 53}}, to: resolver}},
+	})
 	for _, c := range firewall.Rules {
 		r := rule{name: c.Name, chain: input, action: c.Action, link: c.Interface, protocol: c.Protocol, from: c.Sources, to: c.Destinations}
 		for _, text := range c.Ports {
@@ -82,31 +80,32 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 			table = append(table, r)
 		}
 	}
-	add := func(name, chain, action string, ports []ports, from, to []netip.Prefix) {
-		table = append(table, rule{name: name, chain: chain, action: action, protocol: "tcp", ports: ports, from: from, to: to})
-	}
-	both := slices.Concat(etcdPorts, trustdPorts)
-	if trusted := slices.Concat(peers, nodes); len(trusted) > 0 {
-		add("", forward, accept, both, trusted, nil) // by a node that is their router
-	}
-	if len(servers) > 0 {
-		add("pods-to-etcd", forward, drop, etcdPorts, nil, servers)
-		add("pods-to-trustd", forward, drop, trustdPorts, nil, servers)
-	}
-	if !cfg.Machine.Type.ControlPlane() {
-		return table
-	}
-	if len(peers) > 0 {
-		add("", input, accept, both, peers, nil)
-	}
-	add("pods-to-etcd", input, drop, etcdPorts, pods, nil)
-	add("pods-to-trustd", input, drop, trustdPorts, pods, nil)
-	if len(nodes) > 0 {
-		add("", input, accept, both, nodes, nil)
-	}
-	add("strangers-to-etcd", input, drop, etcdPorts, nil, nil)
-	if len(firewall.NodeNetworks) > 0 {
-		add("strangers-to-trustd", input, drop, trustdPorts, nil, nil)
+	both, trusted := slices.Concat(etcdPorts, trustdPorts), slices.Concat(peers, nodes)
+	return append(table, those([]conditional{
+		// by a node that is their router
+		{len(trusted) > 0, rule{chain: forward, action: accept, protocol: "tcp", ports: both, from: trusted}},
+		{len(servers) > 0, rule{name: "pods-to-etcd", chain: forward, action: drop, protocol: "tcp", ports: etcdPorts, to: servers}},
+		{len(servers) > 0, rule{name: "pods-to-trustd", chain: forward, action: drop, protocol: "tcp", ports: trustdPorts, to: servers}},
+		{serves && len(peers) > 0, rule{chain: input, action: accept, protocol: "tcp", ports: both, from: peers}},
+		{serves, rule{name: "pods-to-etcd", chain: input, action: drop, protocol: "tcp", ports: etcdPorts, from: pods}},
+		{serves, rule{name: "pods-to-trustd", chain: input, action: drop, protocol: "tcp", ports: trustdPorts, from: pods}},
+		{serves && len(nodes) > 0, rule{chain: input, action: accept, protocol: "tcp", ports: both, from: nodes}},
+		{serves, rule{name: "strangers-to-etcd", chain: input, action: drop, protocol: "tcp", ports: etcdPorts}},
+		{serves && len(firewall.NodeNetworks) > 0, rule{name: "strangers-to-trustd", chain: input, action: drop, protocol: "tcp", ports: trustdPorts}},
+	})...)
+}
+
+// conditional is a rule that some nodes have.
+type conditional struct {
+	when bool
+	rule
+}
+
+func those(all []conditional) (table []rule) {
+	for _, c := range all {
+		if c.when {
+			table = append(table, c.rule)
+		}
 	}
 	return table
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"sync"
 
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/mdlayher/packet"
@@ -29,7 +28,6 @@ type Wire struct {
 	MAC     net.HardwareAddr
 	address netip.Addr
 	conn    *packet.Conn
-	done    sync.WaitGroup
 	Dead    chan struct{} // closed when it stops receiving
 }
 
@@ -45,16 +43,17 @@ func Open(l netlink.Link, address netip.Addr, log *slog.Logger, receive func(Obs
 	if !On(l) {
 		return nil, fmt.Errorf("%s is no Ethernet link: it has no neighbours by MAC address", a.Name)
 	}
-	conn, err := packet.Listen(&net.Interface{Index: a.Index}, packet.Raw, protocol(address), &packet.Config{Filter: filter(address)})
+	protocol := map[bool]int{true: unix.ETH_P_ARP, false: unix.ETH_P_IPV6}[address.Is4()]
+	conn, err := packet.Listen(&net.Interface{Index: a.Index}, packet.Raw, protocol, &packet.Config{Filter: filter(address)})
 	if err != nil {
 		return nil, fmt.Errorf("listen to %s: %w", a.Name, err)
 	}
 	w := &Wire{Index: a.Index, MAC: a.HardwareAddr, address: address, conn: conn, Dead: make(chan struct{})}
-	w.done.Go(func() {
+	go func() {
 		defer close(w.Dead)
 		// Guard: any machine may send frames. After a panic the controller opens another wire.
 		_ = dag.Guard(log, func() error { w.listen(receive); return nil })
-	})
+	}()
 	return w, nil
 }
 
@@ -73,25 +72,17 @@ func (w *Wire) listen(receive func(Observed)) {
 
 func (w *Wire) Close() error {
 	err := w.conn.Close()
-	w.done.Wait()
+	<-w.Dead
 	return err
 }
 
 func (w *Wire) Send(frames ...[]byte) error {
 	var errs []error
 	for _, f := range frames {
-		if _, err := w.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:macSize]}); err != nil {
-			errs = append(errs, err)
-		}
+		_, err := w.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:macSize]})
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-func protocol(address netip.Addr) int {
-	if address.Is4() {
-		return unix.ETH_P_ARP
-	}
-	return unix.ETH_P_IPV6
 }
 
 // filter lets the kernel select the few needed frames, so that other traffic on the

@@ -220,12 +220,10 @@ func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 		domains = list.Labels // option 119 is the better one
 	}
 	l.setSearch(domains)
-	if v := ack.Options.Get(dhcpv4.OptionInterfaceMTU); len(v) == 2 {
-		if size := int(v[0])<<8 | int(v[1]); size >= minMTU {
-			l.mtu = size
-		} else {
-			l.leftOut("the MTU %d", size)
-		}
+	if size, err := dhcpv4.GetUint16(dhcpv4.OptionInterfaceMTU, ack.Options); err == nil && size >= minMTU {
+		l.mtu = int(size)
+	} else if err == nil {
+		l.leftOut("the MTU %d", size)
 	}
 	return l, nil
 }

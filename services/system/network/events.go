@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"syscall"
 	"time"
 
@@ -92,9 +91,7 @@ func (o *owner) parse(m syscall.NetlinkMessage) func() bool {
 			return o.afford
 		}
 	case unix.RTM_DELRULE:
-		if slices.Equal(valueOf(data[unix.SizeofRtMsg:], nl.FRA_PROTOCOL), []byte{ours}) { // its head is as long
-			return o.afford
-		}
+		return o.afford
 	case unix.RTM_NEWNDUSEROPT:
 		if options := parseOptions(data); options != nil {
 			index := int(binary.NativeEndian.Uint32(data[4:]))

@@ -170,8 +170,8 @@ func prefixOf(n *net.IPNet) netip.Prefix {
 // actual is the state of the kernel: all MTUs, names and addresses, and the routes and rules that are ours or
 // those of router advertisements.
 type actual struct {
-	// objects are true, except for addresses that another host has, by duplicate address detection (RFC 4862 §5.4): these
-	// have to be added anew.
+	// objects are true, except for addresses that another host has, by duplicate address detection (RFC 4862 §5.4):
+	// these have to be added anew.
 	objects map[object]bool
 	// advertised are addresses that the kernel has made of router advertisements and that can be used, in its order.
 	advertised []address
@@ -254,12 +254,6 @@ func routeOf(k netlink.Route) route {
 	r.gateway, _ = netip.AddrFromSlice(k.Gw)
 	r.source, _ = netip.AddrFromSlice(k.Src)
 	r.gateway, r.source = r.gateway.Unmap(), r.source.Unmap()
-	if !r.network.IsValid() {
-		r.network = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if k.Family == netlink.FAMILY_V6 {
-			r.network = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-	}
 	if r.kind != unix.RTN_UNICAST {
 		r.index = 0 // IPv6 has it on lo
 	}

@@ -12,10 +12,10 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -137,9 +137,7 @@ func bondLink(attrs netlink.LinkAttrs, o *config.Bond) netlink.Link {
 	if slices.Contains([]netlink.BondMode{netlink.BOND_MODE_802_3AD, netlink.BOND_MODE_BALANCE_XOR, netlink.BOND_MODE_BALANCE_TLB}, b.Mode) {
 		b.XmitHashPolicy = netlink.StringToBondXmitHashPolicy(o.XmitHashPolicy)
 	}
-	for _, a := range o.ARPIPTarget {
-		b.ArpIpTargets = append(b.ArpIpTargets, a.AsSlice())
-	}
+	b.ArpIpTargets = lists.Of(o.ARPIPTarget, func(a netip.Addr) net.IP { return a.AsSlice() })
 	chosen(&b.PrimaryReselect, netlink.StringToBondPrimaryReselectMap, o.PrimaryReselect)
 	chosen(&b.FailOverMac, netlink.StringToBondFailOverMacMap, o.FailOverMAC)
 	chosen(&b.AdSelect, netlink.StringToBondAdSelectMap, o.ADSelect)
@@ -156,7 +154,7 @@ func bondLink(attrs netlink.LinkAttrs, o *config.Bond) netlink.Link {
 	}
 	for to, is := range map[*int]*bool{&b.AllSlavesActive: o.AllSlavesActive, &b.UseCarrier: o.UseCarrier, &b.TlbDynamicLb: o.TLBDynamicLB} {
 		if is != nil {
-			*to = number(*is)
+			*to = map[bool]int{true: 1}[*is]
 		}
 	}
 	return b
@@ -351,19 +349,11 @@ func (o *owner) adjust(l netlink.Link, v virtual) error {
 // configureBridge gives a bridge the settings that netlink's library doesn't have.
 func configureBridge(name string, b *config.Bridge) error {
 	set := func(file, what string, on bool) error {
-		_, err := setting("/sys/class/net/"+name+"/bridge/"+file, strconv.Itoa(number(on)))
+		_, err := setting("/sys/class/net/"+name+"/bridge/"+file, map[bool]string{true: "1", false: "0"}[on])
 		if err == nil || !on && errors.Is(err, fs.ErrNotExist) { // this kernel can't, and needn't
 			return nil
 		}
 		return fmt.Errorf("%s of the bridge: %w", what, err)
 	}
 	return errors.Join(set("stp_state", "stp", b.STP.Enabled), set("vlan_filtering", "vlanFiltering", b.VLAN.VLANFiltering))
-}
-
-// number is what the kernel takes for a boolean.
-func number(is bool) int {
-	if is {
-		return 1
-	}
-	return 0
 }

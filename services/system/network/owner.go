@@ -75,10 +75,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		Daemon:   d,
 		h:        h,
 		log:      h.Log,
-		links:    map[string]netlink.Link{},
 		clients:  map[leaseKey]*leased{},
-		errs:     map[string]error{},
-		tunnels:  map[string]WireGuardStatus{},
 		attempts: map[object]*attempt{},
 		watches:  map[address]watch{},
 		held:     maps.Clone(d.known), // over a restart of the service
@@ -123,10 +120,8 @@ func (o *owner) configure() error {
 	if o.cfg = (&config.Config{Machine: config.Machine{Network: o.without}}); err == nil {
 		o.cfg, o.version = cfg.Spec, cfg.Version
 	}
-	came := err == nil && !o.configured
-	o.configured = o.configured || came
-	o.replan()
-	if came {
+	if err == nil && !o.configured {
+		o.configured = true
 		return o.takeOver()
 	}
 	return nil

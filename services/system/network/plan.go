@@ -161,7 +161,7 @@ func HasWay(s *resource.Store, n config.Network) bool {
 	})
 	name := func(l config.Link) string {
 		for _, o := range up {
-			if isLink(l, o) {
+			if l.Name == o.ID || l.Name != "" && l.Name == o.Spec.Alias || l.Selects(config.Card{Name: o.ID, HardwareAddr: o.Spec.MAC}) {
 				return o.ID
 			}
 		}
@@ -197,8 +197,4 @@ func HasWay(s *resource.Store, n config.Network) bool {
 		})
 	}
 	return way && routed
-}
-
-func isLink(l config.Link, o resource.Object[LinkStatus]) bool {
-	return l.Name == o.ID || l.Name != "" && l.Name == o.Spec.Alias || l.Selects(config.Card{Name: o.ID, HardwareAddr: o.Spec.MAC})
 }

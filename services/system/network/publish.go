@@ -91,13 +91,9 @@ func (o *owner) name() string {
 	if o.hostname == "" && len(names) > 0 && o.namedByLeases() {
 		o.hostname = names[0]
 	}
-	if o.hostname == "" {
-		for _, name := range o.order() {
-			mac := o.links[name].Attrs().HardwareAddr
-			if len(mac) > 0 && name != "lo" {
-				o.hostname = hostnameFromMAC(mac)
-				break
-			}
+	for _, name := range o.order() {
+		if mac := o.links[name].Attrs().HardwareAddr; o.hostname == "" && len(mac) > 0 && name != "lo" {
+			o.hostname = hostnameFromMAC(mac)
 		}
 	}
 	return cmp.Or(o.hostname, "garboard")

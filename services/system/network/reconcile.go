@@ -38,12 +38,11 @@ type attempt struct {
 func (o *owner) reconcile(ctx context.Context) {
 	now := time.Now()
 	o.due = now.Add(againMax)
+	o.errs, o.tunnels = map[string]error{}, map[string]WireGuardStatus{}
 	if err := o.look(false); err != nil {
 		o.refused(stateKey, err)
 		return
 	}
-	clear(o.errs)
-	clear(o.tunnels)
 	o.replan()
 	o.build(ctx)
 	o.want(ctx, now)

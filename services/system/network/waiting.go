@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"golang.org/x/sys/unix"
 )
@@ -181,21 +182,14 @@ func (o *owner) lacking(all []candidate) (out []error) {
 // reportWaiting reports what the service waits for, once per change, and at the console
 // if a link doesn't appear. The reason is that of a missing link, if one is, else the first.
 func (o *owner) reportWaiting(lacking []error) {
-	var texts []string
-	code, linkMissing := reason.Of(lacking[0]), false
-	for _, l := range lacking {
-		texts = append(texts, l.Error())
-		if c := reason.Of(l); c == LinkMissing || c == NoCarrier {
-			code, linkMissing = c, true
-		}
-	}
-	what := strings.Join(texts, ", ")
+	missing := slices.IndexFunc(lacking, func(err error) bool { c := reason.Of(err); return c == LinkMissing || c == NoCarrier })
+	what := strings.Join(lists.Of(lacking, error.Error), ", ")
 	if what != o.waiting {
 		o.waiting, o.since = what, time.Now()
-		o.h.EventOf(code, "Waiting for "+what)
+		o.h.EventOf(reason.Of(lacking[max(missing, 0)]), "Waiting for "+what)
 	}
 	waited := time.Since(o.since)
-	if o.linkWarned || waited < warnAfter || !linkMissing {
+	if o.linkWarned || waited < warnAfter || missing < 0 {
 		return
 	}
 	o.linkWarned = true

@@ -163,8 +163,8 @@ func configureWireGuard(name string, c wgtypes.Config) error {
 	return client.ConfigureDevice(name, c)
 }
 
-// observeEvery is how often the kernel is asked for what it reports no changes of: neighbours, the partners of bonds, and
-// WireGuard links, which another program may have changed. At each keepalive of 5 s their counters change.
+// observeEvery is how often the kernel is asked for what it reports no changes of: neighbours, the partners of bonds,
+// and WireGuard links, which another program may have changed. At each keepalive of 5 s their counters change.
 const observeEvery = 5 * time.Second
 
 // silentAfter is when a session without a new handshake has ended (REJECT_AFTER_TIME of WireGuard).

@@ -10,7 +10,6 @@
 package resolver
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -120,7 +119,7 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 		if err != nil {
 			return fmt.Errorf("answer pods: %w; a pod with hostNetwork may have the port", err)
 		}
-		defer stop()
+		defer func() { cancel(); stop() }()
 		failed = ended
 	}
 	h.Started("answers pods, unless machine.network.resolver is off")
@@ -157,16 +156,13 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 			}
 		}
 	}
-	f.servers = slices.Clone(cfg.Machine.Network.Resolver.DNSOverTLS)
-	for _, a := range found.Spec {
-		if len(cfg.Machine.Network.Resolver.DNSOverTLS) == 0 && a != f.at {
-			f.servers = append(f.servers, config.TLSNameserver{Address: a})
-		}
+	if f.servers = slices.Clone(cfg.Machine.Network.Resolver.DNSOverTLS); len(f.servers) > 0 {
+		f.trusted, err = network.Authorities(boot.CABundle, nil)
+	} else {
+		others := slices.DeleteFunc(slices.Clone(found.Spec), func(a netip.Addr) bool { return a == f.at })
+		f.servers = lists.Of(others, func(a netip.Addr) config.TLSNameserver { return config.TLSNameserver{Address: a} })
 	}
 	f.servers = f.servers[:min(len(f.servers), config.MaxNameservers)]
-	if len(cfg.Machine.Network.Resolver.DNSOverTLS) > 0 {
-		f.trusted, err = network.Authorities(boot.CABundle, nil)
-	}
 	return f, err
 }
 
@@ -190,12 +186,17 @@ func (r *resolver) listen(at netip.Addr) (stop func(), failed chan error, err er
 		return nil, nil, errors.Join(err, udp.Close())
 	}
 	failed = make(chan error, 2)
-	go func() { failed <- dag.Guard(r.log, func() error { return r.serveUDP(udp) }) }()
-	go func() {
-		failed <- dag.Guard(r.log, func() error { return r.serveTCP(netutil.LimitListener(tcp, maxClients)) })
-	}()
-	// what has ended already is no problem
-	return func() { _ = errors.Join(udp.Close(), tcp.Close(), netlink.AddrDel(lo, address)) }, failed, nil
+	packets := &dns.Server{PacketConn: udp, Handler: r, UDPSize: maxPacket}
+	streams := &dns.Server{
+		Listener: netutil.LimitListener(pods{tcp, r.outside}, maxClients), Handler: r,
+		MaxTCPQueries: -1, ReadTimeout: idle, IdleTimeout: func() time.Duration { return idle },
+	}
+	go func() { failed <- packets.ActivateAndServe() }()
+	go func() { failed <- streams.ActivateAndServe() }()
+	return func() {
+		// what has ended already, or hasn't begun, is no problem; r.ctx has ended, so that nothing is waited for
+		_ = errors.Join(packets.ShutdownContext(r.ctx), streams.ShutdownContext(r.ctx), udp.Close(), tcp.Close(), netlink.AddrDel(lo, address))
+	}, failed, nil
 }
 
 // outside is whether answers to an address would leave the node: by a link that networkd manages, and not to a pod.
@@ -207,68 +208,44 @@ func outside(store *resource.Store, a net.Addr) bool {
 	})
 }
 
-func (r *resolver) serveUDP(conn net.PacketConn) error {
-	packet := make([]byte, maxPacket)
+// pods are the connections from this node.
+type pods struct {
+	net.Listener
+	outside func(net.Addr) bool
+}
+
+func (l pods) Accept() (net.Conn, error) {
 	for {
-		n, from, err := conn.ReadFrom(packet)
-		if err != nil {
-			return err
+		conn, err := l.Listener.Accept()
+		if err != nil || !l.outside(conn.RemoteAddr()) {
+			return conn, err
 		}
-		if r.outside(from) {
-			continue
-		}
-		asked := bytes.Clone(packet[:n])
-		select {
-		case r.questions <- struct{}{}:
-			go func() {
-				defer func() { <-r.questions }()
-				_ = dag.Guard(r.log, func() (err error) {
-					if m := r.reply(asked, dns.MinMsgSize); m != nil {
-						_, err = conn.WriteTo(m, from)
-					}
-					return err
-				})
-			}()
-		default: // who gets no answer asks again
-		}
+		conn.Close()
 	}
 }
 
-func (r *resolver) serveTCP(l net.Listener) error {
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		go dag.Guard(r.log, func() (err error) {
-			defer context.AfterFunc(r.ctx, func() { conn.Close() })()
-			defer conn.Close()
-			for stream := (&dns.Conn{Conn: conn}); err == nil && !r.outside(conn.RemoteAddr()); {
-				_ = conn.SetDeadline(time.Now().Add(idle))
-				asked, failed := stream.ReadMsgHeader(nil)
-				if failed != nil {
-					return nil // the client has gone
-				}
-				_, err = stream.Write(r.reply(asked, dns.MaxMsgSize))
-			}
-			return err
-		})
+// ServeDNS answers a question, if there is room. Who gets no answer asks again.
+func (r *resolver) ServeDNS(w dns.ResponseWriter, asked *dns.Msg) {
+	select {
+	case r.questions <- struct{}{}:
+		defer func() { <-r.questions }()
+	default:
+		return
+	}
+	most := map[string]int{"udp": dns.MinMsgSize, "tcp": dns.MaxMsgSize}[w.RemoteAddr().Network()]
+	if !r.outside(w.RemoteAddr()) {
+		_ = dag.Guard(r.log, func() error { return w.WriteMsg(r.reply(asked, most)) })
 	}
 }
 
-// reply answers a packet with one of at most so many bytes, over UDP those that it allows; nil: there is no answer.
-func (r *resolver) reply(packet []byte, most int) []byte {
-	asked := new(dns.Msg)
-	err := asked.Unpack(packet)
-	if asked.Response || err != nil && asked.MsgHdr == (dns.MsgHdr{}) {
-		return nil
-	}
+// reply answers a question with at most so many bytes, over UDP those that it allows.
+func (r *resolver) reply(asked *dns.Msg, most int) *dns.Msg {
 	m := new(dns.Msg).SetReply(asked)
 	m.RecursionAvailable, m.Compress = true, true
 	opt := asked.IsEdns0()
 	secure := opt != nil && opt.Do()
 	switch {
-	case err != nil || len(asked.Question) != 1:
+	case len(asked.Question) != 1:
 		m.Rcode = dns.RcodeFormatError
 	case asked.Opcode != dns.OpcodeQuery:
 		m.Rcode = dns.RcodeNotImplemented
@@ -285,8 +262,7 @@ func (r *resolver) reply(packet []byte, most int) []byte {
 		most = max(most, min(int(opt.UDPSize()), maxPacket))
 	}
 	m.Truncate(most)
-	out, _ := m.Pack() // nil: a name that can't be written
-	return out
+	return m
 }
 
 // find is what the node knows itself, else what a server says; nil for nothing.

@@ -16,6 +16,9 @@ import (
 type Link struct {
 	Name string // "" if only the next fields select the card
 
+	// Alias is the name in the configuration, where networkd has replaced Name with the kernel's; a VLAN is named after it.
+	Alias string
+
 	HardwareAddr, Driver, BusPath string
 
 	Addresses   []netip.Prefix
@@ -76,7 +79,7 @@ func Matches(pattern, text string) bool {
 
 // Unaddressed reports whether the entries of a link give no address to it, and to no link on top of it.
 func (l Link) Unaddressed() bool {
-	return len(l.Addresses)+len(l.Routes)+len(l.VLANs) == 0 && !l.DHCP && !l.DHCP6 && !l.Advertised() && len(l.Kinds()) == 0 && !l.Ignore
+	return len(l.Addresses)+len(l.VLANs) == 0 && !l.DHCP && !l.DHCP6 && !l.Advertised() && len(l.Kinds()) == 0 && !l.Ignore
 }
 
 // Advertised reports whether the configuration says that the link has addresses of router advertisements, and nothing

@@ -106,7 +106,7 @@ func TestCase21ChoiceOfACard(t *testing.T) {
 			"eth0 () [] 1400 []\neth1 () [] 0 [unaddressed]\neth2 () [] 0 []\neth3 () [] 0 []"},
 		{`{interface: eth0, acceptRA: false, dhcpOptions: {routeMetric: 5}, vip: {ip: 10.0.0.9}}`, "eth0 () [] 0 [unaddressed]"},
 		{`{interface: eth0, routes: [{network: 10.3.0.0/16, gateway: 10.0.0.1}]}, {interface: eth1, vlans: [{vlanId: 5}]}, {interface: bond0, bond: {interfaces: [eth2]}}`,
-			"eth0 () [] 0 []\neth1 () [] 0 []\nbond0 () [] 0 []"},
+			"eth0 () [] 0 [unaddressed]\neth1 () [] 0 []\nbond0 () [] 0 []"},
 		// A VLAN with an entry of its own has the settings of both.
 		{`{interface: eth0.100, vip: {ip: 10.0.0.9}}, {interface: eth0, mtu: 1400, vlans: [{vlanId: 100, cidr: 10.0.0.5/24}, {vlanId: 101, cidr: 10.1.0.5/24}]}`,
 			"eth0.100 () [10.0.0.5/24] 1400 []\neth0 () [] 1400 []"},

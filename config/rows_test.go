@@ -187,7 +187,7 @@ func TestGatewayOutsideOfItsNetworks(t *testing.T) {
 		{"{interface: eth0, cidr: 10.0.0.5/24, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", "[0].routes[0]"},
 		{"{interface: eth0, cidr: 10.0.0.5/24}, {interface: eth1, cidr: 10.0.1.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.0.1}]}", "[1].routes[0]"},
 		{"{interface: eth0, cidr: 10.0.0.5/24}, {interface: eth0, cidr: 10.0.1.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.0.1}]}", ""},
-		{"{interface: eth0, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", "[0].routes[0]"},
+		{"{interface: eth0, acceptRA: true, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", "[0].routes[0]"},
 		{"{interface: eth0, dhcp: true, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""},
 		// some hosters require it
 		{"{interface: eth0, cidr: 10.0.0.5/32, routes: [{network: 10.0.1.1/32}, {network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""},

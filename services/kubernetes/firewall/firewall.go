@@ -9,7 +9,6 @@
 package firewall
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,13 +74,8 @@ func (f *firewall) reconcile(_ context.Context, v resource.View) (time.Duration,
 		// none yet: nobody but the control planes that were met reaches etcd
 		own, _ := network.Addresses.Get(v, network.AddressID)
 		wanted = rules(cfg, own.Spec.All, f.controlPlanes(v))
-		cards := map[string]string{} // by alias: nftables has the kernel's names only
-		for _, l := range network.Links.List(v) {
-			cards[l.Spec.Alias] = l.ID
-		}
-		cards[""] = "" // links without one
 		for i, r := range wanted {
-			wanted[i].link = cmp.Or(cards[r.link], r.link)
+			wanted[i].link = network.KernelName(v, r.link)
 		}
 	} else if f.applied == nil {
 		return 0, Rules.Replace(v, nil)

@@ -55,7 +55,8 @@ func newController(s shared, store *resource.Store, h *dag.Handle) *controller {
 		shared: s, store: store, h: h,
 		// Buffers, because the controller can be busy for milliseconds.
 		views: make(chan view, 8), checks: make(chan [2]bool, 8), frames: make(chan neighbor.Observed, 64),
-		problem: map[string]string{}, find: netlink.LinkByName, remove: remove,
+		problem: map[string]string{}, remove: remove,
+		find:   func(link string) (netlink.Link, error) { return netlink.LinkByName(network.KernelName(store, link)) },
 		onLink: true, // it may be left from before a restart
 	}
 	c.election = newElection(store, s.address,

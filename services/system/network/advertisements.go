@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,12 +34,18 @@ const (
 )
 
 // advertised are the name servers (netip.Addr) and search domains (string) that the routers of one link have
-// advertised, and until when.
-type advertised map[any]time.Time
+// advertised.
+type advertised map[any]heard
+
+// heard is until when something is advertised, and its place in the list of its router.
+type heard struct {
+	until time.Time
+	place int
+}
 
 // receive lets the kernel take router advertisements on the link, or not. A link that was up
-// before asks for one; for others the kernel does so.
-func (o *owner) receive(l netlink.Link, p config.Link) error {
+// before asks for one; for others the kernel does so. metric is that of the default routes.
+func (o *owner) receive(l netlink.Link, p config.Link, metric int) error {
 	name, value := l.Attrs().Name, "0"
 	if name == "lo" {
 		return nil
@@ -45,12 +53,33 @@ func (o *owner) receive(l netlink.Link, p config.Link) error {
 	if o.acceptsRA(p) {
 		value = "2" // also while the node forwards packets (ip-sysctl)
 	}
-	changed, err := setting("/proc/sys/net/ipv6/conf/"+name+"/accept_ra", value)
+	const settings = "/proc/sys/net/ipv6/conf/"
+	_, err := setting(settings+name+"/ra_defrtr_metric", strconv.Itoa(metric))
+	changed, refused := setting(settings+name+"/accept_ra", value)
+	err = cmp.Or(err, refused)
 	if changed && value == "2" && l.Attrs().Flags&net.FlagUp != 0 {
 		_ = solicit(name) // without an answer, their next one comes by itself
+	} else if changed && value == "0" {
+		err = errors.Join(err, o.forget(l.Attrs().Index))
 	}
 	if errors.Is(err, fs.ErrNotExist) { // without IPv6
 		return nil
+	}
+	return err
+}
+
+// forget removes what the kernel has of router advertisements on a link.
+func (o *owner) forget(index int) (err error) {
+	for _, a := range o.state.advertised {
+		if a.index == index {
+			err = errors.Join(err, a.remove())
+		}
+	}
+	for _, r := range o.state.routes {
+		if k := r.kernel(); r.index == index {
+			k.Protocol = unix.RTPROT_UNSPEC
+			err = errors.Join(err, netlink.RouteDel(k))
+		}
 	}
 	return err
 }
@@ -101,11 +130,13 @@ func parseOptions(data []byte) []ndp.Option {
 // advertise takes options of an advertisement over, and reports whether they change anything.
 func (o *owner) advertise(index int, options []ndp.Option, now time.Time) (changed bool) {
 	a := o.of(index).advertised
+	place := 0
 	keep := func(value any, lifetime time.Duration) {
 		_, had := a[value]
 		if delete(a, value); lifetime > 0 && len(a) < maxAdvertised {
-			a[value] = now.Add(lifetime)
+			a[value] = heard{now.Add(lifetime), place}
 		}
+		place++
 		_, has := a[value]
 		changed = changed || had != has
 	}
@@ -129,12 +160,17 @@ const maxAdvertised = 16
 
 // lease is what lasts of it as a lease, in a stable order; nil for nothing.
 func (a advertised) lease(link string, now time.Time) *lease {
-	maps.DeleteFunc(a, func(_ any, until time.Time) bool { return !now.Before(until) })
+	maps.DeleteFunc(a, func(_ any, h heard) bool { return !now.Before(h.until) })
 	if len(a) == 0 {
 		return nil
 	}
-	l := &lease{LeaseStatus: LeaseStatus{Source: "RA", Server: "routers", Link: link, Expires: slices.MaxFunc(slices.Collect(maps.Values(a)), time.Time.Compare)}}
-	for _, value := range slices.SortedFunc(maps.Keys(a), func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) }) {
+	l := &lease{LeaseStatus: LeaseStatus{Source: "RA", Server: "routers", Link: link}}
+	for _, value := range slices.SortedFunc(maps.Keys(a), func(v, w any) int {
+		return cmp.Or(a[v].place-a[w].place, strings.Compare(fmt.Sprint(v), fmt.Sprint(w)))
+	}) {
+		if until := a[value].until; until.After(l.Expires) {
+			l.Expires = until
+		}
 		switch v := value.(type) {
 		case netip.Addr:
 			l.Resolvers = append(l.Resolvers, l.servers("name server", []net.IP{v.AsSlice()})...)

@@ -3,6 +3,7 @@
 package network
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -36,6 +37,26 @@ func TestRouterAdvertisements(t *testing.T) {
 			}
 		}
 		return fmt.Errorf("%v", all)
+	})
+	// A static route has priority over that of the router, and is set beside it.
+	dhcp := config.Interface{Name: "eth0", DHCP: true, Routes: []config.Route{{Network: prefix("::/0"), Gateway: addr("fd46::9")}}}
+	n.configure(config.Network{Interfaces: []config.Interface{dhcp}})
+	eventually.That(t, 20*time.Second, "both default routes", func() error {
+		all := ip(t, "-6", "route")
+		if strings.Contains(all, "default via fd46::9 dev eth0 proto 103 metric 1024") && strings.Contains(all, "proto ra metric 1025") {
+			return nil
+		}
+		return errors.New(all)
+	})
+	n.follows()
+	// What was advertised goes with the setting.
+	dhcp.AcceptRA, dhcp.Routes = config.AdvertisementsOff, nil
+	n.configure(config.Network{Interfaces: []config.Interface{dhcp}})
+	eventually.That(t, 20*time.Second, "nothing of the router is left", func() error {
+		if all := ip(t, "-6", "-o", "addr", "show", "dev", "eth0", "scope", "global") + ip(t, "-6", "route", "show", "proto", "ra"); strings.TrimSpace(all) != "" {
+			return errors.New(all)
+		}
+		return nil
 	})
 }
 

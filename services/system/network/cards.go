@@ -44,7 +44,7 @@ func (o *owner) replan() {
 		o.settings.Hostname = cmp.Or(o.settings.Hostname, layer.Hostname)
 		higher := len(links)
 		for _, l := range layer.Links() {
-			if l.By = layer.by; l.HardwareAddr+l.Driver+l.BusPath != "" {
+			if l.By, l.Alias = layer.by, l.Name; l.HardwareAddr+l.Driver+l.BusPath != "" {
 				key := strings.Join([]string{l.HardwareAddr, l.Driver, l.BusPath}, " ")
 				alias := cmp.Or(l.Name, strings.TrimSpace(key))
 				l.Name = o.selected(key, alias, l)

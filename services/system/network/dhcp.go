@@ -209,6 +209,9 @@ func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 	l := &lease{LeaseStatus: LeaseStatus{Server: serverOf(ack).String(), Hostname: ack.HostName()}, grant: ack}
 	l.setTimes(asked, ack.IPAddressLeaseTime(fallbackLeaseTime), ack.IPAddressRenewalTime(0), ack.IPAddressRebindingTime(0))
 	own := l.prefix(addr, ack.SubnetMask())
+	if network, broadcast := config.Ends(own); addr == network || addr == broadcast {
+		return nil, fmt.Errorf("DHCP server granted no usable address: no host can have %s", own)
+	}
 	l.addresses = []leasedAddress{{own, l.Expires}}
 	l.routes = l.leaseRoutes(ack, own)
 	l.Resolvers, l.ntp = l.servers("name server", ack.DNS()), l.servers("time server", ack.NTPServers())
@@ -246,7 +249,7 @@ func (l *lease) leftOut(format string, args ...any) {
 // of the address's class.
 func (l *lease) prefix(addr netip.Addr, mask net.IPMask) netip.Prefix {
 	ones, bits := mask.Size()
-	if mask != nil && (bits != 32 || ones == 0) {
+	if mask != nil && (bits != 32 || ones < shortestMask) {
 		l.leftOut("the mask %s", net.IP(mask))
 		mask = nil
 	}
@@ -255,6 +258,9 @@ func (l *lease) prefix(addr netip.Addr, mask net.IPMask) netip.Prefix {
 	}
 	return netip.PrefixFrom(addr, ones)
 }
+
+// shortestMask: no network is larger than one of class A (RFC 791).
+const shortestMask = 8
 
 // servers are those that other hosts can be.
 func (l *lease) servers(what string, all []net.IP) (out []netip.Addr) {

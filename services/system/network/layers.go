@@ -181,6 +181,8 @@ type link2 struct {
 	Gateway4, Gateway6 netip.Addr
 	Nameservers        servers2
 	Routes             []route2
+	Unused             struct{ Optional, Renderer any } `yaml:",inline"`
+	More               map[string]any                   `yaml:",inline"`
 }
 
 type servers2 struct {
@@ -208,13 +210,14 @@ func (s *some[T]) UnmarshalYAML(n *yaml.Node) error {
 // used of it.
 func FromPlatform(data []byte) (n config.Network, err error) {
 	var d description
-	if err := yaml.Unmarshal(data, &d); err != nil {
+	err = yaml.Unmarshal(data, &d)
+	if _, partly := errors.AsType[*yaml.TypeError](err); err != nil && !partly {
 		return n, err
 	}
 	if d.Network != nil {
 		d = *d.Network
 	}
-	var errs []error
+	errs := []error{err}
 	add := func(l link2, id string) {
 		if err := l.add(&n, id); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", id, err))
@@ -266,6 +269,9 @@ func (e entry1) link() (l link2) {
 
 // add adds the link: an entry for each address.
 func (l link2) add(n *config.Network, id string) (err error) {
+	for _, key := range slices.Sorted(maps.Keys(l.More)) {
+		err = errors.Join(err, fmt.Errorf("%s isn't read", key))
+	}
 	in := config.Interface{Name: l.Name, HardwareAddr: strings.ToLower(l.Match.MACAddress), Driver: l.Match.Driver}
 	if in.HardwareAddr+in.Driver == "" {
 		in.Name = cmp.Or(l.Match.Name, id)
@@ -285,22 +291,23 @@ func (l link2) add(n *config.Network, id string) (err error) {
 	for _, r := range l.Routes {
 		to := config.DefaultRoute(r.Via)
 		if to.Metric, to.Table = r.Metric, r.Table; r.To != "default" {
-			to.Network, err = maskedPrefix(r.To)
-		}
-		if err != nil {
-			return err
+			network, wrong := maskedPrefix(r.To)
+			if to.Network = network; wrong != nil {
+				return errors.Join(err, wrong)
+			}
 		}
 		one.Routes = append(one.Routes, to)
 	}
 	n.Interfaces = append(n.Interfaces, one)
 	n.Nameservers, n.SearchDomains = append(n.Nameservers, l.Nameservers.Addresses...), append(n.SearchDomains, l.Nameservers.Search...)
 	for _, text := range l.Addresses {
-		if in.CIDR, err = maskedPrefix(text); err != nil {
-			return err
+		var wrong error
+		if in.CIDR, wrong = maskedPrefix(text); wrong != nil {
+			return errors.Join(err, wrong)
 		}
 		n.Interfaces = append(n.Interfaces, in)
 	}
-	return nil
+	return err
 }
 
 // maskedPrefix is an address with its mask, which may be a prefix length, or a single one.

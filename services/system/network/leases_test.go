@@ -241,7 +241,7 @@ func TestAdvertisedServers(t *testing.T) {
 	if !o.advertise(2, []ndp.Option{servers, domains}, now) || o.advertise(2, []ndp.Option{servers, domains}, now) {
 		t.Error("only the first advertisement changes anything")
 	}
-	if diff := cmp.Diff([]string{"2001:db8::53", "fe80::1%test0"}, strings.Split(config.Joined(advertisedServers(o), " "), " ")); diff != "" {
+	if diff := cmp.Diff([]string{"fe80::1%test0", "2001:db8::53"}, strings.Split(config.Joined(advertisedServers(o), " "), " ")); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"corp.example.org"}, advertisedDomains(o)); diff != "" {
@@ -249,8 +249,8 @@ func TestAdvertisedServers(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{
 		"RA lease on test0: the name server :: can't be used, and is left out",
-		`RA lease on test0: the domain "bad_name" can't be used, and is left out`,
 		"RA lease on test0: the name server ff02::1 can't be used, and is left out",
+		`RA lease on test0: the domain "bad_name" can't be used, and is left out`,
 	}, o.problems()); diff != "" {
 		t.Error(diff)
 	}

@@ -74,7 +74,7 @@ func expand(links []config.Link, name func(string) string) (plans []config.Link,
 		for _, v := range l.VLANs {
 			// Linux gives a new VLAN the current MTU of its parent, which isn't set yet
 			// at that time.
-			p := config.Link{Name: config.VLANName(l.Name, v.ID), MTU: cmp.Or(v.MTU, l.MTU), DHCP: v.DHCP, Routes: v.Routes}
+			p := config.Link{Name: config.VLANName(cmp.Or(l.Alias, l.Name), v.ID), MTU: cmp.Or(v.MTU, l.MTU), DHCP: v.DHCP, Routes: v.Routes}
 			if v.CIDR.IsValid() {
 				p.Addresses = []netip.Prefix{v.CIDR}
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/core/resource"
 )
 
 // LinkStatus is a link that networkd configures.
@@ -146,4 +147,14 @@ func (o *owner) linkStatus(name string) LinkStatus {
 		s.Problem = o.problem(o.wanted[i].object)
 	}
 	return s
+}
+
+// KernelName is what the kernel calls a link of the configuration, which may have an alias there.
+func KernelName(r resource.Reader, called string) string {
+	for _, l := range Links.List(r) {
+		if called != "" && l.Spec.Alias == called {
+			return l.ID
+		}
+	}
+	return called
 }

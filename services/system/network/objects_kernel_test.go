@@ -101,7 +101,9 @@ func TestRuleOfAMark(t *testing.T) {
 	newPeer(t).wire("eth0", "far0", "10.89.0.1/24")
 	n := startNode(t, config.Network{
 		Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.89.0.2/24")}},
-		Rules:      []config.Rule{{Priority: 1002, FwMark: 0x20, Table: 100}},
+		Rules: []config.Rule{
+			{Priority: 1002, FwMark: 0x20, Table: 100}, {Priority: 1003, From: prefix("0.0.0.0/0"), Table: 101}, {Priority: 1004, To: prefix("::/0"), Table: 101},
+		},
 	})
 	n.up(10 * time.Second)
 	n.follows()
@@ -112,7 +114,9 @@ func TestRuleOfAMark(t *testing.T) {
 		ip(t, "-6", "rule", "del", "priority", "1002")
 	}
 	shows(t, "1002:", "rule")
-	for _, id := range []string{"1002", "1002-IPv6"} {
+	shows(t, "1003:\tfrom all lookup 101 proto 103", "rule")
+	shows(t, "1004:\tfrom all lookup 101 proto 103", "-6", "rule")
+	for _, id := range []string{"1002", "1002-IPv6", "1003", "1004-IPv6"} {
 		if o, err := Rules.Get(n.store, id); err != nil || o.Spec.Problem != "" {
 			t.Errorf("the rule %s: %+v (%v)", id, o, err)
 		}
@@ -157,7 +161,7 @@ func TestCardsBySelector(t *testing.T) {
 		return l.Attrs().HardwareAddr.String()
 	}
 	cfg := config.Network{Interfaces: []config.Interface{
-		{Name: "uplink", HardwareAddr: mac("eth1"), CIDR: prefix("10.92.1.2/24")},
+		{Name: "uplink", HardwareAddr: mac("eth1"), CIDR: prefix("10.92.1.2/24"), VLANs: []config.VLAN{{ID: 100, CIDR: prefix("10.92.100.2/24")}}},
 		{HardwareAddr: mac("eth0"), CIDR: prefix("10.92.0.2/24")},
 		{HardwareAddr: "02:00:00:00:00:99", CIDR: prefix("10.92.9.2/24")},
 	}}
@@ -165,6 +169,7 @@ func TestCardsBySelector(t *testing.T) {
 	n.up(time.Minute)
 	same(t, "addresses of eth0", addresses(t, "eth0"), "10.92.0.2/24")
 	same(t, "addresses of eth1", addresses(t, "eth1"), "10.92.1.2/24")
+	same(t, "addresses of its VLAN", addresses(t, "uplink.100"), "10.92.100.2/24")
 	if l, err := netlink.LinkByName("uplink"); err != nil || l.Attrs().Name != "eth1" {
 		t.Errorf("uplink is %v (%v)", l, err)
 	}

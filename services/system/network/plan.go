@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// defaultMetric of a lease's routes is that of static ones without a metric.
+// defaultMetric of a lease's routes is that of static ones without a metric. Routes of advertisements have higher ones.
 const defaultMetric = 1024
 
 // Who wants an object: the layers of settings, the last one first.
@@ -107,11 +107,11 @@ func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, no
 			}
 		}
 		for _, r := range l.routes {
+			r.index, r.metric, r.table, r.kind = index, cmp.Or(p.DHCPOptions.RouteMetric, defaultMetric+order), cmp.Or(p.DHCPOptions.RouteTable, p.Table, unix.RT_TABLE_MAIN), unix.RTN_UNICAST
 			// A static route to the same network has priority.
-			if slices.ContainsFunc(static, func(w want) bool { return w.object.(route).network == r.network }) {
+			if slices.ContainsFunc(static, func(w want) bool { s := w.object.(route); return s.network == r.network && s.table == r.table }) {
 				continue
 			}
-			r.index, r.metric, r.table, r.kind = index, cmp.Or(p.DHCPOptions.RouteMetric, defaultMetric+order), cmp.Or(p.DHCPOptions.RouteTable, p.Table, unix.RT_TABLE_MAIN), unix.RTN_UNICAST
 			routes = append(routes, want{t.place(r), by})
 		}
 	}
@@ -133,11 +133,19 @@ func wantedRules(rules []config.Rule) (out []want) {
 	for i, r := range rules {
 		for _, f := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 			if a := cmp.Or(r.From, r.To).Addr(); !a.IsValid() || a.Is6() == (f == netlink.FAMILY_V6) {
-				out = append(out, want{rule{r.Priority, r.From, r.To, r.FwMark, r.Table, f}, fmt.Sprintf("%s[%d]", byRules, i)})
+				out = append(out, want{rule{r.Priority, ofAll(r.From), ofAll(r.To), r.FwMark, r.Table, f}, fmt.Sprintf("%s[%d]", byRules, i)})
 			}
 		}
 	}
 	return out
+}
+
+// ofAll is the kernel's form of a prefix: it knows none for all addresses.
+func ofAll(p netip.Prefix) netip.Prefix {
+	if p.Bits() == 0 {
+		return netip.Prefix{}
+	}
+	return p
 }
 
 // HasWay reports whether a node with the links that it has now would still have a way to an address with these
@@ -161,7 +169,7 @@ func HasWay(s *resource.Store, n config.Network) bool {
 	}
 	links := n.Links()
 	for i, l := range links {
-		links[i].Name = name(l)
+		links[i].Name, links[i].Alias = name(l), l.Name
 	}
 	plans, virtuals, members := expand(links, func(called string) string { return name(config.Link{Name: called, HardwareAddr: called}) })
 	for _, o := range up {
@@ -184,7 +192,9 @@ func HasWay(s *resource.Store, n config.Network) bool {
 		}
 		way = way || p.DHCP || p.DHCP6 || len(p.Addresses) > 0 || p.Advertised() || p.AcceptRA != config.AdvertisementsOff &&
 			slices.ContainsFunc(OnLinks.List(s), func(o resource.Object[Object]) bool { return o.Spec.By == byKernel && o.Spec.Link == p.Name })
-		routed = routed || p.DHCP || slices.ContainsFunc(p.Routes, func(r config.Route) bool { return r.Network.Bits() == 0 && r.Gateway.IsValid() })
+		routed = routed || p.DHCP && p.DHCPOptions.RouteTable == 0 || slices.ContainsFunc(p.Routes, func(r config.Route) bool {
+			return r.Network.Bits() == 0 && r.Gateway.IsValid() && cmp.Or(r.Table, unix.RT_TABLE_MAIN) == unix.RT_TABLE_MAIN
+		})
 	}
 	return way && routed
 }

@@ -76,15 +76,17 @@ func TestNetworkOfThePlatform(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"version: 2\nbonds: {}":                             "bonds isn't read",
-		"ethernets: {a: {match: {name: en*}}}":              "a: the name en* of several cards isn't read",
-		"ethernets: {a: {addresses: [x/24]}}":               "a: ParseAddr",
-		"ethernets: {a: {addresses: [10.5.0.2/33]}}":        `a: mask "33": must be a mask`,
-		"ethernets: {a: {gateway4: x}}":                     "ParseAddr",
-		"ethernets: {a: {routes: [{to: x, via: 10.5.0.1}]}": "yaml",
-		"config: [{type: bond, name: bond0}]":               "bond bond0 isn't read",
-		"#cloud-config":                                     "",
-		"[]":                                                "cannot unmarshal",
+		"version: 2\nbonds: {}":                                "bonds isn't read",
+		"ethernets: {a: {routing-policy: [], optional: true}}": "a: routing-policy isn't read",
+		"ethernets: {a: {addresses: [{10.0.0.2/24: {}}]}}":     "cannot unmarshal",
+		"ethernets: {a: {match: {name: en*}}}":                 "a: the name en* of several cards isn't read",
+		"ethernets: {a: {addresses: [x/24]}}":                  "a: ParseAddr",
+		"ethernets: {a: {addresses: [10.5.0.2/33]}}":           `a: mask "33": must be a mask`,
+		"ethernets: {a: {gateway4: x}}":                        "ParseAddr",
+		"ethernets: {a: {routes: [{to: x, via: 10.5.0.1}]}":    "yaml",
+		"config: [{type: bond, name: bond0}]":                  "bond bond0 isn't read",
+		"#cloud-config":                                        "",
+		"[]":                                                   "cannot unmarshal",
 	} {
 		if _, err := FromPlatform([]byte(text)); (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)

@@ -63,11 +63,11 @@ const stateKey = "the state of the network"
 func (o *owner) want(ctx context.Context, now time.Time) {
 	order, routes := uint32(0), taken{}
 	o.wanted = nil
-	for _, name := range o.order() {
+	for i, name := range o.order() {
 		l := o.links[name]
 		p, _ := o.plan(l)
 		o.ask(ctx, l, p)
-		o.refused(name, errors.Join(o.receive(l, p), o.tune(l, p.Ethernet, now), bringUp(l)))
+		o.refused(name, errors.Join(o.receive(l, p, defaultMetric+1+i), o.tune(l, p.Ethernet, now), bringUp(l)))
 		if o.o.physical(l) {
 			o.join(l.Attrs().Index)
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/extension"
 	"github.com/garboard-os/garboard/services/core/dag"
@@ -41,9 +42,9 @@ const (
 // install runs the operation, and returns an error if the machine isn't installed by it. From a medium, that is before
 // anything else runs.
 func (n *Node) install(ctx context.Context, image string) error {
-	ask := operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium", Arguments: lifecycle.PowerArguments{Force: true}}
+	ask := operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium", Arguments: &apiv1.InstallSystemRequest{Force: true}}
 	if image != "" {
-		ask.By, ask.Arguments = "machine.install.image", lifecycle.PowerArguments{Image: image}
+		ask.By, ask.Arguments = "machine.install.image", &apiv1.InstallSystemRequest{Image: image}
 		if err := n.graph.Up(containerd.ID).Wait(ctx); err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/signed"
@@ -191,7 +192,7 @@ func (b *booted) restarts() {
 }
 
 // asks for an operation, which restarts the machine.
-func (b *booted) asks(name string, args lifecycle.PowerArguments) (id string) {
+func (b *booted) asks(name string, args any) (id string) {
 	b.t.Helper()
 	o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args})
 	b.c.must(err)
@@ -251,7 +252,7 @@ func TestSystemsOnADisk(t *testing.T) {
 	image := installers(t.TempDir())
 	files := filepath.Join(string(image), esp.InstallDir)
 	c.must(os.MkdirAll(files, 0o755))
-	upgrade := lifecycle.PowerArguments{Force: true, Image: "registry.test/installer"}
+	upgrade := &apiv1.UpgradeSystemRequest{Force: true, Image: "registry.test/installer"}
 
 	c.boot("quiet garboard.platform=metal", image, false).restarts() // installed
 	b := c.boots(bootloader.SystemdBoot, "v1.0.0", "A =alone", image, false)
@@ -264,7 +265,7 @@ func TestSystemsOnADisk(t *testing.T) {
 	b = c.boots(bootloader.GRUB, "v2.0.0", "B ", image, false)
 	b.is("B", "A good v1.0.0, B good v2.0.0")
 	b.ended(id, operation.Done, "")
-	id = b.asks(lifecycle.Rollback, lifecycle.PowerArguments{Force: true})
+	id = b.asks(lifecycle.Rollback, &apiv1.RollbackSystemRequest{Force: true})
 	b = c.boots(bootloader.SystemdBoot, "v1.0.0", "A =back", image, false)
 	b.is("A", "A good v1.0.0, B good v2.0.0")
 	b.ended(id, operation.Done, "")
@@ -301,7 +302,7 @@ func (b *booted) refuses(files string) {
 		}
 		return nil
 	})
-	refused := func(name string, args lifecycle.PowerArguments, reason string) {
+	refused := func(name string, args any, reason string) {
 		b.t.Helper()
 		o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args})
 		b.c.must(err)
@@ -311,7 +312,7 @@ func (b *booted) refuses(files string) {
 			b.t.Errorf("%s: the EFI system partition has %s, and had %s", reason, after, before)
 		}
 	}
-	upgrade := lifecycle.PowerArguments{Force: true, Image: "registry.test/installer"}
+	upgrade := &apiv1.UpgradeSystemRequest{Force: true, Image: "registry.test/installer"}
 	b.c.release(files, "v2.0.0", "somebody else")
 	refused(lifecycle.Upgrade, upgrade, "isn't signed by one of the 1 keys that this machine trusts, or was changed since")
 	b.c.must(os.Remove(filepath.Join(files, signed.SignatureFile)))

@@ -18,6 +18,7 @@ package operation
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -86,6 +87,8 @@ type Plan struct {
 	// Unlocked is why it doesn't wait for others in the cluster; "" takes
 	// Options.Lock.
 	Unlocked string
+
+	data map[string]json.RawMessage // Data.In
 }
 
 // Step is a part of a plan.

@@ -21,6 +21,7 @@ import (
 	"slices"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -35,8 +36,6 @@ import (
 const Name = "convert-k8s"
 
 const (
-	// lookTimeout bounds a look at all nodes in the plan.
-	lookTimeout = 2 * time.Minute
 	// nodeTimeout bounds what is done on one node, and allTimeout on all.
 	nodeTimeout = 10 * time.Minute
 	allTimeout  = 3 * time.Hour
@@ -59,16 +58,8 @@ type program struct{ name, field string } // the field below cluster
 
 var programs = []program{{"kube-apiserver", "apiServer"}, {"kube-controller-manager", "controllerManager"}, {"kube-scheduler", "scheduler"}}
 
-// Arguments of the operation.
-type Arguments struct {
-	// Yes answers all questions.
-	Yes bool `json:"yes,omitempty"`
-	// RemoveCheckpoints doesn't wait until pod-checkpointer has removed its checkpoints: the
-	// nodes remove them when they write the static pods.
-	RemoveCheckpoints bool `json:"removeCheckpoints,omitempty"`
-	// OnlyKey removes the key of a self-hosted control plane, and does nothing else.
-	OnlyKey bool `json:"onlyKey,omitempty"`
-}
+// former are the names of arguments in records of earlier releases.
+var former = map[string]string{"onlyKey": "removeInitializedKey"}
 
 // Options are what the operation stands on.
 type Options struct {
@@ -86,14 +77,12 @@ func Definition(o Options) operation.Definition {
 }
 
 func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	a, err := operation.Decode[Arguments](r)
+	a, err := operation.Decode[apiv1.ConvertKubernetesRequest](r, former)
 	if err != nil {
 		return plan, err
 	}
 	seen, err := o.look(ctx)
-	if err != nil || !a.OnlyKey {
+	if err != nil || !a.RemoveInitializedKey {
 		plan.Warnings = slices.Concat(seen.Differences, seen.Servers)
 		return plan, err
 	}
@@ -108,35 +97,35 @@ func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.
 // job is a conversion that was asked for.
 type job struct {
 	Options
-	Arguments
+	*apiv1.ConvertKubernetesRequest
 }
 
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	a, err := operation.Decode[Arguments](r)
+	a, err := operation.Decode[apiv1.ConvertKubernetesRequest](r, former)
 	j := job{o, a}
 	steps := []operation.Step{
-		{ID: "discover", What: "look for the control planes", Omit: a.OnlyKey,
+		{ID: "discover", What: "look for the control planes", Omit: a.RemoveInitializedKey,
 			Deadline: nodeTimeout, Run: o.discover}, // a restart may have come between
-		{ID: "gather", What: "gathering control plane configuration", Omit: a.OnlyKey,
+		{ID: "gather", What: "gathering control plane configuration", Omit: a.RemoveInitializedKey,
 			Deadline: nodeTimeout, Run: seen.Then(j.gather), Undo: j.ungather},
-		{ID: "patch", What: "complete the configurations of the control planes", Omit: a.OnlyKey,
+		{ID: "patch", What: "complete the configurations of the control planes", Omit: a.RemoveInitializedKey,
 			Deadline: allTimeout, Run: seen.Then(o.patches), Undo: seen.Then(o.unpatches)},
-		{ID: "render", What: "waiting for static pod definitions to be generated", Omit: a.OnlyKey,
+		{ID: "render", What: "waiting for static pod definitions to be generated", Omit: a.RemoveInitializedKey,
 			Deadline: nodeTimeout, Run: seen.Then(o.render)},
-		{ID: "checkpointer", What: "disabling pod-checkpointer", Omit: a.OnlyKey,
+		{ID: "checkpointer", What: "disabling pod-checkpointer", Omit: a.RemoveInitializedKey,
 			Deadline: allTimeout, Run: j.disable, Undo: j.enable},
-		{ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Omit: a.OnlyKey,
+		{ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Omit: a.RemoveInitializedKey,
 			Deadline: time.Minute, Run: j.confirmAll},
 		{ID: "key", What: "removing self-hosted initialized key", PointOfNoReturn: true,
 			Deadline: nodeTimeout, Run: o.removeKey},
 	}
 	for _, c := range programs {
 		steps = append(steps, operation.Step{
-			ID: c.name, What: fmt.Sprintf("replace daemonset %q by static pods", c.name), PointOfNoReturn: true, Omit: a.OnlyKey,
+			ID: c.name, What: fmt.Sprintf("replace daemonset %q by static pods", c.name), PointOfNoReturn: true, Omit: a.RemoveInitializedKey,
 			Deadline: allTimeout, Run: seen.Then(o.program(c))})
 	}
 	return append(steps, operation.Step{
-		ID: "verify", What: "check that all control planes run static pods", PointOfNoReturn: true, Omit: a.OnlyKey,
+		ID: "verify", What: "check that all control planes run static pods", PointOfNoReturn: true, Omit: a.RemoveInitializedKey,
 		Deadline: nodeTimeout, Run: seen.Then(o.verify)}), err
 }
 

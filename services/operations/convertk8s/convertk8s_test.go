@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/operations/rollout"
@@ -34,7 +35,7 @@ func TestS301ControlPlaneIsConverted(t *testing.T) {
 		r := newRig(t)
 		r.boot()
 		defer r.off()
-		o := r.run(Arguments{}, yes)
+		o := r.run(&apiv1.ConvertKubernetesRequest{}, yes)
 		if o.State != operation.Done {
 			t.Fatalf("it ended as %s: %s", o.State, o.Error)
 		}
@@ -60,7 +61,7 @@ func TestS301ControlPlaneIsConverted(t *testing.T) {
 				t.Errorf("the configuration of n2 has no %q:\n%s", want, text)
 			}
 		}
-		if _, err := r.start(Arguments{}); err == nil || !strings.Contains(err.Error(), "isn't self-hosted") {
+		if _, err := r.start(&apiv1.ConvertKubernetesRequest{}); err == nil || !strings.Contains(err.Error(), "isn't self-hosted") {
 			t.Errorf("another conversion: %v", err)
 		}
 	})
@@ -77,7 +78,7 @@ func TestS303KilledAtEachChange(t *testing.T) {
 				r.cut = cut
 				r.boot()
 				defer func() { r.off() }()
-				if o := r.run(Arguments{Yes: true}, nil); o.State != operation.Done {
+				if o := r.run(&apiv1.ConvertKubernetesRequest{Yes: true}, nil); o.State != operation.Done {
 					t.Fatalf("it ended as %s: %s", o.State, o.Error)
 				}
 				if diff := cmp.Diff(whole(), r.did); diff != "" {
@@ -100,7 +101,7 @@ func TestRebootWithoutCheckpoints(t *testing.T) {
 				r.cut, r.unstarted = cut, true
 				r.boot()
 				defer func() { r.off() }()
-				if o := r.run(Arguments{}, yes); o.State != operation.Done {
+				if o := r.run(&apiv1.ConvertKubernetesRequest{}, yes); o.State != operation.Done {
 					t.Fatalf("it ended as %s: %s", o.State, o.Error)
 				}
 				for pod, is := range r.pods {
@@ -134,7 +135,7 @@ func TestS303EverythingIsTakenBack(t *testing.T) {
 					answers[q] = a
 				}
 				answers[question] = "no"
-				o := r.run(Arguments{}, answers)
+				o := r.run(&apiv1.ConvertKubernetesRequest{}, answers)
 				if o.State != operation.Failed || !strings.Contains(o.Error, "confirmed") {
 					t.Errorf("it ended as %s: %s", o.State, o.Error)
 				}
@@ -153,7 +154,7 @@ func TestS303EverythingIsTakenBack(t *testing.T) {
 					t.Error("the control plane isn't self-hosted any more")
 				}
 				r.did = nil
-				if o := r.run(Arguments{}, yes); o.State != operation.Done {
+				if o := r.run(&apiv1.ConvertKubernetesRequest{}, yes); o.State != operation.Done {
 					t.Errorf("the next conversion ended as %s: %s", o.State, o.Error)
 				}
 			})
@@ -168,13 +169,13 @@ func TestS305OnlyTheKey(t *testing.T) {
 		r := newRig(t)
 		r.boot()
 		defer r.off()
-		if _, err := r.start(Arguments{OnlyKey: true}); err == nil || !strings.Contains(err.Error(), "node n1: its configuration has no cluster.aggregatorCA") {
+		if _, err := r.start(&apiv1.ConvertKubernetesRequest{RemoveInitializedKey: true}); err == nil || !strings.Contains(err.Error(), "node n1: its configuration has no cluster.aggregatorCA") {
 			t.Errorf("incomplete configurations: %v", err)
 		}
 		for _, m := range r.nodes[:3] {
 			m.document = []byte("cluster: {aggregatorCA: {crt: eA==, key: eA==}, serviceAccount: {key: eA==}}\n")
 		}
-		if o := r.run(Arguments{OnlyKey: true}, nil); o.State != operation.Done || !slices.Equal(r.did, []string{"key"}) {
+		if o := r.run(&apiv1.ConvertKubernetesRequest{RemoveInitializedKey: true}, nil); o.State != operation.Done || !slices.Equal(r.did, []string{"key"}) {
 			t.Errorf("it ended as %s (%s) and did %q", o.State, o.Error, r.did)
 		}
 	})
@@ -192,7 +193,7 @@ func TestDryRunShowsDifferences(t *testing.T) {
 		dry := func(differs bool) operation.Operation {
 			r.boot()
 			defer r.off()
-			o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}, DryRun: true})
+			o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.ConvertKubernetesRequest{}, DryRun: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -248,7 +249,7 @@ func TestRestartBeforeTheFirstStep(t *testing.T) {
 		r.restart.On = true
 		r.boot()
 		defer func() { r.off() }()
-		if o := r.run(Arguments{Yes: true}, nil); o.State != operation.Done {
+		if o := r.run(&apiv1.ConvertKubernetesRequest{Yes: true}, nil); o.State != operation.Done {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
 		}
 	})

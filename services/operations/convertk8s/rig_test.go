@@ -145,13 +145,13 @@ func put(t *testing.T, err error) {
 	}
 }
 
-func (r *rig) start(a Arguments) (operation.Operation, error) {
+func (r *rig) start(a *apiv1.ConvertKubernetesRequest) (operation.Operation, error) {
 	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a, By: "jo"})
 }
 
 // run starts the operation and follows it to its end, over power cuts. answers are those to
 // its questions.
-func (r *rig) run(a Arguments, answers map[string]string) operation.Operation {
+func (r *rig) run(a *apiv1.ConvertKubernetesRequest, answers map[string]string) operation.Operation {
 	r.t.Helper()
 	o, err := r.start(a)
 	put(r.t, err)

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -28,7 +29,6 @@ import (
 const Name = "set-endpoint"
 
 const (
-	lookTimeout = 2 * time.Minute // bounds a look at all nodes in the plan
 	// nodeTimeout bounds what is done on one node, and allTimeout on all. An API server of a small machine takes a
 	// minute or two to start.
 	nodeTimeout = 10 * time.Minute
@@ -36,11 +36,6 @@ const (
 	program     = "kube-apiserver"
 	issuerFlag  = "service-account-issuer"
 )
-
-// Arguments of the operation.
-type Arguments struct {
-	Endpoint string `json:"endpoint"` // https://host:port
-}
 
 // Options are what the operation stands on.
 type Options struct {
@@ -61,11 +56,11 @@ func Definition(o Options) operation.Definition {
 // job is a change that was asked for.
 type job struct {
 	Options
-	Arguments
+	*apiv1.SetEndpointRequest
 }
 
 func (o Options) job(r operation.Request) (job, error) {
-	a, err := operation.Decode[Arguments](r)
+	a, err := operation.Decode[apiv1.SetEndpointRequest](r, nil)
 	u, bad := config.ParseURL(a.Endpoint)
 	a.Endpoint = u.String()
 	return job{o, a}, cmp.Or(err, bad)
@@ -77,8 +72,6 @@ func patch(endpoint string) map[string]any {
 }
 
 func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
 	j, err := o.job(r)
 	if err = cmp.Or(err, o.Peers.Check()); err != nil {
 		return plan, err

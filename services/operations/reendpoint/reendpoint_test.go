@@ -104,7 +104,7 @@ func put(t *testing.T, err error) {
 
 // run starts the operation and waits for its end.
 func (r *rig) run(endpoint string) (operation.Operation, error) {
-	o, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Endpoint: endpoint}, By: "jo"})
+	o, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.SetEndpointRequest{Endpoint: endpoint}, By: "jo"})
 	for err == nil && o.Ended.IsZero() {
 		time.Sleep(time.Second)
 		o, err = r.runner.Get(o.ID)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 )
@@ -76,10 +77,10 @@ func TestNoSecretIsEncrypted(t *testing.T) {
 		others := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == config.AtRestKey })
 		r.boot()
 		defer func() { r.off() }()
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: []string{config.AtRestKey}}, DryRun: true}); err == nil || !strings.Contains(err.Error(), "cluster.secret is missing") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.RotateCARequest{Authorities: []string{config.AtRestKey}}, DryRun: true}); err == nil || !strings.Contains(err.Error(), "cluster.secret is missing") {
 			t.Errorf("%v", err)
 		}
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: others}, DryRun: true}); err != nil {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.RotateCARequest{Authorities: others}, DryRun: true}); err != nil {
 			t.Errorf("all others: %v", err)
 		}
 	})

@@ -159,7 +159,7 @@ func (r *rig) boot() {
 }
 
 func (r *rig) start(chosen ...string) (operation.Operation, error) {
-	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: chosen}, By: "jo"})
+	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.RotateCARequest{Authorities: chosen}, By: "jo"})
 }
 
 // run starts the operation and follows it to its end.

@@ -22,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -36,8 +37,6 @@ import (
 const Name = "rotate-ca"
 
 const (
-	// lookTimeout bounds a look at all nodes in the plan.
-	lookTimeout = 2 * time.Minute
 	// nodeTimeout bounds what is done on one node, and allTimeout on all.
 	nodeTimeout = 15 * time.Minute
 	allTimeout  = 3 * time.Hour
@@ -56,12 +55,6 @@ var names = []string{config.EtcdAuthority, config.AggregatorAuthority, config.Ku
 
 // JoinTokens is the name of cluster.token and machine.token, which end without another being accepted beside them.
 const JoinTokens = "join-tokens"
-
-// Arguments of the operation.
-type Arguments struct {
-	// Authorities are what is replaced: names of package config, and JoinTokens. None means all.
-	Authorities []string `json:"authorities,omitempty"`
-}
 
 // Options are what the operation stands on.
 type Options struct {
@@ -85,15 +78,13 @@ func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.
 	if err != nil {
 		return plan, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
 	_, plan.Warnings, err = o.look(ctx, chosen)
 	return plan, err
 }
 
 // decode returns the authorities and keys that are chosen, in the order of names, and whether the tokens are.
 func decode(r operation.Request) (chosen []string, tokens bool, err error) {
-	a, err := operation.Decode[Arguments](r)
+	a, err := operation.Decode[apiv1.RotateCARequest](r, nil)
 	if err != nil {
 		return nil, false, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -385,7 +386,7 @@ func TestFailedDropIsFinished(t *testing.T) {
 		}
 		r.lost = ""
 		now := r.nodes[0].config
-		o, err = r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}, DryRun: true})
+		o, err = r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.RotateCARequest{}, DryRun: true})
 		put(t, err)
 		if len(o.Warnings) != 1 || !strings.Contains(o.Warnings[0], "no new authority is made") {
 			t.Errorf("warnings: %q", o.Warnings)

@@ -129,12 +129,12 @@ func (r *rig) boot() {
 	synctest.Wait()
 }
 
-func (r *rig) start(a Arguments) (operation.Operation, error) {
+func (r *rig) start(a *apiv1.UpgradeKubernetesRequest) (operation.Operation, error) {
 	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a, By: "jo"})
 }
 
 // run starts the operation and follows it to its end, over power cuts.
-func (r *rig) run(a Arguments) operation.Operation {
+func (r *rig) run(a *apiv1.UpgradeKubernetesRequest) operation.Operation {
 	r.t.Helper()
 	o, err := r.start(a)
 	if err != nil {

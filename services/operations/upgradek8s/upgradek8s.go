@@ -26,6 +26,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -36,8 +37,8 @@ import (
 const Name = "upgrade-k8s"
 
 const (
-	// preflightTimeout bounds the look at all nodes in the plan.
-	preflightTimeout = 2 * time.Minute
+	// fromTimeout bounds the look at all nodes for their version.
+	fromTimeout = 2 * time.Minute
 	// moment is how long the plan waits for what has just started: a node of a new cluster is Ready before each static
 	// pod is.
 	moment = 20 * time.Second
@@ -61,17 +62,6 @@ const (
 	verifyTimeout = 2 * time.Minute
 )
 
-// Arguments of the operation.
-type Arguments struct {
-	// From and To are versions such as v1.37.2.
-	From string `json:"from"`
-	To   string `json:"to"`
-	// NoKubelet leaves the kubelets as they are.
-	NoKubelet bool `json:"noKubelet,omitempty"`
-	// Yes applies changed bootstrap manifests without a question.
-	Yes bool `json:"yes,omitempty"`
-}
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader
@@ -87,15 +77,13 @@ func Definition(o Options) operation.Definition {
 }
 
 func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
-	a, err := operation.Decode[Arguments](r)
+	a, err := operation.Decode[apiv1.UpgradeKubernetesRequest](r, nil)
 	if err == nil {
 		err = skew(a.From, a.To)
 	}
 	if err != nil {
 		return plan, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, preflightTimeout)
-	defer cancel()
 	seen, err := o.look(ctx, a)
 	for end := time.Now().Add(moment); errors.As(err, new(passing)) && time.Now().Before(end) && sleep.For(ctx, time.Second); {
 		seen, err = o.look(ctx, a)
@@ -106,12 +94,12 @@ func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.
 // job is an upgrade that was asked for.
 type job struct {
 	Options
-	a  Arguments
+	a  *apiv1.UpgradeKubernetesRequest
 	id string
 }
 
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	a, err := operation.Decode[Arguments](r)
+	a, err := operation.Decode[apiv1.UpgradeKubernetesRequest](r, nil)
 	j, to := job{o, a, r.ID}, strings.TrimPrefix(a.To, "v")
 	first := []operation.Step{
 		{ID: "preflight", What: "check that the cluster can be upgraded",

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	nodes "github.com/garboard-os/garboard/services/kubernetes/kubelet"
@@ -51,7 +52,7 @@ func TestS317Order(t *testing.T) {
 		r := newRig(t)
 		r.boot()
 		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Done {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -66,7 +67,7 @@ func TestS317Order(t *testing.T) {
 		}
 
 		r.did = nil
-		if o = r.run(Arguments{From: newer, To: older}); o.State != operation.Done {
+		if o = r.run(&apiv1.UpgradeKubernetesRequest{From: newer, To: older}); o.State != operation.Done {
 			t.Errorf("down: %s: %s", o.State, o.Error)
 		}
 		first, last := r.did[0], r.did[len(r.did)-1]
@@ -94,7 +95,7 @@ func TestPulledImages(t *testing.T) {
 		}
 		r.boot()
 		defer func() { r.off() }()
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
 		listed, err := c.KubernetesImages(newer)
@@ -122,7 +123,7 @@ func TestS319KilledAtEachChange(t *testing.T) {
 				r.cut = what
 				r.boot()
 				defer func() { r.off() }()
-				if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+				if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 					t.Errorf("cut at %s: %s: %s", what, o.State, o.Error)
 				}
 				// A drain that was cut begins again; nothing else is done twice.
@@ -143,7 +144,7 @@ func TestS324LateFailureIsRolledBack(t *testing.T) {
 		r.dies, r.after = "mirror.example/kube-controller-manager:"+newer, 20*time.Second
 		r.boot()
 		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed || !strings.Contains(o.Error, "kube-controller-manager ended after it was ready") {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -154,7 +155,7 @@ func TestS324LateFailureIsRolledBack(t *testing.T) {
 
 		// The reason is gone: the same command goes on.
 		r.dies, r.did = "", nil
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("again: %s: %s", o.State, o.Error)
 		}
 		r.expect(upwards()[3:])
@@ -169,7 +170,7 @@ func TestS324UnreadyForLongIsRolledBack(t *testing.T) {
 			r.unready = unready
 			r.boot()
 			defer func() { r.off() }()
-			o := r.run(Arguments{From: older, To: newer})
+			o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 			if o.State != want || want == operation.Failed && !strings.Contains(o.Error, "after it was ready, for 10s: kube-apiserver isn't ready") {
 				t.Errorf("unready for %s: %s: %s", unready, o.State, o.Error)
 			}
@@ -183,7 +184,7 @@ func TestCrashLoopIsRolledBackAtOnce(t *testing.T) {
 		r.dies, r.after = "registry.k8s.io/kube-scheduler:"+newer, -startTime
 		r.boot()
 		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -199,7 +200,7 @@ func TestMissingImageChangesNothing(t *testing.T) {
 		r.lacking = "ghcr.io/garboard-os/kubelet:" + newer
 		r.boot()
 		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed || !strings.Contains(o.Error, r.lacking) {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -212,7 +213,7 @@ func TestAbortUndoesTheComponent(t *testing.T) {
 		r := newRig(t)
 		r.boot()
 		defer func() { r.off() }()
-		o, err := r.start(Arguments{From: older, To: newer})
+		o, err := r.start(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,24 +242,24 @@ func TestAbortUndoesTheComponent(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	for name, c := range map[string]struct {
-		a      Arguments
+		a      *apiv1.UpgradeKubernetesRequest
 		change func(*rig)
 		want   string
 	}{
-		"two minor versions":      {Arguments{From: "v1.35.2", To: newer}, nil, "upgrade to the latest v1.36 first"},
-		"two minor versions down": {Arguments{From: newer, To: "v1.35.2"}, nil, "go down to v1.36 first"},
-		"not supported":           {Arguments{From: newer, To: "v1.38.0"}, nil, "isn't one that this release runs"},
-		"another version":         {Arguments{From: "v1.36.2", To: newer}, nil, "kube-apiserver has version v1.36.3, and not v1.36.2 or v1.37.2"},
-		"a digest": {Arguments{From: older, To: newer}, func(r *rig) {
+		"two minor versions":      {&apiv1.UpgradeKubernetesRequest{From: "v1.35.2", To: newer}, nil, "upgrade to the latest v1.36 first"},
+		"two minor versions down": {&apiv1.UpgradeKubernetesRequest{From: newer, To: "v1.35.2"}, nil, "go down to v1.36 first"},
+		"not supported":           {&apiv1.UpgradeKubernetesRequest{From: newer, To: "v1.38.0"}, nil, "isn't one that this release runs"},
+		"another version":         {&apiv1.UpgradeKubernetesRequest{From: "v1.36.2", To: newer}, nil, "kube-apiserver has version v1.36.3, and not v1.36.2 or v1.37.2"},
+		"a digest": {&apiv1.UpgradeKubernetesRequest{From: older, To: newer}, func(r *rig) {
 			r.nodes[1].document = []byte(strings.Replace(string(r.nodes[1].document), "kube-apiserver:"+older, "kube-apiserver@sha256:0", 1))
 		}, "node n2: image registry.k8s.io/kube-apiserver@sha256:0 has no version as its tag"},
-		"a removed feature gate": {Arguments{From: older, To: newer}, func(r *rig) {
+		"a removed feature gate": {&apiv1.UpgradeKubernetesRequest{From: older, To: newer}, func(r *rig) {
 			r.nodes[1].document = merged(t, r.nodes[1].document, "cluster: {scheduler: {extraArgs: {feature-gates: 'SidecarContainers=true,NodeSwap=true'}}}")
 		}, "node n2: kube-scheduler doesn't start with the feature gate SidecarContainers of cluster.scheduler.extraArgs: Kubernetes has removed it in v1.37; remove it from the configuration first"},
-		"sick": {Arguments{From: older, To: newer}, func(r *rig) {
+		"sick": {&apiv1.UpgradeKubernetesRequest{From: older, To: newer}, func(r *rig) {
 			r.dies, r.after = "registry.k8s.io/kube-scheduler:"+older, 0
 		}, "kube-scheduler isn't ready: CrashLoopBackOff"},
-		"not Ready": {Arguments{From: older, To: newer}, func(r *rig) {
+		"not Ready": {&apiv1.UpgradeKubernetesRequest{From: older, To: newer}, func(r *rig) {
 			r.falls = map[string]string{"w1": ""}
 		}, "node w1 is NotReady: no network: gbctl -n 10.5.0.5 doctor"},
 	} {
@@ -287,7 +288,7 @@ func TestStartedJustNow(t *testing.T) {
 		r.boot()
 		defer func() { r.off() }()
 		r.nodes[2].changed["kube-scheduler"] = time.Now().Add(-startTime / 2)
-		if _, err := r.start(Arguments{From: older, To: newer}); err != nil {
+		if _, err := r.start(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -303,7 +304,7 @@ apiserver_requested_deprecated_apis{group="",removed_release="",resource="endpoi
 `
 		r.boot()
 		defer func() { r.off() }()
-		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{From: older, To: newer}, By: "jo", DryRun: true})
+		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.UpgradeKubernetesRequest{From: older, To: newer}, By: "jo", DryRun: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -322,7 +323,7 @@ func TestRestartBeforeTheFirstStep(t *testing.T) {
 		r.restart.On = true
 		r.boot()
 		defer func() { r.off() }()
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
 		}
 	})
@@ -344,7 +345,7 @@ func TestStopsAtANodeThatIsNotReady(t *testing.T) {
 				r.falls = map[string]string{"n2": change}
 				r.boot()
 				defer func() { r.off() }()
-				o := r.run(Arguments{From: older, To: newer})
+				o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 				if o.State != operation.Failed || strings.Contains(o.Error, "isn't undone") ||
 					!strings.Contains(o.Error, "kubernetes hasn't served on node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: node n2: Node is NotReady: no network") {
 					t.Errorf("%s: %s", o.State, o.Error)
@@ -354,7 +355,7 @@ func TestStopsAtANodeThatIsNotReady(t *testing.T) {
 					t.Errorf("it took %s", took)
 				}
 				r.falls = nil
-				if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+				if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 					t.Errorf("again: %s: %s", o.State, o.Error)
 				}
 			})
@@ -369,7 +370,7 @@ func TestStopsAtANodeWhoseServiceIsStopped(t *testing.T) {
 		r.stops = map[string]string{"n2": "n1 kube-apiserver " + newer}
 		r.boot()
 		defer func() { r.off() }()
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Failed || !strings.Contains(o.Error, "node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: service containerd isn't up: Stopped") {
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Failed || !strings.Contains(o.Error, "node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: service containerd isn't up: Stopped") {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
 		r.expect([]string{"n1 kube-apiserver " + newer, "n1 kube-apiserver " + older})
@@ -383,7 +384,7 @@ func TestSystemPodsMustRunAsBefore(t *testing.T) {
 		r.before = map[string][]nodes.Fault{"n1": {{Object: "kube-flannel", Text: "pod kube-system/kube-flannel-x: CrashLoopBackOff"}}}
 		r.boot()
 		defer func() { r.off() }()
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("what one lacked before: %s: %s", o.State, o.Error)
 		}
 
@@ -391,7 +392,7 @@ func TestSystemPodsMustRunAsBefore(t *testing.T) {
 		r.breaks = map[string]bool{"n2": true}
 		r.boot()
 		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed || !strings.Contains(o.Error, "node n2: pod kube-system/kube-proxy-x: CrashLoopBackOff") {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}

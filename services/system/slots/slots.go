@@ -38,13 +38,18 @@ const ID = "slots"
 
 // Status is a slot as users see it.
 type Status struct {
-	State   boot.SlotState `yaml:"state"`
-	Version string         `yaml:"version,omitempty"`
-	Running bool           `yaml:"running"`
-	Next    bool           `yaml:"next"` // it boots next
-	Since   time.Time      `yaml:"since,omitempty"`
-	Reason  string         `yaml:"reason,omitempty"`
+	State   boot.SlotState `yaml:"state" column:"STATE"`
+	Version string         `yaml:"version,omitempty" column:"RELEASE"`
+	Running yes            `yaml:"running" column:"RUNNING"`
+	Next    yes            `yaml:"next" column:"NEXT"` // it boots next
+	Since   time.Time      `yaml:"since,omitempty" column:"SINCE"`
+	Reason  string         `yaml:"reason,omitempty" column:"REASON"`
 }
+
+// yes is a bool in a table.
+type yes bool
+
+func (y yes) String() string { return map[yes]string{true: "yes", false: "no"}[y] }
 
 // Statuses are both slots of a machine.
 var Statuses = resource.Define[Status](resource.Definition{
@@ -52,14 +57,6 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Kind:      "Slot",
 	Aliases:   []string{"slot"},
 	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "STATE", Value: func(s any) string { return string(s.(Status).State) }},
-		{Name: "RELEASE", Value: func(s any) string { return s.(Status).Version }},
-		{Name: "RUNNING", Value: func(s any) string { return yes(s.(Status).Running) }},
-		{Name: "NEXT", Value: func(s any) string { return yes(s.(Status).Next) }},
-		{Name: "SINCE", Value: func(s any) string { return s.(Status).SinceText() }},
-		{Name: "REASON", Value: func(s any) string { return s.(Status).Reason }},
-	},
 })
 
 // SinceText is when the slot came into its state; "" if it never had a system.
@@ -69,8 +66,6 @@ func (s Status) SinceText() string {
 	}
 	return s.Since.UTC().Format(time.RFC3339)
 }
-
-func yes(b bool) string { return map[bool]string{true: "yes", false: "no"}[b] }
 
 // Disks is the system disk.
 type Disks interface {

@@ -160,9 +160,8 @@ func (n *Node) unproven(system proving) (running boot.Slot, waiting []string) {
 	} else if slot, err := all.Of(system.Running()); err == nil {
 		running = *slot
 	}
-	alone := all.A.State != boot.SlotGood && all.B.State != boot.SlotGood
 	for _, l := range n.lacks(running.Kubernetes) {
-		if !slices.Contains(running.Excused, l.Object) && (!alone || slices.Contains(reachable, l.Object)) {
+		if !slices.Contains(running.Excused, l.Object) && (!all.Alone() || slices.Contains(reachable, l.Object)) {
 			waiting = append(waiting, l.Text)
 		}
 	}

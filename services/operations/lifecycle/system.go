@@ -288,22 +288,16 @@ func (j job) prove(ctx context.Context, p *operation.Progress) error {
 		if err != nil {
 			return err
 		}
-		slot, err := all.Of(name)
-		if err != nil {
-			return err
+		if !begun {
+			continue
 		}
-		switch {
-		case !begun:
-		case slot.State == boot.SlotGood && j.Systems.Running() == name:
+		if good, err := all.Outcome(name, j.Systems.Running()); err != nil {
+			return err
+		} else if good {
 			if _, err := marked.Get(p); j.Wipe && err != nil {
 				return errors.New("the new system is healthy, but the machine restarted before the data was marked for wiping: `gbctl -n ADDRESS reset --system-labels-to-wipe EPHEMERAL --reboot` wipes it")
 			}
 			return nil
-		case slot.State == boot.SlotTrying && j.Systems.Running() == name:
-		case slot.State == boot.SlotTrying && slot.Tries > 0:
-			return fmt.Errorf("the machine wasn't started from slot %s of its disk: remove the medium, or let the firmware start the disk first", name)
-		default:
-			return fmt.Errorf("slot %s is %s: %s. The machine runs the system in slot %s", name, slot.State, slot.Reason, j.Systems.Running())
 		}
 	}
 	return ctx.Err()
@@ -314,9 +308,7 @@ func (o Options) mayUpgrade() error {
 	if err != nil {
 		return err
 	}
-	if running, err := all.Of(o.Systems.Running()); err != nil {
-		return err
-	} else if running.State == boot.SlotTrying {
+	if all.Unproven(o.Systems.Running()) {
 		return errors.New("the running system isn't known to be healthy yet: wait until it is (gbctl get slots, gbctl doctor)")
 	}
 	return nil
@@ -330,7 +322,11 @@ func (o Options) installed() (boot.Slots, error) {
 	case o.Systems.Running() == "":
 		return boot.Slots{}, errors.New("this machine doesn't run from its disk: it has the system of its medium, or of the network")
 	}
-	return o.Systems.Get()
+	all, err := o.Systems.Get()
+	if err == nil {
+		_, err = all.Of(o.Systems.Running())
+	}
+	return all, err
 }
 
 // choose makes the other slot boot next.

@@ -31,11 +31,11 @@ func upwards() (all []string) {
 }
 
 func (r *rig) expect(want []string) {
-	r.t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if diff := cmp.Diff(want, r.did); diff != "" {
-		r.t.Errorf("what was changed (-want +got):\n%s", diff)
+	r.T.Helper()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	if diff := cmp.Diff(want, r.Did); diff != "" {
+		r.T.Errorf("what was changed (-want +got):\n%s", diff)
 	}
 }
 
@@ -51,7 +51,7 @@ func TestS317Order(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Done {
 			t.Errorf("%s: %s", o.State, o.Error)
@@ -66,11 +66,11 @@ func TestS317Order(t *testing.T) {
 			}
 		}
 
-		r.did = nil
+		r.Did = nil
 		if o = r.run(&apiv1.UpgradeKubernetesRequest{From: newer, To: older}); o.State != operation.Done {
 			t.Errorf("down: %s: %s", o.State, o.Error)
 		}
-		first, last := r.did[0], r.did[len(r.did)-1]
+		first, last := r.Did[0], r.Did[len(r.Did)-1]
 		if first != "n1 cordon" || last != "n3 kube-apiserver "+older {
 			t.Errorf("down, the first change is %s, and the last one %s", first, last)
 		}
@@ -94,7 +94,7 @@ func TestPulledImages(t *testing.T) {
 			}
 		}
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -120,17 +120,17 @@ func TestS319KilledAtEachChange(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
-				r.cut = what
+				r.Cut = what
 				r.boot()
-				defer func() { r.off() }()
+				defer func() { r.Off() }()
 				if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 					t.Errorf("cut at %s: %s: %s", what, o.State, o.Error)
 				}
 				// A drain that was cut begins again; nothing else is done twice.
-				slices.Sort(r.did)
+				slices.Sort(r.Did)
 				want := upwards()
 				slices.Sort(want)
-				if diff := cmp.Diff(want, slices.Compact(r.did)); diff != "" {
+				if diff := cmp.Diff(want, slices.Compact(r.Did)); diff != "" {
 					t.Errorf("cut at %s (-want +got):\n%s", what, diff)
 				}
 			})
@@ -143,7 +143,7 @@ func TestS324LateFailureIsRolledBack(t *testing.T) {
 		r := newRig(t)
 		r.dies, r.after = "mirror.example/kube-controller-manager:"+newer, 20*time.Second
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed || !strings.Contains(o.Error, "kube-controller-manager ended after it was ready") {
 			t.Errorf("%s: %s", o.State, o.Error)
@@ -154,7 +154,7 @@ func TestS324LateFailureIsRolledBack(t *testing.T) {
 		})
 
 		// The reason is gone: the same command goes on.
-		r.dies, r.did = "", nil
+		r.dies, r.Did = "", nil
 		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("again: %s: %s", o.State, o.Error)
 		}
@@ -169,7 +169,7 @@ func TestS324UnreadyForLongIsRolledBack(t *testing.T) {
 			r := newRig(t)
 			r.unready = unready
 			r.boot()
-			defer func() { r.off() }()
+			defer func() { r.Off() }()
 			o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 			if o.State != want || want == operation.Failed && !strings.Contains(o.Error, "after it was ready, for 10s: kube-apiserver isn't ready") {
 				t.Errorf("unready for %s: %s: %s", unready, o.State, o.Error)
@@ -183,7 +183,7 @@ func TestCrashLoopIsRolledBackAtOnce(t *testing.T) {
 		r := newRig(t)
 		r.dies, r.after = "registry.k8s.io/kube-scheduler:"+newer, -startTime
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed {
 			t.Errorf("%s: %s", o.State, o.Error)
@@ -199,7 +199,7 @@ func TestMissingImageChangesNothing(t *testing.T) {
 		r := newRig(t)
 		r.lacking = "ghcr.io/garboard-os/kubelet:" + newer
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed || !strings.Contains(o.Error, r.lacking) {
 			t.Errorf("%s: %s", o.State, o.Error)
@@ -212,20 +212,20 @@ func TestAbortUndoesTheComponent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		o, err := r.start(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if err != nil {
 			t.Fatal(err)
 		}
 		begun := func() bool {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			return slices.Contains(r.did, "n2 kube-controller-manager "+newer)
+			r.Mu.Lock()
+			defer r.Mu.Unlock()
+			return slices.Contains(r.Did, "n2 kube-controller-manager "+newer)
 		}
 		for !begun() {
 			time.Sleep(time.Second)
 		}
-		if err := r.runner.Abort(o.ID, "jo"); err != nil {
+		if err := r.Runner.Abort(o.ID, "jo"); err != nil {
 			t.Fatal(err)
 		}
 		if o = r.end(o.ID); o.State != operation.Aborted {
@@ -270,7 +270,7 @@ func TestRefused(t *testing.T) {
 					c.change(r)
 				}
 				r.boot()
-				defer func() { r.off() }()
+				defer func() { r.Off() }()
 				_, err := r.start(c.a)
 				if err == nil || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("%v, and not %q", err, c.want)
@@ -286,7 +286,7 @@ func TestStartedJustNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		r.nodes[2].changed["kube-scheduler"] = time.Now().Add(-startTime / 2)
 		if _, err := r.start(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); err != nil {
 			t.Error(err)
@@ -303,8 +303,8 @@ apiserver_requested_deprecated_apis{group="example.k8s.io",removed_release="1.38
 apiserver_requested_deprecated_apis{group="",removed_release="",resource="endpoints",subresource="",version="v1"} 1
 `
 		r.boot()
-		defer func() { r.off() }()
-		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.UpgradeKubernetesRequest{From: older, To: newer}, By: "jo", DryRun: true})
+		defer func() { r.Off() }()
+		o, err := r.Runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.UpgradeKubernetesRequest{From: older, To: newer}, By: "jo", DryRun: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -320,9 +320,9 @@ func TestRestartBeforeTheFirstStep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		r.restart.On = true
+		r.Restart.On = true
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
 		}
@@ -344,7 +344,7 @@ func TestStopsAtANodeThatIsNotReady(t *testing.T) {
 				r := newRig(t)
 				r.falls = map[string]string{"n2": change}
 				r.boot()
-				defer func() { r.off() }()
+				defer func() { r.Off() }()
 				o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 				if o.State != operation.Failed || strings.Contains(o.Error, "isn't undone") ||
 					!strings.Contains(o.Error, "kubernetes hasn't served on node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: node n2: Node is NotReady: no network") {
@@ -369,7 +369,7 @@ func TestStopsAtANodeWhoseServiceIsStopped(t *testing.T) {
 		r := newRig(t)
 		r.stops = map[string]string{"n2": "n1 kube-apiserver " + newer}
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Failed || !strings.Contains(o.Error, "node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: service containerd isn't up: Stopped") {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -383,7 +383,7 @@ func TestSystemPodsMustRunAsBefore(t *testing.T) {
 		r := newRig(t)
 		r.before = map[string][]nodes.Fault{"n1": {{Object: "kube-flannel", Text: "pod kube-system/kube-flannel-x: CrashLoopBackOff"}}}
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("what one lacked before: %s: %s", o.State, o.Error)
 		}
@@ -391,7 +391,7 @@ func TestSystemPodsMustRunAsBefore(t *testing.T) {
 		r = newRig(t)
 		r.breaks = map[string]bool{"n2": true}
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed || !strings.Contains(o.Error, "node n2: pod kube-system/kube-proxy-x: CrashLoopBackOff") {
 			t.Errorf("%s: %s", o.State, o.Error)
@@ -399,8 +399,8 @@ func TestSystemPodsMustRunAsBefore(t *testing.T) {
 		if got := r.versions("kubelet"); !slices.Equal(got, []string{older, older, older, older}) {
 			t.Errorf("the kubelets have %q", got)
 		}
-		if slices.Contains(r.did, "n3 kubelet "+newer) {
-			t.Errorf("it went on: %q", r.did)
+		if slices.Contains(r.Did, "n3 kubelet "+newer) {
+			t.Errorf("it went on: %q", r.Did)
 		}
 	})
 }

@@ -75,9 +75,12 @@ func (o Options) definition(name, role string, may func() error, steps func(job)
 			if err == nil && j.switches() {
 				err = j.lookHere(ctx, &p)
 			}
-			if err == nil && j.ends() {
+			switch {
+			case err != nil:
+				return p, err
+			case j.ends():
 				err = j.look(ctx, &p)
-			} else if err == nil {
+			default:
 				p.Unlocked = "the node isn't restarted"
 			}
 			p.Steps = steps(j)
@@ -85,7 +88,10 @@ func (o Options) definition(name, role string, may func() error, steps func(job)
 		},
 		Steps: func(r operation.Request) ([]operation.Step, error) {
 			j, err := o.job(name, r)
-			return steps(j), err
+			if err != nil {
+				return nil, err
+			}
+			return steps(j), nil
 		},
 	}
 }

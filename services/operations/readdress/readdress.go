@@ -66,7 +66,7 @@ type Options struct {
 
 // Definition of the operation.
 func Definition(o Options) operation.Definition {
-	return operation.Definition{Name: Name, Exclusive: true, Plan: o.plan, Steps: o.steps}
+	return operation.Planned(operation.Definition{Name: Name, Exclusive: true}, o.job, job.plan, job.steps)
 }
 
 // job is a change that was asked for.
@@ -87,27 +87,26 @@ func (o Options) job(r operation.Request) (job, error) {
 	return job{o, a, to, r.By}, err
 }
 
-func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
-	j, err := o.job(r)
-	former, none := o.address()
-	if err = cmp.Or(err, none, o.Peers.Check()); err != nil { // a worker needs no operation
-		return plan, err
+func (j job) plan(ctx context.Context) (warnings []string, err error) {
+	former, none := j.address()
+	if err = cmp.Or(none, j.Peers.Check()); err != nil { // a worker needs no operation
+		return nil, err
 	}
 	text, err := j.target(former)
 	if err != nil {
-		return plan, err
+		return nil, err
 	}
-	would, err := o.Configuration.Apply(ctx, machine.Request{Text: text, Mode: machine.Try, TryTimeout: machine.MaxTryTimeout, DryRun: true, By: r.By})
+	would, err := j.Configuration.Apply(ctx, machine.Request{Text: text, Mode: machine.Try, TryTimeout: machine.MaxTryTimeout, DryRun: true, By: j.by})
 	if err == nil && would.Rebooting {
 		err = errors.New("the patch has a change that takes a reboot: apply it before, or after")
 	}
-	_, mayNot := o.Etcd.MayMove(ctx, j.to)
-	err = cmp.Or(err, mayNot, o.Etcd.MayStop(ctx, 0))
-	plan.Warnings = append(lists.Of(would.Changes, config.Change.String),
+	_, mayNot := j.Etcd.MayMove(ctx, j.to)
+	err = cmp.Or(err, mayNot, j.Etcd.MayStop(ctx, 0))
+	warnings = append(lists.Of(would.Changes, config.Change.String),
 		"the API server of this node restarts at the new address, and doesn't answer for about half a minute; pods go on, and connections to the former address end",
 		fmt.Sprintf("the node gets its former address and configuration back if it doesn't serve at %s within %s, if then nobody reaches it there for %s, and if it restarts meanwhile", j.to, moveTimeout, reachTimeout),
 		"kubeconfigs, contexts of gbctl, DNS and load balancers with the former address need the new one")
-	return plan, err
+	return warnings, err
 }
 
 func (o Options) address() (netip.Addr, error) {
@@ -139,13 +138,12 @@ func (j job) target(former netip.Addr) ([]byte, error) {
 // formerly is the address that the node had.
 var formerly = operation.Data[netip.Addr]{Key: "former"}
 
-func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	j, err := o.job(r)
+func (j job) steps() []operation.Step {
 	return []operation.Step{
 		{ID: "move", What: "try the new address, until the node is healthy and was reached there", Deadline: moveTimeout,
 			Run: j.move, Undo: formerly.Then(j.back)},
 		{ID: "agents", What: "restart pods that know the node's address from their start", Deadline: agentsTimeout, Optional: true, PointOfNoReturn: true, Run: j.renew},
-	}, err
+	}
 }
 
 func (j job) move(ctx context.Context, p *operation.Progress) error {

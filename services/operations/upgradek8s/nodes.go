@@ -214,12 +214,13 @@ func (o Options) From(ctx context.Context, to string) (string, error) {
 }
 
 func (j job) preflight(ctx context.Context, p *operation.Progress) error {
-	var s survey
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = j.look(ctx, j.a); return err }); err != nil {
-		return err
-	}
-	p.Report("%s", rollout.Discovered(s.nodes()))
-	return errors.Join(rollout.Excuse(ctx, p, j.Peers, s.nodes()), inventory.Put(p, s.nodes()))
+	return rollout.First(ctx, p, j.Peers, inventory, func(ctx context.Context) ([]rollout.Node, error) {
+		s, err := j.look(ctx, j.a)
+		return s.nodes(), err
+	}, func(nodes []rollout.Node) []rollout.Node {
+		p.Report("%s", rollout.Discovered(nodes))
+		return nodes
+	})
 }
 
 func (j job) verify(ctx context.Context, p *operation.Progress) error {

@@ -242,8 +242,9 @@ func (s *Slots) Target(running string) string {
 	return "A"
 }
 
-// Write records that a slot is being written: until Written, it doesn't boot. If the power fails before the boot loaders
-// know it, they may start what is half written, which doesn't load, or the former system on trial (Found).
+// Write records that a slot is being written: until Written, it doesn't boot. If the power fails before the boot
+// loaders know it, they start the former system of the slot, if it was on trial (Found); nothing is written before they
+// know.
 func (s *Slots) Write(name string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil {
@@ -289,9 +290,9 @@ func (s *Slots) Booted(name string, now time.Time) error {
 	return nil
 }
 
-// Prove makes a trying slot good, and the choice. If the power fails before that, the former system boots, and says that
-// this one has failed. If it fails before the boot loaders know it, this one runs once more on trial, and is good
-// already.
+// Prove makes a trying slot good, and the choice. If the power fails before that, the former system boots, and says
+// that this one has failed. If it fails before the boot loaders know it, the former one boots, finds this one good, and
+// has them follow: the next boot is of this one.
 func (s *Slots) Prove(name, reason string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil {

@@ -297,10 +297,11 @@ func (b *booted) refuses(files string) {
 	b.t.Helper()
 	var before string
 	eventually.That(b.t, 20*time.Second, "the boot loader knows that A is good", func() error {
-		if before = b.systems(); !strings.Contains(before, "garboard-a.conf ") {
-			return errors.New(before)
+		var err error
+		if before, err = b.systems(); err == nil && !strings.Contains(before, "garboard-a.conf ") {
+			err = errors.New(before)
 		}
-		return nil
+		return err
 	})
 	refused := func(name string, args any, reason string) {
 		b.t.Helper()
@@ -308,7 +309,7 @@ func (b *booted) refuses(files string) {
 		b.c.must(err)
 		b.ended(o.ID, operation.Failed, reason)
 		b.is("A", "A good v1.0.0, B empty ")
-		if after := b.systems(); after != before {
+		if after, err := b.systems(); err != nil || after != before {
 			b.t.Errorf("%s: the EFI system partition has %s, and had %s", reason, after, before)
 		}
 	}
@@ -333,9 +334,8 @@ func (b *booted) refuses(files string) {
 }
 
 // systems are the names and sizes of what lies in the EFI system partition.
-func (b *booted) systems() (all string) {
-	b.t.Helper()
-	b.c.must(b.disks.UseEFI(b.t.Context(), func(dir string) error {
+func (b *booted) systems() (all string, err error) {
+	err = b.disks.UseEFI(b.t.Context(), func(dir string) error {
 		return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && !d.IsDir() {
 				info, err := d.Info()
@@ -344,8 +344,8 @@ func (b *booted) systems() (all string) {
 			}
 			return err
 		})
-	}))
-	return all
+	})
+	return all, err
 }
 
 // looksBack ends the boot, and checks what is left of all of them.

@@ -121,7 +121,8 @@ type Step struct {
 	Stays string
 }
 
-// Planned completes a definition: arguments make a job, look refuses it or has warnings, and steps are all that it may have.
+// Planned completes a definition: arguments make a job, look refuses it or has warnings, and steps are all that it may
+// have.
 func Planned[J any](d Definition, ask func(Request) (J, error), look func(J, context.Context) ([]string, error), steps func(J) []Step) Definition {
 	d.Plan = func(ctx context.Context, r Request) (p Plan, err error) {
 		j, err := ask(r)

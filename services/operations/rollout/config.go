@@ -30,8 +30,8 @@ func SameRelease(ctx context.Context, peers Peers, n Node) error {
 	return nil
 }
 
-// Survey lists the nodes of the cluster, in the order of their names, and asks each of them. All must be Ready and run the
-// same release. The error names everything that is wrong.
+// Survey lists the nodes of the cluster, in the order of their names, and asks each of them. All must be Ready and run
+// the same release. The error names everything that is wrong.
 func Survey(ctx context.Context, k Kubernetes, peers Peers, ask func(Node) error) (nodes []Node, err error) {
 	objects, err := k.Nodes(ctx)
 	if err != nil {

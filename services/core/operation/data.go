@@ -160,3 +160,10 @@ func (d Data[T]) Then(run func(context.Context, *Progress, T) error) func(contex
 		return run(ctx, p, value)
 	}
 }
+
+// InParts completes a step that runs parts, which the value makes, one after another, and undoes them.
+func (d Data[T]) InParts(s Step, parts func(T) []Part) Step {
+	s.Run = d.Then(func(ctx context.Context, p *Progress, value T) error { return p.Each(ctx, 1, parts(value)...) })
+	s.Undo = d.Then(func(ctx context.Context, p *Progress, value T) error { return p.UndoEach(ctx, parts(value)...) })
+	return s
+}

@@ -107,8 +107,8 @@ func (j job) steps() []operation.Step {
 			Deadline: nodeTimeout, Run: j.discover}, // a restart may have come between
 		{ID: "gather", What: "gathering control plane configuration", Omit: j.RemoveInitializedKey,
 			Deadline: nodeTimeout, Run: seen.Then(j.gather), Undo: j.ungather},
-		{ID: "patch", What: "complete the configurations of the control planes", Omit: j.RemoveInitializedKey,
-			Deadline: allTimeout, Run: seen.Then(j.patches), Undo: seen.Then(j.unpatches)},
+		seen.InParts(operation.Step{ID: "patch", What: "complete the configurations of the control planes", Omit: j.RemoveInitializedKey,
+			Deadline: allTimeout}, j.patches),
 		{ID: "render", What: "waiting for static pod definitions to be generated", Omit: j.RemoveInitializedKey,
 			Deadline: nodeTimeout, Run: seen.Then(j.render)},
 		{ID: "checkpointer", What: "disabling pod-checkpointer", Omit: j.RemoveInitializedKey,

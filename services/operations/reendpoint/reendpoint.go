@@ -117,11 +117,7 @@ func (j job) steps() []operation.Step {
 	return []operation.Step{
 		{ID: "preflight", What: "check that the endpoint leads to the API servers, and that all nodes are healthy", Deadline: nodeTimeout, Run: j.preflight},
 		{ID: "accept", What: "accept tokens of the new endpoint on all control planes", Deadline: nodeTimeout, Run: changing.Then(j.accept)},
-		{ID: "nodes", What: "change one node after another", Deadline: allTimeout,
-			Run: changing.Then(func(ctx context.Context, p *operation.Progress, c change) error { return p.Each(ctx, 1, j.parts(c)...) }),
-			Undo: changing.Then(func(ctx context.Context, p *operation.Progress, c change) error {
-				return p.UndoEach(ctx, j.parts(c)...)
-			})},
+		changing.InParts(operation.Step{ID: "nodes", What: "change one node after another", Deadline: allTimeout}, j.parts),
 		{ID: "verify", What: "check that API servers at the endpoint have its name", Deadline: nodeTimeout, Run: func(ctx context.Context, p *operation.Progress) error {
 			return rollout.Poll(ctx, p, func(ctx context.Context) error { return j.leads(ctx, "") })
 		}},

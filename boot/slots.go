@@ -3,9 +3,12 @@ package boot
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot/meta"
+	"golang.org/x/mod/semver"
 )
 
 // SlotState is the state of the system in a slot.
@@ -48,7 +51,10 @@ type Slot struct {
 	Args []string `json:"args,omitempty"`
 }
 
-// Slots are the two systems of a machine, and the choice between them. The rules:
+// Slots are the two systems of a machine, and the choice between them. This is the one place of the rules; META keeps
+// the value (ChangeSlots), the boot loaders follow it (boot/esp, with Line), and package services/system/slots does
+// what a verb says in that order: META first. Whatever fails between the two is made up for by the next boot, which
+// begins with both. The rules:
 //
 //		empty ── Write ─▶ empty ── Written ─▶ trying ── Prove ─▶ good
 //		                    ▲                   │ Fail, or no tries left
@@ -95,12 +101,27 @@ func (c Cmdline) Back() bool {
 	return value == TrialBack
 }
 
+// Set reports whether a parameter is set by a boot loader: it describes one boot, and no system keeps it.
+func (p Param) Set() bool {
+	return slices.Contains([]string{ParamSlot, ParamTrial, "BOOT_IMAGE", "initrd"}, p.Key)
+}
+
+// Line are the kernel arguments with which a boot loader starts the system in a slot.
+func (s *Slots) Line(name string) string {
+	slot, _ := s.Of(name)
+	args := append(slices.Clone(slot.Args), ParamSlot+"="+name)
+	if trial := s.Trial(name); trial != "" {
+		args = append(args, trial)
+	}
+	return strings.Join(args, " ")
+}
+
 // Trial is the parameter of the system in a slot; "": it isn't trying.
 func (s *Slots) Trial(name string) string {
 	switch {
 	case !s.Unproven(name):
 		return ""
-	case !s.good(other(name)):
+	case s.Alone():
 		return ParamTrial + "=" + TrialAlone
 	}
 	if slot, err := s.Of(name); err == nil && slot.Back {
@@ -115,6 +136,49 @@ var SlotsKey = meta.Key[Slots]{Name: "slots"}
 // FloorKey is the key of the highest release that was healthy on the machine: a lower one is taken only on request. A
 // reset removes it with the rest of META.
 var FloorKey = meta.Key[string]{Name: "release-floor"}
+
+// ReadSlots takes a META without slots for two empty ones.
+func ReadSlots(c meta.Change) (Slots, error) {
+	slots, err := SlotsKey.In(c)
+	if errors.Is(err, meta.ErrNotFound) {
+		err = nil
+	}
+	for _, name := range SlotNames {
+		if slot, _ := slots.Of(name); slot.State == "" {
+			slot.State = SlotEmpty
+		}
+	}
+	return slots, err
+}
+
+// ChangeSlots writes a change of the slots, and makes the floor at least the release of each good system. META has
+// both or none: after a power failure, no system is good that the floor doesn't know.
+func ChangeSlots(c meta.Change, change func(slots *Slots) error) (Slots, error) {
+	slots, err := ReadSlots(c)
+	if err == nil {
+		err = change(&slots)
+	}
+	if err != nil {
+		return slots, err
+	}
+	floor, err := Floor(c)
+	for _, name := range SlotNames {
+		if slot, _ := slots.Of(name); err == nil && slot.State == SlotGood && semver.Compare(slot.Version, floor) > 0 {
+			floor = slot.Version
+			err = FloorKey.Put(c, floor)
+		}
+	}
+	return slots, errors.Join(err, SlotsKey.Put(c, slots))
+}
+
+// Floor is the value of FloorKey; "": no release was healthy yet.
+func Floor(c meta.Change) (string, error) {
+	floor, err := FloorKey.In(c)
+	if errors.Is(err, meta.ErrNotFound) {
+		return "", nil
+	}
+	return floor, err
+}
 
 // ErrOnlyGood refuses a change after which no slot would have a system that is known to work.
 var ErrOnlyGood = errors.New("it is the only slot with a system that is known to work")
@@ -137,6 +201,9 @@ func other(name string) string {
 	}
 	return "A"
 }
+
+// Alone reports whether no system is known to work: nothing can be gone back to.
+func (s *Slots) Alone() bool { return !s.good("A") && !s.good("B") }
 
 func (s *Slots) good(name string) bool {
 	slot, err := s.Of(name)
@@ -175,7 +242,9 @@ func (s *Slots) Target(running string) string {
 	return "A"
 }
 
-// Write records that a slot is being written: until Written, it doesn't boot.
+// Write records that a slot is being written: until Written, it doesn't boot. If the power fails before the boot
+// loaders know it, they start the former system of the slot, if it was on trial (Found); nothing is written before they
+// know.
 func (s *Slots) Write(name string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil {
@@ -191,8 +260,8 @@ func (s *Slots) Write(name string, now time.Time) error {
 	return nil
 }
 
-// Written records that a slot has a complete system. It boots next. If no slot
-// is good, it also becomes the choice.
+// Written records that a slot has a complete system, which boots next. If the power fails before the boot loaders know
+// it, the running system boots again, and makes them follow.
 func (s *Slots) Written(name string, system Slot, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil {
@@ -206,8 +275,9 @@ func (s *Slots) Written(name string, system Slot, now time.Time) error {
 	return nil
 }
 
-// Booted records a boot of a slot: a slot that is trying has one try less.
-// Without tries left it becomes bad, and the other slot boots next.
+// Booted records a boot of a slot: a slot that is trying has one try less. The boot loader has counted it before: where
+// this can't be written any more, the other slot boots next all the same. Without tries left, it becomes bad here: a
+// boot loader that doesn't count has started it again.
 func (s *Slots) Booted(name string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil || slot.State != SlotTrying {
@@ -220,7 +290,9 @@ func (s *Slots) Booted(name string, now time.Time) error {
 	return nil
 }
 
-// Prove makes a trying slot good, and the choice.
+// Prove makes a trying slot good, and the choice. If the power fails before that, the former system boots, and says
+// that this one has failed. If it fails before the boot loaders know it, the former one boots, finds this one good, and
+// has them follow: the next boot is of this one.
 func (s *Slots) Prove(name, reason string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil {
@@ -258,8 +330,9 @@ func (s *Slots) Found(name string, system Slot, trial bool, now time.Time) error
 	return nil
 }
 
-// Fail makes a trying slot bad. A good one stays good: it has worked, and the
-// failure may have another cause.
+// Fail makes a trying slot bad, and the good one the choice. A good slot stays good: it has worked, and the failure may
+// have another cause. Where this can't be written, the boot loader starts the good one all the same, which then records
+// the failure. A system that is alone boots again.
 func (s *Slots) Fail(name, reason string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil || slot.State != SlotTrying {
@@ -274,7 +347,8 @@ func (s *Slots) Fail(name, reason string, now time.Time) error {
 }
 
 // Rollback makes the other slot boot next, which must be good. It has to prove itself again, because what it stands on
-// may have changed since: otherwise the running system boots again.
+// may have changed since: otherwise the running system, which stays good and the choice, boots again, also where the
+// power fails. A running system on trial fails by it.
 func (s *Slots) Rollback(running, reason string, excused []string, now time.Time) error {
 	to := other(running)
 	slot, err := s.Of(to)
@@ -314,4 +388,19 @@ func (s *Slots) Stay(running string, now time.Time) error {
 func (s *Slots) Unproven(name string) bool {
 	slot, err := s.Of(name)
 	return err == nil && slot.State == SlotTrying
+}
+
+// Outcome is what has become of a new system, as far as it is known: it is good and runs, or why it doesn't.
+func (s *Slots) Outcome(name, running string) (good bool, err error) {
+	slot, err := s.Of(name)
+	switch {
+	case err != nil:
+	case name == running && (slot.State == SlotGood || slot.State == SlotTrying):
+		return slot.State == SlotGood, nil
+	case slot.State == SlotTrying && slot.Tries > 0:
+		err = fmt.Errorf("the machine wasn't started from slot %s of its disk: remove the medium, or let the firmware start the disk first", name)
+	default:
+		err = fmt.Errorf("slot %s is %s: %s. The machine runs the system in slot %s", name, slot.State, slot.Reason, running)
+	}
+	return false, err
 }

@@ -249,11 +249,10 @@ func (p *pid1) revert(r request) error {
 		if err != nil || !slots.Unproven(slot) {
 			return err
 		}
-		if err := slots.Fail(slot, r.why, time.Now()); err != nil {
-			return err
+		if slots, err = boot.ChangeSlots(c, func(s *boot.Slots) error { return s.Fail(slot, r.why, time.Now()) }); err == nil {
+			p.logs.Printf("slot %s is bad: %s; slot %s boots next", slot, r.why, slots.Next())
 		}
-		p.logs.Printf("slot %s is bad: %s; slot %s boots next", slot, r.why, slots.Next())
-		return boot.SlotsKey.Put(c, slots)
+		return err
 	})
 }
 

@@ -168,8 +168,8 @@ func NewNode(o Options) (*Node, error) {
 	}
 	var err error
 	ends = lifecycle.Options{
-		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Power: o.Power,
-		Systems: systems, Unhealthy: n.unhealthy, Holds: func() bool { return n.ops.Holds() },
+		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, UserDisks: d.UserDisks, MarkWipe: d.MarkWipe,
+		Power: o.Power, Systems: systems, Unhealthy: n.unhealthy, Holds: func() bool { return n.ops.Holds() },
 		Pull: func(ctx context.Context, image string) error {
 			_, err := ctrd.PullWithProgress(ctx, containerd.PodNamespace, image, false, func(_, _ int64) error { return nil })
 			return err
@@ -274,7 +274,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd, Gate: gate,
-		Since: since, Disks: d.List, UserDisks: d.UserDisks, SetTime: timed.Set,
+		Since: since, Disks: d.List, SetTime: timed.Set,
 		Diagnose: n.doctor.Diagnose, Etcd: member, Roster: member.Roster, EnlistToken: member.EnlistToken, Enlist: member.Enlist, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {

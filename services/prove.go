@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/extension"
 	"github.com/garboard-os/garboard/services/core/dag"
@@ -41,9 +42,9 @@ const (
 // install runs the operation, and returns an error if the machine isn't installed by it. From a medium, that is before
 // anything else runs.
 func (n *Node) install(ctx context.Context, image string) error {
-	ask := operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium", Arguments: lifecycle.PowerArguments{Force: true}}
+	ask := operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium", Arguments: &apiv1.InstallSystemRequest{Force: true}}
 	if image != "" {
-		ask.By, ask.Arguments = "machine.install.image", lifecycle.PowerArguments{Image: image}
+		ask.By, ask.Arguments = "machine.install.image", &apiv1.InstallSystemRequest{Image: image}
 		if err := n.graph.Up(containerd.ID).Wait(ctx); err != nil {
 			return err
 		}
@@ -159,9 +160,8 @@ func (n *Node) unproven(system proving) (running boot.Slot, waiting []string) {
 	} else if slot, err := all.Of(system.Running()); err == nil {
 		running = *slot
 	}
-	alone := all.A.State != boot.SlotGood && all.B.State != boot.SlotGood
 	for _, l := range n.lacks(running.Kubernetes) {
-		if !slices.Contains(running.Excused, l.Object) && (!alone || slices.Contains(reachable, l.Object)) {
+		if !slices.Contains(running.Excused, l.Object) && (!all.Alone() || slices.Contains(reachable, l.Object)) {
 			waiting = append(waiting, l.Text)
 		}
 	}

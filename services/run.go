@@ -69,8 +69,7 @@ func (n *Node) Run(ctx context.Context) error {
 // or its host: within lifecycle.PressBudget its services stop. It returns once that is under
 // way; an error means that it isn't.
 func (n *Node) End(ctx context.Context, p boot.Power, why string) error {
-	name := map[boot.Power]string{boot.Reboot: lifecycle.Reboot, boot.PowerOff: lifecycle.Shutdown}[p]
-	_, err := n.ops.Start(ctx, operation.Ask{Name: name, Arguments: lifecycle.Pressed(), By: why})
+	_, err := n.ops.Start(ctx, lifecycle.Pressed(p, why))
 	return err
 }
 

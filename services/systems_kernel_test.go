@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/signed"
@@ -191,7 +192,7 @@ func (b *booted) restarts() {
 }
 
 // asks for an operation, which restarts the machine.
-func (b *booted) asks(name string, args lifecycle.PowerArguments) (id string) {
+func (b *booted) asks(name string, args any) (id string) {
 	b.t.Helper()
 	o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args})
 	b.c.must(err)
@@ -251,7 +252,7 @@ func TestSystemsOnADisk(t *testing.T) {
 	image := installers(t.TempDir())
 	files := filepath.Join(string(image), esp.InstallDir)
 	c.must(os.MkdirAll(files, 0o755))
-	upgrade := lifecycle.PowerArguments{Force: true, Image: "registry.test/installer"}
+	upgrade := &apiv1.UpgradeSystemRequest{Force: true, Image: "registry.test/installer"}
 
 	c.boot("quiet garboard.platform=metal", image, false).restarts() // installed
 	b := c.boots(bootloader.SystemdBoot, "v1.0.0", "A =alone", image, false)
@@ -264,7 +265,7 @@ func TestSystemsOnADisk(t *testing.T) {
 	b = c.boots(bootloader.GRUB, "v2.0.0", "B ", image, false)
 	b.is("B", "A good v1.0.0, B good v2.0.0")
 	b.ended(id, operation.Done, "")
-	id = b.asks(lifecycle.Rollback, lifecycle.PowerArguments{Force: true})
+	id = b.asks(lifecycle.Rollback, &apiv1.RollbackSystemRequest{Force: true})
 	b = c.boots(bootloader.SystemdBoot, "v1.0.0", "A =back", image, false)
 	b.is("A", "A good v1.0.0, B good v2.0.0")
 	b.ended(id, operation.Done, "")
@@ -296,22 +297,23 @@ func (b *booted) refuses(files string) {
 	b.t.Helper()
 	var before string
 	eventually.That(b.t, 20*time.Second, "the boot loader knows that A is good", func() error {
-		if before = b.systems(); !strings.Contains(before, "garboard-a.conf ") {
-			return errors.New(before)
+		var err error
+		if before, err = b.systems(); err == nil && !strings.Contains(before, "garboard-a.conf ") {
+			err = errors.New(before)
 		}
-		return nil
+		return err
 	})
-	refused := func(name string, args lifecycle.PowerArguments, reason string) {
+	refused := func(name string, args any, reason string) {
 		b.t.Helper()
 		o, err := b.ops.Start(b.t.Context(), operation.Ask{Name: name, By: "somebody", Arguments: args})
 		b.c.must(err)
 		b.ended(o.ID, operation.Failed, reason)
 		b.is("A", "A good v1.0.0, B empty ")
-		if after := b.systems(); after != before {
+		if after, err := b.systems(); err != nil || after != before {
 			b.t.Errorf("%s: the EFI system partition has %s, and had %s", reason, after, before)
 		}
 	}
-	upgrade := lifecycle.PowerArguments{Force: true, Image: "registry.test/installer"}
+	upgrade := &apiv1.UpgradeSystemRequest{Force: true, Image: "registry.test/installer"}
 	b.c.release(files, "v2.0.0", "somebody else")
 	refused(lifecycle.Upgrade, upgrade, "isn't signed by one of the 1 keys that this machine trusts, or was changed since")
 	b.c.must(os.Remove(filepath.Join(files, signed.SignatureFile)))
@@ -332,9 +334,8 @@ func (b *booted) refuses(files string) {
 }
 
 // systems are the names and sizes of what lies in the EFI system partition.
-func (b *booted) systems() (all string) {
-	b.t.Helper()
-	b.c.must(b.disks.UseEFI(b.t.Context(), func(dir string) error {
+func (b *booted) systems() (all string, err error) {
+	err = b.disks.UseEFI(b.t.Context(), func(dir string) error {
 		return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && !d.IsDir() {
 				info, err := d.Info()
@@ -343,8 +344,8 @@ func (b *booted) systems() (all string) {
 			}
 			return err
 		})
-	}))
-	return all
+	})
+	return all, err
 }
 
 // looksBack ends the boot, and checks what is left of all of them.

@@ -3048,7 +3048,10 @@ type RebootRequest struct {
 	// How long the eviction of pods may take; default 5 minutes.
 	DrainTimeout *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
 	// Only return the plan.
-	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Somebody at the machine, or its host, asks, and doesn't wait for long: the node waits for no other node, and what
+	// would be a reason to refuse is a warning.
+	Button        bool `protobuf:"varint,5,opt,name=button,proto3" json:"button,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3111,6 +3114,13 @@ func (x *RebootRequest) GetDryRun() bool {
 	return false
 }
 
+func (x *RebootRequest) GetButton() bool {
+	if x != nil {
+		return x.Button
+	}
+	return false
+}
+
 type RebootResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The started operation. With dry_run it has no ID, and its steps are the plan.
@@ -3157,11 +3167,13 @@ func (x *RebootResponse) GetOperation() *Operation {
 }
 
 type ShutdownRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Force         bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
-	KeepPods      bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
-	DrainTimeout  *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Force        bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods     bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// As in RebootRequest.
+	Button        bool `protobuf:"varint,5,opt,name=button,proto3" json:"button,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3220,6 +3232,13 @@ func (x *ShutdownRequest) GetDrainTimeout() *durationpb.Duration {
 func (x *ShutdownRequest) GetDryRun() bool {
 	if x != nil {
 		return x.DryRun
+	}
+	return false
+}
+
+func (x *ShutdownRequest) GetButton() bool {
+	if x != nil {
+		return x.Button
 	}
 	return false
 }
@@ -4004,7 +4023,7 @@ type ReaddressRequest struct {
 	// It takes the place of the present one wherever the configuration has that.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// A strategic merge patch with all else that changes, such as the gateway; no secrets.
-	Patch []byte `protobuf:"bytes,2,opt,name=patch,proto3" json:"patch,omitempty"`
+	Patch string `protobuf:"bytes,2,opt,name=patch,proto3" json:"patch,omitempty"`
 	// Only check the node, and return the steps.
 	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4048,11 +4067,11 @@ func (x *ReaddressRequest) GetAddress() string {
 	return ""
 }
 
-func (x *ReaddressRequest) GetPatch() []byte {
+func (x *ReaddressRequest) GetPatch() string {
 	if x != nil {
 		return x.Patch
 	}
-	return nil
+	return ""
 }
 
 func (x *ReaddressRequest) GetDryRun() bool {
@@ -4924,19 +4943,21 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSEVERITY_INFO\x10\x01\x12\x14\n" +
 	"\x10SEVERITY_WARNING\x10\x02\x12\x12\n" +
-	"\x0eSEVERITY_ERROR\x10\x03\"\x9b\x01\n" +
+	"\x0eSEVERITY_ERROR\x10\x03\"\xb3\x01\n" +
 	"\rRebootRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
 	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"F\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06button\x18\x05 \x01(\bR\x06button\"F\n" +
 	"\x0eRebootResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x9d\x01\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xb5\x01\n" +
 	"\x0fShutdownRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
 	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"H\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06button\x18\x05 \x01(\bR\x06button\"H\n" +
 	"\x10ShutdownResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xd9\x01\n" +
 	"\x14InstallSystemRequest\x12\x14\n" +
@@ -4991,7 +5012,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"[\n" +
 	"\x10ReaddressRequest\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
-	"\x05patch\x18\x02 \x01(\fR\x05patch\x12\x17\n" +
+	"\x05patch\x18\x02 \x01(\tR\x05patch\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"I\n" +
 	"\x11ReaddressResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"I\n" +

@@ -18,7 +18,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/boot"
@@ -140,11 +139,7 @@ func (p Partition) Start(slots boot.Slots) error {
 			}
 			continue
 		}
-		args := append(slices.Clone(slot.Args), boot.ParamSlot+"="+name)
-		if trial := slots.Trial(name); trial != "" {
-			args = append(args, trial)
-		}
-		line := strings.Join(args, " ")
+		line := slots.Line(name)
 		if err := p.startUEFI(name, *slot, name == slots.Choice, line); err != nil {
 			return err
 		}

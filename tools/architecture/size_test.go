@@ -35,7 +35,7 @@ var budgets = []budget{
 var onlyForTests = []string{
 	"qemu/e2e", "tools/testing",
 	// Tests of several packages share these, which import types of their room.
-	"api/client/faultyserver", "config/fuzzdata", "services/operations/rollout/rollouttest",
+	"api/client/faultyserver", "config/fuzzdata", "services/operations/operationtest",
 	// It takes a testing.TB, and only tests of qemu compare machines.
 	"qemu/container/snapshot",
 }

@@ -29,9 +29,11 @@ func (a *app) readdressCommand() *cobra.Command {
 				return usagef("%s: the new address of the node, without a prefix: %v", args[0], err)
 			}
 			r.Address = to.String()
-			if r.Patch, err = patchText(patch, a.readInput); err != nil {
+			text, err := patchText(patch, a.readInput)
+			if err != nil {
 				return err
 			}
+			r.Patch = string(text)
 			a.raiseTimeout(cmd, planTimeout)
 			node, err := a.single(cmd.Context(), readdress)
 			if err != nil {

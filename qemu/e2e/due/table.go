@@ -170,6 +170,6 @@ var Folders = map[string]Folder{
 // Without are packages that no end-to-end test covers: unit tests are their evidence.
 var Without = []string{
 	// only tests use these
-	"api/client/faultyserver", "config/fuzzdata", "services/operations/rollout/rollouttest", "qemu/container/snapshot",
+	"api/client/faultyserver", "config/fuzzdata", "services/operations/operationtest", "qemu/container/snapshot",
 	"qemu/e2e", "tools/testing", "tools/architecture", "tools/generate", "tools/dev", "tools/release", "tools/docs", "tools/version", "image/version",
 }

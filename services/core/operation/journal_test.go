@@ -12,8 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"pgregory.net/rapid"
 )
 
@@ -255,4 +257,22 @@ func FuzzJournal(f *testing.F) {
 			t.Fatalf("event %d comes after %d", last.Cursor, rec.Events[len(rec.Events)-1].Cursor)
 		}
 	})
+}
+
+// A record has a message of the API as earlier releases have their arguments: with durations in nanoseconds. Former
+// names of fields are read, and what a release doesn't know is left out.
+func TestArgumentsAreMessages(t *testing.T) {
+	t.Parallel()
+	text, err := encode(&apiv1.RollbackSystemRequest{Force: true, DrainTimeout: durationpb.New(90 * time.Minute)})
+	if want := `{"drainTimeout":5400000000000,"force":true}`; err != nil || string(text) != want {
+		t.Fatalf("%s, %v, want %s", text, err, want)
+	}
+	a, err := Decode[apiv1.RollbackSystemRequest](Request{Arguments: text}, nil)
+	if err != nil || !a.Force || a.DrainTimeout.AsDuration() != 90*time.Minute {
+		t.Errorf("%v, %v", a, err)
+	}
+	b, err := Decode[apiv1.ConvertKubernetesRequest](Request{Arguments: []byte(`{"onlyKey":true,"later":[1]}`)}, map[string]string{"onlyKey": "removeInitializedKey"})
+	if err != nil || !b.RemoveInitializedKey {
+		t.Errorf("%v, %v", b, err)
+	}
 }

@@ -18,6 +18,7 @@ package operation
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -86,6 +87,8 @@ type Plan struct {
 	// Unlocked is why it doesn't wait for others in the cluster; "" takes
 	// Options.Lock.
 	Unlocked string
+
+	data map[string]json.RawMessage // Data.In
 }
 
 // Step is a part of a plan.
@@ -114,6 +117,28 @@ type Step struct {
 	Run func(ctx context.Context, p *Progress) error
 	// Undo takes back what Run did, or had begun to do. Optional.
 	Undo func(ctx context.Context, p *Progress) error
+	// Stays is what is said in place of Undo if the step is done: it stays as it is. "": it is undone.
+	Stays string
+}
+
+// Planned completes a definition: arguments make a job, look refuses it or has warnings, and steps are all that it may
+// have.
+func Planned[J any](d Definition, ask func(Request) (J, error), look func(J, context.Context) ([]string, error), steps func(J) []Step) Definition {
+	d.Plan = func(ctx context.Context, r Request) (p Plan, err error) {
+		j, err := ask(r)
+		if err == nil {
+			p.Warnings, err = look(j, ctx)
+		}
+		return p, err
+	}
+	d.Steps = func(r Request) ([]Step, error) {
+		j, err := ask(r)
+		if err != nil {
+			return nil, err
+		}
+		return steps(j), nil
+	}
+	return d
 }
 
 // Refusal is why something isn't done: it isn't possible, or not now.

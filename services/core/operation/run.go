@@ -326,6 +326,13 @@ func (x *execution) backward(ctx context.Context) {
 		if !x.undoable(s) {
 			continue
 		}
+		if stays := x.steps[s.ID].Stays; stays != "" && s.State == Done {
+			x.force(func(next *record) ([]Event, error) {
+				next.Steps[i].State, next.Steps[i].Ended = Undone, time.Now()
+				return []Event{{Kind: Changed, Step: s.ID, State: Undoing}, {Kind: Said, Step: s.ID, Text: stays}, {Kind: Changed, Step: s.ID, State: Undone}}, nil
+			})
+			continue
+		}
 		x.force(func(next *record) ([]Event, error) {
 			s := &next.Steps[i]
 			s.State = Undoing

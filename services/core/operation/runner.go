@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base32"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -123,7 +122,7 @@ func (r *Runner) Open() {
 // Ask is the argument of Start.
 type Ask struct {
 	Name      string
-	Arguments any    // of a type that the definition decodes; nil: none
+	Arguments any    // a message of the API, or another type that the definition decodes; nil: none
 	By        string // who asks
 	DryRun    bool
 }
@@ -135,7 +134,7 @@ func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 	request := Request{By: bounded(a.By)}
 	var err error
 	if a.Arguments != nil {
-		request.Arguments, err = json.Marshal(a.Arguments)
+		request.Arguments, err = encode(a.Arguments)
 	}
 	switch {
 	case !known:
@@ -259,6 +258,7 @@ func newRecord(request Request, def Definition, p Plan) *record {
 		Format:    format,
 		Operation: Operation{ID: request.ID, Name: def.Name, By: request.By, State: Pending, Role: def.Role},
 		Arguments: request.Arguments,
+		Data:      p.data,
 		Boots:     1,
 	}
 	for _, s := range p.Steps {

@@ -15,7 +15,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -51,8 +50,6 @@ type Options struct {
 	Disks func() ([]disk.Disk, error)
 	// SetTime sets the clock.
 	SetTime func(context.Context, time.Time) error
-	// UserDisks are the disks of these names, if a reset may wipe them.
-	UserDisks func(names []string) ([]disks.UserDisk, error)
 
 	// Gate is where to listen.
 	Gate *sandbox.Socket

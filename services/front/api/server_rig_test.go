@@ -30,7 +30,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -103,15 +102,6 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 				return errors.New("this system was built later")
 			}
 			return nil
-		},
-		UserDisks: func(names []string) (users []disks.UserDisk, err error) {
-			for _, name := range names {
-				if name != "/dev/sdb" {
-					return nil, errors.New("there is no disk " + name)
-				}
-				users = append(users, disks.UserDisk{Path: name, Size: 2 << 40, Serial: "s1"})
-			}
-			return users, nil
 		},
 		Reboot: func(_ context.Context, _ string, _ bool, do func() error) (string, error) { return "", do() },
 		Since:  func() time.Duration { return time.Since(began) },

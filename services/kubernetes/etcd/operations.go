@@ -82,7 +82,7 @@ func (e *Etcd) planBeginning(context.Context, operation.Request) (operation.Plan
 }
 
 func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
-	a, err := operation.Decode[BootstrapArguments](r)
+	a, err := operation.Decode[BootstrapArguments](r, nil)
 	return []operation.Step{
 		{
 			ID: BeginStep, What: "begin an etcd cluster with this node", Deadline: beginTimeout,
@@ -142,16 +142,16 @@ func (e *Etcd) withdraw(ctx context.Context, report func(format string, args ...
 var restoredAs = operation.Data[string]{Key: "token"}
 
 func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
-	a, err := operation.Decode[RecoverArguments](r)
+	a, err := operation.Decode[RecoverArguments](r, nil)
 	return []operation.Step{
 		{
 			ID: RestoreStep, What: "restore the snapshot and begin an etcd cluster with it", Deadline: restoreBudget,
 			Run: func(ctx context.Context, p *operation.Progress) error {
-				token, err := restoredAs.Once(p, func() (string, error) { return newToken(), e.prepareRestore(ctx, a) })
+				token, err := restoredAs.Once(p, func() (string, error) { return newToken(), e.prepareRestore(ctx, *a) })
 				if err != nil {
 					return err
 				}
-				return e.restoreUntilDone(ctx, p, restoring{token: token, RecoverArguments: a})
+				return e.restoreUntilDone(ctx, p, restoring{token: token, RecoverArguments: *a})
 			},
 			Undo: func(ctx context.Context, p *operation.Progress) error {
 				token, err := restoredAs.Get(p)

@@ -21,6 +21,7 @@ import (
 	"slices"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -35,8 +36,6 @@ import (
 const Name = "convert-k8s"
 
 const (
-	// lookTimeout bounds a look at all nodes in the plan.
-	lookTimeout = 2 * time.Minute
 	// nodeTimeout bounds what is done on one node, and allTimeout on all.
 	nodeTimeout = 10 * time.Minute
 	allTimeout  = 3 * time.Hour
@@ -59,16 +58,8 @@ type program struct{ name, field string } // the field below cluster
 
 var programs = []program{{"kube-apiserver", "apiServer"}, {"kube-controller-manager", "controllerManager"}, {"kube-scheduler", "scheduler"}}
 
-// Arguments of the operation.
-type Arguments struct {
-	// Yes answers all questions.
-	Yes bool `json:"yes,omitempty"`
-	// RemoveCheckpoints doesn't wait until pod-checkpointer has removed its checkpoints: the
-	// nodes remove them when they write the static pods.
-	RemoveCheckpoints bool `json:"removeCheckpoints,omitempty"`
-	// OnlyKey removes the key of a self-hosted control plane, and does nothing else.
-	OnlyKey bool `json:"onlyKey,omitempty"`
-}
+// former are the names of arguments in records of earlier releases.
+var former = map[string]string{"onlyKey": "removeInitializedKey"}
 
 // Options are what the operation stands on.
 type Options struct {
@@ -82,62 +73,59 @@ type Options struct {
 
 // Definition of the operation.
 func Definition(o Options) operation.Definition {
-	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
+	d := operation.Definition{Name: Name, Exclusive: true, Shared: true}
+	return operation.Planned(d, o.job, job.plan, job.steps)
 }
 
-func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	a, err := operation.Decode[Arguments](r)
-	if err != nil {
-		return plan, err
-	}
-	seen, err := o.look(ctx)
-	if err != nil || !a.OnlyKey {
-		plan.Warnings = slices.Concat(seen.Differences, seen.Servers)
-		return plan, err
+func (j job) plan(ctx context.Context) ([]string, error) {
+	seen, err := j.look(ctx)
+	if err != nil || !j.RemoveInitializedKey {
+		return slices.Concat(seen.Differences, seen.Servers), err
 	}
 	for _, n := range rollout.ControlPlanes(seen.Nodes) {
 		if len(seen.Before[n.Name].Lacks) > 0 {
-			return plan, fmt.Errorf("node %s: its configuration has no cluster.aggregatorCA or no cluster.serviceAccount: without them no static pod starts", n.Name)
+			return nil, fmt.Errorf("node %s: its configuration has no cluster.aggregatorCA or no cluster.serviceAccount: without them no static pod starts", n.Name)
 		}
 	}
-	return plan, nil
+	return nil, nil
 }
 
 // job is a conversion that was asked for.
 type job struct {
 	Options
-	Arguments
+	*apiv1.ConvertKubernetesRequest
 }
 
-func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	a, err := operation.Decode[Arguments](r)
-	j := job{o, a}
+func (o Options) job(r operation.Request) (job, error) {
+	a, err := operation.Decode[apiv1.ConvertKubernetesRequest](r, former)
+	return job{o, a}, err
+}
+
+func (j job) steps() []operation.Step {
 	steps := []operation.Step{
-		{ID: "discover", What: "look for the control planes", Omit: a.OnlyKey,
-			Deadline: nodeTimeout, Run: o.discover}, // a restart may have come between
-		{ID: "gather", What: "gathering control plane configuration", Omit: a.OnlyKey,
+		{ID: "discover", What: "look for the control planes", Omit: j.RemoveInitializedKey,
+			Deadline: nodeTimeout, Run: j.discover}, // a restart may have come between
+		{ID: "gather", What: "gathering control plane configuration", Omit: j.RemoveInitializedKey,
 			Deadline: nodeTimeout, Run: seen.Then(j.gather), Undo: j.ungather},
-		{ID: "patch", What: "complete the configurations of the control planes", Omit: a.OnlyKey,
-			Deadline: allTimeout, Run: seen.Then(o.patches), Undo: seen.Then(o.unpatches)},
-		{ID: "render", What: "waiting for static pod definitions to be generated", Omit: a.OnlyKey,
-			Deadline: nodeTimeout, Run: seen.Then(o.render)},
-		{ID: "checkpointer", What: "disabling pod-checkpointer", Omit: a.OnlyKey,
+		seen.InParts(operation.Step{ID: "patch", What: "complete the configurations of the control planes", Omit: j.RemoveInitializedKey,
+			Deadline: allTimeout}, j.patches),
+		{ID: "render", What: "waiting for static pod definitions to be generated", Omit: j.RemoveInitializedKey,
+			Deadline: nodeTimeout, Run: seen.Then(j.render)},
+		{ID: "checkpointer", What: "disabling pod-checkpointer", Omit: j.RemoveInitializedKey,
 			Deadline: allTimeout, Run: j.disable, Undo: j.enable},
-		{ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Omit: a.OnlyKey,
+		{ID: "confirm", What: "ask before the point of no return, after which nothing is undone", Omit: j.RemoveInitializedKey,
 			Deadline: time.Minute, Run: j.confirmAll},
 		{ID: "key", What: "removing self-hosted initialized key", PointOfNoReturn: true,
-			Deadline: nodeTimeout, Run: o.removeKey},
+			Deadline: nodeTimeout, Run: j.removeKey},
 	}
 	for _, c := range programs {
 		steps = append(steps, operation.Step{
-			ID: c.name, What: fmt.Sprintf("replace daemonset %q by static pods", c.name), PointOfNoReturn: true, Omit: a.OnlyKey,
-			Deadline: allTimeout, Run: seen.Then(o.program(c))})
+			ID: c.name, What: fmt.Sprintf("replace daemonset %q by static pods", c.name), PointOfNoReturn: true, Omit: j.RemoveInitializedKey,
+			Deadline: allTimeout, Run: seen.Then(j.program(c))})
 	}
 	return append(steps, operation.Step{
-		ID: "verify", What: "check that all control planes run static pods", PointOfNoReturn: true, Omit: a.OnlyKey,
-		Deadline: nodeTimeout, Run: seen.Then(o.verify)}), err
+		ID: "verify", What: "check that all control planes run static pods", PointOfNoReturn: true, Omit: j.RemoveInitializedKey,
+		Deadline: nodeTimeout, Run: seen.Then(j.verify)})
 }
 
 // before is the configuration of a node at the beginning, as far as the operation changes it.
@@ -254,15 +242,10 @@ func daemonSet(name string) kubeclient.Ref {
 }
 
 func (o Options) discover(ctx context.Context, p *operation.Progress) error {
-	if _, err := seen.Get(p); err == nil {
-		return nil // what was there before the first change counts
-	}
-	var s survey
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = o.look(ctx); return err }); err != nil {
-		return err
-	}
-	slices.SortFunc(s.Nodes, func(a, b rollout.Node) int { return a.Address.Compare(b.Address) })
-	p.Report("%s", rollout.Discovered(s.Nodes))
-	p.Report("current self-hosted status: %v", s.SelfHosted)
-	return errors.Join(rollout.Excuse(ctx, p, o.Peers, rollout.ControlPlanes(s.Nodes)), seen.Put(p, s))
+	return rollout.First(ctx, p, o.Peers, seen, o.look, func(s survey) []rollout.Node {
+		slices.SortFunc(s.Nodes, func(a, b rollout.Node) int { return a.Address.Compare(b.Address) })
+		p.Report("%s", rollout.Discovered(s.Nodes))
+		p.Report("current self-hosted status: %v", s.SelfHosted)
+		return rollout.ControlPlanes(s.Nodes)
+	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/operations/rollout"
@@ -33,12 +34,12 @@ func TestS301ControlPlaneIsConverted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer r.off()
-		o := r.run(Arguments{}, yes)
+		defer r.Off()
+		o := r.run(&apiv1.ConvertKubernetesRequest{}, yes)
 		if o.State != operation.Done {
 			t.Fatalf("it ended as %s: %s", o.State, o.Error)
 		}
-		if diff := cmp.Diff(whole(), r.did); diff != "" {
+		if diff := cmp.Diff(whole(), r.Did); diff != "" {
 			t.Error(diff)
 		}
 		said := r.said(o.ID)
@@ -60,7 +61,7 @@ func TestS301ControlPlaneIsConverted(t *testing.T) {
 				t.Errorf("the configuration of n2 has no %q:\n%s", want, text)
 			}
 		}
-		if _, err := r.start(Arguments{}); err == nil || !strings.Contains(err.Error(), "isn't self-hosted") {
+		if _, err := r.start(&apiv1.ConvertKubernetesRequest{}); err == nil || !strings.Contains(err.Error(), "isn't self-hosted") {
 			t.Errorf("another conversion: %v", err)
 		}
 	})
@@ -74,13 +75,13 @@ func TestS303KilledAtEachChange(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
-				r.cut = cut
+				r.Cut = cut
 				r.boot()
-				defer func() { r.off() }()
-				if o := r.run(Arguments{Yes: true}, nil); o.State != operation.Done {
+				defer func() { r.Off() }()
+				if o := r.run(&apiv1.ConvertKubernetesRequest{Yes: true}, nil); o.State != operation.Done {
 					t.Fatalf("it ended as %s: %s", o.State, o.Error)
 				}
-				if diff := cmp.Diff(whole(), r.did); diff != "" {
+				if diff := cmp.Diff(whole(), r.Did); diff != "" {
 					t.Error(diff)
 				}
 			})
@@ -97,10 +98,10 @@ func TestRebootWithoutCheckpoints(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
-				r.cut, r.unstarted = cut, true
+				r.Cut, r.unstarted = cut, true
 				r.boot()
-				defer func() { r.off() }()
-				if o := r.run(Arguments{}, yes); o.State != operation.Done {
+				defer func() { r.Off() }()
+				if o := r.run(&apiv1.ConvertKubernetesRequest{}, yes); o.State != operation.Done {
 					t.Fatalf("it ended as %s: %s", o.State, o.Error)
 				}
 				for pod, is := range r.pods {
@@ -127,18 +128,18 @@ func TestS303EverythingIsTakenBack(t *testing.T) {
 				r := newRig(t)
 				r.nodes[2].document = []byte("cluster: {serviceAccount: {key: a2V5, acceptedKeys: [b2xk]}}\n")
 				r.boot()
-				defer func() { r.off() }()
+				defer func() { r.Off() }()
 				before := string(r.nodes[1].document)
 				answers := map[string]string{}
 				for q, a := range yes {
 					answers[q] = a
 				}
 				answers[question] = "no"
-				o := r.run(Arguments{}, answers)
+				o := r.run(&apiv1.ConvertKubernetesRequest{}, answers)
 				if o.State != operation.Failed || !strings.Contains(o.Error, "confirmed") {
 					t.Errorf("it ended as %s: %s", o.State, o.Error)
 				}
-				if did := r.did[len(r.did)-len(undone):]; !slices.Equal(did, undone) {
+				if did := r.Did[len(r.Did)-len(undone):]; !slices.Equal(did, undone) {
 					t.Errorf("undone: %q, want %q", did, undone)
 				}
 				config, err := rollout.ParseConfig(r.nodes[1].document)
@@ -152,8 +153,8 @@ func TestS303EverythingIsTakenBack(t *testing.T) {
 				if !r.mark || r.sets[checkpointer] == nil {
 					t.Error("the control plane isn't self-hosted any more")
 				}
-				r.did = nil
-				if o := r.run(Arguments{}, yes); o.State != operation.Done {
+				r.Did = nil
+				if o := r.run(&apiv1.ConvertKubernetesRequest{}, yes); o.State != operation.Done {
 					t.Errorf("the next conversion ended as %s: %s", o.State, o.Error)
 				}
 			})
@@ -167,15 +168,15 @@ func TestS305OnlyTheKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer r.off()
-		if _, err := r.start(Arguments{OnlyKey: true}); err == nil || !strings.Contains(err.Error(), "node n1: its configuration has no cluster.aggregatorCA") {
+		defer r.Off()
+		if _, err := r.start(&apiv1.ConvertKubernetesRequest{RemoveInitializedKey: true}); err == nil || !strings.Contains(err.Error(), "node n1: its configuration has no cluster.aggregatorCA") {
 			t.Errorf("incomplete configurations: %v", err)
 		}
 		for _, m := range r.nodes[:3] {
 			m.document = []byte("cluster: {aggregatorCA: {crt: eA==, key: eA==}, serviceAccount: {key: eA==}}\n")
 		}
-		if o := r.run(Arguments{OnlyKey: true}, nil); o.State != operation.Done || !slices.Equal(r.did, []string{"key"}) {
-			t.Errorf("it ended as %s (%s) and did %q", o.State, o.Error, r.did)
+		if o := r.run(&apiv1.ConvertKubernetesRequest{RemoveInitializedKey: true}, nil); o.State != operation.Done || !slices.Equal(r.Did, []string{"key"}) {
+			t.Errorf("it ended as %s (%s) and did %q", o.State, o.Error, r.Did)
 		}
 	})
 }
@@ -191,8 +192,8 @@ func TestDryRunShowsDifferences(t *testing.T) {
 		r.key = config.KeyPEM("key")
 		dry := func(differs bool) operation.Operation {
 			r.boot()
-			defer r.off()
-			o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}, DryRun: true})
+			defer r.Off()
+			o, err := r.Runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.ConvertKubernetesRequest{}, DryRun: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -217,8 +218,8 @@ func TestDryRunShowsDifferences(t *testing.T) {
 		}) {
 			t.Errorf("nothing about the configured arguments: %q", o.Warnings)
 		}
-		if len(r.did) > 0 {
-			t.Errorf("it did %q", r.did)
+		if len(r.Did) > 0 {
+			t.Errorf("it did %q", r.Did)
 		}
 	})
 }
@@ -245,10 +246,10 @@ func TestRestartBeforeTheFirstStep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		r.restart.On = true
+		r.Restart.On = true
 		r.boot()
-		defer func() { r.off() }()
-		if o := r.run(Arguments{Yes: true}, nil); o.State != operation.Done {
+		defer func() { r.Off() }()
+		if o := r.run(&apiv1.ConvertKubernetesRequest{Yes: true}, nil); o.State != operation.Done {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
 		}
 	})

@@ -209,15 +209,7 @@ func (o Options) secrets(ctx context.Context, client *kubeclient.Client) (map[st
 	return map[string]any{"aggregatorCA": authority, "serviceAccount": map[string]any{"key": key}}, nil
 }
 
-func (o Options) patches(ctx context.Context, p *operation.Progress, s survey) error {
-	return p.Each(ctx, 1, o.patchParts(s)...)
-}
-
-func (o Options) unpatches(ctx context.Context, p *operation.Progress, s survey) error {
-	return p.UndoEach(ctx, o.patchParts(s)...)
-}
-
-func (o Options) patchParts(s survey) []operation.Part {
+func (o Options) patches(s survey) []operation.Part {
 	return rollout.Parts(rollout.ControlPlanes(s.Nodes), "patching control plane node %q configuration", nodeTimeout,
 		func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
 			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return o.patch(ctx, client, n, s) })

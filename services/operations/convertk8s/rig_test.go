@@ -6,16 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"connectrpc.com/connect"
@@ -30,8 +27,8 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
+	"github.com/garboard-os/garboard/services/operations/operationtest"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -43,25 +40,16 @@ type object = map[string]any
 type rig struct {
 	rollout.Peers // what isn't there below isn't called
 
-	t      *testing.T
-	dir    string
-	shared *rollouttest.Memory
-	runner *operation.Runner
-	off    func()
+	operationtest.Node
+	key config.KeyPEM // cluster.serviceAccount.key of the node of the operation
 
-	restart rollouttest.Restart
-	key     config.KeyPEM // cluster.serviceAccount.key of the node of the operation
-
-	mu      sync.Mutex // guards all below
+	// what follows is guarded by Mu
 	nodes   []*member
 	sets    map[string]object
 	secrets map[string]object
 	pods    map[string]string // program/node → "self", "static"
 	mark    bool
 	gone    time.Time // since when pod-checkpointer is gone
-	did     []string
-	cut     string // the node of the operation loses its power when this is done
-	power   context.CancelFunc
 	// unstarted: after a cut, nothing starts the self-hosted programs.
 	unstarted, down bool
 }
@@ -75,13 +63,10 @@ type member struct {
 
 const image = "registry.example/"
 
-// dark is the value of rig.cut while the node has no power: nothing that it still asks for happens.
-const dark = "dark"
-
 var errDark = errors.New("connection refused")
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, dir: t.TempDir(), shared: &rollouttest.Memory{}, sets: map[string]object{}, secrets: map[string]object{}, pods: map[string]string{}, mark: true}
+	r := &rig{Node: operationtest.Node{T: t, Dir: t.TempDir()}, sets: map[string]object{}, secrets: map[string]object{}, pods: map[string]string{}, mark: true}
 	for i, name := range []string{"n1", "n2", "n3", "w1"} {
 		r.nodes = append(r.nodes, &member{name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), version: 1, document: []byte("# kept\ncluster:\n  scheduler: {image: \"own:1\"}\n")})
 	}
@@ -102,97 +87,55 @@ func newRig(t *testing.T) *rig {
 
 // boot is a start of the node that runs the operation.
 func (r *rig) boot() {
-	r.t.Helper()
+	r.T.Helper()
 	store := resource.NewStore()
 	cfg := &config.Config{}
 	cfg.Machine.Type = config.ControlPlane
 	cfg.Cluster.ServiceAccount.Key = r.key
 	cfg.Cluster.APIServer.ExtraArgs = config.Args{"audit-log-path": {"/nowhere/a"}}
-	put(r.t, machine.Configs.Put(store.As("test"), machine.ConfigID, cfg))
-	put(r.t, network.Addresses.Put(store.As("test"), network.AddressID, network.NodeAddress{Primary: r.nodes[0].address}))
-	runner, err := operation.New(operation.Options{
-		Store: store, Log: slog.New(slog.DiscardHandler), Dir: r.dir, Shared: r.shared,
-		Definitions: []operation.Definition{Definition(Options{
-			Store: store, Peers: r,
-			Kubernetes: func() (*kubeclient.Client, error) {
-				return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
-			},
-			RemoveInitialized: func(context.Context) error {
-				r.mu.Lock()
-				defer r.mu.Unlock()
-				if r.mark {
-					r.mark = false
-					r.note("key")
-				}
-				return nil
-			},
-		})},
-	})
-	put(r.t, err)
-	ctx, cancel := context.WithCancel(r.t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = runner.Run(ctx) }()
-	r.runner, r.power = runner, cancel
-	r.off = func() { cancel(); <-ended }
-	runner.Open()
-	synctest.Wait()
+	operationtest.Put(r.T, machine.Configs.Put(store.As("test"), machine.ConfigID, cfg))
+	operationtest.Put(r.T, network.Addresses.Put(store.As("test"), network.AddressID, network.NodeAddress{Primary: r.nodes[0].address}))
+	r.Boot(store, Definition(Options{
+		Store: store, Peers: r, Kubernetes: operationtest.Kubernetes(r),
+		RemoveInitialized: func(context.Context) error {
+			r.Mu.Lock()
+			defer r.Mu.Unlock()
+			if r.mark {
+				r.mark = false
+				r.Note("key")
+			}
+			return nil
+		},
+	}))
 }
 
-func put(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (r *rig) start(a Arguments) (operation.Operation, error) {
-	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a, By: "jo"})
+func (r *rig) start(a *apiv1.ConvertKubernetesRequest) (operation.Operation, error) {
+	return r.Start(Name, a)
 }
 
 // run starts the operation and follows it to its end, over power cuts. answers are those to
 // its questions.
-func (r *rig) run(a Arguments, answers map[string]string) operation.Operation {
-	r.t.Helper()
+func (r *rig) run(a *apiv1.ConvertKubernetesRequest, answers map[string]string) operation.Operation {
+	r.T.Helper()
 	o, err := r.start(a)
-	put(r.t, err)
+	operationtest.Put(r.T, err)
 	return r.end(o.ID, answers)
 }
 
 func (r *rig) end(id string, answers map[string]string) operation.Operation {
-	r.t.Helper()
-	for range 20000 {
-		time.Sleep(time.Second)
-		synctest.Wait()
-		r.mu.Lock()
-		off := r.cut == dark
-		r.mu.Unlock()
-		if off {
-			r.off()
-			r.mu.Lock()
-			r.cut = ""
-			if r.unstarted {
-				r.down, r.pods = true, map[string]string{}
-			}
-			r.mu.Unlock()
-			r.boot()
+	r.T.Helper()
+	return r.End(id, func() {
+		if r.unstarted {
+			r.down, r.pods = true, map[string]string{}
 		}
-		o, err := r.runner.Get(id)
-		put(r.t, err)
-		if !o.Ended.IsZero() {
-			return o
-		}
-		if q := o.Question; q != nil && answers[q.ID] != "" {
-			put(r.t, r.runner.Answer(id, q.ID, answers[q.ID], "jo"))
-		}
-	}
-	r.t.Fatalf("%s doesn't end", id)
-	return operation.Operation{}
+		r.boot()
+	}, func(question string) string { return answers[question] })
 }
 
 // said are the lines about an operation, as its watchers get them.
 func (r *rig) said(id string) (lines []string) {
-	r.t.Helper()
-	put(r.t, r.runner.Watch(r.t.Context(), id, 0, func(u operation.Update) error {
+	r.T.Helper()
+	operationtest.Put(r.T, r.Runner.Watch(r.T.Context(), id, 0, func(u operation.Update) error {
 		for _, e := range u.Events {
 			lines = append(lines, e.Text)
 		}
@@ -201,38 +144,29 @@ func (r *rig) said(id string) (lines []string) {
 	return lines
 }
 
-// note writes down a change; the power goes with the one that is to be cut.
-func (r *rig) note(what string) {
-	r.did = append(r.did, what)
-	if r.cut == what {
-		r.cut = dark
-		r.power()
-	}
-}
-
 func (r *rig) at(a netip.Addr) *member {
 	return r.nodes[slices.IndexFunc(r.nodes, func(m *member) bool { return m.address == a })]
 }
 
-func (r *rig) Check() error { return r.restart.Check() }
+func (r *rig) Check() error { return r.Restart.Check() }
 
 func (r *rig) Version(context.Context, netip.Addr) (*apiv1.VersionResponse, error) {
 	return &apiv1.VersionResponse{Version: boot.Version}, nil
 }
 
 func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m := r.at(a)
 	document, err := config.Redact(m.document) // a peer is no administrator
 	return &apiv1.GetConfigResponse{Document: document, Digest: strconv.FormatUint(m.version, 10)}, err
 }
 
 func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m := r.at(a)
-	if r.cut == dark {
+	if r.Cut == operationtest.Dark {
 		return nil, errDark
 	}
 	if base != strconv.FormatUint(m.version, 10) {
@@ -247,16 +181,16 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 		m.version++
 		config, _ := rollout.ParseConfig(document)
 		b := read(config)
-		r.note(m.name + map[bool]string{true: " complete", false: " old"}[len(b.Lacks) == 0])
+		r.Note(m.name + map[bool]string{true: " complete", false: " old"}[len(b.Lacks) == 0])
 	}
 	return &apiv1.ApplyConfigResponse{}, nil
 }
 
 func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []*apiv1.Resource, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m := r.at(a)
-	if r.cut == dark {
+	if r.Cut == operationtest.Dark {
 		return nil, errDark
 	}
 	config, err := rollout.ParseConfig(m.document)
@@ -283,7 +217,7 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 		// The node writes the static pod when the port is free.
 		if key := c.name + "/" + m.name; r.pods[key] == "" && len(b.Lacks) == 0 && !r.mark {
 			r.pods[key] = "static"
-			r.note(key + " static")
+			r.Note(key + " static")
 		}
 		if r.pods[c.name+"/"+m.name] != "static" {
 			continue
@@ -302,9 +236,9 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 
 // RoundTrip is the API server.
 func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.cut == dark || r.down && r.mark {
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	if r.Cut == operationtest.Dark || r.down && r.mark {
 		return nil, errDark
 	}
 	w := httptest.NewRecorder()
@@ -361,7 +295,7 @@ func (r *rig) answerObject(w http.ResponseWriter, q *http.Request, all map[strin
 		json.NewDecoder(q.Body).Decode(&o)
 		if all[o.Name()] == nil {
 			all[o.Name()] = o
-			r.note("made " + o.Name())
+			r.Note("made " + o.Name())
 		}
 		name = o.Name()
 	}
@@ -375,7 +309,7 @@ func (r *rig) answerObject(w http.ResponseWriter, q *http.Request, all map[strin
 		if name == checkpointer {
 			r.gone = time.Now()
 		}
-		r.note("no " + what)
+		r.Note("no " + what)
 	}
 	json.NewEncoder(w).Encode(o)
 }
@@ -386,13 +320,13 @@ func (r *rig) answerPods(w http.ResponseWriter, q *http.Request, name string) {
 	if q.Method == http.MethodDelete {
 		key := strings.Replace(name, ".", "/", 1)
 		if r.pods[key] == "static" {
-			r.t.Errorf("static pod %s was deleted", name)
+			r.T.Errorf("static pod %s was deleted", name)
 		}
 		if r.sets[strings.Split(key, "/")[0]] != nil {
-			r.t.Errorf("pod %s was deleted before its daemonset", name)
+			r.T.Errorf("pod %s was deleted before its daemonset", name)
 		}
 		delete(r.pods, key)
-		r.note("no pod " + name)
+		r.Note("no pod " + name)
 		json.NewEncoder(w).Encode(object{})
 		return
 	}

@@ -7,8 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // Whatever restarts the machine while an upgrade is under way, the new system has its boot: it isn't restarted again,
@@ -19,7 +21,7 @@ func TestUpgradeIsCutShort(t *testing.T) {
 			r, s := installed(t)
 			r.on()
 			r.cut = cut
-			o := r.run(Upgrade, PowerArguments{})
+			o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{})
 			check(t, r, o, operation.Running, before...)
 			s.reboot(t, "B", boots)
 			time.Sleep(time.Minute)
@@ -43,7 +45,7 @@ func TestUpgradeIsCutShortBeforeItWrites(t *testing.T) {
 		r, s := installed(t)
 		r.on()
 		r.cut = "verify"
-		o := r.run(Upgrade, PowerArguments{Stage: true, Image: "registry.example/installer:v2"})
+		o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{Stage: true, Image: "registry.example/installer:v2"})
 		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify")
 		r.mu.Lock()
 		r.sick = []string{"containerd", "kubelet", "timed"}
@@ -65,7 +67,7 @@ func TestUndoneUpgradeThatRuns(t *testing.T) {
 		r, s := installed(t)
 		r.pods = []string{"slow"}
 		r.on()
-		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{DrainTimeout: time.Hour}, By: "somebody"})
+		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: &apiv1.UpgradeSystemRequest{DrainTimeout: durationpb.New(time.Hour)}, By: "somebody"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +97,7 @@ func TestWipingUpgradeIsCutShort(t *testing.T) {
 		r, s := installed(t)
 		r.on()
 		r.cut = "stop kubelet"
-		o := r.run(Upgrade, PowerArguments{Wipe: true})
+		o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{Wipe: true})
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "stop kubelet")
 		s.reboot(t, "B", boots)
 		if err := s.change(prove("B")); err != nil {
@@ -114,7 +116,7 @@ func TestRollbackIsCutShort(t *testing.T) {
 		s.running, s.all.B, s.all.Choice = "B", boot.Slot{State: boot.SlotGood, Version: "v2"}, "B"
 		r.on()
 		r.cut = "choose timed"
-		o := r.run(Rollback, PowerArguments{})
+		o := r.run(Rollback, &apiv1.RollbackSystemRequest{})
 		check(t, r, o, operation.Running, "cordon", "look at pods", "choose timed")
 		s.reboot(t, "A", func(all *boot.Slots) error {
 			return errors.Join(all.Rollback("B", "", nil, time.Now()), all.Booted("A", time.Now()))

@@ -1,7 +1,7 @@
 // Package lifecycle is how a node goes, and comes back with another system: the operations reboot, shutdown and reset,
 // and in system.go install, upgrade and rollback.
 //
-// Each is a plan of package operation: the one list of steps in plan.go, without those that it hasn't. A node that
+// Each is a plan of package operation: one list of steps, made of the parts in plan.go. A node that
 // others can stand in for is emptied first: no new pods come (cordon), and those that are there end within their
 // disruption budgets (drain). A reset then takes the node out of the cluster, out of Kubernetes and out of etcd, and
 // has its disk wiped:
@@ -101,6 +101,8 @@ type Options struct {
 	Start, Stop func(ctx context.Context, id string) error
 	// StopPods ends what runs of Kubernetes on this node.
 	StopPods func(ctx context.Context) error
+	// UserDisks are the disks of these names, if a reset may wipe them.
+	UserDisks func(names []string) ([]disks.UserDisk, error)
 	// MarkWipe is that of the disks: the node wipes what is marked when it ends.
 	MarkWipe func(labels []string, users []disks.UserDisk) error
 	// Power ends the machine. It returns at once.
@@ -120,12 +122,13 @@ func Definitions(o Options) []operation.Definition {
 	option.Default[rollout.Kubernetes](&o.Kubernetes, o.client)
 	anytime := func() error { return nil }
 	return []operation.Definition{
-		o.definition(Reboot, "os:operator", anytime),
-		o.definition(Shutdown, "os:operator", anytime),
-		o.definition(Reset, "os:admin", anytime),
-		o.definition(Install, "os:admin", o.mayInstall), // whoever chooses what runs on a node can do all
-		o.definition(Upgrade, "os:admin", o.mayUpgrade),
-		o.definition(Rollback, "os:admin", o.mayRollback),
+		o.definition(Reboot, "os:operator", anytime, job.powerSteps),
+		o.definition(Shutdown, "os:operator", anytime, job.powerSteps),
+		o.definition(Reset, "os:admin", anytime, job.resetSteps),
+		// whoever chooses what runs on a node can do all
+		o.definition(Install, "os:admin", o.mayInstall, job.systemSteps),
+		o.definition(Upgrade, "os:admin", o.mayUpgrade, job.systemSteps),
+		o.definition(Rollback, "os:admin", o.mayRollback, job.systemSteps),
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
@@ -28,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 type object = map[string]any
@@ -92,6 +94,11 @@ func newNode() object {
 	return object{"metadata": object{"name": "n1", "resourceVersion": "1"}, "spec": object{}, "status": object{}}
 }
 
+// userDisks are those of the machine.
+var userDisks = map[string]disks.UserDisk{
+	"/dev/sdb": {Path: "/dev/sdb", Size: 2 << 40, Model: "BIG", Serial: "s1"}, "/dev/sdc": {Path: "/dev/sdc", Size: 1 << 40},
+}
+
 var errCut = errors.New("the power is cut")
 
 // note writes down what is done to the node; the power goes with what is to be cut,
@@ -139,6 +146,16 @@ func (r *rig) on() {
 					labels = append(slices.Clone(labels), u.Path)
 				}
 				return r.note("mark " + strings.Join(labels, " "))
+			},
+			UserDisks: func(names []string) (users []disks.UserDisk, err error) {
+				for _, name := range names {
+					user, there := userDisks[name]
+					if !there {
+						return nil, errors.New("there is no disk " + name)
+					}
+					users = append(users, user)
+				}
+				return users, nil
 			},
 			Power: func(p boot.Power, why string) { _ = r.note(string(p)) },
 			Kubernetes: func() (*kubeclient.Client, error) {
@@ -320,11 +337,34 @@ func TestArguments(t *testing.T) {
 		r.on()
 		defer r.off()
 		for name, arguments := range map[string]any{
-			Reset: ResetArguments{Wipe: []string{"BOOT-A"}}, Reboot: PowerArguments{DrainTimeout: -1}, Shutdown: "garbage",
+			Reset: &apiv1.ResetRequest{SystemLabelsToWipe: []string{"BOOT-A"}}, Reboot: &apiv1.RebootRequest{DrainTimeout: durationpb.New(-1)}, Shutdown: "garbage",
 		} {
 			if _, err := r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: arguments, DryRun: true}); err == nil {
 				t.Errorf("%s %s is taken", name, arguments)
 			}
 		}
 	})
+}
+
+// Arguments as releases before the messages of the API wrote them.
+func TestArgumentsOfEarlierReleases(t *testing.T) {
+	t.Parallel()
+	read := func(name, arguments string) job {
+		j, err := Options{}.job(name, operation.Request{Arguments: []byte(arguments)})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		return j
+	}
+	if j := read(Upgrade, `{"keepPods":true,"drainTimeout":600000000000,"image":"i:1","older":true,"stage":true,"wipe":true}`); !j.KeepPods ||
+		j.drainTimeout != 10*time.Minute || j.Image != "i:1" || !j.AllowOlder || !j.Stage || len(j.labels) != 1 {
+		t.Errorf("an upgrade is %v", j.UpgradeSystemRequest)
+	}
+	if j := read(Shutdown, `{"button":true,"drainTimeout":30000000000}`); !j.button || j.drainTimeout != buttonDrain {
+		t.Errorf("the power button is %v", j.UpgradeSystemRequest)
+	}
+	j := read(Reset, `{"force":true,"reboot":true,"wipe":["EPHEMERAL"],"disks":[{"path":"/dev/sdb","size":5,"serial":"s1"}],"drainTimeout":60000000000}`)
+	if !j.Force || j.power != boot.Reboot || !slices.Equal(j.labels, []string{boot.LabelEphemeral}) || j.disks[0].Serial != "s1" || j.drainTimeout != time.Minute {
+		t.Errorf("a reset wipes %v and %v, and is %v", j.labels, j.disks, j.UpgradeSystemRequest)
+	}
 }

@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // PressBudget is how long a node may take, after the power button is pressed or a signal asks
@@ -26,8 +30,27 @@ const (
 	buttonDrain = 30 * time.Second
 )
 
-// Pressed are the arguments of an operation that the power button asks for.
-func Pressed() PowerArguments { return PowerArguments{Button: true, DrainTimeout: buttonDrain} }
+// Pressed is what the power button asks for.
+func Pressed(p boot.Power, by string) operation.Ask {
+	drain := durationpb.New(buttonDrain)
+	return map[boot.Power]operation.Ask{
+		boot.Reboot:   {Name: Reboot, By: by, Arguments: &apiv1.RebootRequest{Button: true, DrainTimeout: drain}},
+		boot.PowerOff: {Name: Shutdown, By: by, Arguments: &apiv1.ShutdownRequest{Button: true, DrainTimeout: drain}},
+	}[p]
+}
+
+// powerSteps are those of a reboot and of a shutdown.
+func (j job) powerSteps() []operation.Step {
+	// nobody knows when a node is on again that powers off
+	hold := map[boot.Power]time.Duration{boot.Reboot: holdReboot, boot.PowerOff: holdShutdown}[j.power]
+	before := slices.Concat(j.emptying(), j.ending(hold))
+	// What the power button asked for is done once the node has ended, however it did: by a second press, or because
+	// the time for pods was up. Somebody has turned it on again.
+	if j.Resuming && j.button {
+		before = ended(before)
+	}
+	return append(before, j.returning()...)
+}
 
 // polled runs do until it works.
 func polled(do func(context.Context) error) run {

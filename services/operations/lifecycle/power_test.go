@@ -11,12 +11,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // S-038: a node comes back as it was; one that a person has cordoned stays so.
@@ -24,7 +26,7 @@ func TestS038Reboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.on()
-		o := r.run(Reboot, PowerArguments{})
+		o := r.run(Reboot, &apiv1.RebootRequest{})
 		check(t, r, o, operation.Running, "cordon", "look at pods", "reboot")
 		r.off()
 		r.on()
@@ -34,7 +36,7 @@ func TestS038Reboot(t *testing.T) {
 
 		r.node["spec"] = object{"unschedulable": true}
 		r.on()
-		o = r.run(Reboot, PowerArguments{})
+		o = r.run(Reboot, &apiv1.RebootRequest{})
 		check(t, r, o, operation.Running, "look at pods", "reboot")
 		r.off()
 		r.on()
@@ -50,13 +52,13 @@ func TestS038Reboot(t *testing.T) {
 func TestRebootAlone(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*rig)
-		args   PowerArguments
+		args   *apiv1.RebootRequest
 		why    string
 	}{
-		"alone":         {func(r *rig) { r.others = 0 }, PowerArguments{}, "no other node is Ready and takes pods"},
-		"no Kubernetes": {func(r *rig) { r.down = true }, PowerArguments{}, "Kubernetes can't be asked"},
-		"pods are kept": {func(*rig) {}, PowerArguments{KeepPods: true}, ""},
-		"forced":        {func(*rig) {}, PowerArguments{Force: true}, "it is forced"},
+		"alone":         {func(r *rig) { r.others = 0 }, &apiv1.RebootRequest{}, "no other node is Ready and takes pods"},
+		"no Kubernetes": {func(r *rig) { r.down = true }, &apiv1.RebootRequest{}, "Kubernetes can't be asked"},
+		"pods are kept": {func(*rig) {}, &apiv1.RebootRequest{KeepPods: true}, ""},
+		"forced":        {func(*rig) {}, &apiv1.RebootRequest{Force: true}, "it is forced"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -93,7 +95,7 @@ func TestRebootAsksAgain(t *testing.T) {
 				}
 				set(silent > 0)
 				time.AfterFunc(silent, func() { set(false) })
-				r.run(Reboot, PowerArguments{})
+				r.run(Reboot, &apiv1.RebootRequest{})
 				if drained := slices.Contains(r.done(), "cordon"); drained != (silent < lookBudget) {
 					t.Errorf("drained %v, with Kubernetes silent for %s: %v", drained, silent, r.done())
 				}
@@ -111,18 +113,18 @@ func TestQuorumGuard(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		stop   error
-		args   PowerArguments
+		args   *apiv1.RebootRequest
 		worker bool
 		says   string // "": nothing
 		goes   bool
 	}{
-		{name: "it can go", args: PowerArguments{KeepPods: true}, goes: true},
+		{name: "it can go", args: &apiv1.RebootRequest{KeepPods: true}, goes: true},
 		{name: "it can't", stop: errStop, says: "no answer from n3 (3). Start those that don't answer"},
-		{name: "it can't, with its pods", stop: errStop, args: PowerArguments{KeepPods: true}, says: "no answer from n3 (3)"},
-		{name: "it is forced", stop: errStop, args: PowerArguments{Force: true}, says: "the cluster would lose its quorum: without this one 1 do (n2 (2)); no answer from n3 (3)", goes: true},
-		{name: "the power button", stop: errStop, args: PowerArguments{Button: true, KeepPods: true}, says: "the cluster would lose its quorum: without this one 1 do (n2 (2)); no answer from n3 (3)", goes: true},
-		{name: "nobody can be asked", stop: errors.New("silence"), args: PowerArguments{KeepPods: true}, says: "whether etcd has its quorum without this node isn't known: silence", goes: true},
-		{name: "a worker", stop: errStop, args: PowerArguments{KeepPods: true}, worker: true, goes: true},
+		{name: "it can't, with its pods", stop: errStop, args: &apiv1.RebootRequest{KeepPods: true}, says: "no answer from n3 (3)"},
+		{name: "it is forced", stop: errStop, args: &apiv1.RebootRequest{Force: true}, says: "the cluster would lose its quorum: without this one 1 do (n2 (2)); no answer from n3 (3)", goes: true},
+		{name: "the power button", stop: errStop, args: &apiv1.RebootRequest{Button: true, KeepPods: true}, says: "the cluster would lose its quorum: without this one 1 do (n2 (2)); no answer from n3 (3)", goes: true},
+		{name: "nobody can be asked", stop: errors.New("silence"), args: &apiv1.RebootRequest{KeepPods: true}, says: "whether etcd has its quorum without this node isn't known: silence", goes: true},
+		{name: "a worker", stop: errStop, args: &apiv1.RebootRequest{KeepPods: true}, worker: true, goes: true},
 	} {
 		for name, power := range map[string]boot.Power{Reboot: boot.Reboot, Shutdown: boot.PowerOff} {
 			t.Run(name+"/"+tt.name, func(t *testing.T) {
@@ -178,7 +180,7 @@ func TestQuorumIsLostDuringTheDrain(t *testing.T) {
 				r.pods = []string{"slow"}
 				r.on()
 				defer r.off()
-				o, err := r.runner.Start(t.Context(), operation.Ask{Name: Reboot, Arguments: PowerArguments{DrainTimeout: time.Minute}})
+				o, err := r.runner.Start(t.Context(), operation.Ask{Name: Reboot, Arguments: &apiv1.RebootRequest{DrainTimeout: durationpb.New(time.Minute)}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -242,7 +244,7 @@ func (k *lock) Release(_ context.Context, after time.Duration) error {
 
 // Others wait for a node that reboots until it is back, whether it was emptied or not.
 func TestLockOfAReboot(t *testing.T) {
-	for name, args := range map[string]PowerArguments{"emptied": {}, "pods are kept": {KeepPods: true}} {
+	for name, args := range map[string]*apiv1.RebootRequest{"emptied": {}, "pods are kept": {KeepPods: true}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r, k := newRig(t), &lock{}
@@ -269,12 +271,12 @@ func TestLockOfAReboot(t *testing.T) {
 // out, and no longer than that takes.
 func TestLockOfAShutdown(t *testing.T) {
 	for name, test := range map[string]struct {
-		args PowerArguments
+		args *apiv1.ShutdownRequest
 		want []time.Duration
 	}{
-		"emptied":       {PowerArguments{}, []time.Duration{holdShutdown}},
-		"pods are kept": {PowerArguments{KeepPods: true}, []time.Duration{holdShutdown}},
-		"forced":        {PowerArguments{Force: true}, nil},
+		"emptied":       {&apiv1.ShutdownRequest{}, []time.Duration{holdShutdown}},
+		"pods are kept": {&apiv1.ShutdownRequest{KeepPods: true}, []time.Duration{holdShutdown}},
+		"forced":        {&apiv1.ShutdownRequest{Force: true}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -298,7 +300,7 @@ func TestShutdownStaysOne(t *testing.T) {
 		r.pods = []string{"slow"}
 		r.cut = "look at pods"
 		r.on()
-		o := r.run(Shutdown, PowerArguments{DrainTimeout: time.Minute})
+		o := r.run(Shutdown, &apiv1.ShutdownRequest{DrainTimeout: durationpb.New(time.Minute)})
 		r.off()
 		r.done()
 		r.on()
@@ -317,14 +319,14 @@ func TestShutdownStaysOne(t *testing.T) {
 // What the power button asked for is done once the node has ended, also in the middle of the
 // drain: a node that is on again doesn't end once more, and takes pods again.
 func TestPressedIsDoneOnceTheNodeHasEnded(t *testing.T) {
-	for _, name := range []string{Shutdown, Reboot} {
+	for name, power := range map[string]boot.Power{Shutdown: boot.PowerOff, Reboot: boot.Reboot} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
 				r.pods = []string{"slow"}
 				r.cut = "look at pods"
 				r.on()
-				o := r.run(name, Pressed())
+				o := r.run(name, Pressed(power, "").Arguments)
 				r.off()
 				r.done()
 				r.on()
@@ -392,7 +394,7 @@ func TestPressedPowerButton(t *testing.T) {
 		r := newRig(t)
 		r.on()
 		defer r.off()
-		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Shutdown, Arguments: Pressed(), DryRun: true})
+		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Shutdown, Arguments: Pressed(boot.PowerOff, "").Arguments, DryRun: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
@@ -33,6 +35,52 @@ const (
 	// againTimeout bounds each of what is done once more after a restart.
 	againTimeout = 30 * time.Second
 )
+
+// reset reads what a reset is asked with. A record of an earlier release has the disks among its arguments.
+func (j *job) reset() error {
+	a, err := operation.Decode[apiv1.ResetRequest](j.Request, map[string]string{"wipe": "systemLabelsToWipe"})
+	former, bad := operation.Decode[struct{ Disks []disks.UserDisk }](j.Request, nil)
+	if err = cmp.Or(err, bad); err != nil {
+		return err
+	}
+	j.UpgradeSystemRequest, j.disks = &apiv1.UpgradeSystemRequest{Force: a.Force, DrainTimeout: a.DrainTimeout}, former.Disks
+	j.labels = slices.DeleteFunc(slices.Clone(boot.WipeLabels), func(l string) bool {
+		return len(a.SystemLabelsToWipe) > 0 && !slices.Contains(a.SystemLabelsToWipe, l)
+	})
+	for _, l := range a.SystemLabelsToWipe {
+		if !slices.Contains(boot.WipeLabels, l) {
+			return fmt.Errorf("--system-labels-to-wipe %q: there are %s", l, strings.Join(boot.WipeLabels, " and "))
+		}
+	}
+	if !a.Reboot {
+		j.power = boot.PowerOff
+	}
+	j.named = a.UserDisksToWipe
+	return nil
+}
+
+// erased are the disks of the user that are wiped, as they were when somebody asked: their names may change with a
+// restart.
+var erased = operation.Data[[]disks.UserDisk]{Key: "disks"}
+
+// lookAt finds the disks that are named.
+func (j *job) lookAt(p *operation.Plan) (err error) {
+	if len(j.named) == 0 {
+		return nil
+	}
+	if j.disks, err = j.UserDisks(j.named); err != nil {
+		return fmt.Errorf("--user-disks-to-wipe: %w", err)
+	}
+	for _, u := range j.disks {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("all that is on %s is lost", u))
+	}
+	return erased.In(p, j.disks)
+}
+
+// resetSteps are those of a reset.
+func (j job) resetSteps() []operation.Step {
+	return slices.Concat(j.emptying(), j.leaving(), j.ending(0), j.returning())
+}
 
 // stopKubelet is the first step of a node that goes for good.
 func (j job) stopKubelet(ctx context.Context, _ *operation.Progress) error {
@@ -114,7 +162,10 @@ func (j job) wipe(ctx context.Context, p *operation.Progress) error {
 	if j.Resuming && !j.Force {
 		j.again(ctx, p)
 	}
-	users := j.disks
+	users, err := erased.Get(p)
+	if err != nil { // there are none, or those of an earlier release
+		users = j.disks
+	}
 	if j.Resuming {
 		users = known(users, p)
 	}
@@ -123,7 +174,7 @@ func (j job) wipe(ctx context.Context, p *operation.Progress) error {
 			p.Report("a system that hasn't booted yet stays: %v", err)
 		}
 	}
-	err := j.MarkWipe(j.labels, users)
+	err = j.MarkWipe(j.labels, users)
 	if err == nil && j.writes() {
 		err = marked.Put(p, true)
 	}

@@ -8,21 +8,22 @@ import (
 	"testing/synctest"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/disks"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // S-180 to S-183: what a graceful reset does, in order; and one that isn't.
 func TestS180Reset(t *testing.T) {
 	for _, tt := range []struct {
-		args ResetArguments
+		args *apiv1.ResetRequest
 		want []string
 		back bool // it joins its cluster again
 	}{
-		{ResetArguments{}, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL", "power off"), false},
-		{ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}}, append(slices.Clone(leaveInOrder), "mark EPHEMERAL", "reboot"), true},
-		{ResetArguments{Force: true, Wipe: []string{"EPHEMERAL", "STATE", "STATE"}}, []string{"mark STATE EPHEMERAL", "power off"}, false},
+		{&apiv1.ResetRequest{}, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL", "power off"), false},
+		{&apiv1.ResetRequest{Reboot: true, SystemLabelsToWipe: []string{"EPHEMERAL"}}, append(slices.Clone(leaveInOrder), "mark EPHEMERAL", "reboot"), true},
+		{&apiv1.ResetRequest{Force: true, SystemLabelsToWipe: []string{"EPHEMERAL", "STATE", "STATE"}}, []string{"mark STATE EPHEMERAL", "power off"}, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t)
@@ -52,7 +53,7 @@ func TestResetOfANodeThatStays(t *testing.T) {
 		r.stays = true
 		r.on()
 		defer func() { r.off() }()
-		o := r.run(Reset, ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}})
+		o := r.run(Reset, &apiv1.ResetRequest{Reboot: true, SystemLabelsToWipe: []string{"EPHEMERAL"}})
 		check(t, r, o, operation.Running, "cordon", "look at pods", "stop kubelet", "ask to leave", "stop pods", "mark EPHEMERAL", "reboot")
 		r.off()
 		r.on()
@@ -69,7 +70,10 @@ func TestQ08UserDisks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.on()
-		args := ResetArguments{Disks: []disks.UserDisk{{Path: "/dev/sdb", Size: 2 << 40, Model: "BIG", Serial: "s1"}, {Path: "/dev/sdc", Size: 1 << 40}}}
+		args := &apiv1.ResetRequest{UserDisksToWipe: []string{"/dev/sdb", "/dev/sdc"}}
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: &apiv1.ResetRequest{UserDisksToWipe: []string{"/dev/sdz"}}}); err == nil || err.Error() != "reset: --user-disks-to-wipe: there is no disk /dev/sdz" {
+			t.Errorf("%v", err)
+		}
 		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: args, DryRun: true})
 		if err != nil {
 			t.Fatal(err)
@@ -108,7 +112,7 @@ func TestS185ResetOfTheLastMember(t *testing.T) {
 		r.on()
 		defer r.off()
 		for _, dry := range []bool{true, false} {
-			_, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{}, DryRun: dry})
+			_, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: &apiv1.ResetRequest{}, DryRun: dry})
 			var refusal operation.Refusal
 			if !errors.As(err, &refusal) || !strings.Contains(err.Error(), "it is the last voting member. Nothing is wiped. `gbctl reset --graceful=false`") {
 				t.Errorf("error %v", err)
@@ -117,7 +121,7 @@ func TestS185ResetOfTheLastMember(t *testing.T) {
 		if did := r.done(); len(did) > 0 {
 			t.Errorf("it did %v", did)
 		}
-		check(t, r, r.run(Reset, ResetArguments{Force: true}), operation.Done, "mark STATE EPHEMERAL", "power off")
+		check(t, r, r.run(Reset, &apiv1.ResetRequest{Force: true}), operation.Done, "mark STATE EPHEMERAL", "power off")
 	})
 }
 
@@ -128,7 +132,7 @@ func TestResetThatEtcdRefuses(t *testing.T) {
 		r.leave = errors.New("the cluster would lose its quorum")
 		r.on()
 		defer r.off()
-		o := r.run(Reset, ResetArguments{})
+		o := r.run(Reset, &apiv1.ResetRequest{})
 		check(t, r, o, operation.Failed, append(slices.Clone(leaveInOrder[:5]), "see etcd settled", "start etcd", "start kubelet")...)
 		if !strings.Contains(o.Error, "the cluster would lose its quorum") {
 			t.Errorf("error %q", o.Error)
@@ -142,7 +146,7 @@ func TestResetEndsWithoutTheCluster(t *testing.T) {
 		r := newRig(t)
 		r.on()
 		defer r.off()
-		asked, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{DrainTimeout: 2 * time.Minute}})
+		asked, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: &apiv1.ResetRequest{DrainTimeout: durationpb.New(2 * time.Minute)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +179,7 @@ func TestResetPowerCuts(t *testing.T) {
 				r := newRig(t)
 				r.on()
 				r.cut = cut
-				o := r.run(Reset, ResetArguments{})
+				o := r.run(Reset, &apiv1.ResetRequest{})
 				r.off()
 				if did := r.done(); did[len(did)-1] != cut {
 					t.Fatalf("it did %v", did)

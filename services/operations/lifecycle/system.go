@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,10 +98,51 @@ func (o Options) mayInstall() error {
 	return nil
 }
 
-// mayWrite refuses what can't be written, and looks where it would be.
-func (j *job) mayWrite(ctx context.Context) (err error) {
+// writes reports whether the operation writes a system, and switches whether it brings another one.
+func (j job) writes() bool   { return j.name == Install || j.name == Upgrade }
+func (j job) switches() bool { return j.writes() || j.name == Rollback }
+
+// systemSteps are those of an operation that brings another system.
+func (j job) systemSteps() []operation.Step {
+	before := slices.Concat(j.writing(), j.emptying(), j.leaving(), []operation.Step{
+		{ID: "choose", What: "make the other slot boot next", Deadline: chooseTimeout, Omit: j.name != Rollback,
+			Run: j.choose, Undo: target.Then(j.unchoose)},
+	}, j.ending(holdReboot))
+	if j.Resuming && j.Systems != nil && j.Systems.Trial() { // a new system has one boot
+		before = ended(before)
+	}
+	return slices.Concat(before, j.returning(), []operation.Step{
+		{ID: "prove", What: "see that the system is healthy", Deadline: ProveTimeout(boot.Slot{Wiped: j.Wipe}) + proveGrace,
+			Omit: !j.ends(), Run: j.prove},
+	})
+}
+
+// writing are the steps up to a complete system in a slot.
+func (j job) writing() []operation.Step {
+	return []operation.Step{
+		{ID: "find", What: "find the system on the medium", Deadline: verifyTimeout, Omit: !j.writes() || j.Image != "", Run: j.get},
+		{ID: "pull", What: "pull the image " + j.Image, Deadline: pullTimeout, Omit: !j.writes() || j.Image == "",
+			Run: j.withContainerd(j.get)},
+		{ID: "verify", What: "read the system, and compare its checksum", Deadline: verifyTimeout, Omit: !j.writes(),
+			Run: j.withContainerd(source.Then(j.verify))},
+		{ID: "images", What: "pull the images that the system runs pods with", Deadline: pullTimeout,
+			// a machine that isn't installed may have no containerd
+			Omit: j.name != Upgrade, Run: source.Then(j.images)},
+		{ID: "write", What: "write the system to " + cmp.Or(j.where, "the slot that doesn't run"), Deadline: writeTimeout,
+			Omit: !j.writes(), Run: j.withContainerd(source.Then(j.write)), Undo: target.Then(j.unwrite)},
+	}
+}
+
+// lookHere refuses what can't be written, and looks where it would be, and what isn't healthy before.
+func (j *job) lookHere(ctx context.Context, p *operation.Plan) (err error) {
+	if j.Unhealthy != nil {
+		err = sick.In(p, j.Unhealthy())
+	}
+	if err != nil || !j.writes() {
+		return err
+	}
 	if j.Image == "" {
-		_, err = j.Systems.Medium(ctx, j.Older)
+		_, err = j.Systems.Medium(ctx, j.AllowOlder)
 	}
 	if err == nil && j.Wipe && j.controlPlane() {
 		err = j.Etcd.MayLeave(ctx, 0)
@@ -115,9 +157,9 @@ func (j *job) mayWrite(ctx context.Context) (err error) {
 func (j job) get(ctx context.Context, p *operation.Progress) (err error) {
 	var src slots.Source
 	if j.Image == "" {
-		src, err = j.Systems.Medium(ctx, j.Older)
+		src, err = j.Systems.Medium(ctx, j.AllowOlder)
 	} else {
-		src, err = j.Systems.Pull(ctx, j.Image, j.Older, percent(p, "pulled"))
+		src, err = j.Systems.Pull(ctx, j.Image, j.AllowOlder, percent(p, "pulled"))
 	}
 	if err != nil {
 		return err
@@ -173,21 +215,7 @@ func (j job) withContainerd(do run) run {
 	}
 }
 
-// remembering keeps what isn't healthy where an operation begins that brings another system, before its first step.
-func (j job) remembering(do run) run {
-	return func(ctx context.Context, p *operation.Progress) error {
-		_, none := sick.Get(p)
-		if none != nil && !j.Resuming && j.switches() && j.Unhealthy != nil {
-			if err := sick.Put(p, j.Unhealthy()); err != nil {
-				return err
-			}
-		}
-		return do(ctx, p)
-	}
-}
-
-// excused are the services that weren't healthy then, and still aren't. Nothing is excused in an operation that was cut
-// short before it knew.
+// excused are the services that weren't healthy then, and still aren't.
 func (o Options) excused(p *operation.Progress) []string {
 	before, err := sick.Get(p)
 	if err != nil || o.Unhealthy == nil {
@@ -260,22 +288,16 @@ func (j job) prove(ctx context.Context, p *operation.Progress) error {
 		if err != nil {
 			return err
 		}
-		slot, err := all.Of(name)
-		if err != nil {
-			return err
+		if !begun {
+			continue
 		}
-		switch {
-		case !begun:
-		case slot.State == boot.SlotGood && j.Systems.Running() == name:
+		if good, err := all.Outcome(name, j.Systems.Running()); err != nil {
+			return err
+		} else if good {
 			if _, err := marked.Get(p); j.Wipe && err != nil {
 				return errors.New("the new system is healthy, but the machine restarted before the data was marked for wiping: `gbctl -n ADDRESS reset --system-labels-to-wipe EPHEMERAL --reboot` wipes it")
 			}
 			return nil
-		case slot.State == boot.SlotTrying && j.Systems.Running() == name:
-		case slot.State == boot.SlotTrying && slot.Tries > 0:
-			return fmt.Errorf("the machine wasn't started from slot %s of its disk: remove the medium, or let the firmware start the disk first", name)
-		default:
-			return fmt.Errorf("slot %s is %s: %s. The machine runs the system in slot %s", name, slot.State, slot.Reason, j.Systems.Running())
 		}
 	}
 	return ctx.Err()
@@ -286,9 +308,7 @@ func (o Options) mayUpgrade() error {
 	if err != nil {
 		return err
 	}
-	if running, err := all.Of(o.Systems.Running()); err != nil {
-		return err
-	} else if running.State == boot.SlotTrying {
+	if all.Unproven(o.Systems.Running()) {
 		return errors.New("the running system isn't known to be healthy yet: wait until it is (gbctl get slots, gbctl doctor)")
 	}
 	return nil
@@ -302,7 +322,11 @@ func (o Options) installed() (boot.Slots, error) {
 	case o.Systems.Running() == "":
 		return boot.Slots{}, errors.New("this machine doesn't run from its disk: it has the system of its medium, or of the network")
 	}
-	return o.Systems.Get()
+	all, err := o.Systems.Get()
+	if err == nil {
+		_, err = all.Of(o.Systems.Running())
+	}
+	return all, err
 }
 
 // choose makes the other slot boot next.

@@ -1,8 +1,12 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -131,11 +136,11 @@ func TestInstallFromAMedium(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 		r.on()
-		o := r.run(Install, PowerArguments{Force: true})
+		o := r.run(Install, &apiv1.InstallSystemRequest{Force: true})
 		check(t, r, o, operation.Running, "verify", "write v2 to A", "reboot")
 		s.reboot(t, "A", prove("A"))
 		check(t, r, r.end(o.ID), operation.Done)
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: PowerArguments{Force: true}}); err == nil || !strings.Contains(err.Error(), "it is installed") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: &apiv1.InstallSystemRequest{Force: true}}); err == nil || !strings.Contains(err.Error(), "it is installed") {
 			t.Errorf("%v", err)
 		}
 		r.off()
@@ -148,7 +153,7 @@ func TestInstalledMachineThatStartsFromItsMedium(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 		r.on()
-		o := r.run(Install, PowerArguments{Force: true})
+		o := r.run(Install, &apiv1.InstallSystemRequest{Force: true})
 		check(t, r, o, operation.Running, "verify", "write v2 to A", "reboot")
 		s.reboot(t, "", func(*boot.Slots) error { return nil })
 		o = r.end(o.ID)
@@ -156,7 +161,7 @@ func TestInstalledMachineThatStartsFromItsMedium(t *testing.T) {
 		if !strings.Contains(o.Error, "the machine wasn't started from slot A of its disk: remove the medium") {
 			t.Error(o.Error)
 		}
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: PowerArguments{Force: true}}); err == nil || !strings.Contains(err.Error(), "has a system in slot A: remove the medium") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: &apiv1.InstallSystemRequest{Force: true}}); err == nil || !strings.Contains(err.Error(), "has a system in slot A: remove the medium") {
 			t.Errorf("%v", err)
 		}
 		r.off()
@@ -168,14 +173,14 @@ func TestUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)
 		r.on()
-		o := r.run(Upgrade, PowerArguments{})
+		o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{})
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "reboot")
 		s.reboot(t, "B", prove("B"))
 		check(t, r, r.end(o.ID), operation.Done, "uncordon")
 		if s.all.Next() != "B" || s.all.B.Version != "v2" {
 			t.Errorf("%+v", s.all)
 		}
-		o = r.run(Rollback, PowerArguments{})
+		o = r.run(Rollback, &apiv1.RollbackSystemRequest{})
 		check(t, r, o, operation.Running, "cordon", "look at pods", "choose timed", "reboot")
 		s.reboot(t, "A", func(all *boot.Slots) error {
 			return errors.Join(all.Booted("A", time.Now()), all.Prove("A", "healthy", time.Now()))
@@ -191,7 +196,7 @@ func TestRollbackThatFails(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.all.B, s.all.Choice = "B", boot.Slot{State: boot.SlotGood, Version: "v2"}, "B"
 		r.on()
-		o := r.run(Rollback, PowerArguments{Force: true})
+		o := r.run(Rollback, &apiv1.RollbackSystemRequest{Force: true})
 		check(t, r, o, operation.Running, "choose timed", "reboot")
 		s.reboot(t, "B", func(all *boot.Slots) error {
 			return errors.Join(all.Booted("A", time.Now()), all.Fail("A", "the kernel panicked", time.Now()))
@@ -213,11 +218,11 @@ func TestInstallFromAnImage(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.none, s.all = "", slots.ErrNoMedium, boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 		r.on()
-		o := r.run(Install, PowerArguments{Image: "registry.example/installer:v2"})
+		o := r.run(Install, &apiv1.InstallSystemRequest{Image: "registry.example/installer:v2"})
 		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify", "write v2 to A", "cordon", "look at pods", "reboot")
 		s.reboot(t, "A", prove("A"))
 		check(t, r, r.end(o.ID), operation.Done, "uncordon")
-		o = r.run(Upgrade, PowerArguments{Force: true, Image: "registry.example/installer:v2"})
+		o = r.run(Upgrade, &apiv1.UpgradeSystemRequest{Force: true, Image: "registry.example/installer:v2"})
 		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify", "write v2 to B timed", "reboot")
 		s.reboot(t, "B", prove("B"))
 		check(t, r, r.end(o.ID), operation.Done)
@@ -249,7 +254,7 @@ func TestImagesOfTheNewSystem(t *testing.T) {
 					s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 				}
 				r.on()
-				o := r.run(tt.operation, PowerArguments{Stage: true})
+				o := r.run(tt.operation, &apiv1.UpgradeSystemRequest{Stage: true})
 				check(t, r, o, tt.want, tt.did...)
 				if tt.missing != nil && !strings.Contains(o.Error, "this machine can't get an image that Garboard v2 runs pods with: "+tt.missing.Error()) {
 					t.Error(o.Error)
@@ -267,11 +272,11 @@ func TestUpgradeThatWipes(t *testing.T) {
 		r, s := installed(t)
 		r.may = errors.New("it is the last member")
 		r.on()
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{Wipe: true}}); err == nil || !strings.Contains(err.Error(), "it is the last member") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: &apiv1.UpgradeSystemRequest{Wipe: true}}); err == nil || !strings.Contains(err.Error(), "it is the last member") {
 			t.Errorf("%v", err)
 		}
 		r.may = nil
-		o := r.run(Upgrade, PowerArguments{Wipe: true})
+		o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{Wipe: true})
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "stop kubelet", "delete node", "stop pods", "leave etcd", "mark EPHEMERAL", "reboot")
 		s.reboot(t, "B", prove("B"))
 		check(t, r, r.end(o.ID), operation.Done)
@@ -283,8 +288,8 @@ func TestUpgradeThatWipes(t *testing.T) {
 func TestPlanSaysWhere(t *testing.T) {
 	for name, tt := range map[string]struct {
 		running string
-		args    PowerArguments
-	}{Install: {"", PowerArguments{Force: true}}, Upgrade: {"A", PowerArguments{Stage: true}}} {
+		args    *apiv1.UpgradeSystemRequest
+	}{Install: {"", &apiv1.UpgradeSystemRequest{Force: true}}, Upgrade: {"A", &apiv1.UpgradeSystemRequest{Stage: true}}} {
 		synctest.Test(t, func(t *testing.T) {
 			r, s := installed(t)
 			if s.running = tt.running; s.running == "" {
@@ -318,7 +323,7 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.on()
-		o := r.run(Upgrade, PowerArguments{Stage: true})
+		o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{Stage: true})
 		check(t, r, r.end(o.ID), operation.Done, "verify", "write v2 to B timed nomodeset mine=1")
 		r.off()
 	})
@@ -329,7 +334,7 @@ func TestStagedUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)
 		r.on()
-		o := r.run(Upgrade, PowerArguments{Stage: true})
+		o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{Stage: true})
 		check(t, r, r.end(o.ID), operation.Done, "verify", "write v2 to B timed")
 		if s.all.Next() != "B" {
 			t.Errorf("%+v", s.all)
@@ -353,11 +358,11 @@ func TestResetWithAStagedSystem(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r, _ := installed(t)
 			r.on()
-			o := r.run(Upgrade, PowerArguments{Stage: true})
+			o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{Stage: true})
 			check(t, r, o, operation.Done, "verify", "write v2 to B timed")
-			args := ResetArguments{Force: true, Reboot: true}
+			args := &apiv1.ResetRequest{Force: true, Reboot: true}
 			if label != "" {
-				args.Wipe = []string{label}
+				args.SystemLabelsToWipe = []string{label}
 			}
 			check(t, r, r.run(Reset, args), operation.Done, append(want, "reboot")...)
 			r.off()
@@ -370,7 +375,7 @@ func TestUpgradeThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := installed(t)
 		r.on()
-		o := r.run(Upgrade, PowerArguments{})
+		o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{})
 		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "reboot")
 		s.later.Store(true)
 		s.reboot(t, "A", func(*boot.Slots) error { return nil })
@@ -406,7 +411,7 @@ func TestUpgradeThatIsRefused(t *testing.T) {
 				tt.change(r, s)
 				r.on()
 				defer func() { r.off() }()
-				_, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{}})
+				_, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: &apiv1.UpgradeSystemRequest{}})
 				if err == nil || !strings.Contains(err.Error(), tt.want) || len(r.did) > 0 {
 					t.Errorf("%v, %q", err, r.did)
 				}
@@ -420,7 +425,7 @@ func TestPercentOfAPull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := installed(t)
 		r.on()
-		o := r.run(Upgrade, PowerArguments{Stage: true, Image: "registry.example/installer:v2"})
+		o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{Stage: true, Image: "registry.example/installer:v2"})
 		o = r.end(o.ID)
 		check(t, r, o, operation.Done, "pull registry.example/installer:v2", "verify", "write v2 to B timed")
 		var told []string
@@ -437,6 +442,30 @@ func TestPercentOfAPull(t *testing.T) {
 		if want := []string{"20% of 65 MB pulled", "100% of 65 MB pulled"}; !slices.Equal(told, want) {
 			t.Errorf("%q, want %q", told, want)
 		}
+		r.off()
+	})
+}
+
+// An upgrade that an earlier release has begun comes to its end in the new one.
+func TestUpgradeOfAnEarlierRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		r.on()
+		o := r.run(Upgrade, &apiv1.UpgradeSystemRequest{AllowOlder: true})
+		r.done()
+		path := filepath.Join(r.dir, o.ID+".json")
+		text, err := os.ReadFile(path)
+		var record map[string]any
+		if err = cmp.Or(err, json.Unmarshal(text, &record)); err != nil {
+			t.Fatal(err)
+		}
+		record["arguments"] = []byte(`{"older":true,"drainTimeout":300000000000}`)
+		text, err = json.Marshal(record)
+		if err = cmp.Or(err, os.WriteFile(path, text, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		s.reboot(t, "B", prove("B"))
+		check(t, r, r.end(o.ID), operation.Done, "uncordon")
 		r.off()
 	})
 }

@@ -21,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/services/core/lists"
@@ -46,13 +47,6 @@ const (
 	reachTimeout = 5 * time.Minute
 )
 
-// Arguments of the operation.
-type Arguments struct {
-	Address netip.Addr `json:"address"`
-	// Patch of the configuration, besides the address: a strategic merge patch without secrets.
-	Patch string `json:"patch,omitempty"`
-}
-
 // Etcd is the part of etcd.Etcd that is used.
 type Etcd interface {
 	MayStop(ctx context.Context, patience time.Duration) error
@@ -72,45 +66,47 @@ type Options struct {
 
 // Definition of the operation.
 func Definition(o Options) operation.Definition {
-	return operation.Definition{Name: Name, Exclusive: true, Plan: o.plan, Steps: o.steps}
+	return operation.Planned(operation.Definition{Name: Name, Exclusive: true}, o.job, job.plan, job.steps)
 }
 
 // job is a change that was asked for.
 type job struct {
 	Options
-	Arguments
+	*apiv1.ReaddressRequest
+	to netip.Addr
 	by string
 }
 
 func (o Options) job(r operation.Request) (job, error) {
-	a, err := operation.Decode[Arguments](r)
+	a, err := operation.Decode[apiv1.ReaddressRequest](r, nil)
+	to, bad := netip.ParseAddr(a.Address)
+	err = cmp.Or(err, bad)
 	if redacted, rerr := config.Redact([]byte(a.Patch)); err == nil && a.Patch != "" && (rerr != nil || string(redacted) != a.Patch) {
 		err = errors.New("the patch can't be read, or has secrets: apply those before")
 	}
-	return job{o, a, r.By}, err
+	return job{o, a, to, r.By}, err
 }
 
-func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
-	j, err := o.job(r)
-	former, none := o.address()
-	if err = cmp.Or(err, none, o.Peers.Check()); err != nil { // a worker needs no operation
-		return plan, err
+func (j job) plan(ctx context.Context) (warnings []string, err error) {
+	former, none := j.address()
+	if err = cmp.Or(none, j.Peers.Check()); err != nil { // a worker needs no operation
+		return nil, err
 	}
 	text, err := j.target(former)
 	if err != nil {
-		return plan, err
+		return nil, err
 	}
-	would, err := o.Configuration.Apply(ctx, machine.Request{Text: text, Mode: machine.Try, TryTimeout: machine.MaxTryTimeout, DryRun: true, By: r.By})
+	would, err := j.Configuration.Apply(ctx, machine.Request{Text: text, Mode: machine.Try, TryTimeout: machine.MaxTryTimeout, DryRun: true, By: j.by})
 	if err == nil && would.Rebooting {
 		err = errors.New("the patch has a change that takes a reboot: apply it before, or after")
 	}
-	_, mayNot := o.Etcd.MayMove(ctx, j.Address)
-	err = cmp.Or(err, mayNot, o.Etcd.MayStop(ctx, 0))
-	plan.Warnings = append(lists.Of(would.Changes, config.Change.String),
+	_, mayNot := j.Etcd.MayMove(ctx, j.to)
+	err = cmp.Or(err, mayNot, j.Etcd.MayStop(ctx, 0))
+	warnings = append(lists.Of(would.Changes, config.Change.String),
 		"the API server of this node restarts at the new address, and doesn't answer for about half a minute; pods go on, and connections to the former address end",
-		fmt.Sprintf("the node gets its former address and configuration back if it doesn't serve at %s within %s, if then nobody reaches it there for %s, and if it restarts meanwhile", j.Address, moveTimeout, reachTimeout),
+		fmt.Sprintf("the node gets its former address and configuration back if it doesn't serve at %s within %s, if then nobody reaches it there for %s, and if it restarts meanwhile", j.to, moveTimeout, reachTimeout),
 		"kubeconfigs, contexts of gbctl, DNS and load balancers with the former address need the new one")
-	return plan, err
+	return warnings, err
 }
 
 func (o Options) address() (netip.Addr, error) {
@@ -129,7 +125,7 @@ func (j job) target(former netip.Addr) ([]byte, error) {
 	}
 	text = tokens[former.Is4()].ReplaceAllFunc(text, func(token []byte) []byte {
 		if string(token) == former.String() {
-			return []byte(j.Address.String())
+			return []byte(j.to.String())
 		}
 		return token
 	})
@@ -142,13 +138,12 @@ func (j job) target(former netip.Addr) ([]byte, error) {
 // formerly is the address that the node had.
 var formerly = operation.Data[netip.Addr]{Key: "former"}
 
-func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	j, err := o.job(r)
+func (j job) steps() []operation.Step {
 	return []operation.Step{
 		{ID: "move", What: "try the new address, until the node is healthy and was reached there", Deadline: moveTimeout,
 			Run: j.move, Undo: formerly.Then(j.back)},
 		{ID: "agents", What: "restart pods that know the node's address from their start", Deadline: agentsTimeout, Optional: true, PointOfNoReturn: true, Run: j.renew},
-	}, err
+	}
 }
 
 func (j job) move(ctx context.Context, p *operation.Progress) error {
@@ -156,7 +151,7 @@ func (j job) move(ctx context.Context, p *operation.Progress) error {
 	if err != nil {
 		return err
 	}
-	if others, err := j.Etcd.MayMove(ctx, j.Address); err == nil && others > 0 {
+	if others, err := j.Etcd.MayMove(ctx, j.to); err == nil && others > 0 {
 		_, _, _ = j.Etcd.ForfeitLeadership(ctx) // else the others elect another leader a second later
 	}
 	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
@@ -164,7 +159,7 @@ func (j job) move(ctx context.Context, p *operation.Progress) error {
 	}); err != nil || j.Configuration.Situation().Try.IsZero() { // nothing is tried: the address came by itself
 		return err
 	}
-	if _, err := p.Ask(ctx, operation.Question{ID: ReachQuestion, Text: fmt.Sprintf("answer yes at %s, and the node keeps this address", j.Address), Options: []string{"yes"}, Timeout: reachTimeout}); err != nil {
+	if _, err := p.Ask(ctx, operation.Question{ID: ReachQuestion, Text: fmt.Sprintf("answer yes at %s, and the node keeps this address", j.to), Options: []string{"yes"}, Timeout: reachTimeout}); err != nil {
 		return err
 	}
 	return j.Configuration.Confirm(ctx, j.by)
@@ -190,15 +185,15 @@ func (j job) isAt(addr netip.Addr) error {
 
 // healthy says what doesn't serve at the new address yet.
 func (j job) healthy(ctx context.Context, former netip.Addr) error {
-	if err := j.isAt(j.Address); err != nil {
+	if err := j.isAt(j.to); err != nil {
 		return err
 	}
-	if err := j.Etcd.Move(ctx, j.Address); err != nil { // it answers at its address
+	if err := j.Etcd.Move(ctx, j.to); err != nil { // it answers at its address
 		return err
 	}
 	return j.Kubernetes.Node(j.Store, func(client *kubeclient.Client, name string) error {
 		for _, program := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
-			if err := rollout.Healthy(ctx, j.Peers, rollout.Node{Name: name, Address: j.Address}, program); err != nil {
+			if err := rollout.Healthy(ctx, j.Peers, rollout.Node{Name: name, Address: j.to}, program); err != nil {
 				return err
 			}
 		}
@@ -206,7 +201,7 @@ func (j job) healthy(ctx context.Context, former netip.Addr) error {
 		if err != nil {
 			return err
 		}
-		if has := rollout.NodeOf(node); has.Address != j.Address || !node.Condition("Ready") {
+		if has := rollout.NodeOf(node); has.Address != j.to || !node.Condition("Ready") {
 			return fmt.Errorf("the Node %s has the address %s, or isn't Ready", name, has.Address)
 		}
 		service, err := client.Raw(ctx, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes")
@@ -214,7 +209,7 @@ func (j job) healthy(ctx context.Context, former netip.Addr) error {
 			return err
 		}
 		all := fmt.Sprintf("%q", service.At("endpoints"))
-		if has := func(a netip.Addr) bool { return strings.Contains(all, strconv.Quote(a.String())) }; !has(j.Address) || former != j.Address && has(former) {
+		if has := func(a netip.Addr) bool { return strings.Contains(all, strconv.Quote(a.String())) }; !has(j.to) || former != j.to && has(former) {
 			return fmt.Errorf("the Service kubernetes leads to %s", all)
 		}
 		return nil

@@ -219,7 +219,7 @@ func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-func (r *rig) begin(a Arguments) string {
+func (r *rig) begin(a *apiv1.ReaddressRequest) string {
 	r.t.Helper()
 	o, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a, By: "jo"})
 	put(r.t, err)
@@ -266,7 +266,7 @@ func (r *rig) check(want netip.Addr) {
 
 func TestReaddress(t *testing.T) {
 	start(t, func(r *rig) {
-		id := r.begin(Arguments{Address: next, Patch: "{machine: {network: {interfaces: [{interface: eth0, mtu: 1400}]}}}"})
+		id := r.begin(&apiv1.ReaddressRequest{Address: next.String(), Patch: "{machine: {network: {interfaces: [{interface: eth0, mtu: 1400}]}}}"})
 		r.until(id, asks)
 		if text, err := r.applier.Text(0); err != nil || !strings.Contains(string(text), "mtu: 1400") {
 			t.Errorf("the patch isn't applied: %v", err)
@@ -300,7 +300,7 @@ func TestGoesBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			start(t, func(r *rig) {
-				id := r.begin(Arguments{Address: next})
+				id := r.begin(&apiv1.ReaddressRequest{Address: next.String()})
 				how(r, id)
 				if o := r.until(id, ended); o.State == operation.Done || slices.ContainsFunc(o.Steps, func(s operation.Status) bool { return s.State != operation.Undone && s.ID == "move" }) {
 					t.Errorf("%s: %+v", o.State, o.Steps)
@@ -317,7 +317,7 @@ func TestGoesBack(t *testing.T) {
 // The power fails at the new address: the node comes up at the former one, and tries again.
 func TestPowerFails(t *testing.T) {
 	start(t, func(r *rig) {
-		id := r.begin(Arguments{Address: next})
+		id := r.begin(&apiv1.ReaddressRequest{Address: next.String()})
 		r.until(id, asks)
 		r.off()
 		r.on()
@@ -335,7 +335,7 @@ func TestPowerFails(t *testing.T) {
 func TestOnlyEtcd(t *testing.T) {
 	start(t, func(r *rig) {
 		r.member = next
-		id := r.begin(Arguments{Address: former})
+		id := r.begin(&apiv1.ReaddressRequest{Address: former.String()})
 		if o := r.until(id, func(o operation.Operation) bool { return asks(o) || ended(o) }); o.State != operation.Done {
 			t.Errorf("%s: %s, %v", o.State, o.Error, o.Question)
 		}
@@ -345,20 +345,20 @@ func TestOnlyEtcd(t *testing.T) {
 
 func TestRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
-		Arguments
+		*apiv1.ReaddressRequest
 		stop error
 		want string
 	}{
-		"no quorum":     {Arguments{Address: next}, fmt.Errorf("stop: %w", etcd.ErrQuorum), "quorum"},
-		"a secret":      {Arguments{Address: next, Patch: "{machine: {token: a.b}}"}, nil, "has secrets"},
-		"a reboot":      {Arguments{Address: next, Patch: "{machine: {type: init}}"}, nil, "reboot"},
-		"a bad patch":   {Arguments{Address: next, Patch: "{machine: {network: {interfaces: [{interface: eth0, cidr: x}]}}}"}, nil, "x"},
-		"no such field": {Arguments{Address: next, Patch: "{machine: {nothing: 1}}"}, nil, "nothing"},
+		"no quorum":     {&apiv1.ReaddressRequest{Address: next.String()}, fmt.Errorf("stop: %w", etcd.ErrQuorum), "quorum"},
+		"a secret":      {&apiv1.ReaddressRequest{Address: next.String(), Patch: "{machine: {token: a.b}}"}, nil, "has secrets"},
+		"a reboot":      {&apiv1.ReaddressRequest{Address: next.String(), Patch: "{machine: {type: init}}"}, nil, "reboot"},
+		"a bad patch":   {&apiv1.ReaddressRequest{Address: next.String(), Patch: "{machine: {network: {interfaces: [{interface: eth0, cidr: x}]}}}"}, nil, "x"},
+		"no such field": {&apiv1.ReaddressRequest{Address: next.String(), Patch: "{machine: {nothing: 1}}"}, nil, "nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			start(t, func(r *rig) {
 				r.stop = c.stop
-				_, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: c, By: "jo"})
+				_, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: c.ReaddressRequest, By: "jo"})
 				if err == nil || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("%v, want %q", err, c.want)
 				}

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -28,7 +29,6 @@ import (
 const Name = "set-endpoint"
 
 const (
-	lookTimeout = 2 * time.Minute // bounds a look at all nodes in the plan
 	// nodeTimeout bounds what is done on one node, and allTimeout on all. An API server of a small machine takes a
 	// minute or two to start.
 	nodeTimeout = 10 * time.Minute
@@ -36,11 +36,6 @@ const (
 	program     = "kube-apiserver"
 	issuerFlag  = "service-account-issuer"
 )
-
-// Arguments of the operation.
-type Arguments struct {
-	Endpoint string `json:"endpoint"` // https://host:port
-}
 
 // Options are what the operation stands on.
 type Options struct {
@@ -55,17 +50,18 @@ type Options struct {
 
 // Definition of the operation.
 func Definition(o Options) operation.Definition {
-	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
+	d := operation.Definition{Name: Name, Exclusive: true, Shared: true}
+	return operation.Planned(d, o.job, job.plan, job.steps)
 }
 
 // job is a change that was asked for.
 type job struct {
 	Options
-	Arguments
+	*apiv1.SetEndpointRequest
 }
 
 func (o Options) job(r operation.Request) (job, error) {
-	a, err := operation.Decode[Arguments](r)
+	a, err := operation.Decode[apiv1.SetEndpointRequest](r, nil)
 	u, bad := config.ParseURL(a.Endpoint)
 	a.Endpoint = u.String()
 	return job{o, a}, cmp.Or(err, bad)
@@ -76,20 +72,16 @@ func patch(endpoint string) map[string]any {
 	return map[string]any{"cluster": map[string]any{"controlPlane": map[string]any{"endpoint": endpoint}}}
 }
 
-func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	j, err := o.job(r)
-	if err = cmp.Or(err, o.Peers.Check()); err != nil {
-		return plan, err
+func (j job) plan(ctx context.Context) ([]string, error) {
+	if err := j.Peers.Check(); err != nil {
+		return nil, err
 	}
 	c, err := j.look(ctx)
-	plan.Warnings = []string{
+	return []string{
 		fmt.Sprintf("nodes that get the endpoint %s, one after another: %d; API servers restart, and no other pod does", j.Endpoint, len(c.Nodes)),
 		"kubeconfigs with the former endpoint work for as long as it leads to an API server: gbctl kubeconfig makes new ones",
 		"files with which machines join need the new endpoint",
-	}
-	return plan, err
+	}, err
 }
 
 // change is what is recorded before the first node is changed.
@@ -103,25 +95,13 @@ var changing = operation.Data[change]{Key: "change"}
 // look asks all nodes. The error names everything that keeps the operation from beginning.
 func (j job) look(ctx context.Context) (c change, err error) {
 	c.Former = map[string]string{}
-	problems := []error{j.leads(ctx, balancer.ServerName)}
-	nodes, err := j.Kubernetes.Nodes(ctx)
-	if err != nil {
-		return c, err
-	}
-	for _, item := range nodes {
-		c.Nodes, problems = append(c.Nodes, rollout.NodeOf(item)), append(problems, rollout.Ready(item))
-	}
-	c.Nodes = append(rollout.ControlPlanes(c.Nodes), slices.DeleteFunc(c.Nodes, func(n rollout.Node) bool { return n.ControlPlane })...)
-	for _, n := range c.Nodes {
-		if err := rollout.SameRelease(ctx, j.Peers, n); err != nil {
-			problems = append(problems, fmt.Errorf("node %s: %w", n.Name, err))
-			continue
-		}
+	nodes, err := rollout.Survey(ctx, j.Kubernetes, j.Peers, func(n rollout.Node) error {
 		has, _, err := rollout.Config(ctx, j.Peers, n)
 		c.Former[n.Name] = has.Text("cluster", "controlPlane", "endpoint")
-		problems = append(problems, err)
-	}
-	return c, errors.Join(problems...)
+		return err
+	})
+	c.Nodes = append(rollout.ControlPlanes(nodes), slices.DeleteFunc(nodes, func(n rollout.Node) bool { return n.ControlPlane })...)
+	return c, errors.Join(j.leads(ctx, balancer.ServerName), err)
 }
 
 // leads is ServesAt with the next step.
@@ -133,31 +113,19 @@ func (j job) leads(ctx context.Context, name string) error {
 	return err
 }
 
-func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	j, err := o.job(r)
+func (j job) steps() []operation.Step {
 	return []operation.Step{
 		{ID: "preflight", What: "check that the endpoint leads to the API servers, and that all nodes are healthy", Deadline: nodeTimeout, Run: j.preflight},
 		{ID: "accept", What: "accept tokens of the new endpoint on all control planes", Deadline: nodeTimeout, Run: changing.Then(j.accept)},
-		{ID: "nodes", What: "change one node after another", Deadline: allTimeout,
-			Run: changing.Then(func(ctx context.Context, p *operation.Progress, c change) error { return p.Each(ctx, 1, j.parts(c)...) }),
-			Undo: changing.Then(func(ctx context.Context, p *operation.Progress, c change) error {
-				return p.UndoEach(ctx, j.parts(c)...)
-			})},
+		changing.InParts(operation.Step{ID: "nodes", What: "change one node after another", Deadline: allTimeout}, j.parts),
 		{ID: "verify", What: "check that API servers at the endpoint have its name", Deadline: nodeTimeout, Run: func(ctx context.Context, p *operation.Progress) error {
 			return rollout.Poll(ctx, p, func(ctx context.Context) error { return j.leads(ctx, "") })
 		}},
-	}, err
+	}
 }
 
 func (j job) preflight(ctx context.Context, p *operation.Progress) error {
-	if _, err := changing.Get(p); err == nil {
-		return nil // what was there before the first change counts
-	}
-	var c change
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { c, err = j.look(ctx); return err }); err != nil {
-		return err
-	}
-	return errors.Join(rollout.Excuse(ctx, p, j.Peers, c.Nodes), changing.Put(p, c))
+	return rollout.First(ctx, p, j.Peers, changing, j.look, func(c change) []rollout.Node { return c.Nodes })
 }
 
 // accept is for all control planes to accept what one of them issues with the new endpoint. Nothing undoes it: that

@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,10 +24,9 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
-	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
+	"github.com/garboard-os/garboard/services/operations/operationtest"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
 )
 
 type object = map[string]any
@@ -45,13 +42,10 @@ const (
 type rig struct {
 	rollout.Peers // what isn't there below isn't called
 
-	t      *testing.T
-	store  *resource.Store
-	runner *operation.Runner
+	operationtest.Node
 
-	mu       sync.Mutex // guards what follows
+	// what follows is guarded by Mu
 	nodes    []*member
-	did      []string
 	accepted []string // issuers of tokens
 	leads    bool     // the endpoint leads to API servers
 	refuses  string   // the node that refuses its patch
@@ -71,61 +65,39 @@ func (r *rig) at(a netip.Addr) *member {
 func start(t *testing.T, do func(*rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, store: resource.NewStore(), leads: true, accepted: []string{former}}
+		r := &rig{Node: operationtest.Node{T: t, Dir: t.TempDir()}, leads: true, accepted: []string{former}}
 		for i, name := range []string{"w1", "n1", "n2"} {
 			r.nodes = append(r.nodes, &member{name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), endpoint: former})
 		}
-		runner, err := operation.New(operation.Options{
-			Store: r.store, Log: slog.New(slog.DiscardHandler), Dir: t.TempDir(), Shared: &rollouttest.Memory{},
-			Definitions: []operation.Definition{Definition(Options{
-				Peers: r, Record: r.record, ServesAt: r.serves,
-				Kubernetes: func() (*kubeclient.Client, error) {
-					return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
-				},
-			})},
-		})
-		put(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { defer close(ended); _ = runner.Run(ctx) }()
-		defer func() { cancel(); <-ended }()
-		runner.Open()
-		r.runner = runner
+		r.Boot(resource.NewStore(), Definition(Options{Peers: r, Record: r.record, ServesAt: r.serves, Kubernetes: operationtest.Kubernetes(r)}))
+		defer r.Off()
 		do(r)
 	})
 }
 
-func put(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // run starts the operation and waits for its end.
 func (r *rig) run(endpoint string) (operation.Operation, error) {
-	o, err := r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Endpoint: endpoint}, By: "jo"})
-	for err == nil && o.Ended.IsZero() {
-		time.Sleep(time.Second)
-		o, err = r.runner.Get(o.ID)
+	o, err := r.Start(Name, &apiv1.SetEndpointRequest{Endpoint: endpoint})
+	if err != nil {
+		return o, err
 	}
-	return o, err
+	return r.End(o.ID, nil, nil), nil
 }
 
 func (r *rig) record(_ context.Context, endpoint string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	if !slices.Contains(r.accepted, endpoint) {
 		r.accepted = append(r.accepted, endpoint)
-		r.did = append(r.did, "accepted")
+		r.Did = append(r.Did, "accepted")
 	}
 	return nil
 }
 
 // serves: certificates have the name of an endpoint when a control plane has that.
 func (r *rig) serves(_ context.Context, url, name string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	if named := slices.ContainsFunc(r.nodes, func(m *member) bool { return m.endpoint == url }); !r.leads || name != balancer.ServerName && !named {
 		return errors.New("no such host")
 	}
@@ -139,35 +111,35 @@ func (*rig) Version(context.Context, netip.Addr) (*apiv1.VersionResponse, error)
 }
 
 func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	text, err := yaml.Marshal(patch(r.at(a).endpoint))
 	return &apiv1.GetConfigResponse{Document: text}, err
 }
 
 func (r *rig) Patch(_ context.Context, a netip.Addr, _ string, text []byte) (*apiv1.ApplyConfigResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m := r.at(a)
 	if m.name == r.refuses {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("refused"))
 	}
 	for _, other := range r.nodes {
 		if time.Since(other.changed) < restartTime {
-			r.t.Errorf("%s is changed while the API server of %s restarts", m.name, other.name)
+			r.T.Errorf("%s is changed while the API server of %s restarts", m.name, other.name)
 		}
 	}
 	has, err := rollout.ParseConfig(text)
-	put(r.t, err)
+	operationtest.Put(r.T, err)
 	m.endpoint, m.changed = has.Text("cluster", "controlPlane", "endpoint"), time.Now()
-	r.did = append(r.did, m.name+" "+m.endpoint)
+	r.Did = append(r.Did, m.name+" "+m.endpoint)
 	return &apiv1.ApplyConfigResponse{}, nil
 }
 
 // Resources: the static pod has the issuers at once, and the API server restarts.
 func (r *rig) Resources(_ context.Context, a netip.Addr, typ, _ string) ([]*apiv1.Resource, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m := r.at(a)
 	ready := "True"
 	if time.Since(m.changed) < restartTime {
@@ -208,7 +180,7 @@ func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
 		items = append(items, object{"metadata": object{"name": m.name, "labels": labels}, "status": object{
 			"addresses": []object{{"type": "InternalIP", "address": m.address}}, "conditions": []object{{"type": "Ready", "status": "True"}}}})
 	}
-	put(r.t, json.NewEncoder(w).Encode(object{"items": items}))
+	operationtest.Put(r.T, json.NewEncoder(w).Encode(object{"items": items}))
 	return w.Result(), nil
 }
 
@@ -219,8 +191,8 @@ func TestAllNodesGetTheEndpoint(t *testing.T) {
 		if o, err := r.run(next); err != nil || o.State != operation.Done {
 			t.Fatalf("it ended as %s: %s, %v", o.State, o.Error, err)
 		}
-		if want := []string{"accepted", "n1 " + next, "n2 " + next, "w1 " + next}; !slices.Equal(r.did, want) {
-			t.Errorf("it did %q, not %q", r.did, want)
+		if want := []string{"accepted", "n1 " + next, "n2 " + next, "w1 " + next}; !slices.Equal(r.Did, want) {
+			t.Errorf("it did %q, not %q", r.Did, want)
 		}
 	})
 }
@@ -234,8 +206,8 @@ func TestEndpointIsTakenBack(t *testing.T) {
 		if err != nil || o.State != operation.Failed || !strings.Contains(o.Error, "refused") {
 			t.Fatalf("it ended as %s: %s, %v", o.State, o.Error, err)
 		}
-		if want := []string{"accepted", "n1 " + next, "n2 " + next, "n2 " + former, "n1 " + former}; !slices.Equal(r.did, want) {
-			t.Errorf("it did %q, not %q", r.did, want)
+		if want := []string{"accepted", "n1 " + next, "n2 " + next, "n2 " + former, "n1 " + former}; !slices.Equal(r.Did, want) {
+			t.Errorf("it did %q, not %q", r.Did, want)
 		}
 	})
 }
@@ -246,8 +218,8 @@ func TestEndpointLeadsNowhere(t *testing.T) {
 	start(t, func(r *rig) {
 		for endpoint, want := range map[string]string{next: "leads to no API server of this cluster", "api.example.org": "not an absolute URL"} {
 			r.leads = false
-			if o, err := r.run(endpoint); err == nil || !strings.Contains(err.Error(), want) || len(r.did) > 0 {
-				t.Errorf("%s: it ended as %s, %v, and did %q", endpoint, o.State, fmt.Sprint(err), r.did)
+			if o, err := r.run(endpoint); err == nil || !strings.Contains(err.Error(), want) || len(r.Did) > 0 {
+				t.Errorf("%s: it ended as %s, %v, and did %q", endpoint, o.State, fmt.Sprint(err), r.Did)
 			}
 		}
 	})

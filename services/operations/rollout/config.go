@@ -10,6 +10,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -27,6 +28,44 @@ func SameRelease(ctx context.Context, peers Peers, n Node) error {
 		return fmt.Errorf("it runs release %s, and this node %s: all nodes must run the same release", has.GetVersion(), boot.Version)
 	}
 	return nil
+}
+
+// Survey lists the nodes of the cluster, in the order of their names, and asks each of them. All must be Ready and run
+// the same release. The error names everything that is wrong.
+func Survey(ctx context.Context, k Kubernetes, peers Peers, ask func(Node) error) (nodes []Node, err error) {
+	objects, err := k.Nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var problems []error
+	for _, o := range objects {
+		n := NodeOf(o)
+		nodes, problems = append(nodes, n), append(problems, Ready(o))
+		err := SameRelease(ctx, peers, n)
+		if err == nil {
+			err = ask(n)
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("node %s: %w", n.Name, err))
+		}
+	}
+	if len(ControlPlanes(nodes)) == 0 {
+		problems = append(problems, fmt.Errorf("no node has the label %s", ControlPlaneLabel))
+	}
+	return nodes, errors.Join(problems...)
+}
+
+// First looks at the cluster before the first change, and records what there is, and what is excused. What was there
+// first counts, also after a restart.
+func First[T any](ctx context.Context, p *operation.Progress, peers Peers, d operation.Data[T], look func(context.Context) (T, error), nodes func(T) []Node) error {
+	if _, err := d.Get(p); err == nil {
+		return nil
+	}
+	var found T
+	if err := Poll(ctx, p, func(ctx context.Context) (err error) { found, err = look(ctx); return err }); err != nil {
+		return err
+	}
+	return errors.Join(Excuse(ctx, p, peers, nodes(found)), d.Put(p, found))
 }
 
 // Config is the configuration of a node, whose secrets are redacted, and its digest.

@@ -7,25 +7,26 @@ import (
 	"testing"
 	"testing/synctest"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 )
 
 // sealedWith checks the key of Secrets in etcd of a node, and that all of them are encrypted with it.
 func (r *rig) sealedWith(m *member, want config.Secret) {
-	r.t.Helper()
+	r.T.Helper()
 	c := m.config.Cluster
 	if m.name[0] == 'w' {
 		want = ""
 	} else {
 		for name, key := range r.sealed {
 			if key != want {
-				r.t.Errorf("the Secret %s has another key than the nodes", name)
+				r.T.Errorf("the Secret %s has another key than the nodes", name)
 			}
 		}
 	}
 	if c.Secret != want || len(c.AcceptedSecrets) > 0 {
-		r.t.Errorf("node %s has another key of Secrets, or %d accepted ones", m.name, len(c.AcceptedSecrets))
+		r.T.Errorf("node %s has another key of Secrets, or %d accepted ones", m.name, len(c.AcceptedSecrets))
 	}
 }
 
@@ -38,7 +39,7 @@ func TestKeyOfSecretsAndTokens(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
 				r.boot()
-				defer func() { r.off() }()
+				defer func() { r.Off() }()
 				before := r.nodes[0].config
 				if o := r.run("yes", names...); o.State != operation.Done {
 					t.Fatalf("it ended as %s: %s", o.State, o.Error)
@@ -54,8 +55,8 @@ func TestKeyOfSecretsAndTokens(t *testing.T) {
 				for _, m := range r.nodes[:3] {
 					r.sealedWith(m, r.nodes[0].config.Cluster.Secret)
 				}
-				if !bytes.Equal(c.Machine.CA.Crt, before.Machine.CA.Crt) || !bytes.Equal(c.Cluster.ServiceAccount.Key, before.Cluster.ServiceAccount.Key) || slices.ContainsFunc(r.did, func(did string) bool { return strings.HasPrefix(did, "w1") }) {
-					t.Errorf("something else was changed: %q", r.did)
+				if !bytes.Equal(c.Machine.CA.Crt, before.Machine.CA.Crt) || !bytes.Equal(c.Cluster.ServiceAccount.Key, before.Cluster.ServiceAccount.Key) || slices.ContainsFunc(r.Did, func(did string) bool { return strings.HasPrefix(did, "w1") }) {
+					t.Errorf("something else was changed: %q", r.Did)
 				}
 			})
 		})
@@ -75,11 +76,11 @@ func TestNoSecretIsEncrypted(t *testing.T) {
 		r.sealed = nil
 		others := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == config.AtRestKey })
 		r.boot()
-		defer func() { r.off() }()
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: []string{config.AtRestKey}}, DryRun: true}); err == nil || !strings.Contains(err.Error(), "cluster.secret is missing") {
+		defer func() { r.Off() }()
+		if _, err := r.Runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.RotateCARequest{Authorities: []string{config.AtRestKey}}, DryRun: true}); err == nil || !strings.Contains(err.Error(), "cluster.secret is missing") {
 			t.Errorf("%v", err)
 		}
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: others}, DryRun: true}); err != nil {
+		if _, err := r.Runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.RotateCARequest{Authorities: others}, DryRun: true}); err != nil {
 			t.Errorf("all others: %v", err)
 		}
 	})

@@ -31,21 +31,13 @@ const kubeletPort = 10250
 var programs = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
 func (j job) preflight(ctx context.Context, p *operation.Progress) error {
-	if _, err := rotating.Get(p); err == nil {
-		return nil // what was there before the first change counts
-	}
-	var r rotation
-	var warnings []string
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) {
-		r, warnings, err = j.look(ctx, j.chosen)
-		return err
-	}); err != nil {
-		return err
-	}
-	for _, text := range warnings {
-		p.Report("%s", text)
-	}
-	return errors.Join(rollout.Excuse(ctx, p, j.Peers, r.Nodes), rotating.Put(p, r))
+	return rollout.First(ctx, p, j.Peers, rotating, func(ctx context.Context) (rotation, error) {
+		r, warnings, err := j.look(ctx, j.chosen)
+		for _, text := range warnings {
+			p.Report("%s", text)
+		}
+		return r, err
+	}, func(r rotation) []rollout.Node { return r.Nodes })
 }
 
 // same refuses to go on with a node that has joined meanwhile, with a configuration from before: it would be left
@@ -80,23 +72,9 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 	}
 	r = rotation{Fresh: true, Issued: true, Former: map[string][]config.PEM{}}
 	r.Token, _, _ = strings.Cut(string(own.Cluster.Token), ".")
-	var problems []error
-	nodes, err := o.Kubernetes.Nodes(ctx)
-	if err != nil {
-		return r, nil, err
-	}
-	for _, item := range nodes {
-		r.Nodes, problems = append(r.Nodes, rollout.NodeOf(item)), append(problems, rollout.Ready(item))
-	}
-	for _, n := range r.Nodes {
-		if err := o.ask(ctx, node{n}, own, chosen, &r); err != nil {
-			problems = append(problems, fmt.Errorf("node %s: %w", n.Name, err))
-		}
-	}
-	if len(rollout.ControlPlanes(r.Nodes)) == 0 {
-		problems = append(problems, fmt.Errorf("no node has the label %s", rollout.ControlPlaneLabel))
-	}
-	if err := errors.Join(problems...); err != nil {
+	if r.Nodes, err = rollout.Survey(ctx, o.Kubernetes, o.Peers, func(n rollout.Node) error {
+		return o.ask(ctx, node{n}, own, chosen, &r)
+	}); err != nil {
 		return r, nil, err
 	}
 	r.complete(own, chosen)
@@ -127,9 +105,6 @@ func (r *rotation) complete(own *config.Config, chosen []string) {
 
 // ask completes the rotation by what a node itself says.
 func (o Options) ask(ctx context.Context, n node, own *config.Config, chosen []string, r *rotation) error {
-	if err := rollout.SameRelease(ctx, o.Peers, n.Node); err != nil {
-		return err
-	}
 	has, err := o.read(ctx, n)
 	if err != nil {
 		return err

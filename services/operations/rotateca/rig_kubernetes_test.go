@@ -16,8 +16,8 @@ import (
 
 // RoundTrip is the API server.
 func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	w := httptest.NewRecorder()
 	r.answer(w, q)
 	return w.Result(), nil
@@ -48,12 +48,12 @@ func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
 			var patch object
 			json.NewDecoder(q.Body).Decode(&patch)
 			maps.Copy(r.authentication, patch["data"].(object))
-			r.note("authentication")
+			r.Note("authentication")
 		}
 		json.NewEncoder(w).Encode(object{"data": r.authentication})
 	case q.URL.Path == "/api/v1/secrets":
 		if !strings.Contains(q.Header.Get("Accept"), "PartialObjectMetadataList") {
-			r.t.Error("it asks for the content of all Secrets at once")
+			r.T.Error("it asks for the content of all Secrets at once")
 		}
 		items := []object{{"metadata": object{"name": "deleted meanwhile", "namespace": "default"}}}
 		for name := range r.sealed {
@@ -64,11 +64,11 @@ func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
 		var patch object
 		json.NewDecoder(q.Body).Decode(&patch)
 		if end, err := time.Parse(time.RFC3339, fmt.Sprint(kubeclient.Object(patch).At("stringData", "expiration"))); err != nil || end.After(time.Now()) {
-			r.t.Errorf("the token gets %v", patch)
+			r.T.Errorf("the token gets %v", patch)
 		}
 		if _, id, _ := strings.Cut(q.URL.Path, "bootstrap-token-"); r.ended != id {
 			r.ended = id
-			r.note("token ended")
+			r.Note("token ended")
 		}
 		io.WriteString(w, "{}")
 	case strings.Contains(q.URL.Path, "/namespaces/default/secrets/"):

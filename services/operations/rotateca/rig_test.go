@@ -7,16 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"connectrpc.com/connect"
@@ -31,11 +30,10 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
-	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/operations/operationtest"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -47,21 +45,13 @@ type object = map[string]any
 type rig struct {
 	rollout.Peers // what isn't there below isn't called
 
-	t      *testing.T
-	dir    string
-	shared *rollouttest.Memory
-	runner *operation.Runner
-	store  *resource.Store
-	me     int // the node of the operation
-	off    func()
+	operationtest.Node
+	store *resource.Store
+	me    int    // the node of the operation
+	dirs  string // of the nodes
 
-	restart rollouttest.Restart
-
-	mu    sync.Mutex // guards all below
+	// what follows is guarded by Mu
 	nodes []*member
-	did   []string
-	cut   string // the node of the operation loses its power when this is done
-	power context.CancelFunc
 	// lost is a node that doesn't answer.
 	lost string
 	// authentication is the ConfigMap to which API servers only add.
@@ -98,9 +88,9 @@ var authorities = sync.OnceValues(func() (*config.Secrets, error) { return confi
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, dir: t.TempDir(), shared: &rollouttest.Memory{}}
+	r := &rig{Node: operationtest.Node{T: t}, dirs: t.TempDir()}
 	s, err := authorities()
-	put(t, err)
+	operationtest.Put(t, err)
 	r.sealed = map[string]config.Secret{"first": s.ClusterSecret}
 	for i, name := range []string{"n1", "n2", "n3", "w1"} {
 		typ := config.ControlPlane
@@ -108,12 +98,12 @@ func newRig(t *testing.T) *rig {
 			typ = config.Worker
 		}
 		c, err := config.Generate(config.Options{Type: typ, Endpoint: "https://10.5.0.1:6443", Hostname: name, Secrets: s})
-		put(t, err)
+		operationtest.Put(t, err)
 		text, err := c.Encode()
-		put(t, err)
+		operationtest.Put(t, err)
 		m := &member{name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), version: 1, document: append([]byte("# kept\n"), text...)}
 		m.config, _, err = config.Load(name, m.document)
-		put(t, err)
+		operationtest.Put(t, err)
 		r.nodes = append(r.nodes, m)
 	}
 	c := r.nodes[0].config.Cluster
@@ -121,107 +111,54 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func put(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // boot is a start of the node that runs the operation.
 func (r *rig) boot() {
-	r.t.Helper()
+	r.T.Helper()
 	me := r.nodes[r.me]
 	r.store = resource.NewStore()
-	put(r.t, machine.Configs.Put(r.store.As("test"), machine.ConfigID, me.config))
-	put(r.t, network.Addresses.Put(r.store.As("test"), network.AddressID, network.NodeAddress{Primary: me.address}))
+	operationtest.Put(r.T, machine.Configs.Put(r.store.As("test"), machine.ConfigID, me.config))
+	operationtest.Put(r.T, network.Addresses.Put(r.store.As("test"), network.AddressID, network.NodeAddress{Primary: me.address}))
 	accepts := map[string]func(context.Context, netip.Addr, config.CertKey) error{}
 	for _, a := range config.Authorities {
 		accepts[a.Name] = func(_ context.Context, n netip.Addr, ca config.CertKey) error { return r.handshake(a, n, ca) }
 	}
-	runner, err := operation.New(operation.Options{
-		Store: r.store, Log: slog.New(slog.DiscardHandler), Dir: r.dir + "/" + me.name, Shared: r.shared,
-		Definitions: []operation.Definition{Definition(Options{
-			Store: r.store, Peers: r, AcceptedBy: accepts, IssuedBy: r.issuedBy,
-			Kubernetes: func() (*kubeclient.Client, error) {
-				return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
-			},
-		})},
-	})
-	put(r.t, err)
-	ctx, cancel := context.WithCancel(r.t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = runner.Run(ctx) }()
-	r.runner, r.power = runner, cancel
-	r.off = func() { cancel(); <-ended }
-	runner.Open()
-	synctest.Wait()
+	r.Dir = filepath.Join(r.dirs, me.name)
+	r.Boot(r.store, Definition(Options{
+		Store: r.store, Peers: r, AcceptedBy: accepts, IssuedBy: r.issuedBy, Kubernetes: operationtest.Kubernetes(r),
+	}))
 }
 
 func (r *rig) start(chosen ...string) (operation.Operation, error) {
-	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: chosen}, By: "jo"})
+	return r.Start(Name, &apiv1.RotateCARequest{Authorities: chosen})
 }
 
 // run starts the operation and follows it to its end.
 func (r *rig) run(answer string, chosen ...string) operation.Operation {
-	r.t.Helper()
+	r.T.Helper()
 	o, err := r.start(chosen...)
-	put(r.t, err)
+	operationtest.Put(r.T, err)
 	return r.end(o.ID, answer)
 }
 
-// end follows an operation, over a power cut. before is called at the question.
+// end follows an operation, over a power cut.
 func (r *rig) end(id, answer string) operation.Operation {
-	r.t.Helper()
-	for range 30000 {
-		time.Sleep(time.Second)
-		synctest.Wait()
-		r.mu.Lock()
-		dark := r.cut == "dark"
-		r.mu.Unlock()
-		if dark {
-			r.off()
-			r.mu.Lock()
-			r.cut = ""
-			r.mu.Unlock()
-			r.boot()
-		}
-		o, err := r.runner.Get(id)
-		put(r.t, err)
-		if !o.Ended.IsZero() {
-			return o
-		}
-		if o.Question != nil && answer != "" {
-			put(r.t, r.runner.Answer(id, o.Question.ID, answer, "jo"))
-		}
-	}
-	o, _ := r.runner.Get(id)
-	r.t.Fatalf("%s doesn't end: %+v", id, o)
-	return o
+	r.T.Helper()
+	return r.End(id, r.boot, func(string) string { return answer })
 }
 
 // until waits for a change.
 func (r *rig) until(what string) {
-	r.t.Helper()
+	r.T.Helper()
 	for range 30000 {
 		time.Sleep(time.Second)
-		r.mu.Lock()
-		there := slices.Contains(r.did, what)
-		r.mu.Unlock()
+		r.Mu.Lock()
+		there := slices.Contains(r.Did, what)
+		r.Mu.Unlock()
 		if there {
 			return
 		}
 	}
-	r.t.Fatalf("it never did %q: %q", what, r.did)
-}
-
-// note writes down a change; the power goes with the one that is to be cut.
-func (r *rig) note(what string) {
-	r.did = append(r.did, what)
-	if r.cut == what {
-		r.cut = "dark"
-		r.power()
-	}
+	r.T.Fatalf("it never did %q: %q", what, r.Did)
 }
 
 func (r *rig) at(a netip.Addr) (*member, error) {
@@ -235,10 +172,10 @@ func (r *rig) at(a netip.Addr) (*member, error) {
 // handshake is a TLS connection to the server of an authority on a node, with a client
 // certificate of ca.
 func (r *rig) handshake(a config.Authority, n netip.Addr, ca config.CertKey) error {
-	r.mu.Lock()
+	r.Mu.Lock()
 	m, err := r.at(n)
 	if err != nil {
-		r.mu.Unlock()
+		r.Mu.Unlock()
 		return err
 	}
 	c := m.running()
@@ -249,7 +186,7 @@ func (r *rig) handshake(a config.Authority, n netip.Addr, ca config.CertKey) err
 	if !bytesEqual(signer.Crt, issuing.Crt) {
 		signer = issuing
 	}
-	r.mu.Unlock()
+	r.Mu.Unlock()
 	serving, err := pair(*signer, pki.Leaf{CN: m.name, DNS: []string{m.name}, Server: true})
 	if err != nil {
 		return err
@@ -285,8 +222,8 @@ func pair(ca config.CertKey, leaf pki.Leaf) (tls.Certificate, error) {
 }
 
 func (r *rig) issuedBy(_ context.Context, server netip.AddrPort, ca config.PEM) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m, err := r.at(server.Addr())
 	if err != nil {
 		return err
@@ -302,25 +239,25 @@ func (r *rig) issuedBy(_ context.Context, server netip.AddrPort, ca config.PEM) 
 	return nil
 }
 
-func (r *rig) Check() error { return r.restart.Check() }
+func (r *rig) Check() error { return r.Restart.Check() }
 
 func (r *rig) Version(_ context.Context, a netip.Addr) (*apiv1.VersionResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	_, err := r.at(a)
 	return &apiv1.VersionResponse{Version: boot.Version}, err
 }
 
 func (r *rig) Services(_ context.Context, a netip.Addr) ([]*apiv1.Service, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	_, err := r.at(a)
 	return []*apiv1.Service{{Id: "containerd", Up: true}, {Id: "etcd", Up: true}, {Id: "kubelet", Up: true}}, err
 }
 
 func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m, err := r.at(a)
 	if err != nil {
 		return nil, err
@@ -332,8 +269,8 @@ func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse,
 }
 
 func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m, err := r.at(a)
 	if err != nil {
 		return nil, err
@@ -352,11 +289,11 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 	changes := config.Diff(m.config, next)
 	for _, c := range changes {
 		if c.Effect == config.Reboot {
-			r.t.Errorf("node %s would reboot: %s", m.name, c)
+			r.T.Errorf("node %s would reboot: %s", m.name, c)
 		}
 	}
 	if !strings.HasPrefix(string(document), "# kept") {
-		r.t.Errorf("the document of %s has lost its comment", m.name)
+		r.T.Errorf("the document of %s has lost its comment", m.name)
 	}
 	if len(changes) == 0 {
 		return &apiv1.ApplyConfigResponse{}, nil
@@ -365,10 +302,10 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 	m.former, m.document, m.redacted, m.config, m.changed = m.running(), document, nil, next, time.Now()
 	m.version++
 	if m == r.nodes[r.me] {
-		put(r.t, machine.Configs.Put(r.store.As("test"), machine.ConfigID, next))
+		operationtest.Put(r.T, machine.Configs.Put(r.store.As("test"), machine.ConfigID, next))
 	}
 	r.write(m)
-	r.note(m.name + " " + r.phase(before, next))
+	r.Note(m.name + " " + r.phase(before, next))
 	return &apiv1.ApplyConfigResponse{}, nil
 }
 
@@ -380,7 +317,7 @@ func (r *rig) write(m *member) {
 	for name, key := range r.sealed {
 		for _, n := range r.nodes {
 			if c := n.config.Cluster; n.name[0] == 'n' && c.Secret != key && !slices.Contains(c.AcceptedSecrets, key) {
-				r.t.Errorf("node %s can't read the Secret %s, after a change of %s", n.name, name, m.name)
+				r.T.Errorf("node %s can't read the Secret %s, after a change of %s", n.name, name, m.name)
 			}
 		}
 	}
@@ -405,8 +342,8 @@ func (r *rig) phase(before, after *config.Config) string {
 }
 
 func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []*apiv1.Resource, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m, err := r.at(a)
 	if err != nil {
 		return nil, err

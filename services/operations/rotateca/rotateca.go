@@ -22,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -36,8 +37,6 @@ import (
 const Name = "rotate-ca"
 
 const (
-	// lookTimeout bounds a look at all nodes in the plan.
-	lookTimeout = 2 * time.Minute
 	// nodeTimeout bounds what is done on one node, and allTimeout on all.
 	nodeTimeout = 15 * time.Minute
 	allTimeout  = 3 * time.Hour
@@ -57,12 +56,6 @@ var names = []string{config.EtcdAuthority, config.AggregatorAuthority, config.Ku
 // JoinTokens is the name of cluster.token and machine.token, which end without another being accepted beside them.
 const JoinTokens = "join-tokens"
 
-// Arguments of the operation.
-type Arguments struct {
-	// Authorities are what is replaced: names of package config, and JoinTokens. None means all.
-	Authorities []string `json:"authorities,omitempty"`
-}
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader
@@ -77,63 +70,55 @@ type Options struct {
 
 // Definition of the operation.
 func Definition(o Options) operation.Definition {
-	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
-}
-
-func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
-	chosen, _, err := decode(r)
-	if err != nil {
-		return plan, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	_, plan.Warnings, err = o.look(ctx, chosen)
-	return plan, err
-}
-
-// decode returns the authorities and keys that are chosen, in the order of names, and whether the tokens are.
-func decode(r operation.Request) (chosen []string, tokens bool, err error) {
-	a, err := operation.Decode[Arguments](r)
-	if err != nil {
-		return nil, false, err
-	}
-	for _, name := range a.Authorities {
-		if !slices.Contains(names, name) {
-			return nil, false, fmt.Errorf("there is no authority %q; there are %v", name, names)
-		}
-	}
-	if len(a.Authorities) == 0 {
-		a.Authorities = names
-	}
-	chosen = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == JoinTokens || !slices.Contains(a.Authorities, name) })
-	return chosen, slices.Contains(a.Authorities, JoinTokens), nil
+	d := operation.Definition{Name: Name, Exclusive: true, Shared: true}
+	return operation.Planned(d, o.job, job.plan, job.steps)
 }
 
 // job is a rotation that was asked for.
 type job struct {
 	Options
 	id     string
-	chosen []string
+	chosen []string      // authorities and keys, in the order of names
+	joins  bool          // the tokens are replaced, too
 	wait   time.Duration // until all pods have tokens of the new key
 }
 
-func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	chosen, joins, err := decode(r)
+func (o Options) job(r operation.Request) (j job, err error) {
+	a, err := operation.Decode[apiv1.RotateCARequest](r, nil)
+	for _, name := range a.Authorities {
+		if !slices.Contains(names, name) {
+			return j, fmt.Errorf("there is no authority %q; there are %v", name, names)
+		}
+	}
+	j = job{Options: o, id: r.ID, chosen: slices.Clone(names), wait: tokenLife}
+	if len(a.Authorities) > 0 {
+		j.chosen = slices.DeleteFunc(j.chosen, func(name string) bool { return !slices.Contains(a.Authorities, name) })
+	}
+	j.joins = slices.Contains(j.chosen, JoinTokens)
+	j.chosen = slices.DeleteFunc(j.chosen, func(name string) bool { return name == JoinTokens })
+	return j, err
+}
+
+func (j job) plan(ctx context.Context) (warnings []string, err error) {
+	_, warnings, err = j.look(ctx, j.chosen)
+	return warnings, err
+}
+
+func (j job) steps() []operation.Step {
 	// Kubelets come last: by then each API server signs tokens with the new key.
 	isLast := func(name string) bool { return name == config.KubernetesAuthority }
-	first, last := slices.DeleteFunc(slices.Clone(chosen), isLast), []string{config.KubernetesAuthority}
-	j, kubelets := job{o, r.ID, chosen, tokenLife}, slices.ContainsFunc(chosen, isLast)
+	kubelets, issue, issueLast := slices.ContainsFunc(j.chosen, isLast), j, j
+	issue.chosen, issueLast.chosen = slices.DeleteFunc(slices.Clone(j.chosen), isLast), []string{config.KubernetesAuthority}
 	if kubelets {
 		j.wait = tokenAgain
 	}
-	issue, issueLast := job{o, r.ID, first, 0}, job{o, r.ID, last, 0}
-	encrypts, tokens := slices.Contains(chosen, config.AtRestKey), slices.Contains(chosen, config.ServiceAccountKey)
+	encrypts, tokens := slices.Contains(j.chosen, config.AtRestKey), slices.Contains(j.chosen, config.ServiceAccountKey)
 	return []operation.Step{
 		{ID: "preflight", What: "check that all nodes are healthy and have the same authorities",
 			Deadline: nodeTimeout, Run: j.preflight}, // a restart may have come between
 		{ID: "accept", What: "accept the new authorities on one node after another", Deadline: allTimeout,
 			Run: j.accept, Undo: j.unaccept},
-		{ID: "issue", What: "issue certificates again", Deadline: allTimeout, Omit: len(first) == 0,
+		{ID: "issue", What: "issue certificates again", Deadline: allTimeout, Omit: len(issue.chosen) == 0,
 			Run: rotating.Then(issue.issue), Undo: rotating.Then(issue.unissue)},
 		// Once all API servers write with the new key. Undoing accept is its undo.
 		{ID: "encrypt", What: "encrypt all Secrets in etcd again", Deadline: allTimeout, Omit: !encrypts,
@@ -148,11 +133,11 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 			Deadline: time.Minute, Run: rotating.Then(j.confirm)},
 		{ID: "drop", What: "end the old authorities on one node after another", PointOfNoReturn: true,
 			Deadline: allTimeout, Run: rotating.Then(j.drop)},
-		{ID: "join", What: "end the tokens with which nodes join", PointOfNoReturn: true, Omit: !joins,
+		{ID: "join", What: "end the tokens with which nodes join", PointOfNoReturn: true, Omit: !j.joins,
 			Deadline: allTimeout, Run: rotating.Then(j.join)},
 		{ID: "verify", What: "check that no node accepts the old authorities", PointOfNoReturn: true,
 			Deadline: nodeTimeout, Run: rotating.Then(j.verify)},
-	}, err
+	}
 }
 
 // accept makes the new authorities, and all nodes accept them.

@@ -14,9 +14,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/operations/operationtest"
 )
 
 // whole is all that a rotation changes, in its order.
@@ -31,7 +33,7 @@ func whole() (all []string) {
 
 // rotated checks that all nodes have new authorities, the same, and nothing else.
 func (r *rig) rotated(before *config.Config) {
-	r.t.Helper()
+	r.T.Helper()
 	first := r.nodes[0].config
 	for _, m := range r.nodes {
 		for _, a := range config.Authorities {
@@ -41,53 +43,53 @@ func (r *rig) rotated(before *config.Config) {
 			old, _ := a.Of(before)
 			mine, accepts := a.Of(m.config)
 			if now, _ := a.Of(first); len(*accepts) > 0 || bytes.Equal(mine.Crt, old.Crt) || !bytes.Equal(mine.Crt, now.Crt) {
-				r.t.Errorf("node %s has %d accepted ones beside the %s authority, old: %v, of n1: %v", m.name, len(*accepts), a.Name, bytes.Equal(mine.Crt, old.Crt), bytes.Equal(mine.Crt, now.Crt))
+				r.T.Errorf("node %s has %d accepted ones beside the %s authority, old: %v, of n1: %v", m.name, len(*accepts), a.Name, bytes.Equal(mine.Crt, old.Crt), bytes.Equal(mine.Crt, now.Crt))
 			}
 			if worker := m.name[0] == 'w'; worker != (len(mine.Key) == 0) {
-				r.t.Errorf("node %s has a key of the %s authority: %v", m.name, a.Name, !worker)
+				r.T.Errorf("node %s has a key of the %s authority: %v", m.name, a.Name, !worker)
 			}
 		}
 		key := m.config.Cluster.ServiceAccount
 		if m.name[0] == 'n' && (len(key.AcceptedKeys) > 0 || bytes.Equal(key.Key, before.Cluster.ServiceAccount.Key) || !bytes.Equal(key.Key, first.Cluster.ServiceAccount.Key)) {
-			r.t.Errorf("node %s has another key of service accounts", m.name)
+			r.T.Errorf("node %s has another key of service accounts", m.name)
 		}
 		r.sealedWith(m, first.Cluster.Secret)
 	}
 	for _, token := range []func(*config.Config) config.Secret{func(c *config.Config) config.Secret { return c.Cluster.Token }, func(c *config.Config) config.Secret { return c.Machine.Token }} {
 		for _, m := range r.nodes {
 			if now := token(m.config); (now == token(before)) != (m.name[0] == 'w') || m.name[0] == 'n' && now != token(first) {
-				r.t.Errorf("node %s has the token %s, and before %s", m.name, now, token(before))
+				r.T.Errorf("node %s has the token %s, and before %s", m.name, now, token(before))
 			}
 		}
 	}
 	if first.Cluster.Secret == before.Cluster.Secret || !strings.HasPrefix(string(before.Cluster.Token), r.ended+".") {
-		r.t.Errorf("the key of Secrets is the old one: %v; the token that has ended is %s", first.Cluster.Secret == before.Cluster.Secret, r.ended)
+		r.T.Errorf("the key of Secrets is the old one: %v; the token that has ended is %s", first.Cluster.Secret == before.Cluster.Secret, r.ended)
 	}
 }
 
 // unchanged checks that all nodes have what they had.
 func (r *rig) unchanged(before *config.Config) {
-	r.t.Helper()
+	r.T.Helper()
 	for _, m := range r.nodes {
 		for _, a := range config.Authorities {
 			old, _ := a.Of(before)
 			if now, accepts := a.Of(m.config); len(now.Crt) > 0 && (len(*accepts) > 0 || !bytes.Equal(now.Crt, old.Crt)) {
-				r.t.Errorf("node %s has another %s authority, or %d accepted ones", m.name, a.Name, len(*accepts))
+				r.T.Errorf("node %s has another %s authority, or %d accepted ones", m.name, a.Name, len(*accepts))
 			}
 		}
 		if key := m.config.Cluster.ServiceAccount; m.name[0] == 'n' && (len(key.AcceptedKeys) > 0 || !bytes.Equal(key.Key, before.Cluster.ServiceAccount.Key)) {
-			r.t.Errorf("node %s has another key of service accounts", m.name)
+			r.T.Errorf("node %s has another key of service accounts", m.name)
 		}
 		r.sealedWith(m, before.Cluster.Secret)
 		if m.config.Cluster.Token != before.Cluster.Token || m.config.Machine.Token != before.Machine.Token || r.ended != "" {
-			r.t.Errorf("node %s has other tokens, or %q has ended", m.name, r.ended)
+			r.T.Errorf("node %s has other tokens, or %q has ended", m.name, r.ended)
 		}
 	}
 }
 
 // noKeys checks that no record has a private key.
 func (r *rig) noKeys() {
-	r.t.Helper()
+	r.T.Helper()
 	var keys []string
 	for _, m := range r.nodes {
 		c := m.config
@@ -105,27 +107,27 @@ func (r *rig) noKeys() {
 			}
 		}
 	}
-	err := filepath.Walk(r.dir, func(path string, info os.FileInfo, err error) error {
+	err := filepath.Walk(r.Dir, func(path string, info os.FileInfo, err error) error {
 		if err != nil || info.IsDir() {
 			return err
 		}
 		text, err := os.ReadFile(path)
 		for _, key := range keys {
 			if bytes.Contains(text, []byte(key)) {
-				r.t.Errorf("%s has a private key", path)
+				r.T.Errorf("%s has a private key", path)
 			}
 		}
 		return err
 	})
-	put(r.t, err)
+	operationtest.Put(r.T, err)
 }
 
 func (r *rig) expect(want []string) {
-	r.t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if diff := cmp.Diff(want, r.did); diff != "" {
-		r.t.Errorf("what was changed (-want +got):\n%s", diff)
+	r.T.Helper()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	if diff := cmp.Diff(want, r.Did); diff != "" {
+		r.T.Errorf("what was changed (-want +got):\n%s", diff)
 	}
 }
 
@@ -136,13 +138,13 @@ func TestEverythingIsRotated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		before := r.nodes[0].config
 		o, err := r.start()
-		put(t, err)
+		operationtest.Put(t, err)
 		for o.Question == nil {
 			time.Sleep(time.Second)
-			if o, err = r.runner.Get(o.ID); err != nil || !o.Ended.IsZero() {
+			if o, err = r.Runner.Get(o.ID); err != nil || !o.Ended.IsZero() {
 				t.Fatalf("it ended as %s: %s, %v", o.State, o.Error, err)
 			}
 		}
@@ -191,9 +193,9 @@ func TestKilledAtEachChange(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
-				r.cut = cut
+				r.Cut = cut
 				r.boot()
-				defer func() { r.off() }()
+				defer func() { r.Off() }()
 				before := r.nodes[0].config
 				if o := r.run("yes"); o.State != operation.Done {
 					t.Fatalf("it ended as %s: %s", o.State, o.Error)
@@ -211,7 +213,7 @@ func TestNoTakesEverythingBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		before := r.nodes[0].config
 		if o := r.run("no"); o.State != operation.Failed || !strings.Contains(o.Error, "it wasn't confirmed") {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
@@ -224,7 +226,7 @@ func TestNoTakesEverythingBack(t *testing.T) {
 			}
 		}
 		r.expect(want)
-		r.did = nil
+		r.Did = nil
 		if o := r.run("yes"); o.State != operation.Done {
 			t.Errorf("the next rotation ended as %s: %s", o.State, o.Error)
 		}
@@ -239,20 +241,20 @@ func TestNodeThatJoinsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		before := r.nodes[0].config
 		last := *r.nodes[3]
 		o, err := r.start()
-		put(t, err)
+		operationtest.Put(t, err)
 		for o.Question == nil {
 			time.Sleep(time.Second)
-			o, err = r.runner.Get(o.ID)
-			put(t, err)
+			o, err = r.Runner.Get(o.ID)
+			operationtest.Put(t, err)
 		}
 		last.name, last.address = "w2", netip.AddrFrom4([4]byte{10, 5, 0, 9})
-		r.mu.Lock()
+		r.Mu.Lock()
 		r.nodes = append(r.nodes, &last)
-		r.mu.Unlock()
+		r.Mu.Unlock()
 		if o = r.end(o.ID, "yes"); o.State != operation.Failed || !strings.Contains(o.Error, "node w2 has joined") {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
 		}
@@ -272,12 +274,12 @@ func TestAbort(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
 				r.boot()
-				defer func() { r.off() }()
+				defer func() { r.Off() }()
 				before := r.nodes[0].config
 				o, err := r.start()
-				put(t, err)
+				operationtest.Put(t, err)
 				r.until(when)
-				put(t, r.runner.Abort(o.ID, "jo"))
+				operationtest.Put(t, r.Runner.Abort(o.ID, "jo"))
 				if o = r.end(o.ID, ""); o.State != operation.Aborted {
 					t.Errorf("it ended as %s: %s", o.State, o.Error)
 				}
@@ -301,22 +303,22 @@ func TestTakeOver(t *testing.T) {
 				r.boot()
 				before := r.nodes[0].config
 				o, err := r.start()
-				put(t, err)
+				operationtest.Put(t, err)
 				if strings.HasSuffix(c.when, "drop") {
 					for o.Question == nil {
 						time.Sleep(time.Second)
-						o, err = r.runner.Get(o.ID)
-						put(t, err)
+						o, err = r.Runner.Get(o.ID)
+						operationtest.Put(t, err)
 					}
-					put(t, r.runner.Answer(o.ID, o.Question.ID, "yes", "jo"))
+					operationtest.Put(t, r.Runner.Answer(o.ID, o.Question.ID, "yes", "jo"))
 				}
 				r.until(c.when)
-				r.off()
-				r.me, r.shared.Node = 1, "n2"
+				r.Off()
+				r.me, r.Shared.Node = 1, "n2"
 				r.boot()
-				defer func() { r.off() }()
-				_, err = r.runner.TakeOver(t.Context(), o.ID, "jo", func(operation.Operation) error { return nil })
-				put(t, err)
+				defer func() { r.Off() }()
+				_, err = r.Runner.TakeOver(t.Context(), o.ID, "jo", func(operation.Operation) error { return nil })
+				operationtest.Put(t, err)
 				if o = r.end(o.ID, c.answer); o.State != c.state {
 					t.Fatalf("it ended as %s: %s", o.State, o.Error)
 				}
@@ -339,14 +341,14 @@ func TestTakeOverWithoutKeys(t *testing.T) {
 		r.boot()
 		before := r.nodes[0].config
 		o, err := r.start()
-		put(t, err)
+		operationtest.Put(t, err)
 		r.until("n1 accept")
-		r.off()
-		r.me, r.shared.Node = 1, "n2"
+		r.Off()
+		r.me, r.Shared.Node = 1, "n2"
 		r.boot()
-		defer func() { r.off() }()
-		_, err = r.runner.TakeOver(t.Context(), o.ID, "jo", func(operation.Operation) error { return nil })
-		put(t, err)
+		defer func() { r.Off() }()
+		_, err = r.Runner.TakeOver(t.Context(), o.ID, "jo", func(operation.Operation) error { return nil })
+		operationtest.Put(t, err)
 		if o = r.end(o.ID, "yes"); o.State != operation.Failed {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
 		}
@@ -370,14 +372,14 @@ func TestFailedDropIsFinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		before := r.nodes[0].config
 		o, err := r.start()
-		put(t, err)
+		operationtest.Put(t, err)
 		for o.Question == nil {
 			time.Sleep(time.Second)
-			o, err = r.runner.Get(o.ID)
-			put(t, err)
+			o, err = r.Runner.Get(o.ID)
+			operationtest.Put(t, err)
 		}
 		r.lost = "n3"
 		if o = r.end(o.ID, "yes"); o.State != operation.Failed || !strings.Contains(o.Error, "n3") {
@@ -385,8 +387,8 @@ func TestFailedDropIsFinished(t *testing.T) {
 		}
 		r.lost = ""
 		now := r.nodes[0].config
-		o, err = r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}, DryRun: true})
-		put(t, err)
+		o, err = r.Runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.RotateCARequest{}, DryRun: true})
+		operationtest.Put(t, err)
 		if len(o.Warnings) != 1 || !strings.Contains(o.Warnings[0], "no new authority is made") {
 			t.Errorf("warnings: %q", o.Warnings)
 		}
@@ -406,15 +408,15 @@ func TestChosen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		key, err := pki.NewKey(pki.RSA)
-		put(t, err)
+		operationtest.Put(t, err)
 		for _, m := range r.nodes[:3] {
 			old := encode(m.config.Cluster.ServiceAccount.Key)
 			m.document = bytes.Replace(m.document, []byte(old), []byte(encode(key)), 1)
 			m.config, _, err = config.Load(m.name, m.document)
-			put(t, err)
+			operationtest.Put(t, err)
 		}
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		before := r.nodes[0].config
 		began := time.Now()
 		if o := r.run("yes", config.ServiceAccountKey); o.State != operation.Done {
@@ -428,12 +430,12 @@ func TestChosen(t *testing.T) {
 			t.Error("another authority was replaced")
 		}
 		made, err := pki.EncodePublicKey(after.Cluster.ServiceAccount.Key)
-		put(t, err)
+		operationtest.Put(t, err)
 		if bytes.Equal(after.Cluster.ServiceAccount.Key, key) || len(made) < 400 { // RSA
 			t.Errorf("the key is\n%s", made)
 		}
-		if slices.ContainsFunc(r.did, func(did string) bool { return strings.HasPrefix(did, "w1") }) {
-			t.Errorf("the worker was changed: %q", r.did)
+		if slices.ContainsFunc(r.Did, func(did string) bool { return strings.HasPrefix(did, "w1") }) {
+			t.Errorf("the worker was changed: %q", r.Did)
 		}
 		if _, err := r.start("nonsense"); err == nil || !strings.Contains(err.Error(), "there is no authority") {
 			t.Errorf("%v", err)
@@ -446,9 +448,9 @@ func TestRestartBeforeTheFirstStep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		r.restart.On = true
+		r.Restart.On = true
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		if o := r.run("yes"); o.State != operation.Done {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
 		}

@@ -45,18 +45,14 @@ func (j job) upgradeProxy(ctx context.Context, p *operation.Progress, nodes []ro
 	if err := j.moveProxy(ctx, p, nodes, j.a.To); err != nil {
 		return err
 	}
-	if err := j.awaitRollout(ctx, p, proxyRef); kubeclient.IsNotFound(err) {
+	err := j.awaitRollout(ctx, p, proxyRef)
+	if kubeclient.IsNotFound(err) {
 		return operation.Skip("the cluster has no DaemonSet %s", proxy.name)
-	} else if err != nil {
-		return err
 	}
-	return finish(p, proxy.name)
+	return err
 }
 
 func (j job) downgradeProxy(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
-	if stays, err := isFinished(p, proxy.name); err != nil || stays {
-		return err
-	}
 	return j.moveProxy(ctx, p, nodes, j.a.From)
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -50,7 +51,7 @@ func (s survey) nodes() []rollout.Node {
 type passing struct{ error }
 
 // look asks all nodes. The error names everything that keeps the upgrade from beginning.
-func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
+func (o Options) look(ctx context.Context, a *apiv1.UpgradeKubernetesRequest) (survey, error) {
 	if err := o.Peers.Check(); err != nil {
 		return survey{}, err
 	}
@@ -137,7 +138,7 @@ func (o Options) unhealthy(ctx context.Context, n rollout.Node) []error {
 }
 
 // mismatches are the images that have neither of both versions.
-func (s state) mismatches(a Arguments) (all []string) {
+func (s state) mismatches(a *apiv1.UpgradeKubernetesRequest) (all []string) {
 	check := func(component string, wanted bool) {
 		if !wanted {
 			return
@@ -182,7 +183,7 @@ func imagesOf(document kubeclient.Object) map[string]string {
 // From is the version that the cluster's components have, for a change to another one. An
 // upgrade that was cut short leaves some components with that one.
 func (o Options) From(ctx context.Context, to string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, preflightTimeout)
+	ctx, cancel := context.WithTimeout(ctx, fromTimeout)
 	defer cancel()
 	if err := o.Peers.Check(); err != nil {
 		return "", err
@@ -213,17 +214,18 @@ func (o Options) From(ctx context.Context, to string) (string, error) {
 }
 
 func (j job) preflight(ctx context.Context, p *operation.Progress) error {
-	var s survey
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) { s, err = j.look(ctx, j.a); return err }); err != nil {
-		return err
-	}
-	p.Report("%s", rollout.Discovered(s.nodes()))
-	return errors.Join(rollout.Excuse(ctx, p, j.Peers, s.nodes()), inventory.Put(p, s.nodes()))
+	return rollout.First(ctx, p, j.Peers, inventory, func(ctx context.Context) ([]rollout.Node, error) {
+		s, err := j.look(ctx, j.a)
+		return s.nodes(), err
+	}, func(nodes []rollout.Node) []rollout.Node {
+		p.Report("%s", rollout.Discovered(nodes))
+		return nodes
+	})
 }
 
 func (j job) verify(ctx context.Context, p *operation.Progress) error {
 	healthy := func(ctx context.Context) error {
-		s, err := j.look(ctx, Arguments{From: j.a.To, To: j.a.To, NoKubelet: j.a.NoKubelet})
+		s, err := j.look(ctx, &apiv1.UpgradeKubernetesRequest{From: j.a.To, To: j.a.To, NoKubelet: j.a.NoKubelet})
 		for _, n := range s.nodes() {
 			err = cmp.Or(err, rollout.Serves(ctx, p, j.Peers, n))
 		}
@@ -240,7 +242,7 @@ func (j job) verify(ctx context.Context, p *operation.Progress) error {
 }
 
 // needed are the images of the new version that a node needs, that of the kubelet last.
-func (s state) needed(a Arguments) (images []string, err error) {
+func (s state) needed(a *apiv1.UpgradeKubernetesRequest) (images []string, err error) {
 	for _, c := range components {
 		if c.name == kubelet.name && a.NoKubelet || !s.ControlPlane && c.name != kubelet.name && c.name != proxy.name {
 			continue
@@ -274,7 +276,7 @@ func (o Options) images(ctx context.Context, p *operation.Progress, n rollout.No
 }
 
 // pull pulls the images of a node. That of kube-proxy is in the configuration of control planes, also for workers.
-func (o Options) pull(ctx context.Context, p *operation.Progress, n, first rollout.Node, a Arguments) error {
+func (o Options) pull(ctx context.Context, p *operation.Progress, n, first rollout.Node, a *apiv1.UpgradeKubernetesRequest) error {
 	images, err := o.images(ctx, p, n)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -46,7 +47,7 @@ func argsPath(c component) []string { return append(slices.Clone(c.path[:len(c.p
 
 // removed are the settings of the node with which a component of the new version wouldn't
 // start.
-func (s state) removed(a Arguments) (all []string) {
+func (s state) removed(a *apiv1.UpgradeKubernetesRequest) (all []string) {
 	for _, c := range components {
 		if c.name == kubelet.name && a.NoKubelet || c.name != kubelet.name && !s.ControlPlane {
 			continue

@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 )
@@ -33,16 +34,16 @@ cluster: {apiServer: {extraArgs: {feature-gates: "kube:HostnameOverride=False,Gi
 		hostname = "kube-apiserver doesn't start with the feature gate HostnameOverride=false of cluster.apiServer.extraArgs: it is always true in v1.37; remove it from the configuration first, by `gbctl patch mc`"
 	)
 	for _, tt := range []struct {
-		a            Arguments
+		a            *apiv1.UpgradeKubernetesRequest
 		controlPlane bool
 		want         []string
 	}{
-		{Arguments{From: "v1.35.4", To: older}, true, []string{memory, logs}},
-		{Arguments{From: "v1.35.4", To: older, NoKubelet: true}, true, []string{memory}},
-		{Arguments{From: "v1.35.4", To: older}, false, []string{logs}},
-		{Arguments{From: older, To: newer}, true, []string{hostname}},
-		{Arguments{From: newer, To: older}, true, nil},
-		{Arguments{From: newer, To: newer}, true, nil},
+		{&apiv1.UpgradeKubernetesRequest{From: "v1.35.4", To: older}, true, []string{memory, logs}},
+		{&apiv1.UpgradeKubernetesRequest{From: "v1.35.4", To: older, NoKubelet: true}, true, []string{memory}},
+		{&apiv1.UpgradeKubernetesRequest{From: "v1.35.4", To: older}, false, []string{logs}},
+		{&apiv1.UpgradeKubernetesRequest{From: older, To: newer}, true, []string{hostname}},
+		{&apiv1.UpgradeKubernetesRequest{From: newer, To: older}, true, nil},
+		{&apiv1.UpgradeKubernetesRequest{From: newer, To: newer}, true, nil},
 	} {
 		s := state{Node: rollout.Node{Name: "n1", ControlPlane: tt.controlPlane}, args: args}
 		if diff := cmp.Diff(tt.want, s.removed(tt.a)); diff != "" {

@@ -6,16 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"connectrpc.com/connect"
@@ -29,8 +26,8 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	nodes "github.com/garboard-os/garboard/services/kubernetes/kubelet"
+	"github.com/garboard-os/garboard/services/operations/operationtest"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
 )
 
 // rig is a cluster of three control planes and a worker, as the operation sees it: what
@@ -38,21 +35,12 @@ import (
 type rig struct {
 	rollout.Peers // what isn't there below isn't called
 
-	t      *testing.T
-	dir    string
-	shared *rollouttest.Memory
-	runner *operation.Runner
-	off    func()
+	operationtest.Node
 
-	restart rollouttest.Restart
-
-	mu      sync.Mutex // guards all below
+	// what follows is guarded by Mu
 	nodes   []*member
-	did     []string
-	pulled  []string // node and image
-	proxy   string   // the image of the DaemonSet
-	cut     string   // the node of the operation loses its power when this is done
-	power   context.CancelFunc
+	pulled  []string      // node and image
+	proxy   string        // the image of the DaemonSet
 	lacking string        // an image that no registry has
 	dies    string        // an image whose program ends after
 	after   time.Duration // it was ready
@@ -81,7 +69,7 @@ const (
 )
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, dir: t.TempDir(), shared: &rollouttest.Memory{}, proxy: "registry.k8s.io/kube-proxy:" + older}
+	r := &rig{Node: operationtest.Node{T: t, Dir: t.TempDir()}, proxy: "registry.k8s.io/kube-proxy:" + older}
 	for i, name := range []string{"n1", "n2", "n3", "w1"} {
 		m := &member{
 			name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), version: 1,
@@ -105,79 +93,29 @@ cluster:
 
 // boot is a start of the node that runs the operation.
 func (r *rig) boot() {
-	r.t.Helper()
-	r.t.Cleanup(func() {})
-	runner, err := operation.New(operation.Options{
-		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir, Shared: r.shared,
-		Definitions: []operation.Definition{Definition(Options{
-			Store: resource.NewStore(), Peers: r,
-			Kubernetes: func() (*kubeclient.Client, error) {
-				return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
-			},
-			Metrics: func(context.Context, netip.Addr) (string, error) { return r.metrics, nil },
-		})},
-	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(r.t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = runner.Run(ctx) }()
-	r.runner, r.power = runner, cancel
-	r.off = func() { cancel(); <-ended }
-	runner.Open()
-	synctest.Wait()
+	r.T.Helper()
+	store := resource.NewStore()
+	r.Boot(store, Definition(Options{
+		Store: store, Peers: r, Kubernetes: operationtest.Kubernetes(r),
+		Metrics: func(context.Context, netip.Addr) (string, error) { return r.metrics, nil },
+	}))
 }
 
-func (r *rig) start(a Arguments) (operation.Operation, error) {
-	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a, By: "jo"})
+func (r *rig) start(a *apiv1.UpgradeKubernetesRequest) (operation.Operation, error) {
+	return r.Start(Name, a)
 }
 
 // run starts the operation and follows it to its end, over power cuts.
-func (r *rig) run(a Arguments) operation.Operation {
-	r.t.Helper()
+func (r *rig) run(a *apiv1.UpgradeKubernetesRequest) operation.Operation {
+	r.T.Helper()
 	o, err := r.start(a)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	operationtest.Put(r.T, err)
 	return r.end(o.ID)
 }
 
 func (r *rig) end(id string) operation.Operation {
-	r.t.Helper()
-	for range 20000 {
-		time.Sleep(time.Second)
-		synctest.Wait()
-		r.mu.Lock()
-		cut := r.cut == "dark"
-		r.mu.Unlock()
-		if cut {
-			r.off()
-			r.mu.Lock()
-			r.cut = ""
-			r.mu.Unlock()
-			r.boot()
-		}
-		o, err := r.runner.Get(id)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		if !o.Ended.IsZero() {
-			return o
-		}
-	}
-	o, _ := r.runner.Get(id)
-	r.t.Fatalf("%s doesn't end: %+v", id, o)
-	return o
-}
-
-// note writes down a change; the power goes with the one that is to be cut.
-func (r *rig) note(what string) {
-	r.did = append(r.did, what)
-	if r.cut == what {
-		r.cut = "dark"
-		r.power()
-	}
+	r.T.Helper()
+	return r.End(id, r.boot, func(string) string { return "" })
 }
 
 func (r *rig) at(a netip.Addr) (*member, error) {
@@ -197,11 +135,11 @@ func (r *rig) images(m *member) map[string]string {
 	return imagesOf(document)
 }
 
-func (r *rig) Check() error { return r.restart.Check() }
+func (r *rig) Check() error { return r.Restart.Check() }
 
 func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m, err := r.at(a)
 	if err != nil {
 		return nil, err
@@ -210,8 +148,8 @@ func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse,
 }
 
 func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m, err := r.at(a)
 	if err != nil {
 		return nil, err
@@ -229,17 +167,17 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 			m.changed[name] = time.Now()
 			m.versions[name]++
 			v, _ := config.VersionOf(image)
-			r.note(m.name + " " + name + " " + v)
+			r.Note(m.name + " " + name + " " + v)
 		}
 	}
 	return &apiv1.ApplyConfigResponse{}, nil
 }
 
 func (r *rig) Services(_ context.Context, a netip.Addr) ([]*apiv1.Service, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m, err := r.at(a)
-	if err == nil && slices.Contains(r.did, r.stops[m.name]) {
+	if err == nil && slices.Contains(r.Did, r.stops[m.name]) {
 		return []*apiv1.Service{{Id: "containerd", State: "Stopped"}}, nil
 	}
 	return []*apiv1.Service{{Id: "containerd", Up: true}, {Id: "etcd", Up: true}, {Id: "kubelet", Up: true}}, err
@@ -249,8 +187,8 @@ func (r *rig) Services(_ context.Context, a netip.Addr) ([]*apiv1.Service, error
 const startTime = 4 * time.Second
 
 func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*apiv1.Resource, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	m, err := r.at(a)
 	if err != nil {
 		return nil, err
@@ -260,7 +198,7 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*api
 		if image := r.images(m)[kubelet.name]; r.breaks[m.name] && strings.HasSuffix(image, newer) {
 			health.Faults = append(health.Faults, nodes.Fault{Object: "kube-proxy", Text: "pod kube-system/kube-proxy-x: CrashLoopBackOff"})
 		}
-		if slices.Contains(r.did, r.falls[m.name]) {
+		if slices.Contains(r.Did, r.falls[m.name]) {
 			health.Faults = append(health.Faults, nodes.Fault{Object: nodes.NodeObject, Text: "Node is NotReady: no network"})
 		}
 		text, err := yaml.Marshal(health)
@@ -309,8 +247,8 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*api
 type object = map[string]any
 
 func (r *rig) Pull(_ context.Context, a netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (string, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	if image == r.lacking {
 		return "", fmt.Errorf("pull %s: not found", image)
 	}
@@ -321,8 +259,8 @@ func (r *rig) Pull(_ context.Context, a netip.Addr, image string, kubernetes boo
 
 // RoundTrip is the API server.
 func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	w := httptest.NewRecorder()
 	r.answer(w, q)
 	return w.Result(), nil
@@ -350,7 +288,7 @@ func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
 			var patch object
 			json.NewDecoder(q.Body).Decode(&patch)
 			on, _ := patch["spec"].(object)["unschedulable"].(bool)
-			r.note(r.nodes[i].name + map[bool]string{true: " cordon", false: " uncordon"}[on])
+			r.Note(r.nodes[i].name + map[bool]string{true: " cordon", false: " uncordon"}[on])
 			r.nodes[i].changed["cordon"] = map[bool]time.Time{true: time.Now()}[on]
 		}
 		json.NewEncoder(w).Encode(r.node(r.nodes[i]))
@@ -362,7 +300,7 @@ func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
 			json.NewDecoder(q.Body).Decode(&patch)
 			r.proxy = patch.List("spec", "template", "spec", "containers")[1].Text("image")
 			v, _ := config.VersionOf(r.proxy)
-			r.note("daemonset " + v)
+			r.Note("daemonset " + v)
 		}
 		json.NewEncoder(w).Encode(object{"kind": "DaemonSet", "metadata": object{"name": "kube-proxy", "resourceVersion": "1"}, "spec": object{"template": object{"spec": object{
 			"containers": []object{{"name": "other", "image": "own:1"}, {"name": "kube-proxy", "image": r.proxy}},
@@ -394,7 +332,7 @@ func (r *rig) node(m *member) object {
 
 // ready is the condition of a Node. One that falls at "" isn't Ready from the beginning.
 func (r *rig) ready(m *member) object {
-	if change, falls := r.falls[m.name]; falls && (change == "" || slices.Contains(r.did, change)) {
+	if change, falls := r.falls[m.name]; falls && (change == "" || slices.Contains(r.Did, change)) {
 		return object{"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "no network"}
 	}
 	return object{"type": "Ready", "status": "True"}
@@ -402,7 +340,7 @@ func (r *rig) ready(m *member) object {
 
 // only is the ID of the operation that runs.
 func (r *rig) only() string {
-	all, _ := r.runner.List()
+	all, _ := r.Runner.List()
 	for _, o := range all {
 		if o.Ended.IsZero() {
 			return o.ID

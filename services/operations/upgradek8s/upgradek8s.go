@@ -26,6 +26,7 @@ import (
 	"strings"
 	"time"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -36,8 +37,8 @@ import (
 const Name = "upgrade-k8s"
 
 const (
-	// preflightTimeout bounds the look at all nodes in the plan.
-	preflightTimeout = 2 * time.Minute
+	// fromTimeout bounds the look at all nodes for their version.
+	fromTimeout = 2 * time.Minute
 	// moment is how long the plan waits for what has just started: a node of a new cluster is Ready before each static
 	// pod is.
 	moment = 20 * time.Second
@@ -61,17 +62,6 @@ const (
 	verifyTimeout = 2 * time.Minute
 )
 
-// Arguments of the operation.
-type Arguments struct {
-	// From and To are versions such as v1.37.2.
-	From string `json:"from"`
-	To   string `json:"to"`
-	// NoKubelet leaves the kubelets as they are.
-	NoKubelet bool `json:"noKubelet,omitempty"`
-	// Yes applies changed bootstrap manifests without a question.
-	Yes bool `json:"yes,omitempty"`
-}
-
 // Options are what the operation stands on.
 type Options struct {
 	Store      resource.Reader
@@ -83,36 +73,35 @@ type Options struct {
 
 // Definition of the operation.
 func Definition(o Options) operation.Definition {
-	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
-}
-
-func (o Options) plan(ctx context.Context, r operation.Request) (plan operation.Plan, err error) {
-	a, err := operation.Decode[Arguments](r)
-	if err == nil {
-		err = skew(a.From, a.To)
-	}
-	if err != nil {
-		return plan, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, preflightTimeout)
-	defer cancel()
-	seen, err := o.look(ctx, a)
-	for end := time.Now().Add(moment); errors.As(err, new(passing)) && time.Now().Before(end) && sleep.For(ctx, time.Second); {
-		seen, err = o.look(ctx, a)
-	}
-	return operation.Plan{Warnings: seen.warnings}, err
+	d := operation.Definition{Name: Name, Exclusive: true, Shared: true}
+	return operation.Planned(d, o.job, job.plan, job.steps)
 }
 
 // job is an upgrade that was asked for.
 type job struct {
 	Options
-	a  Arguments
+	a  *apiv1.UpgradeKubernetesRequest
 	id string
 }
 
-func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	a, err := operation.Decode[Arguments](r)
-	j, to := job{o, a, r.ID}, strings.TrimPrefix(a.To, "v")
+func (o Options) job(r operation.Request) (job, error) {
+	a, err := operation.Decode[apiv1.UpgradeKubernetesRequest](r, nil)
+	return job{o, a, r.ID}, err
+}
+
+func (j job) plan(ctx context.Context) ([]string, error) {
+	if err := skew(j.a.From, j.a.To); err != nil {
+		return nil, err
+	}
+	seen, err := j.look(ctx, j.a)
+	for end := time.Now().Add(moment); errors.As(err, new(passing)) && time.Now().Before(end) && sleep.For(ctx, time.Second); {
+		seen, err = j.look(ctx, j.a)
+	}
+	return seen.warnings, err
+}
+
+func (j job) steps() []operation.Step {
+	to := strings.TrimPrefix(j.a.To, "v")
 	first := []operation.Step{
 		{ID: "preflight", What: "check that the cluster can be upgraded",
 			Deadline: programTimeout, Run: j.preflight}, // a restart may have come between
@@ -127,37 +116,17 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 	}
 	middle = append(middle,
 		operation.Step{ID: proxy.name, What: fmt.Sprintf("updating daemonset %q to version %q", proxy.name, to),
-			Deadline: rolloutTimeout, Run: inventory.Then(j.upgradeProxy), Undo: inventory.Then(j.downgradeProxy)},
+			Deadline: rolloutTimeout, Run: inventory.Then(j.upgradeProxy), Undo: inventory.Then(j.downgradeProxy), Stays: j.stays(proxy.name)},
 		operation.Step{ID: "manifests", What: "compare the cluster's objects with the bootstrap manifests",
 			Deadline: rolloutTimeout, Run: j.manifests},
 		j.component(operation.Step{
 			ID: "kubelets", What: fmt.Sprintf("updating the kubelets to version %q, one node after another", to),
-			Deadline: kubeletsTimeout, Omit: a.NoKubelet}, j.kubelets, nil))
-	if down(a.From, a.To) {
+			Deadline: kubeletsTimeout, Omit: j.a.NoKubelet}, j.kubelets, nil))
+	if down(j.a.From, j.a.To) {
 		slices.Reverse(middle)
 	}
 	return append(append(first, middle...), operation.Step{
-		ID: "verify", What: "check that all nodes run the new version and are healthy", Deadline: verifyTimeout, Run: j.verify}), err
-}
-
-// finished has the components that run in the new version on all nodes. If the operation
-// fails after that, they stay.
-var finished = operation.Data[[]string]{Key: "finished"}
-
-func isFinished(p *operation.Progress, component string) (bool, error) {
-	all, err := finished.Get(p)
-	if errors.Is(err, operation.ErrNoData) {
-		err = nil
-	}
-	return slices.Contains(all, component), err
-}
-
-func finish(p *operation.Progress, component string) error {
-	if already, err := isFinished(p, component); err != nil || already {
-		return err
-	}
-	all, _ := finished.Get(p) // isFinished has read it
-	return finished.Put(p, append(all, component))
+		ID: "verify", What: "check that all nodes run the new version and are healthy", Deadline: verifyTimeout, Run: j.verify})
 }
 
 // component completes a step that runs parts for nodes, and whose parts are undone together.
@@ -167,19 +136,16 @@ func (j job) component(s operation.Step, parts func([]rollout.Node) []operation.
 		if err == nil && then != nil {
 			err = then(ctx, nodes)
 		}
-		if err == nil {
-			err = finish(p, s.ID)
-		}
 		return err
 	})
 	s.Undo = inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
-		if stays, err := isFinished(p, s.ID); err != nil || stays {
-			if stays {
-				p.Report("%s stays at version %s: the same command goes on from here", s.ID, j.a.To)
-			}
-			return err
-		}
 		return p.UndoEach(ctx, parts(nodes)...)
 	})
+	s.Stays = j.stays(s.ID)
 	return s
+}
+
+// stays is said of a component that runs in the new version on all nodes: it keeps that if the operation fails later.
+func (j job) stays(component string) string {
+	return fmt.Sprintf("%s stays at version %s: the same command goes on from here", component, j.a.To)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	nodes "github.com/garboard-os/garboard/services/kubernetes/kubelet"
@@ -30,11 +31,11 @@ func upwards() (all []string) {
 }
 
 func (r *rig) expect(want []string) {
-	r.t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if diff := cmp.Diff(want, r.did); diff != "" {
-		r.t.Errorf("what was changed (-want +got):\n%s", diff)
+	r.T.Helper()
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	if diff := cmp.Diff(want, r.Did); diff != "" {
+		r.T.Errorf("what was changed (-want +got):\n%s", diff)
 	}
 }
 
@@ -50,8 +51,8 @@ func TestS317Order(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		defer func() { r.Off() }()
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Done {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -65,11 +66,11 @@ func TestS317Order(t *testing.T) {
 			}
 		}
 
-		r.did = nil
-		if o = r.run(Arguments{From: newer, To: older}); o.State != operation.Done {
+		r.Did = nil
+		if o = r.run(&apiv1.UpgradeKubernetesRequest{From: newer, To: older}); o.State != operation.Done {
 			t.Errorf("down: %s: %s", o.State, o.Error)
 		}
-		first, last := r.did[0], r.did[len(r.did)-1]
+		first, last := r.Did[0], r.Did[len(r.Did)-1]
 		if first != "n1 cordon" || last != "n3 kube-apiserver "+older {
 			t.Errorf("down, the first change is %s, and the last one %s", first, last)
 		}
@@ -93,8 +94,8 @@ func TestPulledImages(t *testing.T) {
 			}
 		}
 		r.boot()
-		defer func() { r.off() }()
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+		defer func() { r.Off() }()
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
 		listed, err := c.KubernetesImages(newer)
@@ -119,17 +120,17 @@ func TestS319KilledAtEachChange(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
-				r.cut = what
+				r.Cut = what
 				r.boot()
-				defer func() { r.off() }()
-				if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+				defer func() { r.Off() }()
+				if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 					t.Errorf("cut at %s: %s: %s", what, o.State, o.Error)
 				}
 				// A drain that was cut begins again; nothing else is done twice.
-				slices.Sort(r.did)
+				slices.Sort(r.Did)
 				want := upwards()
 				slices.Sort(want)
-				if diff := cmp.Diff(want, slices.Compact(r.did)); diff != "" {
+				if diff := cmp.Diff(want, slices.Compact(r.Did)); diff != "" {
 					t.Errorf("cut at %s (-want +got):\n%s", what, diff)
 				}
 			})
@@ -142,8 +143,8 @@ func TestS324LateFailureIsRolledBack(t *testing.T) {
 		r := newRig(t)
 		r.dies, r.after = "mirror.example/kube-controller-manager:"+newer, 20*time.Second
 		r.boot()
-		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		defer func() { r.Off() }()
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed || !strings.Contains(o.Error, "kube-controller-manager ended after it was ready") {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -153,8 +154,8 @@ func TestS324LateFailureIsRolledBack(t *testing.T) {
 		})
 
 		// The reason is gone: the same command goes on.
-		r.dies, r.did = "", nil
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+		r.dies, r.Did = "", nil
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("again: %s: %s", o.State, o.Error)
 		}
 		r.expect(upwards()[3:])
@@ -168,8 +169,8 @@ func TestS324UnreadyForLongIsRolledBack(t *testing.T) {
 			r := newRig(t)
 			r.unready = unready
 			r.boot()
-			defer func() { r.off() }()
-			o := r.run(Arguments{From: older, To: newer})
+			defer func() { r.Off() }()
+			o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 			if o.State != want || want == operation.Failed && !strings.Contains(o.Error, "after it was ready, for 10s: kube-apiserver isn't ready") {
 				t.Errorf("unready for %s: %s: %s", unready, o.State, o.Error)
 			}
@@ -182,8 +183,8 @@ func TestCrashLoopIsRolledBackAtOnce(t *testing.T) {
 		r := newRig(t)
 		r.dies, r.after = "registry.k8s.io/kube-scheduler:"+newer, -startTime
 		r.boot()
-		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		defer func() { r.Off() }()
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -198,8 +199,8 @@ func TestMissingImageChangesNothing(t *testing.T) {
 		r := newRig(t)
 		r.lacking = "ghcr.io/garboard-os/kubelet:" + newer
 		r.boot()
-		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		defer func() { r.Off() }()
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed || !strings.Contains(o.Error, r.lacking) {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
@@ -211,20 +212,20 @@ func TestAbortUndoesTheComponent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
-		o, err := r.start(Arguments{From: older, To: newer})
+		defer func() { r.Off() }()
+		o, err := r.start(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if err != nil {
 			t.Fatal(err)
 		}
 		begun := func() bool {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			return slices.Contains(r.did, "n2 kube-controller-manager "+newer)
+			r.Mu.Lock()
+			defer r.Mu.Unlock()
+			return slices.Contains(r.Did, "n2 kube-controller-manager "+newer)
 		}
 		for !begun() {
 			time.Sleep(time.Second)
 		}
-		if err := r.runner.Abort(o.ID, "jo"); err != nil {
+		if err := r.Runner.Abort(o.ID, "jo"); err != nil {
 			t.Fatal(err)
 		}
 		if o = r.end(o.ID); o.State != operation.Aborted {
@@ -241,24 +242,24 @@ func TestAbortUndoesTheComponent(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	for name, c := range map[string]struct {
-		a      Arguments
+		a      *apiv1.UpgradeKubernetesRequest
 		change func(*rig)
 		want   string
 	}{
-		"two minor versions":      {Arguments{From: "v1.35.2", To: newer}, nil, "upgrade to the latest v1.36 first"},
-		"two minor versions down": {Arguments{From: newer, To: "v1.35.2"}, nil, "go down to v1.36 first"},
-		"not supported":           {Arguments{From: newer, To: "v1.38.0"}, nil, "isn't one that this release runs"},
-		"another version":         {Arguments{From: "v1.36.2", To: newer}, nil, "kube-apiserver has version v1.36.3, and not v1.36.2 or v1.37.2"},
-		"a digest": {Arguments{From: older, To: newer}, func(r *rig) {
+		"two minor versions":      {&apiv1.UpgradeKubernetesRequest{From: "v1.35.2", To: newer}, nil, "upgrade to the latest v1.36 first"},
+		"two minor versions down": {&apiv1.UpgradeKubernetesRequest{From: newer, To: "v1.35.2"}, nil, "go down to v1.36 first"},
+		"not supported":           {&apiv1.UpgradeKubernetesRequest{From: newer, To: "v1.38.0"}, nil, "isn't one that this release runs"},
+		"another version":         {&apiv1.UpgradeKubernetesRequest{From: "v1.36.2", To: newer}, nil, "kube-apiserver has version v1.36.3, and not v1.36.2 or v1.37.2"},
+		"a digest": {&apiv1.UpgradeKubernetesRequest{From: older, To: newer}, func(r *rig) {
 			r.nodes[1].document = []byte(strings.Replace(string(r.nodes[1].document), "kube-apiserver:"+older, "kube-apiserver@sha256:0", 1))
 		}, "node n2: image registry.k8s.io/kube-apiserver@sha256:0 has no version as its tag"},
-		"a removed feature gate": {Arguments{From: older, To: newer}, func(r *rig) {
+		"a removed feature gate": {&apiv1.UpgradeKubernetesRequest{From: older, To: newer}, func(r *rig) {
 			r.nodes[1].document = merged(t, r.nodes[1].document, "cluster: {scheduler: {extraArgs: {feature-gates: 'SidecarContainers=true,NodeSwap=true'}}}")
 		}, "node n2: kube-scheduler doesn't start with the feature gate SidecarContainers of cluster.scheduler.extraArgs: Kubernetes has removed it in v1.37; remove it from the configuration first"},
-		"sick": {Arguments{From: older, To: newer}, func(r *rig) {
+		"sick": {&apiv1.UpgradeKubernetesRequest{From: older, To: newer}, func(r *rig) {
 			r.dies, r.after = "registry.k8s.io/kube-scheduler:"+older, 0
 		}, "kube-scheduler isn't ready: CrashLoopBackOff"},
-		"not Ready": {Arguments{From: older, To: newer}, func(r *rig) {
+		"not Ready": {&apiv1.UpgradeKubernetesRequest{From: older, To: newer}, func(r *rig) {
 			r.falls = map[string]string{"w1": ""}
 		}, "node w1 is NotReady: no network: gbctl -n 10.5.0.5 doctor"},
 	} {
@@ -269,7 +270,7 @@ func TestRefused(t *testing.T) {
 					c.change(r)
 				}
 				r.boot()
-				defer func() { r.off() }()
+				defer func() { r.Off() }()
 				_, err := r.start(c.a)
 				if err == nil || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("%v, and not %q", err, c.want)
@@ -285,9 +286,9 @@ func TestStartedJustNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.boot()
-		defer func() { r.off() }()
+		defer func() { r.Off() }()
 		r.nodes[2].changed["kube-scheduler"] = time.Now().Add(-startTime / 2)
-		if _, err := r.start(Arguments{From: older, To: newer}); err != nil {
+		if _, err := r.start(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -302,8 +303,8 @@ apiserver_requested_deprecated_apis{group="example.k8s.io",removed_release="1.38
 apiserver_requested_deprecated_apis{group="",removed_release="",resource="endpoints",subresource="",version="v1"} 1
 `
 		r.boot()
-		defer func() { r.off() }()
-		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{From: older, To: newer}, By: "jo", DryRun: true})
+		defer func() { r.Off() }()
+		o, err := r.Runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: &apiv1.UpgradeKubernetesRequest{From: older, To: newer}, By: "jo", DryRun: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -319,10 +320,10 @@ func TestRestartBeforeTheFirstStep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		r.restart.On = true
+		r.Restart.On = true
 		r.boot()
-		defer func() { r.off() }()
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+		defer func() { r.Off() }()
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("it ended as %s: %s", o.State, o.Error)
 		}
 	})
@@ -343,8 +344,8 @@ func TestStopsAtANodeThatIsNotReady(t *testing.T) {
 				r := newRig(t)
 				r.falls = map[string]string{"n2": change}
 				r.boot()
-				defer func() { r.off() }()
-				o := r.run(Arguments{From: older, To: newer})
+				defer func() { r.Off() }()
+				o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 				if o.State != operation.Failed || strings.Contains(o.Error, "isn't undone") ||
 					!strings.Contains(o.Error, "kubernetes hasn't served on node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: node n2: Node is NotReady: no network") {
 					t.Errorf("%s: %s", o.State, o.Error)
@@ -354,7 +355,7 @@ func TestStopsAtANodeThatIsNotReady(t *testing.T) {
 					t.Errorf("it took %s", took)
 				}
 				r.falls = nil
-				if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+				if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 					t.Errorf("again: %s: %s", o.State, o.Error)
 				}
 			})
@@ -368,8 +369,8 @@ func TestStopsAtANodeWhoseServiceIsStopped(t *testing.T) {
 		r := newRig(t)
 		r.stops = map[string]string{"n2": "n1 kube-apiserver " + newer}
 		r.boot()
-		defer func() { r.off() }()
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Failed || !strings.Contains(o.Error, "node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: service containerd isn't up: Stopped") {
+		defer func() { r.Off() }()
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Failed || !strings.Contains(o.Error, "node n2 for 5m0s; gbctl -n 10.5.0.3 doctor tells the cause, and once it is mended, the same command goes on: service containerd isn't up: Stopped") {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
 		r.expect([]string{"n1 kube-apiserver " + newer, "n1 kube-apiserver " + older})
@@ -382,24 +383,24 @@ func TestSystemPodsMustRunAsBefore(t *testing.T) {
 		r := newRig(t)
 		r.before = map[string][]nodes.Fault{"n1": {{Object: "kube-flannel", Text: "pod kube-system/kube-flannel-x: CrashLoopBackOff"}}}
 		r.boot()
-		defer func() { r.off() }()
-		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+		defer func() { r.Off() }()
+		if o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer}); o.State != operation.Done {
 			t.Errorf("what one lacked before: %s: %s", o.State, o.Error)
 		}
 
 		r = newRig(t)
 		r.breaks = map[string]bool{"n2": true}
 		r.boot()
-		defer func() { r.off() }()
-		o := r.run(Arguments{From: older, To: newer})
+		defer func() { r.Off() }()
+		o := r.run(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
 		if o.State != operation.Failed || !strings.Contains(o.Error, "node n2: pod kube-system/kube-proxy-x: CrashLoopBackOff") {
 			t.Errorf("%s: %s", o.State, o.Error)
 		}
 		if got := r.versions("kubelet"); !slices.Equal(got, []string{older, older, older, older}) {
 			t.Errorf("the kubelets have %q", got)
 		}
-		if slices.Contains(r.did, "n3 kubelet "+newer) {
-			t.Errorf("it went on: %q", r.did)
+		if slices.Contains(r.Did, "n3 kubelet "+newer) {
+			t.Errorf("it went on: %q", r.Did)
 		}
 	})
 }

@@ -30,7 +30,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
-	"golang.org/x/mod/semver"
 )
 
 // ID owns the resources, and is the log.
@@ -38,13 +37,18 @@ const ID = "slots"
 
 // Status is a slot as users see it.
 type Status struct {
-	State   boot.SlotState `yaml:"state"`
-	Version string         `yaml:"version,omitempty"`
-	Running bool           `yaml:"running"`
-	Next    bool           `yaml:"next"` // it boots next
-	Since   time.Time      `yaml:"since,omitempty"`
-	Reason  string         `yaml:"reason,omitempty"`
+	State   boot.SlotState `yaml:"state" column:"STATE"`
+	Version string         `yaml:"version,omitempty" column:"RELEASE"`
+	Running yes            `yaml:"running" column:"RUNNING"`
+	Next    yes            `yaml:"next" column:"NEXT"` // it boots next
+	Since   time.Time      `yaml:"since,omitempty" column:"SINCE"`
+	Reason  string         `yaml:"reason,omitempty" column:"REASON"`
 }
+
+// yes is a bool in a table.
+type yes bool
+
+func (y yes) String() string { return map[yes]string{true: "yes", false: "no"}[y] }
 
 // Statuses are both slots of a machine.
 var Statuses = resource.Define[Status](resource.Definition{
@@ -52,14 +56,6 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Kind:      "Slot",
 	Aliases:   []string{"slot"},
 	Namespace: "runtime",
-	Columns: []resource.Column{
-		{Name: "STATE", Value: func(s any) string { return string(s.(Status).State) }},
-		{Name: "RELEASE", Value: func(s any) string { return s.(Status).Version }},
-		{Name: "RUNNING", Value: func(s any) string { return yes(s.(Status).Running) }},
-		{Name: "NEXT", Value: func(s any) string { return yes(s.(Status).Next) }},
-		{Name: "SINCE", Value: func(s any) string { return s.(Status).SinceText() }},
-		{Name: "REASON", Value: func(s any) string { return s.(Status).Reason }},
-	},
 })
 
 // SinceText is when the slot came into its state; "" if it never had a system.
@@ -69,8 +65,6 @@ func (s Status) SinceText() string {
 	}
 	return s.Since.UTC().Format(time.RFC3339)
 }
-
-func yes(b bool) string { return map[bool]string{true: "yes", false: "no"}[b] }
 
 // Disks is the system disk.
 type Disks interface {
@@ -152,23 +146,9 @@ func (s *Slots) Where() (string, error) {
 // Get is what META says.
 func (s *Slots) Get() (slots boot.Slots, err error) {
 	err = s.meta(func(c meta.Change) error {
-		slots, err = read(c)
+		slots, err = boot.ReadSlots(c)
 		return err
 	})
-	return slots, err
-}
-
-// read takes a META without slots for two empty ones.
-func read(c meta.Change) (boot.Slots, error) {
-	slots, err := boot.SlotsKey.In(c)
-	if errors.Is(err, meta.ErrNotFound) {
-		err = nil
-	}
-	for _, name := range boot.SlotNames {
-		if slot, _ := slots.Of(name); slot.State == "" {
-			slot.State = boot.SlotEmpty
-		}
-	}
 	return slots, err
 }
 
@@ -202,41 +182,13 @@ func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error
 // record writes a change of the slots to META.
 func (s *Slots) record(change func(slots *boot.Slots) error) (slots boot.Slots, err error) {
 	err = s.meta(func(c meta.Change) (err error) {
-		if slots, err = read(c); err != nil {
-			return err
-		}
-		if err := change(&slots); err != nil {
-			return err
-		}
-		if err := boot.SlotsKey.Put(c, slots); err != nil {
-			return err
-		}
-		return raise(c, slots)
+		slots, err = boot.ChangeSlots(c, change)
+		return err
 	})
 	if err == nil {
 		s.publish(slots)
 	}
 	return slots, err
-}
-
-// raise makes the floor at least the release of each good system.
-func raise(c meta.Change, slots boot.Slots) error {
-	floor, err := floorOf(c)
-	for _, name := range boot.SlotNames {
-		if slot, _ := slots.Of(name); err == nil && slot.State == boot.SlotGood && semver.Compare(slot.Version, floor) > 0 {
-			floor = slot.Version
-			err = boot.FloorKey.Put(c, floor)
-		}
-	}
-	return err
-}
-
-func floorOf(c meta.Change) (string, error) {
-	floor, err := boot.FloorKey.In(c)
-	if errors.Is(err, meta.ErrNotFound) {
-		return "", nil
-	}
-	return floor, err
 }
 
 // follow makes the boot loaders start what the slots say, and the firmware start this disk. The loaders themselves are
@@ -246,7 +198,7 @@ func (s *Slots) follow(ctx context.Context, slots boot.Slots) error {
 	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Start(slots) }); err != nil {
 		return fmt.Errorf("boot entries: %w", err)
 	}
-	first := slots.A.State != boot.SlotGood && slots.B.State != boot.SlotGood
+	first := slots.Alone()
 	if first && slots.Next() == "" {
 		return nil
 	}

@@ -130,7 +130,7 @@ func (s *Slots) policy(older bool) (p signed.Policy, err error) {
 	p.Keys = append(p.Keys, own...)
 	if s.Running() != "" { // others may have no disk yet
 		err = s.meta(func(c meta.Change) error {
-			p.Floor, err = floorOf(c)
+			p.Floor, err = boot.Floor(c)
 			return err
 		})
 	}
@@ -428,7 +428,7 @@ func (s *Slots) keeps(p boot.Param) bool {
 // args are those that this boot has.
 func (s *Slots) args() (args []string) {
 	for _, p := range s.o.Cmdline.Params {
-		if s.keeps(p) && p.Key != boot.ParamSlot && p.Key != boot.ParamTrial && p.Key != "BOOT_IMAGE" && p.Key != "initrd" {
+		if s.keeps(p) && !p.Set() {
 			args = append(args, p.String())
 		}
 	}

@@ -1,5 +1,5 @@
-// Package rollouttest has what tests of operations on all nodes have in common.
-package rollouttest
+// Package operationtest is the node and the etcd of the tests of operations on a cluster.
+package operationtest
 
 import (
 	"context"

@@ -101,10 +101,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	wanted, wroteAny, waits := map[string]bool{}, false, false
 	replaced := c.replaced(ctx, v)
 	for _, pod := range pods {
-		if pod.Phase == resource.PhaseTearingDown {
-			continue
-		}
-		if err := StaticPods.AddFinalizer(v, pod.ID, finalizer(pod.ID)); err != nil {
+		if err := StaticPods.AddFinalizer(v, pod.ID, fmt.Sprintf("k8s.StaticPodStatus(%q)", pod.ID)); err != nil {
 			return 0, err
 		}
 		wanted[filepath.Base(c.path(pod.ID))] = true
@@ -123,13 +120,6 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	}
 	if err := c.removeStale(v, wanted); err != nil {
 		return 0, err
-	}
-	for _, pod := range pods {
-		if pod.Phase == resource.PhaseTearingDown { // its file is gone
-			if err := StaticPods.RemoveFinalizer(v, pod.ID, finalizer(pod.ID)); err != nil {
-				return 0, err
-			}
-		}
 	}
 	if waits {
 		_, _ = c.refresh(ctx, v) // the next try follows soon
@@ -155,9 +145,6 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	}
 	return statusSoon, nil
 }
-
-// finalizer keeps a static pod's resource until its file is gone.
-func finalizer(pod string) string { return fmt.Sprintf("k8s.StaticPodStatus(%q)", pod) }
 
 // writeFiles writes the configuration files of kube-apiserver.
 func (c *KubeletStaticPodController) writeFiles(v resource.View) error {

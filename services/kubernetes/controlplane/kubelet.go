@@ -12,6 +12,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -136,7 +137,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		return 0, nil // what has changed comes first
 	}
 	if err != nil {
-		c.retry = min(max(2*c.retry, statusSoon), statusLater)
+		c.retry = sleep.Longer(c.retry, statusSoon, statusLater)
 		return 0, resource.RetryIn(fmt.Errorf("error refreshing pod status: %w", err), c.retry)
 	}
 	c.retry = 0

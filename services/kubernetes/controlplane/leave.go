@@ -40,7 +40,7 @@ type NodeLeaveController struct {
 
 // Reconcile stays in the watch, as ApprovalController does.
 func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	client, err := ownAdmin(v)
+	client, err := AdminClient(v)
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}

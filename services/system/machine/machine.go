@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -126,7 +127,7 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 			return o.Applier.published(ctx, h, "the API")
 		case <-time.After(wait):
 		}
-		wait = min(wait*2, retryMax)
+		wait = sleep.Longer(wait, retryFirst, retryMax)
 	}
 }
 

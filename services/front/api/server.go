@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -105,11 +104,10 @@ func (s *Server) routes() http.Handler {
 		// No compression: a small message may unfold to gigabytes, and PID 1 has
 		// better things to do.
 		connect.WithCompression("gzip", nil, nil),
-		connect.WithInterceptors(s.audit),
 		connect.WithRecover(s.recovered),
 	}
-	with := func(of func(error) error) []connect.HandlerOption {
-		return append(slices.Clip(options), connect.WithInterceptors(codes{of: of, stopping: s.stopping}))
+	with := func(code func(error) error) []connect.HandlerOption {
+		return append([]connect.HandlerOption{connect.WithInterceptors(calls{Server: s, code: code})}, options...)
 	}
 	s.errors = connect.NewErrorWriter(options...)
 	mux := http.NewServeMux()

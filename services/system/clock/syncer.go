@@ -28,8 +28,6 @@ const (
 	// farOff is how far servers that nobody else confirms may move the clock. Certificates and
 	// tokens live for longer, and a machine without a hardware clock may be off for as long.
 	farOff = 24 * time.Hour
-	// bootTimeout is for a configuration without one (Load fills it in).
-	bootTimeout = 15 * time.Second
 	// retryFirst is the pause after the first round without an answer; it doubles
 	// up to the usual interval. The network often works shortly after it is up.
 	retryFirst = time.Second
@@ -101,9 +99,6 @@ func (s *syncer) configure(next *time.Timer) error {
 		next.Reset(0)
 	}
 	s.disabled, s.limit = t.Disabled, t.BootTimeout
-	if s.limit <= 0 {
-		s.limit = bootTimeout
-	}
 	return nil
 }
 

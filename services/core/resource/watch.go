@@ -191,7 +191,8 @@ type Until struct {
 	ok    func(spec any) bool
 }
 
-// When is the condition that object id is there, and that ok, unless nil, holds for its spec. text is what users read while they wait.
+// When is the condition that object id is there, and that ok, unless nil, holds for its spec. text is what users read
+// while they wait.
 func (k *Kind[S]) When(s *Store, id string, text string, ok func(S) bool) *Until {
 	return &Until{store: s, at: k.at(id), text: text, ok: func(spec any) bool {
 		typed, _ := spec.(S)

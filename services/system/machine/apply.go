@@ -44,7 +44,8 @@ type Request struct {
 	By         string // who asks, for the history
 	// Base is the digest of the text that this one was made from; "": any.
 	Base string
-	// First: only as the first configuration of a node that has none. Unsigned: it may say that no system needs a signature.
+	// First: only as the first configuration of a node that has none. Unsigned: it may say that no system needs a
+	// signature.
 	First, Unsigned bool
 	// Around gets what a dry run has found, and do, which carries it out. nil: do is called at once.
 	Around func(plan Result, do func() (Result, error)) (Result, error)

@@ -104,7 +104,9 @@ func (s *Server) routes() http.Handler {
 		// No compression: a small message may unfold to gigabytes, and PID 1 has
 		// better things to do.
 		connect.WithCompression("gzip", nil, nil),
-		connect.WithRecover(s.recovered),
+		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
+			return s.panicked(spec.Procedure, p)
+		}),
 	}
 	with := func(code func(error) error) []connect.HandlerOption {
 		return append([]connect.HandlerOption{connect.WithInterceptors(calls{Server: s, code: code})}, options...)
@@ -125,11 +127,6 @@ func (s *Server) routes() http.Handler {
 	mux.Handle(garboardv1connect.NewOperationServiceHandler(&operationService{s.opts.Operations}, with(operationError)...))
 	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))
 	return mux
-}
-
-// recovered makes an error of a panic in a handler.
-func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
-	return s.panicked(spec.Procedure, p)
 }
 
 // ServeHTTP answers one request of the gate.

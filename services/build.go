@@ -223,7 +223,7 @@ func NewNode(o Options) (*Node, error) {
 		since = func() time.Duration { return time.Since(began) }
 	}
 	gate := sandbox.NewSocket(apid.UID, "")
-	timed := clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs})
+	timed := clock.New(clock.Options{Mode: o.Mode, Store: store})
 	services := []dag.Service{
 		udev.Service(udev.Options{Mode: o.Mode, Store: store}),
 		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, Socket: gate, Fingerprint: &n.fingerprint}),

@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/apid"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/system/disks"
@@ -96,7 +97,7 @@ func (r *reporter) waits() {
 	if now := r.since(); same != "" && now >= r.next {
 		r.logs.Printf("not up yet: %s", strings.Join(r.waiting(now), "; "))
 		r.next = now + r.pause
-		r.pause = min(2*r.pause, maxWaitReport)
+		r.pause = sleep.Longer(r.pause, waitReport, maxWaitReport)
 	}
 }
 

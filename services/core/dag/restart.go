@@ -1,6 +1,10 @@
 package dag
 
-import "time"
+import (
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
+)
 
 const (
 	// RestartFirst is the pause before the first restart: short, because most
@@ -43,6 +47,6 @@ func (p *pace) next(now time.Time, ran time.Duration) (pause time.Duration, loop
 	if p.looping {
 		return LoopPause, true
 	}
-	p.delay = min(max(2*p.delay, RestartFirst), RestartMax)
+	p.delay = sleep.Longer(p.delay, RestartFirst, RestartMax)
 	return p.delay, false
 }

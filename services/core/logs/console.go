@@ -43,7 +43,7 @@ type console struct {
 }
 
 func (c *console) write(level slog.Level, text string) {
-	text = oneLine(text)
+	text = OneLine(text)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.limit.AllowN(c.now(), 1) {

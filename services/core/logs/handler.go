@@ -54,7 +54,7 @@ func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 func (h *handler) Handle(_ context.Context, rec slog.Record) error {
 	notice := h.notice || rec.Level >= LevelNotice
 	var b strings.Builder
-	b.WriteString(oneLine(rec.Message))
+	b.WriteString(OneLine(rec.Message))
 	b.WriteString(h.attrs)
 	rec.Attrs(func(a slog.Attr) bool {
 		if a.Key == consoleKey {
@@ -130,8 +130,8 @@ func quoteIfNeeded(s string) string {
 	return s
 }
 
-// oneLine keeps a message from becoming several lines of a log: joined errors
+// OneLine keeps a message from becoming several lines of a log: joined errors
 // have newlines.
-func oneLine(s string) string {
+func OneLine(s string) string {
 	return strings.ReplaceAll(strings.TrimRight(s, "\n"), "\n", "; ")
 }

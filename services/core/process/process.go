@@ -47,19 +47,15 @@ type Table struct {
 	// while an exit status is taken from the kernel.
 	mu    sync.Mutex
 	known map[int]*Child
-	// cutShort is set when a sweep may have left orphans behind one of our own
+	// cutShort is set when a sweep has left what is behind one of our own
 	// zombies; whoever collects that one sweeps again.
 	cutShort bool
 	reaped   uint64
-
-	// children lists the PIDs of our children, or returns an error if this kernel can't.
-	// A field so that tests can take it away (CONFIG_PROC_CHILDREN).
-	children func() ([]int, error)
 }
 
 // New returns an empty table.
 func New() *Table {
-	return &Table{known: make(map[int]*Child), children: procChildren}
+	return &Table{known: make(map[int]*Child)}
 }
 
 // Child is a process that Table.Start has started.

@@ -3,11 +3,6 @@ package process
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -44,11 +39,8 @@ func (t *Table) Reap() (reaped int, err error) {
 	return t.sweep()
 }
 
-// sweep asks the kernel for the first zombie. An orphan is reaped; one of ours
-// stands in the way of those behind it, which are then found in /proc. What may
-// be missed there (a thread that ends hands its children to another one while
-// we read; /proc/…/children needs CONFIG_PROC_CHILDREN) is swept again when the
-// one in the way has been collected. The caller holds mu.
+// sweep asks the kernel for the first zombie. An orphan is reaped; one of ours stands in the way of those behind it,
+// and whoever collects that one, which is at once, sweeps again. The caller holds mu.
 func (t *Table) sweep() (reaped int, err error) {
 	t.cutShort = false
 	defer func() { t.reaped += uint64(reaped) }()
@@ -57,36 +49,9 @@ func (t *Table) sweep() (reaped int, err error) {
 		if err != nil || pid == 0 {
 			return reaped, err
 		}
-		if t.known[pid] == nil {
-			n, err := reapOne(pid)
-			if err != nil {
-				return reaped, err
-			}
-			reaped += n
-			continue
-		}
-		n, err := t.sweepListed()
-		reaped += n
-		if err != nil || n == 0 {
-			t.cutShort = true
-			return reaped, err
-		}
-	}
-}
-
-// sweepListed reaps those of the listed children that aren't ours. It need not
-// know which of them are zombies: WNOHANG leaves the living alone.
-func (t *Table) sweepListed() (reaped int, err error) {
-	pids, err := t.children()
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return 0, nil
-		}
-		return 0, err
-	}
-	for _, pid := range pids {
 		if t.known[pid] != nil {
-			continue
+			t.cutShort = true
+			return reaped, nil
 		}
 		n, err := reapOne(pid)
 		if err != nil {
@@ -94,7 +59,6 @@ func (t *Table) sweepListed() (reaped int, err error) {
 		}
 		reaped += n
 	}
-	return reaped, nil
 }
 
 // firstZombie returns the PID of a child that has ended and leaves it there; 0
@@ -148,37 +112,4 @@ func reapOne(pid int) (reaped int, err error) {
 			return 0, fmt.Errorf("wait for orphan %d: %w", pid, err)
 		}
 	}
-}
-
-// procChildren lists our children, of all threads: the kernel keeps them per
-// thread (proc_pid_task_children(5)).
-func procChildren() ([]int, error) {
-	const tasks = "/proc/self/task"
-	threads, err := os.ReadDir(tasks)
-	if err != nil {
-		return nil, err
-	}
-	var pids []int
-	var missing error
-	for _, thread := range threads {
-		data, err := os.ReadFile(filepath.Join(tasks, thread.Name(), "children"))
-		if errors.Is(err, fs.ErrNotExist) {
-			missing = err // that thread has ended, or the kernel lacks the file
-			continue
-		}
-		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return nil, err
-		}
-		for _, field := range strings.Fields(string(data)) {
-			pid, err := strconv.Atoi(field)
-			if err != nil {
-				return nil, fmt.Errorf("parse %s/%s/children: %w", tasks, thread.Name(), err)
-			}
-			pids = append(pids, pid)
-		}
-	}
-	if len(pids) == 0 {
-		return nil, missing
-	}
-	return pids, nil
 }

@@ -25,5 +25,5 @@ func TestStormAsPID1(t *testing.T) {
 func helperInit([]string) {
 	check(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	check(unix.Mount("proc", "/proc", "proc", 0, ""))
-	helperStorm([]string{"children"})
+	helperStorm(nil)
 }

@@ -1,7 +1,7 @@
 // Package resource keeps the facts of a node and runs the controllers that make
 // them so.
 //
-// A fact is an Object: namespace, type, ID, version, phase, finalizers, and a
+// A fact is an Object: namespace, type, ID, version, finalizers, and a
 // spec that is a typed Go value. The Store holds them in memory, lets only their
 // owner write, and lets anyone watch. A Controller names the types it reads and
 // writes; the Runtime calls its Reconcile when an input changed, and again with
@@ -25,10 +25,9 @@ import (
 // What a caller may want to decide on. The errors that are returned wrap these
 // and name the object.
 var (
-	ErrNotFound    = errors.New("not found")
-	ErrTearingDown = errors.New("is being torn down")
-	ErrOwned       = errors.New("belongs to another owner")
-	ErrUndeclared  = errors.New("not declared by the controller")
+	ErrNotFound   = errors.New("not found")
+	ErrOwned      = errors.New("belongs to another owner")
+	ErrUndeclared = errors.New("not declared by the controller")
 )
 
 // IgnoreNotFound is for objects that another controller will publish: that change starts a
@@ -40,23 +39,16 @@ func IgnoreNotFound(err error) error {
 	return err
 }
 
-// Phase of an object's life. A torn-down object stays until its finalizers are
-// gone.
-type Phase string
-
-const (
-	PhaseRunning     Phase = "running"
-	PhaseTearingDown Phase = "tearingDown"
-)
+// Phase is that of every object, for users: what is deleted is gone at once.
+const Phase = "running"
 
 // Meta is what an object is called, apart from what it says.
 type Meta struct {
 	Namespace  string
 	Type       string // full plural name: StaticPods.kubernetes.garboard.dev
 	ID         string
-	Version    uint64 // grows by one on each change of the spec
-	Phase      Phase
-	Finalizers []string // sorted
+	Version    uint64   // grows by one on each change of the spec
+	Finalizers []string // sorted; who cleans up after the object
 	Owner      string   // the controller that writes it
 	Created    time.Time
 	// Troubled is since when the spec has had problems (Problems); zero: it has none.
@@ -80,7 +72,7 @@ type Writer interface {
 	Reader
 	put(at target, spec any) error
 	remove(at target) error
-	finalizer(at target, name string, present bool) error
+	finalizer(at target, name string) error
 }
 
 // View is what a controller's Reconcile gets: the types that the controller has
@@ -151,13 +143,12 @@ func (k *Kind[S]) List(r Reader) []Object[S] {
 // Put creates the object or gives it a new spec. Its version grows only when the
 // spec differs (reflect.DeepEqual), so writing what is already there wakes
 // nobody. From now on the spec must not be changed in place: the store couldn't
-// tell. The error wraps ErrOwned or ErrTearingDown.
+// tell. The error wraps ErrOwned.
 func (k *Kind[S]) Put(w Writer, id string, spec S) error {
 	return w.put(k.at(id), spec)
 }
 
-// Delete removes the object, or if it has finalizers marks it as torn down: then
-// it goes with the last of them. Deleting what isn't there is no error.
+// Delete removes the object. Deleting what isn't there is no error.
 func (k *Kind[S]) Delete(w Writer, id string) error {
 	return w.remove(k.at(id))
 }
@@ -177,17 +168,9 @@ func (k *Kind[S]) Replace(w Writer, specs map[string]S) error {
 	return errors.Join(errs...)
 }
 
-// AddFinalizer keeps the object, once it is deleted, until RemoveFinalizer: for
-// those who must clean up after it. Not only the owner may do that. An object
-// that is being torn down takes no new ones.
+// AddFinalizer notes on the object who cleans up after it. Not only the owner may do that.
 func (k *Kind[S]) AddFinalizer(w Writer, id, name string) error {
-	return w.finalizer(k.at(id), name, true)
-}
-
-// RemoveFinalizer takes back AddFinalizer. It is no error if there is nothing to
-// take back.
-func (k *Kind[S]) RemoveFinalizer(w Writer, id, name string) error {
-	return w.finalizer(k.at(id), name, false)
+	return w.finalizer(k.at(id), name)
 }
 
 // typed gives a stored object its Go type. Kinds with one name are one Kind, so

@@ -184,7 +184,7 @@ func (rt *Runtime) drive(ctx context.Context, c Controller, n *counters) {
 			}
 			failure.Reason, failure.Error = reason.Of(err), err.Error()
 			rt.note(Failures.Put(w, c.Name, failure))
-			starting, pause = true, min(max(2*pause, retryFirst), retryMax)
+			starting, pause = true, sleep.Longer(pause, retryFirst, retryMax)
 			least := retryFirst
 			if own := (retryIn{}); errors.As(err, &own) {
 				least, pause = 0, max(own.after, retryFirst)

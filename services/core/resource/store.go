@@ -93,15 +93,13 @@ func (w *writer) put(at target, spec any) error {
 		return fail(fmt.Errorf("no ID"))
 	case exists && o.Owner != w.owner:
 		return fail(fmt.Errorf("%q: %w, %q", w.owner, ErrOwned, o.Owner))
-	case exists && o.Phase == PhaseTearingDown:
-		return fail(fmt.Errorf("%w, held by %s", ErrTearingDown, strings.Join(o.Finalizers, ", ")))
 	case exists && sameSpec(o.Spec, spec):
 		return nil
 	}
 	kind := Updated
 	if !exists {
 		kind = Created
-		o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Phase: PhaseRunning, Owner: w.owner, Created: time.Now()}
+		o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Owner: w.owner, Created: time.Now()}
 	}
 	o.Version++
 	o.Spec = spec
@@ -123,21 +121,17 @@ func (w *writer) remove(at target) error {
 	defer s.mu.Unlock()
 	k := key{at.namespace, at.id}
 	o, exists := s.objects[at.typ][k]
-	switch {
-	case !exists:
+	if !exists {
 		return nil
-	case o.Owner != w.owner:
-		return fmt.Errorf("delete %s %s/%s: %q: %w, %q", at.typ, at.namespace, at.id, w.owner, ErrOwned, o.Owner)
-	case len(o.Finalizers) == 0:
-		s.store(k, o, Deleted)
-	case o.Phase == PhaseRunning:
-		o.Phase = PhaseTearingDown
-		s.store(k, o, Updated)
 	}
+	if o.Owner != w.owner {
+		return fmt.Errorf("delete %s %s/%s: %q: %w, %q", at.typ, at.namespace, at.id, w.owner, ErrOwned, o.Owner)
+	}
+	s.store(k, o, Deleted)
 	return nil
 }
 
-func (w *writer) finalizer(at target, name string, present bool) error {
+func (w *writer) finalizer(at target, name string) error {
 	if err := w.reads(at.typ, at.id); err != nil {
 		return err
 	}
@@ -147,26 +141,13 @@ func (w *writer) finalizer(at target, name string, present bool) error {
 	k := key{at.namespace, at.id}
 	o, exists := s.objects[at.typ][k]
 	i, has := slices.BinarySearch(o.Finalizers, name)
-	fail := func(err error) error {
-		return fmt.Errorf("add finalizer %s to %s %s/%s: %w", name, at.typ, at.namespace, at.id, err)
-	}
 	switch {
-	case has == present && exists, !exists && !present:
-		return nil
 	case !exists:
-		return fail(ErrNotFound)
-	case present && o.Phase == PhaseTearingDown:
-		return fail(ErrTearingDown)
-	case present:
+		return fmt.Errorf("add finalizer %s to %s %s/%s: %w", name, at.typ, at.namespace, at.id, ErrNotFound)
+	case !has:
 		o.Finalizers = slices.Insert(slices.Clone(o.Finalizers), i, name)
-	default:
-		o.Finalizers = slices.Delete(slices.Clone(o.Finalizers), i, i+1)
+		s.store(k, o, Updated)
 	}
-	if o.Phase == PhaseTearingDown && len(o.Finalizers) == 0 {
-		s.store(k, o, Deleted)
-		return nil
-	}
-	s.store(k, o, Updated)
 	return nil
 }
 

@@ -18,7 +18,7 @@ type EventKind int
 
 const (
 	Created EventKind = iota
-	Updated           // spec, phase or finalizers
+	Updated           // spec or finalizers
 	Deleted           // Object is what it was last
 	Present           // it was there when the watch began
 	Synced            // all objects that were there have been sent; no Object
@@ -191,8 +191,8 @@ type Until struct {
 	ok    func(spec any) bool
 }
 
-// When is the condition that object id is there, isn't being torn down, and that
-// ok, unless nil, holds for its spec. text is what users read while they wait.
+// When is the condition that object id is there, and that ok, unless nil, holds for its spec. text is what users read
+// while they wait.
 func (k *Kind[S]) When(s *Store, id string, text string, ok func(S) bool) *Until {
 	return &Until{store: s, at: k.at(id), text: text, ok: func(spec any) bool {
 		typed, _ := spec.(S)
@@ -220,5 +220,5 @@ func (u *Until) Wait(ctx context.Context) error {
 // Holds tells whether the condition holds now.
 func (u *Until) Holds() bool {
 	o, err := u.store.get(u.at.typ, u.at.namespace, u.at.id)
-	return err == nil && o.Phase == PhaseRunning && u.ok(o.Spec)
+	return err == nil && u.ok(o.Spec)
 }

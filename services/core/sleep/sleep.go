@@ -3,6 +3,7 @@ package sleep
 
 import (
 	"context"
+	"io"
 	"sync"
 	"time"
 )
@@ -28,6 +29,9 @@ func Every(ctx context.Context, d time.Duration) func(round func() bool) {
 	}
 }
 
+// Longer is the pause after one that wasn't enough: twice as long, of at least first and at most most.
+func Longer(pause, first, most time.Duration) time.Duration { return min(max(2*pause, first), most) }
+
 // Await waits until a channel is closed, or has a message. The error is that of ctx.
 func Await(ctx context.Context, c <-chan struct{}) error {
 	select {
@@ -36,6 +40,21 @@ func Await(ctx context.Context, c <-chan struct{}) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// Reader is a reader that ends with ctx.
+func Reader(ctx context.Context, r io.Reader) io.Reader { return reader{ctx, r} }
+
+type reader struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (r reader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.Reader.Read(p)
 }
 
 // Group waits for all of a group, for d at most, and reports whether they have ended.

@@ -31,12 +31,11 @@ const AuditID = "audit"
 const maxOutcome = 200
 
 // audit logs the calls of methods with the options changes and discloses: user, method,
-// address, what was asked for, result and duration. It is an interceptor; the guard logs
-// calls that don't reach it, because they are refused or can't be read.
+// address, what was asked for, result and duration. The guard logs calls that don't reach a
+// service, because they are refused or can't be read.
 type audit struct {
-	connect.UnaryInterceptorFunc // as a client it changes nothing
-	log                          *slog.Logger
-	lines                        connlimit.Lines
+	log   *slog.Logger
+	lines connlimit.Lines
 }
 
 // entry is a call in the log.
@@ -94,10 +93,17 @@ func shortened(text string) string {
 	return config.Shorten(text, maxOutcome)
 }
 
+// calls is the interceptor of a service, with the code for its errors that have none.
+type calls struct {
+	connect.UnaryInterceptorFunc // as a client it changes nothing
+	*Server
+	code func(error) error
+}
+
 // WrapUnary implements connect.Interceptor.
-func (a *audit) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (res connect.AnyResponse, err error) {
-		err = a.audited(ctx, req.Spec().Procedure, func() any { return req.Any() }, func() error {
+		err = c.audited(ctx, req.Spec().Procedure, func() any { return req.Any() }, func() error {
 			res, err = next(ctx, req)
 			return err
 		})
@@ -106,23 +112,23 @@ func (a *audit) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 }
 
 // audited runs a call, and records it.
-func (a *audit) audited(ctx context.Context, procedure string, message func() any, run func() error) error {
-	if m, ok := contract.Lookup(procedure); ok && !m.Audited() {
-		return run()
-	}
+func (c calls) audited(ctx context.Context, procedure string, message func() any, run func() error) error {
 	began := time.Now()
-	err := run()
+	err := c.coded(run(), c.code)
+	if m, ok := contract.Lookup(procedure); ok && !m.Audited() {
+		return err
+	}
 	call := callOf(ctx)
 	call.audited = true
-	a.record(entry{caller: call.caller, procedure: procedure, what: summary(message()), err: err, took: time.Since(began)})
+	c.audit.record(entry{caller: call.caller, procedure: procedure, what: summary(message()), err: err, took: time.Since(began)})
 	return err
 }
 
 // WrapStreamingHandler implements connect.Interceptor.
-func (a *audit) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+func (c calls) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		first := &firstMessage{StreamingHandlerConn: conn}
-		return a.audited(ctx, conn.Spec().Procedure, func() any { return first.message }, func() error { return next(ctx, first) })
+		return c.audited(ctx, conn.Spec().Procedure, func() any { return first.message }, func() error { return next(ctx, first) })
 	}
 }
 

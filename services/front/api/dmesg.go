@@ -32,64 +32,41 @@ func (s *logService) Dmesg(ctx context.Context, req *connect.Request[apiv1.Dmesg
 	}
 	defer k.Close()
 	booted := time.Now().Add(-s.opts.Since())
-	send := func(m *apiv1.KernelMessage) error {
-		m.Time = timestamppb.New(booted.Add(time.Duration(m.GetSinceBootUs()) * time.Microsecond))
-		return stream.Send(m)
-	}
-	most := min(int(req.Msg.GetTail()), maxTail) // 0: all, negative: none
-	var last []*apiv1.KernelMessage              // held back until it is known which are the last
+	most, wait := min(int(req.Msg.GetTail()), maxTail), false // 0: all, negative: none
+	var last []*apiv1.KernelMessage                           // held back until it is known which are the last
 	for {
-		m, err := nextMessage(ctx, k, false)
-		if err != nil {
-			return err
-		}
-		if m == nil {
-			break
-		}
+		r, err := k.Next(ctx, wait)
 		switch {
-		case most == 0:
-			if err := send(m); err != nil {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			return failed(connect.CodeUnavailable, "the kernel's log can't be read: %w", err)
+		case r == nil: // all that there was
+			for _, m := range last {
+				if err := stream.Send(m); err != nil {
+					return err
+				}
+			}
+			if !req.Msg.GetFollow() {
+				return nil
+			}
+			if err := stream.Send(nil); err != nil {
 				return err
 			}
-		case most > 0:
+			most, wait = 0, true
+			continue
+		}
+		m := &apiv1.KernelMessage{
+			Level: uint32(r.Level), SinceBootUs: uint64(r.SinceBoot.Microseconds()), Time: timestamppb.New(booted.Add(r.SinceBoot)),
+			Message: config.RedactText(readable(r.Message)),
+		}
+		if most != 0 {
 			last = append(last, m)
-			last = last[max(len(last)-most, 0):]
-		}
-	}
-	for _, m := range last {
-		if err := send(m); err != nil {
+			last = last[max(len(last)-max(most, 0), 0):]
+		} else if err := stream.Send(m); err != nil {
 			return err
 		}
 	}
-	if !req.Msg.GetFollow() {
-		return nil
-	}
-	if err := stream.Send(nil); err != nil {
-		return err
-	}
-	for {
-		m, err := nextMessage(ctx, k, true)
-		if err != nil {
-			return err
-		}
-		if err := send(m); err != nil {
-			return err
-		}
-	}
-}
-
-// nextMessage is the next message of the kernel; without wait, nil at the end of what there is.
-func nextMessage(ctx context.Context, k *logs.KernelReader, wait bool) (*apiv1.KernelMessage, error) {
-	r, err := k.Next(ctx, wait)
-	switch {
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	case err != nil:
-		return nil, failed(connect.CodeUnavailable, "the kernel's log can't be read: %w", err)
-	case r == nil:
-		return nil, nil
-	}
-	return &apiv1.KernelMessage{Level: uint32(r.Level), SinceBootUs: uint64(r.SinceBoot.Microseconds()), Message: config.RedactText(readable(r.Message))}, nil
 }
 
 // console is the text of the node's console, for nodes in containers.

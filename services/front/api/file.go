@@ -18,6 +18,7 @@ import (
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -197,7 +198,7 @@ func (s *fileService) Read(ctx context.Context, req *connect.Request[apiv1.ReadF
 		most = maxPseudo
 	}
 	out := bufio.NewWriterSize(chunks{stream}, fileChunk)
-	n, err := io.CopyN(out, &callersReader{ctx, f}, most)
+	n, err := io.CopyN(out, sleep.Reader(ctx, f), most)
 	sent := out.Flush()
 	switch {
 	case errors.As(err, new(*fs.PathError)):

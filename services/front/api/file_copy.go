@@ -16,6 +16,7 @@ import (
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -173,7 +174,7 @@ func (c *copier) file(path, name string) error {
 	if err := c.tar.WriteHeader(header); err != nil {
 		return err
 	}
-	n, err := io.CopyN(c.tar, &callersReader{c.ctx, content}, header.Size)
+	n, err := io.CopyN(c.tar, sleep.Reader(c.ctx, content), header.Size)
 	if err == nil {
 		return nil
 	}
@@ -183,19 +184,6 @@ func (c *copier) file(path, name string) error {
 	c.problem(fmt.Errorf("%s: %d of %d bytes, zeros follow: %w", path, n, header.Size, err))
 	_, err = io.CopyN(c.tar, nothing{}, header.Size-n)
 	return err
-}
-
-// callersReader ends with its caller.
-type callersReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (p *callersReader) Read(b []byte) (int, error) {
-	if err := p.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return p.r.Read(b)
 }
 
 // nothing is zeros without end.

@@ -131,7 +131,7 @@ func (s *resourceService) object(d resource.Definition, o resource.Object[any]) 
 		}
 	}
 	return &apiv1.Resource{
-		Namespace: readable(o.Namespace), Type: o.Type, Kind: d.Kind, Id: readable(o.ID), Version: o.Version, Phase: string(o.Phase),
+		Namespace: readable(o.Namespace), Type: o.Type, Kind: d.Kind, Id: readable(o.ID), Version: o.Version, Phase: resource.Phase,
 		Finalizers: o.Finalizers, Owner: o.Owner, Spec: spec, Columns: columns, Created: timestamp(o.Created), ProblemsSince: timestamp(o.Troubled),
 	}, nil
 }

@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -105,11 +104,12 @@ func (s *Server) routes() http.Handler {
 		// No compression: a small message may unfold to gigabytes, and PID 1 has
 		// better things to do.
 		connect.WithCompression("gzip", nil, nil),
-		connect.WithInterceptors(s.audit),
-		connect.WithRecover(s.recovered),
+		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
+			return s.panicked(spec.Procedure, p)
+		}),
 	}
-	with := func(of func(error) error) []connect.HandlerOption {
-		return append(slices.Clip(options), connect.WithInterceptors(codes{of: of, stopping: s.stopping}))
+	with := func(code func(error) error) []connect.HandlerOption {
+		return append([]connect.HandlerOption{connect.WithInterceptors(calls{Server: s, code: code})}, options...)
 	}
 	s.errors = connect.NewErrorWriter(options...)
 	mux := http.NewServeMux()
@@ -127,11 +127,6 @@ func (s *Server) routes() http.Handler {
 	mux.Handle(garboardv1connect.NewOperationServiceHandler(&operationService{s.opts.Operations}, with(operationError)...))
 	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))
 	return mux
-}
-
-// recovered makes an error of a panic in a handler.
-func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
-	return s.panicked(spec.Procedure, p)
 }
 
 // ServeHTTP answers one request of the gate.

@@ -100,34 +100,17 @@ func (s *Server) bound(ctx context.Context, m contract.Method) (context.Context,
 	return ctx, func() { stop(); cancel() }
 }
 
-// codes give errors that have none the code on which a client decides: each service
+// coded gives errors that have none the code on which a client decides: each service
 // has its own. Streams end with the reason why the node ends.
-type codes struct {
-	connect.UnaryInterceptorFunc // as a client it changes nothing
-	of                           func(error) error
-	stopping                     context.Context
-}
-
-func (c codes) coded(err error) error {
+func (s *Server) coded(err error, code func(error) error) error {
 	_, has := err.(*connect.Error)
 	switch {
-	case c.stopping.Err() != nil && errors.Is(err, context.Canceled):
+	case s.stopping.Err() != nil && errors.Is(err, context.Canceled):
 		return failed(connect.CodeUnavailable, "the node's API stops")
 	case has || err == nil:
 		return err
 	}
-	return c.of(err)
-}
-
-func (c codes) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-		res, err := next(ctx, req)
-		return res, c.coded(err)
-	}
-}
-
-func (c codes) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error { return c.coded(next(ctx, conn)) }
+	return code(err)
 }
 
 // internal is for services whose other errors are of the node itself.
@@ -150,7 +133,7 @@ func (s *Server) panicked(procedure string, p any) error {
 // refuse answers with an error in the caller's protocol. Plain HTTP gets a status and a
 // JSON object, as by Connect.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	_ = s.errors.Write(w, r, codes{of: internal, stopping: s.stopping}.coded(err)) // whoever is gone isn't told
+	_ = s.errors.Write(w, r, s.coded(err, internal)) // whoever is gone isn't told
 }
 
 // failed is an error for the caller.

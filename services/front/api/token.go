@@ -103,10 +103,7 @@ func (s *nodeService) ListTokens(ctx context.Context, _ *connect.Request[apiv1.L
 		}
 		list, err := c.List(ctx, tokenRef(""), kubeclient.Selection{Fields: "type=" + tokenType})
 		for _, o := range list.Items() {
-			token := &apiv1.JoinToken{Id: strings.TrimPrefix(o.Name(), tokenName), Description: tokenText(o, "description")}
-			if end := tokenEnd(o); !end.IsZero() {
-				token.Ends = timestamppb.New(end)
-			}
+			token := &apiv1.JoinToken{Id: strings.TrimPrefix(o.Name(), tokenName), Description: tokenText(o, "description"), Ends: timestamp(tokenEnd(o))}
 			if token.Id == roster.TokenID(string(cfg.Cluster.Token)) {
 				token.Description = "cluster.token of this node"
 			}

@@ -147,7 +147,7 @@ func (c certificate) Wait(ctx context.Context) error {
 // returns its configuration.
 func asksForCertificate(store *resource.Store) (*config.Config, bool) {
 	c, err := machine.Config(store)
-	if err != nil || c.Machine.Type.ControlPlane() || len(c.Machine.CA.Crt) == 0 {
+	if err != nil || c.Machine.Type.ControlPlane() {
 		return nil, false
 	}
 	return c, true

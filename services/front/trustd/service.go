@@ -62,7 +62,7 @@ func Service(o Options) dag.Service {
 		ID:      ID,
 		Kind:    dag.Process,
 		Needs:   []dag.Condition{machine.IfControlPlane{Condition: secrets.API.When(o.Store, secrets.APIID, "certificate of trustd to be made", nil), Store: o.Store}},
-		Skip:    o.skip,
+		Skip:    machine.OnControlPlanes(o.Store, "trustd runs on control planes only"),
 		Prepare: publisher.Prepare,
 		Run: func(ctx context.Context, h *dag.Handle) error {
 			return publisher.Run(ctx, h, func(ctx context.Context, h *dag.Handle) error { return o.whileSigning(ctx, h) })
@@ -91,10 +91,6 @@ func (o Options) whileSigning(ctx context.Context, h *dag.Handle) error {
 	err = o.process(ctx, h)
 	cancel()
 	return errors.Join(err, <-signs)
-}
-
-func (o Options) skip() string {
-	return machine.OnControlPlanes(o.Store, "trustd runs on control planes only")
 }
 
 // current returns the state that trustd is to use now. It serves with the certificate

@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -81,7 +82,7 @@ func (s *serverList) load() {
 // update sets the list to what Kubernetes returned. An empty list is ignored: the server
 // that returned it is one itself.
 func (s *serverList) update(slice kubeclient.Object) {
-	found := addresses(slice)
+	found := Addresses(slice)
 	if len(found) == 0 || slices.Equal(found, s.list()) {
 		return
 	}
@@ -102,8 +103,8 @@ func (s *serverList) update(slice kubeclient.Object) {
 	}
 }
 
-// addresses are those in an EndpointSlice, sorted.
-func addresses(slice kubeclient.Object) []netip.AddrPort {
+// Addresses are those in an EndpointSlice, sorted.
+func Addresses(slice kubeclient.Object) []netip.AddrPort {
 	port := uint16(0)
 	for _, p := range slice.List("ports") {
 		if n, ok := p.At("port").(float64); ok && p.Text("name") == "https" && n > 0 && n < 1<<16 {
@@ -132,10 +133,8 @@ func (s *serverList) follow(ctx context.Context) {
 		cfg, err := machine.Config(s.o.Store)
 		joined := untrusted.Exists(s.o.kubeletClient)
 		if err == nil {
-			how := kubeclient.Options{Server: "https://" + s.o.address, ServerName: ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: s.o.kubeletClient}
-			if !joined {
-				how.CertFile, how.Token = "", string(cfg.Cluster.Token)
-			}
+			how := Client(cfg, map[bool]string{true: s.o.kubeletClient}[joined])
+			how.Server = "https://" + s.o.address
 			err = client.Use(how)
 		}
 		if err == nil {
@@ -152,10 +151,20 @@ func (s *serverList) follow(ctx context.Context) {
 			s.log.Info(fmt.Sprintf("ask Kubernetes for its API servers: %v", err))
 			fallthrough
 		default:
-			pause = min(max(2*pause, againFirst), againMax)
+			pause = sleep.Longer(pause, againFirst, againMax)
 		}
 		sleep.For(ctx, pause)
 	}
+}
+
+// Client are the options of a client of the cluster's API with the rights of this node: through the balancer, as the
+// kubelet whose certificate is in a file, or with the token to join; "": there is no certificate yet.
+func Client(c *config.Config, certFile string) kubeclient.Options {
+	how := kubeclient.Options{Server: URL, ServerName: ServerName, CA: c.Cluster.TrustedCAs(), CertFile: certFile}
+	if certFile == "" {
+		how.Token = string(c.Cluster.Token)
+	}
+	return how
 }
 
 // watch reads the list, and then its changes for as long as the stream lasts.

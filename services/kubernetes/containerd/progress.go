@@ -16,8 +16,10 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/singleflight"
@@ -78,39 +80,30 @@ func (c *Containerd) PullWithProgress(ctx context.Context, namespace, ref string
 	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(ctx, namespace), pullTimeout)
 	defer cancel()
 	f := &fetched{store: cl.ContentStore()}
-	ended := make(chan struct{})
+	var refused error
+	end := background.Start(ctx, func(reporting context.Context) {
+		for sleep.For(reporting, progressEvery) {
+			if refused = report(f.count(ctx)); refused != nil {
+				cancel() // the pull ends with it
+			}
+		}
+	})
 	var image client.Image
-	var failure error
-	go func() {
-		defer close(ended)
-		if seen := client.WithImageHandler(images.HandlerFunc(f.handle)); again {
-			image, failure = c.fromRegistry(ctx, cl, ref, seen)
-		} else {
-			image, failure = c.Pull(ctx, namespace, ref, func(reason.Code, string) {}, seen)
-		}
-	}()
-	tick := time.NewTicker(progressEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ended:
-			switch {
-			case err != nil:
-				return "", err
-			case failure != nil && ctx.Err() != nil:
-				return "", fmt.Errorf("pull image %s within %s: %w", ref, pullTimeout, ctx.Err())
-			case failure != nil:
-				return "", failure
-			}
-			return image.Target().Digest.String(), nil
-		case <-tick.C:
-			if err == nil {
-				if err = report(f.count(ctx)); err != nil {
-					cancel() // Pull ends with it
-				}
-			}
-		}
+	if seen := client.WithImageHandler(images.HandlerFunc(f.handle)); again {
+		image, err = c.fromRegistry(ctx, cl, ref, seen)
+	} else {
+		image, err = c.Pull(ctx, namespace, ref, func(reason.Code, string) {}, seen)
 	}
+	end()
+	switch {
+	case refused != nil:
+		return "", refused
+	case err != nil && ctx.Err() != nil:
+		return "", fmt.Errorf("pull image %s within %s: %w", ref, pullTimeout, ctx.Err())
+	case err != nil:
+		return "", err
+	}
+	return image.Target().Digest.String(), nil
 }
 
 // wishAgain is the pause after a pull that has failed: a registry that is repaired, and a tag that is pushed, are found

@@ -59,7 +59,7 @@ func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View
 	if err = cmp.Or(err, resource.IgnoreNotFound(none)); err != nil || none != nil || !ready {
 		return 0, err
 	}
-	if err := c.client.Use(adminOptions(keys)); err != nil {
+	if err := c.client.Use(throughBalancer(keys)); err != nil {
 		return 0, err
 	}
 	defer c.client.Close()
@@ -135,30 +135,31 @@ func EncryptAgain(ctx context.Context, client *kubeclient.Client) error {
 // AdminClient is a client of the cluster's API as its administrator, which a control plane
 // is.
 func AdminClient(r resource.Reader) (*kubeclient.Client, error) {
-	client, err := ownAdmin(r)
-	if errors.Is(err, resource.ErrNotFound) {
-		return selfHostedClient(r)
-	}
-	return client, err
-}
-
-// ownAdmin is the administrator's client by the secrets for static pods.
-func ownAdmin(r resource.Reader) (*kubeclient.Client, error) {
-	found, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	options, err := admin(r)
 	if err != nil {
 		return nil, err
 	}
-	return kubeclient.New(adminOptions(found.Spec))
+	return kubeclient.New(options)
+}
+
+// admin are the options of AdminClient. The configuration of a self-hosted control plane lacks the secrets for static
+// pods.
+func admin(r resource.Reader) (kubeclient.Options, error) {
+	found, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	if c, none := machine.Config(r); err != nil && none == nil && c.SelfHosted() {
+		found.Spec = secrets.KubernetesSpec{Trusted: c.Cluster.TrustedCAs(), Balancer: balancer.URL}
+		found.Spec.Admin, err = secrets.Admin(c.Cluster.CA, time.Now())
+	}
+	return throughBalancer(found.Spec), err
 }
 
 // ServesAt says why no API server of this cluster is at a URL, or none whose certificate has a name. "" is the name in
 // the URL.
 func ServesAt(ctx context.Context, r resource.Reader, url, name string) error {
-	found, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	options, err := admin(r)
 	if err != nil {
 		return err
 	}
-	options := adminOptions(found.Spec)
 	options.Server, options.ServerName = url, name
 	client, err := kubeclient.New(options)
 	if err != nil {
@@ -168,26 +169,9 @@ func ServesAt(ctx context.Context, r resource.Reader, url, name string) error {
 	return client.Ready(ctx)
 }
 
-// selfHostedClient is that of a node whose configuration lacks the secrets for static pods.
-func selfHostedClient(r resource.Reader) (*kubeclient.Client, error) {
-	c, err := machine.Config(r)
-	if err != nil {
-		return nil, err
-	}
-	spec := secrets.KubernetesSpec{Trusted: c.Cluster.TrustedCAs(), Balancer: balancer.URL}
-	if spec.Admin, err = secrets.Admin(c.Cluster.CA, time.Now()); err != nil {
-		return nil, err
-	}
-	return kubeclient.New(adminOptions(spec))
-}
-
 // Metrics are those of the API server of one node, in the text format of Prometheus.
 func Metrics(ctx context.Context, r resource.Reader, node netip.Addr) (text string, err error) {
-	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
-	if err != nil {
-		return "", err
-	}
-	err = onNode(r, node, keys.Spec.Admin, func(c *kubeclient.Client) error {
+	err = onNode(r, node, func(*kubeclient.Options) {}, func(c *kubeclient.Client) error {
 		text, err = c.Text(ctx, "/metrics")
 		return err
 	})
@@ -201,23 +185,23 @@ func AcceptedBy(ctx context.Context, r resource.Reader, node netip.Addr, ca conf
 	if err != nil {
 		return err
 	}
-	return onNode(r, node, pair, func(c *kubeclient.Client) error {
+	as := func(o *kubeclient.Options) { o.Cert, o.Key = pair.Crt, pair.Key }
+	return onNode(r, node, as, func(c *kubeclient.Client) error {
 		_, err := c.Raw(ctx, "/api")
 		return err
 	})
 }
 
-// onNode calls do with a client of the API server of one node.
-func onNode(r resource.Reader, node netip.Addr, pair config.CertKey, do func(*kubeclient.Client) error) error {
-	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+// onNode calls do with a client of the API server of one node, as the cluster's administrator unless as changes that.
+func onNode(r resource.Reader, node netip.Addr, as func(*kubeclient.Options), do func(*kubeclient.Client) error) error {
+	options, err := admin(r)
 	own, none := Configs.Get(r, apiServer)
 	if err = cmp.Or(err, none); err != nil {
 		return err
 	}
-	server := netip.AddrPortFrom(node, uint16(own.Spec.(APIServerConfig).LocalPort))
-	client, err := kubeclient.New(kubeclient.Options{
-		Server: "https://" + server.String(), ServerName: balancer.ServerName, CA: keys.Spec.Trusted, Cert: pair.Crt, Key: pair.Key,
-	})
+	options.Server = "https://" + netip.AddrPortFrom(node, uint16(own.Spec.(APIServerConfig).LocalPort)).String()
+	as(&options)
+	client, err := kubeclient.New(options)
 	if err != nil {
 		return err
 	}
@@ -225,9 +209,9 @@ func onNode(r resource.Reader, node netip.Addr, pair config.CertKey, do func(*ku
 	return do(client)
 }
 
-// adminOptions are for this node's own apiserver, or another one while that isn't ready, with all rights.
-func adminOptions(s secrets.KubernetesSpec) kubeclient.Options {
-	return kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.Trusted, Cert: s.Admin.Crt, Key: s.Admin.Key}
+// throughBalancer is for this node's own apiserver, or another one while that isn't ready, with all rights.
+func throughBalancer(s secrets.KubernetesSpec) kubeclient.Options {
+	return s.Administrator(s.Balancer, balancer.ServerName)
 }
 
 // withMutex runs do while this node holds the mutex of the cluster.

@@ -102,7 +102,7 @@ func (c *ApprovalController) Reconcile(ctx context.Context, v resource.View) (ti
 	if left {
 		limit = approvalAgain
 	}
-	return watchUntil(ctx, client, certificateRequests, kubeclient.Selection{}, list, limit, approvalRetry, func(e kubeclient.Event) bool {
+	return watchUntil(ctx, client, certificateRequests, list, limit, approvalRetry, func(e kubeclient.Event) bool {
 		return e.Type == kubeclient.Added && ours(e.Object)
 	}), nil
 }
@@ -136,8 +136,8 @@ var errAsked = errors.New("a new request")
 
 // watchUntil watches what follows on a list until an object asks for something, or the
 // limit is over. It returns the pause before the next list.
-func watchUntil(ctx context.Context, client *kubeclient.Client, of kubeclient.Ref, sel kubeclient.Selection, list kubeclient.Object, limit, retry time.Duration, asks func(kubeclient.Event) bool) time.Duration {
-	err := client.Watch(ctx, of, sel, list.ResourceVersion(), limit, func(e kubeclient.Event) error {
+func watchUntil(ctx context.Context, client *kubeclient.Client, of kubeclient.Ref, list kubeclient.Object, limit, retry time.Duration, asks func(kubeclient.Event) bool) time.Duration {
+	err := client.Watch(ctx, of, kubeclient.Selection{}, list.ResourceVersion(), limit, func(e kubeclient.Event) error {
 		if asks(e) {
 			return errAsked
 		}

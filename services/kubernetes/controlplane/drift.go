@@ -92,7 +92,7 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	if err != nil || !ready {
 		return 0, err
 	}
-	if err := c.client.Use(adminOptions(keys)); err != nil {
+	if err := c.client.Use(throughBalancer(keys)); err != nil {
 		return 0, err
 	}
 	defer c.client.Close() // its connections: the next comparison is a while away

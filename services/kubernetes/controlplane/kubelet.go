@@ -12,6 +12,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -101,10 +102,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	wanted, wroteAny, waits := map[string]bool{}, false, false
 	replaced := c.replaced(ctx, v)
 	for _, pod := range pods {
-		if pod.Phase == resource.PhaseTearingDown {
-			continue
-		}
-		if err := StaticPods.AddFinalizer(v, pod.ID, finalizer(pod.ID)); err != nil {
+		if err := StaticPods.AddFinalizer(v, pod.ID, fmt.Sprintf("k8s.StaticPodStatus(%q)", pod.ID)); err != nil {
 			return 0, err
 		}
 		wanted[filepath.Base(c.path(pod.ID))] = true
@@ -124,13 +122,6 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	if err := c.removeStale(v, wanted); err != nil {
 		return 0, err
 	}
-	for _, pod := range pods {
-		if pod.Phase == resource.PhaseTearingDown { // its file is gone
-			if err := StaticPods.RemoveFinalizer(v, pod.ID, finalizer(pod.ID)); err != nil {
-				return 0, err
-			}
-		}
-	}
 	if waits {
 		_, _ = c.refresh(ctx, v) // the next try follows soon
 		return portPoll, nil
@@ -146,7 +137,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		return 0, nil // what has changed comes first
 	}
 	if err != nil {
-		c.retry = min(max(2*c.retry, statusSoon), statusLater)
+		c.retry = sleep.Longer(c.retry, statusSoon, statusLater)
 		return 0, resource.RetryIn(fmt.Errorf("error refreshing pod status: %w", err), c.retry)
 	}
 	c.retry = 0
@@ -155,9 +146,6 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	}
 	return statusSoon, nil
 }
-
-// finalizer keeps a static pod's resource until its file is gone.
-func finalizer(pod string) string { return fmt.Sprintf("k8s.StaticPodStatus(%q)", pod) }
 
 // writeFiles writes the configuration files of kube-apiserver.
 func (c *KubeletStaticPodController) writeFiles(v resource.View) error {

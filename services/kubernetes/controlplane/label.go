@@ -79,7 +79,7 @@ type NodeLabelController struct {
 func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	cfg, err := machine.Config(v)
 	hostname, none := network.Hostnames.Get(v, network.HostnameID)
-	if err = cmp.Or(err, none); err != nil {
+	if err = cmp.Or(err, none); err != nil || cfg.SelfHosted() { // its pods don't tolerate what is wanted yet
 		return 0, resource.IgnoreNotFound(err)
 	}
 	later := soon
@@ -134,7 +134,7 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kubeclient.Client, error) {
 	switch {
 	case cfg.Machine.Type.ControlPlane():
-		return ownAdmin(v)
+		return AdminClient(v)
 	case !untrusted.Exists(c.kubeletClient):
 		return nil, nil
 	}
@@ -143,7 +143,7 @@ func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kube
 
 // WorkerClient is a client of the cluster's API as a kubelet, whose certificate is in a file.
 func WorkerClient(cfg *config.Config, certFile string) (*kubeclient.Client, error) {
-	return kubeclient.New(kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: certFile})
+	return kubeclient.New(balancer.Client(cfg, certFile))
 }
 
 // nodePatch is the change of the node, with these annotations; nil if there is none.

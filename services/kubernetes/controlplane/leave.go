@@ -40,7 +40,7 @@ type NodeLeaveController struct {
 
 // Reconcile stays in the watch, as ApprovalController does.
 func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	client, err := ownAdmin(v)
+	client, err := AdminClient(v)
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}
@@ -69,7 +69,7 @@ func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (t
 		v.Log().Info(fmt.Sprintf("node %s is being reset: deleted", node.Name()))
 	}
 	c.refused = seen
-	return watchUntil(ctx, client, allNodes, kubeclient.Selection{}, list, leaveWatch, leaveRetry, func(e kubeclient.Event) bool {
+	return watchUntil(ctx, client, allNodes, list, leaveWatch, leaveRetry, func(e kubeclient.Event) bool {
 		if e.Type == kubeclient.Deleted || !leaving(e.Object) {
 			return false
 		}

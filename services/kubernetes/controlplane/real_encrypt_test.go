@@ -94,7 +94,7 @@ func TestRealEncryptAgain(t *testing.T) {
 	stop := run(old)
 	o, err := secrets.Kubernetes.Get(n.store, secrets.KubernetesID)
 	put(t, err)
-	client, err := kubeclient.New(adminOptions(o.Spec))
+	client, err := kubeclient.New(throughBalancer(o.Spec))
 	put(t, err)
 	for _, name := range names {
 		eventually.That(t, 60*time.Second, name+" can't be read", func() error {

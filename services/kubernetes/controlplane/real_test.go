@@ -242,7 +242,7 @@ func (n *realNode) start(name string, args ...string) (stop func()) {
 func (n *realNode) admin() *kubeclient.Client {
 	o, err := secrets.Kubernetes.Get(n.store, secrets.KubernetesID)
 	put(n.t, err)
-	client, err := kubeclient.New(adminOptions(o.Spec))
+	client, err := kubeclient.New(throughBalancer(o.Spec))
 	put(n.t, err)
 	n.t.Cleanup(client.Close)
 	eventually.That(n.t, 90*time.Second, "apiserver to be ready", func() error { return client.Ready(context.Background()) })

@@ -116,8 +116,7 @@ func (c *KubeletStaticPodController) follow(ctx context.Context, v resource.View
 		name, status := pod.Text("metadata", "labels", "k8s-app"), PodStatus(pod["status"].(object))
 		now, good := c.starts[name], c.good[name]
 		restarts, words := status.Fails()
-		wanted, err := StaticPods.Get(v, name)
-		if err != nil || wanted.Phase == resource.PhaseTearingDown || pod.Text("metadata", "uid") != now.uid {
+		if _, err := StaticPods.Get(v, name); err != nil || pod.Text("metadata", "uid") != now.uid {
 			continue // its file is about to go, or it is
 		}
 		if !c.up.After(c.down) || name != apiServer && !serves {

@@ -118,7 +118,7 @@ func (c *tainted) taint(texts ...string) {
 // keeps has the control plane look, and compares the Node and its record.
 func (c *tainted) keeps(what, node, record string) {
 	c.t.Helper()
-	client, err := ownAdmin(c.view)
+	client, err := AdminClient(c.view)
 	put(c.t, err)
 	defer client.Close()
 	put(c.t, c.keeper.keepTaints(c.t.Context(), c.view, client))

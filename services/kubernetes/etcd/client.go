@@ -150,8 +150,7 @@ func (e *Etcd) api() (*kubeclient.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := keys.Spec
-	return kubeclient.New(kubeclient.Options{Server: k.Endpoint, CA: k.Trusted, Cert: k.Admin.Crt, Key: k.Admin.Key})
+	return kubeclient.New(keys.Spec.Administrator(keys.Spec.Endpoint, ""))
 }
 
 // apiServers is the path of Kubernetes' own list of its API servers.
@@ -191,13 +190,9 @@ func (e *Etcd) remembered(me self) (urls []string) {
 // others are the URLs of a list of EndpointSlices, except this node's own.
 func others(found kubeclient.Object, me self) (urls []string) {
 	for _, slice := range found.Items() {
-		for _, endpoint := range slice.List("endpoints") {
-			addresses, _ := endpoint.At("addresses").([]any)
-			for _, a := range addresses {
-				text, _ := a.(string)
-				if addr, err := netip.ParseAddr(text); err == nil && addr != me.addr {
-					urls = append(urls, clientURL(addr))
-				}
+		for _, at := range balancer.Addresses(slice) {
+			if at.Addr() != me.addr {
+				urls = append(urls, clientURL(at.Addr()))
 			}
 		}
 	}

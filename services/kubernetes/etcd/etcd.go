@@ -207,7 +207,7 @@ func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
 }
 
 func (o Options) skip() string {
-	return machine.OnControlPlanes(o.Store, "etcd runs on control planes only")
+	return machine.OnControlPlanes(o.Store, "etcd runs on control planes only")()
 }
 
 func image(c *config.Config) string { return c.Cluster.Etcd.Image }

@@ -107,12 +107,13 @@ func TestS355WaitIsReportedOnce(t *testing.T) {
 func TestS215Others(t *testing.T) {
 	t.Parallel()
 	me := self{"a", netip.MustParseAddr("10.5.0.2")}
+	ports := []any{map[string]any{"name": "https", "port": 6443.0}}
 	found := kubeclient.Object{"items": []any{
-		map[string]any{"endpoints": []any{
+		map[string]any{"ports": ports, "endpoints": []any{
 			map[string]any{"addresses": []any{"10.5.0.4", "10.5.0.2", "not an address", 7}},
 			map[string]any{"addresses": []any{"10.5.0.3"}},
 		}},
-		map[string]any{"endpoints": []any{map[string]any{"addresses": []any{"fd00::3", "10.5.0.3"}}, map[string]any{}}},
+		map[string]any{"ports": ports, "endpoints": []any{map[string]any{"addresses": []any{"fd00::3", "10.5.0.3"}}, map[string]any{}}},
 	}}
 	want := []string{"https://10.5.0.3:2379", "https://10.5.0.4:2379", "https://[fd00::3]:2379"}
 	if got := others(found, me); !slices.Equal(got, want) {

@@ -65,12 +65,7 @@ func settle(ctx context.Context, patience time.Duration, count func(context.Cont
 // over: 0 for a plan, SettleTimeout for a running operation. It changes
 // nothing, and takes at most half a minute in addition. On a worker it refuses.
 func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
-	p, err := e.ownMember(ctx)
-	if err != nil {
-		return err
-	}
-	defer p.close()
-	return settle(ctx, patience, p.may(mayRemove))
+	return e.may(ctx, patience, mayRemove)
 }
 
 // MayStop reports whether this node could go down and come back, as a member all the
@@ -79,12 +74,17 @@ func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
 // nil if the cluster would miss nothing. It changes nothing, and takes at most half a
 // minute, in addition to patience as in MayLeave. On a worker it refuses.
 func (e *Etcd) MayStop(ctx context.Context, patience time.Duration) error {
-	p, err := e.ownMember(ctx, clientv3.WithSerializable())
+	return e.may(ctx, patience, mayStop, clientv3.WithSerializable())
+}
+
+// may is whether a rule lets this node's member go.
+func (e *Etcd) may(ctx context.Context, patience time.Duration, rule func([]*pb.Member, *pb.Member, map[uint64]bool) error, options ...clientv3.OpOption) error {
+	p, err := e.ownMember(ctx, options...)
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	return settle(ctx, patience, p.may(mayStop))
+	return settle(ctx, patience, p.may(rule))
 }
 
 // Leave removes this node's member from the cluster, stops the service and

@@ -18,6 +18,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 )
 
@@ -176,7 +177,7 @@ func (e *Etcd) upload(ctx context.Context, s Snapshot, from io.Reader) error {
 	}
 	defer file.Close()
 	sum := &sums{whole: sha256.New(), body: sha256.New(), left: s.Size - sha256.Size}
-	n, err := io.Copy(io.MultiWriter(file, sum), bounded{ctx, io.LimitReader(from, int64(s.Size)+1)})
+	n, err := io.Copy(io.MultiWriter(file, sum), sleep.Reader(ctx, io.LimitReader(from, int64(s.Size)+1)))
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
 		return refuse("the disk is full: %s has no room for the snapshot", filepath.Dir(e.o.DataDir))
@@ -201,19 +202,6 @@ func (e *Etcd) room(size uint64) error {
 		return refuse("the disk is too full: a snapshot of %d MiB needs %d MiB in %s, where %d are free", size>>20, need>>20, filepath.Dir(e.o.DataDir), free>>20)
 	}
 	return nil
-}
-
-// bounded is a reader that ends with its context.
-type bounded struct {
-	ctx context.Context
-	io.Reader
-}
-
-func (b bounded) Read(p []byte) (int, error) {
-	if err := b.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return b.Reader.Read(p)
 }
 
 // sums hashes a snapshot while it is copied: all except the last 32 bytes, and those.

@@ -245,7 +245,7 @@ func (d Drain) evict(ctx context.Context, pod Object, e *eviction) (why string) 
 		return ""
 	}
 	e.next = time.Now().Add(e.pause)
-	e.pause = min(2*e.pause, evictMost)
+	e.pause = sleep.Longer(e.pause, evictFirst, evictMost)
 	e.why = err.Error()
 	if status, ok := errors.AsType[*StatusError](err); ok {
 		e.why = strings.Join(slices.Concat([]string{status.Message}, status.Causes), " ")

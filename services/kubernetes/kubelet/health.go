@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -137,7 +138,7 @@ func (c *healthController) reconcile(ctx context.Context, v resource.View) (time
 	case never == nil && len(before.Spec.Faults) == 0 && time.Since(c.answered) < silence:
 		return healthSoon, nil
 	default:
-		now, c.pause = unanswered(c.answered, err), min(max(2*c.pause, healthSoon), healthLater)
+		now, c.pause = unanswered(c.answered, err), sleep.Longer(c.pause, healthSoon, healthLater)
 	}
 	// Why there is no answer isn't always said in the same words.
 	if now.Serves != before.Spec.Serves || now.Serves != Unknown && now.Faults.String() != before.Spec.Faults.String() {
@@ -151,7 +152,8 @@ func (c *healthController) look(ctx context.Context, cfg *config.Config, name st
 	if !untrusted.Exists(c.clientFile) {
 		return h, errors.New("the node hasn't joined")
 	}
-	how := kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: c.clientFile, Transport: c.transport}
+	how := balancer.Client(cfg, c.clientFile)
+	how.Transport = c.transport
 	if err := c.client.Use(how); err != nil {
 		return h, err
 	}

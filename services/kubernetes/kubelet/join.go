@@ -78,7 +78,7 @@ func (o Options) join(ctx context.Context, h *dag.Handle) error {
 		if !sleep.For(ctx, pause) {
 			return ctx.Err()
 		}
-		pause = min(2*pause, joinAgainMax)
+		pause = sleep.Longer(pause, joinAgain, joinAgainMax)
 	}
 }
 
@@ -89,11 +89,7 @@ func (o Options) kubernetes(joined bool) (cfg *config.Config, name string, clien
 	if err = cmp.Or(err, none); err != nil {
 		return nil, "", nil, err
 	}
-	how := kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: clientFile}
-	if !joined {
-		how.CertFile, how.Token = "", string(cfg.Cluster.Token)
-	}
-	client, err = kubeclient.New(how)
+	client, err = kubeclient.New(balancer.Client(cfg, map[bool]string{true: clientFile}[joined]))
 	return cfg, hostname.Spec, client, err
 }
 

@@ -161,9 +161,7 @@ func bind(options string, paths ...string) []specs.Mount {
 }
 
 // hostPaths are places that charts mount, as pods see them.
-func hostPaths() []specs.Mount {
-	return bind("rbind rslave rw", lists.Of(boot.HostPaths, func(p boot.HostPath) string { return p.Path })...)
-}
+var hostPaths = bind("rbind rslave rw", lists.Of(boot.HostPaths, func(p boot.HostPath) string { return p.Path })...)
 
 // extraMounts are those of the configuration. What is mounted below them later,
 // on the node or by the kubelet, is seen on both sides, as storage drivers want it.
@@ -198,7 +196,7 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 		oci.WithHostNamespace(specs.CgroupNamespace),
 		oci.WithCgroup(boot.SystemCgroup + "/kubelet"),
 		withoutDefaultMounts("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
-		oci.WithMounts(slices.Concat(mounts, hostPaths(), extraMounts(cfg))),
+		oci.WithMounts(slices.Concat(mounts, hostPaths, extraMounts(cfg))),
 		withSharedMounts,
 		oci.WithMaskedPaths(nil),
 		oci.WithReadonlyPaths(nil),

@@ -46,14 +46,8 @@ func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Du
 	o, _ := API.Get(v, APIID) // without one, all are made
 	have := o.Spec
 	ca := n.config.Machine.CA
-	if len(ca.Crt) == 0 {
-		return 0, missing("machine.ca")
-	}
 	if !n.config.Machine.Type.ControlPlane() {
 		return c.worker(ctx, v, n, have)
-	}
-	if len(ca.Key) == 0 {
-		return 0, missing("machine.ca")
 	}
 	now := c.now()
 	serving, err := keep(have.Serving, ca, n.api(now))

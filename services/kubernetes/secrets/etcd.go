@@ -21,9 +21,6 @@ func (c *EtcdController) Reconcile(_ context.Context, v resource.View) (time.Dur
 		return 0, err
 	}
 	ca, accepted := n.config.Cluster.Etcd.CA, n.config.Cluster.Etcd.AcceptedCAs
-	if len(ca.Crt) == 0 || len(ca.Key) == 0 {
-		return 0, missing("cluster.etcd.ca")
-	}
 	o, _ := Etcd.Get(v, EtcdID) // without one, all are made
 	spec, now := o.Spec, c.now()
 	// A member is a client of itself for its gRPC gateway, and of its peers.

@@ -5,6 +5,7 @@ import (
 	"crypto/hkdf"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
@@ -44,9 +46,6 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 		return 0, err
 	}
 	cluster := &n.config.Cluster
-	if len(cluster.CA.Crt) == 0 {
-		return 0, missing("cluster.ca")
-	}
 	authorities, err := n.digests(config.KubernetesAuthority)
 	if err != nil {
 		return 0, err
@@ -54,9 +53,6 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	kubelet := KubeletSpec{CA: cluster.TrustedCAs(), Issuing: cluster.CA.Crt, Authorities: authorities}
 	if !n.config.Machine.Type.ControlPlane() {
 		return 0, Kubelet.Put(v, KubeletID, kubelet)
-	}
-	if len(cluster.CA.Key) == 0 {
-		return 0, missing("cluster.ca")
 	}
 	// The kubelet first: it also runs where the control plane is self-hosted, and its
 	// configuration lacks the secrets for static pods.
@@ -67,8 +63,8 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	if err := Kubelet.Put(v, KubeletID, kubelet); err != nil {
 		return 0, err
 	}
-	if err := complete(cluster); err != nil {
-		return 0, err
+	if len(cluster.AggregatorCA.Key) == 0 { // self-hosted
+		return 0, reason.With(Missing, errors.New("missing cluster.aggregatorCA secret"))
 	}
 	have, _ := Kubernetes.Get(v, KubernetesID) // without one, all are made
 	spec, err := n.kubernetes(have.Spec, now)
@@ -94,24 +90,6 @@ func (n node) kubelet(r resource.Reader, now time.Time, spec *KubeletSpec) (err 
 	}
 	spec.Client, err = keep(have.Client, n.config.Cluster.CA, client)
 	return err
-}
-
-// complete reports a secret that is missing in the configuration.
-func complete(c *config.Cluster) error {
-	for _, need := range []struct {
-		field string
-		have  bool
-	}{
-		{"ca", len(c.CA.Crt) > 0 && len(c.CA.Key) > 0},
-		{"aggregatorCA", len(c.AggregatorCA.Crt) > 0 && len(c.AggregatorCA.Key) > 0},
-		{"serviceAccount", len(c.ServiceAccount.Key) > 0},
-		{"etcd.ca", len(c.Etcd.CA.Crt) > 0 && len(c.Etcd.CA.Key) > 0},
-	} {
-		if !need.have {
-			return missing("cluster." + need.field)
-		}
-	}
-	return nil
 }
 
 // kubernetes is the spec for n. It keeps the parts of have that are still valid.

@@ -2,7 +2,6 @@ package secrets
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -121,10 +120,5 @@ func (n node) digests(names ...string) (map[string]string, error) {
 	return all, err
 }
 
-// Missing: a secret is missing in the configuration, for example in one
-// that was made for an older release.
+// Missing: the configuration lacks the secrets for static pods: it was made for an older release.
 const Missing reason.Code = "SecretMissing"
-
-func missing(field string) error {
-	return reason.With(Missing, fmt.Errorf("missing %s secret", field))
-}

@@ -31,6 +31,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -96,6 +97,12 @@ type KubernetesSpec struct {
 	Balancer string `yaml:"balancer"`
 
 	Authorities map[string]string `yaml:"authorities,omitempty"` // see StatusSpec
+}
+
+// Administrator are the options of a client with all rights of the API server at a URL, whose certificate has a name;
+// "": that in the URL.
+func (s KubernetesSpec) Administrator(url, name string) kubeclient.Options {
+	return kubeclient.Options{Server: url, ServerName: name, CA: s.Trusted, Cert: s.Admin.Crt, Key: s.Admin.Key}
 }
 
 // Kubernetes is the secrets of the control plane, on control planes.

@@ -27,8 +27,7 @@ func askAPIServer(ctx context.Context, store *resource.Store, client *kubeclient
 	if err != nil {
 		return err
 	}
-	k := keys.Spec
-	if err := client.Use(kubeclient.Options{Server: k.LocalEndpoint, CA: k.Trusted, Cert: k.Admin.Crt, Key: k.Admin.Key}); err != nil {
+	if err := client.Use(keys.Spec.Administrator(keys.Spec.LocalEndpoint, "")); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)

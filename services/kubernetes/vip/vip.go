@@ -80,15 +80,11 @@ type Options struct {
 func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
-		Skip:       o.skip,
+		Skip:       machine.OnControlPlanes(o.Store, "only control planes share an address"),
 		Run:        o.run,
 		Restart:    dag.RestartAlways,
 		StopBudget: stopBudget,
 	}
-}
-
-func (o Options) skip() string {
-	return machine.OnControlPlanes(o.Store, "only control planes share an address")
 }
 
 // run runs a controller for each address of the configuration.

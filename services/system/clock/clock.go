@@ -20,7 +20,6 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -82,7 +81,6 @@ type kernel interface {
 type Options struct {
 	Mode  boot.Mode
 	Store *resource.Store
-	Logs  *logs.Logs
 
 	kernel kernel
 	file   string // the saved time; tests have their own

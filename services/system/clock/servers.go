@@ -13,6 +13,7 @@ import (
 
 	"github.com/beevik/ntp"
 	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
@@ -104,7 +105,7 @@ func unusable(all []sample, best sample) (out []string) {
 			continue
 		}
 		why := fmt.Errorf("%s: its time differs from that of the majority by %s", s.addr, (s.offset - best.offset).Abs().Round(time.Millisecond))
-		out = append(out, oneLine(cmp.Or(s.err, why)))
+		out = append(out, logs.OneLine(cmp.Or(s.err, why).Error()))
 	}
 	return out
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/system/machine"
 	nodenet "github.com/garboard-os/garboard/services/system/network"
@@ -27,8 +28,6 @@ const (
 	// farOff is how far servers that nobody else confirms may move the clock. Certificates and
 	// tokens live for longer, and a machine without a hardware clock may be off for as long.
 	farOff = 24 * time.Hour
-	// bootTimeout is for a configuration without one (Load fills it in).
-	bootTimeout = 15 * time.Second
 	// retryFirst is the pause after the first round without an answer; it doubles
 	// up to the usual interval. The network often works shortly after it is up.
 	retryFirst = time.Second
@@ -100,9 +99,6 @@ func (s *syncer) configure(next *time.Timer) error {
 		next.Reset(0)
 	}
 	s.disabled, s.limit = t.Disabled, t.BootTimeout
-	if s.limit <= 0 {
-		s.limit = bootTimeout
-	}
 	return nil
 }
 
@@ -302,9 +298,9 @@ func (s *syncer) failed(err error) {
 	s.fails++
 	s.lastErr = err
 	if s.serversChanged && s.fails == 1 {
-		s.log.Warn(fmt.Sprintf("the new time servers bring no time (%s); asking %s again", oneLine(err), strings.Join(s.servers, ", ")))
+		s.log.Warn(fmt.Sprintf("the new time servers bring no time (%s); asking %s again", logs.OneLine(err.Error()), strings.Join(s.servers, ", ")))
 	} else {
-		s.log.Info("no time: " + oneLine(err))
+		s.log.Info("no time: " + logs.OneLine(err.Error()))
 	}
 	if s.d.synced && s.fails < reachLimit {
 		s.setStatus(s.status)
@@ -312,11 +308,11 @@ func (s *syncer) failed(err error) {
 	}
 	if s.d.synced {
 		s.log.Warn(fmt.Sprintf("the last %d questions to %s brought no time: the clock runs on its own now (%s)",
-			s.fails, strings.Join(s.servers, ", "), oneLine(err)))
+			s.fails, strings.Join(s.servers, ", "), logs.OneLine(err.Error())))
 		s.d.synced = false
 	}
 	status := s.status
-	status.Synced, status.Message, status.Reason = false, oneLine(err), reason.Of(err)
+	status.Synced, status.Message, status.Reason = false, logs.OneLine(err.Error()), reason.Of(err)
 	status.Source = cmp.Or(status.Source, SourceNone)
 	s.setStatus(status)
 }
@@ -340,7 +336,7 @@ func (s *syncer) startUnsynchronised() {
 	}
 	why := "no answer yet"
 	if s.lastErr != nil {
-		why = oneLine(s.lastErr)
+		why = logs.OneLine(s.lastErr.Error())
 	}
 	s.log.Warn(fmt.Sprintf("time isn't synchronised after %s (%s); going on with the clock at %s, and asking %s again at least every %s. "+
 		"A time server that this network reaches, in machine.time.servers, ends this",
@@ -378,5 +374,3 @@ func (s *syncer) save() {
 	}
 	s.setStatus(s.status)
 }
-
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

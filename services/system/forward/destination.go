@@ -66,7 +66,7 @@ func (d *destination) run(ctx context.Context) {
 			return
 		}
 		d.works(false, err.Error())
-		d.pause = min(max(2*d.pause, d.o.first), lastPause)
+		d.pause = sleep.Longer(d.pause, d.o.first, lastPause)
 		if !sleep.For(ctx, d.pause) {
 			return
 		}

@@ -44,8 +44,9 @@ type Request struct {
 	By         string // who asks, for the history
 	// Base is the digest of the text that this one was made from; "": any.
 	Base string
-	// First: only as the first configuration of a node that has none.
-	First bool
+	// First: only as the first configuration of a node that has none. Unsigned: it may say that no system needs a
+	// signature.
+	First, Unsigned bool
 	// Around gets what a dry run has found, and do, which carries it out. nil: do is called at once.
 	Around func(plan Result, do func() (Result, error)) (Result, error)
 }
@@ -75,7 +76,6 @@ type Entry struct {
 // Situation is what a person who looks at the configuration should know besides
 // the text.
 type Situation struct {
-	Digest  string
 	Version uint64
 	Staged  bool
 	Try     time.Time // when the change that is being tried is undone; zero: none is
@@ -160,6 +160,9 @@ func (a *Applier) Apply(_ context.Context, r Request) (Result, error) {
 	next, warnings, err := a.load("configuration", r.Text)
 	if err != nil {
 		return Result{Warnings: warnings}, err
+	}
+	if r.First && !r.Unsigned && next.Machine.Install.Unsigned {
+		return Result{}, ErrUnsigned
 	}
 	if r.First && a.o.Place != nil { // the disk may yet come, and another configuration, too
 		place, err := a.o.Place(next.Machine.Install)

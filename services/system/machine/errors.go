@@ -10,6 +10,7 @@ import (
 var (
 	ErrNoConfig         = errors.New("the node has no configuration")
 	ErrConfigured       = errors.New("the node has a configuration")
+	ErrUnsigned         = errors.New("machine.install.unsigned: true would install a system although nobody vouches for it: gbctl apply-config --insecure --unsigned says that you want this")
 	ErrStale            = errors.New("the node's configuration has changed since it was read")
 	ErrBusy             = errors.New("not now")
 	ErrNoVersion        = errors.New("isn't in the history; see gbctl config history")

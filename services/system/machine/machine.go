@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -126,7 +127,7 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 			return o.Applier.published(ctx, h, "the API")
 		case <-time.After(wait):
 		}
-		wait = min(wait*2, retryMax)
+		wait = sleep.Longer(wait, retryFirst, retryMax)
 	}
 }
 
@@ -192,12 +193,14 @@ func (o Options) mountState(ctx context.Context, known *facts) (err error) {
 }
 
 // OnControlPlanes skips a service on workers, and says why.
-func OnControlPlanes(r resource.Reader, why string) string {
-	cfg, err := Config(r)
-	if err != nil || cfg.Machine.Type.ControlPlane() {
-		return ""
+func OnControlPlanes(r resource.Reader, why string) func() string {
+	return func() string {
+		cfg, err := Config(r)
+		if err != nil || cfg.Machine.Type.ControlPlane() {
+			return ""
+		}
+		return why
 	}
-	return why
 }
 
 // IfControlPlane is a condition of a service that OnControlPlanes skips on workers: there it
@@ -212,7 +215,7 @@ func (c IfControlPlane) Wait(ctx context.Context) error {
 	if err := Configs.When(c.Store, ConfigID, "a configuration", nil).Wait(ctx); err != nil {
 		return err
 	}
-	if OnControlPlanes(c.Store, "a worker") != "" {
+	if OnControlPlanes(c.Store, "a worker")() != "" {
 		return nil
 	}
 	return c.Condition.Wait(ctx)

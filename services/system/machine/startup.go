@@ -349,7 +349,7 @@ func (a *Applier) Situation() Situation {
 	entries, _ := a.History() // without it, there is no version to tell
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Situation{Digest: Digest(a.text), Try: a.deadline}
+	s := Situation{Try: a.deadline}
 	for _, e := range entries {
 		if e.Current {
 			s.Version = e.Version

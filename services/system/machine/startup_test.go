@@ -116,6 +116,30 @@ func TestPlanOfAnInstallation(t *testing.T) {
 	}
 }
 
+// A file that is lying around, and takes unsigned systems, is given to a machine in maintenance mode: nobody asked for
+// such a system now.
+func TestUnsignedSystemNeedsLeave(t *testing.T) {
+	plain := document(t)
+	text := bytes.Replace(plain, []byte("disk: /dev/vda\n"), []byte("disk: /dev/vda\n    unsigned: true\n"), 1)
+	for _, tc := range []struct {
+		what  string
+		r     Request
+		taken bool
+	}{
+		{"a stranger", Request{Text: text, First: true}, false},
+		{"a stranger, to look only", Request{Text: text, First: true, DryRun: true}, false},
+		{"a stranger who says so", Request{Text: text, First: true, Unsigned: true}, true},
+		{"a stranger with a file without it", Request{Text: plain, First: true}, true},
+		{"an administrator of a node", Request{Text: text}, true},
+	} {
+		a := NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+		_, err := a.Apply(t.Context(), tc.r)
+		if tc.taken && err != nil || !tc.taken && (!errors.Is(err, ErrUnsigned) || a.config != nil) {
+			t.Errorf("%s: %v", tc.what, err)
+		}
+	}
+}
+
 // Who changes a configuration hears what the node can't do of it; it is applied all the same.
 func TestWhatANodeCantDo(t *testing.T) {
 	a := NewApplier(ApplierOptions{

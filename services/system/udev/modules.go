@@ -74,8 +74,12 @@ func OpenModules(dir string) (*Modules, error) {
 	var alias string
 	for name, parse := range map[string]func(string){
 		"modules.softdep": m.parseSoftdep,
-		"modules.builtin": m.parseBuiltin,
-		"modules.alias":   func(text string) { alias = text },
+		"modules.builtin": func(text string) {
+			for line := range strings.Lines(text) {
+				m.builtin[nameOf(strings.TrimSpace(line))] = true
+			}
+		},
+		"modules.alias": func(text string) { alias = text },
 	} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		if boot.IgnoreMissing(err) != nil {
@@ -156,12 +160,6 @@ func (m *Modules) parseSoftdep(text string) {
 				into[name] = append(into[name], canonical(f))
 			}
 		}
-	}
-}
-
-func (m *Modules) parseBuiltin(text string) {
-	for line := range strings.Lines(text) {
-		m.builtin[nameOf(strings.TrimSpace(line))] = true
 	}
 }
 

@@ -84,14 +84,14 @@ func buildLayout(ctx context.Context, store *cache.Store, r *progress.Reporter, 
 	inputs = append(inputs, filepath.Base(tools))
 	return store.Build(ctx, "images", inputs, func(ctx context.Context, dir string) error {
 		done := r.Step(imagesStep)
-		err := writeLayout(ctx, dir, images, func(name string) tree { return layers[name](binaries, tools) })
+		err := writeLayout(ctx, dir, images, func(name string) (layer, error) { return layerOf(name, binaries, tools) })
 		done(err)
 		return err
 	})
 }
 
 // writeLayout fills dir, which exists.
-func writeLayout(ctx context.Context, dir string, images []Image, contents func(layer string) tree) error {
+func writeLayout(ctx context.Context, dir string, images []Image, contents func(name string) (layer, error)) error {
 	work, err := os.MkdirTemp(dir, ".layers-") // on the same disk; layers are too big for a /tmp in memory
 	if err != nil {
 		return err
@@ -107,11 +107,13 @@ func writeLayout(ctx context.Context, dir string, images []Image, contents func(
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			l, err := makeLayer(contents(name), filepath.Join(work, name), image.Gzip)
+			content, err := contents(name)
+			if err == nil {
+				finished[name], err = content.pack(filepath.Join(work, name), image.Gzip)
+			}
 			if err != nil {
 				return fmt.Errorf("layer %s: %w", name, err)
 			}
-			finished[name] = l
 		}
 		assembled, err := image.assemble(finished)
 		if err != nil {

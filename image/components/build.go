@@ -20,7 +20,7 @@ const recipe = "1"
 type Builder struct {
 	Root     string // the checkout: the directory with the main go.mod
 	Store    *cache.Store
-	Progress *progress.Reporter // may be nil
+	Progress *progress.Reporter
 }
 
 // Build builds one component after the other: the Go compiler uses all cores by itself.

@@ -63,14 +63,6 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, binari
 	if err != nil {
 		return "", err
 	}
-	dir, err := buildLayout(ctx, store, r, binaries, tools)
-	if err != nil {
-		return "", fmt.Errorf("build images: %w", err)
-	}
-	return dir, nil
-}
-
-func buildLayout(ctx context.Context, store *cache.Store, r *progress.Reporter, binaries map[string]string, tools string) (string, error) {
 	sources, err := recipe()
 	if err != nil {
 		return "", err
@@ -82,11 +74,8 @@ func buildLayout(ctx context.Context, store *cache.Store, r *progress.Reporter, 
 		inputs = append(inputs, name, filepath.Base(binaries[name]))
 	}
 	inputs = append(inputs, filepath.Base(tools))
-	return store.Build(ctx, "images", inputs, func(ctx context.Context, dir string) error {
-		done := r.Step(imagesStep)
-		err := writeLayout(ctx, dir, images, func(name string) (layer, error) { return layerOf(name, binaries, tools) })
-		done(err)
-		return err
+	return r.Build(ctx, store, imagesStep, inputs, func(ctx context.Context, dir string) error {
+		return writeLayout(ctx, dir, images, func(name string) (layer, error) { return layerOf(name, binaries, tools) })
 	})
 }
 

@@ -429,9 +429,9 @@ type Running struct {
 }
 
 // note is called for each event of QEMU.
-func (r *Running) note(e qmp.Event) {
-	if e.Name == "SHUTDOWN" {
-		r.reason = e.Reason
+func (r *Running) note(event, reason string) {
+	if event == "SHUTDOWN" {
+		r.reason = reason
 	}
 }
 

@@ -9,7 +9,7 @@ package oci
 
 import (
 	"context"
-	"embed"
+	_ "embed"
 	"fmt"
 	"maps"
 	"os"
@@ -38,23 +38,16 @@ const (
 	containerdAnnotation = "io.containerd.image.name"
 )
 
-// recipes are this package's own sources. They are part of the cache keys, so that a change here makes new images
-// without anybody having to think of it: making them takes seconds.
-//
-//go:embed images.go layer.go oci.go
-var recipes embed.FS
-
-func recipe() (string, error) {
-	var all []string
-	for _, name := range []string{"images.go", "layer.go", "oci.go"} {
-		source, err := recipes.ReadFile(name)
-		if err != nil {
-			return "", err
-		}
-		all = append(all, string(source))
-	}
-	return cache.Key(all...), nil
-}
+// These are this package's own sources. They are part of the cache keys, so that a change here makes new images without
+// anybody having to think of it: making them takes seconds.
+var (
+	//go:embed images.go
+	imagesSource string
+	//go:embed layer.go
+	layerSource string
+	//go:embed oci.go
+	ownSource string
+)
 
 // Build makes all images and returns the directory with the layout. binaries is what components.Build returned.
 func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, binaries map[string]string) (string, error) {
@@ -63,12 +56,8 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, binari
 	if err != nil {
 		return "", err
 	}
-	sources, err := recipe()
-	if err != nil {
-		return "", err
-	}
 	images := imagesOf(binaries)
-	inputs := []string{sources, fmt.Sprintf("%+v", images)}
+	inputs := []string{imagesSource, layerSource, ownSource, fmt.Sprintf("%+v", images)}
 	// A result's directory is named by the key of all that went into it: as good as hashing its content, and free.
 	for _, name := range slices.Sorted(maps.Keys(binaries)) {
 		inputs = append(inputs, name, filepath.Base(binaries[name]))

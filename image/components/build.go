@@ -157,6 +157,13 @@ func compile(ctx context.Context, c Component, root, module, dir string) error {
 		}
 		module = grafted
 	}
+	if _, err := os.Stat(filepath.Join(module, insteadDir)); err == nil {
+		trimmed := filepath.Join(work, "trimmed")
+		if err := trim(ctx, module, c.Programs[0].Package, trimmed); err != nil {
+			return fmt.Errorf("trim the program's module: %w", err)
+		}
+		module = trimmed
+	}
 	for _, p := range c.Programs {
 		args := []string{"build", "-o", filepath.Join(dir, p.File)}
 		if c.Pins != "" {

@@ -365,6 +365,31 @@ func TestGraftedProgramsAnswerToTheirNames(t *testing.T) {
 	}
 }
 
+// The real one: flannel's own main, without what a node never uses.
+func TestTrimmedProgramLacksWhatIsReplaced(t *testing.T) {
+	b := &Builder{Root: root(t), Store: &cache.Store{Dir: t.TempDir()}, Progress: progress.New(io.Discard)}
+	dirs, err := b.Build(t.Context(), "flannel")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flanneld := filepath.Join(dirs["flannel"], "flanneld")
+	if out, err := exec.CommandContext(t.Context(), flanneld, "--version").CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != FlannelVersion {
+		t.Errorf("it says %q, %v", out, err)
+	}
+	if out, err := exec.CommandContext(t.Context(), flanneld).CombinedOutput(); err == nil || !strings.Contains(string(out), "start it with --kube-subnet-mgr") {
+		t.Errorf("without the Kubernetes API it says %q, %v", out, err)
+	}
+	info, err := buildinfo.ReadFile(flanneld)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range info.Deps {
+		if strings.Contains(m.Path, "etcd") || strings.Contains(m.Path, "tencent") {
+			t.Errorf("it has %s", m.Path)
+		}
+	}
+}
+
 func TestCompilerErrorsAreShownAndNothingIsKept(t *testing.T) {
 	b := checkout(t, "package main\n\nfunc main() { undefinedThing() }\n")
 	_, err := b.component(t.Context(), tiny)

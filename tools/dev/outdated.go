@@ -62,7 +62,7 @@ func outdated(ctx context.Context, out io.Writer, where, dir string) error {
 		fixed[r.Old.Path] = true
 	}
 	for _, r := range module.Require {
-		isTool := slices.ContainsFunc(module.Tool, func(t struct{ Path string }) bool { return strings.HasPrefix(t.Path, r.Path+"/") })
+		isTool := slices.ContainsFunc(module.Tool, func(t struct{ Path string }) bool { return strings.HasPrefix(t.Path+"/", r.Path+"/") })
 		if r.Indirect && !isTool || fixed[r.Path] {
 			continue
 		}

@@ -89,7 +89,8 @@ func TestSelectClosesTheList(t *testing.T) {
 		names = append(names, moduleName(file))
 	}
 	slices.Sort(names)
-	want := []string{"crc32c_intel", "libcrc32c", "libcurve", "udp_tunnel", "wireguard", "xfs"} // ext4 and nvme_core are built in
+	// ext4 and nvme_core are built in.
+	want := []string{"crc32c_intel", "libcrc32c", "libcurve", "udp_tunnel", "wireguard", "xfs"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("modules (-want +got):\n%s", diff)
 	}

@@ -1,8 +1,8 @@
 // Package cache keeps the results of long builds: directories, found again by what went into them.
 //
 // A result is named by a key, the hash of all its inputs, so it is never updated, only added or pruned. One lock file
-// per result orders its builders, also across processes: who holds it fills KEY.tmp-*, and renames that to KEY. The time
-// of a result is that of its last use. It stays for hours after that, whoever used it.
+// per result orders its builders, also across processes: who holds it fills KEY.tmp-*, and renames that to KEY. The
+// time of a result is that of its last use. It stays for hours after that, whoever used it.
 //
 // The kernel drops locks when a process dies, however it dies. What a dead builder left behind is therefore recognised
 // by its lock being free, and no process IDs (which get reused, and mean nothing in another namespace) are needed.

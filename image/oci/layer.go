@@ -18,8 +18,9 @@ import (
 
 // layer is what one holds. Directories above a file come by themselves.
 type layer struct {
-	files map[string]string // path without a leading slash → the file, or the directory with all below it, of this computer
-	more  squashfs.Tree     // the same in all builds
+	// files are of this computer, or are directories with all below them, by their path without a leading slash.
+	files map[string]string
+	more  squashfs.Tree // the same in all builds
 }
 
 func (l layer) tree() (squashfs.Tree, error) {

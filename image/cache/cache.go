@@ -2,7 +2,7 @@
 //
 // A result is named by a key, the hash of all its inputs, so it is never updated, only added or pruned. One lock file
 // per result orders its builders, also across processes: who holds it fills KEY.tmp-*, and renames that to KEY. The
-// time of a result is that of its last use. It stays for hours after that, whoever used it.
+// time of a result is that of its last use. It stays for an hour after that, whoever used it.
 //
 // The kernel drops locks when a process dies, however it dies. What a dead builder left behind is therefore recognised
 // by its lock being free, and no process IDs (which get reused, and mean nothing in another namespace) are needed.
@@ -24,9 +24,9 @@ const (
 	// keep is how many results of one name stay: the current one, the one of the branch next door, and one to go back
 	// to.
 	keep = 3
-	// keepFor is how long others stay, too, after their last use: longer than a program works with them, such as the
-	// longest test.
-	keepFor = 3 * time.Hour
+	// keepFor is how long others stay, too, after their last use: longer than a program works with them that asked for
+	// them, such as a folder of tests. Machines that tests keep have gigabytes.
+	keepFor = time.Hour
 	// lockPoll is how often a waiter looks whether another process has finished: unnoticeable after a build of minutes,
 	// and cheap.
 	lockPoll = 50 * time.Millisecond

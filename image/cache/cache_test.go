@@ -189,7 +189,7 @@ func TestKilledBuilderLeavesNothingForLong(t *testing.T) {
 	}
 }
 
-func TestPruneKeepsTheNewestAndThoseOfTheLastHours(t *testing.T) {
+func TestPruneKeepsTheNewestAndThoseOfTheLastHour(t *testing.T) {
 	s := &Store{Dir: t.TempDir()}
 	var dirs []string
 	for i := range 5 {

@@ -103,6 +103,9 @@ func (d clusterDir) keepProgram(ctx context.Context, self []string) ([]string, e
 // linkTree makes links to a file, or to all files of a directory, or copies where a link is not possible: across file
 // systems, or where the kernel forbids links to other users' files (proc(5), protected_hardlinks).
 func linkTree(ctx context.Context, from, to string) error {
+	if _, err := os.Lstat(from); err != nil {
+		return err
+	}
 	if exec.CommandContext(ctx, "cp", "-rl", from, to).Run() == nil {
 		return nil
 	}

@@ -50,8 +50,8 @@ up: $(DEV) $(GBCTL) ## build everything, boot a cluster, wait until it serves
 down: $(GBCTL) ## stop the cluster and remove what make up made of it
 	@$(GBCTL) cluster destroy --name $(CLUSTER)
 
-console: $(DEV) ## show and follow a node's console (NODE=worker-1)
-	@$(DEV) console --cluster $(CLUSTER) --node '$(NODE)'
+console: ## show a node's console, and follow it on a terminal (NODE=worker-1)
+	@tail -n +1 $$(test -t 1 && echo -f) '$(DIR)/$(CLUSTER)-$(patsubst $(CLUSTER)-%,%,$(or $(NODE),controlplane-1))/console.log'
 
 kubectl: $(DEV) ## kubectl against the cluster: make kubectl ARGS='get nodes'
 	@$(DEV) kubectl --cluster $(CLUSTER) -- $(ARGS)
@@ -109,8 +109,10 @@ fuzz: $(DEV) ## fuzz every target for a minute
 lint: $(DEV) ## gofmt, go vet and staticcheck
 	@$(DEV) test --only lint
 
-bench: $(DEV) ## figures beside their budgets
-	@$(DEV) bench --provisioner $(PROVISIONER)
+bench: $(DEV) ## figures beside their budgets (ONLY=install, PROVISIONER, CLUSTERS=3 of several containers)
+	@$(DEV) setup --tests=false
+	@go test -trimpath -tags=e2e -count=1 -run='^$$' -bench='(?i)^Benchmark($(or $(ONLY),.*))$$' -benchtime=1x -timeout=0 -v ./qemu/e2e/bench \
+	  -provisioner=$(PROVISIONER) -clusters=$(or $(CLUSTERS),1)
 
 outdated: $(DEV) ## which modules and components have newer versions
 	@$(DEV) outdated

@@ -59,7 +59,7 @@ const (
 var nodeComponents = []string{"containerd", "runc", "cni"}
 
 // Boot is a node's software as paths on the build machine. The files are in a cache: they must not be written to, and
-// stay at least until this process ends.
+// stay for an hour at least (cache.Store).
 type Boot struct {
 	// Version is the name of the code (package version).
 	Version string

@@ -8,20 +8,15 @@
 package kernel
 
 import (
-	"compress/gzip"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"github.com/garboard-os/garboard/kernel/deb"
-	"github.com/klauspost/compress/zstd"
-	"github.com/ulikunitz/xz"
 )
 
 // AptPackages are what the build machine must have installed for Fetch to work.
@@ -60,15 +55,10 @@ func Differs(flavour Flavour, packages []deb.Package) string {
 
 // Kernel is a kernel on disk, ready to be put into an image.
 type Kernel struct {
-	Flavour Flavour `json:"flavour"`
 	// Release is what uname -r prints on it, and the name of its module folder.
 	Release string `json:"release"`
 	// Packages are the keys of the packages that it came from.
 	Packages []string `json:"packages"`
-	// Builtin holds the names of the table's modules that are built into this kernel.
-	Builtin []string `json:"builtin"`
-	// Modules holds the names of the modules that came along, the table's and those that they need.
-	Modules []string `json:"modules"`
 
 	dir string
 }
@@ -124,15 +114,15 @@ func Fetch(ctx context.Context, lists deb.Lists, flavour Flavour, packages []deb
 	if err := lists.Fetch(ctx, unpacked, packages...); err != nil {
 		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)
 	}
-	k := &Kernel{Flavour: flavour, Packages: deb.Keys(packages), dir: dir}
-	if err := k.take(ctx, unpacked); err != nil {
+	k := &Kernel{Packages: deb.Keys(packages), dir: dir}
+	if err := k.take(ctx, flavour, unpacked); err != nil {
 		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)
 	}
 	return k, nil
 }
 
 // take moves image and modules from an unpacked package to where they stay.
-func (k *Kernel) take(ctx context.Context, unpacked string) error {
+func (k *Kernel) take(ctx context.Context, flavour Flavour, unpacked string) error {
 	images, err := filepath.Glob(filepath.Join(unpacked, "boot/vmlinuz-*"))
 	if err != nil {
 		return err
@@ -151,11 +141,12 @@ func (k *Kernel) take(ctx context.Context, unpacked string) error {
 	if err := depmod(ctx, unpacked, k.Release); err != nil {
 		return err
 	}
-	selection, err := Select(filepath.Join(unpacked, "lib/modules", k.Release), k.Flavour, Modules())
+	all := filepath.Join(unpacked, "lib/modules", k.Release)
+	files, err := Select(all, flavour, Modules())
 	if err != nil {
 		return err
 	}
-	if err := selection.copyTo(k.ModulesDir()); err != nil {
+	if err := copyModules(files, all, k.ModulesDir()); err != nil {
 		return err
 	}
 	if err := depmod(ctx, k.dir, k.Release); err != nil {
@@ -164,8 +155,6 @@ func (k *Kernel) take(ctx context.Context, unpacked string) error {
 	if err := pruneIndexes(k.ModulesDir()); err != nil {
 		return err
 	}
-	k.Builtin, k.Modules = selection.Builtin, selection.Names()
-
 	data, err := json.MarshalIndent(k, "", "  ")
 	if err != nil {
 		return err
@@ -191,30 +180,9 @@ func depmod(ctx context.Context, base, release string) error {
 // modprobe in containers that mount /lib/modules.
 func pruneIndexes(modules string) error {
 	for _, name := range []string{"modules.symbols", "modules.symbols.bin", "modules.builtin.modinfo"} {
-		if err := os.Remove(filepath.Join(modules, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.RemoveAll(filepath.Join(modules, name)); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// decompressor opens a module for reading as the kernel wants it: Debian compresses
-// modules with xz, other kernels in other ways.
-func decompressor(path string, file io.Reader) (io.ReadCloser, error) {
-	switch filepath.Ext(path) {
-	case ".xz":
-		r, err := xz.NewReader(file)
-		return io.NopCloser(r), err
-	case ".zst":
-		r, err := zstd.NewReader(file)
-		if err != nil {
-			return nil, err
-		}
-		return r.IOReadCloser(), nil
-	case ".gz":
-		return gzip.NewReader(file)
-	case ".ko":
-		return io.NopCloser(file), nil
-	}
-	return nil, fmt.Errorf("unknown module compression %q", filepath.Ext(path))
 }

@@ -2,24 +2,37 @@ package kernel
 
 import (
 	"bytes"
+	"compress/gzip"
+	"fmt"
 	"io"
 	"path"
 	"strings"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/ulikunitz/xz"
 )
 
 // PlainModule reads a module as the kernel wants it: Debian compresses modules with xz, other kernels in other ways.
 // The name of the result ends with .ko.
 func PlainModule(name string, content io.Reader) (plainName string, plain []byte, err error) {
-	in, err := decompressor(name, content)
+	switch path.Ext(name) {
+	case ".ko":
+		plain, err = io.ReadAll(content)
+		return name, plain, err
+	case ".xz":
+		content, err = xz.NewReader(content)
+	case ".zst":
+		content, err = zstd.NewReader(content, zstd.WithDecoderConcurrency(1)) // which leaves nothing to close
+	case ".gz":
+		content, err = gzip.NewReader(content)
+	default:
+		err = fmt.Errorf("unknown module compression %q", path.Ext(name))
+	}
 	if err != nil {
 		return "", nil, err
 	}
-	defer in.Close()
-	plain, err = io.ReadAll(in)
-	if path.Ext(name) != ".ko" {
-		name = strings.TrimSuffix(name, path.Ext(name))
-	}
-	return name, plain, err
+	plain, err = io.ReadAll(content)
+	return strings.TrimSuffix(name, path.Ext(name)), plain, err
 }
 
 // Signed reports whether a module has a signature at its end (MODULE_SIG_STRING in include/linux/module_signature.h).

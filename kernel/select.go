@@ -3,7 +3,6 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,35 +10,14 @@ import (
 	"strings"
 )
 
-// Selection is the part of a kernel's module folder that an image takes.
-type Selection struct {
-	// Files are paths of modules relative to the module folder, sorted.
-	Files []string
-	// Builtin are the asked-for modules that need no file, sorted.
-	Builtin []string
-
-	from string
-}
-
-// Names gives back the names of the modules in the selection, sorted, as /proc/modules writes them.
-func (s *Selection) Names() []string {
-	names := make([]string, 0, len(s.Files))
-	for _, file := range s.Files {
-		names = append(names, moduleName(file))
-	}
-	slices.Sort(names)
-	return names
-}
-
 // Select closes the table over the dependencies of its modules, as the indexes in modulesDir (a folder on which depmod
 // ran) state them: hard ones always, soft ones where the kernel has them. All modules that the flavour owes and lacks
-// are reported at once.
-func Select(modulesDir string, flavour Flavour, table []Row) (*Selection, error) {
+// are reported at once. The result are paths relative to the folder, sorted.
+func Select(modulesDir string, flavour Flavour, table []Row) ([]string, error) {
 	index, err := readIndex(modulesDir)
 	if err != nil {
 		return nil, fmt.Errorf("select modules: %w", err)
 	}
-	s := &Selection{from: modulesDir}
 	taken := make(map[string]bool)
 	var missing []error
 	var take func(name string)
@@ -61,9 +39,7 @@ func Select(modulesDir string, flavour Flavour, table []Row) (*Selection, error)
 			switch {
 			case index.files[name] != "":
 				take(name)
-			case index.builtin[name]:
-				s.Builtin = append(s.Builtin, name)
-			case !row.Optional:
+			case !index.builtin[name] && !row.Optional:
 				missing = append(missing, fmt.Errorf("%s: neither a module nor built in (wanted for: %s)", name, row.Why))
 			}
 		}
@@ -71,72 +47,62 @@ func Select(modulesDir string, flavour Flavour, table []Row) (*Selection, error)
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("select modules of %s for %s: %w", filepath.Base(modulesDir), flavour, errors.Join(missing...))
 	}
-	s.Files = slices.Sorted(maps.Keys(taken))
-	slices.Sort(s.Builtin)
-	s.Builtin = slices.Compact(s.Builtin)
-	return s, nil
+	return slices.Sorted(maps.Keys(taken)), nil
 }
 
-// copyTo writes the selected modules, decompressed, and the lists that depmod reads, to a new module folder.
-func (s *Selection) copyTo(dir string) error {
-	for _, file := range s.Files {
-		plain := strings.TrimSuffix(strings.TrimSuffix(file, ".xz"), ".zst")
-		if err := copyModule(filepath.Join(s.from, file), filepath.Join(dir, plain)); err != nil {
+// copyModules writes modules, decompressed, and the lists that depmod reads, from a module folder to a new one.
+func copyModules(files []string, from, to string) error {
+	for _, file := range files {
+		if err := copyModule(file, from, to); err != nil {
 			return fmt.Errorf("copy module %s: %w", file, err)
 		}
 	}
 	for _, name := range []string{"modules.builtin", "modules.builtin.modinfo"} {
-		data, err := os.ReadFile(filepath.Join(s.from, name))
+		data, err := os.ReadFile(filepath.Join(from, name))
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(to, name), data, 0o644); err != nil {
 			return err
 		}
 	}
-	return s.copyOrder(dir)
+	return copyOrder(files, from, to)
 }
 
-// copyOrder writes the lines of modules.order whose modules are selected; the order decides which of two drivers for
-// one device comes first. Kernels name the modules .o in it (6.12) or .ko.
-func (s *Selection) copyOrder(dir string) error {
-	data, err := os.ReadFile(filepath.Join(s.from, "modules.order"))
+// copyOrder writes the lines of modules.order whose modules are there; the order decides which of two drivers for one
+// device comes first. Kernels name the modules .o in it (6.12) or .ko.
+func copyOrder(files []string, from, to string) error {
+	data, err := os.ReadFile(filepath.Join(from, "modules.order"))
 	if err != nil {
 		return err
 	}
-	selected := s.Names()
+	selected := map[string]bool{}
+	for _, file := range files {
+		selected[moduleName(file)] = true
+	}
 	var kept strings.Builder
 	for line := range strings.Lines(string(data)) {
-		if slices.Contains(selected, moduleName(strings.TrimSpace(line))) {
+		if selected[moduleName(strings.TrimSpace(line))] {
 			kept.WriteString(line)
 		}
 	}
-	return os.WriteFile(filepath.Join(dir, "modules.order"), []byte(kept.String()), 0o644)
+	return os.WriteFile(filepath.Join(to, "modules.order"), []byte(kept.String()), 0o644)
 }
 
-func copyModule(from, to string) error {
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err
-	}
-	in, err := os.Open(from)
+func copyModule(file, from, to string) error {
+	in, err := os.Open(filepath.Join(from, file))
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	plain, err := decompressor(from, in)
+	name, plain, err := PlainModule(file, in)
 	if err != nil {
 		return err
 	}
-	defer plain.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-	if err != nil {
+	if err := os.MkdirAll(filepath.Dir(filepath.Join(to, name)), 0o755); err != nil {
 		return err
 	}
-	if _, err := io.Copy(out, plain); err != nil {
-		out.Close()
-		return err
-	}
-	return out.Close()
+	return os.WriteFile(filepath.Join(to, name), plain, 0o644)
 }
 
 // index is what depmod and the kernel's build know about a kernel's modules, by name.

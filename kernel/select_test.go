@@ -2,9 +2,11 @@ package kernel
 
 import (
 	"bytes"
+	"compress/gzip"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -73,7 +75,7 @@ func compressed(t *testing.T, text string, with func(io.Writer) (io.WriteCloser,
 }
 
 func TestSelectClosesTheList(t *testing.T) {
-	s, err := Select(small(t), Cloud, []Row{
+	files, err := Select(small(t), Cloud, []Row{
 		{Names: "xfs ext4", Why: "filesystems"},
 		{Names: "wireguard nvme_core", Why: "links"},
 		{Names: "ahci", Why: "metal", Only: Generic},
@@ -82,12 +84,15 @@ func TestSelectClosesTheList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"crc32c_intel", "libcrc32c", "libcurve", "udp_tunnel", "wireguard", "xfs"}
-	if diff := cmp.Diff(want, s.Names()); diff != "" {
-		t.Errorf("modules (-want +got):\n%s", diff)
+	var names []string
+	for _, file := range files {
+		names = append(names, moduleName(file))
 	}
-	if diff := cmp.Diff([]string{"ext4", "nvme_core"}, s.Builtin); diff != "" {
-		t.Errorf("built in (-want +got):\n%s", diff)
+	slices.Sort(names)
+	// ext4 and nvme_core are built in.
+	want := []string{"crc32c_intel", "libcrc32c", "libcurve", "udp_tunnel", "wireguard", "xfs"}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("modules (-want +got):\n%s", diff)
 	}
 }
 
@@ -111,12 +116,13 @@ func TestSelectReportsAllThatIsMissing(t *testing.T) {
 }
 
 func TestCopyDecompressesAndKeepsOrder(t *testing.T) {
-	s, err := Select(small(t), Cloud, []Row{{Names: "xfs wireguard", Why: "test"}})
+	from := small(t)
+	files, err := Select(from, Cloud, []Row{{Names: "xfs wireguard", Why: "test"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	to := filepath.Join(t.TempDir(), "copy")
-	if err := s.copyTo(to); err != nil {
+	if err := copyModules(files, from, to); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
@@ -134,23 +140,19 @@ func TestCopyDecompressesAndKeepsOrder(t *testing.T) {
 	}
 }
 
-func TestDecompressor(t *testing.T) {
+func TestPlainModule(t *testing.T) {
 	for name, file := range map[string]string{
 		"a.ko":     "module",
 		"a.ko.xz":  compressed(t, "module", func(w io.Writer) (io.WriteCloser, error) { return xz.NewWriter(w) }),
 		"a.ko.zst": compressed(t, "module", func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w) }),
+		"a.ko.gz":  compressed(t, "module", func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil }),
 	} {
-		r, err := decompressor(name, strings.NewReader(file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := io.ReadAll(r)
-		r.Close()
-		if err != nil || string(got) != "module" {
-			t.Errorf("%s: %q, %v", name, got, err)
+		plain, got, err := PlainModule(name, strings.NewReader(file))
+		if err != nil || plain != "a.ko" || string(got) != "module" {
+			t.Errorf("%s: %s, %q, %v", name, plain, got, err)
 		}
 	}
-	if _, err := decompressor("a.ko.br", strings.NewReader("")); err == nil {
+	if _, _, err := PlainModule("a.ko.br", strings.NewReader("")); err == nil {
 		t.Error("no error for an unknown compression")
 	}
 }

@@ -276,7 +276,7 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if running, err := c.awaitHost(ctx); running || err != nil {
 		return c, err
 	}
-	if c.Self, err = d.keepProgram(o.self()); err != nil {
+	if c.Self, err = d.keepProgram(ctx, o.self()); err != nil {
 		return nil, err
 	}
 	if err := writePlan(d, c.Plan); err != nil {

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/qemu/network"
 )
 
 // control returns the handler for the UNIX socket in the cluster's directory, which only its
@@ -19,7 +21,7 @@ import (
 //
 //	GET  /status                      all nodes
 //	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw, nmi
-//	POST /nodes/NAME/network?…        the conditions of its network; see network.Conditions
+//	POST /nodes/NAME/network?conditions=…  of its network: network.Conditions in JSON
 //	POST /endpoint/VERB               on, off: the load balancer, for the nodes
 //	POST /nodes/NAME/clock?offset=D   how wrong its clock is from its next start on
 //	POST /stop?budget=DURATION        ends the process
@@ -43,8 +45,8 @@ func (h *hostProcess) control() http.Handler {
 		"thaw":   func(n *node, r *http.Request) error { return n.freeze(r.Context(), false) },
 		"nmi":    func(n *node, r *http.Request) error { return n.interrupt(r.Context()) },
 		"network": func(n *node, r *http.Request) error {
-			to, err := parseConditions(r.URL.Query())
-			if err != nil {
+			var to network.Conditions
+			if err := json.Unmarshal([]byte(r.FormValue("conditions")), &to); err != nil {
 				return err
 			}
 			return h.setNetwork(n, to)
@@ -57,52 +59,46 @@ func (h *hostProcess) control() http.Handler {
 			return h.setClock(n, offset)
 		},
 	}
-	mux.HandleFunc("POST /nodes/{name}/{verb}", func(w http.ResponseWriter, r *http.Request) {
-		n, err := h.node(r.PathValue("name"))
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusNotFound)
-			return
-		}
+	serve := func(pattern string, do func(r *http.Request) error) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			err := errStopping
+			if !h.stops() || r.URL.Path == "/stop" {
+				err = do(r)
+			}
+			if errors.Is(err, errStopping) {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			} else if err != nil {
+				http.Error(w, err.Error(), http.StatusConflict)
+			}
+		})
+	}
+	serve("POST /nodes/{name}/{verb}", func(r *http.Request) error {
 		do, ok := verbs[r.PathValue("verb")]
 		if !ok {
-			http.Error(w, "no such verb: "+r.PathValue("verb"), http.StatusNotFound)
-			return
+			return errors.New("no such verb: " + r.PathValue("verb"))
 		}
-		if err := do(n, r); errors.Is(err, errStopping) {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		} else if err != nil {
-			http.Error(w, err.Error(), http.StatusConflict)
-		}
-	})
-	mux.HandleFunc("POST /endpoint/{verb}", func(w http.ResponseWriter, r *http.Request) {
-		verb := r.PathValue("verb")
-		if verb != "on" && verb != "off" {
-			http.Error(w, "no such verb: "+verb, http.StatusNotFound)
-			return
-		}
-		err := errOfDocker
-		if h.ports != nil {
-			err = h.ports.setEndpoint(verb == "on")
-		}
+		n, err := h.node(r.PathValue("name"))
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusConflict)
+			return err
 		}
+		return do(n, r)
 	})
-	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, r *http.Request) {
+	for verb, on := range map[string]bool{"on": true, "off": false} {
+		serve("POST /endpoint/"+verb, func(*http.Request) error {
+			if h.ports == nil {
+				return errOfDocker
+			}
+			return h.ports.setEndpoint(on)
+		})
+	}
+	serve("POST /stop", func(r *http.Request) error {
 		budget, err := time.ParseDuration(r.FormValue("budget"))
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
+		if err == nil {
+			h.askStop(budget)
 		}
-		h.askStop(budget)
+		return err
 	})
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPost && r.URL.Path != "/stop" && h.stops() {
-			http.Error(w, errStopping.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		mux.ServeHTTP(w, r)
-	})
+	return mux
 }
 
 // longestSocket is the size of sun_path of unix(7), with the final zero.

@@ -1,14 +1,15 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,50 +34,32 @@ func (o Options) source() string {
 // keep makes the plan boot the cluster's own copies. Those of an earlier plan are removed
 // only by forget, once the plan is written.
 func (d clusterDir) keep(ctx context.Context, p *Plan, o Options) error {
-	p.Source = o.source()
+	p.Source, p.Boot, p.Images = o.source(), o.Boot, o.Images
 	dir := d.file(keptPrefix + p.Source)
-	p.Boot = o.Boot
-	files := []struct {
-		from string
-		to   *string
-		name string
-	}{
-		{o.Boot.Kernel, &p.Boot.Kernel, "vmlinuz"},
-		{o.Boot.Initramfs, &p.Boot.Initramfs, "initramfs"},
-		{o.Boot.Medium, &p.Boot.Medium, "medium"},
-		{o.Boot.Disk, &p.Boot.Disk, "disk"},
-		{o.Boot.Network, &p.Boot.Network, "network"},
-		{o.Boot.Installer, &p.Boot.Installer, "installer"},
-		{o.Boot.Rootfs, &p.Boot.Rootfs, "rootfs"},
-		{o.Boot.Init, &p.Boot.Init, "init"},
-		{o.Boot.Sandbox, &p.Boot.Sandbox, "sandbox"},
-		{o.Images, &p.Images, "images"},
+	files := map[string]*string{
+		"vmlinuz": &p.Boot.Kernel, "initramfs": &p.Boot.Initramfs, "medium": &p.Boot.Medium, "disk": &p.Boot.Disk, "network": &p.Boot.Network,
+		"installer": &p.Boot.Installer, "rootfs": &p.Boot.Rootfs, "init": &p.Boot.Init, "sandbox": &p.Boot.Sandbox, "images": &p.Images,
 	}
-	for _, f := range files {
-		if f.from != "" {
-			*f.to = filepath.Join(dir, f.name)
+	maps.DeleteFunc(files, func(_ string, from *string) bool { return *from == "" })
+	if _, err := os.Stat(dir); err != nil {
+		partial := dir + ".partial"
+		defer os.RemoveAll(partial)
+		if err := errors.Join(os.RemoveAll(partial), os.Mkdir(partial, 0o700)); err != nil {
+			return err
+		}
+		for name, from := range files {
+			if err := linkTree(ctx, *from, filepath.Join(partial, name)); err != nil {
+				return fmt.Errorf("keep %s for the cluster: %w", *from, err)
+			}
+		}
+		if err := os.Rename(partial, dir); err != nil {
+			return err
 		}
 	}
-	if _, err := os.Stat(dir); err == nil {
-		return nil
+	for name, file := range files {
+		*file = filepath.Join(dir, name)
 	}
-	partial := dir + ".partial"
-	defer os.RemoveAll(partial)
-	if err := os.RemoveAll(partial); err != nil {
-		return err
-	}
-	if err := os.Mkdir(partial, 0o700); err != nil {
-		return err
-	}
-	for _, f := range files {
-		if f.from == "" {
-			continue
-		}
-		if err := linkTree(ctx, f.from, filepath.Join(partial, f.name)); err != nil {
-			return fmt.Errorf("keep %s for the cluster: %w", f.from, err)
-		}
-	}
-	return os.Rename(partial, dir)
+	return nil
 }
 
 // forget removes the copies of earlier plans.
@@ -98,7 +81,7 @@ func (d clusterDir) forget(p Plan) error {
 }
 
 // keepProgram makes a copy of the host process's program.
-func (d clusterDir) keepProgram(self []string) ([]string, error) {
+func (d clusterDir) keepProgram(ctx context.Context, self []string) ([]string, error) {
 	program, err := filepath.EvalSymlinks(self[0])
 	if err != nil {
 		return nil, fmt.Errorf("program of the host process: %w", err)
@@ -111,60 +94,26 @@ func (d clusterDir) keepProgram(self []string) ([]string, error) {
 	if err := os.RemoveAll(partial); err != nil {
 		return nil, err
 	}
-	if err := linkFile(program, partial); err != nil {
+	if err := linkTree(ctx, program, partial); err != nil {
 		return nil, fmt.Errorf("keep %s for the cluster: %w", program, err)
 	}
 	return append([]string{kept}, self[1:]...), os.Rename(partial, kept)
 }
 
-// linkTree makes links to a file, or to all files of a directory.
+// linkTree makes links to a file, or to all files of a directory, or copies where a link is not possible: across file
+// systems, or where the kernel forbids links to other users' files (proc(5), protected_hardlinks).
 func linkTree(ctx context.Context, from, to string) error {
-	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err != nil {
-			return err
-		}
-		inside, err := filepath.Rel(from, path)
-		if err != nil {
-			return err
-		}
-		target := filepath.Join(to, inside)
-		switch {
-		case entry.IsDir():
-			return os.Mkdir(target, 0o700)
-		case entry.Type()&fs.ModeSymlink != 0:
-			link, err := os.Readlink(path)
-			if err != nil {
-				return err
-			}
-			return os.Symlink(link, target)
-		}
-		return linkFile(path, target)
-	})
-}
-
-// linkFile makes a link, or a copy where a link is not possible: across file systems, or
-// where the kernel forbids links to other users' files (proc(5), protected_hardlinks).
-func linkFile(from, to string) (err error) {
-	if err := os.Link(from, to); err == nil {
+	if _, err := os.Lstat(from); err != nil {
+		return err
+	}
+	if exec.CommandContext(ctx, "cp", "-rl", from, to).Run() == nil {
 		return nil
 	}
-	in, err := os.Open(from)
-	if err != nil {
+	if err := os.RemoveAll(to); err != nil {
 		return err
 	}
-	defer in.Close()
-	info, err := in.Stat()
-	if err != nil {
-		return err
+	if said, err := exec.CommandContext(ctx, "cp", "-r", from, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(said))
 	}
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	_, err = io.Copy(out, in)
-	return err
+	return nil
 }

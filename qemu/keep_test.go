@@ -116,7 +116,7 @@ func TestKeepIsWholeOrNothing(t *testing.T) {
 func TestHostProgramIsKept(t *testing.T) {
 	t.Parallel()
 	d, program := clusterDir(t.TempDir()), write(t, filepath.Join(t.TempDir(), "dev"), "program")
-	self, err := d.keepProgram([]string{program, "--flag"})
+	self, err := d.keepProgram(t.Context(), []string{program, "--flag"})
 	if err != nil {
 		t.Fatal(err)
 	}

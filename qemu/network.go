@@ -2,13 +2,11 @@ package qemu
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
-	"time"
 
 	"github.com/garboard-os/garboard/qemu/network"
 )
@@ -34,25 +32,18 @@ func (n Node) onLAN() network.Node { return network.Node{Name: n.Name, Address: 
 // SetNetwork makes the conditions of a node's network bad, or normal again. They stay so
 // when the node starts again, and are normal when the cluster does.
 func (c *Cluster) SetNetwork(ctx context.Context, node string, n network.Conditions) error {
-	query := url.Values{
-		"off": {strconv.FormatBool(n.Off)}, "cut-from": n.CutFrom, "deaf-to": n.DeafTo,
-		"delay": {n.Delay.String()}, "jitter": {n.Jitter.String()}, "loss": {strconv.FormatFloat(n.Loss, 'g', -1, 64)},
+	conditions, err := json.Marshal(n)
+	if err != nil {
+		return err
 	}
+	query := url.Values{"conditions": {string(conditions)}}
 	return ask(ctx, c.dir, http.MethodPost, "/nodes/"+node+"/network?"+query.Encode(), nil)
 }
 
-// parseConditions reads the query of SetNetwork.
-func parseConditions(query url.Values) (n network.Conditions, err error) {
-	var errs [4]error
-	n.CutFrom, n.DeafTo = query["cut-from"], query["deaf-to"]
-	n.Off, errs[0] = strconv.ParseBool(query.Get("off"))
-	n.Delay, errs[1] = time.ParseDuration(query.Get("delay"))
-	n.Jitter, errs[2] = time.ParseDuration(query.Get("jitter"))
-	n.Loss, errs[3] = strconv.ParseFloat(query.Get("loss"), 64)
-	return n, errors.Join(append(errs[:], n.Check())...)
-}
-
 func (h *hostProcess) setNetwork(n *node, to network.Conditions) error {
+	if err := to.Check(); err != nil {
+		return err
+	}
 	for _, other := range slices.Concat(to.CutFrom, to.DeafTo) {
 		if _, err := h.node(other); err != nil {
 			return err

@@ -1,11 +1,8 @@
 // Package cache keeps the results of long builds: directories, found again by what went into them.
 //
 // A result is named by a key, the hash of all its inputs, so it is never updated, only added or pruned. One lock file
-// per result orders everybody who is interested in it, also across processes:
-//
-//	nobody            lock free      result absent, or free to be pruned
-//	builder           lock exclusive fills KEY.tmp-*, renames it to KEY
-//	users of a result lock shared    until their process ends, so that pruning leaves their files alone
+// per result orders its builders, also across processes: who holds it fills KEY.tmp-*, and renames that to KEY. The
+// time of a result is that of its last use. It stays for an hour after that, whoever used it.
 //
 // The kernel drops locks when a process dies, however it dies. What a dead builder left behind is therefore recognised
 // by its lock being free, and no process IDs (which get reused, and mean nothing in another namespace) are needed.
@@ -27,6 +24,9 @@ const (
 	// keep is how many results of one name stay: the current one, the one of the branch next door, and one to go back
 	// to.
 	keep = 3
+	// keepFor is how long others stay, too, after their last use: longer than a program works with them that asked for
+	// them, such as a folder of tests. Machines that tests keep have gigabytes.
+	keepFor = time.Hour
 	// lockPoll is how often a waiter looks whether another process has finished: unnoticeable after a build of minutes,
 	// and cheap.
 	lockPoll = 50 * time.Millisecond
@@ -53,7 +53,7 @@ func Default() (*Store, error) {
 //
 // A hit returns at once. Otherwise build runs in a fresh directory next to the result's place, while other callers that
 // want the same result wait for it. The directory is synced and renamed into place only if build returns nil and ctx is
-// still alive; in all other cases it is removed. The result stays in place at least until this process ends.
+// still alive; in all other cases it is removed. The result stays in place for keepFor at least.
 func (s *Store) Build(ctx context.Context, name string, inputs []string, build func(ctx context.Context, dir string) error) (string, error) {
 	if name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") {
 		return "", fmt.Errorf("cache name %q: must be a plain file name", name)
@@ -87,57 +87,36 @@ type entry struct {
 func (e entry) path() string     { return filepath.Join(e.dir, e.key) }
 func (e entry) lockPath() string { return e.path() + lockSuffix }
 
-func (e entry) exists() bool {
-	_, err := os.Stat(e.path())
-	return err == nil
+// use reports whether the result is there, and marks it as used.
+func (e entry) use() bool {
+	now := time.Now()
+	return os.Chtimes(e.path(), now, now) == nil
 }
 
 // attempt uses or makes the result. It reports false when somebody else holds the lock, so that the caller tries again
 // later.
 func (e entry) attempt(ctx context.Context, build func(context.Context, string) error) (bool, error) {
-	if e.exists() {
-		return e.use()
+	if e.use() {
+		return true, nil
 	}
-	// our own claim on a result that somebody deleted by hand must not keep us from making it again
-	release(e.lockPath())
-	lock, err := tryLock(e.lockPath(), exclusive)
+	lock, err := tryLock(e.lockPath())
 	if err != nil || lock == nil {
 		return false, err
 	}
 	defer lock.Close()
-	if !e.exists() {
-		if err := e.make(ctx, build); err != nil {
-			// an empty file would stay for each failed attempt; who waits for this one notices (see tryLock)
-			_ = os.Remove(e.lockPath())
-			return false, err
-		}
-		defer e.prune()
+	if e.use() {
+		return true, nil
 	}
-	// From here on the exclusive lock is of no use; other users may come in, and so do we, after the deferred Close.
-	if err := share(lock); err != nil {
+	if err := e.make(ctx, build); err != nil {
+		// an empty file would stay for each failed attempt; who waits for this one notices (see tryLock)
+		_ = os.Remove(e.lockPath())
 		return false, err
 	}
-	return e.use()
-}
-
-// use claims the result for the rest of this process's life.
-func (e entry) use() (bool, error) {
-	ok, err := claim(e.lockPath())
-	if err != nil || !ok {
-		return false, err
-	}
-	// The claim may have come a moment too late: look again, now that nobody can remove the result any more.
-	if !e.exists() {
-		return false, nil
-	}
-	now := time.Now() // the lock's time is the time of last use: what prune goes by
-	if err := os.Chtimes(e.lockPath(), now, now); err != nil {
-		return false, fmt.Errorf("mark cache entry as used: %w", err)
-	}
+	e.prune()
 	return true, nil
 }
 
-// make fills a temporary directory and renames it into place. The caller holds the exclusive lock.
+// make fills a temporary directory and renames it into place. The caller holds the lock.
 func (e entry) make(ctx context.Context, build func(context.Context, string) error) (err error) {
 	e.sweep()
 	temp, err := os.MkdirTemp(e.dir, e.key+tempMark)
@@ -178,34 +157,33 @@ func (e entry) sweep() {
 			continue
 		}
 		other := entry{dir: e.dir, key: key}
-		if lock, err := tryLock(other.lockPath(), exclusive); err == nil && lock != nil {
+		if lock, err := tryLock(other.lockPath()); err == nil && lock != nil {
 			_ = os.RemoveAll(temp)
 			lock.Close()
 		}
 	}
 }
 
-// prune removes the results that were used longest ago, but none that a living process uses. Nobody waits for a pruned
-// result and the next run tries again, so that errors don't matter here.
+// prune removes the results that were used longest ago. Nobody waits for a pruned result and the next run tries again,
+// so that errors don't matter here.
 func (e entry) prune() {
-	locks, _ := filepath.Glob(filepath.Join(e.dir, "*"+lockSuffix))
+	all, _ := os.ReadDir(e.dir)
 	type used struct {
 		entry
 		at time.Time
 	}
 	var results []used
-	for _, path := range locks {
-		other := entry{dir: e.dir, key: strings.TrimSuffix(filepath.Base(path), lockSuffix)}
-		if info, err := os.Stat(path); err == nil && other.key != e.key && other.exists() {
-			results = append(results, used{other, info.ModTime()})
+	for _, d := range all {
+		if info, err := d.Info(); err == nil && d.IsDir() && d.Name() != e.key && !strings.Contains(d.Name(), tempMark) {
+			results = append(results, used{entry{e.dir, d.Name()}, info.ModTime()})
 		}
 	}
 	slices.SortFunc(results, func(a, b used) int { return b.at.Compare(a.at) })
 	for i, old := range results {
-		if i < keep-1 { // one place is for e itself
+		if i < keep-1 || time.Since(old.at) < keepFor { // one place is for e itself
 			continue
 		}
-		lock, err := tryLock(old.lockPath(), exclusive)
+		lock, err := tryLock(old.lockPath())
 		if err != nil || lock == nil {
 			continue
 		}

@@ -10,14 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	exclusive = unix.LOCK_EX
-	shared    = unix.LOCK_SH
-)
-
-func flock(f *os.File, how int) (bool, error) {
+func flock(f *os.File) (bool, error) {
 	for {
-		switch err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); {
+		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 		case err == nil:
 			return true, nil
 		case errors.Is(err, unix.EWOULDBLOCK):

@@ -20,7 +20,7 @@ const recipe = "1"
 type Builder struct {
 	Root     string // the checkout: the directory with the main go.mod
 	Store    *cache.Store
-	Progress *progress.Reporter // may be nil
+	Progress *progress.Reporter
 }
 
 // Build builds one component after the other: the Go compiler uses all cores by itself.
@@ -156,6 +156,13 @@ func compile(ctx context.Context, c Component, root, module, dir string) error {
 			return fmt.Errorf("graft programs of ours: %w", err)
 		}
 		module = grafted
+	}
+	if _, err := os.Stat(filepath.Join(module, insteadDir)); err == nil {
+		trimmed := filepath.Join(work, "trimmed")
+		if err := trim(ctx, module, c.Programs[0].Package, trimmed); err != nil {
+			return fmt.Errorf("trim the program's module: %w", err)
+		}
+		module = trimmed
 	}
 	for _, p := range c.Programs {
 		args := []string{"build", "-o", filepath.Join(dir, p.File)}

@@ -3,9 +3,10 @@
 // own source, and only for development clusters with a self-hosted control plane.
 //
 // Each is a small Go module of its own below this directory, with a go.mod that pins the version and, where needed, a
-// main of a few lines. Modules of their own because they disagree about their dependencies (containerd and Kubernetes
-// about client-go, for one), and because a go.sum per component is a list of exactly what went into it. This package is
-// the table of them and the one way to build them; nothing is downloaded but Go modules, which go.sum vouches for.
+// main of a few lines, or packages instead of those that a node never uses (see graft.go). Modules of their own because
+// they disagree about their dependencies (containerd and Kubernetes about client-go, for one), and because a go.sum per
+// component is a list of exactly what went into it. This package is the table of them and the one way to build them;
+// nothing is downloaded but Go modules, which go.sum vouches for.
 package components
 
 import (
@@ -118,8 +119,7 @@ var All = []Component{
 		Name: "flannel", Version: FlannelVersion, Dir: "flannel",
 		Files: []string{"flanneld"},
 		Programs: []Program{{
-			File: "flanneld", Package: ".",
-			Stamp: []string{"main.version=" + FlannelVersion, "github.com/flannel-io/flannel/pkg/version.Version=" + FlannelVersion},
+			File: "flanneld", Package: "github.com/flannel-io/flannel", Stamp: []string{"github.com/flannel-io/flannel/pkg/version.Version=" + FlannelVersion},
 		}},
 	},
 	{

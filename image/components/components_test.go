@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"debug/buildinfo"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/progress"
 )
 
 // root is the checkout that this test is in.
@@ -176,7 +178,7 @@ func TestTableIsComplete(t *testing.T) {
 }
 
 func TestUnknownComponent(t *testing.T) {
-	b := &Builder{Root: root(t), Store: &cache.Store{Dir: t.TempDir()}}
+	b := &Builder{Root: root(t), Store: &cache.Store{Dir: t.TempDir()}, Progress: progress.New(io.Discard)}
 	if _, err := b.Build(t.Context(), "kubernets"); err == nil || !strings.Contains(err.Error(), "kubernetes") {
 		t.Errorf("error doesn't say which names there are: %v", err)
 	}
@@ -186,7 +188,7 @@ func TestUnknownComponent(t *testing.T) {
 // seconds.
 func checkout(t *testing.T, source string) *Builder {
 	t.Helper()
-	b := &Builder{Root: t.TempDir(), Store: &cache.Store{Dir: t.TempDir()}}
+	b := &Builder{Root: t.TempDir(), Store: &cache.Store{Dir: t.TempDir()}, Progress: progress.New(io.Discard)}
 	for name, content := range map[string]string{
 		"tiny/go.mod":    "module example.com/tiny\n\ngo 1.26.0\n",
 		"tiny/go.sum":    "",
@@ -334,7 +336,7 @@ func TestFoldedProgramsAnswerToTheirNames(t *testing.T) {
 
 // The real ones: what is grafted must do with the modules of its host, and the host must stay what it is.
 func TestGraftedProgramsAnswerToTheirNames(t *testing.T) {
-	b := &Builder{Root: root(t), Store: &cache.Store{Dir: t.TempDir()}}
+	b := &Builder{Root: root(t), Store: &cache.Store{Dir: t.TempDir()}, Progress: progress.New(io.Discard)}
 	dirs, err := b.Build(t.Context(), "runc")
 	if err != nil {
 		t.Fatal(err)
@@ -360,6 +362,31 @@ func TestGraftedProgramsAnswerToTheirNames(t *testing.T) {
 	}
 	if strings.Contains(string(content), b.Store.Dir) {
 		t.Error("where it was built is in it")
+	}
+}
+
+// The real one: flannel's own main, without what a node never uses.
+func TestTrimmedProgramLacksWhatIsReplaced(t *testing.T) {
+	b := &Builder{Root: root(t), Store: &cache.Store{Dir: t.TempDir()}, Progress: progress.New(io.Discard)}
+	dirs, err := b.Build(t.Context(), "flannel")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flanneld := filepath.Join(dirs["flannel"], "flanneld")
+	if out, err := exec.CommandContext(t.Context(), flanneld, "--version").CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != FlannelVersion {
+		t.Errorf("it says %q, %v", out, err)
+	}
+	if out, err := exec.CommandContext(t.Context(), flanneld).CombinedOutput(); err == nil || !strings.Contains(string(out), "start it with --kube-subnet-mgr") {
+		t.Errorf("without the Kubernetes API it says %q, %v", out, err)
+	}
+	info, err := buildinfo.ReadFile(flanneld)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range info.Deps {
+		if strings.Contains(m.Path, "etcd") || strings.Contains(m.Path, "tencent") {
+			t.Errorf("it has %s", m.Path)
+		}
 	}
 }
 

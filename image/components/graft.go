@@ -4,7 +4,9 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -21,26 +23,10 @@ import (
 // has a copy of the host's module, with the others as packages below it, and of the component's go.mod, which says to
 // use the copy. The versions stay the pinned ones, so what is grafted must do with the modules that the component has.
 func graft(ctx context.Context, root, module, host string, packages []string, dir string) error {
-	out, err := program.Output(ctx, module, goEnvironment, "go", "list", "-mod=readonly", "-json=Dir,Module", host)
+	main, err := copyHost(ctx, module, host, dir)
 	if err != nil {
 		return err
 	}
-	var found struct {
-		Dir    string
-		Module struct{ Path, Dir string }
-	}
-	if err := json.Unmarshal([]byte(out), &found); err != nil {
-		return fmt.Errorf("read what go list says: %w", err)
-	}
-	const copied = "host"
-	if err := os.CopyFS(filepath.Join(dir, copied), os.DirFS(found.Module.Dir)); err != nil {
-		return err
-	}
-	below, err := filepath.Rel(found.Module.Dir, found.Dir)
-	if err != nil {
-		return err
-	}
-	main := filepath.Join(dir, copied, below)
 	if err := renameMain(main); err != nil {
 		return fmt.Errorf("%s: %w", host, err)
 	}
@@ -48,11 +34,50 @@ func graft(ctx context.Context, root, module, host string, packages []string, di
 	for i, pkg := range packages {
 		ours[i] = "./" + pkg
 	}
-	if err := copyPrograms(ctx, root, ours, filepath.Join(main, graftedDir), path.Join(host, graftedDir), filepath.Join(main, "main_"+graftedDir+".go"), graftedMain); err != nil {
+	return copyPrograms(ctx, root, ours, filepath.Join(main, graftedDir), path.Join(host, graftedDir), filepath.Join(main, "main_"+graftedDir+".go"), graftedMain)
+}
+
+// copyHost writes a Go module to dir: the component's go.mod, which says to use the copy of the module that has the
+// package host. It returns the folder of that package.
+func copyHost(ctx context.Context, module, host, dir string) (main string, err error) {
+	out, err := program.Output(ctx, module, goEnvironment, "go", "list", "-mod=readonly", "-json=Dir,Module", host)
+	if err != nil {
+		return "", err
+	}
+	var found struct {
+		Dir    string
+		Module struct{ Path, Dir string }
+	}
+	if err := json.Unmarshal([]byte(out), &found); err != nil {
+		return "", fmt.Errorf("read what go list says: %w", err)
+	}
+	const copied = "host"
+	if err := os.CopyFS(filepath.Join(dir, copied), os.DirFS(found.Module.Dir)); err != nil {
+		return "", err
+	}
+	below, err := filepath.Rel(found.Module.Dir, found.Dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, copied, below), copyModule(module, dir, fmt.Sprintf("\nreplace %s => ./%s\n", found.Module.Path, copied))
+}
+
+// trim writes a Go module to dir in which packages of the component, below its folder insteadDir, take the place of
+// those of a program's own module, below the program. It is for a program that imports what a node never uses.
+func trim(ctx context.Context, module, host, dir string) error {
+	main, err := copyHost(ctx, module, host, dir)
+	if err != nil {
 		return err
 	}
-	return copyModule(module, dir, fmt.Sprintf("\nreplace %s => ./%s\n", found.Module.Path, copied))
+	instead := os.DirFS(filepath.Join(module, insteadDir))
+	packages, err := fs.Glob(instead, "*/*/*")
+	for _, pkg := range packages {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(main, pkg)))
+	}
+	return errors.Join(err, os.CopyFS(main, instead))
 }
+
+const insteadDir = "instead"
 
 // graftedDir is the folder in the host's package for what is grafted.
 const graftedDir = "grafted"

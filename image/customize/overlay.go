@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -163,11 +164,7 @@ func (w *work) indexModules() error {
 			files[release] = append(files[release], file)
 		}
 	}
-	var releases []string
-	for release := range files {
-		releases = append(releases, release)
-	}
-	slices.Sort(releases)
+	releases := slices.Sorted(maps.Keys(files))
 	switch {
 	case len(releases) == 0:
 		return fmt.Errorf("the root file system has no modules for the kernel: add those of Linux %s as /lib/modules/%[1]s", w.installer.Release)

@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
+	"path"
 	"path/filepath"
-	"strings"
 
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/debian"
+	"github.com/garboard-os/garboard/image/program"
 	"github.com/garboard-os/garboard/image/progress"
 )
 
@@ -52,7 +52,6 @@ const (
 	grubDir = "usr/lib/grub/i386-pc"
 	hybrid  = "boot_hybrid.img"
 	record  = "boot.img"
-	bios    = "bios.img"
 	ipxe    = "usr/lib/ipxe/undionly.kpxe"
 	disk    = "disk"
 
@@ -97,6 +96,12 @@ var set = debian.Set{
 	},
 }
 
+// copied are the files of the step that are as in the packages.
+var copied = map[string]string{
+	savedStub: stub, savedHybrid: path.Join(grubDir, hybrid), savedIPXE: ipxe,
+	path.Join(disk, esp.SystemdBoot): systemdBoot, path.Join(disk, esp.GRUBRecord): path.Join(grubDir, record),
+}
+
 // Build returns the boot loaders, from the cache if they are there.
 func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loader, error) {
 	from, err := set.Build(ctx, store, r)
@@ -104,7 +109,7 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 		return Loader{}, err
 	}
 	r.Plan(step)
-	inputs := []string{filepath.Base(from), early, diskPrefix}
+	inputs := []string{filepath.Base(from), early, diskPrefix, fmt.Sprint(copied)}
 	for _, m := range modules {
 		inputs = append(inputs, m.name)
 	}
@@ -112,16 +117,7 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 	if err != nil {
 		return Loader{}, err
 	}
-	l := Loader{Disk: filepath.Join(dir, disk)}
-	for _, f := range []struct {
-		path    string
-		content *[]byte
-	}{{filepath.Join(from, stub), &l.Stub}, {filepath.Join(from, grubDir, hybrid), &l.BootHybrid}, {filepath.Join(dir, bios), &l.BIOS}, {filepath.Join(from, ipxe), &l.IPXE}} {
-		if *f.content, err = os.ReadFile(f.path); err != nil {
-			return Loader{}, fmt.Errorf("boot loader: %w", err)
-		}
-	}
-	return l, nil
+	return open(dir, filepath.Join(dir, disk))
 }
 
 // makeAll makes GRUB's programs, and the folder for disks.
@@ -134,17 +130,17 @@ func makeAll(ctx context.Context, from, dir string) (err error) {
 	if err := os.Mkdir(filepath.Join(dir, disk), 0o755); err != nil {
 		return err
 	}
-	for name, file := range map[string]string{esp.SystemdBoot: systemdBoot, esp.GRUBRecord: filepath.Join(grubDir, record)} {
+	for name, file := range copied {
 		content, err := os.ReadFile(filepath.Join(from, file))
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, disk, name), content, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
 			return err
 		}
 	}
 	return errors.Join(
-		mkimage(ctx, from, filepath.Join(dir, bios), "--format=i386-pc-eltorito", "--prefix=/", "--config="+config),
+		mkimage(ctx, from, filepath.Join(dir, savedBIOS), "--format=i386-pc-eltorito", "--prefix=/", "--config="+config),
 		mkimage(ctx, from, filepath.Join(dir, disk, esp.GRUBProgram), "--format=i386-pc", "--prefix="+diskPrefix),
 	)
 }
@@ -157,9 +153,8 @@ func mkimage(ctx context.Context, from, to string, args ...string) error {
 	for _, m := range modules {
 		args = append(args, m.name)
 	}
-	out, err := exec.CommandContext(ctx, filepath.Join(libraries, "ld-linux-x86-64.so.2"), args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("grub-mkimage: %w: %s", err, strings.TrimSpace(string(out)))
+	if _, err := program.Output(ctx, from, nil, filepath.Join(libraries, "ld-linux-x86-64.so.2"), args...); err != nil {
+		return fmt.Errorf("grub-mkimage: %w", err)
 	}
 	return nil
 }

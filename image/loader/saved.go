@@ -42,8 +42,10 @@ func (l Loader) Save(dir string) error {
 }
 
 // Open reads the boot loaders that Save has written.
-func Open(dir string) (l Loader, err error) {
-	l.Disk = dir
+func Open(dir string) (Loader, error) { return open(dir, dir) }
+
+func open(dir, disk string) (l Loader, err error) {
+	l.Disk = disk
 	for name, content := range l.contents() {
 		if *content, err = os.ReadFile(filepath.Join(dir, name)); err != nil {
 			return l, fmt.Errorf("boot loader: %w", err)

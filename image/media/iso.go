@@ -2,7 +2,6 @@ package media
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -115,7 +114,7 @@ func writeVolume(to, dir, label string) (size int64, err error) {
 func files(out *os.File, dir, label string, boots *iso9660.ElTorito) (catalog int64, err error) {
 	// go-diskfs 1.9.4 writes a block of zeros behind a file of whole blocks. Behind the last file is the directory with
 	// the long names.
-	if err := errors.Join(os.WriteFile(filepath.Join(dir, lastFile), []byte("\n"), 0o600), sameTimes(dir)); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, lastFile), []byte("\n"), 0o600); err != nil {
 		return 0, err
 	}
 	fs, err := iso9660.Create(file.New(out, false), 0, 0, isoSector, dir)
@@ -126,16 +125,6 @@ func files(out *os.File, dir, label string, boots *iso9660.ElTorito) (catalog in
 		return 0, fmt.Errorf("ISO 9660: %w", err)
 	}
 	return descriptors(out)
-}
-
-// sameTimes gives all files the same time.
-func sameTimes(dir string) error {
-	return filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		return os.Chtimes(path, epoch, epoch)
-	})
 }
 
 // descriptors completes the volume descriptors, and returns the sector of the boot catalog.
@@ -158,20 +147,10 @@ func descriptors(out *os.File) (catalog int64, err error) {
 		all = append(all, d)
 	}
 	// BIOSes look for the boot record in the second place only (El Torito, 2.0); the library writes it as the last one.
-	slices.SortStableFunc(all, func(a, b []byte) int { return cmp.Compare(place(a), place(b)) })
+	first := []byte{descriptorBoot, descriptorPrimary} // the last of these is the first; others follow
+	slices.SortStableFunc(all, func(a, b []byte) int { return bytes.IndexByte(first, b[0]) - bytes.IndexByte(first, a[0]) })
 	_, failed := out.WriteAt(bytes.Join(all, nil), firstDescriptor*isoSector)
 	return catalog, errors.Join(err, failed)
-}
-
-// place of a kind of volume descriptor.
-func place(descriptor []byte) int {
-	switch descriptor[0] {
-	case descriptorPrimary:
-		return 0
-	case descriptorBoot:
-		return 1
-	}
-	return 2
 }
 
 // complete gives a volume a constant time, and its name the right form.
@@ -219,10 +198,7 @@ func hybrid(out *os.File, start, sectors uint64) error {
 		return err
 	}
 	hash := sha256.New()
-	if _, err := out.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	if _, err := io.Copy(hash, out); err != nil {
+	if _, err := io.Copy(hash, io.NewSectionReader(out, 0, size)); err != nil {
 		return err
 	}
 	sum := hash.Sum(nil)

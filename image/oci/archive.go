@@ -17,13 +17,7 @@ import (
 // WriteLayout writes an image to a directory, which exists, in the OCI image layout. A layer's files, or all files
 // below a directory, are given by their path in the image: the file on this machine.
 func WriteLayout(ctx context.Context, dir string, image Image, layers map[string]map[string]string) error {
-	return writeLayout(ctx, dir, []Image{image}, func(name string) tree {
-		content := tree{}
-		for at, from := range layers[name] {
-			content[at] = below(from)
-		}
-		return content
-	})
+	return writeLayout(ctx, dir, []Image{image}, func(name string) (layer, error) { return layer{files: layers[name]}, nil })
 }
 
 // WriteArchive writes the same as one file: an archive of the OCI image layout, as tools for registries take it, and as
@@ -91,10 +85,11 @@ func Pack(dir, to string) (err error) {
 		}
 	}()
 	defer made.Close()
-	if err := (tree{"": below(dir)}).writeTar(made); err != nil {
+	tree, err := layer{files: map[string]string{"": dir}}.tree()
+	if err != nil {
 		return err
 	}
-	if err := errors.Join(made.Chmod(0o644), made.Sync()); err != nil {
+	if err := errors.Join(tree.WriteTar(made), made.Chmod(0o644), made.Sync()); err != nil {
 		return err
 	}
 	return os.Rename(made.Name(), to)

@@ -1,18 +1,22 @@
 package oci
 
 import (
+	"io/fs"
+	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/squashfs"
 )
 
 // Image is one image of the layout. Where it has a publisher, its name, its paths and how it is started are the
 // publisher's, so that a manifest doesn't have to know which of the two it gets.
 type Image struct {
 	Ref        string   // the name by which nodes pull it
-	Layers     []string // from the bottom up: keys of the table layers
+	Layers     []string // from the bottom up: names of components, and base and tools (layerOf)
 	User       string
 	Entrypoint []string
 	Cmd        []string
@@ -75,69 +79,54 @@ func imagesOf(binaries map[string]string) []Image {
 	return all
 }
 
-// layers are the contents of each layer: from what was built (components' name → directory) and from the container
-// tools.
-var layers = map[string]func(binaries map[string]string, tools string) tree{
-	"base": func(_ map[string]string, tools string) tree {
-		return tree{
-			"bin":                               link("usr/bin"),
-			"sbin":                              link("usr/sbin"),
-			"lib":                               link("usr/lib"),
-			"lib64":                             link("usr/lib64"),
-			"usr/bin":                           directory(0o755),
-			"usr/sbin":                          directory(0o755),
-			"usr/lib":                           directory(0o755),
-			"usr/lib64":                         directory(0o755),
-			"dev":                               directory(0o755),
-			"proc":                              directory(0o755),
-			"sys":                               directory(0o755),
-			"run":                               directory(0o755),
-			"root":                              directory(0o700),
-			"tmp":                               directory(0o1777),
-			"var/run":                           link("../run"),
-			"var/tmp":                           directory(0o1777),
-			"etc/passwd":                        text("root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin\n"),
-			"etc/group":                         text("root:x:0:\nnogroup:x:65534:\nnonroot:x:65532:\n"),
-			"etc/nsswitch.conf":                 text("hosts: files dns\n"),
-			"etc/ssl/certs/ca-certificates.crt": copyOf(tools+"/"+caBundle, 0o644),
-		}
-	},
-	"kubernetes":          kubernetesLayer("kubernetes"),
-	"kubernetes-1.35":     kubernetesLayer("kubernetes-1.35"),
-	"kubernetes-1.36":     kubernetesLayer("kubernetes-1.36"),
-	"kubernetes-relinked": kubernetesLayer("kubernetes-relinked"),
-	"etcd": func(binaries map[string]string, _ string) tree {
-		return tree{
-			"usr/local/bin/etcd":    copyOf(binaries["etcd"]+"/etcd", 0o755),
-			"usr/local/bin/etcdctl": link("etcd"),
-			"usr/local/bin/etcdutl": link("etcd"),
-		}
-	},
-	"tools": func(_ map[string]string, tools string) tree { return tree{"": below(tools + "/" + toolTree)} },
-	"coredns": func(binaries map[string]string, _ string) tree {
-		return tree{"coredns": copyOf(binaries["coredns"]+"/coredns", 0o755)}
-	},
-	"flannel": func(binaries map[string]string, _ string) tree {
-		return tree{"opt/bin/flanneld": copyOf(binaries["flannel"]+"/flanneld", 0o755)}
-	},
-	"kube-network-policies": func(binaries map[string]string, _ string) tree {
-		// the publisher's /bin, which is a link
-		return tree{"usr/bin/netpol": copyOf(binaries["kube-network-policies"]+"/netpol", 0o755)}
-	},
-	"pause": func(binaries map[string]string, _ string) tree {
-		return tree{"pause": copyOf(binaries["pause"]+"/pause", 0o755)}
-	},
-	components.PodCheckpointer: func(binaries map[string]string, _ string) tree {
-		return tree{"usr/local/bin/pod-checkpointer": copyOf(binaries[components.PodCheckpointer]+"/pod-checkpointer", 0o755)}
-	},
+// base is what all images have but pause, besides the authorities.
+var base = squashfs.Tree{
+	"bin":               squashfs.Link("usr/bin"),
+	"sbin":              squashfs.Link("usr/sbin"),
+	"lib":               squashfs.Link("usr/lib"),
+	"lib64":             squashfs.Link("usr/lib64"),
+	"usr/bin":           squashfs.Directory(0o755),
+	"usr/sbin":          squashfs.Directory(0o755),
+	"usr/lib":           squashfs.Directory(0o755),
+	"usr/lib64":         squashfs.Directory(0o755),
+	"dev":               squashfs.Directory(0o755),
+	"proc":              squashfs.Directory(0o755),
+	"sys":               squashfs.Directory(0o755),
+	"run":               squashfs.Directory(0o755),
+	"root":              squashfs.Directory(0o700),
+	"tmp":               squashfs.Directory(0o777 | fs.ModeSticky),
+	"var/run":           squashfs.Link("../run"),
+	"var/tmp":           squashfs.Directory(0o777 | fs.ModeSticky),
+	"etc/passwd":        squashfs.Content([]byte("root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin\n"), 0o644),
+	"etc/group":         squashfs.Content([]byte("root:x:0:\nnogroup:x:65534:\nnonroot:x:65532:\n"), 0o644),
+	"etc/nsswitch.conf": squashfs.Content([]byte("hosts: files dns\n"), 0o644),
 }
 
-func kubernetesLayer(component string) func(map[string]string, string) tree {
-	return func(binaries map[string]string, _ string) tree {
-		t := tree{"usr/local/bin/kubernetes": copyOf(binaries[component]+"/kubernetes", 0o755)}
-		for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"} {
-			t["usr/local/bin/"+name] = link("kubernetes")
-		}
-		return t
+// places are the directories of components' programs where their publishers have others than usr/local/bin.
+var places = map[string]string{
+	"coredns": "", "pause": "", "flannel": "opt/bin",
+	"kube-network-policies": "usr/bin", // the publisher's /bin, which is a link
+}
+
+// layerOf is the content of a layer: of the base, of the container tools, or of a component (name → directory).
+func layerOf(name string, binaries map[string]string, tools string) (layer, error) {
+	switch name {
+	case "base":
+		return layer{map[string]string{"etc/ssl/certs/ca-certificates.crt": filepath.Join(tools, caBundle)}, base}, nil
+	case "tools":
+		return layer{files: map[string]string{"": filepath.Join(tools, toolTree)}}, nil
 	}
+	c, err := components.ByName(name)
+	if err != nil {
+		return layer{}, err
+	}
+	place, apart := places[name]
+	if !apart {
+		place = "usr/local/bin"
+	}
+	program, links := c.Files[0], squashfs.Tree{}
+	for _, other := range c.Files[1:] {
+		links[path.Join(place, other)] = squashfs.Link(program)
+	}
+	return layer{map[string]string{path.Join(place, program): filepath.Join(binaries[name], program)}, links}, nil
 }

@@ -9,7 +9,7 @@ package oci
 
 import (
 	"context"
-	"embed"
+	_ "embed"
 	"fmt"
 	"maps"
 	"os"
@@ -38,23 +38,16 @@ const (
 	containerdAnnotation = "io.containerd.image.name"
 )
 
-// recipes are this package's own sources. They are part of the cache keys, so that a change here makes new images
-// without anybody having to think of it: making them takes seconds.
-//
-//go:embed images.go layer.go oci.go
-var recipes embed.FS
-
-func recipe() (string, error) {
-	var all []string
-	for _, name := range []string{"images.go", "layer.go", "oci.go"} {
-		source, err := recipes.ReadFile(name)
-		if err != nil {
-			return "", err
-		}
-		all = append(all, string(source))
-	}
-	return cache.Key(all...), nil
-}
+// These are this package's own sources. They are part of the cache keys, so that a change here makes new images without
+// anybody having to think of it: making them takes seconds.
+var (
+	//go:embed images.go
+	imagesSource string
+	//go:embed layer.go
+	layerSource string
+	//go:embed oci.go
+	ownSource string
+)
 
 // Build makes all images and returns the directory with the layout. binaries is what components.Build returned.
 func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, binaries map[string]string) (string, error) {
@@ -63,35 +56,20 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, binari
 	if err != nil {
 		return "", err
 	}
-	dir, err := buildLayout(ctx, store, r, binaries, tools)
-	if err != nil {
-		return "", fmt.Errorf("build images: %w", err)
-	}
-	return dir, nil
-}
-
-func buildLayout(ctx context.Context, store *cache.Store, r *progress.Reporter, binaries map[string]string, tools string) (string, error) {
-	sources, err := recipe()
-	if err != nil {
-		return "", err
-	}
 	images := imagesOf(binaries)
-	inputs := []string{sources, fmt.Sprintf("%+v", images)}
+	inputs := []string{imagesSource, layerSource, ownSource, fmt.Sprintf("%+v", images)}
 	// A result's directory is named by the key of all that went into it: as good as hashing its content, and free.
 	for _, name := range slices.Sorted(maps.Keys(binaries)) {
 		inputs = append(inputs, name, filepath.Base(binaries[name]))
 	}
 	inputs = append(inputs, filepath.Base(tools))
-	return store.Build(ctx, "images", inputs, func(ctx context.Context, dir string) error {
-		done := r.Step(imagesStep)
-		err := writeLayout(ctx, dir, images, func(name string) tree { return layers[name](binaries, tools) })
-		done(err)
-		return err
+	return r.Build(ctx, store, imagesStep, inputs, func(ctx context.Context, dir string) error {
+		return writeLayout(ctx, dir, images, func(name string) (layer, error) { return layerOf(name, binaries, tools) })
 	})
 }
 
 // writeLayout fills dir, which exists.
-func writeLayout(ctx context.Context, dir string, images []Image, contents func(layer string) tree) error {
+func writeLayout(ctx context.Context, dir string, images []Image, contents func(name string) (layer, error)) error {
 	work, err := os.MkdirTemp(dir, ".layers-") // on the same disk; layers are too big for a /tmp in memory
 	if err != nil {
 		return err
@@ -107,11 +85,13 @@ func writeLayout(ctx context.Context, dir string, images []Image, contents func(
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			l, err := makeLayer(contents(name), filepath.Join(work, name), image.Gzip)
+			content, err := contents(name)
+			if err == nil {
+				finished[name], err = content.pack(filepath.Join(work, name), image.Gzip)
+			}
 			if err != nil {
 				return fmt.Errorf("layer %s: %w", name, err)
 			}
-			finished[name] = l
 		}
 		assembled, err := image.assemble(finished)
 		if err != nil {

@@ -46,7 +46,7 @@ type Builder struct {
 	// Version is the name to stamp (package version).
 	Version  string
 	Store    *cache.Store
-	Progress *progress.Reporter // may be nil
+	Progress *progress.Reporter
 }
 
 // Build gives back the path of a built program.

@@ -2,6 +2,7 @@ package program
 
 import (
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/progress"
 )
 
 // checkout is a module with a program, a package that it imports, one that it doesn't, and a test.
@@ -41,7 +43,7 @@ func edit(t *testing.T, root, name, contents string) {
 // What is imported decides whether a program is built again, and the release is stamped into it.
 func TestBuild(t *testing.T) {
 	root := checkout(t)
-	b := &Builder{Root: root, Version: "v1.2.3", Store: &cache.Store{Dir: t.TempDir()}}
+	b := &Builder{Root: root, Version: "v1.2.3", Store: &cache.Store{Dir: t.TempDir()}, Progress: progress.New(io.Discard)}
 	build := func() string {
 		t.Helper()
 		path, err := b.Build(context.Background(), Init)
@@ -68,7 +70,7 @@ func TestBuild(t *testing.T) {
 func TestBuildSaysWhatTheCompilerSays(t *testing.T) {
 	root := checkout(t)
 	edit(t, root, "boot/boot.go", "package boot\n\nvar Version = nosuch\n")
-	b := &Builder{Root: root, Version: "v1.2.3", Store: &cache.Store{Dir: t.TempDir()}}
+	b := &Builder{Root: root, Version: "v1.2.3", Store: &cache.Store{Dir: t.TempDir()}, Progress: progress.New(io.Discard)}
 	if _, err := b.Build(context.Background(), Init); err == nil || !strings.Contains(err.Error(), "undefined: nosuch") {
 		t.Errorf("error %v lacks the compiler's complaint", err)
 	}

@@ -1,16 +1,12 @@
 package docker
 
 import (
-	"archive/tar"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"maps"
 	"os"
-	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/garboard-os/garboard/image/squashfs"
@@ -62,7 +58,7 @@ func (d *Docker) Image(ctx context.Context, rootfs, program, version string) (re
 func (d *Docker) load(ctx context.Context, ref string, tree squashfs.Tree) error {
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		out, in := io.Pipe()
-		go func() { in.CloseWithError(writeTar(in, tree)) }()
+		go func() { in.CloseWithError(tree.WriteTar(in)) }()
 		return out, nil
 	}, tarball.WithCompression(compression.None))
 	if err != nil {
@@ -102,41 +98,4 @@ func loaded(answer io.Reader) error {
 			return errors.New(m.Error)
 		}
 	}
-}
-
-func writeTar(to io.Writer, tree squashfs.Tree) error {
-	w := tar.NewWriter(to)
-	for _, path := range slices.Sorted(maps.Keys(tree)) {
-		f := tree[path]
-		h := &tar.Header{Name: path, Mode: int64(f.Mode.Perm()), Typeflag: tar.TypeReg, Size: f.Size}
-		switch {
-		case f.Mode&fs.ModeSymlink != 0:
-			h.Typeflag, h.Linkname, h.Size = tar.TypeSymlink, f.Target, 0
-		case f.Mode.IsDir():
-			h.Typeflag, h.Name, h.Size = tar.TypeDir, path+"/", 0
-			if f.Mode&fs.ModeSticky != 0 {
-				h.Mode |= 0o1000
-			}
-		}
-		if err := w.WriteHeader(h); err != nil {
-			return err
-		}
-		if h.Typeflag != tar.TypeReg {
-			continue
-		}
-		if err := copyFile(w, f); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-	}
-	return w.Close()
-}
-
-func copyFile(to io.Writer, f squashfs.File) error {
-	in, err := f.Open()
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	_, err = io.Copy(to, in)
-	return err
 }

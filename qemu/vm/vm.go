@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -22,7 +21,6 @@ import (
 	"github.com/garboard-os/garboard/qemu/exit"
 	"github.com/garboard-os/garboard/qemu/osthread"
 	"github.com/garboard-os/garboard/qemu/vm/qmp"
-	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 )
 
@@ -371,34 +369,17 @@ func makeDisk(path, image string, size int64) (err error) {
 
 // Unpack writes the content of a compressed image, without its zeros.
 func Unpack(disk *os.File, image string, size int64) error {
-	in, err := os.Open(image)
-	if err != nil {
-		return err
+	var complaints bytes.Buffer
+	cmd := exec.Command("zstd", "-dc", "--sparse", "--", image)
+	cmd.Stdout, cmd.Stderr = disk, &complaints
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(complaints.Bytes()))
 	}
-	defer in.Close()
-	from, err := zstd.NewReader(in)
-	if err != nil {
-		return err
+	info, err := disk.Stat()
+	if err == nil && info.Size() > size {
+		err = fmt.Errorf("it has %d GiB, and the image %s needs more", size>>30, image)
 	}
-	defer from.Close()
-	block, zeros := make([]byte, 1<<20), make([]byte, 1<<20)
-	for at := int64(0); ; {
-		n, err := io.ReadFull(from, block)
-		if !bytes.Equal(block[:n], zeros[:n]) {
-			if _, err := disk.WriteAt(block[:n], at); err != nil {
-				return err
-			}
-		}
-		if at += int64(n); at > size {
-			return fmt.Errorf("it has %d GiB, and the image %s needs more", size>>30, image)
-		}
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", image, err)
-		}
-	}
+	return err
 }
 
 // socketPair returns both ends of a connection. A child process inherits one of them.
@@ -429,9 +410,9 @@ type Running struct {
 }
 
 // note is called for each event of QEMU.
-func (r *Running) note(e qmp.Event) {
-	if e.Name == "SHUTDOWN" {
-		r.reason = e.Reason
+func (r *Running) note(event, reason string) {
+	if event == "SHUTDOWN" {
+		r.reason = reason
 	}
 }
 

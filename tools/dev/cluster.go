@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"syscall"
+	"time"
 
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
@@ -13,13 +15,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// clusterCommand makes a command for a cluster that exists.
-func clusterCommand(use, short string, args cobra.PositionalArgs, do func(cmd *cobra.Command, c *qemu.Cluster, args []string) error) *cobra.Command {
+// kubectlCommand becomes the kubectl that was built with the cluster.
+func kubectlCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use:   use,
-		Short: short,
-		Args:  args,
+		Use:   "kubectl -- ARGS",
+		Short: "kubectl against a cluster",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := qemu.Open(name)
 			if errors.Is(err, qemu.ErrNoCluster) {
@@ -28,31 +29,28 @@ func clusterCommand(use, short string, args cobra.PositionalArgs, do func(cmd *c
 			if err != nil {
 				return err
 			}
-			return do(cmd, c, args)
+			root, err := repository()
+			if err != nil {
+				return err
+			}
+			made, err := image.BuildComponents(cmd.Context(), root, os.Stderr, "kubernetes")
+			if err != nil {
+				return err
+			}
+			kubectl := filepath.Join(made["kubernetes"], "kubectl")
+			return syscall.Exec(kubectl, append([]string{"kubectl"}, args...), append(os.Environ(), "KUBECONFIG="+c.Kubeconfig()))
 		},
 	}
 	cmd.Flags().StringVar(&name, "cluster", devcluster.DefaultName, "name of the cluster")
 	return cmd
 }
 
-// kubectlCommand runs the one that was built with the cluster.
-func kubectlCommand() *cobra.Command {
-	return clusterCommand("kubectl -- ARGS", "kubectl against a cluster", nil, func(cmd *cobra.Command, c *qemu.Cluster, args []string) error {
-		root, err := repository()
-		if err != nil {
-			return err
-		}
-		made, err := image.BuildComponents(cmd.Context(), root, os.Stderr, "kubernetes")
-		if err != nil {
-			return err
-		}
-		kubectl := exec.CommandContext(cmd.Context(), filepath.Join(made["kubernetes"], "kubectl"), args...)
-		kubectl.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
-		kubectl.Stdin, kubectl.Stdout, kubectl.Stderr = os.Stdin, cmd.OutOrStdout(), os.Stderr
-		err = kubectl.Run()
-		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-			return exitCode(max(exit.ExitCode(), 1))
-		}
-		return err
-	})
+// pause waits, and is an error where the context ends before.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }

@@ -25,8 +25,7 @@ func main() {
 		SilenceErrors: true,
 	}
 	root.AddCommand(
-		setupCommand(), buildCommand(), imagesCommand(), extensionsCommand(), releaseCommand(), testCommand(), testLongCommand(), fuzzCommand(), benchCommand(), outdatedCommand(),
-		consoleCommand(), kubectlCommand(),
+		setupCommand(), buildCommand(), imagesCommand(), extensionsCommand(), releaseCommand(), testCommand(), testLongCommand(), fuzzCommand(), outdatedCommand(), kubectlCommand(),
 	)
 	root.AddCommand(umlCommands()...)
 	err := root.ExecuteContext(ctx)

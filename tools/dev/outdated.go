@@ -1,18 +1,17 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
+	"github.com/garboard-os/garboard/image/program"
 	"github.com/spf13/cobra"
 )
 
@@ -41,13 +40,11 @@ func outdatedCommand() *cobra.Command {
 // outdated lists what a module requires itself, and its tools.
 func outdated(ctx context.Context, out io.Writer, where, dir string) error {
 	list := func(into any, args ...string) error {
-		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir = dir
-		text, err := cmd.Output()
+		text, err := program.Output(ctx, dir, nil, "go", args...)
 		if err != nil {
-			return fmt.Errorf("%s: go %s: %w", where, args[0], err)
+			return err
 		}
-		return json.NewDecoder(bytes.NewReader(text)).Decode(into)
+		return json.Unmarshal([]byte(text), into)
 	}
 	var module struct {
 		Require []struct {
@@ -65,7 +62,7 @@ func outdated(ctx context.Context, out io.Writer, where, dir string) error {
 		fixed[r.Old.Path] = true
 	}
 	for _, r := range module.Require {
-		isTool := slices.ContainsFunc(module.Tool, func(t struct{ Path string }) bool { return strings.HasPrefix(t.Path, r.Path+"/") })
+		isTool := slices.ContainsFunc(module.Tool, func(t struct{ Path string }) bool { return strings.HasPrefix(t.Path+"/", r.Path+"/") })
 		if r.Indirect && !isTool || fixed[r.Path] {
 			continue
 		}

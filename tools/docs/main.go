@@ -20,13 +20,13 @@ import (
 	"log"
 	"maps"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/garboard-os/garboard/image/program"
 	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/ast"
 	"github.com/yuin/goldmark/extension"
@@ -77,10 +77,8 @@ func build(ctx context.Context, root, to string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	man := exec.CommandContext(ctx, "go", "run", "./tools/gbctl", "man", work)
-	man.Dir = root
-	if text, err := man.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", man, err, text)
+	if _, err := program.Output(ctx, root, nil, "go", "run", "./tools/gbctl", "man", work); err != nil {
+		return err
 	}
 	pages := map[string][]byte{}
 	if err := errors.Join(read(pages, os.DirFS(root), ""), read(pages, os.DirFS(filepath.Join(work, "reference")), "reference/"),

@@ -36,10 +36,7 @@ func TestTablesOfTheSchemaNameFields(t *testing.T) {
 // Every field is described, and what its comment says of its default is true.
 func TestEveryFieldIsDescribed(t *testing.T) {
 	t.Parallel()
-	root, err := repository(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	const root = "../.."
 	words, err := readComments(filepath.Join(root, "config"))
 	if err != nil {
 		t.Fatal(err)
@@ -66,10 +63,7 @@ var plain = map[string]bool{"username": true, "password": true}
 // The page can be read without the source: no Go in it.
 func TestReferenceSpeaksYAML(t *testing.T) {
 	t.Parallel()
-	root, err := repository(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	const root = "../.."
 	page, err := os.ReadFile(filepath.Join(root, referenceFile))
 	if err != nil {
 		t.Fatal(err)

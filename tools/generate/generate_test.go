@@ -10,10 +10,7 @@ import (
 // What is committed is what the generators make today.
 func TestCommittedFilesAreCurrent(t *testing.T) {
 	t.Parallel()
-	root, err := repository(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	const root = "../.."
 	for _, g := range generators {
 		files, err := g.make(t.Context(), root)
 		if err != nil {

@@ -2,8 +2,7 @@
 // committed beside them: the Go code of the machine API, the schema of the
 // configuration and its reference page. It needs nothing but Go.
 //
-//	go run ./tools/generate          everything
-//	go run ./tools/generate proto    one of the generators
+//	go run ./tools/generate
 package main
 
 import (
@@ -12,10 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
-	"strings"
 )
 
 const module = "github.com/garboard-os/garboard"
@@ -32,37 +27,16 @@ var generators = []generator{
 }
 
 func main() {
-	if err := run(context.Background(), os.Args[1:]); err != nil {
-		fmt.Fprintf(os.Stderr, "generate: %v\n", err)
-		os.Exit(1)
-	}
-}
-
-func run(ctx context.Context, names []string) error {
-	root, err := repository(ctx)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if !slices.ContainsFunc(generators, func(g generator) bool { return g.name == name }) {
-			return fmt.Errorf("there is no generator %q", name)
-		}
-	}
 	for _, g := range generators {
-		if len(names) > 0 && !slices.Contains(names, g.name) {
-			continue
-		}
-		files, err := g.make(ctx, root)
-		if err != nil {
-			return fmt.Errorf("%s: %w", g.name, err)
-		}
+		files, err := g.make(context.Background(), ".")
 		for path, content := range files {
-			if err := write(filepath.Join(root, path), content); err != nil {
-				return err
-			}
+			err = errors.Join(err, write(path, content))
+		}
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "generate: %s: %v\n", g.name, err)
+			os.Exit(1)
 		}
 	}
-	return nil
 }
 
 // write leaves a file that is right as it is, so that nothing is built anew.
@@ -71,21 +45,5 @@ func write(path string, content []byte) error {
 		return nil
 	}
 	fmt.Println(path)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
 	return os.WriteFile(path, content, 0o644)
-}
-
-// repository is the folder with our go.mod.
-func repository(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
-	if err != nil {
-		return "", fmt.Errorf("go env GOMOD: %w", err)
-	}
-	file := strings.TrimSpace(string(out))
-	if file == "" || file == os.DevNull {
-		return "", errors.New("not in the repository")
-	}
-	return filepath.Dir(file), nil
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -30,17 +32,9 @@ var protoPlugins = []struct{ tool, parameter string }{
 // protoFiles makes the Go code of the machine API: path below the root → content.
 // It needs nothing but Go: no protoc.
 func protoFiles(ctx context.Context, root string) (map[string][]byte, error) {
-	sources, err := filepath.Glob(filepath.Join(root, protoDir, "garboard/v1/*.proto"))
+	names, err := fs.Glob(os.DirFS(filepath.Join(root, protoDir)), "garboard/v1/*.proto")
 	if err != nil {
 		return nil, err
-	}
-	var names []string
-	for _, source := range sources {
-		name, err := filepath.Rel(filepath.Join(root, protoDir), source)
-		if err != nil {
-			return nil, err
-		}
-		names = append(names, name)
 	}
 	request, err := compile(ctx, root, names)
 	if err != nil {

@@ -10,12 +10,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"runtime"
 	"strings"
 
+	"github.com/garboard-os/garboard/image/program"
 	"github.com/garboard-os/garboard/image/sbom"
 	"github.com/garboard-os/garboard/image/version"
 )
@@ -56,11 +56,11 @@ func (r *Release) Client(ctx context.Context, platforms [][2]string) (err error)
 			return err
 		}
 		list.Program(bytes.NewReader(content))
-		pack, end, program := tarball, "tar.gz", "gbctl"
+		pack, end, name := tarball, "tar.gz", "gbctl"
 		if p[0] == "windows" {
-			pack, end, program = zipped, "zip", "gbctl.exe"
+			pack, end, name = zipped, "zip", "gbctl.exe"
 		}
-		r.add(around, program, 0o755, content)
+		r.add(around, name, 0o755, content)
 		packed, err := pack(around)
 		if err = errors.Join(err, r.write(fmt.Sprintf("gbctl_%s_%s_%s.%s", r.Version, p[0], p[1], end), packed)); err != nil {
 			return err
@@ -70,7 +70,7 @@ func (r *Release) Client(ctx context.Context, platforms [][2]string) (err error)
 				return err
 			}
 		}
-		delete(around, program)
+		delete(around, name)
 		words = append(words, "$"+p[0]+"_"+p[1], fmt.Sprintf("%x", sha256.Sum256(packed)))
 	}
 	text, err := list.Text()
@@ -79,25 +79,22 @@ func (r *Release) Client(ctx context.Context, platforms [][2]string) (err error)
 
 // build compiles gbctl.
 func (r *Release) build(ctx context.Context, system, arch, to string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w -buildid= -X "+version.Linker+"="+r.Name, "-o", to, "./tools/gbctl")
-	cmd.Dir = r.Root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS="+system, "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build gbctl for %s/%s: %w: %s", system, arch, err, text)
+	env := []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS=" + system, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off"}
+	linker := "-ldflags=-s -w -buildid= -X " + version.Linker + "=" + r.Name
+	if _, err := program.Output(ctx, r.Root, env, "go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly", linker, "-o", to, "./tools/gbctl"); err != nil {
+		return nil, fmt.Errorf("gbctl for %s/%s: %w", system, arch, err)
 	}
 	return os.ReadFile(to)
 }
 
 // around are the files beside gbctl in archives: the licence, and what gbctl itself writes.
 func (r *Release) around(ctx context.Context, work string) (files, error) {
-	dir, program := filepath.Join(work, "around"), filepath.Join(work, "own")
-	if _, err := r.build(ctx, runtime.GOOS, runtime.GOARCH, program); err != nil {
+	dir, own := filepath.Join(work, "around"), filepath.Join(work, "own")
+	if _, err := r.build(ctx, runtime.GOOS, runtime.GOARCH, own); err != nil {
 		return nil, err
 	}
-	man := exec.CommandContext(ctx, program, "man", dir)
-	man.Env = append(os.Environ(), fmt.Sprint("SOURCE_DATE_EPOCH=", r.Date.Unix()))
-	if text, err := man.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", man, err, text)
+	if _, err := program.Output(ctx, "", []string{fmt.Sprint("SOURCE_DATE_EPOCH=", r.Date.Unix())}, own, "man", dir); err != nil {
+		return nil, err
 	}
 	all := files{}
 	if err := r.take(all, licenceFile, filepath.Join(r.Root, licenceFile)); err != nil {

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"strconv"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/image/program"
 	"github.com/garboard-os/garboard/image/version"
 )
 
@@ -82,10 +82,8 @@ func (r *Release) Text(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	docs := exec.CommandContext(ctx, "go", "run", "./tools/docs", site)
-	docs.Dir = r.Root
-	if text, err := docs.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", docs, err, text)
+	if _, err := program.Output(ctx, r.Root, nil, "go", "run", "./tools/docs", site); err != nil {
+		return err
 	}
 	pages := files{}
 	err = errors.Join(r.take(pages, "garboard-"+r.Version+"/"+licenceFile, filepath.Join(r.Root, licenceFile)), fs.WalkDir(os.DirFS(site), ".", func(name string, entry fs.DirEntry, err error) error {

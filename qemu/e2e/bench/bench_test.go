@@ -19,7 +19,21 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-var clusters = flag.Int("clusters", 1, "how many clusters of several containers are made, one after the other")
+var (
+	provisioner = flag.String("provisioner", qemu.Auto, "what to boot: qemu, container, or auto for both")
+	clusters    = flag.Int("clusters", 1, "how many clusters of several containers are made, one after the other")
+)
+
+// boots skips a benchmark that boots what isn't asked for, or can't be had: container nodes need root.
+func boots(b *testing.B, what string) {
+	b.Helper()
+	if *provisioner != qemu.Auto && *provisioner != what {
+		b.Skip("-provisioner " + *provisioner)
+	}
+	if what == qemu.Container && os.Geteuid() != 0 {
+		b.Skip("container nodes need root")
+	}
+}
 
 // measured are the figures so far.
 var measured []figure

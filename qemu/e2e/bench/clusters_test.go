@@ -50,6 +50,7 @@ const (
 
 // several makes and removes a cluster of several nodes, some times in a row. The nodes of the first are weighed.
 func several(b *testing.B) {
+	boots(b, qemu.Container)
 	var created, removed []time.Duration
 	var weights []figure
 	for i := range *clusters {
@@ -92,6 +93,7 @@ func silences(w *e2etest.Writer) (total, longest time.Duration) {
 
 // shared kills the holder of a shared address, again and again.
 func shared(b *testing.B) {
+	boots(b, qemu.Container)
 	c, _ := e2etest.Ready(b, "bench-shared", qemu.Container, e2etest.Nodes(controlPlanes, 0), func(o *qemu.Options) { o.SharedAddress = true })
 	var moves, silent []time.Duration
 	for run := range moveRuns {
@@ -148,6 +150,7 @@ func killHolder(b *testing.B, c *e2etest.Cluster) (move, silence time.Duration) 
 
 // operations converts a self-hosted control plane, and upgrades it.
 func operations(b *testing.B) {
+	boots(b, qemu.Container)
 	c, _ := e2etest.Ready(b, "bench-operations", qemu.Container, e2etest.Nodes(controlPlanes, workers),
 		e2etest.OtherKubernetes(b), e2etest.SelfHosted(b, components.OtherKubernetesVersion))
 	c.SelfHost()

@@ -40,6 +40,7 @@ var installLine = regexp.MustCompile(`^install-\S+ (verify|write): (running|done
 // its system, and then with another one. Two more machines have their images from their medium, and from a registry
 // mirror that has them, as a warm cache has.
 func install(b *testing.B) {
+	boots(b, qemu.QEMU)
 	c, took, used := installed(b, "bench-install", media.Options{}, func(*qemu.Options) {})
 	var write, began time.Duration
 	for _, line := range c.Lines(0) {

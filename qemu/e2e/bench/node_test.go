@@ -50,6 +50,7 @@ var upLine = regexp.MustCompile(`^([a-z]+): \S+ \(up\)`)
 // PID 1's in a container.
 func node(b *testing.B, provisioner string) (c *e2etest.Cluster, how string) {
 	b.Helper()
+	boots(b, provisioner)
 	c, m := e2etest.Ready(b, "bench-"+provisioner, provisioner, func(o *qemu.Options) { o.MemoryMiB = controlPlaneMiB })
 	how = c.Provisioner
 	if c.Accelerator != "" {

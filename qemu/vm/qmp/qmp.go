@@ -19,13 +19,6 @@ import (
 	"sync"
 )
 
-// Event is a message of QEMU that is not an answer.
-type Event struct {
-	Name   string
-	Guest  bool   // the guest has caused it
-	Reason string // of SHUTDOWN and RESET: guest-shutdown, guest-reset, host-qmp-quit, …
-}
-
 // Client is one connection.
 type Client struct {
 	conn    net.Conn
@@ -42,16 +35,15 @@ type message struct {
 		Class string `json:"class"`
 		Desc  string `json:"desc"`
 	} `json:"error"`
-	Event string `json:"event"`
+	Event string `json:"event"` // it is no answer
 	Data  struct {
-		Guest  bool   `json:"guest"`
-		Reason string `json:"reason"`
+		Reason string `json:"reason"` // of SHUTDOWN and RESET: guest-shutdown, guest-reset, host-qmp-quit, …
 	} `json:"data"`
 }
 
 // New takes over a new connection. onEvent is called for each event, in order, and must not
 // call the client.
-func New(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client, error) {
+func New(ctx context.Context, conn net.Conn, onEvent func(name, reason string)) (*Client, error) {
 	c := &Client{conn: conn, answers: make(chan message, 1), done: make(chan struct{})}
 	go c.read(onEvent)
 	if err := c.Do(ctx, "qmp_capabilities"); err != nil {
@@ -61,7 +53,7 @@ func New(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client, erro
 	return c, nil
 }
 
-func (c *Client) read(onEvent func(Event)) {
+func (c *Client) read(onEvent func(name, reason string)) {
 	defer close(c.done)
 	in := json.NewDecoder(bufio.NewReader(c.conn))
 	for {
@@ -71,7 +63,7 @@ func (c *Client) read(onEvent func(Event)) {
 		}
 		switch {
 		case m.Event != "":
-			onEvent(Event{Name: m.Event, Guest: m.Data.Guest, Reason: m.Data.Reason})
+			onEvent(m.Event, m.Data.Reason)
 		case m.QMP == nil:
 			select {
 			case c.answers <- m:

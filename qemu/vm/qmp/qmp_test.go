@@ -36,12 +36,12 @@ const ok = `{"return": {}}`
 
 func TestCommandsAndEvents(t *testing.T) {
 	t.Parallel()
-	var events []Event
+	var events []string
 	c, err := New(t.Context(), fake(t, ok,
 		`{"event": "STOP"}`+"\n"+ok,
 		`{"error": {"class": "CommandNotFound", "desc": "no such command"}}`,
 		ok+"\n"+`{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}`,
-	), func(e Event) { events = append(events, e) })
+	), func(name, reason string) { events = append(events, name+" "+reason) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestCommandsAndEvents(t *testing.T) {
 		t.Error(err)
 	}
 	<-c.Done()
-	want := []Event{{Name: "STOP"}, {Name: "SHUTDOWN", Guest: true, Reason: "guest-reset"}}
+	want := []string{"STOP ", "SHUTDOWN guest-reset"}
 	if diff := cmp.Diff(want, events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -71,7 +71,7 @@ func TestGreetingOfAnother(t *testing.T) {
 		fmt.Fprintln(theirs, "SSH-2.0-OpenSSH")
 		theirs.Close()
 	}()
-	if _, err := New(t.Context(), ours, func(Event) {}); err == nil {
+	if _, err := New(t.Context(), ours, func(string, string) {}); err == nil {
 		t.Error("took SSH for QMP")
 	}
 }
@@ -83,7 +83,7 @@ func TestSilenceEndsWithTheContext(t *testing.T) {
 	go func() { _, _ = bufio.NewReader(theirs).ReadString('\n') }() // reads and doesn't answer
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err := New(ctx, ours, func(Event) {})
+	_, err := New(ctx, ours, func(string, string) {})
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "qmp_capabilities") {
 		t.Errorf("new: %v", err)
 	}

@@ -1,0 +1,2 @@
+// Package tencentvpc is here instead of flannel's, which has a cloud provider's SDK.
+package tencentvpc

@@ -70,8 +70,8 @@ func (o *owner) receive(l netlink.Link, p config.Link, metric int) error {
 
 // forget removes what the kernel has of router advertisements on a link.
 func (o *owner) forget(index int) (err error) {
-	for _, a := range o.state.advertised {
-		if a.index == index {
+	for _, a := range slices.AppendSeq(slices.Clip(o.state.advertised), maps.Keys(o.state.tentative)) {
+		if ip := a.prefix.Addr(); a.index == index && ip.Is6() && !ip.IsLinkLocalUnicast() && !o.known[a] {
 			err = errors.Join(err, a.remove())
 		}
 	}

@@ -289,7 +289,9 @@ func (s *snapshot) controlPlane() bool {
 func (s *snapshot) at(since time.Duration) time.Time { return s.now.Add(since - s.sinceBoot) }
 
 // settles is until when it may be normal that Kubernetes doesn't serve: after a boot longer than at other times.
-func (s *snapshot) settles(since time.Time) time.Time { return latest(s.at(bootstrapTime), since.Add(problemTime)) }
+func (s *snapshot) settles(since time.Time) time.Time {
+	return latest(s.at(bootstrapTime), since.Add(problemTime))
+}
 
 // latest of some times.
 func latest(all ...time.Time) time.Time { return slices.MaxFunc(all, time.Time.Compare) }

@@ -83,7 +83,8 @@ func (r *rig) serve(w http.ResponseWriter, req *http.Request) {
 	for _, a := range r.known {
 		addresses = append(addresses, a.String())
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"items": []any{map[string]any{"endpoints": []any{map[string]any{"addresses": addresses}}}}})
+	slice := map[string]any{"ports": []any{map[string]any{"name": "https", "port": 6443}}, "endpoints": []any{map[string]any{"addresses": addresses}}}
+	_ = json.NewEncoder(w).Encode(map[string]any{"items": []any{slice}})
 }
 
 // knows sets the control planes that Kubernetes knows. Until then, nothing

@@ -26,8 +26,7 @@ const (
 	// test may take 20 minutes.
 	longTimeout    = 50 * time.Minute
 	machineTimeout = 4 * time.Hour
-	// processorsOfAMachine is how many an emulated machine keeps busy. Two packages whose nodes are containers need as
-	// many.
+	// processorsOfAMachine is how many an emulated machine keeps busy.
 	processorsOfAMachine = 2
 	// machineWord is in the files of tests that boot virtual machines.
 	machineWord = "qemu.QEMU"
@@ -144,8 +143,8 @@ type bootPart struct {
 }
 
 var (
-	// containerParts run at native speed. Those of promises follow.
-	containerParts = []bootPart{{false, false, 2 * machinesAtOnce}, {false, true, 1}}
+	// containerParts run at native speed, and wait for half of the time. Those of promises follow.
+	containerParts = []bootPart{{false, false, 1 + runtime.NumCPU()}, {false, true, 1}}
 	machinePart    = bootPart{true, false, machinesAtOnce}
 	machinesAtOnce = max(1, runtime.NumCPU()/processorsOfAMachine)
 )

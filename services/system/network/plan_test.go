@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -34,6 +35,22 @@ func TestWanted(t *testing.T) {
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" {
 			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// A card with an alias, also where another card has that name in the kernel.
+func TestKernelName(t *testing.T) {
+	t.Parallel()
+	s := resource.NewStore()
+	for name, alias := range map[string]string{"eth0": "eth1", "eth1": "eth0", "eth2": ""} {
+		if err := Links.Put(s.As("test"), name, LinkStatus{Alias: alias}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for called, want := range map[string]string{"eth0": "eth1", "eth1": "eth0", "eth2": "eth2", "bond0": "bond0", "": ""} {
+		if got := KernelName(s, called); got != want {
+			t.Errorf("%q is %q, want %q", called, got, want)
 		}
 	}
 }

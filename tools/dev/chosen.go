@@ -34,6 +34,14 @@ type choiceOptions struct {
 	all, list   bool
 }
 
+// copied is the name of the copy that the tests run from. A list has its own: it doesn't wait for tests that run.
+func (o *choiceOptions) copied(name string) string {
+	if o.list {
+		return "list"
+	}
+	return name
+}
+
 func (o *choiceOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&o.tests, "run", "", "run the end-to-end tests whose names match this regular expression, due or not")
 	f.BoolVar(&o.all, "all", false, "run all end-to-end tests, due or not")
@@ -54,7 +62,7 @@ The result of each test is kept in the user's cache directory when the test ends
 The tests run from a copy of the checkout, which may be changed meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return testFrom(cmd.Context(), cmd.OutOrStdout(), "long", func(ctx context.Context, s *suite) error {
+			return testFrom(cmd.Context(), cmd.OutOrStdout(), o.copied("long"), func(ctx context.Context, s *suite) error {
 				if err := s.choose(ctx, o); err != nil || o.list || len(s.chosen.tests) == 0 {
 					return err
 				}

@@ -71,7 +71,7 @@ A test that fails is run once more, alone, at the end of its phase. If it passes
 then, the run goes on, and its last lines name the test as FLAKY.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return testFrom(cmd.Context(), cmd.OutOrStdout(), "checkout", func(ctx context.Context, s *suite) error {
+			return testFrom(cmd.Context(), cmd.OutOrStdout(), o.copied("checkout"), func(ctx context.Context, s *suite) error {
 				if only == "" || only == e2ePhase {
 					if err := s.choose(ctx, o); err != nil || o.list {
 						return err

@@ -16,7 +16,7 @@ import (
 type Link struct {
 	Name string // "" if only the next fields select the card
 
-	// Alias is the name in the configuration, where networkd has replaced Name with the kernel's; a VLAN is named after it.
+	// Alias is the name in the configuration, where networkd has replaced Name with the kernel's.
 	Alias string
 
 	HardwareAddr, Driver, BusPath string

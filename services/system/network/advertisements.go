@@ -56,7 +56,7 @@ func (o *owner) receive(l netlink.Link, p config.Link, metric int) error {
 	const settings = "/proc/sys/net/ipv6/conf/"
 	_, err := setting(settings+name+"/ra_defrtr_metric", strconv.Itoa(metric))
 	changed, refused := setting(settings+name+"/accept_ra", value)
-	err = cmp.Or(err, refused)
+	err = cmp.Or(refused, err)
 	if changed && value == "2" && l.Attrs().Flags&net.FlagUp != 0 {
 		_ = solicit(name) // without an answer, their next one comes by itself
 	} else if changed && value == "0" {

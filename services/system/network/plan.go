@@ -192,7 +192,7 @@ func HasWay(s *resource.Store, n config.Network) bool {
 		}
 		way = way || p.DHCP || p.DHCP6 || len(p.Addresses) > 0 || p.Advertised() || p.AcceptRA != config.AdvertisementsOff &&
 			slices.ContainsFunc(OnLinks.List(s), func(o resource.Object[Object]) bool { return o.Spec.By == byKernel && o.Spec.Link == p.Name })
-		routed = routed || p.DHCP && p.DHCPOptions.RouteTable == 0 || slices.ContainsFunc(p.Routes, func(r config.Route) bool {
+		routed = routed || p.DHCP && cmp.Or(p.DHCPOptions.RouteTable, unix.RT_TABLE_MAIN) == unix.RT_TABLE_MAIN || slices.ContainsFunc(p.Routes, func(r config.Route) bool {
 			return r.Network.Bits() == 0 && r.Gateway.IsValid() && cmp.Or(r.Table, unix.RT_TABLE_MAIN) == unix.RT_TABLE_MAIN
 		})
 	}

@@ -2,6 +2,7 @@ package network
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -52,5 +53,82 @@ func TestKernelName(t *testing.T) {
 		if got := KernelName(s, called); got != want {
 			t.Errorf("%q is %q, want %q", called, got, want)
 		}
+	}
+}
+
+// A change that leaves a node without any way to an address is known before it is made.
+func TestHasWay(t *testing.T) {
+	t.Parallel()
+	s := resource.NewStore()
+	links := map[string]LinkStatus{
+		"lo": {Kind: "device", State: "up"}, "eth0": {Kind: "device", State: "up", MAC: "02:00:00:00:00:01", Alias: "uplink"}, "eth1": {Kind: "device", State: "no carrier", MAC: "02:00:00:00:00:02"},
+		"eth2": {Kind: "device", State: "up", MAC: "02:00:00:00:00:03"},
+	}
+	ignored, spare := config.Interface{Name: "eth0", Ignore: true}, config.Interface{Name: "eth2", MTU: 1400}
+	if !HasWay(s, config.Network{Interfaces: []config.Interface{ignored}}) {
+		t.Error("without known links nothing is known")
+	}
+	if err := Links.Replace(s.As("test"), links); err != nil {
+		t.Fatal(err)
+	}
+	byRouter := map[string]Object{"eth0-2001:db8::5/64": {Link: "eth0", What: "2001:db8::5/64", By: byKernel}}
+	if err := OnLinks.Replace(s.As("test"), byRouter); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		interfaces []config.Interface
+		want       bool
+	}{
+		"no entries": {nil, true},
+		"static":     {[]config.Interface{{Name: "eth0", CIDR: prefix("10.0.0.2/24")}}, true},
+		"DHCP":       {[]config.Interface{{Name: "eth0", DHCP: true}}, true},
+		"an alias":   {[]config.Interface{{Name: "uplink", DHCP: true}}, true},
+		"ignored":    {[]config.Interface{ignored}, false},
+		// its router gives it an address
+		"only an MTU":           {[]config.Interface{{Name: "eth0", MTU: 1400}}, true},
+		"an MTU and no router":  {[]config.Interface{{Name: "eth0", MTU: 1400, AcceptRA: config.AdvertisementsOff}}, false},
+		"advertisements":        {[]config.Interface{ignored, {Name: "eth2", AcceptRA: config.AdvertisementsOn}}, true},
+		"without a carrier":     {[]config.Interface{ignored, {Name: "eth1", CIDR: prefix("10.0.0.2/24")}}, false},
+		"a link that isn't":     {[]config.Interface{{Name: "eth7", DHCP: true}, ignored}, false},
+		"a VLAN":                {[]config.Interface{{Name: "eth0", VLANs: []config.VLAN{{ID: 7, DHCP: true}}}}, true},
+		"a VLAN on what isn't":  {[]config.Interface{{Name: "eth7", VLANs: []config.VLAN{{ID: 7, DHCP: true}}}, ignored}, false},
+		"a bond":                {[]config.Interface{{Name: "bond0", DHCP: true, Bond: &config.Bond{Interfaces: []string{"eth0", "eth1"}}}}, true},
+		"a bond without use":    {[]config.Interface{{Name: "bond0", Bond: &config.Bond{Interfaces: []string{"eth0", "eth1"}}}}, false},
+		"a bridge":              {[]config.Interface{{Name: "br0", DHCP: true, Bridge: &config.Bridge{Interfaces: []string{"eth0"}}}}, true},
+		"in a VRF":              {[]config.Interface{{Name: "eth0", DHCP: true}, {Name: "blue", VRF: &config.VRF{Table: 1000, Interfaces: []string{"eth0"}}}}, false},
+		"a dummy":               {[]config.Interface{ignored, {Name: "d0", CIDR: prefix("10.0.0.2/24"), Dummy: true}}, false},
+		"unplugged and ignored": {[]config.Interface{ignored, {Name: "eth1", MTU: 1400}}, false},
+	} {
+		if !slices.ContainsFunc(tt.interfaces, func(in config.Interface) bool { return in.Name == spare.Name }) && tt.interfaces != nil {
+			tt.interfaces = append(tt.interfaces, spare)
+		}
+		if got := HasWay(s, config.Network{Interfaces: tt.interfaces}); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
+	// A default route by a lease or a setting stays, or another one takes its place.
+	if err := Routes.Replace(s.As("test"), map[string]Object{"eth0": {Link: "eth0", What: "0.0.0.0/0 via 10.0.0.1 metric 1024", By: "DHCP from 10.0.0.1"}}); err != nil {
+		t.Fatal(err)
+	}
+	static := config.Interface{Name: "eth0", CIDR: prefix("10.0.0.2/24")}
+	if HasWay(s, config.Network{Interfaces: []config.Interface{static, spare}}) {
+		t.Error("the last default route may go")
+	}
+	static.Routes = []config.Route{{Network: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.1")}}
+	if !HasWay(s, config.Network{Interfaces: []config.Interface{static, spare}}) {
+		t.Error("a static default route isn't one")
+	}
+	for table, want := range map[uint32]bool{100: false, 254: true} {
+		static.Routes[0].Table = table
+		if got := HasWay(s, config.Network{Interfaces: []config.Interface{static, spare}}); got != want {
+			t.Errorf("a default route of table %d: %v", table, got)
+		}
+	}
+	links = map[string]LinkStatus{"lo": {Kind: "device", State: "up"}, "eth0": {Kind: "device", State: "no carrier"}}
+	if err := Links.Replace(s.As("test"), links); err != nil {
+		t.Fatal(err)
+	}
+	if !HasWay(s, config.Network{Interfaces: []config.Interface{ignored}}) {
+		t.Error("a node without any way can lose one")
 	}
 }

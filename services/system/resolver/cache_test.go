@@ -91,14 +91,11 @@ func FuzzAnswer(f *testing.F) {
 	}
 	r := &resolver{ctx: f.Context(), log: slog.New(slog.DiscardHandler), known: facts{names: map[string][]dns.RR{"node.": {&dns.A{Hdr: dns.RR_Header{Name: "node.", Rrtype: dns.TypeA, Class: dns.ClassINET}, A: net.IPv4(10, 5, 0, 2)}}}}}
 	f.Fuzz(func(t *testing.T, packet []byte) {
+		out := r.reply(packet, dns.MinMsgSize)
+		if out == nil {
+			return
+		}
 		m := new(dns.Msg)
-		if m.Unpack(packet) != nil {
-			return // the library answers
-		}
-		out, err := r.reply(m, dns.MinMsgSize).Pack()
-		if err != nil {
-			return // a name that can't be written
-		}
 		if err := m.Unpack(out); err != nil || !m.Response || m.Id != binary.BigEndian.Uint16(packet) || len(out) > maxPacket {
 			t.Errorf("%v, %d bytes: %v for %x", err, len(out), m, packet)
 		}

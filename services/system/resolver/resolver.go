@@ -10,6 +10,7 @@
 package resolver
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -45,6 +46,8 @@ const (
 	maxPacket = 1232
 	// maxQuestions at a time, for each server too, and connections: further ones get no answer, and are asked again.
 	maxQuestions, maxClients = 256, 64
+	// maxServers is what programs ask (MAXNS in resolv.conf(5)).
+	maxServers = 3
 	// A server has one second, and another one, because packets get lost: programs ask again after five.
 	exchangeTime, exchanges = time.Second, 2
 	// idle ends a connection.
@@ -119,7 +122,7 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 		if err != nil {
 			return fmt.Errorf("answer pods: %w; a pod with hostNetwork may have the port", err)
 		}
-		defer func() { cancel(); stop() }()
+		defer stop()
 		failed = ended
 	}
 	h.Started("answers pods, unless machine.network.resolver is off")
@@ -146,7 +149,7 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 	f.on, f.at, f.names = cfg.Machine.Network.Resolver.On(), cfg.ResolverAddress(), map[string][]dns.RR{}
 	for _, e := range append([]config.HostEntry{{IP: own.Spec.Primary, Aliases: slices.Compact([]string{host.Spec, short})}}, cfg.Machine.Network.ExtraHostEntries...) {
 		for _, alias := range e.Aliases {
-			name := dns.CanonicalName(alias)
+			name := canonical(alias)
 			if head := (dns.RR_Header{Name: name, Class: dns.ClassINET, Ttl: ownTTL}); e.IP.Is4() && alias != "" {
 				head.Rrtype = dns.TypeA
 				f.names[name] = append(f.names[name], &dns.A{Hdr: head, A: e.IP.AsSlice()})
@@ -156,13 +159,16 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 			}
 		}
 	}
-	if f.servers = slices.Clone(cfg.Machine.Network.Resolver.DNSOverTLS); len(f.servers) > 0 {
-		f.trusted, err = network.Authorities(boot.CABundle, nil)
-	} else {
-		others := slices.DeleteFunc(slices.Clone(found.Spec), func(a netip.Addr) bool { return a == f.at })
-		f.servers = lists.Of(others, func(a netip.Addr) config.TLSNameserver { return config.TLSNameserver{Address: a} })
+	f.servers = slices.Clone(cfg.Machine.Network.Resolver.DNSOverTLS)
+	for _, a := range found.Spec {
+		if len(cfg.Machine.Network.Resolver.DNSOverTLS) == 0 && a != f.at {
+			f.servers = append(f.servers, config.TLSNameserver{Address: a})
+		}
 	}
-	f.servers = f.servers[:min(len(f.servers), config.MaxNameservers)]
+	f.servers = f.servers[:min(len(f.servers), maxServers)]
+	if len(cfg.Machine.Network.Resolver.DNSOverTLS) > 0 {
+		f.trusted, err = network.Authorities(boot.CABundle, nil)
+	}
 	return f, err
 }
 
@@ -186,17 +192,12 @@ func (r *resolver) listen(at netip.Addr) (stop func(), failed chan error, err er
 		return nil, nil, errors.Join(err, udp.Close())
 	}
 	failed = make(chan error, 2)
-	packets := &dns.Server{PacketConn: udp, Handler: r, UDPSize: maxPacket}
-	streams := &dns.Server{
-		Listener: netutil.LimitListener(pods{tcp, r.outside}, maxClients), Handler: r,
-		MaxTCPQueries: -1, ReadTimeout: idle, IdleTimeout: func() time.Duration { return idle },
-	}
-	go func() { failed <- packets.ActivateAndServe() }()
-	go func() { failed <- streams.ActivateAndServe() }()
-	return func() {
-		// what has ended already, or hasn't begun, is no problem; r.ctx has ended, so that nothing is waited for
-		_ = errors.Join(packets.ShutdownContext(r.ctx), streams.ShutdownContext(r.ctx), udp.Close(), tcp.Close(), netlink.AddrDel(lo, address))
-	}, failed, nil
+	go func() { failed <- dag.Guard(r.log, func() error { return r.serveUDP(udp) }) }()
+	go func() {
+		failed <- dag.Guard(r.log, func() error { return r.serveTCP(netutil.LimitListener(tcp, maxClients)) })
+	}()
+	// what has ended already is no problem
+	return func() { _ = errors.Join(udp.Close(), tcp.Close(), netlink.AddrDel(lo, address)) }, failed, nil
 }
 
 // outside is whether answers to an address would leave the node: by a link that networkd manages, and not to a pod.
@@ -208,44 +209,77 @@ func outside(store *resource.Store, a net.Addr) bool {
 	})
 }
 
-// pods are the connections from this node.
-type pods struct {
-	net.Listener
-	outside func(net.Addr) bool
-}
-
-func (l pods) Accept() (net.Conn, error) {
+func (r *resolver) serveUDP(conn net.PacketConn) error {
+	packet := make([]byte, maxPacket)
 	for {
-		conn, err := l.Listener.Accept()
-		if err != nil || !l.outside(conn.RemoteAddr()) {
-			return conn, err
+		n, from, err := conn.ReadFrom(packet)
+		if err != nil {
+			return err
 		}
-		conn.Close()
+		if asked := bytes.Clone(packet[:n]); !r.outside(from) {
+			r.answering(func() (err error) {
+				if m := r.reply(asked, dns.MinMsgSize); m != nil {
+					_, err = conn.WriteTo(m, from)
+				}
+				return err
+			})
+		}
 	}
 }
 
-// ServeDNS answers a question, if there is room. Who gets no answer asks again.
-func (r *resolver) ServeDNS(w dns.ResponseWriter, asked *dns.Msg) {
+func (r *resolver) serveTCP(l net.Listener) error {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go dag.Guard(r.log, func() error {
+			defer context.AfterFunc(r.ctx, func() { conn.Close() })()
+			defer conn.Close()
+			for stream := (&dns.Conn{Conn: conn}); !r.outside(conn.RemoteAddr()); {
+				_ = conn.SetDeadline(time.Now().Add(idle))
+				asked, err := stream.ReadMsgHeader(nil)
+				if err != nil {
+					return nil // the client has gone
+				}
+				done := make(chan struct{})
+				if !r.answering(func() error { defer close(done); _, err := stream.Write(r.reply(asked, dns.MaxMsgSize)); return err }) {
+					return nil
+				}
+				<-done
+			}
+			return nil
+		})
+	}
+}
+
+// answering answers a question, if there is room. Who gets no answer asks again.
+func (r *resolver) answering(answer func() error) bool {
 	select {
 	case r.questions <- struct{}{}:
-		defer func() { <-r.questions }()
+		go func() {
+			defer func() { <-r.questions }()
+			_ = dag.Guard(r.log, answer)
+		}()
+		return true
 	default:
-		return
-	}
-	most := map[string]int{"udp": dns.MinMsgSize, "tcp": dns.MaxMsgSize}[w.RemoteAddr().Network()]
-	if !r.outside(w.RemoteAddr()) {
-		_ = dag.Guard(r.log, func() error { return w.WriteMsg(r.reply(asked, most)) })
+		return false
 	}
 }
 
-// reply answers a question with at most so many bytes, over UDP those that it allows.
-func (r *resolver) reply(asked *dns.Msg, most int) *dns.Msg {
+// reply answers a packet with one of at most so many bytes, over UDP those that it allows; nil: there is no answer.
+func (r *resolver) reply(packet []byte, most int) []byte {
+	asked := new(dns.Msg)
+	err := asked.Unpack(packet)
+	if asked.Response || err != nil && asked.MsgHdr == (dns.MsgHdr{}) {
+		return nil
+	}
 	m := new(dns.Msg).SetReply(asked)
 	m.RecursionAvailable, m.Compress = true, true
 	opt := asked.IsEdns0()
 	secure := opt != nil && opt.Do()
 	switch {
-	case len(asked.Question) != 1:
+	case err != nil || len(asked.Question) != 1:
 		m.Rcode = dns.RcodeFormatError
 	case asked.Opcode != dns.OpcodeQuery:
 		m.Rcode = dns.RcodeNotImplemented
@@ -253,7 +287,7 @@ func (r *resolver) reply(asked *dns.Msg, most int) *dns.Msg {
 		m.Rcode = dns.RcodeRefused
 	default:
 		m.Rcode = dns.RcodeServerFailure
-		if found := r.find(question{dns.CanonicalName(asked.Question[0].Name), asked.Question[0].Qtype, secure}); found != nil {
+		if found := r.find(question{canonical(asked.Question[0].Name), asked.Question[0].Qtype, secure}); found != nil {
 			m.Rcode, m.Answer, m.Ns, m.Extra = found.Rcode, found.Answer, found.Ns, slices.Clip(found.Extra)
 		}
 	}
@@ -262,8 +296,12 @@ func (r *resolver) reply(asked *dns.Msg, most int) *dns.Msg {
 		most = max(most, min(int(opt.UDPSize()), maxPacket))
 	}
 	m.Truncate(most)
-	return m
+	out, _ := m.Pack() // nil: a name that can't be written
+	return out
 }
+
+// canonical is a name in its one form.
+func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) + "." }
 
 // find is what the node knows itself, else what a server says; nil for nothing.
 func (r *resolver) find(q question) *dns.Msg {
@@ -340,25 +378,36 @@ func (s *server) exchange(ctx context.Context, q question) (answer *dns.Msg, err
 }
 
 func (s *server) once(ctx context.Context, q question, stream bool) (*dns.Msg, error) {
-	c := dns.Client{Net: "udp", Timeout: exchangeTime, TLSConfig: s.tls}
+	ctx, cancel := context.WithTimeout(ctx, exchangeTime)
+	defer cancel()
+	c := dns.Client{Net: "udp", UDPSize: maxPacket, TLSConfig: s.tls}
 	if stream {
 		c.Net = "tcp"
 	}
 	if s.tls != nil {
 		c.Net = "tcp-tls"
 	}
-	ctx, cancel := context.WithTimeout(ctx, exchangeTime)
-	defer cancel()
-	answer, _, err := c.ExchangeContext(ctx, new(dns.Msg).SetQuestion(q.name, q.kind).SetEdns0(maxPacket, q.secure), s.address)
+	conn, err := c.DialContext(ctx, s.address)
 	if err != nil {
 		return nil, err
 	}
-	if !answer.Response || len(answer.Question) != 1 || dns.CanonicalName(answer.Question[0].Name) != q.name || answer.Question[0].Qtype != q.kind {
-		return nil, errors.New("it answers another question") // or somebody who guesses
+	defer conn.Close()
+	ends, _ := ctx.Deadline()
+	_ = conn.SetDeadline(ends)
+	m := new(dns.Msg).SetQuestion(q.name, q.kind).SetEdns0(maxPacket, q.secure)
+	for err = conn.WriteMsg(m); err == nil; {
+		packet, failed := conn.ReadMsgHeader(nil)
+		answer := new(dns.Msg)
+		// Another one is of somebody who guesses, or late.
+		if failed == nil && answer.Unpack(packet) == nil && answer.Response && answer.Id == m.Id && len(answer.Question) == 1 &&
+			canonical(answer.Question[0].Name) == q.name && answer.Question[0].Qtype == q.kind {
+			answer.Rcode &= 0xf // without EDNS, which is of this exchange
+			answer.Extra = slices.DeleteFunc(answer.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
+			return answer, nil
+		}
+		err = failed
 	}
-	answer.Rcode &= 0xf // without EDNS, which is of this exchange
-	answer.Extra = slices.DeleteFunc(answer.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
-	return answer, nil
+	return nil, err
 }
 
 // Answer is what became of a question to a name server.

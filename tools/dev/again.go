@@ -13,7 +13,7 @@ import (
 // repeat each of them alone would take longer than to read why the first failed.
 const mostAgain = 10
 
-// again runs each test that failed once more, one after the other, with nothing beside it.
+// again runs each test that failed once more, one after the other, with no test of the phase beside it.
 // Those that pass now are flaky; an error names the others.
 func (r *result) again(ctx context.Context, out io.Writer) error {
 	failures := slices.SortedFunc(slices.Values(r.failures), func(a, b failure) int { return strings.Compare(a.String(), b.String()) })

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -9,7 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -32,9 +35,11 @@ const e2ePhase = "e2e"
 
 // A phase is one part of the tests.
 type phase struct {
-	name string
-	what string
-	run  func(ctx context.Context, s *suite) (result, error)
+	name   string
+	what   string
+	run    func(ctx context.Context, s *suite) (result, error)
+	beside bool      // whether it runs beside the phase before it: one of them waits while the other computes
+	begun  time.Time // where it does
 }
 
 // A suite is what the phases of one run share.
@@ -51,7 +56,7 @@ type suite struct {
 var phases = []phase{
 	{name: "lint", what: "gofmt, go vet, staticcheck", run: lint},
 	{name: "unit", what: "unit tests, and tests in namespaces of their own, with -race", run: unit},
-	{name: "kernel", what: "tests in a kernel of their own (User Mode Linux)", run: kernelTests},
+	{name: "kernel", what: "tests in a kernel of their own (User Mode Linux)", run: kernelTests, beside: true},
 	{name: "fuzz", what: "each fuzz target of changed code for a few seconds", run: fuzzChanged},
 	{name: e2ePhase, what: "end-to-end tests: nodes and clusters, booted for real", run: e2eTests},
 }
@@ -99,28 +104,24 @@ func testFrom(ctx context.Context, out io.Writer, copied string, test func(conte
 	return errors.Join(test(ctx, &suite{root: root, copied: sources.dir, out: out}), sources.close())
 }
 
-// runPhases runs them in order. Where later ones stand on the earlier, it stops at the first that fails.
+// runPhases runs them in order. Where later ones stand on the earlier, none begins after one that failed.
 func runPhases(ctx context.Context, command string, all []phase, s *suite, only string) error {
 	begin := time.Now()
 	var not, failedIn []string
 	var failed error
+	all = slices.Clone(all)
 	for i, p := range all {
-		if only != "" && only != p.name {
+		stopped := failed != nil && (!s.goesOn || ctx.Err() != nil) && p.begun.IsZero()
+		if stopped || only != "" && only != p.name {
 			not = append(not, p.name)
 			continue
 		}
-		err := s.phase(ctx, p)
-		if err == nil {
-			continue
+		if i+1 < len(all) && all[i+1].beside && only == "" {
+			all[i+1] = s.begin(ctx, all[i+1])
 		}
-		failed, failedIn = errors.Join(failed, fmt.Errorf("%s: %w", p.name, err)), append(failedIn, p.name)
-		if s.goesOn && ctx.Err() == nil {
-			continue
+		if err := s.phase(ctx, p); err != nil {
+			failed, failedIn = errors.Join(failed, fmt.Errorf("%s: %w", p.name, err)), append(failedIn, p.name)
 		}
-		for _, later := range all[i+1:] {
-			not = append(not, later.name)
-		}
-		break
 	}
 	switch {
 	case failed != nil:
@@ -137,11 +138,31 @@ func runPhases(ctx context.Context, command string, all []phase, s *suite, only 
 	return nil
 }
 
+// begin starts a phase beside the one before it. The phase that it returns waits for the end, and prints all then.
+func (s *suite) begin(ctx context.Context, p phase) phase {
+	own, said := *s, new(bytes.Buffer)
+	own.out = said
+	var (
+		r     result
+		err   error
+		ended sync.WaitGroup
+	)
+	do := p.run
+	ended.Go(func() { r, err = do(ctx, &own) })
+	p.begun = time.Now()
+	p.run = func(context.Context, *suite) (result, error) {
+		ended.Wait()
+		_, failed := said.WriteTo(s.out)
+		return r, errors.Join(err, failed)
+	}
+	return p
+}
+
 func since(begin time.Time) string { return time.Since(begin).Round(time.Second).String() }
 
 func (s *suite) phase(ctx context.Context, p phase) error {
 	fmt.Fprintf(s.out, "== %s: %s\n", p.name, p.what)
-	begin := time.Now()
+	begin := cmp.Or(p.begun, time.Now())
 	r, err := p.run(ctx, s)
 	if err == nil && len(r.failures) > 0 {
 		err = r.again(ctx, s.out)

@@ -60,6 +60,32 @@ func TestPhases(t *testing.T) {
 	}
 }
 
+// A phase beside another one begins with it, and ends also where the other fails; what it printed is in one piece.
+func TestPhaseBesideAnother(t *testing.T) {
+	t.Parallel()
+	broken, begun, said := errors.New("it broke"), make(chan bool), make(chan bool)
+	all := []phase{
+		{name: "unit", run: func(context.Context, *suite) (result, error) { <-begun; close(said); return result{}, broken }},
+		{name: "kernel", beside: true, run: func(_ context.Context, s *suite) (result, error) {
+			fmt.Fprint(s.out, "one ")
+			close(begun)
+			<-said
+			fmt.Fprintln(s.out, "piece")
+			return result{passed: 3}, nil
+		}},
+		{name: "e2e", run: func(context.Context, *suite) (result, error) { t.Error("e2e runs"); return result{}, nil }},
+	}
+	var out strings.Builder
+	if err := runPhases(t.Context(), "make test", all, &suite{out: &out}, ""); !errors.Is(err, broken) {
+		t.Errorf("error %v", err)
+	}
+	for _, want := range []string{"== kernel: \none piece\n== kernel: passed", "3 passed", "complete: kernel; not run: e2e"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q isn't in:\n%s", want, &out)
+		}
+	}
+}
+
 // The go command waits for its tests, whatever signal it gets: so they get it, too.
 func TestWhatHangsIsInterrupted(t *testing.T) {
 	t.Parallel()

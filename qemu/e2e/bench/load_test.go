@@ -35,7 +35,7 @@ const (
 // time, beside one that follows a log and doesn't read.
 func load(b *testing.B, c *e2etest.Cluster) {
 	b.Helper()
-	gate := initProcess(b, c, "apid")
+	gate := c.NodeInit(c.Node(), "apid")
 	before := pss(b, gate)
 	times, during := underLoad(b, c, gate)
 	b.Logf("waiting up to %s for apid to calm down", calm)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -118,31 +117,13 @@ func idle(b *testing.B, c *e2etest.Cluster) {
 	<-time.After(idleTime)
 	share := 100 * float64(used()-before) / float64(time.Since(began))
 	var total int64
-	for _, helper := range []string{"", "apid", "trustd"} {
-		total += pss(b, initProcess(b, c, helper))
+	for _, helper := range []string{"--mode=container", "apid", "trustd"} {
+		total += pss(b, c.NodeInit(c.Node(), helper))
 	}
 	report(b,
 		of(megabytes, "PID 1, apid and trustd, idle, proportional set size", total, budgetPSS),
 		weight(b, c, c.Nodes[0], "a one-node control plane", budgetWeight),
 		of(func(share float64) string { return fmt.Sprintf("%.1f %% of a processor", share) }, "processor time of a one-node control plane, idle", share, budgetIdle))
-}
-
-// initProcess is PID 1 of the first node, or with an argument that helper under it.
-func initProcess(b *testing.B, c *e2etest.Cluster, argument string) int {
-	b.Helper()
-	pids, err := c.NodeProcesses(c.Node())
-	if err != nil {
-		b.Fatal(err)
-	}
-	slices.Sort(pids) // PID 1 is the first
-	for _, pid := range pids {
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have ended
-		if strings.HasPrefix(string(line), "/sbin/init\x00"+argument) {
-			return pid
-		}
-	}
-	b.Fatalf("the node runs no /sbin/init %s", argument)
-	return 0
 }
 
 // weight is what all processes of a node take: those of Garboard, of Kubernetes and of the
@@ -211,7 +192,7 @@ func patch(b *testing.B, c *e2etest.Cluster) {
 		b.Fatal(err)
 	}
 	before := got.GetDocument()
-	pod := fmt.Sprintf("/proc/%d/root/etc/kubernetes/manifests/garboard-kube-apiserver.yaml", initProcess(b, c, ""))
+	pod := fmt.Sprintf("/proc/%d/root/etc/kubernetes/manifests/garboard-kube-apiserver.yaml", c.NodeInit(c.Node(), "--mode=container"))
 	var times []time.Duration
 	for i := range patchRuns {
 		mark := "bench=" + strconv.Itoa(100+i) // of a module that isn't there: nothing changes but the text

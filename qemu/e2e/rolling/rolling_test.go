@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -84,11 +83,7 @@ func complete(c *e2etest.Cluster, sick qemu.Node, reason, said string) {
 // leaveForeign leaves a file among the configurations of the pod network that isn't one.
 func leaveForeign(c *e2etest.Cluster, n qemu.Node) (mend func()) {
 	c.T().Helper()
-	pids, err := c.NodeProcesses(n.Name)
-	if err != nil || len(pids) == 0 {
-		c.T().Fatalf("processes of %s: %v, %v", n.Name, pids, err)
-	}
-	path := fmt.Sprintf("/proc/%d/root%s", slices.Min(pids), foreign)
+	path := fmt.Sprintf("/proc/%d/root%s", c.NodeInit(n.Name, "--mode=container"), foreign)
 	if err := os.WriteFile(path, []byte(`{"name":"other","plugins":`), 0o600); err != nil {
 		c.T().Fatal(err)
 	}

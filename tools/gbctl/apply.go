@@ -17,8 +17,8 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"gopkg.in/yaml.v3"
 )
 
 // tryTimeout is how long a change is tried by default: enough time to check that the node
@@ -249,10 +249,10 @@ func inFile(file string, err error) error {
 	}))}
 }
 
-// applyCommand makes "apply" and "apply machineconfig", which are the same as apply-config.
-func (a *app) applyCommand() *cobra.Command {
-	cmd := a.applyConfigCommand("apply")
-	cmd.AddCommand(a.applyConfigCommand("machineconfig", "mc", "machineconfigs"))
+// ofMachineConfig makes a command, and the same command below it for those who name what it is about.
+func ofMachineConfig(use string, make func(use string, aliases ...string) *cobra.Command) *cobra.Command {
+	cmd := make(use)
+	cmd.AddCommand(make("machineconfig", "mc", "machineconfigs"))
 	return cmd
 }
 

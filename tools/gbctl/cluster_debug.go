@@ -40,16 +40,13 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 // nodeCommand makes a command for a node of a cluster that runs.
 func nodeCommand(use string, do func(ctx context.Context, c *qemu.Cluster, node string) error) *cobra.Command {
 	var name string
-	return nameFlag(&cobra.Command{
-		Use: use + " NODE",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, node, err := openNode(name, args[0])
-			if err != nil {
-				return err
-			}
-			return do(cmd.Context(), c, node.Name)
-		},
-	}, &name)
+	return nameFlag(command(use+" NODE", func(cmd *cobra.Command, args []string) error {
+		c, node, err := openNode(name, args[0])
+		if err != nil {
+			return err
+		}
+		return do(cmd.Context(), c, node.Name)
+	}), &name)
 }
 
 // openRunning opens a cluster that runs.

@@ -17,10 +17,7 @@ const pollInterval = time.Second
 
 func (a *app) healthCommand() *cobra.Command {
 	var wait time.Duration
-	cmd := &cobra.Command{
-		Use:  "health",
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), wait) },
-	}
+	cmd := command("health", func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), wait) })
 	cmd.Flags().DurationVar(&wait, "wait", 0, "wait until the nodes are healthy, at most this long")
 	return a.insecureFlags(a.outputFlag(cmd))
 }

@@ -22,11 +22,16 @@ func (a *app) one(ctx context.Context, what string, call func(context.Context, *
 
 // untimed is one without --timeout, for streams.
 func (a *app) untimed(ctx context.Context, what string, call func(context.Context, *client.Client) error) error {
+	return a.onOne(ctx, what, func(node string) error { return a.withClient(ctx, node, call) })
+}
+
+// onOne is for a command that works with exactly one node.
+func (a *app) onOne(ctx context.Context, what string, do func(node string) error) error {
 	node, err := a.single(ctx, what)
 	if err != nil {
 		return err
 	}
-	return collect([]string{node}, []error{a.withClient(ctx, node, call)})
+	return collect([]string{node}, []error{do(node)})
 }
 
 func (a *app) bootChartCommand() *cobra.Command {

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"gopkg.in/yaml.v3"
 )
 
 // list calls all nodes and prints their answers: a table with the rows of all answers, or
@@ -53,6 +54,16 @@ func ofEach[T, R any](items []T, of func(T) R) []R {
 		all = append(all, of(item))
 	}
 	return all
+}
+
+// once are the items without those that came before.
+func once[T comparable](items []T) []T {
+	seen := map[T]bool{}
+	return slices.DeleteFunc(items, func(item T) bool {
+		before := seen[item]
+		seen[item] = true
+		return before
+	})
 }
 
 // size formats a number of bytes.

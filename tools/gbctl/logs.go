@@ -152,13 +152,10 @@ func (a *app) logsCommand() *cobra.Command {
 func (a *app) dmesgCommand() *cobra.Command {
 	r := &apiv1.DmesgRequest{}
 	var last int
-	cmd := &cobra.Command{
-		Use: "dmesg",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			r.Tail = tail(last)
-			return streamLines(cmd.Context(), a, r.Follow, kernelLine, ofLog, logAPI.Dmesg, r)
-		},
-	}
+	cmd := command("dmesg", func(cmd *cobra.Command, _ []string) error {
+		r.Tail = tail(last)
+		return streamLines(cmd.Context(), a, r.Follow, kernelLine, ofLog, logAPI.Dmesg, r)
+	})
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new messages, until Ctrl-C")
 	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
 	return a.linesFlag(cmd)
@@ -172,12 +169,9 @@ func (a *app) linesFlag(cmd *cobra.Command) *cobra.Command {
 
 func (a *app) eventsCommand() *cobra.Command {
 	r := &apiv1.EventsRequest{}
-	cmd := &cobra.Command{
-		Use: "events",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return streamLines(cmd.Context(), a, r.Follow, serviceLine, ofService, serviceAPI.Events, r)
-		},
-	}
+	cmd := command("events", func(cmd *cobra.Command, _ []string) error {
+		return streamLines(cmd.Context(), a, r.Follow, serviceLine, ofService, serviceAPI.Events, r)
+	})
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new events, until Ctrl-C")
 	cmd.Flags().Uint32Var(&r.Tail, "tail", 100, "number of past events to show first")
 	cmd.Flags().StringVar(&r.Service, "service", "", "show only this service")

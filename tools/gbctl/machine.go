@@ -93,18 +93,15 @@ func (a *app) netstatCommand() *cobra.Command {
 }
 
 func (a *app) timeCommand() *cobra.Command {
-	set := &cobra.Command{
-		Use: "set [TIME]",
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			to := time.Now()
-			if len(args) > 0 {
-				if to, err = time.Parse(time.RFC3339, args[0]); err != nil {
-					return usagef("%s isn't a time such as 2026-11-30T08:15:00Z (RFC 3339)", args[0])
-				}
+	set := command("set [TIME]", func(cmd *cobra.Command, args []string) (err error) {
+		to := time.Now()
+		if len(args) > 0 {
+			if to, err = time.Parse(time.RFC3339, args[0]); err != nil {
+				return usagef("%s isn't a time such as 2026-11-30T08:15:00Z (RFC 3339)", args[0])
 			}
-			return printMessage(cmd.Context(), a, "time set", asking(ofNode, nodeAPI.SetTime, &apiv1.SetTimeRequest{Time: timestamppb.New(to)}))
-		},
-	}
+		}
+		return printMessage(cmd.Context(), a, "time set", asking(ofNode, nodeAPI.SetTime, &apiv1.SetTimeRequest{Time: timestamppb.New(to)}))
+	})
 	show := listCommand(a, "time", []string{"TIME", "SYNCED", "SERVER", "OFFSET", "ERROR", "MESSAGE"}, clock, func(m *apiv1.TimeResponse) [][]string {
 		return [][]string{{stampUTC(m.Now.AsTime()), strconv.FormatBool(m.Synced), m.Server, m.Offset.AsDuration().String(), m.Error.AsDuration().String(), m.Message}}
 	})

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
 )
@@ -56,7 +55,7 @@ func (a *app) serviceCommand() *cobra.Command {
 			if err := a.named(cmd.Context(), cmd.CommandPath()+" "+strings.Join(args, " "), action == actions["start"], false); err != nil {
 				return err
 			}
-			return a.control(cmd.Context(), &apiv1.ControlServiceRequest{Id: args[0], Action: action, Force: force})
+			return printEach(cmd.Context(), a, asking(ofService, serviceAPI.Control, &apiv1.ControlServiceRequest{Id: args[0], Action: action, Force: force}), func(m *apiv1.ControlServiceResponse) []string { return []string{m.Message} })
 		},
 	}
 	a.stopFlags(cmd)
@@ -109,16 +108,4 @@ func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesR
 		fmt.Fprintf(t, "%s\n", label)
 	}
 	return t.Flush()
-}
-
-// control acts on one node after another, so that Ctrl-C can limit a wrong restart to the
-// first node.
-func (a *app) control(ctx context.Context, r *apiv1.ControlServiceRequest) error {
-	return a.sequential(ctx, a.limited(func(ctx context.Context, c *client.Client) error {
-		m, err := client.Unary(ctx, c.Service.Control, r)
-		if err == nil {
-			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(m.Message)))
-		}
-		return err
-	}))
 }

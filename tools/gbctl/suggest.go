@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // habits are words of people who know other programs. A key is a word, behind the words of its command.

@@ -64,15 +64,12 @@ func (a *app) readConfig(file string, load loader) (*config.Config, []byte, erro
 }
 
 func (a *app) schemaCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "schema",
-		RunE: func(*cobra.Command, []string) error {
-			text, err := schema.JSON()
-			if err != nil {
-				return err
-			}
-			_, err = a.out.Write(text)
+	return command("schema", func(*cobra.Command, []string) error {
+		text, err := schema.JSON()
+		if err != nil {
 			return err
-		},
-	}
+		}
+		_, err = a.out.Write(text)
+		return err
+	})
 }

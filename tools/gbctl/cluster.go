@@ -27,7 +27,7 @@ import (
 )
 
 func (a *app) clusterCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "cluster"}, a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterLoadCommand(), a.clusterDebugCommand(), clusterHostCommand())
+	return group("cluster", a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterLoadCommand(), a.clusterDebugCommand(), clusterHostCommand())
 }
 
 func nameFlag(cmd *cobra.Command, name *string) *cobra.Command {
@@ -310,13 +310,10 @@ func openCluster(name string) (*qemu.Cluster, error) {
 // clusterHostCommand runs the host process of a cluster; cluster create starts it.
 func clusterHostCommand() *cobra.Command {
 	var name string
-	cmd := &cobra.Command{
-		Use:    "host",
-		Hidden: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return qemu.Host(cmd.Context(), name, slog.New(slog.NewTextHandler(os.Stderr, nil)))
-		},
-	}
+	cmd := command("host", func(cmd *cobra.Command, _ []string) error {
+		return qemu.Host(cmd.Context(), name, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	})
+	cmd.Hidden = true
 	cmd.Flags().StringVar(&name, "cluster", devcluster.DefaultName, "name of the cluster")
 	return cmd
 }

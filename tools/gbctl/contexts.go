@@ -20,7 +20,7 @@ import (
 )
 
 func (a *app) configCommand() *cobra.Command {
-	cmd := group(&cobra.Command{Use: "config"})
+	cmd := group("config")
 	cmd.AddGroup(
 		&cobra.Group{ID: "node", Title: "Configurations of nodes:"},
 		&cobra.Group{ID: "client", Title: "The client configuration:"},
@@ -94,17 +94,15 @@ func owner(c *client.Context) (who, until string) {
 }
 
 func (a *app) useContextCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "use-context NAME",
-		ValidArgsFunction: a.completeContexts,
-		RunE: func(_ *cobra.Command, args []string) error {
-			return a.changeContexts(func(config *client.Config) error {
-				config.Context = args[0]
-				_, err := a.context(config, args[0])
-				return err
-			})
-		},
-	}
+	cmd := command("use-context NAME", func(_ *cobra.Command, args []string) error {
+		return a.changeContexts(func(config *client.Config) error {
+			config.Context = args[0]
+			_, err := a.context(config, args[0])
+			return err
+		})
+	})
+	cmd.ValidArgsFunction = a.completeContexts
+	return cmd
 }
 
 // hostsCommand shows or sets one of the lists of a context.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,8 +12,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/patch"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
 )
 
 // fence matches the begin of a block of commands in a page. "console hardware" needs what a test hasn't: a machine, a
@@ -190,5 +196,73 @@ func TestCommandsInText(t *testing.T) {
 	}
 	if found < 300 {
 		t.Errorf("only %d commands found", found)
+	}
+}
+
+var (
+	yamlBlock = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
+	leftOut   = regexp.MustCompile(`[\w.+/]+…`)
+)
+
+// Each configuration in the pages is taken by a node as it is there: whole, or as a patch of a generated one.
+func TestConfigurationsInDocuments(t *testing.T) {
+	t.Parallel()
+	secrets, err := config.NewSecrets(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := pki.EncodePublicKey(secrets.MachineCA.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What a page leaves out of a secret begins as that secret does.
+	whole := func(begun []byte) []byte {
+		switch text := strings.TrimSuffix(string(begun), "…"); {
+		case strings.HasSuffix(text, "."):
+			return []byte(text + "0123456789abcdef")
+		case !strings.HasPrefix(base64.StdEncoding.EncodeToString(secrets.MachineCA.Crt), text):
+			return []byte(base64.StdEncoding.EncodeToString(public))
+		}
+		return []byte(base64.StdEncoding.EncodeToString(secrets.MachineCA.Crt))
+	}
+	var bases [][]byte
+	for _, typ := range []config.MachineType{config.ControlPlane, config.Worker} {
+		c, err := config.Generate(config.Options{Type: typ, ClusterName: "home", Endpoint: "https://10.5.0.2:6443", Secrets: secrets, Now: time.Now()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := c.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		bases = append(bases, text)
+	}
+	found := 0
+	for _, file := range pagesWithCommands(t) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range yamlBlock.FindAllStringSubmatchIndex(string(text), -1) {
+			block := leftOut.ReplaceAllFunc(text[m[2]:m[3]], whole)
+			var top map[string]any
+			if err := yaml.Unmarshal(block, &top); err == nil && top["machine"] == nil && top["cluster"] == nil {
+				continue // it isn't one of a node
+			}
+			found++
+			_, _, err := config.Load("", block)
+			for i := 0; err != nil && i < len(bases); i++ {
+				var patched []byte
+				if patched, err = patch.Apply(bases[i], block); err == nil {
+					_, _, err = config.Load("", patched)
+				}
+			}
+			if err != nil {
+				t.Errorf("%s:%d: %v", strings.TrimPrefix(file, "../../"), bytes.Count(text[:m[2]], []byte("\n")), err)
+			}
+		}
+	}
+	if found < 30 {
+		t.Errorf("only %d configurations found", found)
 	}
 }

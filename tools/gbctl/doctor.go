@@ -64,7 +64,7 @@ func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
 }
 
 // suggested is a command that acts on one node.
-var suggested = regexp.MustCompile(`\bgbctl (config|install|operation|reboot|reset|rollback|service|shutdown|time|upgrade)\b`)
+var suggested = regexp.MustCompile(`\bgbctl (apply-config|config|install|operation|reboot|reset|rollback|service|shutdown|time|upgrade)\b`)
 
 // here is what a node says, with its name in the commands: the node doesn't know how this client reaches it.
 func here(node, text string) string {

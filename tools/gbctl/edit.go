@@ -23,18 +23,15 @@ import (
 
 func (a *app) editCommand() *cobra.Command {
 	flags := &applyFlags{app: a}
-	mc := &cobra.Command{
-		Use:     "machineconfig",
-		Aliases: []string{"mc", "machineconfigs"},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			change := flags.change(cmd, "edited")
-			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
-				return a.editNode(ctx, n, change)
-			})
-		},
-	}
+	mc := command("machineconfig", func(cmd *cobra.Command, _ []string) error {
+		change := flags.change(cmd, "edited")
+		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+			return a.editNode(ctx, n, change)
+		})
+	})
+	mc.Aliases = []string{"mc", "machineconfigs"}
 	flags.add(mc)
-	return group(&cobra.Command{Use: "edit"}, mc)
+	return group("edit", mc)
 }
 
 // defaultEditor is available on almost every machine.

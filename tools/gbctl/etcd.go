@@ -40,12 +40,12 @@ func (a *app) etcdCommand() *cobra.Command {
 	remove := &apiv1.EtcdRemoveMemberRequest{}
 	leave := messageCommand(a, "leave", nil, asking(ofEtcd, etcdAPI.Leave, &apiv1.EtcdLeaveRequest{}))
 	leave.PreRun = func(cmd *cobra.Command, _ []string) { a.raiseTimeout(cmd, leaveTimeout) }
-	return group(&cobra.Command{Use: "etcd"},
+	return group("etcd",
 		a.etcdMembersCommand(),
 		listCommand(a, "status", statusHead, asking(ofEtcd, etcdAPI.Status, &apiv1.EtcdStatusRequest{}), rowsOf((*apiv1.EtcdStatusResponse).GetMembers, etcdRow)),
 		a.etcdSnapshotCommand(),
 		a.etcdDefragmentCommand(),
-		group(&cobra.Command{Use: "alarm"},
+		group("alarm",
 			listCommand(a, "list", alarmHead, asking(ofEtcd, etcdAPI.Alarms, &apiv1.EtcdAlarmsRequest{}), alarms),
 			listCommand(a, "disarm", alarmHead, asking(ofEtcd, etcdAPI.DisarmAlarms, &apiv1.EtcdDisarmAlarmsRequest{}), alarms)),
 		messageCommand(a, "forfeit-leadership", nil, asking(ofEtcd, etcdAPI.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{})),

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,7 +17,9 @@ import (
 
 // absolute checks a path on a node. Nodes have no working directory.
 func (a *app) absolute(name string) (string, error) {
-	if !strings.HasPrefix(name, "/") {
+	if node, path, remote := strings.Cut(name, ":/"); remote {
+		return "", didYouMean("a node is named with -n", slices.Concat([]string{"-n", node}, a.instead(name, "/"+path)))
+	} else if !strings.HasPrefix(name, "/") {
 		return "", usagef("%q must be an absolute path: type '%s'", name, commandLine(a.instead(name, "/"+name)...))
 	}
 	return path.Clean(name), nil

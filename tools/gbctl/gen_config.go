@@ -38,16 +38,13 @@ type configFlags struct {
 
 func (g *generator) configCommand() *cobra.Command {
 	var o configFlags
-	cmd := &cobra.Command{
-		Use:  "config NAME ENDPOINT",
-		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if strings.Contains(args[0], "://") {
-				return didYouMean("the name comes first", []string{"gen", "config", args[1], args[0]})
-			}
-			return g.config(cmd.OutOrStdout(), args[0], args[1], &o)
-		},
-	}
+	cmd := command("config NAME ENDPOINT", func(cmd *cobra.Command, args []string) error {
+		if strings.Contains(args[0], "://") {
+			return didYouMean("the name comes first", []string{"gen", "config", args[1], args[0]})
+		}
+		return g.config(cmd.OutOrStdout(), args[0], args[1], &o)
+	})
+	cmd.Args = cobra.ExactArgs(2)
 	f := cmd.Flags()
 	f.StringVar(&o.withSecrets, "with-secrets", "", "file with the secrets of the cluster (default: new secrets)")
 	f.StringVar(&o.dir, "output-dir", ".", "directory for the files")

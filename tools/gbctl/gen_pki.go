@@ -101,8 +101,8 @@ func (g *generator) releaseKeyCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		report := fmt.Sprintf("wrote %s.key and %s.pub\nnext: gbctl image build --key %s.key, and for machines that run another maker's system:\nmachine: {install: {keys: [%s]}}",
-			name, name, name, strings.Split(string(public), "\n")[1])
+		report := fmt.Sprintf("wrote %s.key and %s.pub\nnext: gbctl image build --from INSTALLER --key %s, and for machines that run another maker's system:\nmachine: {install: {keys: [%s]}}",
+			name, name, shellWord(name+".key"), strings.Split(string(public), "\n")[1])
 		return g.writeAndReport(cmd.OutOrStdout(), report, output{path: name + ".key", data: key, mode: secretMode}, output{path: name + ".pub", data: public, mode: publicMode})
 	})
 	cmd.Flags().StringVar(&name, "name", name, "write NAME.key and NAME.pub")
@@ -197,7 +197,7 @@ func (g *generator) certificateCommand() *cobra.Command {
 		}
 		path := name + ".crt"
 		report := fmt.Sprintf("wrote %s: %s, valid until %s\nnext: set it as crt in the client configuration: base64 -w0 %s",
-			path, describe(leaf.CN, leaf.Orgs), made.NotAfter.Format(time.DateOnly), path)
+			path, describe(leaf.CN, leaf.Orgs), made.NotAfter.Format(time.DateOnly), shellWord(path))
 		return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: crt, mode: publicMode, replace: sameKey(path, made)})
 	})
 	f := cmd.Flags()

@@ -28,7 +28,7 @@ var status = asking(ofNode, nodeAPI.Status, &apiv1.NodeStatusRequest{})
 func unhealthyReason(s *apiv1.NodeStatusResponse) string {
 	switch {
 	case s.Stage == "maintenance":
-		return "waits for a configuration ('gbctl apply-config --insecure')"
+		return "waits for a configuration ('gbctl -n ADDRESS apply-config --insecure -f FILE')"
 	case s.WaitingFor != "" && s.KubernetesLacks != "":
 		return s.WaitingFor + "; " + s.KubernetesLacks
 	case s.WaitingFor != "":

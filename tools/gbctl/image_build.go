@@ -23,7 +23,7 @@ import (
 )
 
 func (a *app) imageCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "image"}, a.imageBuildCommand(), a.imageProvenanceCommand())
+	return group("image", a.imageBuildCommand(), a.imageProvenanceCommand())
 }
 
 // pullFrom is the usage of --registry-mirror where gbctl pulls images.

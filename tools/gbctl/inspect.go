@@ -12,7 +12,7 @@ func (a *app) inspectCommand() *cobra.Command {
 	r := &apiv1.GraphRequest{}
 	graph := textCommand(a, "graph", asking(ofResource, resourceAPI.Graph, r), (*apiv1.GraphResponse).GetDot)
 	graph.Flags().BoolVar(&r.Services, "services", false, "draw services instead of controllers")
-	return group(&cobra.Command{Use: "inspect"}, graph)
+	return group("inspect", graph)
 }
 
 // one sends a request to one node, for output that can't be combined for several nodes.

@@ -26,7 +26,7 @@ func showRows[M proto.Message](a *app, answers []answer[M], head []string, rows 
 	var all [][]string
 	for _, n := range answers {
 		for _, row := range rows(n.value) {
-			all = append(all, append([]string{n.node}, row...))
+			all = append(all, append([]string{n.node}, ofEach(row, func(cell string) string { return here(n.node, cell) })...))
 		}
 	}
 	return a.showTable(documents(answers), true, append([]string{"NODE"}, head...), all, len(answers) > 0)
@@ -39,7 +39,7 @@ func documents[M proto.Message](answers []answer[M]) []*yaml.Node {
 
 // listCommand makes a command that calls all nodes and prints a table of the answers.
 func listCommand[M proto.Message](a *app, use string, head []string, ask func(context.Context, *client.Client) (M, error), rows func(M) [][]string) *cobra.Command {
-	return a.outputFlag(&cobra.Command{Use: use, RunE: func(cmd *cobra.Command, _ []string) error { return list(cmd.Context(), a, head, ask, rows) }})
+	return a.outputFlag(command(use, func(cmd *cobra.Command, _ []string) error { return list(cmd.Context(), a, head, ask, rows) }))
 }
 
 // rowsOf makes the rows of a table, one for each item of an answer.

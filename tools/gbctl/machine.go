@@ -25,21 +25,18 @@ var orders = map[string]func(a, b *apiv1.Process) int{
 
 func (a *app) processesCommand() *cobra.Command {
 	var by string
-	cmd := &cobra.Command{
-		Use:     "processes",
-		Aliases: []string{"ps"},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"PID", "PARENT", "STATE", "THREADS", "CPU TIME", "VIRTUAL", "RESIDENT", "COMMAND"}
-			return list(cmd.Context(), a, head, processes, func(m *apiv1.ProcessesResponse) (rows [][]string) {
-				slices.SortStableFunc(m.Processes, orders[by])
-				for _, p := range m.Processes {
-					rows = append(rows, []string{strconv.Itoa(int(p.Pid)), strconv.Itoa(int(p.Ppid)), p.State, strconv.Itoa(int(p.Threads)),
-						p.CpuTime.AsDuration().Round(10 * time.Millisecond).String(), size(p.VirtualMemory), size(p.ResidentMemory), commandOf(p)})
-				}
-				return rows
-			})
-		},
-	}
+	cmd := command("processes", func(cmd *cobra.Command, _ []string) error {
+		head := []string{"PID", "PARENT", "STATE", "THREADS", "CPU TIME", "VIRTUAL", "RESIDENT", "COMMAND"}
+		return list(cmd.Context(), a, head, processes, func(m *apiv1.ProcessesResponse) (rows [][]string) {
+			slices.SortStableFunc(m.Processes, orders[by])
+			for _, p := range m.Processes {
+				rows = append(rows, []string{strconv.Itoa(int(p.Pid)), strconv.Itoa(int(p.Ppid)), p.State, strconv.Itoa(int(p.Threads)),
+					p.CpuTime.AsDuration().Round(10 * time.Millisecond).String(), size(p.VirtualMemory), size(p.ResidentMemory), commandOf(p)})
+			}
+			return rows
+		})
+	})
+	cmd.Aliases = []string{"ps"}
 	choiceFlag(cmd, &by, "sort", "", "sort order: rss, cpu or pid", "rss", "cpu", "pid")
 	return a.outputFlag(cmd)
 }

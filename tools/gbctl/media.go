@@ -16,44 +16,41 @@ import (
 )
 
 func (a *app) mediaCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "media"}, a.mediaBuildCommand(buildParts), a.mediaServeCommand())
+	return group("media", a.mediaBuildCommand(buildParts), a.mediaServeCommand())
 }
 
 // mediaBuildCommand puts together what parts builds.
 func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 	var output, source, flavour string
 	var added mediaParts
-	cmd := &cobra.Command{
-		Use:       "build [" + strings.Join(media.Kinds, "|") + "]",
-		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: media.Kinds,
-		RunE: func(cmd *cobra.Command, given []string) error {
-			kind := media.ISO
-			if len(given) > 0 {
-				kind = given[0]
-			}
-			if output == "" {
-				output = defaultFiles[kind]
-			}
-			if err := added.read(a, cmd.ErrOrStderr(), media.Carries(kind)); err != nil {
-				return err
-			}
-			o := added.Options
-			err := parts(cmd, source, flavour, &o)
-			if err == nil {
-				err = o.CheckSize(func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) })
-			}
-			if err != nil {
-				return err
-			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)
-			if err := o.Build(cmd.Context(), kind, output); err != nil {
-				return err
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), output)
-			return nil
-		},
-	}
+	cmd := command("build ["+strings.Join(media.Kinds, "|")+"]", func(cmd *cobra.Command, given []string) error {
+		kind := media.ISO
+		if len(given) > 0 {
+			kind = given[0]
+		}
+		if output == "" {
+			output = defaultFiles[kind]
+		}
+		if err := added.read(a, cmd.ErrOrStderr(), media.Carries(kind)); err != nil {
+			return err
+		}
+		o := added.Options
+		err := parts(cmd, source, flavour, &o)
+		if err == nil {
+			err = o.CheckSize(func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) })
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)
+		if err := o.Build(cmd.Context(), kind, output); err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.OutOrStdout(), output)
+		return nil
+	})
+	cmd.Args = cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs)
+	cmd.ValidArgs = media.Kinds
 	f := cmd.Flags()
 	f.StringVarP(&output, outputFile, "O", "", "file to write, or the directory for pxe (default garboard.iso, garboard.raw.zst, garboard.efi, pxe or garboard-installer.tar)")
 	flavourFlag(cmd, &flavour)

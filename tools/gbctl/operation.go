@@ -12,8 +12,10 @@ import (
 )
 
 func (a *app) operationCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "operation", Aliases: []string{"operations"}},
+	cmd := group("operation",
 		a.operationListCommand(), a.operationAttachCommand(), a.operationAnswerCommand(), a.operationAbortCommand(), a.operationTakeOverCommand())
+	cmd.Aliases = []string{"operations"}
+	return cmd
 }
 
 func (a *app) operationListCommand() *cobra.Command {
@@ -45,7 +47,7 @@ func operationRow(o *apiv1.Operation) []string {
 	case q != nil:
 		said = "asks: " + prompt(q)
 	case o.Orphaned:
-		said = fmt.Sprintf("its node %s is gone: gbctl operation take-over %s", o.Coordinator, o.Id)
+		said = fmt.Sprintf("its node %s is gone: gbctl -n ADDRESS operation take-over %s", o.Coordinator, o.Id)
 	case o.Elsewhere:
 		said = "runs on node " + o.Coordinator
 	}

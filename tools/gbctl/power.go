@@ -209,7 +209,7 @@ func (a *app) operationEnded(ctx context.Context, node, id string) (known bool, 
 			case o.Ended == nil:
 				return fmt.Errorf("%s hasn't ended yet", id)
 			case o.State != apiv1.Operation_STATE_DONE:
-				return endedBadly{fmt.Errorf("%s has failed: %s", id, visible(o.Error))}
+				return endedBadly{fmt.Errorf("%s has failed: %s", id, here(node, visible(o.Error)))}
 			}
 			known = true
 		}
@@ -283,7 +283,7 @@ func plan(node string, o *apiv1.Operation) string {
 		}
 	}
 	for _, w := range o.Warnings {
-		fmt.Fprintf(&b, "  note: %s\n", visible(w))
+		fmt.Fprintf(&b, "  note: %s\n", here(node, visible(w)))
 	}
 	return b.String()
 }

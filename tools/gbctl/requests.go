@@ -74,7 +74,7 @@ func printMessage[A interface{ GetMessage() string }](ctx context.Context, a *ap
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(a.out, "%s: %s\n", c.Name, visible(m.GetMessage()))
+		fmt.Fprintf(a.out, "%s: %s\n", c.Name, here(c.Name, visible(m.GetMessage())))
 		return nil
 	})
 }
@@ -88,7 +88,7 @@ func printEach[A any](ctx context.Context, a *app, ask question[A], lines func(A
 			return err
 		}
 		for _, line := range lines(m) {
-			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(line)))
+			fmt.Fprintf(a.out, "%s: %s\n", c.Name, here(c.Name, strings.TrimSpace(oneLine(line))))
 		}
 		return nil
 	}))

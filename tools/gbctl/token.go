@@ -22,7 +22,7 @@ func (a *app) tokenCommand() *cobra.Command {
 	revoke := messageCommand(a, "revoke ID", &r.Id, asking(ofNode, nodeAPI.RevokeToken, r))
 	revoke.PreRun = func(*cobra.Command, []string) { r.After = durationpb.New(after) }
 	revoke.Flags().DurationVar(&after, "after", 0, "how long the token may still be used")
-	return group(&cobra.Command{Use: "token"}, a.tokenCreateCommand(), list, revoke)
+	return group("token", a.tokenCreateCommand(), list, revoke)
 }
 
 func tokenRow(t *apiv1.JoinToken) []string {

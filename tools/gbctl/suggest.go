@@ -240,7 +240,8 @@ func (a *app) unknownCommand(cmd *cobra.Command, words []string) error {
 	if err := a.habit(cmd, what, words[0]); err != nil {
 		return err
 	}
-	if inner, _, err := cmd.Find(words[1:]); err == nil && inner != cmd && (cmd.HasParent() || len(elsewhere(cmd, words[0])) == 0) { // etcd get members, docker ps
+	known := !cmd.HasParent() && len(elsewhere(cmd, words[0])) > 0
+	if inner, _, err := cmd.Find(words[1:]); err == nil && inner != cmd && !known { // etcd get members, docker ps
 		return didYouMean(what, a.instead(words[0]))
 	}
 	if paths := elsewhere(cmd.Root(), words[0]); len(paths) == 1 {

@@ -273,8 +273,8 @@ func TestConfigurationsInDocuments(t *testing.T) {
 	}
 }
 
-// curl reads metrics as docs/metrics.md shows it, also through a port of loopback, with the certificate that its commands
-// make: the server demands what the machine API demands.
+// curl reads metrics as docs/metrics.md shows it, also through a port of loopback, with the certificate that the
+// commands there make: the server demands what the machine API demands.
 func TestCurlOfMetrics(t *testing.T) {
 	curl, err := exec.LookPath("curl")
 	if err != nil {

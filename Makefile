@@ -50,8 +50,10 @@ up: $(DEV) $(GBCTL) ## build everything, boot a cluster, wait until it serves
 down: $(GBCTL) ## stop the cluster and remove what make up made of it
 	@$(GBCTL) cluster destroy --name $(CLUSTER)
 
+console: LOG = $(DIR)/$(CLUSTER)-$(patsubst $(CLUSTER)-%,%,$(or $(NODE),controlplane-1))/console.log
 console: ## show a node's console, and follow it on a terminal (NODE=worker-1)
-	@tail -n +1 $$(test -t 1 && echo -f) '$(DIR)/$(CLUSTER)-$(patsubst $(CLUSTER)-%,%,$(or $(NODE),controlplane-1))/console.log'
+	@test -e '$(LOG)' || { echo "there is no node $(or $(NODE),controlplane-1) in a cluster $(CLUSTER): 'make up$(OTHER)' starts one" >&2; exit 1; }
+	@tail -n +1 $$(test -t 1 && echo -f) '$(LOG)'
 
 kubectl: $(DEV) ## kubectl against the cluster: make kubectl ARGS='get nodes'
 	@$(DEV) kubectl --cluster $(CLUSTER) -- $(ARGS)

@@ -17,8 +17,8 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"gopkg.in/yaml.v3"
 )
 
 // tryTimeout is how long a change is tried by default: enough time to check that the node
@@ -86,7 +86,7 @@ func (c configChange) apply(ctx context.Context, n *client.Client, document []by
 		}
 		defer fresh.Close()
 		noWorker(fresh, "the configuration has %s, and keys of the cluster are for control planes only. Remove them for a worker; "+
-			"to make a control plane of it, use 'gbctl -n %s reset', and then 'apply-config --insecure'. If %s is a control plane, another machine answers in its place", key, n.Name, n.Name)
+			"to make a control plane of it, use 'gbctl -n %s reset', and then 'gbctl -n %[2]s apply-config --insecure -f FILE'. If %[2]s is a control plane, another machine answers in its place", key, n.Name)
 		n = fresh
 	}
 	c.checkSysctls(ctx, n, document)
@@ -198,38 +198,35 @@ func mayHaveApplied(err error) bool {
 func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 	flags := &applyFlags{app: a}
 	var file string
-	cmd := &cobra.Command{
-		Use:     use + " -f FILE",
-		Aliases: aliases,
-		Args:    cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 && file != "" {
-				return usagef("give exactly one configuration: -f FILE; %s is something else", args[0])
-			} else if len(args) == 1 {
-				file = args[0]
-			}
-			change := flags.change(cmd, "applied")
-			if file == "" {
-				return usagef("no configuration given: use -f FILE")
-			}
-			if flags.unsigned && !a.insecure {
-				return usagef("--unsigned is for a machine in maintenance mode: with --insecure")
-			}
-			document, err := a.readInput(file)
+	cmd := command(use+" -f FILE", func(cmd *cobra.Command, args []string) error {
+		if len(args) == 1 && file != "" {
+			return usagef("give exactly one configuration: -f FILE; %s is something else", args[0])
+		} else if len(args) == 1 {
+			file = args[0]
+		}
+		change := flags.change(cmd, "applied")
+		if file == "" {
+			return usagef("no configuration given: use -f FILE")
+		}
+		if flags.unsigned && !a.insecure {
+			return usagef("--unsigned is for a machine in maintenance mode: with --insecure")
+		}
+		document, err := a.readInput(file)
+		if err != nil {
+			return err
+		}
+		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+			n, err := a.trusted(ctx, n)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
-				n, err := a.trusted(ctx, n)
-				if err != nil {
-					return nil, err
-				}
-				defer n.Close()
-				m, err := change.apply(ctx, n, document, nil)
-				return m, inFile(file, err)
-			})
-		},
-	}
+			defer n.Close()
+			m, err := change.apply(ctx, n, document, nil)
+			return m, inFile(file, err)
+		})
+	})
+	cmd.Aliases = aliases
+	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.Flags().StringVarP(&file, "file", "f", "", "file with the configuration, or - for standard input")
 	cmd.Flags().BoolVar(&flags.unsigned, "unsigned", false, "with --insecure and machine.install.unsigned in the file: install a system although nobody vouches for it")
 	flags.add(cmd)
@@ -249,10 +246,10 @@ func inFile(file string, err error) error {
 	}))}
 }
 
-// applyCommand makes "apply" and "apply machineconfig", which are the same as apply-config.
-func (a *app) applyCommand() *cobra.Command {
-	cmd := a.applyConfigCommand("apply")
-	cmd.AddCommand(a.applyConfigCommand("machineconfig", "mc", "machineconfigs"))
+// ofMachineConfig makes a command, and the same command below it for those who name what it is about.
+func ofMachineConfig(use string, make func(use string, aliases ...string) *cobra.Command) *cobra.Command {
+	cmd := make(use)
+	cmd.AddCommand(make("machineconfig", "mc", "machineconfigs"))
 	return cmd
 }
 
@@ -283,7 +280,7 @@ func (a *app) readInput(name string) ([]byte, error) {
 // report prints the result of a change, or of its dry run.
 func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 	for _, w := range m.Warnings {
-		fmt.Fprintf(c.app.err, "%s: %s %s\n", node, painted(c.app.err, "warning:"), visible(w))
+		fmt.Fprintf(c.app.err, "%s: %s %s\n", node, painted(c.app.err, "warning:"), here(node, visible(w)))
 	}
 	if c.app.output != "table" {
 		return c.app.show([]*yaml.Node{document(node, m)}, true, nil)

@@ -34,21 +34,18 @@ const (
 func (a *app) bootstrapCommand() *cobra.Command {
 	var snapshot string
 	var raw bool
-	cmd := &cobra.Command{
-		Use: "bootstrap",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if snapshot == "" && raw {
-				return usagef("--skip-hash-check needs --recover-from")
-			}
-			if cmd.Flags().Changed("recover-from") {
-				return a.recoverFrom(cmd, snapshot, raw)
-			}
-			a.raiseTimeout(cmd, bootstrapTimeout)
-			return printMessage(cmd.Context(), a, "bootstrapping", func(ctx context.Context, c *client.Client) (*apiv1.BootstrapResponse, error) {
-				return client.Unary(ctx, c.Etcd.Bootstrap, &apiv1.BootstrapRequest{ControlPlanes: a.otherAddresses(ctx, c.Name)})
-			})
-		},
-	}
+	cmd := command("bootstrap", func(cmd *cobra.Command, _ []string) error {
+		if snapshot == "" && raw {
+			return usagef("--skip-hash-check needs --recover-from")
+		}
+		if cmd.Flags().Changed("recover-from") {
+			return a.recoverFrom(cmd, snapshot, raw)
+		}
+		a.raiseTimeout(cmd, bootstrapTimeout)
+		return printMessage(cmd.Context(), a, "bootstrapping", func(ctx context.Context, c *client.Client) (*apiv1.BootstrapResponse, error) {
+			return client.Unary(ctx, c.Etcd.Bootstrap, &apiv1.BootstrapRequest{ControlPlanes: a.otherAddresses(ctx, c.Name)})
+		})
+	})
 	cmd.Flags().StringVar(&snapshot, "recover-from", "", "file with a snapshot of the lost etcd cluster")
 	cmd.Flags().BoolVar(&raw, "skip-hash-check", false, "the file is a copy of a member's database (member/snap/db), without a SHA-256 at its end")
 	_ = cmd.MarkFlagFilename("recover-from")
@@ -63,16 +60,7 @@ func (a *app) otherAddresses(ctx context.Context, node string) []string {
 	if err != nil || c == nil {
 		return nil
 	}
-	endpoints := a.endpoints
-	if len(endpoints) == 0 {
-		endpoints = c.Endpoints
-	}
-	var named []string
-	for _, other := range slices.Concat(endpoints, c.Nodes) {
-		if other != node && !slices.Contains(named, other) {
-			named = append(named, other)
-		}
-	}
+	named := slices.DeleteFunc(once(slices.Concat(a.reach(c), c.Nodes)), func(other string) bool { return other == node })
 	ctx, cancel := context.WithTimeout(ctx, nameTimeout)
 	defer cancel()
 	found := make([][]netip.Addr, len(named))
@@ -86,12 +74,10 @@ func (a *app) otherAddresses(ctx context.Context, node string) []string {
 			fmt.Fprintf(a.err, "%s: not checked for a running cluster: %v\n", name, errs[i])
 		}
 		for _, address := range found[i] {
-			if text := address.Unmap().WithZone("").String(); !slices.Contains(all, text) {
-				all = append(all, text)
-			}
+			all = append(all, address.Unmap().WithZone("").String())
 		}
 	}
-	return all
+	return once(all)
 }
 
 // resolve returns the addresses of a node that is given by name or address.

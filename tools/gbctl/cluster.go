@@ -22,11 +22,12 @@ import (
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
 )
 
 func (a *app) clusterCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "cluster"}, a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterLoadCommand(), a.clusterDebugCommand(), clusterHostCommand())
+	return group("cluster", a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterLoadCommand(), a.clusterDebugCommand(), clusterHostCommand())
 }
 
 func nameFlag(cmd *cobra.Command, name *string) *cobra.Command {
@@ -48,35 +49,28 @@ type createFlags struct {
 	source  string
 	cidr    string
 	merge   bool
-	mirrors []string
 
 	wireguard string
 	boot      string
 	badRTC    bool
-
-	patches, controlPlanePatches, workerPatches []string
+	patches   nodePatches
 }
 
-// bootDirect is the value of --boot that is no kind of media; bootMedia are the others.
+// bootDirect is the value of --boot that is no kind of media.
 const bootDirect = "direct"
-
-var bootMedia = []string{media.ISO, media.Disk, media.PXE}
 
 // badClock is the error of hardware clocks with --bad-rtc: some years behind.
 const badClock = -10 * 365 * 24 * time.Hour
 
 func (a *app) clusterCreateCommand() *cobra.Command {
 	var o createFlags
-	cmd := &cobra.Command{
-		Use: "create",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			options, err := o.options(cmd.Flags().Changed("workers"))
-			if err != nil {
-				return err
-			}
-			return a.clusterCreate(cmd.Context(), options, o.merge)
-		},
-	}
+	cmd := command("create", func(cmd *cobra.Command, _ []string) error {
+		options, err := o.options(cmd.Flags())
+		if err != nil {
+			return err
+		}
+		return a.clusterCreate(cmd.Context(), options, o.merge)
+	})
 	o.flags(cmd)
 	return cmd
 }
@@ -87,10 +81,10 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f := nameFlag(cmd, &q.Name).Flags()
 	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "number of control planes, at least 1; use an odd number (default 1; for an existing cluster without --workers: unchanged)")
 	f.IntVar(&q.Workers, "workers", 0, "number of workers (default 0; for an existing cluster without --controlplanes: unchanged)")
-	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container (needs root), docker, or auto (QEMU if KVM can run a guest, else containers, or Docker without root)")
+	choiceFlag(cmd, &q.Provisioner, "provisioner", "", "how nodes run: qemu, container (needs root), docker, or auto (QEMU if KVM can run a guest, else containers, or Docker without root)", qemu.Auto, qemu.QEMU, qemu.Container, qemu.Docker)
 	f.StringVar(&o.cidr, "cidr", "", "network of the nodes, of IPv4 or IPv6, or one of each, such as 10.5.0.0/24,fd00:5::/64 (default 10.5.0.0/24); this machine is the gateway, with the first address")
 	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a WireGuard VPN between the nodes, such as 10.1.0.0/24 (default none)")
-	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes use URL, through this machine, instead of the registry HOST, and then the images that were built; '*' is every registry without a mirror of its own; repeatable")
+	mirrorsVar(f, &q.Mirrors, "nodes use URL, through this machine, instead of the registry HOST, and then the images that were built; '*' is every registry without a mirror of its own")
 	f.BoolVar(&q.Internet, "internet", false, "let nodes and pods connect to what this machine can connect to, by IPv4 (default: the network of a cluster has no way out)")
 	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "version of Kubernetes: "+strings.Join(components.KubernetesVersions(), " or ")+", which can be built, or another one from a registry mirror (default "+config.KubernetesVersion+"); nodes of an existing cluster keep theirs, and can pull this one too")
 	f.StringVar(&q.InstallImage, "install-image", "", "installer image, for machine.install.image: nodes that boot with --boot iso or pxe install themselves from it (default: from the ISO, and with pxe the one that was built)")
@@ -100,10 +94,8 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f.IntVar(&q.DiskGiB, "disk", 0, "disk size of each node in QEMU, in GiB; the file grows with its content (default 20)")
 	f.IntVar(&q.Disks, "disks", 0, "number of disks of each node in QEMU, of that size; further ones are empty (default 1)")
 	f.BoolVar(&o.badRTC, "bad-rtc", false, "start nodes in QEMU with hardware clocks that are ten years behind")
-	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable")
-	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
-	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
-	f.StringVar(&o.boot, "boot", bootDirect, "how nodes in QEMU boot: direct (QEMU loads the kernel, which is fast), or with firmware and boot loader: iso (they install themselves from a CD), pxe (over the network, from an installer image), or disk (the system is on their disk)")
+	o.patches.add(f)
+	choiceFlag(cmd, &o.boot, "boot", "", "how nodes in QEMU boot: direct (QEMU loads the kernel, which is fast), or with firmware and boot loader: iso (they install themselves from a CD), pxe (over the network, from an installer image), or disk (the system is on their disk)", bootDirect, media.ISO, media.Disk, media.PXE)
 	f.BoolVar(&o.cluster.UEFI, "uefi", false, "give nodes in QEMU a UEFI instead of a BIOS")
 	f.Bool("bios", false, "give nodes in QEMU a BIOS (the default)")
 	cmd.MarkFlagsMutuallyExclusive("uefi", "bios")
@@ -112,46 +104,29 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f.BoolVar(&o.merge, "merge", true, "merge the access into the client configuration and the kubeconfig")
 }
 
-// notNegative checks the numbers whose default is 0.
-func (o *createFlags) notNegative() error {
-	q := o.cluster.Cluster
-	for _, f := range []struct {
-		name   string
-		number int64
-	}{
-		{"controlplanes", int64(q.ControlPlanes)}, {"workers", int64(q.Workers)}, {"cpus", int64(q.CPUs)},
-		{"memory", int64(q.MemoryMiB)}, {"disk", int64(q.DiskGiB)}, {"disks", int64(q.Disks)}, {"wait-timeout", int64(o.cluster.Wait)},
-	} {
-		if f.number < 0 {
-			return usagef("--%s: must not be negative", f.name)
-		}
-	}
-	return nil
-}
-
 // options converts the flags. An existing cluster keeps its nodes unless the flags ask
 // for other ones, for example with a number of workers.
-func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
-	if err := o.notNegative(); err != nil {
+func (o *createFlags) options(f *pflag.FlagSet) (_ devcluster.Options, err error) {
+	f.Visit(func(f *pflag.Flag) {
+		if strings.HasPrefix(f.Value.String(), "-") && slices.Contains([]string{"int", "duration"}, f.Value.Type()) {
+			err = usagef("--%s: must not be negative", f.Name)
+		}
+	})
+	if err != nil {
 		return o.cluster, err
 	}
 	if o.cluster.Checkout, err = image.Checkout(o.source); err != nil {
 		return o.cluster, fmt.Errorf("%w; use --source", err)
 	}
 	if o.boot != bootDirect {
-		if o.cluster.Boot = o.boot; !slices.Contains(bootMedia, o.boot) {
-			return o.cluster, usagef("--boot %s: must be %s or one of %s", o.boot, bootDirect, strings.Join(bootMedia, ", "))
-		}
+		o.cluster.Boot = o.boot
 	}
 	if o.badRTC {
 		o.cluster.Cluster.ClockOffset = badClock
 	}
 	q := &o.cluster.Cluster
-	if workers {
+	if f.Changed("workers") {
 		q.ControlPlanes = max(q.ControlPlanes, 1)
-	}
-	if q.Mirrors, err = parseMirrors(o.mirrors); err != nil {
-		return o.cluster, err
 	}
 	cidr, second, _ := strings.Cut(o.cidr, ",")
 	for _, network := range []struct {
@@ -168,13 +143,9 @@ func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
 	for _, p := range []struct {
 		flags []string
 		to    *[][]byte
-	}{{o.patches, &q.Patches}, {o.controlPlanePatches, &q.ControlPlanePatches}, {o.workerPatches, &q.WorkerPatches}} {
-		for _, flag := range p.flags {
-			text, err := patchText(flag, readInput)
-			if err != nil {
-				return o.cluster, err
-			}
-			*p.to = append(*p.to, text)
+	}{{o.patches.all, &q.Patches}, {o.patches.controlPlanes, &q.ControlPlanePatches}, {o.patches.workers, &q.WorkerPatches}} {
+		if *p.to, err = patchTexts(p.flags, readInput); err != nil {
+			return o.cluster, err
 		}
 	}
 	self, err := os.Executable()
@@ -223,32 +194,26 @@ func (a *app) clusterFindings(ctx context.Context, name string) {
 
 func (a *app) clusterDestroyCommand() *cobra.Command {
 	var name string
-	return nameFlag(&cobra.Command{
-		Use: "destroy",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			// This is first, because it reads files of the cluster: if gbctl is killed in
-			// between, the command can be repeated.
-			left := a.removeAccess(accessOf(name))
-			existed, err := devcluster.Destroy(cmd.Context(), name)
-			if err != nil {
-				return errors.Join(err, left)
-			}
-			if existed {
-				fmt.Fprintf(a.out, "cluster %s is gone\n", name)
-			} else {
-				fmt.Fprintf(a.out, "there is no cluster %s\n", name)
-			}
-			return left
-		},
-	}, &name)
+	return nameFlag(command("destroy", func(cmd *cobra.Command, _ []string) error {
+		// This is first, because it reads files of the cluster: if gbctl is killed in
+		// between, the command can be repeated.
+		left := a.removeAccess(accessOf(name))
+		existed, err := devcluster.Destroy(cmd.Context(), name)
+		if err != nil {
+			return errors.Join(err, left)
+		}
+		if existed {
+			fmt.Fprintf(a.out, "cluster %s is gone\n", name)
+		} else {
+			fmt.Fprintf(a.out, "there is no cluster %s\n", name)
+		}
+		return left
+	}), &name)
 }
 
 func (a *app) clusterShowCommand() *cobra.Command {
 	var name string
-	cmd := &cobra.Command{
-		Use:  "show",
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.clusterShow(cmd.Context(), name) },
-	}
+	cmd := command("show", func(cmd *cobra.Command, _ []string) error { return a.clusterShow(cmd.Context(), name) })
 	cmd.Flags().StringVar(&name, "name", "", "show this cluster only")
 	return a.outputFlag(cmd)
 }
@@ -345,13 +310,10 @@ func openCluster(name string) (*qemu.Cluster, error) {
 // clusterHostCommand runs the host process of a cluster; cluster create starts it.
 func clusterHostCommand() *cobra.Command {
 	var name string
-	cmd := &cobra.Command{
-		Use:    "host",
-		Hidden: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return qemu.Host(cmd.Context(), name, slog.New(slog.NewTextHandler(os.Stderr, nil)))
-		},
-	}
+	cmd := command("host", func(cmd *cobra.Command, _ []string) error {
+		return qemu.Host(cmd.Context(), name, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	})
+	cmd.Hidden = true
 	cmd.Flags().StringVar(&name, "cluster", devcluster.DefaultName, "name of the cluster")
 	return cmd
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/qemu"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // loopbackPrefix starts the addresses of development clusters, and of no others.

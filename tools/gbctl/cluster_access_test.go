@@ -241,7 +241,7 @@ func TestClusterDebugSays(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	c := development(t, "dev", "https://127.0.0.1:20000")
 	off := development(t, "off", "https://127.0.0.1:20001")
-	if _, _, err := openNode(off.Name, "worker-1"); err == nil || err.Error() != "cluster off is off; 'gbctl cluster create --name off' starts it" {
+	if _, err := openRunning(off.Name); err == nil || err.Error() != "cluster off is off; 'gbctl cluster create --name off' starts it" {
 		t.Errorf("a cluster that is off: %v", err)
 	}
 	held(t, c)

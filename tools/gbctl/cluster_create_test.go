@@ -92,7 +92,7 @@ func TestS332FlagsOfClusterCreate(t *testing.T) {
 		if err := cmd.ParseFlags(tc.args); err != nil {
 			t.Fatal(err)
 		}
-		got, err := o.options(cmd.Flags().Changed("workers"))
+		got, err := o.options(cmd.Flags())
 		if err != nil {
 			t.Errorf("%q: %v", tc.args, err)
 		}
@@ -130,7 +130,7 @@ func TestFlagsThatCantBe(t *testing.T) {
 		"--cpus -1":                       "--cpus: must not be negative",
 		"--memory -1":                     "--memory: must not be negative",
 		"--disk -1":                       "--disk: must not be negative",
-		"--boot floppy":                   "--boot floppy: must be direct or one of iso, disk, pxe",
+		"--boot floppy":                   "must be one of direct, iso, disk, pxe",
 		"--uefi --bios":                   "[bios uefi]",
 		"--wait-timeout -1s":              "--wait-timeout: must not be negative",
 		"--cidr 10.9.0.0":                 `--cidr "10.9.0.0": must be a network, such as 10.5.0.0/24`,
@@ -139,7 +139,7 @@ func TestFlagsThatCantBe(t *testing.T) {
 		"--config-patch @nosuch.yaml":     "nosuch.yaml",
 		"--source /":                      "isn't inside a checkout of Garboard; use --source",
 		"--name Upper --provisioner qemu": `cluster name "Upper": must be`,
-		"--provisioner podman":            `provisioner "podman": must be`,
+		"--provisioner podman":            "must be one of auto, qemu, container, docker",
 		"--registry-mirror *=nowhere":     "must be a URL such as http://127.0.0.1:5000",
 		"--cidr 10.5.0.0/24,fd00:5::1/64": "must be a network, such as fd00:5::/64",
 		"--cidr 10.5.0.0/24,fd00:5::":     `--cidr "fd00:5::": must be a network, such as fd00:5::/64`,

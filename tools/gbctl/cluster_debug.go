@@ -13,7 +13,7 @@ import (
 )
 
 func (a *app) clusterDebugCommand() *cobra.Command {
-	cmd := group(&cobra.Command{Use: "debug"})
+	cmd := group("debug")
 	for _, verb := range []struct {
 		name, done string
 		do         func(*qemu.Cluster, context.Context, string) error
@@ -40,16 +40,17 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 // nodeCommand makes a command for a node of a cluster that runs.
 func nodeCommand(use string, do func(ctx context.Context, c *qemu.Cluster, node string) error) *cobra.Command {
 	var name string
-	return nameFlag(&cobra.Command{
-		Use: use + " NODE",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, node, err := openNode(name, args[0])
-			if err != nil {
-				return err
-			}
-			return do(cmd.Context(), c, node.Name)
-		},
-	}, &name)
+	return nameFlag(command(use+" NODE", func(cmd *cobra.Command, args []string) error {
+		c, err := openRunning(name)
+		if err != nil {
+			return err
+		}
+		node, err := c.Find(args[0])
+		if err != nil {
+			return err
+		}
+		return do(cmd.Context(), c, node.Name)
+	}), &name)
 }
 
 // openRunning opens a cluster that runs.
@@ -63,15 +64,6 @@ func openRunning(name string) (*qemu.Cluster, error) {
 		err = fmt.Errorf("cluster %s is off; 'gbctl cluster create --name %s' starts it", name, name)
 	}
 	return c, err
-}
-
-func openNode(cluster, node string) (*qemu.Cluster, qemu.Node, error) {
-	c, err := openRunning(cluster)
-	if err != nil {
-		return nil, qemu.Node{}, err
-	}
-	n, err := c.Find(node)
-	return c, n, err
 }
 
 func (a *app) clusterClockCommand() *cobra.Command {

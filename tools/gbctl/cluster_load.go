@@ -23,21 +23,18 @@ import (
 
 func (a *app) clusterLoadCommand() *cobra.Command {
 	var cluster string
-	return nameFlag(&cobra.Command{
-		Use: "load IMAGE|FILE...",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openRunning(cluster)
-			if err != nil {
+	return nameFlag(command("load IMAGE|FILE...", func(cmd *cobra.Command, args []string) error {
+		c, err := openRunning(cluster)
+		if err != nil {
+			return err
+		}
+		for _, from := range args {
+			if err := a.clusterLoad(cmd.Context(), c, from); err != nil {
 				return err
 			}
-			for _, from := range args {
-				if err := a.clusterLoad(cmd.Context(), c, from); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-	}, &cluster)
+		}
+		return nil
+	}), &cluster)
 }
 
 // clusterLoad gives an image to the cluster, and has all nodes take it in place of the one that they have.

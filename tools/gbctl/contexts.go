@@ -16,11 +16,11 @@ import (
 
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 func (a *app) configCommand() *cobra.Command {
-	cmd := group(&cobra.Command{Use: "config"})
+	cmd := group("config")
 	cmd.AddGroup(
 		&cobra.Group{ID: "node", Title: "Configurations of nodes:"},
 		&cobra.Group{ID: "client", Title: "The client configuration:"},
@@ -60,30 +60,27 @@ func (a *app) changeContexts(change func(*client.Config) error) error {
 }
 
 func (a *app) contextsCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{
-		Use: "contexts",
-		RunE: func(*cobra.Command, []string) error {
-			config, path, err := a.load()
-			if err != nil {
-				return err
+	return a.outputFlag(command("contexts", func(*cobra.Command, []string) error {
+		config, path, err := a.load()
+		if err != nil {
+			return err
+		}
+		if len(config.Contexts) == 0 {
+			return &exitError{codeDenied, fmt.Errorf("no contexts in %s: 'gbctl gen config' makes the file of a cluster, 'gbctl config merge FILE' adds it", path)}
+		}
+		var rows [][]string
+		var documents []*yaml.Node
+		for _, name := range slices.Sorted(maps.Keys(config.Contexts)) {
+			c, current := config.Contexts[name], ""
+			if name == cmp.Or(a.contextName, config.Context) {
+				current = "*"
 			}
-			if len(config.Contexts) == 0 {
-				return &exitError{codeDenied, fmt.Errorf("no contexts in %s: 'gbctl gen config' makes the file of a cluster, 'gbctl config merge FILE' adds it", path)}
-			}
-			var rows [][]string
-			var documents []*yaml.Node
-			for _, name := range slices.Sorted(maps.Keys(config.Contexts)) {
-				c, current := config.Contexts[name], ""
-				if name == cmp.Or(a.contextName, config.Context) {
-					current = "*"
-				}
-				who, until := owner(c)
-				rows = append(rows, []string{current, name, strings.Join(c.Endpoints, ","), strings.Join(c.Nodes, ","), who, until})
-				documents = append(documents, mapping("name", name, "current", current != "", "endpoints", sequence(c.Endpoints), "nodes", sequence(c.Nodes), "as", who, "until", until))
-			}
-			return a.showTable(documents, false, []string{"CURRENT", "NAME", "ENDPOINTS", "NODES", "AS", "UNTIL"}, rows, true)
-		},
-	})
+			who, until := owner(c)
+			rows = append(rows, []string{current, name, strings.Join(c.Endpoints, ","), strings.Join(c.Nodes, ","), who, until})
+			documents = append(documents, mapping("name", name, "current", current != "", "endpoints", sequence(c.Endpoints), "nodes", sequence(c.Nodes), "as", who, "until", until))
+		}
+		return a.showTable(documents, false, []string{"CURRENT", "NAME", "ENDPOINTS", "NODES", "AS", "UNTIL"}, rows, true)
+	}))
 }
 
 // owner returns the identity in the certificate of a context, and its expiry date.
@@ -97,108 +94,97 @@ func owner(c *client.Context) (who, until string) {
 }
 
 func (a *app) useContextCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "use-context NAME",
-		ValidArgsFunction: a.completeContexts,
-		RunE: func(_ *cobra.Command, args []string) error {
-			return a.changeContexts(func(config *client.Config) error {
-				config.Context = args[0]
-				_, err := a.context(config, args[0])
-				return err
-			})
-		},
-	}
+	cmd := command("use-context NAME", func(_ *cobra.Command, args []string) error {
+		return a.changeContexts(func(config *client.Config) error {
+			config.Context = args[0]
+			_, err := a.context(config, args[0])
+			return err
+		})
+	})
+	cmd.ValidArgsFunction = a.completeContexts
+	return cmd
 }
 
 // hostsCommand shows or sets one of the lists of a context.
 func (a *app) hostsCommand(name string, of func(*client.Context) *[]string) *cobra.Command {
-	return a.outputFlag(&cobra.Command{
-		Use: name + " [HOST…]",
-		RunE: func(_ *cobra.Command, args []string) error {
-			config, path, err := a.load()
-			if err != nil {
-				return err
+	return a.outputFlag(command(name+" [HOST…]", func(_ *cobra.Command, args []string) error {
+		config, path, err := a.load()
+		if err != nil {
+			return err
+		}
+		c, err := a.context(config, a.contextName)
+		if err != nil {
+			return err
+		}
+		if len(args) == 0 {
+			return a.showLines(name, *of(c))
+		}
+		var hosts []string
+		for _, host := range strings.FieldsFunc(strings.Join(args, ","), func(r rune) bool { return r == ',' || r == ' ' }) {
+			if _, _, err := client.Address(host); err != nil {
+				return usagef("%w", err)
 			}
-			c, err := a.context(config, a.contextName)
-			if err != nil {
-				return err
-			}
-			if len(args) == 0 {
-				return a.showLines(name, *of(c))
-			}
-			var hosts []string
-			for _, host := range strings.FieldsFunc(strings.Join(args, ","), func(r rune) bool { return r == ',' || r == ' ' }) {
-				if _, _, err := client.Address(host); err != nil {
-					return usagef("%w", err)
-				}
-				hosts = append(hosts, host)
-			}
-			*of(c) = hosts
-			return config.Save(path)
-		},
-	})
+			hosts = append(hosts, host)
+		}
+		*of(c) = hosts
+		return config.Save(path)
+	}))
 }
 
 func (a *app) mergeCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "merge FILE",
-		RunE: func(_ *cobra.Command, args []string) error {
-			other, err := loadClient(args[0])
-			if err != nil {
-				return err
-			}
-			config, path, err := a.load()
-			if err != nil {
-				return err
-			}
-			renamed := config.Merge(other)
-			if err := config.Save(path); err != nil {
-				return err
-			}
-			for _, from := range slices.Sorted(maps.Keys(renamed)) {
-				fmt.Fprintf(a.out, "context %q was added as %q\n", from, renamed[from])
-			}
-			fmt.Fprintf(a.out, "merged into %s; the current context is %q\n", path, config.Context)
-			return nil
-		},
-	}
+	return command("merge FILE", func(_ *cobra.Command, args []string) error {
+		other, err := loadClient(args[0])
+		if err != nil {
+			return err
+		}
+		config, path, err := a.load()
+		if err != nil {
+			return err
+		}
+		renamed := config.Merge(other)
+		if err := config.Save(path); err != nil {
+			return err
+		}
+		for _, from := range slices.Sorted(maps.Keys(renamed)) {
+			fmt.Fprintf(a.out, "context %q was added as %q\n", from, renamed[from])
+		}
+		fmt.Fprintf(a.out, "merged into %s; the current context is %q\n", path, config.Context)
+		return nil
+	})
 }
 
 func (a *app) addCommand() *cobra.Command {
 	var ca, crt, key string
-	cmd := &cobra.Command{
-		Use: "add NAME",
-		RunE: func(_ *cobra.Command, args []string) error {
-			return a.changeContexts(func(config *client.Config) error {
-				if config.Contexts == nil {
-					config.Contexts = map[string]*client.Context{}
+	cmd := command("add NAME", func(_ *cobra.Command, args []string) error {
+		return a.changeContexts(func(config *client.Config) error {
+			if config.Contexts == nil {
+				config.Contexts = map[string]*client.Context{}
+			}
+			c := cmp.Or(config.Contexts[args[0]], &client.Context{})
+			config.Contexts[args[0]] = c
+			for _, part := range []struct {
+				file string
+				to   *string
+			}{{ca, &c.CA}, {crt, &c.Crt}, {key, &c.Key}} {
+				if part.file == "" {
+					continue
 				}
-				c := cmp.Or(config.Contexts[args[0]], &client.Context{})
-				config.Contexts[args[0]] = c
-				for _, part := range []struct {
-					file string
-					to   *string
-				}{{ca, &c.CA}, {crt, &c.Crt}, {key, &c.Key}} {
-					if part.file == "" {
-						continue
-					}
-					data, err := os.ReadFile(part.file)
-					if err != nil {
-						return err
-					}
-					*part.to = base64.StdEncoding.EncodeToString(data)
+				data, err := os.ReadFile(part.file)
+				if err != nil {
+					return err
 				}
-				if len(a.endpoints) > 0 {
-					c.Endpoints = a.endpoints
-				}
-				if len(a.nodes) > 0 {
-					c.Nodes = a.nodes
-				}
-				config.Context = cmp.Or(config.Context, args[0])
-				return usable(c) // report unusable files now, not with the next command
-			})
-		},
-	}
+				*part.to = base64.StdEncoding.EncodeToString(data)
+			}
+			if len(a.endpoints) > 0 {
+				c.Endpoints = a.endpoints
+			}
+			if len(a.nodes) > 0 {
+				c.Nodes = a.nodes
+			}
+			config.Context = cmp.Or(config.Context, args[0])
+			return usable(c) // report unusable files now, not with the next command
+		})
+	})
 	cmd.Flags().StringVar(&ca, "ca", "", "file with the CA certificate of the machine API")
 	cmd.Flags().StringVar(&crt, "crt", "", "file with your certificate")
 	cmd.Flags().StringVar(&key, "key", "", "file with your private key")

@@ -20,17 +20,14 @@ import (
 
 func (a *app) copyCommand() *cobra.Command {
 	var force bool
-	cmd := &cobra.Command{
-		Use:     "copy PATH DIRECTORY",
-		Aliases: []string{"cp"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			from, err := a.absolute(args[0])
-			if err != nil {
-				return err
-			}
-			return a.copy(cmd.Context(), from, args[1], force)
-		},
-	}
+	cmd := command("copy PATH DIRECTORY", func(cmd *cobra.Command, args []string) error {
+		from, err := a.absolute(args[0])
+		if err != nil {
+			return err
+		}
+		return a.copy(cmd.Context(), from, args[1], force)
+	})
+	cmd.Aliases = []string{"cp"}
 	cmd.Flags().BoolVar(&force, "force", false, "replace existing files")
 	renamed(cmd, "f", "f", "force")
 	return cmd

@@ -28,10 +28,7 @@ const (
 )
 
 func (a *app) dashboardCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:  "dashboard",
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.dashboard(cmd.Context()) },
-	}
+	return command("dashboard", func(cmd *cobra.Command, _ []string) error { return a.dashboard(cmd.Context()) })
 }
 
 func (a *app) dashboard(ctx context.Context) error {
@@ -44,7 +41,7 @@ func (a *app) dashboard(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	f := &feeds{app: a, nodes: nodes, changed: make(chan struct{}, 1)}
+	f := &feeds{app: a, nodes: nodes, target: make(chan logTarget, 1)}
 	program := tea.NewProgram(newDashboard(nodes, f.follow), tea.WithContext(ctx), tea.WithInput(a.in), tea.WithOutput(a.out), tea.WithoutSignalHandler())
 	f.start(ctx, program.Send)
 	_, err = program.Run()
@@ -58,14 +55,11 @@ func (a *app) dashboard(ctx context.Context) error {
 
 // feeds send the data of the nodes to the screen, each node independently of the others.
 type feeds struct {
-	app     *app
-	nodes   []string
-	send    func(tea.Msg)
-	wg      sync.WaitGroup
-	changed chan struct{} // target has changed
-
-	mu     sync.Mutex // guards target
-	target logTarget
+	app    *app
+	nodes  []string
+	send   func(tea.Msg)
+	wg     sync.WaitGroup
+	target chan logTarget // holds the next one
 }
 
 // logTarget is the log that is shown. The number distinguishes targets that follow one
@@ -178,15 +172,13 @@ func (f *feeds) events(ctx context.Context, i int, c *client.Client) {
 	}
 }
 
-// follow changes the log that is shown. It doesn't block.
+// follow changes the log that is shown. Only the screen calls it, so that it doesn't block.
 func (f *feeds) follow(t logTarget) {
-	f.mu.Lock()
-	f.target = t
-	f.mu.Unlock()
 	select {
-	case f.changed <- struct{}{}:
-	default: // a change is already pending
+	case <-f.target: // nobody has followed the one before
+	default:
 	}
+	f.target <- t
 }
 
 // logs follows one log at a time.
@@ -199,15 +191,12 @@ func (f *feeds) logs(ctx context.Context) {
 		case <-ctx.Done():
 			stop()
 			return
-		case <-f.changed:
+		case t := <-f.target:
+			stop()
+			var streaming context.Context
+			streaming, stop = context.WithCancel(ctx)
+			wg.Go(func() { f.log(streaming, t) })
 		}
-		stop()
-		f.mu.Lock()
-		t := f.target
-		f.mu.Unlock()
-		var streaming context.Context
-		streaming, stop = context.WithCancel(ctx)
-		wg.Go(func() { f.log(streaming, t) })
 	}
 }
 

@@ -23,51 +23,45 @@ import (
 
 func (a *app) editCommand() *cobra.Command {
 	flags := &applyFlags{app: a}
-	mc := &cobra.Command{
-		Use:     "machineconfig",
-		Aliases: []string{"mc", "machineconfigs"},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			change := flags.change(cmd, "edited")
-			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
-				return a.editNode(ctx, n, change)
-			})
-		},
-	}
+	mc := command("machineconfig", func(cmd *cobra.Command, _ []string) error {
+		change := flags.change(cmd, "edited")
+		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+			return a.editNode(ctx, n, change)
+		})
+	})
+	mc.Aliases = []string{"mc", "machineconfigs"}
 	flags.add(mc)
-	return group(&cobra.Command{Use: "edit"}, mc)
+	return group("edit", mc)
 }
 
 // defaultEditor is available on almost every machine.
 const defaultEditor = "vi"
 
 // draft is the file with the configuration of one node during an edit.
-type draft struct {
-	node string
-	path string
-}
+type draft string
 
-func newDraft(node string) (*draft, error) {
+func newDraft(node string) (draft, error) {
 	// MkdirTemp makes a directory that only the owner can open: the file contains
 	// secrets.
 	dir, err := os.MkdirTemp("", "gbctl-")
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	// Editors recognise YAML by the suffix.
-	return &draft{node, filepath.Join(dir, strings.ReplaceAll(node, ":", "_")+".yaml")}, nil
+	return draft(filepath.Join(dir, strings.ReplaceAll(node, ":", "_")+".yaml")), nil
 }
 
 // discard removes the draft, and other files of the editor beside it.
-func (d *draft) discard() { _ = os.RemoveAll(filepath.Dir(d.path)) }
+func (d draft) discard() { _ = os.RemoveAll(filepath.Dir(string(d))) }
 
 // changed reports whether the file differs from the text that was shown.
-func (d *draft) changed(shown []byte) bool {
-	now, err := os.ReadFile(d.path)
+func (d draft) changed(shown []byte) bool {
+	now, err := os.ReadFile(string(d))
 	return err == nil && !bytes.Equal(now, shown)
 }
 
 // keep adds the path of the draft to an error.
-func (d *draft) keep(err error) error { return &draftError{err, d.path} }
+func (d draft) keep(err error) error { return &draftError{err, string(d)} }
 
 // editNode opens the configuration of a node in the editor and applies the result. It
 // returns nil if nothing was changed.
@@ -121,8 +115,8 @@ func (a *app) editNode(ctx context.Context, n *client.Client, change configChang
 }
 
 // edit opens a text in the editor, and returns the saved text.
-func (d *draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
-	if err := os.WriteFile(d.path, text, 0o600); err != nil {
+func (d draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
+	if err := os.WriteFile(string(d), text, 0o600); err != nil {
 		return nil, err
 	}
 	editor := cmp.Or(os.Getenv("GARBOARD_EDITOR"), os.Getenv("EDITOR"), defaultEditor)
@@ -131,7 +125,7 @@ func (d *draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
 	}
 	// The variable may contain arguments, so the shell parses it. The editor isn't killed
 	// together with gbctl: it owns the terminal and holds unsaved input.
-	cmd := exec.Command("sh", "-c", editor+` "$@"`, editor, d.path)
+	cmd := exec.Command("sh", "-c", editor+` "$@"`, editor, string(d))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.in, a.out, a.err
 	err := cmd.Run()
 	if ended, ok := errors.AsType[*exec.ExitError](err); ok && (ended.ExitCode() == codeInterrupted || !ended.Exited() && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGINT) {
@@ -144,7 +138,7 @@ func (d *draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return os.ReadFile(d.path)
+	return os.ReadFile(string(d))
 }
 
 // mark is the prefix of the lines that gbctl adds above the text.

@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -35,8 +34,23 @@ func (a *app) raiseTimeout(cmd *cobra.Command, d time.Duration) {
 }
 
 func (a *app) etcdCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "etcd"}, a.etcdMembersCommand(), a.etcdStatusCommand(), a.etcdSnapshotCommand(), a.etcdDefragmentCommand(), a.etcdAlarmCommand(),
-		a.etcdForfeitCommand(), a.etcdRemoveCommand(), a.etcdLeaveCommand())
+	alarms := rowsOf((*apiv1.EtcdAlarmsResponse).GetAlarms, func(e *apiv1.EtcdAlarm) []string { return []string{e.Member, e.Alarm} })
+	alarmHead := []string{"MEMBER", "ALARM"}
+	statusHead := []string{"ID", "NAME", "ROLE", "VERSION", "SIZE", "IN USE", "TERM", "INDEX", "PROBLEMS"}
+	remove := &apiv1.EtcdRemoveMemberRequest{}
+	leave := messageCommand(a, "leave", nil, asking(ofEtcd, etcdAPI.Leave, &apiv1.EtcdLeaveRequest{}))
+	leave.PreRun = func(cmd *cobra.Command, _ []string) { a.raiseTimeout(cmd, leaveTimeout) }
+	return group("etcd",
+		a.etcdMembersCommand(),
+		listCommand(a, "status", statusHead, asking(ofEtcd, etcdAPI.Status, &apiv1.EtcdStatusRequest{}), rowsOf((*apiv1.EtcdStatusResponse).GetMembers, etcdRow)),
+		a.etcdSnapshotCommand(),
+		a.etcdDefragmentCommand(),
+		group("alarm",
+			listCommand(a, "list", alarmHead, asking(ofEtcd, etcdAPI.Alarms, &apiv1.EtcdAlarmsRequest{}), alarms),
+			listCommand(a, "disarm", alarmHead, asking(ofEtcd, etcdAPI.DisarmAlarms, &apiv1.EtcdDisarmAlarmsRequest{}), alarms)),
+		messageCommand(a, "forfeit-leadership", nil, asking(ofEtcd, etcdAPI.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{})),
+		messageCommand(a, "remove-member ID", &remove.Id, asking(ofEtcd, etcdAPI.RemoveMember, remove)),
+		leave)
 }
 
 func (a *app) etcdMembersCommand() *cobra.Command {
@@ -52,10 +66,6 @@ func votes(m *apiv1.EtcdMember) string {
 		return "not yet"
 	}
 	return "yes"
-}
-
-func (a *app) etcdStatusCommand() *cobra.Command {
-	return listCommand(a, "status", []string{"ID", "NAME", "ROLE", "VERSION", "SIZE", "IN USE", "TERM", "INDEX", "PROBLEMS"}, asking(ofEtcd, etcdAPI.Status, &apiv1.EtcdStatusRequest{}), rowsOf((*apiv1.EtcdStatusResponse).GetMembers, etcdRow))
 }
 
 func etcdRow(s *apiv1.EtcdMemberStatus) []string {
@@ -76,52 +86,37 @@ func etcdRow(s *apiv1.EtcdMemberStatus) []string {
 }
 
 func (a *app) etcdSnapshotCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "snapshot FILE",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.untimed(cmd.Context(), "etcd snapshot", func(ctx context.Context, c *client.Client) error {
-				n, err := saveSnapshot(ctx, c, args[0], a.progressBar())
-				if err != nil {
-					return err
-				}
-				fmt.Fprintf(a.notes(), "%s: %s in %s\n", c.Name, size(n), args[0])
-				return nil
-			})
-		},
-	}
+	return command("snapshot FILE", func(cmd *cobra.Command, args []string) error {
+		return a.untimed(cmd.Context(), "etcd snapshot", func(ctx context.Context, c *client.Client) error {
+			n, err := saveSnapshot(ctx, c, args[0], a.progressBar())
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(a.notes(), "%s: %s in %s\n", c.Name, size(n), args[0])
+			return nil
+		})
+	})
 }
 
-// saveSnapshot writes to a temporary file until the data is complete.
-func saveSnapshot(ctx context.Context, c *client.Client, path string, show *progressBar) (_ uint64, err error) {
+// saveSnapshot writes the data of a node's etcd to a new file.
+func saveSnapshot(ctx context.Context, c *client.Client, path string, show *progressBar) (uint64, error) {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return 0, fmt.Errorf("%s exists already: choose another name", path)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // 0600
-	if err != nil {
-		return 0, err
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
+	to := &checksumWriter{hash: sha256.New()}
+	err := writeNew(path, func(f *os.File) error {
+		to.to = f
+		err := client.Receive(ctx, c.Etcd.Snapshot, &apiv1.EtcdSnapshotRequest{}, func(m *apiv1.FileChunk) error {
+			_, err := to.Write(m.Data)
+			show.at(fmt.Sprintf("%s: %s so far", c.Name, size(to.bytes)), 0, 0)
+			return err
+		})
+		if show.end(); err != nil {
+			return err
 		}
-	}()
-	to := &checksumWriter{to: f, hash: sha256.New()}
-	if err := client.Receive(ctx, c.Etcd.Snapshot, &apiv1.EtcdSnapshotRequest{}, func(m *apiv1.FileChunk) error {
-		_, err := to.Write(m.Data)
-		show.at(fmt.Sprintf("%s: %s so far", c.Name, size(to.bytes)), 0, 0)
-		return err
-	}); err != nil {
-		return 0, err
-	}
-	show.end()
-	if err := to.check(); err != nil {
-		return 0, err
-	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return 0, err
-	}
-	return to.bytes, putInPlace(f.Name(), path)
+		return to.check()
+	})
+	return to.bytes, err
 }
 
 // checksumWriter checks a stream that ends with the SHA-256 of the data before it.
@@ -150,42 +145,10 @@ func (s *checksumWriter) check() error {
 }
 
 func (a *app) etcdDefragmentCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "defrag",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.raiseTimeout(cmd, defragmentTimeout)
-			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				m, err := client.Unary(ctx, c.Etcd.Defragment, &apiv1.EtcdDefragmentRequest{})
-				if err != nil {
-					return err
-				}
-				fmt.Fprintf(a.out, "%s: %s before, %s now\n", c.Name, size(m.SizeBefore), size(m.SizeAfter))
-				return nil
-			})
-		},
-	}
-}
-
-func (a *app) etcdAlarmCommand() *cobra.Command {
-	rows := rowsOf((*apiv1.EtcdAlarmsResponse).GetAlarms, func(e *apiv1.EtcdAlarm) []string { return []string{e.Member, e.Alarm} })
-	head := []string{"MEMBER", "ALARM"}
-	return group(&cobra.Command{Use: "alarm"},
-		listCommand(a, "list", head, asking(ofEtcd, etcdAPI.Alarms, &apiv1.EtcdAlarmsRequest{}), rows),
-		listCommand(a, "disarm", head, asking(ofEtcd, etcdAPI.DisarmAlarms, &apiv1.EtcdDisarmAlarmsRequest{}), rows),
-	)
-}
-
-func (a *app) etcdForfeitCommand() *cobra.Command {
-	return messageCommand(a, "forfeit-leadership", nil, asking(ofEtcd, etcdAPI.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{}))
-}
-
-func (a *app) etcdRemoveCommand() *cobra.Command {
-	r := &apiv1.EtcdRemoveMemberRequest{}
-	return messageCommand(a, "remove-member ID", &r.Id, asking(ofEtcd, etcdAPI.RemoveMember, r))
-}
-
-func (a *app) etcdLeaveCommand() *cobra.Command {
-	cmd := messageCommand(a, "leave", nil, asking(ofEtcd, etcdAPI.Leave, &apiv1.EtcdLeaveRequest{}))
-	cmd.PreRun = func(cmd *cobra.Command, _ []string) { a.raiseTimeout(cmd, leaveTimeout) }
-	return cmd
+	return command("defrag", func(cmd *cobra.Command, _ []string) error {
+		a.raiseTimeout(cmd, defragmentTimeout)
+		return printEach(cmd.Context(), a, asking(ofEtcd, etcdAPI.Defragment, &apiv1.EtcdDefragmentRequest{}), func(m *apiv1.EtcdDefragmentResponse) []string {
+			return []string{fmt.Sprintf("%s before, %s now", size(m.SizeBefore), size(m.SizeAfter))}
+		})
+	})
 }

@@ -191,12 +191,12 @@ func innermost(err error) error {
 }
 
 // explainAnswer explains an error in the answer of a node.
-func (a *app) explainAnswer(_ string, err error) error {
+func (a *app) explainAnswer(node string, err error) error {
 	answer, ok := errors.AsType[*connect.Error](err)
 	if !ok {
 		return nil
 	}
-	message := answer.Message()
+	message := here(node, answer.Message())
 	switch answer.Code() {
 	case connect.CodeNotFound:
 		message = a.misspelt(message)

@@ -5,18 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // absolute checks a path on a node. Nodes have no working directory.
 func (a *app) absolute(name string) (string, error) {
-	if !strings.HasPrefix(name, "/") {
+	if node, path, remote := strings.Cut(name, ":/"); remote {
+		return "", didYouMean("a node is named with -n", slices.Concat([]string{"-n", node}, a.instead(name, "/"+path)))
+	} else if !strings.HasPrefix(name, "/") {
 		return "", usagef("%q must be an absolute path: type '%s'", name, commandLine(a.instead(name, "/"+name)...))
 	}
 	return path.Clean(name), nil
@@ -25,17 +28,14 @@ func (a *app) absolute(name string) (string, error) {
 func (a *app) lsCommand() *cobra.Command {
 	r := &apiv1.ListFilesRequest{}
 	var long bool
-	cmd := &cobra.Command{
-		Use: "ls [PATH]",
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if r.Path = "/"; len(args) > 0 {
-				if r.Path, err = a.absolute(args[0]); err != nil {
-					return err
-				}
+	cmd := command("ls [PATH]", func(cmd *cobra.Command, args []string) (err error) {
+		if r.Path = "/"; len(args) > 0 {
+			if r.Path, err = a.absolute(args[0]); err != nil {
+				return err
 			}
-			return a.ls(cmd.Context(), r, long)
-		},
-	}
+		}
+		return a.ls(cmd.Context(), r, long)
+	})
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "show modes, owners, sizes and times")
 	cmd.Flags().Uint32Var(&r.Depth, "depth", 1, "how many levels of directories to list")
 	return a.outputFlag(cmd)
@@ -79,19 +79,16 @@ func fileRow(node string, f *apiv1.FileInfo, long bool) []string {
 }
 
 func (a *app) readCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "read PATH",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			name, err := a.absolute(args[0])
-			if err != nil {
+	return command("read PATH", func(cmd *cobra.Command, args []string) error {
+		name, err := a.absolute(args[0])
+		if err != nil {
+			return err
+		}
+		return a.untimed(cmd.Context(), "read", func(ctx context.Context, c *client.Client) error {
+			return client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: name}, func(m *apiv1.FileChunk) error {
+				_, err := a.out.Write(m.Data)
 				return err
-			}
-			return a.untimed(cmd.Context(), "read", func(ctx context.Context, c *client.Client) error {
-				return client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: name}, func(m *apiv1.FileChunk) error {
-					_, err := a.out.Write(m.Data)
-					return err
-				})
 			})
-		},
-	}
+		})
+	})
 }

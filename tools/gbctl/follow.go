@@ -131,7 +131,7 @@ func (f *follower) show(u *apiv1.OperationUpdate) error {
 		if e.Kind == apiv1.OperationEvent_KIND_ASKS && i == len(u.Events)-1 && u.Operation.Question != nil {
 			continue // the prompt, which comes next, has the same text
 		}
-		lines = append(lines, eventLine(f.id, e))
+		lines = append(lines, here(f.node, eventLine(f.id, e)))
 	}
 	if len(lines) == 0 {
 		return nil
@@ -188,7 +188,7 @@ func (f *follower) outcome() error {
 	if f.last.State == apiv1.Operation_STATE_DONE || f.last.Ended == nil {
 		return nil
 	}
-	return &exitError{codeFailed, fmt.Errorf("%s %s: %s", f.id, operationState(f.last), f.last.Error)}
+	return &exitError{codeFailed, fmt.Errorf("%s %s: %s", f.id, operationState(f.last), here(f.node, f.last.Error))}
 }
 
 // followError is the error if an operation can't be followed any longer.

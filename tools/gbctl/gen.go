@@ -24,7 +24,7 @@ type generator struct {
 func genCommand() *cobra.Command { return (&generator{now: time.Now}).command() }
 
 func (g *generator) command() *cobra.Command {
-	cmd := group(&cobra.Command{Use: "gen"},
+	cmd := group("gen",
 		g.configCommand(), g.secretsCommand(), g.caCommand(), g.keyCommand(), g.releaseKeyCommand(), g.requestCommand(), g.certificateCommand())
 	cmd.PersistentFlags().BoolVar(&g.force, "force", false, "overwrite existing files")
 	return cmd

@@ -9,11 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/client"
@@ -30,34 +32,27 @@ type configFlags struct {
 	options     config.Options
 	withSecrets string
 	dir         string
-	mirrors     []string
 	compat      string
-
-	patches, controlPlanePatches, workerPatches []string
+	patches     nodePatches
 }
 
 func (g *generator) configCommand() *cobra.Command {
 	var o configFlags
-	cmd := &cobra.Command{
-		Use:  "config NAME ENDPOINT",
-		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if strings.Contains(args[0], "://") {
-				return didYouMean("the name comes first", []string{"gen", "config", args[1], args[0]})
-			}
-			return g.config(cmd.OutOrStdout(), args[0], args[1], &o)
-		},
-	}
+	cmd := command("config NAME ENDPOINT", func(cmd *cobra.Command, args []string) error {
+		if strings.Contains(args[0], "://") {
+			return didYouMean("the name comes first", []string{"gen", "config", args[1], args[0]})
+		}
+		return g.config(cmd.OutOrStdout(), args[0], args[1], &o)
+	})
+	cmd.Args = cobra.ExactArgs(2)
 	f := cmd.Flags()
 	f.StringVar(&o.withSecrets, "with-secrets", "", "file with the secrets of the cluster (default: new secrets)")
 	f.StringVar(&o.dir, "output-dir", ".", "directory for the files")
 	f.StringVar(&o.options.InstallDisk, "install-disk", "", "disk to install to, such as /dev/sda")
-	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: use URL instead of the registry HOST; '*' is every registry; repeatable")
+	mirrorsVar(f, &o.options.Mirrors, "use URL instead of the registry HOST; '*' is every registry")
 	f.StringSliceVar(&o.options.CertSANs, "additional-sans", nil, "additional names and addresses in the certificates of the control planes")
 	f.StringVar(&o.options.KubernetesVersion, "kubernetes-version", config.KubernetesVersion, "version of Kubernetes")
-	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable")
-	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
-	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
+	o.patches.add(f)
 	f.StringVar(&o.compat, "compat", "", "self-hosted: the format for releases with a self-hosted control plane")
 	return cmd
 }
@@ -73,9 +68,6 @@ func (g *generator) config(out io.Writer, name, endpointText string, o *configFl
 	}
 	if o.compat != "" && o.compat != compatSelfHosted {
 		return usagef("--compat=%s: the only other format is %s", o.compat, compatSelfHosted)
-	}
-	if o.options.Mirrors, err = parseMirrors(o.mirrors); err != nil {
-		return err
 	}
 	o.options.ClusterName, o.options.Endpoint, o.options.Now = name, endpoint.String(), g.now()
 	if o.options.Secrets, err = g.clusterSecrets(o); err != nil {
@@ -105,7 +97,7 @@ func (g *generator) config(out io.Writer, name, endpointText string, o *configFl
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	if o.options.InstallDisk == "" && len(o.patches)+len(o.controlPlanePatches)+len(o.workerPatches) == 0 {
+	if o.options.InstallDisk == "" && len(slices.Concat(o.patches.all, o.patches.controlPlanes, o.patches.workers)) == 0 {
 		fmt.Fprintln(out, "machine.install.disk isn't set: machines need it, containers don't")
 	}
 	fmt.Fprintf(out, nextSteps, shellWord(filepath.Join(o.dir, "init.yaml")), shellWord(filepath.Join(o.dir, "garboardconfig")))
@@ -183,15 +175,17 @@ func (o *configFlags) document(file string, typ config.MachineType) ([]byte, err
 	if err != nil {
 		return nil, err
 	}
-	own := o.workerPatches
+	own := o.patches.workers
 	if typ.ControlPlane() {
-		own = o.controlPlanePatches
+		own = o.patches.controlPlanes
 	}
 	patched := text
-	for _, p := range append(append([]string{}, o.patches...), own...) {
-		if patched, err = applyPatch(patched, p); err != nil {
-			return nil, &exitError{codeRefused, fmt.Errorf("%s: %w", file, err)}
-		}
+	patches, err := patchTexts(slices.Concat(o.patches.all, own), readInput)
+	for i := 0; err == nil && i < len(patches); i++ {
+		patched, err = patch.Apply(patched, patches[i])
+	}
+	if err != nil {
+		return nil, &exitError{codeRefused, fmt.Errorf("%s: %w", file, err)}
 	}
 	if !bytes.Equal(text, patched) {
 		c, _, err := config.LoadForMachine(file+", patched", patched)
@@ -216,13 +210,25 @@ func selfHosted(text []byte, typ config.MachineType) ([]byte, error) {
 	return patch.Apply(text, []byte(`[{op: replace, path: /machine/type, value: join}]`))
 }
 
-// applyPatch applies a patch, which is text or @FILE.
-func applyPatch(text []byte, p string) ([]byte, error) {
-	by, err := patchText(p, readInput)
-	if err != nil {
-		return nil, err
+// nodePatches are the flags with patches for nodes that don't exist yet.
+type nodePatches struct{ all, controlPlanes, workers []string }
+
+func (p *nodePatches) add(f *pflag.FlagSet) {
+	f.StringArrayVar(&p.all, "config-patch", nil, "patch for all nodes, or @FILE; repeatable")
+	f.StringArrayVar(&p.controlPlanes, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
+	f.StringArrayVar(&p.workers, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
+}
+
+// patchTexts are the texts of patches, in their order.
+func patchTexts(patches []string, read func(path string) ([]byte, error)) (texts [][]byte, err error) {
+	for _, p := range patches {
+		text, err := patchText(p, read)
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, text)
 	}
-	return patch.Apply(text, by)
+	return texts, nil
 }
 
 // patchText is the text of a patch that is given as text or @FILE.
@@ -236,17 +242,17 @@ func patchText(p string, read func(path string) ([]byte, error)) ([]byte, error)
 	return []byte(p), nil
 }
 
-// parseMirrors reads HOST=URL.
-func parseMirrors(flags []string) (map[string][]string, error) {
-	mirrors := map[string][]string{}
-	for _, flag := range flags {
-		host, url, ok := strings.Cut(flag, "=")
+// mirrorsVar adds a flag with mirrors of registries, by registry.
+func mirrorsVar(f *pflag.FlagSet, to *map[string][]string, usage string) {
+	*to = map[string][]string{}
+	f.Func("registry-mirror", "HOST=URL: "+usage+"; repeatable", func(value string) error {
+		host, url, ok := strings.Cut(value, "=")
 		if !ok || host == "" || url == "" {
-			return nil, usagef("--registry-mirror %q: must be HOST=URL, such as docker.io=http://10.5.0.1:5000", flag)
+			return usagef("must be HOST=URL, such as docker.io=http://10.5.0.1:5000")
 		}
-		mirrors[host] = append(mirrors[host], url)
-	}
-	return mirrors, nil
+		(*to)[host] = append((*to)[host], url)
+		return nil
+	})
 }
 
 // adminConfig makes a client configuration with one context, for an administrator. The

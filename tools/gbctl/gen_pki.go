@@ -51,22 +51,19 @@ func (g *generator) caCommand() *cobra.Command {
 	var algorithm algorithmFlags
 	var organization, name string
 	var hours int
-	cmd := &cobra.Command{
-		Use: "ca",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			valid, err := validity(hours)
-			if err != nil {
-				return err
-			}
-			ca, err := pki.NewCA(algorithm.algorithm(), pkix.Name{Organization: []string{organization}}, g.now(), valid)
-			if err != nil {
-				return err
-			}
-			crt, key := name+".crt", name+".key"
-			report := fmt.Sprintf("wrote %s and %s: authority %q, valid until %s", crt, key, organization, g.now().Add(valid).Format(time.DateOnly))
-			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: crt, data: ca.Cert, mode: publicMode}, output{path: key, data: ca.Key, mode: secretMode})
-		},
-	}
+	cmd := command("ca", func(cmd *cobra.Command, _ []string) error {
+		valid, err := validity(hours)
+		if err != nil {
+			return err
+		}
+		ca, err := pki.NewCA(algorithm.algorithm(), pkix.Name{Organization: []string{organization}}, g.now(), valid)
+		if err != nil {
+			return err
+		}
+		crt, key := name+".crt", name+".key"
+		report := fmt.Sprintf("wrote %s and %s: authority %q, valid until %s", crt, key, organization, g.now().Add(valid).Format(time.DateOnly))
+		return g.writeAndReport(cmd.OutOrStdout(), report, output{path: crt, data: ca.Cert, mode: publicMode}, output{path: key, data: ca.Key, mode: secretMode})
+	})
 	cmd.Flags().StringVar(&organization, "organization", pki.MachineName.Organization[0], "organization in the subject of the authority")
 	cmd.Flags().StringVar(&name, "name", "ca", "write NAME.crt and NAME.key")
 	cmd.Flags().IntVar(&hours, "hours", int(pki.CAValidity/time.Hour), "validity in hours")
@@ -77,18 +74,15 @@ func (g *generator) caCommand() *cobra.Command {
 func (g *generator) keyCommand() *cobra.Command {
 	var algorithm algorithmFlags
 	var name string
-	cmd := &cobra.Command{
-		Use: "key",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			key, err := pki.NewKey(algorithm.algorithm())
-			if err != nil {
-				return err
-			}
-			path := name + ".key"
-			report := fmt.Sprintf("wrote %s\nnext: gbctl gen csr --key %s", path, shellWord(path))
-			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: key, mode: secretMode})
-		},
-	}
+	cmd := command("key", func(cmd *cobra.Command, _ []string) error {
+		key, err := pki.NewKey(algorithm.algorithm())
+		if err != nil {
+			return err
+		}
+		path := name + ".key"
+		report := fmt.Sprintf("wrote %s\nnext: gbctl gen csr --key %s", path, shellWord(path))
+		return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: key, mode: secretMode})
+	})
 	cmd.Flags().StringVar(&name, "name", "", "write NAME.key")
 	must(cmd.MarkFlagRequired("name"))
 	algorithm.add(cmd)
@@ -98,22 +92,19 @@ func (g *generator) keyCommand() *cobra.Command {
 // releaseKeyCommand makes the key of whoever makes systems.
 func (g *generator) releaseKeyCommand() *cobra.Command {
 	name := "release"
-	cmd := &cobra.Command{
-		Use: "release-key",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			key, err := pki.NewKey(pki.Ed25519)
-			if err != nil {
-				return err
-			}
-			public, err := pki.EncodePublicKey(key)
-			if err != nil {
-				return err
-			}
-			report := fmt.Sprintf("wrote %s.key and %s.pub\nnext: gbctl image build --key %s.key, and for machines that run another maker's system:\nmachine: {install: {keys: [%s]}}",
-				name, name, name, strings.Split(string(public), "\n")[1])
-			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: name + ".key", data: key, mode: secretMode}, output{path: name + ".pub", data: public, mode: publicMode})
-		},
-	}
+	cmd := command("release-key", func(cmd *cobra.Command, _ []string) error {
+		key, err := pki.NewKey(pki.Ed25519)
+		if err != nil {
+			return err
+		}
+		public, err := pki.EncodePublicKey(key)
+		if err != nil {
+			return err
+		}
+		report := fmt.Sprintf("wrote %s.key and %s.pub\nnext: gbctl image build --from INSTALLER --key %s, and for machines that run another maker's system:\nmachine: {install: {keys: [%s]}}",
+			name, name, shellWord(name+".key"), strings.Split(string(public), "\n")[1])
+		return g.writeAndReport(cmd.OutOrStdout(), report, output{path: name + ".key", data: key, mode: secretMode}, output{path: name + ".pub", data: public, mode: publicMode})
+	})
 	cmd.Flags().StringVar(&name, "name", name, "write NAME.key and NAME.pub")
 	return cmd
 }
@@ -121,37 +112,34 @@ func (g *generator) releaseKeyCommand() *cobra.Command {
 func (g *generator) requestCommand() *cobra.Command {
 	var keyPath, name string
 	var ips, dns, roles []string
-	cmd := &cobra.Command{
-		Use: "csr",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			base := strings.TrimSuffix(keyPath, ".key")
-			leaf := pki.Leaf{CN: name, DNS: dns, Orgs: roles}
-			if name == "" {
-				leaf.CN = filepath.Base(base)
-			}
-			if err := checkRoles(roles); err != nil {
-				return err
-			}
-			for _, ip := range ips {
-				addr, err := netip.ParseAddr(ip)
-				if err != nil {
-					return usagef("--ip %q is not an address", ip)
-				}
-				leaf.IPs = append(leaf.IPs, addr)
-			}
-			key, err := readInput(keyPath)
+	cmd := command("csr", func(cmd *cobra.Command, _ []string) error {
+		base := strings.TrimSuffix(keyPath, ".key")
+		leaf := pki.Leaf{CN: name, DNS: dns, Orgs: roles}
+		if name == "" {
+			leaf.CN = filepath.Base(base)
+		}
+		if err := checkRoles(roles); err != nil {
+			return err
+		}
+		for _, ip := range ips {
+			addr, err := netip.ParseAddr(ip)
 			if err != nil {
-				return err
+				return usagef("--ip %q is not an address", ip)
 			}
-			request, err := pki.NewRequest(key, leaf)
-			if err != nil {
-				return fmt.Errorf("%s: %w", keyPath, err)
-			}
-			path := base + ".csr"
-			report := fmt.Sprintf("wrote %s: %s\nnext: gbctl gen crt --ca ca --csr %s --name %s", path, describe(leaf.CN, leaf.Orgs), shellWord(path), shellWord(base))
-			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: request, mode: publicMode, replace: true})
-		},
-	}
+			leaf.IPs = append(leaf.IPs, addr)
+		}
+		key, err := readInput(keyPath)
+		if err != nil {
+			return err
+		}
+		request, err := pki.NewRequest(key, leaf)
+		if err != nil {
+			return fmt.Errorf("%s: %w", keyPath, err)
+		}
+		path := base + ".csr"
+		report := fmt.Sprintf("wrote %s: %s\nnext: gbctl gen crt --ca ca --csr %s --name %s", path, describe(leaf.CN, leaf.Orgs), shellWord(path), shellWord(base))
+		return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: request, mode: publicMode, replace: true})
+	})
 	f := cmd.Flags()
 	f.StringVar(&keyPath, "key", "", "the private key")
 	f.StringVar(&name, "name", "", "common name of the certificate (default: the name of the key file)")
@@ -180,41 +168,38 @@ func describe(name string, roles []string) string {
 func (g *generator) certificateCommand() *cobra.Command {
 	var caName, requestPath, name string
 	var hours int
-	cmd := &cobra.Command{
-		Use: "crt",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			valid, err := validity(hours)
-			if err != nil {
-				return err
-			}
-			ca, err := readCA(caName)
-			if err != nil {
-				return err
-			}
-			text, err := readInput(requestPath)
-			if err != nil {
-				return err
-			}
-			request, err := pki.ParseRequest(text)
-			if err != nil {
-				return fmt.Errorf("%s: %w", requestPath, err)
-			}
-			leaf := requestedLeaf(request)
-			leaf.Now, leaf.Validity = g.now(), valid
-			crt, err := ca.Sign(request.PublicKey, leaf)
-			if err != nil {
-				return err
-			}
-			made, err := pki.ParseCert(crt)
-			if err != nil {
-				return err
-			}
-			path := name + ".crt"
-			report := fmt.Sprintf("wrote %s: %s, valid until %s\nnext: set it as crt in the client configuration: base64 -w0 %s",
-				path, describe(leaf.CN, leaf.Orgs), made.NotAfter.Format(time.DateOnly), path)
-			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: crt, mode: publicMode, replace: sameKey(path, made)})
-		},
-	}
+	cmd := command("crt", func(cmd *cobra.Command, _ []string) error {
+		valid, err := validity(hours)
+		if err != nil {
+			return err
+		}
+		ca, err := readCA(caName)
+		if err != nil {
+			return err
+		}
+		text, err := readInput(requestPath)
+		if err != nil {
+			return err
+		}
+		request, err := pki.ParseRequest(text)
+		if err != nil {
+			return fmt.Errorf("%s: %w", requestPath, err)
+		}
+		leaf := requestedLeaf(request)
+		leaf.Now, leaf.Validity = g.now(), valid
+		crt, err := ca.Sign(request.PublicKey, leaf)
+		if err != nil {
+			return err
+		}
+		made, err := pki.ParseCert(crt)
+		if err != nil {
+			return err
+		}
+		path := name + ".crt"
+		report := fmt.Sprintf("wrote %s: %s, valid until %s\nnext: set it as crt in the client configuration: base64 -w0 %s",
+			path, describe(leaf.CN, leaf.Orgs), made.NotAfter.Format(time.DateOnly), shellWord(path))
+		return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: crt, mode: publicMode, replace: sameKey(path, made)})
+	})
 	f := cmd.Flags()
 	f.StringVar(&caName, "ca", "", "the authority: NAME for NAME.crt and NAME.key, or a .yaml file that contains it")
 	f.StringVar(&requestPath, "csr", "", "the certificate request")

@@ -12,8 +12,8 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/types/known/timestamppb"
-	"gopkg.in/yaml.v3"
 )
 
 // query is what 'get' requests.
@@ -24,37 +24,34 @@ type query struct {
 
 func (a *app) getCommand() *cobra.Command {
 	var q query
-	cmd := &cobra.Command{
-		Use: "get [TYPE [ID]]",
-		ValidArgsFunction: completing(a, definitions, func(m *apiv1.ListDefinitionsResponse) (names []string) {
-			for _, d := range m.Definitions {
-				names = append(names, append(d.Aliases, strings.ToLower(pluralOf(d)))...)
-			}
-			return names
-		}),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return a.types(cmd.Context())
-			}
-			q.kind = args[0]
-			if err := a.habit(cmd, fmt.Sprintf("no resource type %q", q.kind), q.kind); err != nil {
-				return err
-			}
-			if len(args) > 1 {
-				q.id = args[1]
-			}
-			definitions := slices.Contains([]string{"rd", "resourcedefinition", "resourcedefinitions"}, strings.ToLower(q.kind))
-			switch {
-			case definitions && q.watch:
-				return usagef("the types don't change while a node runs: --watch isn't possible")
-			case definitions:
-				return a.definitions(cmd.Context(), q)
-			case q.watch:
-				return a.watch(cmd.Context(), q)
-			}
-			return a.get(cmd.Context(), q)
-		},
-	}
+	cmd := command("get [TYPE [ID]]", func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return a.types(cmd.Context())
+		}
+		q.kind = args[0]
+		if err := a.habit(cmd, fmt.Sprintf("no resource type %q", q.kind), q.kind); err != nil {
+			return err
+		}
+		if len(args) > 1 {
+			q.id = args[1]
+		}
+		definitions := slices.Contains([]string{"rd", "resourcedefinition", "resourcedefinitions"}, strings.ToLower(q.kind))
+		switch {
+		case definitions && q.watch:
+			return usagef("the types don't change while a node runs: --watch isn't possible")
+		case definitions:
+			return a.definitions(cmd.Context(), q)
+		case q.watch:
+			return a.watch(cmd.Context(), q)
+		}
+		return a.get(cmd.Context(), q)
+	})
+	cmd.ValidArgsFunction = completing(a, definitions, func(m *apiv1.ListDefinitionsResponse) (names []string) {
+		for _, d := range m.Definitions {
+			names = append(names, append(d.Aliases, strings.ToLower(pluralOf(d)))...)
+		}
+		return names
+	})
 	cmd.Flags().StringVar(&q.namespace, "namespace", "", "show only this namespace")
 	cmd.Flags().BoolVarP(&q.watch, "watch", "w", false, "also print changes, until Ctrl-C")
 	return a.outputFlag(cmd)
@@ -62,7 +59,7 @@ func (a *app) getCommand() *cobra.Command {
 
 // rebootsCommand shows the resources that 'get' calls boots.
 func (a *app) rebootsCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{Use: "reboots", RunE: func(cmd *cobra.Command, _ []string) error { return a.get(cmd.Context(), query{kind: "boots"}) }})
+	return a.outputFlag(command("reboots", func(cmd *cobra.Command, _ []string) error { return a.get(cmd.Context(), query{kind: "boots"}) }))
 }
 
 // getHead starts every table of resources.

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/types/known/timestamppb"
-	"gopkg.in/yaml.v3"
 )
 
 // Documents say since when an object is there, and since when it has problems.

@@ -17,10 +17,7 @@ const pollInterval = time.Second
 
 func (a *app) healthCommand() *cobra.Command {
 	var wait time.Duration
-	cmd := &cobra.Command{
-		Use:  "health",
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), wait) },
-	}
+	cmd := command("health", func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), wait) })
 	cmd.Flags().DurationVar(&wait, "wait", 0, "wait until the nodes are healthy, at most this long")
 	return a.insecureFlags(a.outputFlag(cmd))
 }
@@ -31,7 +28,7 @@ var status = asking(ofNode, nodeAPI.Status, &apiv1.NodeStatusRequest{})
 func unhealthyReason(s *apiv1.NodeStatusResponse) string {
 	switch {
 	case s.Stage == "maintenance":
-		return "waits for a configuration ('gbctl apply-config --insecure')"
+		return "waits for a configuration ('gbctl -n ADDRESS apply-config --insecure -f FILE')"
 	case s.WaitingFor != "" && s.KubernetesLacks != "":
 		return s.WaitingFor + "; " + s.KubernetesLacks
 	case s.WaitingFor != "":

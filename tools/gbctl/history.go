@@ -12,18 +12,15 @@ import (
 )
 
 func (a *app) confirmCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "confirm",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, n *client.Client) error {
-				_, err := n.Config.Confirm(ctx, connect.NewRequest(&apiv1.ConfirmConfigRequest{}))
-				if err == nil {
-					fmt.Fprintf(a.out, "confirmed mc at the node %s\n", n.Name)
-				}
-				return err
-			}))
-		},
-	}
+	return command("confirm", func(cmd *cobra.Command, _ []string) error {
+		return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, n *client.Client) error {
+			_, err := n.Config.Confirm(ctx, connect.NewRequest(&apiv1.ConfirmConfigRequest{}))
+			if err == nil {
+				fmt.Fprintf(a.out, "confirmed mc at the node %s\n", n.Name)
+			}
+			return err
+		}))
+	})
 }
 
 func (a *app) historyCommand() *cobra.Command {
@@ -49,49 +46,43 @@ func version(args []string) (uint64, error) {
 
 func (a *app) showCommand() *cobra.Command {
 	r := &apiv1.GetConfigRequest{}
-	cmd := &cobra.Command{
-		Use: "show [VERSION]",
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if r.Version, err = version(args); err != nil {
+	cmd := command("show [VERSION]", func(cmd *cobra.Command, args []string) (err error) {
+		if r.Version, err = version(args); err != nil {
+			return err
+		}
+		return a.one(cmd.Context(), "config show", func(ctx context.Context, n *client.Client) error {
+			m, err := client.Unary(ctx, n.Config.Get, r)
+			if err != nil {
 				return err
 			}
-			return a.one(cmd.Context(), "config show", func(ctx context.Context, n *client.Client) error {
-				m, err := client.Unary(ctx, n.Config.Get, r)
-				if err != nil {
-					return err
-				}
-				if m.TryUntil != nil {
-					fmt.Fprintf(a.err, "%s: note: a change is being tried; it is undone at %s, unless confirmed with 'gbctl -n %s config confirm'\n", n.Name, stamp(m.TryUntil.AsTime()), n.Name)
-				}
-				if m.Staged {
-					fmt.Fprintf(a.err, "%s: note: another configuration is staged for the next reboot\n", n.Name)
-				}
-				_, err = a.out.Write(m.Document)
-				return err
-			})
-		},
-	}
+			if m.TryUntil != nil {
+				fmt.Fprintf(a.err, "%s: note: a change is being tried; it is undone at %s, unless confirmed with 'gbctl -n %s config confirm'\n", n.Name, stamp(m.TryUntil.AsTime()), n.Name)
+			}
+			if m.Staged {
+				fmt.Fprintf(a.err, "%s: note: another configuration is staged for the next reboot\n", n.Name)
+			}
+			_, err = a.out.Write(m.Document)
+			return err
+		})
+	})
 	cmd.Flags().BoolVar(&r.Redact, "redact", false, "redact secrets")
 	return cmd
 }
 
 func (a *app) rollbackCommand() *cobra.Command {
 	flags := &applyFlags{app: a}
-	cmd := &cobra.Command{
-		Use: "rollback [VERSION]",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			v, err := version(args)
-			if err != nil {
-				return err
-			}
-			change := flags.change(cmd, "rolled back")
-			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
-				return asked(ctx, a, n, asking(ofConfig, configAPI.Rollback, &apiv1.RollbackConfigRequest{
-					Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
-				}))
-			})
-		},
-	}
+	cmd := command("rollback [VERSION]", func(cmd *cobra.Command, args []string) error {
+		v, err := version(args)
+		if err != nil {
+			return err
+		}
+		change := flags.change(cmd, "rolled back")
+		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+			return asked(ctx, a, n, asking(ofConfig, configAPI.Rollback, &apiv1.RollbackConfigRequest{
+				Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
+			}))
+		})
+	})
 	flags.add(cmd)
 	return cmd
 }

@@ -23,36 +23,37 @@ import (
 )
 
 func (a *app) imageCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "image"}, a.imageBuildCommand(), a.imageProvenanceCommand())
+	return group("image", a.imageBuildCommand(), a.imageProvenanceCommand())
 }
+
+// pullFrom is the usage of --registry-mirror where gbctl pulls images.
+const pullFrom = "pull the images of the registry HOST from URL; '*' is every registry without a mirror of its own"
 
 // imageBuild are the flags of image build.
 type imageBuild struct {
-	from, modules, firmware, configFile, key string
-	overlays, outputs, mirrors               []string
-	change                                   customize.Change
-	media                                    media.Options
-	incomplete                               bool
+	from, modules, firmware, key string
+	overlays, outputs            []string
+	mirrors                      map[string][]string
+	change                       customize.Change
+	mediaParts
 }
 
 func (a *app) imageBuildCommand() *cobra.Command {
 	var b imageBuild
-	cmd := &cobra.Command{
-		Use: "build",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			outputs, err := parseOutputs(b.outputs)
-			if err != nil {
-				return err
-			}
-			if b.from == "" {
-				return usagef("--from: name the installer image to build from, or a file of 'gbctl media build installer'")
-			}
-			if b.media.Config, err = a.addedParts(cmd.ErrOrStderr(), b.configFile, b.media.Images, slices.ContainsFunc(outputs, func(o medium) bool { return media.Carries(o.kind) }), b.incomplete); err != nil {
-				return err
-			}
-			return b.run(cmd.Context(), outputs, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }, func(path string) { fmt.Fprintln(a.out, path) })
-		},
-	}
+	cmd := command("build", func(cmd *cobra.Command, _ []string) error {
+		outputs, err := parseOutputs(b.outputs)
+		if err != nil {
+			return err
+		}
+		if b.from == "" {
+			return usagef("--from: name the installer image to build from, or a file of 'gbctl media build installer'")
+		}
+		carries := slices.ContainsFunc(outputs, func(o medium) bool { return media.Carries(o.kind) })
+		if err := b.read(a, cmd.ErrOrStderr(), carries); err != nil {
+			return err
+		}
+		return b.run(cmd.Context(), outputs, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }, func(path string) { fmt.Fprintln(a.out, path) })
+	})
 	f := cmd.Flags()
 	f.StringVar(&b.from, "from", "", "installer image to build from: its name in a registry, or a file of 'gbctl media build installer'")
 	f.StringArrayVar(&b.outputs, "kind", []string{media.InstallerKind}, "KIND or KIND=FILE: what to write, of the kinds of 'gbctl media build'; repeatable")
@@ -63,14 +64,10 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	f.StringVar(&b.change.Kernel, "kernel", "", "another kernel (vmlinuz); its modules come with --modules")
 	f.StringVar(&b.modules, "modules", "", "directory with the modules of the kernel, such as lib/modules, instead of those that are there")
 	f.StringVar(&b.firmware, "firmware", "", "directory that is added to /lib/firmware")
-	kernelArgsVar(f, a.err, &b.change.Args)
+	b.add(f, a.err, &b.change.Args)
 	f.StringVar(&b.key, "key", "", "file of 'gbctl gen release-key' that signs the system; machines trust it if machine.install.keys or the system has its public half")
-	f.StringVar(&b.media.Name, "tag", "", "name of the installer image (default the usual one of its release)")
-	f.StringArrayVar(&b.mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry; repeatable")
-	f.StringVar(&b.configFile, "config", "", "machine configuration to put into an iso or disk")
-	f.StringVar(&b.media.Images, "images", "", "file of 'gbctl images bundle' to put into an iso or disk")
-	f.BoolVar(&b.incomplete, "incomplete", false, "accept --images without some of the images that a node needs")
-	f.StringVar(&b.media.Microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware")
+	f.StringVar(&b.Name, "tag", "", "name of the installer image (default the usual one of its release)")
+	mirrorsVar(f, &b.mirrors, pullFrom)
 	return cmd
 }
 
@@ -93,10 +90,6 @@ func parseOutputs(flags []string) (outputs []medium, err error) {
 
 // run makes the system, and then each output of it.
 func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(line string)) (err error) {
-	mirrors, err := parseMirrors(b.mirrors)
-	if err != nil {
-		return err
-	}
 	if from, err := os.Stat(b.from); err == nil {
 		for _, o := range outputs {
 			if to, err := os.Stat(o.path); err == nil && os.SameFile(from, to) {
@@ -110,7 +103,7 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	dir := filepath.Join(work, "installer")
-	bundle := imagebundle.Bundle{Say: say, Mirrors: mirrors}
+	bundle := imagebundle.Bundle{Say: say, Mirrors: b.mirrors}
 	if err := bundle.Files(ctx, b.from, esp.InstallDir, dir); err != nil {
 		return err
 	}
@@ -126,15 +119,15 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 		if err != nil {
 			return err
 		}
-		if b.media.Key, err = pki.ParseKey(text); err != nil {
+		if b.Key, err = pki.ParseKey(text); err != nil {
 			return fmt.Errorf("--key: %s: %w", b.key, err)
 		}
-	} else if c := b.changes(); !reflect.DeepEqual(c, customize.Change{}) || b.media.Config != nil || b.media.Microcode != "" {
+	} else if c := b.changes(); !reflect.DeepEqual(c, customize.Change{}) || b.Config != nil || b.Microcode != "" {
 		say("note: the system isn't signed, because it was changed: sign it with --key, or machines refuse it unless they have machine.install.unsigned: true")
 	}
 	options, err := installer.Options(dir, work)
-	options.Key = b.media.Key
-	if options = options.With(b.media); err == nil && b.media.Microcode != "" {
+	options.Key = b.Key
+	if options = options.With(b.Options); err == nil && b.Microcode != "" {
 		err = options.CheckSize(say) // what was checked before has no microcode
 	}
 	if err != nil {
@@ -171,25 +164,22 @@ func (b *imageBuild) changes() customize.Change {
 
 func (a *app) imageProvenanceCommand() *cobra.Command {
 	var list bool
-	cmd := &cobra.Command{
-		Use: "provenance",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			file := customize.ProvenanceFile
-			if list {
-				file = sbom.File
-			}
-			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, c *client.Client) error {
-				err := client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: "/" + file}, func(m *apiv1.FileChunk) error {
-					_, err := a.out.Write(m.Data)
-					return err
-				})
-				if connect.CodeOf(err) == connect.CodeNotFound && !list {
-					return connect.NewError(connect.CodeNotFound, errors.New("nothing was customized: the system is that of its release"))
-				}
+	cmd := command("provenance", func(cmd *cobra.Command, _ []string) error {
+		file := customize.ProvenanceFile
+		if list {
+			file = sbom.File
+		}
+		return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, c *client.Client) error {
+			err := client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: "/" + file}, func(m *apiv1.FileChunk) error {
+				_, err := a.out.Write(m.Data)
 				return err
-			}))
-		},
-	}
+			})
+			if connect.CodeOf(err) == connect.CodeNotFound && !list {
+				return connect.NewError(connect.CodeNotFound, errors.New("nothing was customized: the system is that of its release"))
+			}
+			return err
+		}))
+	})
 	cmd.Flags().BoolVar(&list, "sbom", false, "show which software the system has instead, as SPDX")
 	return cmd
 }

@@ -111,7 +111,7 @@ func TestImageBuildCountsMicrocode(t *testing.T) {
 	if err := initramfs.Write(t.Context(), files[1], initramfs.Contents{Init: filepath.Join(dir, "vmlinuz"), RootFS: files[0].Name()}); err != nil {
 		t.Fatal(err)
 	}
-	b := imageBuild{from: filepath.Join(dir, "installer.tar"), media: media.Options{Microcode: dir}}
+	b := imageBuild{from: filepath.Join(dir, "installer.tar"), mediaParts: mediaParts{Options: media.Options{Microcode: dir}}}
 	if err := partsIn(t, dir).Build(t.Context(), media.InstallerKind, b.from); err != nil {
 		t.Fatal(err)
 	}

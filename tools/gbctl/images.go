@@ -13,15 +13,12 @@ import (
 func (a *app) imagesCommand() *cobra.Command {
 	r := &apiv1.ImagesRequest{}
 	var node bool
-	cmd := &cobra.Command{
-		Use: "images",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !node && !r.Kubernetes && len(a.nodes) == 0 {
-				return a.showLines("images", config.DefaultImages())
-			}
-			return a.images(cmd.Context(), r)
-		},
-	}
+	cmd := command("images", func(cmd *cobra.Command, _ []string) error {
+		if !node && !r.Kubernetes && len(a.nodes) == 0 {
+			return a.showLines("images", config.DefaultImages())
+		}
+		return a.images(cmd.Context(), r)
+	})
 	cmd.Flags().BoolVar(&node, "node", false, "list the images on nodes (-n implies it)")
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "list the images of Kubernetes on nodes")
 	cmd.AddCommand(a.pullImageCommand(), a.removeImagesCommand(), a.listImagesCommand(), a.bundleImagesCommand(), a.serveImagesCommand(), a.pushImagesCommand(), a.verifyImagesCommand())
@@ -30,38 +27,25 @@ func (a *app) imagesCommand() *cobra.Command {
 
 func (a *app) removeImagesCommand() *cobra.Command {
 	r := &apiv1.RemoveImagesRequest{}
-	cmd := &cobra.Command{
-		Use: "rm IMAGE...",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			r.Images = args
-			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, c *client.Client) error {
-				m, err := client.Unary(ctx, c.Node.RemoveImages, r)
-				if err != nil {
-					return err
-				}
-				for _, name := range m.Removed {
-					fmt.Fprintf(a.out, "%s: removed %s\n", c.Name, oneLine(name))
-				}
-				return nil
-			}))
-		},
-	}
+	cmd := command("rm IMAGE...", func(cmd *cobra.Command, args []string) error {
+		r.Images = args
+		return printEach(cmd.Context(), a, asking(ofNode, nodeAPI.RemoveImages, r), func(m *apiv1.RemoveImagesResponse) []string {
+			return ofEach(m.Removed, func(name string) string { return "removed " + name })
+		})
+	})
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "images of Kubernetes instead of the system")
 	return cmd
 }
 
 func (a *app) pullImageCommand() *cobra.Command {
 	r := &apiv1.PullImageRequest{}
-	cmd := &cobra.Command{
-		Use: "pull IMAGE",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := config.CheckImage(args[0]); err != nil {
-				return usagef("%w", err)
-			}
-			r.Image = args[0]
-			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error { return a.pullImage(ctx, c, r) })
-		},
-	}
+	cmd := command("pull IMAGE", func(cmd *cobra.Command, args []string) error {
+		if err := config.CheckImage(args[0]); err != nil {
+			return usagef("%w", err)
+		}
+		r.Image = args[0]
+		return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error { return a.pullImage(ctx, c, r) })
+	})
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "for Kubernetes instead of the system")
 	cmd.Flags().BoolVar(&r.Again, "again", false, "also if a node has an image of this name: the tag may name another one now")
 	return cmd

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,32 +17,25 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 func (a *app) bundleImagesCommand() *cobra.Command {
 	var which imageList
 	var output string
-	var mirrors []string
-	cmd := &cobra.Command{
-		Use: "bundle [IMAGE...]",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			images, err := which.images(a, args)
-			if err != nil {
-				return err
-			}
-			from, err := parseMirrors(mirrors)
-			if err != nil {
-				return err
-			}
-			say := func(line string) { fmt.Fprintln(a.notes(), line) }
-			return imagebundle.Bundle{Say: say, Mirrors: from}.Write(cmd.Context(), images, output)
-		},
-	}
+	var mirrors map[string][]string
+	cmd := command("bundle [IMAGE...]", func(cmd *cobra.Command, args []string) error {
+		images, err := which.images(a, args)
+		if err != nil {
+			return err
+		}
+		say := func(line string) { fmt.Fprintln(a.notes(), line) }
+		return imagebundle.Bundle{Say: say, Mirrors: mirrors}.Write(cmd.Context(), images, output)
+	})
 	which.flags(cmd)
 	cmd.Flags().StringVarP(&output, outputFile, "O", "images.tar", "file to write")
 	renamed(cmd, "output", "o", outputFile)
-	cmd.Flags().StringArrayVar(&mirrors, "registry-mirror", nil, "HOST=URL: pull the images of the registry HOST from URL; '*' is every registry without a mirror of its own; repeatable")
+	mirrorsVar(cmd.Flags(), &mirrors, pullFrom)
 	return cmd
 }
 
@@ -100,44 +92,33 @@ func (l *imageList) images(a *app, named []string) (all []string, err error) {
 		}
 		all = append(all, its...)
 	}
-	once := map[string]bool{}
-	return slices.DeleteFunc(all, func(image string) bool {
-		before := once[image]
-		once[image] = true
-		return before
-	}), err
+	return once(all), nil
 }
 
 func (a *app) listImagesCommand() *cobra.Command {
 	var which imageList
-	cmd := &cobra.Command{
-		Use: "list",
-		RunE: func(*cobra.Command, []string) error {
-			images, err := which.images(a, nil)
-			if err != nil {
-				return err
-			}
-			return a.showLines("images", images)
-		},
-	}
+	cmd := command("list", func(*cobra.Command, []string) error {
+		images, err := which.images(a, nil)
+		if err != nil {
+			return err
+		}
+		return a.showLines("images", images)
+	})
 	which.flags(cmd)
 	return a.outputFlag(cmd)
 }
 
 func (a *app) verifyImagesCommand() *cobra.Command {
 	var which imageList
-	cmd := &cobra.Command{
-		Use: "verify [IMAGE...]",
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			r := &apiv1.CheckImagesRequest{}
-			if len(args) > 0 || which.purpose != forCluster || which.to != "" || len(which.configs) > 0 {
-				if r.Images, err = which.images(a, args); err != nil {
-					return err
-				}
+	cmd := command("verify [IMAGE...]", func(cmd *cobra.Command, args []string) (err error) {
+		r := &apiv1.CheckImagesRequest{}
+		if len(args) > 0 || which.purpose != forCluster || which.to != "" || len(which.configs) > 0 {
+			if r.Images, err = which.images(a, args); err != nil {
+				return err
 			}
-			return a.verifyImages(cmd.Context(), r)
-		},
-	}
+		}
+		return a.verifyImages(cmd.Context(), r)
+	})
 	which.flags(cmd)
 	return a.outputFlag(cmd)
 }
@@ -173,25 +154,22 @@ func (a *app) verifyImages(ctx context.Context, r *apiv1.CheckImagesRequest) err
 
 func (a *app) serveImagesCommand() *cobra.Command {
 	var listen string
-	cmd := &cobra.Command{
-		Use: "serve FILE",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			archive, err := registry.OpenArchive(args[0])
-			if err != nil {
-				return err
-			}
-			defer archive.Close()
-			if err := registry.Check(archive); err != nil {
-				return fmt.Errorf("%s: %w", args[0], err)
-			}
-			l, err := net.Listen("tcp", listen)
-			if err != nil {
-				return fmt.Errorf("%w: choose another port with --listen", err)
-			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "serving the images of %s on port %d. Ctrl-C ends it. For nodes:\n  machine: {registries: {mirrors: {'*': {endpoints: [\"http://ADDRESS:%[2]d\"]}}}}\n", args[0], l.Addr().(*net.TCPAddr).Port)
-			return imagebundle.Serve(cmd.Context(), l, logged(registry.Serve(archive), func(line string) { fmt.Fprintln(a.out, line) }))
-		},
-	}
+	cmd := command("serve FILE", func(cmd *cobra.Command, args []string) error {
+		archive, err := registry.OpenArchive(args[0])
+		if err != nil {
+			return err
+		}
+		defer archive.Close()
+		if err := registry.Check(archive); err != nil {
+			return fmt.Errorf("%s: %w", args[0], err)
+		}
+		l, err := net.Listen("tcp", listen)
+		if err != nil {
+			return fmt.Errorf("%w: choose another port with --listen", err)
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "serving the images of %s on port %d. Ctrl-C ends it. For nodes:\n  machine: {registries: {mirrors: {'*': {endpoints: [\"http://ADDRESS:%[2]d\"]}}}}\n", args[0], l.Addr().(*net.TCPAddr).Port)
+		return imagebundle.Serve(cmd.Context(), l, logged(registry.Serve(archive), func(line string) { fmt.Fprintln(a.out, line) }))
+	})
 	cmd.Flags().StringVar(&listen, "listen", ":5000", "address and port to listen on")
 	return cmd
 }
@@ -209,17 +187,14 @@ func logged(h http.Handler, say func(string)) http.Handler {
 
 func (a *app) pushImagesCommand() *cobra.Command {
 	var insecure bool
-	cmd := &cobra.Command{
-		Use: "push FILE REGISTRY",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			archive, err := registry.OpenArchive(args[0])
-			if err != nil {
-				return err
-			}
-			defer archive.Close()
-			return imagebundle.Bundle{Say: func(line string) { fmt.Fprintln(a.out, line) }}.Push(cmd.Context(), archive, args[1], insecure)
-		},
-	}
+	cmd := command("push FILE REGISTRY", func(cmd *cobra.Command, args []string) error {
+		archive, err := registry.OpenArchive(args[0])
+		if err != nil {
+			return err
+		}
+		defer archive.Close()
+		return imagebundle.Bundle{Say: func(line string) { fmt.Fprintln(a.out, line) }}.Push(cmd.Context(), archive, args[1], insecure)
+	})
 	cmd.Flags().BoolVar(&insecure, "plain-http", false, "the registry has no TLS")
 	renamed(cmd, "insecure", "", "plain-http")
 	return cmd

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"os"
+	"path/filepath"
 )
 
 // putInPlace renames a complete file to its final name. If the name is taken, the error
@@ -17,4 +18,19 @@ func putInPlace(file, name string) error {
 		return errors.Join(err, os.Remove(name))
 	}
 	return nil
+}
+
+// writeNew makes a file for the user alone, which isn't there yet. It has its name only when it is complete.
+func writeNew(name string, write func(*os.File) error) error {
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*") // 0600
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(write(f), f.Sync(), f.Close()); err == nil {
+		err = putInPlace(f.Name(), name)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // the error is the one before
+	}
+	return err
 }

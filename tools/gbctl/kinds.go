@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/garboard-os/garboard/api/client"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // Kinds of files that are easily mistaken for each other.

@@ -23,27 +23,24 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"gopkg.in/yaml.v3"
 )
 
 func (a *app) kubeconfigCommand() *cobra.Command {
 	var force bool
 	var ttl time.Duration
 	who := &apiv1.KubeconfigRequest{}
-	cmd := &cobra.Command{
-		Use: "kubeconfig [FILE|-]",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			to := strings.Join(args, "") // at most one
-			if info, err := os.Stat(to); err == nil && info.IsDir() {
-				return didYouMean(to+" is a directory", a.instead(to, filepath.Join(to, "admin.kubeconfig")))
-			}
-			if cmd.Flags().Changed("ttl") {
-				who.Ttl = durationpb.New(ttl)
-			}
-			return a.kubeconfig(cmd.Context(), who, to, force)
-		},
-	}
+	cmd := command("kubeconfig [FILE|-]", func(cmd *cobra.Command, args []string) error {
+		to := strings.Join(args, "") // at most one
+		if info, err := os.Stat(to); err == nil && info.IsDir() {
+			return didYouMean(to+" is a directory", a.instead(to, filepath.Join(to, "admin.kubeconfig")))
+		}
+		if cmd.Flags().Changed("ttl") {
+			who.Ttl = durationpb.New(ttl)
+		}
+		return a.kubeconfig(cmd.Context(), who, to, force)
+	})
 	f := cmd.Flags()
 	f.BoolVar(&force, "force", false, "replace entries of another cluster with the same name")
 	renamed(cmd, "f", "f", "force")
@@ -192,16 +189,15 @@ func parseKube(text []byte) (kubeFile, error) {
 	}
 	k := kubeFile{root: doc.Content[0]}
 	for _, name := range []string{"clusters", "users", "contexts"} {
-		if l := get(k.root, name); l != nil && blockList(l) && l.Column == k.root.Column {
+		if l := get(k.root, name); l != nil && l.Style&yaml.FlowStyle == 0 && len(l.Content) > 0 && l.Column == k.root.Column {
 			k.flush = true
 		}
 	}
 	return k, nil
 }
 
-func blockList(n *yaml.Node) bool {
-	return n.Kind == yaml.SequenceNode && n.Style&yaml.FlowStyle == 0 && len(n.Content) > 0
-}
+// indent is that of kubectl for mappings.
+const indent = 2
 
 // encode writes the file with its lists indented as before, so that unrelated entries
 // don't change.
@@ -209,43 +205,11 @@ func (k kubeFile) encode() ([]byte, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(indent)
-	if err := errors.Join(enc.Encode(k.root), enc.Close()); err != nil || !k.flush {
-		return b.Bytes(), err
+	if k.flush {
+		enc.CompactSeqIndent()
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(b.Bytes(), &doc); err != nil {
-		return nil, err
-	}
-	lines := bytes.SplitAfter(b.Bytes(), []byte("\n"))
-	moved := make([]int, len(lines)) // columns, to the left
-	flush(doc.Content[0], len(lines), lines, moved)
-	for i := range lines {
-		lines[i] = lines[i][moved[i]:]
-	}
-	return bytes.Join(lines, nil), nil
-}
-
-// indent is that of kubectl for mappings.
-const indent = 2
-
-// flush moves the lists below a node to the column of their keys. The node ends before
-// line end. The encoder always indents lists.
-func flush(n *yaml.Node, end int, lines [][]byte, moved []int) {
-	for i, c := range n.Content {
-		to := end
-		if i+1 < len(n.Content) {
-			to = n.Content[i+1].Line - 1
-		}
-		if n.Kind == yaml.MappingNode && i%2 == 1 && blockList(c) {
-			for at := n.Content[i-1].Line; at < to; at++ { // from the line after its key
-				// Comments of the next key are less indented, and empty lines have no indentation.
-				if text := lines[at]; len(text)-len(bytes.TrimLeft(text, " ")) >= c.Column-1 {
-					moved[at] += indent
-				}
-			}
-		}
-		flush(c, to, lines, moved)
-	}
+	err := errors.Join(enc.Encode(k.root), enc.Close())
+	return b.Bytes(), err
 }
 
 // checkKubeconfig refuses all fields that AdminKubeconfig doesn't set: kubectl runs programs

@@ -11,24 +11,21 @@ import (
 
 // clusterOperation makes a command that starts an operation for the cluster on one node, and follows it.
 func (a *app) clusterOperation(use string, dryRun *bool, start question[*apiv1.Operation]) *cobra.Command {
-	return &cobra.Command{
-		Use: use,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.raiseTimeout(cmd, planTimeout)
-			return a.untimed(cmd.Context(), use, func(ctx context.Context, c *client.Client) error {
-				if !*dryRun {
-					start = a.unlessRunning(use, start)
-				}
-				_, err := a.begin(ctx, c, *dryRun, start)
-				return err
-			})
-		},
-	}
+	return command(use, func(cmd *cobra.Command, _ []string) error {
+		a.raiseTimeout(cmd, planTimeout)
+		return a.untimed(cmd.Context(), use, func(ctx context.Context, c *client.Client) error {
+			_, err := a.begin(ctx, c, *dryRun, a.unlessRunning(use, *dryRun, start))
+			return err
+		})
+	})
 }
 
 // unlessRunning starts an operation, or returns the one of this name that runs on the node, so
 // that a user who was interrupted only repeats the command.
-func (a *app) unlessRunning(name string, start question[*apiv1.Operation]) question[*apiv1.Operation] {
+func (a *app) unlessRunning(name string, dryRun bool, start question[*apiv1.Operation]) question[*apiv1.Operation] {
+	if dryRun {
+		return start
+	}
 	return func(ctx context.Context, c *client.Client) (*apiv1.Operation, error) {
 		all, err := operations(ctx, c)
 		if err != nil {

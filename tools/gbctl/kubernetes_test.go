@@ -56,7 +56,7 @@ func TestS303TheSameCommandFollows(t *testing.T) {
 			mux.Handle(garboardv1connect.NewNodeServiceHandler(l))
 			mux.Handle(garboardv1connect.NewOperationServiceHandler(l))
 			a := liveNodes(t, map[string]http.Handler{"10.5.0.2": mux})
-			start := a.unlessRunning("convert-k8s", starting(nodeAPI.ConvertKubernetes, &apiv1.ConvertKubernetesRequest{}))
+			start := a.unlessRunning("convert-k8s", false, starting(nodeAPI.ConvertKubernetes, &apiv1.ConvertKubernetesRequest{}))
 			err := a.withClient(t.Context(), "10.5.0.2", func(ctx context.Context, n *client.Client) error {
 				o, err := start(ctx, n)
 				if o.GetId() != c.want {

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"gopkg.in/yaml.v3"
 )
 
 // list calls all nodes and prints their answers: a table with the rows of all answers, or
@@ -25,7 +26,7 @@ func showRows[M proto.Message](a *app, answers []answer[M], head []string, rows 
 	var all [][]string
 	for _, n := range answers {
 		for _, row := range rows(n.value) {
-			all = append(all, append([]string{n.node}, row...))
+			all = append(all, append([]string{n.node}, ofEach(row, func(cell string) string { return here(n.node, cell) })...))
 		}
 	}
 	return a.showTable(documents(answers), true, append([]string{"NODE"}, head...), all, len(answers) > 0)
@@ -38,7 +39,7 @@ func documents[M proto.Message](answers []answer[M]) []*yaml.Node {
 
 // listCommand makes a command that calls all nodes and prints a table of the answers.
 func listCommand[M proto.Message](a *app, use string, head []string, ask func(context.Context, *client.Client) (M, error), rows func(M) [][]string) *cobra.Command {
-	return a.outputFlag(&cobra.Command{Use: use, RunE: func(cmd *cobra.Command, _ []string) error { return list(cmd.Context(), a, head, ask, rows) }})
+	return a.outputFlag(command(use, func(cmd *cobra.Command, _ []string) error { return list(cmd.Context(), a, head, ask, rows) }))
 }
 
 // rowsOf makes the rows of a table, one for each item of an answer.
@@ -53,6 +54,16 @@ func ofEach[T, R any](items []T, of func(T) R) []R {
 		all = append(all, of(item))
 	}
 	return all
+}
+
+// once are the items without those that came before.
+func once[T comparable](items []T) []T {
+	seen := map[T]bool{}
+	return slices.DeleteFunc(items, func(item T) bool {
+		before := seen[item]
+		seen[item] = true
+		return before
+	})
 }
 
 // size formats a number of bytes.

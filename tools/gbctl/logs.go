@@ -111,36 +111,33 @@ func (a *app) logsCommand() *cobra.Command {
 	names := func(ctx context.Context, c *client.Client) (*apiv1.ListLogsResponse, error) {
 		return client.Unary(ctx, c.Log.List, &apiv1.ListLogsRequest{Kubernetes: r.Kubernetes})
 	}
-	cmd := &cobra.Command{
-		Use:               "logs [SERVICE | -k NAMESPACE/POD:CONTAINER]",
-		ValidArgsFunction: completing(a, names, (*apiv1.ListLogsResponse).GetIds),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return list(cmd.Context(), a, []string{"ID"}, names, rowsOf((*apiv1.ListLogsResponse).GetIds, func(id string) []string { return []string{id} }))
-			}
-			if earlier := r.Previous || r.Boot != 0; earlier && (r.Follow || r.Kubernetes) || r.Previous && r.Boot != 0 {
-				return usagef("--previous and --boot are for services, and exclude --follow, --kubernetes and each other")
-			}
-			r.Id, r.Tail = args[0], tail(last)
-			p := a.printer()
-			return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
-				return client.Receive(ctx, c.Log.Read, r, func(m *apiv1.LogChunk) error {
-					if m.Lost > 0 {
-						fmt.Fprintf(a.err, "%s: %d lines were lost: the log was written faster than it could be sent\n", c.Name, m.Lost)
+	cmd := command("logs [SERVICE | -k NAMESPACE/POD:CONTAINER]", func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return list(cmd.Context(), a, []string{"ID"}, names, rowsOf((*apiv1.ListLogsResponse).GetIds, func(id string) []string { return []string{id} }))
+		}
+		if earlier := r.Previous || r.Boot != 0; earlier && (r.Follow || r.Kubernetes) || r.Previous && r.Boot != 0 {
+			return usagef("--previous and --boot are for services, and exclude --follow, --kubernetes and each other")
+		}
+		r.Id, r.Tail = args[0], tail(last)
+		p := a.printer()
+		return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
+			return client.Receive(ctx, c.Log.Read, r, func(m *apiv1.LogChunk) error {
+				if m.Lost > 0 {
+					fmt.Fprintf(a.err, "%s: %d lines were lost: the log was written faster than it could be sent\n", c.Name, m.Lost)
+				}
+				if a.output != "json" {
+					return p.lines(c.Name, m.Lines)
+				}
+				for _, line := range m.Lines {
+					if err := writeLine(a, mapping("node", c.Name, "line", line)); err != nil {
+						return err
 					}
-					if a.output != "json" {
-						return p.lines(c.Name, m.Lines)
-					}
-					for _, line := range m.Lines {
-						if err := writeLine(a, mapping("node", c.Name, "line", line)); err != nil {
-							return err
-						}
-					}
-					return nil
-				})
+				}
+				return nil
 			})
-		},
-	}
+		})
+	})
+	cmd.ValidArgsFunction = completing(a, names, (*apiv1.ListLogsResponse).GetIds)
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "containers of Kubernetes instead of services")
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new lines, until Ctrl-C")
 	cmd.Flags().BoolVar(&r.Previous, "previous", false, "show the lines in the rotated files of a service, also of earlier boots, oldest first")
@@ -152,13 +149,10 @@ func (a *app) logsCommand() *cobra.Command {
 func (a *app) dmesgCommand() *cobra.Command {
 	r := &apiv1.DmesgRequest{}
 	var last int
-	cmd := &cobra.Command{
-		Use: "dmesg",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			r.Tail = tail(last)
-			return streamLines(cmd.Context(), a, r.Follow, kernelLine, ofLog, logAPI.Dmesg, r)
-		},
-	}
+	cmd := command("dmesg", func(cmd *cobra.Command, _ []string) error {
+		r.Tail = tail(last)
+		return streamLines(cmd.Context(), a, r.Follow, kernelLine, ofLog, logAPI.Dmesg, r)
+	})
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new messages, until Ctrl-C")
 	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
 	return a.linesFlag(cmd)
@@ -172,12 +166,9 @@ func (a *app) linesFlag(cmd *cobra.Command) *cobra.Command {
 
 func (a *app) eventsCommand() *cobra.Command {
 	r := &apiv1.EventsRequest{}
-	cmd := &cobra.Command{
-		Use: "events",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return streamLines(cmd.Context(), a, r.Follow, serviceLine, ofService, serviceAPI.Events, r)
-		},
-	}
+	cmd := command("events", func(cmd *cobra.Command, _ []string) error {
+		return streamLines(cmd.Context(), a, r.Follow, serviceLine, ofService, serviceAPI.Events, r)
+	})
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new events, until Ctrl-C")
 	cmd.Flags().Uint32Var(&r.Tail, "tail", 100, "number of past events to show first")
 	cmd.Flags().StringVar(&r.Service, "service", "", "show only this service")

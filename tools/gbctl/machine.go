@@ -25,21 +25,18 @@ var orders = map[string]func(a, b *apiv1.Process) int{
 
 func (a *app) processesCommand() *cobra.Command {
 	var by string
-	cmd := &cobra.Command{
-		Use:     "processes",
-		Aliases: []string{"ps"},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"PID", "PARENT", "STATE", "THREADS", "CPU TIME", "VIRTUAL", "RESIDENT", "COMMAND"}
-			return list(cmd.Context(), a, head, processes, func(m *apiv1.ProcessesResponse) (rows [][]string) {
-				slices.SortStableFunc(m.Processes, orders[by])
-				for _, p := range m.Processes {
-					rows = append(rows, []string{strconv.Itoa(int(p.Pid)), strconv.Itoa(int(p.Ppid)), p.State, strconv.Itoa(int(p.Threads)),
-						p.CpuTime.AsDuration().Round(10 * time.Millisecond).String(), size(p.VirtualMemory), size(p.ResidentMemory), commandOf(p)})
-				}
-				return rows
-			})
-		},
-	}
+	cmd := command("processes", func(cmd *cobra.Command, _ []string) error {
+		head := []string{"PID", "PARENT", "STATE", "THREADS", "CPU TIME", "VIRTUAL", "RESIDENT", "COMMAND"}
+		return list(cmd.Context(), a, head, processes, func(m *apiv1.ProcessesResponse) (rows [][]string) {
+			slices.SortStableFunc(m.Processes, orders[by])
+			for _, p := range m.Processes {
+				rows = append(rows, []string{strconv.Itoa(int(p.Pid)), strconv.Itoa(int(p.Ppid)), p.State, strconv.Itoa(int(p.Threads)),
+					p.CpuTime.AsDuration().Round(10 * time.Millisecond).String(), size(p.VirtualMemory), size(p.ResidentMemory), commandOf(p)})
+			}
+			return rows
+		})
+	})
+	cmd.Aliases = []string{"ps"}
 	choiceFlag(cmd, &by, "sort", "", "sort order: rss, cpu or pid", "rss", "cpu", "pid")
 	return a.outputFlag(cmd)
 }
@@ -93,18 +90,15 @@ func (a *app) netstatCommand() *cobra.Command {
 }
 
 func (a *app) timeCommand() *cobra.Command {
-	set := &cobra.Command{
-		Use: "set [TIME]",
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			to := time.Now()
-			if len(args) > 0 {
-				if to, err = time.Parse(time.RFC3339, args[0]); err != nil {
-					return usagef("%s isn't a time such as 2026-11-30T08:15:00Z (RFC 3339)", args[0])
-				}
+	set := command("set [TIME]", func(cmd *cobra.Command, args []string) (err error) {
+		to := time.Now()
+		if len(args) > 0 {
+			if to, err = time.Parse(time.RFC3339, args[0]); err != nil {
+				return usagef("%s isn't a time such as 2026-11-30T08:15:00Z (RFC 3339)", args[0])
 			}
-			return printMessage(cmd.Context(), a, "time set", asking(ofNode, nodeAPI.SetTime, &apiv1.SetTimeRequest{Time: timestamppb.New(to)}))
-		},
-	}
+		}
+		return printMessage(cmd.Context(), a, "time set", asking(ofNode, nodeAPI.SetTime, &apiv1.SetTimeRequest{Time: timestamppb.New(to)}))
+	})
 	show := listCommand(a, "time", []string{"TIME", "SYNCED", "SERVER", "OFFSET", "ERROR", "MESSAGE"}, clock, func(m *apiv1.TimeResponse) [][]string {
 		return [][]string{{stampUTC(m.Now.AsTime()), strconv.FormatBool(m.Synced), m.Server, m.Offset.AsDuration().String(), m.Error.AsDuration().String(), m.Message}}
 	})

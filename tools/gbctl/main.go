@@ -9,10 +9,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/garboard-os/garboard/boot"
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/garboard-os/garboard/boot"
 
 	"github.com/spf13/cobra"
 )
@@ -77,8 +78,8 @@ func (a *app) rootCommand() *cobra.Command {
 		a.getCommand(), a.inspectCommand(), a.containersCommand(), a.imagesCommand(), a.bootChartCommand(), a.processesCommand(), a.memoryCommand(),
 		a.mountsCommand(), a.disksCommand(), a.netstatCommand(), a.timeCommand(), a.lsCommand(), a.readCommand(), a.copyCommand(), a.versionCommand())
 	addTo(root, groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand(), a.rebootsCommand(), a.netcheckCommand(), a.pcapCommand())
-	addTo(root, groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
-	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand(), a.kubeconfigCommand(), a.tokenCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand(), a.readdressCommand(), a.setEndpointCommand())
+	addTo(root, groupConfig, a.applyConfigCommand("apply-config"), ofMachineConfig("apply", a.applyConfigCommand), a.editCommand(), ofMachineConfig("patch", a.patchCommand), a.configCommand())
+	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand(), a.kubeconfigCommand(), a.tokenCommand(), a.resetCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand(), a.readdressCommand(), a.setEndpointCommand())
 	addTo(root, groupOperate, a.restartCommands()...)
 	addTo(root, groupClient, manCommand(), genCommand(), a.validateCommand(), a.schemaCommand(), a.mediaCommand(), a.imageCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)

@@ -16,54 +16,46 @@ import (
 )
 
 func (a *app) mediaCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "media"}, a.mediaBuildCommand(buildParts), a.mediaServeCommand())
+	return group("media", a.mediaBuildCommand(buildParts), a.mediaServeCommand())
 }
 
 // mediaBuildCommand puts together what parts builds.
 func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
-	var output, source, flavour, configFile, microcode, images string
-	var args []string
-	var incomplete bool
-	cmd := &cobra.Command{
-		Use:       "build [" + strings.Join(media.Kinds, "|") + "]",
-		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: media.Kinds,
-		RunE: func(cmd *cobra.Command, given []string) error {
-			kind := media.ISO
-			if len(given) > 0 {
-				kind = given[0]
-			}
-			if output == "" {
-				output = defaultFiles[kind]
-			}
-			o := media.Options{Args: args, Microcode: microcode, Images: images}
-			var err error
-			if o.Config, err = a.addedParts(cmd.ErrOrStderr(), configFile, images, media.Carries(kind), incomplete); err != nil {
-				return err
-			}
-			if err = parts(cmd, source, flavour, &o); err == nil {
-				err = o.CheckSize(func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) })
-			}
-			if err != nil {
-				return err
-			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)
-			if err := o.Build(cmd.Context(), kind, output); err != nil {
-				return err
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), output)
-			return nil
-		},
-	}
+	var output, source, flavour string
+	var added mediaParts
+	cmd := command("build ["+strings.Join(media.Kinds, "|")+"]", func(cmd *cobra.Command, given []string) error {
+		kind := media.ISO
+		if len(given) > 0 {
+			kind = given[0]
+		}
+		if output == "" {
+			output = defaultFiles[kind]
+		}
+		if err := added.read(a, cmd.ErrOrStderr(), media.Carries(kind)); err != nil {
+			return err
+		}
+		o := added.Options
+		err := parts(cmd, source, flavour, &o)
+		if err == nil {
+			err = o.CheckSize(func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) })
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)
+		if err := o.Build(cmd.Context(), kind, output); err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.OutOrStdout(), output)
+		return nil
+	})
+	cmd.Args = cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs)
+	cmd.ValidArgs = media.Kinds
 	f := cmd.Flags()
 	f.StringVarP(&output, outputFile, "O", "", "file to write, or the directory for pxe (default garboard.iso, garboard.raw.zst, garboard.efi, pxe or garboard-installer.tar)")
 	flavourFlag(cmd, &flavour)
-	f.StringVar(&configFile, "config", "", "machine configuration to put into the iso or disk: the machine uses it at its first boot")
-	f.StringVar(&images, "images", "", "file of 'gbctl images bundle' to put into the iso or disk: the machine takes its images from it, and needs no registry for them")
-	f.BoolVar(&incomplete, "incomplete", false, "accept --images without some of the images that a node needs, such as for an upgrade")
-	f.StringVar(&microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware: its intel-ucode and amd-ucode")
+	added.add(f, a.err, &added.Args)
 	renamed(cmd, "output", "o", outputFile)
-	kernelArgsVar(f, a.err, &args)
 	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	return cmd
 }
@@ -75,43 +67,58 @@ var defaultFiles = map[string]string{media.ISO: "garboard.iso", media.UKI: media
 // planes.
 var workerPods = []string{config.DefaultProxyImage, config.DefaultFlannelImage, config.DefaultCoreDNSImage}
 
-// addedParts checks what is put into a medium that carries it, and reads the configuration.
-func (a *app) addedParts(notes io.Writer, configFile, images string, carries, incomplete bool) (text []byte, err error) {
+// mediaParts are the flags of what is added to a medium.
+type mediaParts struct {
+	media.Options
+	config     string
+	incomplete bool
+}
+
+func (p *mediaParts) add(f *pflag.FlagSet, notes io.Writer, args *[]string) {
+	f.StringVar(&p.config, "config", "", "machine configuration to put into an iso or disk: the machine uses it at its first boot")
+	f.StringVar(&p.Images, "images", "", "file of 'gbctl images bundle' to put into an iso or disk: the machine takes its images from it, and needs no registry for them")
+	f.BoolVar(&p.incomplete, "incomplete", false, "accept --images without some of the images that a node needs, such as for an upgrade")
+	f.StringVar(&p.Microcode, "microcode", "", "directory with microcode for processors, such as /lib/firmware: its intel-ucode and amd-ucode")
+	kernelArgsVar(f, notes, args)
+}
+
+// read checks what is put into a medium that carries it, and reads the configuration.
+func (p *mediaParts) read(a *app, notes io.Writer, carries bool) (err error) {
 	needed, wanted := config.DefaultImages(), []string(nil)
-	if configFile != "" {
+	if p.config != "" {
 		if !carries {
-			return nil, usagef("--config: only an iso and a disk can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL")
+			return usagef("--config: only an iso and a disk can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL")
 		}
 		var c *config.Config
-		if c, text, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
-			return nil, err
+		if c, p.Config, err = a.readConfig(p.config, config.LoadForMachine); err != nil {
+			return err
 		}
 		if needed = c.Images(); c.Machine.Type == config.Worker {
 			wanted = workerPods
 		}
 	}
-	if images == "" {
-		return text, nil
+	if p.Images == "" {
+		return nil
 	}
 	if !carries {
-		return nil, usagef("--images: only an iso and a disk can have images")
+		return usagef("--images: only an iso and a disk can have images")
 	}
-	archive, err := registry.OpenArchive(images)
+	archive, err := registry.OpenArchive(p.Images)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer archive.Close()
 	missing, err := imagebundle.Missing(archive, needed)
 	if err != nil {
-		return nil, fmt.Errorf("--images: %s: %w", images, err)
+		return fmt.Errorf("--images: %s: %w", p.Images, err)
 	}
-	if len(missing) > 0 && !incomplete {
-		return nil, usagef("--images: %s lacks what a node needs: %s; add it with 'gbctl images bundle', or use --incomplete", images, strings.Join(missing, ", "))
+	if len(missing) > 0 && !p.incomplete {
+		return usagef("--images: %s lacks what a node needs: %s; add it with 'gbctl images bundle', or use --incomplete", p.Images, strings.Join(missing, ", "))
 	}
 	if missing, err = imagebundle.Missing(archive, wanted); err == nil && len(missing) > 0 {
-		fmt.Fprintf(notes, "note: %s lacks %s, which workers of a default cluster run pods with: the configuration of a control plane says what yours do\n", images, strings.Join(missing, ", "))
+		fmt.Fprintf(notes, "note: %s lacks %s, which workers of a default cluster run pods with: the configuration of a control plane says what yours do\n", p.Images, strings.Join(missing, ", "))
 	}
-	return text, err
+	return err
 }
 
 func flavourFlag(cmd *cobra.Command, to *string) {
@@ -135,23 +142,13 @@ func buildParts(cmd *cobra.Command, source, flavour string, o *media.Options) er
 	return nil
 }
 
-// kernelArgs are those of a flag that is repeated.
-type kernelArgs struct {
-	args  *[]string
-	notes io.Writer
-}
-
+// kernelArgsVar adds a flag with arguments of the kernel.
 func kernelArgsVar(f *pflag.FlagSet, notes io.Writer, args *[]string) {
-	f.Var(kernelArgs{args, notes}, "extra-kernel-arg", "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
-}
-
-func (k kernelArgs) String() string { return "" }
-func (k kernelArgs) Type() string   { return "stringArray" }
-
-func (k kernelArgs) Set(arg string) error {
-	*k.args = append(*k.args, arg)
-	if shown := config.RedactText(arg); shown != arg {
-		fmt.Fprintf(k.notes, "%s every pod can read the arguments of the kernel, and this one has credentials in it: %s; docs/media.md has better places\n", painted(k.notes, "warning:"), shown)
-	}
-	return config.KernelArg(arg)
+	f.Func("extra-kernel-arg", "argument to add to the kernel's command line, such as console=ttyS1; repeatable", func(arg string) error {
+		*args = append(*args, arg)
+		if shown := config.RedactText(arg); shown != arg {
+			fmt.Fprintf(notes, "%s every pod can read the arguments of the kernel, and this one has credentials in it: %s; docs/media.md has better places\n", painted(notes, "warning:"), shown)
+		}
+		return config.KernelArg(arg)
+	})
 }

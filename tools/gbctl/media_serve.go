@@ -22,10 +22,7 @@ type serveFlags struct {
 
 func (a *app) mediaServeCommand() *cobra.Command {
 	var o serveFlags
-	cmd := &cobra.Command{
-		Use:  "serve",
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.serveMedia(cmd, o) },
-	}
+	cmd := command("serve", func(cmd *cobra.Command, _ []string) error { return a.serveMedia(cmd, o) })
 	f := cmd.Flags()
 	f.StringVar(&o.on, "interface", "", "network interface of the machines, or its IPv4 address (default: the only one)")
 	f.StringVar(&o.dir, "dir", "", "directory that 'gbctl media build pxe' has made (default: build the files, and keep them in memory)")

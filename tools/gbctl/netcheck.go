@@ -14,32 +14,29 @@ import (
 )
 
 func (a *app) netcheckCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "netcheck HOST[:PORT]",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := checkedHost(args[0])
-			if err != nil {
-				return err
-			}
-			p := a.printer()
-			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				end := ""
-				err := client.Receive(ctx, c.Node.CheckNetwork, r, func(s *apiv1.NetworkStep) error {
-					if s.Error != "" {
-						end = fmt.Sprintf("the way to %s ends at %s: %s", args[0], s.Layer, s.Error)
-					}
-					if a.output == "json" {
-						return writeLine(a, document(c.Name, s))
-					}
-					return p.lines(c.Name, []string{stepLine(s)})
-				})
-				if err == nil && end != "" {
-					err = errors.New(end)
+	cmd := command("netcheck HOST[:PORT]", func(cmd *cobra.Command, args []string) error {
+		r, err := checkedHost(args[0])
+		if err != nil {
+			return err
+		}
+		p := a.printer()
+		return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+			end := ""
+			err := client.Receive(ctx, c.Node.CheckNetwork, r, func(s *apiv1.NetworkStep) error {
+				if s.Error != "" {
+					end = fmt.Sprintf("the way to %s ends at %s: %s", args[0], s.Layer, s.Error)
 				}
-				return err
+				if a.output == "json" {
+					return writeLine(a, document(c.Name, s))
+				}
+				return p.lines(c.Name, []string{stepLine(s)})
 			})
-		},
-	}
+			if err == nil && end != "" {
+				err = errors.New(end)
+			}
+			return err
+		})
+	})
 	return a.linesFlag(cmd)
 }
 

@@ -178,10 +178,7 @@ func (a *app) targets(ctx context.Context) ([]string, error) {
 		nodes = c.Nodes
 	}
 	if len(nodes) == 0 {
-		endpoints := a.endpoints
-		if len(endpoints) == 0 {
-			endpoints = c.Endpoints
-		}
+		endpoints := a.reach(c)
 		if len(endpoints) == 0 {
 			return nil, errors.New("no node given: use -n, or set the endpoints of the context with 'gbctl config endpoints'")
 		}
@@ -191,16 +188,19 @@ func (a *app) targets(ctx context.Context) ([]string, error) {
 		}
 		nodes = []string{endpoint}
 	}
-	var once []string
-	for _, node := range nodes {
-		if node = strings.TrimSpace(node); node != "" && !slices.Contains(once, node) {
-			once = append(once, node)
-		}
-	}
-	if len(once) == 0 {
+	nodes = once(ofEach(nodes, strings.TrimSpace))
+	if nodes = slices.DeleteFunc(nodes, func(node string) bool { return node == "" }); len(nodes) == 0 {
 		return nil, usagef("-n is empty")
 	}
-	return once, nil
+	return nodes, nil
+}
+
+// reach are the endpoints to use of a context.
+func (a *app) reach(c *client.Context) []string {
+	if len(a.endpoints) == 0 && c != nil {
+		return c.Endpoints
+	}
+	return a.endpoints
 }
 
 // stopFlags adds the flags of a command that stops something, and makes it ask for the nodes.
@@ -216,12 +216,12 @@ func (a *app) named(ctx context.Context, command string, harmless, asks bool) er
 	if err != nil || len(a.nodes) > 0 || harmless {
 		return err
 	}
-	reach, nodes := a.endpoints, []string(nil)
-	if len(reach) == 0 && c != nil {
-		reach, nodes = c.Endpoints, c.Nodes
+	var nodes []string
+	if len(a.endpoints) == 0 && c != nil {
+		nodes = c.Nodes
 	}
 	switch {
-	case max(len(reach), len(nodes)) < 2:
+	case max(len(a.reach(c)), len(nodes)) < 2:
 		return nil
 	case a.all && len(nodes) == 0:
 		return usagef("--all: the context has no list of its nodes; name them with -n, or set them with 'gbctl config nodes'")
@@ -412,17 +412,13 @@ func (a *app) limited(call func(context.Context, *client.Client) error) func(con
 // disturb the cluster if they ran on all nodes at the same time. It continues after a
 // node that fails.
 func (a *app) sequential(ctx context.Context, call func(context.Context, *client.Client) error) error {
-	return a.oneAfterAnother(ctx, false, call)
+	return a.rolling(ctx, true, call)
 }
 
 // rolling is sequential for actions that make a node unavailable in its cluster: it stops
 // at the first node that fails, because the cluster may not work without two nodes. A dry
 // run shows the plans of all nodes.
 func (a *app) rolling(ctx context.Context, dryRun bool, call func(context.Context, *client.Client) error) error {
-	return a.oneAfterAnother(ctx, !dryRun, call)
-}
-
-func (a *app) oneAfterAnother(ctx context.Context, stop bool, call func(context.Context, *client.Client) error) error {
 	nodes, err := a.targets(ctx)
 	if err != nil {
 		return err
@@ -433,7 +429,7 @@ func (a *app) oneAfterAnother(ctx context.Context, stop bool, call func(context.
 		if errs[i] = ctx.Err(); errs[i] != nil {
 			continue
 		}
-		if stop && failed >= 0 {
+		if !dryRun && failed >= 0 {
 			errs[i] = &exitError{exitCode(errs[failed]), fmt.Errorf("nothing was done, because %s failed", nodes[failed])}
 		} else if errs[i] = a.withClient(ctx, node, call); errs[i] != nil {
 			failed = i

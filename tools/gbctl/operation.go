@@ -12,8 +12,10 @@ import (
 )
 
 func (a *app) operationCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "operation", Aliases: []string{"operations"}},
+	cmd := group("operation",
 		a.operationListCommand(), a.operationAttachCommand(), a.operationAnswerCommand(), a.operationAbortCommand(), a.operationTakeOverCommand())
+	cmd.Aliases = []string{"operations"}
+	return cmd
 }
 
 func (a *app) operationListCommand() *cobra.Command {
@@ -45,7 +47,7 @@ func operationRow(o *apiv1.Operation) []string {
 	case q != nil:
 		said = "asks: " + prompt(q)
 	case o.Orphaned:
-		said = fmt.Sprintf("its node %s is gone: gbctl operation take-over %s", o.Coordinator, o.Id)
+		said = fmt.Sprintf("its node %s is gone: gbctl -n ADDRESS operation take-over %s", o.Coordinator, o.Id)
 	case o.Elsewhere:
 		said = "runs on node " + o.Coordinator
 	}
@@ -65,45 +67,37 @@ func prompt(q *apiv1.OperationQuestion) string {
 }
 
 func (a *app) operationAttachCommand() *cobra.Command {
-	return a.linesFlag(&cobra.Command{
-		Use: "attach ID",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.followOne(cmd.Context(), "operation attach", args[0])
-		},
-	})
+	return a.linesFlag(command("attach ID", func(cmd *cobra.Command, args []string) error {
+		return a.followOne(cmd.Context(), "operation attach", args[0])
+	}))
 }
 
 // followOne follows an operation of the node of a command that works with one node.
 func (a *app) followOne(ctx context.Context, what, id string) error {
-	node, err := a.single(ctx, what)
-	if err != nil {
-		return err
-	}
-	return collect([]string{node}, []error{a.follower(node, id, func(*apiv1.Operation) bool { return false }).run(ctx)})
+	return a.onOne(ctx, what, func(node string) error {
+		return a.follower(node, id, func(*apiv1.Operation) bool { return false }).run(ctx)
+	})
 }
 
 func (a *app) operationAnswerCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "answer ID ANSWER",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.one(cmd.Context(), "operation answer", func(ctx context.Context, c *client.Client) error {
-				all, err := operations(ctx, c)
-				if err != nil {
-					return err
-				}
-				for _, o := range all.Operations {
-					if o.Id == args[0] && o.Question != nil {
-						if err := answerOperation(ctx, c, o, args[1]); err != nil {
-							return err
-						}
-						fmt.Fprintf(a.out, "%s: %s: answered %q with %q\n", c.Name, o.Id, visible(o.Question.Text), visible(args[1]))
-						return nil
+	return command("answer ID ANSWER", func(cmd *cobra.Command, args []string) error {
+		return a.one(cmd.Context(), "operation answer", func(ctx context.Context, c *client.Client) error {
+			all, err := operations(ctx, c)
+			if err != nil {
+				return err
+			}
+			for _, o := range all.Operations {
+				if o.Id == args[0] && o.Question != nil {
+					if err := answerOperation(ctx, c, o, args[1]); err != nil {
+						return err
 					}
+					fmt.Fprintf(a.out, "%s: %s: answered %q with %q\n", c.Name, o.Id, visible(o.Question.Text), visible(args[1]))
+					return nil
 				}
-				return fmt.Errorf("operation %q has no question: 'gbctl operation list' shows the questions", args[0])
-			})
-		},
-	}
+			}
+			return fmt.Errorf("operation %q has no question: 'gbctl operation list' shows the questions", args[0])
+		})
+	})
 }
 
 func answerOperation(ctx context.Context, c *client.Client, o *apiv1.Operation, text string) error {
@@ -117,17 +111,14 @@ func (a *app) operationAbortCommand() *cobra.Command {
 }
 
 func (a *app) operationTakeOverCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "take-over ID",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			err := a.one(cmd.Context(), "operation take-over", func(ctx context.Context, c *client.Client) error {
-				_, err := client.Unary(ctx, c.Operation.TakeOver, &apiv1.TakeOverOperationRequest{Id: args[0]})
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			return a.followOne(cmd.Context(), "operation take-over", args[0])
-		},
-	}
+	return command("take-over ID", func(cmd *cobra.Command, args []string) error {
+		err := a.one(cmd.Context(), "operation take-over", func(ctx context.Context, c *client.Client) error {
+			_, err := client.Unary(ctx, c.Operation.TakeOver, &apiv1.TakeOverOperationRequest{Id: args[0]})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return a.followOne(cmd.Context(), "operation take-over", args[0])
+	})
 }

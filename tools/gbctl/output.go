@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // yamlIndent is the indentation of all YAML output.
@@ -141,8 +141,6 @@ func writeJSON(w io.Writer, documents []*yaml.Node, one bool) error {
 // appendJSON writes a node as JSON, with the keys in their order.
 func appendJSON(b *bytes.Buffer, n *yaml.Node) error {
 	switch n.Kind {
-	case yaml.DocumentNode:
-		return appendJSON(b, n.Content[0])
 	case yaml.MappingNode, yaml.SequenceNode:
 		return appendItems(b, n)
 	case yaml.ScalarNode:
@@ -153,7 +151,9 @@ func appendJSON(b *bytes.Buffer, n *yaml.Node) error {
 				return err
 			}
 		}
-		return appendValue(b, value)
+		text, err := json.Marshal(value)
+		b.Write(text)
+		return err
 	}
 	return errors.New("the node sent YAML with aliases")
 }
@@ -178,12 +178,6 @@ func appendItems(b *bytes.Buffer, n *yaml.Node) error {
 	}
 	b.WriteByte(brackets[1])
 	return nil
-}
-
-func appendValue(b *bytes.Buffer, value any) error {
-	text, err := json.Marshal(value)
-	b.Write(text)
-	return err
 }
 
 // The following functions build YAML nodes, because the order of the keys is part of the

@@ -11,35 +11,23 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// patchCommand makes "patch" and "patch machineconfig", which are the same.
-func (a *app) patchCommand() *cobra.Command {
-	cmd := a.patchConfigCommand("patch")
-	cmd.AddCommand(a.patchConfigCommand("machineconfig", "mc", "machineconfigs"))
-	return cmd
-}
-
-func (a *app) patchConfigCommand(use string, aliases ...string) *cobra.Command {
+func (a *app) patchCommand(use string, aliases ...string) *cobra.Command {
 	flags := &applyFlags{app: a}
 	var patches []string
-	cmd := &cobra.Command{
-		Use:     use + " -p PATCH",
-		Aliases: aliases,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			change := flags.change(cmd, "patched")
-			if len(patches) == 0 {
-				return usagef("no patch given: use -p PATCH")
-			}
-			texts := make([][]byte, len(patches))
-			for i, p := range patches {
-				if texts[i], err = patchText(p, a.readInput); err != nil {
-					return err
-				}
-			}
-			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
-				return a.patchNode(ctx, n, change, texts)
-			})
-		},
-	}
+	cmd := command(use+" -p PATCH", func(cmd *cobra.Command, _ []string) error {
+		change := flags.change(cmd, "patched")
+		if len(patches) == 0 {
+			return usagef("no patch given: use -p PATCH")
+		}
+		texts, err := patchTexts(patches, a.readInput)
+		if err != nil {
+			return err
+		}
+		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+			return a.patchNode(ctx, n, change, texts)
+		})
+	})
+	cmd.Aliases = aliases
 	// An array, not a slice: patches are full of commas.
 	cmd.Flags().StringArrayVarP(&patches, "patch", "p", nil, "patch, or @FILE; repeatable, applied in the given order")
 	flags.add(cmd)
@@ -67,12 +55,17 @@ func (a *app) patchNode(ctx context.Context, n *client.Client, change configChan
 	}
 }
 
-// group makes a command that only has subcommands. Without RunE, a misspelt subcommand
+// command makes a command. Its usage says which arguments it takes, and help.yaml has all other texts.
+func command(use string, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
+	return &cobra.Command{Use: use, RunE: run}
+}
+
+// group makes a command that only has subcommands. Without a function, a misspelt subcommand
 // would print the help and succeed.
-func group(cmd *cobra.Command, inner ...*cobra.Command) *cobra.Command {
-	cmd.AddCommand(inner...)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+func group(use string, inner ...*cobra.Command) *cobra.Command {
+	cmd := command(use, func(cmd *cobra.Command, _ []string) error {
 		return usagef("%s needs a subcommand: %s", cmd.CommandPath(), strings.Join(ofEach(cmd.Commands(), (*cobra.Command).Name), ", "))
-	}
+	})
+	cmd.AddCommand(inner...)
 	return cmd
 }

@@ -28,30 +28,23 @@ func (a *app) pcapCommand() *cobra.Command {
 	var file, host string
 	var port uint16
 	var duration time.Duration
-	cmd := &cobra.Command{
-		Use: "pcap -i LINK -O FILE",
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			var only netip.Addr
-			if host != "" {
-				if only, err = netip.ParseAddr(host); err != nil || only.Zone() != "" {
-					return usagef("--host %q: must be an address without a zone", host)
-				}
+	cmd := command("pcap -i LINK -O FILE", func(cmd *cobra.Command, _ []string) (err error) {
+		var only netip.Addr
+		if host != "" {
+			if only, err = netip.ParseAddr(host); err != nil || only.Zone() != "" {
+				return usagef("--host %q: must be an address without a zone", host)
 			}
-			except := uint16(api.Port) // each packet of the answer would be captured, and sent
-			if port == except {
-				except = 0
-			}
-			if r.Filter, err = packetFilter(only.Unmap(), port, except); err != nil {
-				return err
-			}
-			node, err := a.single(cmd.Context(), "pcap")
-			if err != nil {
-				return err
-			}
-			r.Duration = durationpb.New(duration)
-			return a.withClient(cmd.Context(), node, func(ctx context.Context, c *client.Client) error { return a.capture(ctx, c, r, file) })
-		},
-	}
+		}
+		except := uint16(api.Port) // each packet of the answer would be captured, and sent
+		if port == except {
+			except = 0
+		}
+		if r.Filter, err = packetFilter(only.Unmap(), port, except); err != nil {
+			return err
+		}
+		r.Duration = durationpb.New(duration)
+		return a.untimed(cmd.Context(), "pcap", func(ctx context.Context, c *client.Client) error { return a.capture(ctx, c, r, file) })
+	})
 	cmd.Flags().StringVarP(&r.Link, "interface", "i", "", "the link whose packets are captured")
 	cmd.Flags().StringVarP(&file, outputFile, "O", "", "file to write, in the format of pcap")
 	renamed(cmd, "output", "o", outputFile)

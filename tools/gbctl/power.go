@@ -52,11 +52,12 @@ func (f *powerFlags) add(cmd *cobra.Command, wait string, usual time.Duration) {
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only show the steps")
 }
 
-// A restart is a command that restarts nodes.
+// A restart is a command that restarts nodes, or turns them off.
 type restart struct {
 	use, now, back string
 	budget         time.Duration // of --wait
 	wait           bool          // by default
+	off            bool          // the nodes stay off
 	image          bool          // it takes the system of an image
 	stage          bool          // it can leave the restart to others
 	proves         bool          // the operation itself sees that the node is as healthy as before
@@ -84,6 +85,11 @@ var restarts = []restart{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, AllowOlder: f.older,
 		})
 	}},
+	{use: "shutdown", now: "powers off now", budget: stopBudget, off: true, start: func(f powerFlags) question[*apiv1.Operation] {
+		return starting(nodeAPI.Shutdown, &apiv1.ShutdownRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+		})
+	}},
 }
 
 func (a *app) restartCommands() (all []*cobra.Command) {
@@ -98,24 +104,25 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 	if r.wait {
 		f.wait = r.budget
 	}
-	cmd := &cobra.Command{
-		Use: r.use,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.raiseTimeout(cmd, planTimeout)
-			if err := a.named(cmd.Context(), cmd.CommandPath(), f.dryRun, false); err != nil {
-				return err
-			}
-			nodes, err := a.targets(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if f.wait <= 0 && len(nodes) > 1 && !f.force {
-				f.wait = r.budget
-			}
-			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.restart(ctx, n, r, f) })
-		},
+	cmd := command(r.use, func(cmd *cobra.Command, _ []string) error {
+		a.raiseTimeout(cmd, planTimeout)
+		if err := a.named(cmd.Context(), cmd.CommandPath(), f.dryRun, false); err != nil {
+			return err
+		}
+		nodes, err := a.targets(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if f.wait <= 0 && len(nodes) > 1 && !f.force && !r.off {
+			f.wait = r.budget
+		}
+		return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.restart(ctx, n, r, f) })
+	})
+	until := "back and healthy"
+	if r.off {
+		until = "off"
 	}
-	f.add(cmd, "wait until each node is back and healthy", r.budget)
+	f.add(cmd, "wait until each node is "+until, r.budget)
 	a.stopFlags(cmd)
 	if r.image {
 		cmd.Flags().StringVar(&f.image, "image", "", "installer image with the system, such as registry.example/garboard-os/installer:v1.2.0 (default: the medium in the machine)")
@@ -130,7 +137,7 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 
 func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerFlags) error {
 	var before *apiv1.NodeStatusResponse
-	if f.wait > 0 && !f.dryRun {
+	if f.wait > 0 && !f.dryRun && !r.off {
 		var err error
 		if before, err = asked(ctx, a, n, status); err != nil {
 			return err
@@ -146,8 +153,11 @@ func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerF
 		return nil
 	}
 	fmt.Fprintf(a.out, "%s: %s\n", n.Name, r.now)
-	if f.wait <= 0 {
+	switch {
+	case f.wait <= 0:
 		return nil
+	case r.off:
+		return a.waitOff(ctx, n.Name, f.wait)
 	}
 	if err := a.waitBack(ctx, n.Name, before.BootId, f.wait, func(ctx context.Context, s *apiv1.NodeStatusResponse) error {
 		known, err := a.operationEnded(ctx, n.Name, id)
@@ -199,44 +209,13 @@ func (a *app) operationEnded(ctx context.Context, node, id string) (known bool, 
 			case o.Ended == nil:
 				return fmt.Errorf("%s hasn't ended yet", id)
 			case o.State != apiv1.Operation_STATE_DONE:
-				return endedBadly{fmt.Errorf("%s has failed: %s", id, visible(o.Error))}
+				return endedBadly{fmt.Errorf("%s has failed: %s", id, here(node, visible(o.Error)))}
 			}
 			known = true
 		}
 		return nil
 	})
 	return known, err
-}
-
-func (a *app) shutdownCommand() *cobra.Command {
-	var f powerFlags
-	cmd := &cobra.Command{
-		Use: "shutdown",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.raiseTimeout(cmd, planTimeout)
-			if err := a.named(cmd.Context(), cmd.CommandPath(), f.dryRun, false); err != nil {
-				return err
-			}
-			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
-		},
-	}
-	f.add(cmd, "wait until each node is off", stopBudget)
-	a.stopFlags(cmd)
-	return cmd
-}
-
-func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) error {
-	_, err := a.begin(ctx, n, f.dryRun, starting(nodeAPI.Shutdown, &apiv1.ShutdownRequest{
-		Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
-	}))
-	if err != nil || f.dryRun {
-		return err
-	}
-	fmt.Fprintf(a.out, "%s: powers off now\n", n.Name)
-	if f.wait <= 0 {
-		return nil
-	}
-	return a.waitOff(ctx, n.Name, f.wait)
 }
 
 // waitOff waits until a node doesn't answer any more. A busy node may miss one probe.
@@ -270,15 +249,21 @@ func atLastStep(o *apiv1.Operation) bool { return stepIs(o, "end", apiv1.Operati
 // begin starts an operation on a node, and follows it to its end, or to the step that stops
 // the node. In a dry run it only prints the plan.
 func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, start question[*apiv1.Operation]) (id string, err error) {
-	o, err := asked(ctx, a, n, start)
-	if err != nil {
+	o, err := a.started(ctx, n, dryRun, start)
+	if o == nil {
 		return "", err
 	}
-	if dryRun {
-		fmt.Fprint(a.out, plan(n.Name, o))
-		return "", nil
+	return o.Id, a.follower(n.Name, o.Id, atLastStep).run(ctx)
+}
+
+// started is the operation that a question starts on a node. In a dry run it prints the plan, and is nil.
+func (a *app) started(ctx context.Context, n *client.Client, dryRun bool, start question[*apiv1.Operation]) (*apiv1.Operation, error) {
+	o, err := asked(ctx, a, n, start)
+	if err != nil || !dryRun {
+		return o, err
 	}
-	return o.GetId(), a.follower(n.Name, o.GetId(), atLastStep).run(ctx)
+	fmt.Fprint(a.out, plan(n.Name, o))
+	return nil, nil
 }
 
 // plan formats the steps of a dry run.
@@ -298,7 +283,7 @@ func plan(node string, o *apiv1.Operation) string {
 		}
 	}
 	for _, w := range o.Warnings {
-		fmt.Fprintf(&b, "  note: %s\n", visible(w))
+		fmt.Fprintf(&b, "  note: %s\n", here(node, visible(w)))
 	}
 	return b.String()
 }

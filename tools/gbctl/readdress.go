@@ -21,27 +21,20 @@ const (
 func (a *app) readdressCommand() *cobra.Command {
 	r := &apiv1.ReaddressRequest{}
 	var patch string
-	cmd := &cobra.Command{
-		Use: "readdress ADDRESS",
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			to, err := netip.ParseAddr(args[0])
-			if err != nil {
-				return usagef("%s: the new address of the node, without a prefix: %v", args[0], err)
-			}
-			r.Address = to.String()
-			text, err := patchText(patch, a.readInput)
-			if err != nil {
-				return err
-			}
-			r.Patch = string(text)
-			a.raiseTimeout(cmd, planTimeout)
-			node, err := a.single(cmd.Context(), readdress)
-			if err != nil {
-				return err
-			}
-			return collect([]string{node}, []error{a.readdress(cmd.Context(), node, r)})
-		},
-	}
+	cmd := command("readdress ADDRESS", func(cmd *cobra.Command, args []string) (err error) {
+		to, err := netip.ParseAddr(args[0])
+		if err != nil {
+			return usagef("%s: the new address of the node, without a prefix: %v", args[0], err)
+		}
+		r.Address = to.String()
+		text, err := patchText(patch, a.readInput)
+		if err != nil {
+			return err
+		}
+		r.Patch = string(text)
+		a.raiseTimeout(cmd, planTimeout)
+		return a.onOne(cmd.Context(), readdress, func(node string) error { return a.readdress(cmd.Context(), node, r) })
+	})
 	cmd.Flags().StringVarP(&patch, "patch", "p", "", "patch of the configuration with all else that changes, or @FILE")
 	cmd.Flags().BoolVar(&r.DryRun, "dry-run", false, "only check the node, and show the steps")
 	return cmd
@@ -51,13 +44,8 @@ func (a *app) readdressCommand() *cobra.Command {
 // reached.
 func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequest) error {
 	var id string
-	start := starting(nodeAPI.Readdress, r)
 	err := a.withClient(ctx, node, func(ctx context.Context, c *client.Client) error {
-		if r.DryRun {
-			_, err := a.begin(ctx, c, true, start)
-			return err
-		}
-		o, err := asked(ctx, a, c, a.unlessRunning(readdress, start))
+		o, err := a.started(ctx, c, r.DryRun, a.unlessRunning(readdress, r.DryRun, starting(nodeAPI.Readdress, r)))
 		id = o.GetId()
 		return err
 	})

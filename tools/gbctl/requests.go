@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
@@ -73,33 +74,42 @@ func printMessage[A interface{ GetMessage() string }](ctx context.Context, a *ap
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(a.out, "%s: %s\n", c.Name, visible(m.GetMessage()))
+		fmt.Fprintf(a.out, "%s: %s\n", c.Name, here(c.Name, visible(m.GetMessage())))
 		return nil
 	})
+}
+
+// printEach asks one node after another, and prints lines about each answer: Ctrl-C can limit a wrong command to the
+// first node.
+func printEach[A any](ctx context.Context, a *app, ask question[A], lines func(A) []string) error {
+	return a.sequential(ctx, a.limited(func(ctx context.Context, c *client.Client) error {
+		m, err := ask(ctx, c)
+		if err != nil {
+			return err
+		}
+		for _, line := range lines(m) {
+			fmt.Fprintf(a.out, "%s: %s\n", c.Name, here(c.Name, strings.TrimSpace(oneLine(line))))
+		}
+		return nil
+	}))
 }
 
 // messageCommand makes a command that asks one node, and prints the message in its answer. If the command has an
 // argument, that is written to id, which is in the request.
 func messageCommand[A interface{ GetMessage() string }](a *app, use string, id *string, ask question[A]) *cobra.Command {
-	return &cobra.Command{
-		Use: use,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if id != nil {
-				*id = args[0]
-			}
-			return printMessage(cmd.Context(), a, pathOf(cmd), ask)
-		},
-	}
+	return command(use, func(cmd *cobra.Command, args []string) error {
+		if id != nil {
+			*id = args[0]
+		}
+		return printMessage(cmd.Context(), a, pathOf(cmd), ask)
+	})
 }
 
 // textCommand makes a command that asks one node, and prints a text in its answer.
 func textCommand[A any, T string | []byte](a *app, use string, ask question[A], text func(A) T) *cobra.Command {
-	return &cobra.Command{
-		Use: use,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.one(cmd.Context(), pathOf(cmd), func(ctx context.Context, c *client.Client) error { return writeText(ctx, c, a.out, ask, text) })
-		},
-	}
+	return command(use, func(cmd *cobra.Command, _ []string) error {
+		return a.one(cmd.Context(), pathOf(cmd), func(ctx context.Context, c *client.Client) error { return writeText(ctx, c, a.out, ask, text) })
+	})
 }
 
 // writeText asks a node, and writes a text in its answer.

@@ -25,35 +25,32 @@ func (a *app) resetCommand() *cobra.Command {
 	r := &apiv1.ResetRequest{}
 	var graceful bool
 	var timeout time.Duration
-	cmd := &cobra.Command{
-		Use: "reset",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, label := range r.SystemLabelsToWipe {
-				if !slices.Contains(boot.WipeLabels, label) {
-					return usagef("--system-labels-to-wipe %s: must be %s", label, strings.Join(boot.WipeLabels, " or "))
-				}
+	cmd := command("reset", func(cmd *cobra.Command, _ []string) error {
+		for _, label := range r.SystemLabelsToWipe {
+			if !slices.Contains(boot.WipeLabels, label) {
+				return usagef("--system-labels-to-wipe %s: must be %s", label, strings.Join(boot.WipeLabels, " or "))
 			}
-			if slices.ContainsFunc(r.UserDisksToWipe, func(disk string) bool { return !path.IsAbs(disk) }) {
-				return usagef("--user-disks-to-wipe %s: must be paths of devices, such as /dev/sdb", strings.Join(r.UserDisksToWipe, ","))
-			}
-			if err := a.named(cmd.Context(), cmd.CommandPath(), r.DryRun, true); err != nil {
+		}
+		if slices.ContainsFunc(r.UserDisksToWipe, func(disk string) bool { return !path.IsAbs(disk) }) {
+			return usagef("--user-disks-to-wipe %s: must be paths of devices, such as /dev/sdb", strings.Join(r.UserDisksToWipe, ","))
+		}
+		if err := a.named(cmd.Context(), cmd.CommandPath(), r.DryRun, true); err != nil {
+			return err
+		}
+		if len(r.UserDisksToWipe) > 0 { // disks of different nodes have the same names
+			if _, err := a.single(cmd.Context(), "--user-disks-to-wipe"); err != nil {
 				return err
 			}
-			if len(r.UserDisksToWipe) > 0 { // disks of different nodes have the same names
-				if _, err := a.single(cmd.Context(), "--user-disks-to-wipe"); err != nil {
-					return err
-				}
+		}
+		a.raiseTimeout(cmd, planTimeout)
+		r.Force, r.DrainTimeout = !graceful, durationpb.New(timeout)
+		if !a.yes && !r.DryRun {
+			if err := a.confirmReset(cmd.Context(), r); err != nil {
+				return err
 			}
-			a.raiseTimeout(cmd, planTimeout)
-			r.Force, r.DrainTimeout = !graceful, durationpb.New(timeout)
-			if !a.yes && !r.DryRun {
-				if err := a.confirmReset(cmd.Context(), r); err != nil {
-					return err
-				}
-			}
-			return a.rolling(cmd.Context(), r.DryRun, func(ctx context.Context, n *client.Client) error { return a.reset(ctx, n, r) })
-		},
-	}
+		}
+		return a.rolling(cmd.Context(), r.DryRun, func(ctx context.Context, n *client.Client) error { return a.reset(ctx, n, r) })
+	})
 	f := cmd.Flags()
 	f.BoolVar(&graceful, "graceful", true, "cordon and drain the node, and remove its etcd member")
 	f.BoolVar(&r.Reboot, "reboot", false, "reboot the node after the reset instead of powering it off")

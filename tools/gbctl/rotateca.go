@@ -32,19 +32,16 @@ func (a *app) rotateCACommand() *cobra.Command {
 	r := &apiv1.RotateCARequest{}
 	var yes bool
 	chosen := map[string]*bool{}
-	cmd := &cobra.Command{
-		Use: "rotate-ca",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			for name, yes := range chosen {
-				if *yes {
-					r.Authorities = append(r.Authorities, name)
-				}
+	cmd := command("rotate-ca", func(cmd *cobra.Command, _ []string) error {
+		for name, yes := range chosen {
+			if *yes {
+				r.Authorities = append(r.Authorities, name)
 			}
-			slices.Sort(r.Authorities)
-			a.raiseTimeout(cmd, planTimeout)
-			return a.untimed(cmd.Context(), "rotate-ca", func(ctx context.Context, c *client.Client) error { return a.rotate(ctx, c, r, yes) })
-		},
-	}
+		}
+		slices.Sort(r.Authorities)
+		a.raiseTimeout(cmd, planTimeout)
+		return a.untimed(cmd.Context(), "rotate-ca", func(ctx context.Context, c *client.Client) error { return a.rotate(ctx, c, r, yes) })
+	})
 	f := cmd.Flags()
 	for name, what := range map[string]string{
 		config.MachineAuthority: "the authority of the machine API", config.KubernetesAuthority: "the authority of Kubernetes", config.EtcdAuthority: "the authority of etcd",
@@ -61,16 +58,11 @@ func (a *app) rotateCACommand() *cobra.Command {
 // rotate starts the operation, or follows one that runs, and keeps the credentials of this
 // user valid.
 func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCARequest, yes bool) error {
-	start := starting(nodeAPI.RotateCA, r)
-	if r.DryRun {
-		_, err := a.begin(ctx, c, true, start)
+	o, err := a.started(ctx, c, r.DryRun, a.unlessRunning(rotateCA, r.DryRun, starting(nodeAPI.RotateCA, r)))
+	if o == nil {
 		return err
 	}
-	o, err := asked(ctx, a, c, a.unlessRunning(rotateCA, start))
-	if err != nil {
-		return err
-	}
-	f := a.follower(c.Name, o.GetId(), func(*apiv1.Operation) bool { return false })
+	f := a.follower(c.Name, o.Id, func(*apiv1.Operation) bool { return false })
 	f.command = rotateCA
 	f.prepare = func(ctx context.Context, o *apiv1.Operation) (answer string, err error) {
 		if o.Question.GetId() != dropQuestion {
@@ -109,12 +101,9 @@ func (a *app) renewAll(ctx context.Context, c *client.Client) error {
 }
 
 func (a *app) renewCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "renew",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.one(cmd.Context(), "config renew", a.renew)
-		},
-	}
+	return command("renew", func(cmd *cobra.Command, _ []string) error {
+		return a.one(cmd.Context(), "config renew", a.renew)
+	})
 }
 
 // renew replaces the certificate of the context by a new one, for a new key, and its
@@ -175,18 +164,14 @@ func works(ctx context.Context, c *client.Context, node string) error {
 
 // restoreFormer makes the former credentials those of the context again.
 func (a *app) restoreFormer() error {
-	file, path, err := a.load()
-	if err != nil {
-		return err
-	}
-	name := cmp.Or(a.contextName, file.Context)
-	former := file.Contexts[name+formerSuffix]
-	if former == nil {
+	return a.changeContexts(func(file *client.Config) error {
+		name := cmp.Or(a.contextName, file.Context)
+		if former := file.Contexts[name+formerSuffix]; former != nil {
+			file.Contexts[name] = former
+			delete(file.Contexts, name+formerSuffix)
+		}
 		return nil
-	}
-	file.Contexts[name] = former
-	delete(file.Contexts, name+formerSuffix)
-	return file.Save(path)
+	})
 }
 
 // renewKubeconfig replaces the entries of the cluster in the user's kubeconfig, if there are

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
 )
@@ -38,27 +37,24 @@ var actions = map[string]apiv1.ControlServiceRequest_Action{
 
 func (a *app) serviceCommand() *cobra.Command {
 	var force bool
-	cmd := &cobra.Command{
-		Use:               "service ID [start|stop|restart]",
-		ValidArgsFunction: completing(a, services(&apiv1.ListServicesRequest{}), serviceIDs, "start", "stop", "restart"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				return a.service(cmd.Context(), args[0])
-			}
-			action, ok := actions[args[1]]
-			if swapped := actions[args[0]] != 0; !ok && swapped {
-				return didYouMean("the service is named first", a.moved(cmd, args[0], []string{"service", args[1], args[0]}))
-			} else if slices.Contains(args, "status") {
-				return didYouMean("without a verb, it shows the status", a.instead("status"))
-			} else if !ok {
-				return a.closest(usagef("service %s %s: must be start, stop or restart", args[0], args[1]), args[1], slices.Sorted(maps.Keys(actions)))
-			}
-			if err := a.named(cmd.Context(), cmd.CommandPath()+" "+strings.Join(args, " "), action == actions["start"], false); err != nil {
-				return err
-			}
-			return a.control(cmd.Context(), &apiv1.ControlServiceRequest{Id: args[0], Action: action, Force: force})
-		},
-	}
+	cmd := command("service ID [start|stop|restart]", func(cmd *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			return a.service(cmd.Context(), args[0])
+		}
+		action, ok := actions[args[1]]
+		if swapped := actions[args[0]] != 0; !ok && swapped {
+			return didYouMean("the service is named first", a.moved(cmd, args[0], []string{"service", args[1], args[0]}))
+		} else if slices.Contains(args, "status") {
+			return didYouMean("without a verb, it shows the status", a.instead("status"))
+		} else if !ok {
+			return a.closest(usagef("service %s %s: must be start, stop or restart", args[0], args[1]), args[1], slices.Sorted(maps.Keys(actions)))
+		}
+		if err := a.named(cmd.Context(), cmd.CommandPath()+" "+strings.Join(args, " "), action == actions["start"], false); err != nil {
+			return err
+		}
+		return printEach(cmd.Context(), a, asking(ofService, serviceAPI.Control, &apiv1.ControlServiceRequest{Id: args[0], Action: action, Force: force}), func(m *apiv1.ControlServiceResponse) []string { return []string{m.Message} })
+	})
+	cmd.ValidArgsFunction = completing(a, services(&apiv1.ListServicesRequest{}), serviceIDs, "start", "stop", "restart")
 	a.stopFlags(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "stop or restart etcd also if the cluster loses its quorum")
 	return a.outputFlag(cmd)
@@ -109,16 +105,4 @@ func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesR
 		fmt.Fprintf(t, "%s\n", label)
 	}
 	return t.Flush()
-}
-
-// control acts on one node after another, so that Ctrl-C can limit a wrong restart to the
-// first node.
-func (a *app) control(ctx context.Context, r *apiv1.ControlServiceRequest) error {
-	return a.sequential(ctx, a.limited(func(ctx context.Context, c *client.Client) error {
-		m, err := client.Unary(ctx, c.Service.Control, r)
-		if err == nil {
-			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(m.Message)))
-		}
-		return err
-	}))
 }

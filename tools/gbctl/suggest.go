@@ -15,15 +15,16 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // habits are words of people who know other programs. A key is a word, behind the words of its command.
 type habits struct {
-	Commands  map[string]string // what to type instead, with the same arguments
-	Sentences map[string]string // what to use instead of what doesn't exist
-	Flags     map[string]string // what to type instead of a flag; empty: nothing
-	Arguments map[string]string // of a command that takes none or fewer: the flag, or the command, that takes one
+	Commands   map[string]string // what to type instead, with the same arguments
+	Kubernetes []string          // what is for kubectl
+	Sentences  map[string]string // what to use instead of what doesn't exist
+	Flags      map[string]string // what to type instead of a flag; empty: nothing
+	Arguments  map[string]string // of a command that takes none or fewer: the flag, or the command, that takes one
 }
 
 //go:embed habits.yaml
@@ -37,10 +38,13 @@ func readHabits() (h habits) {
 // habit is the error of a word that means something in other programs.
 func (a *app) habit(cmd *cobra.Command, what, word string) error {
 	key, h := strings.TrimPrefix(cmd.CommandPath()+" "+word, "gbctl "), readHabits()
-	if right := h.Commands[key]; right != "" {
+	switch right, sentence := h.Commands[key], h.Sentences[key]; {
+	case right != "":
 		return didYouMean(what, a.moved(cmd, word, strings.Fields(right)))
-	} else if sentence := h.Sentences[key]; sentence != "" {
+	case sentence != "":
 		return usagef("%s: %s", what, sentence)
+	case slices.Contains(h.Kubernetes, key):
+		return usagef("%s: that is for Kubernetes: 'gbctl kubeconfig' once, then 'kubectl %s'", what, key)
 	}
 	return nil
 }
@@ -80,7 +84,18 @@ func (a *app) instead(wrong string, right ...string) []string {
 	return slices.Concat(a.args[:at], right, a.args[at+1:])
 }
 
-// moved is what was typed, with the path of another command in front, and without the words of both.
+// fits reports whether a command takes the flags and the arguments of a line, of which one may be missing.
+func fits(root *cobra.Command, line []string) bool {
+	cmd, rest, err := root.Find(line)
+	if err != nil || cmd.ParseFlags(rest) != nil {
+		return false
+	}
+	args, accepts := cmd.Flags().Args(), argumentsOf(cmd)
+	return len(args) == 0 || accepts(cmd, args) == nil || accepts(cmd, append(args, "")) == nil
+}
+
+// moved is what was typed, with the path of another command in front, and without the words of both. What that command
+// doesn't take is left out.
 func (a *app) moved(cmd *cobra.Command, wrong string, path []string) []string {
 	rest := slices.Clone(a.args)
 	for _, word := range slices.Concat(strings.Fields(cmd.CommandPath())[1:], []string{wrong}, path) {
@@ -88,7 +103,10 @@ func (a *app) moved(cmd *cobra.Command, wrong string, path []string) []string {
 			rest = slices.Delete(rest, at, at+1)
 		}
 	}
-	return slices.Concat(path, rest)
+	if line := slices.Concat(path, rest); fits(cmd.Root(), line) {
+		return line
+	}
+	return path
 }
 
 // closest adds the command line that was probably meant to the error of an unknown word, if one of the known words is
@@ -165,6 +183,8 @@ func (a *app) wrongWords(cmd *cobra.Command, words []string) error {
 		return didYouMean(fmt.Sprintf("%q is no argument", extra), slices.DeleteFunc(a.instead("--wait", "--wait="+extra), func(s string) bool { return s == extra }))
 	case cmd.HasSubCommands():
 		return a.unknownCommand(cmd, words)
+	case slices.Contains([]string{"get", "list", "ls", "show", "status"}, extra):
+		return didYouMean(fmt.Sprintf("%q isn't needed", extra), a.instead(extra))
 	}
 	what := fmt.Sprintf("%q is one argument too many", extra)
 	switch right := readHabits().Arguments[pathOf(cmd)]; {
@@ -217,19 +237,27 @@ func example(cmd *cobra.Command, has string) string {
 // unknownCommand is the error of words of which the first is no subcommand of a command.
 func (a *app) unknownCommand(cmd *cobra.Command, words []string) error {
 	what := fmt.Sprintf("unknown command %q for %q", words[0], cmd.CommandPath())
-	if inner, _, err := cmd.Find(words[1:]); err == nil && inner != cmd && cmd.HasParent() { // etcd list members
-		return didYouMean(what, a.instead(words[0]))
-	}
 	if err := a.habit(cmd, what, words[0]); err != nil {
 		return err
+	}
+	known := !cmd.HasParent() && len(elsewhere(cmd, words[0])) > 0
+	if inner, _, err := cmd.Find(words[1:]); err == nil && inner != cmd && !known { // etcd get members, docker ps
+		return didYouMean(what, a.instead(words[0]))
 	}
 	if paths := elsewhere(cmd.Root(), words[0]); len(paths) == 1 {
 		return didYouMean(what, a.moved(cmd, words[0], strings.Fields(paths[0])))
 	}
 	cmd.SuggestionsMinimumDistance = 2 // as cobra's own
 	similar := cmd.SuggestionsFor(words[0])
+	for _, c := range cmd.Commands() {
+		if len(cmd.Commands()) == 1 || len(c.Name()) > 3 && strings.HasPrefix(words[0], c.Name()) {
+			similar = append(similar, c.Name())
+		}
+	}
 	if best := config.Closest(words[0], similar); best != "" || len(similar) == 1 {
-		return didYouMean(what, a.instead(words[0], cmp.Or(best, similar[0])))
+		if line := a.instead(words[0], cmp.Or(best, similar[0])); fits(cmd.Root(), line) {
+			return didYouMean(what, line)
+		}
 	}
 	return usagef("%s\n'%s --help' lists the commands", what, cmd.CommandPath())
 }
@@ -290,13 +318,20 @@ func (a *app) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) erro
 	habit, ok := readHabits().Flags[typed]
 	name, _, _ := strings.Cut(habit, "=")
 	right := habit
-	if !slices.Contains(known, name) {
+	if !slices.Contains(known, name) && (habit == "" || habit[0] == '-') {
+		long := "--" + strings.TrimLeft(typed, "-")
+		begun := slices.DeleteFunc(slices.Clone(known), func(f string) bool { return !strings.HasPrefix(f, long) && !strings.HasPrefix(long, f+"-") })
 		if best := config.Closest(typed, known); best != "" {
 			right, name = best, best
+		} else if len(begun) == 1 {
+			right, name = begun[0], begun[0]
 		}
 	}
 	at := slices.IndexFunc(a.args, func(s string) bool { return s == typed || strings.HasPrefix(s, typed+"=") })
+	bundle := slices.IndexFunc(a.args, func(s string) bool { return len(s) > 2 && s[1] != '-' && "-"+s[len(s)-1:] == typed })
 	switch {
+	case bundle >= 0 && ok && right == "": // ls -la
+		return didYouMean(what, a.instead(a.args[bundle], strings.TrimSuffix(a.args[bundle], typed[1:])))
 	case at >= 0 && slices.Contains(known, name):
 		return didYouMean(what, a.instead(a.args[at], right+strings.TrimPrefix(a.args[at], typed)))
 	case habit != "" && !strings.HasPrefix(habit, "-"):

@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/zip"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,11 +10,9 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -30,21 +29,16 @@ const (
 	// bytes of local memory.
 	perNode         = 6
 	supportParallel = 12
-
-	bundleMode = 0o600 // logs can be confidential
 )
 
 func (a *app) supportCommand() *cobra.Command {
 	s := &bundle{app: a}
-	cmd := &cobra.Command{
-		Use: "support",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if s.lines <= 0 {
-				return usagef("--tail must be more than zero")
-			}
-			return s.make(cmd.Context())
-		},
-	}
+	cmd := command("support", func(cmd *cobra.Command, _ []string) error {
+		if s.lines <= 0 {
+			return usagef("--tail must be more than zero")
+		}
+		return s.make(cmd.Context())
+	})
 	cmd.Flags().StringVarP(&s.path, outputFile, "O", "", "file to write (default garboard-support-TIME.zip)")
 	cmd.Flags().IntVar(&s.lines, "tail", supportLines, "number of last lines of each log")
 	return a.insecureFlags(cmd)
@@ -56,12 +50,13 @@ type bundle struct {
 	path  string
 	lines int
 
-	slots    chan struct{} // supportParallel
-	progress *supportProgress
+	slots chan struct{} // supportParallel
 
-	mu  sync.Mutex // guards what follows: a zip file is written one entry at a time
-	zip *zip.Writer
-	err error // of writing it; the collection stops
+	mu          sync.Mutex // guards what follows: a zip file is written one entry at a time
+	zip         *zip.Writer
+	err         error // of writing it; the collection stops
+	bar         *progressBar
+	asks, ready uint64 // requests, and those of them that have ended
 }
 
 // make writes the file. It has its final name only when it is complete.
@@ -77,30 +72,16 @@ func (s *bundle) make(ctx context.Context) (err error) {
 	if _, err := os.Lstat(s.path); err == nil {
 		return usagef("%s exists already: choose another file with -O", s.path)
 	}
-	f, err := os.CreateTemp(filepath.Dir(s.path), "."+filepath.Base(s.path)+".*")
-	if err != nil {
-		return fmt.Errorf("make a support bundle: %w", err)
-	}
-	defer func() {
-		_ = f.Close() // already closed on success
-		if err := os.Remove(f.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			fmt.Fprintln(s.app.err, "remove the incomplete file:", err)
+	var reports []*nodeReport
+	var failed error
+	err = writeNew(s.path, func(f *os.File) error {
+		reports, failed = s.collect(ctx, f, nodes, now)
+		if all, ok := errors.AsType[*nodeErrors](failed); ok && len(all.failed) == len(nodes) {
+			return cmp.Or(ctx.Err(), s.err, failed) // the bundle would be empty
 		}
-	}()
-	reports, failed := s.collect(ctx, f, nodes, now)
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if s.err != nil {
-		return fmt.Errorf("write %s: %w", s.path, s.err)
-	}
-	if all, ok := errors.AsType[*nodeErrors](failed); ok && len(all.failed) == len(nodes) {
-		return failed // the bundle would be empty
-	}
-	if err := errors.Join(f.Chmod(bundleMode), f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", s.path, err)
-	}
-	if err := putInPlace(f.Name(), s.path); errors.Is(err, fs.ErrExist) {
+		return cmp.Or(ctx.Err(), s.err)
+	})
+	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%s was created in the meantime: choose another file with -O", s.path)
 	} else if err != nil {
 		return fmt.Errorf("write %s: %w", s.path, err)
@@ -114,8 +95,8 @@ func (s *bundle) make(ctx context.Context) (err error) {
 func (s *bundle) collect(ctx context.Context, w io.Writer, nodes []string, now time.Time) ([]*nodeReport, error) {
 	s.zip = zip.NewWriter(w)
 	s.slots = make(chan struct{}, supportParallel)
-	s.progress = s.app.supportProgress()
-	defer s.progress.end()
+	s.bar = s.app.progressBar()
+	defer s.bar.end()
 	reports := make([]*nodeReport, len(nodes))
 	for i, node := range nodes {
 		reports[i] = &nodeReport{node: node, folder: s.folder(nodes, i)}
@@ -146,6 +127,14 @@ func (s *bundle) add(name string, text []byte) {
 		_, err = w.Write(text)
 	}
 	s.err = err
+}
+
+// count counts requests, and those of them that have ended.
+func (s *bundle) count(asks, ready uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asks, s.ready = s.asks+asks, s.ready+ready
+	s.bar.at(fmt.Sprintf("collected %d of %d", s.ready, s.asks), s.ready, s.asks)
 }
 
 // writeError returns the error of writing the file, if any.
@@ -229,35 +218,4 @@ func summary(reports []*nodeReport, now time.Time) []byte {
 	}
 	text, _ := scrub([]byte(b.String()))
 	return text
-}
-
-// supportProgress prints the progress, starting after progressDelay.
-type supportProgress struct {
-	ready, asks atomic.Int64
-	end         func() // ends the output
-}
-
-func (a *app) supportProgress() *supportProgress {
-	p := &supportProgress{}
-	bar, stop := a.progressBar(), make(chan struct{})
-	var output sync.WaitGroup
-	p.end = func() {
-		close(stop)
-		output.Wait()
-		bar.end()
-	}
-	output.Go(func() {
-		tick := time.NewTicker(progressDelay)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				ready, asks := p.ready.Load(), p.asks.Load()
-				bar.at(fmt.Sprintf("collected %d of %d", ready, asks), uint64(ready), uint64(asks))
-			}
-		}
-	})
-	return p
 }

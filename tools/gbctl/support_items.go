@@ -14,8 +14,8 @@ import (
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/proto"
-	"gopkg.in/yaml.v3"
 )
 
 const (
@@ -264,8 +264,8 @@ var errSkipped = errors.New("skipped: the node had stopped answering")
 
 // one collects one item, within the timeout.
 func (n *supportNode) one(ctx context.Context, it item) {
-	n.bundle.progress.asks.Add(1)
-	defer n.bundle.progress.ready.Add(1)
+	n.bundle.count(1, 0)
+	defer n.bundle.count(0, 1)
 	for _, slots := range []chan struct{}{n.slots, n.bundle.slots} {
 		slots <- struct{}{}
 		defer func() { <-slots }()

@@ -243,7 +243,7 @@ func TestSupport(t *testing.T) {
 	if exitCode(err) != codeSome || !strings.Contains(err.Error(), "10.5.0.9: ") {
 		t.Errorf("exit code %d: %v", exitCode(err), err)
 	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != bundleMode {
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
 	files := unzip(t, path)

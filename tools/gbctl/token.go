@@ -22,7 +22,7 @@ func (a *app) tokenCommand() *cobra.Command {
 	revoke := messageCommand(a, "revoke ID", &r.Id, asking(ofNode, nodeAPI.RevokeToken, r))
 	revoke.PreRun = func(*cobra.Command, []string) { r.After = durationpb.New(after) }
 	revoke.Flags().DurationVar(&after, "after", 0, "how long the token may still be used")
-	return group(&cobra.Command{Use: "token"}, a.tokenCreateCommand(), list, revoke)
+	return group("token", a.tokenCreateCommand(), list, revoke)
 }
 
 func tokenRow(t *apiv1.JoinToken) []string {
@@ -39,34 +39,31 @@ func (a *app) tokenCreateCommand() *cobra.Command {
 	r := &apiv1.CreateTokenRequest{}
 	var ttl time.Duration
 	var file string
-	cmd := &cobra.Command{
-		Use: "create",
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			var worker []byte
+	cmd := command("create", func(cmd *cobra.Command, _ []string) (err error) {
+		var worker []byte
+		if file != "" {
+			if worker, err = a.readInput(file); err != nil {
+				return err
+			}
+		}
+		r.Ttl = durationpb.New(ttl)
+		return a.one(cmd.Context(), "token create", func(ctx context.Context, c *client.Client) error {
+			m, err := client.Unary(ctx, c.Node.CreateToken, r)
+			if err != nil {
+				return err
+			}
+			added := fmt.Sprintf("machine:\n  token: %s\ncluster:\n  token: %[1]s\n", m.Token)
+			fmt.Fprintf(a.notes(), "machines join with it until %s; it belongs into the configuration of workers:\n", stamp(m.Ends.AsTime()))
+			text := []byte(added)
 			if file != "" {
-				if worker, err = a.readInput(file); err != nil {
-					return err
+				if text, err = patch.Apply(worker, text); err != nil {
+					return fmt.Errorf("%s: %w; the token is %s", file, err, m.Token)
 				}
 			}
-			r.Ttl = durationpb.New(ttl)
-			return a.one(cmd.Context(), "token create", func(ctx context.Context, c *client.Client) error {
-				m, err := client.Unary(ctx, c.Node.CreateToken, r)
-				if err != nil {
-					return err
-				}
-				added := fmt.Sprintf("machine:\n  token: %s\ncluster:\n  token: %[1]s\n", m.Token)
-				fmt.Fprintf(a.notes(), "machines join with it until %s; it belongs into the configuration of workers:\n", stamp(m.Ends.AsTime()))
-				text := []byte(added)
-				if file != "" {
-					if text, err = patch.Apply(worker, text); err != nil {
-						return fmt.Errorf("%s: %w; the token is %s", file, err, m.Token)
-					}
-				}
-				_, err = a.out.Write(text)
-				return err
-			})
-		},
-	}
+			_, err = a.out.Write(text)
+			return err
+		})
+	})
 	f := cmd.Flags()
 	f.DurationVar(&ttl, "ttl", tokenTTL, "how long the token lasts, a minute to a year")
 	f.StringVar(&r.Description, "description", "", "what it is for")

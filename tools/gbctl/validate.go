@@ -11,18 +11,15 @@ import (
 
 func (a *app) validateCommand() *cobra.Command {
 	var file, mode string
-	cmd := &cobra.Command{
-		Use:  "validate --config FILE",
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			if len(args) == 1 && file == "" {
-				file = args[0]
-			} else if len(args) == 1 || file == "" {
-				return usagef("give exactly one configuration: --config FILE")
-			}
-			return a.validate(file, loaders[mode])
-		},
-	}
+	cmd := command("validate --config FILE", func(_ *cobra.Command, args []string) error {
+		if len(args) == 1 && file == "" {
+			file = args[0]
+		} else if len(args) == 1 || file == "" {
+			return usagef("give exactly one configuration: --config FILE")
+		}
+		return a.validate(file, loaders[mode])
+	})
+	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.Flags().StringVarP(&file, "config", "c", "", "file with the configuration, or - for standard input")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "same as --config")
 	choiceFlag(cmd, &mode, "mode", "", "what the node is: machine or container", "machine", "container")
@@ -64,15 +61,12 @@ func (a *app) readConfig(file string, load loader) (*config.Config, []byte, erro
 }
 
 func (a *app) schemaCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "schema",
-		RunE: func(*cobra.Command, []string) error {
-			text, err := schema.JSON()
-			if err != nil {
-				return err
-			}
-			_, err = a.out.Write(text)
+	return command("schema", func(*cobra.Command, []string) error {
+		text, err := schema.JSON()
+		if err != nil {
 			return err
-		},
-	}
+		}
+		_, err = a.out.Write(text)
+		return err
+	})
 }

@@ -10,17 +10,14 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 func (a *app) versionCommand() *cobra.Command {
 	var own bool
-	cmd := &cobra.Command{
-		Use: "version",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.version(cmd.Context(), own)
-		},
-	}
+	cmd := command("version", func(cmd *cobra.Command, _ []string) error {
+		return a.version(cmd.Context(), own)
+	})
 	cmd.Flags().BoolVar(&own, "client", false, "show only the release of gbctl")
 	return a.insecureFlags(a.outputFlag(cmd))
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // watch prints the current resources as one table, and each change as an additional row.

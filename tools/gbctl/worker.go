@@ -13,7 +13,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // forControlPlanes are the commands that send secrets of the cluster, ask for them, or

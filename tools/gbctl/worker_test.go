@@ -88,7 +88,7 @@ func TestWorkerInThePlaceOfAControlPlane(t *testing.T) {
 		{"upgrade-k8s --to 1.37.2", 0, "'gbctl upgrade-k8s' is for control planes"},
 		{"convert-k8s", 0, "'gbctl convert-k8s' is for control planes"},
 		{"apply-config -f " + control, 0, "the configuration has "},
-		{"apply-config -f " + control, 0, "use 'gbctl -n 10.5.0.2 reset', and then 'apply-config --insecure'"},
+		{"apply-config -f " + control, 0, "use 'gbctl -n 10.5.0.2 reset', and then 'gbctl -n 10.5.0.2 apply-config --insecure -f FILE'"},
 		{"apply-config -f " + dir + "/broken.yaml", 0, "what can't be read (yaml: "},
 		{"patch mc -p @" + dir + "/key.yaml", 1, "the configuration has cluster.ca.key, and keys of the cluster are for control planes only"},
 		{"patch mc -p @" + dir + "/accepted.yaml", 1, "the configuration has machine.acceptedCAs[0].key"},

@@ -56,14 +56,9 @@ type Bundle struct {
 // is there isn't pulled again.
 func (b Bundle) Write(ctx context.Context, images []string, output string) error {
 	dir := output + ".partial"
-	to, err := layout.FromPath(dir)
-	if err == nil {
-		err = intact(dir)
-	}
+	to, err := begin(dir)
 	if err != nil {
-		if to, err = layout.Write(dir, empty.Index); err != nil {
-			return err
-		}
+		return err
 	}
 	all := slices.Clone(images)
 	for i, ref := range images {
@@ -83,35 +78,34 @@ func (b Bundle) Write(ctx context.Context, images []string, output string) error
 	return os.RemoveAll(dir)
 }
 
-// intact removes what isn't what its name says: a command was cut off when it wrote that. The error is that the index
-// is to be made again.
-func intact(dir string) error {
+// begin opens the directory of a bundle, and removes what isn't what its name says: a command was cut off when it wrote
+// that. Before, the index is made again, so that it never names what isn't there.
+func begin(dir string) (to layout.Path, err error) {
+	var damaged []string
+	blobs, _ := filepath.Glob(filepath.Join(dir, "blobs/sha256/*")) // the pattern is well formed
+	for _, path := range blobs {
+		f, err := os.Open(path)
+		if err != nil {
+			return to, err
+		}
+		sum, _, err := v1.SHA256(f)
+		f.Close()
+		if err != nil || sum.Hex != filepath.Base(path) {
+			damaged = append(damaged, path)
+		}
+	}
 	index, err := layout.ImageIndexFromPath(dir)
 	if err == nil {
 		_, err = index.IndexManifest()
 	}
-	blobs, _ := filepath.Glob(filepath.Join(dir, "blobs/sha256/*")) // the pattern is well formed
-	for _, path := range blobs {
-		f, openErr := os.Open(path)
-		if openErr != nil {
-			return openErr
-		}
-		sum, _, readErr := v1.SHA256(f)
-		f.Close()
-		if readErr != nil || sum.Hex != filepath.Base(path) {
-			err = errors.Join(fmt.Errorf("%s is damaged", path), readErr, os.Remove(path))
-		}
+	if err == nil && len(damaged) == 0 {
+		return layout.FromPath(dir)
 	}
-	used := map[string]bool{}
-	if err == nil {
-		err = mark(index, used)
+	to, err = layout.Write(dir, empty.Index)
+	for _, path := range damaged {
+		err = errors.Join(err, os.Remove(path))
 	}
-	for blob := range used {
-		if _, statErr := os.Stat(filepath.Join(dir, "blobs/sha256", blob)); statErr != nil {
-			err = statErr
-		}
-	}
-	return err
+	return to, err
 }
 
 // only removes what an earlier command with other images has left.

@@ -55,15 +55,36 @@ const serveTimeout = 5 * time.Minute
 // AwaitServes waits until Kubernetes serves on the nodes as it did before the operation.
 func AwaitServes(ctx context.Context, p *operation.Progress, peers Peers, nodes ...Node) error {
 	for _, n := range nodes {
-		within, cancel := context.WithTimeoutCause(ctx, serveTimeout, fmt.Errorf(
-			"kubernetes hasn't served on node %s for %s; gbctl -n %s doctor tells the cause, and once it is mended, the same command goes on", n.Name, serveTimeout, n.Address))
-		err := Poll(within, p, func(ctx context.Context) error { return cmp.Or(Serves(ctx, p, peers, n), Runs(ctx, peers, n)) })
-		cancel()
+		err := awaitServes(ctx, p, n, func(ctx context.Context) error { return cmp.Or(Serves(ctx, p, peers, n), Runs(ctx, peers, n)) })
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// AwaitReady waits until Kubernetes has a node as Ready, if it had before the operation. What the node itself knows of
+// that may be from before a change of its kubelet.
+func (k Kubernetes) AwaitReady(ctx context.Context, p *operation.Progress, n Node) error {
+	if before, _ := excused.Get(p); slices.Contains(before[n.Name], kubelet.NodeObject) {
+		return nil
+	}
+	return k.With(func(client *kubeclient.Client) error {
+		return awaitServes(ctx, p, n, func(ctx context.Context) error {
+			node, err := client.Get(ctx, kubeclient.NodeRef(n.Name))
+			if err == nil {
+				err = Ready(node)
+			}
+			return err
+		})
+	})
+}
+
+func awaitServes(ctx context.Context, p *operation.Progress, n Node, look func(context.Context) error) error {
+	within, cancel := context.WithTimeoutCause(ctx, serveTimeout, fmt.Errorf(
+		"kubernetes hasn't served on node %s for %s; gbctl -n %s doctor tells the cause, and once it is mended, the same command goes on", n.Name, serveTimeout, n.Address))
+	defer cancel()
+	return Poll(within, p, look)
 }
 
 // Serving changes a node only where Kubernetes serves as it did before the operation, and then waits until it does so

@@ -32,7 +32,14 @@ func (j job) kubelets(nodes []rollout.Node) []operation.Part {
 			return j.setKubelet(ctx, p, n, version, j.id)
 		}
 	}
-	return rollout.Parts(nodes, "updating node %q", kubeletTimeout, rollout.Serving(j.Peers, to(j.a.To)), to(j.a.From))
+	forward := func(ctx context.Context, p *operation.Progress, n rollout.Node) error {
+		err := to(j.a.To)(ctx, p, n)
+		if err == nil {
+			err = j.Kubernetes.AwaitReady(ctx, p, n)
+		}
+		return err
+	}
+	return rollout.Parts(nodes, "updating node %q", kubeletTimeout, rollout.Serving(j.Peers, forward), to(j.a.From))
 }
 
 // setKubelet gives the kubelet of a node its version. Where the minor version changes and

@@ -70,15 +70,13 @@ func (o *owner) receive(l netlink.Link, p config.Link, metric int) error {
 
 // forget removes what the kernel has of router advertisements on a link.
 func (o *owner) forget(index int) (err error) {
-	for _, a := range slices.AppendSeq(slices.Clip(o.state.advertised), maps.Keys(o.state.tentative)) {
-		if ip := a.prefix.Addr(); a.index == index && ip.Is6() && !ip.IsLinkLocalUnicast() && !o.known[a] {
-			err = errors.Join(err, a.remove())
-		}
-	}
-	for _, r := range o.state.routes {
-		if k := r.kernel(); r.index == index {
+	for _, w := range o.state.advertised {
+		if r, is := w.object.(route); is && r.index == index {
+			k := r.kernel()
 			k.Protocol = unix.RTPROT_UNSPEC
 			err = errors.Join(err, netlink.RouteDel(k))
+		} else if w.link() == index {
+			err = errors.Join(err, w.change(false))
 		}
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -63,6 +64,12 @@ type client struct {
 	kick chan struct{}
 	// prefer is the address to ask for first, if one is known.
 	prefer netip.Addr
+
+	// These are networkd's.
+	index int // of the link
+	sent  config.DHCPOptions
+	lease *lease // nil while there is none
+	stop  func()
 }
 
 // run keeps a lease until ctx ends. Its input comes from other hosts: a message

@@ -154,12 +154,8 @@ func unfold(b []byte, n int) int {
 // extend asks all servers if the server of the lease has no address.
 func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
 	last := l.grant.(*dhcpv4.DHCPv4)
-	xid, err := dhcpv4.GenerateTransactionID()
-	if err != nil {
-		return nil, err
-	}
-	// It sets ciaddr, and omits the server identifier, as RFC 2131 §4.3.2 demands.
-	msg, err := dhcpv4.NewRenewFromAck(last, d.modifiers(dhcpv4.WithTransactionID(xid))...)
+	// With ciaddr and without the server identifier, as RFC 2131 §4.3.2 demands.
+	msg, err := dhcpv4.New(d.modifiers(dhcpv4.WithMessageType(dhcpv4.MessageTypeRequest), dhcpv4.WithHwAddr(last.ClientHWAddr), dhcpv4.WithClientIP(last.YourIPAddr))...)
 	if err != nil {
 		return nil, err
 	}

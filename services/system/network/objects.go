@@ -23,6 +23,10 @@ type LinkStatus struct {
 	MTU    int    `yaml:"mtu" column:"MTU"`               // bytes
 	State  string `yaml:"state" column:"STATE"`           // up, no carrier, down
 	Master string `yaml:"master,omitempty" column:"MASTER"`
+	// what selects a card in the configuration: its permanent MAC address, its driver and its bus path
+	Permanent string `yaml:"permanentMAC,omitempty"`
+	Driver    string `yaml:"driver,omitempty"`
+	BusPath   string `yaml:"busPath,omitempty"`
 	// of a bond with LACP: the MAC address and the key of the switch
 	Partner string `yaml:"partner,omitempty" column:"PARTNER"`
 	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
@@ -81,8 +85,7 @@ func (o *owner) reportObjects() error {
 			leases[name+"-"+l.Source] = s
 		}
 	}
-	for _, want := range slices.Concat(o.wanted, lists.Of(o.state.advertised, func(a address) want { return want{a, byKernel} }),
-		lists.Of(o.state.routes, func(r route) want { return want{r, byKernel} })) {
+	for _, want := range slices.Concat(o.wanted, o.state.advertised) {
 		link := o.linkName(want.link())
 		s := Object{Link: link, By: want.by, Problem: o.problem(want.object)}
 		if want.by == byConfiguration {
@@ -131,6 +134,10 @@ func (o *owner) linkStatus(name string) LinkStatus {
 	l := o.links[name]
 	a := l.Attrs()
 	s := LinkStatus{Index: a.Index, Kind: l.Type(), MAC: a.HardwareAddr.String(), MTU: a.MTU, State: "down", Alias: o.aliases[name], Partner: partnerOf(name)}
+	if o.o.physical(l) {
+		c := o.o.card(l)
+		s.Permanent, s.Driver, s.BusPath = c.HardwareAddr, c.Driver, c.BusPath
+	}
 	if a.MasterIndex != 0 {
 		s.Master = o.linkName(a.MasterIndex)
 	}

@@ -137,7 +137,10 @@ func (o *owner) lacksOf(p config.Link) (out []error) {
 			out = append(out, lackOf("", "address %s on %q", a, p.Name))
 		}
 	}
-	if p.Advertised() && !slices.ContainsFunc(o.state.advertised, func(a address) bool { return a.index == l.Attrs().Index }) {
+	if p.Advertised() && !slices.ContainsFunc(o.state.advertised, func(w want) bool {
+		a, is := w.object.(address)
+		return is && a.index == l.Attrs().Index && !o.state.tentative[a]
+	}) {
 		out = append(out, lackOf(DHCPUnanswered, "router advertisement on %q", p.Name))
 	}
 	return out

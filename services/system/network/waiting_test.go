@@ -40,7 +40,7 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 				o := &owner{
 					cfg:   &config.Config{},
 					links: map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: quick}, "eth1": &netlink.Device{LinkAttrs: slow}},
-					clients: map[leaseKey]*leased{
+					clients: map[leaseKey]*client{
 						{"eth0", "DHCP"}: {lease: &lease{addresses: []leasedAddress{{Prefix: netip.MustParsePrefix(test.first)}}}},
 						{"eth1", "DHCP"}: {},
 					},

@@ -29,10 +29,14 @@ func (o *owner) publish() {
 	}
 }
 
+func (o *owner) nameServers() []netip.Addr {
+	return found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.Resolvers })
+}
+
 // writeAll writes files and resources.
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
-	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.Resolvers })
+	servers := o.nameServers()
 	// domains that complete short names
 	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.Search })
 	if len(servers) > config.MaxNameservers && !slices.Equal(servers, o.toldServers) {

@@ -52,7 +52,7 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 		if i := slices.IndexFunc(status.Peers, func(s WireGuardPeerStatus) bool { return s.PublicKey == p.PublicKey }); i >= 0 {
 			own = &status.Peers[i]
 		}
-		silent := time.Since(own.LatestHandshake) > silentAfter && time.Since(m.keyed) > silentAfter
+		silent := time.Since(own.LatestHandshake) > silentAfter && !m.keyed.IsZero() && time.Since(m.keyed) > silentAfter
 		if silent && p.PersistentKeepalive > 0 {
 			own.Problem = fmt.Sprintf("the peer %s has been silent for more than %s", p.PublicKey, silentAfter)
 		}

@@ -20,7 +20,7 @@ type lease struct {
 	LeaseStatus // as it is published; its link-local servers are on its link
 	addresses   []leasedAddress
 
-	renewAt, rebindAt time.Time // zero: never
+	renewAt, rebindAt time.Time
 
 	mtu    int // 0: not offered
 	routes []route

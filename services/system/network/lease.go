@@ -130,7 +130,7 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link) {
 			o.stopClient(key)
 		}
 		if again := o.declined[key].until; time.Now().Before(again) {
-			o.due = minTime(o.due, again)
+			o.wake(again)
 		} else if wanted && l.Attrs().Flags&net.FlagUp != 0 { // a link that isn't up yet is handled when it is
 			o.startClient(ctx, key, s, p, l.Attrs().Index)
 			o.clients[key].sent = sent

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -112,22 +113,9 @@ func (o *owner) reportObjects() error {
 
 // entry is the place of the configuration that wants an address or a route.
 func (o *owner) entry(w object) string {
-	for i, in := range o.cfg.Machine.Network.Interfaces {
-		at := fmt.Sprintf("%s[%d]", byConfiguration, i)
-		for j, v := range append([]config.VLAN{{CIDR: in.CIDR, Routes: in.Routes}}, in.VLANs...) {
-			if j > 0 {
-				at = fmt.Sprintf("%s[%d].vlans[%d]", byConfiguration, i, j-1)
-			}
-			if a, is := w.(address); is && a.prefix == v.CIDR {
-				return at
-			}
-			r, is := w.(route)
-			if k := slices.IndexFunc(v.Routes, func(c config.Route) bool { return c.Network.Masked() == r.network && c.Gateway == r.gateway }); is && k >= 0 {
-				return fmt.Sprintf("%s.routes[%d]", at, k)
-			}
-		}
-	}
-	return byConfiguration
+	a, _ := w.(address)
+	r, _ := w.(route)
+	return cmp.Or(o.cfg.EntryOf(a.prefix, config.Route{Network: r.network, Gateway: r.gateway}), byConfiguration)
 }
 
 func (o *owner) linkStatus(name string) LinkStatus {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/mdlayher/socket"
@@ -140,16 +141,15 @@ func (o *owner) takeOver() error {
 
 // order is the links that networkd configures: listed ones in the order of the list, then the others by name.
 func (o *owner) order() []string {
-	names := slices.DeleteFunc(slices.Sorted(maps.Keys(o.links)), func(name string) bool { _, managed := o.plan(o.links[name]); return !managed })
-	at := func(name string) int {
-		i := slices.IndexFunc(o.plans, func(p config.Link) bool { return p.Name == name })
-		if i < 0 {
-			return len(o.plans)
+	names := lists.Of(o.plans, func(p config.Link) string { return p.Name })
+	names = append(names, missing(slices.Sorted(maps.Keys(o.links)), names)...)
+	return slices.DeleteFunc(names, func(name string) bool {
+		l, here := o.links[name]
+		if here {
+			_, here = o.plan(l)
 		}
-		return i
-	}
-	slices.SortStableFunc(names, func(a, b string) int { return at(a) - at(b) })
-	return names
+		return !here
+	})
 }
 
 // loop reconciles at first, and after each change.

@@ -34,9 +34,10 @@ const (
 	// pinGrace is for the address of an earlier boot: etcd and others identify the node by it. After a loss of power, a
 	// server or a switch may start more slowly than the machine.
 	pinGrace = time.Minute
-	// requiredGrace is for links with required: true.
-	requiredGrace = 2 * time.Minute
 )
+
+// requiredGrace is for links with required: true.
+var requiredGrace = 2 * time.Minute
 
 // lack is one thing that isn't there yet.
 type lack struct {
@@ -129,6 +130,9 @@ func (o *owner) lacksOf(p config.Link) (out []error) {
 			return []error{err}
 		}
 		return []error{lackOf(LinkMissing, "interface %q to appear", p.Name)}
+	}
+	if p.Required && !carrier(l) {
+		out = append(out, lackOf(NoCarrier, "a carrier on %q", p.Name))
 	}
 	for _, s := range o.sources(p) {
 		if c := o.clients[leaseKey{p.Name, s.name}]; c == nil || c.lease == nil {

@@ -80,7 +80,8 @@ func (c *card) entry() config.Interface {
 	return in
 }
 
-// served notes that a card with a cable, a server and a client has a lease, and with a router an address in its network.
+// served notes that a card with a cable, a server and a client has a lease, and with a router an address in its
+// network.
 func (c *card) served() {
 	if before := c.leased; c.kind != "dhcp" {
 		c.leased = false
@@ -120,8 +121,8 @@ func networks(link string) (out []string, err error) {
 // modelEvents is for each run of the tests; NETWORK_EVENTS has another number, such as 2000.
 const modelEvents = 150
 
-// Random events (cables, servers and their offers, routers, configurations, changes by other programs, reboots) over four cards: after each, the
-// kernel's state is what the model says. No goroutine is left.
+// Random events (cables, servers and their offers, routers, configurations, changes by other programs, reboots) over
+// four cards: after each, the kernel's state is what the model says. No goroutine is left.
 func TestModel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s, err := strconv.ParseUint(os.Getenv("NETWORK_SEED"), 10, 64); err == nil {

@@ -205,7 +205,7 @@ type WireGuardPeerStatus struct {
 	Received            int64          `yaml:"received"`                  // bytes
 	Sent                int64          `yaml:"sent"`                      // bytes
 	PersistentKeepalive time.Duration  `yaml:"persistentKeepaliveInterval,omitempty"`
-	Problem             string         `yaml:"problem,omitempty"` // its name isn't found, or it is silent although it has keepalives
+	Problem             string         `yaml:"problem,omitempty"` // of its name, or its silence
 }
 
 // WireGuardStatuses has one object for each WireGuard link of the configuration; its ID is the

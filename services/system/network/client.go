@@ -162,11 +162,13 @@ func (c *client) ask(ctx context.Context, wait time.Duration) (*lease, error) {
 func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
 	next, confirmed := l.renewAt, time.Time{} // confirmed: when the link's return is settled, zero if it is
 	for {
-		sleep.Until(ctx, c.kick, time.Until(next))
-		now := time.Now()
-		if now.Before(next) { // the link came back
-			confirmed = now.Add(confirmFor)
+		select {
+		case <-c.kick: // the link came back
+			confirmed = time.Now().Add(confirmFor)
+		case <-time.After(time.Until(next)):
+		case <-ctx.Done():
 		}
+		now := time.Now()
 		switch {
 		case ctx.Err() != nil:
 			return l, ctx.Err()

@@ -118,3 +118,41 @@ func TestS092AllBondOptions(t *testing.T) {
 		n.follows()
 	}
 }
+
+// Cards are selected by driver and bus path, which veths don't have: the test says them. They are published, for
+// HasWay. A selector of two cards selects none.
+func TestCardsByDriverAndBusPath(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.96.0.1/24")
+	p.wire("eth1", "far1", "10.96.1.1/24")
+	n := newNode(t, t.TempDir())
+	n.change = func(o *Options) {
+		o.card = func(l netlink.Link) config.Card {
+			name := l.Attrs().Name
+			return config.Card{Name: name, HardwareAddr: l.Attrs().HardwareAddr.String(), Driver: "virtio_net", BusPath: strings.Replace(name, "eth", "0000:00:0", 1) + ".0"}
+		}
+	}
+	uplink := config.Interface{Name: "uplink", Driver: "virtio*", BusPath: "0000:00:00.0", CIDR: prefix("10.96.0.2/24"), VLANs: []config.VLAN{{ID: 7, CIDR: prefix("10.96.7.2/24")}}}
+	storage := config.Interface{BusPath: "*:01.0", CIDR: prefix("10.96.1.2/24")}
+	network := func(entries ...config.Interface) config.Network {
+		return config.Network{Nameservers: []netip.Addr{addr("10.96.0.1")}, Interfaces: entries}
+	}
+	n.configure(network(uplink, storage))
+	n.run(cards)
+	n.up(20 * time.Second)
+	becomes(t, "eth0", "10.96.0.2/24")
+	becomes(t, "eth1", "10.96.1.2/24")
+	becomes(t, "uplink.7", "10.96.7.2/24")
+	shows(t, "altname uplink", "link", "show", "dev", "eth0")
+	n.follows()
+	eventually.That(t, 10*time.Second, "the cards are published", func() error {
+		if l, err := Links.Get(n.store, "eth1"); err != nil || l.Spec.Driver != "virtio_net" || l.Spec.BusPath != "0000:00:01.0" || l.Spec.Permanent == "" {
+			return fmt.Errorf("%+v (%v)", l.Spec, err)
+		}
+		return nil
+	})
+	both := config.Interface{Name: "any", Driver: "virtio_net", CIDR: prefix("10.96.0.3/24")}
+	n.configure(network(both, static("eth0", "10.96.0.2/24", 0)))
+	becomes(t, "eth1")
+	n.hasProblem("choose the card of the entry \"any\": eth0, eth1 match")
+}

@@ -142,6 +142,10 @@ func TestModel(t *testing.T) {
 		p.wire(c.name, c.far, c.network+".0.1/24")
 		c.server = p.shortServer(c.far, c.network+".0.1", c.offer, 3600)
 		p.do(func() {
+			// while its cable is out
+			if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+c.far+"/keep_addr_on_down", []byte("1"), 0); err != nil {
+				t.Error(err)
+			}
 			for _, n := range []string{"a", "b"} {
 				p.address(c.far, fmt.Sprintf("fd%d:%s::1/64", 20+i, n))
 			}

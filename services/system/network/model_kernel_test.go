@@ -286,6 +286,11 @@ func TestModel(t *testing.T) {
 		}
 	}
 	n.stop()
+	for _, c := range cards {
+		if c.router != nil {
+			c.router()
+		}
+	}
 	eventually.That(t, 10*time.Second, "no goroutine is left", func() error {
 		if now := runtime.NumGoroutine(); now > before {
 			stacks := make([]byte, 1<<16)

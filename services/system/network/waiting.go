@@ -27,7 +27,7 @@ const (
 // nothing can go on without one.
 const (
 	// linkGrace is for links that have a carrier, so that the node's address doesn't depend on which server was faster,
-	// and for a name server: routers may advertise one.
+	// and for a name server of a node with servers or routers.
 	linkGrace = 5 * time.Second
 	// listedGrace is for links that the configuration lists, while the node's address isn't chosen for good.
 	listedGrace = 30 * time.Second
@@ -185,11 +185,14 @@ func (o *owner) lacking(all []candidate) (out []error) {
 	switch {
 	case len(all) == 0 && len(out) == 0:
 		out = append(out, lackOf(NoValidSubnet, "an address that machine.kubelet.nodeIP.validSubnets allows"))
-	case len(all) > 0 && len(o.nameServers()) == 0 && time.Since(o.firstAddr) < linkGrace:
+	case len(all) > 0 && len(o.nameServers()) == 0 && o.served() && time.Since(o.firstAddr) < linkGrace:
 		out = append(out, lackOf("", "a name server, for %s at most", linkGrace))
 	}
 	return out
 }
+
+// served reports whether a server or a router may have more for the node.
+func (o *owner) served() bool { return len(o.clients)+len(o.state.advertised) > 0 }
 
 // reportWaiting reports what the service waits for, once per change, and at the console
 // if a link doesn't appear. The reason is that of a missing link, if one is, else the first.

@@ -2,6 +2,7 @@ package network
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -88,6 +89,10 @@ func TestWaitsForAdvertisements(t *testing.T) {
 		}
 		if got := errors.Join(o.lacking(nil)...).Error(); got != want {
 			t.Errorf("%+v: it waits for %s, want %s", entry, got, want)
+		}
+		// Nobody can have a name server for it.
+		if strings.Contains(fmt.Sprint(o.lacking([]candidate{{}})), "name server") {
+			t.Errorf("%+v: it waits for a name server", entry)
 		}
 	}
 }

@@ -58,7 +58,7 @@ func (o *owner) receive(l netlink.Link, p config.Link, metric int) error {
 	changed, refused := setting(settings+name+"/accept_ra", value)
 	err = cmp.Or(refused, err)
 	if changed && value == "2" && l.Attrs().Flags&net.FlagUp != 0 {
-		_ = solicit(name) // without an answer, their next one comes by itself
+		_ = solicit(l) // without an answer, their next one comes by itself
 	} else if changed && value == "0" {
 		err = errors.Join(err, o.forget(l.Attrs().Index))
 	}
@@ -97,12 +97,8 @@ func setting(file, value string) (changed bool, err error) {
 }
 
 // solicit asks the routers of a link for an advertisement.
-func solicit(link string) error {
-	ifi, err := net.InterfaceByName(link)
-	if err != nil {
-		return err
-	}
-	c, _, err := ndp.Listen(ifi, ndp.LinkLocal)
+func solicit(l netlink.Link) error {
+	c, _, err := ndp.Listen(&net.Interface{Index: l.Attrs().Index, Name: l.Attrs().Name}, ndp.LinkLocal)
 	if err != nil {
 		return err
 	}

@@ -46,8 +46,6 @@ const (
 	maxPacket = 1232
 	// maxQuestions at a time, for each server too, and connections: further ones get no answer, and are asked again.
 	maxQuestions, maxClients = 256, 64
-	// maxServers is what programs ask (MAXNS in resolv.conf(5)).
-	maxServers = 3
 	// A server has one second, and another one, because packets get lost: programs ask again after five.
 	exchangeTime, exchanges = time.Second, 2
 	// idle ends a connection.
@@ -162,7 +160,7 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 			f.servers = append(f.servers, config.TLSNameserver{Address: a})
 		}
 	}
-	f.servers = f.servers[:min(len(f.servers), maxServers)]
+	f.servers = f.servers[:min(len(f.servers), config.MaxNameservers)]
 	if len(cfg.Machine.Network.Resolver.DNSOverTLS) > 0 {
 		f.trusted, err = network.Authorities(boot.CABundle, nil)
 	}

@@ -78,6 +78,19 @@ func segments(c *Config) (all []segment) {
 	return all
 }
 
+// EntryOf is the place of an address, or of a route to a network by a gateway; "" if it has none.
+func (c *Config) EntryOf(cidr netip.Prefix, way Route) string {
+	for _, s := range segments(c) {
+		if cidr.IsValid() && s.cidr == cidr {
+			return s.where.String()
+		}
+		if i := slices.IndexFunc(s.routes, func(r Route) bool { return r.Network.Masked() == way.Network && r.Gateway == way.Gateway }); i >= 0 {
+			return s.where.with("routes", i).String()
+		}
+	}
+	return ""
+}
+
 // Ends are the network address of an IPv4 network and its broadcast address. Networks of one or two addresses have
 // none.
 func Ends(p netip.Prefix) (network, broadcast netip.Addr) {

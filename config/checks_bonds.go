@@ -3,27 +3,10 @@ package config
 import (
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 )
-
-// bondOption is one that the kernel allows with some modes only.
-type bondOption struct {
-	name  string
-	set   bool
-	modes string // separated by blanks
-}
-
-func (b Bond) options() []bondOption {
-	const lacp, single, arp = "802.3ad", "active-backup balance-tlb balance-alb", "active-backup balance-rr balance-xor broadcast"
-	return []bondOption{
-		{"primary", b.Primary != "", single}, {"primaryReselect", b.PrimaryReselect != "", single},
-		{"failOverMac", b.FailOverMAC != "", "active-backup"}, {"adSelect", b.ADSelect != "", lacp},
-		{"arpValidate", b.ARPValidate != "", arp}, {"arpAllTargets", b.ARPAllTargets != "", arp}, {"arpInterval", b.ARPInterval != 0, arp},
-		{"minLinks", b.MinLinks != nil, lacp}, {"adActorSysPrio", b.ADActorSysPrio != nil, lacp}, {"adUserPortKey", b.ADUserPortKey != nil, lacp},
-		{"packetsPerSlave", b.PacketsPerSlave != nil, "balance-rr"}, {"tlbDynamicLb", b.TLBDynamicLB != nil, "balance-tlb"},
-	}
-}
 
 func checkBonds(c *Config, r *report) {
 	for i, in := range c.Machine.Network.Interfaces {
@@ -31,9 +14,9 @@ func checkBonds(c *Config, r *report) {
 		if b == nil {
 			continue
 		}
-		for _, o := range b.options() {
-			if o.set && !slices.Contains(strings.Fields(o.modes), b.Mode) {
-				r.bad(where.with(o.name), "is an option of %s, and the mode of %s is %s", strings.ReplaceAll(o.modes, " ", ", "), quote(in.Name), b.Mode)
+		for f, value := range reflect.ValueOf(*b).Fields() {
+			if modes := f.Tag.Get("modes"); modes != "" && !value.IsZero() && !slices.Contains(strings.Split(modes, ", "), b.Mode) {
+				r.bad(where.with(f.Tag.Get("yaml")), "is an option of %s, and the mode of %s is %s", modes, quote(in.Name), b.Mode)
 			}
 		}
 		if b.Primary != "" {

@@ -3,7 +3,7 @@ package config
 import "net/netip"
 
 // Bond makes the interface a bond of several links. Options without a default here have the kernel's
-// (Documentation/networking/bonding.rst).
+// (Documentation/networking/bonding.rst). The kernel takes some with some modes only.
 type Bond struct {
 	Mode           string `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
 	LACPRate       string `yaml:"lacpRate"`       // slow (default) or fast
@@ -16,33 +16,41 @@ type Bond struct {
 	Interfaces []string `yaml:"interfaces"`
 
 	// the preferred member, one of interfaces; for active-backup, balance-tlb and balance-alb
-	Primary string `yaml:"primary"`
+	Primary string `yaml:"primary" modes:"active-backup, balance-tlb, balance-alb"`
 	// when a primary that is back is used again: always, better or failure
-	PrimaryReselect string `yaml:"primaryReselect"`
+	PrimaryReselect string `yaml:"primaryReselect" modes:"active-backup, balance-tlb, balance-alb"`
 	// whose MAC address the bond has: none, active or follow; for active-backup
-	FailOverMAC string `yaml:"failOverMac"`
-	MinLinks    *int   `yaml:"minLinks"` // members that must work, or the bond has no carrier; for 802.3ad
+	FailOverMAC string `yaml:"failOverMac" modes:"active-backup"`
+	// members that must work, or the bond has no carrier; for 802.3ad
+	MinLinks *int `yaml:"minLinks" modes:"802.3ad"`
 
 	// when another aggregator is chosen: stable, bandwidth or count; for 802.3ad
-	ADSelect       string `yaml:"adSelect"`
-	ADActorSysPrio *int   `yaml:"adActorSysPrio"` // 1 to 65535; for 802.3ad
-	ADUserPortKey  *int   `yaml:"adUserPortKey"`  // 0 to 1023; for 802.3ad
-	ADActorSystem  string `yaml:"adActorSystem"`  // a MAC address; for 802.3ad
+	ADSelect       string `yaml:"adSelect" modes:"802.3ad"`
+	ADActorSysPrio *int   `yaml:"adActorSysPrio" modes:"802.3ad"` // 1 to 65535; for 802.3ad
+	ADUserPortKey  *int   `yaml:"adUserPortKey" modes:"802.3ad"`  // 0 to 1023; for 802.3ad
+	ADActorSystem  string `yaml:"adActorSystem"`                  // a MAC address; for 802.3ad
 
 	// ms between requests to arpIPTarget, which detect a failed path instead of miimon; for active-backup, balance-rr,
 	// balance-xor and broadcast
-	ARPInterval   int          `yaml:"arpInterval"`
-	ARPIPTarget   []netip.Addr `yaml:"arpIPTarget"`   // 1 to 16 IPv4 addresses
-	ARPValidate   string       `yaml:"arpValidate"`   // whose answers count: none, active, backup or all
-	ARPAllTargets string       `yaml:"arpAllTargets"` // any or all must answer
+	ARPInterval int `yaml:"arpInterval" modes:"active-backup, balance-rr, balance-xor, broadcast"`
+	// 1 to 16 IPv4 addresses
+	ARPIPTarget []netip.Addr `yaml:"arpIPTarget"`
+	// whose answers count: none, active, backup or all
+	ARPValidate string `yaml:"arpValidate" modes:"active-backup, balance-rr, balance-xor, broadcast"`
+	// any or all must answer
+	ARPAllTargets string `yaml:"arpAllTargets" modes:"active-backup, balance-rr, balance-xor, broadcast"`
 
-	ResendIGMP      *int  `yaml:"resendIgmp"`      // reports after a change of the member, 0 to 255
-	NumPeerNotif    *int  `yaml:"numPeerNotif"`    // announcements after a change of the member, 0 to 255
-	LPInterval      *int  `yaml:"lpInterval"`      // s between learning packets
-	PacketsPerSlave *int  `yaml:"packetsPerSlave"` // before the next member's turn; 0 is random; for balance-rr
-	AllSlavesActive *bool `yaml:"allSlavesActive"` // take packets of members that aren't in use, too
-	UseCarrier      *bool `yaml:"useCarrier"`      // ask the driver for the carrier, as is usual
-	TLBDynamicLB    *bool `yaml:"tlbDynamicLb"`    // move flows by load; for balance-tlb
+	// reports after a change of the member, 0 to 255
+	ResendIGMP *int `yaml:"resendIgmp"`
+	// announcements after a change of the member, 0 to 255
+	NumPeerNotif *int `yaml:"numPeerNotif"`
+	LPInterval   *int `yaml:"lpInterval"` // s between learning packets
+	// before the next member's turn; 0 is random; for balance-rr
+	PacketsPerSlave *int `yaml:"packetsPerSlave" modes:"balance-rr"`
+	// take packets of members that aren't in use, too
+	AllSlavesActive *bool `yaml:"allSlavesActive"`
+	UseCarrier      *bool `yaml:"useCarrier"`                       // ask the driver for the carrier, as is usual
+	TLBDynamicLB    *bool `yaml:"tlbDynamicLb" modes:"balance-tlb"` // move flows by load; for balance-tlb
 }
 
 // Bridge makes the interface a bridge: a switch between its ports, to which the node itself is connected, too.

@@ -58,16 +58,20 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 	}
 	open, serves := len(firewall.Rules) > 0, cfg.Machine.Type.ControlPlane()
 	resolves, resolver := open && cfg.Machine.Network.Resolver.On(), single(cfg.ResolverAddress())
-	table := those([]conditional{
-		{true, rule{chain: input, action: accept, link: "lo"}},
-		{!firewall.AllowMetadata, rule{name: "pods-to-metadata", chain: forward, action: drop, to: metadata}},
-		{open, rule{chain: input, action: accept, goesOn: true}},
-		// RFC 8415: a server answers from another address
-		{open, rule{chain: input, action: accept, protocol: "udp", ports: []ports{{546, 546}}}},
-		// the resolver itself answers nobody outside of the node
-		{resolves, rule{chain: input, action: accept, protocol: "udp", ports: []ports{{53, 53}}, to: resolver}},
-		{resolves, rule{chain: input, action: accept, protocol: "tcp", ports: []ports{{53, 53}}, to: resolver}},
-	})
+	var table []rule
+	add := func(when bool, r rule) {
+		if when {
+			table = append(table, r)
+		}
+	}
+	add(true, rule{chain: input, action: accept, link: "lo"})
+	add(!firewall.AllowMetadata, rule{name: "pods-to-metadata", chain: forward, action: drop, to: metadata})
+	add(open, rule{chain: input, action: accept, goesOn: true})
+	// RFC 8415: a server answers from another address
+	add(open, rule{chain: input, action: accept, protocol: "udp", ports: []ports{{546, 546}}})
+	// the resolver itself answers nobody outside of the node
+	add(resolves, rule{chain: input, action: accept, protocol: "udp", ports: []ports{{53, 53}}, to: resolver})
+	add(resolves, rule{chain: input, action: accept, protocol: "tcp", ports: []ports{{53, 53}}, to: resolver})
 	for _, c := range firewall.Rules {
 		r := rule{name: c.Name, chain: input, action: c.Action, link: c.Interface, protocol: c.Protocol, from: c.Sources, to: c.Destinations}
 		for _, text := range c.Ports {
@@ -75,38 +79,21 @@ func rules(cfg *config.Config, own []netip.Prefix, met []netip.Addr) []rule {
 			r.ports = append(r.ports, ports{first, last})
 		}
 		// what is opened is open to pods on their way to other nodes, too
-		if table = append(table, r); r.action == accept {
-			r.chain = forward
-			table = append(table, r)
-		}
+		add(true, r)
+		r.chain = forward
+		add(r.action == accept, r)
 	}
 	both, trusted := slices.Concat(etcdPorts, trustdPorts), slices.Concat(peers, nodes)
-	return append(table, those([]conditional{
-		// by a node that is their router
-		{len(trusted) > 0, rule{chain: forward, action: accept, protocol: "tcp", ports: both, from: trusted}},
-		{len(servers) > 0, rule{name: "pods-to-etcd", chain: forward, action: drop, protocol: "tcp", ports: etcdPorts, to: servers}},
-		{len(servers) > 0, rule{name: "pods-to-trustd", chain: forward, action: drop, protocol: "tcp", ports: trustdPorts, to: servers}},
-		{serves && len(peers) > 0, rule{chain: input, action: accept, protocol: "tcp", ports: both, from: peers}},
-		{serves, rule{name: "pods-to-etcd", chain: input, action: drop, protocol: "tcp", ports: etcdPorts, from: pods}},
-		{serves, rule{name: "pods-to-trustd", chain: input, action: drop, protocol: "tcp", ports: trustdPorts, from: pods}},
-		{serves && len(nodes) > 0, rule{chain: input, action: accept, protocol: "tcp", ports: both, from: nodes}},
-		{serves, rule{name: "strangers-to-etcd", chain: input, action: drop, protocol: "tcp", ports: etcdPorts}},
-		{serves && len(firewall.NodeNetworks) > 0, rule{name: "strangers-to-trustd", chain: input, action: drop, protocol: "tcp", ports: trustdPorts}},
-	})...)
-}
-
-// conditional is a rule that some nodes have.
-type conditional struct {
-	when bool
-	rule
-}
-
-func those(all []conditional) (table []rule) {
-	for _, c := range all {
-		if c.when {
-			table = append(table, c.rule)
-		}
-	}
+	// by a node that is their router
+	add(len(trusted) > 0, rule{chain: forward, action: accept, protocol: "tcp", ports: both, from: trusted})
+	add(len(servers) > 0, rule{name: "pods-to-etcd", chain: forward, action: drop, protocol: "tcp", ports: etcdPorts, to: servers})
+	add(len(servers) > 0, rule{name: "pods-to-trustd", chain: forward, action: drop, protocol: "tcp", ports: trustdPorts, to: servers})
+	add(serves && len(peers) > 0, rule{chain: input, action: accept, protocol: "tcp", ports: both, from: peers})
+	add(serves, rule{name: "pods-to-etcd", chain: input, action: drop, protocol: "tcp", ports: etcdPorts, from: pods})
+	add(serves, rule{name: "pods-to-trustd", chain: input, action: drop, protocol: "tcp", ports: trustdPorts, from: pods})
+	add(serves && len(nodes) > 0, rule{chain: input, action: accept, protocol: "tcp", ports: both, from: nodes})
+	add(serves, rule{name: "strangers-to-etcd", chain: input, action: drop, protocol: "tcp", ports: etcdPorts})
+	add(serves && len(firewall.NodeNetworks) > 0, rule{name: "strangers-to-trustd", chain: input, action: drop, protocol: "tcp", ports: trustdPorts})
 	return table
 }
 

@@ -58,7 +58,7 @@ func (o *owner) receive(l netlink.Link, p config.Link, metric int) error {
 	changed, refused := setting(settings+name+"/accept_ra", value)
 	err = cmp.Or(refused, err)
 	if changed && value == "2" && l.Attrs().Flags&net.FlagUp != 0 {
-		_ = solicit(name) // without an answer, their next one comes by itself
+		_ = solicit(l) // without an answer, their next one comes by itself
 	} else if changed && value == "0" {
 		err = errors.Join(err, o.forget(l.Attrs().Index))
 	}
@@ -70,15 +70,13 @@ func (o *owner) receive(l netlink.Link, p config.Link, metric int) error {
 
 // forget removes what the kernel has of router advertisements on a link.
 func (o *owner) forget(index int) (err error) {
-	for _, a := range slices.AppendSeq(slices.Clip(o.state.advertised), maps.Keys(o.state.tentative)) {
-		if ip := a.prefix.Addr(); a.index == index && ip.Is6() && !ip.IsLinkLocalUnicast() && !o.known[a] {
-			err = errors.Join(err, a.remove())
-		}
-	}
-	for _, r := range o.state.routes {
-		if k := r.kernel(); r.index == index {
+	for _, w := range o.state.advertised {
+		if r, is := w.object.(route); is && r.index == index {
+			k := r.kernel()
 			k.Protocol = unix.RTPROT_UNSPEC
 			err = errors.Join(err, netlink.RouteDel(k))
+		} else if w.link() == index {
+			err = errors.Join(err, w.change(false))
 		}
 	}
 	return err
@@ -99,12 +97,8 @@ func setting(file, value string) (changed bool, err error) {
 }
 
 // solicit asks the routers of a link for an advertisement.
-func solicit(link string) error {
-	ifi, err := net.InterfaceByName(link)
-	if err != nil {
-		return err
-	}
-	c, _, err := ndp.Listen(ifi, ndp.LinkLocal)
+func solicit(l netlink.Link) error {
+	c, _, err := ndp.Listen(&net.Interface{Index: l.Attrs().Index, Name: l.Attrs().Name}, ndp.LinkLocal)
 	if err != nil {
 		return err
 	}

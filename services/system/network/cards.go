@@ -80,7 +80,7 @@ func (o *owner) selected(key, alias string, entry config.Link) string {
 		if o.chosen[key] == l.Attrs().Index {
 			return name
 		}
-		if entry.Selects(cardOf(l)) {
+		if entry.Selects(o.o.card(l)) {
 			names = append(names, name)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -63,6 +65,12 @@ type client struct {
 	kick chan struct{}
 	// prefer is the address to ask for first, if one is known.
 	prefer netip.Addr
+
+	// These are networkd's.
+	index int // of the link
+	sent  config.DHCPOptions
+	lease *lease // nil while there is none
+	stop  func()
 }
 
 // run keeps a lease until ctx ends. Its input comes from other hosts: a message
@@ -77,16 +85,12 @@ func (c *client) run(ctx context.Context) {
 }
 
 func (c *client) keep(ctx context.Context) {
-	for {
-		l := c.obtain(ctx)
-		if l == nil {
-			return
-		}
-		c.have(l)
-		l, err := c.hold(ctx, l)
-		if ctx.Err() != nil {
-			return
-		}
+	l := c.obtain(ctx)
+	if l == nil {
+		return
+	}
+	c.have(l)
+	if l, err := c.hold(ctx, l); ctx.Err() == nil {
 		c.log.Warn(fmt.Sprintf("lost the %s lease of %s on %s: %v; asking for a new one", c.source, l, c.link, err))
 		c.report(nil)
 	}
@@ -102,7 +106,8 @@ func (c *client) have(l *lease) {
 
 // obtain asks until there is a lease; nil after ctx has ended.
 func (c *client) obtain(ctx context.Context) *lease {
-	since, warned := time.Now(), time.Time{}
+	since := time.Now()
+	warn := since.Add(warnAfter)
 	for pause := askFirst; ctx.Err() == nil; pause = min(pause*2, askMax) {
 		wait := jitter(pause)
 		next := time.Now().Add(wait)
@@ -115,9 +120,8 @@ func (c *client) obtain(ctx context.Context) *lease {
 			c.log.Info(fmt.Sprintf("%s lease on %s: %s from %s", c.source, c.link, l, l.Server))
 			return l
 		}
-		now := time.Now()
-		if ctx.Err() == nil && !c.quiet && now.Sub(since) >= warnAfter && (warned.IsZero() || now.Sub(warned) >= remindEvery) {
-			warned = now
+		if now := time.Now(); ctx.Err() == nil && !c.quiet && !now.Before(warn) {
+			warn = now.Add(remindEvery)
 			c.log.Warn(noAnswer(c.source, c.link, now.Sub(since), err))
 		}
 		sleep.Until(ctx, c.kick, time.Until(next))
@@ -140,13 +144,14 @@ func noAnswer(source, link string, since time.Duration, err error) string {
 func (c *client) ask(ctx context.Context, wait time.Duration) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	back := make(chan bool, 1)
-	go func() {
-		back <- c.kicked(ctx, time.Time{})
-		cancel()
-	}()
+	back := false
+	stop := background.Start(ctx, func(ctx context.Context) {
+		if back = sleep.Until(ctx, c.kick, 2*wait); back {
+			cancel()
+		}
+	})
 	l, err := c.acquire(ctx, c.prefer)
-	if cancel(); <-back && err != nil {
+	if stop(); back && err != nil {
 		return nil, errKicked
 	}
 	return l, err
@@ -157,8 +162,11 @@ func (c *client) ask(ctx context.Context, wait time.Duration) (*lease, error) {
 func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
 	next, confirmed := l.renewAt, time.Time{} // confirmed: when the link's return is settled, zero if it is
 	for {
-		if c.kicked(ctx, next) {
+		select {
+		case <-c.kick: // the link came back
 			confirmed = time.Now().Add(confirmFor)
+		case <-time.After(time.Until(next)):
+		case <-ctx.Done():
 		}
 		now := time.Now()
 		switch {
@@ -213,21 +221,6 @@ func (c *client) elsewhere(ctx context.Context, l *lease) *lease {
 		c.log.Warn(fmt.Sprintf("%s came back, and no %s server there knows %s, which stays until its lease ends", c.link, c.source, l))
 	}
 	return l
-}
-
-// kicked waits until a time, forever for the zero time, and reports whether the link came back before.
-func (c *client) kicked(ctx context.Context, at time.Time) bool {
-	var passed <-chan time.Time
-	if !at.IsZero() {
-		passed = time.After(time.Until(at))
-	}
-	select {
-	case <-c.kick:
-		return true
-	case <-passed:
-	case <-ctx.Done():
-	}
-	return false
 }
 
 // jitter prevents machines that were switched on together from asking at the same time.

@@ -154,12 +154,8 @@ func unfold(b []byte, n int) int {
 // extend asks all servers if the server of the lease has no address.
 func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
 	last := l.grant.(*dhcpv4.DHCPv4)
-	xid, err := dhcpv4.GenerateTransactionID()
-	if err != nil {
-		return nil, err
-	}
-	// It sets ciaddr, and omits the server identifier, as RFC 2131 §4.3.2 demands.
-	msg, err := dhcpv4.NewRenewFromAck(last, d.modifiers(dhcpv4.WithTransactionID(xid))...)
+	// With ciaddr and without the server identifier, as RFC 2131 §4.3.2 demands.
+	msg, err := dhcpv4.New(d.modifiers(dhcpv4.WithMessageType(dhcpv4.MessageTypeRequest), dhcpv4.WithHwAddr(last.ClientHWAddr), dhcpv4.WithClientIP(last.YourIPAddr))...)
 	if err != nil {
 		return nil, err
 	}
@@ -289,17 +285,16 @@ func serverOf(ack *dhcpv4.DHCPv4) netip.Addr {
 // setTimes sets the times of a lease of that length. T1 and T2 are a half and seven eighths of it (RFC 2131 §4.4.5)
 // where the server has sent none, or such that can't be.
 func (l *lease) setTimes(asked time.Time, length, t1, t2 time.Duration) {
-	if length >= infiniteLease {
-		return
-	}
 	if length < minLease {
 		l.leftOut("the lease time %s", length)
 		length = minLease
 	}
 	if t1 < minLease/2 || t1 >= t2 || t2 >= length {
-		t1, t2 = length/2, length*7/8
+		t1, t2 = length/2, length/8*7
 	}
-	l.renewAt, l.rebindAt, l.Expires = asked.Add(t1), asked.Add(t2), asked.Add(length)
+	if l.renewAt, l.rebindAt = asked.Add(t1), asked.Add(t2); length < infiniteLease {
+		l.Expires = asked.Add(length)
+	}
 }
 
 // leaseRoutes are the classless routes (option 121), or else the routers and the routes by class

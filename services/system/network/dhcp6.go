@@ -44,14 +44,12 @@ func (d dhcp6) ask(ctx context.Context, kind, answer dhcpv6.MessageType, options
 	if err != nil {
 		return nil, err
 	}
-	m, err := dhcpv6.NewMessage()
+	m, err := dhcpv6.NewSolicit(ifi.HardwareAddr, dhcpv6.WithClientID(&dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: ifi.HardwareAddr}))
 	if err != nil {
 		return nil, err
 	}
 	m.MessageType = kind
-	own := dhcpv6.OptClientID(&dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: ifi.HardwareAddr})
-	ia := &dhcpv6.OptIANA{IaId: [4]byte(ifi.HardwareAddr[len(ifi.HardwareAddr)-4:])}
-	for _, o := range append([]dhcpv6.Option{own, ia, dhcpv6.OptElapsedTime(0), dhcpv6.OptRequestedOption(requested6...)}, options...) {
+	for _, o := range append([]dhcpv6.Option{dhcpv6.OptRequestedOption(requested6...)}, options...) {
 		m.UpdateOption(o)
 	}
 	read := newLease6

@@ -102,18 +102,18 @@ func TestLook(t *testing.T) {
 		}
 	}
 	own := address{2, prefix("10.0.0.2/24")}
-	client := &leased{client: client{kick: make(chan struct{}, 1)}}
-	o.clients = map[leaseKey]*leased{{"card0", "DHCP"}: client}
+	asks := &client{kick: make(chan struct{}, 1)}
+	o.clients = map[leaseKey]*client{{"card0", "DHCP"}: asks}
 	is(net.FlagUp, unix.IFF_LOWER_UP)
 	look()
 	o.known[own], o.of(2).flags, o.made["card0"] = true, managedFlag, virtual{}
 	is(net.FlagUp, 0)
 	look()
-	if !o.known[own] || len(client.kick) > 0 {
+	if !o.known[own] || len(asks.kick) > 0 {
 		t.Error("without a carrier, its address is dropped, or its client asks")
 	}
 	is(net.FlagUp, unix.IFF_LOWER_UP)
-	if look(); len(client.kick) == 0 {
+	if look(); len(asks.kick) == 0 {
 		t.Error("the client doesn't ask when the carrier is back")
 	}
 	is(0, 0)

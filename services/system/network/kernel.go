@@ -21,8 +21,8 @@ const ours = 103
 type object interface {
 	// link is the index of its link; 0 for none.
 	link() int
-	add() error
-	remove() error
+	// change adds it, or removes it.
+	change(add bool) error
 	// on is its name for users; link is the name of its link.
 	on(link string) string
 }
@@ -98,39 +98,42 @@ func linkOf(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }
 
-func (a address) add() error {
-	if a.prefix.Addr().Is6() { // the kernel asks again for a new address only, not for one that another host had
-		_ = a.remove()
+func (a address) change(add bool) error {
+	l, k := linkOf(a.index), &netlink.Addr{IPNet: ipNet(a.prefix)}
+	if add && a.prefix.Addr().Is6() { // the kernel asks again for a new address only, not for one that another host had
+		_ = netlink.AddrDel(l, k)
 	}
-	return netlink.AddrReplace(linkOf(a.index), &netlink.Addr{IPNet: ipNet(a.prefix)})
-}
-func (a address) remove() error {
-	return netlink.AddrDel(linkOf(a.index), &netlink.Addr{IPNet: ipNet(a.prefix)})
+	return either(add, netlink.AddrReplace, netlink.AddrDel)(l, k)
 }
 
-func (a altname) add() error    { return netlink.LinkAddAltName(linkOf(a.index), a.name) }
-func (a altname) remove() error { return netlink.LinkDelAltName(linkOf(a.index), a.name) }
-
-func (v tagged) add() error    { return v.change(netlink.BridgeVlanAdd) }
-func (v tagged) remove() error { return v.change(netlink.BridgeVlanDel) }
-
-func (v tagged) change(to func(l netlink.Link, vlan uint16, pvid, untagged, self, master bool) error) error {
+func (v tagged) change(add bool) error {
 	l, err := netlink.LinkByIndex(v.index)
 	if err != nil {
 		return err
 	}
 	bridge := l.Type() == "bridge"
-	return to(l, uint16(v.vlan), false, false, bridge, !bridge)
+	return either(add, netlink.BridgeVlanAdd, netlink.BridgeVlanDel)(l, uint16(v.vlan), false, false, bridge, !bridge)
 }
 
-func (r route) add() error    { return netlink.RouteAdd(r.kernel()) }
-func (r route) remove() error { return netlink.RouteDel(r.kernel()) }
+func (a altname) change(add bool) error {
+	return either(add, netlink.LinkAddAltName, netlink.LinkDelAltName)(linkOf(a.index), a.name)
+}
+func (r route) change(add bool) error {
+	return either(add, netlink.RouteAdd, netlink.RouteDel)(r.kernel())
+}
+func (r rule) change(add bool) error {
+	return either(add, netlink.RuleAdd, netlink.RuleDel)(r.kernel())
+}
 
-func (r rule) add() error    { return netlink.RuleAdd(r.kernel()) }
-func (r rule) remove() error { return netlink.RuleDel(r.kernel()) }
+// change only sets it: another one replaces it.
+func (m mtu) change(bool) error { return netlink.LinkSetMTU(linkOf(m.index), m.bytes) }
 
-func (m mtu) add() error    { return netlink.LinkSetMTU(linkOf(m.index), m.bytes) }
-func (m mtu) remove() error { return nil } // another one replaces it
+func either[T any](first bool, a, b T) T {
+	if first {
+		return a
+	}
+	return b
+}
 
 func (r route) kernel() *netlink.Route {
 	k := &netlink.Route{
@@ -173,10 +176,8 @@ type actual struct {
 	// objects are true, except for addresses that another host has, by duplicate address detection (RFC 4862 §5.4):
 	// these have to be added anew.
 	objects map[object]bool
-	// advertised are addresses that the kernel has made of router advertisements and that can be used, in its order.
-	advertised []address
-	// routes are those of router advertisements.
-	routes []route
+	// advertised are the addresses and routes that the kernel has made of router advertisements, in its order.
+	advertised []want
 	// tentative are addresses for which that detection isn't over: nothing can be sent from them yet.
 	tentative map[address]bool
 }
@@ -219,21 +220,21 @@ func readKernel() (actual, error) {
 	}
 	for _, a := range addresses {
 		own := address{a.LinkIndex, prefixOf(a.IPNet)}
-		switch {
-		case a.Flags&unix.IFA_F_DADFAILED != 0:
-		case a.Flags&unix.IFA_F_TENTATIVE != 0:
-			now.tentative[own] = true
-		case a.Flags&(unix.IFA_F_PERMANENT|unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) == 0 && own.prefix.Addr().Is6():
-			now.advertised = append(now.advertised, own)
-		}
 		now.objects[own] = a.Flags&unix.IFA_F_DADFAILED == 0
+		if a.Flags&unix.IFA_F_TENTATIVE != 0 && now.objects[own] {
+			now.tentative[own] = true
+		}
+		const others = unix.IFA_F_DADFAILED | unix.IFA_F_PERMANENT | unix.IFA_F_DEPRECATED | unix.IFA_F_TEMPORARY
+		if a.Flags&others == 0 && own.prefix.Addr().Is6() {
+			now.advertised = append(now.advertised, want{own, byKernel})
+		}
 	}
 	for _, k := range routes {
 		switch {
 		case k.Protocol == ours:
 			now.objects[routeOf(k)] = true
 		case k.Protocol == unix.RTPROT_RA:
-			now.routes = append(now.routes, routeOf(k))
+			now.advertised = append(now.advertised, want{routeOf(k), byKernel})
 		}
 	}
 	for _, k := range rules {
@@ -303,11 +304,4 @@ func difference(now map[object]bool, known map[object]bool, wanted []object) (re
 	})
 	slices.SortStableFunc(add, func(a, b object) int { return rank(a) - rank(b) })
 	return remove, add
-}
-
-func changeKernel(o object, add bool) error {
-	if add {
-		return o.add()
-	}
-	return o.remove()
 }

@@ -161,11 +161,7 @@ type entry1 struct {
 		Gateway                netip.Addr
 		Servers                some[netip.Addr] `yaml:"dns_nameservers"`
 		Search                 some[string]     `yaml:"dns_search"`
-		Routes                 []struct {
-			Network, Destination, Netmask string
-			Gateway                       netip.Addr
-			Metric                        uint32
-		}
+		Routes                 []way
 	}
 	Servers some[netip.Addr] `yaml:"address"`
 	Search  some[string]
@@ -179,21 +175,21 @@ type link2 struct {
 	AcceptRA           *bool    `yaml:"accept-ra"`
 	Addresses          []string // with their masks
 	Gateway4, Gateway6 netip.Addr
-	Nameservers        servers2
-	Routes             []route2
-	Unused             struct{ Optional, Renderer any } `yaml:",inline"`
-	More               map[string]any                   `yaml:",inline"`
+	Nameservers        struct {
+		Addresses []netip.Addr
+		Search    []string
+	}
+	Routes []way
+	Unused struct{ Optional, Renderer any } `yaml:",inline"`
+	More   map[string]any                   `yaml:",inline"`
 }
 
-type servers2 struct {
-	Addresses []netip.Addr
-	Search    []string
-}
-
-type route2 struct {
-	To            string // a network with its mask, or "default"
-	Via           netip.Addr
-	Metric, Table uint32
+// way is a route of both versions.
+type way struct {
+	To                            string // a network with its mask, or "default"
+	Network, Destination, Netmask string // the same in version 1
+	Via, Gateway                  netip.Addr
+	Metric, Table                 uint32
 }
 
 // some is a list, or its only entry.
@@ -257,12 +253,13 @@ func (e entry1) link() (l link2) {
 			l.Addresses = append(l.Addresses, masked(s.Address, s.Netmask))
 		}
 		if s.Gateway.IsValid() {
-			l.Routes = append(l.Routes, route2{To: "default", Via: s.Gateway})
+			l.Routes = append(l.Routes, way{To: "default", Via: s.Gateway})
 		}
 		for _, r := range s.Routes {
-			l.Routes = append(l.Routes, route2{To: masked(r.Network+r.Destination, r.Netmask), Via: r.Gateway, Metric: r.Metric})
+			r.To, r.Via = masked(r.Network+r.Destination, r.Netmask), r.Gateway
+			l.Routes = append(l.Routes, r)
 		}
-		l.Nameservers = servers2{append(l.Nameservers.Addresses, s.Servers...), append(l.Nameservers.Search, s.Search...)}
+		l.Nameservers.Addresses, l.Nameservers.Search = append(l.Nameservers.Addresses, s.Servers...), append(l.Nameservers.Search, s.Search...)
 	}
 	return l
 }

@@ -20,7 +20,7 @@ type lease struct {
 	LeaseStatus // as it is published; its link-local servers are on its link
 	addresses   []leasedAddress
 
-	renewAt, rebindAt time.Time // zero: never
+	renewAt, rebindAt time.Time
 
 	mtu    int // 0: not offered
 	routes []route
@@ -97,15 +97,6 @@ type protocol interface {
 // leaseKey identifies a lease.
 type leaseKey struct{ link, source string }
 
-// leased is a lease, the client that keeps it, and the function that ends that.
-type leased struct {
-	client
-	lease *lease // nil while there is none
-	index int    // of the link
-	sent  config.DHCPOptions
-	stop  func()
-}
-
 // sources are the sources of addresses for a link with this plan.
 func (o *owner) sources(p config.Link) []source {
 	return slices.DeleteFunc(slices.Clone(o.o.sources), func(s source) bool { return s.bits == 0 || !s.wanted(p) })
@@ -139,7 +130,7 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link) {
 			o.stopClient(key)
 		}
 		if again := o.declined[key].until; time.Now().Before(again) {
-			o.due = minTime(o.due, again)
+			o.wake(again)
 		} else if wanted && l.Attrs().Flags&net.FlagUp != 0 { // a link that isn't up yet is handled when it is
 			o.startClient(ctx, key, s, p, l.Attrs().Index)
 			o.clients[key].sent = sent
@@ -153,10 +144,10 @@ func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p confi
 		name, _ := machine.Wanted(o.o.Store, func(c *config.Config) string { return c.Machine.Network.Hostname })
 		return name
 	}
-	c := &leased{index: index, client: client{
-		source: s.name, quiet: s.bits == 0, link: key.link, log: o.log, kick: make(chan struct{}, 1),
+	c := &client{
+		source: s.name, quiet: s.bits == 0, link: key.link, index: index, log: o.log, kick: make(chan struct{}, 1),
 		protocol: s.open(p, hostname),
-	}}
+	}
 	o.clients[key] = c
 	if o.pinned.BitLen() == s.bits && o.declined[key].address != o.pinned {
 		c.prefer = o.pinned // a server of another network offers another address

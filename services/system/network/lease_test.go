@@ -435,7 +435,7 @@ func TestInformationOfDHCPv6(t *testing.T) {
 		}
 		renew, end := now.Add(want), now.Add(2*want)
 		if want == 0 {
-			renew, end = time.Time{}, time.Time{}
+			renew, end = now.Add(infiniteLease/2), time.Time{}
 		}
 		if l.renewAt != renew || l.Expires != end || !slices.Equal(l.Resolvers, []netip.Addr{addr("fd98::53"), addr("fe80::53%eth0")}) || len(l.Problems) != 1 || len(l.addresses) != 0 {
 			t.Errorf("refresh time %s: %+v", refresh, l)

@@ -56,7 +56,7 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 	test0 := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "test0", Index: 2, Flags: net.FlagUp}}
 	n.owner = &owner{
 		Daemon: New(Options{
-			Store: resource.NewStore(), sources: both, pinFile: filepath.Join(dir, "pin"),
+			Store: resource.NewStore(), sources: both, pinFile: filepath.Join(dir, "pin"), etcDir: dir,
 			list: func() ([]netlink.Link, error) { return []netlink.Link{test0}, nil },
 			read: func() (actual, error) {
 				n.mu.Lock()
@@ -77,9 +77,8 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 			pinReady: func() bool { return false },
 		}),
 		log: slog.New(slog.NewTextHandler(n.log, nil)), cfg: cfg, attempts: map[object]*attempt{},
-		clients: map[leaseKey]*leased{}, heard: make(chan func() bool), errs: map[string]error{},
-		files:   files{dir: dir},
-		settled: true, pinSaved: true,
+		clients: map[leaseKey]*client{}, heard: make(chan func() bool), errs: map[string]error{},
+		settled: true,
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	n.reconcile(ctx)

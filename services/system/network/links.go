@@ -41,10 +41,10 @@ func (v virtual) sameLink(other virtual) bool {
 // a link of the configuration.
 func expand(links []config.Link, name func(string) string) (plans []config.Link, virtuals []virtual, members map[string]string) {
 	members = map[string]string{}
-	tables, mtus, drivers := map[string]uint32{}, map[string]int{}, map[string]*config.Ethernet{}
+	tables, mtus := map[string]uint32{}, map[string]int{}
 	add := func(p config.Link) {
 		// else that has these settings, too
-		if !slices.ContainsFunc(links, func(own config.Link) bool { return own.Name == p.Name }) {
+		if !slices.ContainsFunc(append(plans, links...), func(own config.Link) bool { return own.Name == p.Name }) {
 			plans = append(plans, p)
 		}
 	}
@@ -82,15 +82,14 @@ func expand(links []config.Link, name func(string) string) (plans []config.Link,
 			virtuals = append(virtuals, virtual{name: p.Name, vlan: v, below: l.Name})
 		}
 	}
-	for i, p := range plans {
-		plans[i].Table, drivers[p.Name] = tables[p.Name], p.Ethernet
-		if masters, member := mtus[p.Name]; member {
-			mtus[p.Name] = cmp.Or(p.MTU, masters)
-		}
-	}
-	plans = slices.DeleteFunc(plans, func(p config.Link) bool { return members[p.Name] != "" })
 	for _, m := range slices.Sorted(maps.Keys(members)) {
-		plans = append(plans, config.Link{Name: m, MTU: mtus[m], Ethernet: drivers[m]})
+		add(config.Link{Name: m})
+	}
+	for i, p := range plans {
+		if members[p.Name] != "" {
+			plans[i] = config.Link{Name: p.Name, MTU: cmp.Or(p.MTU, mtus[p.Name]), Ethernet: p.Ethernet}
+		}
+		plans[i].Table = tables[p.Name]
 	}
 	return plans, virtuals, members
 }

@@ -77,15 +77,12 @@ func TestVirtualLinksFollow(t *testing.T) {
 	n := newNode(t, t.TempDir())
 	n.change = func(o *Options) {
 		o.link = bridges
-		o.configureWireGuard = func(name string, c wgtypes.Config) error {
+		o.wireguard = func(name string, c *wgtypes.Config) (*wgtypes.Device, error) {
 			mu.Lock()
 			defer mu.Unlock()
-			keys, device = append(keys, fmt.Sprintf("%s port %d peers %d", name, *c.ListenPort, len(c.Peers))), wgtypes.Device{ListenPort: *c.ListenPort, PrivateKey: *c.PrivateKey}
-			return nil
-		}
-		o.wireguardDevice = func(name string) (*wgtypes.Device, error) {
-			mu.Lock()
-			defer mu.Unlock()
+			if c != nil {
+				keys, device = append(keys, fmt.Sprintf("%s port %d peers %d", name, *c.ListenPort, len(c.Peers))), wgtypes.Device{ListenPort: *c.ListenPort, PrivateKey: *c.PrivateKey}
+			}
 			return new(device), nil
 		}
 	}

@@ -37,18 +37,20 @@ func TestS093OnePlanForEachLink(t *testing.T) {
 		{Name: "m0", MACVLAN: &config.MACVLAN{Interface: "lan1"}},
 	}, func(called string) string { return strings.Replace(called, "lan", "eth1", 1) })
 	var names []string
+	of := map[string]config.Link{}
 	for _, p := range plans {
 		names = append(names, p.Name)
+		of[p.Name] = p
 	}
-	if d := cmp.Diff("bond0 eth2 eth2.100 wg0 eth9 br0 blue eth3 v0 v1 m0 eth0 eth1 eth10 eth2.4094", strings.Join(names, " ")); d != "" {
+	if d := cmp.Diff("eth0 bond0 eth2 eth2.100 eth2.4094 wg0 eth9 br0 blue eth3 v0 v1 m0 eth1 eth10", strings.Join(names, " ")); d != "" {
 		t.Fatal(d)
 	}
-	vlan, port := plans[2], plans[14]
-	if len(vlan.Addresses) != 1 || len(vlan.Routes) != 1 || vlan.DHCP || port.DHCP || port.MTU != 1400 || plans[1].DHCP || plans[11].MTU != 9000 || plans[12].MTU != 1450 || plans[13].MTU != 1400 {
+	vlan, port := of["eth2.100"], of["eth2.4094"]
+	if len(vlan.Addresses) != 1 || len(vlan.Routes) != 1 || vlan.DHCP || port.DHCP || port.MTU != 1400 || of["eth2"].DHCP || of["eth0"].MTU != 9000 || of["eth1"].MTU != 1450 || of["eth10"].MTU != 1400 {
 		t.Errorf("plans %+v", plans)
 	}
-	if !plans[7].DHCP || plans[7].Table != 1000 || plans[6].Table != 0 {
-		t.Errorf("a VRF and its member: %+v", plans[6:8])
+	if !of["eth3"].DHCP || of["eth3"].Table != 1000 || of["blue"].Table != 0 {
+		t.Errorf("a VRF and its member: %+v", plans)
 	}
 	var made []string
 	for _, v := range virtuals {

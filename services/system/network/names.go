@@ -43,20 +43,17 @@ func cleanDomain(domain string) string {
 	return domain
 }
 
+// maxFile is more than any of the files can have.
+const maxFile = 1 << 16
+
 // hostnameFromMAC is the name of a node without a configured one: the same at each boot.
 func hostnameFromMAC(mac net.HardwareAddr) string {
 	return fmt.Sprintf("garboard-%x", []byte(mac))
 }
 
-// files are those under /etc that other programs read.
-type files struct{ dir string }
-
-// maxFile is more than any of the files can have.
-const maxFile = 1 << 16
-
-// write changes a file that has another content, whoever has written that.
-func (f files) write(name, content string) error {
-	path := filepath.Join(f.dir, name)
+// write changes a file of /etc that has another content, whoever has written that.
+func (o *owner) write(name, content string) error {
+	path := filepath.Join(o.o.etcDir, name)
 	if old, err := untrusted.ReadFile(path, maxFile); err == nil && string(old) == content {
 		return nil
 	}
@@ -80,17 +77,17 @@ func replace(path, content string) error {
 	return errors.Join(err, f.Close())
 }
 
-// names sets the kernel's host name and writes /etc/hostname and /etc/hosts.
-func (f files) names(hostname string, node netip.Addr, entries []config.HostEntry) error {
+// writeNames sets the kernel's host name and writes /etc/hostname and /etc/hosts.
+func (o *owner) writeNames(hostname string, node netip.Addr, entries []config.HostEntry) error {
 	if now, err := os.Hostname(); err != nil || now != hostname {
 		if err := unix.Sethostname([]byte(hostname)); err != nil {
 			return fmt.Errorf("set host name to %s: %w", hostname, err)
 		}
 	}
-	if err := f.write("hostname", hostname+"\n"); err != nil {
+	if err := o.write("hostname", hostname+"\n"); err != nil {
 		return err
 	}
-	return f.write("hosts", hosts(hostname, node, entries))
+	return o.write("hosts", hosts(hostname, node, entries))
 }
 
 func hosts(hostname string, node netip.Addr, entries []config.HostEntry) string {
@@ -108,7 +105,7 @@ func hosts(hostname string, node netip.Addr, entries []config.HostEntry) string 
 	return text
 }
 
-func (f files) resolvers(path string, servers []netip.Addr, search []string) error {
+func (o *owner) writeResolvers(path string, servers []netip.Addr, search []string) error {
 	text := ""
 	for _, s := range servers[:min(len(servers), config.MaxNameservers)] {
 		text += "nameserver " + s.String() + "\n"
@@ -116,5 +113,5 @@ func (f files) resolvers(path string, servers []netip.Addr, search []string) err
 	if len(search) > 0 {
 		text += "search " + strings.Join(search, " ") + "\n"
 	}
-	return f.write(filepath.Base(path), text)
+	return o.write(filepath.Base(path), text)
 }

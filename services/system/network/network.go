@@ -119,15 +119,16 @@ type Options struct {
 	pinFile  string                  // on STATE; different in tests
 	pinReady func() bool             // whether STATE is mounted
 	physical func(netlink.Link) bool // which links get DHCP without being listed
-	sources  []source                // of leases; tests have more
+	card     func(netlink.Link) config.Card
+	sources  []source // of leases; tests have more
 	// The kernel's links and objects, and how these are changed; unit tests don't use the kernel.
 	list   func() ([]netlink.Link, error)
 	read   func() (actual, error)
 	change func(o object, add bool) error
 	// How virtual links are made: the kernel of a test may not have them.
-	link               func(v virtual, below int) netlink.Link
-	configureWireGuard func(name string, c wgtypes.Config) error
-	wireguardDevice    func(name string) (*wgtypes.Device, error)
+	link func(v virtual, below int) netlink.Link
+	// wireguard changes a WireGuard link, unless change is nil, and reads it.
+	wireguard func(name string, change *wgtypes.Config) (*wgtypes.Device, error)
 }
 
 // Daemon is the service; its state belongs to the goroutine of run.
@@ -157,6 +158,7 @@ type memory struct {
 	ups        string         // how often it got a carrier, at the last look
 	bond       *netlink.Bond  // with the options that the kernel had at first
 	wireguard  wgtypes.Config // the last settings
+	keyed      time.Time      // when it got them
 	tuned      tuned
 }
 
@@ -183,13 +185,13 @@ func New(o Options) *Daemon {
 	option.Default(&o.pinFile, filepath.Join(boot.StateDir, "node-address"))
 	option.Default(&o.pinReady, func() bool { return boot.IsMountPoint(filepath.Dir(o.pinFile)) })
 	option.Default(&o.physical, physicalEthernet)
+	option.Default(&o.card, cardOf)
 	option.Default(&o.sources, sources)
 	option.Default(&o.list, func() ([]netlink.Link, error) { return dump("links", netlink.LinkList) })
 	option.Default(&o.read, readKernel)
-	option.Default(&o.change, changeKernel)
+	option.Default(&o.change, object.change)
 	option.Default(&o.link, virtual.link)
-	option.Default(&o.configureWireGuard, configureWireGuard)
-	option.Default(&o.wireguardDevice, wireguardDevice)
+	option.Default(&o.wireguard, wireguard)
 	return &Daemon{
 		o: o, known: map[object]bool{}, memory: map[int]*memory{}, chosen: map[string]int{}, made: map[string]virtual{},
 		slaves: map[string][2]int{}, typed: make(chan config.Network, 1),

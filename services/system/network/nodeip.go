@@ -24,25 +24,16 @@ type candidate struct {
 
 const noDefault = ^uint32(0)
 
-// candidates are the addresses of one link that can be the node's, in their order.
-func candidates(link string, metric uint32, addresses []netip.Prefix, valid []netip.Prefix) (out []candidate) {
-	for _, p := range addresses {
-		allowed := len(valid) == 0 || slices.ContainsFunc(valid, func(v netip.Prefix) bool { return v.Contains(p.Addr()) })
-		if allowed && p.Addr().IsGlobalUnicast() { // others, such as link-local ones, can't be reached from other nodes
-			out = append(out, candidate{prefix: p, link: link, metric: metric})
-		}
-	}
-	return out
+// eligible reports whether an address can be the node's.
+func eligible(a netip.Addr, valid []netip.Prefix) bool {
+	allowed := len(valid) == 0 || slices.ContainsFunc(valid, func(v netip.Prefix) bool { return v.Contains(a) })
+	return allowed && a.IsGlobalUnicast() // others, such as link-local ones, can't be reached from other nodes
 }
 
-// present are the wanted addresses that are there, then those of router advertisements.
-func (o *owner) present() (all []address) {
-	for _, w := range o.wanted {
-		if a, is := w.object.(address); is && o.state.objects[a] {
-			all = append(all, a)
-		}
-	}
-	return append(all, missing(o.state.advertised, all)...)
+// present are the wanted objects that are there, then those of router advertisements.
+func (o *owner) present() []want {
+	there := slices.DeleteFunc(slices.Clone(o.wanted), func(w want) bool { return !o.state.objects[w.object] })
+	return append(there, o.state.advertised...)
 }
 
 // candidates are those of all links.
@@ -52,25 +43,22 @@ func (o *owner) candidates() (out []candidate) {
 		if p.Table != 0 {
 			continue // in a VRF, where the cluster isn't
 		}
-		index := o.links[name].Attrs().Index
-		metric := noDefault
-		for _, r := range o.state.routes {
-			if r.index == index && r.gateway.IsValid() && r.network.Bits() == 0 {
-				metric = min(metric, r.metric)
+		index, metric, first := o.links[name].Attrs().Index, noDefault, len(out)
+		for _, w := range o.present() {
+			switch w := w.object.(type) {
+			case route:
+				if w.index == index && w.network.Bits() == 0 && w.table == unix.RT_TABLE_MAIN {
+					metric = min(metric, w.metric)
+				}
+			case address:
+				if w.index == index && !o.state.tentative[w] && eligible(w.prefix.Addr(), o.cfg.Machine.Kubelet.NodeIP.ValidSubnets) {
+					out = append(out, candidate{prefix: w.prefix, link: name})
+				}
 			}
 		}
-		for _, w := range o.wanted {
-			if r, is := w.object.(route); is && r.index == index && r.network.Bits() == 0 && r.table == unix.RT_TABLE_MAIN && o.state.objects[r] {
-				metric = min(metric, r.metric)
-			}
+		for i := range out[first:] {
+			out[first+i].metric = metric
 		}
-		var addresses []netip.Prefix
-		for _, a := range o.present() {
-			if a.index == index && !o.state.tentative[a] {
-				addresses = append(addresses, a.prefix)
-			}
-		}
-		out = append(out, candidates(name, metric, addresses, o.cfg.Machine.Kubelet.NodeIP.ValidSubnets)...)
 	}
 	return out
 }

@@ -49,7 +49,11 @@ func TestChoose(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var all []candidate
 			for _, l := range c.links {
-				all = append(all, candidates(l.name, l.metric, l.addresses, c.valid)...)
+				for _, p := range l.addresses {
+					if eligible(p.Addr(), c.valid) {
+						all = append(all, candidate{prefix: p, link: l.name, metric: l.metric})
+					}
+				}
 			}
 			got, ok := choose(all, c.pinned)
 			if !ok {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -23,6 +24,10 @@ type LinkStatus struct {
 	MTU    int    `yaml:"mtu" column:"MTU"`               // bytes
 	State  string `yaml:"state" column:"STATE"`           // up, no carrier, down
 	Master string `yaml:"master,omitempty" column:"MASTER"`
+	// what selects a card in the configuration: its permanent MAC address, its driver and its bus path
+	Permanent string `yaml:"permanentMAC,omitempty"`
+	Driver    string `yaml:"driver,omitempty"`
+	BusPath   string `yaml:"busPath,omitempty"`
 	// of a bond with LACP: the MAC address and the key of the switch
 	Partner string `yaml:"partner,omitempty" column:"PARTNER"`
 	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
@@ -81,8 +86,7 @@ func (o *owner) reportObjects() error {
 			leases[name+"-"+l.Source] = s
 		}
 	}
-	for _, want := range slices.Concat(o.wanted, lists.Of(o.state.advertised, func(a address) want { return want{a, byKernel} }),
-		lists.Of(o.state.routes, func(r route) want { return want{r, byKernel} })) {
+	for _, want := range slices.Concat(o.wanted, o.state.advertised) {
 		link := o.linkName(want.link())
 		s := Object{Link: link, By: want.by, Problem: o.problem(want.object)}
 		if want.by == byConfiguration {
@@ -109,28 +113,19 @@ func (o *owner) reportObjects() error {
 
 // entry is the place of the configuration that wants an address or a route.
 func (o *owner) entry(w object) string {
-	for i, in := range o.cfg.Machine.Network.Interfaces {
-		at := fmt.Sprintf("%s[%d]", byConfiguration, i)
-		for j, v := range append([]config.VLAN{{CIDR: in.CIDR, Routes: in.Routes}}, in.VLANs...) {
-			if j > 0 {
-				at = fmt.Sprintf("%s[%d].vlans[%d]", byConfiguration, i, j-1)
-			}
-			if a, is := w.(address); is && a.prefix == v.CIDR {
-				return at
-			}
-			r, is := w.(route)
-			if k := slices.IndexFunc(v.Routes, func(c config.Route) bool { return c.Network.Masked() == r.network && c.Gateway == r.gateway }); is && k >= 0 {
-				return fmt.Sprintf("%s.routes[%d]", at, k)
-			}
-		}
-	}
-	return byConfiguration
+	a, _ := w.(address)
+	r, _ := w.(route)
+	return cmp.Or(o.cfg.EntryOf(a.prefix, config.Route{Network: r.network, Gateway: r.gateway}), byConfiguration)
 }
 
 func (o *owner) linkStatus(name string) LinkStatus {
 	l := o.links[name]
 	a := l.Attrs()
 	s := LinkStatus{Index: a.Index, Kind: l.Type(), MAC: a.HardwareAddr.String(), MTU: a.MTU, State: "down", Alias: o.aliases[name], Partner: partnerOf(name)}
+	if o.o.physical(l) {
+		c := o.o.card(l)
+		s.Permanent, s.Driver, s.BusPath = c.HardwareAddr, c.Driver, c.BusPath
+	}
 	if a.MasterIndex != 0 {
 		s.Master = o.linkName(a.MasterIndex)
 	}

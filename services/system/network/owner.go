@@ -13,6 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/mdlayher/socket"
@@ -38,7 +39,7 @@ type owner struct {
 	members    map[string]string       // of bonds and bridges: the master's name
 	aliases    map[string]string       // by name of a link: its name in the configuration, if that is another
 	links      map[string]netlink.Link // at the last look
-	clients    map[leaseKey]*leased
+	clients    map[leaseKey]*client
 	due        time.Time        // when there is something to do without an event
 	spent      int              // how many changes of others were taken over since the last calm tick
 	errs       map[string]error // by link: what the kernel refused
@@ -50,7 +51,6 @@ type owner struct {
 	watches    map[address]watch // the searches for other hosts with our addresses
 	held       map[object]bool   // addresses that other hosts know to be ours
 	declined   map[leaseKey]declined
-	files      files
 	named      map[string]lookup // by name of a WireGuard peer
 	lookups    sync.WaitGroup
 	lldp       *socket.Conn // nil: the kernel has no such sockets
@@ -65,9 +65,9 @@ type owner struct {
 	settled     bool         // everything was there once
 	toldServers []netip.Addr // too many name servers that were logged
 	hostname    string       // from an earlier boot, a lease or a MAC address: not changed once chosen
-	savedName   string       // on STATE
 	pinned      netip.Addr
-	pinSaved    bool
+	savedName   string // on STATE
+	savedAddr   netip.Addr
 }
 
 func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
@@ -75,12 +75,11 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		Daemon:   d,
 		h:        h,
 		log:      h.Log,
-		clients:  map[leaseKey]*leased{},
+		clients:  map[leaseKey]*client{},
 		attempts: map[object]*attempt{},
 		watches:  map[address]watch{},
 		held:     maps.Clone(d.known), // over a restart of the service
 		declined: map[leaseKey]declined{},
-		files:    files{dir: d.o.etcDir},
 		named:    map[string]lookup{},
 		heard:    make(chan func() bool),
 		switches: map[int]map[string]LinkNeighbor{},
@@ -91,7 +90,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	if err := errors.Join(err1, err2); err != nil {
 		o.log.Warn("the address or the name of earlier boots is unknown: " + err.Error())
 	}
-	o.pinSaved, o.hostname = o.pinned.IsValid(), o.savedName
+	o.savedAddr, o.hostname = o.pinned, o.savedName
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer o.lookups.Wait()
@@ -135,26 +134,22 @@ func (o *owner) takeOver() error {
 		return nil
 	}
 	o.log.Info("the configuration has come: going on with it")
-	o.settled, o.firstAddr, o.hostname = false, time.Time{}, o.savedName
-	if !o.pinSaved {
-		o.pinned = netip.Addr{}
-	}
+	o.settled, o.firstAddr, o.hostname, o.pinned = false, time.Time{}, o.savedName, o.savedAddr
 	w := o.o.Store.As(ID)
 	return errors.Join(Addresses.Delete(w, AddressID), Hostnames.Delete(w, HostnameID))
 }
 
 // order is the links that networkd configures: listed ones in the order of the list, then the others by name.
 func (o *owner) order() []string {
-	names := slices.DeleteFunc(slices.Sorted(maps.Keys(o.links)), func(name string) bool { _, managed := o.plan(o.links[name]); return !managed })
-	at := func(name string) int {
-		i := slices.IndexFunc(o.plans, func(p config.Link) bool { return p.Name == name })
-		if i < 0 {
-			return len(o.plans)
+	names := lists.Of(o.plans, func(p config.Link) string { return p.Name })
+	names = append(names, missing(slices.Sorted(maps.Keys(o.links)), names)...)
+	return slices.DeleteFunc(names, func(name string) bool {
+		l, here := o.links[name]
+		if here {
+			_, here = o.plan(l)
 		}
-		return i
-	}
-	slices.SortStableFunc(names, func(a, b string) int { return at(a) - at(b) })
-	return names
+		return !here
+	})
 }
 
 // loop reconciles at first, and after each change.
@@ -198,7 +193,7 @@ func (o *owner) loop(ctx context.Context, configs <-chan struct{}) error {
 			}
 			changed = len(o.tunnels) > 0
 		case now := <-tick.C:
-			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0 || !now.Before(o.due)
+			changed = !o.settled || o.configured && o.savedAddr != o.pinned || len(o.errs) > 0 || !now.Before(o.due)
 			if !changed {
 				o.spent = 0
 			}

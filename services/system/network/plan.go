@@ -3,6 +3,7 @@ package network
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -152,42 +153,37 @@ func ofAll(p netip.Prefix) netip.Prefix {
 // settings: a link with a carrier, and a default route if it has one by its settings or a lease now. It is true if
 // there is no link with a carrier: nothing can be lost.
 func HasWay(s *resource.Store, n config.Network) bool {
-	up := slices.DeleteFunc(Links.List(s), func(o resource.Object[LinkStatus]) bool { return o.Spec.State != "up" || o.ID == "lo" })
+	next, cards, up := &owner{cfg: &config.Config{}, configured: true, links: map[string]netlink.Link{}, errs: map[string]error{}}, map[string]config.Card{}, map[string]bool{}
+	next.cfg.Machine.Network, next.log = n, slog.New(slog.DiscardHandler)
+	next.Daemon = New(Options{
+		physical: func(l netlink.Link) bool { return l.Type() == "device" && l.Attrs().Name != "lo" },
+		card:     func(l netlink.Link) config.Card { return cards[l.Attrs().Name] },
+	})
+	for i, l := range Links.List(s) {
+		next.links[l.ID] = &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: l.ID, Index: i + 1}, LinkType: l.Spec.Kind}
+		cards[l.ID] = config.Card{Name: l.ID, HardwareAddr: cmp.Or(l.Spec.Permanent, l.Spec.MAC), Driver: l.Spec.Driver, BusPath: l.Spec.BusPath}
+		if l.Spec.State == "up" && l.ID != "lo" {
+			up[l.ID] = true
+		}
+	}
 	if len(up) == 0 {
 		return true
 	}
 	routed := !slices.ContainsFunc(Routes.List(s), func(o resource.Object[Object]) bool {
 		return o.Spec.By != byKernel && o.Spec.Problem == "" && (strings.HasPrefix(o.Spec.What, "0.0.0.0/0 via ") || strings.HasPrefix(o.Spec.What, "::/0 via "))
 	})
-	name := func(l config.Link) string {
-		for _, o := range up {
-			if l.Name == o.ID || l.Name != "" && l.Name == o.Spec.Alias || l.Selects(config.Card{Name: o.ID, HardwareAddr: o.Spec.MAC}) {
-				return o.ID
-			}
-		}
-		return l.Name
-	}
-	links := n.Links()
-	for i, l := range links {
-		links[i].Name, links[i].Alias = name(l), l.Name
-	}
-	plans, virtuals, members := expand(links, func(called string) string { return name(config.Link{Name: called, HardwareAddr: called}) })
-	for _, o := range up {
-		if o.Spec.Kind == "device" && !slices.ContainsFunc(plans, func(p config.Link) bool { return p.Name == o.ID }) {
-			plans = append(plans, config.Link{Name: o.ID, DHCP: true})
-		}
-	}
+	next.replan()
 	var plugged func(name string) bool
 	plugged = func(name string) bool {
-		if i := slices.IndexFunc(virtuals, func(v virtual) bool { return v.name == name }); i >= 0 {
-			return slices.ContainsFunc(append(slices.Clip(virtuals[i].members), virtuals[i].below), plugged)
+		if i := slices.IndexFunc(next.virtuals, func(v virtual) bool { return v.name == name }); i >= 0 {
+			return slices.ContainsFunc(append(slices.Clip(next.virtuals[i].members), next.virtuals[i].below), plugged)
 		}
-		return slices.ContainsFunc(up, func(o resource.Object[LinkStatus]) bool { return o.ID == name })
+		return up[name]
 	}
 	way := false
-	for _, p := range plans {
+	for _, p := range append(next.plans, next.unlisted()...) {
 		// in a VRF nobody reaches the machine API
-		if p.Ignore || p.Table != 0 || members[p.Name] != "" || !plugged(p.Name) {
+		if p.Ignore || p.Table != 0 || next.members[p.Name] != "" || !plugged(p.Name) {
 			continue
 		}
 		way = way || p.DHCP || p.DHCP6 || len(p.Addresses) > 0 || p.Advertised() || p.AcceptRA != config.AdvertisementsOff &&

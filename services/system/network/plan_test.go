@@ -60,11 +60,15 @@ func TestKernelName(t *testing.T) {
 func TestHasWay(t *testing.T) {
 	t.Parallel()
 	s := resource.NewStore()
+	ignored, spare := config.Interface{Name: "eth0", Ignore: true}, config.Interface{Name: "eth2", MTU: 1400}
 	links := map[string]LinkStatus{
 		"lo": {Kind: "device", State: "up"}, "eth0": {Kind: "device", State: "up", MAC: "02:00:00:00:00:01", Alias: "uplink"}, "eth1": {Kind: "device", State: "no carrier", MAC: "02:00:00:00:00:02"},
-		"eth2": {Kind: "device", State: "up", MAC: "02:00:00:00:00:03"},
+		"eth2": {Kind: "device", State: "up", MAC: "02:00:00:00:00:03", Permanent: "02:00:00:00:00:33", Driver: "virtio_net", BusPath: "0000:00:04.0"},
 	}
-	ignored, spare := config.Interface{Name: "eth0", Ignore: true}, config.Interface{Name: "eth2", MTU: 1400}
+	selected := func(in config.Interface) []config.Interface {
+		in.DHCP = true
+		return []config.Interface{ignored, in, spare}
+	}
 	if !HasWay(s, config.Network{Interfaces: []config.Interface{ignored}}) {
 		t.Error("without known links nothing is known")
 	}
@@ -97,6 +101,11 @@ func TestHasWay(t *testing.T) {
 		"a bridge":              {[]config.Interface{{Name: "br0", DHCP: true, Bridge: &config.Bridge{Interfaces: []string{"eth0"}}}}, true},
 		"in a VRF":              {[]config.Interface{{Name: "eth0", DHCP: true}, {Name: "blue", VRF: &config.VRF{Table: 1000, Interfaces: []string{"eth0"}}}}, false},
 		"a dummy":               {[]config.Interface{ignored, {Name: "d0", CIDR: prefix("10.0.0.2/24"), Dummy: true}}, false},
+		"a driver":              {selected(config.Interface{Driver: "virtio*"}), true},
+		"another driver":        {selected(config.Interface{Driver: "e1000e"}), false},
+		"a bus path":            {selected(config.Interface{BusPath: "0000:00:04.*"}), true},
+		"another bus path":      {selected(config.Interface{BusPath: "0000:00:05.*"}), false},
+		"an address for good":   {selected(config.Interface{HardwareAddr: "02:00:00:00:00:33"}), true},
 		"unplugged and ignored": {[]config.Interface{ignored, {Name: "eth1", MTU: 1400}}, false},
 	} {
 		if !slices.ContainsFunc(tt.interfaces, func(in config.Interface) bool { return in.Name == spare.Name }) && tt.interfaces != nil {

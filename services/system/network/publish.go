@@ -9,7 +9,6 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // publish writes files and resources, after everything is there and on each later change.
@@ -30,10 +29,14 @@ func (o *owner) publish() {
 	}
 }
 
+func (o *owner) nameServers() []netip.Addr {
+	return found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.Resolvers })
+}
+
 // writeAll writes files and resources.
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
-	servers := found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.Resolvers })
+	servers := o.nameServers()
 	// domains that complete short names
 	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.Search })
 	if len(servers) > config.MaxNameservers && !slices.Equal(servers, o.toldServers) {
@@ -41,8 +44,8 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), config.MaxNameservers, servers[config.MaxNameservers]))
 	}
 	errs := []error{
-		o.files.resolvers("/etc/resolv.conf", servers, search),
-		o.files.resolvers(boot.PodResolvConf, []netip.Addr{o.cfg.ResolverAddress()}, search),
+		o.writeResolvers("/etc/resolv.conf", servers, search),
+		o.writeResolvers(boot.PodResolvConf, []netip.Addr{o.cfg.ResolverAddress()}, search),
 		Resolvers.Put(w, ResolversID, servers),
 		TimeServers.Put(w, TimeServersID, found(o, nil, func(l *lease) []netip.Addr { return l.ntp })),
 	}
@@ -51,13 +54,12 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	}
 	if o.pinned.IsValid() && o.pinned != addr.Primary {
 		o.log.Warn(fmt.Sprintf("the node's address changes from %s to %s: %s", o.pinned, addr.Primary, addr.Why))
-		o.pinSaved = false
 	}
 	o.pinned = addr.Primary
 	name := o.name()
 	return errors.Join(append(errs,
 		o.pin(name),
-		o.files.names(name, addr.Primary, o.settings.ExtraHostEntries),
+		o.writeNames(name, addr.Primary, o.settings.ExtraHostEntries),
 		Hostnames.Put(w, HostnameID, name),
 		Addresses.Put(w, AddressID, addr),
 	)...)
@@ -65,12 +67,12 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 
 // pin keeps the node's address and name for later boots.
 func (o *owner) pin(name string) error {
-	if !o.configured || o.pinSaved && o.savedName == name || !o.o.pinReady() {
+	if !o.configured || o.savedAddr == o.pinned && o.savedName == name || !o.o.pinReady() {
 		return nil
 	}
 	err := errors.Join(keep(o.o.pinFile, o.pinned.String()), keep(nameFile(o.o.pinFile), name))
-	if o.pinSaved = err == nil; o.pinSaved {
-		o.savedName = name
+	if err == nil {
+		o.savedAddr, o.savedName = o.pinned, name
 	}
 	return err
 }
@@ -140,7 +142,12 @@ func missing[E comparable](a, b []E) []E {
 
 // report publishes the progress, and logs each new problem, unless others change something all the time.
 func (o *owner) report() error {
-	s := Status{Config: o.version, Problems: o.problems(), Addresses: lists.Of(o.present(), func(a address) netip.Prefix { return a.prefix })}
+	s := Status{Config: o.version, Problems: o.problems()}
+	for _, w := range o.present() {
+		if a, is := w.object.(address); is {
+			s.Addresses = append(s.Addresses, a.prefix)
+		}
+	}
 	if o.spent <= maxAtOnce {
 		for _, p := range missing(s.Problems, o.logged) {
 			o.log.Warn(p)

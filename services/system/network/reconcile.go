@@ -75,7 +75,7 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 		for _, l := range leases {
 			for _, a := range l.addresses {
 				if a.until.After(now) {
-					o.due = minTime(o.due, a.until)
+					o.wake(a.until)
 				}
 			}
 		}
@@ -174,7 +174,7 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 		o.attempts[w] = a
 	}
 	if next := a.at.Add(a.pause); now.Before(next) {
-		o.due = minTime(o.due, next)
+		o.wake(next)
 		return
 	}
 	link := o.linkName(w.link())
@@ -182,7 +182,7 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 		o.of(m.index).mtu = cmp.Or(o.of(m.index).mtu, o.links[link].Attrs().MTU)
 	}
 	a.at, a.pause = now, min(max(2*a.pause, againFirst), againMax)
-	o.due = minTime(o.due, now.Add(a.pause))
+	o.wake(now.Add(a.pause))
 	err := o.o.change(w, true)
 	_, failed := state.objects[w]
 	switch {
@@ -199,11 +199,11 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 	}
 }
 
-func minTime(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
+// wake says that there is something to do at a time, whatever happens before.
+func (o *owner) wake(at time.Time) {
+	if at.Before(o.due) {
+		o.due = at
 	}
-	return a
 }
 
 // linkName is the name of a link.

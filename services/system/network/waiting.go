@@ -26,16 +26,18 @@ const (
 // How long a node that has an address waits for other links. It waits for its first address without an end, because
 // nothing can go on without one.
 const (
-	// linkGrace is for links that have a carrier, so that the node's address doesn't depend on which server was faster.
+	// linkGrace is for links that have a carrier, so that the node's address doesn't depend on which server was faster,
+	// and for a name server of a node with servers or routers.
 	linkGrace = 5 * time.Second
 	// listedGrace is for links that the configuration lists, while the node's address isn't chosen for good.
 	listedGrace = 30 * time.Second
 	// pinGrace is for the address of an earlier boot: etcd and others identify the node by it. After a loss of power, a
 	// server or a switch may start more slowly than the machine.
 	pinGrace = time.Minute
-	// requiredGrace is for links with required: true.
-	requiredGrace = 2 * time.Minute
 )
+
+// requiredGrace is for links with required: true.
+var requiredGrace = 2 * time.Minute
 
 // lack is one thing that isn't there yet.
 type lack struct {
@@ -50,8 +52,8 @@ func lackOf(code reason.Code, format string, args ...any) error {
 
 // pending is everything that isn't there yet. Cards that the configuration doesn't list count if it gives no address.
 func (o *owner) pending() (out []lack) {
-	var bare, advertised, cards, unplugged []string // bare: links that may still get the address of an earlier boot
-	addressed := false
+	var bare, advertised, unplugged []string // bare: links that may still get the address of an earlier boot
+	addressed, plugged := false, false
 	for i, p := range append(slices.Clip(o.plans), o.unlisted()...) {
 		listed := i < len(o.plans)
 		l, here := o.links[p.Name]
@@ -68,34 +70,36 @@ func (o *owner) pending() (out []lack) {
 		if len(lacks) > 0 || o.pinned.Is6() && o.acceptsRA(p) {
 			bare = append(bare, p.Name)
 		}
-		if !listed {
-			cards = append(cards, p.Name)
-		}
-		if !listed && !carrier(l) {
+		if plugged = plugged || !listed && carrier(l); !listed && !carrier(l) {
 			unplugged, lacks = append(unplugged, p.Name), nil
 		}
 		for _, err := range lacks {
 			out = append(out, lack{err, o.grace(p, listed), listed})
 		}
 	}
+	add := func(most time.Duration, code reason.Code, format string, args ...any) {
+		out = append(out, lack{lackOf(code, format, args...), most, false})
+	}
 	switch {
-	case addressed || len(cards) > len(unplugged):
-	case len(cards) > 0:
-		out = append(out, lack{lackOf(NoCarrier, "a link on %s", strings.Join(cards, ", ")), 0, false})
+	case addressed || plugged:
+	case len(unplugged) > 0:
+		add(0, NoCarrier, "a link on %s", strings.Join(unplugged, ", "))
 	case len(advertised) > 0:
-		out = append(out, lack{lackOf(DHCPUnanswered, "a router advertisement on %s", strings.Join(advertised, ", ")), 0, false})
+		add(0, DHCPUnanswered, "a router advertisement on %s", strings.Join(advertised, ", "))
 	default:
-		out = append(out, lack{lackOf(LinkMissing, "a network card to appear"), 0, false})
+		add(0, LinkMissing, "a network card to appear")
 	}
 	if o.pinned.IsValid() && !o.hasPinned() && len(bare) > 0 {
-		err := lackOf("", "the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), pinGrace)
-		out = append(out, lack{err, pinGrace, false})
+		add(pinGrace, "", "the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), pinGrace)
 	}
-	for a, w := range o.watches {
-		if name := a.on(o.linkName(a.index)); w.first {
-			out = append(out, lack{lackOf(AddressTaken, "the %s to be free: %s", name, w.conflict), 0, false})
-		} else if !w.asked {
-			out = append(out, lack{lackOf("", "an answer of other hosts that have the %s, for %s at most", name, probeGrace), probeGrace, false})
+	for _, w := range o.wanted {
+		a, is := w.object.(address)
+		watch, watched := o.watches[a]
+		switch problem := o.problem(w.object); {
+		case watch.first || is && problem == errTaken.Error():
+			add(0, AddressTaken, "the %s to be free: %s", a.on(o.linkName(a.index)), problem)
+		case watched && !watch.asked:
+			add(probeGrace, "", "an answer of other hosts that have the %s, for %s at most", a.on(o.linkName(a.index)), probeGrace)
 		}
 	}
 	slices.SortFunc(out, func(a, b lack) int { return strings.Compare(a.Error(), b.Error()) })
@@ -127,6 +131,9 @@ func (o *owner) lacksOf(p config.Link) (out []error) {
 		}
 		return []error{lackOf(LinkMissing, "interface %q to appear", p.Name)}
 	}
+	if p.Required && !carrier(l) {
+		out = append(out, lackOf(NoCarrier, "a carrier on %q", p.Name))
+	}
 	for _, s := range o.sources(p) {
 		if c := o.clients[leaseKey{p.Name, s.name}]; c == nil || c.lease == nil {
 			out = append(out, lackOf(DHCPUnanswered, "%s answer on %q", s.name, p.Name))
@@ -137,7 +144,10 @@ func (o *owner) lacksOf(p config.Link) (out []error) {
 			out = append(out, lackOf("", "address %s on %q", a, p.Name))
 		}
 	}
-	if p.Advertised() && !slices.ContainsFunc(o.state.advertised, func(a address) bool { return a.index == l.Attrs().Index }) {
+	if p.Advertised() && !slices.ContainsFunc(o.state.advertised, func(w want) bool {
+		a, is := w.object.(address)
+		return is && a.index == l.Attrs().Index && !o.state.tentative[a]
+	}) {
 		out = append(out, lackOf(DHCPUnanswered, "router advertisement on %q", p.Name))
 	}
 	return out
@@ -162,22 +172,27 @@ func (o *owner) grace(p config.Link, listed bool) time.Duration {
 
 // lacking is what the node waits for; empty when it can go on.
 func (o *owner) lacking(all []candidate) (out []error) {
-	pending := o.pending()
 	if len(all) == 0 {
 		o.firstAddr = time.Time{}
 	} else if o.firstAddr.IsZero() {
 		o.firstAddr = time.Now()
 	}
-	for _, l := range pending {
+	for _, l := range o.pending() {
 		if len(all) == 0 || time.Since(o.firstAddr) < l.most {
 			out = append(out, l.error)
 		}
 	}
-	if len(all) == 0 && len(out) == 0 {
+	switch {
+	case len(all) == 0 && len(out) == 0:
 		out = append(out, lackOf(NoValidSubnet, "an address that machine.kubelet.nodeIP.validSubnets allows"))
+	case len(all) > 0 && len(o.nameServers()) == 0 && o.served() && time.Since(o.firstAddr) < linkGrace:
+		out = append(out, lackOf("", "a name server, for %s at most", linkGrace))
 	}
 	return out
 }
+
+// served reports whether a server or a router may have more for the node.
+func (o *owner) served() bool { return len(o.clients)+len(o.state.advertised) > 0 }
 
 // reportWaiting reports what the service waits for, once per change, and at the console
 // if a link doesn't appear. The reason is that of a missing link, if one is, else the first.

@@ -2,6 +2,7 @@ package network
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -22,14 +24,16 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 	for name, test := range map[string]struct {
 		pinned, first string // the address of an earlier boot, and that of the faster link
 		carrier       bool   // of the slow one
+		unnamed       bool   // there is no name server
 		want          time.Duration
 	}{
-		"the first boot":                   {"", other, true, linkGrace},
-		"the first boot, one unplugged":    {"", other, false, 0},
-		"it is there already":              {was, was, true, linkGrace},
-		"it may come with the other link":  {was, other, true, pinGrace},
-		"or with one that has no link yet": {was, other, false, pinGrace},
-		"or with an advertisement":         {"2001:db8::9/64", other, false, pinGrace},
+		"the first boot":                   {"", other, true, false, linkGrace},
+		"the first boot, one unplugged":    {"", other, false, false, 0},
+		"no name server yet":               {"", other, false, true, linkGrace},
+		"it is there already":              {was, was, true, false, linkGrace},
+		"it may come with the other link":  {was, other, true, false, pinGrace},
+		"or with one that has no link yet": {was, other, false, false, pinGrace},
+		"or with an advertisement":         {"2001:db8::9/64", other, false, false, pinGrace},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -40,13 +44,16 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 				o := &owner{
 					cfg:   &config.Config{},
 					links: map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: quick}, "eth1": &netlink.Device{LinkAttrs: slow}},
-					clients: map[leaseKey]*leased{
+					clients: map[leaseKey]*client{
 						{"eth0", "DHCP"}: {lease: &lease{addresses: []leasedAddress{{Prefix: netip.MustParsePrefix(test.first)}}}},
 						{"eth1", "DHCP"}: {},
 					},
 					Daemon: New(Options{physical: func(netlink.Link) bool { return true }}),
 					wanted: []want{{address{2, netip.MustParsePrefix(test.first)}, ""}},
 					state:  actual{objects: map[object]bool{address{2, netip.MustParsePrefix(test.first)}: true}},
+				}
+				if !test.unnamed {
+					o.cfg.Machine.Network.Nameservers = []netip.Addr{addr("10.0.0.53")}
 				}
 				if test.pinned != "" {
 					o.pinned = netip.MustParsePrefix(test.pinned).Addr()
@@ -82,6 +89,36 @@ func TestWaitsForAdvertisements(t *testing.T) {
 		}
 		if got := errors.Join(o.lacking(nil)...).Error(); got != want {
 			t.Errorf("%+v: it waits for %s, want %s", entry, got, want)
+		}
+		// Nobody can have a name server for it.
+		if strings.Contains(fmt.Sprint(o.lacking([]candidate{{}})), "name server") {
+			t.Errorf("%+v: it waits for a name server", entry)
+		}
+	}
+}
+
+// An address that another host has is the reason of the wait, of both families; an address of IPv6 has no other sign
+// than the kernel's.
+func TestWaitsForATakenAddress(t *testing.T) {
+	t.Parallel()
+	for text, says := range map[string]string{
+		"2001:db8::9/64": "the address 2001:db8::9/64 of eth0 to be free: another host of the network has this address",
+		"10.0.0.9/24":    "the address 10.0.0.9/24 of eth0 to be free: another host of the network has this address: MAC 02:00:00:00:00:07",
+	} {
+		own := address{2, prefix(text)}
+		o := &owner{
+			cfg: &config.Config{}, plans: []config.Link{{Name: "eth0", Addresses: []netip.Prefix{own.prefix}}},
+			Daemon: New(Options{physical: func(netlink.Link) bool { return true }}), wanted: []want{{own, ""}},
+			links: map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2, RawFlags: unix.IFF_LOWER_UP}}},
+		}
+		if own.prefix.Addr().Is6() {
+			o.state.objects = map[object]bool{own: false} // duplicate address detection has failed
+		} else {
+			o.watches = map[address]watch{own: {asked: true, conflict: conflict{"02:00:00:00:00:07", true}}}
+		}
+		lacking := o.lacking(o.candidates())
+		if got := errors.Join(lacking...).Error(); got != says || reason.Of(lacking[0]) != AddressTaken {
+			t.Errorf("it waits for %s (%s), want %s", got, reason.Of(lacking[0]), says)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -38,37 +39,44 @@ type lookup struct {
 // would end its sessions. A peer whose name can't be resolved yet is set
 // without an address, because it may connect to us.
 func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) error {
-	name := l.Attrs().Name
-	has, err := o.o.wireguardDevice(name)
+	name, m := l.Attrs().Name, o.of(l.Attrs().Index)
+	has, err := o.o.wireguard(name, nil)
 	if err != nil {
 		o.tunnels[name] = WireGuardStatus{Problem: err.Error()}
 		return fmt.Errorf("the state of %s: %w", name, err)
 	}
-	o.tunnels[name] = wireguardStatus(has)
-	named := map[string]netip.Addr{}
+	status, named := wireguardStatus(has), map[string]netip.Addr{}
 	var errs []error
 	for _, p := range w.Peers {
+		own := &WireGuardPeerStatus{} // of one that the kernel doesn't have yet
+		if i := slices.IndexFunc(status.Peers, func(s WireGuardPeerStatus) bool { return s.PublicKey == p.PublicKey }); i >= 0 {
+			own = &status.Peers[i]
+		}
+		silent := time.Since(own.LatestHandshake) > silentAfter && !m.keyed.IsZero() && time.Since(m.keyed) > silentAfter
+		if silent && p.PersistentKeepalive > 0 {
+			own.Problem = fmt.Sprintf("the peer %s has been silent for more than %s", p.PublicKey, silentAfter)
+		}
 		host, _, err := net.SplitHostPort(p.Endpoint)
 		if _, isName := netip.ParseAddr(host); err != nil || isName == nil {
 			continue // without an endpoint, or with an address
 		}
-		silent := slices.ContainsFunc(has.Peers, func(own wgtypes.Peer) bool {
-			return own.PublicKey.String() == p.PublicKey && time.Since(own.LastHandshakeTime) > silentAfter
-		})
 		if named[host] = o.named[host].addr; !named[host].IsValid() {
-			errs = append(errs, o.resolve(ctx, host, lookupAgain))
+			err := o.resolve(ctx, host, lookupAgain)
+			own.Problem, errs = err.Error(), append(errs, err)
 		} else if silent { // it may have moved
 			o.resolve(ctx, host, silentAfter)
 		}
 	}
+	o.tunnels[name] = status
 	c, err := wireguardConfig(w, named)
-	if err == nil && (!keyed(has, c) || !reflect.DeepEqual(o.of(l.Attrs().Index).wireguard, c)) {
-		err = o.o.configureWireGuard(name, c)
+	if err == nil && (!keyed(has, c) || !reflect.DeepEqual(m.wireguard, c)) {
+		_, err = o.o.wireguard(name, &c)
+		m.keyed = time.Now()
 	}
 	if err != nil {
 		return errors.Join(append(errs, fmt.Errorf("give %s its keys: %w", name, err))...)
 	}
-	o.of(l.Attrs().Index).wireguard = c
+	m.wireguard = c
 	return errors.Join(errs...)
 }
 
@@ -153,14 +161,20 @@ func wireguardConfig(w *config.WireGuard, named map[string]netip.Addr) (wgtypes.
 	return c, nil
 }
 
-// configureWireGuard passes the configuration to the kernel.
-func configureWireGuard(name string, c wgtypes.Config) error {
+// wireguard asks the kernel for a link after a change, which may be nil.
+func wireguard(name string, change *wgtypes.Config) (*wgtypes.Device, error) {
 	client, err := wgctrl.New()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer client.Close()
-	return client.ConfigureDevice(name, c)
+	if change != nil {
+		err = client.ConfigureDevice(name, *change)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return client.Device(name)
 }
 
 // observeEvery is how often the kernel is asked for what it reports no changes of: neighbours, the partners of bonds,
@@ -179,7 +193,7 @@ type WireGuardStatus struct {
 	FirewallMark int                   `yaml:"firewallMark,omitempty"`
 	Latest       time.Time             `yaml:"latestHandshake,omitempty" column:"LATEST HANDSHAKE"` // of all peers
 	Peers        []WireGuardPeerStatus `yaml:"peers,omitempty"`
-	Problem      string                `yaml:"problem,omitempty" column:"PROBLEM"` // why the kernel's state is unknown
+	Problem      string                `yaml:"problem,omitempty"` // why the kernel's state is unknown
 }
 
 // WireGuardPeerStatus is the state of one peer.
@@ -191,11 +205,13 @@ type WireGuardPeerStatus struct {
 	Received            int64          `yaml:"received"`                  // bytes
 	Sent                int64          `yaml:"sent"`                      // bytes
 	PersistentKeepalive time.Duration  `yaml:"persistentKeepaliveInterval,omitempty"`
+	Problem             string         `yaml:"problem,omitempty"` // of its name, or its silence
 }
 
 // WireGuardStatuses has one object for each WireGuard link of the configuration; its ID is the
 // link's name.
 var WireGuardStatuses = kindOf[WireGuardStatus]("WireGuardStatuses", "WireGuardStatus",
+	resource.Column{Name: "PROBLEM", Value: func(s any) string { return strings.Join(resource.Problems(s), "; ") }},
 	resource.Column{Name: "PEERS", Value: func(s any) string { return strconv.Itoa(len(s.(WireGuardStatus).Peers)) }})
 
 func wireguardStatus(d *wgtypes.Device) WireGuardStatus {
@@ -215,14 +231,4 @@ func wireguardStatus(d *wgtypes.Device) WireGuardStatus {
 		s.Peers = append(s.Peers, peer)
 	}
 	return s
-}
-
-// wireguardDevice asks the kernel.
-func wireguardDevice(name string) (*wgtypes.Device, error) {
-	client, err := wgctrl.New()
-	if err != nil {
-		return nil, err
-	}
-	defer client.Close()
-	return client.Device(name)
 }

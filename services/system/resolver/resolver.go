@@ -46,8 +46,6 @@ const (
 	maxPacket = 1232
 	// maxQuestions at a time, for each server too, and connections: further ones get no answer, and are asked again.
 	maxQuestions, maxClients = 256, 64
-	// maxServers is what programs ask (MAXNS in resolv.conf(5)).
-	maxServers = 3
 	// A server has one second, and another one, because packets get lost: programs ask again after five.
 	exchangeTime, exchanges = time.Second, 2
 	// idle ends a connection.
@@ -149,13 +147,10 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 	f.on, f.at, f.names = cfg.Machine.Network.Resolver.On(), cfg.ResolverAddress(), map[string][]dns.RR{}
 	for _, e := range append([]config.HostEntry{{IP: own.Spec.Primary, Aliases: slices.Compact([]string{host.Spec, short})}}, cfg.Machine.Network.ExtraHostEntries...) {
 		for _, alias := range e.Aliases {
-			name := canonical(alias)
-			if head := (dns.RR_Header{Name: name, Class: dns.ClassINET, Ttl: ownTTL}); e.IP.Is4() && alias != "" {
-				head.Rrtype = dns.TypeA
-				f.names[name] = append(f.names[name], &dns.A{Hdr: head, A: e.IP.AsSlice()})
-			} else if e.IP.Is6() && alias != "" {
-				head.Rrtype = dns.TypeAAAA
-				f.names[name] = append(f.names[name], &dns.AAAA{Hdr: head, AAAA: e.IP.AsSlice()})
+			name, kind := canonical(alias), map[bool]string{true: "A", false: "AAAA"}[e.IP.Is4()]
+			// none of a node without an address or a name yet
+			if rr, err := dns.NewRR(fmt.Sprintf("%s %d %s %s", name, ownTTL, kind, e.IP)); err == nil && name != "." {
+				f.names[name] = append(f.names[name], rr)
 			}
 		}
 	}
@@ -165,7 +160,7 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 			f.servers = append(f.servers, config.TLSNameserver{Address: a})
 		}
 	}
-	f.servers = f.servers[:min(len(f.servers), maxServers)]
+	f.servers = f.servers[:min(len(f.servers), config.MaxNameservers)]
 	if len(cfg.Machine.Network.Resolver.DNSOverTLS) > 0 {
 		f.trusted, err = network.Authorities(boot.CABundle, nil)
 	}

@@ -56,7 +56,7 @@ func (g *gate) serveMetrics(ctx context.Context) {
 	defer func() { current.close() }()
 	reported := ""
 	for range sleep.Every(ctx, listenEvery) {
-		wanted := g.state.Load().metrics
+		wanted := g.State().metrics
 		if current != nil && current.address == wanted && !sleep.Closed(current.failed) {
 			continue
 		}
@@ -96,7 +96,7 @@ func (g *gate) listenMetrics(ctx context.Context, address string) (*listener, er
 }
 
 func (s *scrapes) config() (*tls.Config, error) {
-	if c := s.state.Load().metricsTLS; c != nil {
+	if c := s.State().metricsTLS; c != nil {
 		return c, nil
 	}
 	return nil, errClosed
@@ -120,13 +120,13 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), scrapeTimeout)
 	defer cancel()
 	r.Body, r.ContentLength = http.NoBody, 0
-	now := s.state.Load()
+	now := s.State()
 	s.serve(w, r.WithContext(ctx), now, now.identifyScraper)
 }
 
 // sweep closes connections of clients that are no longer allowed.
 func (s *scrapes) sweep() {
-	state, now := s.state.Load(), s.time()
+	state, now := s.State(), s.time()
 	s.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
 		caller, err := state.recall(c, chain, state.identifyScraper)
 		return err == nil && caller.current(now) == nil

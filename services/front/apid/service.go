@@ -98,10 +98,7 @@ func newSupervisor(o Options) *supervisor {
 	o.signed = cmp.Or(o.signed, signedWithin)
 	option.Default(&o.Fingerprint, new(Fingerprint))
 	option.Default(&o.process, sandbox.Runner{
-		Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
-		Args:   []string{sandbox.Program, ID},
-		Binds:  []sandbox.Bind{{Source: o.dir}},
-		Socket: o.Socket,
+		Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid, Dir: o.dir, Socket: o.Socket,
 	}.Run)
 	s := &supervisor{Options: o}
 	s.publisher = statefile.Publisher[facts]{

@@ -46,10 +46,7 @@ func Service(o Options) dag.Service {
 	if o.process == nil {
 		o.socket = sandbox.NewSocket(o.uid, "")
 		o.process = sandbox.Runner{
-			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
-			Args:   []string{sandbox.Program, ID},
-			Binds:  []sandbox.Bind{{Source: o.dir}},
-			Socket: o.socket,
+			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid, Dir: o.dir, Socket: o.socket,
 		}.Run
 	}
 	publisher := &statefile.Publisher[facts]{

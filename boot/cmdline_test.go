@@ -52,7 +52,7 @@ func TestCredentials(t *testing.T) {
 		"http://me:hunter2@h/c": true, "http://hunter2@h/c": true, "http://h/c?token=x": true, "http://h/c?a=1&key=x": true, "data:;base64,eA==": true,
 		"http://h/c?mac=${mac}": false, "https://h/${serial}.yaml": false, ISOLabel: false,
 	} {
-		if got := (Param{paramConfig, value}).Credentials(); got != want {
+		if got := (Param{ParamConfig, value}).Credentials(); got != want {
 			t.Errorf("%s: %v", value, got)
 		}
 	}

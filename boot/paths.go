@@ -1,5 +1,5 @@
-// Package boot is how a machine starts: the kernel command line, the sources of
-// the configuration, and the paths on a node.
+// Package boot is how a machine starts: the kernel command line, the table of the
+// system disk, the two systems on it, and the paths on a node.
 //
 // It is the lowest package that both PID 1 and the services import. So it also
 // has what all writers on a node need: the table of paths, and the atomic,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -106,7 +107,7 @@ func NewNode(o Options) (*Node, error) {
 		}
 	}
 	n.network = network.New(network.Options{Store: store, Argument: argument, Platform: func(ctx context.Context, needed func()) ([]byte, error) {
-		return boot.PlatformNetwork(ctx, boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: n.disks.Volume, Wait: func(ctx context.Context, d time.Duration) error {
+		return source.PlatformNetwork(ctx, source.Options{Mode: o.Mode, Cmdline: o.Cmdline, Mount: n.disks.Volume, Wait: func(ctx context.Context, d time.Duration) error {
 			if needed(); !sleep.For(ctx, d) {
 				return context.Cause(ctx)
 			}
@@ -230,7 +231,7 @@ func NewNode(o Options) (*Node, error) {
 		n.network.Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState, Installed: installed,
-			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume, Wait: applier.NeedNetwork}),
+			Sources: source.All(source.Options{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume, Wait: applier.NeedNetwork}),
 		}),
 		d.Service(),
 		slots.Service(slots.ServiceOptions{Mode: o.Mode, Slots: n.slots, Install: n.install}),

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
@@ -58,7 +59,7 @@ func (p *power) on(medium []byte) {
 	if err := p.stateFound(); err != nil {
 		p.t.Fatal(err)
 	}
-	source := boot.StateSource
+	source := source.State
 	text, err := p.stored.read("config.yaml")
 	if err != nil {
 		p.t.Fatal(err)
@@ -161,7 +162,7 @@ func TestS068MachineRefusesWhatItDoesNotDo(t *testing.T) {
 		if err := empty.begin("fw_cfg", encrypted); err == nil || !strings.Contains(err.Error(), refusal) {
 			t.Errorf("from a medium: %v", err)
 		}
-		if err := empty.begin(boot.StateSource, encrypted); err != nil {
+		if err := empty.begin(source.State, encrypted); err != nil {
 			t.Errorf("from STATE: %v", err)
 		}
 		container := NewApplier(ApplierOptions{Mode: boot.Container, Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})

@@ -32,9 +32,6 @@ func (p Param) String() string {
 
 // Cmdline is the kernel command line.
 type Cmdline struct {
-	// Config is the place of the configuration: a URL or "metal-iso"; empty
-	// without garboard.config=.
-	Config string
 	// Params is everything up to "--", in order.
 	Params []Param
 }
@@ -54,7 +51,6 @@ func ParseCmdline(line string) Cmdline {
 		key, value, _ := strings.Cut(word, "=")
 		c.Params = append(c.Params, Param{Key: key, Value: unquote(value)})
 	}
-	c.Config, _ = c.Get(ParamConfig)
 	return c
 }
 

@@ -16,10 +16,10 @@ func TestParseCmdline(t *testing.T) {
 			Params: []Param{{"BOOT_IMAGE", "/vmlinuz"}, {"quiet", ""}, {"console", "tty0"}, {"console", "ttyS0,115200"}},
 		}},
 		{"value with an equals sign", "garboard.config=http://h/c?mac=1", Cmdline{
-			Config: "http://h/c?mac=1", Params: []Param{{"garboard.config", "http://h/c?mac=1"}},
+			Params: []Param{{"garboard.config", "http://h/c?mac=1"}},
 		}},
-		{"last one counts", "garboard.config=metal-iso garboard.config=http://h/", Cmdline{
-			Config: "http://h/", Params: []Param{{"garboard.config", "metal-iso"}, {"garboard.config", "http://h/"}},
+		{"twice", "garboard.config=metal-iso garboard.config=http://h/", Cmdline{
+			Params: []Param{{"garboard.config", "metal-iso"}, {"garboard.config", "http://h/"}},
 		}},
 		{"quoted value", `dyndbg="file a +p" x=1`, Cmdline{Params: []Param{{"dyndbg", "file a +p"}, {"x", "1"}}}},
 		{"quoted parameter", `"dyndbg=file a +p" x`, Cmdline{Params: []Param{{"dyndbg", "file a +p"}, {"x", ""}}}},

@@ -73,7 +73,7 @@ func TestPlatforms(t *testing.T) {
 		{platform: "vmware", err: "no volumes here"},
 		{platform: "mars", err: "read configuration from platform mars: garboard.platform=mars: must be one of metal, nocloud, vmware, aws, azure, gcp, hcloud"},
 	} {
-		o := Options{Root: tt.root, Cmdline: boot.ParseCmdline("garboard.platform=" + tt.platform), Metadata: tt.metadata, Mount: tt.mount, Wait: noWait}
+		o := Options{Root: tt.root, Cmdline: boot.ParseCmdline("garboard.platform=" + tt.platform), Metadata: tt.metadata, Mount: orNone(tt.mount), Wait: noWait}
 		if tt.root == nil {
 			o.Root = fstest.MapFS{}
 		}
@@ -166,7 +166,7 @@ func TestNetworkOfAPlatform(t *testing.T) {
 		{platform: "aws"}, {platform: "metal"}, {platform: ""},
 		{platform: "hcloud", mode: boot.Container},
 	} {
-		o := Options{Mode: tt.mode, Root: fstest.MapFS{}, Cmdline: boot.ParseCmdline("garboard.platform=" + tt.platform), Metadata: server.URL, Mount: tt.mount, Wait: noWait}
+		o := Options{Mode: tt.mode, Root: fstest.MapFS{}, Cmdline: boot.ParseCmdline("garboard.platform=" + tt.platform), Metadata: server.URL, Mount: orNone(tt.mount), Wait: noWait}
 		data, err := PlatformNetwork(t.Context(), o)
 		if string(data) != tt.data || tt.data == "" && !errors.Is(err, boot.ErrNone) || tt.data != "" && err != nil {
 			t.Errorf("%s: %q, %v", tt.platform, data, err)

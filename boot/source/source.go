@@ -57,8 +57,8 @@ type Options struct {
 	Cmdline boot.Cmdline
 	Root    fs.FS        // default: the root of the file system
 	HTTP    *http.Client // default: http.DefaultClient
-	Mount   boot.Mounter // default: no volumes
-	// Wait waits between two attempts; default: in real time.
+	Mount   boot.Mounter
+	// Wait waits between two attempts.
 	Wait Waiter
 	// Metadata is the URL of the cloud's metadata service; default: linkLocal.
 	Metadata string
@@ -69,12 +69,6 @@ func (o Options) withDefaults() Options {
 		o.Root = os.DirFS("/")
 	}
 	o.HTTP = cmp.Or(o.HTTP, http.DefaultClient)
-	if o.Wait == nil {
-		o.Wait = wait
-	}
-	if o.Mount == nil {
-		o.Mount = func(context.Context, string, func(fs.FS) error) error { return none("no volumes here") }
-	}
 	o.Metadata = cmp.Or(o.Metadata, linkLocal)
 	return o
 }
@@ -98,10 +92,11 @@ func All(o Options) []Source {
 	sources := []Source{
 		state,
 		{"kernel argument", func(ctx context.Context) ([]byte, error) {
-			if o.Cmdline.Config == "" {
+			location, _ := o.Cmdline.Get(boot.ParamConfig)
+			if location == "" {
 				return nil, none(boot.ParamConfig + "= isn't given")
 			}
-			return o.readLocation(ctx, o.Cmdline.Config)
+			return o.readLocation(ctx, location)
 		}},
 		{"fw_cfg", func(context.Context) ([]byte, error) { return readFile(o.Root, fwCfgFile) }},
 		{"SMBIOS", o.readSMBIOS},

@@ -43,6 +43,14 @@ func volume(label string, files fs.FS) boot.Mounter {
 	}
 }
 
+// orNone is a machine without volumes where there is no mounter.
+func orNone(mount boot.Mounter) boot.Mounter {
+	if mount == nil {
+		return func(context.Context, string, func(fs.FS) error) error { return none("no volumes here") }
+	}
+	return mount
+}
+
 func noWait(context.Context, time.Duration) error { return nil }
 
 func TestFind(t *testing.T) {
@@ -118,7 +126,7 @@ func TestFindStopsAtFailure(t *testing.T) {
 		{"data:x", "read configuration from kernel argument: data: URL holds no base64"},
 		{"http://[", "read configuration from kernel argument: not a URL"},
 	} {
-		_, err := Find(t.Context(), All(Options{Root: rest, Cmdline: boot.ParseCmdline("garboard.config=" + tt.arg), Wait: noWait}))
+		_, err := Find(t.Context(), All(Options{Root: rest, Cmdline: boot.ParseCmdline("garboard.config=" + tt.arg), Mount: orNone(nil), Wait: noWait}))
 		if err == nil || err.Error() != tt.want || errors.Is(err, boot.ErrNone) {
 			t.Errorf("%s: %v", tt.arg, err)
 		}
@@ -214,7 +222,7 @@ func TestFetchEnds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("power off")
-	stop := func(context.Context, time.Duration) error { cancel(reason); return wait(ctx, time.Hour) }
+	stop := func(context.Context, time.Duration) error { cancel(reason); return context.Cause(ctx) }
 	if _, err := fetch(ctx, http.DefaultClient, stop, request{url: "http://" + freeport.Find(t).String()}); !errors.Is(err, reason) || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("cancelled: %v", err)
 	}

@@ -18,7 +18,7 @@ const (
 	// Bounds of the metrics' own address: a few servers of Prometheus read it.
 	maxScrapers   = 32
 	maxScraperNew = 16
-	maxScrapes    = 8
+	maxScrapes    = 8 // of each connection
 	// scrapeTimeout is longer than Prometheus waits.
 	scrapeTimeout = 30 * time.Second
 	// listenEvery is how often the address of the configuration is compared with that of

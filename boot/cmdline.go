@@ -8,9 +8,12 @@ import (
 
 // Names of Garboard's kernel parameters.
 const (
-	paramConfig   = "garboard.config"
-	paramPlatform = "garboard.platform"
+	ParamConfig   = "garboard.config"
+	ParamPlatform = "garboard.platform"
 )
+
+// DataURL begins a value of ParamConfig that is the document itself.
+const DataURL = "data:"
 
 // Param is one kernel parameter. Value is empty for a flag such as quiet.
 type Param struct{ Key, Value string }
@@ -29,9 +32,6 @@ func (p Param) String() string {
 
 // Cmdline is the kernel command line.
 type Cmdline struct {
-	// Config is the place of the configuration: a URL or "metal-iso"; empty
-	// without garboard.config=.
-	Config string
 	// Params is everything up to "--", in order.
 	Params []Param
 }
@@ -51,14 +51,13 @@ func ParseCmdline(line string) Cmdline {
 		key, value, _ := strings.Cut(word, "=")
 		c.Params = append(c.Params, Param{Key: key, Value: unquote(value)})
 	}
-	c.Config, _ = c.Get(paramConfig)
 	return c
 }
 
 // Credentials reports whether this is the place of the configuration with what opens that: a
 // password or a token in the URL, or the whole document. Every pod can read the command line.
 func (p Param) Credentials() bool {
-	return p.Key == paramConfig && (strings.HasPrefix(p.Value, dataPrefix) || config.RedactText(p.Value) != p.Value)
+	return p.Key == ParamConfig && (strings.HasPrefix(p.Value, DataURL) || config.RedactText(p.Value) != p.Value)
 }
 
 // nextWord cuts at the first blank outside of quotes.

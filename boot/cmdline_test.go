@@ -16,10 +16,10 @@ func TestParseCmdline(t *testing.T) {
 			Params: []Param{{"BOOT_IMAGE", "/vmlinuz"}, {"quiet", ""}, {"console", "tty0"}, {"console", "ttyS0,115200"}},
 		}},
 		{"value with an equals sign", "garboard.config=http://h/c?mac=1", Cmdline{
-			Config: "http://h/c?mac=1", Params: []Param{{"garboard.config", "http://h/c?mac=1"}},
+			Params: []Param{{"garboard.config", "http://h/c?mac=1"}},
 		}},
-		{"last one counts", "garboard.config=metal-iso garboard.config=http://h/", Cmdline{
-			Config: "http://h/", Params: []Param{{"garboard.config", "metal-iso"}, {"garboard.config", "http://h/"}},
+		{"twice", "garboard.config=metal-iso garboard.config=http://h/", Cmdline{
+			Params: []Param{{"garboard.config", "metal-iso"}, {"garboard.config", "http://h/"}},
 		}},
 		{"quoted value", `dyndbg="file a +p" x=1`, Cmdline{Params: []Param{{"dyndbg", "file a +p"}, {"x", "1"}}}},
 		{"quoted parameter", `"dyndbg=file a +p" x`, Cmdline{Params: []Param{{"dyndbg", "file a +p"}, {"x", ""}}}},
@@ -52,7 +52,7 @@ func TestCredentials(t *testing.T) {
 		"http://me:hunter2@h/c": true, "http://hunter2@h/c": true, "http://h/c?token=x": true, "http://h/c?a=1&key=x": true, "data:;base64,eA==": true,
 		"http://h/c?mac=${mac}": false, "https://h/${serial}.yaml": false, ISOLabel: false,
 	} {
-		if got := (Param{paramConfig, value}).Credentials(); got != want {
+		if got := (Param{ParamConfig, value}).Credentials(); got != want {
 			t.Errorf("%s: %v", value, got)
 		}
 	}

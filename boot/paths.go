@@ -1,5 +1,5 @@
-// Package boot is how a machine starts: the kernel command line, the sources of
-// the configuration, and the paths on a node.
+// Package boot is how a machine starts: the kernel command line, the table of the
+// system disk, the two systems on it, and the paths on a node.
 //
 // It is the lowest package that both PID 1 and the services import. So it also
 // has what all writers on a node need: the table of paths, and the atomic,
@@ -20,7 +20,7 @@ const (
 	RunDir       = "/run/garboard"             // of PID 1
 	PrivateDir   = "/system/run"               // tmpfs: of PID 1 and its sandboxes
 	APIDir       = "/system/run/apid"          // apid's input: its certificate and the clients that it accepts
-	TrustDir     = "/system/run/trustd"        // trustd's input: the authority of the machine API
+	TrustDir     = "/system/run/trustd"        // trustd's input: its certificate
 	// OperationsDir is the directory of the operations' journals, on STATE.
 	OperationsDir = "/system/state/operations"
 	// MachineIDFile is the ID of the machine. /etc/machine-id is for other programs: pods could replace it.

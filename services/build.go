@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -106,7 +107,7 @@ func NewNode(o Options) (*Node, error) {
 		}
 	}
 	n.network = network.New(network.Options{Store: store, Argument: argument, Platform: func(ctx context.Context, needed func()) ([]byte, error) {
-		return boot.PlatformNetwork(ctx, boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: n.disks.Volume, Wait: func(ctx context.Context, d time.Duration) error {
+		return source.PlatformNetwork(ctx, source.Options{Mode: o.Mode, Cmdline: o.Cmdline, Mount: n.disks.Volume, Wait: func(ctx context.Context, d time.Duration) error {
 			if needed(); !sleep.For(ctx, d) {
 				return context.Cause(ctx)
 			}
@@ -230,7 +231,7 @@ func NewNode(o Options) (*Node, error) {
 		n.network.Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState, Installed: installed,
-			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume, Wait: applier.NeedNetwork}),
+			Sources: source.All(source.Options{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume, Wait: applier.NeedNetwork}),
 		}),
 		d.Service(),
 		slots.Service(slots.ServiceOptions{Mode: o.Mode, Slots: n.slots, Install: n.install}),
@@ -253,7 +254,8 @@ func NewNode(o Options) (*Node, error) {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
 	controllers := slices.Concat(
-		[]resource.Controller{machine.TypeController(), clock.StatusController(), sysctl.Controller(sysctl.Options{Mode: o.Mode}), sysctl.SysfsController(sysctl.Options{Mode: o.Mode}), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder}).Controller(), kubelet.HealthController(since)},
+		[]resource.Controller{machine.TypeController(), clock.StatusController(), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder}).Controller(), kubelet.HealthController(since)},
+		sysctl.Controllers(o.Mode),
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{
 			Logs: o.Logs, Roster: member.Roster, Enlist: member.Enlist, Kill: ctrd.Kill,

@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/signed"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -98,7 +99,7 @@ func (c *computer) boot(line string, images installers, sick bool) *booted {
 	})})
 	c.must(err)
 	services := []dag.Service{
-		machine.Service(machine.Options{Store: store, Applier: applier, MountState: n.disks.MountState, Installed: installed, Sources: []boot.Source{c.configuration()}}),
+		machine.Service(machine.Options{Store: store, Applier: applier, MountState: n.disks.MountState, Installed: installed, Sources: []source.Source{c.configuration()}}),
 		n.disks.Service(), c.formatted(n), slots.Service(slots.ServiceOptions{Slots: n.slots, Install: n.install}), restOf(sick),
 	}
 	for i := range services[1:] { // the order of node.go
@@ -122,7 +123,7 @@ func (c *computer) boot(line string, images installers, sick bool) *booted {
 }
 
 // configuration is that of a worker.
-func (c *computer) configuration() boot.Source {
+func (c *computer) configuration() source.Source {
 	secrets, err := config.NewSecrets(time.Now())
 	c.must(err)
 	made, err := config.Generate(config.Options{ClusterName: "test", Type: config.Worker, Endpoint: "https://10.5.0.2:6443", Secrets: secrets})
@@ -130,7 +131,7 @@ func (c *computer) configuration() boot.Source {
 	made.Machine.Install = config.Install{Disk: systemDisk}
 	text, err := made.Encode()
 	c.must(err)
-	return boot.Source{Name: "test", Read: func(context.Context) ([]byte, error) { return text, nil }}
+	return source.Source{Name: "test", Read: func(context.Context) ([]byte, error) { return text, nil }}
 }
 
 // formatted is a task that makes the file system of a new EFI system partition.

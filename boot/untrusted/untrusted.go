@@ -161,20 +161,27 @@ func Beside(path string) (string, error) {
 
 // ReadDir lists a directory, sorted.
 func ReadDir(path string) ([]fs.DirEntry, error) {
-	d, err := resolve(path, unix.O_DIRECTORY, 0)
+	return list(resolve(path, unix.O_DIRECTORY, 0))
+}
+
+// ReadNamed lists a directory that a person has named: links are followed.
+func ReadNamed(path string) ([]fs.DirEntry, error) { return list(OpenNamed(path, unix.O_DIRECTORY)) }
+
+// list has some of the entries also where it has an error.
+func list(d *os.File, err error) ([]fs.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
 	entries, err := d.ReadDir(maxEntries + 1)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	if len(entries) > maxEntries {
-		return nil, fmt.Errorf("%s has more than %d entries", path, maxEntries)
+	if errors.Is(err, io.EOF) {
+		err = nil
 	}
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
-	return entries, nil
+	if len(entries) > maxEntries {
+		return entries[:maxEntries], fmt.Errorf("%s has more than %d entries: the others aren't listed", d.Name(), maxEntries)
+	}
+	return entries, err
 }
 
 // Glob is the paths in one directory whose last part matches; none where there is no directory.

@@ -14,7 +14,7 @@ var Folders = map[string]Folder{
 		},
 	},
 	"qemu/e2e/badinput": {
-		All: []string{"boot/sources.go", "boot/cmdline.go", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
+		All: []string{"boot/source", "boot/medium.go", "boot/cmdline.go", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 		Tests: map[string][]string{
 			"TestBadConfiguration":       {"config", "services/system/machine", "services/front/console"},
 			"TestNoDiskNoDHCP":           {"services/system/network"},
@@ -80,7 +80,7 @@ var Folders = map[string]Folder{
 		},
 	},
 	"qemu/e2e/maintenance": {
-		All: []string{"boot/sources.go", "services/system/machine", "services/front/console"},
+		All: []string{"boot/source", "services/system/machine", "services/front/console"},
 		Tests: map[string][]string{
 			"TestMetalInQEMU":       {"kernel", "image/initramfs", "services/system/udev", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 			"TestMaintenanceInQEMU": {"services/front/apid", "tools/gbctl/apply.go", "tools/gbctl/machine.go"},
@@ -90,13 +90,13 @@ var Folders = map[string]Folder{
 	"qemu/e2e/media": {Tests: map[string][]string{
 		"TestMediumInUEFI":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/front/console", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 		"TestMediumInBIOS":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media", "boot/layout.go"},
-		"TestImagesOnTheMedium":          {"image/media", "image/oci", "boot/location.go", "services/kubernetes/containerd", "tools/gbctl/imagebundle", "tools/gbctl/images*.go"},
-		"TestClusterFromTheNetwork":      {"qemu/machines.go", "qemu/vm", "image/media", "tools/gbctl/netboot", "boot/fetch.go"},
-		"TestNetworkInBIOS":              {"tools/gbctl/netboot", "tools/gbctl/media_serve.go", "image/loader", "boot/fetch.go"},
+		"TestImagesOnTheMedium":          {"image/media", "image/oci", "boot/source", "boot/medium.go", "services/kubernetes/containerd", "tools/gbctl/imagebundle", "tools/gbctl/images*.go"},
+		"TestClusterFromTheNetwork":      {"qemu/machines.go", "qemu/vm", "image/media", "tools/gbctl/netboot", "boot/source"},
+		"TestNetworkInBIOS":              {"tools/gbctl/netboot", "tools/gbctl/media_serve.go", "image/loader", "boot/source"},
 		"TestNetworkInUEFI":              {"tools/gbctl/netboot", "tools/gbctl/media_serve.go", "image/loader"},
 		"TestHTTPBootOfUEFI":             {"tools/gbctl/netboot", "tools/gbctl/media_serve.go"},
-		"TestDiskImage":                  {"image/media", "boot/esp", "boot/platform.go", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media", "services/system/slots"},
-		"TestDiskImageWithConfiguration": {"image/media", "boot/sources.go", "boot/location.go"},
+		"TestDiskImage":                  {"image/media", "boot/esp", "boot/source", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media", "services/system/slots"},
+		"TestDiskImageWithConfiguration": {"image/media", "boot/source", "boot/medium.go"},
 		"TestExtensions":                 {"image/customize", "image/extensions", "boot/extension", "services/kubernetes/extension", "services/system/udev", "services/system/sysctl"},
 		"TestS200CustomizedByDocker":     {"image/customize", "image/installer", "image/squashfs", "image/sbom", "image/program", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 		"TestSystemWithoutNetwork":       {"services/system/slots", "boot/slots.go", "boot/esp", "init/watchdog.go", "services/operations/rollout", "tools/gbctl/power.go"},

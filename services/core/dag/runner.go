@@ -237,7 +237,7 @@ func (r *runner) serve(s *session) {
 		r.report(why, change{state: Skipped})
 		return
 	}
-	var p pace
+	last := time.Duration(0) // pause
 	for {
 		end := r.try(s)
 		switch {
@@ -255,7 +255,7 @@ func (r *runner) serve(s *session) {
 			r.report("Failed: "+end.err.Error(), change{state: Failed, reason: reason.Of(end.err), level: slog.LevelError})
 			return
 		}
-		if !r.pause(s, &p, end) {
+		if !r.pause(s, &last, end) {
 			r.report(messageStopped, change{state: Finished})
 			return
 		}
@@ -274,16 +274,17 @@ func (r *runner) reportStopped(end outcome) {
 }
 
 // pause waits for the time before a restart; false: stop instead.
-func (r *runner) pause(s *session, p *pace, end outcome) bool {
-	pause, looping := p.next(time.Now(), end.ran)
+func (r *runner) pause(s *session, last *time.Duration, end outcome) bool {
+	if end.ran >= RestartReset {
+		*last = 0
+	}
+	pause := sleep.Longer(*last, RestartFirst, RestartMax)
+	*last = pause
 	cause := "it ended without an error"
 	if end.err != nil {
 		cause = end.err.Error()
 	}
 	message := fmt.Sprintf("Failed: %s; next try in %s", cause, pause)
-	if looping {
-		message = fmt.Sprintf("Crash loop: %d ends within %s, the last one: %s; next try in %s", LoopRestarts, LoopWindow, cause, pause)
-	}
 	at := r.g.opts.Now().Add(pause).UTC().Format(time.TimeOnly)
 	select {
 	case <-s.kick: // requested while it still ran
@@ -293,7 +294,7 @@ func (r *runner) pause(s *session, p *pace, end outcome) bool {
 	select {
 	case <-time.After(pause):
 	case <-s.kick:
-		*p = pace{}
+		*last = 0
 	case <-s.idle.Done():
 		return false
 	}

@@ -2,7 +2,6 @@ package logs
 
 import (
 	"context"
-	"slices"
 	"sync"
 )
 
@@ -29,43 +28,56 @@ func (b *buffer[T]) add(item T) {
 		b.changed = nil
 	}
 	for len(b.items) > b.most || b.bytes > b.mostBytes && len(b.items) > 1 {
-		b.shift()
+		b.bytes -= b.size(b.items[0])
+		clear(b.items[:1]) // append reuses the array only later
+		b.items = b.items[1:]
 	}
 }
 
-// shift lets the oldest item go. The caller holds mu.
-func (b *buffer[T]) shift() {
-	b.bytes -= b.size(b.items[0])
-	clear(b.items[:1]) // append reuses the array only later
-	b.items = b.items[1:]
-}
-
-// oldest is the number of the oldest item. The caller holds mu.
-func (b *buffer[T]) oldest() uint64 { return b.added - uint64(len(b.items)) }
-
-// since returns the items from a number on, and how many before them were lost. The caller holds mu.
-func (b *buffer[T]) since(next uint64) (items []T, lost uint64) {
-	oldest := b.oldest()
-	if next < oldest {
-		lost, next = oldest-next, oldest
-	}
-	return b.items[next-oldest:], lost
-}
-
-// tail returns the last n items; n <= 0 means all.
-func (b *buffer[T]) tail(n int) []T {
+// read begins with the last tail items; 0: all, negative: none.
+func (b *buffer[T]) read(tail int) Reader[T] {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if n <= 0 || n > len(b.items) {
-		n = len(b.items)
+	there := len(b.items)
+	switch {
+	case tail < 0:
+		there = 0
+	case tail > 0:
+		there = min(there, tail)
 	}
-	return slices.Clone(b.items[len(b.items)-n:])
+	return Reader[T]{buffer: b, next: b.added - uint64(there)}
 }
 
-// await waits until there is an item with a number, for stop, or for ctx, whose error it returns.
-func (b *buffer[T]) await(ctx context.Context, stop <-chan struct{}, next uint64) error {
+// Reader reads a log, or the feed, from some item on, as fast as it likes. One goroutine uses it.
+type Reader[T any] struct {
+	buffer *buffer[T]
+	next   uint64 // number of the item to read next
+}
+
+// Next returns what has come since the last call, of about most bytes, and how many items before
+// that were lost. It doesn't wait: nothing means that there is nothing yet.
+func (r *Reader[T]) Next(most int) (items []T, lost uint64) {
+	b := r.buffer
 	b.mu.Lock()
-	if b.added > next {
+	defer b.mu.Unlock()
+	if oldest := b.added - uint64(len(b.items)); r.next < oldest {
+		lost, r.next = oldest-r.next, oldest
+	}
+	for _, item := range b.items[uint64(len(b.items))-(b.added-r.next):] {
+		if most -= b.size(item); most < 0 && len(items) > 0 {
+			break
+		}
+		items = append(items, item)
+	}
+	r.next += uint64(len(items))
+	return items, lost
+}
+
+// Wait returns nil when Next has something, or stop is closed; else ctx's error.
+func (r *Reader[T]) Wait(ctx context.Context, stop <-chan struct{}) error {
+	b := r.buffer
+	b.mu.Lock()
+	if b.added > r.next {
 		b.mu.Unlock()
 		return nil
 	}

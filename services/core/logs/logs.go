@@ -17,6 +17,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -119,8 +120,8 @@ func (l *Logs) Flush(limit time.Duration) {
 	}
 }
 
-// Tail returns the last lines of a log, oldest first, from memory. lines <= 0
-// means all that are there; an unknown id has none.
+// Tail returns the last lines of a log, oldest first, from memory; 0: all that are
+// there. An unknown id has none.
 func (l *Logs) Tail(id string, lines int) []string {
 	l.mu.Lock()
 	r := l.byID[id]
@@ -128,7 +129,9 @@ func (l *Logs) Tail(id string, lines int) []string {
 	if r == nil {
 		return nil
 	}
-	return r.tail(lines)
+	reader := r.read(lines)
+	last, _ := reader.Next(math.MaxInt)
+	return last
 }
 
 // IDs lists the logs that have been asked for, sorted.

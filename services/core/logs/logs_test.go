@@ -370,29 +370,29 @@ func TestAReaderFollowsAndLosesOnlyWhatTheRingLost(t *testing.T) {
 	w := l.Writer("x")
 	fmt.Fprint(w, "1\n2\n3\n")
 	for tail, want := range map[int]int{0: 3, 2: 2, 9: 3, -1: 0} {
-		if lines, lost := l.Read("x", tail).Next(); len(lines) != want || lost != 0 {
+		if lines, lost := l.Read("x", tail).Next(ringBytes); len(lines) != want || lost != 0 {
 			t.Errorf("tail %d: %q, %d lost", tail, lines, lost)
 		}
 	}
 	rd := l.Read("x", 1)
-	if err := rd.Wait(t.Context()); err != nil {
+	if err := rd.Wait(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	rd.Next()
+	rd.Next(ringBytes)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := rd.Wait(ended); !errors.Is(err, context.Canceled) {
+	if err := rd.Wait(ended, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("nothing new: %v", err)
 	}
 	waited := make(chan error, 1)
-	go func() { waited <- rd.Wait(t.Context()) }()
+	go func() { waited <- rd.Wait(t.Context(), nil) }()
 	for i := range ringLines + 100 {
 		fmt.Fprintf(w, "line %d\n", i)
 	}
 	if err := <-waited; err != nil {
 		t.Fatal(err)
 	}
-	lines, lost := rd.Next()
+	lines, lost := rd.Next(ringBytes)
 	if lost != 100 || len(lines) != ringLines || lines[0] != "line 100" {
 		t.Errorf("%d lost, %d lines from %q on", lost, len(lines), lines[0])
 	}

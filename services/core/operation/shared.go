@@ -224,10 +224,15 @@ func (r *Runner) TakeOver(ctx context.Context, id, by string, permit func(Operat
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*sharedTimeout)
 	defer cancel()
-	rec, err := r.sharedRecord(ctx, id)
+	all, _, err := r.shared(ctx)
 	if err != nil {
-		return Operation{}, err
+		return Operation{}, fmt.Errorf("operation %s: %w", bounded(id), err)
 	}
+	at := slices.IndexFunc(all, func(rec *record) bool { return rec.ID == id })
+	if at < 0 {
+		return Operation{}, fmt.Errorf("operation %q: %w in etcd", bounded(id), ErrNotFound)
+	}
+	rec := all[at]
 	def, known := r.definitions[rec.Name]
 	if !known || !def.Shared {
 		return Operation{}, refuse("take over %s: this release knows no such operation %q", rec.ID, rec.Name)
@@ -272,78 +277,59 @@ func (r *Runner) TakeOver(ctx context.Context, id, by string, permit func(Operat
 	return x.record().clone().Operation, nil
 }
 
-func (r *Runner) sharedRecord(ctx context.Context, id string) (*record, error) {
-	all, err := r.o.Shared.List(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("operation %s: %w", bounded(id), err)
-	}
-	at := slices.IndexFunc(all, func(s SharedRecord) bool { return s.ID == id })
-	if at < 0 {
-		return nil, fmt.Errorf("operation %q: %w in etcd", bounded(id), ErrNotFound)
-	}
-	rec, err := decode(all[at].Record)
-	if err != nil {
-		return nil, refuse("operation %s: its record can't be read: %w", bounded(id), err)
-	}
-	return rec, nil
-}
-
-// Elsewhere lists the shared operations that other control planes began and that haven't
-// ended. Those whose coordinator is gone wait for TakeOver.
-func (r *Runner) Elsewhere(ctx context.Context) ([]Operation, error) {
-	if r.o.Shared == nil {
-		return nil, nil
-	}
+// shared returns the records in etcd that can be read, oldest first, each with the holder of its claim.
+func (r *Runner) shared(ctx context.Context) ([]*record, map[string]*Holder, error) {
 	ctx, cancel := context.WithTimeout(ctx, sharedTimeout)
 	defer cancel()
 	found, err := r.o.Shared.List(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var all []Operation
+	var all []*record
+	holders := map[string]*Holder{}
 	for _, s := range found {
-		if x, err := r.find(s.ID); err == nil && !x.over() {
-			continue // it runs here
-		}
 		rec, err := decode(s.Record)
 		if err != nil {
 			r.o.Log.Warn("the record of an operation in etcd is left alone", "operation", bounded(s.ID), "err", err)
 			continue
 		}
-		if rec.Finished() {
-			continue
+		all = append(all, rec)
+		holders[rec.ID] = s.Coordinator
+	}
+	slices.SortFunc(all, func(a, b *record) int { return a.Began.Compare(b.Began) })
+	return all, holders, nil
+}
+
+// Elsewhere lists the shared operations that other control planes began and that haven't
+// ended. Those whose coordinator is gone wait for TakeOver.
+func (r *Runner) Elsewhere(ctx context.Context) (all []Operation, err error) {
+	if r.o.Shared == nil {
+		return nil, nil
+	}
+	found, holders, err := r.shared(ctx)
+	for _, rec := range found {
+		if x, err := r.find(rec.ID); err == nil && !x.over() || rec.Finished() {
+			continue // it runs here, or has ended
 		}
 		o := rec.Operation
-		o.Elsewhere, o.Orphaned = true, s.Coordinator == nil
-		if s.Coordinator != nil {
-			o.Coordinator = s.Coordinator.Node
+		o.Elsewhere, o.Orphaned = true, holders[o.ID] == nil
+		if !o.Orphaned {
+			o.Coordinator = holders[o.ID].Node
 		}
 		o.Role = r.definitions[o.Name].Role
 		all = append(all, o)
 	}
-	slices.SortFunc(all, func(a, b Operation) int { return a.Began.Compare(b.Began) })
-	return all, nil
+	return all, err
 }
 
 // prune removes the oldest records of shared operations that have ended.
 func (r *Runner) prune(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, sharedTimeout)
-	defer cancel()
-	found, err := r.o.Shared.List(ctx)
-	if err != nil {
-		return err
-	}
-	var ended []*record
-	for _, s := range found {
-		if rec, err := decode(s.Record); err == nil && rec.Finished() {
-			ended = append(ended, rec)
-		}
-	}
-	slices.SortFunc(ended, func(a, b *record) int { return a.Began.Compare(b.Began) })
+	all, _, err := r.shared(ctx)
+	ended := slices.DeleteFunc(all, func(rec *record) bool { return !rec.Finished() })
 	for _, rec := range ended[:max(len(ended)-keptFinished, 0)] {
 		if err := r.o.Shared.Delete(ctx, rec.ID); err != nil {
 			return err
 		}
 	}
-	return nil
+	return err
 }

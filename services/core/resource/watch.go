@@ -57,7 +57,7 @@ func (s *Store) Watch(ctx context.Context, types ...string) <-chan struct{} {
 // merge, and it gets the last. So its queue is no longer than the objects that are, or that it
 // was told of.
 func (s *Store) Events(ctx context.Context, typ, namespace, id string) <-chan Event {
-	w := &watcher{namespace: namespace, id: id, initial: make(map[key]struct{})}
+	w := &watcher{namespace: namespace, id: id, starting: true}
 	w.pending, w.mark = make(map[key]Event), make(chan struct{}, 1)
 	s.mu.Lock()
 	present := slices.SortedFunc(maps.Keys(s.objects[typ]), func(a, b key) int {
@@ -66,9 +66,7 @@ func (s *Store) Events(ctx context.Context, typ, namespace, id string) <-chan Ev
 	for _, k := range present {
 		w.add(k, Event{Kind: Created, Object: s.objects[typ][k]})
 	}
-	for _, k := range w.order {
-		w.initial[k] = struct{}{}
-	}
+	w.initial = len(w.order)
 	if s.watchers[typ] == nil {
 		s.watchers[typ] = make(map[*watcher]struct{})
 	}
@@ -97,9 +95,10 @@ type watcher struct {
 	mu      sync.Mutex
 	pending map[key]Event // not delivered yet, one per object
 	order   []key         // of pending, oldest first
-	// initial are those of pending that were there at the start, which are the
-	// first ones. nil: Synced was delivered.
-	initial map[key]struct{}
+	// initial is how many of them were there at the start: they come first. starting is until
+	// Synced was delivered.
+	initial  int
+	starting bool
 }
 
 // add merges an event into what is pending for its object. What the watcher
@@ -129,24 +128,19 @@ func (w *watcher) add(k key, e Event) {
 // drop forgets a pending event. The caller holds mu.
 func (w *watcher) drop(k key) {
 	delete(w.pending, k)
-	delete(w.initial, k)
-	if w.initial != nil && len(w.initial) == 0 {
-		// Its deletion may be what completes the beginning.
-		sleep.Wake(w.mark)
-	}
-	for i := range w.order {
-		if w.order[i] == k {
-			w.order = append(w.order[:i], w.order[i+1:]...)
-			return
-		}
+	i := slices.Index(w.order, k)
+	w.order = slices.Delete(w.order, i, i+1)
+	if i < w.initial {
+		w.initial--
+		sleep.Wake(w.mark) // it may be what completes the beginning
 	}
 }
 
 func (w *watcher) next() (Event, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.initial != nil && len(w.initial) == 0 {
-		w.initial = nil
+	if w.starting && w.initial == 0 {
+		w.starting = false
 		return Event{Kind: Synced}, true
 	}
 	if len(w.order) == 0 {
@@ -156,8 +150,8 @@ func (w *watcher) next() (Event, bool) {
 	w.order = w.order[1:]
 	e := w.pending[k]
 	delete(w.pending, k)
-	if _, first := w.initial[k]; first {
-		delete(w.initial, k)
+	if w.initial > 0 {
+		w.initial--
 		e.Kind = Present
 	}
 	return e, true

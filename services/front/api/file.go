@@ -5,21 +5,17 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"syscall"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -27,9 +23,6 @@ const (
 	// fileChunk is a message of a stream: it is in memory as often as there are
 	// streams.
 	fileChunk = 32 << 10
-	// maxEntries bounds what of one directory is listed: all of it is sorted in
-	// memory.
-	maxEntries = 10_000
 	// maxDepth of a listing. No tree of a node is deeper.
 	maxDepth = 64
 	// maxPseudo bounds a file that the kernel makes up as it is read: some have no
@@ -94,7 +87,7 @@ func (s *fileService) List(ctx context.Context, req *connect.Request[apiv1.ListF
 // list sends what is in dir, which is called name, and in the directories below as
 // far as depth goes.
 func list(ctx context.Context, dir, name string, depth int, send func(*apiv1.FileInfo) error) error {
-	entries, err := readDir(dir)
+	entries, err := untrusted.ReadNamed(dir)
 	if err != nil {
 		if err := send(&apiv1.FileInfo{Name: readable(cmp.Or(name, ".")), Error: readable(err.Error())}); err != nil {
 			return err
@@ -125,24 +118,6 @@ func list(ctx context.Context, dir, name string, depth int, send func(*apiv1.Fil
 		}
 	}
 	return nil
-}
-
-// readDir is what of a directory is shown, sorted, also where that isn't all.
-func readDir(path string) ([]fs.DirEntry, error) {
-	f, err := untrusted.OpenNamed(path, unix.O_DIRECTORY)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	entries, err := f.ReadDir(maxEntries + 1)
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
-	if len(entries) > maxEntries {
-		return entries[:maxEntries], fmt.Errorf("%s has more than %d entries: the others aren't listed", path, maxEntries)
-	}
-	return entries, err
 }
 
 func describeFile(path, name string, info fs.FileInfo) *apiv1.FileInfo {

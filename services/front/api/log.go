@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 
@@ -71,7 +72,7 @@ func (s *logService) read(ctx context.Context, req *apiv1.ReadLogRequest, send f
 	}
 	reader := s.opts.Logs.Read(id, int(req.GetTail()))
 	for first := true; ; first = false {
-		lines, lost := reader.Next()
+		lines, lost := reader.Next(math.MaxInt)
 		if first || len(lines) > 0 || lost > 0 {
 			if err := sendChunks(lines, lost, send); err != nil {
 				return err
@@ -80,7 +81,7 @@ func (s *logService) read(ctx context.Context, req *apiv1.ReadLogRequest, send f
 		if !req.GetFollow() {
 			return nil
 		}
-		if err := reader.Wait(ctx); err != nil {
+		if err := reader.Wait(ctx, nil); err != nil {
 			return err
 		}
 	}

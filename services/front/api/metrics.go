@@ -114,25 +114,23 @@ func (s *nodeService) clusterMetrics(m *measures) {
 		m.put("garboard_etcd_member_serves", truth(serves), "member", status.MemberID)
 		m.put("garboard_static_pods_unready", float64(len(controlplane.Unready(s.opts.Store))))
 	}
-	certificates := map[string]config.PEM{}
-	if o, err := secrets.API.Get(s.opts.Store, secrets.APIID); err == nil {
-		certificates["machine-api"] = o.Spec.Serving.Crt
-		certificates["machine-api-ca"] = o.Spec.CA
-	}
-	if o, err := secrets.Kubernetes.Get(s.opts.Store, secrets.KubernetesID); err == nil {
-		certificates["kubernetes-ca"] = o.Spec.CA.Crt
-		certificates["kube-apiserver"] = o.Spec.APIServer.Crt
-		certificates["kube-apiserver-kubelet-client"] = o.Spec.KubeletClient.Crt
-		certificates["kube-apiserver-etcd-client"] = o.Spec.EtcdClient.Crt
-		certificates["front-proxy-ca"] = o.Spec.AggregatorCA
-		certificates["front-proxy-client"] = o.Spec.FrontProxy.Crt
-	}
-	if o, err := secrets.Etcd.Get(s.opts.Store, secrets.EtcdID); err == nil {
-		certificates["etcd-ca"] = o.Spec.CA
-		certificates["etcd-server"] = o.Spec.Server.Crt
-		certificates["etcd-peer"] = o.Spec.Peer.Crt
-	}
-	for name, text := range certificates {
+	// What wasn't made yet is empty, and no certificate.
+	machineAPI, _ := secrets.API.Get(s.opts.Store, secrets.APIID)
+	kubernetes, _ := secrets.Kubernetes.Get(s.opts.Store, secrets.KubernetesID)
+	member, _ := secrets.Etcd.Get(s.opts.Store, secrets.EtcdID)
+	for name, text := range map[string]config.PEM{
+		"machine-api":                   machineAPI.Spec.Serving.Crt,
+		"machine-api-ca":                machineAPI.Spec.CA,
+		"kubernetes-ca":                 kubernetes.Spec.CA.Crt,
+		"kube-apiserver":                kubernetes.Spec.APIServer.Crt,
+		"kube-apiserver-kubelet-client": kubernetes.Spec.KubeletClient.Crt,
+		"kube-apiserver-etcd-client":    kubernetes.Spec.EtcdClient.Crt,
+		"front-proxy-ca":                kubernetes.Spec.AggregatorCA,
+		"front-proxy-client":            kubernetes.Spec.FrontProxy.Crt,
+		"etcd-ca":                       member.Spec.CA,
+		"etcd-server":                   member.Spec.Server.Crt,
+		"etcd-peer":                     member.Spec.Peer.Crt,
+	} {
 		if cert, err := pki.ParseCert(text); err == nil {
 			m.put("garboard_certificate_expiry_timestamp_seconds", float64(cert.NotAfter.Unix()), "certificate", name)
 		}

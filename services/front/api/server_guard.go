@@ -40,18 +40,13 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		call := &call{caller: caller}
 		ctx, cancel := s.bound(context.WithValue(r.Context(), callKey{}, call), method)
 		defer cancel()
-		tracked := &trackingWriter{ResponseWriter: w}
-		r = r.WithContext(ctx)
-		defer func() {
+		defer func() { // Connect answers for its own
 			if p := recover(); p != nil {
-				if err := s.panicked(r.URL.Path, p); !tracked.wrote {
-					s.refuse(tracked, r, err)
-					return
-				}
+				_ = s.panicked(r.URL.Path, p)
 				panic(http.ErrAbortHandler) // the caller must not take this for the end
 			}
 		}()
-		next.ServeHTTP(tracked, r)
+		next.ServeHTTP(w, r.WithContext(ctx))
 		if method.Audited() && !call.audited {
 			s.audit.record(entry{caller: caller, procedure: method.Procedure, err: failed(connect.CodeInvalidArgument, "the request couldn't be read")})
 		}
@@ -139,28 +134,4 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 // failed is an error for the caller.
 func failed(code connect.Code, format string, args ...any) error {
 	return connect.NewError(code, fmt.Errorf(format, args...))
-}
-
-// trackingWriter remembers whether an answer has begun.
-type trackingWriter struct {
-	http.ResponseWriter
-	wrote bool
-}
-
-// Unwrap is for http.ResponseController.
-func (w *trackingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-func (w *trackingWriter) WriteHeader(status int) {
-	w.wrote = true
-	w.ResponseWriter.WriteHeader(status)
-}
-
-func (w *trackingWriter) Write(p []byte) (int, error) {
-	w.wrote = true
-	return w.ResponseWriter.Write(p)
-}
-
-// Flush implements http.Flusher, without which Connect refuses to stream.
-func (w *trackingWriter) Flush() {
-	_ = http.NewResponseController(w.ResponseWriter).Flush() // the next Write tells what is wrong
 }

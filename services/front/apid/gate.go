@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -50,9 +49,8 @@ const (
 
 // gate is the handler behind TLS.
 type gate struct {
-	watcher statefile.Watcher // used by tick only
+	watcher statefile.Watcher[facts, state] // its Poll is for tick only
 	log     *slog.Logger
-	state   atomic.Pointer[state]
 	admins  *quotas
 	guests  *quotas
 	errors  *connect.ErrorWriter
@@ -67,23 +65,33 @@ type gate struct {
 // time is what certificates are compared with. One that has expired doesn't come back when
 // the clock goes back.
 func (g *gate) time() time.Time {
-	return slices.MaxFunc([]time.Time{g.now(), g.state.Load().floor}, time.Time.Compare)
+	return slices.MaxFunc([]time.Time{g.now(), g.State().floor}, time.Time.Compare)
 }
 
 // newGate is a gate with the state in dir that forwards calls to socket.
 func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 	g := &gate{
-		watcher: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log), errors: connect.NewErrorWriter(),
+		log: connlimit.Limited(log), errors: connect.NewErrorWriter(),
 		backend: newBackend(socket), admins: newQuotas(adminRooms), guests: newQuotas(guestRooms),
 		open:  connlimit.Conns{Max: maxConns, MaxNew: maxNew, MaxGuests: maxGuests},
 		piece: readTimeout, stall: stallTimeout, now: time.Now,
 	}
 	g.proxy = g.newProxy()
-	if err := g.watcher.Next(g.refresh); err != nil {
-		return nil, err
-	}
-	return g, nil
+	g.watcher = statefile.Watcher[facts, state]{Dir: dir, Use: g.use}
+	return g, g.watcher.Next()
 }
+
+// use is what the gate makes of the facts that PID 1 has written.
+func (g *gate) use(f facts) (*state, error) {
+	s, err := newState(f)
+	if err == nil {
+		g.log.Info("ready", "mode", s.mode)
+	}
+	return s, err
+}
+
+// State is the state in use.
+func (g *gate) State() *state { return g.watcher.State() }
 
 // call is what the gate found out about a request.
 type call struct {
@@ -97,7 +105,7 @@ type call struct {
 type callKey struct{}
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s := g.state.Load()
+	s := g.State()
 	g.serve(w, r, s, s.identify)
 }
 

@@ -36,8 +36,11 @@ type settings struct {
 	floor     time.Time
 }
 
-func (s settings) toState() statefile.State[facts] {
-	return stateOf(facts{Mode: s.mode, PinnedCA: s.pinnedCA, Metrics: s.metrics, Floor: s.floor}, s.bundle, s.cert, s.key, s.metricsCA)
+func (s settings) facts() facts {
+	return facts{
+		Mode: s.mode, PinnedCA: s.pinnedCA, Metrics: s.metrics, Floor: s.floor,
+		Authorities: s.bundle, Cert: s.cert, Key: s.key, MetricsCA: s.metricsCA,
+	}
 }
 
 // gateVariable, in the environment, makes the test program the gate itself: its
@@ -242,18 +245,31 @@ func (b *bench) serve(t testing.TB, listener net.Listener) {
 // write writes k as PID 1 does.
 func (b *bench) write(t testing.TB, k settings) {
 	t.Helper()
-	if err := k.toState().Write(b.dir, os.Getuid()); err != nil {
+	if err := statefile.Write(b.dir, os.Getuid(), k.facts()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// written is what is there for the gate.
+func (b *bench) written(t testing.TB) (f facts) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(b.dir, statefile.StateName))
+	if err == nil {
+		err = json.Unmarshal(text, &f)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
 }
 
 // writeAndWait writes k, and waits until the gate uses it.
 func (b *bench) writeAndWait(t testing.TB, k settings) {
 	t.Helper()
-	before := b.gate.state.Load() // the gate looks by itself, too, and may be quicker than we
+	before := b.gate.State() // the gate looks by itself, too, and may be quicker than we
 	b.write(t, k)
 	eventually.That(t, 10*time.Second, "the gate to take in what was written", func() error {
-		if b.gate.state.Load() == before {
+		if b.gate.State() == before {
 			return os.ErrDeadlineExceeded
 		}
 		return nil

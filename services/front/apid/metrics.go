@@ -5,14 +5,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/api"
-	"github.com/garboard-os/garboard/services/core/background"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/connlimit"
 )
@@ -21,7 +18,7 @@ const (
 	// Bounds of the metrics' own address: a few servers of Prometheus read it.
 	maxScrapers   = 32
 	maxScraperNew = 16
-	maxScrapes    = 8
+	maxScrapes    = 8 // of each connection
 	// scrapeTimeout is longer than Prometheus waits.
 	scrapeTimeout = 30 * time.Second
 	// listenEvery is how often the address of the configuration is compared with that of
@@ -32,83 +29,54 @@ const (
 // scrapes is the handler behind machine.metrics.address: GET /metrics and nothing else.
 type scrapes struct {
 	*gate
-	open    connlimit.Conns
-	running atomic.Int32
-}
-
-// listener is a running server.
-type listener struct {
-	address string
-	stop    func()
-	failed  chan struct{}
-}
-
-// close stops the server, and waits for it.
-func (l *listener) close() {
-	if l != nil {
-		l.stop()
-	}
+	open connlimit.Conns
 }
 
 // serveMetrics serves at the address that the state has, until ctx ends.
 func (g *gate) serveMetrics(ctx context.Context) {
-	var current *listener
-	defer func() { current.close() }()
 	reported := ""
 	for range sleep.Every(ctx, listenEvery) {
-		wanted := g.state.Load().metrics
-		if current != nil && current.address == wanted && !sleep.Closed(current.failed) {
+		address := g.State().metrics
+		if address == "" {
 			continue
 		}
-		current.close()
-		current = nil
-		if wanted == "" {
-			continue
-		}
-		l, err := g.listenMetrics(ctx, wanted)
-		if err != nil && err.Error() != reported {
+		if err := g.listenMetrics(ctx, address); err != nil && err.Error() != reported {
 			reported = err.Error()
-			g.log.Warn("metrics have no own address: "+reported, "address", wanted)
+			g.log.Warn("metrics have no own address: "+reported, "address", address)
 		}
-		current = l
 	}
 }
 
-func (g *gate) listenMetrics(ctx context.Context, address string) (*listener, error) {
+// listenMetrics serves at an address until the state has another one.
+func (g *gate) listenMetrics(ctx context.Context, address string) error {
 	port, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	s := &scrapes{gate: g, open: connlimit.Conns{Max: maxScrapers, MaxNew: maxScraperNew, MaxGuests: maxScrapers}}
 	server := &connlimit.Server{
 		Handler: s, Log: g.log, Conns: &s.open, TLS: s.config,
-		Read: g.piece, Idle: idleTimeout, Stall: g.stall, MaxHeader: maxHeader, MaxStreams: maxScrapes, Tick: s.sweep,
+		Read: g.piece, Idle: idleTimeout, Stall: g.stall, MaxHeader: maxHeader, MaxStreams: maxScrapes,
+		Tick: func() {
+			if s.sweep(); g.State().metrics != address {
+				cancel()
+			}
+		},
 	}
-	l := &listener{address: address, failed: make(chan struct{})}
-	l.stop = background.Start(ctx, func(ctx context.Context) {
-		defer close(l.failed)
-		if err := server.Serve(ctx, port); err != nil {
-			g.log.Warn("metrics: " + err.Error())
-		}
-	})
 	g.log.Info("serves metrics", "address", address)
-	return l, nil
+	return server.Serve(ctx, port)
 }
 
 func (s *scrapes) config() (*tls.Config, error) {
-	if c := s.state.Load().metricsTLS; c != nil {
+	if c := s.State().metricsTLS; c != nil {
 		return c, nil
 	}
 	return nil, errClosed
 }
 
 func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if s.running.Add(1) > maxScrapes {
-		s.running.Add(-1)
-		http.Error(w, fmt.Sprintf("the node answers %d requests already; try again later", maxScrapes), http.StatusServiceUnavailable)
-		return
-	}
-	defer s.running.Add(-1)
 	switch {
 	case r.URL.Path != api.MetricsPath:
 		http.Error(w, "there is only "+api.MetricsPath, http.StatusNotFound)
@@ -120,13 +88,13 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), scrapeTimeout)
 	defer cancel()
 	r.Body, r.ContentLength = http.NoBody, 0
-	now := s.state.Load()
+	now := s.State()
 	s.serve(w, r.WithContext(ctx), now, now.identifyScraper)
 }
 
 // sweep closes connections of clients that are no longer allowed.
 func (s *scrapes) sweep() {
-	state, now := s.state.Load(), s.time()
+	state, now := s.State(), s.time()
 	s.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
 		caller, err := state.recall(c, chain, state.identifyScraper)
 		return err == nil && caller.current(now) == nil

@@ -17,6 +17,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
@@ -70,7 +71,7 @@ func newControlPlane(t *testing.T, ca pki.CA, name string) *controlPlane {
 		dag.Service{ID: "udevd", Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }},
 		machine.Service(machine.Options{
 			Store: store, Applier: n.applier, MountState: func(context.Context) (machine.State, error) { return machine.StateMounted, nil },
-			Sources: []boot.Source{{Name: "test", Read: func(context.Context) ([]byte, error) { return text, nil }}},
+			Sources: []source.Source{{Name: "test", Read: func(context.Context) ([]byte, error) { return text, nil }}},
 		}))
 	must(err)
 	ctx, cancel := context.WithCancel(context.Background())

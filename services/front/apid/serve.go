@@ -41,7 +41,7 @@ func (g *gate) server() *connlimit.Server {
 }
 
 func (g *gate) config() (*tls.Config, error) {
-	if s := g.state.Load(); s.tls != nil {
+	if s := g.State(); s.tls != nil {
 		return s.tls, nil
 	}
 	return nil, errClosed
@@ -68,26 +68,11 @@ func newBackend(socket string) *http.Transport {
 	}
 }
 
-// refresh loads the state that PID 1 has written.
-func (g *gate) refresh() error {
-	k, err := read(g.watcher.Dir)
-	if err != nil {
-		return err
-	}
-	s, err := newState(k)
-	if err != nil {
-		return err
-	}
-	g.state.Store(s)
-	g.log.Info("ready", "mode", s.mode)
-	return nil
-}
-
 // tick loads a changed state, and closes connections of clients that are no longer
 // allowed.
 func (g *gate) tick() {
-	g.watcher.Poll(g.log, g.refresh)
-	s, now := g.state.Load(), g.time()
+	g.watcher.Poll(g.log)
+	s, now := g.State(), g.time()
 	g.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
 		caller, err := s.recall(c, chain, s.identify)
 		if err == nil {

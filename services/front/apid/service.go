@@ -98,18 +98,15 @@ func newSupervisor(o Options) *supervisor {
 	o.signed = cmp.Or(o.signed, signedWithin)
 	option.Default(&o.Fingerprint, new(Fingerprint))
 	option.Default(&o.process, sandbox.Runner{
-		Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
-		Args:   []string{sandbox.Program, ID},
-		Binds:  []sandbox.Bind{{Source: o.dir}},
-		Socket: o.Socket,
+		Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid, Dir: o.dir, Socket: o.Socket,
 	}.Run)
 	s := &supervisor{Options: o}
 	s.publisher = statefile.Publisher[facts]{
 		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type(), machine.Configs.Type(), clock.Statuses.Type()},
-		Current: func() (statefile.State[facts], error) {
-			b, err := s.current()
-			b.Facts.Floor = clock.Floor(s.Store)
-			return b, err
+		Current: func() (facts, error) {
+			f, err := s.current()
+			f.Floor = clock.Floor(s.Store)
+			return f, err
 		},
 	}
 	return s
@@ -153,11 +150,11 @@ func asksForCertificate(store *resource.Store) (*config.Config, bool) {
 	return c, true
 }
 
-// current returns the settings that the gate is to use now.
-func (s *supervisor) current() (b statefile.State[facts], err error) {
+// current returns what the gate is to use now.
+func (s *supervisor) current() (f facts, err error) {
 	stage, err := machine.Stages.Get(s.Store, machine.StageID)
 	if err != nil {
-		return b, err
+		return f, err
 	}
 	if stage.Spec == machine.Maintenance {
 		return s.maintenance()
@@ -167,43 +164,40 @@ func (s *supervisor) current() (b statefile.State[facts], err error) {
 		return s.withoutCertificate()
 	}
 	if err != nil {
-		return b, err
+		return f, err
 	}
 	var metrics config.Metrics
 	if c, err := machine.Config(s.Store); err == nil {
 		metrics = c.Machine.Metrics
 	}
-	return stateOf(facts{Mode: api.ModeNormal, Metrics: metrics.Address}, o.Spec.CA, o.Spec.Serving.Crt, o.Spec.Serving.Key, metrics.ClientCA), nil
+	return facts{
+		Mode: api.ModeNormal, Authorities: o.Spec.CA, Cert: o.Spec.Serving.Crt, Key: o.Spec.Serving.Key,
+		Metrics: metrics.Address, MetricsCA: metrics.ClientCA,
+	}, nil
 }
 
 // withoutCertificate: maintenance mode is over, because a configured node must not take a
 // configuration without credentials. A worker has the authority of its administrators, and
 // serves them with a certificate of its own until a control plane signs one. They compare
 // its fingerprint.
-func (s *supervisor) withoutCertificate() (b statefile.State[facts], err error) {
+func (s *supervisor) withoutCertificate() (facts, error) {
 	c, asks := asksForCertificate(s.Store)
 	if !asks {
-		return stateOf(facts{Mode: modeClosed}, nil, nil, nil, nil), nil
+		return facts{Mode: modeClosed}, nil
 	}
 	own, err := s.own()
-	if err != nil {
-		return b, err
-	}
-	return stateOf(facts{Mode: api.ModeNormal}, c.Machine.TrustedCAs(), own.cert, own.key, nil), nil
+	return facts{Mode: api.ModeNormal, Authorities: c.Machine.TrustedCAs(), Cert: own.cert, Key: own.key}, err
 }
 
-func (s *supervisor) maintenance() (b statefile.State[facts], err error) {
-	pinned := ""
+func (s *supervisor) maintenance() (f facts, err error) {
 	if text, given := s.Cmdline.Get(paramPinned); given {
-		if pinned, err = parsePinned(text); err != nil {
-			return b, err
+		if f.PinnedCA, err = parsePinned(text); err != nil {
+			return f, err
 		}
 	}
 	own, err := s.own()
-	if err != nil {
-		return b, err
-	}
-	return stateOf(facts{Mode: api.ModeMaintenance, PinnedCA: pinned}, nil, own.cert, own.key, nil), nil
+	f.Mode, f.Cert, f.Key = api.ModeMaintenance, own.cert, own.key
+	return f, err
 }
 
 // own returns the certificate that the node has made itself.
@@ -224,16 +218,16 @@ func (s *supervisor) own() (self, error) {
 // last written for it.
 func (s *supervisor) healthy(ctx context.Context) error {
 	wanted := s.publisher.Written()
-	if wanted.Facts.Mode == modeClosed {
+	if wanted.Mode == modeClosed {
 		return errClosed
 	}
-	if err := s.publisher.ServesCertificate(ctx, s.address, wanted.Files[certName]); err != nil {
+	if err := s.publisher.ServesCertificate(ctx, s.address, wanted.Cert); err != nil {
 		return err
 	}
 	switch {
-	case wanted.Facts.Mode == api.ModeMaintenance:
+	case wanted.Mode == api.ModeMaintenance:
 		s.announce("maintenance mode", "apply a")
-	case s.isUnsigned(wanted.Files[certName]):
+	case s.isUnsigned(wanted.Cert):
 		s.announce(errUnsigned.Error(), "correct the")
 		return errUnsigned
 	default:

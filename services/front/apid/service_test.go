@@ -145,11 +145,7 @@ func TestServiceThroughItsLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, n, network.Addresses, network.AddressID, network.NodeAddress{Primary: netip.MustParseAddr("10.0.2.15")})
-	cert, err := os.ReadFile(filepath.Join(n.b.dir, certName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	print := api.ShownFingerprint(parse(t, cert).Raw)
+	print := api.ShownFingerprint(parse(t, n.b.written(t).Cert).Raw)
 	want := "maintenance mode: API at https://10.0.2.15:50000, certificate SHA-256 " + print +
 		"; apply a configuration with: gbctl apply-config --insecure --fingerprint " + print + " -n 10.0.2.15 -f FILE\n"
 	eventually.That(t, 20*time.Second, "the console to say it", func() error {
@@ -202,11 +198,8 @@ func TestServiceComesBack(t *testing.T) {
 		t.Error("the same process")
 	}
 	n.wait(t, "apid to be up again", func(s dag.Status) bool { return s.Up })
-	for _, name := range []string{statefile.StateName, certName, keyName, bundleName} {
-		info, err := os.Stat(filepath.Join(n.b.dir, name))
-		if err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %v", name, info.Mode(), err)
-		}
+	if info, err := os.Stat(filepath.Join(n.b.dir, statefile.StateName)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
 	}
 }
 
@@ -297,11 +290,7 @@ func TestServiceWithoutSignedCertificate(t *testing.T) {
 			t.Errorf("%s was served", who)
 		}
 	}
-	own, err := os.ReadFile(filepath.Join(n.b.dir, certName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	print := api.ShownFingerprint(parse(t, own).Raw)
+	print := api.ShownFingerprint(parse(t, n.b.written(t).Cert).Raw)
 	want := "no control plane has signed the certificate of the API yet: API at https://10.0.2.15:50000, certificate SHA-256 " + print +
 		"; correct the configuration with: gbctl apply-config --insecure --fingerprint " + print + " -n 10.0.2.15 -f FILE\n"
 	eventually.That(t, 20*time.Second, "the console to say it", func() error {

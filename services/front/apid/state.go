@@ -8,43 +8,27 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/api"
-	"github.com/garboard-os/garboard/services/front/statefile"
-)
-
-// Files of the gate's state.
-const (
-	bundleName = "ca.crt" // authorities of clients; several during a rotation
-	certName   = "server.crt"
-	keyName    = "server.key"
-	// metricsName is machine.metrics.clientCA.
-	metricsName = "metrics-ca.crt"
 )
 
 // modeClosed, beside api.ModeNormal and api.ModeMaintenance, refuses every client. The
 // node has a configuration, but its certificate isn't made yet.
 const modeClosed = "closed"
 
-// facts are the part of the gate's state that isn't in files of its own.
+// facts are what PID 1 writes for the gate. Certificates and keys are PEM.
 type facts struct {
 	Mode string `json:"mode"`
+	// Authorities are those of clients; several during a rotation.
+	Authorities []byte `json:"authorities,omitempty"`
+	Cert        []byte `json:"cert,omitempty"`
+	Key         []byte `json:"key,omitempty"`
 	// PinnedCA, in maintenance mode, is the SHA-256 of a certificate that clients
 	// must show: their own, or their authority's. Hexadecimal; empty: none.
 	PinnedCA string `json:"pinnedCA,omitempty"`
-	// Metrics is machine.metrics.address; empty: none.
-	Metrics string `json:"metrics,omitempty"`
+	// Metrics is machine.metrics.address, and MetricsCA its clientCA; empty: none.
+	Metrics   string `json:"metrics,omitempty"`
+	MetricsCA []byte `json:"metricsCA,omitempty"`
 	// Floor is a time that is over for certain, whatever the clock shows.
 	Floor time.Time `json:"floor,omitzero"`
-}
-
-// stateOf is what PID 1 writes for the gate.
-func stateOf(f facts, bundle, cert, key, metricsCA []byte) statefile.State[facts] {
-	return statefile.State[facts]{
-		Facts: f, Files: map[string][]byte{bundleName: bundle, certName: cert, keyName: key, metricsName: metricsCA},
-	}
-}
-
-func read(dir string) (statefile.State[facts], error) {
-	return statefile.Read[facts](dir, bundleName, certName, keyName, metricsName)
 }
 
 // state is made of what PID 1 has written. It never changes: a new one replaces it.
@@ -61,13 +45,13 @@ type state struct {
 }
 
 // newState parses and checks in.
-func newState(in statefile.State[facts]) (*state, error) {
-	s := &state{mode: in.Facts.Mode, pinned: in.Facts.PinnedCA, floor: in.Facts.Floor}
+func newState(in facts) (*state, error) {
+	s := &state{mode: in.Mode, pinned: in.PinnedCA, floor: in.Floor}
 	switch s.mode {
 	case modeClosed:
 		return s, nil
 	case api.ModeNormal:
-		pool, err := authorities(in.Files[bundleName])
+		pool, err := authorities(in.Authorities)
 		if err != nil {
 			return nil, err
 		}
@@ -76,17 +60,17 @@ func newState(in statefile.State[facts]) (*state, error) {
 	default:
 		return nil, fmt.Errorf("mode %q: there is no such mode", s.mode)
 	}
-	cert, err := tls.X509KeyPair(in.Files[certName], in.Files[keyName])
+	cert, err := tls.X509KeyPair(in.Cert, in.Key)
 	if err != nil {
 		return nil, fmt.Errorf("certificate of the API: %w", err)
 	}
 	s.tls = s.config(cert, s.admit)
-	if in.Facts.Metrics == "" || s.mode != api.ModeNormal {
+	if in.Metrics == "" || s.mode != api.ModeNormal {
 		return s, nil
 	}
-	s.metrics = in.Facts.Metrics
-	if ca := in.Files[metricsName]; len(ca) > 0 {
-		if s.scrapers, err = authorities(ca); err != nil {
+	s.metrics = in.Metrics
+	if len(in.MetricsCA) > 0 {
+		if s.scrapers, err = authorities(in.MetricsCA); err != nil {
 			return nil, err
 		}
 	}

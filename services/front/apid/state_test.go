@@ -2,8 +2,6 @@ package apid
 
 import (
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +18,12 @@ func TestBadStateIsNotTaken(t *testing.T) {
 	ca := newCA(t)
 	good := normal(t, ca)
 	b := newBench(t, good, everything())
-	was := b.gate.state.Load()
+	g := &gate{log: discard}
+	g.watcher.Dir, g.watcher.Use = b.dir, g.use
+	if err := g.watcher.Next(); err != nil {
+		t.Fatal(err)
+	}
+	was := g.State()
 	for name, k := range map[string]settings{
 		"no authority":   {mode: api.ModeNormal, cert: good.cert, key: good.key},
 		"half a pair":    {mode: api.ModeNormal, bundle: good.bundle, cert: good.cert},
@@ -29,40 +32,10 @@ func TestBadStateIsNotTaken(t *testing.T) {
 		"not an object":  {mode: api.ModeNormal, bundle: []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), cert: good.cert, key: good.key},
 		"much too large": {mode: api.ModeNormal, bundle: append(good.bundle, make([]byte, statefile.MaxFile)...), cert: good.cert, key: good.key},
 	} {
-		dir := t.TempDir()
-		if err := k.toState().Write(dir, os.Getuid()); err != nil {
-			t.Fatal(err)
-		}
-		g := &gate{watcher: statefile.Watcher{Dir: dir}, log: discard}
-		g.state.Store(was)
-		if err := g.watcher.Next(g.refresh); err == nil || g.state.Load() != was {
+		b.write(t, k)
+		if err := g.watcher.Next(); err == nil || g.State() != was {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-// Half a change is never taken for a whole one, in whichever order it is seen.
-func TestHalfAChange(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	first, second := normal(t, newCA(t)), normal(t, newCA(t))
-	first.metricsCA, second.metricsCA = []byte("one"), []byte("another") // each file differs
-	if err := first.toState().Write(dir, os.Getuid()); err != nil {
-		t.Fatal(err)
-	}
-	for name, data := range second.toState().Files {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := read(dir); err == nil || !strings.Contains(err.Error(), "not those that it was written for") {
-			t.Errorf("after %s: %v", name, err)
-		}
-	}
-	if err := second.toState().Write(dir, os.Getuid()); err != nil {
-		t.Fatal(err)
-	}
-	if k, err := read(dir); err != nil || !k.Equal(second.toState()) {
-		t.Errorf("%+v, %v", k, err)
 	}
 }
 

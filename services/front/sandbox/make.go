@@ -33,11 +33,11 @@ const (
 type spec struct {
 	ID          string   `json:"id"`
 	Args        []string `json:"args"`
-	Env         []string `json:"env,omitempty"`
+	Env         []string `json:"env"`
 	UID         int      `json:"uid"`
 	Work        string   `json:"work"`
 	Cgroup      string   `json:"cgroup"`
-	Binds       []Bind   `json:"binds"`
+	Dir         string   `json:"dir"`
 	MemoryMax   int64    `json:"memoryMax"`
 	TasksMax    int64    `json:"tasksMax"`
 	OOMScoreAdj int      `json:"oomScoreAdj"`
@@ -50,17 +50,13 @@ type reply struct {
 }
 
 func (r Runner) spec() spec {
-	s := spec{
-		ID: r.ID, Args: r.Args, UID: r.UID, Work: r.work, Cgroup: r.parent + "/" + r.ID,
-		Env:         append([]string{"GOMEMLIMIT=" + strconv.FormatInt(r.MemoryMax*goRuntimeShare/100, 10)}, r.Env...),
-		MemoryMax:   r.MemoryMax,
+	return spec{
+		ID: r.ID, Args: r.args, UID: r.UID, Work: r.work, Cgroup: r.parent + "/" + r.ID, Dir: r.Dir,
+		Env:         []string{"GOMEMLIMIT=" + strconv.FormatInt(r.memory*goRuntimeShare/100, 10)},
+		MemoryMax:   r.memory,
 		TasksMax:    tasksMax,
 		OOMScoreAdj: oomScoreAdj,
 	}
-	for _, b := range append([]Bind{{Source: r.Args[0]}}, r.Binds...) {
-		s.Binds = append(s.Binds, Bind{b.Source, cmp.Or(b.Target, b.Source), true})
-	}
-	return s
 }
 
 // make has the sandbox made, and returns the service in it, which runs.
@@ -165,7 +161,7 @@ func (m *maker) service(ctx context.Context, r Runner) (*process.Child, []string
 	if err != nil {
 		return nil, nil, cmp.Or(ctx.Err(), err)
 	}
-	child, err := r.Processes.Adopt(m.child, answer.PID, r.Args...)
+	child, err := r.Processes.Adopt(m.child, answer.PID, r.args...)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -8,7 +8,7 @@
 //
 // That program's tables list what a sandbox has: an own mount, PID, IPC, UTS,
 // cgroup and (where possible) user namespace, the node's network; a read-only root
-// with nothing in it but Runner.Binds, /proc of its own processes only,
+// with nothing in it but Runner.Dir and the program, /proc of its own processes only,
 // /tmp, /dev/null and /dev/urandom; no capability, no new privileges, a list of
 // system calls; a cgroup with ceilings; a user of its own.
 package sandbox
@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/process"
 )
 
@@ -36,9 +37,10 @@ const (
 	sandboxProgram = "/usr/bin/sandbox"
 	workDir        = boot.PrivateDir + "/sandbox"
 
-	// DefaultMemoryMax is for a Go server of few clients: it idles at 10 MiB, and
-	// 200 clients at once take 40.
-	DefaultMemoryMax = 64 << 20
+	// memoryMax is the ceiling in bytes, beyond which the kernel kills the service. A Go server
+	// of few clients idles at 10 MiB, and 200 clients at once take 40. The Go runtime gets a limit
+	// below it, and collects garbage more often near it.
+	memoryMax = 64 << 20
 	// tasksMax bounds threads: a Go server has a dozen, and one for each file
 	// operation that a disk holds up.
 	tasksMax = 64
@@ -57,39 +59,24 @@ const (
 	ServiceStop = stopBudget + 2*time.Second
 )
 
-// A Bind shows a file or a directory of the node inside the sandbox, read-only. A socket can be connected to all the
-// same.
-type Bind struct {
-	Source string `json:"source"`
-	// Target is the place inside; "" is the same as outside.
-	Target   string `json:"target"`
-	ReadOnly bool   `json:"readOnly"` // always; Runner sets it
-}
-
 // Runner runs one service. Run is for dag.Service.
 type Runner struct {
 	Processes *process.Table
 	Logs      *logs.Logs
-	// ID is the service's, and the name of its log and of its cgroup.
+	// ID is the service's, the argument of Program, and the name of its log and of its cgroup.
 	ID string
-	// Args is the command line. The program (the first argument) is visible inside under
-	// the same path. It is static, so that it needs no other files.
-	Args []string
-	Env  []string
 	// UID is the user and the group that it runs as (image/rootfs has their names).
-	// They must be able to read its files.
-	UID   int
-	Binds []Bind
-	// MemoryMax is the ceiling in bytes, beyond which the kernel kills the service;
-	// 0: DefaultMemoryMax. The Go runtime gets a limit below it, and collects garbage more
-	// often near it.
-	MemoryMax int64
+	UID int
+	// Dir is a directory that they can read, and that is inside under the same path.
+	Dir string
 
 	// Socket is the service's way to PID 1. Its PID is the process of the service, from before the program runs until
 	// it has ended; 0 otherwise.
 	Socket *Socket
 
-	// What tests have elsewhere.
+	// What tests have in another way.
+	args    []string      // nil: Program and ID. The program is static, so that it needs no other files.
+	memory  int64         // 0: memoryMax
 	stop    time.Duration // between SIGTERM and SIGKILL; 0: stopBudget
 	sandbox string        // "": sandboxProgram
 	work    string        // "": workDir/ID
@@ -135,7 +122,8 @@ func (r Runner) Run(ctx context.Context, h *dag.Handle) error {
 }
 
 func (r *Runner) setDefaults() {
-	r.MemoryMax = cmp.Or(r.MemoryMax, DefaultMemoryMax)
+	option.Default(&r.args, []string{Program, r.ID})
+	r.memory = cmp.Or(r.memory, memoryMax)
 	r.stop = cmp.Or(r.stop, stopBudget)
 	r.sandbox = cmp.Or(r.sandbox, sandboxProgram)
 	r.work = cmp.Or(r.work, filepath.Join(workDir, r.ID))
@@ -148,7 +136,7 @@ func (r Runner) why(group cgroup, end error) error {
 	case err != nil:
 		return fmt.Errorf("%s ended by itself: %w (and whether for want of memory is unknown: %w)", r.ID, process.OrClean(end), err)
 	case killed && end != nil:
-		return fmt.Errorf("%s hit its memory ceiling of %d MiB, and the kernel killed it: %w", r.ID, r.MemoryMax>>20, end)
+		return fmt.Errorf("%s hit its memory ceiling of %d MiB, and the kernel killed it: %w", r.ID, r.memory>>20, end)
 	}
 	return fmt.Errorf("%s ended by itself: %w", r.ID, process.OrClean(end))
 }

@@ -60,8 +60,9 @@ func newBench(t *testing.T, args ...string) *bench {
 	b.runner = Runner{
 		Processes: processes, Logs: b.logs,
 		ID:      strings.ToLower(t.Name()),
-		Args:    append([]string{filepath.Join(programs, "prober")}, args...),
+		args:    append([]string{filepath.Join(programs, "prober")}, args...),
 		UID:     testUID,
+		Dir:     t.TempDir(),
 		Socket:  NewSocket(testUID, filepath.Join(t.TempDir(), "socket")),
 		sandbox: filepath.Join(programs, "sandbox"),
 		work:    work,
@@ -212,7 +213,7 @@ func parseReport(t *testing.T, text string) map[string]string {
 // S-097: unauthenticated clients can reach apid and trustd. All that the sandbox
 // promises, seen from inside.
 func TestSandboxFromInside(t *testing.T) {
-	b := newBench(t, "report", "/run/secrets")
+	b := newBench(t, "report")
 	result := b.report()
 	if result["ns user"] == own(t, "user") {
 		t.Error("the user namespace is ours")
@@ -226,7 +227,7 @@ func TestSandboxFromInside(t *testing.T) {
 // is, the kernel gives no user namespace a /proc: the sandbox does without, says so,
 // and keeps all other promises.
 func TestSandboxWithoutUserNamespace(t *testing.T) {
-	b := newBench(t, "report", "/run/secrets")
+	b := newBench(t, "report")
 	b.runner.sandbox = filepath.Join(programs, "covered")
 	const script = `#!/bin/sh
 exec unshare --mount sh -c 'mount --bind /dev/null /proc/uptime && exec "$0" "$@"' %s/sandbox "$@"
@@ -234,7 +235,6 @@ exec unshare --mount sh -c 'mount --bind /dev/null /proc/uptime && exec "$0" "$@
 	if err := os.WriteFile(b.runner.sandbox, fmt.Appendf(nil, script, programs), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	b.runner.Env = []string{"PATH=/usr/bin:/bin"}
 	result := b.report()
 	if result["ns user"] != own(t, "user") {
 		t.Error("it has a user namespace: the test is in vain")
@@ -248,7 +248,8 @@ exec unshare --mount sh -c 'mount --bind /dev/null /proc/uptime && exec "$0" "$@
 func (b *bench) report() map[string]string {
 	t := b.t
 	t.Helper()
-	b.runner.Binds = []Bind{{Source: secretDir(t), Target: "/run/secrets"}}
+	b.runner.Dir = secretDir(t)
+	b.runner.args = append(b.runner.args, b.runner.Dir)
 	b.start()
 	pid := b.pid(0)
 	if left, err := filepath.Glob(boot.RunDir + "/socket-*"); err != nil || len(left) > 0 {
@@ -262,14 +263,14 @@ func (b *bench) report() map[string]string {
 		"CapInh": "0000000000000000", "CapPrm": "0000000000000000", "CapEff": "0000000000000000",
 		"CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
 		"NoNewPrivs": "1", "Seccomp": "2",
-		"ls /":            "dev proc run tmp",
-		"ls /run/secrets": "secret",
-		"write /":         readOnly, "write dir": readOnly, "write itself": "permission denied", "write /dev": readOnly,
+		"ls /":               "dev proc tmp",
+		"ls " + b.runner.Dir: "secret",
+		"write /":            readOnly, "write dir": readOnly, "write itself": "permission denied", "write /dev": readOnly,
 		"write /tmp": "allowed", "read secret": "allowed", "read /sys": "no such file or directory", "change settings": "permission denied", "read the kernel's command line": "empty",
 		"use /dev/null": "allowed", "use urandom": "allowed", "listen": "allowed", "interfaces": "allowed", "connect unix": "allowed",
 		"packet socket": refused, "raw socket": "operation not permitted", "netfilter socket": refused,
 		"unshare": refused, "keyctl": refused, "mount": refused, "prctl": refused, "fork": refused, "ioctl": refused,
-		"GOMEMLIMIT": fmt.Sprint(DefaultMemoryMax / 4 * 3),
+		"GOMEMLIMIT": fmt.Sprint(memoryMax / 4 * 3),
 	} {
 		if got := result[what]; got != want && !strings.HasSuffix(got, want) {
 			t.Errorf("%s: %q, want %q", what, got, want)

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"time"
 
@@ -18,30 +19,30 @@ import (
 // rewriteRetry is the time after which a failed write is tried again.
 const rewriteRetry = 5 * time.Second
 
-// Publisher is PID 1's side: it writes the state, and writes it again when it changes.
+// Publisher is PID 1's side: it writes the facts, and writes them again when they change.
 type Publisher[F any] struct {
 	Name  string // of the program
 	Store *resource.Store
 	Dir   string
 	UID   int
-	// Current returns the state that the program is to use now. It is made from
+	// Current returns the facts that the program is to use now. They are made from
 	// resources of the types in Inputs.
-	Current func() (State[F], error)
+	Current func() (F, error)
 	Inputs  []string
 
 	// mu guards all following fields.
 	mu      sync.Mutex
-	written State[F]
+	written F
 }
 
-// Written is the state that was last written.
-func (p *Publisher[F]) Written() State[F] {
+// Written are the facts that were last written.
+func (p *Publisher[F]) Written() F {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.written
 }
 
-// Prepare is for dag.Service: it writes the state, also if it hasn't changed.
+// Prepare is for dag.Service: it writes the facts, also if they haven't changed.
 func (p *Publisher[F]) Prepare(context.Context, *dag.Handle) error { return p.update(true) }
 
 func (p *Publisher[F]) update(always bool) error {
@@ -51,10 +52,10 @@ func (p *Publisher[F]) update(always bool) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !always && next.Equal(p.written) {
+	if !always && reflect.DeepEqual(next, p.written) {
 		return nil
 	}
-	if err := next.Write(p.Dir, p.UID); err != nil {
+	if err := Write(p.Dir, p.UID, next); err != nil {
 		return fmt.Errorf("write the state of %s: %w", p.Name, err)
 	}
 	p.written = next

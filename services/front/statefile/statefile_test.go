@@ -12,99 +12,99 @@ import (
 
 type facts struct {
 	Mode string `json:"mode"`
+	Cert []byte `json:"cert"`
 }
 
-func stateOf(mode, a, b string) State[facts] {
-	return State[facts]{Facts: facts{mode}, Files: map[string][]byte{"a": []byte(a), "b": []byte(b)}}
-}
-
-func write(t *testing.T, b State[facts], dir string) {
+func write(t *testing.T, f facts, dir string) {
 	t.Helper()
-	if err := b.Write(dir, os.Getuid()); err != nil {
+	if err := Write(dir, os.Getuid(), f); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// What was written is read, by one user alone; a content that moved from one file to
-// the next is another one.
+// errUnusable is what the program says of facts that it can't use.
+var errUnusable = errors.New("it can't be used")
+
+// watcher notes what it takes.
+func watcher(dir string, taken *[]string) *Watcher[facts, facts] {
+	return &Watcher[facts, facts]{Dir: dir, Use: func(f facts) (*facts, error) {
+		if f.Mode == "" {
+			return nil, errUnusable
+		}
+		*taken = append(*taken, f.Mode+string(f.Cert))
+		return &f, nil
+	}}
+}
+
+// What was written is read, by one user alone.
 func TestWriteAndRead(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "program")
-	want := stateOf("x", "12", "")
-	write(t, want, dir)
-	got, err := Read[facts](dir, "a", "b")
-	if err != nil || !got.Equal(want) || !want.Equal(got) {
-		t.Errorf("%+v, %v", got, err)
+	write(t, facts{"x", []byte("12")}, dir)
+	w := watcher(dir, new([]string))
+	if err := w.Next(); err != nil {
+		t.Fatal(err)
 	}
-	for _, other := range []State[facts]{stateOf("y", "12", ""), stateOf("x", "1", "2"), stateOf("x", "", "12"), {Facts: facts{"x"}}} {
-		if other.Equal(want) {
-			t.Errorf("%+v is the same", other)
-		}
+	if got := w.State(); got.Mode != "x" || string(got.Cert) != "12" {
+		t.Errorf("%+v", got)
 	}
-	for _, name := range []string{"", "a", "b", StateName} {
+	for _, name := range []string{"", StateName} {
 		info, err := os.Lstat(filepath.Join(dir, name))
 		if err != nil || info.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%q: %v, %v", name, info.Mode(), err)
 		}
-	}
-	if _, err := Read[facts](dir, "a"); err == nil {
-		t.Error("a file was left out")
-	}
-	if _, err := Read[facts](dir, "a", "b", "c"); !errors.Is(err, os.ErrNotExist) {
-		t.Error(err)
 	}
 }
 
 func TestReadIsBounded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	write(t, stateOf("x", strings.Repeat("a", MaxFile+1), ""), dir)
-	if _, err := Read[facts](dir, "a", "b"); err == nil || !strings.Contains(err.Error(), "more than 262144 bytes") {
+	write(t, facts{"x", bytes.Repeat([]byte("a"), MaxFile)}, dir)
+	if err := watcher(dir, new([]string)).Next(); err == nil || !strings.Contains(err.Error(), "more than 1048576 bytes") {
 		t.Error(err)
 	}
 }
 
-// A watcher takes each state once, and tries again one that it couldn't use; half of
-// one is never used. It logs an error once.
+// A watcher takes each state once, and tries again one that it couldn't use: the former one stays. It logs an error
+// once.
 func TestWatcher(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var taken []string
 	var logged bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&logged, nil))
-	first := Watcher{Dir: dir}
-	take := func() error {
-		b, err := Read[facts](dir, "a", "b")
-		if err == nil {
-			taken = append(taken, b.Facts.Mode)
-		}
-		return err
-	}
-	if err := first.Next(take); !errors.Is(err, os.ErrNotExist) {
+	first := watcher(dir, &taken)
+	if err := first.Next(); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
-	write(t, stateOf("one", "1", "1"), dir)
+	write(t, facts{Mode: "one"}, dir)
 	for range 2 {
-		if err := first.Next(take); err != nil {
+		if err := first.Next(); err != nil {
 			t.Error(err)
 		}
 	}
-	// Half of a change: a program that starts now must not take it.
-	if err := os.WriteFile(filepath.Join(dir, "a"), []byte("2"), 0o600); err != nil {
+	whole, err := os.ReadFile(filepath.Join(dir, StateName))
+	if err != nil {
 		t.Fatal(err)
 	}
-	later := Watcher{Dir: dir}
-	for range 2 {
-		later.Poll(log, take)
+	for _, bad := range [][]byte{whole[:len(whole)-1], []byte("{}")} { // cut off, and of no use
+		if err := os.WriteFile(filepath.Join(dir, StateName), bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		logged.Reset()
+		for range 2 {
+			first.Poll(log)
+		}
+		if text := logged.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "the former one stays in use") || first.State().Mode != "one" {
+			t.Errorf("%s, %+v", text, first.State())
+		}
 	}
-	if text := logged.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "not those that it was written for") {
-		t.Error(text)
+	write(t, facts{Mode: "two", Cert: []byte("2")}, dir)
+	later := watcher(dir, &taken)
+	for _, w := range []*Watcher[facts, facts]{first, later} {
+		w.Poll(log)
 	}
-	write(t, stateOf("two", "2", "1"), dir)
-	for _, w := range []*Watcher{&first, &later} {
-		w.Poll(log, take)
-	}
-	if got := strings.Join(taken, " "); got != "one two two" {
+	if got := strings.Join(taken, " "); got != "one two2 two2" {
 		t.Error(got)
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/front/statefile"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
@@ -80,6 +81,7 @@ type bench struct {
 	token   string // machine.token
 	dir     string
 	ca      pki.CA
+	policy  policy
 	server  *server
 	log     *logBuffer
 	address string
@@ -96,26 +98,22 @@ func newCA(t testing.TB) pki.CA {
 }
 
 // controlPlaneState is what PID 1 of a control plane writes.
-func controlPlaneState(t testing.TB, ca pki.CA) statefile.State[facts] {
+func controlPlaneState(t testing.TB, ca pki.CA) facts {
 	t.Helper()
 	cert, key, err := ca.Issue(pki.Leaf{CN: "cp-1", DNS: []string{"cp-1", "localhost", "cluster.example.org"}, IPs: []netip.Addr{controlPlane, netip.MustParseAddr("127.0.0.1")}, Server: true, Now: time.Now()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return statefile.State[facts]{
-		Facts: facts{
-			Taken:   []string{"cp-1", "localhost", "cluster.example.org", controlPlane.String(), "127.0.0.1"},
-			Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Authorities: ca.Cert,
-		},
-		Files: map[string][]byte{certName: cert, certKeyName: key},
-	}
+	return facts{Cert: cert, Key: key}
 }
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
 	b := &bench{token: token, dir: t.TempDir(), ca: newCA(t), log: new(logBuffer)}
 	b.peer.Store(&worker)
-	b.write(t, controlPlaneState(t, b.ca))
+	state := controlPlaneState(t, b.ca)
+	b.policy = newPolicy(parse(t, state.Cert), config.ClusterNetwork{PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}})
+	b.write(t, state)
 	var err error
 	if b.server, err = newServer(b.dir, "", slog.New(slog.NewTextHandler(b.log, nil))); err != nil {
 		t.Fatal(err)
@@ -143,7 +141,7 @@ func (b *bench) issue(_ context.Context, msg *apiv1.SignRequest, peer netip.Addr
 	if !(roster.Facts{Now: time.Now()}).Admits(msg.GetToken(), b.token) && len(msg.GetProof()) == 0 {
 		return nil, connect.NewError(connect.CodeUnauthenticated, errToken)
 	}
-	public, leaf, err := b.server.state.Load().policy.check(msg.GetRequest(), peer)
+	public, leaf, err := b.policy.check(msg.GetRequest(), peer)
 	if err != nil {
 		return nil, connect.NewError(connect.CodePermissionDenied, err)
 	}
@@ -151,9 +149,9 @@ func (b *bench) issue(_ context.Context, msg *apiv1.SignRequest, peer netip.Addr
 	return b.ca.Sign(public, leaf)
 }
 
-func (b *bench) write(t testing.TB, s statefile.State[facts]) {
+func (b *bench) write(t testing.TB, f facts) {
 	t.Helper()
-	if err := s.Write(b.dir, os.Getuid()); err != nil {
+	if err := statefile.Write(b.dir, os.Getuid(), f); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -9,13 +9,16 @@ import (
 	"encoding/asn1"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 const (
@@ -26,34 +29,21 @@ const (
 	maxName = 64
 )
 
-// facts are the part of trustd's state that isn't in files of its own.
-type facts struct {
-	// Taken are the names and addresses under which this control plane is reached, and
-	// all of them together. Those of other nodes are known to PID 1. Pods have addresses of
-	// Subnets, and so do services.
-	Taken   []string       `json:"taken"`
-	Subnets []netip.Prefix `json:"subnets"`
-	// Authorities are those of the machine API, PEM.
-	Authorities []byte `json:"authorities"`
-}
-
-// policy is which certificates nodes get.
+// policy is which certificates nodes get. names and addrs are those under which this control
+// plane is reached, and all of them together. Pods have addresses of subnets, and so do services.
 type policy struct {
 	names   []string // in lower case
 	addrs   []netip.Addr
 	subnets []netip.Prefix
 }
 
-func newPolicy(f facts) policy {
-	p := policy{subnets: f.Subnets}
-	for _, host := range f.Taken {
-		if addr, err := netip.ParseAddr(host); err == nil {
-			p.addrs = append(p.addrs, addr.Unmap())
-		} else {
-			p.names = append(p.names, strings.ToLower(host))
-		}
+// newPolicy has the names of this control plane's certificate of the machine API.
+func newPolicy(own *x509.Certificate, n config.ClusterNetwork) policy {
+	addr := func(ip net.IP) netip.Addr { a, _ := netip.AddrFromSlice(ip); return a.Unmap() }
+	return policy{
+		names: lists.Of(own.DNSNames, strings.ToLower), addrs: lists.Of(own.IPAddresses, addr),
+		subnets: slices.Concat(n.PodSubnets, n.ServiceSubnets),
 	}
-	return p
 }
 
 var loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}

@@ -148,7 +148,7 @@ func FuzzPolicy(f *testing.F) {
 	f.Add(request(f, pki.Ed25519, leaf()))
 	f.Add(raw(f, x509.CertificateRequest{DNSNames: []string{"worker-1"}}))
 	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\nMAA=\n-----END CERTIFICATE REQUEST-----\n"))
-	p := newPolicy(facts{Taken: []string{"cp-1", "192.0.2.2"}})
+	p := policy{names: []string{"cp-1"}, addrs: []netip.Addr{controlPlane}}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		_, leaf, err := p.check(text, worker)
 		if err != nil {

@@ -45,17 +45,16 @@ const (
 	refusedTimeout = time.Second
 )
 
-// Files of trustd's state.
-const (
-	certName    = "server.crt"
-	certKeyName = "server.key"
-)
+// facts are what PID 1 writes for trustd: its own certificate and key, PEM.
+type facts struct {
+	Cert []byte `json:"cert"`
+	Key  []byte `json:"key"`
+}
 
-// server bounds who asks, looks at the request, and has PID 1 decide and sign.
+// server bounds who asks, and has PID 1 decide and sign.
 type server struct {
-	watcher statefile.Watcher // used by Tick only
+	watcher statefile.Watcher[facts, tls.Config] // its Poll is for Tick only
 	log     *slog.Logger
-	state   atomic.Pointer[state]
 	conns   connlimit.Conns
 	calls   atomic.Int32
 	limits  limits
@@ -64,46 +63,26 @@ type server struct {
 	sign    func(ctx context.Context, msg *apiv1.SignRequest, peer netip.Addr) (certificate []byte, err error)
 }
 
-// state is what the server uses. It never changes: a new one replaces it.
-type state struct {
-	policy      policy
-	authorities []byte // of the machine API
-	tls         *tls.Config
+func newServer(dir, socket string, log *slog.Logger) (*server, error) {
+	s := &server{
+		log: connlimit.Limited(log), conns: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, errors: connect.NewErrorWriter(),
+		now: time.Now, sign: asking(socket),
+	}
+	s.watcher = statefile.Watcher[facts, tls.Config]{Dir: dir, Use: s.use}
+	return s, s.watcher.Next()
 }
 
-func newState(b statefile.State[facts]) (*state, error) {
-	s := &state{policy: newPolicy(b.Facts), authorities: b.Facts.Authorities}
-	cert, err := tls.X509KeyPair(b.Files[certName], b.Files[certKeyName])
+// use is what trustd makes of the facts that PID 1 has written.
+func (s *server) use(f facts) (*tls.Config, error) {
+	cert, err := tls.X509KeyPair(f.Cert, f.Key)
 	if err != nil {
 		return nil, fmt.Errorf("certificate of trustd: %w", err)
 	}
-	s.tls = &tls.Config{
+	s.log.Info("ready")
+	return &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"},
 		SessionTicketsDisabled: true, // a client connects once
-	}
-	return s, nil
-}
-
-func newServer(dir, socket string, log *slog.Logger) (*server, error) {
-	s := &server{
-		watcher: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log),
-		conns: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, errors: connect.NewErrorWriter(), now: time.Now, sign: asking(socket),
-	}
-	return s, s.watcher.Next(s.refresh)
-}
-
-func (s *server) refresh() error {
-	b, err := statefile.Read[facts](s.watcher.Dir, certName, certKeyName)
-	if err != nil {
-		return err
-	}
-	next, err := newState(b)
-	if err != nil {
-		return err
-	}
-	s.state.Store(next)
-	s.log.Info("ready")
-	return nil
+	}, nil
 }
 
 func (s *server) listener() *connlimit.Server {
@@ -111,10 +90,10 @@ func (s *server) listener() *connlimit.Server {
 	mux.Handle(garboardv1connect.NewTrustServiceHandler(s, connect.WithReadMaxBytes(maxBody)))
 	return &connlimit.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.bounded(mux, w, r) }),
-		Log:     s.log, Conns: &s.conns, TLS: func() (*tls.Config, error) { return s.state.Load().tls, nil },
+		Log:     s.log, Conns: &s.conns, TLS: func() (*tls.Config, error) { return s.watcher.State(), nil },
 		Read: callTimeout, Idle: callTimeout, Stall: callTimeout,
 		MaxHeader: maxHeader, MaxStreams: maxStreams,
-		Tick: func() { s.watcher.Poll(s.log, s.refresh) },
+		Tick: func() { s.watcher.Poll(s.log) },
 	}
 }
 
@@ -177,10 +156,8 @@ func (s *server) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest]
 	if err != nil {
 		return nil, s.refuse(connect.CodeInternal, r.Peer().Addr, err)
 	}
-	by := s.state.Load()
-	_, leaf, err := by.policy.check(r.Msg.GetRequest(), peer)
-	// PID 1 knows the tokens. It isn't asked for what can't be one.
-	if !config.IsToken(r.Msg.GetToken()) && (err != nil || renewedBy(r.Msg, by.authorities, leaf.CN, s.now()) == "") {
+	// PID 1 knows the tokens, and reads proofs. It isn't asked where there is neither.
+	if !config.IsToken(r.Msg.GetToken()) && len(r.Msg.GetProof()) == 0 {
 		return nil, s.refuse(connect.CodeUnauthenticated, peer.String(), errToken) // of the request, nothing is told
 	}
 	cert, err := s.sign(ctx, r.Msg, peer)
@@ -190,7 +167,9 @@ func (s *server) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest]
 	if err != nil {
 		return nil, s.refuse(connect.CodeInternal, peer.String(), err)
 	}
-	s.log.Info("signed", "name", leaf.CN, "for", peer.String())
+	if signed, err := pki.ParseCert(cert); err == nil {
+		s.log.Info("signed", "name", signed.Subject.CommonName, "for", peer.String())
+	}
 	return connect.NewResponse(&apiv1.SignResponse{Certificate: cert}), nil
 }
 

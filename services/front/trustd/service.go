@@ -5,12 +5,10 @@ import (
 	"context"
 	"errors"
 	"net"
-	"slices"
 	"strconv"
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
@@ -48,15 +46,12 @@ func Service(o Options) dag.Service {
 	if o.process == nil {
 		o.socket = sandbox.NewSocket(o.uid, "")
 		o.process = sandbox.Runner{
-			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
-			Args:   []string{sandbox.Program, ID},
-			Binds:  []sandbox.Bind{{Source: o.dir}},
-			Socket: o.socket,
+			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid, Dir: o.dir, Socket: o.socket,
 		}.Run
 	}
 	publisher := &statefile.Publisher[facts]{
 		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid,
-		Inputs: []string{machine.Configs.Type(), secrets.API.Type()}, Current: o.current,
+		Inputs: []string{secrets.API.Type()}, Current: o.current,
 	}
 	return dag.Service{
 		ID:      ID,
@@ -68,7 +63,7 @@ func Service(o Options) dag.Service {
 			return publisher.Run(ctx, h, func(ctx context.Context, h *dag.Handle) error { return o.whileSigning(ctx, h) })
 		},
 		Health: &dag.Health{Check: func(ctx context.Context) error {
-			return publisher.ServesCertificate(ctx, o.address, publisher.Written().Files[certName])
+			return publisher.ServesCertificate(ctx, o.address, publisher.Written().Cert)
 		}},
 		Restart:    dag.RestartAlways,
 		StopBudget: sandbox.ServiceStop,
@@ -93,28 +88,8 @@ func (o Options) whileSigning(ctx context.Context, h *dag.Handle) error {
 	return errors.Join(err, <-signs)
 }
 
-// current returns the state that trustd is to use now. It serves with the certificate
-// of the machine API, and all names in that are taken: they are this node's, and those
-// that all control planes share.
-func (o Options) current() (b statefile.State[facts], err error) {
-	cfg, err := machine.Config(o.Store)
-	own, none := secrets.API.Get(o.Store, secrets.APIID)
-	if err = cmp.Or(err, none); err != nil {
-		return b, err
-	}
-	cert, err := pki.ParseCert(own.Spec.Serving.Crt)
-	if err != nil {
-		return b, err
-	}
-	taken := slices.Clone(cert.DNSNames)
-	for _, ip := range cert.IPAddresses {
-		taken = append(taken, ip.String())
-	}
-	network := cfg.Cluster.Network
-	return statefile.State[facts]{
-		Facts: facts{Taken: taken, Subnets: slices.Concat(network.PodSubnets, network.ServiceSubnets), Authorities: cfg.Machine.TrustedCAs()},
-		Files: map[string][]byte{
-			certName: own.Spec.Serving.Crt, certKeyName: own.Spec.Serving.Key,
-		},
-	}, nil
+// current returns what trustd is to use now: it serves with the certificate of the machine API.
+func (o Options) current() (facts, error) {
+	own, err := secrets.API.Get(o.Store, secrets.APIID)
+	return facts{Cert: own.Spec.Serving.Crt, Key: own.Spec.Serving.Key}, err
 }

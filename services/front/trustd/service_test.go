@@ -118,8 +118,8 @@ func (n *node) configure(cfg *config.Config) {
 // certify is what secrets.APIController does on a control plane.
 func (n *node) certify(ca pki.CA) {
 	n.t.Helper()
-	files := controlPlaneState(n.t, ca).Files
-	spec := secrets.APISpec{CA: ca.Cert, Serving: config.CertKey{Crt: files[certName], Key: files[certKeyName]}}
+	state := controlPlaneState(n.t, ca)
+	spec := secrets.APISpec{CA: ca.Cert, Serving: config.CertKey{Crt: state.Cert, Key: state.Key}}
 	if err := secrets.API.Put(n.store.As("test"), secrets.APIID, spec); err != nil {
 		n.t.Fatal(err)
 	}
@@ -438,22 +438,19 @@ func TestWorkersHaveNoTrustd(t *testing.T) {
 func TestBadStateIsNotTaken(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	was := b.server.state.Load()
-	other := controlPlaneState(t, b.ca)
-	for name, change := range map[string]func(map[string][]byte){
-		"half a pair":        func(f map[string][]byte) { f[certKeyName] = nil },
-		"the key of another": func(f map[string][]byte) { f[certKeyName] = other.Files[certKeyName] },
+	good, other := controlPlaneState(t, b.ca), controlPlaneState(t, b.ca)
+	s := &server{log: slog.New(slog.DiscardHandler)}
+	s.watcher.Dir, s.watcher.Use = b.dir, s.use
+	if err := s.watcher.Next(); err != nil {
+		t.Fatal(err)
+	}
+	was := s.watcher.State()
+	for name, next := range map[string]facts{
+		"half a pair":        {Cert: good.Cert},
+		"the key of another": {Cert: good.Cert, Key: other.Key},
 	} {
-		next := controlPlaneState(t, b.ca)
-		change(next.Files)
-		dir := t.TempDir()
-		if err := next.Write(dir, os.Getuid()); err != nil {
-			t.Fatal(err)
-		}
-		s := &server{log: slog.New(slog.DiscardHandler)}
-		s.watcher.Dir = dir
-		s.state.Store(was)
-		if err := s.watcher.Next(s.refresh); err == nil || s.state.Load() != was {
+		b.write(t, next)
+		if err := s.watcher.Next(); err == nil || s.watcher.State() != was {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -27,7 +27,7 @@ const (
 	peerHeader = "Garboard-Peer"
 )
 
-// signer is PID 1's side of a signature: it has the key, and applies the whole policy.
+// signer is PID 1's side of a signature: it has the key, and the policy.
 // trustd, which faces the network, isn't trusted.
 type signer struct {
 	o   Options
@@ -42,14 +42,15 @@ func (s signer) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest])
 	}
 	cfg, err := machine.Config(s.o.Store)
 	now, none := s.o.current()
-	if err = cmp.Or(err, none); err != nil {
+	own, bad := pki.ParseCert(now.Cert)
+	if err = cmp.Or(err, none, bad); err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
 	facts, err := s.o.Roster(ctx)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("this control plane doesn't know the cluster's nodes now: %w", err))
 	}
-	public, leaf, refused := newPolicy(now.Facts).check(r.Msg.GetRequest(), peer)
+	public, leaf, refused := newPolicy(own, cfg.Cluster.Network).check(r.Msg.GetRequest(), peer)
 	// A certificate counts without the token as long as its key has the name: not after the Node was deleted.
 	had, known := facts.Record(leaf.CN)
 	by := renewedBy(r.Msg, cfg.Machine.TrustedCAs(), leaf.CN, facts.Now)

@@ -4,13 +4,13 @@
 // Workers don't hold the key of the machine API's authority. They request certificates
 // from a control plane: the first one with the token in their configuration, and others with
 // a proof of the one that they have. The server is a process
-// of its own, in a sandbox (Main), and has no key but that of its own certificate. PID 1
-// writes its state (Service): which names are taken. PID 1 has the authority, and
-// signs (signer), after it has applied the policy again.
+// of its own, in a sandbox (Main), which bounds who asks, and how often. It has no key but that of
+// its own certificate, which PID 1 writes (Service). PID 1 has the authority and the policy, and
+// signs (signer).
 //
 //	worker ──TLS 1.3, token or proof, CSR──▶ trustd ──socket──▶ PID 1 ──▶ certificate
-//	                                          ▲ names and addresses  │ the tokens in etcd, the whole policy,
-//	                                          │ that are taken       ▼ and the names of nodes (roster)
+//	                                          ▲                  │ the tokens in etcd, the policy,
+//	                                          │                  ▼ and the names of nodes (roster)
 //	                                          └── state.json ◀── Service
 //
 // The policy (policy.go) decides what is in a certificate, never the request: a client

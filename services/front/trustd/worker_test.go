@@ -121,10 +121,10 @@ func (c *cluster) controlPlane(addr string, ca pki.CA) *bench {
 	state := controlPlaneState(c.t, ca)
 	cert, key, err := ca.Issue(pki.Leaf{CN: "cp", IPs: []netip.Addr{netip.MustParseAddr(addr)}, Server: true, Now: time.Now()})
 	c.must(err)
-	state.Files[certName], state.Files[certKeyName] = cert, key
+	state.Cert, state.Key = cert, key
 	b.write(c.t, state)
 	eventually.That(c.t, 10*time.Second, "trustd to take in its certificate", func() error {
-		if !bytes.Equal(b.server.state.Load().tls.Certificates[0].Certificate[0], parse(c.t, cert).Raw) {
+		if !bytes.Equal(b.server.watcher.State().Certificates[0].Certificate[0], parse(c.t, cert).Raw) {
 			return errors.New("not yet")
 		}
 		return nil

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -81,7 +81,7 @@ func fetchManifest(ctx context.Context, env map[string]string, u config.URL) (m 
 		return m, err
 	}
 	defer transport.CloseIdleConnections()
-	client := &http.Client{Timeout: fetchTimeout, Transport: transport, CheckRedirect: boot.StayEncrypted}
+	client := &http.Client{Timeout: fetchTimeout, Transport: transport, CheckRedirect: source.StayEncrypted}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return m, err
@@ -101,7 +101,7 @@ func fetchManifest(ctx context.Context, env map[string]string, u config.URL) (m 
 	if len(text) > maxManifest {
 		return m, fmt.Errorf("the document has more than %d MiB", maxManifest>>20)
 	}
-	if err := boot.CheckSum(&u.URL, text); err != nil {
+	if err := source.CheckSum(&u.URL, text); err != nil {
 		return m, err
 	}
 	if m = readManifest(text); len(m.Objects)+len(m.Problems) == 0 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/system/clock"
@@ -23,7 +24,7 @@ func TestMaintenance(t *testing.T) {
 		n.config, n.text = nil, nil
 		// The service as it is, with sources of its own.
 		applier := machine.NewApplier(machine.ApplierOptions{Store: n.store, Log: n.logs.Logger("machined"), StateDir: n.path("state")})
-		given := machine.Service(machine.Options{Store: n.store, Applier: applier, Sources: []boot.Source{
+		given := machine.Service(machine.Options{Store: n.store, Applier: applier, Sources: []source.Source{
 			{Name: "seed", Read: func(context.Context) ([]byte, error) {
 				return []byte("version: v1alpha1\nmachine:\n  typ: init\n"), nil
 			}},

@@ -22,7 +22,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -107,8 +107,8 @@ func (r *rig) on() {
 		Store: r.store, StateDir: r.dir, Log: slog.New(slog.DiscardHandler),
 		Restart: func(context.Context, string, bool) error { return nil }, Reboot: func(why string) { t.Errorf("it reboots: %s", why) },
 	})
-	g, err := dag.New(dag.Options{SinceBoot: func() time.Duration { return 0 }}, machine.Service(machine.Options{Store: r.store, Applier: r.applier, MountState: func(context.Context) (machine.State, error) { return machine.StateMounted, nil }, Sources: []boot.Source{{
-		Name: boot.StateSource, Read: func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(r.dir, "config.yaml")) },
+	g, err := dag.New(dag.Options{SinceBoot: func() time.Duration { return 0 }}, machine.Service(machine.Options{Store: r.store, Applier: r.applier, MountState: func(context.Context) (machine.State, error) { return machine.StateMounted, nil }, Sources: []source.Source{{
+		Name: source.State, Read: func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(r.dir, "config.yaml")) },
 	}}}))
 	put(t, err)
 	all.Go(func() { _ = g.Run(ctx) })

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -144,12 +145,12 @@ func (m *machineUnderTest) up(install config.Install) error {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	medium := boot.Source{Name: "medium", Read: func(context.Context) ([]byte, error) { return text, nil }}
+	medium := source.Source{Name: "medium", Read: func(context.Context) ([]byte, error) { return text, nil }}
 	started := make(chan struct{})
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	g, err := dag.New(dag.Options{},
-		machine.Service(machine.Options{Store: m.store, Applier: m.applier, Sources: []boot.Source{medium}}),
+		machine.Service(machine.Options{Store: m.store, Applier: m.applier, Sources: []source.Source{medium}}),
 		dag.Service{ID: ID, DependsOn: []string{"machined"}, Restart: dag.RestartNever, Run: func(ctx context.Context, h *dag.Handle) error {
 			err := m.disks.run(ctx, h)
 			ended <- err

@@ -40,7 +40,7 @@ type destination struct {
 	changed chan<- struct{}
 
 	// Only the goroutine uses these; they outlive it when settings change.
-	reader *logs.FeedReader
+	reader logs.Reader[logs.Record]
 	batch  []logs.Record // taken from the feed, and not sent yet
 	pause  time.Duration // after the next failure; 0: the first
 
@@ -94,7 +94,7 @@ func (d *destination) session(ctx, hard context.Context) error {
 		default:
 		}
 		if len(d.batch) == 0 {
-			d.reader.Wait(ctx, t.ended())
+			_ = d.reader.Wait(ctx, t.ended()) // the loop looks at ctx
 			sleep.For(ctx, d.collect())
 			continue
 		}

@@ -129,9 +129,10 @@ func (f *Forwarder) set(cfg *config.Config) {
 		}
 	}
 	stopping.Wait()
+	from := f.o.Logs.Feed().Read()
 	for name, r := range f.running {
 		if _, still := wanted[name]; !still {
-			r.reader.Close()
+			from = r.reader // one in its place goes on there
 			delete(f.running, name)
 		}
 	}
@@ -139,7 +140,7 @@ func (f *Forwarder) set(cfg *config.Config) {
 		f.o.Logs.Feed().Keep(true)
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		f.start(name, wanted[name])
+		f.start(name, wanted[name], from)
 	}
 	switch {
 	case len(wanted) > 0 && f.sources == nil:
@@ -155,10 +156,10 @@ func (f *Forwarder) set(cfg *config.Config) {
 
 // start starts a destination, or starts it again with other settings: it then continues
 // where it was.
-func (f *Forwarder) start(name string, s settings) {
+func (f *Forwarder) start(name string, s settings, from logs.Reader[logs.Record]) {
 	r := f.running[name]
 	if r == nil {
-		r = &running{destination: &destination{o: f.o, log: f.log, name: name, reader: f.o.Logs.Feed().Read(), changed: f.changed}}
+		r = &running{destination: &destination{o: f.o, log: f.log, name: name, reader: from, changed: f.changed}}
 		f.running[name] = r
 	}
 	if r.stop != nil {

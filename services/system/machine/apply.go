@@ -2,6 +2,7 @@ package machine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +40,7 @@ const (
 type Request struct {
 	Text       []byte
 	Mode       Mode
-	TryTimeout time.Duration // 0: DefaultTryTimeout
+	TryTimeout time.Duration // from MinTryTimeout to MaxTryTimeout; 0: DefaultTryTimeout
 	DryRun     bool
 	By         string // who asks, for the history
 	// Base is the digest of the text that this one was made from; "": any.
@@ -255,14 +256,8 @@ func (a *Applier) decide(res *Result, next *config.Config, r Request) error {
 	if !isPersistent(next) && (res.Rebooting || res.Mode == OnReboot) {
 		return errors.New("persist is false, so the next boot takes its configuration from where the first one came from: change it there, or set persist")
 	}
-	if res.Mode == Try {
-		timeout, err := tryTimeout(r.TryTimeout)
-		if err != nil {
-			return err
-		}
-		if !res.Rebooting {
-			res.Deadline = a.o.Now().Add(timeout)
-		}
+	if res.Mode == Try && !res.Rebooting {
+		res.Deadline = a.o.Now().Add(cmp.Or(r.TryTimeout, DefaultTryTimeout))
 	}
 	if !res.Rebooting && res.Mode != OnReboot {
 		res.Restarted = restarts
@@ -283,16 +278,6 @@ func needs(changes []config.Change) (reboot, restarts []string) {
 		}
 	}
 	return reboot, restarts
-}
-
-func tryTimeout(d time.Duration) (time.Duration, error) {
-	if d == 0 {
-		return DefaultTryTimeout, nil
-	}
-	if d < MinTryTimeout || d > MaxTryTimeout {
-		return 0, fmt.Errorf("a try of %s: from %s to %s is possible", d, MinTryTimeout, MaxTryTimeout)
-	}
-	return d, nil
 }
 
 // ready refuses changes at times when they would be lost, or come in between.
@@ -328,7 +313,7 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 		return nil
 	}
 	if res.Mode == Try {
-		timeout, _ := tryTimeout(r.TryTimeout) // decide has checked it
+		timeout := cmp.Or(r.TryTimeout, DefaultTryTimeout)
 		t := trial{Previous: a.text, Tried: Digest(r.Text), Timeout: timeout, Reboot: res.Rebooting, By: r.By}
 		if err := a.stored.write(tryFile, t); err != nil {
 			return err

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
@@ -58,7 +59,7 @@ func (p *power) on(medium []byte) {
 	if err := p.stateFound(); err != nil {
 		p.t.Fatal(err)
 	}
-	source := boot.StateSource
+	source := source.State
 	text, err := p.stored.read("config.yaml")
 	if err != nil {
 		p.t.Fatal(err)
@@ -161,7 +162,7 @@ func TestS068MachineRefusesWhatItDoesNotDo(t *testing.T) {
 		if err := empty.begin("fw_cfg", encrypted); err == nil || !strings.Contains(err.Error(), refusal) {
 			t.Errorf("from a medium: %v", err)
 		}
-		if err := empty.begin(boot.StateSource, encrypted); err != nil {
+		if err := empty.begin(source.State, encrypted); err != nil {
 			t.Errorf("from STATE: %v", err)
 		}
 		container := NewApplier(ApplierOptions{Mode: boot.Container, Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
@@ -403,11 +404,6 @@ func TestApplyRefuses(t *testing.T) {
 			t.Errorf("a node that has it doesn't run as before: %v", err)
 		}
 		p.must(Request{Text: []byte(before)})
-		for _, timeout := range []time.Duration{-time.Second, time.Second, 2 * time.Hour} {
-			if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Mode: Try, TryTimeout: timeout}); err == nil {
-				t.Errorf("a try of %s is possible", timeout)
-			}
-		}
 		if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Mode: "soon"}); err == nil {
 			t.Error("there is a mode soon")
 		}

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -58,7 +58,7 @@ func applyForever(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := a.begin(boot.StateSource, text); err != nil {
+	if err := a.begin(source.State, text); err != nil {
 		return err
 	}
 	stdout := bufio.NewWriter(os.Stdout)

@@ -1,7 +1,7 @@
 // Package machine finds the node's configuration and publishes it.
 //
 // It is the service `machined`: the root of everything that depends on what the
-// node should be. It looks at the sources of package boot in their order, checks
+// node should be. It looks at the sources of package boot/source in their order, checks
 // what it finds, and puts it into the resource store, where every other service
 // reads it. A machine without a configuration, or with a broken one, says so on
 // its console and keeps looking, and takes one over the API: it never guesses.
@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
@@ -62,7 +63,7 @@ func Wanted[T any](r resource.Reader, part func(*config.Config) T) (wanted T, er
 type Options struct {
 	Store   *resource.Store
 	Applier *Applier
-	Sources []boot.Source
+	Sources []source.Source
 	// MountState mounts STATE where the machine has one already; nil where it is
 	// always there.
 	MountState func(ctx context.Context) (State, error)
@@ -146,13 +147,13 @@ func (a *Applier) published(ctx context.Context, h *dag.Handle, source string) e
 	return nil
 }
 
-func (o Options) find(ctx context.Context) (source string, known facts, err error) {
+func (o Options) find(ctx context.Context) (from string, known facts, err error) {
 	known = facts{installed: o.Installed, trial: o.Applier.o.Trial && !o.Applier.o.Back}
 	if err := o.mountState(ctx, &known); err != nil {
 		return "", known, err
 	}
-	found, err := boot.Find(ctx, o.Sources)
-	own := found.Source == boot.StateSource
+	found, err := source.Find(ctx, o.Sources)
+	own := found.Source == source.State
 	if err != nil && own { // its disk has an error: the history of the configuration may be readable
 		o.Applier.o.Log.Error(err.Error())
 		if e := o.Applier.begin(found.Source, nil); e != nil {

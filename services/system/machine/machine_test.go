@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -52,7 +53,7 @@ type node struct {
 func run(t *testing.T, n *node, mount func(context.Context) (State, error)) {
 	t.Helper()
 	n.store = resource.NewStore()
-	source := boot.Source{Name: "test", Read: func(context.Context) ([]byte, error) {
+	found := source.Source{Name: "test", Read: func(context.Context) ([]byte, error) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		if n.data == nil {
@@ -62,7 +63,7 @@ func run(t *testing.T, n *node, mount func(context.Context) (State, error)) {
 	}}
 	n.applier = NewApplier(ApplierOptions{Store: n.store, Log: slog.New(slog.DiscardHandler), StateDir: t.TempDir()})
 	var err error
-	n.graph, err = dag.New(dag.Options{}, Service(Options{Store: n.store, Applier: n.applier, Sources: []boot.Source{source}, MountState: mount, Installed: n.installed}))
+	n.graph, err = dag.New(dag.Options{}, Service(Options{Store: n.store, Applier: n.applier, Sources: []source.Source{found}, MountState: mount, Installed: n.installed}))
 	if err != nil {
 		t.Fatal(err)
 	}

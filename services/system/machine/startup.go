@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -145,12 +146,12 @@ func (a *Applier) promote() error {
 }
 
 // begin takes over what a boot has found.
-func (a *Applier) begin(source string, text []byte) (err error) {
+func (a *Applier) begin(from string, text []byte) (err error) {
 	d := ownDocument{text: text}
-	if source == boot.StateSource {
+	if from == source.State {
 		d, err = a.own(text)
 	} else {
-		d.config, d.warnings, err = a.load(source, text)
+		d.config, d.warnings, err = a.load(from, text)
 	}
 	if err != nil {
 		return err
@@ -169,7 +170,7 @@ func (a *Applier) begin(source string, text []byte) (err error) {
 		a.o.Log.Warn("this configuration is being tried: it is undone unless it is confirmed", "within", a.trial.Timeout, "tried by", a.trial.By)
 	}
 	if a.state {
-		if err := a.storeBootConfig(cmp.Or(d.why, "found at boot: "+source), d.keep); err != nil {
+		if err := a.storeBootConfig(cmp.Or(d.why, "found at boot: "+from), d.keep); err != nil {
 			a.o.Log.Error("the configuration isn't kept on STATE: the next boot may begin with another", "err", err)
 		}
 	}
@@ -199,7 +200,7 @@ func (a *Applier) hadOne() bool {
 // system on trial puts aside stays on STATE. The error is that of the document.
 func (a *Applier) own(text []byte) (d ownDocument, err error) {
 	d.text = text
-	if d.config, d.warnings, err = config.Load(boot.StateSource, text); err == nil {
+	if d.config, d.warnings, err = config.Load(source.State, text); err == nil {
 		return d, nil
 	}
 	all, _ := a.stored.history() // without it, there is only this one
@@ -210,12 +211,12 @@ func (a *Applier) own(text []byte) (d ownDocument, err error) {
 		if d = (ownDocument{text: text}); i < len(all) {
 			d = ownDocument{text: all[i].Text, keep: true, why: fmt.Sprintf("version %d of the history, because the configuration can't be read", all[i].Version)}
 		}
-		if known, unknown, _ := config.Known(boot.StateSource, d.text); len(unknown) > 0 {
+		if known, unknown, _ := config.Known(source.State, d.text); len(unknown) > 0 {
 			d.keep = d.keep || a.o.Trial
 			d.text, d.why = known, strings.TrimPrefix(d.why+"; ", "; ")+"without what this release doesn't know: "+strings.Join(unknown, ", ")
 		}
 		var e error
-		if d.config, d.warnings, e = config.Load(boot.StateSource, d.text); e == nil {
+		if d.config, d.warnings, e = config.Load(source.State, d.text); e == nil {
 			a.o.Log.Error("the configuration on STATE can't be used as it is", "used", d.why, "err", err)
 			return d, nil
 		}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/source"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
@@ -89,12 +90,12 @@ func TestDamagedConfiguration(t *testing.T) {
 
 		// A new system goes instead, and leaves all to the former one.
 		a := NewApplier(ApplierOptions{Trial: true, Store: resource.NewStore(), StateDir: p.stored.dir, Log: slog.New(slog.DiscardHandler)})
-		if err := a.begin(boot.StateSource, []byte("machine: {")); err == nil {
+		if err := a.begin(source.State, []byte("machine: {")); err == nil {
 			t.Error("it has used another one")
 		}
 		// One that a rollback goes back to must run, and leaves the document, too.
 		a = NewApplier(ApplierOptions{Trial: true, Back: true, Store: resource.NewStore(), StateDir: p.stored.dir, Log: slog.New(slog.DiscardHandler)})
-		if err := errors.Join(a.stateFound(), a.begin(boot.StateSource, []byte("machine: {"))); err != nil || a.config.Machine.Network.Hostname != "kept" || p.onDisk() != "machine: {" {
+		if err := errors.Join(a.stateFound(), a.begin(source.State, []byte("machine: {"))); err != nil || a.config.Machine.Network.Hostname != "kept" || p.onDisk() != "machine: {" {
 			t.Errorf("%v; on STATE:\n%s", err, p.onDisk())
 		}
 	})
@@ -158,11 +159,11 @@ func TestWhatANodeCantDo(t *testing.T) {
 func TestUnreadableConfiguration(t *testing.T) {
 	base := document(t)
 	dir := t.TempDir()
-	unreadable := boot.Source{Name: boot.StateSource, Read: func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(dir, "config.yaml")) }}
-	find := func() (source string, a *Applier, known facts, err error) {
+	unreadable := source.Source{Name: source.State, Read: func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(dir, "config.yaml")) }}
+	find := func() (from string, a *Applier, known facts, err error) {
 		a = NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: dir, Log: slog.New(slog.DiscardHandler)})
-		source, known, err = Options{Applier: a, MountState: func(context.Context) (State, error) { return StateMounted, nil }, Sources: []boot.Source{unreadable}}.find(t.Context())
-		return source, a, known, err
+		from, known, err = Options{Applier: a, MountState: func(context.Context) (State, error) { return StateMounted, nil }, Sources: []source.Source{unreadable}}.find(t.Context())
+		return from, a, known, err
 	}
 	_, a, _, _ := find()
 	if err := os.Mkdir(a.stored.config(), 0o700); err != nil {
@@ -181,9 +182,9 @@ func TestUnreadableConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, a, _, err := find()
-	if err != nil || source != boot.StateSource || a.config.Machine.Network.Hostname != "kept" {
-		t.Errorf("%q, %v", source, err)
+	from, a, _, err := find()
+	if err != nil || from != source.State || a.config.Machine.Network.Hostname != "kept" {
+		t.Errorf("%q, %v", from, err)
 	}
 }
 
@@ -225,14 +226,14 @@ func TestFieldsOfANewerRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		trial := NewApplier(ApplierOptions{Trial: true, Store: resource.NewStore(), StateDir: p.stored.dir, Log: slog.New(slog.DiscardHandler)})
-		err = errors.Join(trial.stateFound(), trial.begin(boot.StateSource, newer))
+		err = errors.Join(trial.stateFound(), trial.begin(source.State, newer))
 		if err != nil || trial.config.Machine.Network.Hostname != "newer" || p.onDisk() != string(newer) {
 			t.Errorf("%v; on STATE:\n%s", err, p.onDisk())
 		}
 
 		// What can't be left out isn't guessed.
 		a := NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
-		err = a.begin(boot.StateSource, bytes.Replace(newer, []byte("version: v1alpha1"), []byte("version: v9"), 1))
+		err = a.begin(source.State, bytes.Replace(newer, []byte("version: v1alpha1"), []byte("version: v9"), 1))
 		if err == nil || !strings.Contains(err.Error(), `"v9" is not known`) {
 			t.Errorf("a document of another version: %v", err)
 		}
@@ -283,7 +284,7 @@ func TestS021NothingIsKept(t *testing.T) {
 		find := func(document []byte, failed error) (open bool, err error) {
 			mounted := !late
 			a := NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: p.dir, Log: slog.New(slog.DiscardHandler)})
-			source := boot.Source{Name: "medium", Read: func(context.Context) ([]byte, error) { return document, failed }}
+			medium := source.Source{Name: "medium", Read: func(context.Context) ([]byte, error) { return document, failed }}
 			mount := func(context.Context) (was State, _ error) {
 				if mounted {
 					was = StateMounted
@@ -291,7 +292,7 @@ func TestS021NothingIsKept(t *testing.T) {
 				mounted = true
 				return was, nil
 			}
-			_, known, err := Options{Applier: a, MountState: mount, Sources: []boot.Source{source}}.find(t.Context())
+			_, known, err := Options{Applier: a, MountState: mount, Sources: []source.Source{medium}}.find(t.Context())
 			open, _ = mayOpenMaintenance(known)
 			return open, err
 		}

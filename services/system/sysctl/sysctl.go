@@ -10,7 +10,6 @@
 package sysctl
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,15 +59,10 @@ var SysfsStatuses = resource.Define[Status](resource.Definition{
 	Type: "SysfsStatuses.runtime.garboard.dev", Kind: "SysfsStatus", Aliases: []string{"sysfs"}, Namespace: "runtime",
 })
 
-// Options are what the controller stands on.
-type Options struct {
-	Mode boot.Mode
-
-	root string // /proc/sys or /sys; tests have their own
-}
-
 // files are the parameters of one field of the configuration.
 type files struct {
+	controls string // the name of the controller
+	root     string // tests have their own
 	field    string
 	wanted   func(*config.Config) map[string]string
 	path     func(name string) string
@@ -78,14 +72,14 @@ type files struct {
 }
 
 var (
-	procSys = files{"machine.sysctls", func(c *config.Config) map[string]string { return c.Machine.Sysctls }, config.SysctlPath, Statuses, own}
-	sysfs   = files{"machine.sysfs", func(c *config.Config) map[string]string { return c.Machine.Sysfs }, func(name string) string { return name }, SysfsStatuses, func(string) bool { return false }}
+	procSys = files{"runtime.SysctlController", "/proc/sys", "machine.sysctls", func(c *config.Config) map[string]string { return c.Machine.Sysctls }, config.SysctlPath, Statuses, own}
+	sysfs   = files{"runtime.SysfsController", "/sys", "machine.sysfs", func(c *config.Config) map[string]string { return c.Machine.Sysfs }, func(name string) string { return name }, SysfsStatuses, func(string) bool { return false }}
 )
 
 // parameters are what the controller looks after.
 type parameters struct {
-	o Options
 	files
+	mode boot.Mode
 	// set is what this boot's configurations have set, by path below root. Only
 	// makeSo uses it.
 	set map[string]*parameter
@@ -101,21 +95,14 @@ type parameter struct {
 	logged string // the problem that was logged last
 }
 
-// Controller makes the parameters what the configuration says.
-func Controller(o Options) resource.Controller {
-	o.root = cmp.Or(o.root, "/proc/sys")
-	return o.controller("runtime.SysctlController", procSys)
+// Controllers make the parameters, and the settings below /sys, what the configuration says.
+func Controllers(mode boot.Mode) []resource.Controller {
+	return []resource.Controller{procSys.controller(mode), sysfs.controller(mode)}
 }
 
-// SysfsController does the same for the settings below /sys.
-func SysfsController(o Options) resource.Controller {
-	o.root = cmp.Or(o.root, "/sys")
-	return o.controller("runtime.SysfsController", sysfs)
-}
-
-func (o Options) controller(name string, f files) resource.Controller {
+func (f files) controller(mode boot.Mode) resource.Controller {
 	return resource.Controller{
-		Name: name, Reconcile: (&parameters{o: o, files: f, set: map[string]*parameter{}}).makeSo,
+		Name: f.controls, Reconcile: (&parameters{files: f, mode: mode, set: map[string]*parameter{}}).makeSo,
 		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
 		Outputs: []string{f.statuses.Type()},
 	}
@@ -194,7 +181,7 @@ func (c *parameters) reconcile(path string, p *parameter, value string, log *slo
 	switch {
 	case !filepath.IsLocal(path):
 		return "is not the name of a kernel parameter"
-	case c.o.Mode == boot.Container && !c.own(path):
+	case c.mode == boot.Container && !c.own(path):
 		return "belongs to the host of this container, and is set there"
 	case len(value) > maxValue:
 		return fmt.Sprintf("the value has %d bytes, and the kernel takes %d", len(value), maxValue)
@@ -234,7 +221,7 @@ func (c *parameters) reconcile(path string, p *parameter, value string, log *slo
 }
 
 func (c *parameters) read(path string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(c.o.root, path))
+	data, err := os.ReadFile(filepath.Join(c.root, path))
 	text := strings.TrimRight(string(data), "\n")
 	if m := choice.FindStringSubmatch(text); m != nil {
 		text = m[1]
@@ -248,7 +235,7 @@ var choice = regexp.MustCompile(`^(?:[^\[\]]* )?\[([^\[\] ]+)\](?: [^\[\]]*)?$`)
 // write returns what the kernel made of the value: it may round it, or separate
 // its parts by tabs.
 func (c *parameters) write(path, value string) (after string, err error) {
-	f, err := os.OpenFile(filepath.Join(c.o.root, path), os.O_WRONLY|os.O_TRUNC, 0)
+	f, err := os.OpenFile(filepath.Join(c.root, path), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
 		return "", err
 	}

@@ -51,7 +51,9 @@ func TestSysfs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{t: t, store: resource.NewStore(), dir: t.TempDir()}
 		b.kernel(scheduler, "none [mq-deadline] kyber")
-		b.start(SysfsController(Options{Mode: boot.Machine, root: b.dir}))
+		files := sysfs
+		files.root = b.dir
+		b.start(files.controller(boot.Machine))
 		configure := func(settings map[string]string) {
 			c := &config.Config{Machine: config.Machine{Sysfs: settings}}
 			if err := machine.Configs.Put(b.store.As("test"), machine.ConfigID, c); err != nil {
@@ -91,7 +93,9 @@ func newBench(t *testing.T, mode boot.Mode, parameters map[string]string) *bench
 // run runs the controller of kernel parameters until the test ends.
 func (b *bench) run(mode boot.Mode) {
 	b.t.Helper()
-	b.start(Controller(Options{Mode: mode, root: b.dir}))
+	files := procSys
+	files.root = b.dir
+	b.start(files.controller(mode))
 }
 
 func (b *bench) start(c resource.Controller) {

@@ -182,35 +182,10 @@ func serviceMounts(spec serviceSpec) (root, state string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	places := []string{"/proc", "/dev", "/tmp"}
-	for _, b := range spec.Binds {
-		info, err := os.Stat(b.Source)
-		if err != nil {
-			return "", "", fmt.Errorf("bind: %w", err)
-		}
-		if info.IsDir() {
-			places = append(places, b.Target)
-			continue
-		}
-		if err := makeFile(filepath.Join(root, b.Target)); err != nil {
-			return "", "", err
-		}
-	}
-	for _, dir := range places {
+	for _, dir := range []string{"/proc", "/dev", "/tmp", spec.Dir, filepath.Dir(spec.Args[0])} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			return "", "", err
 		}
 	}
-	return root, state, nil
-}
-
-func makeFile(path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	return f.Close()
+	return root, state, os.WriteFile(filepath.Join(root, spec.Args[0]), nil, 0o644)
 }

@@ -63,16 +63,8 @@ func serviceConfig(s serviceSpec, root string, userNamespace bool) *configs.Conf
 		Rlimits: []configs.Rlimit{{Type: unix.RLIMIT_CORE}},
 		Cgroups: &cgroups.Cgroup{Path: s.Cgroup, Resources: serviceResources(s)},
 	}
-	program := s.program() // check has seen it
-	for i, b := range s.Binds {
-		m := &configs.Mount{Device: "bind", Source: b.Source, Destination: b.Target, Flags: unix.MS_BIND | quiet}
-		if i == program {
-			m.Flags &^= unix.MS_NOEXEC
-		}
-		if b.ReadOnly {
-			m.Flags |= unix.MS_RDONLY
-		}
-		c.Mounts = append(c.Mounts, m)
+	for path, flags := range map[string]int{s.Dir: quiet, s.Args[0]: quiet &^ unix.MS_NOEXEC} {
+		c.Mounts = append(c.Mounts, &configs.Mount{Device: "bind", Source: path, Destination: path, Flags: unix.MS_BIND | unix.MS_RDONLY | flags})
 	}
 	if userNamespace {
 		c.Namespaces = append(c.Namespaces, configs.Namespace{Type: configs.NEWUSER})

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"path/filepath"
 )
 
 // nodeSpec is everything that one node needs to run. Package qemu of this module
@@ -45,12 +44,4 @@ func readSpec(r io.Reader) (s nodeSpec, err error) {
 		return s, fmt.Errorf("spec of a node: %w", err)
 	}
 	return s, nil
-}
-
-// absolute is what is wrong with a path; nil for nothing.
-func absolute(what, path string) error {
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-		return fmt.Errorf("%s: %q isn't a clean absolute path", what, path)
-	}
-	return nil
 }

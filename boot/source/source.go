@@ -1,4 +1,8 @@
-package boot
+// Package source is where a machine finds its configuration: a table of sources, which are read in
+// their order.
+//
+//	STATE ─▶ garboard.config= ─▶ fw_cfg ─▶ SMBIOS ─▶ garboard.platform=
+package source
 
 import (
 	"bytes"
@@ -16,23 +20,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 )
 
 const (
-	// MediumLabel is the label of a medium without a configuration.
-	MediumLabel = "GARBOARD"
-	// ISOLabel as the value of garboard.config= means the volume of that label that has
-	// ISOFile. ISOArgument is the whole kernel parameter.
-	ISOLabel = "metal-iso"
-	ISOFile  = "config.yaml"
-	// ISOSum beside it has its checksum, as sha256sum(1) prints it. Media that gbctl makes have one.
-	ISOSum = ISOFile + ".sha256"
-	// BundleFile on either volume is an archive with container images.
-	BundleFile  = "images.tar"
-	ISOArgument = paramConfig + "=" + ISOLabel
-	dataPrefix  = "data:"
-
 	// fwCfgFile is the file of the kernel's qemu_fw_cfg module for -fw_cfg
 	// name=opt/dev.garboard/config,file=….
 	fwCfgFile = "/sys/firmware/qemu_fw_cfg/by_name/opt/dev.garboard/config/raw"
@@ -42,81 +34,69 @@ const (
 	oemStrings = "/sys/firmware/dmi/entries/11-*/raw"
 )
 
-// ErrNone is the error of a source without a configuration.
-var ErrNone = errors.New("no configuration")
-
-// none is ErrNone with the reason.
+// none is boot.ErrNone with the reason.
 type none string
 
 func (n none) Error() string      { return string(n) }
-func (none) Is(target error) bool { return target == ErrNone }
+func (none) Is(target error) bool { return target == boot.ErrNone }
 
-// StateSource is the name of the source for a node that has had a configuration.
-const StateSource = "state"
+// State is the name of the source for a node that has had a configuration.
+const State = "state"
 
 // Source is a place where the configuration may be.
 type Source struct {
 	Name string
-	// Read returns the document. An error that is ErrNone means that this source
+	// Read returns the document. An error that is boot.ErrNone means that this source
 	// has none; any other error means that it has one, but can't be reached.
 	Read func(context.Context) ([]byte, error)
 }
 
-// Mounter calls use with the files of the volume with a file system label, mounted
-// read-only until use returns. The error is ErrNone if there is no such volume.
-type Mounter func(ctx context.Context, label string, use func(fs.FS) error) error
-
-// SourceOptions describe the machine that looks for its configuration.
-type SourceOptions struct {
-	Mode    Mode
-	Cmdline Cmdline
+// Options describe the machine that looks for its configuration.
+type Options struct {
+	Mode    boot.Mode
+	Cmdline boot.Cmdline
 	Root    fs.FS        // default: the root of the file system
 	HTTP    *http.Client // default: http.DefaultClient
-	Mount   Mounter      // default: no volumes
-	// Wait waits between two attempts; default: in real time.
+	Mount   boot.Mounter
+	// Wait waits between two attempts.
 	Wait Waiter
 	// Metadata is the URL of the cloud's metadata service; default: linkLocal.
 	Metadata string
 }
 
-func (o SourceOptions) withDefaults() SourceOptions {
+func (o Options) withDefaults() Options {
 	if o.Root == nil {
 		o.Root = os.DirFS("/")
 	}
 	o.HTTP = cmp.Or(o.HTTP, http.DefaultClient)
-	if o.Wait == nil {
-		o.Wait = wait
-	}
-	if o.Mount == nil {
-		o.Mount = func(context.Context, string, func(fs.FS) error) error { return none("no volumes here") }
-	}
 	o.Metadata = cmp.Or(o.Metadata, linkLocal)
 	return o
 }
 
-// Sources is the table of sources, in the order in which they are read.
-func Sources(o SourceOptions) []Source {
+// All is the table of sources, in the order in which they are read.
+func All(o Options) []Source {
 	o = o.withDefaults()
-	state := Source{StateSource, func(context.Context) ([]byte, error) { return readFile(o.Root, ConfigFile) }}
-	if o.Mode == Container {
+	state := Source{State, func(context.Context) ([]byte, error) { return readFile(o.Root, boot.ConfigFile) }}
+	if o.Mode == boot.Container {
 		return []Source{
 			state,
 			{"seed", func(context.Context) ([]byte, error) {
-				if _, err := fs.Stat(o.Root, strings.TrimPrefix(ResetFile, "/")); !errors.Is(err, fs.ErrNotExist) {
+				if _, err := fs.Stat(o.Root, strings.TrimPrefix(boot.ResetFile, "/")); !errors.Is(err, fs.ErrNotExist) {
 					return nil, none("it was for the node before it was reset")
 				}
-				return readFile(o.Root, SeedConfigFile)
+				return readFile(o.Root, boot.SeedConfigFile)
 			}},
 		}
 	}
-	platform, _ := o.Cmdline.Get(paramPlatform)
+	platform, _ := o.Cmdline.Get(boot.ParamPlatform)
 	sources := []Source{
 		state,
 		{"kernel argument", func(ctx context.Context) ([]byte, error) {
-			if o.Cmdline.Config == "" {
-				return nil, none(paramConfig + "= isn't given")
+			location, _ := o.Cmdline.Get(boot.ParamConfig)
+			if location == "" {
+				return nil, none(boot.ParamConfig + "= isn't given")
 			}
-			return o.readLocation(ctx, o.Cmdline.Config)
+			return o.readLocation(ctx, location)
 		}},
 		{"fw_cfg", func(context.Context) ([]byte, error) { return readFile(o.Root, fwCfgFile) }},
 		{"SMBIOS", o.readSMBIOS},
@@ -135,7 +115,7 @@ type Found struct {
 
 // Find reads the sources in order. The first one with a configuration decides.
 // If it can't be reached, no later source is used, because the machine would
-// then run another configuration than its operator chose. The error is ErrNone
+// then run another configuration than its operator chose. The error is boot.ErrNone
 // if all are empty, and has the error of each source. Source is the one that can't be reached.
 func Find(ctx context.Context, sources []Source) (Found, error) {
 	var errs []string
@@ -144,12 +124,12 @@ func Find(ctx context.Context, sources []Source) (Found, error) {
 		switch {
 		case err == nil:
 			return Found{Source: s.Name, Data: data}, nil
-		case !errors.Is(err, ErrNone):
+		case !errors.Is(err, boot.ErrNone):
 			return Found{Source: s.Name}, fmt.Errorf("read configuration from %s: %w", s.Name, err)
 		}
 		errs = append(errs, s.Name+": "+err.Error())
 	}
-	return Found{}, fmt.Errorf("%w: %s", ErrNone, strings.Join(errs, "; "))
+	return Found{}, fmt.Errorf("%w: %s", boot.ErrNone, strings.Join(errs, "; "))
 }
 
 // readFile reads an absolute path below root, up to the size limit of a configuration.
@@ -180,13 +160,13 @@ func readLimited(r io.Reader) ([]byte, error) {
 }
 
 // readLocation reads the location in garboard.config=.
-func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byte, error) {
+func (o Options) readLocation(ctx context.Context, location string) ([]byte, error) {
 	switch {
-	case location == ISOLabel:
+	case location == boot.ISOLabel:
 		return o.readVolume(ctx)
 	case strings.HasPrefix(location, "http://"), strings.HasPrefix(location, "https://"):
 		return fetch(ctx, o.HTTP, o.Wait, request{url: location, expand: o.expand})
-	case strings.HasPrefix(location, dataPrefix):
+	case strings.HasPrefix(location, boot.DataURL):
 		_, text, _ := strings.Cut(location, "base64,")
 		data, err := base64.StdEncoding.DecodeString(text)
 		if err != nil || len(data) == 0 {
@@ -194,35 +174,35 @@ func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byt
 		}
 		return data, nil
 	}
-	return nil, fmt.Errorf("%s=%s is neither an http or https URL nor %s", paramConfig, location, ISOLabel)
+	return nil, fmt.Errorf("%s=%s is neither an http or https URL nor %s", boot.ParamConfig, location, boot.ISOLabel)
 }
 
-func (o SourceOptions) readVolume(ctx context.Context) (data []byte, err error) {
-	err = o.Mount(ctx, ISOLabel, func(files fs.FS) error {
-		text, err := readFile(files, ISOFile)
+func (o Options) readVolume(ctx context.Context) (data []byte, err error) {
+	err = o.Mount(ctx, boot.ISOLabel, func(files fs.FS) error {
+		text, err := readFile(files, boot.ISOFile)
 		if err != nil {
 			return err
 		}
 		data = text // of the only volume that has it
-		sum, err := readFile(files, ISOSum)
-		if errors.Is(err, ErrNone) {
+		sum, err := readFile(files, boot.ISOSum)
+		if errors.Is(err, boot.ErrNone) {
 			return nil
 		}
 		if want, _, _ := strings.Cut(string(sum), " "); err == nil && strings.TrimSpace(want) != fmt.Sprintf("%x", sha256.Sum256(data)) {
-			err = fmt.Errorf("%s isn't as %s beside it says: make the medium again, or correct the latter", ISOFile, ISOSum)
+			err = fmt.Errorf("%s isn't as %s beside it says: make the medium again, or correct the latter", boot.ISOFile, boot.ISOSum)
 		}
 		return err
 	})
 	// The operator asked for the volume: a missing one is a failure.
-	if errors.Is(err, ErrNone) {
-		return nil, fmt.Errorf("volume labelled %s with %s: %v", ISOLabel, ISOFile, err)
+	if errors.Is(err, boot.ErrNone) {
+		return nil, fmt.Errorf("volume labelled %s with %s: %v", boot.ISOLabel, boot.ISOFile, err)
 	}
 	return data, err
 }
 
 // readSMBIOS looks for an OEM string that is spelled like the kernel argument:
 // garboard.config=URL, or garboard.config=data:;base64,… with the document.
-func (o SourceOptions) readSMBIOS(ctx context.Context) ([]byte, error) {
+func (o Options) readSMBIOS(ctx context.Context) ([]byte, error) {
 	names, err := fs.Glob(o.Root, strings.TrimPrefix(oemStrings, "/"))
 	if err != nil {
 		return nil, err
@@ -234,12 +214,12 @@ func (o SourceOptions) readSMBIOS(ctx context.Context) ([]byte, error) {
 			return nil, err
 		}
 		for _, s := range smbiosStrings(raw) {
-			if location, ok := strings.CutPrefix(s, paramConfig+"="); ok {
+			if location, ok := strings.CutPrefix(s, boot.ParamConfig+"="); ok {
 				return o.readLocation(ctx, location)
 			}
 		}
 	}
-	return nil, none("no OEM string " + paramConfig + "= in " + path.Dir(path.Dir(oemStrings)))
+	return nil, none("no OEM string " + boot.ParamConfig + "= in " + path.Dir(path.Dir(oemStrings)))
 }
 
 // smbiosStrings is the strings of one structure. They follow its formatted

@@ -1,4 +1,4 @@
-package boot
+package source
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
@@ -33,7 +34,7 @@ func smbios(ss ...string) string {
 
 const smbiosFile = "/sys/firmware/dmi/entries/11-0/raw"
 
-func volume(label string, files fs.FS) Mounter {
+func volume(label string, files fs.FS) boot.Mounter {
 	return func(_ context.Context, want string, use func(fs.FS) error) error {
 		if want != label {
 			return none("no volume labelled " + want)
@@ -42,12 +43,20 @@ func volume(label string, files fs.FS) Mounter {
 	}
 }
 
+// orNone is a machine without volumes where there is no mounter.
+func orNone(mount boot.Mounter) boot.Mounter {
+	if mount == nil {
+		return func(context.Context, string, func(fs.FS) error) error { return none("no volumes here") }
+	}
+	return mount
+}
+
 func noWait(context.Context, time.Duration) error { return nil }
 
 func TestFind(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write([]byte("web")) }))
 	defer server.Close()
-	all := files(ConfigFile, "state", SeedConfigFile, "seed", fwCfgFile, "fw_cfg", smbiosFile, smbios("garboard.config=data:;base64,c21iaW9z"))
+	all := files(boot.ConfigFile, "state", boot.SeedConfigFile, "seed", fwCfgFile, "fw_cfg", smbiosFile, smbios("garboard.config=data:;base64,c21iaW9z"))
 	without := func(names ...string) fs.FS {
 		m := fstest.MapFS{}
 		for name, f := range all {
@@ -61,33 +70,33 @@ func TestFind(t *testing.T) {
 	iso := volume("metal-iso", files("/config.yaml", "iso"))
 	for _, tt := range []struct {
 		name    string
-		options SourceOptions
+		options Options
 		source  string
 		data    string
 		err     string
 	}{
-		{"state first", SourceOptions{Root: all, Cmdline: ParseCmdline("garboard.config=" + server.URL)}, "state", "state", ""},
-		{"kernel argument", SourceOptions{Root: without(ConfigFile), Cmdline: ParseCmdline("garboard.config=" + server.URL)}, "kernel argument", "web", ""},
-		{"volume", SourceOptions{Root: without(ConfigFile), Cmdline: ParseCmdline("garboard.config=metal-iso"), Mount: iso}, "kernel argument", "iso", ""},
-		{"fw_cfg", SourceOptions{Root: without(ConfigFile)}, "fw_cfg", "fw_cfg", ""},
-		{"SMBIOS", SourceOptions{Root: without(ConfigFile, fwCfgFile)}, "SMBIOS", "smbios", ""},
-		{"SMBIOS with a URL", SourceOptions{Root: files(smbiosFile, smbios("Vendor", "garboard.config="+server.URL))}, "SMBIOS", "web", ""},
-		{"container: state", SourceOptions{Mode: Container, Root: all}, "state", "state", ""},
-		{"container: seed", SourceOptions{Mode: Container, Root: without(ConfigFile)}, "seed", "seed", ""},
-		{"container: reset", SourceOptions{Mode: Container, Root: files(SeedConfigFile, "seed", ResetFile, "")}, "", "",
+		{"state first", Options{Root: all, Cmdline: boot.ParseCmdline("garboard.config=" + server.URL)}, "state", "state", ""},
+		{"kernel argument", Options{Root: without(boot.ConfigFile), Cmdline: boot.ParseCmdline("garboard.config=" + server.URL)}, "kernel argument", "web", ""},
+		{"volume", Options{Root: without(boot.ConfigFile), Cmdline: boot.ParseCmdline("garboard.config=metal-iso"), Mount: iso}, "kernel argument", "iso", ""},
+		{"fw_cfg", Options{Root: without(boot.ConfigFile)}, "fw_cfg", "fw_cfg", ""},
+		{"SMBIOS", Options{Root: without(boot.ConfigFile, fwCfgFile)}, "SMBIOS", "smbios", ""},
+		{"SMBIOS with a URL", Options{Root: files(smbiosFile, smbios("Vendor", "garboard.config="+server.URL))}, "SMBIOS", "web", ""},
+		{"container: state", Options{Mode: boot.Container, Root: all}, "state", "state", ""},
+		{"container: seed", Options{Mode: boot.Container, Root: without(boot.ConfigFile)}, "seed", "seed", ""},
+		{"container: reset", Options{Mode: boot.Container, Root: files(boot.SeedConfigFile, "seed", boot.ResetFile, "")}, "", "",
 			"no configuration: state: no /system/state/config.yaml; seed: it was for the node before it was reset"},
-		{"container: nothing else", SourceOptions{Mode: Container, Root: without(ConfigFile, SeedConfigFile)}, "", "",
+		{"container: nothing else", Options{Mode: boot.Container, Root: without(boot.ConfigFile, boot.SeedConfigFile)}, "", "",
 			"no configuration: state: no /system/state/config.yaml; seed: no /run/garboard-seed/config.yaml"},
-		{"nothing", SourceOptions{Root: files(smbiosFile, smbios("Vendor"))}, "", "", "no configuration: state: no /system/state/config.yaml; " +
+		{"nothing", Options{Root: files(smbiosFile, smbios("Vendor"))}, "", "", "no configuration: state: no /system/state/config.yaml; " +
 			"kernel argument: garboard.config= isn't given; fw_cfg: no " + fwCfgFile + "; SMBIOS: no OEM string garboard.config= in /sys/firmware/dmi/entries"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.options.HTTP, tt.options.Wait = server.Client(), noWait
-			got, err := Find(t.Context(), Sources(tt.options))
+			got, err := Find(t.Context(), All(tt.options))
 			if got.Source != tt.source || string(got.Data) != tt.data {
 				t.Errorf("found %q from %q", got.Data, got.Source)
 			}
-			if tt.err == "" && err != nil || tt.err != "" && (err == nil || err.Error() != tt.err || !errors.Is(err, ErrNone)) {
+			if tt.err == "" && err != nil || tt.err != "" && (err == nil || err.Error() != tt.err || !errors.Is(err, boot.ErrNone)) {
 				t.Errorf("error\n%v, want\n%v", err, tt.err)
 			}
 		})
@@ -98,8 +107,8 @@ func TestFind(t *testing.T) {
 func TestDamagedConfigurationOnAMedium(t *testing.T) {
 	const sum = "8f05d8eb7e5f4cf4efdf7ab3ae13b3d1bd5fd1d4ab8ac7a1c4cf0a5f3b2d5d4e"
 	for beside, ok := range map[string]bool{fmt.Sprintf("%x  config.yaml\n", sha256.Sum256([]byte("iso"))): true, fmt.Sprintf("%x", sha256.Sum256([]byte("iso"))): true, sum + "  config.yaml\n": false, "": false} {
-		got, err := Find(t.Context(), Sources(SourceOptions{
-			Root: files(fwCfgFile, "fw_cfg"), Cmdline: ParseCmdline("garboard.config=metal-iso"), Wait: noWait,
+		got, err := Find(t.Context(), All(Options{
+			Root: files(fwCfgFile, "fw_cfg"), Cmdline: boot.ParseCmdline("garboard.config=metal-iso"), Wait: noWait,
 			Mount: volume("metal-iso", files("/config.yaml", "iso", "/config.yaml.sha256", beside)),
 		}))
 		if ok != (err == nil && string(got.Data) == "iso") || !ok && !strings.Contains(err.Error(), "config.yaml isn't as config.yaml.sha256 beside it says") {
@@ -117,13 +126,13 @@ func TestFindStopsAtFailure(t *testing.T) {
 		{"data:x", "read configuration from kernel argument: data: URL holds no base64"},
 		{"http://[", "read configuration from kernel argument: not a URL"},
 	} {
-		_, err := Find(t.Context(), Sources(SourceOptions{Root: rest, Cmdline: ParseCmdline("garboard.config=" + tt.arg), Wait: noWait}))
-		if err == nil || err.Error() != tt.want || errors.Is(err, ErrNone) {
+		_, err := Find(t.Context(), All(Options{Root: rest, Cmdline: boot.ParseCmdline("garboard.config=" + tt.arg), Mount: orNone(nil), Wait: noWait}))
+		if err == nil || err.Error() != tt.want || errors.Is(err, boot.ErrNone) {
 			t.Errorf("%s: %v", tt.arg, err)
 		}
 	}
-	big := files(ConfigFile, strings.Repeat("x", config.MaxSize+1))
-	if _, err := Find(t.Context(), Sources(SourceOptions{Root: big})); err == nil || !strings.Contains(err.Error(), "larger than the 1048576 bytes") {
+	big := files(boot.ConfigFile, strings.Repeat("x", config.MaxSize+1))
+	if _, err := Find(t.Context(), All(Options{Root: big})); err == nil || !strings.Contains(err.Error(), "larger than the 1048576 bytes") {
 		t.Error(err)
 	}
 }
@@ -213,7 +222,7 @@ func TestFetchEnds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("power off")
-	stop := func(context.Context, time.Duration) error { cancel(reason); return wait(ctx, time.Hour) }
+	stop := func(context.Context, time.Duration) error { cancel(reason); return context.Cause(ctx) }
 	if _, err := fetch(ctx, http.DefaultClient, stop, request{url: "http://" + freeport.Find(t).String()}); !errors.Is(err, reason) || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("cancelled: %v", err)
 	}

@@ -1,4 +1,4 @@
-package boot
+package source
 
 import (
 	"errors"
@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/garboard-os/garboard/boot"
 )
 
 // Places of what identifies a machine. Only physical network interfaces have a link "device".
@@ -18,9 +20,6 @@ const (
 	kernelHostname = "/proc/sys/kernel/hostname"
 	interfaces     = "/sys/class/net"
 )
-
-// FirstHostname is the machine's name until networkd gives it one.
-const FirstHostname = "garboard"
 
 // What a machine doesn't have from its start on.
 var (
@@ -32,7 +31,7 @@ var (
 var variable = regexp.MustCompile(`\$\{[^}]*\}`)
 
 // expand fills in the variables of a URL: ${uuid}, ${serial}, ${mac} and ${hostname}.
-func (o SourceOptions) expand(location string) (string, error) {
+func (o Options) expand(location string) (string, error) {
 	values := map[string]func() (string, error){
 		"${uuid}":     func() (string, error) { text, err := o.readText(productUUID); return strings.ToLower(text), err },
 		"${serial}":   func() (string, error) { return o.readText(productSerial) },
@@ -43,12 +42,12 @@ func (o SourceOptions) expand(location string) (string, error) {
 	expanded := variable.ReplaceAllStringFunc(location, func(name string) string {
 		value, known := values[name]
 		if !known {
-			problem = errors.Join(problem, fmt.Errorf("%s in %s: known are ${uuid}, ${serial}, ${mac} and ${hostname}", name, paramConfig))
+			problem = errors.Join(problem, fmt.Errorf("%s in %s: known are ${uuid}, ${serial}, ${mac} and ${hostname}", name, boot.ParamConfig))
 			return ""
 		}
 		text, err := value()
 		if err != nil {
-			problem = errors.Join(problem, fmt.Errorf("%s in %s: %w", name, paramConfig, err))
+			problem = errors.Join(problem, fmt.Errorf("%s in %s: %w", name, boot.ParamConfig, err))
 		}
 		return strings.ReplaceAll(url.QueryEscape(text), "+", "%20")
 	})
@@ -56,11 +55,11 @@ func (o SourceOptions) expand(location string) (string, error) {
 }
 
 // readText reads a file of one line.
-func (o SourceOptions) readText(name string) (string, error) {
+func (o Options) readText(name string) (string, error) {
 	data, err := readFile(o.Root, name)
 	text := strings.TrimSpace(string(data))
 	if err != nil {
-		return "", errors.New(err.Error()) // not ErrNone: the URL can't be made
+		return "", errors.New(err.Error()) // not boot.ErrNone: the URL can't be made
 	}
 	if text == "" {
 		return "", fmt.Errorf("%s is empty", name)
@@ -69,16 +68,16 @@ func (o SourceOptions) readText(name string) (string, error) {
 }
 
 // hostname is the one that DHCP or the boot loader has given to the machine.
-func (o SourceOptions) hostname() (string, error) {
+func (o Options) hostname() (string, error) {
 	name, err := o.readText(kernelHostname)
-	if err == nil && (name == "(none)" || name == "localhost" || name == FirstHostname) {
+	if err == nil && (name == "(none)" || name == "localhost" || name == boot.FirstHostname) {
 		err = errNoHostname
 	}
 	return name, err
 }
 
 // firstMAC is the hardware address of the first physical network interface, by name.
-func (o SourceOptions) firstMAC() (string, error) {
+func (o Options) firstMAC() (string, error) {
 	found, err := fs.Glob(o.Root, strings.TrimPrefix(path.Join(interfaces, "*", "device"), "/"))
 	if err != nil {
 		return "", err

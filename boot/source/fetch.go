@@ -1,4 +1,4 @@
-package boot
+package source
 
 import (
 	"cmp"
@@ -25,15 +25,6 @@ const (
 
 // Waiter waits for a duration, or returns the reason why it can't.
 type Waiter func(context.Context, time.Duration) error
-
-func wait(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
 
 var (
 	// errFinal marks answers for which a retry is useless, and errNotThere those of them that

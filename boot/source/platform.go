@@ -1,4 +1,4 @@
-package boot
+package source
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/garboard-os/garboard/boot"
 )
 
 // linkLocal is where the metadata services of clouds are.
@@ -59,10 +61,11 @@ const (
 	networkConfig = "network-config"
 )
 
-// PlatformNetwork reads the network that garboard.platform= has for the machine. The error is ErrNone if it has none.
-func PlatformNetwork(ctx context.Context, o SourceOptions) ([]byte, error) {
-	platform, _ := o.Cmdline.Get(paramPlatform)
-	if o.Mode == Container || platform == "" || platform == platformMetal {
+// PlatformNetwork reads the network that garboard.platform= has for the machine. The error is boot.ErrNone if it has
+// none.
+func PlatformNetwork(ctx context.Context, o Options) ([]byte, error) {
+	platform, _ := o.Cmdline.Get(boot.ParamPlatform)
+	if o.Mode == boot.Container || platform == "" || platform == platformMetal {
 		return nil, none("no platform")
 	}
 	data, err := o.withDefaults().readPlatform(ctx, platform, networkConfig)
@@ -73,7 +76,7 @@ func PlatformNetwork(ctx context.Context, o SourceOptions) ([]byte, error) {
 }
 
 // readPlatform reads the user data or the network from what garboard.platform= names.
-func (o SourceOptions) readPlatform(ctx context.Context, platform, what string) ([]byte, error) {
+func (o Options) readPlatform(ctx context.Context, platform, what string) ([]byte, error) {
 	service, known := metadataServices[platform]
 	switch {
 	case platform == platformNoCloud:
@@ -85,7 +88,7 @@ func (o SourceOptions) readPlatform(ctx context.Context, platform, what string) 
 	case known && what == networkConfig:
 		return fetch(ctx, o.HTTP, o.Wait, request{url: o.Metadata + service.network})
 	case !known:
-		return nil, fmt.Errorf("%s=%s: must be one of %s", paramPlatform, platform,
+		return nil, fmt.Errorf("%s=%s: must be one of %s", boot.ParamPlatform, platform,
 			strings.Join(append([]string{platformMetal, platformNoCloud, platformVMware}, slices.Sorted(maps.Keys(metadataServices))...), ", "))
 	}
 	header := maps.Clone(service.header)
@@ -119,7 +122,7 @@ var noCloudSeed = regexp.MustCompile(`^ds=nocloud(?:-net)?;s=(\S+)$`)
 
 // readNoCloud reads a file from a volume, or from the URL in a kernel argument or in the machine's
 // serial number.
-func (o SourceOptions) readNoCloud(ctx context.Context, file string) (data []byte, err error) {
+func (o Options) readNoCloud(ctx context.Context, file string) (data []byte, err error) {
 	for _, label := range noCloudLabels {
 		err = o.Mount(ctx, label, func(files fs.FS) error {
 			text, err := readFile(files, file)
@@ -128,7 +131,7 @@ func (o SourceOptions) readNoCloud(ctx context.Context, file string) (data []byt
 			}
 			return err
 		})
-		if !errors.Is(err, ErrNone) {
+		if !errors.Is(err, boot.ErrNone) {
 			return data, err
 		}
 	}
@@ -150,7 +153,7 @@ const (
 )
 
 // readOVF reads a property, which is in base64.
-func (o SourceOptions) readOVF(ctx context.Context, property string) (data []byte, err error) {
+func (o Options) readOVF(ctx context.Context, property string) (data []byte, err error) {
 	err = o.Mount(ctx, ovfLabel, func(files fs.FS) error {
 		text, err := readFile(files, ovfFile)
 		if err != nil {

@@ -1,4 +1,4 @@
-package boot
+package source
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/fstest"
 	"time"
+
+	"github.com/garboard-os/garboard/boot"
 )
 
 // cloud answers as the metadata services of clouds are documented, for a machine with user data.
@@ -47,7 +49,7 @@ func TestPlatforms(t *testing.T) {
 	for _, tt := range []struct {
 		platform, metadata string
 		root               fstest.MapFS
-		mount              Mounter
+		mount              boot.Mounter
 		data, err          string
 	}{
 		{platform: "aws", metadata: server.URL, data: "for aws"},
@@ -71,11 +73,11 @@ func TestPlatforms(t *testing.T) {
 		{platform: "vmware", err: "no volumes here"},
 		{platform: "mars", err: "read configuration from platform mars: garboard.platform=mars: must be one of metal, nocloud, vmware, aws, azure, gcp, hcloud"},
 	} {
-		o := SourceOptions{Root: tt.root, Cmdline: ParseCmdline("garboard.platform=" + tt.platform), Metadata: tt.metadata, Mount: tt.mount, Wait: noWait}
+		o := Options{Root: tt.root, Cmdline: boot.ParseCmdline("garboard.platform=" + tt.platform), Metadata: tt.metadata, Mount: orNone(tt.mount), Wait: noWait}
 		if tt.root == nil {
 			o.Root = fstest.MapFS{}
 		}
-		found, err := Find(t.Context(), Sources(o))
+		found, err := Find(t.Context(), All(o))
 		if string(found.Data) != tt.data || tt.err == "" && err != nil {
 			t.Errorf("%s: %q, %v", tt.platform, found.Data, err)
 		}
@@ -96,7 +98,7 @@ func TestVariablesInTheURL(t *testing.T) {
 		"/sys/class/net/eth0/address", "52:54:00:00:00:02\n", "/sys/class/net/ens1/address", "52:54:00:00:00:01\n", "/sys/class/net/aaa/address", "00:00:00:00:00:00\n")
 	root["sys/class/net/eth0/device"], root["sys/class/net/ens1/device"] = &fstest.MapFile{Mode: fs.ModeDir}, &fstest.MapFile{Mode: fs.ModeDir}
 	find := func(root fs.FS, query string) error {
-		_, err := Find(t.Context(), Sources(SourceOptions{Root: root, Cmdline: ParseCmdline("garboard.config=" + server.URL + query), Wait: noWait}))
+		_, err := Find(t.Context(), All(Options{Root: root, Cmdline: boot.ParseCmdline("garboard.config=" + server.URL + query), Wait: noWait}))
 		return err
 	}
 	if err := find(root, "/${hostname}?u=${uuid}&s=${serial}&m=${mac}"); err != nil || asked != "/node-1?u=4c4c4544-ab&s=A%26B%207&m=52%3A54%3A00%3A00%3A00%3A01" {
@@ -109,13 +111,13 @@ func TestVariablesInTheURL(t *testing.T) {
 		"/${uuid}":     "${uuid} in garboard.config: no " + productUUID,
 		"/${ip}":       "${ip} in garboard.config: known are ${uuid}, ${serial}, ${mac} and ${hostname}",
 	} {
-		if err := find(files(kernelHostname, "(none)\n"), query); err == nil || errors.Is(err, ErrNone) || !strings.Contains(err.Error(), want) {
+		if err := find(files(kernelHostname, "(none)\n"), query); err == nil || errors.Is(err, boot.ErrNone) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", query, err)
 		}
 	}
 	// The name comes with the network, which starts when it is needed.
-	late := fstest.MapFS(files(kernelHostname, FirstHostname+"\n"))
-	_, err := Find(t.Context(), Sources(SourceOptions{Root: late, Cmdline: ParseCmdline("garboard.config=" + server.URL + "/${hostname}"), Wait: func(context.Context, time.Duration) error {
+	late := fstest.MapFS(files(kernelHostname, boot.FirstHostname+"\n"))
+	_, err := Find(t.Context(), All(Options{Root: late, Cmdline: boot.ParseCmdline("garboard.config=" + server.URL + "/${hostname}"), Wait: func(context.Context, time.Duration) error {
 		late[strings.TrimPrefix(kernelHostname, "/")] = &fstest.MapFile{Data: []byte("node-2\n")}
 		return nil
 	}}))
@@ -152,8 +154,8 @@ func TestNetworkOfAPlatform(t *testing.T) {
 	defer server.Close()
 	for _, tt := range []struct {
 		platform, data string
-		mode           Mode
-		mount          Mounter
+		mode           boot.Mode
+		mount          boot.Mounter
 	}{
 		{platform: "nocloud", data: "version: 2", mount: volume("cidata", files("/network-config", "version: 2"))},
 		{platform: "nocloud", mount: volume("cidata", files("/user-data", "x"))},
@@ -162,11 +164,11 @@ func TestNetworkOfAPlatform(t *testing.T) {
 		{platform: "vmware", data: "version: 2", mount: volume("OVF ENV", files("/ovf-env.xml", ovfEnvironment("network-config", "dmVyc2lvbjogMg==")))},
 		{platform: "hcloud", data: "version: 1"},
 		{platform: "aws"}, {platform: "metal"}, {platform: ""},
-		{platform: "hcloud", mode: Container},
+		{platform: "hcloud", mode: boot.Container},
 	} {
-		o := SourceOptions{Mode: tt.mode, Root: fstest.MapFS{}, Cmdline: ParseCmdline("garboard.platform=" + tt.platform), Metadata: server.URL, Mount: tt.mount, Wait: noWait}
+		o := Options{Mode: tt.mode, Root: fstest.MapFS{}, Cmdline: boot.ParseCmdline("garboard.platform=" + tt.platform), Metadata: server.URL, Mount: orNone(tt.mount), Wait: noWait}
 		data, err := PlatformNetwork(t.Context(), o)
-		if string(data) != tt.data || tt.data == "" && !errors.Is(err, ErrNone) || tt.data != "" && err != nil {
+		if string(data) != tt.data || tt.data == "" && !errors.Is(err, boot.ErrNone) || tt.data != "" && err != nil {
 			t.Errorf("%s: %q, %v", tt.platform, data, err)
 		}
 	}

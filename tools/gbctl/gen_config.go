@@ -194,7 +194,7 @@ func (o *configFlags) document(file string, typ config.MachineType) ([]byte, err
 		}
 	}
 	if !bytes.Equal(text, patched) {
-		c, _, err := config.LoadForMachine(file+", patched", patched)
+		c, _, err := config.Load(file+", patched", patched)
 		if err == nil {
 			err = config.CheckManifests(file+", patched", patched, c, nil)
 		}

@@ -83,7 +83,7 @@ func (a *app) addedParts(notes io.Writer, configFile, images string, carries, in
 			return nil, usagef("--config: only an iso and a disk can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL")
 		}
 		var c *config.Config
-		if c, text, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
+		if c, text, err = a.readConfig(configFile, config.Load); err != nil {
 			return nil, err
 		}
 		if needed = c.Images(); c.Machine.Type == config.Worker {

@@ -86,7 +86,7 @@ const (
 //
 // The sizes: EFI has room for the systems in both slots, of 70 MiB each, and is the
 // minimum of FAT32 on disks with 4 KiB sectors (65525 clusters, 256 MiB). mkfs.xfs needs
-// at least 300 MiB, which is more than STATE will ever contain.
+// at least 300 MiB, which is more than STATE will ever contain; the header of its encryption takes 16 MiB.
 //
 // The flags: no program is ever run from STATE. Containers run from EPHEMERAL, and
 // set-user-id programs work in their volumes as on any other node. Neither has device nodes.

@@ -172,7 +172,10 @@ func TestDiff(t *testing.T) {
 			"machine.files[\"/etc/a\"].content: added (secret) (live: programs that read it only at their start need a restart)\nmachine.files[\"/etc/a\"].permissions: added 0600 (live)\n" +
 				"machine.files[\"/etc/a\"].op: added create (live)"},
 		{control, "machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 0, nodeID: {}}, {slot: 1, static: {passphrase: a}}]}}", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, static: {passphrase: hunter2}}, {slot: 0, nodeID: {}}]}}",
-			"machine.systemDiskEncryption.ephemeral.keys[1].static.passphrase: (secret) → (secret) (reboot)"},
+			"machine.systemDiskEncryption.ephemeral.keys[1].static.passphrase: (secret) → (secret) (reboot: a partition with content is neither encrypted nor decrypted until a reset wipes it)"},
+		// Without a key that stays, the partition wouldn't open.
+		{control, "machine", "systemDiskEncryption: {state: {keys: [{slot: 0, nodeID: {}}]}, ephemeral: {keys: [{slot: 1, static: {passphrase: a}}]}}", "systemDiskEncryption: {state: {keys: [{slot: 0, nodeID: {}}]}, ephemeral: {keys: [{slot: 1, static: {passphrase: b}}]}}",
+			"machine.systemDiskEncryption.ephemeral.keys[1].static.passphrase: (secret) → (secret) (reboot: no key of a partition stays, so the node can't open it unless a reset wipes it: add the new key first, and remove the old one with a further change)"},
 		{control, "machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 0, nodeID: {}}, {slot: 1, nodeID: {}}]}}", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, nodeID: {}}, {slot: 0, nodeID: {}}]}}", ""},
 		{control, "cluster", "scheduler: {extraArgs: {v: 2}}", "scheduler: {extraArgs: {v: ''}}", "cluster.scheduler.extraArgs.v: 2 →  (live: its static pod is replaced)"},
 		{control, "cluster", "allowSchedulingOnControlPlanes: false", "allowSchedulingOnControlPlanes: true", "cluster.allowSchedulingOnControlPlanes: added true (live)"},

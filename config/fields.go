@@ -30,9 +30,8 @@ type Field struct {
 	// has none.
 	Effect Effect
 	Note   string
-	// NoEffect: the field is read and checked, but has no effect. Refused:
-	// machines refuse it for that reason.
-	NoEffect, Refused bool
+	// NoEffect: the field is read and checked, but has no effect.
+	NoEffect bool
 	// Fields are the fields inside of this one.
 	Fields []Field
 }
@@ -41,9 +40,9 @@ type Field struct {
 func Fields() []Field {
 	c := example(reflect.TypeFor[Config]()).Interface().(Config)
 	c.FillDefaults()
-	idle := map[string]bool{} // true: machines refuse it
+	idle := map[string]bool{}
 	for _, f := range unsupported {
-		idle[f.where.String()] = f.refusal != ""
+		idle[f.where.String()] = true
 	}
 	return fieldsOf(reflect.ValueOf(c), "", "", idle)
 }
@@ -90,7 +89,7 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 			}
 		}
 		at := join(row, name)
-		field.Refused, field.NoEffect = idle[at]
+		field.NoEffect = idle[at]
 		if t, suffix := element(f.Type); t != nil {
 			within := field.Path
 			switch inner.Kind() {

@@ -21,16 +21,15 @@ const MaxSize = tree.MaxSize
 // Problems and has everything that is wrong; warnings about deprecated
 // spellings are returned with it.
 func Load(name string, data []byte) (*Config, []Warning, error) {
-	return loadWith(name, data, checks)
+	return loadWith(name, data, warningChecks)
 }
 
-// LoadForMachine is Load for a node that isn't a container. It also refuses
-// settings that such a node would need and that this release doesn't implement.
-func LoadForMachine(name string, data []byte) (*Config, []Warning, error) {
-	return loadWith(name, data, append(slices.Clip(checks), check{"machines can do all of it", checkUnsupported}))
+// LoadForContainer is Load for a node in a container. It also warns of what only machines do.
+func LoadForContainer(name string, data []byte) (*Config, []Warning, error) {
+	return loadWith(name, data, append(slices.Clip(warningChecks), check{"what only machines do", warnContainer}))
 }
 
-func loadWith(name string, data []byte, checks []check) (*Config, []Warning, error) {
+func loadWith(name string, data []byte, warningChecks []check) (*Config, []Warning, error) {
 	r := &report{name: name}
 	if problems, refused := r.parse(data); refused {
 		return nil, nil, problems

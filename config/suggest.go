@@ -19,6 +19,9 @@ var misplaced = map[string]string{
 	"network":                 "machine.network",
 }
 
+// laterKeys are kinds of keys for encryption that there are not yet.
+var laterKeys = []string{"tpm", "kms", "recovery"}
+
 // maxDistance is how many typing errors a suggestion may correct.
 const maxDistance = 2
 
@@ -29,6 +32,9 @@ func suggestKey(t reflect.Type, where place) string {
 		return "; did you mean " + place
 	}
 	key, _ := where[len(where)-1].(string)
+	if t == reflect.TypeFor[EncryptionKey]() && slices.Contains(laterKeys, key) {
+		return "; this release has no keys of that kind, only nodeID and static"
+	}
 	var names []string
 	for f := range t.Fields() {
 		names = append(names, f.Tag.Get("yaml"))

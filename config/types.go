@@ -473,7 +473,8 @@ const (
 	FileOverwrite FileOp = "overwrite" // replace the file of the image
 )
 
-// SystemDiskEncryption is for partitions that are to be encrypted, which a later release will do.
+// SystemDiskEncryption encrypts partitions of the system's disk with LUKS2 when they are made. One with content stays
+// as it is until a reset wipes it. No effect in containers.
 type SystemDiskEncryption struct {
 	State     *Encryption `yaml:"state"`     // the configuration, keys and journals
 	Ephemeral *Encryption `yaml:"ephemeral"` // all other data: images, pods, etcd, logs
@@ -484,10 +485,11 @@ type Encryption struct {
 	Keys []EncryptionKey `yaml:"keys" key:"slot"` // required, at least one
 }
 
-// EncryptionKey is a key in a slot: exactly one of nodeID and static.
+// EncryptionKey is a key in a slot: exactly one of nodeID and static. The slots of the partition become those of the
+// list at each boot; at least one key has to stay.
 type EncryptionKey struct {
-	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: a key of the machine's UUID and the partition's label
-	Static *EncryptionStatic `yaml:"static"` // a passphrase
+	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: a key of the machine's UUID, if it is random, and of the label
+	Static *EncryptionStatic `yaml:"static"` // a passphrase; that of state is on META, where it isn't encrypted
 	Slot   *int              `yaml:"slot"`   // required, 0 to 31; keySlot is a deprecated alias
 }
 
@@ -496,5 +498,5 @@ type EncryptionNodeID struct{}
 
 // EncryptionStatic is a passphrase in the configuration.
 type EncryptionStatic struct {
-	Passphrase Secret `yaml:"passphrase"` // required
+	Passphrase Secret `yaml:"passphrase"` // required, at most 512 characters
 }

@@ -65,7 +65,7 @@ func warnStaticState(c *Config, r *report) {
 	}
 	for i, key := range c.Machine.SystemDiskEncryption.State.Keys {
 		if key.Static != nil {
-			r.warn(at("machine", "systemDiskEncryption", "state", "keys", i, "static"), "a passphrase for STATE would have to be on META, unencrypted; use nodeID, and static for the ephemeral partition only")
+			r.warn(at("machine", "systemDiskEncryption", "state", "keys", i, "static"), "the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for the ephemeral partition only")
 		}
 	}
 }
@@ -155,14 +155,8 @@ func warnUnprotected(c *Config, r *report) {
 var unsupported = []struct {
 	where place
 	used  func(*Config) bool
-	// refusal is why a machine refuses the field: its user relies on it. "" if no user relies on it.
-	refusal string
 }{
-	{
-		at("machine", "systemDiskEncryption"), func(c *Config) bool { return c.Machine.SystemDiskEncryption != SystemDiskEncryption{} },
-		"this release doesn't encrypt partitions: the disk would be unencrypted; remove this field",
-	},
-	{at("cluster", "id"), func(c *Config) bool { return c.Cluster.ID != "" }, ""},
+	{at("cluster", "id"), func(c *Config) bool { return c.Cluster.ID != "" }},
 }
 
 func warnNoEffect(c *Config, r *report) {
@@ -173,12 +167,9 @@ func warnNoEffect(c *Config, r *report) {
 	}
 }
 
-// checkUnsupported is for machines. A node in a container has neither a disk
-// nor an operating system of its own, and only warns.
-func checkUnsupported(c *Config, r *report) {
-	for _, f := range unsupported {
-		if f.refusal != "" && f.used(c) {
-			r.bad(f.where, "%s", f.refusal)
-		}
+// warnContainer is for nodes in containers, which have no disks.
+func warnContainer(c *Config, r *report) {
+	if c.Machine.SystemDiskEncryption != (SystemDiskEncryption{}) {
+		r.warn(at("machine", "systemDiskEncryption"), "has no effect in a container: the node's data is in directories of the host, which it doesn't encrypt")
 	}
 }

@@ -121,9 +121,9 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 	if text, err = o.patched(n, text); err != nil {
 		return nil, err
 	}
-	load := config.Load
+	load := config.LoadForContainer
 	if p.Provisioner == QEMU {
-		load = config.LoadForMachine
+		load = config.Load
 	}
 	made, _, err := load(n.Name, text)
 	if err != nil {

@@ -35,7 +35,7 @@ func TestNodeConfigurations(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, warnings, err := config.LoadForMachine("config.yaml", f.nodes["test-controlplane-1"])
+			c, warnings, err := config.Load("config.yaml", f.nodes["test-controlplane-1"])
 			if err != nil {
 				t.Fatal(err)
 			}

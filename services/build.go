@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -115,8 +116,12 @@ func NewNode(o Options) (*Node, error) {
 		}})
 	}})
 	_, installed := o.Cmdline.Get(boot.ParamSlot)
+	unable := firewall.Unable
 	var place func(config.Install) (string, error) // nil in a container
 	if o.Mode == boot.Machine {
+		unable = func(c *config.Config) string {
+			return strings.Join(slices.DeleteFunc([]string{firewall.Unable(c), disks.Unable(c)}, func(s string) bool { return s == "" }), "; ")
+		}
 		place = func(install config.Install) (string, error) { return n.disks.Place(install) }
 	}
 	var ends lifecycle.Options
@@ -133,7 +138,7 @@ func NewNode(o Options) (*Node, error) {
 		},
 		Reboot: func(why string) { o.Power(boot.Reboot, why) },
 		Place:  place,
-		Unable: firewall.Unable,
+		Unable: unable,
 		HasWay: func(next config.Network) bool { return network.HasWay(store, next) },
 	})
 	// What the kernel has stored is read once, because the reporter removes it.
@@ -254,7 +259,7 @@ func NewNode(o Options) (*Node, error) {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
 	controllers := slices.Concat(
-		[]resource.Controller{machine.TypeController(), clock.StatusController(), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder}).Controller(), kubelet.HealthController(since)},
+		[]resource.Controller{machine.TypeController(), clock.StatusController(), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder, System: d.Shown}).Controller(), kubelet.HealthController(since)},
 		sysctl.Controllers(o.Mode),
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{

@@ -69,12 +69,15 @@ type Device interface {
 	Sync() error
 }
 
+// mu guards the fields of all stores, and is held over every change of a partition: a process may have several stores
+// of one, and each begins with what the others have written.
+var mu sync.Mutex
+
 // Store is the values of a partition.
 type Store struct {
 	device Device
 	half   int64 // start of the second copy
 
-	mu     sync.Mutex // guards all following fields
 	values map[string]json.RawMessage
 	seq    uint64
 	next   int // the copy that the next write replaces: 0 or 1
@@ -86,7 +89,17 @@ func Open(device Device, size int64) (*Store, error) {
 	if size < smallest {
 		return nil, fmt.Errorf("META has %d bytes, and needs %d", size, smallest)
 	}
-	s := &Store{device: device, half: size / 2 / sector * sector, values: map[string]json.RawMessage{}}
+	s := &Store{device: device, half: size / 2 / sector * sector}
+	err := s.load()
+	if err != nil && !errors.Is(err, ErrEmpty) {
+		return nil, err
+	}
+	return s, err
+}
+
+// load reads what the partition has by now.
+func (s *Store) load() error {
+	s.values, s.seq, s.next = map[string]json.RawMessage{}, 0, 0
 	found := false
 	var newer error
 	for i := range 2 {
@@ -96,18 +109,18 @@ func Open(device Device, size int64) (*Store, error) {
 			newer = err
 		case errors.Is(err, errDamaged):
 		case err != nil:
-			return nil, err
+			return err
 		case !found || h.Seq > s.seq:
 			found, s.values, s.seq, s.next = true, values, h.Seq, 1-i
 		}
 	}
 	if newer != nil {
-		return nil, newer
+		return newer
 	}
 	if !found {
-		return s, ErrEmpty
+		return ErrEmpty
 	}
-	return s, nil
+	return nil
 }
 
 // errDamaged is returned for something that isn't a complete copy.
@@ -153,8 +166,11 @@ type Change struct{ values map[string]json.RawMessage }
 // reads mustn't undo what another one writes. After Update they are on the disk; after an error, the old ones still
 // are.
 func (s *Store) Update(change func(c Change) error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	mu.Lock()
+	defer mu.Unlock()
+	if err := s.load(); err != nil && !errors.Is(err, ErrEmpty) {
+		return err
+	}
 	c := Change{make(map[string]json.RawMessage, len(s.values))}
 	maps.Copy(c.values, s.values)
 	if err := change(c); err != nil || maps.EqualFunc(c.values, s.values, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
@@ -196,8 +212,8 @@ type Key[T any] struct{ Name string }
 
 // Get reads the value. The error is ErrNotFound if there is none.
 func (k Key[T]) Get(s *Store) (value T, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	mu.Lock()
+	defer mu.Unlock()
 	return k.In(Change{s.values})
 }
 
@@ -221,6 +237,15 @@ func (k Key[T]) Put(c Change, value T) error {
 	}
 	c.values[k.Name] = text
 	return nil
+}
+
+// Use is Update for the store of a partition's device, which may have no values yet.
+func Use(path string, change func(c Change) error) error {
+	s, f, err := OpenFile(path)
+	if s == nil {
+		return err
+	}
+	return errors.Join(s.Update(change), f.Close())
 }
 
 // OpenFile opens the store of a partition's device, or of a file.

@@ -172,6 +172,36 @@ func TestDamagedCopy(t *testing.T) {
 	}
 }
 
+// Two stores of one partition keep what the other one has written.
+func TestTwoStores(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "meta")
+	if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	one, f, err := OpenFile(path)
+	if !errors.Is(err, ErrEmpty) {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := Use(path, func(c Change) error { return reason.Put(c, "of the other one") }); err != nil {
+		t.Fatal(err)
+	}
+	if err := one.Update(func(c Change) error { return counter.Put(c, 1) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := Use(path, func(c Change) error {
+		text, err := reason.In(c)
+		n, err2 := counter.In(c)
+		if text != "of the other one" || n != 1 {
+			t.Errorf("META has %q and %d", text, n)
+		}
+		return errors.Join(err, err2)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestWhatIsNotTaken(t *testing.T) {
 	t.Parallel()
 	if _, err := Open(newDisk(), smallest-1); err == nil {

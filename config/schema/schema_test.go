@@ -94,7 +94,7 @@ func TestExamples(t *testing.T) {
 			t.Errorf("%s: %v", file, err)
 			continue
 		}
-		if _, _, err := config.LoadForMachine(filepath.Base(file), doc); err != nil {
+		if _, _, err := config.Load(filepath.Base(file), doc); err != nil {
 			t.Error(err)
 		}
 		if err := validate(t, s, doc); err != nil {

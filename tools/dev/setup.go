@@ -19,6 +19,7 @@ import (
 // testPackages are what only the tests need: real peers for real protocols.
 var testPackages = map[string]string{
 	"chrony":           "a real time server for the tests of timed (takes the place of systemd-timesyncd)",
+	"cryptsetup-bin":   "encrypted volumes, for the tests of disks and luks",
 	"dnsmasq-base":     "a real DHCP server for the tests of networkd",
 	"docker.io":        "customizes the system as users do",
 	"e2fsprogs":        "disks with somebody's file system on them, for the tests of disks",

@@ -188,7 +188,7 @@ func (o *configFlags) document(file string, typ config.MachineType) ([]byte, err
 		return nil, &exitError{codeRefused, fmt.Errorf("%s: %w", file, err)}
 	}
 	if !bytes.Equal(text, patched) {
-		c, _, err := config.LoadForMachine(file+", patched", patched)
+		c, _, err := config.Load(file+", patched", patched)
 		if err == nil {
 			err = config.CheckManifests(file+", patched", patched, c, nil)
 		}

@@ -303,7 +303,7 @@ next: boot a machine, apply its configuration, and check its health
 		t.Error(diff)
 	}
 	for file, typ := range map[string]config.MachineType{"init.yaml": config.Init, "controlplane.yaml": config.ControlPlane, "worker.yaml": config.Worker} {
-		c, warnings, err := config.LoadForMachine(file, s.read("out/"+file))
+		c, warnings, err := config.Load(file, s.read("out/"+file))
 		if err != nil || len(warnings) > 0 {
 			t.Fatal(warnings, err)
 		}

@@ -90,7 +90,7 @@ func (p *mediaParts) read(a *app, notes io.Writer, carries bool) (err error) {
 			return usagef("--config: only an iso and a disk can have a configuration; otherwise, use --extra-kernel-arg garboard.config=URL")
 		}
 		var c *config.Config
-		if c, p.Config, err = a.readConfig(p.config, config.LoadForMachine); err != nil {
+		if c, p.Config, err = a.readConfig(p.config, config.Load); err != nil {
 			return err
 		}
 		if needed = c.Images(); c.Machine.Type == config.Worker {

@@ -93,7 +93,7 @@ func (a *app) checkConfigs(c *netboot.Configs) error {
 		fmt.Fprintf(a.err, "%s %s has no configuration (NAME.yaml) yet\n", painted(a.err, "warning:"), c.Dir)
 	}
 	for _, path := range paths {
-		if _, _, err := a.readConfig(path, config.LoadForMachine); err != nil {
+		if _, _, err := a.readConfig(path, config.Load); err != nil {
 			return err
 		}
 		warning, err := netboot.Warning(path)

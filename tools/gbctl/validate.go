@@ -29,7 +29,7 @@ func (a *app) validateCommand() *cobra.Command {
 type loader func(name string, text []byte) (*config.Config, []config.Warning, error)
 
 // loaders check configurations for each kind of node.
-var loaders = map[string]loader{"machine": config.LoadForMachine, "container": config.Load}
+var loaders = map[string]loader{"machine": config.Load, "container": config.LoadForContainer}
 
 func (a *app) validate(file string, load loader) error {
 	loaded, _, err := a.readConfig(file, load)

@@ -75,10 +75,7 @@ func entryPath(f config.Field) string {
 
 // noEffect says so of a field, or nothing.
 func noEffect(f config.Field) string {
-	switch {
-	case f.Refused:
-		return "**Not supported in this release: machines refuse it, and it has no effect in containers.**"
-	case f.NoEffect:
+	if f.NoEffect {
 		return "**Has no effect.**"
 	}
 	return ""

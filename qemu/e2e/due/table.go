@@ -82,7 +82,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/maintenance": {
 		All: []string{"boot/source", "services/system/machine", "services/front/console"},
 		Tests: map[string][]string{
-			"TestMetalInQEMU":       {"kernel", "image/initramfs", "services/system/udev", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
+			"TestMetalInQEMU":       {"kernel", "image/initramfs", "services/system/udev", "services/system/disk", "services/system/disks", "services/system/luks", "services/system/volume", "services/system/media"},
 			"TestMaintenanceInQEMU": {"services/front/apid", "tools/gbctl/apply.go", "tools/gbctl/machine.go"},
 		},
 	},

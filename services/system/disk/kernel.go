@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"time"
@@ -109,6 +110,32 @@ const (
 	// and a call can't be interrupted.
 	punchChunk = 1 << 30
 )
+
+// luksHeader has the header of LUKS2 with all its key slots, where cryptsetup(8) puts them by default.
+const luksHeader = 16 << 20
+
+// Shred destroys the key slots of an encrypted partition, and reads back that they are gone: nothing can be read of it
+// any more, however long it takes to erase the rest.
+func (p Partition) Shred(ctx context.Context, file *os.File) error {
+	c, err := identify(io.NewSectionReader(file, p.Start, p.Size), p.Size)
+	if err != nil || c.Kind != "LUKS" {
+		return err
+	}
+	n := min(luksHeader, p.Size)
+	head := min(Edge, n) // comes last: by it, an interrupted one is begun again
+	for _, part := range []Partition{{Start: p.Start + head, Size: n - head}, {Start: p.Start, Size: head}} {
+		if err := errors.Join(Zero(ctx, file, part.Start, part.Size), file.Sync()); err != nil {
+			return err
+		}
+	}
+	if err := unix.IoctlSetInt(int(file.Fd()), unix.BLKFLSBUF, 0); err != nil { // what is read comes from the disk
+		return os.NewSyscallError("forget what is cached of the disk", err)
+	}
+	if gone, err := blank(file, p.Start, int(n)); err != nil || !gone {
+		return errors.Join(errors.New("the key slots are still on the disk"), err)
+	}
+	return nil
+}
 
 // Erase zeroes a partition of a disk. If the disk can't zero by itself, Erase writes all of a
 // partition with a node's keys, but only the edges of any other, because that could take hours.

@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/services/system/luks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/media"
 	"github.com/garboard-os/garboard/services/system/volume"
@@ -66,6 +67,9 @@ type Options struct {
 	idFile   string        // tests have their own
 	patience time.Duration // warnAfter; shorter in tests
 	statfs   statfs        // tests have disks that fill up
+	uuidFile string        // luks.ProductUUID; tests have machines of their own
+
+	derivation []string // luks.Derivation; tests have a faster one
 }
 
 // Disks is the service. MountState works before the service runs.
@@ -76,12 +80,15 @@ type Disks struct {
 	o       Options
 	log     *slog.Logger
 	volumes []volume.Volume // of the system disk, in the order of mounting
+	layers  []*luks.Layer   // the encryption of each
 
 	mu     sync.Mutex                // held during all changes of the system disk
+	at     string                    // the disk whose STATE is made or opened
 	system atomic.Pointer[disk.Disk] // the disk that STATE is on, once it is mounted
 	known  atomic.Bool               // it was there before
 
-	reset atomic.Pointer[reset] // what Erase wipes; nil: nothing
+	settled atomic.Pointer[map[string]string] // what is wrong with the encryption of volumes; nil: not known yet
+	reset   atomic.Pointer[reset]             // what Erase wipes; nil: nothing
 }
 
 // New makes the service and doesn't start it.
@@ -90,6 +97,8 @@ func New(o Options) *Disks {
 	option.Default(&o.idFile, machineIDFile)
 	option.Default(&o.patience, warnAfter)
 	option.Default(&o.statfs, unix.Statfs)
+	option.Default(&o.uuidFile, luks.ProductUUID)
+	option.Default(&o.derivation, luks.Derivation)
 	option.Default(&o.Sound, func(context.Context) error { return nil })
 	d := &Disks{o: o, log: o.Logs.Logger(ID)}
 	all := disk.NewInventory()
@@ -98,7 +107,8 @@ func New(o Options) *Disks {
 	dirs := map[string]string{boot.LabelState: o.dirs.State, boot.LabelEphemeral: o.dirs.Var}
 	for _, v := range boot.Volumes {
 		if v.Dir = dirs[v.Label]; v.Dir != "" {
-			d.volumes = append(d.volumes, d.Keeper.Volume(v))
+			d.layers = append(d.layers, d.encryption(v.Label))
+			d.volumes = append(d.volumes, d.Keeper.Volume(v, d.layers[len(d.layers)-1]))
 		}
 	}
 	return d
@@ -130,6 +140,7 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	space := d.space()
 	space.check()
 	h.Started(message)
+	d.settle(ctx)
 	for sleep.For(ctx, spaceEvery) {
 		space.check()
 	}
@@ -183,6 +194,7 @@ func (d *Disks) MountState(ctx context.Context) (machine.State, error) {
 	if err != nil || dev.Verdict != disk.Ours {
 		return state, err
 	}
+	d.at = dev.Path
 	v := d.volumes[0] // STATE
 	// An image was written to this disk, and it hasn't been booted before.
 	if blank, err := d.Keeper.Missing(ctx, dev, v); err != nil {

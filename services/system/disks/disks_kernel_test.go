@@ -88,6 +88,8 @@ type machineUnderTest struct {
 	// hostname distinguishes its configuration from others.
 	hostname string
 	persist  []string // machine.kubelet.persist
+	// encryption is machine.systemDiskEncryption.
+	encryption config.SystemDiskEncryption
 }
 
 // secrets are made once, because that takes time.
@@ -117,8 +119,10 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 		Mode: boot.Machine, Store: m.store, Processes: process.New(), Logs: l, StateReady: m.applier.StateReady,
 		dirs:    volume.Dirs{State: filepath.Join(m.dir, "state"), Var: filepath.Join(m.dir, "var"), Etc: filepath.Join(m.dir, "etc")},
 		idFile:  filepath.Join(m.dir, "machine-id"),
-		Plugins: filepath.Join(m.dir, "plugins"),
+		Plugins: filepath.Join(m.dir, "plugins"), uuidFile: filepath.Join(m.dir, "uuid"),
+		derivation: []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"},
 	})
+	m.write("uuid", "9c3a7e21-5d48-4b0f-8f62-17e4d9c05ab3\n")
 	m.disks.Keeper.Disks.Is = func(name string) bool {
 		return slices.ContainsFunc(disks, func(l *loop) bool { return l.Name == name })
 	}
@@ -141,6 +145,7 @@ func (m *machineUnderTest) up(install config.Install) error {
 		m.t.Fatal(err)
 	}
 	c.Machine.Install, c.Machine.Kubelet.Persist = install, m.persist
+	c.Machine.SystemDiskEncryption = m.encryption
 	text, err := c.Encode()
 	if err != nil {
 		m.t.Fatal(err)

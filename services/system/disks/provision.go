@@ -43,6 +43,7 @@ func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Ins
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.at = dev.Path
 	if err := d.take(ctx, dev, consent); err != nil {
 		return "", err
 	}
@@ -71,7 +72,7 @@ func (d *Disks) take(ctx context.Context, dev disk.Disk, consent string) error {
 		}
 		return d.Keeper.Finish(ctx, f, d.volumes)
 	}
-	if err := d.mayTake(f, consent); err != nil {
+	if err := errors.Join(d.mayTake(f, consent), d.haveKeys()); err != nil {
 		return err
 	}
 	switch f.Verdict {

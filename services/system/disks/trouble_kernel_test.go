@@ -221,9 +221,15 @@ func TestForeignPartitionIsRefused(t *testing.T) {
 	m := bootMachine(t, l)
 	m.mustUp(config.Install{Disk: l.Path})
 	m.off()
-	l.overwrite(t, boot.LabelEphemeral, 0, []byte("LUKS\xba\xbe"))
-	err := bootMachine(t, l).up(config.Install{Disk: l.Path, Wipe: true})
-	refused(t, err, "holds LUKS in its partition EPHEMERAL, where an xfs file system was")
+	for content, want := range map[string]string{
+		"hsqs":         "holds squashfs in its partition EPHEMERAL, where an xfs file system was",
+		"LUKS\xba\xbe": "EPHEMERAL is encrypted, and has no keys in machine.systemDiskEncryption",
+	} {
+		l.overwrite(t, boot.LabelEphemeral, 0, []byte(content))
+		m := bootMachine(t, l)
+		refused(t, m.up(config.Install{Disk: l.Path, Wipe: true}), want)
+		m.off()
+	}
 }
 
 // The backup of the partition table is enough.

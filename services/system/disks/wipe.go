@@ -89,9 +89,9 @@ func (d *Disks) Erase(ctx context.Context) error {
 
 // wipeMarked does the steps of the journal for a reset, and inspects the disk again.
 //
-// boot.Volumes has the volumes of each label. Volumes that may contain a node's keys
-// are zeroed. Others are zeroed if the disk can do that by itself; otherwise they
-// are discarded, and the metadata of their file systems is zeroed.
+// boot.Volumes has the volumes of each label. The key slots of encrypted ones go first. Volumes that may contain a
+// node's keys are zeroed. Others are zeroed if the disk can do that by itself; otherwise they are discarded, and the
+// metadata of their file systems is zeroed.
 func (d *Disks) wipeMarked(ctx context.Context, f disk.Disk) (disk.Disk, error) {
 	if f.Verdict != disk.Ours || f.Pending.Step != disk.StepWipe {
 		return f, nil
@@ -113,6 +113,15 @@ func (d *Disks) wipe(ctx context.Context, file *os.File, f disk.Disk, labels []s
 	if slices.Contains(labels, boot.LabelState) {
 		// Without STATE the disk isn't used until it is made again.
 		after = disk.Journal{Step: disk.StepFormat, Label: boot.LabelState}
+	}
+	for _, v := range boot.Wiped(labels) { // in a moment, and for good
+		p, err := f.Partition(v.Label)
+		if err == nil {
+			err = p.Shred(ctx, file)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", v.Label, err)
+		}
 	}
 	for _, v := range boot.Wiped(labels) {
 		p, err := f.Partition(v.Label)

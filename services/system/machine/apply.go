@@ -149,8 +149,8 @@ func NewApplier(o ApplierOptions) *Applier {
 
 // load checks a document for this node.
 func (a *Applier) load(name string, text []byte) (*config.Config, []config.Warning, error) {
-	if a.o.Mode == boot.Machine {
-		return config.LoadForMachine(name, text)
+	if a.o.Mode == boot.Container {
+		return config.LoadForContainer(name, text)
 	}
 	return config.Load(name, text)
 }

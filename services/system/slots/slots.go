@@ -10,7 +10,6 @@ package slots
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -158,15 +157,7 @@ func (s *Slots) meta(use func(c meta.Change) error) error {
 	if err != nil {
 		return err
 	}
-	store, file, err := meta.OpenFile(system.Meta.Path)
-	if errors.Is(err, meta.ErrEmpty) && file != nil {
-		err = nil
-	}
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	return store.Update(use)
+	return meta.Use(system.Meta.Path, use)
 }
 
 // change writes a change of the slots to META, and makes the boot loaders follow: if those can't, the same change does

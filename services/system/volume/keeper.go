@@ -165,9 +165,9 @@ type Layer interface {
 	Close() error
 }
 
-// Volume is one of these properties, without encryption.
-func (k *Keeper) Volume(v boot.Volume) Volume {
-	return Volume{v, []Layer{partition(v.Label), &fileSystem{k, v}}}
+// Volume is one of these properties, with layers between its partition and its file system.
+func (k *Keeper) Volume(v boot.Volume, between ...Layer) Volume {
+	return Volume{v, slices.Concat([]Layer{partition(v.Label)}, between, []Layer{&fileSystem{k, v}})}
 }
 
 // partition is the layer with that label. It is made with the table of its disk.
@@ -178,8 +178,12 @@ func (partition) On(string) (bool, error)                  { return true, nil }
 func (partition) Create(_ context.Context, _ string) error { return nil }
 func (partition) Close() error                             { return nil }
 
-// Open returns the partition's device, which the kernel may not have yet.
 func (p partition) Open(ctx context.Context, path string) (string, error) {
+	return Partition(ctx, path, string(p))
+}
+
+// Partition is the device of a disk's partition, which the kernel may not have yet.
+func Partition(ctx context.Context, path, label string) (string, error) {
 	d, err := disk.At(path)
 	if err == nil {
 		err = d.Show(ctx)
@@ -187,6 +191,6 @@ func (p partition) Open(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	shown, err := d.Device(string(p))
+	shown, err := d.Device(label)
 	return shown.Path, err
 }

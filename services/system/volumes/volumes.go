@@ -37,16 +37,17 @@ import (
 // retryData is how often a disk that can't be used is looked at again: somebody may plug in another one.
 const retryData = 2 * time.Second
 
-// Status is a partition of machine.disks; its ID is the last element of its mount point. Or it is what
-// machine.kubelet.persist keeps: its ID is persist/NAME.
+// Status is a partition of machine.disks; its ID is the last element of its mount point. Or it is STATE or EPHEMERAL
+// of a machine, once the service disks has them. Or it is what machine.kubelet.persist keeps: its ID is persist/NAME.
 type Status struct {
 	Disk    string `yaml:"disk,omitempty" column:"DISK"` // such as /dev/sdb
 	Size    string `yaml:"size,omitempty" column:"SIZE"`
+	Layers  string `yaml:"layers,omitempty" column:"LAYERS"` // such as LUKS2 (0 nodeID), xfs; with its slots
 	Mounted bool   `yaml:"mounted" column:"MOUNTED"`
 	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 
-// Statuses has an object for each partition of machine.disks, and for each entry of machine.kubelet.persist.
+// Statuses has an object for each of these.
 var Statuses = resource.Define[Status](resource.Definition{
 	Type:      "VolumeStatuses.runtime.garboard.dev",
 	Kind:      "VolumeStatus",
@@ -59,6 +60,7 @@ type Volumes struct {
 	Mode   boot.Mode
 	Keeper *volume.Keeper
 	Media  *media.Finder
+	System func() (all map[string]disks.Shown, settled bool) // the volumes of the system's disk
 
 	mu sync.Mutex // held during all changes of the disks, which may take many minutes
 }
@@ -82,11 +84,19 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 		return retryData, nil
 	}
 	statuses := map[string]Status{}
+	system, settled := d.System()
+	if !settled {
+		again = retryData
+	}
+	for label, s := range system {
+		statuses[label] = Status{Disk: s.Disk, Size: s.Size, Layers: s.Layers, Mounted: s.Mounted, Problem: s.Problem}
+	}
 	for _, disk := range wanted.Disks {
-		path, sizes, problem := d.mount(ctx, disk)
+		path, made, problem := d.mount(ctx, disk)
 		for _, p := range disk.Partitions {
 			id := filepath.Base(p.Mountpoint)
-			status := Status{Disk: path, Size: sizes[id], Mounted: problem == nil || sizes[id] != ""}
+			status := made[id]
+			status.Disk, status.Mounted = path, problem == nil || status.Size != ""
 			if !status.Mounted {
 				again = retryData
 				status.Problem, _, _ = strings.Cut(problem.Error(), " The disks here:")
@@ -113,7 +123,7 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 
 // mount mounts the partitions of a disk, after it has made those that the disk lacks. Those that are mounted have a
 // size, also with an error.
-func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path string, sizes map[string]string, err error) {
+func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path string, made map[string]Status, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := lists.Of(wanted.Partitions, d.volume)
@@ -153,15 +163,15 @@ func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path strin
 	if err != nil {
 		return f.Path, nil, err
 	}
-	sizes = map[string]string{}
+	made = map[string]Status{}
 	for _, v := range all {
 		p, err := f.Partition(v.Label)
 		if err := errors.Join(err, untrusted.MkdirAll(v.Dir, 0o755), d.Keeper.Open(ctx, f, v)); err != nil {
 			return f.Path, nil, err
 		}
-		sizes[v.Label] = disk.SizeText(p.Size)
+		made[v.Label] = Status{Size: disk.SizeText(p.Size), Layers: v.FileSystem}
 	}
-	return f.Path, sizes, lacks
+	return f.Path, made, lacks
 }
 
 // keepFileSystems mounts a file system as what it is, whatever the configuration wants by now.

@@ -73,7 +73,7 @@ func withData(t *testing.T, state string, disks ...*loopdisk.Disk) *node {
 		},
 	}
 	system := &disk.Disk{Identity: disk.Identity{Path: "/dev/system"}}
-	m.volumes = &Volumes{Keeper: keeper, Media: media.New(media.Finder{Disks: all, System: func() *disk.Disk { return system }})}
+	m.volumes = &Volumes{Keeper: keeper, System: noSystem, Media: media.New(media.Finder{Disks: all, System: func() *disk.Disk { return system }})}
 	t.Cleanup(m.off)
 	return m
 }
@@ -422,10 +422,10 @@ func TestPartitionWithoutRoom(t *testing.T) {
 	m.write("var/mnt/first/mine", "kept")
 	m.off()
 	m = withData(t, system, data)
-	_, sizes, err := m.volumes.mount(t.Context(), dataDisk(data.Path, first, partitionOf("more", 0, config.XFS)))
+	_, made, err := m.volumes.mount(t.Context(), dataDisk(data.Path, first, partitionOf("more", 0, config.XFS)))
 	refused(t, err, "has no room for more: 0 B of at least 320 MiB. Correct the partitions in machine.disks")
-	if sizes["first"] == "" || sizes["more"] != "" || m.read("var/mnt/first/mine") != "kept" {
-		t.Errorf("mounted: %v", sizes)
+	if made["first"].Size == "" || made["first"].Layers != "xfs" || made["more"] != (Status{}) || m.read("var/mnt/first/mine") != "kept" {
+		t.Errorf("mounted: %v", made)
 	}
 }
 

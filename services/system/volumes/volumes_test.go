@@ -14,9 +14,13 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/volume"
 )
+
+// noSystem is a machine without volumes of a system.
+func noSystem() (map[string]disks.Shown, bool) { return nil, true }
 
 // The condition holds when each partition is mounted, or isn't in the configuration any more.
 func TestVolumesAreAwaited(t *testing.T) {
@@ -65,7 +69,7 @@ func TestWhatIsKeptIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		keeper := &volume.Keeper{Dirs: volume.Dirs{Var: t.TempDir(), Etc: "/etc"}}
-		rt, err := resource.NewRuntime(store, slog.New(slog.DiscardHandler), (&Volumes{Mode: boot.Container, Keeper: keeper}).Controller())
+		rt, err := resource.NewRuntime(store, slog.New(slog.DiscardHandler), (&Volumes{Mode: boot.Container, Keeper: keeper, System: noSystem}).Controller())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,205 @@
+package disks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/meta"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/services/system/luks"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/volume"
+)
+
+// keptKeys are those that open STATE, which has the configuration: so they are on META. A static one is no secret
+// there, which a warning says (config/warnings.go).
+var keptKeys = meta.Key[[]keptKey]{Name: "state-encryption"}
+
+type keptKey struct {
+	Slot   int       `json:"slot"`
+	NodeID *struct{} `json:"nodeID,omitempty"`
+	Static string    `json:"static,omitempty"` // a passphrase
+}
+
+// encryption is that of one of the system's volumes. The configuration has its keys, and META those of STATE, until the
+// configuration is known.
+func (d *Disks) encryption(label string) *luks.Layer {
+	l := &luks.Layer{
+		Label: label, Derivation: d.o.derivation, Processes: d.o.Processes, Log: d.log,
+		Keys: func() ([]luks.Key, error) {
+			cfg, err := machine.Config(d.o.Store)
+			if err != nil {
+				return nil, resource.IgnoreNotFound(err)
+			}
+			return keysOf(cfg, label, d.o.uuidFile), nil
+		},
+		Kept: func() ([]luks.Key, error) { return nil, nil },
+		Keep: func() error { return nil },
+	}
+	if label == boot.LabelState {
+		l.Kept, l.Keep = d.kept, func() error {
+			keys, err := l.Keys()
+			if err != nil {
+				return err
+			}
+			return d.keep(keys)
+		}
+	}
+	return l
+}
+
+// keysOf are the keys that a configuration has for a volume.
+func keysOf(cfg *config.Config, label, uuidFile string) (keys []luks.Key) {
+	e := map[string]*config.Encryption{
+		boot.LabelState: cfg.Machine.SystemDiskEncryption.State, boot.LabelEphemeral: cfg.Machine.SystemDiskEncryption.Ephemeral,
+	}[label]
+	if e == nil {
+		return nil
+	}
+	for _, k := range e.Keys {
+		passphrase := ""
+		if k.Static != nil {
+			passphrase = string(k.Static.Passphrase)
+		}
+		keys = append(keys, keyOf(*k.Slot, passphrase, label, uuidFile))
+	}
+	return keys
+}
+
+// keyOf is a static key, or without a passphrase the machine's own one.
+func keyOf(slot int, static, label, uuidFile string) luks.Key {
+	if static != "" {
+		return luks.Key{Slot: slot, Kind: "static", Passphrase: []byte(static)}
+	}
+	passphrase, err := luks.NodePassphrase(uuidFile, label)
+	return luks.Key{Slot: slot, Kind: "nodeID", Passphrase: passphrase, Err: err}
+}
+
+// Unable says which keys of a configuration this machine doesn't have; "": it has all of them.
+func Unable(cfg *config.Config) string { return unable(cfg, luks.ProductUUID) }
+
+func unable(cfg *config.Config, uuidFile string) string {
+	var all []luks.Key
+	for _, v := range boot.Volumes {
+		all = append(all, keysOf(cfg, v.Label, uuidFile)...)
+	}
+	if err := luks.Missing(all); err != nil {
+		return "machine.systemDiskEncryption: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return ""
+}
+
+// haveKeys is an error if volumes can't be encrypted that are to be.
+func (d *Disks) haveKeys() (err error) {
+	for _, l := range d.layers {
+		keys, failed := l.Keys()
+		err = errors.Join(err, failed, luks.Missing(keys))
+	}
+	return err
+}
+
+// kept are the keys on META of the disk whose STATE is opened.
+func (d *Disks) kept() (keys []luks.Key, err error) {
+	err = d.useMeta(func(c meta.Change) error {
+		kept, err := keptKeys.In(c)
+		for _, k := range kept {
+			keys = append(keys, keyOf(k.Slot, k.Static, boot.LabelState, d.o.uuidFile))
+		}
+		if errors.Is(err, meta.ErrNotFound) {
+			return nil
+		}
+		return err
+	})
+	return keys, err
+}
+
+// keep writes the keys of STATE to META.
+func (d *Disks) keep(keys []luks.Key) error {
+	var kept []keptKey
+	for _, k := range keys {
+		key := keptKey{Slot: k.Slot, NodeID: &struct{}{}}
+		if k.Kind == "static" {
+			key.NodeID, key.Static = nil, string(k.Passphrase)
+		}
+		kept = append(kept, key)
+	}
+	return d.useMeta(func(c meta.Change) error { return keptKeys.Put(c, kept) })
+}
+
+func (d *Disks) useMeta(use func(c meta.Change) error) error {
+	device, err := volume.Partition(context.Background(), d.at, boot.LabelMeta)
+	if err != nil {
+		return err
+	}
+	return meta.Use(device, use)
+}
+
+// settle gives the volumes the keys of the configuration, and records what is wrong with their encryption. It comes
+// after the start of others, because it takes a second for each key.
+func (d *Disks) settle(ctx context.Context) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	system := d.System()
+	if system == nil {
+		return
+	}
+	problems := map[string]string{}
+	for _, l := range d.layers {
+		device, err := volume.Partition(ctx, system.Path, l.Label)
+		if err == nil {
+			err = l.Settle(ctx, device)
+		}
+		if ctx.Err() != nil {
+			return // the service ends
+		}
+		if err != nil {
+			problems[l.Label] = err.Error()
+			d.log.Warn(fmt.Sprintf("encryption of %s: %v", l.Label, err))
+		}
+	}
+	d.settled.Store(&problems)
+}
+
+// Shown is a volume of the system's disk, for users.
+type Shown struct {
+	Disk, Size, Layers string
+	Mounted            bool
+	Problem            string // with its encryption
+}
+
+// Shown are the volumes of the system's disk by their labels; false: they may change without a further event.
+func (d *Disks) Shown() (all map[string]Shown, settled bool) {
+	problems, system := d.settled.Load(), d.System()
+	if d.o.Mode == boot.Container {
+		return nil, true
+	}
+	if system == nil || problems == nil {
+		return nil, false
+	}
+	all = map[string]Shown{}
+	for i, v := range d.volumes {
+		shown := Shown{Disk: system.Path, Layers: v.FileSystem, Mounted: d.Keeper.Mounted(v.Dir), Problem: (*problems)[v.Label]}
+		f, err := system.Inspect()
+		var p disk.Partition
+		if err == nil {
+			p, err = f.Device(v.Label)
+		}
+		if err == nil {
+			shown.Size = disk.SizeText(p.Size)
+			var sealed string
+			if sealed, err = d.layers[i].Show(p.Path); sealed != "" {
+				shown.Layers = sealed + ", " + shown.Layers
+			}
+		}
+		if err != nil && shown.Problem == "" {
+			shown.Problem = err.Error()
+		}
+		all[v.Label] = shown
+	}
+	return all, true
+}

@@ -1,0 +1,34 @@
+package disks
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/garboard-os/garboard/config"
+)
+
+// S-168: who applies a configuration hears that this machine has no key of its own, before anything is made.
+func TestS168UnableToEncrypt(t *testing.T) {
+	t.Parallel()
+	nodeID := config.EncryptionKey{Slot: new(0), NodeID: &config.EncryptionNodeID{}}
+	static := config.EncryptionKey{Slot: new(1), Static: &config.EncryptionStatic{Passphrase: "open sesame"}}
+	cfg := &config.Config{}
+	cfg.Machine.SystemDiskEncryption.Ephemeral = &config.Encryption{Keys: []config.EncryptionKey{nodeID, static}}
+	for uuid, want := range map[string]string{
+		"9c3a7e21-5d48-4b0f-8f62-17e4d9c05ab3": "",
+		"ffffffff-ffff-ffff-ffff-ffffffffffff": "machine.systemDiskEncryption: the nodeID key of slot 0: the machine's UUID ffffffff-ffff-ffff-ffff-ffffffffffff isn't random: use a static key",
+	} {
+		file := filepath.Join(t.TempDir(), "uuid")
+		if err := os.WriteFile(file, []byte(uuid+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := unable(cfg, file); got != want && (want == "" || !strings.HasPrefix(got, want)) {
+			t.Errorf("%s: %q, want %q", uuid, got, want)
+		}
+	}
+	if got := unable(&config.Config{}, "/nowhere"); got != "" {
+		t.Error(got)
+	}
+}

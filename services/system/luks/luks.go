@@ -1,0 +1,340 @@
+// Package luks encrypts volumes with LUKS2, by cryptsetup(8) and the kernel's dm-crypt. The header of a volume is as
+// cryptsetup's own: the LUKS2 On-Disk Format Specification 1.1.1.
+//
+// A key is a passphrase in a slot of the header. No key is ever in a file or on a command line.
+package luks
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/system/disk"
+)
+
+const (
+	program = "/usr/sbin/cryptsetup"
+	// programTimeout: the derivation of one key takes seconds on a slow machine, and cryptsetup may try each slot.
+	programTimeout = 2 * time.Minute
+	// mapper is where opened devices are.
+	mapper = "/dev/mapper"
+
+	// kind is the content of an encrypted device (disk.Identify).
+	kind = "LUKS"
+)
+
+// Derivation is how a passphrase becomes the key of its slot. 64 MiB are there also on a machine with 1 GiB whose pods
+// run already.
+var Derivation = []string{"--pbkdf", "argon2id", "--pbkdf-memory", "65536", "--pbkdf-force-iterations", "4", "--pbkdf-parallel", "1"}
+
+// A Key opens a volume.
+type Key struct {
+	Slot       int
+	Kind       string // as in the configuration: nodeID or static
+	Passphrase []byte
+	Err        error // why this machine doesn't have it; nil: it has
+}
+
+func (k Key) String() string { return fmt.Sprintf("the %s key of slot %d", k.Kind, k.Slot) }
+
+// A Layer is the encryption of a volume (volume.Layer). A volume without keys isn't encrypted.
+type Layer struct {
+	Label string
+	Keys  func() ([]Key, error) // those that the volume is to have; none: it isn't to be encrypted
+	Kept  func() ([]Key, error) // others, which may open it
+	Keep  func() error          // makes Keys those that are kept: called before others go
+	// Derivation is that of new keys; tests have a faster one.
+	Derivation []string
+	Processes  *process.Table
+	Log        *slog.Logger
+}
+
+// Describe implements volume.Layer.
+func (l *Layer) Describe() string { return "LUKS2 encryption" }
+
+// On reports whether nothing is to be made: the volume has content, which a reset has to wipe before, or it isn't to be
+// encrypted.
+func (l *Layer) On(device string) (bool, error) {
+	if c, err := disk.Identify(device); c.Kind != "" || err != nil {
+		return true, err
+	}
+	keys, err := l.Keys()
+	return len(keys) == 0, err
+}
+
+// Create implements volume.Layer. The journal of the disk covers it.
+func (l *Layer) Create(ctx context.Context, device string) error {
+	keys, err := l.Keys()
+	if err = errors.Join(err, l.Close()); err != nil || len(keys) == 0 { // what was there before may be open
+		return err
+	}
+	if err := errors.Join(Missing(keys), l.Keep()); err != nil {
+		return err
+	}
+	args := slices.Concat([]string{"luksFormat", "--type", "luks2", "--cipher", "aes-xts-plain64", "--key-size", "512",
+		"--luks2-metadata-size", "32k", "--label", l.Label, "--key-slot", strconv.Itoa(keys[0].Slot)}, l.Derivation)
+	if err := l.run(ctx, keys[0].Passphrase, append(args, device)...); err != nil {
+		return err
+	}
+	return l.reconcile(ctx, device, keys)
+}
+
+// Missing is the error of keys that this machine doesn't have, if there are any.
+func Missing(keys []Key) (err error) {
+	for _, key := range keys {
+		if key.Err != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", key, key.Err))
+		}
+	}
+	return err
+}
+
+// Open implements volume.Layer. What isn't encrypted is used as it is. cryptsetup repairs a damaged header.
+func (l *Layer) Open(ctx context.Context, device string) (string, error) {
+	c, err := disk.Identify(device)
+	if err != nil || c.Kind != kind {
+		return device, err
+	}
+	above := filepath.Join(mapper, l.name())
+	if _, err := os.Stat(above); !errors.Is(err, fs.ErrNotExist) {
+		return above, err
+	}
+	_, damage := Slots(device)
+	if _, err := l.try(ctx, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--allow-discards", device, l.name()) }); err != nil {
+		return above, err
+	}
+	if damage != nil {
+		l.Log.Warn(fmt.Sprintf("the header of %s was damaged, and is repaired from its copy: %v", l.Label, damage))
+	}
+	return above, nil
+}
+
+// try returns the first key with which do works.
+func (l *Layer) try(ctx context.Context, do func(Key) error) (none Key, failed error) {
+	keys, err := l.Keys()
+	kept, keptErr := l.Kept()
+	if keys = append(keys, kept...); len(keys) == 0 {
+		failed = fmt.Errorf("%s is encrypted, and has no keys in machine.systemDiskEncryption: put them back, or wipe it with %s", l.Label, l.wipe())
+	}
+	for _, key := range keys {
+		err := key.Err
+		if err == nil {
+			err = do(key)
+		}
+		if err == nil || ctx.Err() != nil {
+			return key, err
+		}
+		failed = errors.Join(failed, fmt.Errorf("%s: %w", key, err))
+	}
+	return none, errors.Join(err, keptErr, failed)
+}
+
+// Settle gives an encrypted device its keys. The error says, too, that a device with content is encrypted, or isn't,
+// unlike what is wanted.
+func (l *Layer) Settle(ctx context.Context, device string) error {
+	keys, err := l.Keys()
+	c, contentErr := disk.Identify(device)
+	if err := errors.Join(err, contentErr, Missing(keys)); err != nil {
+		return err
+	}
+	switch encrypted := c.Kind == kind; {
+	case !encrypted && len(keys) > 0:
+		return errors.New("isn't encrypted, because it was made before it had keys; to have it encrypted, wipe it with " + l.wipe())
+	case !encrypted:
+		return nil
+	case len(keys) == 0:
+		return errors.New("stays encrypted without keys in the configuration, until it is wiped with " + l.wipe())
+	}
+	return l.reconcile(ctx, device, keys)
+}
+
+// Close implements volume.Layer.
+func (l *Layer) Close() error {
+	if _, err := os.Stat(filepath.Join(mapper, l.name())); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return l.run(context.Background(), nil, "close", l.name())
+}
+
+// wipe is the command after which the volume is made anew.
+func (l *Layer) wipe() string { return "gbctl reset --system-labels-to-wipe " + l.Label + " --reboot" }
+
+func (l *Layer) name() string { return "garboard-" + l.Label }
+
+// reconcile makes the slots of a header those of some keys. Whenever the power goes, a key that is kept opens the
+// device:
+//
+//	keys for free slots are added ─▶ one of the keys is proven ─▶ all are kept ─▶ taken slots get theirs, and others go
+func (l *Layer) reconcile(ctx context.Context, device string, keys []Key) error {
+	slots, err := Slots(device)
+	if err != nil {
+		return err
+	}
+	var opens *Key // one of the keys that is proven
+	var replace []Key
+	for _, key := range keys {
+		switch {
+		case !slices.Contains(slots, key.Slot):
+			replace = append(replace, key)
+		case l.opens(ctx, device, key) == nil:
+			opens = &key
+		default:
+			replace = append(replace, key)
+		}
+	}
+	taken := func(key Key) bool { return slices.Contains(slots, key.Slot) }
+	if opens == nil {
+		if opens, err = l.first(ctx, device, slices.DeleteFunc(slices.Clone(replace), taken)); err != nil {
+			return err
+		}
+	}
+	if err := l.Keep(); err != nil {
+		return err
+	}
+	for _, key := range replace {
+		if key.Slot == opens.Slot {
+			continue
+		}
+		if taken(key) {
+			if err := l.remove(ctx, device, key.Slot, *opens); err != nil {
+				return err
+			}
+		}
+		if err := l.add(ctx, device, key, *opens); err != nil {
+			return err
+		}
+	}
+	for _, slot := range slots {
+		if slices.ContainsFunc(keys, func(k Key) bool { return k.Slot == slot }) {
+			continue
+		}
+		if err := l.remove(ctx, device, slot, *opens); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// first adds the first of some keys to a device that another key opens, or none of them does.
+func (l *Layer) first(ctx context.Context, device string, free []Key) (*Key, error) {
+	if len(free) == 0 {
+		return nil, errors.New("none of the keys of the configuration opens it: leave one as it was, and change the others first")
+	}
+	with, err := l.try(ctx, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--test-passphrase", device) })
+	if err != nil {
+		return nil, err
+	}
+	return &free[0], l.add(ctx, device, free[0], with)
+}
+
+// opens proves a key in its slot.
+func (l *Layer) opens(ctx context.Context, device string, key Key) error {
+	return l.run(ctx, key.Passphrase, "open", "--test-passphrase", "--key-slot", strconv.Itoa(key.Slot), device)
+}
+
+// add adds a key, and proves it. The new passphrase has a pipe of its own.
+func (l *Layer) add(ctx context.Context, device string, key, with Key) error {
+	l.Log.Info(fmt.Sprintf("%s gets %s", l.Label, key))
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	_, err = w.Write(key.Passphrase) // a pipe has room for it
+	if err := errors.Join(err, w.Close()); err != nil {
+		return err
+	}
+	cmd := l.command(with.Passphrase, slices.Concat([]string{"luksAddKey", "--key-slot", strconv.Itoa(key.Slot)}, l.Derivation, []string{device, "/dev/fd/3"})...)
+	cmd.ExtraFiles = []*os.File{r}
+	if err := l.runs(ctx, cmd); err != nil {
+		return err
+	}
+	return l.opens(ctx, device, key)
+}
+
+// remove empties a slot. cryptsetup refuses this with the key of that slot, which so is never the last one.
+func (l *Layer) remove(ctx context.Context, device string, slot int, with Key) error {
+	l.Log.Info(fmt.Sprintf("%s loses the key of slot %d", l.Label, slot))
+	return l.run(ctx, with.Passphrase, "luksKillSlot", device, strconv.Itoa(slot))
+}
+
+func (l *Layer) command(passphrase []byte, args ...string) *exec.Cmd {
+	cmd := exec.Command(program, append([]string{args[0], "--batch-mode"}, args[1:]...)...)
+	if passphrase != nil {
+		cmd.Args = append(cmd.Args, "--key-file", "-")
+		cmd.Stdin = bytes.NewReader(passphrase)
+	}
+	cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1") // libdevmapper would wait for udevd
+	return cmd
+}
+
+func (l *Layer) run(ctx context.Context, passphrase []byte, args ...string) error {
+	return l.runs(ctx, l.command(passphrase, args...))
+}
+
+func (l *Layer) runs(ctx context.Context, cmd *exec.Cmd) error {
+	ctx, cancel := context.WithTimeout(ctx, programTimeout)
+	defer cancel()
+	return l.Processes.Run(ctx, cmd)
+}
+
+// Slots are the slots with keys in the header of a device (section 3 of the specification).
+func Slots(device string) ([]int, error) {
+	const binaryHeader, sizeAt, most = 4096, 8, 4 << 20
+	file, err := os.Open(device)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	head := make([]byte, sizeAt+8)
+	if _, err := io.ReadFull(file, head); err != nil {
+		return nil, fmt.Errorf("read the header of %s: %w", device, err)
+	}
+	size := binary.BigEndian.Uint64(head[sizeAt:])
+	if size <= binaryHeader || size > most {
+		return nil, fmt.Errorf("the header of %s has a size of %d", device, size)
+	}
+	var metadata struct {
+		Keyslots map[int]struct{} `json:"keyslots"`
+	}
+	area := io.NewSectionReader(file, binaryHeader, int64(size-binaryHeader))
+	if err := json.NewDecoder(area).Decode(&metadata); err != nil {
+		return nil, fmt.Errorf("the header of %s: %w", device, err)
+	}
+	return slices.Sorted(maps.Keys(metadata.Keyslots)), nil
+}
+
+// Show has the slots of an encrypted device with the kinds of their keys, for users; "" of another device.
+func (l *Layer) Show(device string) (string, error) {
+	if c, err := disk.Identify(device); err != nil || c.Kind != kind {
+		return "", err
+	}
+	slots, err := Slots(device)
+	keys, keysErr := l.Keys()
+	kept, keptErr := l.Kept()
+	kinds := map[int]string{}
+	for _, key := range slices.Concat(kept, keys) {
+		kinds[key.Slot] = key.Kind
+	}
+	var all []string
+	for _, slot := range slots {
+		all = append(all, fmt.Sprintf("%d %s", slot, cmp.Or(kinds[slot], "unknown")))
+	}
+	return "LUKS2 (" + strings.Join(all, ", ") + ")", errors.Join(err, keysErr, keptErr)
+}

@@ -77,6 +77,7 @@ var Folders = map[string]Folder{
 			"TestSilentCard":       {"services/system/network"},
 			"TestCardsChangeNames": {"services/system/network", "services/system/udev"},
 			"TestIPv6OnlyInQEMU":   {"services/system/network", "services/system/install", "config/families.go"},
+			"TestEncryptedMachine": {"services/system/luks", "services/system/disks", "services/system/volume", "boot/meta", "image/rootfs", "kernel"},
 		},
 	},
 	"qemu/e2e/maintenance": {

@@ -21,9 +21,6 @@ var configurationConditions = checks{
 		return one(finding{what: "A configuration waits for the next boot.", evidence: []string{fmt.Sprintf("configuration version %d: staged", s.situation.Version)}})
 	},
 	"configuration-warnings": func(s *snapshot) []finding {
-		if len(s.warnings) == 0 {
-			return nil
-		}
 		f := finding{what: fmt.Sprintf("The configuration has %d warnings.", len(s.warnings))}
 		for _, w := range s.warnings {
 			f.evidence = append(f.evidence, w.String())

@@ -103,12 +103,9 @@ func (e *Etcd) receive(ctx context.Context, s Snapshot, from io.Reader) (*Begun,
 		return nil, err
 	}
 	// Before the upload, and again after it.
-	r, already, err := e.mayRecover(ctx, s)
-	if err != nil {
-		return nil, err
-	}
-	if already {
-		return &Begun{Token: r.Token, Cluster: r.Cluster, Already: true}, nil
+	var already *Begun
+	if err := e.inTurn(ctx, func() (err error) { _, already, err = e.clear(ctx, s); return err }); err != nil || already != nil {
+		return already, err
 	}
 	if err := e.upload(ctx, s, from); err != nil {
 		return nil, errors.Join(err, untrusted.RemoveAll(e.recoveryPath(uploadName)))
@@ -131,34 +128,24 @@ func (s Snapshot) check() error {
 	return nil
 }
 
-// mayRecover waits for turn and checks whether anything prevents the recovery.
-func (e *Etcd) mayRecover(ctx context.Context, s Snapshot) (record, bool, error) {
-	done, err := e.take(ctx)
-	if err != nil {
-		return record{}, false, fmt.Errorf("wait for a join that is under way: %w", err)
-	}
-	defer done()
-	return e.clear(ctx, s)
-}
-
-// clear is called by the holder of turn.
-func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already bool, err error) {
+// clear is called by the holder of turn. It checks whether anything prevents the recovery.
+func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already *Begun, err error) {
 	if why := e.o.skip(); why != "" {
-		return r, false, refuse("%s", why)
+		return r, nil, refuse("%s", why)
 	}
 	r, data, err := e.begun()
 	if err != nil {
-		return r, false, err
+		return r, nil, err
 	}
 	switch {
 	case data && r.Snapshot == hexSum(s) && (r.Phase == fresh || r.Phase == member):
-		return r, true, nil
+		return r, &Begun{Token: r.Token, Cluster: r.Cluster, Already: true}, nil
 	case data:
-		return r, false, refuse("%s isn't empty: %s", e.o.DataDir, resetHint)
+		return r, nil, refuse("%s isn't empty: %s", e.o.DataDir, resetHint)
 	case e.going.Load():
-		return r, false, refuse("etcd just starts on this node: see `gbctl service etcd`")
+		return r, nil, refuse("etcd just starts on this node: see `gbctl service etcd`")
 	}
-	return r, false, e.alone(ctx, r, s.ControlPlanes, lookTimeout, seen.living)
+	return r, nil, e.alone(ctx, r, s.ControlPlanes, lookTimeout, seen.living)
 }
 
 // upload receives the snapshot, and checks it.
@@ -252,7 +239,7 @@ func (e *Etcd) prepareRestore(ctx context.Context, a RecoverArguments) error {
 	}
 	return e.inTurn(ctx, func() error {
 		r, already, err := e.clear(ctx, Snapshot{SHA256: [sha256.Size]byte(sum), Raw: a.Raw, ControlPlanes: a.ControlPlanes})
-		if err == nil && !already && r.Phase == fresh { // a bootstrap that etcd doesn't know yet is replaced
+		if err == nil && already == nil && r.Phase == fresh { // a bootstrap that etcd doesn't know yet is replaced
 			err = e.write(record{Phase: waiting, Peers: r.Peers})
 		}
 		return err

@@ -8,8 +8,6 @@ import (
 	"strings"
 
 	"gopkg.in/yaml.v3"
-
-	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // maxProblems limits the report: more is not useful, and a malicious document
@@ -52,7 +50,12 @@ type place []any
 func at(elems ...any) place { return elems }
 
 // fieldsAt is the place of a field, by the names on the way to it.
-func fieldsAt(path []string) place { return lists.Of(path, func(name string) any { return name }) }
+func fieldsAt(path []string) (p place) {
+	for _, name := range path {
+		p = p.with(name)
+	}
+	return p
+}
 
 // with is p extended, with its own memory.
 func (p place) with(elems ...any) place {

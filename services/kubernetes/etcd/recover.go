@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -96,10 +97,7 @@ func (e *Etcd) Receive(ctx context.Context, s Snapshot, from io.Reader) (already
 }
 
 func (e *Etcd) receive(ctx context.Context, s Snapshot, from io.Reader) (*Begun, error) {
-	if err := s.check(); err != nil {
-		return nil, err
-	}
-	if err := e.idle(); err != nil {
+	if err := cmp.Or(s.check(), e.idle()); err != nil {
 		return nil, err
 	}
 	// Before the upload, and again after it.
@@ -152,10 +150,7 @@ func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already *Begun,
 func (e *Etcd) upload(ctx context.Context, s Snapshot, from io.Reader) error {
 	ctx, cancel := context.WithTimeout(ctx, uploadTimeout)
 	defer cancel()
-	if err := untrusted.MkdirAll(e.recoveryDir(), 0o700); err != nil {
-		return err
-	}
-	if err := e.room(s.Size); err != nil {
+	if err := errors.Join(untrusted.MkdirAll(e.recoveryDir(), 0o700), e.room(s.Size)); err != nil {
 		return err
 	}
 	file, err := untrusted.OpenFile(e.recoveryPath(uploadName), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)

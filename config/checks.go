@@ -79,27 +79,17 @@ func checkToken(token string) error {
 
 func checkAuthorities(c *Config, r *report) {
 	control, older := c.Machine.Type.ControlPlane(), c.SelfHosted()
-	for _, a := range []struct {
-		where    place
-		pair     CertKey
-		required bool // the certificate: workers need some of them, too
-	}{
-		{at("machine", "ca"), c.Machine.CA, true},
-		{at("cluster", "ca"), c.Cluster.CA, true},
-		{at("cluster", "aggregatorCA"), c.Cluster.AggregatorCA, control && !older},
-		{at("cluster", "etcd", "ca"), c.Cluster.Etcd.CA, control},
-	} {
-		if len(a.pair.Crt) == 0 {
-			if a.required {
-				r.lacks(a.where.with("crt"), "")
-			}
-			continue
+	for _, a := range Authorities {
+		pair, _ := a.Of(c)
+		where, missing := fieldsAt(a.Issuing), len(pair.Crt) == 0
+		if missing && (a.Workers || control && !(older && a.Name == AggregatorAuthority)) {
+			r.lacks(where.with("crt"), "")
 		}
-		if len(a.pair.Key) == 0 && control {
-			r.lacks(a.where.with("key"), "a control plane issues certificates")
+		if !missing && len(pair.Key) == 0 && control {
+			r.lacks(where.with("key"), "a control plane issues certificates")
 		}
-		if _, _, err := a.pair.CA().Parse(); err != nil {
-			r.bad(a.where, "%v", err)
+		if _, _, err := pair.CA().Parse(); err != nil && !missing {
+			r.bad(where, "%v", err)
 		}
 	}
 	if len(c.Cluster.ServiceAccount.Key) == 0 && control && !older {
@@ -113,10 +103,7 @@ const maxAccepted = 8
 func checkAccepted(c *Config, r *report) {
 	for _, a := range Authorities {
 		issuing, accepted := a.Of(c)
-		seen, where := []PEM{issuing.Crt}, at()
-		for _, name := range a.Accepted {
-			where = where.with(name)
-		}
+		seen, where := []PEM{issuing.Crt}, fieldsAt(a.Accepted)
 		if len(*accepted) > maxAccepted {
 			r.bad(where, "has %d authorities; at most %d are accepted", len(*accepted), maxAccepted)
 		}

@@ -143,11 +143,9 @@ func (d *differ) leaf(path string, where place, a, b reflect.Value) {
 
 // change is between two values, of which one may not be there.
 func (d *differ) change(path string, where place, a, b reflect.Value, had, has bool) {
-	c := Change{Op: Changed}
-	if had {
-		c.Old = show(a)
-	} else {
-		c.Op = Added
+	c := Change{}
+	if c.Op = Added; had {
+		c.Op, c.Old = Changed, show(a)
 	}
 	if has {
 		c.New = show(b)

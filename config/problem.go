@@ -49,6 +49,14 @@ type place []any
 
 func at(elems ...any) place { return elems }
 
+// fieldsAt is the place of a field, by the names on the way to it.
+func fieldsAt(path []string) (p place) {
+	for _, name := range path {
+		p = p.with(name)
+	}
+	return p
+}
+
 // with is p extended, with its own memory.
 func (p place) with(elems ...any) place {
 	return append(p[:len(p):len(p)], elems...)

@@ -36,9 +36,8 @@ type PEM []byte
 
 func (p PEM) MarshalText() ([]byte, error) { return []byte(encodePEM(p)), nil }
 
-func (p *PEM) UnmarshalText(text []byte) error {
-	data, err := decodePEM(text)
-	*p = data
+func (p *PEM) UnmarshalText(text []byte) (err error) {
+	*p, err = decodePEM(text)
 	return err
 }
 
@@ -50,9 +49,8 @@ func (KeyPEM) GoString() string             { return redacted }
 func (KeyPEM) LogValue() slog.Value         { return slog.StringValue(redacted) }
 func (KeyPEM) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-func (p *KeyPEM) UnmarshalText(text []byte) error {
-	data, err := decodePEM(text)
-	*p = data
+func (p *KeyPEM) UnmarshalText(text []byte) (err error) {
+	*p, err = decodePEM(text)
 	return err
 }
 

@@ -28,21 +28,17 @@ func warnWorkerKeys(c *Config, r *report) {
 	if c.Machine.Type != Worker {
 		return
 	}
-	for _, k := range []struct {
-		where place
-		key   KeyPEM
-	}{
-		{at("machine", "ca", "key"), c.Machine.CA.Key},
-		{at("cluster", "ca", "key"), c.Cluster.CA.Key},
-		{at("cluster", "aggregatorCA", "key"), c.Cluster.AggregatorCA.Key},
-		{at("cluster", "etcd", "ca", "key"), c.Cluster.Etcd.CA.Key},
-		{at("cluster", "serviceAccount", "key"), c.Cluster.ServiceAccount.Key},
-		{at("cluster", "secret"), KeyPEM(c.Cluster.Secret)}, // of Secrets in etcd
-	} {
-		if len(k.key) > 0 {
-			r.warn(k.where, "a worker doesn't need this private key; leave it out: with it, a stolen worker gives control over the cluster")
+	warn := func(where place, key []byte) {
+		if len(key) > 0 {
+			r.warn(where, "a worker doesn't need this private key; leave it out: with it, a stolen worker gives control over the cluster")
 		}
 	}
+	for _, a := range Authorities {
+		issuing, _ := a.Of(c)
+		warn(fieldsAt(a.Issuing).with("key"), issuing.Key)
+	}
+	warn(at("cluster", "serviceAccount", "key"), c.Cluster.ServiceAccount.Key)
+	warn(at("cluster", "secret"), []byte(c.Cluster.Secret)) // of Secrets in etcd
 }
 
 // warnSelfHosted: configurations of the releases before static pods lack two secrets.

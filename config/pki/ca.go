@@ -8,6 +8,7 @@
 package pki
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -18,6 +19,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -127,19 +129,12 @@ func (ca CA) Parse() (*x509.Certificate, crypto.Signer, error) {
 // that trust only the older one trust this authority with it.
 func (ca CA) CrossSign(older CA) ([]byte, error) {
 	cert, _, err := ca.Parse()
-	if err != nil {
+	parent, signer, bad := older.Parse()
+	if err = cmp.Or(err, bad); err != nil {
 		return nil, err
-	}
-	parent, signer, err := older.Parse()
-	if err != nil {
-		return nil, err
-	}
-	notAfter := cert.NotAfter
-	if parent.NotAfter.Before(notAfter) {
-		notAfter = parent.NotAfter
 	}
 	template := &x509.Certificate{
-		Subject: cert.Subject, NotBefore: cert.NotBefore, NotAfter: notAfter,
+		Subject: cert.Subject, NotBefore: cert.NotBefore, NotAfter: slices.MinFunc([]time.Time{cert.NotAfter, parent.NotAfter}, time.Time.Compare),
 		KeyUsage: cert.KeyUsage, IsCA: true, BasicConstraintsValid: true,
 		// Both authorities have the same name, so it isn't set by itself.
 		SubjectKeyId: cert.SubjectKeyId, AuthorityKeyId: parent.SubjectKeyId,
@@ -154,10 +149,7 @@ func (ca CA) CrossSign(older CA) ([]byte, error) {
 // NewKey makes the PEM text of a private key.
 func NewKey(alg Algorithm) ([]byte, error) {
 	_, text, err := newKey(alg)
-	if err != nil {
-		return nil, fmt.Errorf("make private key: %w", err)
-	}
-	return text, nil
+	return text, err
 }
 
 // newKey makes a key, and its PEM text.

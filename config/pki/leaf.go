@@ -39,29 +39,18 @@ func IsWorker(cert *x509.Certificate) bool {
 // Issue makes a fresh key and a certificate for it. The validity of the leaf is
 // always within that of its authority.
 func (ca CA) Issue(leaf Leaf) (certPEM, keyPEM []byte, err error) {
-	alg, err := ca.leafAlgorithm()
-	if err != nil {
-		return nil, nil, fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
+	authority, err := ParseCert(ca.Cert)
+	// Clients of an Ed25519 authority support it. All others have leaves of ECDSA.
+	alg := ECDSA
+	if err == nil && authority.PublicKeyAlgorithm == x509.Ed25519 {
+		alg = Ed25519
 	}
-	key, keyPEM, err := newKey(alg)
-	if err != nil {
+	key, keyPEM, unmade := newKey(alg)
+	if err = cmp.Or(err, unmade); err != nil {
 		return nil, nil, fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
 	}
 	certPEM, err = ca.Sign(key.Public(), leaf)
 	return certPEM, keyPEM, err
-}
-
-// leafAlgorithm is Ed25519 below an Ed25519 authority, whose clients support
-// it, and ECDSA below all others.
-func (ca CA) leafAlgorithm() (Algorithm, error) {
-	cert, err := ParseCert(ca.Cert)
-	if err != nil {
-		return 0, err
-	}
-	if cert.PublicKeyAlgorithm == x509.Ed25519 {
-		return Ed25519, nil
-	}
-	return ECDSA, nil
 }
 
 // Sign makes a certificate for a key that exists already.
@@ -142,20 +131,11 @@ func window(now time.Time, validity time.Duration, parent *x509.Certificate) (no
 	if now.IsZero() {
 		return now, now, errors.New("no time given")
 	}
-	validity = cmp.Or(validity, LeafValidity)
-	if now.Before(parent.NotBefore) {
-		now = parent.NotBefore
-	}
+	now = slices.MaxFunc([]time.Time{now, parent.NotBefore}, time.Time.Compare)
 	if !now.Before(parent.NotAfter) {
 		return now, now, fmt.Errorf("authority %q has expired on %s", parent.Subject, parent.NotAfter.Format(time.DateOnly))
 	}
-	notBefore = now.Add(-ClockSkew).UTC().Truncate(time.Second)
-	if notBefore.Before(parent.NotBefore) {
-		notBefore = parent.NotBefore
-	}
-	notAfter = now.Add(validity).UTC().Truncate(time.Second)
-	if notAfter.After(parent.NotAfter) {
-		notAfter = parent.NotAfter
-	}
-	return notBefore, notAfter, nil
+	began, ends := now.Add(-ClockSkew).UTC().Truncate(time.Second), now.Add(cmp.Or(validity, LeafValidity)).UTC().Truncate(time.Second)
+	notBefore = slices.MaxFunc([]time.Time{began, parent.NotBefore}, time.Time.Compare)
+	return notBefore, slices.MinFunc([]time.Time{ends, parent.NotAfter}, time.Time.Compare), nil
 }

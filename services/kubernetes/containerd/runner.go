@@ -394,52 +394,45 @@ func (r *Runner) reattach(ctx context.Context, cl *client.Client) (client.Task, 
 		if r.Containerd.healthy(ctx) != nil {
 			continue
 		}
+		var task client.Task
+		var exited <-chan client.ExitStatus
 		container, err := cl.LoadContainer(ctx, r.ID)
-		if errdefs.IsNotFound(err) {
-			return nil, nil, fmt.Errorf("container %s is gone after a restart of containerd", r.ID)
-		} else if err != nil {
-			continue
+		if err == nil {
+			task, err = container.Task(ctx, nil)
 		}
-		task, err := container.Task(ctx, nil)
 		if errdefs.IsNotFound(err) {
 			return nil, nil, fmt.Errorf("container %s ended while containerd was down", r.ID)
-		} else if err != nil {
-			continue
 		}
-		exited, err := task.Wait(context.WithoutCancel(ctx))
-		if err != nil {
-			continue
+		if err == nil {
+			exited, err = task.Wait(context.WithoutCancel(ctx))
 		}
-		return task, exited, nil
+		if err == nil {
+			return task, exited, nil
+		}
 	}
 	return nil, nil, ctx.Err()
 }
 
 func (r *Runner) stop(ctx context.Context, task client.Task, exited <-chan client.ExitStatus) error {
-	// Each question has its own limit: a containerd that hangs must not hold up a
-	// shutdown.
-	sctx := context.WithoutCancel(ctx)
-	tctx, cancelTerm := context.WithTimeout(sctx, cleanupTimeout)
-	defer cancelTerm()
-	if err := task.Kill(tctx, syscall.SIGTERM); err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("stop container %s: %w", r.ID, err)
+	for _, end := range []struct {
+		signal syscall.Signal
+		within time.Duration
+		how    []client.KillOpts
+	}{{syscall.SIGTERM, r.StopBudget, nil}, {syscall.SIGKILL, cleanupTimeout, []client.KillOpts{client.WithKillAll}}} {
+		// Each question has its own limit: a containerd that hangs must not hold up a shutdown.
+		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		err := ignoreGone(task.Kill(kctx, end.signal, end.how...))
+		cancel()
+		if err != nil {
+			return fmt.Errorf("stop container %s: %w", r.ID, err)
+		}
+		select {
+		case <-exited:
+			return nil
+		case <-time.After(end.within):
+		}
 	}
-	select {
-	case <-exited:
-		return nil
-	case <-time.After(r.StopBudget):
-	}
-	kctx, cancel := context.WithTimeout(sctx, cleanupTimeout)
-	defer cancel()
-	if err := task.Kill(kctx, syscall.SIGKILL, client.WithKillAll); err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("kill container %s: %w", r.ID, err)
-	}
-	select {
-	case <-exited:
-		return nil
-	case <-kctx.Done():
-		return fmt.Errorf("container %s survived SIGKILL for %s", r.ID, cleanupTimeout)
-	}
+	return fmt.Errorf("container %s survived SIGKILL for %s", r.ID, cleanupTimeout)
 }
 
 // remove deletes what a former run of the container left: task, container and

@@ -74,10 +74,7 @@ func (c *ApprovalController) Reconcile(ctx context.Context, v resource.View) (ti
 		return approvalRetry, nil // other controllers report that the apiserver is down
 	}
 	list, err := client.List(ctx, certificateRequests, kubeclient.Selection{})
-	if err != nil {
-		return 0, err
-	}
-	if err := c.closeBindings(ctx, v, client); err != nil {
+	if err = cmp.Or(err, c.closeBindings(ctx, v, client)); err != nil {
 		return 0, err
 	}
 	left, seen := false, map[string]string{}

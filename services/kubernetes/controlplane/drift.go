@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
@@ -175,9 +176,7 @@ func (c *ManifestDriftController) compare(ctx context.Context, wanted kubeclient
 		if err != nil {
 			return d, err
 		}
-		for _, f := range fields {
-			last.fields = append(last.fields, f.path)
-		}
+		last.fields = lists.Of(fields, func(f difference) string { return f.path })
 	}
 	compared[key] = last
 	d.Fields = last.fields

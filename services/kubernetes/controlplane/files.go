@@ -6,7 +6,6 @@ import (
 	"embed"
 	"encoding/hex"
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
@@ -73,21 +72,12 @@ func withoutAuthentication(args config.Args) config.Args {
 // apiServerFiles are the configuration files of kube-apiserver without secrets, by name. Files together with an error
 // are good, but lack what couldn't be read.
 func apiServerFiles(c APIServerConfig) (map[string][]byte, error) {
-	dir, err := fs.Sub(defaultFiles, "files/"+apiServer)
-	if err != nil {
-		return nil, err
-	}
-	names, err := fs.Glob(dir, "*")
-	if err != nil {
-		return nil, err
-	}
-	files := map[string][]byte{}
-	for _, name := range names {
-		if files[name], err = fs.ReadFile(dir, name); err != nil {
+	files, err, unread := map[string][]byte{}, error(nil), error(nil)
+	for _, name := range []string{admissionFile, auditFile} {
+		if files[name], err = defaultFiles.ReadFile("files/" + apiServer + "/" + name); err != nil {
 			return nil, err
 		}
 	}
-	var unread error
 	if files[authenticationFile], unread = authentication(c); files[authenticationFile] == nil {
 		return nil, fmt.Errorf("render %s: %w", authenticationFile, unread)
 	}

@@ -3,6 +3,7 @@ package controlplane
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -82,10 +83,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		return 0, c.removeStale(v, nil)
 	}
 	if !c.cleaned || c.replaces {
-		if err := boot.IgnoreMissing(os.Remove(boot.SelfHostedFile)); err != nil {
-			return 0, err
-		}
-		if err := removeCheckpoints(c.checkpointsDir, c.staticPodsDir); err != nil {
+		if err := errors.Join(boot.IgnoreMissing(os.Remove(boot.SelfHostedFile)), removeCheckpoints(c.checkpointsDir, c.staticPodsDir)); err != nil {
 			return 0, err
 		}
 		c.cleaned = true

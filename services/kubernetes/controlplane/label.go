@@ -83,15 +83,14 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 		return 0, resource.IgnoreNotFound(err)
 	}
 	later := soon
-	client, err := c.client(v, cfg)
+	if !cfg.Machine.Type.ControlPlane() {
+		if later = labelLater; !untrusted.Exists(c.kubeletClient) {
+			return later, nil // its kubelet hasn't joined
+		}
+	}
+	client, err := NodeClient(v, c.kubeletClient)
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
-	}
-	if !cfg.Machine.Type.ControlPlane() {
-		later = labelLater
-	}
-	if client == nil {
-		return later, nil
 	}
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, labelBudget)
@@ -130,20 +129,14 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 	return labelKept, err
 }
 
-// client is nil while a worker's kubelet hasn't joined.
-func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kubeclient.Client, error) {
-	switch {
-	case cfg.Machine.Type.ControlPlane():
-		return AdminClient(v)
-	case !untrusted.Exists(c.kubeletClient):
-		return nil, nil
+// NodeClient is a client of the cluster's API with the rights of this node: a control plane's own as its administrator,
+// a worker's as its kubelet, whose certificate is in a file.
+func NodeClient(r resource.Reader, certFile string) (*kubeclient.Client, error) {
+	cfg, err := machine.Config(r)
+	if err == nil && !cfg.Machine.Type.ControlPlane() {
+		return kubeclient.New(balancer.Client(cfg, certFile))
 	}
-	return WorkerClient(cfg, c.kubeletClient)
-}
-
-// WorkerClient is a client of the cluster's API as a kubelet, whose certificate is in a file.
-func WorkerClient(cfg *config.Config, certFile string) (*kubeclient.Client, error) {
-	return kubeclient.New(balancer.Client(cfg, certFile))
+	return AdminClient(r)
 }
 
 // nodePatch is the change of the node, with these annotations; nil if there is none.

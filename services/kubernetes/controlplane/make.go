@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"gopkg.in/yaml.v3"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -170,10 +171,8 @@ func (a *application) result(m resource.Meta) (r ManifestResult) {
 // Unserved is a Service without a ready endpoint that the API server asks because of an object: the configuration of
 // webhooks, or an APIService.
 func Unserved(ctx context.Context, client *kubeclient.Client, o kubeclient.Object) (none kubeclient.Ref, err error) {
-	asked := []any{o.At("spec", "service")}
-	for _, w := range o.List("webhooks") {
-		asked = append(asked, w.At("clientConfig", "service"))
-	}
+	of := func(webhook kubeclient.Object) any { return webhook.At("clientConfig", "service") }
+	asked := append(lists.Of(o.List("webhooks"), of), o.At("spec", "service"))
 	ready := func(slice kubeclient.Object) bool {
 		return slices.ContainsFunc(slice.List("endpoints"), func(e kubeclient.Object) bool { return e.At("conditions", "ready") != false })
 	}

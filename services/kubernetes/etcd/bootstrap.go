@@ -26,13 +26,9 @@ type Begun struct {
 
 // MayBootstrap refuses what Bootstrap would refuse. It returns the cluster that
 // was begun on this node already, or nil. It changes nothing.
-func (e *Etcd) MayBootstrap(ctx context.Context, given []string) (*Begun, error) {
-	done, err := e.take(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("bootstrap: wait for a join that is under way: %w", err)
-	}
-	defer done()
-	return e.mayBootstrap(ctx, given)
+func (e *Etcd) MayBootstrap(ctx context.Context, given []string) (begun *Begun, err error) {
+	err = e.inTurn(ctx, func() (err error) { begun, err = e.mayBootstrap(ctx, given); return err })
+	return begun, err
 }
 
 // mayBootstrap is for the holder of turn.
@@ -64,7 +60,7 @@ func (e *Etcd) mayBootstrap(ctx context.Context, given []string) (*Begun, error)
 func (e *Etcd) Bootstrap(ctx context.Context, given []string) (Begun, error) {
 	done, err := e.take(ctx)
 	if err != nil {
-		return Begun{}, fmt.Errorf("bootstrap: wait for a join that is under way: %w", err)
+		return Begun{}, err
 	}
 	defer done()
 	e.beginning.Add(1) // until the journal says so

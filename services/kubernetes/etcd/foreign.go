@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/http"
@@ -81,14 +82,11 @@ func (e *Etcd) sameTokens(ctx context.Context) error {
 	if err != nil || len(cfg.Cluster.ServiceAccount.Key) == 0 {
 		return err
 	}
-	key, err := pki.ParseKey(cfg.Cluster.ServiceAccount.Key)
+	public, err := pki.EncodePublicKey(cfg.Cluster.ServiceAccount.Key)
 	if err != nil {
 		return fmt.Errorf("cluster.serviceAccount.key: %w", err)
 	}
-	public, err := x509.MarshalPKIXPublicKey(key.Public())
-	if err != nil {
-		return fmt.Errorf("cluster.serviceAccount.key: %w", err)
-	}
+	block, _ := pem.Decode(public)
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	c, err := e.api()
@@ -101,7 +99,7 @@ func (e *Etcd) sameTokens(ctx context.Context) error {
 		return nil
 	}
 	// Kubernetes' name of a key.
-	sum := sha256.Sum256(public)
+	sum := sha256.Sum256(block.Bytes)
 	name := base64.RawURLEncoding.EncodeToString(sum[:])
 	known := found.List("keys")
 	if len(known) == 0 || slices.ContainsFunc(known, func(k kubeclient.Object) bool { return k.At("kid") == name }) {

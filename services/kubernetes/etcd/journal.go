@@ -125,7 +125,7 @@ func (e *Etcd) take(ctx context.Context) (done func(), err error) {
 	case e.turn <- struct{}{}:
 		return func() { <-e.turn }, nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, fmt.Errorf("wait for a join that is under way: %w", ctx.Err())
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -51,10 +52,7 @@ func (s seen) living() bool { return s.lives || s.beginning }
 func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, error) {
 	cfg, err := machine.Config(e.o.Store)
 	me, none := e.o.self()
-	if err = cmp.Or(err, none); err != nil {
-		return nil, err
-	}
-	if err := e.o.Peers.Check(); err != nil {
+	if err = cmp.Or(err, none, e.o.Peers.Check()); err != nil {
 		return nil, err
 	}
 	// A connection of an earlier search may lead to a machine that was cut off since,
@@ -78,10 +76,7 @@ func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, erro
 func (e *Etcd) candidates(ctx context.Context, cfg *config.Config, r record, given []string) []netip.Addr {
 	own := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback(), netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 	if a, err := network.Addresses.Get(e.o.Store, network.AddressID); err == nil {
-		own = append(own, a.Spec.Primary)
-		for _, p := range a.Spec.All {
-			own = append(own, p.Addr())
-		}
+		own = append(append(own, a.Spec.Primary), lists.Of(a.Spec.All, netip.Prefix.Addr)...)
 	}
 	var all []netip.Addr
 	add := func(addrs ...netip.Addr) {

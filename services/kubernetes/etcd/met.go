@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
@@ -41,9 +42,7 @@ func hosts(places []string) (all []netip.Addr) {
 		if u, err := url.Parse(place); err == nil && u.Host != "" {
 			place = u.Host
 		}
-		for _, addr := range addresses(place) {
-			all = append(all, addr.Unmap())
-		}
+		all = append(all, lists.Of(addresses(place), netip.Addr.Unmap)...)
 	}
 	return all
 }

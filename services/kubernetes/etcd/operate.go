@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,14 +97,11 @@ func (e *Etcd) Defragment(ctx context.Context) (before, after int64, err error) 
 	defer cancel()
 	url := c.Endpoints()[0]
 	was, err := c.Status(ctx, url)
-	if err != nil {
-		return 0, 0, fmt.Errorf("defragment etcd: %w", err)
+	if err == nil {
+		_, err = c.Defragment(ctx, url)
 	}
-	if _, err := c.Defragment(ctx, url); err != nil {
-		return 0, 0, fmt.Errorf("defragment etcd: %w", err)
-	}
-	is, err := c.Status(ctx, url)
-	if err != nil {
+	is, unknown := c.Status(ctx, url)
+	if err = cmp.Or(err, unknown); err != nil {
 		return 0, 0, fmt.Errorf("defragment etcd: %w", err)
 	}
 	return was.DbSize, is.DbSize, nil

@@ -151,7 +151,9 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 				if err != nil {
 					return err
 				}
-				return e.restoreUntilDone(ctx, p, restoring{token: token, RecoverArguments: *a})
+				event := eventFunc(func(_ reason.Code, text string) { p.Report("%s", text) })
+				// It repeats attempts that only have to wait: containerd may not run yet.
+				return untilDecided(ctx, nil, event, event, func() error { return e.restore(ctx, restoring{token: token, RecoverArguments: *a}) })
 			},
 			Undo: func(ctx context.Context, p *operation.Progress) error {
 				token, err := restoredAs.Get(p)
@@ -165,12 +167,6 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 		},
 		e.serveStep(),
 	}, err
-}
-
-// restoreUntilDone repeats attempts that only have to wait: containerd may not run yet.
-func (e *Etcd) restoreUntilDone(ctx context.Context, p *operation.Progress, r restoring) error {
-	event := eventFunc(func(_ reason.Code, text string) { p.Report("%s", text) })
-	return untilDecided(ctx, nil, event, event, func() error { return e.restore(ctx, r) })
 }
 
 func (e *Etcd) planLeave(ctx context.Context, _ operation.Request) (operation.Plan, error) {

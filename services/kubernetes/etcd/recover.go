@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -96,19 +97,13 @@ func (e *Etcd) Receive(ctx context.Context, s Snapshot, from io.Reader) (already
 }
 
 func (e *Etcd) receive(ctx context.Context, s Snapshot, from io.Reader) (*Begun, error) {
-	if err := s.check(); err != nil {
-		return nil, err
-	}
-	if err := e.idle(); err != nil {
+	if err := cmp.Or(s.check(), e.idle()); err != nil {
 		return nil, err
 	}
 	// Before the upload, and again after it.
-	r, already, err := e.mayRecover(ctx, s)
-	if err != nil {
-		return nil, err
-	}
-	if already {
-		return &Begun{Token: r.Token, Cluster: r.Cluster, Already: true}, nil
+	var already *Begun
+	if err := e.inTurn(ctx, func() (err error) { _, already, err = e.clear(ctx, s); return err }); err != nil || already != nil {
+		return already, err
 	}
 	if err := e.upload(ctx, s, from); err != nil {
 		return nil, errors.Join(err, untrusted.RemoveAll(e.recoveryPath(uploadName)))
@@ -131,44 +126,31 @@ func (s Snapshot) check() error {
 	return nil
 }
 
-// mayRecover waits for turn and checks whether anything prevents the recovery.
-func (e *Etcd) mayRecover(ctx context.Context, s Snapshot) (record, bool, error) {
-	done, err := e.take(ctx)
-	if err != nil {
-		return record{}, false, fmt.Errorf("wait for a join that is under way: %w", err)
-	}
-	defer done()
-	return e.clear(ctx, s)
-}
-
-// clear is called by the holder of turn.
-func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already bool, err error) {
+// clear is called by the holder of turn. It checks whether anything prevents the recovery.
+func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already *Begun, err error) {
 	if why := e.o.skip(); why != "" {
-		return r, false, refuse("%s", why)
+		return r, nil, refuse("%s", why)
 	}
 	r, data, err := e.begun()
 	if err != nil {
-		return r, false, err
+		return r, nil, err
 	}
 	switch {
 	case data && r.Snapshot == hexSum(s) && (r.Phase == fresh || r.Phase == member):
-		return r, true, nil
+		return r, &Begun{Token: r.Token, Cluster: r.Cluster, Already: true}, nil
 	case data:
-		return r, false, refuse("%s isn't empty: %s", e.o.DataDir, resetHint)
+		return r, nil, refuse("%s isn't empty: %s", e.o.DataDir, resetHint)
 	case e.going.Load():
-		return r, false, refuse("etcd just starts on this node: see `gbctl service etcd`")
+		return r, nil, refuse("etcd just starts on this node: see `gbctl service etcd`")
 	}
-	return r, false, e.alone(ctx, r, s.ControlPlanes, lookTimeout, seen.living)
+	return r, nil, e.alone(ctx, r, s.ControlPlanes, lookTimeout, seen.living)
 }
 
 // upload receives the snapshot, and checks it.
 func (e *Etcd) upload(ctx context.Context, s Snapshot, from io.Reader) error {
 	ctx, cancel := context.WithTimeout(ctx, uploadTimeout)
 	defer cancel()
-	if err := untrusted.MkdirAll(e.recoveryDir(), 0o700); err != nil {
-		return err
-	}
-	if err := e.room(s.Size); err != nil {
+	if err := errors.Join(untrusted.MkdirAll(e.recoveryDir(), 0o700), e.room(s.Size)); err != nil {
 		return err
 	}
 	file, err := untrusted.OpenFile(e.recoveryPath(uploadName), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
@@ -252,7 +234,7 @@ func (e *Etcd) prepareRestore(ctx context.Context, a RecoverArguments) error {
 	}
 	return e.inTurn(ctx, func() error {
 		r, already, err := e.clear(ctx, Snapshot{SHA256: [sha256.Size]byte(sum), Raw: a.Raw, ControlPlanes: a.ControlPlanes})
-		if err == nil && !already && r.Phase == fresh { // a bootstrap that etcd doesn't know yet is replaced
+		if err == nil && already == nil && r.Phase == fresh { // a bootstrap that etcd doesn't know yet is replaced
 			err = e.write(record{Phase: waiting, Peers: r.Peers})
 		}
 		return err

@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -135,9 +136,7 @@ func (e *Etcd) ownNames(f *roster.Facts) (addresses []netip.Addr, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range cert.DNSNames {
-		f.Names = append(f.Names, strings.ToLower(name))
-	}
+	f.Names = append(f.Names, lists.Of(cert.DNSNames, strings.ToLower)...)
 	for _, ip := range cert.IPAddresses {
 		if addr, _ := netip.AddrFromSlice(ip); !addr.IsLoopback() {
 			f.Addresses = append(f.Addresses, addr.Unmap())

@@ -138,10 +138,7 @@ func (s service) prepare() error {
 		if _, err := untrusted.Stat(d.Path); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err := untrusted.MkdirAll(filepath.Dir(d.Path), 0o700); err != nil {
-			return err
-		}
-		if err := untrusted.WriteFile(d.Path, []byte(fill.Replace(d.Content)), 0o600); err != nil {
+		if err := errors.Join(untrusted.MkdirAll(filepath.Dir(d.Path), 0o700), untrusted.WriteFile(d.Path, []byte(fill.Replace(d.Content)), 0o600)); err != nil {
 			return err
 		}
 	}

@@ -122,6 +122,7 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 type request struct {
 	method  string
 	path    string
+	sub     string // a subresource of the object, such as /eviction
 	query   url.Values
 	accept  string // "": JSON
 	content string // content type of body; "": JSON

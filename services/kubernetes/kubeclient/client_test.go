@@ -322,9 +322,12 @@ func TestDecideCSR(t *testing.T) {
 	const path = "/apis/certificates.k8s.io/v1/certificatesigningrequests/x"
 	var sent Object
 	c, _ := serve(t, map[string]http.HandlerFunc{
-		"GET " + path:               text(200, `{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","metadata":{"name":"x"}}`),
-		"PUT " + path + "/approval": func(_ http.ResponseWriter, r *http.Request) { json.NewDecoder(r.Body).Decode(&sent) },
-		"GET " + path + "y":         text(200, `{"status":{"conditions":[{"type":"Approved","status":"True"}]}}`),
+		"GET " + path: text(200, `{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","metadata":{"name":"x"}}`),
+		"PUT " + path + "/approval": func(w http.ResponseWriter, r *http.Request) {
+			json.NewDecoder(r.Body).Decode(&sent)
+			w.Write([]byte("{}"))
+		},
+		"GET " + path + "y": text(200, `{"status":{"conditions":[{"type":"Approved","status":"True"}]}}`),
 	})
 	if err := c.DecideCSR(t.Context(), "x", Denied, "", "because"); err != nil || !sent.Condition(Denied) || sent.Condition(Approved) {
 		t.Errorf("sent %v, error %v", sent, err)

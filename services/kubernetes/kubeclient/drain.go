@@ -1,6 +1,7 @@
 package kubeclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -214,20 +215,14 @@ func (d Drain) round(ctx context.Context, tries map[string]*eviction) (left []st
 		if stays(pod) || d.Keep && !controlled(pod) {
 			continue
 		}
-		name := pod.Namespace() + "/" + pod.Name()
-		if pod.Text("metadata", "deletionTimestamp") != "" {
-			left = append(left, name+" (is ending)")
-			continue
+		why := ""
+		if uid := pod.Text("metadata", "uid"); pod.Text("metadata", "deletionTimestamp") == "" {
+			if tries[uid] == nil {
+				tries[uid] = &eviction{pause: evictFirst}
+			}
+			why = d.evict(ctx, pod, tries[uid])
 		}
-		uid := pod.Text("metadata", "uid")
-		if tries[uid] == nil {
-			tries[uid] = &eviction{pause: evictFirst}
-		}
-		if why := d.evict(ctx, pod, tries[uid]); why != "" {
-			left = append(left, name+" ("+why+")")
-		} else {
-			left = append(left, name+" (is ending)")
-		}
+		left = append(left, fmt.Sprintf("%s/%s (%s)", pod.Namespace(), pod.Name(), cmp.Or(why, "is ending")))
 	}
 	slices.Sort(left)
 	return left, nil

@@ -36,11 +36,6 @@ func (c *Client) mappingOf(ctx context.Context, r Ref) (Mapping, error) {
 	return m, err
 }
 
-func (c *Client) pathOf(ctx context.Context, r Ref) (string, error) {
-	m, err := c.mappingOf(ctx, r)
-	return m.path(r.Namespace, r.Name), err
-}
-
 // about sends a request about an object that r names, which doesn't exist yet if the method is
 // POST, or the objects of a kind.
 func (c *Client) about(ctx context.Context, verb string, r Ref, req request) (out Object, err error) {
@@ -48,7 +43,7 @@ func (c *Client) about(ctx context.Context, verb string, r Ref, req request) (ou
 	if err != nil {
 		return nil, err
 	}
-	if req.path = m.path(r.Namespace, r.Name); req.method == http.MethodPost {
+	if req.path = m.path(r.Namespace, r.Name) + req.sub; req.method == http.MethodPost && req.sub == "" {
 		req.path = m.path(cmp.Or(r.Namespace, defaultNamespace), "")
 	}
 	if err := c.do(ctx, req, &out); err != nil {
@@ -140,33 +135,26 @@ func (c *Client) Delete(ctx context.Context, r Ref) error { return c.delete(ctx,
 func (c *Client) Orphan(ctx context.Context, r Ref) error { return c.delete(ctx, r, "Orphan") }
 
 func (c *Client) delete(ctx context.Context, r Ref, propagation string) error {
-	path, err := c.pathOf(ctx, r)
-	if err != nil {
-		return err
-	}
 	body := Object{"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-	err = c.do(ctx, request{method: http.MethodDelete, path: path, body: body}, nil)
-	if err != nil && !IsNotFound(err) {
-		return fmt.Errorf("delete %s: %w", r, err)
-	}
-	return nil
+	_, err := c.about(ctx, "delete", r, request{method: http.MethodDelete, body: body})
+	return IgnoreNotFound(err)
 }
 
 // Evict asks for the end of a pod within the disruption budgets; where they don't allow
 // it now, the error is a *StatusError that names them. One that is gone is no error, nor
 // is another pod of its name that has come meanwhile, on another node perhaps.
 func (c *Client) Evict(ctx context.Context, pod Object) error {
-	path := Mapping{GroupVersion: "v1", Resource: "pods", Namespaced: true}.path(pod.Namespace(), pod.Name()) + "/eviction"
 	body := Object{
 		"apiVersion": "policy/v1", "kind": "Eviction",
 		"metadata":      map[string]any{"namespace": pod.Namespace(), "name": pod.Name()},
 		"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": pod.Text("metadata", "uid")}},
 	}
-	err := c.do(ctx, request{method: http.MethodPost, path: path, body: body}, nil)
-	if err != nil && !IsNotFound(err) && !IsConflict(err) {
-		return fmt.Errorf("evict pod %s/%s: %w", pod.Namespace(), pod.Name(), err)
+	ref := Ref{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace(), Name: pod.Name()}
+	_, err := c.about(ctx, "evict", ref, request{method: http.MethodPost, sub: "/eviction", body: body})
+	if IsConflict(err) {
+		return nil
 	}
-	return nil
+	return IgnoreNotFound(err)
 }
 
 // What is decided about a CertificateSigningRequest.
@@ -190,12 +178,6 @@ func (c *Client) DecideCSR(ctx context.Context, name, decision, code, message st
 	conditions, _ := status["conditions"].([]any)
 	status["conditions"] = append(conditions, map[string]any{"type": decision, "status": "True", "reason": cmp.Or(code, "Garboard"+decision), "message": message})
 	csr["status"] = status
-	path, err := c.pathOf(ctx, ref)
-	if err != nil {
-		return err
-	}
-	if err := c.do(ctx, request{method: http.MethodPut, path: path + "/approval", body: csr}, nil); err != nil {
-		return fmt.Errorf("decide about %s: %w", ref, err)
-	}
-	return nil
+	_, err = c.about(ctx, "decide about", ref, request{method: http.MethodPut, sub: "/approval", body: csr})
+	return err
 }

@@ -37,7 +37,7 @@ const watchSlack = 10 * time.Second
 // error, or for at most the given time: then it returns nil, and the caller goes on
 // from the last object's ResourceVersion. IsGone(err) asks for a new List.
 func (c *Client) Watch(ctx context.Context, r Ref, s Selection, resourceVersion string, limit time.Duration, each func(Event) error) error {
-	path, err := c.pathOf(ctx, r)
+	m, err := c.mappingOf(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (c *Client) Watch(ctx context.Context, r Ref, s Selection, resourceVersion 
 	query.Set("allowWatchBookmarks", "true")
 	query.Set("resourceVersion", resourceVersion)
 	query.Set("timeoutSeconds", strconv.Itoa(int(math.Ceil(limit.Seconds()))))
-	body, err := c.open(ctx, request{method: http.MethodGet, path: path, query: query})
+	body, err := c.open(ctx, request{method: http.MethodGet, path: m.path(r.Namespace, r.Name), query: query})
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", r, err)
 	}

@@ -11,14 +11,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/neighbor"
 	"github.com/garboard-os/garboard/services/system/network"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // shared is an address of the configuration, and the link that it is on.
@@ -257,11 +259,7 @@ func (c *controller) probe(l netlink.Link, o orders) error {
 			}
 		}
 	}
-	var errs []error
-	for _, t := range targets {
-		errs = append(errs, c.wire.Send(neighbor.ProbeFrame(c.wire.MAC, nil, t)))
-	}
-	return errors.Join(errs...)
+	return errors.Join(lists.Of(targets, func(t netip.Addr) error { return c.wire.Send(neighbor.ProbeFrame(c.wire.MAC, nil, t)) })...)
 }
 
 // reportChange logs that this node took the address or gave it up, and logs a foreign

@@ -71,19 +71,15 @@ func (a answer) text() string {
 	return strings.TrimSpace(fmt.Sprintf("%s: %d %s: %s", a.from, a.code, http.StatusText(a.code), lastBad(a.body)))
 }
 
+// failedChecks are those of a list of checks.
+func failedChecks(body string) []string {
+	return slices.DeleteFunc(strings.Split(body, "\n"), func(line string) bool { return !strings.HasPrefix(line, "[-]") })
+}
+
 // lastBad picks, of a list of checks, those that fail.
 func lastBad(body string) string {
-	var bad []string
-	for line := range strings.Lines(body) {
-		if strings.HasPrefix(line, "[-]") {
-			bad = append(bad, strings.TrimSpace(line))
-		}
-	}
-	if len(bad) > 0 {
-		return strings.Join(bad, "; ")
-	}
 	first, _, _ := strings.Cut(strings.TrimSpace(body), "\n")
-	return first
+	return cmp.Or(strings.Join(failedChecks(body), "; "), first)
 }
 
 func (d *Doctor) collectEndpoint(ctx context.Context, s *snapshot) func(*snapshot) {

@@ -11,6 +11,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 )
 
@@ -66,8 +67,6 @@ func (d *Doctor) listEtcd(ctx context.Context, m *member) {
 	}
 	m.members = found.Members
 	if alarms, err := c.AlarmList(ctx); err == nil {
-		for _, a := range alarms.Alarms {
-			m.alarms = append(m.alarms, a.Alarm.String())
-		}
+		m.alarms = lists.Of(alarms.Alarms, func(a *pb.AlarmMember) string { return a.Alarm.String() })
 	}
 }

@@ -51,13 +51,17 @@ func (d *Doctor) collectCluster(ctx context.Context, s *snapshot) func(*snapshot
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	c := &cluster{}
-	client, err := d.client(ctx, s, c)
-	if err != nil {
-		c.err = err
-		return func(s *snapshot) { s.cluster = c }
+	var client *kubeclient.Client
+	for _, how := range d.ways(s, c) {
+		if client, c.err = kubeclient.New(how); c.err == nil {
+			defer client.Close()
+			c.err = client.Ready(ctx)
+		}
+		if c.through = how.Server; c.err == nil {
+			break
+		}
 	}
-	defer client.Close()
-	if c.err = client.Ready(ctx); c.err != nil {
+	if c.err != nil {
 		return func(s *snapshot) { s.cluster = c }
 	}
 	var wg sync.WaitGroup
@@ -79,32 +83,22 @@ func (d *Doctor) collectCluster(ctx context.Context, s *snapshot) func(*snapshot
 	return func(s *snapshot) { s.cluster = c }
 }
 
-// client is one with the best rights that this node has: the administrator's on a
+// ways are clients with the best rights that this node has: the administrator's on a
 // control plane, else the kubelet's, else those of a node that wants to join.
-func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclient.Client, error) {
-	options := kubeclient.Options{ServerName: balancer.ServerName, CA: s.config.Cluster.TrustedCAs()}
-	if o, err := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID); err == nil {
-		c.as, c.through = "admin", o.Spec.LocalEndpoint
-		options.Cert, options.Key = o.Spec.Admin.Crt, o.Spec.Admin.Key
-		options.Server = o.Spec.LocalEndpoint
-		local, err := kubeclient.New(options)
-		if err != nil {
-			return nil, err
-		}
-		if local.Ready(ctx) == nil {
-			return local, nil
-		}
-		local.Close()
-		c.through, options.Server = d.o.balancer, d.o.balancer
-		return kubeclient.New(options)
-	}
-	c.through, options.Server = d.o.balancer, d.o.balancer
+func (d *Doctor) ways(s *snapshot, c *cluster) []kubeclient.Options {
+	how := balancer.Client(s.config, "")
+	how.Server, c.as = d.o.balancer, "the bootstrap token"
 	if untrusted.Exists(d.path(clientFile)) {
-		c.as, options.CertFile = config.NodeUser+s.hostname, d.path(clientFile)
-	} else {
-		c.as, options.Token = "the bootstrap token", string(s.config.Cluster.Token)
+		how.Token, how.CertFile, c.as = "", d.path(clientFile), config.NodeUser+s.hostname
 	}
-	return kubeclient.New(options)
+	o, err := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID)
+	if err != nil {
+		return []kubeclient.Options{how}
+	}
+	how = kubeclient.Options{Server: d.o.balancer, ServerName: how.ServerName, CA: how.CA, Cert: o.Spec.Admin.Crt, Key: o.Spec.Admin.Key}
+	own := how
+	own.Server, c.as = o.Spec.LocalEndpoint, "admin"
+	return []kubeclient.Options{own, how}
 }
 
 // refusals are the webhooks whose failurePolicy is Fail, the default, and the APIServices that don't answer: their

@@ -114,7 +114,8 @@ func evaluate(s *snapshot) []*garboardv1.Finding {
 	all := conditions()
 	for i := range all {
 		c := &all[i]
-		asked := c.ask(s)
+		// A condition holds by evidence, never for want of it.
+		asked := slices.DeleteFunc(c.ask(s), func(f finding) bool { return len(f.evidence) == 0 })
 		for _, f := range asked[:min(len(asked), maxFindings)] {
 			if left := len(asked) - maxFindings; left > 0 {
 				f.evidence = append(f.evidence, fmt.Sprintf("%d more findings %s aren't shown", left, c.ID))

@@ -3,6 +3,9 @@ package doctor
 import (
 	"fmt"
 	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 var configurationConditions = checks{
@@ -21,13 +24,6 @@ var configurationConditions = checks{
 		return one(finding{what: "A configuration waits for the next boot.", evidence: []string{fmt.Sprintf("configuration version %d: staged", s.situation.Version)}})
 	},
 	"configuration-warnings": func(s *snapshot) []finding {
-		if len(s.warnings) == 0 {
-			return nil
-		}
-		f := finding{what: fmt.Sprintf("The configuration has %d warnings.", len(s.warnings))}
-		for _, w := range s.warnings {
-			f.evidence = append(f.evidence, w.String())
-		}
-		return one(f)
+		return one(finding{what: fmt.Sprintf("The configuration has %d warnings.", len(s.warnings)), evidence: lists.Of(s.warnings, config.Warning.String)})
 	},
 }

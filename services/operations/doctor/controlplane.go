@@ -9,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
@@ -38,9 +39,7 @@ var controlPlaneConditions = checks{
 		}
 		f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", until: s.at(startTime)}
 		f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.StaticPodsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
-		for _, c := range s.controllers {
-			f.evidence = append(f.evidence, asFailure(c))
-		}
+		f.evidence = append(f.evidence, lists.Of(s.controllers, asFailure)...)
 		return one(f)
 	},
 	"apiserver-not-running":          func(s *snapshot) []finding { return s.programDown(apiServer) },

@@ -87,9 +87,6 @@ func endpointSilent(s *snapshot) []finding {
 			f.evidence = append(f.evidence, a.text())
 		}
 	}
-	if len(f.evidence) == 0 {
-		return nil
-	}
 	f.what = fmt.Sprintf("The cluster's endpoint %s doesn't answer.", e.url)
 	if serving > 0 {
 		f.severity = warning

@@ -11,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
@@ -35,9 +36,7 @@ var etcdConditions = checks{
 			return nil
 		}
 		voters, f := s.etcd.voters(), finding{}
-		for _, m := range s.etcd.members {
-			f.evidence = append(f.evidence, describeMember(m))
-		}
+		f.evidence = lists.Of(s.etcd.members, describeMember)
 		if voters%2 != 0 || voters == 0 {
 			return nil
 		}
@@ -184,9 +183,7 @@ func etcdDown(s *snapshot) []finding {
 			}
 			if s.etcd != nil {
 				f.evidence = append(f.evidence, s.etcd.ready.text())
-				for _, m := range s.etcd.members {
-					f.evidence = append(f.evidence, describeMember(m))
-				}
+				f.evidence = append(f.evidence, lists.Of(s.etcd.members, describeMember)...)
 			}
 		}
 	}

@@ -46,9 +46,6 @@ var networkConditions = checks{
 				f.evidence = append(f.evidence, fmt.Sprintf("name server %s: %v", a.Server, a.Err))
 			}
 		}
-		if len(f.evidence) == 0 {
-			return nil
-		}
 		return one(f)
 	},
 	"no-nameserver": func(s *snapshot) []finding {

@@ -93,9 +93,6 @@ func registriesSilent(s *snapshot) []finding {
 		f.code, silent = cmp.Or(f.code, containerd.PullReason(r.Err.Error())), append(silent, r.URL)
 		f.evidence = append(f.evidence, fmt.Sprintf("images of %s: %v", r.Of, r.Err))
 	}
-	if len(silent) == 0 {
-		return nil
-	}
 	f.what = "Servers of images don't answer: " + strings.Join(slices.Compact(slices.Sorted(slices.Values(silent))), ", ") + "."
 	return one(f)
 }

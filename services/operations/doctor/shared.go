@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -79,14 +80,6 @@ func (a answer) okButForEtcd() bool {
 	if a.err != nil || a.code == http.StatusOK {
 		return a.err == nil
 	}
-	failing := 0
-	for line := range strings.Lines(a.body) {
-		if name, bad := strings.CutPrefix(line, "[-]"); bad {
-			if !strings.HasPrefix(name, "etcd") {
-				return false
-			}
-			failing++
-		}
-	}
-	return failing > 0
+	bad := failedChecks(a.body)
+	return len(bad) > 0 && !slices.ContainsFunc(bad, func(line string) bool { return !strings.HasPrefix(line, "[-]etcd") })
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
@@ -104,23 +105,23 @@ func (d *Doctor) collect(ctx context.Context) *snapshot {
 	defer cancel()
 	collectors := d.collectors(s)
 	type result struct {
-		index int
-		add   func(*snapshot)
+		name string
+		add  func(*snapshot)
 	}
 	results := make(chan result, len(collectors)) // room for those that come too late
-	waiting := map[int]bool{}
-	for i, l := range collectors {
+	waiting := map[string]bool{}
+	for _, l := range collectors {
 		s.checked = append(s.checked, l.name)
 		// While an earlier one of that name still hangs, as on a disk that doesn't answer, a second one isn't started.
 		if _, hangs := d.stuck.LoadOrStore(l.name, true); hangs {
 			s.silent = append(s.silent, l.name)
 			continue
 		}
-		waiting[i] = true
+		waiting[l.name] = true
 		known := *s // a collector doesn't see what another one adds
 		go func() {
 			defer d.stuck.Delete(l.name)
-			results <- result{i, l.try(ctx, &known)}
+			results <- result{l.name, l.try(ctx, &known)}
 		}()
 	}
 	// A moment longer than the collectors' timeout, for those that end because of it.
@@ -129,16 +130,12 @@ func (d *Doctor) collect(ctx context.Context) *snapshot {
 	for len(waiting) > 0 {
 		select {
 		case r := <-results:
-			delete(waiting, r.index)
+			delete(waiting, r.name)
 			if r.add != nil {
 				r.add(s)
 			}
 		case <-grace.C:
-			for i := range collectors {
-				if waiting[i] {
-					s.silent = append(s.silent, collectors[i].name)
-				}
-			}
+			s.silent = append(s.silent, slices.Sorted(maps.Keys(waiting))...)
 			return s
 		}
 	}
@@ -203,9 +200,7 @@ func (d *Doctor) remember() *snapshot {
 	if o, err := network.Resolvers.Get(store, network.ResolversID); err == nil {
 		s.resolvers, s.known = o.Spec, true
 	}
-	for _, o := range vip.Statuses.List(store) {
-		s.shared = append(s.shared, o.Spec)
-	}
+	s.shared = lists.Of(vip.Statuses.List(store), func(o resource.Object[vip.Status]) vip.Status { return o.Spec })
 	if o, err := clock.Statuses.Get(store, clock.StatusID); err == nil {
 		s.clock = &o.Spec
 	}

@@ -33,7 +33,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // Names of the operations.
@@ -119,7 +118,8 @@ type Options struct {
 
 // Definitions are the operations of this package.
 func Definitions(o Options) []operation.Definition {
-	option.Default[rollout.Kubernetes](&o.Kubernetes, o.client)
+	// A kubelet may do to its own node and pods what is needed here.
+	option.Default[rollout.Kubernetes](&o.Kubernetes, func() (*kubeclient.Client, error) { return controlplane.NodeClient(o.Store, boot.KubeletClient) })
 	anytime := func() error { return nil }
 	return []operation.Definition{
 		o.definition(Reboot, "os:operator", anytime, job.powerSteps),
@@ -130,19 +130,6 @@ func Definitions(o Options) []operation.Definition {
 		o.definition(Upgrade, "os:admin", o.mayUpgrade, job.systemSteps),
 		o.definition(Rollback, "os:admin", o.mayRollback, job.systemSteps),
 	}
-}
-
-// client is of the cluster's API: a control plane's own as its administrator, a
-// worker's as its kubelet, which may do to its own node and pods what is needed here.
-func (o Options) client() (*kubeclient.Client, error) {
-	if o.admin() {
-		return controlplane.AdminClient(o.Store)
-	}
-	cfg, err := machine.Config(o.Store)
-	if err != nil {
-		return nil, err
-	}
-	return controlplane.WorkerClient(cfg, boot.KubeletClient)
 }
 
 // onNode is do with a client and this node's name in Kubernetes.

@@ -11,6 +11,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -71,9 +72,7 @@ func (j *job) lookAt(p *operation.Plan) (err error) {
 	if j.disks, err = j.UserDisks(j.named); err != nil {
 		return fmt.Errorf("--user-disks-to-wipe: %w", err)
 	}
-	for _, u := range j.disks {
-		p.Warnings = append(p.Warnings, fmt.Sprintf("all that is on %s is lost", u))
-	}
+	p.Warnings = append(p.Warnings, lists.Of(j.disks, func(u disks.UserDisk) string { return fmt.Sprintf("all that is on %s is lost", u) })...)
 	return erased.In(p, j.disks)
 }
 
@@ -149,10 +148,7 @@ func (j job) wiped() string {
 			parts = append(parts, fmt.Sprintf("%s (%s)", v.Label, v.Holds))
 		}
 	}
-	for _, u := range j.disks {
-		parts = append(parts, u.Path)
-	}
-	return strings.Join(parts, ", ")
+	return strings.Join(append(parts, lists.Of(j.disks, func(u disks.UserDisk) string { return u.Path })...), ", ")
 }
 
 // wipe marks what boot.Volumes has for the labels, and disks of the user. The node erases it when it ends

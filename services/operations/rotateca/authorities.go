@@ -11,6 +11,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -222,10 +223,7 @@ func patchOf(c *config.Config, n node, chosen []string, issues bool) map[string]
 			if found {
 				entries = []any{map[string]any{"$patch": "replace"}}
 			}
-			for _, k := range all[1:] {
-				entries = append(entries, value(name, k))
-			}
-			list = entries
+			list = append(entries, lists.Of(all[1:], func(k config.CertKey) any { return value(name, k) })...)
 		}
 		put(a.Accepted, list)
 		if issues {

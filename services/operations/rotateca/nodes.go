@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -92,9 +93,7 @@ func (r *rotation) complete(own *config.Config, chosen []string) {
 	for _, name := range chosen {
 		all := pairs(own, name)
 		if _, found := authority(name); !found {
-			for _, k := range all {
-				r.Former[name] = append(r.Former[name], k.Crt)
-			}
+			r.Former[name] = append(r.Former[name], lists.Of(all, func(k config.CertKey) config.PEM { return k.Crt })...)
 		}
 		if !r.Fresh {
 			r.New[name] = all[0].Crt

@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/mod/semver"
+	"golang.org/x/sync/errgroup"
+
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
@@ -17,8 +20,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"golang.org/x/mod/semver"
-	"golang.org/x/sync/errgroup"
 )
 
 // atOnce is how many nodes are asked at the same time.
@@ -68,9 +69,7 @@ func (o Options) look(ctx context.Context, a *apiv1.UpgradeKubernetesRequest) (s
 		lasting := slices.Concat(st.mismatches(a), st.removed(a))
 		lasts = lasts || len(lasting) > 0
 		problems = append(problems, st.sick)
-		for _, text := range slices.Concat(st.broken, lasting) {
-			problems = append(problems, fmt.Errorf("node %s: %s", st.Name, text))
-		}
+		problems = append(problems, lists.Of(slices.Concat(st.broken, lasting), func(text string) error { return fmt.Errorf("node %s: %s", st.Name, text) })...)
 	}
 	if err := errors.Join(problems...); err != nil && !lasts {
 		return s, passing{err}
@@ -92,9 +91,9 @@ func (o Options) survey(ctx context.Context) (s survey, err error) {
 	if err != nil {
 		return s, err
 	}
-	for _, n := range nodes {
-		s.states = append(s.states, state{Node: rollout.NodeOf(n), sick: rollout.Ready(n), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")})
-	}
+	s.states = lists.Of(nodes, func(n kubeclient.Object) state {
+		return state{Node: rollout.NodeOf(n), sick: rollout.Ready(n), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")}
+	})
 	var asking errgroup.Group
 	asking.SetLimit(atOnce)
 	for i := range s.states {

@@ -116,7 +116,7 @@ func (j job) steps() []operation.Step {
 	}
 	middle = append(middle,
 		operation.Step{ID: proxy.name, What: fmt.Sprintf("updating daemonset %q to version %q", proxy.name, to),
-			Deadline: rolloutTimeout, Run: inventory.Then(j.upgradeProxy), Undo: inventory.Then(j.downgradeProxy), Stays: j.stays(proxy.name)},
+			Deadline: rolloutTimeout, Run: inventory.Then(j.upgradeProxy), Undo: j.undo(proxy.name, j.downgradeProxy), Stays: j.stays(proxy.name)},
 		operation.Step{ID: "manifests", What: "compare the cluster's objects with the bootstrap manifests",
 			Deadline: rolloutTimeout, Run: j.manifests},
 		j.component(operation.Step{
@@ -138,11 +138,26 @@ func (j job) component(s operation.Step, parts func([]rollout.Node) []operation.
 		}
 		return err
 	})
-	s.Undo = inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+	s.Undo = j.undo(s.ID, func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
 		return p.UndoEach(ctx, parts(nodes)...)
 	})
 	s.Stays = j.stays(s.ID)
 	return s
+}
+
+// finished has the components that run in the new version on all nodes, in records of earlier releases. Their steps
+// are being undone there for a moment before it is said that they stay.
+var finished = operation.Data[[]string]{Key: "finished"}
+
+// undo undoes a component that isn't finished.
+func (j job) undo(component string, do func(context.Context, *operation.Progress, []rollout.Node) error) func(context.Context, *operation.Progress) error {
+	return inventory.Then(func(ctx context.Context, p *operation.Progress, nodes []rollout.Node) error {
+		if all, _ := finished.Get(p); slices.Contains(all, component) {
+			p.Report("%s", j.stays(component))
+			return nil
+		}
+		return do(ctx, p, nodes)
+	})
 }
 
 // stays is said of a component that runs in the new version on all nodes: it keeps that if the operation fails later.

@@ -1,6 +1,7 @@
 package upgradek8s
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	nodes "github.com/garboard-os/garboard/services/kubernetes/kubelet"
+	"github.com/garboard-os/garboard/services/operations/operationtest"
 )
 
 // upwards is all that an upgrade changes, in its order (S-317).
@@ -159,6 +161,60 @@ func TestS324LateFailureIsRolledBack(t *testing.T) {
 			t.Errorf("again: %s: %s", o.State, o.Error)
 		}
 		r.expect(upwards()[3:])
+	})
+}
+
+// A record of an earlier release has the finished components by name. Its node was cut off while the step of a finished
+// one was being undone, which is to say that it stays.
+func TestS324FinishedInARecordOfAnEarlierRelease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.dies, r.after = "mirror.example/kube-controller-manager:"+newer, 20*time.Second
+		r.Cut = "n1 kube-controller-manager " + older
+		r.boot()
+		defer func() { r.Off() }()
+		o, err := r.start(&apiv1.UpgradeKubernetesRequest{From: older, To: newer})
+		operationtest.Put(t, err)
+		dark := func() bool {
+			r.Mu.Lock()
+			defer r.Mu.Unlock()
+			return r.Cut == operationtest.Dark
+		}
+		for !dark() {
+			time.Sleep(time.Second)
+		}
+		r.Off()
+		claim, err := r.Shared.Claim(t.Context(), operation.Holder{ID: o.ID})
+		operationtest.Put(t, err)
+		text, err := claim.Read(t.Context())
+		operationtest.Put(t, err)
+		var record map[string]any
+		operationtest.Put(t, json.Unmarshal(text, &record))
+		for _, s := range record["steps"].([]any) {
+			switch step := s.(map[string]any); step["id"] {
+			case "kube-apiserver":
+				step["state"] = "undoing"
+			case "kube-controller-manager":
+				step["state"] = "undone"
+			}
+		}
+		record["data"].(map[string]any)["finished"] = []string{"kube-apiserver"}
+		record["seq"] = record["seq"].(float64) + 1
+		text, err = json.Marshal(record)
+		operationtest.Put(t, err)
+		operationtest.Put(t, claim.Write(t.Context(), text))
+		r.Cut = ""
+		r.boot()
+		if o = r.end(o.ID); o.State != operation.Failed {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		if got := r.versions("kube-apiserver"); !slices.Equal(got[:3], []string{newer, newer, newer}) {
+			t.Errorf("kube-apiserver has versions %s", got)
+		}
+		if got := r.versions("kube-controller-manager"); slices.Contains(got, newer) {
+			t.Errorf("kube-controller-manager has versions %s", got)
+		}
 	})
 }
 

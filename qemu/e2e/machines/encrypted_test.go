@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -30,10 +31,11 @@ func TestEncryptedMachine(t *testing.T) {
 	})
 	sealed := func() {
 		t.Helper()
-		for _, want := range [][]string{{"STATE", "LUKS2", "(0", "nodeID),", "xfs", "true"}, {"EPHEMERAL", "LUKS2", "(0", "nodeID,", "1", "static),", "xfs", "true"}} {
-			c.Eventually(3*time.Minute, want[0]+" is encrypted, and mounted", func() error {
-				out, err := c.TryGbctl("-n", c.Node(), "get", "volumes")
-				if err == nil && !strings.Contains(strings.Join(strings.Fields(out), " "), strings.Join(want, " ")) {
+		for label, layers := range map[string]string{"STATE": "LUKS2 (0 nodeID), xfs", "EPHEMERAL": "LUKS2 (0 nodeID, 1 static), xfs"} {
+			row := regexp.MustCompile(" " + label + " .* " + regexp.QuoteMeta(layers) + " +true")
+			c.Eventually(3*time.Minute, label+" is encrypted, and mounted", func() error {
+				out, err := c.TryGbctl("-n", c.Nodes[0].Address.String(), "get", "volumes")
+				if err == nil && !row.MatchString(out) {
 					err = errors.New(out)
 				}
 				return err

@@ -147,10 +147,13 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 	f.on, f.at, f.names = cfg.Machine.Network.Resolver.On(), cfg.ResolverAddress(), map[string][]dns.RR{}
 	for _, e := range append([]config.HostEntry{{IP: own.Spec.Primary, Aliases: slices.Compact([]string{host.Spec, short})}}, cfg.Machine.Network.ExtraHostEntries...) {
 		for _, alias := range e.Aliases {
-			name, kind := canonical(alias), map[bool]string{true: "A", false: "AAAA"}[e.IP.Is4()]
-			// none of a node without an address or a name yet
-			if rr, err := dns.NewRR(fmt.Sprintf("%s %d %s %s", name, ownTTL, kind, e.IP)); err == nil && name != "." {
-				f.names[name] = append(f.names[name], rr)
+			name := canonical(alias)
+			if head := (dns.RR_Header{Name: name, Class: dns.ClassINET, Ttl: ownTTL}); e.IP.Is4() && alias != "" {
+				head.Rrtype = dns.TypeA
+				f.names[name] = append(f.names[name], &dns.A{Hdr: head, A: e.IP.AsSlice()})
+			} else if e.IP.Is6() && alias != "" {
+				head.Rrtype = dns.TypeAAAA
+				f.names[name] = append(f.names[name], &dns.AAAA{Hdr: head, AAAA: e.IP.AsSlice()})
 			}
 		}
 	}

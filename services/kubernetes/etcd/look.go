@@ -52,7 +52,10 @@ func (s seen) living() bool { return s.lives || s.beginning }
 func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, error) {
 	cfg, err := machine.Config(e.o.Store)
 	me, none := e.o.self()
-	if err = cmp.Or(err, none, e.o.Peers.Check()); err != nil {
+	if err = cmp.Or(err, none); err != nil {
+		return nil, err
+	}
+	if err := e.o.Peers.Check(); err != nil {
 		return nil, err
 	}
 	// A connection of an earlier search may lead to a machine that was cut off since,

@@ -23,7 +23,7 @@ const (
 	// packagesAtOnce is how many packages' unit tests run at the same time. The long ones
 	// wait for kernels and clocks more than they compute.
 	packagesAtOnce = 4
-	// slowest is the package whose tests take longest, four minutes: they begin first, so that they don't run alone at last.
+	// slowest is the package whose tests take longest, four minutes: they begin first, and don't run alone at last.
 	slowest = "./tools/gbctl"
 	// unitTimeout bounds the tests of one package: the longest take two minutes on a
 	// machine that has nothing else to do, and these share theirs.

@@ -212,7 +212,7 @@ func quorum(t *testing.T, c *e2etest.Cluster, away, asked qemu.Node, id string) 
 			if err == nil {
 				t.Fatalf("%s goes, and takes the quorum with it", what)
 			}
-			return hasAll(err.Error(), append(counted, "`gbctl "+what+" --force`"))
+			return hasAll(err.Error(), append(counted, "`gbctl -n "+asked.Address.String()+" "+what+" --force`"))
 		})
 		c.Eventually(stepBudget, what+" would go by force, and says the same", func() error {
 			out, err := ask("--force", "--dry-run")

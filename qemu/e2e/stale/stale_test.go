@@ -46,7 +46,7 @@ func TestS225StaleData(t *testing.T) {
 		}
 	})
 	c.Eventually(tellBudget, "the service says what it found", func() error {
-		return says(c, []string{"Preparing", "holds data of another etcd cluster", "gbctl -n ADDRESS reset"}, "service", "etcd")
+		return says(c, []string{"Preparing", "holds data of another etcd cluster", "gbctl -n " + c.Nodes[0].Address.String() + " reset"}, "service", "etcd")
 	})
 	c.Eventually(tellBudget, "the doctor says it, too", func() error {
 		return says(c, []string{"etcd-foreign-data", "reset --graceful=false"}, "doctor")

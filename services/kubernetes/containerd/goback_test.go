@@ -21,6 +21,7 @@ type trialRig struct {
 	t      *testing.T
 	config config.Config
 	sick   error // what the program's health check says
+	proves func(context.Context) error
 }
 
 func newTrial(t *testing.T) *trialRig {
@@ -30,6 +31,7 @@ func newTrial(t *testing.T) *trialRig {
 		Containerd: New(Options{Store: store, Logs: logs.New(t.Output())}), ID: "kubelet", Field: "machine.kubelet.image",
 		Image: func(c *config.Config) string { return c.Machine.Kubelet.Image },
 	}
+	r.proves = r.Proves(func(context.Context) error { return r.sick })
 	return r
 }
 
@@ -53,7 +55,7 @@ func (r *trialRig) check() {
 	if r.sick == context.Canceled {
 		cancel()
 	}
-	if err := r.Proves(func(context.Context) error { return r.sick })(ctx); err != r.sick {
+	if err := r.proves(ctx); err != r.sick {
 		r.t.Errorf("the check says %v, want %v", err, r.sick)
 	}
 }
@@ -120,17 +122,22 @@ func TestWhatWasHealthyOnceStays(t *testing.T) {
 
 func TestNothingBetterToGoBackTo(t *testing.T) {
 	t.Parallel()
-	r := newTrial(t)
-	r.starts("kubelet:1")
-	r.ends(2 * TrialEnds)
-	r.runs("kubelet:1")
-	r.sick = nil
-	r.check()
-	r.sick = errors.New("no leader")
-	r.check()
-	r.starts("kubelet:2")
-	r.ends(2 * TrialEnds)
-	r.runs("kubelet:2")
+	for down, want := range map[time.Duration]string{startTime + 1: "kubelet:2", time.Second: "kubelet:1"} { // that starts anew just then
+		synctest.Test(t, func(t *testing.T) {
+			r := newTrial(t)
+			r.starts("kubelet:1")
+			r.ends(2 * TrialEnds)
+			r.runs("kubelet:1")
+			r.sick = nil
+			r.check()
+			r.sick = errors.New("no leader")
+			time.Sleep(down)
+			r.check()
+			r.starts("kubelet:2")
+			r.ends(2 * TrialEnds)
+			r.runs(want, map[bool][]string{true: {"kubelet:2 doesn't work"}}[want == "kubelet:1"]...)
+		})
+	}
 }
 
 func TestAnImageThatIsNeverHealthyGoes(t *testing.T) {

@@ -50,6 +50,8 @@ const (
 	// TrialEnds of a new image's program before it was healthy are the image's fault: a single one may have another
 	// cause.
 	TrialEnds = 3
+	// startTime is more than a healthy image needs to be healthy again when it starts anew.
+	startTime = time.Minute
 	// TrialTime is how long such a program may run without being healthy: an API server on a small machine needs a
 	// minute or two, and so does etcd with a large database.
 	TrialTime = 5 * time.Minute
@@ -140,12 +142,14 @@ func (r *Runner) Lacks(ctx context.Context) error {
 
 // Proves is a health check that decides about an image on trial.
 func (r *Runner) Proves(check func(context.Context) error) func(context.Context) error {
+	served := time.Now()
 	return func(ctx context.Context) error {
 		ran := r.ran.Load()
 		err := check(ctx)
 		if err == nil {
+			served = time.Now()
 			r.good.Store(ran)
-		} else if ctx.Err() == nil { // it isn't stopped
+		} else if ctx.Err() == nil && time.Since(served) > startTime { // it isn't stopped, and doesn't start anew
 			r.good.CompareAndSwap(ran, nil) // there is nothing to go back to
 		}
 		return err

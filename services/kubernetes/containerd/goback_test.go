@@ -122,7 +122,8 @@ func TestWhatWasHealthyOnceStays(t *testing.T) {
 
 func TestNothingBetterToGoBackTo(t *testing.T) {
 	t.Parallel()
-	for down, want := range map[time.Duration]string{startTime + 1: "kubelet:2", time.Second: "kubelet:1"} { // that starts anew just then
+	// The other one starts anew just then.
+	for down, want := range map[time.Duration]string{startTime + 1: "kubelet:2", time.Second: "kubelet:1"} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newTrial(t)
 			r.starts("kubelet:1")

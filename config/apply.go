@@ -176,27 +176,5 @@ func dropIn(row *applyRow, where place, _ Change, _, _ *Config) (Effect, string)
 	return row.Effect, row.Note
 }
 
-// unlocking: the keys of a partition are changed with one that opens it.
-func unlocking(row *applyRow, _ place, _ Change, from, to *Config) (Effect, string) {
-	was, is := from.Machine.SystemDiskEncryption, to.Machine.SystemDiskEncryption
-	for _, p := range [][2]*Encryption{{was.State, is.State}, {was.Ephemeral, is.Ephemeral}} {
-		if p[0] == nil || p[1] == nil {
-			continue
-		}
-		if !slices.ContainsFunc(p[0].Keys, func(k EncryptionKey) bool { return slices.ContainsFunc(p[1].Keys, k.same) }) {
-			return row.Effect, "no key of a partition stays, so the node can't open it unless a reset wipes it: add the new key first, and remove the old one with a further change"
-		}
-	}
-	return row.Effect, row.Note
-}
-
-// same reports whether two keys open the same, in any slot.
-func (k EncryptionKey) same(other EncryptionKey) bool {
-	if k.Static == nil || other.Static == nil {
-		return k.Static == other.Static
-	}
-	return *k.Static == *other.Static
-}
-
 // caBundles are the names of the authorities that the node trusts.
 var caBundles = []string{"/etc/ssl/certs/ca-certificates", "/etc/ssl/certs/ca-certificates.crt"}

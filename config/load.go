@@ -29,7 +29,7 @@ func LoadForContainer(name string, data []byte) (*Config, []Warning, error) {
 	return loadWith(name, data, append(slices.Clip(warningChecks), check{"what only machines do", warnContainer}))
 }
 
-func loadWith(name string, data []byte, warningChecks []check) (*Config, []Warning, error) {
+func loadWith(name string, data []byte, warn []check) (*Config, []Warning, error) {
 	r := &report{name: name}
 	if problems, refused := r.parse(data); refused {
 		return nil, nil, problems
@@ -47,7 +47,7 @@ func loadWith(name string, data []byte, warningChecks []check) (*Config, []Warni
 		}
 	}
 	if len(r.problems) == 0 {
-		for _, check := range warningChecks {
+		for _, check := range warn {
 			check.run(c, r)
 		}
 	}

@@ -472,31 +472,3 @@ const (
 	FileAppend    FileOp = "append"    // append to the file of the image, again at each boot
 	FileOverwrite FileOp = "overwrite" // replace the file of the image
 )
-
-// SystemDiskEncryption encrypts partitions of the system's disk with LUKS2 when they are made. One with content stays
-// as it is until a reset wipes it. No effect in containers.
-type SystemDiskEncryption struct {
-	State     *Encryption `yaml:"state"`     // the configuration, keys and journals
-	Ephemeral *Encryption `yaml:"ephemeral"` // all other data: images, pods, etcd, logs
-}
-
-// Encryption has the keys of one partition.
-type Encryption struct {
-	Keys []EncryptionKey `yaml:"keys" key:"slot"` // required, at least one
-}
-
-// EncryptionKey is a key in a slot: exactly one of nodeID and static. The slots of the partition become those of the
-// list at each boot; at least one key has to stay.
-type EncryptionKey struct {
-	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: a key of the machine's UUID, if it is random, and of the label
-	Static *EncryptionStatic `yaml:"static"` // a passphrase; that of state is on META, where it isn't encrypted
-	Slot   *int              `yaml:"slot"`   // required, 0 to 31; keySlot is a deprecated alias
-}
-
-// EncryptionNodeID is a key of this machine's UUID and the label.
-type EncryptionNodeID struct{}
-
-// EncryptionStatic is a passphrase in the configuration.
-type EncryptionStatic struct {
-	Passphrase Secret `yaml:"passphrase"` // required, at most 512 characters
-}

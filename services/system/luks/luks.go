@@ -84,7 +84,10 @@ func (l *Layer) Create(ctx context.Context, device string) error {
 	if err = errors.Join(err, l.Close()); err != nil || len(keys) == 0 { // what was there before may be open
 		return err
 	}
-	if err := errors.Join(Missing(keys), l.Keep()); err != nil {
+	if err := Missing(keys); err != nil {
+		return err
+	}
+	if err := l.Keep(); err != nil {
 		return err
 	}
 	args := slices.Concat([]string{"luksFormat", "--type", "luks2", "--cipher", "aes-xts-plain64", "--key-size", "512",

@@ -42,10 +42,10 @@ import (
 	"github.com/garboard-os/garboard/services/operations/rotateca"
 	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"github.com/garboard-os/garboard/services/system/clock"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/files"
-	"github.com/garboard-os/garboard/services/system/forward"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/logship"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/services/system/slots"
@@ -78,7 +78,7 @@ type Node struct {
 	disks   *disks.Disks
 	network *network.Daemon
 	slots   *slots.Slots
-	forward *forward.Forwarder
+	forward *logship.Forwarder
 	report  reporter
 	doctor  *doctor.Doctor
 	// fingerprint is on the console.
@@ -125,8 +125,8 @@ func NewNode(o Options) (*Node, error) {
 		place = func(install config.Install) (string, error) { return n.disks.Place(install) }
 	}
 	var ends lifecycle.Options
-	applier := machine.NewApplier(machine.ApplierOptions{
-		Mode: o.Mode, Trial: o.Cmdline.Fallback(), Back: o.Cmdline.Back(), Store: store, Log: o.Logs.Logger(machine.ID),
+	applier := configuration.NewApplier(configuration.ApplierOptions{
+		Mode: o.Mode, Trial: o.Cmdline.Fallback(), Back: o.Cmdline.Back(), Store: store, Log: o.Logs.Logger(configuration.ID),
 		Restart: func(ctx context.Context, id string, late bool) error {
 			restart := func() error { return n.graph.Restart(ctx, id) }
 			// the members were counted when it was to restart
@@ -148,7 +148,7 @@ func NewNode(o Options) (*Node, error) {
 			return err
 		}
 		if err := applier.RecordBoot(n.slots.Running(), panicked()); err != nil {
-			o.Logs.Logger(machine.ID).Error("this boot isn't recorded", "err", err)
+			o.Logs.Logger(configuration.ID).Error("this boot isn't recorded", "err", err)
 		}
 		n.ops.Open()
 		return nil
@@ -234,7 +234,7 @@ func NewNode(o Options) (*Node, error) {
 		udev.Service(udev.Options{Mode: o.Mode, Store: store}),
 		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, Socket: gate, Fingerprint: &n.fingerprint}),
 		n.network.Service(),
-		machine.Service(machine.Options{
+		configuration.Service(configuration.Options{
 			Store: store, Applier: applier, MountState: d.MountState, Installed: installed,
 			Sources: source.All(source.Options{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume, Wait: applier.NeedNetwork}),
 		}),
@@ -259,7 +259,7 @@ func NewNode(o Options) (*Node, error) {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
 	controllers := slices.Concat(
-		[]resource.Controller{machine.TypeController(), clock.StatusController(), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder, System: d.Shown}).Controller(), kubelet.HealthController(since)},
+		[]resource.Controller{configuration.TypeController(), clock.StatusController(), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder, System: d.Shown}).Controller(), kubelet.HealthController(since)},
 		sysctl.Controllers(o.Mode),
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{
@@ -287,7 +287,7 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.forward = forward.New(forward.Options{Store: store, Logs: o.Logs, AuditLog: controlplane.AuditLog})
+	n.forward = logship.New(logship.Options{Store: store, Logs: o.Logs, AuditLog: controlplane.AuditLog})
 	chartTo, _ := o.Cmdline.Get(paramChart)
 	n.report = reporter{mode: o.Mode, graph: n.graph, store: store, logs: o.Logs, chartTo: chartTo, since: since}
 	return n, nil

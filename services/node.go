@@ -13,9 +13,9 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
 	"github.com/garboard-os/garboard/services/system/clock"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/files"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/services/system/slots"
@@ -26,19 +26,19 @@ import (
 // starts; it stops before they do. A certificate, or another fact that a service needs, is
 // in its package.
 var dependencies = map[string][]string{
-	udev.ID:       nil,
-	apid.ID:       {udev.ID},
-	network.ID:    {udev.ID},
-	machine.ID:    {udev.ID},
-	disks.ID:      {machine.ID},
-	slots.ID:      {disks.ID},
-	files.ID:      {disks.ID},
-	clock.ID:      {disks.ID, network.ID},
-	balancer.ID:   {disks.ID, network.ID},
-	resolver.ID:   {disks.ID, network.ID},
-	trustd.ID:     {network.ID, clock.ID},
-	containerd.ID: {disks.ID, files.ID, slots.ID},
-	etcd.ID:       {containerd.ID, network.ID, clock.ID},
-	kubelet.ID:    {containerd.ID, network.ID, clock.ID, balancer.ID},
-	vip.ID:        {network.ID, etcd.ID},
+	udev.ID:          nil,
+	apid.ID:          {udev.ID},
+	network.ID:       {udev.ID},
+	configuration.ID: {udev.ID},
+	disks.ID:         {configuration.ID},
+	slots.ID:         {disks.ID},
+	files.ID:         {disks.ID},
+	clock.ID:         {disks.ID, network.ID},
+	balancer.ID:      {disks.ID, network.ID},
+	resolver.ID:      {disks.ID, network.ID},
+	trustd.ID:        {network.ID, clock.ID},
+	containerd.ID:    {disks.ID, files.ID, slots.ID},
+	etcd.ID:          {containerd.ID, network.ID, clock.ID},
+	kubelet.ID:       {containerd.ID, network.ID, clock.ID, balancer.ID},
+	vip.ID:           {network.ID, etcd.ID},
 }

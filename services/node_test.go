@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/udev"
 )
 
@@ -91,7 +91,7 @@ func TestWaitsAreRepeatedLessOften(t *testing.T) {
 		t.Errorf("%d lines in an hour:\n%s", n, console.String())
 	}
 	console.Reset()
-	if err := machine.Stages.Put(r.store.As(machine.ID), machine.StageID, machine.Maintenance); err != nil {
+	if err := configuration.Stages.Put(r.store.As(configuration.ID), configuration.StageID, configuration.Maintenance); err != nil {
 		t.Fatal(err)
 	}
 	r.waits()

@@ -20,15 +20,15 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
 // reachable are the services that a machine needs for a person to repair the rest. A system that has no other one to go
 // back to is good when they are up: a new control plane waits for `gbctl bootstrap`, however long that takes.
-var reachable = []string{network.ID, machine.ID, disks.ID, slots.ID, apid.ID}
+var reachable = []string{network.ID, configuration.ID, disks.ID, slots.ID, apid.ID}
 
 // proveEvery is how often a new system is looked at. It is healthy after healthyLooks in a row.
 const (
@@ -78,7 +78,7 @@ func (n *Node) lacks(kubernetes bool) (all kubelet.Faults) {
 			lack(s.ID)
 		}
 	}
-	if cfg, err := machine.Config(n.Store); err == nil && cfg.Machine.Type.ControlPlane() && len(controlplane.StaticPods.List(n.Store)) == 0 && !controlplane.SelfHosted(n.Store) {
+	if cfg, err := configuration.Config(n.Store); err == nil && cfg.Machine.Type.ControlPlane() && len(controlplane.StaticPods.List(n.Store)) == 0 && !controlplane.SelfHosted(n.Store) {
 		lack("static pods") // they aren't made yet, or there is no cluster
 	}
 	for _, reason := range controlplane.Unready(n.Store) {

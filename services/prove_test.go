@@ -20,8 +20,8 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
@@ -44,7 +44,7 @@ func TestUnhealthyStaticPods(t *testing.T) {
 	own := n.Store.As("test")
 	var cfg config.Config
 	cfg.Machine.Type = config.ControlPlane
-	put(machine.Configs.Put(own, machine.ConfigID, &cfg))
+	put(configuration.Configs.Put(own, configuration.ConfigID, &cfg))
 	if got := pods(); got != "static pods" {
 		t.Errorf("before they are made: %q", got)
 	}

@@ -28,7 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	gocmp "github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -120,8 +120,8 @@ func resources(t *testing.T, store *resource.Store) {
 		return controlplane.PodStatus{"conditions": []any{map[string]any{"type": "Ready", "status": is}}}
 	}
 	if err := errors.Join(
-		machine.Stages.Put(store.As(machine.ID), machine.StageID, machine.Configured),
-		machine.Boots.Put(store.As(machine.ID), "000001", machine.Boot{Began: time.Now(), Release: "v1.0.0", Slot: "A", Exit: "reboot: asked by admin"}),
+		configuration.Stages.Put(store.As(configuration.ID), configuration.StageID, configuration.Configured),
+		configuration.Boots.Put(store.As(configuration.ID), "000001", configuration.Boot{Began: time.Now(), Release: "v1.0.0", Slot: "A", Exit: "reboot: asked by admin"}),
 		controlplane.BootstrapStatuses.Put(w, "control-plane", controlplane.BootstrapStatus{}),
 		controlplane.StaticPods.Put(w, "kube-apiserver", pod),
 		controlplane.StaticPods.AddFinalizer(w, "kube-apiserver", `k8s.StaticPodStatus("kube-apiserver")`),
@@ -146,7 +146,7 @@ func record(t *testing.T) map[string]json.RawMessage {
 		}
 		server, err := api.New(api.Options{
 			Mode: boot.Machine, Store: n.Store, Graph: graph, Runtime: n.runtime, Logs: n.logs, Since: since, Gate: sandbox.NewSocket(os.Getuid(), filepath.Join(t.TempDir(), "gate")),
-			Config: machine.NewApplier(machine.ApplierOptions{Mode: boot.Machine, Store: n.Store, StateDir: t.TempDir()}),
+			Config: configuration.NewApplier(configuration.ApplierOptions{Mode: boot.Machine, Store: n.Store, StateDir: t.TempDir()}),
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -20,8 +20,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/apid"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/udev"
 )
@@ -82,7 +82,7 @@ func (r *reporter) run(ctx context.Context, events <-chan dag.Event) {
 // one is worth more lines.
 func (r *reporter) waiting(now time.Duration) []string {
 	statuses := r.graph.Statuses()
-	if stage, err := machine.Stages.Get(r.store, machine.StageID); err == nil && stage.Spec == machine.Maintenance {
+	if stage, err := configuration.Stages.Get(r.store, configuration.StageID); err == nil && stage.Spec == configuration.Maintenance {
 		statuses = slices.DeleteFunc(statuses, func(s dag.Status) bool { return !slices.Contains([]string{udev.ID, network.ID, apid.ID}, s.ID) })
 	}
 	return waitingFor(statuses, now)
@@ -109,7 +109,7 @@ func (r *reporter) event(e dag.Event) {
 	r.logs.Printf("%s: %s%s: %s", e.Service, e.State, up, besides(e.State, e.Message))
 	if e.Service == disks.ID && e.Up && !r.persisted {
 		r.persisted = true
-		if err := r.logs.Persist(boot.LogDir, machine.BootNumber(r.store)); err != nil {
+		if err := r.logs.Persist(boot.LogDir, configuration.BootNumber(r.store)); err != nil {
 			r.logs.Printf("logs stay in memory only: %v", err)
 		} else {
 			r.crash()

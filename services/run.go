@@ -13,7 +13,7 @@ import (
 	"github.com/garboard-os/garboard/services/front/api"
 	"github.com/garboard-os/garboard/services/front/console"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // Run runs the node until ctx is cancelled and everything has stopped, services
@@ -52,7 +52,7 @@ func (n *Node) Run(ctx context.Context) error {
 		wg.Go(func() { console.Run(rctx, screen) })
 		wg.Go(func() {
 			if err := n.logs.FollowKernel(rctx, logs.KmsgDevice, n.report.since); err != nil && rctx.Err() == nil {
-				n.logs.Logger(machine.ID).Warn("the kernel's messages aren't logged any more", "err", err.Error())
+				n.logs.Logger(configuration.ID).Warn("the kernel's messages aren't logged any more", "err", err.Error())
 			}
 		})
 	}

@@ -28,8 +28,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/slots"
 	"github.com/garboard-os/garboard/tools/testing/bootloader"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -79,8 +79,8 @@ func (c *computer) boot(line string, images installers, sick bool) *booted {
 	b.Node = n
 	c.must(kubelet.NodeHealths.Put(store.As("test"), kubelet.HealthID, kubelet.NodeHealth{Serves: "yes"}))
 	_, installed := cmdline.Get(boot.ParamSlot)
-	applier := machine.NewApplier(machine.ApplierOptions{
-		Trial: cmdline.Fallback(), Back: cmdline.Back(), Store: store, Log: l.Logger(machine.ID),
+	applier := configuration.NewApplier(configuration.ApplierOptions{
+		Trial: cmdline.Fallback(), Back: cmdline.Back(), Store: store, Log: l.Logger(configuration.ID),
 		Restart: func(ctx context.Context, id string, _ bool) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { n.power(boot.Reboot, why) },
 		Place:   func(install config.Install) (string, error) { return n.disks.Place(install) },
@@ -99,7 +99,7 @@ func (c *computer) boot(line string, images installers, sick bool) *booted {
 	})})
 	c.must(err)
 	services := []dag.Service{
-		machine.Service(machine.Options{Store: store, Applier: applier, MountState: n.disks.MountState, Installed: installed, Sources: []source.Source{c.configuration()}}),
+		configuration.Service(configuration.Options{Store: store, Applier: applier, MountState: n.disks.MountState, Installed: installed, Sources: []source.Source{c.configuration()}}),
 		n.disks.Service(), c.formatted(n), slots.Service(slots.ServiceOptions{Slots: n.slots, Install: n.install}), restOf(sick),
 	}
 	for i := range services[1:] { // the order of node.go
@@ -353,7 +353,7 @@ func (b *booted) systems() (all string, err error) {
 func (b *booted) looksBack(want string) {
 	b.t.Helper()
 	var from []string
-	for _, o := range machine.Boots.List(b.Store) {
+	for _, o := range configuration.Boots.List(b.Store) {
 		from = append(from, o.Spec.Slot)
 	}
 	if got := strings.Join(from, ","); got != want {

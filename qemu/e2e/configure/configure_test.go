@@ -306,7 +306,7 @@ func staged(t *testing.T, c *e2etest.Cluster) {
 }
 
 // cuts are enough to hit several points of an apply in one run of the test; the
-// test with a thousand is in services/system/machine.
+// test with a thousand is in services/system/configuration.
 const cuts = 6
 
 // The power is cut while configurations are applied: after that the node has the

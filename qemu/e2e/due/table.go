@@ -9,14 +9,14 @@ var Folders = map[string]Folder{
 	"qemu/e2e/attacks": {
 		All: []string{"services/front/api"},
 		Tests: map[string][]string{
-			"TestPodWithTheFileSystem": {"boot/untrusted", "services/front/sandbox", "services/system/forward", "services/core/logs"},
+			"TestPodWithTheFileSystem": {"boot/untrusted", "services/front/sandbox", "services/system/logship", "services/core/logs"},
 			"TestFirewall":             {"services/kubernetes/firewall"},
 		},
 	},
 	"qemu/e2e/badinput": {
 		All: []string{"boot/source", "boot/medium.go", "boot/cmdline.go", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 		Tests: map[string][]string{
-			"TestBadConfiguration":       {"config", "services/system/machine", "services/front/console"},
+			"TestBadConfiguration":       {"config", "services/system/configuration", "services/front/console"},
 			"TestNoDiskNoDHCP":           {"services/system/network"},
 			"TestForeignDiskWipedNoTime": {"services/system/clock"},
 		},
@@ -31,7 +31,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/clients": {All: []string{"api", "services/front", "services/kubernetes/kubeclient", "tools/gbctl/kubeconfig.go"}},
 	"qemu/e2e/clock":   {All: []string{"services/system/clock", "services/kubernetes/secrets", "init/stage1.go", "init/stage2.go"}},
 	"qemu/e2e/configure": {
-		All: []string{"config", "services/system/machine", "services/system/files", "services/system/sysctl", "services/kubernetes/controlplane", "services/kubernetes/kubelet"},
+		All: []string{"config", "services/system/configuration", "services/system/files", "services/system/sysctl", "services/kubernetes/controlplane", "services/kubernetes/kubelet"},
 		Tests: map[string][]string{
 			"TestConfigureInContainer": {"tools/gbctl/apply.go", "tools/gbctl/patch.go", "tools/gbctl/edit.go", "tools/gbctl/history.go", "tools/gbctl/inplace.go"},
 			"TestRowsOnANode":          {"services/kubernetes/containerd", "services/system/udev"},
@@ -81,7 +81,7 @@ var Folders = map[string]Folder{
 		},
 	},
 	"qemu/e2e/maintenance": {
-		All: []string{"boot/source", "services/system/machine", "services/front/console"},
+		All: []string{"boot/source", "services/system/configuration", "services/front/console"},
 		Tests: map[string][]string{
 			"TestMetalInQEMU":       {"kernel", "image/initramfs", "services/system/udev", "services/system/disk", "services/system/disks", "services/system/luks", "services/system/volume", "services/system/media"},
 			"TestMaintenanceInQEMU": {"services/front/apid", "tools/gbctl/apply.go", "tools/gbctl/machine.go"},
@@ -111,7 +111,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/onenode": {Tests: map[string][]string{
 		// It runs with every change: so it also covers what no long test was written for.
 		"TestOneNodeInContainer": {
-			"services/*.go", "services/core", "services/kubernetes", "services/system/forward", "services/system/netcheck", "init", "config", "boot/*.go", "boot/untrusted",
+			"services/*.go", "services/core", "services/kubernetes", "services/system/logship", "services/system/netcheck", "init", "config", "boot/*.go", "boot/untrusted",
 			"image/*.go", "image/cache", "image/components", "image/debian", "image/oci", "image/program", "image/progress", "image/rootfs",
 			"qemu/*.go", "qemu/container", "qemu/exit", "qemu/osthread", "tools/devcluster", "tools/gbctl/*.go", "go.mod", "go.sum",
 		},
@@ -146,7 +146,7 @@ var Folders = map[string]Folder{
 		"TestReleaseIsTheSameTwice": {"image", "kernel", "go.mod", "go.sum"},
 	}},
 	"qemu/e2e/threenodes": {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers"}, Tests: map[string][]string{
-		"TestOneCommandKeepsTheQuorum": {"services/operations/rollout", "services/system/machine", "tools/gbctl/services.go"},
+		"TestOneCommandKeepsTheQuorum": {"services/operations/rollout", "services/system/configuration", "tools/gbctl/services.go"},
 		"TestRecoverFromSnapshot":      {"tools/gbctl/etcd.go", "tools/gbctl/bootstrap.go"},
 	}},
 	"qemu/e2e/upgrade": {All: []string{

@@ -15,8 +15,8 @@ import (
 	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/front/connlimit"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -35,7 +35,7 @@ const maxOutcome = 200
 // service, because they are refused or can't be read.
 type audit struct {
 	log   *slog.Logger
-	lines connlimit.Lines
+	lines tlsserver.Lines
 }
 
 // entry is a call in the log.
@@ -155,7 +155,7 @@ func summary(message any) string {
 		if len(m.GetPatch()) > 0 {
 			what, content = "patch", m.GetPatch()
 		}
-		text := fmt.Sprintf("%s of %d bytes, sha256 %s, mode %s", what, len(content), machine.Digest(content)[:16], modeName(m.GetMode()))
+		text := fmt.Sprintf("%s of %d bytes, sha256 %s, mode %s", what, len(content), configuration.Digest(content)[:16], modeName(m.GetMode()))
 		if m.GetTryTimeout() != nil {
 			text += " for " + m.GetTryTimeout().AsDuration().String()
 		}

@@ -16,7 +16,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -56,7 +56,7 @@ func TestChangesAreAudited(t *testing.T) {
 	_, err = ask(t, changes.Apply, &apiv1.ApplyConfigRequest{Document: []byte(document)})
 	wantCode(t, err, connect.CodeInvalidArgument, "hush")
 	wantParts(t, r.audited(), "outcome=invalid_argument took")
-	r.applier.err = machine.ErrStale
+	r.applier.err = configuration.ErrStale
 	_, err = ask(t, changes.Apply, &apiv1.ApplyConfigRequest{Document: []byte(document)})
 	wantCode(t, err, connect.CodeAborted)
 	wantParts(t, r.audited(), `outcome="aborted: the node's configuration has changed`)

@@ -17,7 +17,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -36,7 +36,7 @@ func (s *configService) Get(ctx context.Context, req *connect.Request[apiv1.GetC
 	if err != nil {
 		return nil, err
 	}
-	res := &apiv1.GetConfigResponse{Digest: machine.Digest(text), Version: cmp.Or(version, situation.Version), Staged: situation.Staged, TryUntil: timestamp(situation.Try)}
+	res := &apiv1.GetConfigResponse{Digest: configuration.Digest(text), Version: cmp.Or(version, situation.Version), Staged: situation.Staged, TryUntil: timestamp(situation.Try)}
 	if res.Redacted = req.Msg.GetRedact() || !callOf(ctx).admin(); res.Redacted {
 		if text, err = config.Redact(text); err != nil {
 			return nil, connect.NewError(connect.CodeInternal, err)
@@ -95,7 +95,7 @@ func (s *configService) patched(patch []byte, base string) (text []byte, from st
 		return nil, "", err
 	}
 	if from = base; from == "" {
-		from = machine.Digest(now)
+		from = configuration.Digest(now)
 	}
 	if text, err = merge.Apply(now, patch); err != nil {
 		return nil, "", connect.NewError(connect.CodeInvalidArgument, err)
@@ -105,10 +105,10 @@ func (s *configService) patched(patch []byte, base string) (text []byte, from st
 
 // change applies a request. If the node reboots or restarts etcd for it, the
 // cluster must be able to work without the node.
-func (s *configService) change(ctx context.Context, r machine.Request, force bool, interrupt func(context.Context, string, bool, func() error) (string, error), apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
+func (s *configService) change(ctx context.Context, r configuration.Request, force bool, interrupt func(context.Context, string, bool, func() error) (string, error), apply func(context.Context, configuration.Request) (configuration.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
 	former, _ := network.Hostnames.Get(s.opts.Store, network.HostnameID) // none in maintenance
 	if !r.First {
-		r.Around = func(plan machine.Result, do func() (machine.Result, error)) (result machine.Result, failure error) {
+		r.Around = func(plan configuration.Result, do func() (configuration.Result, error)) (result configuration.Result, failure error) {
 			would := "etcd would restart"
 			switch {
 			case plan.Rebooting:
@@ -138,7 +138,7 @@ func (s *configService) Rollback(ctx context.Context, req *connect.Request[apiv1
 	if err != nil {
 		return nil, err
 	}
-	return s.change(ctx, r, false, s.opts.Interrupt, func(ctx context.Context, r machine.Request) (machine.Result, error) {
+	return s.change(ctx, r, false, s.opts.Interrupt, func(ctx context.Context, r configuration.Request) (configuration.Result, error) {
 		return s.opts.Config.Rollback(ctx, req.Msg.GetVersion(), r)
 	})
 }
@@ -160,14 +160,14 @@ func (s *configService) History(_ context.Context, _ *connect.Request[apiv1.Conf
 	return connect.NewResponse(res), err
 }
 
-func modeNumber(mode machine.Mode) apiv1.ApplyMode {
+func modeNumber(mode configuration.Mode) apiv1.ApplyMode {
 	return enum[apiv1.ApplyMode](apiv1.ApplyMode_value, "APPLY_MODE_", mode)
 }
 
 // applyRequest is what Apply and Rollback have in common.
-func applyRequest(mode apiv1.ApplyMode, try *durationpb.Duration, dry bool, by string) (machine.Request, error) {
-	r := machine.Request{DryRun: dry, By: by, Mode: machine.Mode(modeName(mode))}
-	if modeNumber(r.Mode) != mode || r.Mode == machine.Undone {
+func applyRequest(mode apiv1.ApplyMode, try *durationpb.Duration, dry bool, by string) (configuration.Request, error) {
+	r := configuration.Request{DryRun: dry, By: by, Mode: configuration.Mode(modeName(mode))}
+	if modeNumber(r.Mode) != mode || r.Mode == configuration.Undone {
 		return r, failed(connect.CodeInvalidArgument, "mode %d isn't one; there are auto, immediate, on-reboot, reboot and try", mode)
 	}
 	if try == nil {
@@ -178,16 +178,16 @@ func applyRequest(mode apiv1.ApplyMode, try *durationpb.Duration, dry bool, by s
 	}
 	r.TryTimeout = try.AsDuration()
 	switch {
-	case r.Mode != machine.Try:
+	case r.Mode != configuration.Try:
 		return r, failed(connect.CodeInvalidArgument, "a time to try is for mode try, not for mode %s", r.Mode)
-	case r.TryTimeout < machine.MinTryTimeout || r.TryTimeout > machine.MaxTryTimeout:
-		return r, failed(connect.CodeInvalidArgument, "a try of %s: from %s to %s is possible", r.TryTimeout, machine.MinTryTimeout, machine.MaxTryTimeout)
+	case r.TryTimeout < configuration.MinTryTimeout || r.TryTimeout > configuration.MaxTryTimeout:
+		return r, failed(connect.CodeInvalidArgument, "a try of %s: from %s to %s is possible", r.TryTimeout, configuration.MinTryTimeout, configuration.MaxTryTimeout)
 	}
 	return r, nil
 }
 
 // applied is the answer of a node with this name.
-func applied(r machine.Result, name string) *connect.Response[apiv1.ApplyConfigResponse] {
+func applied(r configuration.Result, name string) *connect.Response[apiv1.ApplyConfigResponse] {
 	res := &apiv1.ApplyConfigResponse{
 		Mode: modeNumber(r.Mode), Reboot: r.Rebooting, Restarts: r.Restarted, Version: r.Version, TryUntil: timestamp(r.Deadline),
 	}
@@ -219,15 +219,15 @@ func applyError(err error) error {
 	switch {
 	case errors.As(err, new(config.Problems)):
 		code = connect.CodeInvalidArgument
-	case errors.Is(err, machine.ErrNoVersion), errors.Is(err, machine.ErrNotKept):
+	case errors.Is(err, configuration.ErrNoVersion), errors.Is(err, configuration.ErrNotKept):
 		code = connect.CodeNotFound
-	case errors.Is(err, machine.ErrNoConfig):
+	case errors.Is(err, configuration.ErrNoConfig):
 		return failed(code, "%w: give it one with gbctl apply-config", err)
-	case errors.Is(err, machine.ErrConfigured):
+	case errors.Is(err, configuration.ErrConfigured):
 		return failed(code, "%w: come with a client certificate of its cluster, without --insecure", err)
-	case errors.Is(err, machine.ErrStale):
+	case errors.Is(err, configuration.ErrStale):
 		code = connect.CodeAborted
-	case errors.Is(err, machine.ErrBusy):
+	case errors.Is(err, configuration.ErrBusy):
 		code = connect.CodeUnavailable
 	case errors.As(err, new(*fs.PathError)), errors.As(err, new(syscall.Errno)):
 		code = connect.CodeInternal

@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -41,7 +41,7 @@ func TestGetConfigShowsSecretsToAdministratorsOnly(t *testing.T) {
 	c, text := document(t)
 	try := time.Unix(5000, 0)
 	r.applier.texts = map[uint64][]byte{0: text, 3: text}
-	r.applier.situation = machine.Situation{Version: 3, Staged: true, Try: try}
+	r.applier.situation = configuration.Situation{Version: 3, Staged: true, Try: try}
 	r.serve()
 	for _, test := range []struct {
 		name     string
@@ -78,10 +78,10 @@ func TestGetConfigShowsSecretsToAdministratorsOnly(t *testing.T) {
 func TestApplyAsksForWhatTheCallerMeans(t *testing.T) {
 	r := newRig(t)
 	deadline := time.Unix(6000, 0)
-	r.applier.result = machine.Result{
+	r.applier.result = configuration.Result{
 		Changes:  []config.Change{{Path: "machine.network.hostname", Op: config.Changed, Old: "a", New: "b", Effect: config.Live, Note: "n"}},
 		Warnings: []config.Warning{{Problem: config.Problem{What: "odd"}}},
-		Mode:     machine.Try, Rebooting: true, Restarted: []string{"kubelet"}, Deadline: deadline, Version: 7,
+		Mode:     configuration.Try, Rebooting: true, Restarted: []string{"kubelet"}, Deadline: deadline, Version: 7,
 	}
 	r.serve()
 	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
@@ -111,14 +111,14 @@ func TestApplyAsksForWhatTheCallerMeans(t *testing.T) {
 		_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x"), Mode: apiv1.ApplyMode(i)})
 		must(t, err)
 	}
-	var modes []machine.Mode
+	var modes []configuration.Mode
 	for _, request := range r.applier.done() {
 		modes = append(modes, request.Mode)
 	}
-	if diff := cmp.Diff([]machine.Mode{machine.Auto, machine.Immediate, machine.OnReboot, machine.Reboot, machine.Try}, modes); diff != "" {
+	if diff := cmp.Diff([]configuration.Mode{configuration.Auto, configuration.Immediate, configuration.OnReboot, configuration.Reboot, configuration.Try}, modes); diff != "" {
 		t.Error(diff)
 	}
-	first := machine.Request{Text: []byte("version: v1alpha1"), Mode: machine.Try, TryTimeout: 20 * time.Second, DryRun: true, By: "jane", Base: "abc"}
+	first := configuration.Request{Text: []byte("version: v1alpha1"), Mode: configuration.Try, TryTimeout: 20 * time.Second, DryRun: true, By: "jane", Base: "abc"}
 	if diff := cmp.Diff(first, r.applier.requests[0]); diff != "" {
 		t.Error(diff)
 	}
@@ -148,7 +148,7 @@ func TestApplyThatRestartsEtcd(t *testing.T) {
 		}
 		return "", do()
 	}
-	r.applier.result = machine.Result{Mode: machine.Immediate, Restarted: []string{"etcd"}}
+	r.applier.result = configuration.Result{Mode: configuration.Immediate, Restarted: []string{"etcd"}}
 	r.serve()
 	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
 	_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x")})
@@ -171,10 +171,10 @@ func TestPeerRestartsEtcd(t *testing.T) {
 	}
 	r.opts.InterruptLocked = func(_ context.Context, _ string, _ bool, do func() error) (string, error) { return "", do() }
 	r.applier.texts = map[uint64][]byte{0: []byte("machine: {}\n")}
-	r.applier.result = machine.Result{Mode: machine.Immediate, Restarted: []string{"etcd"}}
+	r.applier.result = configuration.Result{Mode: configuration.Immediate, Restarted: []string{"etcd"}}
 	r.serve()
 	client := garboardv1connect.NewConfigServiceClient(r.as(identity(contract.Peer)), host)
-	_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Patch: []byte("machine: {}"), Base: machine.Digest([]byte("machine: {}\n")), Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE})
+	_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Patch: []byte("machine: {}"), Base: configuration.Digest([]byte("machine: {}\n")), Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE})
 	must(t, err)
 	if n := len(r.applier.done()); n != 1 {
 		t.Errorf("%d requests came through", n)
@@ -191,7 +191,7 @@ func TestApplyThatMayNotReboot(t *testing.T) {
 		return "", do()
 	}
 	r.applier.texts = map[uint64][]byte{1: nil}
-	r.applier.result = machine.Result{Mode: machine.Reboot, Rebooting: true}
+	r.applier.result = configuration.Result{Mode: configuration.Reboot, Rebooting: true}
 	r.serve()
 	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
 	_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x")})
@@ -204,7 +204,7 @@ func TestApplyThatMayNotReboot(t *testing.T) {
 	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x"), DryRun: true})
 	must(t, err)
 	// What takes no reboot is nobody else's business.
-	r.applier.result = machine.Result{Mode: machine.OnReboot}
+	r.applier.result = configuration.Result{Mode: configuration.OnReboot}
 	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x")})
 	must(t, err)
 	if all := r.applier.done(); len(all) != 1 {
@@ -220,11 +220,11 @@ func TestErrorsOfApplyAreWhatAClientDecidesOn(t *testing.T) {
 		code connect.Code
 	}{
 		{config.Problems{{What: "unknown key"}}, connect.CodeInvalidArgument},
-		{&machine.NeedsReboot{Paths: []string{"machine.install.disk"}}, connect.CodeFailedPrecondition},
-		{machine.ErrNothingToConfirm, connect.CodeFailedPrecondition},
-		{machine.ErrNoConfig, connect.CodeFailedPrecondition},
-		{machine.ErrStale, connect.CodeAborted},
-		{machine.ErrBusy, connect.CodeUnavailable},
+		{&configuration.NeedsReboot{Paths: []string{"machine.install.disk"}}, connect.CodeFailedPrecondition},
+		{configuration.ErrNothingToConfirm, connect.CodeFailedPrecondition},
+		{configuration.ErrNoConfig, connect.CodeFailedPrecondition},
+		{configuration.ErrStale, connect.CodeAborted},
+		{configuration.ErrBusy, connect.CodeUnavailable},
 		{&fs.PathError{Op: "write", Path: "x", Err: errors.New("no space")}, connect.CodeInternal},
 		{errors.New("persist is false"), connect.CodeFailedPrecondition},
 	} {
@@ -250,7 +250,7 @@ func TestHistoryAndRollback(t *testing.T) {
 	}
 	back, err := ask(t, client.Rollback, &apiv1.RollbackConfigRequest{Version: 1, Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE})
 	must(t, err)
-	if done := r.applier.done(); back.GetVersion() != 1 || len(done) != 1 || done[0].Mode != machine.Immediate {
+	if done := r.applier.done(); back.GetVersion() != 1 || len(done) != 1 || done[0].Mode != configuration.Immediate {
 		t.Errorf("rolled back to %v by %+v", back, r.applier.requests)
 	}
 	_, err = ask(t, client.Rollback, &apiv1.RollbackConfigRequest{Version: 5})
@@ -265,8 +265,8 @@ func TestHistoryAndRollback(t *testing.T) {
 // TestUnknownClientsConfigureANodeOnce has many clients try at once.
 func TestUnknownClientsConfigureANodeOnce(t *testing.T) {
 	r := newRig(t)
-	stages := r.opts.Store.As(machine.ID)
-	must(t, machine.Stages.Put(stages, machine.StageID, machine.Maintenance))
+	stages := r.opts.Store.As(configuration.ID)
+	must(t, configuration.Stages.Put(stages, configuration.StageID, configuration.Maintenance))
 	r.serve()
 	client := garboardv1connect.NewConfigServiceClient(r.as(unknownClient), host)
 	_, err := ask(t, client.Get, &apiv1.GetConfigRequest{})
@@ -299,17 +299,17 @@ func TestUnknownClientsConfigureANodeOnce(t *testing.T) {
 	if by := r.applier.requests[0].By; by != "maintenance mode, from 10.5.0.9:41000" {
 		t.Errorf("by %q", by)
 	}
-	must(t, machine.Stages.Delete(stages, machine.StageID))
+	must(t, configuration.Stages.Delete(stages, configuration.StageID))
 	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("mine")})
 	wantCode(t, err, connect.CodeUnavailable, "still looking")
 }
 
 // Who has no certificate must say that the system needs no signature.
 func TestUnsignedSystemNeedsLeave(t *testing.T) {
-	for unsigned, refused := range map[bool]error{false: machine.ErrUnsigned, true: nil} {
+	for unsigned, refused := range map[bool]error{false: configuration.ErrUnsigned, true: nil} {
 		r := newRig(t)
 		r.applier.err = refused
-		must(t, machine.Stages.Put(r.opts.Store.As(machine.ID), machine.StageID, machine.Maintenance))
+		must(t, configuration.Stages.Put(r.opts.Store.As(configuration.ID), configuration.StageID, configuration.Maintenance))
 		r.serve()
 		client := garboardv1connect.NewConfigServiceClient(r.as(unknownClient), host)
 		_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("mine"), Unsigned: unsigned})
@@ -337,7 +337,7 @@ func TestApplyPatch(t *testing.T) {
 	patch := []byte(`{"machine": {"token": "x"}}`)
 	must(t, apply(admin, &apiv1.ApplyConfigRequest{Patch: patch}))
 	must(t, apply(identity(contract.Peer), &apiv1.ApplyConfigRequest{Patch: patch, Base: "of an earlier one", Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE}))
-	for i, base := range []string{machine.Digest(text), "of an earlier one"} {
+	for i, base := range []string{configuration.Digest(text), "of an earlier one"} {
 		got := r.applier.done()[i]
 		if want := "# mine\nversion: v1alpha1\nmachine:\n  type: worker # for now\n  token: x\n"; string(got.Text) != want || got.Base != base {
 			t.Errorf("base %q, text %s", got.Base, got.Text)

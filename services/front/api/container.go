@@ -14,7 +14,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -193,7 +193,7 @@ func (s *nodeService) CheckImages(ctx context.Context, req *connect.Request[apiv
 	case s.opts.Containerd == nil:
 		return noContainerd()
 	case len(images) == 0:
-		cfg, err := machine.Config(s.opts.Store)
+		cfg, err := configuration.Config(s.opts.Store)
 		if err != nil {
 			return failed(connect.CodeFailedPrecondition, "the node has no configuration: name the images")
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -25,7 +25,7 @@ func TestS213EtcdOnAWorker(t *testing.T) {
 	r := newRig(t).serve()
 	cfg := &config.Config{Version: config.Version}
 	cfg.Machine.Type = config.Worker
-	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, cfg))
+	must(t, configuration.Configs.Put(r.opts.Store.As("test"), configuration.ConfigID, cfg))
 	c := garboardv1connect.NewEtcdServiceClient(r.as(admin), host)
 	_, begin := ask(t, c.Bootstrap, &apiv1.BootstrapRequest{})
 	_, members := ask(t, c.Members, &apiv1.EtcdMembersRequest{})
@@ -67,7 +67,7 @@ func TestControlPlanesAreMet(t *testing.T) {
 	cfg := &config.Config{Version: config.Version}
 	cfg.Machine.Type = config.ControlPlane
 	w := store.As("test")
-	must(t, machine.Configs.Put(w, machine.ConfigID, cfg))
+	must(t, configuration.Configs.Put(w, configuration.ConfigID, cfg))
 	must(t, network.Hostnames.Put(w, network.HostnameID, "one"))
 	must(t, network.Addresses.Put(w, network.AddressID, network.NodeAddress{Primary: netip.MustParseAddr("10.5.0.2")}))
 	s := &etcdService{member: etcd.New(etcd.Options{Store: store, DataDir: dir + "/data", Journal: dir + "/etcd.json"})}

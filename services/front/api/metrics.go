@@ -20,7 +20,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // metricsType is that of the text format of Prometheus.
@@ -108,7 +108,7 @@ func (s *nodeService) operationMetrics(m *measures) {
 
 // clusterMetrics are those of the node's part in its cluster.
 func (s *nodeService) clusterMetrics(m *measures) {
-	cfg, err := machine.Config(s.opts.Store)
+	cfg, err := configuration.Config(s.opts.Store)
 	if err == nil && cfg.Machine.Type.ControlPlane() {
 		status, serves := etcd.Ready(s.opts.Store)
 		m.put("garboard_etcd_member_serves", truth(serves), "member", status.MemberID)

@@ -22,7 +22,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 var metricName = regexp.MustCompile(`\bgarboard_[a-z0-9_]+`)
@@ -34,7 +34,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	must(t, err)
 	cfg := &config.Config{Version: config.Version}
 	cfg.Machine.Type = config.Init
-	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, cfg))
+	must(t, configuration.Configs.Put(r.opts.Store.As("test"), configuration.ConfigID, cfg))
 	must(t, secrets.API.Put(r.opts.Store.As("test"), secrets.APIID, secrets.APISpec{CA: ca.Cert, Serving: config.CertKey{Crt: ca.Cert}}))
 	must(t, clock.Statuses.Put(r.opts.Store.As("test"), clock.StatusID, clock.Status{Synced: true, Offset: time.Millisecond}))
 	must(t, resource.Failures.Put(r.opts.Store.As("test"), "k8s.Test", resource.Failure{Reason: reason.Code("no-quorum"), Error: "x"}))

@@ -24,7 +24,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -89,10 +89,10 @@ func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusR
 		LastExit: readable(s.text(boot.ExitFile)),
 		BootId:   cmp.Or(s.boot, s.text("/proc/sys/kernel/random/boot_id")),
 	}
-	if stage, err := machine.Stages.Get(s.opts.Store, machine.StageID); err == nil {
+	if stage, err := configuration.Stages.Get(s.opts.Store, configuration.StageID); err == nil {
 		res.Stage = string(stage.Spec)
 	}
-	if c, err := machine.Config(s.opts.Store); err == nil {
+	if c, err := configuration.Config(s.opts.Store); err == nil {
 		res.MachineType, res.Cluster, res.Endpoint = string(c.Machine.Type), c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String()
 	}
 	if a, err := network.Addresses.Get(s.opts.Store, network.AddressID); err == nil {
@@ -205,9 +205,9 @@ func (s *nodeService) BootChart(_ context.Context, req *connect.Request[apiv1.Bo
 
 // controlPlane is the configuration of this node, if it is a control plane. Only those hold what.
 func (s *nodeService) controlPlane(what string) (*config.Config, error) {
-	c, err := machine.Config(s.opts.Store)
+	c, err := configuration.Config(s.opts.Store)
 	if err != nil {
-		return nil, applyError(machine.ErrNoConfig)
+		return nil, applyError(configuration.ErrNoConfig)
 	}
 	if !c.Machine.Type.ControlPlane() {
 		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold %s: ask a control plane", c.Machine.Type, what)

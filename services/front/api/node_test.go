@@ -20,8 +20,8 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"gopkg.in/yaml.v3"
@@ -182,7 +182,7 @@ func TestKubeconfig(t *testing.T) {
 	r := newRig(t)
 	cfg, err := config.Generate(config.Options{ClusterName: "test", Endpoint: "https://10.5.0.2:6443"})
 	must(t, err)
-	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, cfg))
+	must(t, configuration.Configs.Put(r.opts.Store.As("test"), configuration.ConfigID, cfg))
 	r.serve()
 	client := garboardv1connect.NewNodeServiceClient(r.as(admin), host)
 	for _, tc := range []struct {
@@ -232,7 +232,7 @@ func TestClientCertificate(t *testing.T) {
 	former, err := pki.NewMachineCA(time.Now())
 	must(t, err)
 	cfg.Machine.AcceptedCAs = []config.CertKey{{Crt: former.Cert, Key: former.Key}}
-	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, cfg))
+	must(t, configuration.Configs.Put(r.opts.Store.As("test"), configuration.ConfigID, cfg))
 	r.serve()
 	key, err := pki.NewKey(pki.Ed25519)
 	must(t, err)
@@ -258,7 +258,7 @@ func TestClientCertificate(t *testing.T) {
 	wantCode(t, err, connect.CodeInvalidArgument, "parse certificate request")
 	worker := *cfg
 	worker.Machine.Type, worker.Machine.CA.Key = config.Worker, nil
-	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, &worker))
+	must(t, configuration.Configs.Put(r.opts.Store.As("test"), configuration.ConfigID, &worker))
 	_, err = ask(t, client.ClientCertificate, &apiv1.ClientCertificateRequest{Request: request})
 	wantCode(t, err, connect.CodeFailedPrecondition, "ask a control plane")
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // Options are what the API stands on: all that it can read or change.
@@ -62,10 +62,10 @@ type Options struct {
 
 // Applier is the part of machine.Applier that the API needs.
 type Applier interface {
-	Apply(ctx context.Context, r machine.Request) (machine.Result, error)
+	Apply(ctx context.Context, r configuration.Request) (configuration.Result, error)
 	Confirm(ctx context.Context, by string) error
-	Rollback(ctx context.Context, version uint64, r machine.Request) (machine.Result, error)
-	History() ([]machine.Entry, error)
+	Rollback(ctx context.Context, version uint64, r configuration.Request) (configuration.Result, error)
+	History() ([]configuration.Entry, error)
 	Text(version uint64) ([]byte, error)
-	Situation() machine.Situation
+	Situation() configuration.Situation
 }

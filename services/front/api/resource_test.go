@@ -24,8 +24,8 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/files"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/sysctl"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -237,7 +237,7 @@ func (r *rig) controlPlane() {
 	t.Helper()
 	c, _ := document(t)
 	w := r.opts.Store.As("test")
-	must(t, machine.Configs.Put(r.opts.Store.As(machine.ID), machine.ConfigID, c))
+	must(t, configuration.Configs.Put(r.opts.Store.As(configuration.ID), configuration.ConfigID, c))
 	address := netip.MustParseAddr("10.5.0.2")
 	must(t, network.Addresses.Put(w, network.AddressID, network.NodeAddress{Primary: address, All: []netip.Prefix{netip.PrefixFrom(address, 24)}}))
 	must(t, network.Hostnames.Put(w, network.HostnameID, "n1"))
@@ -315,7 +315,7 @@ var telling = regexp.MustCompile(`(?i)token|password|passphrase|private|secret|k
 // of.
 func TestKindsHaveTypesForSecrets(t *testing.T) {
 	for _, d := range resource.Definitions() {
-		if d.Type == machine.Configs.Type() {
+		if d.Type == configuration.Configs.Type() {
 			continue // package config redacts it by its own rules, and tests them
 		}
 		for _, field := range suspicious(d.Spec(), d.Type, map[reflect.Type]bool{}) {
@@ -340,7 +340,7 @@ func TestNoResourceShowsASecret(t *testing.T) {
 		t.Fatalf("only %d secrets to look for", len(hidden))
 	}
 	// Kubernetes' tokens have no type of their own.
-	c, err := machine.Config(r.opts.Store)
+	c, err := configuration.Config(r.opts.Store)
 	must(t, err)
 	_, tokenSecret, _ := strings.Cut(string(c.Cluster.Token), ".")
 	hidden[tokenSecret] = true
@@ -411,7 +411,7 @@ func TestSecretsOfKubernetesAreHidden(t *testing.T) {
 func TestMachineConfigIsShownAsWritten(t *testing.T) { // S-269
 	r := newRig(t)
 	c, _ := document(t)
-	must(t, machine.Configs.Put(r.opts.Store.As(machine.ID), machine.ConfigID, c))
+	must(t, configuration.Configs.Put(r.opts.Store.As(configuration.ID), configuration.ConfigID, c))
 	r.serve()
 	res, err := ask(t, r.resources(admin).List, &apiv1.ListResourcesRequest{Type: "mc"})
 	must(t, err)

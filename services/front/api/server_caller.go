@@ -10,7 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // maxName bounds the headers about the caller: names in certificates are at most 64
@@ -113,11 +113,11 @@ func (s *Server) permit(caller caller, m contract.Method, known bool) error {
 
 // inMaintenance is an error unless the node has no configuration.
 func inMaintenance(o Options) error {
-	stage, err := machine.Stages.Get(o.Store, machine.StageID)
+	stage, err := configuration.Stages.Get(o.Store, configuration.StageID)
 	switch {
-	case err != nil || stage.Spec == machine.Searching:
+	case err != nil || stage.Spec == configuration.Searching:
 		return failed(connect.CodeUnavailable, "the node is still looking for its configuration: try again in a moment")
-	case stage.Spec != machine.Maintenance:
+	case stage.Spec != configuration.Maintenance:
 		return failed(connect.CodeFailedPrecondition, "the node has a configuration: come with a client certificate of its cluster, without --insecure")
 	}
 	return nil

@@ -29,8 +29,8 @@ import (
 	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -110,7 +110,7 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 	r.opts.Gate.PID.Store(int64(os.Getpid()))
 	r.opts.Operations, err = operation.New(operation.Options{Store: store, Log: l.Quiet(operation.ID), Dir: filepath.Join(dir, "operations")})
 	must(t, err)
-	must(t, machine.Stages.Put(store.As(machine.ID), machine.StageID, machine.Configured))
+	must(t, configuration.Stages.Put(store.As(configuration.ID), configuration.StageID, configuration.Configured))
 	return r
 }
 
@@ -257,14 +257,14 @@ type applier struct {
 	mu        sync.Mutex // guards all following fields
 	texts     map[uint64][]byte
 	first     bool // it was given
-	requests  []machine.Request
+	requests  []configuration.Request
 	confirmed []string
-	result    machine.Result
+	result    configuration.Result
 	err       error
-	situation machine.Situation
+	situation configuration.Situation
 }
 
-func (a *applier) Apply(ctx context.Context, r machine.Request) (machine.Result, error) {
+func (a *applier) Apply(ctx context.Context, r configuration.Request) (configuration.Result, error) {
 	if around := r.Around; around != nil && !r.DryRun {
 		r.Around = nil
 		planned := r
@@ -273,28 +273,28 @@ func (a *applier) Apply(ctx context.Context, r machine.Request) (machine.Result,
 		if err != nil {
 			return plan, err
 		}
-		return around(plan, func() (machine.Result, error) { return a.Apply(ctx, r) })
+		return around(plan, func() (configuration.Result, error) { return a.Apply(ctx, r) })
 	}
 	r.Around = nil
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if r.First && a.first {
-		return machine.Result{}, machine.ErrConfigured
+		return configuration.Result{}, configuration.ErrConfigured
 	}
 	a.first = true
 	a.requests = append(a.requests, r)
 	if a.err == nil && a.store != nil {
-		a.err = machine.Stages.Put(a.store.As(machine.ID), machine.StageID, machine.Configured)
+		a.err = configuration.Stages.Put(a.store.As(configuration.ID), configuration.StageID, configuration.Configured)
 	}
 	return a.result, a.err
 }
 
-func (a *applier) Rollback(ctx context.Context, version uint64, r machine.Request) (machine.Result, error) {
+func (a *applier) Rollback(ctx context.Context, version uint64, r configuration.Request) (configuration.Result, error) {
 	a.mu.Lock()
 	_, known := a.texts[version]
 	a.mu.Unlock()
 	if version != 0 && !known {
-		return machine.Result{}, fmt.Errorf("version %d %w", version, machine.ErrNoVersion)
+		return configuration.Result{}, fmt.Errorf("version %d %w", version, configuration.ErrNoVersion)
 	}
 	result, err := a.Apply(ctx, r)
 	result.Version = version
@@ -302,10 +302,10 @@ func (a *applier) Rollback(ctx context.Context, version uint64, r machine.Reques
 }
 
 // done are the requests that weren't for looking.
-func (a *applier) done() []machine.Request {
+func (a *applier) done() []configuration.Request {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(a.requests), func(r machine.Request) bool { return r.DryRun })
+	return slices.DeleteFunc(slices.Clone(a.requests), func(r configuration.Request) bool { return r.DryRun })
 }
 
 func (a *applier) Confirm(_ context.Context, by string) error {
@@ -315,19 +315,19 @@ func (a *applier) Confirm(_ context.Context, by string) error {
 	return a.err
 }
 
-func (a *applier) History() ([]machine.Entry, error) {
+func (a *applier) History() ([]configuration.Entry, error) {
 	if a.panics != "" {
 		panic(a.panics)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var entries []machine.Entry
+	var entries []configuration.Entry
 	for version := range a.texts {
 		if version != 0 {
-			entries = append(entries, machine.Entry{Version: version, By: "joe", Mode: machine.Try, Time: time.Unix(1, 0)})
+			entries = append(entries, configuration.Entry{Version: version, By: "joe", Mode: configuration.Try, Time: time.Unix(1, 0)})
 		}
 	}
-	slices.SortFunc(entries, func(x, y machine.Entry) int { return int(y.Version) - int(x.Version) })
+	slices.SortFunc(entries, func(x, y configuration.Entry) int { return int(y.Version) - int(x.Version) })
 	return entries, a.err
 }
 
@@ -339,14 +339,14 @@ func (a *applier) Text(version uint64) ([]byte, error) {
 	case a.err != nil:
 		return nil, a.err
 	case !ok && version == 0:
-		return nil, machine.ErrNoConfig
+		return nil, configuration.ErrNoConfig
 	case !ok:
-		return nil, fmt.Errorf("version %d %w", version, machine.ErrNoVersion)
+		return nil, fmt.Errorf("version %d %w", version, configuration.ErrNoVersion)
 	}
 	return bytes.Clone(text), nil
 }
 
-func (a *applier) Situation() machine.Situation {
+func (a *applier) Situation() configuration.Situation {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.situation

@@ -23,7 +23,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
@@ -118,7 +118,7 @@ func TestTokens(t *testing.T) {
 		recorded[id], forgets[id] = t, forget
 		return nil
 	}
-	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, cfg))
+	must(t, configuration.Configs.Put(r.opts.Store.As("test"), configuration.ConfigID, cfg))
 	pair, err := secrets.Admin(cfg.Cluster.CA, time.Now())
 	must(t, err)
 	must(t, secrets.Kubernetes.Put(r.opts.Store.As("test"), secrets.KubernetesID, secrets.KubernetesSpec{
@@ -214,7 +214,7 @@ func TestTokens(t *testing.T) {
 	wantCode(t, err, connect.CodePermissionDenied)
 	worker := *cfg
 	worker.Machine.Type, worker.Cluster.CA.Key = config.Worker, nil
-	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, &worker))
+	must(t, configuration.Configs.Put(r.opts.Store.As("test"), configuration.ConfigID, &worker))
 	_, err = ask(t, client.ListTokens, &apiv1.ListTokensRequest{})
 	wantCode(t, err, connect.CodeFailedPrecondition, "ask a control plane")
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/background"
-	"github.com/garboard-os/garboard/services/front/connlimit"
 	"github.com/garboard-os/garboard/services/front/sandbox"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
 )
 
 const (
@@ -46,7 +46,7 @@ func Main() int {
 }
 
 func runAt(dir, socket, address string) int {
-	return connlimit.Process(goMemory, func(ctx context.Context, log *slog.Logger) error {
+	return tlsserver.Process(goMemory, func(ctx context.Context, log *slog.Logger) error {
 		g, err := newGate(dir, socket, log)
 		if err != nil {
 			return err

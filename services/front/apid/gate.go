@@ -24,8 +24,8 @@ import (
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
-	"github.com/garboard-os/garboard/services/front/connlimit"
 	"github.com/garboard-os/garboard/services/front/statefile"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
 )
 
 const (
@@ -56,7 +56,7 @@ type gate struct {
 	errors  *connect.ErrorWriter
 	proxy   *httputil.ReverseProxy
 	backend *http.Transport
-	open    connlimit.Conns
+	open    tlsserver.Conns
 	piece   time.Duration    // readTimeout; a field for tests
 	stall   time.Duration    // stallTimeout; a field for tests
 	now     func() time.Time // a node's clock may be wrong; a field for tests
@@ -71,9 +71,9 @@ func (g *gate) time() time.Time {
 // newGate is a gate with the state in dir that forwards calls to socket.
 func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 	g := &gate{
-		log: connlimit.Limited(log), errors: connect.NewErrorWriter(),
+		log: tlsserver.Limited(log), errors: connect.NewErrorWriter(),
 		backend: newBackend(socket), admins: newQuotas(adminRooms), guests: newQuotas(guestRooms),
-		open:  connlimit.Conns{Max: maxConns, MaxNew: maxNew, MaxGuests: maxGuests},
+		open:  tlsserver.Conns{Max: maxConns, MaxNew: maxNew, MaxGuests: maxGuests},
 		piece: readTimeout, stall: stallTimeout, now: time.Now,
 	}
 	g.proxy = g.newProxy()
@@ -160,7 +160,7 @@ func (g *gate) enter(ctx context.Context, c *call) (leave func(), err error) {
 		if c.caller.name == "" {
 			name, _, _ = net.SplitHostPort(c.remote)
 		}
-		connlimit.Of(ctx).SetGuest(name)
+		tlsserver.Of(ctx).SetGuest(name)
 	}
 	if c.client, err = q.enter(name); err != nil {
 		return nil, err
@@ -209,7 +209,7 @@ func (g *gate) decide(r *http.Request, s *state, identify identifier) (c call, m
 		return c, m, connect.NewError(connect.CodeUnavailable, errClosed)
 	}
 	// With the current authorities, which may be newer than the connection.
-	caller, err := s.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates, identify)
+	caller, err := s.recall(tlsserver.Of(r.Context()), r.TLS.PeerCertificates, identify)
 	if err == nil {
 		c.caller, err = caller, caller.current(g.time())
 	}
@@ -308,7 +308,7 @@ func (g *gate) newProxy() *httputil.ReverseProxy {
 		Transport:     g.backend,
 		FlushInterval: -1, // streams are to arrive as they come
 		ErrorHandler:  g.failed,
-		ErrorLog:      log.New(connlimit.Writer{Log: g.log}, "", 0),
+		ErrorLog:      log.New(tlsserver.Writer{Log: g.log}, "", 0),
 		BufferPool:    &buffers{sync.Pool{New: func() any { return new([bufferSize]byte) }}},
 	}
 }

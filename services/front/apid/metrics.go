@@ -11,7 +11,7 @@ import (
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/front/connlimit"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
 )
 
 const (
@@ -29,7 +29,7 @@ const (
 // scrapes is the handler behind machine.metrics.address: GET /metrics and nothing else.
 type scrapes struct {
 	*gate
-	open connlimit.Conns
+	open tlsserver.Conns
 }
 
 // serveMetrics serves at the address that the state has, until ctx ends.
@@ -55,8 +55,8 @@ func (g *gate) listenMetrics(ctx context.Context, address string) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &scrapes{gate: g, open: connlimit.Conns{Max: maxScrapers, MaxNew: maxScraperNew, MaxGuests: maxScrapers}}
-	server := &connlimit.Server{
+	s := &scrapes{gate: g, open: tlsserver.Conns{Max: maxScrapers, MaxNew: maxScraperNew, MaxGuests: maxScrapers}}
+	server := &tlsserver.Server{
 		Handler: s, Log: g.log, Conns: &s.open, TLS: s.config,
 		Read: g.piece, Idle: idleTimeout, Stall: g.stall, MaxHeader: maxHeader, MaxStreams: maxScrapes,
 		Tick: func() {
@@ -95,7 +95,7 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // sweep closes connections of clients that are no longer allowed.
 func (s *scrapes) sweep() {
 	state, now := s.State(), s.time()
-	s.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
+	s.open.Sweep(func(c *tlsserver.Conn, chain []*x509.Certificate) bool {
 		caller, err := state.recall(c, chain, state.identifyScraper)
 		return err == nil && caller.current(now) == nil
 	})

@@ -25,7 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	server "github.com/garboard-os/garboard/services/front/api"
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
@@ -36,7 +36,7 @@ import (
 type controlPlane struct {
 	addr    netip.Addr
 	token   string // a secret of its configuration
-	applier *machine.Applier
+	applier *configuration.Applier
 	peers   *peers.Client
 	bench   *bench
 	skew    atomic.Int64 // of its clock
@@ -63,14 +63,14 @@ func newControlPlane(t *testing.T, ca pki.CA, name string) *controlPlane {
 	n := &controlPlane{addr: addr, token: string(cfg.Machine.Token), peers: peers.New(store)}
 	n.peers.Now = n.now
 	t.Cleanup(n.peers.Close)
-	n.applier = machine.NewApplier(machine.ApplierOptions{
-		Store: store, Log: l.Logger(machine.ID), StateDir: t.TempDir(),
+	n.applier = configuration.NewApplier(configuration.ApplierOptions{
+		Store: store, Log: l.Logger(configuration.ID), StateDir: t.TempDir(),
 		Restart: func(context.Context, string, bool) error { return nil }, Reboot: func(string) { t.Error("it reboots") },
 	})
 	graph, err := dag.New(dag.Options{Log: l.Logger},
 		dag.Service{ID: "udevd", Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }},
-		machine.Service(machine.Options{
-			Store: store, Applier: n.applier, MountState: func(context.Context) (machine.State, error) { return machine.StateMounted, nil },
+		configuration.Service(configuration.Options{
+			Store: store, Applier: n.applier, MountState: func(context.Context) (configuration.State, error) { return configuration.StateMounted, nil },
 			Sources: []source.Source{{Name: "test", Read: func(context.Context) ([]byte, error) { return text, nil }}},
 		}))
 	must(err)
@@ -83,7 +83,7 @@ func newControlPlane(t *testing.T, ca pki.CA, name string) *controlPlane {
 			t.Error(err)
 		}
 	})
-	eventually.That(t, 10*time.Second, "the configuration", func() error { _, err := machine.Config(store); return err })
+	eventually.That(t, 10*time.Second, "the configuration", func() error { _, err := configuration.Config(store); return err })
 	must(network.Hostnames.Put(store.As("test"), network.HostnameID, name))
 	runtime, err := resource.NewRuntime(store, l.Logger("controller-runtime"))
 	must(err)
@@ -125,15 +125,15 @@ func TestPeersRead(t *testing.T) {
 		}
 	}
 	services, err := one.peers.Services(t.Context(), two.addr)
-	if err != nil || !slices.ContainsFunc(services, func(s *apiv1.Service) bool { return s.GetId() == machine.ID && s.GetUp() }) {
+	if err != nil || !slices.ContainsFunc(services, func(s *apiv1.Service) bool { return s.GetId() == configuration.ID && s.GetUp() }) {
 		t.Errorf("services %v, %v", services, err)
 	}
-	found, err := one.peers.Resources(t.Context(), two.addr, machine.Configs.Type(), machine.ConfigID)
+	found, err := one.peers.Resources(t.Context(), two.addr, configuration.Configs.Type(), configuration.ConfigID)
 	if err != nil || len(found) != 1 || !strings.Contains(found[0].GetSpec(), "clusterName: test") {
 		t.Fatalf("resources %v, %v", found, err)
 	}
 	cfg, err := one.peers.Config(t.Context(), two.addr)
-	if err != nil || !cfg.GetRedacted() || cfg.GetDigest() != machine.Digest([]byte(two.document(t))) {
+	if err != nil || !cfg.GetRedacted() || cfg.GetDigest() != configuration.Digest([]byte(two.document(t))) {
 		t.Errorf("configuration %v, %v", cfg, err)
 	}
 	if all := found[0].GetSpec() + string(cfg.GetDocument()); strings.Contains(all, two.token) || strings.Contains(all, string(ca.Key)) {
@@ -170,11 +170,11 @@ func TestPeersPatch(t *testing.T) {
 	if connect.CodeOf(err) != connect.CodeAborted {
 		t.Errorf("a patch to what isn't there any more: %v", err)
 	}
-	_, err = one.peers.Patch(t.Context(), two.addr, machine.Digest([]byte(after)), []byte("machine: {type: worker}"))
+	_, err = one.peers.Patch(t.Context(), two.addr, configuration.Digest([]byte(after)), []byte("machine: {type: worker}"))
 	if connect.CodeOf(err) == 0 || err == nil {
 		t.Error("a patch that takes a reboot is applied")
 	}
-	_, err = one.peers.Patch(t.Context(), two.addr, machine.Digest([]byte(after)), []byte("cluster: {scheduler: {imago: x}}"))
+	_, err = one.peers.Patch(t.Context(), two.addr, configuration.Digest([]byte(after)), []byte("cluster: {scheduler: {imago: x}}"))
 	if connect.CodeOf(err) != connect.CodeInvalidArgument {
 		t.Errorf("an unknown field: %v", err)
 	}
@@ -183,7 +183,7 @@ func TestPeersPatch(t *testing.T) {
 	}
 	// Another node may send nothing but a patch like this.
 	raw := garboardv1connect.NewConfigServiceClient(two.bench.client(t, shown(t, ca, pki.Leaf{CN: "n1", Orgs: []string{string(api.Peer)}}), true), two.bench.url(""))
-	base, patch := machine.Digest([]byte(after)), []byte("cluster: {scheduler: {image: registry.example/other:v1}}")
+	base, patch := configuration.Digest([]byte(after)), []byte("cluster: {scheduler: {image: registry.example/other:v1}}")
 	for name, req := range map[string]*apiv1.ApplyConfigRequest{
 		"a document":           {Document: []byte(after), Base: base, Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE},
 		"without a base":       {Patch: patch, Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE},
@@ -251,7 +251,7 @@ func (n *controlPlane) rotate(t *testing.T, issuing config.CertKey, accepted ...
 	cfg.Machine.CA, cfg.Machine.AcceptedCAs = issuing, accepted
 	text, err := cfg.Encode()
 	if err == nil {
-		_, err = n.applier.Apply(t.Context(), machine.Request{Text: text, Mode: machine.Immediate})
+		_, err = n.applier.Apply(t.Context(), configuration.Request{Text: text, Mode: configuration.Immediate})
 	}
 	if err != nil {
 		t.Fatal(err)

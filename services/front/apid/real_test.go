@@ -24,7 +24,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	server "github.com/garboard-os/garboard/services/front/api"
 	"github.com/garboard-os/garboard/services/front/sandbox"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -32,16 +32,16 @@ import (
 // noConfig is a node that has nothing to apply configurations with.
 type noConfig struct{}
 
-func (noConfig) Apply(context.Context, machine.Request) (machine.Result, error) {
-	return machine.Result{}, machine.ErrBusy
+func (noConfig) Apply(context.Context, configuration.Request) (configuration.Result, error) {
+	return configuration.Result{}, configuration.ErrBusy
 }
-func (noConfig) Confirm(context.Context, string) error { return machine.ErrNothingToConfirm }
-func (noConfig) Rollback(context.Context, uint64, machine.Request) (machine.Result, error) {
-	return machine.Result{}, machine.ErrBusy
+func (noConfig) Confirm(context.Context, string) error { return configuration.ErrNothingToConfirm }
+func (noConfig) Rollback(context.Context, uint64, configuration.Request) (configuration.Result, error) {
+	return configuration.Result{}, configuration.ErrBusy
 }
-func (noConfig) History() ([]machine.Entry, error) { return nil, nil }
-func (noConfig) Text(uint64) ([]byte, error)       { return nil, machine.ErrNoConfig }
-func (noConfig) Situation() (s machine.Situation)  { return s }
+func (noConfig) History() ([]configuration.Entry, error) { return nil, nil }
+func (noConfig) Text(uint64) ([]byte, error)             { return nil, configuration.ErrNoConfig }
+func (noConfig) Situation() (s configuration.Situation)  { return s }
 
 // realNode is PID 1's side of the API on socket, for the gate with that PID, with fifty
 // resources of a type and a log.
@@ -136,10 +136,10 @@ func TestWithTheRealServer(t *testing.T) {
 		return err
 	}
 	for _, tc := range []struct {
-		stage machine.Stage
+		stage configuration.Stage
 		code  connect.Code
-	}{{machine.Maintenance, 0}, {machine.Configured, connect.CodeFailedPrecondition}} {
-		if err := machine.Stages.Put(store.As("test"), machine.StageID, tc.stage); err != nil {
+	}{{configuration.Maintenance, 0}, {configuration.Configured, connect.CodeFailedPrecondition}} {
+		if err := configuration.Stages.Put(store.As("test"), configuration.StageID, tc.stage); err != nil {
 			t.Fatal(err)
 		}
 		if err := version(); tc.code == 0 && err != nil || tc.code != 0 && connect.CodeOf(err) != tc.code {

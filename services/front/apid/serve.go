@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/garboard-os/garboard/services/front/connlimit"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
 )
 
 const (
@@ -31,8 +31,8 @@ const (
 )
 
 // server is the gate behind its listener.
-func (g *gate) server() *connlimit.Server {
-	return &connlimit.Server{
+func (g *gate) server() *tlsserver.Server {
+	return &tlsserver.Server{
 		Handler: g, Log: g.log, Conns: &g.open, TLS: g.config,
 		Read: g.piece, Idle: idleTimeout, Stall: stallTimeout,
 		MaxHeader: maxHeader, MaxStreams: maxStreams,
@@ -62,8 +62,8 @@ func newBackend(socket string) *http.Transport {
 		MaxResponseHeaderBytes: maxHeader,
 		HTTP2: &http.HTTP2Config{
 			MaxReceiveBufferPerStream: streamWindow,
-			MaxDecoderHeaderTableSize: connlimit.HPACKTable,
-			MaxEncoderHeaderTableSize: connlimit.HPACKTable,
+			MaxDecoderHeaderTableSize: tlsserver.HPACKTable,
+			MaxEncoderHeaderTableSize: tlsserver.HPACKTable,
 		},
 	}
 }
@@ -73,7 +73,7 @@ func newBackend(socket string) *http.Transport {
 func (g *gate) tick() {
 	g.watcher.Poll(g.log)
 	s, now := g.State(), g.time()
-	g.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
+	g.open.Sweep(func(c *tlsserver.Conn, chain []*x509.Certificate) bool {
 		caller, err := s.recall(c, chain, s.identify)
 		if err == nil {
 			err = caller.current(now)

@@ -25,7 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/front/statefile"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -69,7 +69,7 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
 		Kind:       dag.Process,
-		Needs:      []dag.Condition{machine.Decided(s.Store), certificate{s.Store, s.signed}, s.socket},
+		Needs:      []dag.Condition{configuration.Decided(s.Store), certificate{s.Store, s.signed}, s.socket},
 		Prepare:    s.publisher.Prepare,
 		Run:        func(ctx context.Context, h *dag.Handle) error { return s.publisher.Run(ctx, h, s.process) },
 		Health:     &dag.Health{Check: s.healthy},
@@ -102,7 +102,7 @@ func newSupervisor(o Options) *supervisor {
 	}.Run)
 	s := &supervisor{Options: o}
 	s.publisher = statefile.Publisher[facts]{
-		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type(), machine.Configs.Type(), clock.Statuses.Type()},
+		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{configuration.Stages.Type(), secrets.API.Type(), configuration.Configs.Type(), clock.Statuses.Type()},
 		Current: func() (facts, error) {
 			f, err := s.current()
 			f.Floor = clock.Floor(s.Store)
@@ -123,11 +123,11 @@ func (certificate) String() string { return "certificate of the machine API to b
 
 // Wait implements dag.Condition.
 func (c certificate) Wait(ctx context.Context) error {
-	if err := machine.Decided(c.store).Wait(ctx); err != nil {
+	if err := configuration.Decided(c.store).Wait(ctx); err != nil {
 		return err
 	}
-	stage, err := machine.Stages.Get(c.store, machine.StageID)
-	if err != nil || stage.Spec == machine.Maintenance {
+	stage, err := configuration.Stages.Get(c.store, configuration.StageID)
+	if err != nil || stage.Spec == configuration.Maintenance {
 		return err
 	}
 	made := secrets.API.When(c.store, secrets.APIID, c.String(), nil)
@@ -143,7 +143,7 @@ func (c certificate) Wait(ctx context.Context) error {
 // asksForCertificate reports whether the node gets its certificate from a control plane, and
 // returns its configuration.
 func asksForCertificate(store *resource.Store) (*config.Config, bool) {
-	c, err := machine.Config(store)
+	c, err := configuration.Config(store)
 	if err != nil || c.Machine.Type.ControlPlane() {
 		return nil, false
 	}
@@ -152,11 +152,11 @@ func asksForCertificate(store *resource.Store) (*config.Config, bool) {
 
 // current returns what the gate is to use now.
 func (s *supervisor) current() (f facts, err error) {
-	stage, err := machine.Stages.Get(s.Store, machine.StageID)
+	stage, err := configuration.Stages.Get(s.Store, configuration.StageID)
 	if err != nil {
 		return f, err
 	}
-	if stage.Spec == machine.Maintenance {
+	if stage.Spec == configuration.Maintenance {
 		return s.maintenance()
 	}
 	o, err := secrets.API.Get(s.Store, secrets.APIID)
@@ -167,7 +167,7 @@ func (s *supervisor) current() (f facts, err error) {
 		return f, err
 	}
 	var metrics config.Metrics
-	if c, err := machine.Config(s.Store); err == nil {
+	if c, err := configuration.Config(s.Store); err == nil {
 		metrics = c.Machine.Metrics
 	}
 	return facts{

@@ -29,7 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/front/statefile"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
@@ -138,7 +138,7 @@ func TestServiceThroughItsLife(t *testing.T) {
 		return s.Waiting == fmt.Sprintf("certificate of the machine API to be made, file %q to exist, the configuration to be looked for", n.b.socket)
 	})
 	n.b.backend = newRecorder(t, n.b.socket, everything())
-	put(t, n, machine.Stages, machine.StageID, machine.Maintenance)
+	put(t, n, configuration.Stages, configuration.StageID, configuration.Maintenance)
 	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
 	version, _ := api.Lookup("/garboard.v1.NodeService/Version")
 	if err := ask(t.Context(), n.b.client(t, nil, true), n.b.url(""), version); err != nil {
@@ -156,7 +156,7 @@ func TestServiceThroughItsLife(t *testing.T) {
 	})
 
 	// It has a configuration, and no certificate yet: closed to all.
-	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	put(t, n, configuration.Stages, configuration.StageID, configuration.Configured)
 	n.wait(t, "apid to be closed", func(s dag.Status) bool { return !s.Up })
 	eventually.That(t, 10*time.Second, "strangers to be refused by a node with a configuration", func() error {
 		if err := ask(t.Context(), n.b.client(t, nil, true), n.b.url(""), version); err == nil {
@@ -187,7 +187,7 @@ func TestServiceComesBack(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "")
 	newRecorder(t, n.b.socket, everything())
-	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	put(t, n, configuration.Stages, configuration.StageID, configuration.Configured)
 	put(t, n, secrets.API, secrets.APIID, apiSecrets(t, newCA(t)))
 	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
 	first := <-n.pids
@@ -215,7 +215,7 @@ func TestServiceKnowsTheFloor(t *testing.T) {
 	n := newNode(t, "")
 	n.b.backend = newRecorder(t, n.b.socket, everything())
 	ca, now := newCA(t), time.Now()
-	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	put(t, n, configuration.Stages, configuration.StageID, configuration.Configured)
 	put(t, n, secrets.API, secrets.APIID, apiSecrets(t, ca))
 	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
 	leaf := pki.Leaf{CN: "alice", Orgs: []string{string(api.Admin)}, Now: now, Validity: time.Hour}
@@ -252,7 +252,7 @@ func TestServiceBadPin(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, paramPinned+"=abc")
 	newRecorder(t, n.b.socket, everything())
-	put(t, n, machine.Stages, machine.StageID, machine.Maintenance)
+	put(t, n, configuration.Stages, configuration.StageID, configuration.Maintenance)
 	n.wait(t, "apid to fail", func(s dag.Status) bool {
 		return s.State == dag.Failed && strings.Contains(s.Message, "kernel parameter garboard.maintenance.ca: fingerprint \"abc\" must be SHA-256")
 	})
@@ -263,7 +263,7 @@ func TestServiceWaitsForItsCertificate(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "")
 	newRecorder(t, n.b.socket, everything())
-	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	put(t, n, configuration.Stages, configuration.StageID, configuration.Configured)
 	n.wait(t, "apid to wait", func(s dag.Status) bool { return s.Waiting == "certificate of the machine API to be made" })
 	put(t, n, secrets.API, secrets.APIID, apiSecrets(t, newCA(t)))
 	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
@@ -278,8 +278,8 @@ func TestServiceWithoutSignedCertificate(t *testing.T) {
 	ca := newCA(t)
 	worker := &config.Config{Version: config.Version}
 	worker.Machine.Type, worker.Machine.CA.Crt = config.Worker, ca.Cert
-	put(t, n, machine.Configs, machine.ConfigID, worker)
-	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	put(t, n, configuration.Configs, configuration.ConfigID, worker)
+	put(t, n, configuration.Stages, configuration.StageID, configuration.Configured)
 	put(t, n, network.Addresses, network.AddressID, network.NodeAddress{Primary: netip.MustParseAddr("10.0.2.15")})
 	version, _ := api.Lookup("/garboard.v1.NodeService/Version")
 	eventually.That(t, 20*time.Second, "its administrator to be let in", func() error {

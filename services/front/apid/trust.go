@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/api"
-	"github.com/garboard-os/garboard/services/front/connlimit"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
 )
 
 // maxName bounds how much of a certificate's common name is printed: an X.520 name
@@ -63,7 +63,7 @@ type verdict struct {
 type identifier func(chain []*x509.Certificate) (identity, error)
 
 // recall is identify once per connection and state.
-func (s *state) recall(c *connlimit.Conn, chain []*x509.Certificate, identify identifier) (identity, error) {
+func (s *state) recall(c *tlsserver.Conn, chain []*x509.Certificate, identify identifier) (identity, error) {
 	if v, _ := c.Memo.Load().(*verdict); v != nil && v.by == s {
 		return v.caller, v.err
 	}

@@ -28,7 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
@@ -159,7 +159,7 @@ func (o Options) answer(name string, args []string) string {
 }
 
 func (o Options) disabled(name string) bool {
-	cfg, err := machine.Config(o.Store)
+	cfg, err := configuration.Config(o.Store)
 	return err == nil && slices.Contains(cfg.Machine.Console.Disabled, config.ConsoleCommand(name))
 }
 
@@ -184,7 +184,7 @@ func slot(s slots.Status) string {
 }
 
 func (o Options) configured() bool {
-	_, err := machine.Config(o.Store)
+	_, err := configuration.Config(o.Store)
 	return err == nil
 }
 

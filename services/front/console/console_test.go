@@ -20,7 +20,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
@@ -119,15 +119,15 @@ func TestStatusByItself(t *testing.T) {
 				return ""
 			}
 		}
-		stage := func(s machine.Stage) {
-			put(t, machine.Stages.Put(r.o.Store.As(machine.ID), machine.StageID, s))
+		stage := func(s configuration.Stage) {
+			put(t, configuration.Stages.Put(r.o.Store.As(configuration.ID), configuration.StageID, s))
 		}
-		stage(machine.Maintenance)
+		stage(configuration.Maintenance)
 		time.Sleep(2 * lookPause)
 		if got := shown(); !strings.Contains(got, "\nstate       maintenance: ") || !strings.Contains(got, "\nwaits       apid Starting for 5s\n") || strings.Contains(got, "\x1b") {
 			t.Errorf("%q", got)
 		}
-		stage(machine.Configured)
+		stage(configuration.Configured)
 		up.Store(true)
 		time.Sleep(showPause / 2)
 		if got := shown(); got != "" {
@@ -141,8 +141,8 @@ func TestStatusByItself(t *testing.T) {
 		if got := shown(); got != "" {
 			t.Errorf("nothing has changed: %q", got)
 		}
-		put(t, machine.Configs.Put(r.o.Store.As(machine.ID), machine.ConfigID, &config.Config{Machine: config.Machine{Console: config.Console{Disabled: []config.ConsoleCommand{"status"}}}}))
-		stage(machine.Maintenance)
+		put(t, configuration.Configs.Put(r.o.Store.As(configuration.ID), configuration.ConfigID, &config.Config{Machine: config.Machine{Console: config.Console{Disabled: []config.ConsoleCommand{"status"}}}}))
+		stage(configuration.Maintenance)
 		time.Sleep(time.Hour)
 		if got := shown(); got != "" {
 			t.Errorf("the status is disabled: %q", got)
@@ -164,7 +164,7 @@ func TestPower(t *testing.T) {
 	}
 	c := &config.Config{}
 	c.Machine.Console.Disabled = []config.ConsoleCommand{"reboot"}
-	put(t, machine.Configs.Put(r.o.Store.As(machine.ID), machine.ConfigID, c))
+	put(t, configuration.Configs.Put(r.o.Store.As(configuration.ID), configuration.ConfigID, c))
 	if got := r.typed(t, "reboot"); got != "reboot is disabled by machine.console.disabled.\n" || len(r.signals) != 2 {
 		t.Error(got, r.signals)
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -142,8 +142,8 @@ func (o Options) lines(waits []string, problems []*garboardv1.Finding) []string 
 	}
 	name, _ := network.Hostnames.Get(o.Store, network.HostnameID)
 	own, _ := network.Addresses.Get(o.Store, network.AddressID)
-	stage, _ := machine.Stages.Get(o.Store, machine.StageID)
-	maintenance := stage.Spec == machine.Maintenance
+	stage, _ := configuration.Stages.Get(o.Store, configuration.StageID)
+	maintenance := stage.Spec == configuration.Maintenance
 	problems = slices.DeleteFunc(slices.Clone(problems), func(f *garboardv1.Finding) bool { return f.Severity < garboardv1.Finding_SEVERITY_WARNING })
 	lines := slices.Concat([]string{"Garboard " + boot.Version}, row("name", name.Spec), few("address", "", mostAddresses, lists.Of(own.Spec.All, netip.Prefix.String)),
 		row("fingerprint", o.Fingerprint()), row("state", o.state(waits, maintenance, len(problems))))

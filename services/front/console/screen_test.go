@@ -18,7 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -44,8 +44,8 @@ func (r *rig) named(t *testing.T, name string, addresses ...string) {
 
 func (r *rig) runs(t *testing.T) {
 	t.Helper()
-	put(t, machine.Stages.Put(r.o.Store.As(machine.ID), machine.StageID, machine.Configured))
-	put(t, machine.Configs.Put(r.o.Store.As(machine.ID), machine.ConfigID, &config.Config{}))
+	put(t, configuration.Stages.Put(r.o.Store.As(configuration.ID), configuration.StageID, configuration.Configured))
+	put(t, configuration.Configs.Put(r.o.Store.As(configuration.ID), configuration.ConfigID, &config.Config{}))
 }
 
 func (r *rig) serves(t *testing.T) {
@@ -66,12 +66,12 @@ var screens = map[string]func(t *testing.T, r *rig){
 		r.wrong = []*garboardv1.Finding{{Severity: garboardv1.Finding_SEVERITY_INFO, What: "The kubelet isn't up yet."}}
 	},
 	"maintenance": func(t *testing.T, r *rig) {
-		put(t, machine.Stages.Put(r.o.Store.As(machine.ID), machine.StageID, machine.Maintenance))
+		put(t, configuration.Stages.Put(r.o.Store.As(configuration.ID), configuration.StageID, configuration.Maintenance))
 		r.named(t, "garboard-5254", "10.0.0.5/24", "2001:db8:1234:5678:9abc:def0:1234:5678/64")
 		r.own = strings.Repeat("0123456789abcdef", 4)
 	},
 	"maintenance-without-address": func(t *testing.T, r *rig) {
-		put(t, machine.Stages.Put(r.o.Store.As(machine.ID), machine.StageID, machine.Maintenance))
+		put(t, configuration.Stages.Put(r.o.Store.As(configuration.ID), configuration.StageID, configuration.Maintenance))
 		put(t, network.Statuses.Put(r.o.Store.As(network.ID), network.ID, network.Status{Problems: []string{"link eth0: no cable"}}))
 		r.waits = []string{"networkd Running for 20s: no DHCP answer on eth0, asking again"}
 	},

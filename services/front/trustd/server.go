@@ -19,8 +19,8 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
-	"github.com/garboard-os/garboard/services/front/connlimit"
 	"github.com/garboard-os/garboard/services/front/statefile"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
 )
 
 const (
@@ -55,7 +55,7 @@ type facts struct {
 type server struct {
 	watcher statefile.Watcher[facts, tls.Config] // its Poll is for Tick only
 	log     *slog.Logger
-	conns   connlimit.Conns
+	conns   tlsserver.Conns
 	calls   atomic.Int32
 	limits  limits
 	errors  *connect.ErrorWriter
@@ -65,7 +65,7 @@ type server struct {
 
 func newServer(dir, socket string, log *slog.Logger) (*server, error) {
 	s := &server{
-		log: connlimit.Limited(log), conns: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, errors: connect.NewErrorWriter(),
+		log: tlsserver.Limited(log), conns: tlsserver.Conns{Max: maxConns, MaxNew: maxNew}, errors: connect.NewErrorWriter(),
 		now: time.Now, sign: asking(socket),
 	}
 	s.watcher = statefile.Watcher[facts, tls.Config]{Dir: dir, Use: s.use}
@@ -85,10 +85,10 @@ func (s *server) use(f facts) (*tls.Config, error) {
 	}, nil
 }
 
-func (s *server) listener() *connlimit.Server {
+func (s *server) listener() *tlsserver.Server {
 	mux := http.NewServeMux()
 	mux.Handle(garboardv1connect.NewTrustServiceHandler(s, connect.WithReadMaxBytes(maxBody)))
-	return &connlimit.Server{
+	return &tlsserver.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.bounded(mux, w, r) }),
 		Log:     s.log, Conns: &s.conns, TLS: func() (*tls.Config, error) { return s.watcher.State(), nil },
 		Read: callTimeout, Idle: callTimeout, Stall: callTimeout,

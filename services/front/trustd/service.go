@@ -17,7 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/front/statefile"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // Options are what PID 1's side stands on.
@@ -56,8 +56,8 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:      ID,
 		Kind:    dag.Process,
-		Needs:   []dag.Condition{machine.IfControlPlane{Condition: secrets.API.When(o.Store, secrets.APIID, "certificate of trustd to be made", nil), Store: o.Store}},
-		Skip:    machine.OnControlPlanes(o.Store, "trustd runs on control planes only"),
+		Needs:   []dag.Condition{configuration.IfControlPlane{Condition: secrets.API.When(o.Store, secrets.APIID, "certificate of trustd to be made", nil), Store: o.Store}},
+		Skip:    configuration.OnControlPlanes(o.Store, "trustd runs on control planes only"),
 		Prepare: publisher.Prepare,
 		Run: func(ctx context.Context, h *dag.Handle) error {
 			return publisher.Run(ctx, h, func(ctx context.Context, h *dag.Handle) error { return o.whileSigning(ctx, h) })

@@ -28,7 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
@@ -110,7 +110,7 @@ func (n *node) run(ctx context.Context, h *dag.Handle) error {
 
 func (n *node) configure(cfg *config.Config) {
 	n.t.Helper()
-	if err := machine.Configs.Put(n.store.As("test"), machine.ConfigID, cfg); err != nil {
+	if err := configuration.Configs.Put(n.store.As("test"), configuration.ConfigID, cfg); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -136,7 +136,7 @@ func (n *node) wait(what string, ok func(dag.Status) bool) {
 	})
 }
 
-func configuration(typ config.MachineType, ca pki.CA) *config.Config {
+func machineConfig(typ config.MachineType, ca pki.CA) *config.Config {
 	c := &config.Config{}
 	c.Machine.Type, c.Machine.Token = typ, token
 	c.Machine.CA = config.CertKey{Crt: ca.Cert, Key: ca.Key}
@@ -149,7 +149,7 @@ func configuration(typ config.MachineType, ca pki.CA) *config.Config {
 func TestS097ServiceThroughItsLife(t *testing.T) {
 	t.Parallel()
 	ca, next := newCA(t), newCA(t)
-	cfg := configuration(config.ControlPlane, ca)
+	cfg := machineConfig(config.ControlPlane, ca)
 	n := newNode(t, cfg)
 	n.wait("trustd to wait", func(s dag.Status) bool { return s.Waiting == "certificate of trustd to be made" })
 	n.certify(ca)
@@ -236,7 +236,7 @@ func (n *node) good() []byte {
 func TestRenewalWithoutTheToken(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
-	cfg := configuration(config.ControlPlane, ca)
+	cfg := machineConfig(config.ControlPlane, ca)
 	n := newNode(t, cfg)
 	n.certify(ca)
 	n.b.ca = ca
@@ -327,7 +327,7 @@ func TestRenewalWithoutTheToken(t *testing.T) {
 func TestFormerOwnerDoesNotGetTheNameBack(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
-	cfg := configuration(config.ControlPlane, ca)
+	cfg := machineConfig(config.ControlPlane, ca)
 	kubernetes, err := pki.NewKubernetesCA(time.Now())
 	must(t, err)
 	cfg.Cluster.CA.Crt = kubernetes.Cert
@@ -360,7 +360,7 @@ func TestFormerOwnerDoesNotGetTheNameBack(t *testing.T) {
 func TestTokensEnd(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
-	n := newNode(t, configuration(config.ControlPlane, ca))
+	n := newNode(t, machineConfig(config.ControlPlane, ca))
 	n.certify(ca)
 	n.b.ca = ca
 	n.wait("trustd to be up", func(s dag.Status) bool { return s.Up })
@@ -428,7 +428,7 @@ func must(t *testing.T, err error) {
 
 func TestWorkersHaveNoTrustd(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, configuration(config.Worker, newCA(t)))
+	n := newNode(t, machineConfig(config.Worker, newCA(t)))
 	n.wait("trustd to be skipped", func(s dag.Status) bool {
 		return s.State == dag.Skipped && s.Message == "trustd runs on control planes only"
 	})

@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -40,7 +40,7 @@ func (s signer) Sign(ctx context.Context, r *connect.Request[apiv1.SignRequest])
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, errNoPeer)
 	}
-	cfg, err := machine.Config(s.o.Store)
+	cfg, err := configuration.Config(s.o.Store)
 	now, none := s.o.current()
 	own, bad := pki.ParseCert(now.Cert)
 	if err = cmp.Or(err, none, bad); err != nil {

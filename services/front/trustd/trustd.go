@@ -29,8 +29,8 @@ import (
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/services/front/connlimit"
 	"github.com/garboard-os/garboard/services/front/sandbox"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
 )
 
 const (
@@ -50,7 +50,7 @@ func Main() int {
 }
 
 func runAt(dir, socket, address string) int {
-	return connlimit.Process(goMemory, func(ctx context.Context, log *slog.Logger) error {
+	return tlsserver.Process(goMemory, func(ctx context.Context, log *slog.Logger) error {
 		s, err := newServer(dir, socket, log)
 		if err != nil {
 			return err

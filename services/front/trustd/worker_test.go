@@ -25,7 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -59,7 +59,7 @@ func newCluster(t *testing.T) *cluster {
 	c.must(err)
 	kubernetes, err := pki.NewKubernetesCA(time.Now())
 	c.must(err)
-	c.config = configuration(config.Worker, pki.CA{Cert: c.ca.Cert})
+	c.config = machineConfig(config.Worker, pki.CA{Cert: c.ca.Cert})
 	c.config.Cluster.CA = config.CertKey{Crt: kubernetes.Cert}
 	c.config.Cluster.ControlPlane.Endpoint = endpoint
 	c.must(network.Hostnames.Put(c.store.As("test"), network.HostnameID, "worker-1"))
@@ -94,7 +94,7 @@ func (c *cluster) configure(token string) {
 	c.t.Helper()
 	next := *c.config
 	next.Machine.Token = config.Secret(token)
-	c.must(machine.Configs.Put(c.store.As("test"), machine.ConfigID, &next))
+	c.must(configuration.Configs.Put(c.store.As("test"), configuration.ConfigID, &next))
 }
 
 func (c *cluster) now() time.Time {

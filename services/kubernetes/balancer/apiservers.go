@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -130,7 +130,7 @@ func (s *serverList) follow(ctx context.Context) {
 	var client kubeclient.Kept
 	pause, logged := time.Duration(0), ""
 	for ctx.Err() == nil {
-		cfg, err := machine.Config(s.o.Store)
+		cfg, err := configuration.Config(s.o.Store)
 		joined := untrusted.Exists(s.o.kubeletClient)
 		if err == nil {
 			how := Client(cfg, map[bool]string{true: s.o.kubeletClient}[joined])

@@ -46,7 +46,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -153,7 +153,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	}
 	h.Started("passes connections to " + o.address + " on to the Kubernetes API")
 	wg.Go(func() { servers.follow(ctx) })
-	settings := o.Store.Watch(ctx, machine.Configs.Type(), network.Addresses.Type())
+	settings := o.Store.Watch(ctx, configuration.Configs.Type(), network.Addresses.Type())
 	var set []balance.Upstream
 	start := start{proc: o.proc}
 	for {
@@ -247,7 +247,7 @@ func (g *gate) set(open bool) error {
 // replaced, and a name that only API servers have.
 func (o Options) trust() *tls.Config {
 	t := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: ServerName, RootCAs: x509.NewCertPool()}
-	if cfg, err := machine.Config(o.Store); err == nil {
+	if cfg, err := configuration.Config(o.Store); err == nil {
 		t.RootCAs.AppendCertsFromPEM(cfg.Cluster.TrustedCAs())
 	}
 	return t
@@ -255,7 +255,7 @@ func (o Options) trust() *tls.Config {
 
 // upstreams are the servers that connections may be passed on to.
 func (o Options) upstreams(known []netip.AddrPort) ([]balance.Upstream, error) {
-	cfg, err := machine.Config(o.Store)
+	cfg, err := configuration.Config(o.Store)
 	if err != nil {
 		return nil, err
 	}

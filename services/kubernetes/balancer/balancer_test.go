@@ -27,7 +27,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
@@ -71,7 +71,7 @@ func newRig(t *testing.T, typ config.MachineType, servers ...string) *rig {
 	c.Cluster.Token = joinToken
 	c.Cluster.ControlPlane = config.ControlPlaneSet{Endpoint: endpoint, LocalAPIServerPort: 6443}
 	w := r.store.As("test")
-	must(t, machine.Configs.Put(w, machine.ConfigID, c))
+	must(t, configuration.Configs.Put(w, configuration.ConfigID, c))
 	must(t, network.Addresses.Put(w, network.AddressID, network.NodeAddress{Primary: netip.MustParseAddr("10.5.0.2")}))
 	crt, key, err := ca.Issue(pki.Leaf{CN: "system:node:n1", Orgs: []string{"system:nodes"}, Client: true, Now: time.Now()})
 	must(t, err)

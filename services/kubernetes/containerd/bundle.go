@@ -22,7 +22,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -52,7 +52,7 @@ func watchMedia(ctx context.Context, seen string, devices func() string, look fu
 // pull.
 func (c *Containerd) importBundle(ctx context.Context, h *dag.Handle) {
 	err := c.bundles(ctx, func(ctx context.Context, from archive) error {
-		cfg, err := machine.Config(c.Store)
+		cfg, err := configuration.Config(c.Store)
 		if err != nil {
 			return err
 		}
@@ -169,7 +169,7 @@ func (a archive) installer(ctx context.Context, name string) bool {
 
 // take imports images of an archive into a namespace, unless they are there.
 func (c *Containerd) take(ctx context.Context, from archive, namespace string, names []string, event func(string)) error {
-	cfg, err := machine.Config(c.Store)
+	cfg, err := configuration.Config(c.Store)
 	if err != nil {
 		return err
 	}

@@ -26,8 +26,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/files"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/grpc"
 )
 
@@ -98,7 +98,7 @@ func (c *Containerd) Service() dag.Service {
 }
 
 func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
-	cfg, err := machine.Config(c.Store)
+	cfg, err := configuration.Config(c.Store)
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 	cmd := exec.Command(binary, "--config", configFile)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = append(os.Environ(), "GOGC=50") // what images need while they are unpacked is free again soon
-	cfg, err := machine.Config(c.Store)
+	cfg, err := configuration.Config(c.Store)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // trialRig is a kubelet with a configuration, and without a containerd.
@@ -38,7 +38,7 @@ func newTrial(t *testing.T) *trialRig {
 func (r *trialRig) configure(change func(*config.Kubelet)) {
 	change(&r.config.Machine.Kubelet)
 	c := r.config
-	if err := machine.Configs.Put(r.Containerd.Store.As("test"), machine.ConfigID, &c); err != nil {
+	if err := configuration.Configs.Put(r.Containerd.Store.As("test"), configuration.ConfigID, &c); err != nil {
 		r.t.Fatal(err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -67,7 +67,7 @@ func (c *Containerd) RemoveImages(ctx context.Context, namespace string, refs []
 // imageUsers says by whom images are used, by their names. A container that has ended may be
 // started again.
 func (c *Containerd) imageUsers(ctx context.Context, cl *client.Client, namespace string) (map[string]string, error) {
-	cfg, err := machine.Config(c.Store)
+	cfg, err := configuration.Config(c.Store)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -171,7 +171,7 @@ func (c *Containerd) pullForPod(ctx context.Context, cri grpc.ClientConnInterfac
 		return "", err
 	}
 	ref, err := podImage(image)
-	cfg, none := machine.Config(c.Store)
+	cfg, none := configuration.Config(c.Store)
 	if err = cmp.Or(err, none); err != nil {
 		return "", err
 	}

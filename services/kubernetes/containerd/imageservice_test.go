@@ -29,7 +29,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // kubeletAsked is a request of a real kubelet, which has pulled an image for a static pod. TestRealPulls has recorded
@@ -140,7 +140,7 @@ func TestPullForAPodHasNoDeadline(t *testing.T) {
 	var cfg config.Config
 	cfg.Machine.Images.Verify = []config.ImageRule{{Prefix: "127.0.0.1:", Pods: true, Keys: []config.PEM{public(t, key.Public())}}}
 	store := resource.NewStore()
-	if err := machine.Configs.Put(store.As(machine.ID), machine.ConfigID, &cfg); err != nil {
+	if err := configuration.Configs.Put(store.As(configuration.ID), configuration.ConfigID, &cfg); err != nil {
 		t.Fatal(err)
 	}
 	all := &noLeases{limited: true}

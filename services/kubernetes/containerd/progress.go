@@ -20,7 +20,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/singleflight"
 )
@@ -45,7 +45,7 @@ func (c *Containerd) Check(ctx context.Context, ref string) (digest string, here
 			return image.Target.Digest.String(), true, nil
 		}
 	}
-	cfg, err := machine.Config(c.Store)
+	cfg, err := configuration.Config(c.Store)
 	if err != nil {
 		return "", false, err
 	}

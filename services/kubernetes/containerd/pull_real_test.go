@@ -30,7 +30,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -120,7 +120,7 @@ func TestRealPulls(t *testing.T) {
 	}
 	t.Cleanup(func() { conn.Close() })
 	store := resource.NewStore()
-	if err := machine.Configs.Put(store.As(machine.ID), machine.ConfigID, &config.Config{}); err != nil {
+	if err := configuration.Configs.Put(store.As(configuration.ID), configuration.ConfigID, &config.Config{}); err != nil {
 		t.Fatal(err)
 	}
 	c := &Containerd{Options: Options{Store: store, Logs: logs.New(os.Stderr)}}

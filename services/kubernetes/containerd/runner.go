@@ -33,7 +33,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -102,7 +102,7 @@ type sick struct {
 
 // Prepare makes the image present and unpacked: the former one while a restart waits for that of the configuration.
 func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
-	cfg, err := machine.Config(r.Containerd.Store)
+	cfg, err := configuration.Config(r.Containerd.Store)
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (r *Runner) take(ref string) {
 // Lacks is an error for as long as the image of the configuration isn't the one that ran last, and is sick or isn't on
 // the node: then it is pulled meanwhile.
 func (r *Runner) Lacks(ctx context.Context) error {
-	cfg, err := machine.Config(r.Containerd.Store)
+	cfg, err := configuration.Config(r.Containerd.Store)
 	ran := r.ran.Load()
 	if err != nil || ran == nil || *ran == r.Image(cfg) {
 		r.sick.Store(nil) // another try of the image is one of another configuration
@@ -174,7 +174,7 @@ func (r *Runner) over(why error, said string) {
 	if r.ends++; !r.onTrial() || r.ends < TrialEnds && !errors.Is(why, errUnhealthy) {
 		return
 	}
-	cfg, _ := machine.Config(r.Containerd.Store) // without one, no service runs
+	cfg, _ := configuration.Config(r.Containerd.Store) // without one, no service runs
 	if said = said[strings.LastIndex(said, "\n")+1:]; said != "" {
 		why = fmt.Errorf("%w; it said last: %s", why, said)
 	}
@@ -212,7 +212,7 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 
 // fromRegistry is fetch by the present configuration.
 func (c *Containerd) fromRegistry(ctx context.Context, cl *client.Client, ref string, options ...client.RemoteOpt) (client.Image, error) {
-	cfg, err := machine.Config(c.Store)
+	cfg, err := configuration.Config(c.Store)
 	if err != nil {
 		return nil, err
 	}
@@ -340,7 +340,7 @@ func (r *Runner) from(ctx context.Context, event pullEvent) (oci.SpecOpts, []cli
 	if r.RootFS != "" {
 		return oci.WithRootFSPath(r.RootFS), nil, nil
 	}
-	cfg, err := machine.Config(r.Containerd.Store)
+	cfg, err := configuration.Config(r.Containerd.Store)
 	if err != nil {
 		return nil, nil, err
 	}

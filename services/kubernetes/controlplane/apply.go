@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -146,7 +146,7 @@ func AdminClient(r resource.Reader) (*kubeclient.Client, error) {
 // pods.
 func admin(r resource.Reader) (kubeclient.Options, error) {
 	found, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
-	if c, none := machine.Config(r); err != nil && none == nil && c.SelfHosted() {
+	if c, none := configuration.Config(r); err != nil && none == nil && c.SelfHosted() {
 		found.Spec = secrets.KubernetesSpec{Trusted: c.Cluster.TrustedCAs(), Balancer: balancer.URL}
 		found.Spec.Admin, err = secrets.Admin(c.Cluster.CA, time.Now())
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -61,7 +61,7 @@ type ApprovalController struct {
 // Reconcile stays in the watch: an idle cluster has no cost, and a request is
 // answered at once.
 func (c *ApprovalController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	cfg, err := machine.Config(v)
+	cfg, err := configuration.Config(v)
 	if err != nil || !cfg.Machine.Type.ControlPlane() {
 		return 0, resource.IgnoreNotFound(err)
 	}
@@ -243,7 +243,7 @@ func checkClient(r resource.Reader, request kubeclient.Object, facts roster.Fact
 // provenBy is the machine that has made a message: the key of its machine API, and its address. With a key, the error
 // is that the machine has the certificate of another name.
 func provenBy(r resource.Reader, proof, purpose string, message []byte, name string, now time.Time) (by roster.Record, err error) {
-	cfg, err := machine.Config(r)
+	cfg, err := configuration.Config(r)
 	if err != nil {
 		return by, err
 	}

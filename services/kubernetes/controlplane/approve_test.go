@@ -27,7 +27,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -228,11 +228,11 @@ func TestNameIsClaimedOnce(t *testing.T) {
 	t.Parallel()
 	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}
 	store := served(t, s)
-	c, err := machine.Config(store)
+	c, err := configuration.Config(store)
 	put(t, err)
 	ca := newMachineCA(t)
 	c.Machine.CA = config.CertKey{Crt: ca.Cert, Key: ca.Key}
-	put(t, machine.Configs.Put(store.As("test"), machine.ConfigID, c))
+	put(t, configuration.Configs.Put(store.As("test"), configuration.ConfigID, c))
 	var mu sync.Mutex
 	records := map[string]roster.Record{}
 	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{

@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -37,7 +37,7 @@ const (
 type CNIConfigController struct{ confDir, subnetFile string }
 
 func (c *CNIConfigController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
-	o, err := machine.Configs.Get(v, machine.ConfigID)
+	o, err := configuration.Configs.Get(v, configuration.ConfigID)
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}

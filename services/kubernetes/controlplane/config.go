@@ -8,7 +8,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // ProgramConfig is the configuration of one program of the control plane:
@@ -121,7 +121,7 @@ func programConfigs(c *config.Cluster) []ProgramConfig {
 // controlPlaneConfig is the machine configuration, or nil if there is none yet
 // or the node is a worker.
 func controlPlaneConfig(r resource.Reader) (*config.Config, error) {
-	c, err := machine.Config(r)
+	c, err := configuration.Config(r)
 	if err != nil || !c.Machine.Type.ControlPlane() {
 		return nil, resource.IgnoreNotFound(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -72,7 +72,7 @@ var testAddress = netip.MustParseAddr("192.0.2.10")
 func testStore(t *testing.T, c *config.Config) *resource.Store {
 	t.Helper()
 	store := resource.NewStore()
-	put(t, machine.Configs.Put(store.As("test"), machine.ConfigID, c))
+	put(t, configuration.Configs.Put(store.As("test"), configuration.ConfigID, c))
 	put(t, network.Hostnames.Put(store.As("test"), network.HostnameID, "n1"))
 	put(t, network.Addresses.Put(store.As("test"), network.AddressID, network.NodeAddress{
 		Primary: testAddress, All: []netip.Prefix{netip.PrefixFrom(testAddress, 24)},

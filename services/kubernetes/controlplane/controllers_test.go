@@ -31,7 +31,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -150,7 +150,7 @@ func (f *fixture) configure(change func(*config.Config)) {
 	next := *f.config
 	change(&next)
 	f.config = &next
-	put(f.t, machine.Configs.Put(f.store.As("test"), machine.ConfigID, &next))
+	put(f.t, configuration.Configs.Put(f.store.As("test"), configuration.ConfigID, &next))
 }
 
 func (f *fixture) file(program string) string {

@@ -32,7 +32,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -202,12 +202,12 @@ func Controllers(o Options) []resource.Controller {
 	return []resource.Controller{
 		{
 			Name: "v1alpha1.BootstrapStatusController", Reconcile: (&BootstrapStatusController{initialized: o.Initialized}).Reconcile,
-			Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: etcd.Statuses.Type()}, {Type: secrets.Etcd.Type()}},
+			Inputs:  []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}, {Type: etcd.Statuses.Type()}, {Type: secrets.Etcd.Type()}},
 			Outputs: []string{BootstrapStatuses.Type()},
 		},
 		{
 			Name: "config.KubernetesControlPlaneController", Reconcile: (&ConfigController{}).Reconcile,
-			Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+			Inputs:  []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}},
 			Outputs: []string{Configs.Type()},
 		},
 		{
@@ -215,7 +215,7 @@ func Controllers(o Options) []resource.Controller {
 			Inputs: []resource.Input{
 				{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: network.Addresses.Type()},
 				// Configs are made from it
-				{Type: machine.Configs.Type(), ID: machine.ConfigID, Quiet: true}, {Type: secrets.Issuers.Type()},
+				{Type: configuration.Configs.Type(), ID: configuration.ConfigID, Quiet: true}, {Type: secrets.Issuers.Type()},
 			},
 			Outputs: []string{StaticPods.Type()},
 		},
@@ -232,7 +232,7 @@ func Controllers(o Options) []resource.Controller {
 		},
 		{
 			Name: "k8s.ManifestController", Reconcile: (&ManifestController{}).Reconcile, Leisurely: true,
-			Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Resolvers.Type()}},
+			Inputs:  []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}, {Type: network.Resolvers.Type()}},
 			Outputs: []string{BootstrapManifests.Type()},
 		},
 		{
@@ -256,23 +256,23 @@ func Controllers(o Options) []resource.Controller {
 				roster: o.Roster, enlist: o.Enlist, printf: o.Logs.Printf, kubeletClient: boot.KubeletClient, machineID: boot.MachineIDFile,
 			}).Reconcile, Leisurely: true,
 			Inputs: []resource.Input{
-				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Hostnames.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: StaticPodStatuses.Type()},
+				{Type: configuration.Configs.Type(), ID: configuration.ConfigID}, {Type: network.Hostnames.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: StaticPodStatuses.Type()},
 				{Type: secrets.API.Type()},
 			},
 		},
 		{
 			Name: "k8s.CertificateApprovalController", Reconcile: (&ApprovalController{roster: o.Roster, enlist: o.Enlist}).Reconcile,
 			Inputs: []resource.Input{
-				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}, {Type: BootstrapStatuses.Type()},
+				{Type: configuration.Configs.Type(), ID: configuration.ConfigID}, {Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}, {Type: BootstrapStatuses.Type()},
 			},
 		},
 		{
 			Name: "k8s.NodeLeaveController", Reconcile: (&NodeLeaveController{roster: o.Roster}).Reconcile,
-			Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}},
+			Inputs: []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}, {Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}},
 		},
 		{
 			Name: "k8s.CNIConfigController", Reconcile: (&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile}).Reconcile,
-			Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+			Inputs: []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}},
 		},
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -77,7 +77,7 @@ type NodeLabelController struct {
 }
 
 func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	cfg, err := machine.Config(v)
+	cfg, err := configuration.Config(v)
 	hostname, none := network.Hostnames.Get(v, network.HostnameID)
 	if err = cmp.Or(err, none); err != nil || cfg.SelfHosted() { // its pods don't tolerate what is wanted yet
 		return 0, resource.IgnoreNotFound(err)
@@ -132,7 +132,7 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 // NodeClient is a client of the cluster's API with the rights of this node: a control plane's own as its administrator,
 // a worker's as its kubelet, whose certificate is in a file.
 func NodeClient(r resource.Reader, certFile string) (*kubeclient.Client, error) {
-	cfg, err := machine.Config(r)
+	cfg, err := configuration.Config(r)
 	if err == nil && !cfg.Machine.Type.ControlPlane() {
 		return kubeclient.New(balancer.Client(cfg, certFile))
 	}

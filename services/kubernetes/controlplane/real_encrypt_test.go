@@ -17,7 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -35,7 +35,7 @@ func TestRealEncryptAgain(t *testing.T) {
 		t.Helper()
 		c := *n.config
 		c.Cluster.Secret, c.Cluster.AcceptedSecrets = keys[0], keys[1:]
-		put(t, machine.Configs.Put(n.store.As("test"), machine.ConfigID, &c))
+		put(t, configuration.Configs.Put(n.store.As("test"), configuration.ConfigID, &c))
 		eventually.That(t, 20*time.Second, "the files", func() error {
 			o, err := secrets.Statuses.Get(n.store, secrets.KubernetesID)
 			if err == nil && !o.Spec.Current(&c) {

@@ -13,7 +13,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -87,7 +87,7 @@ func TestRealManifests(t *testing.T) {
 	changed := strings.Replace(string(policy), "timeoutSeconds: 10", "timeoutSeconds: 9", 1)
 	next := *n.config
 	next.Cluster.InlineManifests = []config.InlineManifest{{Name: "d-policy", Contents: changed}}
-	put(t, machine.Configs.Put(n.store.As("test"), machine.ConfigID, &next))
+	put(t, configuration.Configs.Put(n.store.As("test"), configuration.ConfigID, &next))
 	n.result("20-d-policy", "made")
 	if o, err := client.Get(t.Context(), hook); err != nil || fmt.Sprint(o.List("webhooks")[0]["timeoutSeconds"]) != "9" {
 		t.Errorf("the changed webhook: %v, %v", o, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -58,7 +58,7 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 
 // advertised is the node's address for the Service kubernetes, whose family is that of the first subnet.
 func advertised(r resource.Reader) (netip.Addr, error) {
-	c, err := machine.Configs.Get(r, machine.ConfigID)
+	c, err := configuration.Configs.Get(r, configuration.ConfigID)
 	a, none := network.Addresses.Get(r, network.AddressID)
 	if err = cmp.Or(err, none); err != nil {
 		return netip.Addr{}, err
@@ -68,7 +68,7 @@ func advertised(r resource.Reader) (netip.Addr, error) {
 
 // Rendered is the static pod that this node would write for a program with an image.
 func Rendered(r resource.Reader, name, image string) (kubeclient.Object, error) {
-	c, err := machine.Config(r)
+	c, err := configuration.Config(r)
 	address, none := advertised(r)
 	if err = cmp.Or(err, none); err != nil {
 		return nil, err

@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // tainted is a cluster with the worker w: its Node, its record, and a control plane that keeps its taints.
@@ -39,7 +39,7 @@ func newTainted(t *testing.T) *tainted {
 		"spec":     object{"taints": list{}},
 	}}
 	store := served(t, c)
-	cfg, err := machine.Config(store)
+	cfg, err := configuration.Config(store)
 	put(t, err)
 	c.view = view{store.As("test"), logs.New(testWriter{t}).Logger(controllerLog)}
 	c.worker = resource.NewStore()
@@ -195,7 +195,7 @@ func TestTaintsOfOthersStay(t *testing.T) {
 		"without a proof":           func() { annotations[wantedAnnotation], annotations[wantedProof] = "{}", "" },
 		"for the Node of before":    func() { c.asks(nil); c.node["metadata"].(map[string]any)["uid"] = "u2" },
 		"by a machine with another key": func() {
-			cfg, err := machine.Config(c.view)
+			cfg, err := configuration.Config(c.view)
 			put(t, err)
 			c.certify(cfg.Machine.CA.CA())
 			c.asks(nil)

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // A node accepts a configuration a moment before its controllers have it: it isn't ready in
@@ -35,7 +35,7 @@ func TestNotReadyBeforeTheConfigurationIsTakenOver(t *testing.T) {
 	next := *c
 	next.Cluster.Scheduler.Image = "registry.example/kube-scheduler:v1"
 	c = &next
-	put(t, machine.Configs.Put(w, machine.ConfigID, c))
+	put(t, configuration.Configs.Put(w, configuration.ConfigID, c))
 	if reasons := Unready(store); !slices.Equal(reasons, []string{"static pod kube-scheduler: the node hasn't taken over its configuration yet"}) {
 		t.Errorf("not ready: %q", reasons)
 	}

@@ -39,7 +39,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -141,7 +141,7 @@ func (e *Etcd) Service() dag.Service {
 	return dag.Service{
 		ID:    ID,
 		Kind:  dag.Container,
-		Needs: []dag.Condition{machine.IfControlPlane{Condition: secrets.Statuses.When(e.o.Store, secrets.EtcdID, "etcd certificates to be made", nil), Store: e.o.Store}},
+		Needs: []dag.Condition{configuration.IfControlPlane{Condition: secrets.Statuses.When(e.o.Store, secrets.EtcdID, "etcd certificates to be made", nil), Store: e.o.Store}},
 		Skip:  e.o.skip,
 		Lacks: e.runner.Lacks,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
@@ -207,7 +207,7 @@ func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
 }
 
 func (o Options) skip() string {
-	return machine.OnControlPlanes(o.Store, "etcd runs on control planes only")()
+	return configuration.OnControlPlanes(o.Store, "etcd runs on control planes only")()
 }
 
 func image(c *config.Config) string { return c.Cluster.Etcd.Image }
@@ -249,7 +249,7 @@ func clientURL(addr netip.Addr) string {
 func (s self) peerURL() string { return "https://" + netip.AddrPortFrom(s.addr, peerPort).String() }
 
 func (e *Etcd) commandLine() ([]string, error) {
-	cfg, err := machine.Config(e.o.Store)
+	cfg, err := configuration.Config(e.o.Store)
 	me, none := e.o.self()
 	if err = cmp.Or(err, none); err != nil {
 		return nil, err

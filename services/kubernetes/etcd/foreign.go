@@ -15,7 +15,7 @@ import (
 
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // A node with the secrets of another cluster than the one at its endpoint would
@@ -28,7 +28,7 @@ const remedy = "this node has the secrets of another cluster; configure it with 
 // foreign is the wait of a node whose Kubernetes authority isn't the cluster's;
 // nil if the cause is another one.
 func (e *Etcd) foreign(seen error) error {
-	cfg, err := machine.Config(e.o.Store)
+	cfg, err := configuration.Config(e.o.Store)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ const jwks = "/openid/v1/jwks"
 // with which this node's API server would sign the tokens of pods. If it can't
 // ask them, the node still joins.
 func (e *Etcd) sameTokens(ctx context.Context) error {
-	cfg, err := machine.Config(e.o.Store)
+	cfg, err := configuration.Config(e.o.Store)
 	if err != nil || len(cfg.Cluster.ServiceAccount.Key) == 0 {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -147,7 +147,7 @@ func (e *Etcd) settleBeginning(ctx context.Context) error {
 			return err
 		}
 	}
-	cfg, err := machine.Config(e.o.Store)
+	cfg, err := configuration.Config(e.o.Store)
 	data, unread := e.hasData()
 	if err = cmp.Or(err, unread); err != nil {
 		return err
@@ -304,7 +304,7 @@ func (e *Etcd) waitForCluster(r record, seen error) error {
 	if why := e.foreign(seen); why != nil {
 		return why
 	}
-	cfg, err := machine.Config(e.o.Store)
+	cfg, err := configuration.Config(e.o.Store)
 	if err != nil {
 		return err
 	}
@@ -329,7 +329,7 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 	}
 	defer c.Close()
 	me, err := e.o.self()
-	cfg, none := machine.Config(e.o.Store)
+	cfg, none := configuration.Config(e.o.Store)
 	if err = cmp.Or(err, none); err == nil {
 		err = e.sameTokens(ctx)
 	}

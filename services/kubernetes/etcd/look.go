@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -50,7 +50,7 @@ func (s seen) living() bool { return s.lives || s.beginning }
 // that are neither in the configuration, nor in the journal, nor in given, while no API
 // server answers at the endpoint.
 func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, error) {
-	cfg, err := machine.Config(e.o.Store)
+	cfg, err := configuration.Config(e.o.Store)
 	me, none := e.o.self()
 	if err = cmp.Or(err, none); err != nil {
 		return nil, err

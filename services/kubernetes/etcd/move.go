@@ -10,7 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -56,7 +56,7 @@ func (e *Etcd) Move(ctx context.Context, to netip.Addr) error {
 
 // move calls do with this node's member, which the quorum knows.
 func (e *Etcd) move(ctx context.Context, to netip.Addr, do func(*clientv3.Client, *pb.Member) error) (others int, err error) {
-	cfg, err := machine.Config(e.o.Store)
+	cfg, err := configuration.Config(e.o.Store)
 	if err != nil {
 		return 0, err
 	}

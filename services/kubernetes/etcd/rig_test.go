@@ -17,7 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -137,7 +137,7 @@ func (r *rig) node(name string, machineType config.MachineType, addr netip.Addr)
 	n.cfg.Cluster.ControlPlane.Endpoint = endpoint
 	store := resource.NewStore()
 	as := store.As("test")
-	must(t, machine.Configs.Put(as, machine.ConfigID, n.cfg))
+	must(t, configuration.Configs.Put(as, configuration.ConfigID, n.cfg))
 	must(t, network.Hostnames.Put(as, network.HostnameID, name))
 	must(t, network.Addresses.Put(as, network.AddressID, network.NodeAddress{Primary: addr}))
 	keys := secrets.EtcdSpec{CA: r.etcd.Cert}

@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -84,7 +84,7 @@ func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, li
 	}
 	defer c.Close()
 	found, err := c.MemberList(ctx, how...)
-	cfg, none := machine.Config(e.o.Store)
+	cfg, none := configuration.Config(e.o.Store)
 	if err = cmp.Or(err, none); err != nil {
 		return err
 	}

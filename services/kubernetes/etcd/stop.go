@@ -8,7 +8,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -22,7 +22,7 @@ const (
 // the same change as etcd: both read the authorities only at their start. An API server
 // that serves without its etcd keeps each request until its client gives up.
 func (e *Etcd) awaitServer(ctx context.Context, began *secrets.StatusSpec) {
-	cfg, err := machine.Config(e.o.Store)
+	cfg, err := configuration.Config(e.o.Store)
 	if err != nil || began == nil || began.Current(cfg) {
 		return
 	}

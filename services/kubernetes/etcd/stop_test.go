@@ -7,7 +7,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // etcd stops after the API server of its node if both restart for other authorities, and
@@ -22,7 +22,7 @@ func TestStopAfterTheServer(t *testing.T) {
 	cfg := *n.cfg
 	cfg.Cluster.ControlPlane.LocalAPIServerPort = server.Addr().(*net.TCPAddr).Port
 	cfg.Cluster.Etcd.CA = config.CertKey{Crt: r.etcd.Cert, Key: r.etcd.Key}
-	must(t, machine.Configs.Put(n.o.Store.As("test"), machine.ConfigID, &cfg))
+	must(t, configuration.Configs.Put(n.o.Store.As("test"), configuration.ConfigID, &cfg))
 	digests, err := cfg.Digests()
 	must(t, err)
 	began := secrets.StatusSpec{Authorities: map[string]string{config.EtcdAuthority: digests[config.EtcdAuthority]}}

@@ -20,7 +20,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -60,12 +60,12 @@ func Controller() resource.Controller { return (&firewall{kernel: nft{}}).contro
 func (f *firewall) controller() resource.Controller {
 	return resource.Controller{
 		Name: "network.FirewallController", Reconcile: f.reconcile, Outputs: []string{Rules.Type()},
-		Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Addresses.Type()}, {Type: network.Links.Type()}, {Type: etcd.Met.Type()}, {Type: balancer.APIServers.Type()}},
+		Inputs: []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}, {Type: network.Addresses.Type()}, {Type: network.Links.Type()}, {Type: etcd.Met.Type()}, {Type: balancer.APIServers.Type()}},
 	}
 }
 
 func (f *firewall) reconcile(_ context.Context, v resource.View) (time.Duration, error) {
-	cfg, err := machine.Config(v)
+	cfg, err := configuration.Config(v)
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -82,7 +82,7 @@ func (b *bench) start() {
 
 func (b *bench) configure(c *config.Config) {
 	b.Helper()
-	if err := machine.Configs.Put(b.store.As("test"), machine.ConfigID, c); err != nil {
+	if err := configuration.Configs.Put(b.store.As("test"), configuration.ConfigID, c); err != nil {
 		b.Fatal(err)
 	}
 	synctest.Wait()

@@ -11,7 +11,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -49,12 +49,12 @@ func PolicyController() resource.Controller {
 func (p *policies) controller() resource.Controller {
 	return resource.Controller{
 		Name: "network.PolicyController", Reconcile: p.reconcile, Outputs: []string{PolicyStatuses.Type()},
-		Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+		Inputs: []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}},
 	}
 }
 
 func (p *policies) reconcile(_ context.Context, v resource.View) (time.Duration, error) {
-	cfg, err := machine.Config(v)
+	cfg, err := configuration.Config(v)
 	if err != nil {
 		return 0, resource.IgnoreNotFound(err)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // What is asked for and has no effect is a problem, which the doctor finds; it ends by itself.
@@ -37,7 +37,7 @@ func TestPoliciesWithoutEffect(t *testing.T) {
 		configure := func(on bool) {
 			t.Helper()
 			c := &config.Config{Cluster: config.Cluster{Network: config.ClusterNetwork{Policies: on}}}
-			if err := machine.Configs.Put(store.As("test"), machine.ConfigID, c); err != nil {
+			if err := configuration.Configs.Put(store.As("test"), configuration.ConfigID, c); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()

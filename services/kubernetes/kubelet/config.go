@@ -23,7 +23,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -46,7 +46,7 @@ const (
 // prepare writes what the kubelet reads only at its start, and restores what it checks then.
 // It reports whether the kubelet has a certificate: it doesn't start without one.
 func (o Options) prepare() (has bool, err error) {
-	cfg, err := machine.Config(o.Store)
+	cfg, err := configuration.Config(o.Store)
 	s, none := secrets.Kubelet.Get(o.Store, secrets.KubeletID)
 	if err = cmp.Or(err, none); err != nil {
 		return has, err
@@ -97,7 +97,7 @@ func (o Options) prepare() (has bool, err error) {
 
 // files are the kubelet's configuration, and how it reaches the API, by their paths.
 func files(mode boot.Mode, c *config.Config) (map[string][]byte, error) {
-	own, err := configuration(mode, c)
+	own, err := kubeletConfiguration(mode, c)
 	if err != nil {
 		return nil, fmt.Errorf("render %s: %w", configFile, err)
 	}
@@ -135,7 +135,7 @@ var configurationFile embed.FS
 var configurationTemplate = render.Templates(configurationFile, "kubelet.yaml")
 
 // configuration is KubeletConfiguration, kubelet.config.k8s.io/v1beta1.
-func configuration(mode boot.Mode, c *config.Config) (k object, err error) {
+func kubeletConfiguration(mode boot.Mode, c *config.Config) (k object, err error) {
 	return k, render.YAML(configurationTemplate, "kubelet.yaml", object{
 		"Config": c, "Container": mode == boot.Container, "ProtectsKernel": protectsKernel(mode, c),
 		"StaticPods": boot.StaticPodsDir, "PodResolvConf": boot.PodResolvConf, "CA": caFile, "ServingCert": servingCertFile, "ServingKey": servingKeyFile,

@@ -35,7 +35,7 @@ func cluster(t *testing.T, change func(*config.Config)) *config.Config {
 
 func configured(t *testing.T, mode boot.Mode, c *config.Config) object {
 	t.Helper()
-	k, err := configuration(mode, c)
+	k, err := kubeletConfiguration(mode, c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -84,7 +84,7 @@ var NodeHealths = resource.Define[NodeHealth](resource.Definition{Type: "NodeHea
 // Health is how Kubernetes sees this node, as far as is known; of one without a configuration nothing is expected.
 func Health(r resource.Reader) NodeHealth {
 	h, err := NodeHealths.Get(r, HealthID)
-	if _, none := machine.Config(r); none == nil && err != nil {
+	if _, none := configuration.Config(r); none == nil && err != nil {
 		return unanswered(time.Time{}, errors.New("none was asked yet"))
 	}
 	return h.Spec
@@ -119,13 +119,13 @@ type healthController struct {
 func HealthController(sinceBoot func() time.Duration) resource.Controller {
 	return resource.Controller{
 		Name: "k8s.NodeHealthController", Reconcile: (&healthController{clientFile: clientFile, sinceBoot: sinceBoot}).reconcile, Leisurely: true,
-		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Hostnames.Type(), ID: network.HostnameID}},
+		Inputs:  []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}, {Type: network.Hostnames.Type(), ID: network.HostnameID}},
 		Outputs: []string{NodeHealths.Type()},
 	}
 }
 
 func (c *healthController) reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	cfg, err := machine.Config(v)
+	cfg, err := configuration.Config(v)
 	hostname, none := network.Hostnames.Get(v, network.HostnameID)
 	if err = cmp.Or(err, none); err != nil {
 		return 0, resource.IgnoreNotFound(err)

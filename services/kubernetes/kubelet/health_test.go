@@ -17,7 +17,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -89,7 +89,7 @@ func health(t *testing.T, s *answers, cfg *config.Config) *resource.Store {
 	t.Helper()
 	store, file := resource.NewStore(), filepath.Join(t.TempDir(), "client.pem")
 	must(t, os.WriteFile(file, nil, 0o600))
-	must(t, machine.Configs.Put(store.As("test"), machine.ConfigID, cfg))
+	must(t, configuration.Configs.Put(store.As("test"), configuration.ConfigID, cfg))
 	must(t, network.Hostnames.Put(store.As("test"), network.HostnameID, "n1"))
 	booted := time.Now()
 	controller := HealthController(nil)

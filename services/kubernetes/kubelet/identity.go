@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -142,7 +142,7 @@ func whileAddressed(ctx context.Context, s *resource.Store, run func(context.Con
 
 // nodeIPs are the node's addresses in the cluster; without a configuration, the primary one.
 func nodeIPs(r resource.Reader, a network.NodeAddress) []netip.Addr {
-	cfg, err := machine.Config(r)
+	cfg, err := configuration.Config(r)
 	if err != nil {
 		return []netip.Addr{a.Primary}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"golang.org/x/sys/unix"
 )
@@ -51,7 +51,7 @@ func TestNewNameIsWaitedFor(t *testing.T) {
 		named := func(name string) *config.Config {
 			return &config.Config{Machine: config.Machine{Network: config.Network{Hostname: name}}}
 		}
-		must(t, machine.Configs.Put(w, machine.ConfigID, named("old")))
+		must(t, configuration.Configs.Put(w, configuration.ConfigID, named("old")))
 		must(t, network.Hostnames.Put(w, network.HostnameID, "old"))
 		must(t, network.Statuses.Put(w, network.ID, network.Status{Config: 1}))
 		must(t, secrets.Kubelet.Put(w, secrets.KubeletID, secrets.KubeletSpec{Client: old}))
@@ -59,7 +59,7 @@ func TestNewNameIsWaitedFor(t *testing.T) {
 		o := Options{Store: store}
 		must(t, o.awaitIdentity(t.Context()))
 
-		must(t, machine.Configs.Put(w, machine.ConfigID, named("new")))
+		must(t, configuration.Configs.Put(w, configuration.ConfigID, named("new")))
 		done := make(chan error, 1)
 		go func() { done <- o.awaitIdentity(t.Context()) }()
 		for _, step := range []func() error{
@@ -266,7 +266,7 @@ func TestAddressOfTheSecondFamilyEndsTheRun(t *testing.T) {
 		c := cluster(t, func(c *config.Config) {
 			c.Cluster.Network.PodSubnets = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
 		})
-		must(t, machine.Configs.Put(w, machine.ConfigID, c))
+		must(t, configuration.Configs.Put(w, configuration.ConfigID, c))
 		at := func(more ...string) {
 			a := network.NodeAddress{Primary: netip.MustParseAddr("10.5.0.2"), All: []netip.Prefix{netip.MustParsePrefix("10.5.0.2/24")}}
 			for _, text := range more {

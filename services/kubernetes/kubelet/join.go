@@ -24,7 +24,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -84,7 +84,7 @@ func (o Options) join(ctx context.Context, h *dag.Handle) error {
 
 // kubernetes is a client for this node, with its name. joined: as the node, and not with the token.
 func (o Options) kubernetes(joined bool) (cfg *config.Config, name string, client *kubeclient.Client, err error) {
-	cfg, err = machine.Config(o.Store)
+	cfg, err = configuration.Config(o.Store)
 	hostname, none := network.Hostnames.Get(o.Store, network.HostnameID)
 	if err = cmp.Or(err, none); err != nil {
 		return nil, "", nil, err

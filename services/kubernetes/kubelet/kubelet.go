@@ -27,7 +27,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/volumes"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -104,7 +104,7 @@ func Service(o Options) dag.Service {
 // pullPause pulls the image of pods' sandboxes if a rule for pods' images is for it: containerd pulls it itself
 // otherwise, and verifies nothing.
 func (o Options) pullPause(ctx context.Context, h *dag.Handle) error {
-	cfg, err := machine.Config(o.Store)
+	cfg, err := configuration.Config(o.Store)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func extraMounts(c *config.Config) (out []specs.Mount) {
 }
 
 func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
-	cfg, err := machine.Config(o.Store)
+	cfg, err := configuration.Config(o.Store)
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // A kubelet starts anew when its Node was deleted for a minute, as only an API server can say, and later when that
@@ -21,7 +21,7 @@ func TestDeletedNodeIsRegisteredAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store, r := resource.NewStore(), &registration{}
-		must(t, machine.Configs.Put(store.As("test"), machine.ConfigID, &config.Config{}))
+		must(t, configuration.Configs.Put(store.As("test"), configuration.ConfigID, &config.Config{}))
 		kubernetes := func(h NodeHealth) {
 			t.Helper()
 			must(t, NodeHealths.Put(store.As("test"), HealthID, h))

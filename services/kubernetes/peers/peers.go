@@ -28,7 +28,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -106,7 +106,7 @@ func (s *session) close() {
 // current is the session for a new call. Calls under way end with the one that they began
 // with.
 func (c *Client) current() (*session, error) {
-	cfg, err := machine.Config(c.store)
+	cfg, err := configuration.Config(c.store)
 	hostname, none := network.Hostnames.Get(c.store, network.HostnameID)
 	if err = cmp.Or(err, none); err != nil {
 		return nil, err

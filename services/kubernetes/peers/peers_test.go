@@ -22,7 +22,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
@@ -54,7 +54,7 @@ func put(t *testing.T, store *resource.Store, ca pki.CA) {
 	t.Helper()
 	cfg := &config.Config{Version: config.Version}
 	cfg.Machine.CA = config.CertKey{Crt: ca.Cert, Key: ca.Key}
-	if err := machine.Configs.Put(store.As("test"), machine.ConfigID, cfg); err != nil {
+	if err := configuration.Configs.Put(store.As("test"), configuration.ConfigID, cfg); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -198,7 +198,7 @@ func TestKeysAreForControlPlanes(t *testing.T) {
 	if cfg.Cluster.ControlPlane.Endpoint, err = config.ParseURL("https://cluster.test:6443"); err != nil {
 		t.Fatal(err)
 	}
-	if err := machine.Configs.Put(store.As("test"), machine.ConfigID, cfg); err != nil {
+	if err := configuration.Configs.Put(store.As("test"), configuration.ConfigID, cfg); err != nil {
 		t.Fatal(err)
 	}
 	const keys, none = `{"cluster": {"ca": {"crt": "QQ==", "key": "Qg=="}}}`, `{"cluster": {"ca": {"crt": "QQ=="}}}`

@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -168,7 +168,7 @@ func TestFamilyOfAWorker(t *testing.T) {
 		w := store.As("test")
 		addresses := network.NodeAddress{Primary: netip.MustParseAddr("192.0.2.10"), All: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64")}}
 		for _, err := range []error{
-			machine.Configs.Put(w, machine.ConfigID, c), network.Hostnames.Put(w, network.HostnameID, "n1"), network.Addresses.Put(w, network.AddressID, addresses),
+			configuration.Configs.Put(w, configuration.ConfigID, c), network.Hostnames.Put(w, network.HostnameID, "n1"), network.Addresses.Put(w, network.AddressID, addresses),
 		} {
 			if err != nil {
 				t.Fatal(err)

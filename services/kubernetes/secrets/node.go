@@ -12,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -32,13 +32,13 @@ var loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Lo
 // valid yet.
 func nodeInputs() []resource.Input {
 	return []resource.Input{
-		{Type: machine.Configs.Type()}, {Type: network.Addresses.Type()}, {Type: network.Hostnames.Type()}, {Type: clock.Statuses.Type()},
+		{Type: configuration.Configs.Type()}, {Type: network.Addresses.Type()}, {Type: network.Hostnames.Type()}, {Type: clock.Statuses.Type()},
 	}
 }
 
 // readNode is false while the node has no name or address yet.
 func readNode(r resource.Reader) (n node, ok bool, err error) {
-	cfg, noConfig := machine.Configs.Get(r, machine.ConfigID)
+	cfg, noConfig := configuration.Configs.Get(r, configuration.ConfigID)
 	hostname, noName := network.Hostnames.Get(r, network.HostnameID)
 	addresses, noAddress := network.Addresses.Get(r, network.AddressID)
 	if err := cmp.Or(noConfig, noName, noAddress); err != nil {
@@ -61,7 +61,7 @@ func readReachable(r resource.Reader) (n node, ok bool, err error) {
 	if n, ok, err = readNode(r); ok || err != nil {
 		return n, ok, err
 	}
-	cfg, err := machine.Configs.Get(r, machine.ConfigID)
+	cfg, err := configuration.Configs.Get(r, configuration.ConfigID)
 	if err != nil || !cfg.Spec.Machine.Type.ControlPlane() {
 		return n, false, resource.IgnoreNotFound(err)
 	}

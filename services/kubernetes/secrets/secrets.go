@@ -32,7 +32,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -157,7 +157,7 @@ func (s StatusSpec) Current(c *config.Config) bool {
 
 // Await waits until the files with an ID are those of the present configuration.
 func Await(ctx context.Context, s *resource.Store, id string) error {
-	c, err := machine.Config(s)
+	c, err := configuration.Config(s)
 	if err != nil {
 		return err
 	}

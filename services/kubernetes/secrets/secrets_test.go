@@ -26,7 +26,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -103,7 +103,7 @@ func (b *bench) put(err error) {
 
 func (b *bench) configure(c *config.Config) {
 	b.t.Helper()
-	b.put(machine.Configs.Put(b.store.As("test"), machine.ConfigID, c))
+	b.put(configuration.Configs.Put(b.store.As("test"), configuration.ConfigID, c))
 }
 
 func (b *bench) addresses(all ...string) {

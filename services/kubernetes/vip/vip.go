@@ -31,7 +31,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -80,7 +80,7 @@ type Options struct {
 func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
-		Skip:       machine.OnControlPlanes(o.Store, "only control planes share an address"),
+		Skip:       configuration.OnControlPlanes(o.Store, "only control planes share an address"),
 		Run:        o.run,
 		Restart:    dag.RestartAlways,
 		StopBudget: stopBudget,
@@ -96,7 +96,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 		}
 	}()
 	reported := ""
-	for range o.Store.Watch(ctx, machine.Configs.Type()) {
+	for range o.Store.Watch(ctx, configuration.Configs.Type()) {
 		wanted, err := o.wanted()
 		if err != nil {
 			return err
@@ -127,7 +127,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 
 func (o Options) wanted() (map[shared]bool, error) {
 	all := map[shared]bool{}
-	cfg, err := machine.Config(o.Store)
+	cfg, err := configuration.Config(o.Store)
 	if err != nil {
 		return all, resource.IgnoreNotFound(err)
 	}

@@ -29,7 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // Name of the operation.
@@ -165,7 +165,7 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 		if err != nil && !kubeclient.IsNotFound(err) {
 			return err
 		}
-		own, err := machine.Config(o.Store) // other nodes don't show their secrets
+		own, err := configuration.Config(o.Store) // other nodes don't show their secrets
 		if err != nil {
 			return err
 		}

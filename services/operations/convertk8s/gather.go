@@ -18,7 +18,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 var (
@@ -143,7 +143,7 @@ func (j job) gather(ctx context.Context, p *operation.Progress, s survey) error 
 			return err
 		}
 	}
-	own, err := machine.Config(j.Store)
+	own, err := configuration.Config(j.Store)
 	if err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func (j job) confirm(ctx context.Context, p *operation.Progress, id, text string
 // secrets are what the configuration of a self-hosted control plane lacks. The values have
 // the form that they have in it: base64 of PEM.
 func (o Options) secrets(ctx context.Context, client *kubeclient.Client) (map[string]any, error) {
-	own, err := machine.Config(o.Store)
+	own, err := configuration.Config(o.Store)
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/operationtest"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -93,7 +93,7 @@ func (r *rig) boot() {
 	cfg.Machine.Type = config.ControlPlane
 	cfg.Cluster.ServiceAccount.Key = r.key
 	cfg.Cluster.APIServer.ExtraArgs = config.Args{"audit-log-path": {"/nowhere/a"}}
-	operationtest.Put(r.T, machine.Configs.Put(store.As("test"), machine.ConfigID, cfg))
+	operationtest.Put(r.T, configuration.Configs.Put(store.As("test"), configuration.ConfigID, cfg))
 	operationtest.Put(r.T, network.Addresses.Put(store.As("test"), network.AddressID, network.NodeAddress{Primary: r.nodes[0].address}))
 	r.Boot(store, Definition(Options{
 		Store: store, Peers: r, Kubernetes: operationtest.Kubernetes(r),

@@ -23,7 +23,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -157,7 +157,7 @@ func TestTable(t *testing.T) {
 
 // published are the reasons that the table may name. A code that its package changes is missed in it.
 var published = []reason.Code{
-	machine.ConfigurationUnusable, network.LinkMissing, network.NoCarrier, network.DHCPUnanswered, network.AddressTaken, network.NoValidSubnet,
+	configuration.ConfigurationUnusable, network.LinkMissing, network.NoCarrier, network.DHCPUnanswered, network.AddressTaken, network.NoValidSubnet,
 	clock.ServersDisagree, clock.Unconfirmed, clock.Impossible, etcd.DataLost, etcd.Learner, controlplane.ManifestUnavailable,
 	containerd.ImageNoSpace, containerd.ImageUnsigned, containerd.RegistryDenied, containerd.RegistryUntrusted, containerd.RegistryUnresolved,
 	containerd.RegistryUnanswered, containerd.RegistryNoRoute, containerd.RegistryPlainHTTP, containerd.ImageNotFound, containerd.ImageNameInvalid,

@@ -30,7 +30,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/resolver"
 )
 
@@ -45,7 +45,7 @@ const (
 // meaning; *machine.Applier is one.
 type Configuration interface {
 	Text(version uint64) ([]byte, error)
-	Situation() machine.Situation
+	Situation() configuration.Situation
 }
 
 // Options are the doctor's sources.

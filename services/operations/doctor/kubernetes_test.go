@@ -23,7 +23,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
@@ -484,11 +484,11 @@ func TestCertificateExpired(t *testing.T) {
 func TestConfigurationConditions(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Worker)
-	n.situation = machine.Situation{Version: 7, Try: time.Now().Add(time.Minute)}
+	n.situation = configuration.Situation{Version: 7, Try: time.Now().Add(time.Minute)}
 	n.finds("configuration-tried", warning, "version 7", "gbctl -n ADDRESS config confirm")
-	n.situation = machine.Situation{Version: 7, Staged: true}
+	n.situation = configuration.Situation{Version: 7, Staged: true}
 	n.finds("configuration-staged", info, "version 7", "gbctl -n ADDRESS reboot")
-	n.situation = machine.Situation{}
+	n.situation = configuration.Situation{}
 	n.text = append(n.text, "# a comment\n"...)
 	n.healthy()
 	n.text = []byte(strings.Replace(string(n.text), "type: worker", "type: worker\n  registries: {mirrors: {'*': {endpoints: ['http://10.5.0.1:5000']}}}", 1))

@@ -8,7 +8,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -27,11 +27,11 @@ var machineConditions = checks{
 		return one(finding{what: "Not everything could be examined within " + collectBudget.String() + ".", evidence: s.silent})
 	},
 	"maintenance": func(s *snapshot) []finding {
-		if s.stage != machine.Maintenance || s.config != nil {
+		if s.stage != configuration.Maintenance || s.config != nil {
 			return nil
 		}
 		f := finding{what: "The node has no configuration and is in maintenance mode."}
-		if svc, ok := s.services[machine.ID]; ok {
+		if svc, ok := s.services[configuration.ID]; ok {
 			f.since, f.evidence = s.at(svc.Since), []string{svc.asStatus()}
 			f.code = svc.Reason
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -23,8 +23,8 @@ func TestMaintenance(t *testing.T) {
 	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
 		n.config, n.text = nil, nil
 		// The service as it is, with sources of its own.
-		applier := machine.NewApplier(machine.ApplierOptions{Store: n.store, Log: n.logs.Logger("machined"), StateDir: n.path("state")})
-		given := machine.Service(machine.Options{Store: n.store, Applier: applier, Sources: []source.Source{
+		applier := configuration.NewApplier(configuration.ApplierOptions{Store: n.store, Log: n.logs.Logger("machined"), StateDir: n.path("state")})
+		given := configuration.Service(configuration.Options{Store: n.store, Applier: applier, Sources: []source.Source{
 			{Name: "seed", Read: func(context.Context) ([]byte, error) {
 				return []byte("version: v1alpha1\nmachine:\n  typ: init\n"), nil
 			}},

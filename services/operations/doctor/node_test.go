@@ -31,7 +31,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -72,7 +72,7 @@ type node struct {
 	full      func(path string) (space, bool)
 	dial      func(ctx context.Context, from netip.Addr, address string) (net.Conn, error) // to trustd; nil: not at all
 	text      []byte
-	situation machine.Situation
+	situation configuration.Situation
 	answers   []resolver.Answer // of name servers
 	images    []*containerd.Registry
 	wayless   bool // it has no default route
@@ -167,11 +167,11 @@ func (n *node) services() map[string]*dag.Service {
 // publish puts what services publish, and runs the controllers.
 func (n *node) publish() {
 	if n.config == nil {
-		n.must(machine.Stages.Put(n.store.As(machine.ID), machine.StageID, machine.Maintenance))
+		n.must(configuration.Stages.Put(n.store.As(configuration.ID), configuration.StageID, configuration.Maintenance))
 		return
 	}
-	n.must(machine.Stages.Put(n.store.As(machine.ID), machine.StageID, machine.Configured))
-	n.must(machine.Configs.Put(n.store.As(machine.ID), machine.ConfigID, n.config))
+	n.must(configuration.Stages.Put(n.store.As(configuration.ID), configuration.StageID, configuration.Configured))
+	n.must(configuration.Configs.Put(n.store.As(configuration.ID), configuration.ConfigID, n.config))
 	w := n.store.As(network.ID)
 	n.must(network.Hostnames.Put(w, network.HostnameID, nodeName))
 	n.must(network.Addresses.Put(w, network.AddressID, network.NodeAddress{Primary: nodeAddress, All: []netip.Prefix{netip.PrefixFrom(nodeAddress, 24)}}))
@@ -298,11 +298,11 @@ func (n *node) writeNew(text string, parts ...string) {
 // Text and Situation make a node the doctor's Configuration.
 func (n *node) Text(uint64) ([]byte, error) {
 	if n.text == nil {
-		return nil, machine.ErrNoConfig
+		return nil, configuration.ErrNoConfig
 	}
 	return n.text, nil
 }
-func (n *node) Situation() machine.Situation { return n.situation }
+func (n *node) Situation() configuration.Situation { return n.situation }
 
 // endpoint stands in for the node's balancer, which passes everything on to it.
 func (n *node) endpoint() string {

@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -32,7 +32,7 @@ var own = []string{"networkd", "disks", "etcd", "kubelet", "apid", "vip"}
 
 var serviceConditions = checks{
 	"service-failing": eachService(func(s *snapshot, id string, _ service) []finding {
-		if slices.Contains(own, id) || id == machine.ID && s.stage == machine.Maintenance {
+		if slices.Contains(own, id) || id == configuration.ID && s.stage == configuration.Maintenance {
 			return nil
 		}
 		return s.down(id, "Service "+id+" is not up.")

@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -153,7 +153,7 @@ func TestImageOfARestart(t *testing.T) {
 	n.healthy()
 	next := *n.config
 	next.Cluster.Scheduler.Image = "registry.k8s.io/scheduler:v1.36.1"
-	n.must(machine.Configs.Put(n.store.As(machine.ID), machine.ConfigID, &next))
+	n.must(configuration.Configs.Put(n.store.As(configuration.ID), configuration.ConfigID, &next))
 	n.finds("image-pull-failing", failure, "static pod kube-scheduler", "scheduler:v1.36.1: 401", "machine.registries.config")
 }
 

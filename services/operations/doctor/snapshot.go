@@ -25,7 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
 	"github.com/garboard-os/garboard/services/system/clock"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/services/system/slots"
@@ -43,10 +43,10 @@ type snapshot struct {
 
 	services map[string]service
 
-	stage     machine.Stage
+	stage     configuration.Stage
 	config    *config.Config // nil: there is none
 	warnings  []config.Warning
-	situation machine.Situation
+	situation configuration.Situation
 
 	operations  []resource.Object[operation.Spec]
 	slots       []resource.Object[slots.Status]
@@ -181,9 +181,9 @@ func (d *Doctor) remember() *snapshot {
 	s := &snapshot{now: d.o.Now(), sinceBoot: d.o.SinceBoot(), mode: d.o.Mode, tail: d.o.Tail, services: map[string]service{}}
 	d.rememberServices(s)
 	store := d.o.Store
-	stage, _ := machine.Stages.Get(store, machine.StageID)
+	stage, _ := configuration.Stages.Get(store, configuration.StageID)
 	s.stage = stage.Spec
-	s.config, _ = machine.Config(store)
+	s.config, _ = configuration.Config(store)
 	if d.o.Configuration != nil {
 		s.situation = d.o.Configuration.Situation()
 		if text, err := d.o.Configuration.Text(0); err == nil {

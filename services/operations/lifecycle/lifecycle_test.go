@@ -25,8 +25,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -73,7 +73,7 @@ func newRig(t *testing.T) *rig {
 			t.Fatal(err)
 		}
 	}
-	put(machine.Configs.Put(r.store.As("test"), machine.ConfigID, c))
+	put(configuration.Configs.Put(r.store.As("test"), configuration.ConfigID, c))
 	put(network.Hostnames.Put(r.store.As("test"), network.HostnameID, "n1"))
 	put(secrets.Kubernetes.Put(r.store.As("test"), secrets.KubernetesID, secrets.KubernetesSpec{}))
 	crt, key, err := keys().MachineCA.CA().Issue(pki.Leaf{CN: "n1", DNS: []string{"n1"}, Server: true, Now: time.Now()})

@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
@@ -203,13 +203,13 @@ func TestQuorumIsLostDuringTheDrain(t *testing.T) {
 // isWorker makes the node one without a member of etcd.
 func (r *rig) isWorker() {
 	r.t.Helper()
-	was, err := machine.Config(r.store)
+	was, err := configuration.Config(r.store)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	c := *was
 	c.Machine.Type = config.Worker
-	if err := machine.Configs.Put(r.store.As("test"), machine.ConfigID, &c); err != nil {
+	if err := configuration.Configs.Put(r.store.As("test"), configuration.ConfigID, &c); err != nil {
 		r.t.Fatal(err)
 	}
 }

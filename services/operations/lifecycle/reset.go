@@ -17,8 +17,8 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 const (
@@ -114,7 +114,7 @@ func (j job) startEtcd(ctx context.Context, _ *operation.Progress) error {
 }
 
 func (o Options) controlPlane() bool {
-	cfg, err := machine.Config(o.Store)
+	cfg, err := configuration.Config(o.Store)
 	return err == nil && cfg.Machine.Type.ControlPlane()
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
@@ -189,7 +189,7 @@ func (j job) write(ctx context.Context, p *operation.Progress, src slots.Source)
 	if j.Systems.Running() != "" {
 		system.Excused, system.Kubernetes = j.excused(p), true
 	}
-	if cfg, err := machine.Config(j.Store); err == nil {
+	if cfg, err := configuration.Config(j.Store); err == nil {
 		system.Args = cfg.Machine.Install.ExtraKernelArgs
 	}
 	p.Report("to slot %s", slot)

@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/services/core/operation"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/slots"
 )
 
@@ -313,13 +313,13 @@ func TestPlanSaysWhere(t *testing.T) {
 func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := installed(t)
-		cfg, err := machine.Config(r.store)
+		cfg, err := configuration.Config(r.store)
 		if err != nil {
 			t.Fatal(err)
 		}
 		changed := *cfg
 		changed.Machine.Install.ExtraKernelArgs = []string{"nomodeset", "mine=1"}
-		if err := machine.Configs.Put(r.store.As("test"), machine.ConfigID, &changed); err != nil {
+		if err := configuration.Configs.Put(r.store.As("test"), configuration.ConfigID, &changed); err != nil {
 			t.Fatal(err)
 		}
 		r.on()

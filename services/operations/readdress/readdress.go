@@ -29,7 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -58,7 +58,7 @@ type Etcd interface {
 // Options are what the operation stands on.
 type Options struct {
 	Store         resource.Reader
-	Configuration *machine.Applier
+	Configuration *configuration.Applier
 	Etcd          Etcd
 	Peers         rollout.Peers
 	Kubernetes    rollout.Kubernetes
@@ -96,7 +96,7 @@ func (j job) plan(ctx context.Context) (warnings []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	would, err := j.Configuration.Apply(ctx, machine.Request{Text: text, Mode: machine.Try, TryTimeout: machine.MaxTryTimeout, DryRun: true, By: j.by})
+	would, err := j.Configuration.Apply(ctx, configuration.Request{Text: text, Mode: configuration.Try, TryTimeout: configuration.MaxTryTimeout, DryRun: true, By: j.by})
 	if err == nil && would.Rebooting {
 		err = errors.New("the patch has a change that takes a reboot: apply it before, or after")
 	}
@@ -172,7 +172,7 @@ func (j job) try(ctx context.Context, former netip.Addr) error {
 	if err = cmp.Or(err, bad); err != nil || bytes.Equal(text, now) {
 		return err
 	}
-	_, err = j.Configuration.Apply(ctx, machine.Request{Text: text, Mode: machine.Try, TryTimeout: machine.MaxTryTimeout, By: j.by, Base: machine.Digest(now)})
+	_, err = j.Configuration.Apply(ctx, configuration.Request{Text: text, Mode: configuration.Try, TryTimeout: configuration.MaxTryTimeout, By: j.by, Base: configuration.Digest(now)})
 	return err
 }
 
@@ -238,7 +238,7 @@ func (j job) back(ctx context.Context, p *operation.Progress, former netip.Addr)
 	text, bad := j.target(former)
 	tried := !j.Configuration.Situation().Try.IsZero() && bytes.Equal(text, now)
 	if err = cmp.Or(err, bad); err == nil && tried {
-		_, err = j.Configuration.Rollback(ctx, 0, machine.Request{By: j.by})
+		_, err = j.Configuration.Rollback(ctx, 0, configuration.Request{By: j.by})
 	}
 	if err != nil {
 		return err

@@ -31,7 +31,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -50,7 +50,7 @@ type rig struct {
 	t       *testing.T
 	dir     string
 	store   *resource.Store
-	applier *machine.Applier
+	applier *configuration.Applier
 	runner  *operation.Runner
 	off     func()
 
@@ -103,11 +103,11 @@ func (r *rig) on() {
 	r.store = resource.NewStore()
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
-	r.applier = machine.NewApplier(machine.ApplierOptions{
+	r.applier = configuration.NewApplier(configuration.ApplierOptions{
 		Store: r.store, StateDir: r.dir, Log: slog.New(slog.DiscardHandler),
 		Restart: func(context.Context, string, bool) error { return nil }, Reboot: func(why string) { t.Errorf("it reboots: %s", why) },
 	})
-	g, err := dag.New(dag.Options{SinceBoot: func() time.Duration { return 0 }}, machine.Service(machine.Options{Store: r.store, Applier: r.applier, MountState: func(context.Context) (machine.State, error) { return machine.StateMounted, nil }, Sources: []source.Source{{
+	g, err := dag.New(dag.Options{SinceBoot: func() time.Duration { return 0 }}, configuration.Service(configuration.Options{Store: r.store, Applier: r.applier, MountState: func(context.Context) (configuration.State, error) { return configuration.StateMounted, nil }, Sources: []source.Source{{
 		Name: source.State, Read: func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(r.dir, "config.yaml")) },
 	}}}))
 	put(t, err)
@@ -135,8 +135,8 @@ func (r *rig) on() {
 
 // network gives the node the address of its configuration.
 func (r *rig) network(ctx context.Context) {
-	for range r.store.Watch(ctx, machine.Configs.Type()) {
-		if c, err := machine.Config(r.store); err == nil {
+	for range r.store.Watch(ctx, configuration.Configs.Type()) {
+		if c, err := configuration.Config(r.store); err == nil {
 			put(r.t, network.Addresses.Put(r.store.As("network"), network.AddressID, network.NodeAddress{Primary: c.Machine.Network.Interfaces[0].CIDR.Addr()}))
 		}
 	}

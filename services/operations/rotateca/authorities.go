@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -105,7 +105,7 @@ func (o Options) make(ctx context.Context, p *operation.Progress, chosen []strin
 	if err != nil || !r.Fresh || len(r.New) > 0 {
 		return r, err
 	}
-	own, err := machine.Config(o.Store)
+	own, err := configuration.Config(o.Store)
 	if err != nil {
 		return r, err
 	}
@@ -149,7 +149,7 @@ func newAuthority(old config.CertKey) (config.CertKey, error) {
 // are those that this node has.
 func (o Options) target(ctx context.Context, r rotation, n node, chosen []string, to phase) (*config.Config, error) {
 	has, err := o.read(ctx, n)
-	own, none := machine.Config(o.Store)
+	own, none := configuration.Config(o.Store)
 	if err = cmp.Or(err, none); err != nil {
 		return nil, err
 	}

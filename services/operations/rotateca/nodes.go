@@ -22,7 +22,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // kubeletPort is where kubelets serve.
@@ -61,7 +61,7 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 	if err := o.Peers.Check(); err != nil {
 		return r, nil, err
 	}
-	own, err := machine.Config(o.Store)
+	own, err := configuration.Config(o.Store)
 	if err != nil {
 		return r, nil, err
 	}
@@ -165,7 +165,7 @@ func encode(text []byte) string { return base64.StdEncoding.EncodeToString(text)
 // move gives a node a phase, and waits until it is healthy in it.
 func (o Options) move(ctx context.Context, p *operation.Progress, r rotation, n node, chosen []string, to phase) error {
 	began := time.Now()
-	own, err := machine.Config(o.Store)
+	own, err := configuration.Config(o.Store)
 	if err != nil {
 		return err
 	}

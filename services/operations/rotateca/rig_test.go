@@ -34,7 +34,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/operations/operationtest"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -116,7 +116,7 @@ func (r *rig) boot() {
 	r.T.Helper()
 	me := r.nodes[r.me]
 	r.store = resource.NewStore()
-	operationtest.Put(r.T, machine.Configs.Put(r.store.As("test"), machine.ConfigID, me.config))
+	operationtest.Put(r.T, configuration.Configs.Put(r.store.As("test"), configuration.ConfigID, me.config))
 	operationtest.Put(r.T, network.Addresses.Put(r.store.As("test"), network.AddressID, network.NodeAddress{Primary: me.address}))
 	accepts := map[string]func(context.Context, netip.Addr, config.CertKey) error{}
 	for _, a := range config.Authorities {
@@ -302,7 +302,7 @@ func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) 
 	m.former, m.document, m.redacted, m.config, m.changed = m.running(), document, nil, next, time.Now()
 	m.version++
 	if m == r.nodes[r.me] {
-		operationtest.Put(r.T, machine.Configs.Put(r.store.As("test"), machine.ConfigID, next))
+		operationtest.Put(r.T, configuration.Configs.Put(r.store.As("test"), configuration.ConfigID, next))
 	}
 	r.write(m)
 	r.Note(m.name + " " + r.phase(before, next))

@@ -30,7 +30,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // Name of the operation.
@@ -238,7 +238,7 @@ func (j job) drop(ctx context.Context, p *operation.Progress, r rotation) error 
 // join gives control planes other tokens with which nodes join. Those of workers are worth nothing then, and
 // they need none. The new ones are those of this node once it has them, so that it can be done again.
 func (j job) join(ctx context.Context, p *operation.Progress, r rotation) error {
-	own, err := machine.Config(j.Store)
+	own, err := configuration.Config(j.Store)
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -77,7 +77,7 @@ func published(ctx context.Context, client *kubeclient.Client, r rotation) error
 
 // forget removes the old authorities where API servers only ever add some.
 func (o Options) forget(ctx context.Context, client *kubeclient.Client, r rotation) error {
-	own, err := machine.Config(o.Store)
+	own, err := configuration.Config(o.Store)
 	if err != nil {
 		return err
 	}

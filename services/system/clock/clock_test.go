@@ -18,7 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	nodenet "github.com/garboard-os/garboard/services/system/network"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -178,7 +178,7 @@ func (n *node) configure(t config.Time) {
 	n.t.Helper()
 	c := &config.Config{Machine: config.Machine{Time: t}, Cluster: config.Cluster{Etcd: config.Etcd{CA: n.ca}}}
 	c.FillDefaults()
-	if err := machine.Configs.Put(n.store.As("test"), machine.ConfigID, c); err != nil {
+	if err := configuration.Configs.Put(n.store.As("test"), configuration.ConfigID, c); err != nil {
 		n.t.Fatal(err)
 	}
 }

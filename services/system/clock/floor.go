@@ -12,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // raise sets the clock to at least the time of the build, the time that was saved
@@ -51,7 +51,7 @@ func (d *Daemon) raise() (string, error) {
 // ignored: other code reports it.
 func (d *Daemon) earliest() (floor time.Time, why string, until, last time.Time) {
 	floor, why = d.o.built, "this system was built then"
-	cfg, err := machine.Config(d.o.Store)
+	cfg, err := configuration.Config(d.o.Store)
 	if err != nil {
 		return floor, why, until, last
 	}

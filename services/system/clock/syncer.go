@@ -17,7 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/reason"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	nodenet "github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -87,7 +87,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 
 // configure asks changed servers at once.
 func (s *syncer) configure(next *time.Timer) error {
-	cfg, err := machine.Config(s.o.Store)
+	cfg, err := configuration.Config(s.o.Store)
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (s *syncer) loop(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel()
 
-	changes := s.o.Store.Watch(ctx, machine.Configs.Type(), nodenet.TimeServers.Type())
+	changes := s.o.Store.Watch(ctx, configuration.Configs.Type(), nodenet.TimeServers.Type())
 	save := time.NewTicker(saveEvery)
 	defer save.Stop()
 	next := time.NewTimer(0)

@@ -27,9 +27,9 @@ import (
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/luks"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/media"
 	"github.com/garboard-os/garboard/services/system/volume"
 	"golang.org/x/sys/unix"
@@ -120,7 +120,7 @@ func (d *Disks) Service() dag.Service {
 }
 
 func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
-	cfg, err := machine.Config(d.o.Store)
+	cfg, err := configuration.Config(d.o.Store)
 	if err != nil {
 		return err
 	}
@@ -181,14 +181,14 @@ func (d *Disks) isSystem(dev disk.Disk) bool {
 
 // MountState mounts STATE if a disk has one already, before there is a
 // configuration that names the disk.
-func (d *Disks) MountState(ctx context.Context) (machine.State, error) {
+func (d *Disks) MountState(ctx context.Context) (configuration.State, error) {
 	if d.o.Mode == boot.Container {
-		return machine.StateMounted, d.wipeDirectories() // they are bind mounts of the host
+		return configuration.StateMounted, d.wipeDirectories() // they are bind mounts of the host
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.System() != nil {
-		return machine.StateMounted, nil
+		return configuration.StateMounted, nil
 	}
 	dev, state, err := d.findSystem(ctx)
 	if err != nil || dev.Verdict != disk.Ours {
@@ -198,27 +198,27 @@ func (d *Disks) MountState(ctx context.Context) (machine.State, error) {
 	v := d.volumes[0] // STATE
 	// An image was written to this disk, and it hasn't been booted before.
 	if blank, err := d.Keeper.Missing(ctx, dev, v); err != nil {
-		return machine.StateBroken, err
+		return configuration.StateBroken, err
 	} else if blank {
-		return machine.StateAbsent, nil
+		return configuration.StateAbsent, nil
 	}
 	if err := d.Keeper.Open(ctx, dev, v); err != nil {
-		return machine.StateBroken, err
+		return configuration.StateBroken, err
 	}
 	d.system.Store(&dev)
 	d.known.Store(true)
 	d.log.Info("STATE is on " + dev.Path)
-	return machine.StateMounted, nil
+	return configuration.StateMounted, nil
 }
 
 // findSystem is the disk with a complete layout of ours; one without a verdict: there is none. Of several, that one
 // counts which the boot loader was on. Otherwise they are an error: a machine that chooses by itself may join the
 // wrong cluster, and a pod may have made one on a disk of its own. A disk of a newer release is an error, too. The
 // disk of this boot is awaited.
-func (d *Disks) findSystem(ctx context.Context) (none disk.Disk, state machine.State, err error) {
+func (d *Disks) findSystem(ctx context.Context) (none disk.Disk, state configuration.State, err error) {
 	all, err := d.Keeper.Disks.All()
 	if err != nil {
-		return none, machine.StateAbsent, err
+		return none, configuration.StateAbsent, err
 	}
 	from := ""
 	if d.o.Installed {
@@ -246,20 +246,20 @@ func (d *Disks) findSystem(ctx context.Context) (none disk.Disk, state machine.S
 	}
 	switch {
 	case len(out) > 1:
-		return none, machine.StateBroken, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from", out[0].Path, out[1].Path)
+		return none, configuration.StateBroken, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from", out[0].Path, out[1].Path)
 	case len(out) == 1 && out[0].Verdict == disk.Newer:
-		return none, machine.StateAbsent, d.refuseNewer(out[0])
+		return none, configuration.StateAbsent, d.refuseNewer(out[0])
 	case !seen && d.o.Installed && time.Since(d.Keeper.Disks.Began) < ownPatience:
-		return none, machine.StateLate, errors.New("the disk that this system was started from isn't there yet")
+		return none, configuration.StateLate, errors.New("the disk that this system was started from isn't there yet")
 	case len(out) == 0:
-		return none, machine.StateAbsent, nil
+		return none, configuration.StateAbsent, nil
 	}
 	f, err := d.wipeMarked(ctx, out[0])
 	if _, waits := errors.AsType[awaited](err); waits {
-		return none, machine.StateWiping, err
+		return none, configuration.StateWiping, err
 	}
 	if err != nil || f.Pending.Interrupted(boot.LabelState) {
-		return none, machine.StateAbsent, err
+		return none, configuration.StateAbsent, err
 	}
-	return f, machine.StateAbsent, nil
+	return f, configuration.StateAbsent, nil
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/volume"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/loopdisk"
@@ -83,7 +83,7 @@ type machineUnderTest struct {
 	console *syncBuffer
 	dir     string
 	disks   *Disks
-	applier *machine.Applier
+	applier *configuration.Applier
 	cut     string // the step before which the power is cut
 	// hostname distinguishes its configuration from others.
 	hostname string
@@ -114,7 +114,7 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 		}
 	}
 	l := logs.New(m.console)
-	m.applier = machine.NewApplier(machine.ApplierOptions{Store: m.store, Log: l.Logger(machine.ID), StateDir: filepath.Join(m.dir, "state")})
+	m.applier = configuration.NewApplier(configuration.ApplierOptions{Store: m.store, Log: l.Logger(configuration.ID), StateDir: filepath.Join(m.dir, "state")})
 	m.disks = New(Options{
 		Mode: boot.Machine, Store: m.store, Processes: process.New(), Logs: l, StateReady: m.applier.StateReady,
 		dirs:    volume.Dirs{State: filepath.Join(m.dir, "state"), Var: filepath.Join(m.dir, "var"), Etc: filepath.Join(m.dir, "etc")},
@@ -155,7 +155,7 @@ func (m *machineUnderTest) up(install config.Install) error {
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	g, err := dag.New(dag.Options{},
-		machine.Service(machine.Options{Store: m.store, Applier: m.applier, Sources: []source.Source{medium}}),
+		configuration.Service(configuration.Options{Store: m.store, Applier: m.applier, Sources: []source.Source{medium}}),
 		dag.Service{ID: ID, DependsOn: []string{"machined"}, Restart: dag.RestartNever, Run: func(ctx context.Context, h *dag.Handle) error {
 			err := m.disks.run(ctx, h)
 			ended <- err
@@ -191,7 +191,7 @@ func (m *machineUnderTest) mustUp(install config.Install) {
 func (m *machineUnderTest) mountState() (found bool, err error) {
 	m.t.Helper()
 	state, err := m.disks.MountState(m.t.Context())
-	return state == machine.StateMounted, err
+	return state == configuration.StateMounted, err
 }
 
 // off stops everything, as a shutdown does.

@@ -10,9 +10,9 @@ import (
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/luks"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/volume"
 )
 
@@ -32,7 +32,7 @@ func (d *Disks) encryption(label string) *luks.Layer {
 	l := &luks.Layer{
 		Label: label, Derivation: d.o.derivation, Processes: d.o.Processes, Log: d.log,
 		Keys: func() ([]luks.Key, error) {
-			cfg, err := machine.Config(d.o.Store)
+			cfg, err := configuration.Config(d.o.Store)
 			if err != nil {
 				return nil, resource.IgnoreNotFound(err)
 			}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -29,7 +29,7 @@ func (d *Disks) openPlugins() error {
 	if mounted, err := mountinfo.Mounted(dir); err != nil || mounted {
 		return err
 	}
-	persist, err := machine.Wanted(d.o.Store, func(c *config.Config) []string { return c.Machine.Kubelet.Persist })
+	persist, err := configuration.Wanted(d.o.Store, func(c *config.Config) []string { return c.Machine.Kubelet.Persist })
 	for name, place := range Kept {
 		at, to := filepath.Join(d.o.dirs.Var, place[0]), filepath.Join(d.o.dirs.Etc, place[1])
 		if !slices.Contains(persist, name) {

@@ -14,8 +14,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // consent is what allows the system disk's content to be erased; "": nothing does.
@@ -201,7 +201,7 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, install config.Instal
 		// another run of the service.
 		if state, err := d.MountState(ctx); err != nil {
 			return disk.Disk{}, err // the service tries again
-		} else if state == machine.StateMounted {
+		} else if state == configuration.StateMounted {
 			return *d.System(), nil
 		}
 		if dev, found := d.own(); found {

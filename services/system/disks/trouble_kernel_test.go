@@ -15,8 +15,8 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/loopdisk"
 	"golang.org/x/sys/unix"
@@ -71,7 +71,7 @@ func TestDamagedState(t *testing.T) {
 	for _, is := range []bool{true, false} {
 		m := bootMachine(t, l)
 		m.disks.o.Installed = is
-		if state, err := m.disks.MountState(t.Context()); state != machine.StateBroken || err == nil {
+		if state, err := m.disks.MountState(t.Context()); state != configuration.StateBroken || err == nil {
 			t.Errorf("installed %v: %v, %v", is, state, err)
 		}
 	}
@@ -89,7 +89,7 @@ func TestTwoSystemDisks(t *testing.T) {
 	for _, installed := range []bool{false, true} {
 		own.disks.o.Installed = installed
 		state, err := own.disks.MountState(t.Context())
-		if state != machine.StateBroken || err == nil || !strings.Contains(err.Error(), a.Path) || !strings.Contains(err.Error(), b.Path) {
+		if state != configuration.StateBroken || err == nil || !strings.Contains(err.Error(), a.Path) || !strings.Contains(err.Error(), b.Path) {
 			t.Errorf("installed %v: %v, %v", installed, state, err)
 		}
 	}
@@ -105,7 +105,7 @@ func TestTwoSystemDisks(t *testing.T) {
 	m = bootMachine(t, a)
 	m.disks.o.Installed = true
 	m.firmwareNames(b.partition(boot.LabelEFI).GUID)
-	if state, err := m.disks.MountState(t.Context()); state != machine.StateLate || err == nil {
+	if state, err := m.disks.MountState(t.Context()); state != configuration.StateLate || err == nil {
 		t.Errorf("before the disk of this boot is there: %v, %v", state, err)
 	}
 }
@@ -275,7 +275,7 @@ func TestStateComesLate(t *testing.T) {
 	m = bootMachine(t, l)
 	m.hostname = "from-the-medium"
 	m.mustUp(config.Install{Disk: l.Path}) // without MountState first
-	cfg, err := machine.Config(m.store)
+	cfg, err := configuration.Config(m.store)
 	if err != nil || cfg.Machine.Network.Hostname != "as-installed" {
 		t.Errorf("going on with the configuration of %q, %v", cfg.Machine.Network.Hostname, err)
 	}

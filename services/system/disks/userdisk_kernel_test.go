@@ -14,8 +14,8 @@ import (
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"golang.org/x/sys/unix"
 )
 
@@ -91,7 +91,7 @@ func TestUserDisksAreWiped(t *testing.T) {
 			if all := again.disks.Keeper.Disks.Is; tt.late {
 				again.disks.Keeper.Disks.Began = time.Now()
 				again.disks.Keeper.Disks.Is = func(name string) bool { return all(name) && name != user.Name }
-				if state, err := again.disks.MountState(t.Context()); state != machine.StateWiping || err == nil || !strings.Contains(err.Error(), "waits for 1 disks that a reset was to wipe") {
+				if state, err := again.disks.MountState(t.Context()); state != configuration.StateWiping || err == nil || !strings.Contains(err.Error(), "waits for 1 disks that a reset was to wipe") {
 					t.Errorf("the next boot doesn't wait: %v", err)
 				}
 				again.disks.Keeper.Disks.Is = all

@@ -11,8 +11,8 @@ import (
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // ofLayout gives the disk another layout: with that number, and the change.
@@ -170,7 +170,7 @@ func TestNewerLayoutBesideOurs(t *testing.T) {
 		return disk.WriteJournal(file, disk.Journal{Step: disk.StepWipe, Label: boot.LabelEphemeral, Disks: marks([]UserDisk{dev.Identity})})
 	})
 	m.disks.o.Installed = true
-	if state, err := m.disks.MountState(t.Context()); state != machine.StateBroken || strings.Contains(m.console.String(), "wiping") {
+	if state, err := m.disks.MountState(t.Context()); state != configuration.StateBroken || strings.Contains(m.console.String(), "wiping") {
 		t.Errorf("of two systems, one was wiped: %v, console: %s", err, m.console)
 	}
 	user.ofLayout(2, nil)

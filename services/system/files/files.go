@@ -23,7 +23,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 const (
@@ -78,7 +78,7 @@ const layTime = 30 * time.Second
 // Await returns once the files are those of the configuration that applies now:
 // for who reads some at its start, and may be started anew because they change.
 func Await(ctx context.Context, s *resource.Store) error {
-	o, err := machine.Configs.Get(s, machine.ConfigID)
+	o, err := configuration.Configs.Get(s, configuration.ConfigID)
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (d *Daemon) Service() dag.Service {
 }
 
 func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
-	configs := d.o.Store.Watch(ctx, machine.Configs.Type())
+	configs := d.o.Store.Watch(ctx, configuration.Configs.Type())
 	if err := d.follow(); err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 // follow makes the files what the configuration says now. Entries that can't be
 // laid are reported in their status and in the log; an error is about all of them.
 func (d *Daemon) follow() error {
-	cfg, err := machine.Configs.Get(d.o.Store, machine.ConfigID)
+	cfg, err := configuration.Configs.Get(d.o.Store, configuration.ConfigID)
 	if err != nil {
 		return err
 	}

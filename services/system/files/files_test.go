@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -81,7 +81,7 @@ func (b *bench) configure(entries ...config.File) {
 	b.t.Helper()
 	c := &config.Config{Machine: config.Machine{Files: entries}}
 	c.FillDefaults()
-	must(b.t, machine.Configs.Put(b.store.As("test"), machine.ConfigID, c))
+	must(b.t, configuration.Configs.Put(b.store.As("test"), configuration.ConfigID, c))
 }
 
 func (b *bench) lay(entries ...config.File) {

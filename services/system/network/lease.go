@@ -11,7 +11,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/background"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // lease is what a link was granted for a time. Times are on the monotonic
@@ -141,7 +141,7 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link) {
 func (o *owner) startClient(ctx context.Context, key leaseKey, s source, p config.Link, index int) {
 	// servers get only the name of a configuration, and a new one when the lease is extended
 	hostname := func() string {
-		name, _ := machine.Wanted(o.o.Store, func(c *config.Config) string { return c.Machine.Network.Hostname })
+		name, _ := configuration.Wanted(o.o.Store, func(c *config.Config) string { return c.Machine.Network.Hostname })
 		return name
 	}
 	c := &client{

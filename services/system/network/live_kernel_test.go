@@ -15,7 +15,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/vishvananda/netlink"
 )
@@ -54,7 +54,7 @@ func TestMaintenanceThenConfigured(t *testing.T) {
 		}
 		return nil
 	})
-	n.stage(machine.Maintenance)
+	n.stage(configuration.Maintenance)
 	// eth1 has a carrier and no server: after linkGrace one address is enough.
 	n.up(linkGrace + 10*time.Second)
 	if got := n.address(); !prefix("10.15.0.0/24").Contains(got.Primary) {

@@ -35,7 +35,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // ID of the service.
@@ -89,7 +89,7 @@ const followTime = 30 * time.Second
 // configuration. It is for services that read them at their start, and may be
 // restarted because they change.
 func Await(ctx context.Context, s *resource.Store) error {
-	o, err := machine.Configs.Get(s, machine.ConfigID)
+	o, err := configuration.Configs.Get(s, configuration.ConfigID)
 	if err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (d *Daemon) Service() dag.Service {
 	return dag.Service{
 		ID: ID,
 		Needs: []dag.Condition{
-			machine.Stages.When(d.o.Store, machine.StageID, "the search for a configuration to end", nil),
+			configuration.Stages.When(d.o.Store, configuration.StageID, "the search for a configuration to end", nil),
 		},
 		Run:     d.run,
 		Restart: dag.RestartAlways,

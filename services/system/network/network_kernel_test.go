@@ -26,7 +26,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/uml"
 )
@@ -235,15 +235,15 @@ func (n *node) configure(cfg config.Network) {
 	n.t.Helper()
 	c := &config.Config{Machine: config.Machine{Network: cfg}}
 	c.FillDefaults()
-	if err := machine.Configs.Put(n.store.As("test"), machine.ConfigID, c); err != nil {
+	if err := configuration.Configs.Put(n.store.As("test"), configuration.ConfigID, c); err != nil {
 		n.t.Fatal(err)
 	}
-	n.stage(machine.Configured)
+	n.stage(configuration.Configured)
 }
 
-func (n *node) stage(s machine.Stage) {
+func (n *node) stage(s configuration.Stage) {
 	n.t.Helper()
-	if err := machine.Stages.Put(n.store.As("test"), machine.StageID, s); err != nil {
+	if err := configuration.Stages.Put(n.store.As("test"), configuration.StageID, s); err != nil {
 		n.t.Fatal(err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/mdlayher/socket"
 	"github.com/vishvananda/netlink"
 )
@@ -96,7 +96,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	defer o.lookups.Wait()
 	defer o.stopClients()
 	defer cancel()
-	configs := d.o.Store.Watch(ctx, machine.Configs.Type())
+	configs := d.o.Store.Watch(ctx, configuration.Configs.Type())
 	o.askPlatform(ctx)
 	if err := o.configure(); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 
 // configure applies the configuration; without one, an empty one.
 func (o *owner) configure() error {
-	cfg, err := machine.Configs.Get(o.o.Store, machine.ConfigID)
+	cfg, err := configuration.Configs.Get(o.o.Store, configuration.ConfigID)
 	if err != nil && !errors.Is(err, resource.ErrNotFound) {
 		return err
 	}

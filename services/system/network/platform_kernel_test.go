@@ -14,7 +14,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/vishvananda/netlink"
 )
@@ -35,7 +35,7 @@ func TestLayerOfThePlatform(t *testing.T) {
 		o.Argument, _ = FromArgument("10.5.0.3::10.5.0.1:24:n1:eth0:none")
 		o.Platform = func(context.Context, func()) ([]byte, error) { return []byte(text), nil }
 	}
-	n.stage(machine.Maintenance)
+	n.stage(configuration.Maintenance)
 	n.run(func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Name, "eth") })
 	n.up(20 * time.Second)
 	same(t, "addresses of the platform, which come before those of the kernel's argument", addresses(t, "eth0"), "10.5.0.2/24")

@@ -34,7 +34,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -59,7 +59,7 @@ func Service(store *resource.Store) dag.Service {
 	return dag.Service{ID: ID, Restart: dag.RestartAlways, Run: func(ctx context.Context, h *dag.Handle) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		changed := store.Watch(ctx, machine.Configs.Type(), network.Resolvers.Type(), network.Hostnames.Type(), network.Addresses.Type())
+		changed := store.Watch(ctx, configuration.Configs.Type(), network.Resolvers.Type(), network.Hostnames.Type(), network.Addresses.Type())
 		for ctx.Err() == nil {
 			if err := serve(ctx, h, store, changed); err != nil {
 				return err
@@ -102,7 +102,7 @@ func (f facts) equal(g facts) bool {
 
 // serve answers until other facts are known.
 func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-chan struct{}) error {
-	cfg, err := machine.Config(store)
+	cfg, err := configuration.Config(store)
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 		select {
 		case err = <-failed:
 		case <-changed:
-			if cfg, err = machine.Config(store); err == nil {
+			if cfg, err = configuration.Config(store); err == nil {
 				now, err = learn(store, cfg)
 			}
 		case <-ctx.Done():

@@ -26,7 +26,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -78,7 +78,7 @@ func (r *rig) start(servers ...string) {
 func (r *rig) configure() {
 	r.Helper()
 	c := r.cfg
-	r.must(machine.Configs.Put(r.store.As("test"), machine.ConfigID, &c))
+	r.must(configuration.Configs.Put(r.store.As("test"), configuration.ConfigID, &c))
 }
 
 func (r *rig) use(servers ...string) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // What opens the configuration on a server isn't in the boot entry of the disk, where every pod
@@ -30,7 +30,7 @@ func TestCredentialsAreUsedOnce(t *testing.T) {
 		m.insert("v1")
 		m.from = tc.place
 		s := m.boot("")
-		must(t, machine.Configs.Put(s.o.Store.As(machine.ID), machine.ConfigID, &config.Config{Persist: tc.persist}))
+		must(t, configuration.Configs.Put(s.o.Store.As(configuration.ID), configuration.ConfigID, &config.Config{Persist: tc.persist}))
 		must(t, m.write(s))
 		entry, err := os.ReadFile(filepath.Join(m.dir, "efi/loader/entries/garboard-a+1.conf"))
 		must(t, err)

@@ -21,10 +21,10 @@ import (
 	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/install"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/signer"
 	"github.com/garboard-os/garboard/tools/testing/uki"
 )
@@ -37,7 +37,7 @@ type rig struct {
 	dir    string
 	// panicked and boots are what is known of the boots before.
 	panicked string
-	boots    []machine.Boot
+	boots    []configuration.Boot
 	from     string // garboard.config=
 	// before is called before the EFI system partition is used, and before the medium is read.
 	before func(what string) error
@@ -164,10 +164,10 @@ func (m *rig) started(slot string) *Slots {
 	}
 	store := resource.NewStore()
 	if m.config != nil {
-		must(m.t, machine.Configs.Put(store.As(machine.ID), machine.ConfigID, m.config))
+		must(m.t, configuration.Configs.Put(store.As(configuration.ID), configuration.ConfigID, m.config))
 	}
 	for i, b := range m.boots {
-		must(m.t, machine.Boots.Put(store.As(machine.ID), fmt.Sprintf("%06d", i+1), b))
+		must(m.t, configuration.Boots.Put(store.As(configuration.ID), fmt.Sprintf("%06d", i+1), b))
 	}
 	panicked := func() string { return m.panicked }
 	return New(Options{Cmdline: boot.ParseCmdline(line), Store: store, Disks: m, Images: m, Panicked: panicked, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), keys: filepath.Join(m.dir, "keys"), run: m.run})

@@ -9,7 +9,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/sleep"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // ServiceOptions are what the service stands on.
@@ -61,7 +61,7 @@ func Service(o ServiceOptions) dag.Service {
 
 // image is the one of the configuration.
 func (s *Slots) image() string {
-	if cfg, err := machine.Config(s.o.Store); err == nil {
+	if cfg, err := configuration.Config(s.o.Store); err == nil {
 		return cfg.Machine.Install.Image
 	}
 	return ""
@@ -71,7 +71,7 @@ func (s *Slots) image() string {
 func (s *Slots) configured(ctx context.Context, before string, pause time.Duration) string {
 	ctx, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
-	changes := s.o.Store.Watch(ctx, machine.Configs.Type())
+	changes := s.o.Store.Watch(ctx, configuration.Configs.Type())
 	for ctx.Err() == nil && s.image() == before {
 		select {
 		case <-changes:

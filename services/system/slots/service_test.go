@@ -7,7 +7,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // A machine that couldn't be installed takes the corrected image at once, and tries the same one after a pause.
@@ -17,7 +17,7 @@ func TestConfiguredImage(t *testing.T) {
 		set := func(image string) {
 			c := &config.Config{}
 			c.Machine.Install.Image = image
-			must(t, machine.Configs.Put(s.o.Store.As(machine.ID), machine.ConfigID, c))
+			must(t, configuration.Configs.Put(s.o.Store.As(configuration.ID), configuration.ConfigID, c))
 		}
 		set("a")
 		began := time.Now()

@@ -27,8 +27,8 @@ import (
 	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // ID owns the resources, and is the log.
@@ -315,7 +315,7 @@ func (s *Slots) lastWords(name string) string {
 		return why + ": the kernel panicked: " + panicked
 	}
 	// The boot that failed isn't in the history if it ended before it had its disk.
-	if boots := machine.Boots.List(s.o.Store); len(boots) > 1 && boots[len(boots)-2].Spec.Slot == name {
+	if boots := configuration.Boots.List(s.o.Store); len(boots) > 1 && boots[len(boots)-2].Spec.Slot == name {
 		why += ": " + boots[len(boots)-2].Spec.Exit
 	}
 	return why

@@ -11,7 +11,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/tools/testing/signer"
 	"github.com/garboard-os/garboard/tools/testing/uki"
 )
@@ -122,9 +122,9 @@ func TestReasonOfAFailedSystem(t *testing.T) {
 	t.Parallel()
 	const restarted = "it was started, and didn't become healthy before the machine restarted"
 	for want, known := range map[string]rig{
-		restarted: {boots: []machine.Boot{{Slot: "B"}, {Slot: "A", Exit: "the end of another"}, {Slot: "A"}}},
-		restarted + ": the kernel panicked: VFS: no root": {panicked: "VFS: no root", boots: []machine.Boot{{Slot: "A"}}},
-		restarted + ": without a shutdown":                {boots: []machine.Boot{{Slot: "A"}, {Slot: "B", Exit: "without a shutdown"}, {Slot: "A"}}},
+		restarted: {boots: []configuration.Boot{{Slot: "B"}, {Slot: "A", Exit: "the end of another"}, {Slot: "A"}}},
+		restarted + ": the kernel panicked: VFS: no root": {panicked: "VFS: no root", boots: []configuration.Boot{{Slot: "A"}}},
+		restarted + ": without a shutdown":                {boots: []configuration.Boot{{Slot: "A"}, {Slot: "B", Exit: "without a shutdown"}, {Slot: "A"}}},
 	} {
 		m := newMachine(t)
 		m.insert("v1")

@@ -20,8 +20,8 @@ import (
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/boot/signed"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/install"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 )
@@ -109,7 +109,7 @@ func (s *Slots) describe(ctx context.Context, src Source, older bool) (Source, e
 // policy is what this machine takes.
 func (s *Slots) policy(older bool) (p signed.Policy, err error) {
 	p.Older = older
-	if cfg, err := machine.Config(s.o.Store); err == nil {
+	if cfg, err := configuration.Config(s.o.Store); err == nil {
 		p.Unsigned = cfg.Machine.Install.Unsigned
 		for _, line := range cfg.Machine.Install.Keys {
 			key, err := pki.ReleaseKey(line)
@@ -421,7 +421,7 @@ func (s *Slots) install(ctx context.Context, r install.Request, hash string, sys
 // keeps reports whether a system on the disk has an argument of this boot. Credentials for the
 // configuration are used once, unless the next boot has no configuration without them.
 func (s *Slots) keeps(p boot.Param) bool {
-	cfg, err := machine.Config(s.o.Store)
+	cfg, err := configuration.Config(s.o.Store)
 	return !p.Credentials() || err != nil || cfg.Persist != nil && !*cfg.Persist
 }
 

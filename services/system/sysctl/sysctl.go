@@ -26,7 +26,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"golang.org/x/sys/unix"
 )
 
@@ -103,13 +103,13 @@ func Controllers(mode boot.Mode) []resource.Controller {
 func (f files) controller(mode boot.Mode) resource.Controller {
 	return resource.Controller{
 		Name: f.controls, Reconcile: (&parameters{files: f, mode: mode, set: map[string]*parameter{}}).makeSo,
-		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+		Inputs:  []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}},
 		Outputs: []string{f.statuses.Type()},
 	}
 }
 
 func (c *parameters) makeSo(_ context.Context, v resource.View) (time.Duration, error) {
-	wanted, err := machine.Wanted(v, c.wanted)
+	wanted, err := configuration.Wanted(v, c.wanted)
 	if err != nil {
 		return 0, err
 	}

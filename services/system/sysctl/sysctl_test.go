@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -56,7 +56,7 @@ func TestSysfs(t *testing.T) {
 		b.start(files.controller(boot.Machine))
 		configure := func(settings map[string]string) {
 			c := &config.Config{Machine: config.Machine{Sysfs: settings}}
-			if err := machine.Configs.Put(b.store.As("test"), machine.ConfigID, c); err != nil {
+			if err := configuration.Configs.Put(b.store.As("test"), configuration.ConfigID, c); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
@@ -131,7 +131,7 @@ func (b *bench) kernel(path, value string) {
 func (b *bench) configure(sysctls map[string]string) {
 	b.t.Helper()
 	c := &config.Config{Machine: config.Machine{Sysctls: sysctls}}
-	if err := machine.Configs.Put(b.store.As("test"), machine.ConfigID, c); err != nil {
+	if err := configuration.Configs.Put(b.store.As("test"), configuration.ConfigID, c); err != nil {
 		b.t.Fatal(err)
 	}
 	synctest.Wait()

@@ -10,7 +10,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // ModuleStatus is one module of machine.kernel.modules; its ID is the name there.
@@ -39,7 +39,7 @@ func ModuleController(o Options) resource.Controller {
 func (c *configured) controller() resource.Controller {
 	return resource.Controller{
 		Name: "runtime.KernelModuleController", Reconcile: c.makeSo,
-		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+		Inputs:  []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}},
 		Outputs: []string{ModuleStatuses.Type()},
 	}
 }
@@ -50,7 +50,7 @@ type configured struct {
 }
 
 func (c *configured) makeSo(_ context.Context, v resource.View) (time.Duration, error) {
-	wanted, err := machine.Wanted(v, func(c *config.Config) []config.KernelModule { return c.Machine.Kernel.Modules })
+	wanted, err := configuration.Wanted(v, func(c *config.Config) []config.KernelModule { return c.Machine.Kernel.Modules })
 	if err != nil {
 		return 0, err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"golang.org/x/sys/unix"
 )
 
@@ -45,7 +45,7 @@ func TestConfiguredModules(t *testing.T) {
 		run(t, store, &configured{mode: boot.Machine, open: func() (*Modules, error) { return k.Modules, nil }})
 		configure := func(modules ...config.KernelModule) {
 			c := &config.Config{Machine: config.Machine{Kernel: config.Kernel{Modules: modules}}}
-			if err := machine.Configs.Put(store.As("test"), machine.ConfigID, c); err != nil {
+			if err := configuration.Configs.Put(store.As("test"), configuration.ConfigID, c); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
@@ -75,7 +75,7 @@ func TestParametersOfALoadedModule(t *testing.T) {
 		store := resource.NewStore()
 		run(t, store, &configured{mode: boot.Machine, open: func() (*Modules, error) { return k.Modules, nil }})
 		c := &config.Config{Machine: config.Machine{Kernel: config.Kernel{Modules: []config.KernelModule{{Name: "xfs", Parameters: []string{"a=1"}}, {Name: "virtio-net"}}}}}
-		if err := machine.Configs.Put(store.As("test"), machine.ConfigID, c); err != nil {
+		if err := configuration.Configs.Put(store.As("test"), configuration.ConfigID, c); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -90,7 +90,7 @@ func TestModulesOfAContainer(t *testing.T) {
 		store := resource.NewStore()
 		run(t, store, &configured{mode: boot.Container})
 		c := &config.Config{Machine: config.Machine{Kernel: config.Kernel{Modules: []config.KernelModule{{Name: "xfs"}}}}}
-		if err := machine.Configs.Put(store.As("test"), machine.ConfigID, c); err != nil {
+		if err := configuration.Configs.Put(store.As("test"), configuration.ConfigID, c); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

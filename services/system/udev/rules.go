@@ -14,7 +14,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // rules are those of machine.udev.rules. A goroutine of its own owns them, because a driver may take long to change a
@@ -29,14 +29,14 @@ type rules struct {
 
 // follow applies the rules to all devices when they change, and to new and changed devices, until ctx ends.
 func (r *rules) follow(ctx context.Context, store *resource.Store, events <-chan Uevent) {
-	configs := store.Watch(ctx, machine.Configs.Type())
+	configs := store.Watch(ctx, configuration.Configs.Type())
 	for {
 		select {
 		case _, ok := <-configs:
 			if !ok {
 				return
 			}
-			if cfg, err := machine.Config(store); err == nil && !slices.Equal(cfg.Machine.Udev.Rules, r.texts) {
+			if cfg, err := configuration.Config(store); err == nil && !slices.Equal(cfg.Machine.Udev.Rules, r.texts) {
 				r.take(cfg.Machine.Udev.Rules)
 				r.applyAll()
 			}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // array is a disk of a storage array in a tree like sysfs, with its file in one like /dev.
@@ -125,7 +125,7 @@ func TestRulesChange(t *testing.T) {
 		go func() { r.follow(t.Context(), store, events); close(done) }()
 		configure := func(rules ...string) {
 			c := &config.Config{Machine: config.Machine{Udev: config.Udev{Rules: rules}}}
-			if err := machine.Configs.Put(store.As("test"), machine.ConfigID, c); err != nil {
+			if err := configuration.Configs.Put(store.As("test"), configuration.ConfigID, c); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()

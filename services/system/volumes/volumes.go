@@ -26,9 +26,9 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/media"
 	"github.com/garboard-os/garboard/services/system/volume"
 	"golang.org/x/sys/unix"
@@ -70,13 +70,13 @@ func (d *Volumes) Controller() resource.Controller {
 	return resource.Controller{
 		Name: "runtime.VolumeController", Reconcile: d.reconcile,
 		// A boot is recorded as soon as the system disk is mounted.
-		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: machine.Boots.Type()}},
+		Inputs:  []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}, {Type: configuration.Boots.Type()}},
 		Outputs: []string{Statuses.Type()},
 	}
 }
 
 func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Duration, err error) {
-	wanted, err := machine.Wanted(v, func(c *config.Config) config.Machine { return c.Machine })
+	wanted, err := configuration.Wanted(v, func(c *config.Config) config.Machine { return c.Machine })
 	if err != nil {
 		return 0, err
 	}
@@ -349,7 +349,7 @@ func (mounted) String() string { return "volumes of machine.disks to be mounted 
 func (m mounted) Wait(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for range m.store.Watch(ctx, machine.Configs.Type(), Statuses.Type()) {
+	for range m.store.Watch(ctx, configuration.Configs.Type(), Statuses.Type()) {
 		if m.holds() {
 			return nil
 		}
@@ -358,7 +358,7 @@ func (m mounted) Wait(ctx context.Context) error {
 }
 
 func (m mounted) holds() bool {
-	cfg, err := machine.Config(m.store)
+	cfg, err := configuration.Config(m.store)
 	if err != nil {
 		return false
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/disks"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/volume"
 )
 
@@ -33,7 +33,7 @@ func TestVolumesAreAwaited(t *testing.T) {
 				disk.Partitions = append(disk.Partitions, config.DataPartition{Mountpoint: "/var/mnt/" + name})
 			}
 			c := &config.Config{Machine: config.Machine{Disks: []config.DataDisk{disk}}}
-			if err := machine.Configs.Put(store.As("test"), machine.ConfigID, c); err != nil {
+			if err := configuration.Configs.Put(store.As("test"), configuration.ConfigID, c); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -65,7 +65,7 @@ func TestWhatIsKeptIsNamed(t *testing.T) {
 			Kubelet: config.Kubelet{Persist: []string{"cni"}},
 			Disks:   []config.DataDisk{{Name: "data", Partitions: []config.DataPartition{{Mountpoint: "/var/mnt/cni"}}}},
 		}}
-		if err := machine.Configs.Put(store.As("test"), machine.ConfigID, c); err != nil {
+		if err := configuration.Configs.Put(store.As("test"), configuration.ConfigID, c); err != nil {
 			t.Fatal(err)
 		}
 		keeper := &volume.Keeper{Dirs: volume.Dirs{Var: t.TempDir(), Etc: "/etc"}}

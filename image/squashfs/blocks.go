@@ -15,6 +15,8 @@ const (
 	// A block that is stored as it is has this bit in its size.
 	storedBlock    = 1 << 24
 	storedMetadata = 1 << 15
+	// worthwhile is the size from which a block is compressed: a smaller one gains nothing, and takes a millisecond.
+	worthwhile = 64
 )
 
 // encoder is for one block at a time, from several goroutines. A block is at most as large as the window that the
@@ -60,10 +62,11 @@ func (b *blocks) add(content []byte) *block {
 	p := &block{done: make(chan struct{})}
 	b.queue <- p
 	go func() {
-		p.content = b.zstd.EncodeAll(content, nil)
-		p.size = uint32(len(p.content))
-		if len(p.content) >= len(content) {
-			p.content, p.size = content, uint32(len(content))|storedBlock
+		p.content, p.size = content, uint32(len(content))|storedBlock
+		if len(content) >= worthwhile {
+			if packed := b.zstd.EncodeAll(content, nil); len(packed) < len(content) {
+				p.content, p.size = packed, uint32(len(packed))
+			}
 		}
 		close(p.done)
 	}()

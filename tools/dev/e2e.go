@@ -179,7 +179,7 @@ func booted(ctx context.Context, s *suite, tag string, timeout time.Duration, pa
 		}
 		slices.Reverse(folders) // the real tests of etcd take longest: they begin first
 		test := goTest{dir: s.copied, verbose: true, ended: s.chosen.ended, args: []string{
-			"-trimpath", "-count=1", fmt.Sprintf("-p=%d", part.atOnce), "-timeout=" + timeout.String(), "-tags=" + strings.ReplaceAll(tag, " && ", ","),
+			"-count=1", fmt.Sprintf("-p=%d", part.atOnce), "-timeout=" + timeout.String(), "-tags=" + strings.ReplaceAll(tag, " && ", ","),
 		}}
 		r, err := test.run(ctx, s.out, names, folders...)
 		sum.add(r)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -24,7 +25,7 @@ const (
 	// wait for kernels and clocks more than they compute.
 	packagesAtOnce = 4
 	// slowest is the package whose tests take longest, four minutes: they begin first, and don't run alone at last.
-	slowest = "./tools/gbctl"
+	slowest = module + "/tools/gbctl"
 	// unitTimeout bounds the tests of one package: the longest take two minutes on a
 	// machine that has nothing else to do, and these share theirs.
 	unitTimeout = 15 * time.Minute
@@ -96,7 +97,7 @@ then, the run goes on, and its last lines name the test as FLAKY.`,
 // testFrom calls test with a copy of the checkout's sources, which has a name and is for this run alone.
 func testFrom(ctx context.Context, out io.Writer, copied string, test func(context.Context, *suite) error) error {
 	root, err := prepared(ctx, out, true)
-	if err != nil {
+	if err = errors.Join(err, oneForm()); err != nil {
 		return err
 	}
 	sources, err := copySources(ctx, out, root, copied)
@@ -272,9 +273,38 @@ func vet(ctx context.Context, dir string, out io.Writer, tags string) (int, erro
 	return strings.Count(string(text), `"VetxOnly": false`), err // not those that are only imported
 }
 
+// oneForm is the form in which all packages are compiled, but for the race detector: that of the programs that are
+// booted. Each other form (with cgo, or with the paths of this machine) takes three minutes of processor time.
+func oneForm() error {
+	return errors.Join(os.Setenv("CGO_ENABLED", "0"), os.Setenv("GOFLAGS", "-trimpath"))
+}
+
+// computes are the packages that only compute: nothing in them, but in the two that aren't meant, runs beside something
+// else. The race detector makes computations six times slower.
+var computes = regexp.MustCompile(`^` + module + `/(config|image|kernel)(/|$)`)
+
+func onlyComputes(pkg string) bool {
+	return computes.MatchString(pkg) && !slices.Contains([]string{module + "/image/progress", module + "/image/squashfs"}, pkg)
+}
+
+// unit runs the packages with the race detector, but for those that only compute.
 func unit(ctx context.Context, s *suite) (result, error) {
-	test := goTest{dir: s.copied, args: []string{"-race", fmt.Sprintf("-p=%d", packagesAtOnce), "-timeout=" + unitTimeout.String()}}
-	return test.run(ctx, s.out, nil, slowest, "./...")
+	list := exec.CommandContext(ctx, "go", "list", slowest, "./...")
+	list.Dir = s.copied
+	listed, err := list.Output()
+	if err != nil {
+		return result{}, fmt.Errorf("go list: %w", err)
+	}
+	all := strings.Fields(string(listed))
+	args := []string{fmt.Sprintf("-p=%d", packagesAtOnce), "-timeout=" + unitTimeout.String()}
+	racing := goTest{dir: s.copied, env: []string{"CGO_ENABLED=1"}, args: append([]string{"-race"}, args...)}
+	sum, err := racing.run(ctx, s.out, nil, slices.DeleteFunc(slices.Clone(all), onlyComputes)...)
+	if err != nil {
+		return sum, err
+	}
+	others, err := goTest{dir: s.copied, args: args}.run(ctx, s.out, nil, slices.DeleteFunc(all, func(pkg string) bool { return !onlyComputes(pkg) })...)
+	sum.add(others)
+	return sum, err
 }
 
 func goRun(ctx context.Context, dir string, out io.Writer, args ...string) error {

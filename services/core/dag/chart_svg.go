@@ -66,7 +66,7 @@ func (s *sketch) x(at time.Duration) float64 {
 // head draws all but the rows.
 func (s *sketch) head() {
 	width, bottom := s.left+svgPlot+svgUpText+svgMargin, y(len(s.Rows))
-	s.add(`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d" viewBox="0 0 %[1].0f %[2]d">`, width, bottom+svgFoot)
+	s.add(`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d" viewBox="0 0 %.0[1]f %[2]d">`, width, bottom+svgFoot)
 	s.add("<style>\n%s</style>\n"+`<rect width="100%%" height="100%%" fill="#fff"/>`, style)
 	s.add(`<text x="16" y="24" class="title">%s</text>`, s.title())
 	legend := ""
@@ -77,7 +77,7 @@ func (s *sketch) head() {
 	// The lines are at a round number of seconds each, counted from the kernel's start.
 	step := tick(s.To - s.From)
 	for at := (s.From + step - 1) / step * step; at <= s.To; at += step {
-		s.add(`<line x1="%.1f" x2="%[1].1f" y1="68" y2="%d" class="grid"/><text x="%[1].1f" dx="-8" y="64" class="axis">%s</text>`, s.x(at), bottom, at)
+		s.add(`<line x1="%.1f" x2="%.1[1]f" y1="68" y2="%d" class="grid"/><text x="%.1[1]f" dx="-8" y="64" class="axis">%[3]s</text>`, s.x(at), bottom, at)
 	}
 }
 
@@ -113,7 +113,7 @@ func (s *sketch) row(i int, row Row) {
 	text := html.EscapeString(string(row.State))
 	if row.Up != 0 {
 		end, text = s.x(row.Up), seconds(row.Up)
-		s.add(`<line x1="%.1f" x2="%[1].1f" y1="-1" y2="15" class="up"/>`, end)
+		s.add(`<line x1="%.1f" x2="%.1[1]f" y1="-1" y2="15" class="up"/>`, end)
 	}
 	s.add(`<text x="%.1f" dx="6" y="12" class="axis">%s</text></g>`, end, text)
 }

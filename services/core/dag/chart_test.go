@@ -124,6 +124,9 @@ func TestChartAsSVG(t *testing.T) {
 		if name == "not all up" && !strings.Contains(out.String(), "sick &amp; ") {
 			t.Error("the odd name is missing")
 		}
+		if strings.Contains(out.String(), "%!") {
+			t.Errorf("%s: a value doesn't fit its place: %s", name, &out)
+		}
 		decoder := xml.NewDecoder(&out)
 		for {
 			if _, err := decoder.Token(); errors.Is(err, io.EOF) {

@@ -1,30 +1,36 @@
 package resource
 
 import (
-	_ "embed"
+	"bytes"
+	"fmt"
 	"io"
+	"maps"
 	"slices"
-	"text/template"
 )
-
-//go:embed graph.dot
-var dot string
-
-var graph = template.Must(template.New("").Parse(dot))
 
 // Graph writes which controller reads and writes which types, in the DOT
 // language of Graphviz, which is also readable as it is. The order is fixed.
 func (rt *Runtime) Graph(w io.Writer) error {
-	var types []string
+	var boxes, notes, arrows bytes.Buffer
+	types := map[string]bool{}
 	for _, c := range rt.controllers {
+		fmt.Fprintf(&boxes, "  %q [shape=box];\n", c.Name)
 		for _, in := range c.Inputs {
-			types = append(types, in.Type)
+			types[in.Type] = true
+			label := ""
+			if in.ID != "" {
+				label = fmt.Sprintf(" [label=%q]", in.ID)
+			}
+			fmt.Fprintf(&arrows, "  %q -> %q%s;\n", in.Type, c.Name, label)
 		}
-		types = append(types, c.Outputs...)
+		for _, out := range c.Outputs {
+			types[out] = true
+			fmt.Fprintf(&arrows, "  %q -> %q;\n", c.Name, out)
+		}
 	}
-	slices.Sort(types)
-	return graph.Execute(w, struct {
-		Controllers []Controller
-		Types       []string
-	}{rt.controllers, slices.Compact(types)})
+	for _, t := range slices.Sorted(maps.Keys(types)) {
+		fmt.Fprintf(&notes, "  %q [shape=note];\n", t)
+	}
+	_, err := fmt.Fprintf(w, "digraph controllers {\n  rankdir=LR;\n%s%s%s}\n", &boxes, &notes, &arrows)
+	return err
 }

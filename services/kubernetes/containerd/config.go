@@ -33,15 +33,15 @@ type table = map[string]any
 //go:embed config.yaml
 var configYAML embed.FS
 
-var configTemplate = render.Templates(configYAML, "config.yaml")
+var configFiles = render.Parse(configYAML, "config.yaml")
 
 // renderConfig is containerd's own configuration.
 // The user's drop-ins are merged over it by containerd: these files, and no others that are beside them. It may hold
 // passwords of registries.
 func renderConfig(mode boot.Mode, r config.Registries, dropIns []string) ([]byte, error) {
 	var t table
-	if err := render.YAML(configTemplate, "config.yaml", table{
-		"OOMScore": oomScoreAdj, "Root": boot.ContainerdDir, "DropIns": dropIns, "Socket": Socket,
+	if err := configFiles.YAML("config.yaml", table{
+		"OOMScore": oomScoreAdj, "Root": boot.ContainerdDir, "DropIns": append([]string{}, dropIns...), "Socket": Socket,
 		"CNIBin": boot.CNIBinDir, "CNIConf": boot.CNIConfDir, "Container": mode == boot.Container,
 		"Pause": config.DefaultPauseImage, "Hosts": hostsDir, "Logins": logins(r),
 	}, &t); err != nil {

@@ -348,7 +348,19 @@ func (r *Runner) from(ctx context.Context, event pullEvent) (oci.SpecOpts, []cli
 	if err != nil {
 		return nil, nil, err
 	}
-	return oci.WithImageConfig(img), []client.NewContainerOpts{client.WithImage(img), client.WithSnapshotter(snapshotter), client.WithNewSnapshot(r.ID, img, kept)}, nil
+	return ofImage(img), []client.NewContainerOpts{client.WithImage(img), client.WithSnapshotter(snapshotter), client.WithNewSnapshot(r.ID, img, kept)}, nil
+}
+
+// ofImage gives a container the environment and the folder of an image. Whoever runs it says its user and its command:
+// to look up a user in the image, the library would bring text/template to PID 1 (see package render).
+func ofImage(img client.Image) oci.SpecOpts {
+	return func(ctx context.Context, cl oci.Client, c *containers.Container, s *oci.Spec) error {
+		of, err := img.Spec(ctx)
+		if err != nil {
+			return err
+		}
+		return oci.Compose(oci.WithDefaultPathEnv, oci.WithEnv(of.Config.Env), oci.WithProcessCwd(cmp.Or(of.Config.WorkingDir, "/")))(ctx, cl, c, s)
+	}
 }
 
 // Confined lets a container's program run as its own user, with no capability and no way to one, and with the system

@@ -1,9 +1,9 @@
 package controlplane
 
 import (
-	"bytes"
 	"context"
 	"embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -52,8 +52,8 @@ func Own(m resource.Meta) bool {
 //go:embed bootstrap_manifests
 var bootstrapManifestFiles embed.FS
 
-// bootstrapManifestTemplates are the built-in manifests. One that the configuration disables is empty.
-var bootstrapManifestTemplates = render.Templates(bootstrapManifestFiles, "bootstrap_manifests/*.yaml")
+// builtinManifests are the built-in manifests. One that the configuration disables is empty.
+var builtinManifests = render.Parse(bootstrapManifestFiles, "bootstrap_manifests/*.yaml")
 
 // builtin are the bootstrap manifests from files in this package, and inline ones.
 var builtin = BootstrapManifests.In(namespace)
@@ -103,14 +103,13 @@ func renderBootstrapManifests(c *config.Cluster, hasResolvers bool) (map[string]
 		return nil, err
 	}
 	manifests := map[string]Manifest{}
-	for _, t := range bootstrapManifestTemplates.Templates() {
-		id := strings.TrimSuffix(t.Name(), ".yaml")
-		var text bytes.Buffer
-		if err := t.Execute(&text, input); err != nil {
-			return nil, fmt.Errorf("render manifest %s: %w", id, err)
+	for name := range builtinManifests {
+		text, err := builtinManifests.Text(name, input)
+		if err != nil {
+			return nil, fmt.Errorf("render manifest %w", err)
 		}
-		if m := readManifest(text.Bytes()); len(m.Objects)+len(m.Problems) > 0 {
-			manifests[id] = m
+		if m := readManifest(text); len(m.Objects)+len(m.Problems) > 0 {
+			manifests[strings.TrimSuffix(name, ".yaml")] = m
 		}
 	}
 	for _, inline := range c.InlineManifests {
@@ -131,7 +130,8 @@ func bootstrapManifestInput(c *config.Cluster, hasResolvers bool) (object, error
 	if !ok {
 		return nil, errors.New("cluster.token isn't of the form id.secret")
 	}
-	if len(c.Network.PodSubnets) == 0 || len(c.Network.ServiceSubnets) == 0 {
+	dns := config.ClusterDNS(c.Network.ServiceSubnets)
+	if len(c.Network.PodSubnets) == 0 || len(dns) == 0 {
 		return nil, errors.New("cluster.network has no podSubnets or no serviceSubnets")
 	}
 	flannel := object{"EnableNFTables": true, "EnableIPv4": false, "Backend": object{"Type": "vxlan"}}
@@ -142,12 +142,20 @@ func bootstrapManifestInput(c *config.Cluster, hasResolvers bool) (object, error
 			flannel["EnableIPv6"], flannel["IPv6Network"] = true, p.Masked().String()
 		}
 	}
+	var network []byte // nil: another one
+	if c.Network.CNI.Name == config.CNIFlannel {
+		var err error
+		if network, err = json.Marshal(flannel); err != nil {
+			return nil, err
+		}
+	}
+	at := netip.MustParseAddrPort(balancer.Address)
 	return object{
-		"Cluster": c, "TokenID": id, "TokenSecret": secret, "Flannel": flannel, "HasResolvers": hasResolvers,
+		"Cluster": c, "TokenName": "bootstrap-token-" + id, "TokenID": id, "TokenSecret": secret, "Flannel": string(network), "HasResolvers": hasResolvers,
 		"KubeletClientUser": secrets.KubeletClientUser, "Administrators": config.AdministratorsGroup,
-		"Balancer": balancer.URL, "BalancerAt": netip.MustParseAddrPort(balancer.Address), "ServerName": balancer.ServerName,
-		"FirstIPv6":    c.Network.PodSubnets[0].Addr().Is6(),
-		"DNSAddresses": config.ClusterDNS(c.Network.ServiceSubnets),
+		"Balancer": balancer.URL, "BalancerIP": at.Addr(), "BalancerPort": at.Port(), "ServerName": balancer.ServerName,
+		"FirstIPv6":  c.Network.PodSubnets[0].Addr().Is6(),
+		"DNSAddress": dns[0], "DNSAddresses": dns, "DualStack": len(dns) > 1,
 		// The limits of connection tracking belong to the node, which may share them with others, so kube-proxy doesn't
 		// set them.
 		"ProxyCommand": c.Proxy.ExtraArgs.CommandLine("kube-proxy", map[string]string{

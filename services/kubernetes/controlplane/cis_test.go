@@ -34,7 +34,7 @@ func TestCIS(t *testing.T) {
 		eventually.That(t, patience, "secrets of "+id, func() error { _, err := secrets.Statuses.Get(f.store, id); return err })
 	}
 	users := map[int]string{}
-	for _, program := range append([]string{etcd.ID}, programs...) {
+	for _, program := range append([]string{etcd.ID}, Programs...) {
 		users[boot.User(program)] = program
 	}
 	node := cis.Node{Commands: map[string][]string{}, Files: map[string]cis.File{}}
@@ -53,7 +53,7 @@ func TestCIS(t *testing.T) {
 			return err
 		}))
 	}
-	for _, program := range programs {
+	for _, program := range Programs {
 		var pod map[string]any
 		put(t, yaml.Unmarshal(node.Files[boot.StaticPodsDir+"/"+filepath.Base(f.file(program))].Content, &pod))
 		for _, arg := range kubeclient.Object(pod).List("spec", "containers")[0]["command"].([]any) {
@@ -72,7 +72,7 @@ func TestCIS(t *testing.T) {
 			t.Errorf("%s belongs to %q, with the mode %s, want %q", name, f.User, f.Mode, want)
 		}
 	}
-	for _, program := range programs {
+	for _, program := range Programs {
 		info, err := os.Stat(f.path("secrets", "kubernetes", program))
 		put(t, err)
 		if st := info.Sys().(*syscall.Stat_t); users[int(st.Uid)] != program || info.Mode().Perm() != 0o700 {

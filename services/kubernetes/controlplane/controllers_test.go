@@ -194,7 +194,7 @@ func TestStaticPodFiles(t *testing.T) {
 		t.Errorf("static pods before etcd is up: %v", found)
 	}
 	f.etcd(true)
-	for _, program := range programs {
+	for _, program := range Programs {
 		eventually.That(t, patience, "file of "+program, func() error { _, err := os.Stat(f.file(program)); return err })
 	}
 	put(t, os.WriteFile(f.path("static-pods", "mine.yaml"), nil, 0o600))

@@ -52,7 +52,8 @@ const (
 	scheduler         = "kube-scheduler"
 )
 
-var programs = []string{apiServer, controllerManager, scheduler}
+// Programs are all of them.
+var Programs = []string{apiServer, controllerManager, scheduler}
 
 // StaticPods are the pods that the kubelet runs from files: the spec is
 // the pod.

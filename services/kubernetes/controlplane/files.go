@@ -15,6 +15,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/render"
 )
 
@@ -30,7 +31,7 @@ const (
 	authenticationFile = "authentication.yaml"
 )
 
-var authenticationTemplate = render.Templates(defaultFiles, "files/"+apiServer+"/"+authenticationFile)
+var authenticationFiles = render.Parse(defaultFiles, "files/"+apiServer+"/"+authenticationFile)
 
 // maxAuthority bounds the certificates of the authority of an OpenID issuer.
 const maxAuthority = 1 << 20
@@ -47,8 +48,22 @@ func authentication(c APIServerConfig) ([]byte, error) {
 		}
 	}
 	anonymous, _ := strconv.ParseBool(c.ExtraArgs.Get("anonymous-auth"))
+	issuer, claim, prefix := args.Get("oidc-issuer-url"), cmp.Or(args.Get("oidc-username-claim"), "sub"), args.Get("oidc-username-prefix")
+	switch {
+	case prefix == "-":
+		prefix = ""
+	case prefix == "" && claim != "email":
+		prefix = issuer + "#"
+	}
+	required := func(text string) object {
+		claim, value, _ := strings.Cut(text, "=")
+		return object{"claim": claim, "requiredValue": value}
+	}
 	var own object
-	if err := render.YAML(authenticationTemplate, authenticationFile, object{"Args": args, "Anonymous": anonymous, "CA": ca}, &own); err != nil {
+	if err := authenticationFiles.YAML(authenticationFile, object{
+		"Anonymous": anonymous, "CA": ca, "Issuer": issuer, "Client": args.Get("oidc-client-id"), "Rules": lists.Of(args["oidc-required-claim"], required),
+		"Claim": claim, "Prefix": prefix, "Groups": args.Get("oidc-groups-claim"), "GroupsPrefix": args.Get("oidc-groups-prefix"),
+	}, &own); err != nil {
 		return nil, err
 	}
 	data, err := yaml.Marshal(own)

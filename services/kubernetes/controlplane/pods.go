@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -31,8 +32,8 @@ const (
 //go:embed static_pods
 var staticPodFiles embed.FS
 
-// staticPodTemplates are the pod, and for each program its flags and what is its own in the pod.
-var staticPodTemplates = render.Templates(staticPodFiles, "static_pods/*.yaml")
+// staticPods are the pod, and for each program its flags and what is its own in the pod.
+var staticPods = render.Parse(staticPodFiles, "static_pods/*.yaml")
 
 // podInput is all data of a static pod.
 type podInput struct {
@@ -56,8 +57,10 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 		secretsVersionAnnotation: in.secretsVersion,
 	}
 	var unread error
+	ipv6, etcdServers := in.address.Is6(), ""
 	own := []config.Volume{inPlace(secrets, true)}
 	if c, is := in.config.(APIServerConfig); is {
+		ipv6, etcdServers = ipv6 || strings.Contains(c.ServiceCIDR, ":"), strings.Join(c.EtcdServers, ",")
 		var rendered map[string][]byte
 		if rendered, unread = apiServerFiles(c); rendered == nil {
 			return nil, unread
@@ -74,21 +77,30 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 	own = slices.DeleteFunc(own, func(v config.Volume) bool { // the user's replace those of the same path in the pod
 		return slices.ContainsFunc(volumes, func(extra config.Volume) bool { return extra.MountPath == v.MountPath })
 	})
+	mounts, sources := list{}, list{}
+	for i, v := range append(own, volumes...) {
+		name := fmt.Sprintf("v%d", i)
+		mounts = append(mounts, object{"name": name, "mountPath": v.MountPath, "readOnly": v.ReadOnly})
+		sources = append(sources, object{"name": name, "hostPath": object{"path": v.HostPath}})
+	}
 	data := object{
 		"Name": name, "Namespace": kubeSystem, "Annotations": annotations, "UID": boot.User(name), "Image": image,
-		"Volumes": append(own, volumes...), "Config": in.config, "Address": in.address, "Args": args,
-		"Secrets": secrets, "Files": files, "Audit": in.auditDir,
+		"Mounts": mounts, "Volumes": sources, "Config": in.config, "Address": in.address, "IPv6": ipv6, "EtcdServers": etcdServers,
+		"Secrets": secrets, "Files": files, "Audit": in.auditDir, "Port": args.Get("secure-port"),
+		"Webhook": args.Get("authorization-webhook-config-file"), "ABAC": args.Get("authorization-policy-file"),
+		"NodeRestriction": !strings.Contains(args.Get("disable-admission-plugins"), "NodeRestriction"),
+		"OneSigner":       args.Excludes("cluster-signing-cert-file"),
 	}
 	var program struct {
 		Flags map[string]string
 		Pod   object // what is its own in it
 	}
 	var pod object
-	err := render.YAML(staticPodTemplates, name+".yaml", data, &program)
+	err := staticPods.YAML(name+".yaml", data, &program)
 	if err == nil {
 		maps.DeleteFunc(program.Flags, func(flag, _ string) bool { return args.Excludes(flag) != "" })
 		data["Program"], data["Command"] = program.Pod, args.CommandLine(name, program.Flags)
-		err = render.YAML(staticPodTemplates, "pod.yaml", data, &pod)
+		err = staticPods.YAML("pod.yaml", data, &pod)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("render static pod %s: %w", name, err)

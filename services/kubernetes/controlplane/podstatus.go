@@ -27,7 +27,7 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 		if _, checkpoint := meta[CheckpointOf]; checkpoint {
 			continue
 		}
-		if meta["kubernetes.io/config.source"] != "file" || pod.Namespace() != kubeSystem || !slices.Contains(programs, pod.Text("metadata", "labels", "k8s-app")) {
+		if meta["kubernetes.io/config.source"] != "file" || pod.Namespace() != kubeSystem || !slices.Contains(Programs, pod.Text("metadata", "labels", "k8s-app")) {
 			continue
 		}
 		id := pod.Namespace() + "/" + pod.Name()
@@ -55,7 +55,7 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 	if err := StaticPodStatuses.Replace(v, statuses); err != nil {
 		return false, nil, err
 	}
-	return readyCount == len(programs), seen, nil
+	return readyCount == len(Programs), seen, nil
 }
 
 // containers is how many containers of a pod the kubelet has begun.

@@ -34,7 +34,7 @@ func TestRealManifests(t *testing.T) {
 	n.store = testStore(t, n.config)
 	n.runControllers()
 	n.startEtcd()
-	for _, program := range programs {
+	for _, program := range Programs {
 		n.startProgram(program)
 	}
 	client := n.admin()

@@ -42,13 +42,13 @@ func TestRealRenewal(t *testing.T) {
 	n.now = func() time.Time { return time.Now().Add(-time.Duration(late.Load())) }
 	n.runControllers()
 	n.startEtcd()
-	for _, program := range programs {
+	for _, program := range Programs {
 		n.startProgram(program)
 	}
 	client := n.admin()
 	n.checkManifests(client)
 	before := map[string][]byte{}
-	for _, program := range programs {
+	for _, program := range Programs {
 		data, err := os.ReadFile(n.path("static-pods", "garboard-"+program+".yaml"))
 		put(t, err)
 		before[program] = data

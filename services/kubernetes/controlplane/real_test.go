@@ -66,7 +66,7 @@ func TestRealControlPlane(t *testing.T) {
 	}
 	n.startEtcd()
 	n.checkSelfHosted()
-	for _, program := range programs {
+	for _, program := range Programs {
 		n.startProgram(program)
 	}
 	client := n.admin()
@@ -137,7 +137,7 @@ func (n *realNode) checkSelfHosted() {
 		if err == nil && !o.Spec.SelfHosted {
 			n.t.Fatal("it isn't self-hosted")
 		}
-		if err == nil && len(StaticPods.List(n.store)) != len(programs) {
+		if err == nil && len(StaticPods.List(n.store)) != len(Programs) {
 			err = errors.New("there are no pods")
 		}
 		return err

@@ -32,7 +32,7 @@ func TestRenewalLeavesPodsAlone(t *testing.T) {
 	f.etcd(true)
 	pods := map[string][]byte{}
 	eventually.That(t, patience, "static pods", func() (err error) {
-		for _, program := range programs {
+		for _, program := range Programs {
 			if pods[program], err = os.ReadFile(f.file(program)); err != nil {
 				return err
 			}

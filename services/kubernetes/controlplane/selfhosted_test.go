@@ -33,7 +33,7 @@ func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
 		if err == nil && !o.Spec.SelfHosted {
 			t.Fatal("it isn't self-hosted")
 		}
-		if n := len(StaticPods.List(f.store)); err == nil && n != len(programs) {
+		if n := len(StaticPods.List(f.store)); err == nil && n != len(Programs) {
 			err = fmt.Errorf("%d static pods", n)
 		}
 		return err

@@ -132,12 +132,21 @@ type object = map[string]any
 //go:embed kubelet.yaml
 var configurationFile embed.FS
 
-var configurationTemplate = render.Templates(configurationFile, "kubelet.yaml")
+var configurationFiles = render.Parse(configurationFile, "kubelet.yaml")
 
-// configuration is KubeletConfiguration, kubelet.config.k8s.io/v1beta1.
+// kubeletConfiguration is KubeletConfiguration, kubelet.config.k8s.io/v1beta1.
 func kubeletConfiguration(mode boot.Mode, c *config.Config) (k object, err error) {
-	return k, render.YAML(configurationTemplate, "kubelet.yaml", object{
-		"Config": c, "Container": mode == boot.Container, "ProtectsKernel": protectsKernel(mode, c),
+	all, args := c.Taints(), c.Machine.Kubelet.ExtraArgs
+	taint := func(key string) object {
+		t := object{"key": key, "effect": all[key].Effect, "value": all[key].Value}
+		maps.DeleteFunc(t, func(_ string, v any) bool { return v == "" })
+		return t
+	}
+	return k, configurationFiles.YAML("kubelet.yaml", object{
+		"IPv6": c.Cluster.Network.IPv6(), "Resolver": c.Machine.Network.Resolver.On(), "ControlPlane": c.Machine.Type.ControlPlane(),
+		"Taints":     lists.Of(slices.Sorted(maps.Keys(all)), taint),
+		"OwnServing": args.Get("tls-cert-file") != "" || strings.Contains(args.Get("feature-gates"), "RotateKubeletServerCertificate=false"),
+		"Config":     c, "Container": mode == boot.Container, "ProtectsKernel": protectsKernel(mode, c),
 		"StaticPods": boot.StaticPodsDir, "PodResolvConf": boot.PodResolvConf, "CA": caFile, "ServingCert": servingCertFile, "ServingKey": servingKeyFile,
 		"Containerd": containerd.Socket, "Images": containerd.ImageSocket,
 	}, &k)

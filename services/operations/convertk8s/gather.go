@@ -254,9 +254,5 @@ func (o Options) unpatch(ctx context.Context, n rollout.Node, b before) error {
 }
 
 func (o Options) change(ctx context.Context, n rollout.Node, cluster map[string]any) error {
-	_, digest, err := rollout.Config(ctx, o.Peers, n)
-	if err != nil {
-		return err
-	}
-	return rollout.Patch(ctx, o.Peers, n, digest, map[string]any{"cluster": cluster}, connect.CodeFailedPrecondition)
+	return rollout.Change(ctx, o.Peers, n, map[string]any{"cluster": cluster}, connect.CodeFailedPrecondition)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/prometheus/procfs"
 )
 
@@ -72,7 +73,7 @@ func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 		}
 	}
 	f.memory, f.available = meminfo(d.path("/proc"))
-	for _, program := range controlPlanePrograms {
+	for _, program := range controlplane.Programs {
 		f.pods[program] = lastLines(d.path(boot.LogDir, "pods"), program)
 	}
 	return func(s *snapshot) {

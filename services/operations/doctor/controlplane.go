@@ -10,6 +10,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
@@ -21,15 +22,13 @@ const (
 	scheduler         = "kube-scheduler"
 )
 
-var controlPlanePrograms = []string{apiServer, controllerManager, scheduler}
-
 var controlPlaneConditions = checks{
 	"static-pods-not-generated": func(s *snapshot) []finding {
 		if !s.controlPlane() || !s.files.seen {
 			return nil
 		}
 		var missing []string
-		for _, p := range controlPlanePrograms {
+		for _, p := range controlplane.Programs {
 			if name := staticPodPrefix + p + ".yaml"; !slices.Contains(s.files.staticPodFiles, name) {
 				missing = append(missing, name)
 			}

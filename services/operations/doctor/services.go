@@ -187,7 +187,7 @@ func (s *snapshot) podPulls() (out []finding) {
 			known[p.Namespace()+"/"+strings.TrimSuffix(p.Name(), "-"+s.hostname)] = true
 		}
 	}
-	for _, program := range controlPlanePrograms { // static ones that only the kubelet knows
+	for _, program := range controlplane.Programs { // static ones that only the kubelet knows
 		code := reason.Code(s.pods[program].Text("status", controlplane.Lacks, "reason"))
 		if text := s.pods[program].Text("status", controlplane.Lacks, "message"); text != "" && code != containerd.Pulling {
 			out = append(out, goesOn("static pod "+program, text, code))
@@ -201,7 +201,7 @@ func (s *snapshot) podPulls() (out []finding) {
 	}
 	// What the kubelet told last may be older than what is wrong.
 	log := s.tail("kubelet", 0)
-	for _, program := range controlPlanePrograms {
+	for _, program := range controlplane.Programs {
 		if words, line := syncError(log, program, s.now); strings.Contains(words, "ImagePull") || strings.Contains(words, "InvalidImageName") {
 			add(program, words, asLog("kubelet", line))
 		}

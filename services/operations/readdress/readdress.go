@@ -27,6 +27,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 	"github.com/garboard-os/garboard/services/system/configuration"
@@ -192,7 +193,7 @@ func (j job) healthy(ctx context.Context, former netip.Addr) error {
 		return err
 	}
 	return j.Kubernetes.Node(j.Store, func(client *kubeclient.Client, name string) error {
-		for _, program := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+		for _, program := range controlplane.Programs {
 			if err := rollout.Healthy(ctx, j.Peers, rollout.Node{Name: name, Address: j.to}, program); err != nil {
 				return err
 			}

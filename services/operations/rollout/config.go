@@ -87,6 +87,15 @@ func ParseConfig(document []byte) (kubeclient.Object, error) {
 	return tree, nil
 }
 
+// Change is Patch, whatever the configuration is.
+func Change(ctx context.Context, peers Peers, n Node, patch any, lasting ...connect.Code) error {
+	_, digest, err := Config(ctx, peers, n)
+	if err != nil {
+		return err
+	}
+	return Patch(ctx, peers, n, digest, patch, lasting...)
+}
+
 // Patch changes the configuration of a node, which has a digest. An error with one of the
 // codes is lasting, like the refusal of the patch itself; others, such as a missing quorum,
 // other nodes can end.

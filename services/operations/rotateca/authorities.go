@@ -128,7 +128,7 @@ func (o Options) make(ctx context.Context, p *operation.Progress, chosen []strin
 	}
 	me := r.nodes(o, accepted)[0]
 	patch := patchOf(&next, me, chosen, true)
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, me, patch) }); err != nil {
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return rollout.Change(ctx, o.Peers, me.Node, patch) }); err != nil {
 		return r, err
 	}
 	return r, rotating.Put(p, r)

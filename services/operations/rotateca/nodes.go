@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -27,9 +28,6 @@ import (
 
 // kubeletPort is where kubelets serve.
 const kubeletPort = 10250
-
-// programs of a control plane.
-var programs = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
 func (j job) preflight(ctx context.Context, p *operation.Progress) error {
 	return rollout.First(ctx, p, j.Peers, rotating, func(ctx context.Context) (rotation, error) {
@@ -174,7 +172,7 @@ func (o Options) move(ctx context.Context, p *operation.Progress, r rotation, n 
 		if err != nil {
 			return err
 		}
-		return o.patch(ctx, n, patchOf(c, n, chosen, to != accepted || r.Fresh))
+		return rollout.Change(ctx, o.Peers, n.Node, patchOf(c, n, chosen, to != accepted || r.Fresh))
 	}); err != nil {
 		return err
 	}
@@ -188,15 +186,6 @@ func (o Options) move(ctx context.Context, p *operation.Progress, r rotation, n 
 	}
 	p.Report("healthy after %.1f s", time.Since(began).Seconds())
 	return nil
-}
-
-// patch retries what other nodes can end, such as a missing quorum.
-func (o Options) patch(ctx context.Context, n node, patch map[string]any) error {
-	_, digest, err := rollout.Config(ctx, o.Peers, n.Node)
-	if err != nil {
-		return err
-	}
-	return rollout.Patch(ctx, o.Peers, n.Node, digest, patch)
 }
 
 // settled says why a node isn't in a phase yet, or not healthy.
@@ -243,7 +232,7 @@ func (o Options) healthy(ctx context.Context, n node) (map[string]secrets.Status
 	case member.Files != statuses[secrets.EtcdID].Version:
 		return statuses, errors.New("etcd runs with its former files")
 	}
-	for _, name := range programs {
+	for _, name := range controlplane.Programs {
 		run, err := rollout.Running(ctx, o.Peers, n.Node, name)
 		if err == nil {
 			err = run.Unhealthy()

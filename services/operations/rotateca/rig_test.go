@@ -366,7 +366,7 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 		if m.name[0] == 'n' {
 			add(secrets.EtcdID, secrets.StatusSpec{Version: files[config.EtcdAuthority], Authorities: only(files, config.EtcdAuthority)})
 			versions := map[string]string{}
-			for _, name := range programs {
+			for _, name := range controlplane.Programs {
 				versions[name] = fmt.Sprint(files)
 			}
 			add(secrets.KubernetesID, secrets.StatusSpec{Programs: versions, Authorities: only(files, config.KubernetesAuthority, config.EtcdAuthority, config.AggregatorAuthority, config.ServiceAccountKey, config.AtRestKey)})
@@ -378,7 +378,7 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 	case controlplane.Configs.Type():
 		add(id, object{"image": "i:1"})
 	case controlplane.StaticPodStatuses.Type():
-		for _, name := range programs {
+		for _, name := range controlplane.Programs {
 			add("kube-system/"+name+"-"+m.name, object{
 				controlplane.ConfigVersion: "1", controlplane.SecretsVersion: fmt.Sprint(running),
 				"conditions": []object{{"type": "Ready", "status": "True"}},

@@ -251,7 +251,7 @@ func (j job) join(ctx context.Context, p *operation.Progress, r rotation) error 
 		if !n.ControlPlane {
 			continue
 		}
-		if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return j.patch(ctx, n, patch) }); err != nil {
+		if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return rollout.Change(ctx, j.Peers, n.Node, patch) }); err != nil {
 			return fmt.Errorf("node %s: %w", n.Name, err)
 		}
 	}

@@ -19,8 +19,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/garboard-os/garboard/api/kms"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/option"
@@ -60,6 +62,8 @@ type Options struct {
 	// Sound is an error if the system that this machine is to be installed with can't be used. It is asked before a
 	// disk with data is erased.
 	Sound func(context.Context) error
+	// Network starts the network before there is a configuration, with settings if they are known.
+	Network func(ctx context.Context, settings *config.Network) error
 	// Plugins are the CNI plugins of the image. A pod network may install its own beside them.
 	Plugins string
 
@@ -69,7 +73,8 @@ type Options struct {
 	statfs   statfs        // tests have disks that fill up
 	uuidFile string        // luks.ProductUUID; tests have machines of their own
 
-	derivation []string // luks.Derivation; tests have a faster one
+	derivation     []string      // luks.Derivation; tests have a faster one
+	serverPatience time.Duration // kms.Patience; tests have less
 }
 
 // Disks is the service. MountState works before the service runs.
@@ -84,6 +89,7 @@ type Disks struct {
 
 	mu     sync.Mutex                // held during all changes of the system disk
 	at     string                    // the disk whose STATE is made or opened
+	asked  int                       // how often the network was started before there was a configuration
 	system atomic.Pointer[disk.Disk] // the disk that STATE is on, once it is mounted
 	known  atomic.Bool               // it was there before
 
@@ -99,6 +105,8 @@ func New(o Options) *Disks {
 	option.Default(&o.statfs, unix.Statfs)
 	option.Default(&o.uuidFile, luks.ProductUUID)
 	option.Default(&o.derivation, luks.Derivation)
+	option.Default(&o.serverPatience, kms.Patience)
+	option.Default(&o.Network, func(context.Context, *config.Network) error { return nil })
 	option.Default(&o.Sound, func(context.Context) error { return nil })
 	d := &Disks{o: o, log: o.Logs.Logger(ID)}
 	all := disk.NewInventory()
@@ -141,8 +149,11 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	space.check()
 	h.Started(message)
 	d.settle(ctx)
-	for sleep.For(ctx, spaceEvery) {
+	for configs := d.o.Store.Watch(ctx, machine.Configs.Type()); sleep.Until(ctx, configs, spaceEvery); {
 		space.check()
+		if err := d.keepNetwork(); err != nil {
+			d.log.Warn("the next boot may not reach the key server of STATE: " + err.Error())
+		}
 	}
 	return nil
 }

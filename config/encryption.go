@@ -31,8 +31,8 @@ type Encryption struct {
 	Keys []EncryptionKey `yaml:"keys" key:"slot"` // required, at least one
 }
 
-// EncryptionKey is a key in a slot: exactly one of nodeID, static and kms. The slots of the partition become those of the
-// list at each boot; at least one key has to stay.
+// EncryptionKey is a key in a slot: exactly one of nodeID, static and kms. The slots of the partition become those of
+// the list at each boot; at least one key has to stay.
 type EncryptionKey struct {
 	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: a key of the machine's UUID, if it is random, and of the label
 	Static *EncryptionStatic `yaml:"static"` // a passphrase; that of state is on META, where it isn't encrypted
@@ -70,11 +70,8 @@ func unlocking(row *applyRow, _ place, _ Change, from, to *Config) (Effect, stri
 
 // same reports whether two keys open the same, in any slot.
 func (k EncryptionKey) same(other EncryptionKey) bool {
-	if k.KMS != nil && other.KMS != nil {
-		return k.KMS.Endpoint == other.KMS.Endpoint
-	}
-	if k.KMS != other.KMS {
-		return false
+	if k.KMS != nil || other.KMS != nil {
+		return k.KMS != nil && other.KMS != nil && k.KMS.Endpoint == other.KMS.Endpoint
 	}
 	if k.Static == nil || other.Static == nil {
 		return k.Static == other.Static

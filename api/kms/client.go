@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -27,7 +26,8 @@ const (
 	answerTimeout = 10 * time.Second
 
 	retryFirst, retryMost = 250 * time.Millisecond, 4 * time.Second
-	maxAnswer             = 64 << 10
+	maxAnswer             = 16 << 10
+	maxSealed             = 1 << 10 // a header has room for few tokens
 )
 
 // A Client is a machine before a server.
@@ -37,12 +37,16 @@ type Client struct {
 	Identity tls.Certificate // the machine's key; the certificate is its own work
 	UUID     string
 	Patience time.Duration
+	Err      error // why the machine can't ask; nil: it can
 }
 
 // Seal gives a passphrase to the server.
 func (c *Client) Seal(ctx context.Context, passphrase []byte) ([]byte, error) {
 	var answer SealAnswer
 	err := c.ask(ctx, SealPath, SealRequest{c.UUID, passphrase}, &answer)
+	if size := len(answer.Sealed); err == nil && (size == 0 || size > maxSealed) {
+		err = fmt.Errorf("%s has sealed it in %d bytes, and may use 1 to %d", c.Endpoint, size, maxSealed)
+	}
 	return answer.Sealed, err
 }
 
@@ -72,11 +76,8 @@ type silent struct{ error }
 // ask asks until the server answers, or patience ends.
 func (c *Client) ask(ctx context.Context, path string, request, answer any) error {
 	body, err := json.Marshal(request)
-	if err != nil {
-		return err
-	}
-	transport, err := c.transport()
-	if err != nil {
+	transport, unusable := c.transport()
+	if err := cmp.Or(c.Err, err, unusable); err != nil {
 		return err
 	}
 	defer transport.CloseIdleConnections()
@@ -107,12 +108,12 @@ func (c *Client) once(ctx context.Context, transport *http.Transport, path strin
 	r.Header.Set("Content-Type", "application/json")
 	got, err := transport.RoundTrip(r)
 	if err != nil {
-		return silent{plain(err)}
+		return silent{err}
 	}
 	defer got.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(got.Body, maxAnswer))
 	if err != nil {
-		return silent{plain(err)}
+		return silent{err}
 	}
 	if got.StatusCode == http.StatusOK {
 		return json.Unmarshal(text, answer)
@@ -126,42 +127,27 @@ func (c *Client) once(ctx context.Context, transport *http.Transport, path strin
 	return err
 }
 
-// plain is the cause of an error of the network, without the port that changes with each connection.
-func plain(err error) error {
-	if op, is := errors.AsType[*net.OpError](err); is && op.Op != "dial" {
-		return op.Err
-	}
-	return err
-}
-
+// transport trusts the authority only. It verifies as usual, but for a machine whose clock is late, because its battery
+// is empty: no time server is asked before its disks are open.
 func (c *Client) transport() (*http.Transport, error) {
 	server, err := url.Parse(c.Endpoint)
-	if err != nil {
-		return nil, err
-	}
 	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(c.CA) {
-		return nil, fmt.Errorf("the authority of %s has no certificate", c.Endpoint)
+	if err == nil && !roots.AppendCertsFromPEM(c.CA) {
+		err = fmt.Errorf("the authority of %s has no certificate", c.Endpoint)
 	}
 	return &http.Transport{TLSClientConfig: &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{c.Identity},
 		InsecureSkipVerify: true, // VerifyConnection does it
 		VerifyConnection: func(s tls.ConnectionState) error {
-			return verify(s.PeerCertificates, roots, server.Hostname())
+			o := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool(), DNSName: server.Hostname(), CurrentTime: time.Now()}
+			for _, cert := range s.PeerCertificates {
+				o.Intermediates.AddCert(cert)
+				if o.CurrentTime.Before(cert.NotBefore) {
+					o.CurrentTime = cert.NotBefore
+				}
+			}
+			_, err := s.PeerCertificates[0].Verify(o)
+			return err
 		},
-	}}, nil
-}
-
-// verify is the usual verification, but for a machine whose clock is late, because its battery is empty: no time server
-// is asked before its disks are open.
-func verify(chain []*x509.Certificate, roots *x509.CertPool, host string) error {
-	o := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool(), DNSName: host, CurrentTime: time.Now()}
-	for _, cert := range chain {
-		o.Intermediates.AddCert(cert)
-		if o.CurrentTime.Before(cert.NotBefore) {
-			o.CurrentTime = cert.NotBefore
-		}
-	}
-	_, err := chain[0].Verify(o)
-	return err
+	}}, err
 }

@@ -82,7 +82,7 @@ func (d *Disks) keyOf(k keptKey, label string) luks.Key {
 		return luks.Key{Slot: k.Slot, Kind: "static", Passphrase: []byte(k.Static)}
 	case k.KMS != nil:
 		k.KMS.disks = d
-		_, err := uuidIn(d.o.uuidFile)
+		_, err := luks.UUID(d.o.uuidFile)
 		return luks.Key{Slot: k.Slot, Kind: "kms", Sealer: k.KMS, Err: err}
 	}
 	passphrase, err := luks.NodePassphrase(d.o.uuidFile, label)

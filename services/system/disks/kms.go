@@ -5,10 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509/pkix"
 	"errors"
-	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"gopkg.in/yaml.v3"
@@ -19,17 +16,34 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/luks"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
-// What the machine has on META to reach a key server before STATE is open.
-var (
-	// identity is the key by which servers know the machine, in a certificate of its own.
-	identity = meta.Key[pki.CA]{Name: "kms-identity"}
-	// keptNetworks are the last two of the configuration, the newest first, as documents without secrets: a new one
-	// may not reach the server.
-	keptNetworks = meta.Key[[]string]{Name: "kms-networks"}
-)
+// serversKey is what the machine has on META to reach a key server before STATE is open.
+var serversKey = meta.Key[servers]{Name: "kms"}
+
+type servers struct {
+	// Identity is the key by which servers know the machine, in a certificate of its own.
+	Identity pki.CA `json:"identity"`
+	// Networks are the last two of the configuration, the newest first, as documents without secrets: a new one may not
+	// reach the server.
+	Networks []string `json:"networks"`
+}
+
+// useServers changes the value.
+func (d *Disks) useServers(use func(*servers) error) error {
+	return d.useMeta(func(c meta.Change) error {
+		s, err := serversKey.In(c)
+		if err != nil && !errors.Is(err, meta.ErrNotFound) {
+			return err
+		}
+		if err := use(&s); err != nil {
+			return err
+		}
+		return serversKey.Put(c, s)
+	})
+}
 
 // server seals keys of this machine (luks.Sealer).
 type server struct {
@@ -40,74 +54,43 @@ type server struct {
 
 // Seal implements luks.Sealer.
 func (s *server) Seal(ctx context.Context, passphrase []byte) ([]byte, error) {
-	c, err := s.client(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return c.Seal(ctx, passphrase)
+	return s.client(ctx).Seal(ctx, passphrase)
 }
 
 // Unseal implements luks.Sealer.
 func (s *server) Unseal(ctx context.Context, sealed []byte) ([]byte, error) {
-	c, err := s.client(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return c.Unseal(ctx, sealed)
+	return s.client(ctx).Unseal(ctx, sealed)
 }
 
-func (s *server) client(ctx context.Context) (*kms.Client, error) {
+func (s *server) client(ctx context.Context) *kms.Client {
 	d := s.disks
-	uuid, err := uuidIn(d.o.uuidFile)
-	if err != nil {
-		return nil, err
+	c := &kms.Client{Endpoint: s.Endpoint, CA: s.CA, Patience: d.o.serverPatience}
+	if c.UUID, c.Err = luks.UUID(d.o.uuidFile); c.Err != nil {
+		return c
 	}
-	var own pki.CA
-	err = d.useMeta(func(c meta.Change) (err error) {
-		if own, err = identity.In(c); !errors.Is(err, meta.ErrNotFound) {
-			return err
+	var networks []string
+	c.Err = d.useServers(func(s *servers) (err error) {
+		if s.Identity.Cert == nil {
+			s.Identity, err = pki.NewCA(pki.Ed25519, pkix.Name{CommonName: c.UUID}, time.Now(), pki.CAValidity)
 		}
-		if own, err = pki.NewCA(pki.Ed25519, pkix.Name{CommonName: uuid}, time.Now(), pki.CAValidity); err != nil {
-			return err
+		if networks = s.Networks; err == nil {
+			c.Identity, err = tls.X509KeyPair(s.Identity.Cert, s.Identity.Key)
 		}
-		return identity.Put(c, own)
+		return err
 	})
-	if err != nil {
-		return nil, err
+	if _, err := machine.Config(d.o.Store); c.Err == nil && err != nil {
+		c.Err = d.early(ctx, networks)
 	}
-	pair, err := tls.X509KeyPair(own.Cert, own.Key)
-	if err == nil {
-		err = d.early(ctx)
-	}
-	return &kms.Client{Endpoint: s.Endpoint, CA: s.CA, Identity: pair, UUID: uuid, Patience: d.o.serverPatience}, err
-}
-
-// uuidIn is the UUID by which a list names the machine.
-func uuidIn(file string) (string, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("a kms key needs the machine's UUID: %w", err)
-	}
-	return strings.TrimSpace(string(text)), nil
+	return c
 }
 
 // early has the network start before there is a configuration. Each time it is another one of the kept networks.
-func (d *Disks) early(ctx context.Context) error {
-	if _, err := machine.Config(d.o.Store); !errors.Is(err, resource.ErrNotFound) {
-		return err
-	}
-	var all []string
-	err := d.useMeta(func(c meta.Change) (err error) {
-		if all, err = keptNetworks.In(c); errors.Is(err, meta.ErrNotFound) {
-			return nil
-		}
-		return err
-	})
-	if err != nil || len(all) == 0 || d.asked > 0 && len(all) == 1 {
-		return errors.Join(err, d.o.Network(ctx, nil))
+func (d *Disks) early(ctx context.Context, kept []string) error {
+	if len(kept) == 0 || d.asked > 0 && len(kept) == 1 {
+		return d.o.Network(ctx, nil)
 	}
 	var c config.Config
-	err = yaml.Unmarshal([]byte(all[d.asked%len(all)]), &c)
+	err := yaml.Unmarshal([]byte(kept[d.asked%len(kept)]), &c)
 	d.asked++
 	return errors.Join(err, d.o.Network(ctx, &c.Machine.Network))
 }
@@ -122,12 +105,11 @@ func (d *Disks) keepNetwork() error {
 	if err != nil {
 		return err
 	}
-	return d.useMeta(func(c meta.Change) error {
-		all, err := keptNetworks.In(c)
-		if err != nil && !errors.Is(err, meta.ErrNotFound) || len(all) > 0 && all[0] == text {
-			return err
+	return d.useServers(func(s *servers) error {
+		if all := s.Networks; len(all) == 0 || all[0] != text {
+			s.Networks = append([]string{text}, all[:min(len(all), 1)]...)
 		}
-		return keptNetworks.Put(c, append([]string{text}, all[:min(len(all), 1)]...))
+		return nil
 	})
 }
 

@@ -143,7 +143,7 @@ func (l *Layer) try(ctx context.Context, device string, do func(Key) error) (non
 	if keys = append(keys, kept...); len(keys) == 0 {
 		failed = fmt.Errorf("%s is encrypted, and has no keys in machine.systemDiskEncryption: put them back, or wipe it with %s", l.Label, l.wipe())
 	}
-	slices.SortStableFunc(keys, func(a, b Key) int { return cmp.Compare(a.later(), b.later()) })
+	slices.SortStableFunc(keys, func(a, b Key) int { return cmp.Compare(min(1, len(b.Passphrase)), min(1, len(a.Passphrase))) })
 	for _, key := range keys {
 		err := l.unseal(ctx, device, &key)
 		if err == nil {

@@ -28,14 +28,6 @@ type Sealer interface {
 	Unseal(ctx context.Context, sealed []byte) (passphrase []byte, err error)
 }
 
-// later sorts keys that a server or a device may have to give after those that are at hand.
-func (key Key) later() int {
-	if key.Sealer == nil {
-		return 0
-	}
-	return 1
-}
-
 func (l *Layer) derivation(key Key) []string {
 	if key.Sealer == nil {
 		return l.Derivation

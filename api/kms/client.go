@@ -63,7 +63,7 @@ func (c *Client) Unseal(ctx context.Context, sealed []byte) ([]byte, error) {
 	if err := c.ask(ctx, UnsealPath, request, &answer); err != nil {
 		return nil, err
 	}
-	passphrase, err := request.decrypt(private, answer.Passphrase)
+	passphrase, err := hpke.Open(private, hpke.HKDFSHA256(), hpke.AES256GCM(), request.Info(), answer.Passphrase)
 	if err != nil {
 		return nil, fmt.Errorf("the answer of %s isn't one to this request: %w", c.Endpoint, err)
 	}

@@ -2,14 +2,7 @@
 // and gives them back to nobody else. docs/kms.md has it for those who write a server; tools/kms is one.
 package kms
 
-import (
-	"crypto/ecdh"
-	"crypto/hpke"
-	"crypto/sha256"
-	"crypto/x509"
-	"encoding/hex"
-	"slices"
-)
+import "slices"
 
 // Paths of the requests, all of them POST, with JSON in both directions. Bytes are base64 there.
 const (
@@ -49,27 +42,7 @@ type Refusal struct {
 	Error string `json:"error"`
 }
 
-// Encrypt encrypts a passphrase as the request wants it.
-func (r UnsealRequest) Encrypt(passphrase []byte) ([]byte, error) {
-	key, err := hpke.DHKEM(ecdh.X25519()).NewPublicKey(r.PublicKey)
-	if err != nil {
-		return nil, err
-	}
-	return hpke.Seal(key, hpke.HKDFSHA256(), hpke.AES256GCM(), r.info(), passphrase)
-}
-
-// decrypt reads the answer to the request.
-func (r UnsealRequest) decrypt(key hpke.PrivateKey, answer []byte) ([]byte, error) {
-	return hpke.Open(key, hpke.HKDFSHA256(), hpke.AES256GCM(), r.info(), answer)
-}
-
-// info binds an answer to its request.
-func (r UnsealRequest) info() []byte {
+// Info binds an answer to its request: it is the info of HPKE.
+func (r UnsealRequest) Info() []byte {
 	return slices.Concat([]byte("garboard kms v1 unseal"), r.Nonce, r.Sealed)
-}
-
-// Fingerprint is by what a server knows a machine: the SHA-256 of its public key (SubjectPublicKeyInfo).
-func Fingerprint(cert *x509.Certificate) string {
-	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-	return hex.EncodeToString(sum[:])
 }

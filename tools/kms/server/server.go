@@ -6,8 +6,12 @@ import (
 	"cmp"
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/ecdh"
+	"crypto/hpke"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -77,7 +81,7 @@ func handle[Q any](s *Server, answer func(peer *x509.Certificate, request Q) (an
 			status = cmp.Or(no.status, http.StatusInternalServerError)
 			out = kms.Refusal{Error: err.Error()}
 		}
-		s.Log.Info(r.URL.Path, "machine", kms.Fingerprint(peer), "from", r.RemoteAddr, "status", status, "err", err)
+		s.Log.Info(r.URL.Path, "machine", fingerprint(peer), "from", r.RemoteAddr, "status", status, "err", err)
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
 		_ = json.NewEncoder(w).Encode(out) // the machine asks again
@@ -88,7 +92,7 @@ func (s *Server) seal(peer *x509.Certificate, r kms.SealRequest) (any, error) {
 	if len(r.Passphrase) == 0 || len(r.Passphrase) > maxPassphrase {
 		return nil, refuse(http.StatusBadRequest, "a passphrase has 1 to %d bytes", maxPassphrase)
 	}
-	if err := s.admit(r.UUID, kms.Fingerprint(peer), true); err != nil {
+	if err := s.admit(r.UUID, fingerprint(peer), true); err != nil {
 		return nil, err
 	}
 	box, err := s.box()
@@ -102,7 +106,7 @@ func (s *Server) unseal(peer *x509.Certificate, r kms.UnsealRequest) (any, error
 	if len(r.Nonce) != kms.NonceBytes {
 		return nil, refuse(http.StatusBadRequest, "a nonce has %d bytes", kms.NonceBytes)
 	}
-	if err := s.admit(r.UUID, kms.Fingerprint(peer), false); err != nil {
+	if err := s.admit(r.UUID, fingerprint(peer), false); err != nil {
 		return nil, err
 	}
 	box, err := s.box()
@@ -113,9 +117,13 @@ func (s *Server) unseal(peer *x509.Certificate, r kms.UnsealRequest) (any, error
 	if err != nil {
 		return nil, refuse(http.StatusUnprocessableEntity, "this server hasn't sealed that for this machine")
 	}
-	answer, err := r.Encrypt(passphrase)
+	to, err := hpke.DHKEM(ecdh.X25519()).NewPublicKey(r.PublicKey)
 	if err != nil {
 		return nil, refuse(http.StatusBadRequest, "the public key: %w", err)
+	}
+	answer, err := hpke.Seal(to, hpke.HKDFSHA256(), hpke.AES256GCM(), r.Info(), passphrase)
+	if err != nil {
+		return nil, err
 	}
 	return kms.UnsealAnswer{Passphrase: answer}, nil
 }
@@ -129,12 +137,18 @@ func (s *Server) box() (cipher.AEAD, error) {
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
+// fingerprint is by what the list knows a machine: the SHA-256 of its public key.
+func fingerprint(cert *x509.Certificate) string {
+	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(sum[:])
+}
+
 // owner binds what is sealed to its machine.
-func owner(peer *x509.Certificate) []byte { return []byte("garboard kms v1 " + kms.Fingerprint(peer)) }
+func owner(peer *x509.Certificate) []byte { return []byte("garboard kms v1 " + fingerprint(peer)) }
 
 // admit is nil for a machine of the list. One that seals for the first time is bound to its key, so that no other one
 // takes its place.
-func (s *Server) admit(uuid, fingerprint string, first bool) error {
+func (s *Server) admit(uuid, key string, first bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all, err := readList(s.List)
@@ -145,16 +159,16 @@ func (s *Server) admit(uuid, fingerprint string, first bool) error {
 	for i, line := range all {
 		switch id, bound := parse(line); {
 		case !strings.EqualFold(id, uuid) || id == "":
-		case bound == fingerprint:
+		case bound == key:
 			return nil
 		case bound == "" && first:
 			free = i
 		}
 	}
 	if free < 0 {
-		return refuse(http.StatusForbidden, "machine %q with the key %s isn't in its list", uuid, fingerprint)
+		return refuse(http.StatusForbidden, "machine %q with the key %s isn't in its list", uuid, key)
 	}
 	id, _ := parse(all[free])
-	all[free] = strings.Replace(all[free], id, id+" "+fingerprint, 1)
+	all[free] = strings.Replace(all[free], id, id+" "+key, 1)
 	return writeList(s.List, all)
 }

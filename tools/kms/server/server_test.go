@@ -18,6 +18,7 @@ import (
 
 	"github.com/garboard-os/garboard/api/kms"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
 
 const (
@@ -37,7 +38,7 @@ type site struct {
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	s := &site{t: t, dir: t.TempDir(), endpoint: "https://127.0.0.1:0"}
+	s := &site{t: t, dir: t.TempDir(), endpoint: "https://" + freeport.Find(t).String()}
 	key, err := Key(s.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -58,11 +59,10 @@ func (s *site) starts(h http.Handler) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.endpoint = "https://" + l.Addr().String()
 	server := s.HTTP(s.cert)
 	server.Handler = h
 	go server.ServeTLS(l, "", "")
-	s.stop = func() { server.Close() }
+	s.stop = func() { server.Close(); l.Close() } // it may not serve yet
 	s.t.Cleanup(s.stop)
 }
 

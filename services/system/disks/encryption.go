@@ -48,7 +48,7 @@ func (d *Disks) encryption(label string) *luks.Layer {
 			if err != nil {
 				return err
 			}
-			return errors.Join(d.keep(keys), d.keepNetwork())
+			return d.keep(keys)
 		}
 	}
 	return l
@@ -125,7 +125,7 @@ func (d *Disks) kept() (keys []luks.Key, err error) {
 	return keys, err
 }
 
-// keep writes the keys of STATE to META.
+// keep writes the keys of STATE to META, with what they need.
 func (d *Disks) keep(keys []luks.Key) error {
 	var kept []keptKey
 	for _, k := range keys {
@@ -140,7 +140,10 @@ func (d *Disks) keep(keys []luks.Key) error {
 		}
 		kept = append(kept, key)
 	}
-	return d.useMeta(func(c meta.Change) error { return keptKeys.Put(c, kept) })
+	if err := d.useMeta(func(c meta.Change) error { return keptKeys.Put(c, kept) }); err != nil {
+		return err
+	}
+	return d.keepNetwork()
 }
 
 func (d *Disks) useMeta(use func(c meta.Change) error) error {

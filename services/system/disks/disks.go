@@ -149,7 +149,7 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	space.check()
 	h.Started(message)
 	d.settle(ctx)
-	for configs := d.o.Store.Watch(ctx, machine.Configs.Type()); sleep.Until(ctx, configs, spaceEvery); {
+	for configs := d.o.Store.Watch(ctx, configuration.Configs.Type()); sleep.Until(ctx, configs, spaceEvery); {
 		space.check()
 		if err := d.keepNetwork(); err != nil {
 			d.log.Warn("the next boot may not reach the key server of STATE: " + err.Error())

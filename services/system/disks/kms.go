@@ -16,8 +16,8 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/luks"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // serversKey is what the machine has on META to reach a key server before STATE is open.
@@ -78,7 +78,7 @@ func (s *server) client(ctx context.Context) *kms.Client {
 		}
 		return err
 	})
-	if _, err := machine.Config(d.o.Store); c.Err == nil && err != nil {
+	if _, err := configuration.Config(d.o.Store); c.Err == nil && err != nil {
 		c.Err = d.early(ctx, networks)
 	}
 	return c
@@ -97,7 +97,7 @@ func (d *Disks) early(ctx context.Context, kept []string) error {
 
 // keepNetwork writes the network of the configuration to META, if a server's key opens STATE.
 func (d *Disks) keepNetwork() error {
-	cfg, err := machine.Config(d.o.Store)
+	cfg, err := configuration.Config(d.o.Store)
 	if err != nil || d.o.Mode == boot.Container || !ofServer(cfg.Machine.SystemDiskEncryption.State) {
 		return resource.IgnoreNotFound(err)
 	}

@@ -70,8 +70,8 @@ func (c *Client) Unseal(ctx context.Context, sealed []byte) ([]byte, error) {
 	return passphrase, nil
 }
 
-// silent is the error of a server that may answer later.
-type silent struct{ error }
+// Silent is the error of a server that may answer later.
+type Silent struct{ error }
 
 // ask asks until the server answers, or patience ends.
 func (c *Client) ask(ctx context.Context, path string, request, answer any) error {
@@ -84,11 +84,11 @@ func (c *Client) ask(ctx context.Context, path string, request, answer any) erro
 	began := time.Now()
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := c.once(ctx, transport, path, body, answer)
-		if _, is := errors.AsType[silent](err); !is || ctx.Err() != nil {
+		if _, is := errors.AsType[Silent](err); !is || ctx.Err() != nil {
 			return err
 		}
 		if time.Since(began)+pause > c.Patience {
-			return fmt.Errorf("no answer of %s for %s; it is asked again until it answers: %w", c.Endpoint, c.Patience, err)
+			return fmt.Errorf("no answer of %s; it is asked again until it answers: %w", c.Endpoint, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -108,12 +108,12 @@ func (c *Client) once(ctx context.Context, transport *http.Transport, path strin
 	r.Header.Set("Content-Type", "application/json")
 	got, err := transport.RoundTrip(r)
 	if err != nil {
-		return silent{err}
+		return Silent{err}
 	}
 	defer got.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(got.Body, maxAnswer))
 	if err != nil {
-		return silent{err}
+		return Silent{err}
 	}
 	if got.StatusCode == http.StatusOK {
 		return json.Unmarshal(text, answer)
@@ -122,7 +122,7 @@ func (c *Client) once(ctx context.Context, transport *http.Transport, path strin
 	_ = json.Unmarshal(text, &refusal) // the status says enough
 	err = fmt.Errorf("%s refuses it: %s", c.Endpoint, cmp.Or(refusal.Error, got.Status))
 	if got.StatusCode >= http.StatusInternalServerError {
-		return silent{err}
+		return Silent{err}
 	}
 	return err
 }

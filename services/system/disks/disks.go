@@ -44,6 +44,8 @@ const (
 	// ownPatience is how long the disk may be missing that this boot is from, before the node does without:
 	// controllers start many disks one after another.
 	ownPatience = time.Minute
+	// settleAgain: each key takes a second of a processor.
+	settleAgain = 5 * time.Minute
 	// stopBudget: a file system with many dirty pages takes long to unmount.
 	stopBudget = 20 * time.Second
 )
@@ -90,6 +92,8 @@ type Disks struct {
 	mu     sync.Mutex                // held during all changes of the system disk
 	at     string                    // the disk whose STATE is made or opened
 	asked  int                       // how often the network was started before there was a configuration
+	opened bool                      // the volumes are: a server is asked once
+	again  time.Time                 // when the keys are settled again, as a server didn't answer; zero: not again
 	system atomic.Pointer[disk.Disk] // the disk that STATE is on, once it is mounted
 	known  atomic.Bool               // it was there before
 
@@ -106,7 +110,6 @@ func New(o Options) *Disks {
 	option.Default(&o.uuidFile, luks.ProductUUID)
 	option.Default(&o.derivation, luks.Derivation)
 	option.Default(&o.serverPatience, kms.Patience)
-	option.Default(&o.Network, func(context.Context, *config.Network) error { return nil })
 	option.Default(&o.Sound, func(context.Context) error { return nil })
 	d := &Disks{o: o, log: o.Logs.Logger(ID)}
 	all := disk.NewInventory()
@@ -151,6 +154,9 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	d.settle(ctx)
 	for configs := d.o.Store.Watch(ctx, configuration.Configs.Type()); sleep.Until(ctx, configs, spaceEvery); {
 		space.check()
+		if !d.again.IsZero() && time.Now().After(d.again) {
+			d.settle(ctx)
+		}
 		if err := d.keepNetwork(); err != nil {
 			d.log.Warn("the next boot may not reach the key server of STATE: " + err.Error())
 		}
@@ -164,6 +170,7 @@ func (d *Disks) close() {
 	defer d.mu.Unlock()
 	d.Keeper.Close()
 	d.system.Store(nil)
+	d.opened = false
 }
 
 // System is the disk that STATE is on, once it is mounted; nil before.

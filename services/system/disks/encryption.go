@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
+	"github.com/garboard-os/garboard/api/kms"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/config"
@@ -164,6 +166,7 @@ func (d *Disks) settle(ctx context.Context) {
 		return
 	}
 	problems := map[string]string{}
+	d.opened, d.again = true, time.Time{}
 	for _, l := range d.layers {
 		device, err := volume.Partition(ctx, system.Path, l.Label)
 		if err == nil {
@@ -173,6 +176,9 @@ func (d *Disks) settle(ctx context.Context) {
 			return // the service ends
 		}
 		if err != nil {
+			if _, silent := errors.AsType[kms.Silent](err); silent {
+				d.again = time.Now().Add(settleAgain)
+			}
 			problems[l.Label] = err.Error()
 			d.log.Warn(fmt.Sprintf("encryption of %s: %v", l.Label, err))
 		}

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 )
@@ -15,11 +13,8 @@ import (
 // quick derives the keys of random passphrases, which nobody can guess.
 var quick = []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"}
 
-const (
-	randomBytes = 32 // of the passphrase of a sealed key
-	// tokenPrefix and the kind of a key are the type of its tokens.
-	tokenPrefix = "garboard-"
-)
+// tokenPrefix and the kind of a key are the type of its tokens.
+const tokenPrefix = "garboard-"
 
 // A Sealer keeps the passphrases of a kind of keys where only this machine gets them back from.
 type Sealer interface {
@@ -69,8 +64,8 @@ func (l *Layer) unseal(ctx context.Context, device string, key *Key) error {
 		return err
 	}
 	err = fmt.Errorf("the header has no token of type %s for the slot", key.token())
-	for _, id := range slices.Sorted(maps.Keys(all)) {
-		if t := all[id]; t.Type == key.token() && slices.Contains(t.Slots, strconv.Itoa(key.Slot)) {
+	for _, t := range all {
+		if t.Type == key.token() && slices.Contains(t.Slots, strconv.Itoa(key.Slot)) {
 			if key.Passphrase, err = key.Sealer.Unseal(ctx, t.Sealed); err == nil {
 				return nil
 			}
@@ -84,9 +79,7 @@ func (key *Key) seal(ctx context.Context) (*token, error) {
 	if key.Sealer == nil {
 		return nil, nil
 	}
-	random := make([]byte, randomBytes)
-	_, _ = rand.Read(random) // it never fails
-	key.Passphrase = []byte(hex.EncodeToString(random))
+	key.Passphrase = []byte(rand.Text() + rand.Text()) // each has 130 bits
 	sealed, err := key.Sealer.Seal(ctx, key.Passphrase)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)

@@ -154,7 +154,7 @@ func TestServerIsDown(t *testing.T) {
 	sealed := s.sealed(c)
 	s.stop()
 	c.Patience = time.Second
-	s.refuses(c, sealed, "no answer of "+s.endpoint+" for 1s; it is asked again until it answers")
+	s.refuses(c, sealed, "no answer of "+s.endpoint+"; it is asked again until it answers")
 	c.Patience = 20 * time.Second
 	time.AfterFunc(time.Second, func() {
 		s.starts(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "starting", http.StatusServiceUnavailable) }))

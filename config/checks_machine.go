@@ -153,16 +153,19 @@ func checkEnv(c *Config, r *report) {
 }
 
 func checkEncryption(c *Config, r *report) {
-	for _, p := range []struct {
-		name string
-		enc  *Encryption
-	}{{"state", c.Machine.SystemDiskEncryption.State}, {"ephemeral", c.Machine.SystemDiskEncryption.Ephemeral}} {
-		if p.enc == nil {
-			continue
-		}
-		for i, key := range p.enc.Keys {
-			if (key.NodeID == nil) == (key.Static == nil) {
-				r.bad(at("machine", "systemDiskEncryption", p.name, "keys", i), "needs exactly one of nodeID and static")
+	for _, p := range c.Machine.SystemDiskEncryption.parts() {
+		for i, key := range p.keys {
+			kinds := 0
+			for _, is := range []bool{key.NodeID != nil, key.Static != nil, key.KMS != nil} {
+				if is {
+					kinds++
+				}
+			}
+			if kinds != 1 {
+				r.bad(at("machine", "systemDiskEncryption", p.name, "keys", i), "needs exactly one of nodeID, static and kms")
+			}
+			if key.KMS != nil && key.KMS.Endpoint.Host != "" && key.KMS.Endpoint.String() != "https://"+key.KMS.Endpoint.Host {
+				r.bad(at("machine", "systemDiskEncryption", p.name, "keys", i, "kms", "endpoint"), "must be https://HOST:PORT, and nothing more")
 			}
 		}
 	}

@@ -355,9 +355,9 @@ sysctls:
   vm.max_map_count: 262144
 systemDiskEncryption:
   state:
-    keys: [{nodeID: {}, slot: 0}, {static: {passphrase: other}, slot: 2}]
+    keys: [{nodeID: {}, slot: 0}, {static: {passphrase: other}, slot: 2}, {kms: {endpoint: "https://kms:8443", ca: CRT}, slot: 3}]
   ephemeral:
-    keys: [{static: {passphrase: supersecret}, slot: 1}, {nodeID: {}, slot: 31}]
+    keys: [{static: {passphrase: supersecret}, slot: 1}, {nodeID: {}, slot: 31}, {kms: {endpoint: "https://kms:8443", ca: CRT}, slot: 3}]
 logging:
   destinations: [{endpoint: "tls://logs.example.org:6514", format: rfc5424, extraTags: {rack: "12"}}]
 metrics: {address: "10.0.0.201:9100", clientCA: CRT}

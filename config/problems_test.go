@@ -4,9 +4,20 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/google/go-cmp/cmp"
 )
+
+// crt is a certificate, as in a document.
+var crt = func() string {
+	ca, err := pki.NewEtcdCA(time.Now())
+	if err != nil {
+		panic(err)
+	}
+	return encodePEM(ca.Cert)
+}()
 
 // oneProblem are lines added to a section of a valid document, and the problem that
 // Load reports for the whole document: path and words. Positions are tested separately.
@@ -284,10 +295,14 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "images: {verify: [{prefix: a, authority: LS0tLS1CRUdJTiBBLS0tLS0KLS0tLS1FTkQgQS0tLS0tCg==, identity: x}]}", `machine.images.verify[0].authority: parse certificate: no CERTIFICATE block`},
 	{"machine", "systemDiskEncryption: {state: {}}", `machine.systemDiskEncryption.state.keys: is missing: an encrypted partition needs at least one`},
 	{"machine", "systemDiskEncryption: {state: {keys: [{nodeID: {}}]}}", `machine.systemDiskEncryption.state.keys[0].slot: is missing: every key has its slot, 0 to 31`},
-	{"machine", "systemDiskEncryption: {state: {keys: [{slot: 1}]}}", `machine.systemDiskEncryption.state.keys[0]: needs exactly one of nodeID and static`},
-	{"machine", "systemDiskEncryption: {state: {keys: [{tpm: {}, slot: 1, nodeID: {}}]}}", `machine.systemDiskEncryption.state.keys[0].tpm: unknown key; this release has no keys of that kind, only nodeID and static`},
-	{"machine", "systemDiskEncryption: {ephemeral: {keys: [{kms: {}, slot: 1, nodeID: {}}]}}", `machine.systemDiskEncryption.ephemeral.keys[0].kms: unknown key; this release has no keys of that kind, only nodeID and static`},
-	{"machine", "systemDiskEncryption: {ephemeral: {keys: [{recovery: {}, slot: 1, nodeID: {}}]}}", `machine.systemDiskEncryption.ephemeral.keys[0].recovery: unknown key; this release has no keys of that kind, only nodeID and static`},
+	{"machine", "systemDiskEncryption: {state: {keys: [{slot: 1}]}}", `machine.systemDiskEncryption.state.keys[0]: needs exactly one of nodeID, static and kms`},
+	{"machine", "systemDiskEncryption: {state: {keys: [{tpm: {}, slot: 1, nodeID: {}}]}}", `machine.systemDiskEncryption.state.keys[0].tpm: unknown key; this release has no keys of that kind, only nodeID, static and kms`},
+	{"machine", "systemDiskEncryption: {ephemeral: {keys: [{recovery: {}, slot: 1, nodeID: {}}]}}", `machine.systemDiskEncryption.ephemeral.keys[0].recovery: unknown key; this release has no keys of that kind, only nodeID, static and kms`},
+	{"machine", "systemDiskEncryption: {state: {keys: [{slot: 1, kms: {endpoint: https://kms, ca: LS0=}}]}}", `machine.systemDiskEncryption.state.keys[0].kms.ca: no PEM inside the base64`},
+	{"machine", "systemDiskEncryption: {state: {keys: [{slot: 1, kms: {ca: " + crt + "}}]}}", `machine.systemDiskEncryption.state.keys[0].kms.endpoint: is missing: such as https://10.0.0.2:8443`},
+	{"machine", "systemDiskEncryption: {state: {keys: [{slot: 1, kms: {endpoint: https://kms}}]}}", `machine.systemDiskEncryption.state.keys[0].kms.ca: is missing`},
+	{"machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, kms: {endpoint: http://kms, ca: " + crt + "}}]}}", `machine.systemDiskEncryption.ephemeral.keys[0].kms.endpoint: must be https://HOST:PORT, and nothing more`},
+	{"machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, kms: {endpoint: https://kms/v1, ca: " + crt + "}}]}}", `machine.systemDiskEncryption.ephemeral.keys[0].kms.endpoint: must be https://HOST:PORT, and nothing more`},
 	{"machine", "systemDiskEncryption: {state: {keys: [{static: {passphrase: " + strings.Repeat("x", 513) + "}, slot: 1}]}}", `machine.systemDiskEncryption.state.keys[0].static.passphrase: is longer than 512 characters`},
 	{"machine", "systemDiskEncryption: {state: {keys: [{nodeID: {}, slot: 32}]}}", `machine.systemDiskEncryption.state.keys[0].slot: 32 is out of range (0 to 31)`},
 	{"machine", "systemDiskEncryption: {state: {keys: [{nodeID: {}, slot: 1}, {static: {passphrase: x}, slot: 1}]}}", `machine.systemDiskEncryption.state.keys[1].slot: 1 is already taken by another key`},

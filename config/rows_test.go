@@ -229,6 +229,9 @@ func TestS282FormatOfASelfHostedControlPlane(t *testing.T) {
 func TestWarnings(t *testing.T) {
 	_, warnings := accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {state: {keys: [{static: {passphrase: x}, slot: 0}]}}"))
 	want(t, "machine.systemDiskEncryption.state.keys[0].static: the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for the ephemeral partition only", warnings)
+	kms := "kms: {endpoint: https://kms, ca: " + crt + "}"
+	_, warnings = accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {ephemeral: {keys: [{"+kms+", slot: 0}, {nodeID: {}, slot: 1}]}}"))
+	want(t, "machine.systemDiskEncryption.ephemeral.keys[1].nodeID: opens the partition without the key server: whoever has the machine has it; leave kms alone, or have a static key beside it for the ephemeral partition", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Worker), "  kubelet:\n", "  kubelet:\n    clusterDNS: [10.0.0.1]\n", 1))
 	want(t, "machine.kubelet.clusterDNS[0]: 10.0.0.1 is outside of the service subnets", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Init), "    cni:\n", "    policies: true\n    cni:\n      name: none\n", 1))

@@ -20,7 +20,7 @@ var misplaced = map[string]string{
 }
 
 // laterKeys are kinds of keys for encryption that there are not yet.
-var laterKeys = []string{"tpm", "kms", "recovery"}
+var laterKeys = []string{"tpm", "recovery"}
 
 // maxDistance is how many typing errors a suggestion may correct.
 const maxDistance = 2
@@ -33,7 +33,7 @@ func suggestKey(t reflect.Type, where place) string {
 	}
 	key, _ := where[len(where)-1].(string)
 	if t == reflect.TypeFor[EncryptionKey]() && slices.Contains(laterKeys, key) {
-		return "; this release has no keys of that kind, only nodeID and static"
+		return "; this release has no keys of that kind, only nodeID, static and kms"
 	}
 	var names []string
 	for f := range t.Fields() {

@@ -9,7 +9,7 @@ import (
 // warn: a node starts with such a configuration.
 var warningChecks = []check{
 	{"private keys on a worker", warnWorkerKeys},
-	{"static key for STATE", warnStaticState},
+	{"keys that protect nothing", warnKeys},
 	{"DNS address outside of the service subnets", warnClusterDNS},
 	{"extra certificate names on a worker", warnWorkerNames},
 	{"shared address outside of the subnet", warnVIP},
@@ -55,13 +55,17 @@ func warnWorkerNames(c *Config, r *report) {
 	}
 }
 
-func warnStaticState(c *Config, r *report) {
-	if c.Machine.SystemDiskEncryption.State == nil {
-		return
-	}
-	for i, key := range c.Machine.SystemDiskEncryption.State.Keys {
-		if key.Static != nil {
-			r.warn(at("machine", "systemDiskEncryption", "state", "keys", i, "static"), "the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for the ephemeral partition only")
+func warnKeys(c *Config, r *report) {
+	for _, p := range c.Machine.SystemDiskEncryption.parts() {
+		ofServer := slices.ContainsFunc(p.keys, func(k EncryptionKey) bool { return k.KMS != nil })
+		for i, key := range p.keys {
+			where := at("machine", "systemDiskEncryption", p.name, "keys", i)
+			switch {
+			case p.name == "state" && key.Static != nil:
+				r.warn(where.with("static"), "the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for the ephemeral partition only")
+			case ofServer && key.NodeID != nil:
+				r.warn(where.with("nodeID"), "opens the partition without the key server: whoever has the machine has it; leave kms alone, or have a static key beside it for the ephemeral partition")
+			}
 		}
 	}
 }

@@ -120,7 +120,7 @@ func NewNode(o Options) (*Node, error) {
 	var place func(config.Install) (string, error) // nil in a container
 	if o.Mode == boot.Machine {
 		unable = func(c *config.Config) string {
-			return strings.Join(slices.DeleteFunc([]string{firewall.Unable(c), disks.Unable(c)}, func(s string) bool { return s == "" }), "; ")
+			return strings.Join(slices.DeleteFunc([]string{firewall.Unable(c), n.disks.Unable(c)}, func(s string) bool { return s == "" }), "; ")
 		}
 		place = func(install config.Install) (string, error) { return n.disks.Place(install) }
 	}
@@ -143,7 +143,12 @@ func NewNode(o Options) (*Node, error) {
 	})
 	// What the kernel has stored is read once, because the reporter removes it.
 	panicked := sync.OnceValue(func() string { _, why, _ := logs.Crash(boot.PstoreDir); return why })
-	d := disks.New(disks.Options{Mode: o.Mode, Installed: installed, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIPlugins, Sound: func(ctx context.Context) error { return n.slots.Sound(ctx) }, StateReady: func() error {
+	d := disks.New(disks.Options{Mode: o.Mode, Installed: installed, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIPlugins, Sound: func(ctx context.Context) error { return n.slots.Sound(ctx) }, Network: func(ctx context.Context, settings *config.Network) error {
+		if settings != nil {
+			n.network.Use(*settings)
+		}
+		return applier.NeedNetwork(ctx, 0)
+	}, StateReady: func() error {
 		if err := applier.StateReady(); err != nil {
 			return err
 		}

@@ -34,6 +34,7 @@ var mayImport = map[string][]string{
 
 // forTests are packages that the tests of every room may use.
 var forTests = []string{
+	module + "/tools/kms/server",
 	module + "/tools/testing/cis",
 	module + "/tools/testing/eventually",
 	module + "/tools/testing/freeport",

@@ -19,8 +19,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/garboard-os/garboard/api/kms"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/option"
@@ -42,6 +44,8 @@ const (
 	// ownPatience is how long the disk may be missing that this boot is from, before the node does without:
 	// controllers start many disks one after another.
 	ownPatience = time.Minute
+	// settleAgain: each key takes a second of a processor.
+	settleAgain = 5 * time.Minute
 	// stopBudget: a file system with many dirty pages takes long to unmount.
 	stopBudget = 20 * time.Second
 )
@@ -60,6 +64,8 @@ type Options struct {
 	// Sound is an error if the system that this machine is to be installed with can't be used. It is asked before a
 	// disk with data is erased.
 	Sound func(context.Context) error
+	// Network starts the network before there is a configuration, with settings if they are known.
+	Network func(ctx context.Context, settings *config.Network) error
 	// Plugins are the CNI plugins of the image. A pod network may install its own beside them.
 	Plugins string
 
@@ -69,7 +75,8 @@ type Options struct {
 	statfs   statfs        // tests have disks that fill up
 	uuidFile string        // luks.ProductUUID; tests have machines of their own
 
-	derivation []string // luks.Derivation; tests have a faster one
+	derivation     []string      // luks.Derivation; tests have a faster one
+	serverPatience time.Duration // kms.Patience; tests have less
 }
 
 // Disks is the service. MountState works before the service runs.
@@ -84,6 +91,9 @@ type Disks struct {
 
 	mu     sync.Mutex                // held during all changes of the system disk
 	at     string                    // the disk whose STATE is made or opened
+	asked  int                       // how often the network was started before there was a configuration
+	opened bool                      // the volumes are: a server is asked once
+	again  time.Time                 // when the keys are settled again, as a server didn't answer; zero: not again
 	system atomic.Pointer[disk.Disk] // the disk that STATE is on, once it is mounted
 	known  atomic.Bool               // it was there before
 
@@ -99,6 +109,7 @@ func New(o Options) *Disks {
 	option.Default(&o.statfs, unix.Statfs)
 	option.Default(&o.uuidFile, luks.ProductUUID)
 	option.Default(&o.derivation, luks.Derivation)
+	option.Default(&o.serverPatience, kms.Patience)
 	option.Default(&o.Sound, func(context.Context) error { return nil })
 	d := &Disks{o: o, log: o.Logs.Logger(ID)}
 	all := disk.NewInventory()
@@ -141,8 +152,14 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	space.check()
 	h.Started(message)
 	d.settle(ctx)
-	for sleep.For(ctx, spaceEvery) {
+	for configs := d.o.Store.Watch(ctx, configuration.Configs.Type()); sleep.Until(ctx, configs, spaceEvery); {
 		space.check()
+		if !d.again.IsZero() && time.Now().After(d.again) {
+			d.settle(ctx)
+		}
+		if err := d.keepNetwork(); err != nil {
+			d.log.Warn("the next boot may not reach the key server of STATE: " + err.Error())
+		}
 	}
 	return nil
 }
@@ -153,6 +170,7 @@ func (d *Disks) close() {
 	defer d.mu.Unlock()
 	d.Keeper.Close()
 	d.system.Store(nil)
+	d.opened = false
 }
 
 // System is the disk that STATE is on, once it is mounted; nil before.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -90,6 +91,7 @@ type machineUnderTest struct {
 	persist  []string // machine.kubelet.persist
 	// encryption is machine.systemDiskEncryption.
 	encryption config.SystemDiskEncryption
+	servers    []netip.Addr // machine.network.nameservers
 }
 
 // secrets are made once, because that takes time.
@@ -145,7 +147,7 @@ func (m *machineUnderTest) up(install config.Install) error {
 		m.t.Fatal(err)
 	}
 	c.Machine.Install, c.Machine.Kubelet.Persist = install, m.persist
-	c.Machine.SystemDiskEncryption = m.encryption
+	c.Machine.SystemDiskEncryption, c.Machine.Network.Nameservers = m.encryption, m.servers
 	text, err := c.Encode()
 	if err != nil {
 		m.t.Fatal(err)

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
+	"github.com/garboard-os/garboard/api/kms"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/config"
@@ -24,6 +26,7 @@ type keptKey struct {
 	Slot   int       `json:"slot"`
 	NodeID *struct{} `json:"nodeID,omitempty"`
 	Static string    `json:"static,omitempty"` // a passphrase
+	KMS    *server   `json:"kms,omitempty"`
 }
 
 // encryption is that of one of the system's volumes. The configuration has its keys, and META those of STATE, until the
@@ -36,7 +39,7 @@ func (d *Disks) encryption(label string) *luks.Layer {
 			if err != nil {
 				return nil, resource.IgnoreNotFound(err)
 			}
-			return keysOf(cfg, label, d.o.uuidFile), nil
+			return d.keysOf(cfg, label), nil
 		},
 		Kept: func() ([]luks.Key, error) { return nil, nil },
 		Keep: func() error { return nil },
@@ -54,7 +57,7 @@ func (d *Disks) encryption(label string) *luks.Layer {
 }
 
 // keysOf are the keys that a configuration has for a volume.
-func keysOf(cfg *config.Config, label, uuidFile string) (keys []luks.Key) {
+func (d *Disks) keysOf(cfg *config.Config, label string) (keys []luks.Key) {
 	e := map[string]*config.Encryption{
 		boot.LabelState: cfg.Machine.SystemDiskEncryption.State, boot.LabelEphemeral: cfg.Machine.SystemDiskEncryption.Ephemeral,
 	}[label]
@@ -62,31 +65,37 @@ func keysOf(cfg *config.Config, label, uuidFile string) (keys []luks.Key) {
 		return nil
 	}
 	for _, k := range e.Keys {
-		passphrase := ""
+		kept := keptKey{Slot: *k.Slot}
 		if k.Static != nil {
-			passphrase = string(k.Static.Passphrase)
+			kept.Static = string(k.Static.Passphrase)
 		}
-		keys = append(keys, keyOf(*k.Slot, passphrase, label, uuidFile))
+		if k.KMS != nil {
+			kept.KMS = &server{Endpoint: k.KMS.Endpoint.String(), CA: k.KMS.CA}
+		}
+		keys = append(keys, d.keyOf(kept, label))
 	}
 	return keys
 }
 
-// keyOf is a static key, or without a passphrase the machine's own one.
-func keyOf(slot int, static, label, uuidFile string) luks.Key {
-	if static != "" {
-		return luks.Key{Slot: slot, Kind: "static", Passphrase: []byte(static)}
+// keyOf is a static key or one of a server; without both, it is the machine's own one.
+func (d *Disks) keyOf(k keptKey, label string) luks.Key {
+	switch {
+	case k.Static != "":
+		return luks.Key{Slot: k.Slot, Kind: "static", Passphrase: []byte(k.Static)}
+	case k.KMS != nil:
+		k.KMS.disks = d
+		_, err := luks.UUID(d.o.uuidFile)
+		return luks.Key{Slot: k.Slot, Kind: "kms", Sealer: k.KMS, Err: err}
 	}
-	passphrase, err := luks.NodePassphrase(uuidFile, label)
-	return luks.Key{Slot: slot, Kind: "nodeID", Passphrase: passphrase, Err: err}
+	passphrase, err := luks.NodePassphrase(d.o.uuidFile, label)
+	return luks.Key{Slot: k.Slot, Kind: "nodeID", Passphrase: passphrase, Err: err}
 }
 
 // Unable says which keys of a configuration this machine doesn't have; "": it has all of them.
-func Unable(cfg *config.Config) string { return unable(cfg, luks.ProductUUID) }
-
-func unable(cfg *config.Config, uuidFile string) string {
+func (d *Disks) Unable(cfg *config.Config) string {
 	var all []luks.Key
 	for _, v := range boot.Volumes {
-		all = append(all, keysOf(cfg, v.Label, uuidFile)...)
+		all = append(all, d.keysOf(cfg, v.Label)...)
 	}
 	if err := luks.Missing(all); err != nil {
 		return "machine.systemDiskEncryption: " + strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -108,7 +117,7 @@ func (d *Disks) kept() (keys []luks.Key, err error) {
 	err = d.useMeta(func(c meta.Change) error {
 		kept, err := keptKeys.In(c)
 		for _, k := range kept {
-			keys = append(keys, keyOf(k.Slot, k.Static, boot.LabelState, d.o.uuidFile))
+			keys = append(keys, d.keyOf(k, boot.LabelState))
 		}
 		if errors.Is(err, meta.ErrNotFound) {
 			return nil
@@ -118,17 +127,25 @@ func (d *Disks) kept() (keys []luks.Key, err error) {
 	return keys, err
 }
 
-// keep writes the keys of STATE to META.
+// keep writes the keys of STATE to META, with what they need.
 func (d *Disks) keep(keys []luks.Key) error {
 	var kept []keptKey
 	for _, k := range keys {
-		key := keptKey{Slot: k.Slot, NodeID: &struct{}{}}
-		if k.Kind == "static" {
-			key.NodeID, key.Static = nil, string(k.Passphrase)
+		key := keptKey{Slot: k.Slot}
+		switch s, _ := k.Sealer.(*server); {
+		case s != nil:
+			key.KMS = s
+		case k.Kind == "static":
+			key.Static = string(k.Passphrase)
+		default:
+			key.NodeID = &struct{}{}
 		}
 		kept = append(kept, key)
 	}
-	return d.useMeta(func(c meta.Change) error { return keptKeys.Put(c, kept) })
+	if err := d.useMeta(func(c meta.Change) error { return keptKeys.Put(c, kept) }); err != nil {
+		return err
+	}
+	return d.keepNetwork()
 }
 
 func (d *Disks) useMeta(use func(c meta.Change) error) error {
@@ -149,6 +166,7 @@ func (d *Disks) settle(ctx context.Context) {
 		return
 	}
 	problems := map[string]string{}
+	d.opened, d.again = true, time.Time{}
 	for _, l := range d.layers {
 		device, err := volume.Partition(ctx, system.Path, l.Label)
 		if err == nil {
@@ -158,6 +176,9 @@ func (d *Disks) settle(ctx context.Context) {
 			return // the service ends
 		}
 		if err != nil {
+			if _, silent := errors.AsType[kms.Silent](err); silent {
+				d.again = time.Now().Add(settleAgain)
+			}
 			problems[l.Label] = err.Error()
 			d.log.Warn(fmt.Sprintf("encryption of %s: %v", l.Label, err))
 		}

@@ -1,12 +1,14 @@
 package disks
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/logs"
 )
 
 // S-168: who applies a configuration hears that this machine has no key of its own, before anything is made.
@@ -24,11 +26,11 @@ func TestS168UnableToEncrypt(t *testing.T) {
 		if err := os.WriteFile(file, []byte(uuid+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := unable(cfg, file); got != want && (want == "" || !strings.HasPrefix(got, want)) {
+		if got := New(Options{Logs: logs.New(io.Discard), uuidFile: file}).Unable(cfg); got != want && (want == "" || !strings.HasPrefix(got, want)) {
 			t.Errorf("%s: %q, want %q", uuid, got, want)
 		}
 	}
-	if got := unable(&config.Config{}, "/nowhere"); got != "" {
+	if got := New(Options{Logs: logs.New(io.Discard), uuidFile: "/nowhere"}).Unable(&config.Config{}); got != "" {
 		t.Error(got)
 	}
 }

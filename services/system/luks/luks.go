@@ -46,9 +46,10 @@ var Derivation = []string{"--pbkdf", "argon2id", "--pbkdf-memory", "65536", "--p
 // A Key opens a volume.
 type Key struct {
 	Slot       int
-	Kind       string // as in the configuration: nodeID or static
+	Kind       string // as in the configuration: nodeID, static or kms
 	Passphrase []byte
-	Err        error // why this machine doesn't have it; nil: it has
+	Sealer     Sealer // has the passphrase; nil: it is known
+	Err        error  // why this machine doesn't have it; nil: it has
 }
 
 func (k Key) String() string { return fmt.Sprintf("the %s key of slot %d", k.Kind, k.Slot) }
@@ -90,9 +91,16 @@ func (l *Layer) Create(ctx context.Context, device string) error {
 	if err := l.Keep(); err != nil {
 		return err
 	}
+	token, err := keys[0].seal(ctx)
+	if err != nil {
+		return err
+	}
 	args := slices.Concat([]string{"luksFormat", "--type", "luks2", "--cipher", "aes-xts-plain64", "--key-size", "512",
-		"--luks2-metadata-size", "32k", "--label", l.Label, "--key-slot", strconv.Itoa(keys[0].Slot)}, l.Derivation)
+		"--luks2-metadata-size", "32k", "--label", l.Label, "--key-slot", strconv.Itoa(keys[0].Slot)}, l.derivation(keys[0]))
 	if err := l.run(ctx, keys[0].Passphrase, append(args, device)...); err != nil {
+		return err
+	}
+	if err := l.imports(ctx, device, token); err != nil {
 		return err
 	}
 	return l.reconcile(ctx, device, keys)
@@ -119,7 +127,7 @@ func (l *Layer) Open(ctx context.Context, device string) (string, error) {
 		return above, err
 	}
 	_, damage := Slots(device)
-	if _, err := l.try(ctx, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--allow-discards", device, l.name()) }); err != nil {
+	if _, err := l.try(ctx, device, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--allow-discards", device, l.name()) }); err != nil {
 		return above, err
 	}
 	if damage != nil {
@@ -128,15 +136,16 @@ func (l *Layer) Open(ctx context.Context, device string) (string, error) {
 	return above, nil
 }
 
-// try returns the first key with which do works.
-func (l *Layer) try(ctx context.Context, do func(Key) error) (none Key, failed error) {
+// try returns the first key with which do works. Those that are sealed come last: they may have to be waited for.
+func (l *Layer) try(ctx context.Context, device string, do func(Key) error) (none Key, failed error) {
 	keys, err := l.Keys()
 	kept, keptErr := l.Kept()
 	if keys = append(keys, kept...); len(keys) == 0 {
 		failed = fmt.Errorf("%s is encrypted, and has no keys in machine.systemDiskEncryption: put them back, or wipe it with %s", l.Label, l.wipe())
 	}
+	slices.SortStableFunc(keys, func(a, b Key) int { return cmp.Compare(min(1, len(b.Passphrase)), min(1, len(a.Passphrase))) })
 	for _, key := range keys {
-		err := key.Err
+		err := l.unseal(ctx, device, &key)
 		if err == nil {
 			err = do(key)
 		}
@@ -195,7 +204,7 @@ func (l *Layer) reconcile(ctx context.Context, device string, keys []Key) error 
 		switch {
 		case !slices.Contains(slots, key.Slot):
 			replace = append(replace, key)
-		case l.opens(ctx, device, key) == nil:
+		case l.opens(ctx, device, &key) == nil:
 			opens = &key
 		default:
 			replace = append(replace, key)
@@ -214,12 +223,7 @@ func (l *Layer) reconcile(ctx context.Context, device string, keys []Key) error 
 		if key.Slot == opens.Slot {
 			continue
 		}
-		if taken(key) {
-			if err := l.remove(ctx, device, key.Slot, *opens); err != nil {
-				return err
-			}
-		}
-		if err := l.add(ctx, device, key, *opens); err != nil {
+		if err := l.add(ctx, device, &key, *opens, taken(key)); err != nil {
 			return err
 		}
 	}
@@ -231,7 +235,7 @@ func (l *Layer) reconcile(ctx context.Context, device string, keys []Key) error 
 			return err
 		}
 	}
-	return nil
+	return l.sweep(ctx, device)
 }
 
 // first adds the first of some keys to a device that another key opens, or none of them does.
@@ -239,21 +243,31 @@ func (l *Layer) first(ctx context.Context, device string, free []Key) (*Key, err
 	if len(free) == 0 {
 		return nil, errors.New("none of the keys of the configuration opens it: leave one as it was, and change the others first")
 	}
-	with, err := l.try(ctx, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--test-passphrase", device) })
+	with, err := l.try(ctx, device, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--test-passphrase", device) })
 	if err != nil {
 		return nil, err
 	}
-	return &free[0], l.add(ctx, device, free[0], with)
+	return &free[0], l.add(ctx, device, &free[0], with, false)
 }
 
 // opens proves a key in its slot.
-func (l *Layer) opens(ctx context.Context, device string, key Key) error {
+func (l *Layer) opens(ctx context.Context, device string, key *Key) error {
+	if err := l.unseal(ctx, device, key); err != nil {
+		return err
+	}
 	return l.run(ctx, key.Passphrase, "open", "--test-passphrase", "--key-slot", strconv.Itoa(key.Slot), device)
 }
 
-// add adds a key, and proves it. The new passphrase has a pipe of its own.
-func (l *Layer) add(ctx context.Context, device string, key, with Key) error {
+// add adds a key, perhaps in the place of another one, and proves it. The new passphrase has a pipe of its own.
+func (l *Layer) add(ctx context.Context, device string, key *Key, with Key, taken bool) error {
 	l.Log.Info(fmt.Sprintf("%s gets %s", l.Label, key))
+	token, err := key.seal(ctx)
+	if err == nil && taken {
+		err = l.remove(ctx, device, key.Slot, with)
+	}
+	if err != nil {
+		return err
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
@@ -263,9 +277,12 @@ func (l *Layer) add(ctx context.Context, device string, key, with Key) error {
 	if err := errors.Join(err, w.Close()); err != nil {
 		return err
 	}
-	cmd := l.command(with.Passphrase, slices.Concat([]string{"luksAddKey", "--key-slot", strconv.Itoa(key.Slot)}, l.Derivation, []string{device, "/dev/fd/3"})...)
+	cmd := l.command(with.Passphrase, slices.Concat([]string{"luksAddKey", "--key-slot", strconv.Itoa(key.Slot)}, l.derivation(*key), []string{device, "/dev/fd/3"})...)
 	cmd.ExtraFiles = []*os.File{r}
 	if err := l.runs(ctx, cmd); err != nil {
+		return err
+	}
+	if err := l.imports(ctx, device, token); err != nil {
 		return err
 	}
 	return l.opens(ctx, device, key)

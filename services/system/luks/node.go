@@ -32,11 +32,20 @@ var repeated = []string{
 // NodePassphrase is the passphrase of a volume on the machine with the UUID in a file, of kind nodeID. It is an error
 // if that could be the UUID of another machine.
 func NodePassphrase(file, label string) ([]byte, error) {
+	text, err := UUID(file)
+	if err != nil {
+		return nil, err
+	}
+	return nodePassphrase(text, label)
+}
+
+// UUID is that of the machine, as the file has it.
+func UUID(file string) (string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("a nodeID key needs the machine's UUID: %w", err)
+		return "", fmt.Errorf("it needs the machine's UUID: %w", err)
 	}
-	return nodePassphrase(strings.TrimSpace(string(text)), label)
+	return strings.TrimSpace(string(text)), nil
 }
 
 func nodePassphrase(text, label string) ([]byte, error) {

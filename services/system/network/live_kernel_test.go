@@ -168,6 +168,29 @@ func (n *node) follows(problems ...string) {
 	})
 }
 
+// The network by which a key server of STATE is reached is there before the start: no link is configured otherwise, even
+// for a moment.
+func TestSettingsBeforeTheStart(t *testing.T) {
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.15.2.1/24")
+	n := newNode(t, t.TempDir())
+	n.before = &config.Network{Interfaces: []config.Interface{static("eth0", "10.15.2.7/24", 0)}}
+	n.change = func(o *Options) {
+		ask := sources[0]
+		ask.open = func(config.Link, func() string) protocol {
+			t.Error("asks for a lease")
+			return sources[0].open(config.Link{Name: "eth0"}, func() string { return "" })
+		}
+		o.sources = []source{ask}
+	}
+	n.run(cards)
+	n.stage(configuration.Searching)
+	n.up(listedGrace)
+	if got := n.address().Primary; got != addr("10.15.2.7") {
+		t.Errorf("the address is %s", got)
+	}
+}
+
 func static(link, cidr string, mtu int, routes ...config.Route) config.Interface {
 	return config.Interface{Name: link, CIDR: prefix(cidr), MTU: mtu, Routes: routes}
 }

@@ -171,6 +171,7 @@ type node struct {
 	etc     string
 	pin     string
 	change  func(*Options) // of what run gives networkd
+	before  *config.Network
 	stop    func()
 }
 
@@ -211,6 +212,9 @@ func (n *node) run(physical func(netlink.Link) bool) {
 		n.change(&o)
 	}
 	d := New(o)
+	if n.before != nil {
+		d.Use(*n.before)
+	}
 	var err error
 	n.graph, err = dag.New(dag.Options{Log: l.Logger}, d.Service())
 	if err != nil {

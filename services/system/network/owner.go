@@ -98,6 +98,11 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	defer cancel()
 	configs := d.o.Store.Watch(ctx, configuration.Configs.Type())
 	o.askPlatform(ctx)
+	select {
+	case o.without = <-o.typed: // before the start
+		o.byHand = true
+	default:
+	}
 	if err := o.configure(); err != nil {
 		return err
 	}

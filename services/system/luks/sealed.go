@@ -1,0 +1,121 @@
+package luks
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// quick derives the keys of random passphrases, which nobody can guess.
+var quick = []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"}
+
+// tokenPrefix and the kind of a key are the type of its tokens.
+const tokenPrefix = "garboard-"
+
+// A Sealer keeps the passphrases of a kind of keys where only this machine gets them back from.
+type Sealer interface {
+	// Seal returns what Unseal needs. It is in the header, for everybody to read.
+	Seal(ctx context.Context, passphrase []byte) (sealed []byte, err error)
+	Unseal(ctx context.Context, sealed []byte) (passphrase []byte, err error)
+}
+
+func (l *Layer) derivation(key Key) []string {
+	if key.Sealer == nil {
+		return l.Derivation
+	}
+	return quick
+}
+
+// token is the part of a header that has what belongs to a slot (section 3.6 of the specification).
+type token struct {
+	Type   string   `json:"type"`
+	Slots  []string `json:"keyslots"`
+	Sealed []byte   `json:"sealed"`
+}
+
+// tokens are those of a header. cryptsetup repairs a damaged one before it shows it.
+func (l *Layer) tokens(ctx context.Context, device string) (map[string]token, error) {
+	var text bytes.Buffer
+	cmd := l.command(nil, "luksDump", "--dump-json-metadata", device)
+	cmd.Stdout = &text
+	if err := l.runs(ctx, cmd); err != nil {
+		return nil, err
+	}
+	var metadata struct {
+		Tokens map[string]token `json:"tokens"`
+	}
+	if err := json.Unmarshal(text.Bytes(), &metadata); err != nil {
+		return nil, fmt.Errorf("the tokens of %s: %w", l.Label, err)
+	}
+	return metadata.Tokens, nil
+}
+
+// unseal gets the passphrase of a key that is sealed in a header.
+func (l *Layer) unseal(ctx context.Context, device string, key *Key) error {
+	if key.Sealer == nil || key.Err != nil {
+		return key.Err
+	}
+	all, err := l.tokens(ctx, device)
+	if err != nil {
+		return err
+	}
+	err = fmt.Errorf("the header has no token of type %s for the slot", key.token())
+	for _, t := range all {
+		if t.Type == key.token() && slices.Contains(t.Slots, strconv.Itoa(key.Slot)) {
+			if key.Passphrase, err = key.Sealer.Unseal(ctx, t.Sealed); err == nil {
+				return nil
+			}
+		}
+	}
+	return err
+}
+
+// seal makes a new passphrase for a key that has it sealed, and returns its token; nil for another key.
+func (key *Key) seal(ctx context.Context) (*token, error) {
+	if key.Sealer == nil {
+		return nil, nil
+	}
+	key.Passphrase = []byte(rand.Text() + rand.Text()) // each has 130 bits
+	sealed, err := key.Sealer.Seal(ctx, key.Passphrase)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", key, err)
+	}
+	return &token{key.token(), []string{strconv.Itoa(key.Slot)}, sealed}, nil
+}
+
+func (key *Key) token() string { return tokenPrefix + key.Kind }
+
+// imports writes the token of a key that is in its slot; nil: it has none.
+func (l *Layer) imports(ctx context.Context, device string, t *token) error {
+	if t == nil {
+		return nil
+	}
+	text, err := json.Marshal(t)
+	if err != nil {
+		return err
+	}
+	cmd := l.command(nil, "token", "import", device)
+	cmd.Stdin = bytes.NewReader(text)
+	return l.runs(ctx, cmd)
+}
+
+// sweep removes the tokens of keys that are gone: cryptsetup leaves them without a slot.
+func (l *Layer) sweep(ctx context.Context, device string) error {
+	all, err := l.tokens(ctx, device)
+	if err != nil {
+		return err
+	}
+	for id, t := range all {
+		if len(t.Slots) > 0 {
+			continue
+		}
+		if err := l.run(ctx, nil, "token", "remove", "--token-id", id, device); err != nil {
+			return err
+		}
+	}
+	return nil
+}
